@@ -1,0 +1,379 @@
+package chattemplate
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/big"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+	"unsafe"
+)
+
+const (
+	// MaxJSONDepth is how deep arrays and objects may nest.
+	MaxJSONDepth = 500
+
+	// maxIntDigits is the longest integer Python's json reads (sys.int_info.default_max_str_digits).
+	maxIntDigits = 4300
+)
+
+// SyntaxError says why a body is not JSON.
+type SyntaxError struct {
+	// Offset is the byte at which reading failed, from 0; the body's length when it ended too early.
+	Offset int
+	// Reason completes the sentence "invalid JSON at byte 12: ...".
+	Reason string
+}
+
+func (e *SyntaxError) Error() string {
+	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Reason)
+}
+
+// ParseJSON reads one JSON value (RFC 8259) in a single pass, keeping the order of keys and the difference between
+// integers and floats, which a template can print. It is strict: no trailing text, no invalid UTF-8, no lone
+// surrogates, no numbers that Go's float64 cannot hold. Of duplicate keys the last value wins, at the first one's
+// place, as in Python. Integers beyond int64 are kept exactly.
+//
+// Strings without escapes alias body: body must not be modified while any value from it is in use, and stays in memory
+// as long. Every error is a *SyntaxError.
+func ParseJSON(body []byte) (any, error) {
+	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body))}
+	if !utf8.Valid(body) {
+		return nil, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
+	}
+	v, err := p.value()
+	if err != nil {
+		return nil, err
+	}
+	p.skipSpace()
+	if p.pos != len(p.text) {
+		return nil, p.fail("unexpected text after the value")
+	}
+	return v, nil
+}
+
+func firstInvalidUTF8(s string) int {
+	for i, r := range s {
+		if r == utf8.RuneError {
+			if _, size := utf8.DecodeRuneInString(s[i:]); size == 1 {
+				return i
+			}
+		}
+	}
+	return len(s)
+}
+
+type jsonParser struct {
+	text  string
+	pos   int
+	depth int
+}
+
+func (p *jsonParser) fail(reason string) error { return p.failAt(p.pos, reason) }
+
+func (p *jsonParser) failAt(pos int, reason string) error {
+	if pos >= len(p.text) {
+		return &SyntaxError{Offset: len(p.text), Reason: "unexpected end"}
+	}
+	return &SyntaxError{Offset: pos, Reason: reason}
+}
+
+func (p *jsonParser) skipSpace() {
+	for p.pos < len(p.text) {
+		switch p.text[p.pos] {
+		case ' ', '\n', '\t', '\r':
+			p.pos++
+		default:
+			return
+		}
+	}
+}
+
+// accept skips white space and then the byte c if it is next.
+func (p *jsonParser) accept(c byte) bool {
+	p.skipSpace()
+	if p.pos < len(p.text) && p.text[p.pos] == c {
+		p.pos++
+		return true
+	}
+	return false
+}
+
+func (p *jsonParser) value() (any, error) {
+	p.skipSpace()
+	if p.pos >= len(p.text) {
+		return nil, p.fail("")
+	}
+	switch c := p.text[p.pos]; {
+	case c == '"':
+		return p.string()
+	case c == '{':
+		return p.object()
+	case c == '[':
+		return p.array()
+	case c == '-' || isDigit(c):
+		return p.number()
+	case c == 't':
+		return true, p.literal("true")
+	case c == 'f':
+		return false, p.literal("false")
+	case c == 'n':
+		return nil, p.literal("null")
+	}
+	return nil, p.fail("expected a value")
+}
+
+func (p *jsonParser) literal(word string) error {
+	if len(p.text)-p.pos < len(word) || p.text[p.pos:p.pos+len(word)] != word {
+		return p.fail("expected " + word)
+	}
+	p.pos += len(word)
+	return nil
+}
+
+func (p *jsonParser) enter() error {
+	if p.depth++; p.depth > MaxJSONDepth {
+		return p.fail(fmt.Sprintf("nested deeper than %d", MaxJSONDepth))
+	}
+	p.pos++
+	return nil
+}
+
+func (p *jsonParser) object() (any, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	d := &Dict{}
+	if p.accept('}') {
+		p.depth--
+		return d, nil
+	}
+	for {
+		p.skipSpace()
+		if p.pos >= len(p.text) || p.text[p.pos] != '"' {
+			return nil, p.fail("expected a key in double quotes")
+		}
+		key, err := p.string()
+		if err != nil {
+			return nil, err
+		}
+		if !p.accept(':') {
+			return nil, p.fail("expected ':' after the key")
+		}
+		v, err := p.value()
+		if err != nil {
+			return nil, err
+		}
+		d.Set(key, v)
+		if p.accept(',') {
+			continue
+		}
+		if !p.accept('}') {
+			return nil, p.fail("expected ',' or '}'")
+		}
+		p.depth--
+		return d, nil
+	}
+}
+
+func (p *jsonParser) array() (any, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	l := &List{}
+	if p.accept(']') {
+		p.depth--
+		return l, nil
+	}
+	for {
+		v, err := p.value()
+		if err != nil {
+			return nil, err
+		}
+		l.Items = append(l.Items, v)
+		if p.accept(',') {
+			continue
+		}
+		if !p.accept(']') {
+			return nil, p.fail("expected ',' or ']'")
+		}
+		p.depth--
+		return l, nil
+	}
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
+// digits skips digits and reports whether there was one.
+func (p *jsonParser) digits() bool {
+	start := p.pos
+	for p.pos < len(p.text) && isDigit(p.text[p.pos]) {
+		p.pos++
+	}
+	return p.pos > start
+}
+
+func (p *jsonParser) number() (any, error) {
+	start := p.pos
+	if p.text[p.pos] == '-' {
+		p.pos++
+	}
+	first := p.pos
+	if !p.digits() {
+		return nil, p.fail("expected a digit")
+	}
+	if p.text[first] == '0' && p.pos > first+1 {
+		return nil, p.failAt(first+1, "a number must not start with 0")
+	}
+	integer := true
+	if p.pos < len(p.text) && p.text[p.pos] == '.' {
+		integer = false
+		p.pos++
+		if !p.digits() {
+			return nil, p.fail("expected a digit after '.'")
+		}
+	}
+	if p.pos < len(p.text) && p.text[p.pos]|0x20 == 'e' {
+		integer = false
+		p.pos++
+		if p.pos < len(p.text) && (p.text[p.pos] == '+' || p.text[p.pos] == '-') {
+			p.pos++
+		}
+		if !p.digits() {
+			return nil, p.fail("expected a digit in the exponent")
+		}
+	}
+	literal := p.text[start:p.pos]
+	if !integer {
+		f, err := strconv.ParseFloat(literal, 64)
+		if err != nil {
+			return nil, p.failAt(start, "number out of range")
+		}
+		return f, nil
+	}
+	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
+		return n, nil
+	}
+	if p.pos-first > maxIntDigits {
+		return nil, p.failAt(start, "number too long")
+	}
+	n, ok := new(big.Int).SetString(literal, 10)
+	if !ok {
+		return nil, p.failAt(start, "expected a number")
+	}
+	return n, nil
+}
+
+// plainEnd returns the position at or after i of the first byte that a string cannot hold as is: a quote, a backslash
+// or a control character; the text's length if there is none.
+func plainEnd(s string, i int) int {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	// Eight bytes at a time: the high bit of a byte of hit is set where that byte, or at worst a later one, is special.
+	for ; i+8 <= len(s); i += 8 {
+		w := binary.LittleEndian.Uint64(unsafe.Slice(unsafe.StringData(s[i:]), 8))
+		quote, slash := w^(ones*'"'), w^(ones*'\\')
+		hit := ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*0x20)&^w) & highs
+		if hit != 0 {
+			break
+		}
+	}
+	for ; i < len(s); i++ {
+		if c := s[i]; c == '"' || c == '\\' || c < 0x20 {
+			return i
+		}
+	}
+	return i
+}
+
+func (p *jsonParser) string() (string, error) {
+	s := p.text
+	start := p.pos + 1
+	end := plainEnd(s, start)
+	if end < len(s) && s[end] == '"' {
+		p.pos = end + 1
+		return s[start:end], nil
+	}
+	buf := make([]byte, 0, (end-start)*2+64)
+	for {
+		buf = append(buf, s[start:end]...)
+		if end >= len(s) {
+			return "", p.failAt(end, "")
+		}
+		switch s[end] {
+		case '"':
+			p.pos = end + 1
+			return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
+		case '\\':
+			size, r, reason := unescape(s[end:])
+			if size == 0 {
+				return "", p.failAt(end, reason)
+			}
+			buf = utf8.AppendRune(buf, r)
+			start = end + size
+			end = plainEnd(s, start)
+		default:
+			return "", p.failAt(end, "control character in a string")
+		}
+	}
+}
+
+// unescape decodes the escape sequence s starts with. It returns its length, or 0 and the reason when it is not one.
+func unescape(s string) (size int, r rune, reason string) {
+	if len(s) < 2 {
+		return 0, 0, "unfinished escape"
+	}
+	switch s[1] {
+	case 'n':
+		return 2, '\n', ""
+	case 't':
+		return 2, '\t', ""
+	case 'r':
+		return 2, '\r', ""
+	case 'b':
+		return 2, '\b', ""
+	case 'f':
+		return 2, '\f', ""
+	case '"', '\\', '/':
+		return 2, rune(s[1]), ""
+	case 'u':
+		high, ok := hex4(s[2:])
+		if !ok {
+			return 0, 0, `expected four hexadecimal digits after \u`
+		}
+		if !utf16.IsSurrogate(high) {
+			return 6, high, ""
+		}
+		if len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
+			if low, ok := hex4(s[8:]); ok {
+				if r := utf16.DecodeRune(high, low); r != utf8.RuneError {
+					return 12, r, ""
+				}
+			}
+		}
+		return 0, 0, "lone surrogate"
+	}
+	return 0, 0, "unknown escape"
+}
+
+func hex4(s string) (rune, bool) {
+	if len(s) < 4 {
+		return 0, false
+	}
+	n := rune(0)
+	for i := range 4 {
+		c := s[i]
+		switch {
+		case isDigit(c):
+			n = n<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			n = n<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return n, true
+}

@@ -1,0 +1,272 @@
+package chattemplate
+
+import (
+	"iter"
+	"math"
+	"math/big"
+)
+
+// A template value is one of
+//
+//	nil                Python's None, JSON's null
+//	bool
+//	int64              an integer that fits
+//	*big.Int           an integer that does not fit int64; never one that does
+//	float64
+//	string             valid UTF-8
+//	*List              a list, or a tuple
+//	*Dict              a dict, in insertion order
+//	Undefined          a name or item that does not exist
+//
+// and, only while a template runs: a namespace, a loop, or something callable.
+
+// Undefined is what a template gets for a name, attribute or item that does not exist. It prints as nothing, is false,
+// iterates as empty, and is an error in arithmetic, in ordering, when called, and when something is looked up in it.
+type Undefined struct {
+	// Name says what was looked up, for messages; empty when unknown.
+	Name string
+	// missingFrom is the kind of the value that lacked Name; empty for a variable.
+	missingFrom string
+}
+
+// List is a Python list or, when it was written as a tuple, a tuple.
+type List struct {
+	Items []any
+	tuple bool
+}
+
+// NewList returns a list that holds items and owns the slice.
+func NewList(items ...any) *List { return &List{Items: items} }
+
+// Len returns the number of items; a nil list has none.
+func (l *List) Len() int {
+	if l == nil {
+		return 0
+	}
+	return len(l.Items)
+}
+
+func newTuple(items ...any) *List { return &List{Items: items, tuple: true} }
+
+// Dict is a Python dict: keys in the order of their first insertion. The zero Dict is empty and ready to use.
+// Keys that Python holds equal (1, 1.0, True) are one key.
+type Dict struct {
+	keys   []any
+	values []any
+	index  map[any]int // key to position; nil while the dict is small enough to search
+}
+
+// smallDict is the size up to which searching the keys is cheaper than keeping a map. Most JSON objects are smaller.
+const smallDict = 8
+
+// NewDict returns an empty dict.
+func NewDict() *Dict { return &Dict{} }
+
+// Len returns the number of keys; a nil dict has none.
+func (d *Dict) Len() int {
+	if d == nil {
+		return 0
+	}
+	return len(d.keys)
+}
+
+// Get returns the value under a string key and whether there is one. A nil dict has no keys.
+func (d *Dict) Get(key string) (any, bool) {
+	if i := d.findString(key); i >= 0 {
+		return d.values[i], true
+	}
+	return nil, false
+}
+
+// Set puts value under a string key. A key that exists keeps its place.
+func (d *Dict) Set(key string, value any) {
+	if i := d.findString(key); i >= 0 {
+		d.values[i] = value
+		return
+	}
+	d.append(key, value)
+}
+
+// All iterates over keys and values in order. Keys from JSON are strings; a template may use other keys.
+func (d *Dict) All() iter.Seq2[any, any] {
+	return func(yield func(any, any) bool) {
+		if d == nil {
+			return
+		}
+		for i, k := range d.keys {
+			if !yield(k, d.values[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Clone returns a dict with the same keys and values; the values themselves are shared.
+func (d *Dict) Clone() *Dict {
+	c := &Dict{}
+	for k, v := range d.All() {
+		c.append(k, v)
+	}
+	return c
+}
+
+func (d *Dict) findString(key string) int {
+	if d == nil {
+		return -1
+	}
+	if d.index != nil {
+		if i, ok := d.index[key]; ok {
+			return i
+		}
+		return -1
+	}
+	for i, k := range d.keys {
+		if s, ok := k.(string); ok && s == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// append adds a key that is not there yet.
+func (d *Dict) append(key, value any) {
+	d.keys = append(d.keys, key)
+	d.values = append(d.values, value)
+	switch {
+	case d.index != nil:
+		d.index[hashKey(key)] = len(d.keys) - 1
+	case len(d.keys) > smallDict:
+		d.index = make(map[any]int, 2*len(d.keys))
+		for i, k := range d.keys {
+			d.index[hashKey(k)] = i
+		}
+	}
+}
+
+// find returns the position of any hashable key, or -1.
+func (d *Dict) find(key any) int {
+	key = hashKey(key)
+	if s, ok := key.(string); ok {
+		return d.findString(s)
+	}
+	if d.index != nil {
+		if i, ok := d.index[key]; ok {
+			return i
+		}
+		return -1
+	}
+	for i, k := range d.keys {
+		if hashKey(k) == key {
+			return i
+		}
+	}
+	return -1
+}
+
+func (d *Dict) get(key any) (any, bool) {
+	if i := d.find(key); i >= 0 {
+		return d.values[i], true
+	}
+	return nil, false
+}
+
+func (d *Dict) set(key, value any) {
+	if i := d.find(key); i >= 0 {
+		d.values[i] = value
+		return
+	}
+	d.append(key, value)
+}
+
+// bigKey keeps a big integer's map key apart from a string with the same digits.
+type bigKey string
+
+// hashKey maps keys that Python holds equal to one comparable Go value.
+func hashKey(key any) any {
+	switch k := key.(type) {
+	case bool:
+		if k {
+			return int64(1)
+		}
+		return int64(0)
+	case float64:
+		if k == math.Trunc(k) && math.Abs(k) < 1<<63 {
+			return int64(k)
+		}
+	case *big.Int:
+		return bigKey(k.String())
+	}
+	return key
+}
+
+// hashable reports whether a value may be a dict key here. Python also allows tuples; no chat template needs them.
+func hashable(v any) bool {
+	switch v.(type) {
+	case nil, bool, int64, *big.Int, float64, string:
+		return true
+	}
+	return false
+}
+
+// normalInt returns an int64 when n fits one, else n itself.
+func normalInt(n *big.Int) any {
+	if n.IsInt64() {
+		return n.Int64()
+	}
+	return n
+}
+
+// truth is Python's bool().
+func truth(v any) bool {
+	switch x := v.(type) {
+	case nil, Undefined:
+		return false
+	case bool:
+		return x
+	case int64:
+		return x != 0
+	case *big.Int:
+		return x.Sign() != 0
+	case float64:
+		return x != 0
+	case string:
+		return x != ""
+	case *List:
+		return len(x.Items) > 0
+	case *Dict:
+		return len(x.keys) > 0
+	}
+	return true
+}
+
+// kindName names a value's type as Python does, for error messages.
+func kindName(v any) string {
+	switch x := v.(type) {
+	case nil:
+		return "None"
+	case bool:
+		return "bool"
+	case int64, *big.Int:
+		return "int"
+	case float64:
+		return "float"
+	case string:
+		return "str"
+	case *List:
+		if x.tuple {
+			return "tuple"
+		}
+		return "list"
+	case *Dict:
+		return "dict"
+	case Undefined:
+		return "Undefined"
+	case *namespace:
+		return "Namespace"
+	case *loop:
+		return "LoopContext"
+	case *function:
+		return x.kind
+	}
+	return "object"
+}
