@@ -1,0 +1,383 @@
+// Package apibody reads from the bodies of OpenAI-style requests and responses what routing needs to know.
+//
+// It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that decide
+// where it goes (model, cache salt), and the token counts that a response reports. A request is parsed once, into
+// chattemplate's values, which the chat template then renders.
+//
+// It never changes a body, never judges what only the engine can judge (sampling parameters, roles, tool schemas), and
+// never decides an HTTP status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
+package apibody
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// API is the endpoint that a request speaks to.
+type API uint8
+
+// The APIs whose prompts are understood. The zero API is none of them.
+const (
+	ChatCompletions API = iota + 1
+	Completions
+)
+
+func (a API) String() string {
+	switch a {
+	case ChatCompletions:
+		return "chat completions"
+	case Completions:
+		return "completions"
+	}
+	return "unknown API"
+}
+
+// ErrUnknownAPI says that the path names no API whose body is understood; such a request is routed by load alone.
+var ErrUnknownAPI = errors.New("apibody: path is neither chat completions nor completions")
+
+// Error is a request that no engine can serve: a client error, with words for the client.
+type Error struct {
+	// Code is one of the Code constants, for programs.
+	Code string
+	// Message says what is wrong and what was expected, for people.
+	Message string
+	// Param is the offending field, such as "messages"; empty when the whole body is at fault.
+	Param string
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// The values of Error.Code.
+const (
+	CodeInvalidJSON  = "invalid_json"
+	CodeMissingField = "missing_required_parameter"
+	CodeInvalidType  = "invalid_type"
+	CodeInvalidValue = "invalid_value"
+)
+
+// Request is what routing reads from one request. Its strings and values alias the body.
+type Request struct {
+	API    API
+	Model  string // never empty
+	Stream bool
+	// MaxTokens is max_completion_tokens, else max_tokens: the most tokens to generate. 0 means the request does not say.
+	MaxTokens int
+	// CacheSalt is nvext.cache_salt, else cache_salt: requests with different salts share no cache. Empty means none.
+	CacheSalt string
+	// HasMedia says that the prompt is not text alone (an image, audio, video, file or embedding): its tokens are known to
+	// the engine only.
+	HasMedia bool
+	// TokenData is nvext.token_data: the prompt's token ids, computed by the client. nil when absent.
+	TokenData []uint32
+	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: no, completions: yes).
+	AddSpecialTokens *bool
+
+	// Prompts are a completion's prompts, at least one unless HasMedia; nil for chat.
+	Prompts []Prompt
+
+	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too.
+	Messages *chattemplate.List
+	// Tools and Documents are nil when absent or null.
+	Tools, Documents *chattemplate.List
+	// AddGenerationPrompt is nil when absent: the default is true, unless ContinueFinalMessage.
+	AddGenerationPrompt  *bool
+	ContinueFinalMessage bool
+	// ChatTemplateKwargs is chat_template_kwargs (or chat_template_args, Dynamo's name); nil when absent.
+	ChatTemplateKwargs *chattemplate.Dict
+	// ChatTemplate is a template the request brings itself; empty when absent.
+	ChatTemplate string
+	// ReasoningEffort is empty when absent.
+	ReasoningEffort string
+
+	// Body is the whole object, for fields not named here.
+	Body *chattemplate.Dict
+}
+
+// Prompt is one prompt of a completion: text, or token ids when HasTokens.
+type Prompt struct {
+	Text      string
+	Tokens    []uint32
+	HasTokens bool
+}
+
+// ParseRequest reads a request body. path is the HTTP path; it may have a query and a prefix before /v1.
+//
+// It returns ErrUnknownAPI for a path that it does not know, before looking at the body, and *Error for a body that is
+// not a request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the engine's
+// own answer is the one the client should see. The body must not be modified while the Request is in use.
+func ParseRequest(path string, body []byte) (*Request, error) {
+	api := apiOfPath(path)
+	if api == 0 {
+		return nil, ErrUnknownAPI
+	}
+	value, err := chattemplate.ParseJSON(body)
+	if err != nil {
+		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}
+	}
+	object, ok := value.(*chattemplate.Dict)
+	if !ok {
+		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
+	}
+	r := &Request{API: api, Body: object}
+	switch model, _ := object.Get("model"); m := model.(type) {
+	case nil:
+		return nil, missing("model", "the name of the model to use")
+	case string:
+		if m == "" {
+			return nil, &Error{Code: CodeInvalidValue, Param: "model", Message: "'model' must not be empty."}
+		}
+		r.Model = m
+	default:
+		return nil, wrongType("model", "a string")
+	}
+	r.readShared()
+	read := r.readPrompts
+	if api == ChatCompletions {
+		read = r.readChat
+	}
+	if err := read(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func apiOfPath(path string) API {
+	path, _, _ = strings.Cut(path, "?")
+	switch {
+	case strings.HasSuffix(path, "/v1/chat/completions"):
+		return ChatCompletions
+	case strings.HasSuffix(path, "/v1/completions"):
+		return Completions
+	}
+	return 0
+}
+
+func missing(param, what string) *Error {
+	return &Error{Code: CodeMissingField, Param: param, Message: fmt.Sprintf("'%s' is required: %s.", param, what)}
+}
+
+func wrongType(param, want string) *Error {
+	return &Error{Code: CodeInvalidType, Param: param, Message: fmt.Sprintf("'%s' must be %s.", param, want)}
+}
+
+func (r *Request) readShared() {
+	b := r.Body
+	if stream := optionalBool(b, "stream"); stream != nil {
+		r.Stream = *stream
+	}
+	r.AddSpecialTokens = optionalBool(b, "add_special_tokens")
+	r.MaxTokens = positiveInt(b, "max_completion_tokens")
+	if r.MaxTokens == 0 {
+		r.MaxTokens = positiveInt(b, "max_tokens")
+	}
+	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
+		r.CacheSalt, _ = field[string](nvext, "cache_salt")
+		if list, ok := field[*chattemplate.List](nvext, "token_data"); ok {
+			if ids, bad := tokenIDs(list); bad < 0 {
+				r.TokenData = ids
+			}
+		}
+	}
+	if r.CacheSalt == "" {
+		r.CacheSalt, _ = field[string](b, "cache_salt")
+	}
+}
+
+func (r *Request) readChat() error {
+	b := r.Body
+	switch messages, _ := b.Get("messages"); m := messages.(type) {
+	case nil:
+		return missing("messages", "a list of messages")
+	case *chattemplate.List:
+		if len(m.Items) == 0 {
+			return &Error{Code: CodeInvalidValue, Param: "messages", Message: "'messages' must hold at least one message."}
+		}
+		for i, item := range m.Items {
+			message, ok := item.(*chattemplate.Dict)
+			if !ok {
+				return wrongType(fmt.Sprintf("messages[%d]", i), "an object with 'role' and 'content'")
+			}
+			r.HasMedia = r.HasMedia || hasMedia(message)
+		}
+		r.Messages = m
+	default:
+		return wrongType("messages", "a list of messages")
+	}
+	r.Tools, _ = field[*chattemplate.List](b, "tools")
+	r.Documents, _ = field[*chattemplate.List](b, "documents")
+	r.AddGenerationPrompt = optionalBool(b, "add_generation_prompt")
+	if c := optionalBool(b, "continue_final_message"); c != nil {
+		r.ContinueFinalMessage = *c
+	}
+	r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](b, "chat_template_kwargs")
+	if r.ChatTemplateKwargs == nil {
+		r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](b, "chat_template_args")
+	}
+	r.ChatTemplate, _ = field[string](b, "chat_template")
+	r.ReasoningEffort, _ = field[string](b, "reasoning_effort")
+	return nil
+}
+
+// hasMedia reports whether a message's content holds a part that is not text. A part of a type unknown here counts as
+// media: to route by load is better than to guess its tokens.
+func hasMedia(message *chattemplate.Dict) bool {
+	parts, _ := field[*chattemplate.List](message, "content")
+	if parts == nil {
+		return false
+	}
+	for _, p := range parts.Items {
+		part, ok := p.(*chattemplate.Dict)
+		if !ok {
+			continue
+		}
+		switch kind, _ := part.Get("type"); kind {
+		case "text", "refusal", "input_text", "output_text", "thinking":
+		case nil:
+			if _, ok := part.Get("text"); !ok {
+				return true
+			}
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Request) readPrompts() error {
+	const want = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+	prompt, _ := r.Body.Get("prompt")
+	switch p := prompt.(type) {
+	case nil:
+		if embeds, _ := r.Body.Get("prompt_embeds"); embeds != nil {
+			r.HasMedia = true
+			return nil
+		}
+		return missing("prompt", want)
+	case string:
+		r.Prompts = []Prompt{{Text: p}}
+		return nil
+	case *chattemplate.List:
+		if len(p.Items) == 0 {
+			return &Error{Code: CodeInvalidValue, Param: "prompt", Message: "'prompt' must not be an empty list."}
+		}
+		switch p.Items[0].(type) {
+		case string:
+			return r.readTextPrompts(p, want)
+		case *chattemplate.List:
+			return r.readTokenPrompts(p, want)
+		case int64, *big.Int, float64:
+			ids, err := promptTokens("prompt", p)
+			r.Prompts = []Prompt{{Tokens: ids, HasTokens: true}}
+			return err
+		}
+	}
+	return wrongType("prompt", want)
+}
+
+func (r *Request) readTextPrompts(list *chattemplate.List, want string) error {
+	r.Prompts = make([]Prompt, len(list.Items))
+	for i, item := range list.Items {
+		text, ok := item.(string)
+		if !ok {
+			return wrongType("prompt", want)
+		}
+		r.Prompts[i].Text = text
+	}
+	return nil
+}
+
+func (r *Request) readTokenPrompts(list *chattemplate.List, want string) error {
+	r.Prompts = make([]Prompt, len(list.Items))
+	for i, item := range list.Items {
+		inner, ok := item.(*chattemplate.List)
+		if !ok {
+			return wrongType("prompt", want)
+		}
+		ids, err := promptTokens(fmt.Sprintf("prompt[%d]", i), inner)
+		if err != nil {
+			return err
+		}
+		r.Prompts[i] = Prompt{Tokens: ids, HasTokens: true}
+	}
+	return nil
+}
+
+func promptTokens(param string, list *chattemplate.List) ([]uint32, error) {
+	ids, bad := tokenIDs(list)
+	if bad >= 0 {
+		return nil, wrongType(fmt.Sprintf("%s[%d]", param, bad), "a token id: an integer from 0 to 4294967295")
+	}
+	return ids, nil
+}
+
+// tokenIDs returns a list's items as token ids, and -1 or the position of the first item that is none.
+func tokenIDs(list *chattemplate.List) (ids []uint32, bad int) {
+	ids = make([]uint32, len(list.Items))
+	for i, item := range list.Items {
+		n, ok := item.(int64)
+		if !ok || n < 0 || n > math.MaxUint32 {
+			return nil, i
+		}
+		ids[i] = uint32(n)
+	}
+	return ids, -1
+}
+
+// field returns an object's field if it is there and of type T.
+func field[T any](d *chattemplate.Dict, key string) (T, bool) {
+	v, _ := d.Get(key)
+	t, ok := v.(T)
+	return t, ok
+}
+
+// optionalBool reads a boolean as leniently as the engines' pydantic models do ("true", 1); nil when absent or not one.
+func optionalBool(d *chattemplate.Dict, key string) *bool {
+	v, _ := d.Get(key)
+	var b bool
+	switch x := v.(type) {
+	case bool:
+		b = x
+	case int64:
+		if x != 0 && x != 1 {
+			return nil
+		}
+		b = x == 1
+	case string:
+		switch strings.ToLower(x) {
+		case "1", "true", "t", "yes", "y", "on":
+			b = true
+		case "0", "false", "f", "no", "n", "off":
+		default:
+			return nil
+		}
+	default:
+		return nil
+	}
+	return &b
+}
+
+// positiveInt reads a count, as leniently as pydantic does (16.0, "16"); 0 when absent or not a positive number.
+func positiveInt(d *chattemplate.Dict, key string) int {
+	v, _ := d.Get(key)
+	n := int64(0)
+	switch x := v.(type) {
+	case int64:
+		n = x
+	case float64:
+		if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
+			n = int64(x)
+		}
+	case string:
+		n, _ = strconv.ParseInt(x, 10, 64)
+	}
+	if n <= 0 || n > math.MaxInt32 {
+		return 0
+	}
+	return int(n)
+}
