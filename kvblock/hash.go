@@ -1,0 +1,151 @@
+package kvblock
+
+import (
+	"encoding/binary"
+	"slices"
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+)
+
+// hashSeed seeds every block hash. Source: dynamo-kv-router 1.6.1, protocols (XXH3_64_SEED).
+const hashSeed = 1337
+
+// HashOptions says how an engine cuts a prompt into blocks and what else, besides tokens, tells its blocks apart.
+// Two workers agree on a block only if their options agree.
+type HashOptions struct {
+	// BlockSize is the number of tokens a block covers. Below 1 there are no blocks: refuse it where it is configured.
+	BlockSize int
+
+	// EAGLE widens the window of a block by one token into the next block, as engines that draft with EAGLE do:
+	// block i covers tokens [i*BlockSize, i*BlockSize+BlockSize], and n tokens make (n-1)/BlockSize blocks.
+	EAGLE bool
+
+	// LoRAName is the adapter's name as the engine announces it; "" is the base model.
+	LoRAName string
+
+	// CacheNamespace keeps the blocks of one tenant from matching another's; "" is the shared namespace.
+	CacheNamespace string
+
+	// MediaHashes[i] are the hashes of the images or other media with a placeholder in block i, in any order.
+	// May be nil or shorter than the number of blocks; blocks beyond it hold text only.
+	MediaHashes [][]uint64
+}
+
+// Salt returns the seed of the local hashes under o. Both parts are added with wrap-around.
+//
+// Source: dynamo-kv-hashing 1.6.1, salt.
+func (o HashOptions) Salt() uint64 {
+	salt := uint64(hashSeed)
+	if o.LoRAName != "" {
+		salt += xxh3.HashString(o.LoRAName)
+	}
+	if o.CacheNamespace != "" {
+		salt += xxh3.HashStringSeed(o.CacheNamespace, 1)
+	}
+	return salt
+}
+
+// Blocks returns how many complete blocks n tokens make. A partial block at the end is no block.
+func (o HashOptions) Blocks(n int) int {
+	if o.EAGLE {
+		n--
+	}
+	if o.BlockSize < 1 || n < o.BlockSize {
+		return 0
+	}
+	return n / o.BlockSize
+}
+
+// AppendLocalHashes appends the local hash of every complete block of tokens to dst, o.Blocks(len(tokens)) of them.
+// It allocates only to grow dst, and for a block with more media than fit a small buffer on the stack.
+//
+// Source: dynamo-kv-router 1.6.1, protocols (compute_block_hash_for_seq): XXH3-64 over the tokens as little-endian u32,
+// followed by the block's media hashes, ascending, as little-endian u64.
+func AppendLocalHashes(dst []LocalHash, tokens []Token, o HashOptions) []LocalHash {
+	blocks := o.Blocks(len(tokens))
+	if blocks == 0 {
+		return dst
+	}
+	salt := o.Salt()
+	dst = slices.Grow(dst, blocks)
+	window := o.BlockSize
+	if o.EAGLE {
+		window++
+	}
+	for i := range blocks {
+		block := tokens[i*o.BlockSize : i*o.BlockSize+window]
+		switch {
+		case i < len(o.MediaHashes) && len(o.MediaHashes[i]) > 0:
+			dst = append(dst, hashWithMedia(block, o.MediaHashes[i], salt))
+		case littleEndian:
+			dst = append(dst, LocalHash(xxh3.HashSeed(tokenBytes(block), salt)))
+		default:
+			dst = append(dst, hashPortable(block, salt))
+		}
+	}
+	return dst
+}
+
+// littleEndian reports whether a Token lies in memory as it is hashed.
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// tokenBytes is the memory of tokens. The result must not outlive them.
+func tokenBytes(tokens []Token) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
+}
+
+// hashPortable hashes one block on any byte order.
+func hashPortable(block []Token, salt uint64) LocalHash {
+	var stack [1024]byte
+	return LocalHash(xxh3.HashSeed(appendTokens(stack[:0], block), salt))
+}
+
+func hashWithMedia(block []Token, media []uint64, salt uint64) LocalHash {
+	var stack [1024]byte
+	var sortStack [16]uint64
+	sorted := append(sortStack[:0], media...)
+	slices.Sort(sorted)
+	b := appendTokens(stack[:0], block)
+	for _, m := range sorted {
+		b = binary.LittleEndian.AppendUint64(b, m)
+	}
+	return LocalHash(xxh3.HashSeed(b, salt))
+}
+
+func appendTokens(b []byte, tokens []Token) []byte {
+	for _, t := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, uint32(t))
+	}
+	return b
+}
+
+// NextSequenceHash returns the sequence hash of the block whose local hash is local and whose predecessor is parent.
+// The first block of a prompt has no predecessor; see FirstSequenceHash.
+//
+// Source: dynamo-kv-router 1.6.1, protocols (compute_seq_hash_for_block). The seed is never salted.
+func NextSequenceHash(parent SequenceHash, local LocalHash) SequenceHash {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], uint64(parent))
+	binary.LittleEndian.PutUint64(b[8:], uint64(local))
+	return SequenceHash(xxh3.HashSeed(b[:], hashSeed))
+}
+
+// FirstSequenceHash returns the sequence hash of a prompt's first block, which is its local hash.
+func FirstSequenceHash(local LocalHash) SequenceHash { return SequenceHash(local) }
+
+// AppendSequenceHashes appends the sequence hash of every block of a prompt to dst: local[0] is the prompt's first block.
+// It allocates only to grow dst.
+func AppendSequenceHashes(dst []SequenceHash, local []LocalHash) []SequenceHash {
+	if len(local) == 0 {
+		return dst
+	}
+	dst = slices.Grow(dst, len(local))
+	h := FirstSequenceHash(local[0])
+	dst = append(dst, h)
+	for _, l := range local[1:] {
+		h = NextSequenceHash(h, l)
+		dst = append(dst, h)
+	}
+	return dst
+}
