@@ -1,0 +1,141 @@
+package scoring
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+func TestChooseLeast(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, test := range []struct {
+		costs []float64
+		want  int
+	}{
+		{[]float64{7}, 0},
+		{[]float64{3, 1, 2}, 1},
+		{[]float64{nan, 5, inf, 4, -inf}, 3},
+		{[]float64{math.MaxFloat64, -math.MaxFloat64}, 1},
+		{[]float64{0.25, 0}, 1},
+	} {
+		if got, err := Choose(test.costs, 0, nil); err != nil || got != test.want {
+			t.Errorf("%v: chose %d, %v; want %d", test.costs, got, err, test.want)
+		}
+	}
+}
+
+func TestChooseNothing(t *testing.T) {
+	for _, costs := range [][]float64{nil, {}, {math.NaN()}, {math.Inf(1), math.Inf(-1), math.NaN()}} {
+		for _, temperature := range []float64{0, 1} {
+			if _, err := Choose(costs, temperature, nil); !errors.Is(err, ErrNoFiniteCost) {
+				t.Errorf("%v at %v: error %v, want ErrNoFiniteCost", costs, temperature, err)
+			}
+		}
+	}
+}
+
+func TestChooseIsDeterministic(t *testing.T) {
+	costs := []float64{1, 2, 1, 1.5, 1}
+	for _, temperature := range []float64{0, 0.7} {
+		a, b := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(1, 2))
+		for range 100 {
+			i, _ := Choose(costs, temperature, a)
+			if j, _ := Choose(costs, temperature, b); i != j {
+				t.Fatalf("temperature %v: the same source gives %d and %d", temperature, i, j)
+			}
+		}
+	}
+}
+
+// The frequencies of many draws against the distribution that is meant, by chi-square; the bound is the 99.9 % quantile,
+// and the seed is fixed.
+func TestChooseFrequencies(t *testing.T) {
+	softmax := func(temperature float64, scaled ...float64) []float64 {
+		var weights []float64
+		total := 0.0
+		for _, x := range scaled {
+			w := 0.0
+			if !math.IsNaN(x) {
+				w = math.Exp(-x / temperature)
+			}
+			weights = append(weights, w)
+			total += w
+		}
+		for i := range weights {
+			weights[i] /= total
+		}
+		return weights
+	}
+	for _, test := range []struct {
+		name        string
+		costs       []float64
+		temperature float64
+		want        []float64
+	}{
+		{"ties", []float64{4, 2, 2, 9, 2, 2}, 0, []float64{0, .25, .25, 0, .25, .25}},
+		{"softmax", []float64{10, 20, 15, 30}, 0.5, softmax(0.5, 0, 0.5, 0.25, 1)},
+		{"softmax, hot", []float64{10, 20, 15, 30}, 100, softmax(100, 0, 0.5, 0.25, 1)},
+		{"softmax, freezing", []float64{10, 20, 10}, 1e-300, []float64{.5, 0, .5}},
+		{"all equal", []float64{3, 3, 3, 3}, 0.5, []float64{.25, .25, .25, .25}},
+		{"not finite", []float64{math.NaN(), 1, math.Inf(1), 2, math.Inf(-1)}, 1, softmax(1, math.NaN(), 0, math.NaN(), 1, math.NaN())},
+		{"range beyond float64", []float64{-math.MaxFloat64, math.MaxFloat64, 0}, 1, softmax(1, 0, 1, 0.5)},
+		{"negative costs", []float64{-3, -1}, 1, softmax(1, 0, 1)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			const draws = 100_000
+			rng := rand.New(rand.NewPCG(42, 43))
+			counts := make([]float64, len(test.costs))
+			for range draws {
+				i, err := Choose(test.costs, test.temperature, rng)
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[i]++
+			}
+			chiSquare, outcomes := 0.0, 0
+			for i, p := range test.want {
+				if p == 0 {
+					if counts[i] != 0 {
+						t.Errorf("index %d drawn %v times, want never", i, counts[i])
+					}
+					continue
+				}
+				outcomes++
+				chiSquare += (counts[i] - draws*p) * (counts[i] - draws*p) / (draws * p)
+			}
+			quantile := map[int]float64{2: 10.83, 3: 13.82, 4: 16.27}[outcomes]
+			if !(chiSquare < quantile) {
+				t.Errorf("chi-square %.1f, want below %v; counts %v", chiSquare, quantile, counts)
+			}
+		})
+	}
+}
+
+func FuzzChoose(f *testing.F) {
+	f.Add(1.0, 2.0, 3.0, 0.0)
+	f.Add(math.NaN(), math.Inf(1), 0.0, 0.5)
+	f.Add(math.MaxFloat64, -math.MaxFloat64, 5e-324, 5e-324)
+	f.Fuzz(func(t *testing.T, a, b, c, temperature float64) {
+		if !(temperature >= 0) || math.IsInf(temperature, 0) {
+			return
+		}
+		costs := []float64{a, b, c}
+		i, err := Choose(costs, temperature, rand.New(rand.NewPCG(1, 1)))
+		finite := 0
+		for _, cost := range costs {
+			if !math.IsNaN(cost) && !math.IsInf(cost, 0) {
+				finite++
+			}
+		}
+		if finite == 0 {
+			if !errors.Is(err, ErrNoFiniteCost) {
+				t.Fatalf("%v: error %v, want ErrNoFiniteCost", costs, err)
+			}
+			return
+		}
+		if err != nil || math.IsNaN(costs[i]) || math.IsInf(costs[i], 0) {
+			t.Fatalf("%v at %v: chose %d, %v", costs, temperature, i, err)
+		}
+	})
+}

@@ -1,0 +1,104 @@
+package scoring
+
+import (
+	"fmt"
+	"math"
+)
+
+// Config holds the weights of the cost function, under Dynamo's names. The zero value is not useful: start from
+// [DefaultConfig]. A Config is read-only while calls that were given it run.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling.
+type Config struct {
+	// OverlapScoreCredit is what one block cached on the device is worth, in blocks that need not be prefilled.
+	// 0 makes the choice blind to device caches. Default 1.
+	OverlapScoreCredit float64
+
+	// OverlapScoreCreditDecay shrinks the device credit of workers that have more prefill waiting than the least busy
+	// candidate, so that a popular prefix spreads to other workers under load. 0, the default, is no decay.
+	// It has no effect while TrackPrefillTokens is off.
+	OverlapScoreCreditDecay float64
+
+	// PrefillLoadScale weighs blocks still to be prefilled against blocks held for decoding: higher favours time to
+	// first token, lower favours inter-token latency. Default 1.
+	PrefillLoadScale float64
+
+	// DecodeActiveRequestWeight is added to a worker's cost for each request active on it, in blocks. Default 0.
+	DecodeActiveRequestWeight float64
+
+	// HostCacheHitWeight is the worth of a block that continues the device's prefix in the worker's host memory.
+	// Default 0.75.
+	HostCacheHitWeight float64
+
+	// DiskCacheHitWeight is the same for a block on disk or in external storage. Default 0.25.
+	DiskCacheHitWeight float64
+
+	// SharedCacheMultiplier is the worth of a block that only a cache shared by all workers holds. Default 0.
+	SharedCacheMultiplier float64
+
+	// Temperature 0, the default, chooses the cheapest worker. Above 0, workers are drawn from a softmax over costs
+	// scaled to [0, 1]: the higher, the more even the draw.
+	Temperature float64
+
+	// TrackPrefillTokens counts the prompt tokens that workers have yet to prefill. Off, the cost has no prefill term
+	// and nothing is booked for prefill. Default true.
+	TrackPrefillTokens bool
+
+	// TrackActiveBlocks counts the KV blocks that active requests hold. Off, a request books no blocks. Default true.
+	TrackActiveBlocks bool
+
+	// AssumeKVReuse counts a block that several requests on one worker share once. Off, every request pays for all of
+	// its blocks, as on an engine without prefix caching. Default true.
+	AssumeKVReuse bool
+
+	// DecodeRole says that the candidates are the decode workers of a disaggregated deployment. Then, with
+	// TrackPrefillTokens off, the overlap credit lowers the decode term instead of the prefill term. Default false.
+	DecodeRole bool
+}
+
+// DefaultConfig returns Dynamo's defaults.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling configuration.
+func DefaultConfig() Config {
+	return Config{
+		OverlapScoreCredit: 1,
+		PrefillLoadScale:   1,
+		HostCacheHitWeight: 0.75,
+		DiskCacheHitWeight: 0.25,
+		TrackPrefillTokens: true,
+		TrackActiveBlocks:  true,
+		AssumeKVReuse:      true,
+	}
+}
+
+// SetOverlapScoreWeight applies the deprecated single weight of earlier Dynamo versions: it scales the prefill term, and
+// a weight of 0 also takes away the overlap credit.
+func (c *Config) SetOverlapScoreWeight(weight float64) {
+	c.PrefillLoadScale = weight
+	if weight == 0 {
+		c.OverlapScoreCredit = 0
+	}
+}
+
+// Validate reports the first weight that is negative, infinite or not a number.
+func (c *Config) Validate() error {
+	for _, w := range []struct {
+		name  string
+		value float64
+	}{
+		{"overlap score credit", c.OverlapScoreCredit},
+		{"overlap score credit decay", c.OverlapScoreCreditDecay},
+		{"prefill load scale", c.PrefillLoadScale},
+		{"decode active request weight", c.DecodeActiveRequestWeight},
+		{"host cache hit weight", c.HostCacheHitWeight},
+		{"disk cache hit weight", c.DiskCacheHitWeight},
+		{"shared cache multiplier", c.SharedCacheMultiplier},
+		{"temperature", c.Temperature},
+	} {
+		// The comparison is also false for NaN.
+		if !(w.value >= 0) || math.IsInf(w.value, 0) {
+			return fmt.Errorf("scoring: %s is %v, but must be a finite number of at least 0", w.name, w.value)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package scoring
+
+import "math"
+
+// Terms are the numbers from which one worker's cost for one request is made.
+type Terms struct {
+	BlockSize int // tokens in a block of this worker; at least 1
+	ISLTokens int // input sequence length: the whole prompt, cached or not
+
+	// The prompt's leading blocks, by where the worker would find them; the tiers continue the device's prefix, and
+	// do not repeat it. For a request of several prompts, the sums over its prompts.
+	DeviceBlocks int
+	HostBlocks   int
+	DiskBlocks   int
+	SharedBlocks int // in a cache shared by all workers, beyond DeviceBlocks
+
+	LoadUnknown    bool    // nothing is known of the worker's load: price the request alone
+	PrefillTokens  int     // tokens the worker has yet to prefill for requests it already has
+	DecodeBlocks   float64 // blocks the worker would hold for active requests, this one included
+	ActiveRequests int     // requests the worker already has
+
+	// LeastPrefillTokens is the smallest PrefillTokens among the candidates. Only OverlapScoreCreditDecay reads it.
+	LeastPrefillTokens int
+
+	// CostMultiplier scales the finished cost, as preferred taints do. 0 means 1.
+	CostMultiplier float64
+
+	// UnitTokens is the size in tokens of the block in which the cost is expressed, so that workers of different block
+	// size compare. 0 means BlockSize.
+	UnitTokens int
+}
+
+// Cost prices a request on one worker, in blocks; lower is better:
+//
+//	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk + SharedCacheMultiplier*shared
+//	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks + DecodeActiveRequestWeight*active requests
+//
+// where the raw prefill blocks count the request's whole prompt and the worker's waiting prefill, so that the overlap is
+// credited once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
+func (c *Config) Cost(t *Terms) float64 {
+	blockSize := float64(t.BlockSize)
+	isl := float64(t.ISLTokens)
+
+	device := float64(t.DeviceBlocks)
+	host := c.HostCacheHitWeight * float64(t.HostBlocks)
+	disk := c.DiskCacheHitWeight * float64(t.DiskBlocks)
+	credit := c.OverlapScoreCredit*c.creditDecay(t)*device + host + disk + c.SharedCacheMultiplier*float64(t.SharedBlocks)
+
+	decode, requests := 0.0, 0.0
+	if !t.LoadUnknown {
+		decode, requests = t.DecodeBlocks, c.DecodeActiveRequestWeight*float64(t.ActiveRequests)
+	}
+
+	var blocks float64
+	if c.DecodeRole && !c.TrackPrefillTokens && c.OverlapScoreCredit > 0 {
+		blocks = max(decode-credit, 0)
+	} else {
+		var rawTokens float64
+		if c.TrackPrefillTokens {
+			rawTokens = isl
+			if !t.LoadUnknown {
+				// Dynamo adds max(isl-cached, 0) + cached, which is more than isl only where the index claims
+				// more than the prompt has; rounding cannot lift cached over the whole number isl.
+				if cached := (device + host + disk) * blockSize; cached > isl {
+					rawTokens = math.Round(cached)
+				}
+				rawTokens += float64(t.PrefillTokens)
+			}
+		}
+		blocks = c.PrefillLoadScale*max(rawTokens/blockSize-credit, 0) + decode
+	}
+	if t.UnitTokens != 0 && t.UnitTokens != t.BlockSize {
+		blocks *= blockSize / float64(t.UnitTokens)
+	}
+	cost := blocks + requests
+	if t.CostMultiplier != 0 {
+		cost *= t.CostMultiplier
+	}
+	return cost
+}
+
+// creditDecay is the factor in (0, 1] by which the device credit shrinks on a worker with more prefill waiting than the
+// least busy candidate, measured in multiples of this request.
+func (c *Config) creditDecay(t *Terms) float64 {
+	if !c.TrackPrefillTokens || c.OverlapScoreCreditDecay == 0 {
+		return 1
+	}
+	blockSize := float64(t.BlockSize)
+	waiting := float64(t.PrefillTokens-t.LeastPrefillTokens) / blockSize
+	requestBlocks := math.Ceil(float64(t.ISLTokens) / blockSize)
+	return 1 / (1 + c.OverlapScoreCreditDecay*waiting/max(requestBlocks, 1))
+}
+
+// CachedTokens estimates how many of the prompt's tokens the worker would not have to prefill: each cached block counts
+// by the weight of its tier, rounded half away from zero. At most ISLTokens, so that what is left is never negative.
+func (c *Config) CachedTokens(t *Terms) int {
+	blocks := float64(t.DeviceBlocks) + c.HostCacheHitWeight*float64(t.HostBlocks) + c.DiskCacheHitWeight*float64(t.DiskBlocks)
+	if tokens := math.Round(blocks * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {
+		return max(int(tokens), 0)
+	}
+	return t.ISLTokens
+}

@@ -1,0 +1,9 @@
+// Package scoring says which worker a request should go to, given numbers: how much of the prompt each worker has cached
+// and how much each is already doing.
+//
+// It owns Dynamo's cost function ([Config.Cost]), the choice among costs ([Choose]) and the load book ([ActiveSequences]),
+// which prices, chooses and books in one atomic step so that a burst does not pile onto one worker. It never does I/O,
+// never reads a clock, and never looks at a prompt's text: it is handed token counts, block counts and block hashes.
+//
+// Concurrency: ActiveSequences is safe for concurrent use; everything else is pure. It starts no goroutine.
+package scoring
