@@ -41,10 +41,13 @@ func (o HashOptions) Salt() uint64 {
 		salt += xxh3.HashString(o.LoRAName)
 	}
 	if o.CacheNamespace != "" {
-		salt += xxh3.HashStringSeed(o.CacheNamespace, 1)
+		salt += namespaceSalt(o.CacheNamespace)
 	}
 	return salt
 }
+
+// namespaceSalt is what a cache namespace adds to the salt.
+func namespaceSalt(name string) uint64 { return xxh3.HashStringSeed(name, 1) }
 
 // Blocks returns how many complete blocks n tokens make. A partial block at the end is no block.
 func (o HashOptions) Blocks(n int) int {
@@ -63,11 +66,15 @@ func (o HashOptions) Blocks(n int) int {
 // Source: dynamo-kv-router 1.6.1, protocols (compute_block_hash_for_seq): XXH3-64 over the tokens as little-endian u32,
 // followed by the block's media hashes, ascending, as little-endian u64.
 func AppendLocalHashes(dst []LocalHash, tokens []Token, o HashOptions) []LocalHash {
+	return appendSalted(dst, tokens, o, o.Salt())
+}
+
+// appendSalted is AppendLocalHashes with the salt already made.
+func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) []LocalHash {
 	blocks := o.Blocks(len(tokens))
 	if blocks == 0 {
 		return dst
 	}
-	salt := o.Salt()
 	dst = slices.Grow(dst, blocks)
 	window := o.BlockSize
 	if o.EAGLE {

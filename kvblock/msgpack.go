@@ -1,0 +1,377 @@
+package kvblock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// ErrMalformed is wrapped by every error of DecodeBatch.
+var ErrMalformed = errors.New("kvblock: malformed event batch")
+
+// maxDepth bounds the nesting of msgpack values that are skipped; no engine nests deeper than five.
+const maxDepth = 32
+
+// scanner reads msgpack values from b, which it never changes. Every length is checked against the bytes that are left
+// before anybody allocates for it: an array of n elements takes at least n bytes, a map of n pairs at least 2n.
+type scanner struct {
+	b []byte
+	p int // of the next unread byte
+}
+
+func (s *scanner) fail(format string, args ...any) error {
+	return fmt.Errorf("%w: byte %d: %s", ErrMalformed, s.p, fmt.Sprintf(format, args...))
+}
+
+// kind is the family of a msgpack value.
+type kind uint8
+
+const (
+	kindNil kind = iota
+	kindBool
+	kindInt
+	kindFloat
+	kindString
+	kindBytes
+	kindArray
+	kindMap
+	kindExt
+	kindInvalid // a reserved first byte, or the end of input
+)
+
+func (k kind) String() string {
+	return [...]string{"nil", "bool", "integer", "float", "string", "bytes", "array", "map", "extension", "invalid"}[k]
+}
+
+// peek returns the kind of the next value without reading it.
+func (s *scanner) peek() kind {
+	if s.p >= len(s.b) {
+		return kindInvalid
+	}
+	switch c := s.b[s.p]; {
+	case c <= 0x7f || c >= 0xe0:
+		return kindInt
+	case c <= 0x8f:
+		return kindMap
+	case c <= 0x9f:
+		return kindArray
+	case c <= 0xbf:
+		return kindString
+	default:
+		// 0xc0 to 0xdf, one by one.
+		return [32]kind{
+			kindNil, kindInvalid, kindBool, kindBool, kindBytes, kindBytes, kindBytes, kindExt,
+			kindExt, kindExt, kindFloat, kindFloat, kindInt, kindInt, kindInt, kindInt,
+			kindInt, kindInt, kindInt, kindInt, kindExt, kindExt, kindExt, kindExt,
+			kindExt, kindString, kindString, kindString, kindArray, kindArray, kindMap, kindMap,
+		}[c-0xc0]
+	}
+}
+
+// want fails unless the next value is of kind k.
+func (s *scanner) want(k kind, what string) error {
+	if got := s.peek(); got != k {
+		if s.p >= len(s.b) {
+			return s.fail("%s: input ends", what)
+		}
+		return s.fail("%s: %v, want %v", what, got, k)
+	}
+	return nil
+}
+
+// take consumes n bytes.
+func (s *scanner) take(n int) ([]byte, error) {
+	if n > len(s.b)-s.p {
+		return nil, s.fail("%d bytes wanted, %d left", n, len(s.b)-s.p)
+	}
+	b := s.b[s.p : s.p+n : s.p+n]
+	s.p += n
+	return b, nil
+}
+
+// bigEndian consumes n bytes, 1 to 8, as an unsigned number.
+func (s *scanner) bigEndian(n int) (uint64, error) {
+	b, err := s.take(n)
+	if err != nil {
+		return 0, err
+	}
+	var v uint64
+	for _, c := range b {
+		v = v<<8 | uint64(c)
+	}
+	return v, nil
+}
+
+// null consumes a nil if one is next, and reports whether it did.
+func (s *scanner) null() bool {
+	if s.p < len(s.b) && s.b[s.p] == 0xc0 {
+		s.p++
+		return true
+	}
+	return false
+}
+
+// integer reads an integer as the 64 bits of its two's complement, and whether it is negative.
+func (s *scanner) integer(what string) (v uint64, negative bool, err error) {
+	if err := s.want(kindInt, what); err != nil {
+		return 0, false, err
+	}
+	c := s.b[s.p]
+	s.p++
+	switch {
+	case c <= 0x7f:
+		return uint64(c), false, nil
+	case c >= 0xe0:
+		return uint64(int64(int8(c))), true, nil
+	case c <= 0xcf: // unsigned, 1 << (c-0xcc) bytes
+		v, err = s.bigEndian(1 << (c - 0xcc))
+		return v, false, err
+	default: // signed
+		size := 1 << (c - 0xd0)
+		v, err = s.bigEndian(size)
+		shift := 64 - 8*size
+		v = uint64(int64(v<<shift) >> shift)
+		return v, int64(v) < 0, err
+	}
+}
+
+// uint32 reads a number from 0 to 2^32-1.
+func (s *scanner) uint32(what string) (uint32, error) {
+	at := s.p
+	v, negative, err := s.integer(what)
+	if err != nil {
+		return 0, err
+	}
+	if negative || v > math.MaxUint32 {
+		s.p = at
+		return 0, s.fail("%s: number out of range", what)
+	}
+	return uint32(v), nil
+}
+
+// text reads a string. The result aliases the input and is not nil.
+func (s *scanner) text(what string) ([]byte, error) {
+	if err := s.want(kindString, what); err != nil {
+		return nil, err
+	}
+	c := s.b[s.p]
+	s.p++
+	if c <= 0xbf {
+		return s.take(int(c & 0x1f))
+	}
+	return s.sized(1 << (c - 0xd9))
+}
+
+// bytes reads a byte string. The result aliases the input and is not nil.
+func (s *scanner) bytes(what string) ([]byte, error) {
+	if err := s.want(kindBytes, what); err != nil {
+		return nil, err
+	}
+	c := s.b[s.p]
+	s.p++
+	return s.sized(1 << (c - 0xc4))
+}
+
+// sized consumes a length of n bytes and then as many bytes as it says.
+func (s *scanner) sized(n int) ([]byte, error) {
+	size, err := s.bigEndian(n)
+	if err != nil {
+		return nil, err
+	}
+	return s.take(int(size)) // at most 2^32-1, and checked there
+}
+
+// array reads an array's header and returns its length.
+func (s *scanner) array(what string) (int, error) {
+	if err := s.want(kindArray, what); err != nil {
+		return 0, err
+	}
+	c := s.b[s.p]
+	s.p++
+	n := uint64(c & 0x0f)
+	if c >= 0xdc {
+		var err error
+		if n, err = s.bigEndian(2 << (c - 0xdc)); err != nil {
+			return 0, err
+		}
+	}
+	return s.length(n, 1, what)
+}
+
+// dict reads a map's header and returns its number of pairs.
+func (s *scanner) dict(what string) (int, error) {
+	if err := s.want(kindMap, what); err != nil {
+		return 0, err
+	}
+	c := s.b[s.p]
+	s.p++
+	n := uint64(c & 0x0f)
+	if c >= 0xde {
+		var err error
+		if n, err = s.bigEndian(2 << (c - 0xde)); err != nil {
+			return 0, err
+		}
+	}
+	return s.length(n, 2, what)
+}
+
+// length checks that n elements of at least size bytes each can still come.
+func (s *scanner) length(n uint64, size int, what string) (int, error) {
+	if n > uint64((len(s.b)-s.p)/size) {
+		return 0, s.fail("%s: %d elements announced, %d bytes left", what, n, len(s.b)-s.p)
+	}
+	return int(n), nil
+}
+
+// float reads a float or an integer.
+func (s *scanner) float(what string) (float64, error) {
+	if s.peek() == kindInt {
+		v, negative, err := s.integer(what)
+		if negative {
+			return float64(int64(v)), err
+		}
+		return float64(v), err
+	}
+	if err := s.want(kindFloat, what); err != nil {
+		return 0, err
+	}
+	double := s.b[s.p] == 0xcb
+	s.p++
+	if double {
+		v, err := s.bigEndian(8)
+		return math.Float64frombits(v), err
+	}
+	v, err := s.bigEndian(4)
+	return float64(math.Float32frombits(uint32(v))), err
+}
+
+// skip consumes one value of any kind.
+func (s *scanner) skip() error { return s.skipNested(0) }
+
+func (s *scanner) skipNested(depth int) error {
+	if depth > maxDepth {
+		return s.fail("nested deeper than %d", maxDepth)
+	}
+	var n int
+	var err error
+	switch k := s.peek(); k {
+	case kindNil, kindBool:
+		s.p++
+	case kindInt:
+		_, _, err = s.integer("integer")
+	case kindFloat:
+		_, err = s.float("float")
+	case kindString:
+		_, err = s.text("string")
+	case kindBytes:
+		_, err = s.bytes("bytes")
+	case kindArray:
+		n, err = s.array("array")
+	case kindMap:
+		n, err = s.dict("map")
+		n *= 2
+	case kindExt:
+		err = s.skipExt()
+	default:
+		return s.fail("no value")
+	}
+	if err != nil {
+		return err
+	}
+	for range n {
+		if err := s.skipNested(depth + 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skipExt consumes an extension: a length, implied by the first byte from 0xd4 on, a type byte and the data.
+func (s *scanner) skipExt() error {
+	c := s.b[s.p]
+	s.p++
+	size := uint64(1) << (c & 0x03)
+	switch {
+	case c == 0xd8:
+		size = 16
+	case c <= 0xc9:
+		var err error
+		if size, err = s.bigEndian(1 << (c - 0xc7)); err != nil {
+			return err
+		}
+	}
+	_, err := s.take(int(size) + 1)
+	return err
+}
+
+// tokens appends an array of token ids to dst. Engines that draft with EAGLE announce pairs [t[i], t[i+1]] instead; then
+// the result is the first of each pair and the second of the last, and bigram is true.
+func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
+	n, err := s.array("token_ids")
+	if err != nil {
+		return dst, false, err
+	}
+	bigram = n > 0 && s.peek() == kindArray
+	for i := range n {
+		if !bigram {
+			// The formats that engines use for token ids, inline: this loop is where decoding spends its time.
+			b := s.b[s.p:]
+			switch {
+			case len(b) >= 5 && b[0] == 0xce:
+				dst = append(dst, Token(binary.BigEndian.Uint32(b[1:])))
+				s.p += 5
+				continue
+			case len(b) >= 3 && b[0] == 0xcd:
+				dst = append(dst, Token(binary.BigEndian.Uint16(b[1:])))
+				s.p += 3
+				continue
+			case len(b) >= 1 && b[0] <= 0x7f:
+				dst = append(dst, Token(b[0]))
+				s.p++
+				continue
+			}
+			t, err := s.uint32("token id")
+			if err != nil {
+				return dst, false, err
+			}
+			dst = append(dst, Token(t))
+			continue
+		}
+		if pair, err := s.array("token pair"); err != nil {
+			return dst, false, err
+		} else if pair != 2 {
+			return dst, false, s.fail("token pair of %d", pair)
+		}
+		first, err := s.uint32("token id")
+		if err != nil {
+			return dst, false, err
+		}
+		second, err := s.uint32("token id")
+		if err != nil {
+			return dst, false, err
+		}
+		dst = append(dst, Token(first))
+		if i == n-1 {
+			dst = append(dst, Token(second))
+		}
+	}
+	return dst, bigram, nil
+}
+
+// hash reads an engine hash: an integer, whose 64 bits are the hash whatever its sign, or a digest, of which the last 8
+// bytes are what vLLM sends when it is set to send integers.
+func (s *scanner) hash() (EngineHash, error) {
+	if s.peek() != kindBytes {
+		v, _, err := s.integer("block hash")
+		return EngineHash(v), err
+	}
+	b, err := s.bytes("block hash")
+	if err != nil {
+		return 0, err
+	}
+	if len(b) < 8 {
+		return 0, s.fail("block hash of %d bytes, want at least 8", len(b))
+	}
+	return EngineHash(binary.BigEndian.Uint64(b[len(b)-8:])), nil
+}

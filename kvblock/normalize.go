@@ -1,0 +1,468 @@
+package kvblock
+
+import (
+	"bytes"
+	"slices"
+	"strconv"
+)
+
+// Operation is one change to the set of blocks a worker holds, or the report of an event that made none. Kind says which
+// of the other fields counts.
+type Operation struct {
+	Kind    OperationKind
+	Stored  Stored
+	Removed Removed
+
+	Event  EventKind // of the event behind the operation
+	Reason string    // why it was dropped: one of the Drop constants
+}
+
+// OperationKind tells the operations apart.
+type OperationKind uint8
+
+// The kinds of operations. The zero value is none of them.
+const (
+	OpStored OperationKind = iota + 1
+	OpRemoved
+	OpCleared
+	OpDropped
+)
+
+// Reasons for dropping an event or the rest of one, fit for a metric's label. Those up to DropUnlearnedGroup are Dynamo's.
+const (
+	DropIgnored            = "ignored_event"
+	DropUnsupportedOwner   = "unsupported_ownership"
+	DropUnknownOwner       = "unknown_ownership"
+	DropNonLocal           = "non_local_locality"
+	DropUnknownMedium      = "unknown_medium"
+	DropNonMainAttention   = "non_main_attention_kind"
+	DropUnknownKind        = "unknown_kind"
+	DropNonMainGroup       = "non_main_attention_group"
+	DropUnlearnedGroup     = "unlearned_group_idx"
+	DropAmbiguousNamespace = "ambiguous_cache_namespace"
+
+	DropBlockSize      = "block_size_mismatch"        // the event's block size is not the worker's
+	DropShortTokens    = "short_token_ids"            // fewer tokens than the blocks need; blocks before that are kept
+	DropDuplicateHash  = "duplicate_block_hash"       // a hash twice in one store, or equal to its parent
+	DropMediaInfos     = "unsupported_block_mm_infos" // media described in a way that we cannot hash
+	DropNamespacesFull = "cache_namespaces_full"      // maxNamespaced is reached
+)
+
+// maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device holds
+// far fewer.
+const maxNamespaced = 1 << 22
+
+// Normalizer turns one worker's events into operations, as Dynamo's normaliser does: it drops what is no main-attention
+// block of this worker, and hashes the tokens of what is. It remembers what later events leave out (which group is of
+// which kind, which block belongs to which cache namespace), so give it every event, in order.
+//
+// Not done yet: rewriting image placeholder tokens to pad values. Blocks with media are hashed with the media hashes behind
+// the tokens, so they match only requests hashed the same way.
+//
+// A Normalizer belongs to one worker and one goroutine at a time; it is a value of its caller, package kvblock keeps none.
+//
+// Source: dynamo-kv-router 1.6.1, zmq_wire.
+type Normalizer struct {
+	blockSize  int
+	groups     map[uint32]specKind
+	namespaces namespaceTable
+
+	// Buffers of the latest Normalize.
+	blocks []StoredBlock
+	local  []LocalHash
+	media  [][]uint64
+	seen   []EngineHash
+}
+
+// NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
+// taken from the worker's first store that passes the filter.
+func NewNormalizer(blockSize int) *Normalizer {
+	return &Normalizer{blockSize: max(blockSize, 0), groups: map[uint32]specKind{}, namespaces: namespaceTable{}}
+}
+
+// BlockSize returns the worker's block size in tokens, 0 while it is not known.
+func (n *Normalizer) BlockSize() int { return n.blockSize }
+
+// Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
+// middle makes two, what was good and why the rest was dropped; an event without blocks makes none.
+//
+// The operations' slices belong to n and b: use them before the next Normalize or DecodeBatch.
+func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
+	n.blocks = n.blocks[:0]
+	for i := range b.Events {
+		e := &b.Events[i]
+		tier, ns, reason := n.filter(e)
+		if reason != "" {
+			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: reason})
+			continue
+		}
+		switch e.Kind {
+		case BlockStored:
+			ops = n.stored(e, tier, ns, ops)
+		case BlockRemoved:
+			if len(e.Hashes) > 0 {
+				ops = append(ops, Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: e.Hashes, Tier: tier}})
+			}
+		case AllBlocksCleared:
+			ops = append(ops, Operation{Kind: OpCleared, Event: e.Kind})
+		}
+	}
+	return ops
+}
+
+// specKind is a kind of attention, as far as it matters here.
+type specKind uint8
+
+const (
+	specMain  specKind = iota + 1 // its blocks cover the prompt from the start, as overlap needs
+	specOther                     // known, and not so
+	specUnknown
+)
+
+func specKindOf(name []byte) specKind {
+	switch string(name) {
+	case "full_attention", "mla_attention", "sink_full_attention":
+		return specMain
+	case "sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention", "encoder_only_attention", "cross_attention":
+		return specOther
+	}
+	return specUnknown
+}
+
+// tierOf returns the tier of a medium as engines name it.
+func tierOf(medium []byte) (Tier, bool) {
+	switch string(medium) {
+	case "", "GPU", "DEVICE":
+		return TierDevice, true
+	case "CPU", "CPU_PINNED", "CPU_TIER1":
+		return TierHostPinned, true
+	case "CPU_TIER2", "DISK", "NVME", "STORAGE":
+		return TierDisk, true
+	case "EXTERNAL", "NETWORK", "REMOTE", "SHARED":
+		return TierExternal, true
+	}
+	return 0, false
+}
+
+// filter decides whether e changes what the worker holds, in which tier, and in which namespace a store's blocks are. A
+// reason other than "" drops it. The order of the rules is Dynamo's and shows: a rule that drops keeps the later ones from
+// learning.
+func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
+	if e.Ownership != nil {
+		if string(e.Ownership) == "kvcr" {
+			return tier, ns, DropUnsupportedOwner
+		}
+		return tier, ns, DropUnknownOwner
+	}
+	if e.Kind == Ignored {
+		return tier, ns, DropIgnored
+	}
+	if e.Locality != nil && string(e.Locality) != "LOCAL" {
+		return tier, ns, DropNonLocal
+	}
+	tier, ok := tierOf(e.Medium)
+	if !ok {
+		return tier, ns, DropUnknownMedium
+	}
+	if tier == TierDisk || tier == TierExternal {
+		// These events carry neither group nor namespace, and must not teach us any.
+		if len(e.CacheSalt) > 0 {
+			ns = namespace{salted: true, salt: namespaceSalt(string(e.CacheSalt))}
+		}
+		return tier, ns, ""
+	}
+	if reason := n.filterGroup(e); reason != "" {
+		return tier, ns, reason
+	}
+	switch e.Kind {
+	case BlockStored:
+		ns, reason = n.namespaceStore(e)
+	case BlockRemoved:
+		for _, h := range e.Hashes {
+			n.namespaces.remove(h)
+		}
+	case AllBlocksCleared:
+		clear(n.namespaces)
+	}
+	return tier, ns, reason
+}
+
+func (n *Normalizer) filterGroup(e *Event) (reason string) {
+	if e.SpecKind != nil {
+		k := specKindOf(e.SpecKind)
+		if e.Kind == BlockStored && e.HasGroup && (len(n.groups) < maxGroups || n.groups[e.Group] != 0) {
+			n.groups[e.Group] = k
+		}
+		switch k {
+		case specMain:
+			return ""
+		case specOther:
+			return DropNonMainAttention
+		}
+		return DropUnknownKind
+	}
+	if !e.HasGroup {
+		return ""
+	}
+	switch n.groups[e.Group] {
+	case specMain:
+		return ""
+	case specOther:
+		return DropNonMainGroup
+	case specUnknown:
+		return DropUnknownKind
+	}
+	if e.Group == 0 {
+		return ""
+	}
+	return DropUnlearnedGroup
+}
+
+// maxGroups bounds the groups learned; real models have a handful.
+const maxGroups = 1024
+
+// namespaceStore settles the cache namespace of a store, and remembers it for the store's blocks.
+//
+// A listener that joins in the middle of a chain cannot tell a salted parent from a plain one, and takes it as plain, as
+// Dynamo does.
+func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
+	name := e.CacheSalt
+	if len(name) == 0 {
+		name = namespaceOf(e)
+	}
+	if len(name) > 0 {
+		ns = namespace{salted: true, salt: namespaceSalt(string(name))}
+	} else if e.HasParent {
+		ns = n.namespaces[e.Parent]
+	}
+	if ns.ambiguous {
+		return ns, DropAmbiguousNamespace
+	}
+	if ns.salted && len(n.namespaces)+len(e.Hashes) > maxNamespaced {
+		return ns, DropNamespacesFull
+	}
+	if ns.salted || len(n.namespaces) > 0 {
+		for _, h := range e.Hashes {
+			n.namespaces.add(h, ns)
+		}
+	}
+	return ns, ""
+}
+
+// stored converts a store that passed the filter.
+func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) []Operation {
+	drop := func(reason string) []Operation {
+		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: reason})
+	}
+	if len(e.Hashes) == 0 {
+		return ops
+	}
+	if n.duplicate(e) {
+		return drop(DropDuplicateHash)
+	}
+	if n.blockSize == 0 && tier == TierDevice && e.BlockSize <= 1<<20 {
+		n.blockSize = int(e.BlockSize)
+	}
+	if n.blockSize == 0 || uint64(e.BlockSize) != uint64(n.blockSize) {
+		return drop(DropBlockSize)
+	}
+	if e.MediaInfos {
+		return drop(DropMediaInfos)
+	}
+	o := HashOptions{
+		BlockSize:   n.blockSize,
+		EAGLE:       e.Bigram,
+		LoRAName:    string(e.LoRAName),
+		MediaHashes: n.mediaHashes(e),
+	}
+	salt := o.Salt()
+	if ns.salted {
+		salt += ns.salt
+	}
+	tokens := e.Tokens
+	window := len(e.Hashes) * n.blockSize // cannot overflow: both come from 32 bits
+	if e.Bigram {
+		window++
+	}
+	tokens = tokens[:min(len(tokens), window)]
+	n.local = appendSalted(n.local[:0], tokens, o, salt)
+	if len(n.local) > 0 {
+		at := len(n.blocks)
+		for i, l := range n.local {
+			n.blocks = append(n.blocks, StoredBlock{Engine: e.Hashes[i], Local: l})
+		}
+		ops = append(ops, Operation{Kind: OpStored, Event: BlockStored, Stored: Stored{
+			HasParent: e.HasParent, Parent: e.Parent, Blocks: n.blocks[at:len(n.blocks):len(n.blocks)], Tier: tier,
+		}})
+	}
+	if len(n.local) < len(e.Hashes) {
+		return drop(DropShortTokens)
+	}
+	return ops
+}
+
+// duplicate reports whether a hash occurs twice in e, its parent included.
+func (n *Normalizer) duplicate(e *Event) bool {
+	n.seen = append(n.seen[:0], e.Hashes...)
+	if e.HasParent {
+		n.seen = append(n.seen, e.Parent)
+	}
+	if len(n.seen) <= 8 {
+		for i, h := range n.seen {
+			if slices.Contains(n.seen[:i], h) {
+				return true
+			}
+		}
+		return false
+	}
+	slices.Sort(n.seen)
+	for i, h := range n.seen[1:] {
+		if n.seen[i] == h {
+			return true
+		}
+	}
+	return false
+}
+
+// saltPrefix marks the cache namespaces that Dynamo's vLLM worker passes through the engine. Source: dynamo-kv-router 1.6.1, zmq_wire (extra_keys).
+const saltPrefix = "dynamo-cache-salt:"
+
+// namespaceOf returns the cache namespace in the extra keys of e's first block, nil if there is none. A namespace may be
+// spelled like the adapter, so the adapter's name is skipped, once.
+func namespaceOf(e *Event) []byte {
+	var namespace []byte
+	lora := e.LoRAName
+	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
+		if block > 0 {
+			return false
+		}
+		s := scanner{b: item}
+		if s.peek() != kindString {
+			return true
+		}
+		text, err := s.text("extra key")
+		if err != nil {
+			return true
+		}
+		if len(lora) > 0 && bytes.Equal(text, lora) {
+			lora = nil
+			return true
+		}
+		if name, ok := bytes.CutPrefix(text, []byte(saltPrefix)); ok && len(name) > 0 {
+			namespace = name
+			return false
+		}
+		return true
+	})
+	return namespace
+}
+
+// mediaHashes returns the media hashes of e's blocks, nil if there are none.
+func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
+	for i := range n.media {
+		n.media[i] = n.media[i][:0]
+	}
+	found := false
+	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
+		if block >= len(e.Hashes) {
+			return false
+		}
+		s := scanner{b: item}
+		if s.peek() == kindArray { // [hash, offset]
+			if size, err := s.array("extra key"); err != nil || size != 2 {
+				return true
+			}
+		}
+		if s.peek() != kindString {
+			return true
+		}
+		text, err := s.text("extra key")
+		if err != nil {
+			return true
+		}
+		if h, ok := mediaHash(text); ok {
+			for len(n.media) <= block {
+				n.media = append(n.media, nil)
+			}
+			n.media[block] = append(n.media[block], h)
+			found = true
+		}
+		return true
+	})
+	if !found {
+		return nil
+	}
+	return n.media
+}
+
+// mediaHash reads an identifier as Dynamo's worker marks them: 16 hexadecimal digits and 48 zeros. The engine's own, 64
+// digits, say nothing the request side could know.
+func mediaHash(id []byte) (uint64, bool) {
+	if len(id) != 64 || len(bytes.TrimLeft(id[16:], "0")) > 0 {
+		return 0, false
+	}
+	for _, c := range id[:16] {
+		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F') {
+			return 0, false // ParseUint would take an underscore or a sign
+		}
+	}
+	h, err := strconv.ParseUint(string(id[:16]), 16, 64)
+	return h, err == nil
+}
+
+// eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked when
+// it was decoded; what does not look like extra keys is passed over.
+func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
+	s := scanner{b: extraKeys}
+	blocks, err := s.array("extra_keys")
+	if err != nil {
+		return
+	}
+	for block := range blocks {
+		if s.peek() != kindArray {
+			if s.skip() != nil {
+				return
+			}
+			continue
+		}
+		items, err := s.array("extra_keys")
+		if err != nil {
+			return
+		}
+		for range items {
+			at := s.p
+			if s.skip() != nil || !yield(block, s.b[at:s.p]) {
+				return
+			}
+		}
+	}
+}
+
+// namespaceTable remembers the cache namespace of each block of one worker that is in one, as the salt it adds: names can
+// be long, and clients choose them. Plain blocks are not kept: almost all are plain.
+type namespaceTable map[EngineHash]namespace
+
+// namespace is what is known of one block's. The zero value is the plain one, which is in no table.
+type namespace struct {
+	salted    bool
+	ambiguous bool // blocks of several namespaces, or plain ones, go by this hash
+	salt      uint64
+}
+
+// add records that block h was stored in ns. If it is known to be in another, it is ambiguous from now on.
+func (t namespaceTable) add(h EngineHash, ns namespace) {
+	old, known := t[h]
+	switch {
+	case known && old != ns:
+		t[h] = namespace{ambiguous: true}
+	case !known && ns.salted:
+		t[h] = ns
+	}
+}
+
+// remove forgets block h, unless it is ambiguous: the other block of that hash may still be there.
+func (t namespaceTable) remove(h EngineHash) {
+	if !t[h].ambiguous {
+		delete(t, h)
+	}
+}
