@@ -1,0 +1,376 @@
+package scoring
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+func defaults() *Config {
+	cfg := DefaultConfig()
+	return &cfg
+}
+
+// chain returns n sequence hashes that no other name shares.
+func chain(name, n int) []kvblock.SequenceHash {
+	hashes := make([]kvblock.SequenceHash, n)
+	for i := range hashes {
+		hashes[i] = kvblock.SequenceHash(name)<<32 | kvblock.SequenceHash(i)
+	}
+	return hashes
+}
+
+func prompt(blockSize int, chains ...[]kvblock.SequenceHash) *Prompt {
+	return &Prompt{BlockSize: blockSize, Chains: chains}
+}
+
+func workers(n int, p *Prompt) []Candidate {
+	candidates := make([]Candidate, n)
+	for i := range candidates {
+		candidates[i] = Candidate{Worker: kvblock.Worker(i), Prompt: p}
+	}
+	return candidates
+}
+
+func mustAdd(t *testing.T, a *ActiveSequences, req Request, c Candidate) Booking {
+	t.Helper()
+	b, err := a.AddRequest(req, c, defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func wantLoad(t *testing.T, a *ActiveSequences, w kvblock.Worker, want Load) {
+	t.Helper()
+	if got := a.Load(w); got != want {
+		t.Errorf("worker %d carries %+v, want %+v", w, got, want)
+	}
+}
+
+func TestLifecycle(t *testing.T) {
+	a := NewActiveSequences()
+	p := prompt(16, chain(1, 6))
+	costs := make([]float64, 2)
+	candidates := workers(2, p)
+	candidates[1].DeviceBlocks = 4
+
+	sel, b, err := a.SelectAndAdd(Request{ISLTokens: 100}, candidates, defaults(), nil, costs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 100 tokens are 6.25 blocks to prefill, 4 of them cached on worker 1, and 6 full blocks to hold.
+	if want := (Selection{Index: 1, Worker: 1, Cost: 8.25, CachedTokens: 64, PrefillTokens: 36, ActiveBlocks: 6, UnitTokens: 16}); sel != want {
+		t.Errorf("selected %+v, want %+v", sel, want)
+	}
+	if want := []float64{12.25, 8.25}; !slices.Equal(costs, want) {
+		t.Errorf("costs %v, want %v", costs, want)
+	}
+	wantLoad(t, a, 1, Load{Requests: 1, PrefillTokens: 36, ActiveBlocks: 6, ActiveTokens: 96})
+	b.MarkPrefillCompleted()
+	b.MarkPrefillCompleted()
+	wantLoad(t, a, 1, Load{Requests: 1, ActiveBlocks: 6, ActiveTokens: 96})
+	b.Free()
+	wantLoad(t, a, 1, Load{})
+	b.Free()
+	b.MarkPrefillCompleted()
+	wantLoad(t, a, 1, Load{})
+	if a.Len() != 0 {
+		t.Errorf("%d requests are active, want none", a.Len())
+	}
+}
+
+func TestZeroBookingIsHarmless(t *testing.T) {
+	var b Booking
+	b.MarkPrefillCompleted()
+	b.Free()
+}
+
+// A slot of the book is used again at once; the handle of the old request must not reach the new one.
+func TestStaleBookingLeavesTheNextRequestAlone(t *testing.T) {
+	a := NewActiveSequences()
+	c := Candidate{Worker: 3, Prompt: prompt(4, chain(1, 2))}
+	old := mustAdd(t, a, Request{ISLTokens: 8}, c)
+	old.Free()
+	mustAdd(t, a, Request{ISLTokens: 8}, c)
+	want := Load{Requests: 1, PrefillTokens: 8, ActiveBlocks: 2, ActiveTokens: 8}
+	old.MarkPrefillCompleted()
+	old.Free()
+	wantLoad(t, a, 3, want)
+
+	// And the same when the worker itself was forgotten and its number given to another.
+	late := mustAdd(t, a, Request{ISLTokens: 8}, c)
+	a.Forget(3)
+	wantLoad(t, a, 3, Load{})
+	mustAdd(t, a, Request{ISLTokens: 8}, c)
+	late.Free()
+	wantLoad(t, a, 3, want)
+}
+
+func TestForgetOnlyTheWorker(t *testing.T) {
+	a := NewActiveSequences()
+	p := prompt(4, chain(1, 3))
+	for _, c := range workers(3, p) {
+		mustAdd(t, a, Request{ISLTokens: 13}, c)
+	}
+	a.Forget(1)
+	a.Forget(1)
+	a.Forget(1000)
+	held := Load{Requests: 1, PrefillTokens: 13, ActiveBlocks: 3, ActiveTokens: 12}
+	if got, want := a.Loads(nil), []Load{held, {}, held}; !slices.Equal(got, want) {
+		t.Errorf("loads %+v, want %+v", got, want)
+	}
+}
+
+func TestDuplicateRequest(t *testing.T) {
+	a := NewActiveSequences()
+	req := Request{ID: "r1", ISLTokens: 8}
+	candidates := workers(2, prompt(4, chain(1, 2)))
+	b := mustAdd(t, a, req, candidates[0])
+	if _, _, err := a.SelectAndAdd(req, candidates, defaults(), nil, nil); !errors.Is(err, ErrDuplicateRequest) {
+		t.Errorf("error %v, want ErrDuplicateRequest", err)
+	}
+	if _, err := a.AddRequest(req, candidates[1], defaults()); !errors.Is(err, ErrDuplicateRequest) {
+		t.Errorf("error %v, want ErrDuplicateRequest", err)
+	}
+	if a.Len() != 1 {
+		t.Errorf("%d requests are active, want 1", a.Len())
+	}
+	b.Free()
+	if _, _, err := a.SelectAndAdd(req, candidates, defaults(), nil, nil); err != nil {
+		t.Errorf("the ID of a request that ended is refused: %v", err)
+	}
+	// Without an ID nothing is a duplicate.
+	mustAdd(t, a, Request{}, candidates[0])
+	mustAdd(t, a, Request{}, candidates[0])
+}
+
+func TestRefused(t *testing.T) {
+	good := Candidate{Prompt: prompt(4, chain(1, 2))}
+	with := func(change func(*Candidate)) []Candidate {
+		c := good
+		change(&c)
+		return []Candidate{good, c}
+	}
+	for _, test := range []struct {
+		name       string
+		isl        int
+		candidates []Candidate
+		costs      []float64
+		want       string
+	}{
+		{"no candidates", 8, nil, nil, "no candidates"},
+		{"negative prompt", -1, []Candidate{good}, nil, "-1 prompt tokens"},
+		{"endless prompt", math.MaxInt, []Candidate{good}, nil, "prompt tokens, but must be"},
+		{"worker number", 8, with(func(c *Candidate) { c.Worker = math.MaxUint32 }), nil, "candidate 1: worker number 4294967295"},
+		{"negative block size", 8, with(func(c *Candidate) { c.Prompt = prompt(-4) }), nil, "candidate 1: block size -4"},
+		{"huge block size", 8, with(func(c *Candidate) { c.Prompt = prompt(math.MaxInt) }), nil, "candidate 1: block size"},
+		{"negative overlap", 8, with(func(c *Candidate) { c.DiskBlocks = -2 }), nil, "-2 disk"},
+		{"huge overlap", 8, with(func(c *Candidate) { c.DeviceBlocks = math.MaxInt }), nil, "overlap of 9223372036854775807 device"},
+		{"multiplier", 8, with(func(c *Candidate) { c.CostMultiplier = math.NaN() }), nil, "candidate 1: cost multiplier NaN"},
+		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs, but 2 candidates"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := NewActiveSequences()
+			_, _, err := a.SelectAndAdd(Request{ISLTokens: test.isl}, test.candidates, defaults(), nil, test.costs)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+			wantEmpty(t, a)
+		})
+	}
+}
+
+func TestNoFiniteCostBooksNothing(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := DefaultConfig()
+	cfg.PrefillLoadScale = math.NaN() // as if Validate had not been called
+	costs := make([]float64, 2)
+	_, _, err := a.SelectAndAdd(Request{ISLTokens: 8}, workers(2, prompt(4, chain(1, 2))), &cfg, nil, costs)
+	if !errors.Is(err, ErrNoFiniteCost) {
+		t.Errorf("error %v, want ErrNoFiniteCost", err)
+	}
+	wantEmpty(t, a)
+}
+
+// wantEmpty checks that nothing is left of any request, inside either.
+func wantEmpty(t *testing.T, a *ActiveSequences) {
+	t.Helper()
+	for w, load := range a.Loads(nil) {
+		if load != (Load{}) {
+			t.Errorf("worker %d still carries %+v", w, load)
+		}
+	}
+	if n := a.Len(); n != 0 {
+		t.Errorf("%d requests are still active", n)
+	}
+	if len(a.byID) != 0 {
+		t.Errorf("%d request IDs are still taken", len(a.byID))
+	}
+	if a.blocks.byHash.used != 0 || len(a.blocks.free) != len(a.blocks.entries)-1 {
+		t.Errorf("%d blocks are still known, %d of %d entries free", a.blocks.byHash.used, len(a.blocks.free), len(a.blocks.entries)-1)
+	}
+	if sets := len(a.blocks.sets)/a.blocks.setWords - 1; a.blocks.extra.used != 0 || len(a.blocks.freeSets) != sets {
+		t.Errorf("%d shared counts left, %d of %d sets free", a.blocks.extra.used, len(a.blocks.freeSets), sets)
+	}
+	for i, word := range a.blocks.sets {
+		if word != 0 {
+			t.Errorf("word %d of the free sets is %#x", i, word)
+		}
+	}
+}
+
+// A thousand equal requests at once over idle workers: because choosing and booking are one step, they spread evenly.
+func TestBurstSpreads(t *testing.T) {
+	const requests, n = 1000, 8
+	a := NewActiveSequences()
+	cfg := defaults()
+	candidates := workers(n, prompt(16, chain(1, 32)))
+	rng := rand.New(rand.NewPCG(1, 1)) // shared by all callers: the book's lock guards it
+	start := make(chan struct{})
+	bookings := make([]Booking, requests)
+	var wg sync.WaitGroup
+	for i := range requests {
+		wg.Go(func() {
+			<-start
+			var err error
+			if _, bookings[i], err = a.SelectAndAdd(Request{ISLTokens: 512}, candidates, cfg, rng, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	least, most := requests, 0
+	for _, load := range a.Loads(nil) {
+		least, most = min(least, load.Requests), max(most, load.Requests)
+		if load.ActiveBlocks != 32 {
+			t.Errorf("%d equal requests hold %d blocks, want 32", load.Requests, load.ActiveBlocks)
+		}
+	}
+	if most-least > 1 {
+		t.Errorf("requests per worker range from %d to %d", least, most)
+	}
+	for _, b := range bookings {
+		wg.Go(b.MarkPrefillCompleted)
+		wg.Go(b.Free)
+		wg.Go(b.Free)
+	}
+	wg.Wait()
+	wantEmpty(t, a)
+}
+
+func TestSharedPrefixCountsOnce(t *testing.T) {
+	a := NewActiveSequences()
+	shared := chain(1, 4)
+	first := append(slices.Clone(shared), chain(2, 2)...)
+	second := append(slices.Clone(shared), chain(3, 3)...)
+	one := mustAdd(t, a, Request{}, Candidate{Prompt: prompt(16, first)})
+	two := mustAdd(t, a, Request{}, Candidate{Prompt: prompt(16, second)})
+	wantLoad(t, a, 0, Load{Requests: 2, ActiveBlocks: 9, ActiveTokens: 144})
+	one.Free()
+	wantLoad(t, a, 0, Load{Requests: 1, ActiveBlocks: 7, ActiveTokens: 112})
+	two.Free()
+	wantEmpty(t, a)
+}
+
+func TestBatchOfPromptsSharesAmongItself(t *testing.T) {
+	a := NewActiveSequences()
+	shared := chain(1, 4)
+	p := prompt(16, append(slices.Clone(shared), chain(2, 2)...), append(slices.Clone(shared), chain(3, 3)...), shared, nil)
+	sel, b, err := a.SelectAndAdd(Request{}, workers(1, p), defaults(), nil, nil)
+	if err != nil || sel.ActiveBlocks != 9 || sel.Cost != 9 {
+		t.Errorf("%d blocks, cost %v, %v; want 9, 9, no error", sel.ActiveBlocks, sel.Cost, err)
+	}
+	b.Free()
+	wantEmpty(t, a)
+}
+
+func TestWithoutReuseEveryRequestPays(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := DefaultConfig()
+	cfg.AssumeKVReuse = false
+	candidates := workers(1, prompt(16, chain(1, 5), chain(1, 5)))
+	for i := range 2 {
+		sel, _, err := a.SelectAndAdd(Request{}, candidates, &cfg, nil, nil)
+		if want := float64(10 * (i + 1)); err != nil || sel.ActiveBlocks != 10 || sel.Cost != want {
+			t.Errorf("%d blocks, cost %v, %v; want 10, %v, no error", sel.ActiveBlocks, sel.Cost, err, want)
+		}
+	}
+	wantLoad(t, a, 0, Load{Requests: 2, ActiveBlocks: 20, ActiveTokens: 320})
+	a.Forget(0)
+	wantEmpty(t, a)
+}
+
+func TestUntracked(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := DefaultConfig()
+	cfg.TrackActiveBlocks, cfg.TrackPrefillTokens = false, false
+	if _, err := a.AddRequest(Request{ISLTokens: 100}, Candidate{Prompt: prompt(16, chain(1, 6))}, &cfg); err != nil {
+		t.Fatal(err)
+	}
+	wantLoad(t, a, 0, Load{Requests: 1})
+}
+
+// Without tokens, with tokens but no block size, and with both: the same work costs the same, and load that was booked
+// in one way counts in the others.
+func TestLoadOnly(t *testing.T) {
+	a := NewActiveSequences()
+	costs := make([]float64, 3)
+	candidates := []Candidate{
+		{Worker: 0},
+		{Worker: 1, Prompt: &Prompt{BlockSize: 64}},
+		{Worker: 2, Prompt: prompt(32, chain(1, 20))},
+	}
+	sel, _, err := a.SelectAndAdd(Request{ISLTokens: 640}, candidates, defaults(), nil, costs)
+	if err != nil || sel.UnitTokens != 32 || !slices.Equal(costs, []float64{40, 40, 40}) {
+		t.Errorf("costs %v in blocks of %d, %v; want 40 each in blocks of 32", costs, sel.UnitTokens, err)
+	}
+	for _, c := range candidates {
+		a.Forget(c.Worker)
+	}
+
+	// A request booked without hashes holds 640 tokens, whatever its worker turns out to call a block.
+	b := mustAdd(t, a, Request{ISLTokens: 640}, Candidate{Worker: 0})
+	wantLoad(t, a, 0, Load{Requests: 1, PrefillTokens: 640, ActiveBlocks: 40, ActiveTokens: 640})
+	b.MarkPrefillCompleted()
+	again := prompt(64, chain(2, 1))
+	if _, _, err := a.SelectAndAdd(Request{ISLTokens: 64}, workers(2, again), defaults(), nil, costs[:2]); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float64{12, 2}; !slices.Equal(costs[:2], want) {
+		t.Errorf("costs %v, want %v", costs[:2], want)
+	}
+	a.Forget(0)
+	a.Forget(1)
+	wantEmpty(t, a)
+}
+
+// Hashes come from clients of the HTTP services too: repeated ones, or the same under two block sizes, must not unbalance
+// the book.
+func TestNonsensicalHashes(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := defaults()
+	x := kvblock.SequenceHash(7)
+	for _, p := range []*Prompt{prompt(4, []kvblock.SequenceHash{x, x, x}), prompt(8, []kvblock.SequenceHash{x, 0, x}, []kvblock.SequenceHash{0, x})} {
+		for range 3 {
+			if _, _, err := a.SelectAndAdd(Request{ISLTokens: 12}, workers(2, p), cfg, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for w, load := range a.Loads(nil) {
+		if load.ActiveBlocks < 1 || load.ActiveBlocks > 2 {
+			t.Errorf("worker %d holds %d blocks; two hashes were sent", w, load.ActiveBlocks)
+		}
+	}
+	a.Forget(0)
+	a.Forget(1)
+	wantEmpty(t, a)
+}
