@@ -1,0 +1,42 @@
+# Everything a person or a machine runs. `make` alone lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+INSTALL := e2e/tools/install.sh
+# Where the installed Envoy and Dynamo are; evaluated only by the targets that need them.
+TOOLS = $$($(INSTALL) tools)
+# A test's own deadline; one that hangs prints where.
+TIMEOUT := 15m
+BENCH := .
+BENCHTIME := 0.5s
+COUNT := 5
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+build: libzmq ## bin/kvepp
+	go build -o bin/ ./cmd/kvepp
+
+run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && KVEPP_TOOLS="$$tools" go run ./e2e/demo $(if $(CHECK),-check)
+
+check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
+	@unformatted=$$(gofmt -l .) && if [ -n "$$unformatted" ]; then echo "not gofmt'd:" $$unformatted; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+	go test ./internal/lint
+
+test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -v '/e2e$$') && \
+	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
+
+test-long: ## what takes longer: fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+
+bench: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
+	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
+
+libzmq:
+	@$(INSTALL) libzmq
+
+.PHONY: help build run check test test-long bench libzmq

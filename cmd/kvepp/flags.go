@@ -1,0 +1,254 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/scoring"
+)
+
+// options is everything that `kvepp serve` can be told.
+type options struct {
+	bindAddress    string
+	grpcPort       uint16
+	grpcHealthPort uint16
+	metricsPort    uint16
+	secureServing  bool
+	drainTimeout   time.Duration
+
+	endpoints       string
+	dynamoDiscovery string
+
+	models    []string
+	modelPath string
+	modelName string
+	blockSize int
+
+	headerAliases   bool
+	decisionHeaders bool
+	maxParseBytes   int
+	indexMaxBlocks  int
+
+	overlapWeight float64 // deprecated; NaN when not given
+	kvEvents      bool
+	scoring       scoring.Config
+
+	logLevel  string
+	logFormat string
+}
+
+// dynamoEnv names the environment variables by which Dynamo's own router takes the same setting. They are not always the
+// flag in capitals. Source: dynamo-kv-router 1.6.1, scheduling configuration; kv_router_args.
+var dynamoEnv = map[string]string{
+	"kv-cache-block-size":                  "DYN_KV_CACHE_BLOCK_SIZE",
+	"model-name":                           "DYN_MODEL_NAME",
+	"secure-serving":                       "DYN_SECURE_SERVING",
+	"metrics-port":                         "DYN_EPP_METRICS_PORT",
+	"router-kv-events":                     "DYN_ROUTER_USE_KV_EVENTS",
+	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+	"router-prefill-load-scale":            "DYN_ROUTER_PREFILL_LOAD_SCALE",
+	"router-decode-active-request-weight":  "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+	"router-temperature":                   "DYN_ROUTER_TEMPERATURE",
+	"router-track-active-blocks":           "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
+	"router-track-prefill-tokens":          "DYN_ROUTER_TRACK_PREFILL_TOKENS",
+	"router-assume-kv-reuse":               "DYN_ROUTER_ASSUME_KV_REUSE",
+}
+
+// kveppEnv is kvepp's own name for a flag's environment variable.
+func kveppEnv(flag string) string {
+	return "KVEPP_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// serveFlags declares the flags of `kvepp serve` over o, with the defaults in it.
+func serveFlags(o *options) *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvepp serve", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard) // main prints errors, once
+
+	f.StringVar(&o.endpoints, "endpoints", "", "YAML `FILE` that lists the endpoints; read again whenever it changes")
+	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV); completes endpoints that have a \"dynamo:\" path")
+	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
+	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
+	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
+	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
+
+	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on; empty: all interfaces")
+	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
+	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
+	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
+	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
+	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
+
+	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank")
+	f.BoolVar(&o.decisionHeaders, "decision-headers", false, "show each decision in the response as x-kvepp-* headers. They tell clients the workers' names and loads")
+	f.IntVar(&o.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
+	f.IntVar(&o.indexMaxBlocks, "index-max-blocks", 0, "most (worker, block) `ENTRIES` in the index, which bounds its memory; at the limit new blocks are not indexed, and counted. 0: the default, see README")
+
+	d := scoring.DefaultConfig()
+	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: every request is routed by load")
+	f.Float64Var(&o.scoring.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
+	f.Float64Var(&o.scoring.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
+	f.Float64Var(&o.scoring.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
+	f.Float64Var(&o.overlapWeight, "router-kv-overlap-score-weight", math.NaN(), "deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
+	f.Float64Var(&o.scoring.DecodeActiveRequestWeight, "router-decode-active-request-weight", d.DecodeActiveRequestWeight, "cost of each request active on a worker, in blocks")
+	f.Float64Var(&o.scoring.Temperature, "router-temperature", d.Temperature, "0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even")
+	f.BoolVar(&o.scoring.TrackActiveBlocks, "router-track-active-blocks", d.TrackActiveBlocks, "count the blocks that active requests hold")
+	f.BoolVar(&o.scoring.TrackPrefillTokens, "router-track-prefill-tokens", d.TrackPrefillTokens, "count the prompt tokens that workers have yet to prefill")
+	f.BoolVar(&o.scoring.AssumeKVReuse, "router-assume-kv-reuse", d.AssumeKVReuse, "count a block that several requests of one worker share once")
+	// As in Dynamo, --no-router-X is --router-X=false.
+	for _, name := range []string{"router-kv-events", "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse"} {
+		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
+	}
+
+	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	o.scoring.HostCacheHitWeight, o.scoring.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
+	f.VisitAll(func(flag *pflag.Flag) {
+		if n := (negated{}); flag.Value.Type() == n.Type() {
+			flag.Hidden = true
+			return
+		}
+		env := kveppEnv(flag.Name)
+		if dyn := dynamoEnv[flag.Name]; dyn != "" {
+			env += ", " + dyn
+		}
+		flag.Usage += " [" + env + "]"
+	})
+	return f
+}
+
+// negated is the flag --no-X of a boolean flag --X.
+type negated struct{ flag *pflag.Flag }
+
+func (n negated) Set(s string) error {
+	switch s {
+	case "true":
+		s = "false"
+	case "false":
+		s = "true"
+	}
+	n.flag.Changed = true
+	return n.flag.Value.Set(s)
+}
+func (n negated) String() string { return "" }
+func (n negated) Type() string   { return "negated" }
+
+// parseServe reads the arguments and the environment into o: a flag goes before KVEPP_NAME, and that before Dynamo's own
+// name. An environment variable that is set but empty counts as not set.
+func parseServe(o *options, args []string, getenv func(string) string) error {
+	f := serveFlags(o)
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
+	}
+	var errs []error
+	f.VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed || flag.Hidden {
+			return
+		}
+		for _, name := range []string{kveppEnv(flag.Name), dynamoEnv[flag.Name]} {
+			value := ""
+			if name != "" {
+				value = getenv(name)
+			}
+			if value == "" {
+				continue
+			}
+			values := []string{value}
+			if flag.Name == "model" {
+				values = strings.Split(value, ",")
+			}
+			for _, v := range values {
+				if err := flag.Value.Set(v); err != nil {
+					errs = append(errs, fmt.Errorf("environment variable %s=%q: %w", name, value, err))
+				}
+			}
+			return
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return o.check()
+}
+
+// check says what is wrong with the options together, and what to do.
+func (o *options) check() error {
+	if !math.IsNaN(o.overlapWeight) {
+		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
+	if err := o.scoring.Validate(); err != nil {
+		return fmt.Errorf("a --router-* flag: %w", err)
+	}
+	switch {
+	case o.endpoints == "":
+		return errors.New("no endpoints: give --endpoints FILE (README, \"The endpoints file\")")
+	case (o.modelPath == "") != (o.modelName == ""):
+		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
+	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
+		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
+	case o.maxParseBytes < 1:
+		return errors.New("--max-parse-bytes must be at least 1")
+	case o.indexMaxBlocks < 0:
+		return errors.New("--index-max-blocks may not be negative")
+	case o.grpcPort == 0 || o.grpcHealthPort == 0:
+		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
+	}
+	if o.dynamoDiscovery != "" {
+		if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); !ok || dir == "" {
+			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
+		}
+	}
+	_, err := o.modelFolders()
+	return err
+}
+
+// modelFolders returns model name -> folder.
+func (o *options) modelFolders() (map[string]string, error) {
+	folders := map[string]string{}
+	for _, m := range o.models {
+		name, dir, ok := strings.Cut(m, "=")
+		if !ok || name == "" || dir == "" {
+			return nil, fmt.Errorf("--model %q: must look like NAME=DIR", m)
+		}
+		if _, twice := folders[name]; twice {
+			return nil, fmt.Errorf("--model: %q is given twice", name)
+		}
+		folders[name] = dir
+	}
+	if o.modelName != "" {
+		if _, twice := folders[o.modelName]; twice {
+			return nil, fmt.Errorf("--model-name %q is given by --model already", o.modelName)
+		}
+		folders[o.modelName] = o.modelPath
+	}
+	return folders, nil
+}
+
+// logger makes the process's logger.
+func (o *options) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.logLevel)
+	}
+	h := &slog.HandlerOptions{Level: level}
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(os.Stderr, h)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(os.Stderr, h)), nil
+	}
+	return nil, fmt.Errorf("--log-format %q: must be text or json", o.logFormat)
+}

@@ -1,0 +1,88 @@
+// Command kvepp is a KV-cache-aware endpoint picker for Envoy and the Gateway API.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/pflag"
+)
+
+const help = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache.
+
+It is an external processor for Envoy (endpoint-picker protocol): it tokenizes and hashes the prompt as the engine
+will, looks up which worker holds which blocks, prices every worker with Dynamo's cost function, and answers with the
+endpoint and worker headers.
+
+Usage:
+  kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
+  kvepp serve --help                                      all flags, each with its environment variables
+  kvepp version                                           what was built
+
+A first run:
+  kvepp serve --endpoints endpoints.yaml --model qwen=/models/qwen
+
+endpoints.yaml:
+  endpoints:
+  - name: worker-0
+    address: 10.0.0.7:8000             # what Envoy dials
+    kvEvents: tcp://10.0.0.7:5557      # the engine's KV events (vLLM: --kv-events-config)
+`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, os.Getenv)) }
+
+// run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
+func run(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	if len(args) == 0 {
+		fmt.Fprint(stderr, help)
+		return 2
+	}
+	switch args[0] {
+	case "serve":
+		var o options
+		err := parseServe(&o, args[1:], getenv)
+		if errors.Is(err, pflag.ErrHelp) {
+			fmt.Fprintf(stdout, "kvepp serve runs the endpoint picker.\n\nFlags, with the environment variables that say the same (a flag goes first, then KVEPP_*, then DYN_*):\n%s",
+				serveFlags(new(options)).FlagUsagesWrapped(120))
+			return 0
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "kvepp serve: %v\n\"kvepp serve --help\" lists the flags.\n", err)
+			return 2
+		}
+		if err := serve(&o); err != nil {
+			fmt.Fprintf(stderr, "kvepp serve: %v\n", err)
+			return 1
+		}
+		return 0
+	case "version", "--version":
+		fmt.Fprintln(stdout, version())
+		return 0
+	case "help", "--help", "-h":
+		fmt.Fprint(stdout, help)
+		return 0
+	}
+	fmt.Fprintf(stderr, "kvepp: %q is no command; \"kvepp help\" lists them.\n", args[0])
+	return 2
+}
+
+// version says what was built, from the information Go puts into the binary.
+func version() string {
+	v, revision, modified := "(unknown)", "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		v = info.Main.Version
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				revision = " " + s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = " (modified)"
+			}
+		}
+	}
+	return fmt.Sprintf("kvepp %s%s%s %s %s/%s", v, revision, modified, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"kvepp/extproc"
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/pool/dynamo"
+	"kvepp/router"
+	"kvepp/scoring"
+	"kvepp/tokenizer"
+)
+
+// serve runs the endpoint picker until SIGTERM or SIGINT.
+func serve(o *options) error {
+	log, err := o.logger()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+
+	models, err := loadModels(o, log)
+	if err != nil {
+		return err
+	}
+	m := metrics.New()
+	index, err := indexer.New(indexer.Config{MaxEntries: o.indexMaxBlocks})
+	if err != nil {
+		return err
+	}
+	book := scoring.NewActiveSequences()
+
+	endpoints := pool.New(log)
+	var events *feed.Feed
+	if o.kvEvents {
+		if events, err = feed.New(endpoints, index, m, log); err != nil {
+			return err
+		}
+		defer events.Close()
+		endpoints.Watch(events) // first, so that nothing writes to the index once the others forget a worker
+	}
+	endpoints.Watch(forgetful{index.Forget})
+	endpoints.Watch(forgetful{book.Forget})
+	if err := follow(ctx, o, endpoints, m, log); err != nil {
+		return err
+	}
+	gauges(m, book, index, endpoints, events)
+
+	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
+		router.New(router.Config{Models: models, Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
+	return listen(ctx, o, picker, m, log)
+}
+
+// loadModels reads the tokenizers.
+func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
+	folders, err := o.modelFolders()
+	if err != nil {
+		return nil, err
+	}
+	if len(folders) == 0 {
+		log.Warn("no --model is given: no prompt can be tokenized, every request is routed by load only")
+	}
+	models := make(map[string]*tokenizer.Model, len(folders))
+	for name, dir := range folders {
+		start := time.Now()
+		model, err := tokenizer.Load(dir)
+		if err != nil {
+			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
+		}
+		models[name] = model
+		log.Info("model loaded", "model", name, "folder", dir, "took", time.Since(start).Round(time.Millisecond))
+	}
+	return models, nil
+}
+
+// forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.
+type forgetful struct{ forget func(kvblock.Worker) }
+
+func (forgetful) WorkerJoined(pool.Worker)      {}
+func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+
+// follow keeps the pool at what the endpoints file and Dynamo's discovery say together.
+func follow(ctx context.Context, o *options, p *pool.Pool, m *metrics.Metrics, log *slog.Logger) error {
+	var (
+		mu        sync.Mutex // guards the two halves; held over Update so that the later one wins
+		entries   []pool.Entry
+		instances []dynamo.Instance
+	)
+	update := func() {
+		endpoints := dynamo.Join(entries, instances)
+		ignored := 0
+		for i := range endpoints {
+			if o.blockSize > 0 {
+				endpoints[i].BlockSize = o.blockSize
+			}
+			if endpoints[i].Role != pool.Aggregated {
+				ignored++
+			}
+		}
+		m.IgnoredEndpoints.Set(float64(ignored))
+		if ignored > 0 {
+			warnOnce(log, "endpoints of role prefill or decode are no candidates: kvepp routes aggregated workers only, so far")
+		}
+		p.Update(endpoints)
+	}
+	if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); ok {
+		dynamo.NewFileStore(dir, log).Watch(ctx, func(now []dynamo.Instance) {
+			mu.Lock()
+			defer mu.Unlock()
+			instances = now
+			update()
+		})
+	}
+	refused := m.EndpointFileRefused.Inc
+	return pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
+		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
+			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		entries = now
+		update()
+		return nil
+	}, refused)
+}
+
+var warned sync.Map
+
+func warnOnce(log *slog.Logger, text string) {
+	if _, already := warned.LoadOrStore(text, true); !already {
+		log.Warn(text)
+	}
+}
+
+// gauges shows what the packages without metrics of their own count.
+func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
+	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	m.Source(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
+		s := p.Acquire()
+		defer s.Release()
+		return float64(len(s.Workers))
+	})
+	for _, connected := range []bool{true, false} {
+		state := map[bool]string{true: "connected", false: "connecting"}[connected]
+		m.Source(metrics.Subscriptions, metrics.SubscriptionsHelp, prometheus.Labels{"state": state}, func() float64 {
+			if events == nil {
+				return 0
+			}
+			yes, no := events.Subscriptions()
+			if connected {
+				return float64(yes)
+			}
+			return float64(no)
+		})
+	}
+}
+
+// healthServices are the names that gateways and probes ask for. Source: GAIE's endpoint picker and its charts.
+var healthServices = []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"}
+
+// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending.
+func listen(ctx context.Context, o *options, picker *extproc.Server, m *metrics.Metrics, log *slog.Logger) error {
+	checks := health.NewServer()
+	for _, name := range healthServices {
+		checks.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+	}
+	limits := []grpc.ServerOption{
+		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
+		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20) + 64<<10),
+	}
+	if o.secureServing {
+		certificate, err := selfSigned()
+		if err != nil {
+			return fmt.Errorf("making a certificate: %w", err)
+		}
+		limits = append(limits, grpc.Creds(credentials.NewTLS(&tls.Config{
+			Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}})))
+	}
+	main := grpc.NewServer(limits...)
+	extprocv3.RegisterExternalProcessorServer(main, picker)
+	healthv1.RegisterHealthServer(main, checks)
+	plain := grpc.NewServer()
+	healthv1.RegisterHealthServer(plain, checks)
+
+	failed := make(chan error, 3)
+	open := func(what string, port uint16, serve func(net.Listener) error) error {
+		l, err := net.Listen("tcp", net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))))
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		log.Info("listening", "for", what, "address", l.Addr().String())
+		go func() {
+			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		}()
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	web := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	defer web.Close()
+	defer main.Stop()
+	defer plain.Stop()
+	if err := open("ext_proc", o.grpcPort, main.Serve); err != nil {
+		return err
+	}
+	if err := open("health", o.grpcHealthPort, plain.Serve); err != nil {
+		return err
+	}
+	if o.metricsPort != 0 {
+		if err := open("metrics", o.metricsPort, web.Serve); err != nil {
+			return err
+		}
+	}
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping: running requests may end", "within", o.drainTimeout)
+	checks.Shutdown()
+	checks.SetServingStatus("liveness", healthv1.HealthCheckResponse_SERVING)
+	drained := make(chan struct{})
+	go func() { main.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(o.drainTimeout):
+		log.Warn("requests were still running after --drain-timeout; they are cut off")
+	}
+	return nil
+}

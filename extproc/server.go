@@ -1,0 +1,180 @@
+// Package extproc speaks Envoy's external processing protocol and nothing else: one gRPC stream is one HTTP request.
+//
+// It owns the stream's state machine, the wire names of the endpoint-picker protocol, and the mapping of errors to HTTP.
+// It never decides where a request goes (package router does) and never changes a body.
+//
+// Concurrency: a Server serves any number of streams; each stream is one goroutine and shares nothing with the others.
+//
+// Sources: Gateway API Inference Extension, proposal 004-endpoint-picker-protocol; Envoy's external_processor.proto.
+package extproc
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/router"
+)
+
+// Config is what an operator chooses.
+type Config struct {
+	// HeaderAliases also sets the worker headers' older names (x-worker-instance-id, x-dp-rank, x-data-parallel-rank).
+	HeaderAliases bool
+	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients the
+	// workers' names and loads.
+	DecisionHeaders bool
+	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
+	MaxParseBytes int
+}
+
+// Server implements envoy.service.ext_proc.v3.ExternalProcessor.
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	cfg     Config
+	router  *router.Router
+	metrics *metrics.Metrics
+	log     *slog.Logger
+	noted   sync.Map // notes already logged: each peculiarity of a proxy once
+}
+
+// NewServer returns a server that asks r where requests go.
+func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logger) *Server {
+	if cfg.MaxParseBytes == 0 {
+		cfg.MaxParseBytes = 32 << 20
+	}
+	return &Server{cfg: cfg, router: r, metrics: m, log: log}
+}
+
+// exchange is one stream with what it does to the world outside the state machine.
+type exchange struct {
+	*Server
+	stream
+	route *router.Route // set while the request is booked
+	usage *apibody.UsageReader
+	code  string // what kvepp_requests_total counts
+}
+
+// Process serves one HTTP request.
+func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
+	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none"}
+	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("panic in a stream", "panic", p, "stack", string(debug.Stack()))
+			err = status.Error(codes.Internal, "kvepp: internal error")
+		}
+		x.end()
+	}()
+	for {
+		in, err := envoy.Recv()
+		if err != nil {
+			// io.EOF: Envoy closed in order. Canceled: the usual end, and a client that went away. Both are an end like
+			// any other; only what is neither is worth an error.
+			if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
+				return nil
+			}
+			return err
+		}
+		e := x.step(in)
+		if e.Note != "" {
+			s.note(e.Note)
+		}
+		if e.Ask {
+			e = x.ask(envoy.Context())
+		}
+		for _, m := range e.Send {
+			if err := envoy.Send(m); err != nil {
+				return err
+			}
+		}
+		x.observe(&e)
+		if e.Close {
+			return nil
+		}
+	}
+}
+
+// ask has the request routed and books it.
+func (x *exchange) ask(ctx context.Context) effect {
+	if x.head.id == "" {
+		x.head.id, x.head.idMade = newRequestID(), true
+	}
+	route, err := x.router.Route(ctx, x.request())
+	if err != nil {
+		e := toHTTP(err)
+		if e.status >= 500 {
+			x.log.Warn("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
+		} else {
+			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
+		}
+		x.code = fmt.Sprint(e.status)
+		return x.refused(e)
+	}
+	x.route = route
+	return x.routed(&route.Decision)
+}
+
+// observe looks at what has been sent on. Relaying comes first: nothing here may delay a byte of the response.
+func (x *exchange) observe(e *effect) {
+	if e.Status != "" {
+		x.code = "invalid"
+		if validStatus(e.Status) {
+			x.code = e.Status
+		}
+		if x.route != nil && (e.ContentEncoding == "" || e.ContentEncoding == "identity") {
+			x.usage = apibody.NewUsageReader(e.ContentType)
+		}
+	}
+	if e.FirstByte && x.route != nil {
+		x.route.MarkPrefillCompleted()
+	}
+	if len(e.Body) > 0 && x.usage != nil {
+		x.usage.Write(e.Body)
+	}
+}
+
+func (x *exchange) end() {
+	if x.phase != awaitHeaders {
+		x.metrics.Request(x.code)
+	}
+	if x.route == nil {
+		return
+	}
+	x.route.Free()
+	if x.usage != nil {
+		if u, ok := x.usage.Usage(); ok && u.HasCached {
+			x.metrics.Reported.Add(float64(u.CachedTokens))
+			x.log.Debug("request ended", "request_id", x.head.id, "status", x.code, "prompt_tokens", u.PromptTokens,
+				"cached_tokens", u.CachedTokens, "predicted_cached_tokens", x.route.PredictedCachedTokens)
+		}
+	}
+}
+
+// note logs something unusual that was tolerated, once for each kind.
+func (s *Server) note(what string) {
+	if _, seen := s.noted.LoadOrStore(what, true); !seen {
+		s.log.Warn("tolerated from the proxy; said once", "what", what)
+	}
+}
+
+// newRequestID returns 128 random bits in the form of Envoy's own ids (RFC 9562, version 4).
+func newRequestID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails: see crypto/rand
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}

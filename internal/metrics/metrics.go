@@ -1,0 +1,121 @@
+// Package metrics declares every metric that kvepp exports, in one place, so that names and labels can be read together.
+//
+// It owns names, help texts and buckets. It never decides anything, and no label takes a value that a client chooses.
+// Concurrency: all of it is safe from any goroutine.
+package metrics
+
+import (
+	"runtime/debug"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// Metrics is the set of exported metrics. Create it with New.
+type Metrics struct {
+	Registry *prometheus.Registry
+
+	requests  *prometheus.CounterVec
+	decisions *prometheus.CounterVec
+	events    *prometheus.CounterVec
+	phases    *prometheus.HistogramVec
+
+	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
+	Predicted prometheus.Counter
+	// Reported counts usage.prompt_tokens_details.cached_tokens of the same requests' responses.
+	Reported prometheus.Counter
+	// EndpointFileRefused counts readings of the endpoints file that were refused.
+	EndpointFileRefused prometheus.Counter
+	// IgnoredEndpoints is the number of endpoints whose role kvepp does not route to yet.
+	IgnoredEndpoints prometheus.Gauge
+}
+
+// New declares the metrics on a registry of their own, with Go's runtime and process metrics beside them.
+func New() *Metrics {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_requests_total",
+			Help: "HTTP requests by the status kvepp answered itself, or \"routed\" when it named an endpoint.",
+		}, []string{"code"}),
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_decisions_total",
+			Help: "Routing decisions by reason: \"kv\" priced overlap and load; every other reason names why only load could be priced.",
+		}, []string{"reason"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_events_total",
+			Help: "KV events by kind (stored, removed, cleared, batch, subscription) and outcome (applied, or why not).",
+		}, []string{"kind", "outcome"}),
+		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "kvepp_phase_seconds",
+			Help:    "Time spent in each phase of a decision: parse, tokenize, hash, match, select; and pick, the whole.",
+			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
+		}, []string{"phase"}),
+		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_predicted_cached_tokens_total",
+			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
+		}),
+		Reported: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_reported_cached_tokens_total",
+			Help: "Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).",
+		}),
+		EndpointFileRefused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_endpoints_file_refused_total",
+			Help: "Readings of the endpoints file that were refused; the endpoints stayed as they were.",
+		}),
+		IgnoredEndpoints: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "kvepp_ignored_endpoints",
+			Help: "Endpoints that are no candidates because of their role (prefill and decode are not routed yet).",
+		}),
+	}
+	version := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version = info.Main.Version
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
+	})
+	build.Set(1)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.Predicted, m.Reported, m.EndpointFileRefused,
+		m.IgnoredEndpoints, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Request counts a finished request phase. Code is an HTTP status in digits, or "routed".
+func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() }
+
+// Decision counts one decision.
+func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).Inc() }
+
+// Event counts n events of a kind with one outcome.
+func (m *Metrics) Event(kind, outcome string, n int) {
+	if n > 0 {
+		m.events.WithLabelValues(kind, outcome).Add(float64(n))
+	}
+}
+
+// Phase observes one phase that began at start, and returns now, the start of the next.
+func (m *Metrics) Phase(phase string, start time.Time) time.Time {
+	now := time.Now()
+	m.phases.WithLabelValues(phase).Observe(now.Sub(start).Seconds())
+	return now
+}
+
+// Source declares a gauge that is read when Prometheus asks: a package without metrics of its own has a Stats method,
+// and whoever wires it turns that into a gauge here.
+func (m *Metrics) Source(name, help string, labels prometheus.Labels, read func() float64) {
+	m.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, read))
+}
+
+// Names of the gauges that Source is called with.
+const (
+	ActiveRequests     = "kvepp_active_requests"
+	ActiveRequestsHelp = "Running bookings: requests that were routed and have not ended."
+	IndexBlocks        = "kvepp_index_blocks"
+	IndexBlocksHelp    = "Entries of the index: one for each block of each worker."
+	Subscriptions      = "kvepp_subscriptions"
+	SubscriptionsHelp  = "Subscriptions to engines' KV events by state (connected, connecting)."
+	Workers            = "kvepp_workers"
+	WorkersHelp        = "Workers (endpoint and rank) in the pool."
+)

@@ -1,0 +1,50 @@
+package pool
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+)
+
+// offsetPort returns a tcp://host:port address with n added to its port; "" stays "". The address was checked by
+// checkTCP. Source: vLLM's rule for data-parallel ranks, "port + rank".
+func offsetPort(address string, n uint32) string {
+	if address == "" || n == 0 {
+		return address
+	}
+	i := strings.LastIndexByte(address, ':')
+	port, err := strconv.ParseUint(address[i+1:], 10, 16)
+	if err != nil {
+		return address
+	}
+	return address[:i+1] + strconv.FormatUint(port+uint64(n), 10)
+}
+
+// checkTCP says what is wrong with a ZMQ address of n consecutive ports, nil when nothing is.
+func checkTCP(address string, n uint32) error {
+	rest, ok := strings.CutPrefix(address, "tcp://")
+	if !ok {
+		return fmt.Errorf("%q must look like tcp://HOST:PORT", address)
+	}
+	return checkHostPort(rest, n)
+}
+
+// checkHostPort says what is wrong with a host:port of n consecutive ports, nil when nothing is.
+func checkHostPort(address string, n uint32) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q must look like HOST:PORT ([HOST]:PORT for IPv6)", address)
+	}
+	if host == "" || host == "*" {
+		return fmt.Errorf("%q names no host: give the address that kvepp and Envoy connect to", address)
+	}
+	p, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || p == 0 {
+		return fmt.Errorf("%q: the port must be a number from 1 to 65535", address)
+	}
+	if p+uint64(max(n, 1))-1 > 65535 {
+		return fmt.Errorf("%q: %d ranks need ports up to %d", address, n, p+uint64(n)-1)
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+// Package dynamo reads which workers are alive, and what they say of themselves, from Dynamo's service discovery.
+//
+// It owns the formats of Dynamo's discovery records (instances and model cards) and the join of the endpoints file with
+// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store; other backends come beside it.
+//
+// Source: dynamo-runtime 1.6.1, discovery and storage; dynamo-llm 1.6.1, model_card.
+package dynamo
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"kvepp/pool"
+)
+
+// Instance is one live worker process on one endpoint path.
+type Instance struct {
+	Path       string // NAMESPACE/COMPONENT/ENDPOINT
+	InstanceID uint64
+	Seen       time.Time // when it was first seen alive, or for what was there at the start, when it last said so
+	Card       *Card     // nil while the worker has published none
+}
+
+// Card is what routing needs of a model deployment card. Zero fields were not in the card.
+type Card struct {
+	Model                 string // display_name
+	BlockSize             int    // kv_cache_block_size, tokens
+	TotalKVBlocks         int
+	MaxNumBatchedTokens   int
+	DataParallelStartRank uint32
+	DataParallelSize      uint32
+	EAGLE                 bool
+	Role                  pool.Role
+	Taints                []string
+}
+
+// parseInstance decodes the record of v1/instances.
+func parseInstance(record []byte) (path string, id uint64, err error) {
+	var r struct {
+		Namespace  string  `json:"namespace"`
+		Component  string  `json:"component"`
+		Endpoint   string  `json:"endpoint"`
+		InstanceID *uint64 `json:"instance_id"`
+	}
+	if err := json.Unmarshal(record, &r); err != nil {
+		return "", 0, err
+	}
+	if r.Namespace == "" || r.Component == "" || r.Endpoint == "" || r.InstanceID == nil {
+		return "", 0, fmt.Errorf("namespace, component, endpoint or instance_id is missing")
+	}
+	return r.Namespace + "/" + r.Component + "/" + r.Endpoint, *r.InstanceID, nil
+}
+
+// parseCard decodes the record of v1/mdc.
+func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
+	var r struct {
+		Namespace   string          `json:"namespace"`
+		Component   string          `json:"component"`
+		Endpoint    string          `json:"endpoint"`
+		InstanceID  *uint64         `json:"instance_id"`
+		ModelSuffix *string         `json:"model_suffix"`
+		Card        json.RawMessage `json:"card_json"`
+	}
+	if err := json.Unmarshal(record, &r); err != nil {
+		return "", 0, nil, err
+	}
+	if r.InstanceID == nil || len(r.Card) == 0 {
+		return "", 0, nil, fmt.Errorf("instance_id or card_json is missing")
+	}
+	path = r.Namespace + "/" + r.Component + "/" + r.Endpoint
+	if r.ModelSuffix != nil && *r.ModelSuffix != "" {
+		return path, *r.InstanceID, nil, nil // an adapter's card: it repeats the base model's runtime
+	}
+	var c struct {
+		DisplayName string    `json:"display_name"`
+		BlockSize   int       `json:"kv_cache_block_size"`
+		WorkerType  pool.Role `json:"worker_type"`
+		Runtime     struct {
+			TotalKVBlocks         int      `json:"total_kv_blocks"`
+			MaxNumBatchedTokens   int      `json:"max_num_batched_tokens"`
+			DataParallelStartRank uint32   `json:"data_parallel_start_rank"`
+			DataParallelSize      uint32   `json:"data_parallel_size"`
+			EnableEAGLE           bool     `json:"enable_eagle"`
+			Taints                []string `json:"taints"`
+		} `json:"runtime_config"`
+	}
+	if err := json.Unmarshal(r.Card, &c); err != nil {
+		return "", 0, nil, fmt.Errorf("card_json: %w", err)
+	}
+	return path, *r.InstanceID, &Card{
+		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
+		TotalKVBlocks: c.Runtime.TotalKVBlocks, MaxNumBatchedTokens: c.Runtime.MaxNumBatchedTokens,
+		DataParallelStartRank: c.Runtime.DataParallelStartRank, DataParallelSize: c.Runtime.DataParallelSize,
+		EAGLE: c.Runtime.EnableEAGLE, Taints: c.Runtime.Taints,
+	}, nil
+}
+
+// Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as it
+// is. One with a path becomes an endpoint only while an instance with a card is alive there; what the file gives itself
+// goes before the card. Of several instances on a path the one seen last counts: after a crash the old one lingers until
+// its lease ends, and the file has one event socket for both.
+func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
+	newest := make(map[string]*Instance)
+	for i := range instances {
+		in := &instances[i]
+		if was := newest[in.Path]; in.Card != nil && (was == nil || in.Seen.After(was.Seen)) {
+			newest[in.Path] = in
+		}
+	}
+	endpoints := make([]pool.Endpoint, 0, len(entries))
+	for _, e := range entries {
+		if e.Dynamo != "" {
+			in := newest[e.Dynamo]
+			if in == nil {
+				continue
+			}
+			e.Endpoint = complete(e.Endpoint, in)
+		}
+		endpoints = append(endpoints, e.Endpoint)
+	}
+	return endpoints
+}
+
+func complete(e pool.Endpoint, in *Instance) pool.Endpoint {
+	c := in.Card
+	e.InstanceID = in.InstanceID
+	if e.BlockSize == 0 {
+		e.BlockSize = c.BlockSize
+	}
+	if e.TotalKVBlocks == 0 {
+		e.TotalKVBlocks = c.TotalKVBlocks
+	}
+	if e.MaxNumBatchedTokens == 0 {
+		e.MaxNumBatchedTokens = c.MaxNumBatchedTokens
+	}
+	if e.DataParallelSize <= 1 && e.DataParallelStartRank == 0 {
+		e.DataParallelStartRank, e.DataParallelSize = c.DataParallelStartRank, c.DataParallelSize
+	}
+	if e.Model == "" {
+		e.Model = c.Model
+	}
+	if e.Role == pool.Aggregated && (c.Role == pool.Prefill || c.Role == pool.Decode) {
+		e.Role = c.Role
+	}
+	if len(e.Taints) == 0 {
+		e.Taints = c.Taints
+	}
+	e.EAGLE = e.EAGLE || c.EAGLE
+	return e
+}

@@ -1,0 +1,187 @@
+package dynamo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// lease is how long a record lives without being touched. Source: dynamo-runtime 1.6.1, storage::kv::file: a worker
+// touches its records every third of 10 s, and readers call one dead that is older. A worker that exits in order removes
+// its own at once.
+const lease = 10 * time.Second
+
+// scanEvery is the interval between two readings of the store. It is two directory listings; watching them would be woken
+// three times a second by the workers' touching alone, and would still need a clock for the dead.
+const scanEvery = 250 * time.Millisecond
+
+// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc}/KEY, the key percent-encoded into one file name.
+type FileStore struct {
+	dir string
+	log *slog.Logger
+
+	first   map[key]time.Time // when each live instance was first seen
+	started bool
+	bad     map[string]string // file -> the last complaint about it, so that each is logged once
+	cards   map[string]cachedCard
+}
+
+type key struct {
+	path string
+	id   uint64
+}
+
+// cachedCard saves decoding a model card, a few kB, four times a second.
+type cachedCard struct {
+	size    int64
+	touched time.Time
+	key     key
+	card    *Card
+}
+
+// NewFileStore opens the store of a folder, which need not exist yet: the first worker creates it.
+func NewFileStore(dir string, log *slog.Logger) *FileStore {
+	return &FileStore{dir: dir, log: log, first: map[key]time.Time{}, bad: map[string]string{}, cards: map[string]cachedCard{}}
+}
+
+// Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
+// before Watch returns.
+func (s *FileStore) Watch(ctx context.Context, apply func([]Instance)) {
+	last := s.scan(time.Now())
+	apply(last)
+	go func() {
+		tick := time.NewTicker(scanEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case now := <-tick.C:
+				if instances := s.scan(now); !reflect.DeepEqual(instances, last) {
+					last = instances
+					apply(instances)
+				}
+			}
+		}
+	}()
+}
+
+// scan reads the store once. The instances are ordered by path and id. A record that cannot be read is logged once and
+// left out; the others count.
+func (s *FileStore) scan(now time.Time) []Instance {
+	cards := map[key]*Card{}
+	s.each("mdc", now, func(file string, info fs.FileInfo) error {
+		if c, ok := s.cards[file]; ok && c.size == info.Size() && c.touched.Equal(info.ModTime()) {
+			cards[c.key] = c.card
+			return nil
+		}
+		record, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		path, id, card, err := parseCard(record)
+		if err != nil {
+			return err
+		}
+		if card == nil {
+			return nil
+		}
+		k := key{path, id}
+		cards[k] = card
+		s.cards[file] = cachedCard{info.Size(), info.ModTime(), k, card}
+		return nil
+	})
+	alive := map[key]time.Time{}
+	var instances []Instance
+	s.each("instances", now, func(file string, info fs.FileInfo) error {
+		record, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		path, id, err := parseInstance(record)
+		if err != nil {
+			return err
+		}
+		k := key{path, id}
+		seen, known := s.first[k]
+		switch {
+		case known:
+		case s.started:
+			seen = now
+		default: // of two that were there before us, the one that still touches its record is the live one
+			seen = info.ModTime()
+		}
+		alive[k] = seen
+		instances = append(instances, Instance{Path: path, InstanceID: id, Seen: seen, Card: cards[k]})
+		return nil
+	})
+	s.first, s.started = alive, true
+	slices.SortFunc(instances, func(a, b Instance) int {
+		if c := strings.Compare(a.Path, b.Path); c != 0 {
+			return c
+		}
+		if a.InstanceID < b.InstanceID {
+			return -1
+		}
+		return 1
+	})
+	return instances
+}
+
+// each calls f for every record of a bucket whose lease has not ended.
+func (s *FileStore) each(bucket string, now time.Time, f func(file string, info fs.FileInfo) error) {
+	dir := filepath.Join(s.dir, "v1", bucket)
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.complain(dir, err)
+		}
+		return
+	}
+	delete(s.bad, dir)
+	live := map[string]bool{}
+	for _, d := range files {
+		file := filepath.Join(dir, d.Name())
+		info, err := d.Info()
+		if err != nil || info.IsDir() || now.Sub(info.ModTime()) > lease {
+			continue // removed between the listing and now, or dead
+		}
+		if _, err := url.PathUnescape(d.Name()); err != nil || strings.HasPrefix(d.Name(), ".") {
+			continue // not a record: another program's temporary file
+		}
+		live[file] = true
+		if err := f(file, info); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.complain(file, err)
+		} else {
+			delete(s.bad, file)
+		}
+	}
+	for file := range s.bad {
+		if filepath.Dir(file) == dir && !live[file] {
+			delete(s.bad, file)
+		}
+	}
+	for file := range s.cards {
+		if filepath.Dir(file) == dir && !live[file] {
+			delete(s.cards, file)
+		}
+	}
+}
+
+// complain logs what is wrong with a file, once for each new complaint. A record that is being written looks truncated
+// for a moment: it is read again at the next scan.
+func (s *FileStore) complain(file string, err error) {
+	if text := fmt.Sprint(err); s.bad[file] != text {
+		s.bad[file] = text
+		s.log.Warn("a record of Dynamo's discovery cannot be read; the others count", "file", file, "error", err)
+	}
+}

@@ -1,0 +1,172 @@
+package pool
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"kvepp/kvblock"
+)
+
+// Entry is one endpoint as the endpoints file gives it: an Endpoint, and perhaps the place in Dynamo's discovery that
+// completes it.
+type Entry struct {
+	Endpoint
+	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. When set, the entry is an endpoint only while discovery has a live
+	// instance there.
+	Dynamo string
+}
+
+// fileEntry is the YAML of one endpoint. Pointers tell "absent" from zero.
+type fileEntry struct {
+	Name                  string   `yaml:"name"`
+	Address               string   `yaml:"address"`
+	Dynamo                string   `yaml:"dynamo"`
+	InstanceID            *uint64  `yaml:"instanceId"`
+	Role                  Role     `yaml:"role"`
+	DataParallelStartRank uint32   `yaml:"dataParallelStartRank"`
+	DataParallelSize      uint32   `yaml:"dataParallelSize"`
+	KVEvents              string   `yaml:"kvEvents"`
+	KVReplay              string   `yaml:"kvReplay"`
+	KVTopic               string   `yaml:"kvTopic"`
+	BlockSize             int      `yaml:"blockSize"`
+	TotalKVBlocks         int      `yaml:"totalKvBlocks"`
+	MaxNumBatchedTokens   int      `yaml:"maxNumBatchedTokens"`
+	Model                 string   `yaml:"model"`
+	DeviceType            string   `yaml:"deviceType"`
+	Taints                []string `yaml:"taints"`
+}
+
+// maxRanks bounds dataParallelSize: more ranks than any engine has, few enough that a typing error costs no memory.
+const maxRanks = 1024
+
+// ParseFile reads the endpoints file. The error names the line; an unknown key, a name given twice, and whatever could
+// not be dialled are errors. Where neither instanceId nor dynamo is given, the instance id is derived from the name as
+// Dynamo derives it from a pod's name.
+func ParseFile(text []byte) ([]Entry, error) {
+	var doc struct {
+		Endpoints []fileEntry `yaml:"endpoints"`
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	dec.KnownFields(true)
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, errors.New("the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")")
+	} else if err != nil {
+		return nil, errors.New(unknownKey.Replace(err.Error()))
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one YAML document in the file: put all endpoints into one list")
+	}
+	if doc.Endpoints == nil {
+		return nil, errors.New("no list under \"endpoints:\" (an empty list is \"endpoints: []\")")
+	}
+	// A second reading for the lines that errors name.
+	var at struct {
+		Endpoints []yaml.Node `yaml:"endpoints"`
+	}
+	if err := yaml.Unmarshal(text, &at); err != nil {
+		return nil, err
+	}
+	entries := make([]Entry, 0, len(doc.Endpoints))
+	lines := make(map[string]int, len(doc.Endpoints))
+	joins := make(map[string]string)
+	for i := range doc.Endpoints {
+		node := &at.Endpoints[i]
+		e, err := doc.Endpoints[i].entry(node)
+		if err != nil {
+			return nil, err
+		}
+		if line, twice := lines[e.Name]; twice {
+			return nil, fmt.Errorf("line %d: name %q is taken by the endpoint of line %d", node.Line, e.Name, line)
+		}
+		lines[e.Name] = node.Line
+		if other, twice := joins[e.Dynamo]; twice && e.Dynamo != "" {
+			// Two entries could take each other's instance, and with it the wrong event socket.
+			return nil, fmt.Errorf("line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or instanceId",
+				node.Line, e.Name, e.Dynamo, other)
+		}
+		joins[e.Dynamo] = e.Name
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// entry checks what the file gives for one endpoint, which stands at node.
+func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
+	// fail puts the line of the key that is wrong in front, or the entry's own where the key is absent.
+	fail := func(key, format string, args ...any) (Entry, error) {
+		return Entry{}, fmt.Errorf("line %d: %s: %s", keyLine(node, key), key, fmt.Sprintf(format, args...))
+	}
+	e := Entry{Dynamo: f.Dynamo, Endpoint: Endpoint{
+		Name: f.Name, Address: f.Address, Role: f.Role,
+		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1),
+		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic,
+		BlockSize: f.BlockSize, TotalKVBlocks: f.TotalKVBlocks, MaxNumBatchedTokens: f.MaxNumBatchedTokens,
+		Model: f.Model, DeviceType: f.DeviceType, Taints: f.Taints,
+	}}
+	if e.Role == "" {
+		e.Role = Aggregated
+	}
+	switch {
+	case f.Name == "":
+		return fail("name", "every endpoint needs one")
+	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
+		return fail("role", "%q is none of aggregated, prefill, decode", f.Role)
+	case f.Dynamo != "" && f.InstanceID != nil:
+		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
+	case e.DataParallelSize > maxRanks || e.DataParallelStartRank > 1<<31:
+		return fail("dataParallelSize", "ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, maxRanks)
+	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
+		return fail("blockSize", "blockSize, totalKvBlocks and maxNumBatchedTokens may not be negative")
+	}
+	if err := checkHostPort(f.Address, 1); err != nil {
+		return fail("address", "%v", err)
+	}
+	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {
+		if address == "" {
+			continue
+		}
+		if err := checkTCP(address, e.DataParallelSize); err != nil {
+			return fail(key, "%v", err)
+		}
+	}
+	switch {
+	case f.Dynamo != "":
+		if _, _, _, err := SplitDynamoPath(f.Dynamo); err != nil {
+			return fail("dynamo", "%v", err)
+		}
+	case f.InstanceID != nil:
+		e.InstanceID = *f.InstanceID
+	default:
+		e.InstanceID = kvblock.InstanceID(f.Name)
+	}
+	return e, nil
+}
+
+// unknownKey rewords the one message of package yaml that speaks of Go types.
+var unknownKey = strings.NewReplacer("not found in type pool.fileEntry", "is not a key of an endpoint",
+	"not found in type struct { Endpoints []pool.fileEntry \"yaml:\\\"endpoints\\\"\" }", "is not a key of the endpoints file")
+
+// keyLine returns the line of a key in a mapping, or the mapping's own where the key is absent.
+func keyLine(node *yaml.Node, key string) int {
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		if node.Content[i].Value == key {
+			return node.Content[i].Line
+		}
+	}
+	return node.Line
+}
+
+// SplitDynamoPath splits NAMESPACE/COMPONENT/ENDPOINT.
+func SplitDynamoPath(path string) (namespace, component, endpoint string, err error) {
+	parts := strings.Split(path, "/")
+	if len(parts) != 3 || slices.Contains(parts, "") {
+		return "", "", "", fmt.Errorf("%q must look like NAMESPACE/COMPONENT/ENDPOINT", path)
+	}
+	return parts[0], parts[1], parts[2], nil
+}

@@ -1,0 +1,291 @@
+// Package pool keeps the current set of endpoints as an immutable snapshot that anybody may read without a lock.
+//
+// It owns the worker numbers (kvblock.Worker), what is known about each worker (instance id, rank, block size, role), and
+// the static file source. It never routes, never talks to an engine, and never calls anybody while it holds its lock.
+//
+// Concurrency: everything is safe from any goroutine. Watchers are called one at a time, in the order they were added.
+package pool
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"kvepp/kvblock"
+)
+
+// Role says which phase of a request an endpoint serves.
+type Role string
+
+// The roles of Dynamo's workers. The zero value of Endpoint.Role means Aggregated.
+const (
+	Aggregated Role = "aggregated"
+	Prefill    Role = "prefill"
+	Decode     Role = "decode"
+)
+
+// Endpoint is one address that Envoy can send a request to, and what is known of the engine behind it. It stands for
+// DataParallelSize workers, one for each rank.
+type Endpoint struct {
+	Name    string // unique in the pool; a pod's name in Kubernetes
+	Address string // host:port as Envoy dials it; several endpoints may share one (a shared frontend)
+
+	InstanceID            uint64 // Dynamo's id of the worker process
+	Role                  Role
+	DataParallelStartRank uint32
+	DataParallelSize      uint32 // 0 means 1
+
+	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
+	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay
+	KVTopic  string // subscription prefix; empty means everything
+
+	BlockSize           int    // tokens per KV block; 0: not known yet
+	TotalKVBlocks       int    // device blocks per rank; 0: not known
+	MaxNumBatchedTokens int    // prefill tokens per engine step; 0: not known
+	Model               string // the model served; empty: whatever the request names
+	DeviceType          string
+	Taints              []string
+	EAGLE               bool // blocks are hashed over windows of BlockSize+1 tokens
+}
+
+// Worker is one rank of one endpoint: one KV cache.
+type Worker struct {
+	kvblock.Worker
+	*Endpoint
+	Rank uint32
+
+	// BlockSize is the endpoint's, else what the engine announced. 0: not known yet; hide nothing behind it.
+	BlockSize int
+	// Announced is the block size of the worker's own events when it differs from BlockSize, else 0. Such a worker's
+	// blocks cannot be matched: it is routed to by load only.
+	Announced int
+}
+
+// KVEventsAddress returns the ZMQ address of this rank's events, "" when the endpoint has none.
+func (w *Worker) KVEventsAddress() string {
+	return offsetPort(w.KVEvents, w.Rank-w.DataParallelStartRank)
+}
+
+// KVReplayAddress returns the ZMQ address of this rank's replay socket, "" when the endpoint has none.
+func (w *Worker) KVReplayAddress() string {
+	return offsetPort(w.KVReplay, w.Rank-w.DataParallelStartRank)
+}
+
+// String names a worker in logs: endpoint and rank.
+func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
+
+// identity is what makes a worker the same KV cache across two updates; the rest of an endpoint may change under it.
+type identity struct {
+	name, address, events, topic string
+	instance                     uint64
+	rank                         uint32
+}
+
+func (w *Worker) identity() identity {
+	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVTopic, w.InstanceID, w.Rank}
+}
+
+// Snapshot is the pool at one moment. It never changes.
+type Snapshot struct {
+	// Workers is ordered by endpoint as the source gave them, then by rank.
+	Workers []Worker
+
+	readers atomic.Int64
+}
+
+// Release ends one Acquire. The snapshot must not be used afterwards.
+func (s *Snapshot) Release() { s.readers.Add(-1) }
+
+// Watcher is told of workers that join and leave, after the snapshot that says so is published.
+type Watcher interface {
+	// WorkerJoined starts whatever is kept for a worker.
+	WorkerJoined(Worker)
+	// WorkerLeft forgets a worker. When it returns, nothing of the worker may remain and nothing may come of it later.
+	// It is called at once when the worker leaves, and again before its number goes to somebody else, because a decision
+	// that was under way may have booked on it in between: a second call must be harmless.
+	WorkerLeft(kvblock.Worker)
+}
+
+// Pool is the current set of endpoints. Create it with New.
+type Pool struct {
+	current atomic.Pointer[Snapshot]
+
+	// update serialises Update and with it the calls to watchers. It guards these:
+	update   sync.Mutex
+	watchers []Watcher
+	leaving  []kvblock.Worker
+	free     []kvblock.Worker
+	next     kvblock.Worker
+
+	// publishing serialises changes of current. It is apart from update because WorkerLeft waits for an engine's last
+	// event to be applied, and that event may be the one that reports a block size.
+	publishing sync.Mutex
+	old        []*Snapshot // superseded, perhaps still read; guarded by publishing
+
+	log *slog.Logger
+}
+
+// New returns an empty pool.
+func New(log *slog.Logger) *Pool {
+	p := &Pool{log: log}
+	p.current.Store(&Snapshot{})
+	return p
+}
+
+// Watch adds a watcher. Add all of them before the first Update: earlier workers are not announced again.
+func (p *Pool) Watch(w Watcher) {
+	p.update.Lock()
+	defer p.update.Unlock()
+	p.watchers = append(p.watchers, w)
+}
+
+// Acquire returns the current snapshot. The caller releases it: a worker's number goes to somebody else only when
+// everybody who could still mean the old holder has let go.
+func (p *Pool) Acquire() *Snapshot {
+	for {
+		s := p.current.Load()
+		s.readers.Add(1)
+		// Had the snapshot been replaced between the load and the add, Update may have seen no reader and reused a number.
+		if p.current.Load() == s {
+			return s
+		}
+		s.Release()
+	}
+}
+
+// Update makes endpoints the pool's content. A worker that was there before, with the same name, address, instance id,
+// rank and event address, keeps its number and what its engine announced; the others join or leave.
+//
+// Endpoints must have unique names; New's callers get them from ParseFile, which refuses others.
+func (p *Pool) Update(endpoints []Endpoint) {
+	p.update.Lock()
+	defer p.update.Unlock()
+	p.reclaim()
+
+	joined, left := p.replace(endpoints)
+	for _, w := range left {
+		p.log.Info("worker left", "worker", w.String(), "instance", w.InstanceID)
+		for _, o := range p.watchers {
+			o.WorkerLeft(w.Worker)
+		}
+		p.leaving = append(p.leaving, w.Worker)
+	}
+	for _, w := range joined {
+		p.log.Info("worker joined", "worker", w.String(), "instance", w.InstanceID, "address", w.Address, "role", w.Role)
+		for _, o := range p.watchers {
+			o.WorkerJoined(w)
+		}
+	}
+}
+
+// replace publishes the snapshot of endpoints and says who joined and left. The caller holds p.update.
+func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
+	p.publishing.Lock()
+	defer p.publishing.Unlock()
+	before := p.current.Load()
+	known := make(map[identity]Worker, len(before.Workers))
+	for _, w := range before.Workers {
+		known[w.identity()] = w
+	}
+	after := &Snapshot{}
+	for i := range endpoints {
+		e := endpoints[i]
+		if e.Role == "" {
+			e.Role = Aggregated
+		}
+		e.DataParallelSize = max(e.DataParallelSize, 1)
+		for rank := e.DataParallelStartRank; rank < e.DataParallelStartRank+e.DataParallelSize; rank++ {
+			w := Worker{Endpoint: &e, Rank: rank, BlockSize: e.BlockSize}
+			if was, ok := known[w.identity()]; ok {
+				delete(known, w.identity())
+				w.Worker = was.Worker
+				switch announced := max(was.Announced, was.BlockSize); {
+				case w.BlockSize == 0:
+					w.BlockSize = announced
+				case was.Announced != 0 && was.Announced != w.BlockSize:
+					w.Announced = was.Announced
+				}
+			} else {
+				w.Worker = p.number()
+				joined = append(joined, w)
+			}
+			after.Workers = append(after.Workers, w)
+		}
+	}
+	p.publish(after)
+	for _, w := range before.Workers {
+		if _, gone := known[w.identity()]; gone {
+			left = append(left, w)
+		}
+	}
+	return joined, left
+}
+
+// ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing else
+// said it; one that differs from what is known makes the worker load-only until they agree again.
+func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
+	s := p.Acquire()
+	i := slices.IndexFunc(s.Workers, func(x Worker) bool { return x.Worker == w })
+	settled := i < 0 || s.Workers[i].BlockSize == announced && s.Workers[i].Announced == 0 || s.Workers[i].Announced == announced
+	s.Release()
+	if settled {
+		return
+	}
+	p.publishing.Lock()
+	defer p.publishing.Unlock()
+	before := p.current.Load()
+	i = slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
+	if i < 0 {
+		return
+	}
+	after := &Snapshot{Workers: slices.Clone(before.Workers)}
+	x := &after.Workers[i]
+	switch x.BlockSize {
+	case 0:
+		x.BlockSize, x.Announced = announced, 0
+		p.log.Info("block size taken from the engine's events", "worker", x.String(), "block_size", announced)
+	case announced:
+		x.Announced = 0
+		p.log.Info("block size of the engine's events agrees again", "worker", x.String(), "block_size", announced)
+	default:
+		x.Announced = announced
+		p.log.Error("block size differs from the engine's: this worker is routed to by load only; "+
+			"correct --kv-cache-block-size, the endpoints file or the model card",
+			"worker", x.String(), "configured", x.BlockSize, "announced", announced)
+	}
+	p.publish(after)
+}
+
+// publish replaces the snapshot. The caller holds p.publishing.
+func (p *Pool) publish(s *Snapshot) { p.old = append(p.old, p.current.Swap(s)) }
+
+// reclaim frees the numbers of workers that left, once no reader of an older snapshot remains. The caller holds p.update.
+func (p *Pool) reclaim() {
+	p.publishing.Lock()
+	p.old = slices.DeleteFunc(p.old, func(s *Snapshot) bool { return s.readers.Load() == 0 })
+	read := len(p.old) > 0
+	p.publishing.Unlock()
+	if read {
+		return
+	}
+	for _, w := range p.leaving {
+		for _, o := range p.watchers {
+			o.WorkerLeft(w)
+		}
+	}
+	p.free = append(p.free, p.leaving...)
+	p.leaving = p.leaving[:0]
+}
+
+// number returns a worker number that nobody holds. The caller holds p.update.
+func (p *Pool) number() kvblock.Worker {
+	if n := len(p.free); n > 0 {
+		w := p.free[n-1]
+		p.free = p.free[:n-1]
+		return w
+	}
+	p.next++
+	return p.next - 1
+}

@@ -1,0 +1,349 @@
+// Package router decides where a request goes, and keeps the books until it ends.
+//
+// It owns the way from a request's body to a booked worker: parse, tokenize, hash, match, price, choose and book. It never
+// speaks HTTP or Envoy's protocol, and it never fails for want of knowledge: without a tokenizer, without events, without a
+// block size the request is still routed, by load, and the decision says why.
+//
+// Concurrency: a Router is safe from any goroutine; a Route belongs to the request it was made for, but its methods may be
+// called from any goroutine.
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+	"kvepp/tokenizer"
+)
+
+var (
+	// ErrNoEndpoints says that no endpoint may take the request: none is in the pool, or none in the proxy's subset.
+	ErrNoEndpoints = errors.New("no endpoint is available for this request")
+	// ErrUnknownModel says that there are endpoints, but each of them serves another model.
+	ErrUnknownModel = errors.New("no endpoint serves this model")
+)
+
+// Reason says on what a decision rests. It is a metric's label: few values, none from a client.
+type Reason string
+
+// The reasons. Every one but ReasonKV means that only load was priced.
+const (
+	ReasonKV           Reason = "kv"             // overlap and load
+	ReasonNoBody       Reason = "no_body"        // a request without a body, a GET for example
+	ReasonBodyMode     Reason = "body_mode"      // the proxy's body mode does not let the body be waited for
+	ReasonBodyTooLarge Reason = "body_too_large" // above the size that is parsed
+	ReasonUnknownAPI   Reason = "unknown_api"    // a path whose body kvepp does not read
+	ReasonNoTokenizer  Reason = "no_tokenizer"   // no --model for the request's model
+	ReasonMedia        Reason = "media"          // an image, audio or video in the prompt
+	ReasonTokenize     Reason = "tokenize_error" // template or text that cannot be tokenized
+	ReasonNoBlockSize  Reason = "no_block_size"  // no candidate's block size is known
+	ReasonNoEvents     Reason = "no_events"      // no candidate announces its blocks
+	ReasonPanic        Reason = "panic"          // a defect of kvepp's, contained; the log has the stack
+)
+
+// Request is what is to be routed.
+type Request struct {
+	ID   string // for logs
+	Path string // as the client sent it, query included
+	Body []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
+
+	// Without says why Body is not there; empty when it is.
+	Without Reason
+	// BodyBytes is the size seen of a body that is not given, for an estimate of its load.
+	BodyBytes int
+	// Allowed says whether an endpoint's address may be chosen; nil allows all.
+	Allowed func(address string) bool
+}
+
+// Decision is what was decided and why. It does not change after Route returned it.
+type Decision struct {
+	Name       string // endpoint
+	Address    string // host:port for Envoy
+	InstanceID uint64
+	Rank       uint32
+
+	Reason                Reason
+	PromptTokens          int // exact when Reason is ReasonKV, else an estimate from the body's size
+	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker
+	BlockSize             int // the worker's; 0: not known
+	Costs                 []Cost
+}
+
+// Cost is one candidate's price; lower is better.
+type Cost struct {
+	Name string
+	Rank uint32
+	Cost float64
+	// CachedBlocks is how many leading blocks of the prompt the candidate holds.
+	CachedBlocks int
+}
+
+// Route is a decision that is booked. Free it exactly where the request ends.
+type Route struct {
+	Decision
+	booking scoring.Booking
+}
+
+// MarkPrefillCompleted says that the first content came: the prompt is prefilled. Only the first call counts.
+func (r *Route) MarkPrefillCompleted() { r.booking.MarkPrefillCompleted() }
+
+// Free ends the request. Only the first call counts.
+func (r *Route) Free() { r.booking.Free() }
+
+// Config is what an operator chooses.
+type Config struct {
+	// Models maps a model's name, as requests give it, to its tokenizer.
+	Models map[string]*tokenizer.Model
+	// Scoring holds the knobs of the cost function. It must have passed Validate.
+	Scoring scoring.Config
+}
+
+// Router routes the requests of one pool.
+type Router struct {
+	cfg     Config
+	pool    *pool.Pool
+	index   *indexer.Index
+	book    *scoring.ActiveSequences
+	metrics *metrics.Metrics
+	log     *slog.Logger
+	scratch sync.Pool // *decision
+}
+
+// New returns a router over the workers of p, the blocks in index and the loads in book.
+func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
+	r := &Router{cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
+	r.scratch.New = func() any { return new(decision) }
+	return r
+}
+
+// prompt is a request's body as routing sees it.
+type prompt struct {
+	model  string            // empty when the body was not read
+	salt   string            // cache namespace
+	tokens [][]kvblock.Token // one list per prompt; nil without a tokenizer
+	isl    int               // tokens over all prompts, or an estimate
+	reason Reason            // ReasonKV when tokens are there
+}
+
+// bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
+// English text in JSON is near it; nothing depends on it but the balance among such requests.
+const bytesPerToken = 4
+
+// Route chooses a worker for a request and books it there, in one step.
+//
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ctx's own. Every other trouble
+// is a decision with a Reason.
+func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
+	start := time.Now()
+	p, err := r.prepare(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // the client has gone: do not book for nobody
+	}
+	d := r.scratch.Get().(*decision)
+	defer r.scratch.Put(d)
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	route, err := r.choose(d, snapshot, req, &p)
+	if err != nil {
+		return nil, err
+	}
+	r.metrics.Decision(string(route.Reason))
+	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
+	r.metrics.Phase("pick", start)
+	if r.log.Enabled(ctx, slog.LevelDebug) {
+		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "worker", route.Name, "rank", route.Rank,
+			"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
+			"predicted_cached_tokens", route.PredictedCachedTokens, "costs", route.Costs)
+	}
+	return route, nil
+}
+
+// prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
+func (r *Router) prepare(req *Request) (p prompt, err error) {
+	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
+	if req.Without != "" {
+		return p, nil
+	}
+	defer func() {
+		if c := recover(); c != nil {
+			r.log.Error("panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
+			p, err = prompt{model: p.model, reason: ReasonPanic, isl: p.isl}, nil
+		}
+	}()
+	at := time.Now()
+	body, err := apibody.ParseRequest(req.Path, req.Body)
+	at = r.metrics.Phase("parse", at)
+	if errors.Is(err, apibody.ErrUnknownAPI) {
+		p.reason = ReasonUnknownAPI
+		return p, nil
+	}
+	if err != nil {
+		return p, err
+	}
+	p.model, p.salt = body.Model, body.CacheSalt
+	model := r.cfg.Models[body.Model]
+	switch {
+	case body.HasMedia:
+		p.reason = ReasonMedia
+	case model == nil:
+		p.reason = ReasonNoTokenizer
+	default:
+		tokens, err := model.Tokenize(body)
+		r.metrics.Phase("tokenize", at)
+		if err != nil {
+			r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
+			p.reason = ReasonTokenize
+			break
+		}
+		p.reason, p.tokens, p.isl = ReasonKV, tokens, 0
+		for _, ids := range tokens {
+			p.isl += len(ids)
+		}
+	}
+	return p, nil
+}
+
+// decision is the scratch memory of one choice, reused.
+type decision struct {
+	workers    []pool.Worker // the candidates
+	candidates []scoring.Candidate
+	costs      []float64
+	variants   []variant
+	local      []kvblock.LocalHash
+	scores     indexer.OverlapScores
+}
+
+// variant is a prompt cut for one block size. Workers of one model usually share one.
+type variant struct {
+	blockSize int
+	eagle     bool
+	prompt    scoring.Prompt
+	overlap   map[kvblock.Worker]int // leading blocks held, summed over the prompts
+}
+
+func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
+	d.workers, d.candidates, d.variants = d.workers[:0], d.candidates[:0], d.variants[:0]
+	otherModel := 0
+	for _, w := range snapshot.Workers {
+		switch {
+		case w.Role != pool.Aggregated: // prefill and decode workers need a second leg, which is not there yet
+		case req.Allowed != nil && !req.Allowed(w.Address):
+		case p.model != "" && w.Model != "" && w.Model != p.model:
+			otherModel++
+		default:
+			d.workers = append(d.workers, w)
+		}
+	}
+	switch {
+	case len(d.workers) == 0 && otherModel > 0:
+		return nil, fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
+	case len(d.workers) == 0:
+		return nil, ErrNoEndpoints
+	}
+
+	reason := p.reason
+	if reason == ReasonKV {
+		reason = r.match(d, p)
+	}
+	for _, w := range d.workers {
+		c := scoring.Candidate{Worker: w.Worker}
+		if v := d.variantOf(&w); v != nil {
+			c.Prompt = &v.prompt
+			c.DeviceBlocks = v.overlap[w.Worker]
+		} else if w.BlockSize > 0 {
+			c.Prompt = &scoring.Prompt{BlockSize: w.BlockSize}
+		}
+		d.candidates = append(d.candidates, c)
+	}
+	at := time.Now()
+	if cap(d.costs) < len(d.candidates) {
+		d.costs = make([]float64, len(d.candidates))
+	}
+	costs := d.costs[:len(d.candidates)]
+	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
+	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl}, d.candidates, &r.cfg.Scoring, nil, costs)
+	r.metrics.Phase("select", at)
+	if err != nil {
+		return nil, fmt.Errorf("router: %w", err)
+	}
+	w := &d.workers[sel.Index]
+	route := &Route{booking: booking, Decision: Decision{
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize,
+		Reason: reason, PromptTokens: p.isl,
+		PredictedCachedTokens: d.candidates[sel.Index].DeviceBlocks * w.BlockSize,
+		Costs:                 make([]Cost, len(costs)),
+	}}
+	for i := range costs {
+		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], d.candidates[i].DeviceBlocks}
+	}
+	return route, nil
+}
+
+// match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.
+func (r *Router) match(d *decision, p *prompt) Reason {
+	sized, announcing := false, false
+	for i := range d.workers {
+		w := &d.workers[i]
+		if w.BlockSize == 0 || w.Announced != 0 {
+			continue
+		}
+		sized = true
+		announcing = announcing || w.KVEvents != ""
+		if d.variantOf(w) == nil {
+			d.variants = append(d.variants, r.cut(d, p, w.BlockSize, w.EAGLE))
+		}
+	}
+	switch {
+	case !sized:
+		return ReasonNoBlockSize
+	case !announcing:
+		return ReasonNoEvents
+	}
+	return ReasonKV
+}
+
+func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
+	at := time.Now()
+	v := variant{blockSize: blockSize, eagle: eagle, overlap: make(map[kvblock.Worker]int)}
+	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
+	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, CacheNamespace: p.salt}
+	for _, tokens := range p.tokens {
+		d.local = kvblock.AppendLocalHashes(d.local[:0], tokens, options)
+		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))
+	}
+	at = r.metrics.Phase("hash", at)
+	for _, chain := range v.prompt.Chains {
+		r.index.FindMatches(chain, &d.scores)
+		for _, o := range d.scores.Overlaps() {
+			v.overlap[o.Worker] += o.Blocks
+		}
+	}
+	r.metrics.Phase("match", at)
+	return v
+}
+
+// variantOf returns the prompt as the worker's engine cuts it; nil when it was not hashed for it.
+func (d *decision) variantOf(w *pool.Worker) *variant {
+	if w.Announced != 0 {
+		return nil
+	}
+	for i := range d.variants {
+		if v := &d.variants[i]; v.blockSize == w.BlockSize && v.eagle == w.EAGLE {
+			return v
+		}
+	}
+	return nil
+}
