@@ -1,0 +1,272 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"kvepp/chattemplate"
+	"kvepp/kvblock"
+)
+
+// The reasons for which a request has no token ids here. It is then routed by load.
+var (
+	// ErrMedia says that the prompt holds something other than text.
+	ErrMedia = errors.New("tokenizer: the prompt is not text alone")
+	// ErrNoChatTemplate says that the model has no chat template.
+	ErrNoChatTemplate = errors.New("tokenizer: the model has no chat template")
+	// ErrInvalidUTF8 says that the text is not valid UTF-8.
+	ErrInvalidUTF8 = errors.New("tokenizer: text is not valid UTF-8")
+)
+
+// Model is a loaded tokenizer with its chat template.
+type Model struct {
+	encoder  *encoder
+	segments *segmentCache
+	// chat is the template for chats; chatTools, when the model has one, that for chats with tools. Either may be nil.
+	chat, chatTools *chatTemplate
+	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
+	specialNames map[string]string
+}
+
+// chatTemplate is a template and the form of message content that it takes.
+type chatTemplate struct {
+	*chattemplate.Template
+	source string
+	// wantsParts says that the template shows content only as a list of parts, never as a string.
+	wantsParts bool
+}
+
+// The files of a model's folder.
+const (
+	tokenizerFile       = "tokenizer.json"
+	tokenizerConfigFile = "tokenizer_config.json"
+	chatTemplateFile    = "chat_template.jinja"
+	chatTemplateJSON    = "chat_template.json"
+)
+
+// Load reads a model's Hugging Face folder: tokenizer.json, and if there, tokenizer_config.json, chat_template.jinja and
+// chat_template.json. A folder without a chat template is fine until a chat comes (ErrNoChatTemplate).
+//
+// Errors name the file and the component. What cannot be reproduced exactly is such an error too: an unknown
+// normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
+// that does not compile.
+func Load(dir string) (*Model, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, tokenizerFile))
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	e, err := parseTokenizerJSON(raw)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerFile), err)
+	}
+	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes)}
+	templates, err := m.readConfig(filepath.Join(dir, tokenizerConfigFile))
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
+	}
+	if err := m.readTemplates(dir, templates); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	return m, nil
+}
+
+// readOptional reads a file that need not exist.
+func readOptional(path string) ([]byte, bool, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	return raw, err == nil, err
+}
+
+// specialTokenNames are the named tokens that Transformers shows to templates and adds to the tokenizer.
+var specialTokenNames = []string{
+	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+}
+
+// readConfig reads tokenizer_config.json and returns its chat templates by name.
+func (m *Model) readConfig(path string) (map[string]string, error) {
+	raw, found, err := readOptional(path)
+	if err != nil || !found {
+		return nil, err
+	}
+	var config map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return nil, err
+	}
+	if string(config["split_special_tokens"]) == "true" {
+		return nil, errUnsupported("split_special_tokens", "true")
+	}
+	m.specialNames = map[string]string{}
+	for _, name := range specialTokenNames {
+		token, err := specialToken(config[name])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if token == "" {
+			continue
+		}
+		if err := m.encoder.checkAdded(token); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		m.specialNames[name] = token
+	}
+	var decoder map[string]struct {
+		Content string `json:"content"`
+	}
+	if raw := config["added_tokens_decoder"]; raw != nil {
+		if err := json.Unmarshal(raw, &decoder); err != nil {
+			return nil, fmt.Errorf("added_tokens_decoder: %w", err)
+		}
+	}
+	for _, token := range decoder {
+		if err := m.encoder.checkAdded(token.Content); err != nil {
+			return nil, fmt.Errorf("added_tokens_decoder: %w", err)
+		}
+	}
+	templates, err := namedTemplates(config["chat_template"])
+	if err != nil {
+		return nil, fmt.Errorf("chat_template: %w", err)
+	}
+	return templates, nil
+}
+
+// checkAdded refuses a token of tokenizer_config.json that tokenizer.json does not add: Transformers would add it, and
+// other engines would not.
+func (e *encoder) checkAdded(token string) error {
+	if _, ok := e.addedIDs[token]; !ok {
+		return fmt.Errorf("%q is not among the added_tokens of %s", token, tokenizerFile)
+	}
+	return nil
+}
+
+// specialToken reads a token written as a string or as an object; "" for null and for no value.
+func specialToken(raw json.RawMessage) (string, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return "", nil
+	}
+	var token string
+	if json.Unmarshal(raw, &token) == nil {
+		return token, nil
+	}
+	var object struct{ Content *string }
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return "", err
+	}
+	if object.Content == nil {
+		return "", errors.New("neither a string nor an object with content")
+	}
+	return *object.Content, nil
+}
+
+// The names that Transformers gives to templates, of which it picks.
+const (
+	templateDefault = "default"
+	templateTools   = "tool_use"
+)
+
+// namedTemplates reads a chat_template written as a string or as a list of names and templates.
+func namedTemplates(raw json.RawMessage) (map[string]string, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		return map[string]string{templateDefault: one}, nil
+	}
+	var list []struct{ Name, Template string }
+	if err := json.Unmarshal(raw, &list); err == nil {
+		templates := make(map[string]string, len(list))
+		for _, t := range list {
+			templates[t.Name] = t.Template
+		}
+		return templates, nil
+	}
+	var byName map[string]string
+	if err := json.Unmarshal(raw, &byName); err != nil {
+		return nil, errors.New("neither a string nor a list of named templates")
+	}
+	return byName, nil
+}
+
+// readTemplates compiles the chat templates. chat_template.jinja beats tokenizer_config.json, which beats
+// chat_template.json.
+func (m *Model) readTemplates(dir string, templates map[string]string) error {
+	path := filepath.Join(dir, chatTemplateFile)
+	raw, found, err := readOptional(path)
+	if err != nil {
+		return err
+	}
+	switch {
+	case found:
+		templates = map[string]string{templateDefault: string(raw)}
+	case templates != nil:
+		path = filepath.Join(dir, tokenizerConfigFile)
+	default:
+		path = filepath.Join(dir, chatTemplateJSON)
+		raw, found, err := readOptional(path)
+		if err != nil || !found {
+			return err
+		}
+		var file struct {
+			ChatTemplate json.RawMessage `json:"chat_template"`
+		}
+		if err := json.Unmarshal(raw, &file); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if templates, err = namedTemplates(file.ChatTemplate); err != nil {
+			return fmt.Errorf("%s: chat_template: %w", path, err)
+		}
+	}
+	compile := func(name string) (*chatTemplate, error) {
+		source, ok := templates[name]
+		if !ok {
+			return nil, nil
+		}
+		t, err := chattemplate.Compile(name, source)
+		if err != nil {
+			return nil, fmt.Errorf("%s: chat template %q: %w", path, name, err)
+		}
+		c := &chatTemplate{Template: t, source: source}
+		c.wantsParts = c.probeParts(m)
+		return c, nil
+	}
+	if m.chat, err = compile(templateDefault); err != nil {
+		return err
+	}
+	m.chatTools, err = compile(templateTools)
+	return err
+}
+
+// probeParts finds out whether the template shows content only as a list of parts.
+// Source: dynamo-llm 1.6.1, preprocessor/prompt: render one message both ways and see which shows its text.
+func (c *chatTemplate) probeParts(m *Model) bool {
+	const probe = "template_test"
+	shows := func(content any) bool {
+		message := chattemplate.NewDict()
+		message.Set("role", "user")
+		message.Set("content", content)
+		vars := m.templateVars(nil)
+		vars.Set("messages", chattemplate.NewList(message))
+		vars.Set("add_generation_prompt", false)
+		text, err := c.Render(vars, chattemplate.Limits{})
+		return err == nil && strings.Contains(text, probe)
+	}
+	return shows(textParts(probe)) && !shows(probe)
+}
+
+// Encode returns the token ids of text. addSpecialTokens puts the model's own tokens around it, such as <s>, as
+// completions do by default. Errors: ErrInvalidUTF8, or a text beyond 1 GiB.
+func (m *Model) Encode(text string, addSpecialTokens bool) ([]kvblock.Token, error) {
+	return m.AppendEncode(make([]kvblock.Token, 0, len(text)/3+16), text, addSpecialTokens)
+}
+
+// AppendEncode is Encode that appends to ids and returns the longer slice; on error ids is returned unchanged.
+func (m *Model) AppendEncode(ids []kvblock.Token, text string, addSpecialTokens bool) ([]kvblock.Token, error) {
+	return m.encoder.append(ids, text, addSpecialTokens, m.segments)
+}
