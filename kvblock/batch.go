@@ -1,6 +1,9 @@
 package kvblock
 
-import "slices"
+import (
+	"math/bits"
+	"slices"
+)
 
 // EventKind says what an engine announces.
 type EventKind uint8
@@ -198,6 +201,93 @@ func (b *Batch) decodeEvents(s *scanner) error {
 	return nil
 }
 
+// field is a field of an event. The first eight stand in the order of a positional BlockStored, the next five in that of the
+// trailing fields.
+type field uint8
+
+const (
+	fieldUnknown field = iota
+	fieldHashes
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoRAID
+	fieldMedium
+	fieldLoRAName
+	fieldExtraKeys
+	fieldGroup
+	fieldSpecKind
+	fieldSlidingWindow
+	fieldLocality
+	fieldOwnership
+	fieldCacheSalt
+	fieldSessionID
+	fieldLookahead
+	fieldMediaInfos
+)
+
+// fieldNames are the fields' names in an event sent as a map.
+var fieldNames = [...]string{
+	fieldHashes:        "block_hashes",
+	fieldParent:        "parent_block_hash",
+	fieldTokens:        "token_ids",
+	fieldBlockSize:     "block_size",
+	fieldLoRAID:        "lora_id",
+	fieldMedium:        "medium",
+	fieldLoRAName:      "lora_name",
+	fieldExtraKeys:     "extra_keys",
+	fieldGroup:         "group_idx",
+	fieldSpecKind:      "kv_cache_spec_kind",
+	fieldSlidingWindow: "kv_cache_spec_sliding_window",
+	fieldLocality:      "locality",
+	fieldOwnership:     "ownership",
+	fieldCacheSalt:     "cache_salt",
+	fieldSessionID:     "session_id",
+	fieldLookahead:     "lookahead_token_ids",
+	fieldMediaInfos:    "block_mm_infos",
+}
+
+// fieldOf returns the field of this name, fieldUnknown for none.
+func fieldOf(name []byte) field {
+	switch string(name) {
+	case "block_hashes":
+		return fieldHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoRAID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoRAName
+	case "extra_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldSpecKind
+	case "kv_cache_spec_sliding_window":
+		return fieldSlidingWindow
+	case "locality":
+		return fieldLocality
+	case "ownership":
+		return fieldOwnership
+	case "cache_salt":
+		return fieldCacheSalt
+	case "session_id":
+		return fieldSessionID
+	case "lookahead_token_ids":
+		return fieldLookahead
+	case "block_mm_infos":
+		return fieldMediaInfos
+	}
+	return fieldUnknown
+}
+
 // kindOf returns the kind with this tag, 0 for none.
 func kindOf(tag []byte) EventKind {
 	switch string(tag) {
@@ -239,15 +329,15 @@ func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 		if n < 4 {
 			return s.fail("BlockStored of %d fields, want at least 4", n)
 		}
-		for _, key := range []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"} {
+		for f := fieldHashes; f <= fieldExtraKeys; f++ {
 			if n == 0 {
 				return nil
 			}
 			n--
-			if key == "lora_name" && s.peek() == kindMap {
+			if f == fieldLoRAName && s.peek() == kindMap {
 				err = b.decodeSalt(s, e)
 			} else {
-				err = b.decodeField(s, e, key)
+				err = b.decodeField(s, e, f)
 			}
 			if err != nil {
 				return err
@@ -258,10 +348,10 @@ func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 		if n < 1 {
 			return s.fail("BlockRemoved without hashes")
 		}
-		if err := b.decodeField(s, e, "block_hashes"); err != nil || n == 1 {
+		if err := b.decodeField(s, e, fieldHashes); err != nil || n == 1 {
 			return err
 		}
-		if err := b.decodeField(s, e, "medium"); err != nil {
+		if err := b.decodeField(s, e, fieldMedium); err != nil {
 			return err
 		}
 		return b.decodeTrailing(s, e, n-2)
@@ -269,7 +359,7 @@ func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 		if n == 0 {
 			return nil
 		}
-		if err := b.decodeField(s, e, "ownership"); err != nil {
+		if err := b.decodeField(s, e, fieldOwnership); err != nil {
 			return err
 		}
 		return b.skipSurplus(s, n-1)
@@ -295,7 +385,7 @@ func (b *Batch) decodeSalt(s *scanner, e *Event) error {
 			return err
 		}
 		if string(key) == "cache_salt" {
-			err = b.decodeField(s, e, "cache_salt")
+			err = b.decodeField(s, e, fieldCacheSalt)
 		} else {
 			b.UnknownKeys++
 			err = s.skip()
@@ -325,8 +415,8 @@ func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
 	if fixed, err := trailingIsFixed(*s, n); err != nil {
 		return err
 	} else if fixed {
-		for _, key := range []string{"group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership"}[:n] {
-			if err := b.decodeField(s, e, key); err != nil {
+		for i := range n {
+			if err := b.decodeField(s, e, fieldGroup+field(i)); err != nil {
 				return err
 			}
 		}
@@ -337,14 +427,14 @@ func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
 		switch s.peek() {
 		case kindInt:
 			if e.HasGroup {
-				err = b.decodeField(s, e, "kv_cache_spec_sliding_window")
+				err = b.decodeField(s, e, fieldSlidingWindow)
 			} else {
-				err = b.decodeField(s, e, "group_idx")
+				err = b.decodeField(s, e, fieldGroup)
 			}
 		case kindString:
-			err = b.decodeField(s, e, "kv_cache_spec_kind")
+			err = b.decodeField(s, e, fieldSpecKind)
 		case kindArray:
-			err = b.decodeField(s, e, "block_mm_infos")
+			err = b.decodeField(s, e, fieldMediaInfos)
 		default:
 			err = s.skip()
 		}
@@ -397,41 +487,43 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	}
 	s.p = start
 	unknown := e.Kind == 0
-	var hashes, tokens, size bool
+	var seen uint32 // a bit for each field
 	for range n {
 		key, err := s.text("event key")
 		if err != nil {
 			return err
 		}
-		switch k := string(key); {
-		case unknown || k == "type":
+		switch f := fieldOf(key); {
+		case unknown || string(key) == "type":
 			err = s.skip()
-		case k == "block_hashes" && hashes, k == "token_ids" && tokens:
-			return s.fail("%s twice", k)
+		case (f == fieldHashes || f == fieldTokens) && seen>>f&1 != 0:
+			return s.fail("%s twice", fieldNames[f])
 		default:
-			hashes = hashes || k == "block_hashes"
-			tokens = tokens || k == "token_ids"
-			size = size || k == "block_size"
-			err = b.decodeField(s, e, k)
+			seen |= 1 << f
+			err = b.decodeField(s, e, f)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	switch {
-	case e.Kind == BlockStored && !(hashes && tokens && size):
-		return s.fail("BlockStored without block_hashes, token_ids or block_size")
-	case e.Kind == BlockRemoved && !hashes:
-		return s.fail("BlockRemoved without block_hashes")
+	var need uint32
+	switch e.Kind {
+	case BlockStored:
+		need = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldBlockSize
+	case BlockRemoved:
+		need = 1 << fieldHashes
+	}
+	if missing := need &^ seen; missing != 0 {
+		return s.fail("%v without %s", e.Kind, fieldNames[bits.TrailingZeros32(missing)])
 	}
 	return nil
 }
 
 // decodeField reads the value of one named field into e. It is where both encodings meet.
-func (b *Batch) decodeField(s *scanner, e *Event, key string) (err error) {
-	switch key {
-	case "block_hashes":
-		n, err := s.array(key)
+func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
+	switch f {
+	case fieldHashes:
+		n, err := s.array(fieldNames[f])
 		if err != nil {
 			return err
 		}
@@ -446,7 +538,7 @@ func (b *Batch) decodeField(s *scanner, e *Event, key string) (err error) {
 		}
 		e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
 		return nil
-	case "token_ids":
+	case fieldTokens:
 		at := len(b.tokens)
 		b.tokens, e.Bigram, err = s.tokens(b.tokens)
 		e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
@@ -455,40 +547,40 @@ func (b *Batch) decodeField(s *scanner, e *Event, key string) (err error) {
 	if s.null() { // every other field may be nil, which is as good as absent
 		return nil
 	}
-	switch key {
-	case "parent_block_hash":
+	switch f {
+	case fieldParent:
 		integer := s.peek() == kindInt
 		e.Parent, err = s.hash()
 		e.HasParent = !integer || e.Parent != 0
-	case "block_size":
-		e.BlockSize, err = s.uint32(key)
-	case "medium":
-		if e.Medium, err = s.text(key); len(e.Medium) == 0 {
+	case fieldBlockSize:
+		e.BlockSize, err = s.uint32(fieldNames[f])
+	case fieldMedium:
+		if e.Medium, err = s.text(fieldNames[f]); len(e.Medium) == 0 {
 			e.Medium = nil
 		}
-	case "lora_name":
-		e.LoRAName, err = s.text(key)
-	case "cache_salt":
-		e.CacheSalt, err = s.text(key)
-	case "extra_keys":
+	case fieldLoRAName:
+		e.LoRAName, err = s.text(fieldNames[f])
+	case fieldCacheSalt:
+		e.CacheSalt, err = s.text(fieldNames[f])
+	case fieldExtraKeys:
 		at := s.p
-		if err := s.want(kindArray, key); err != nil {
+		if err := s.want(kindArray, fieldNames[f]); err != nil {
 			return err
 		}
 		err = s.skip()
 		e.ExtraKeys = s.b[at:s.p:s.p]
-	case "group_idx":
+	case fieldGroup:
 		e.HasGroup = true
-		e.Group, err = s.uint32(key)
-	case "kv_cache_spec_kind":
-		e.SpecKind, err = s.text(key)
-	case "locality":
-		e.Locality, err = s.text(key)
-	case "ownership":
-		e.Ownership, err = s.text(key)
-	case "block_mm_infos":
+		e.Group, err = s.uint32(fieldNames[f])
+	case fieldSpecKind:
+		e.SpecKind, err = s.text(fieldNames[f])
+	case fieldLocality:
+		e.Locality, err = s.text(fieldNames[f])
+	case fieldOwnership:
+		e.Ownership, err = s.text(fieldNames[f])
+	case fieldMediaInfos:
 		var n int
-		if n, err = s.array(key); err != nil {
+		if n, err = s.array(fieldNames[f]); err != nil {
 			return err
 		}
 		for range n {
@@ -500,7 +592,7 @@ func (b *Batch) decodeField(s *scanner, e *Event, key string) (err error) {
 				return err
 			}
 		}
-	case "lora_id", "kv_cache_spec_sliding_window", "session_id", "lookahead_token_ids":
+	case fieldLoRAID, fieldSlidingWindow, fieldSessionID, fieldLookahead:
 		err = s.skip() // known, and nothing here depends on them
 	default:
 		b.UnknownKeys++

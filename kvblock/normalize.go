@@ -66,6 +66,7 @@ type Normalizer struct {
 	blockSize  int
 	groups     map[uint32]specKind
 	namespaces namespaceTable
+	limit      int // of len(namespaces)
 
 	// Buffers of the latest Normalize.
 	blocks []StoredBlock
@@ -77,7 +78,7 @@ type Normalizer struct {
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
 // taken from the worker's first store that passes the filter.
 func NewNormalizer(blockSize int) *Normalizer {
-	return &Normalizer{blockSize: max(blockSize, 0), groups: map[uint32]specKind{}, namespaces: namespaceTable{}}
+	return &Normalizer{blockSize: max(blockSize, 0), groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced}
 }
 
 // BlockSize returns the worker's block size in tokens, 0 while it is not known.
@@ -166,10 +167,7 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	}
 	if tier == TierDisk || tier == TierExternal {
 		// These events carry neither group nor namespace, and must not teach us any.
-		if len(e.CacheSalt) > 0 {
-			ns = namespace{salted: true, salt: namespaceSalt(string(e.CacheSalt))}
-		}
-		return tier, ns, ""
+		return tier, announcedNamespace(e), ""
 	}
 	if reason := n.filterGroup(e); reason != "" {
 		return tier, ns, reason
@@ -226,19 +224,14 @@ const maxGroups = 1024
 // A listener that joins in the middle of a chain cannot tell a salted parent from a plain one, and takes it as plain, as
 // Dynamo does.
 func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
-	name := e.CacheSalt
-	if len(name) == 0 {
-		name = namespaceOf(e)
-	}
-	if len(name) > 0 {
-		ns = namespace{salted: true, salt: namespaceSalt(string(name))}
-	} else if e.HasParent {
+	ns = announcedNamespace(e)
+	if !ns.salted && e.HasParent {
 		ns = n.namespaces[e.Parent]
 	}
 	if ns.ambiguous {
 		return ns, DropAmbiguousNamespace
 	}
-	if ns.salted && len(n.namespaces)+len(e.Hashes) > maxNamespaced {
+	if ns.salted && len(n.namespaces)+len(e.Hashes) > n.limit {
 		return ns, DropNamespacesFull
 	}
 	if ns.salted || len(n.namespaces) > 0 {
@@ -327,10 +320,20 @@ func (n *Normalizer) duplicate(e *Event) bool {
 // saltPrefix marks the cache namespaces that Dynamo's vLLM worker passes through the engine. Source: dynamo-kv-router 1.6.1, zmq_wire (extra_keys).
 const saltPrefix = "dynamo-cache-salt:"
 
-// namespaceOf returns the cache namespace in the extra keys of e's first block, nil if there is none. A namespace may be
-// spelled like the adapter, so the adapter's name is skipped, once.
-func namespaceOf(e *Event) []byte {
-	var namespace []byte
+// announcedNamespace returns the cache namespace that a store itself names: in a field of its own, or else in the extra keys
+// of its first block. There a namespace may be spelled like the adapter, so the adapter's name is skipped, once.
+func announcedNamespace(e *Event) namespace {
+	name := e.CacheSalt
+	if len(name) == 0 {
+		name = namespaceInExtraKeys(e)
+	}
+	if len(name) == 0 {
+		return namespace{}
+	}
+	return namespace{salted: true, salt: namespaceSalt(string(name))}
+}
+
+func namespaceInExtraKeys(e *Event) (name []byte) {
 	lora := e.LoRAName
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
 		if block > 0 {
@@ -348,13 +351,13 @@ func namespaceOf(e *Event) []byte {
 			lora = nil
 			return true
 		}
-		if name, ok := bytes.CutPrefix(text, []byte(saltPrefix)); ok && len(name) > 0 {
-			namespace = name
+		if rest, ok := bytes.CutPrefix(text, []byte(saltPrefix)); ok && len(rest) > 0 {
+			name = rest
 			return false
 		}
 		return true
 	})
-	return namespace
+	return name
 }
 
 // mediaHashes returns the media hashes of e's blocks, nil if there are none.
@@ -413,6 +416,9 @@ func mediaHash(id []byte) (uint64, bool) {
 // eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked when
 // it was decoded; what does not look like extra keys is passed over.
 func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
+	if len(extraKeys) == 0 {
+		return
+	}
 	s := scanner{b: extraKeys}
 	blocks, err := s.array("extra_keys")
 	if err != nil {

@@ -1,0 +1,201 @@
+package kvblock
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// describe renders operations on one line each, as the tests state them.
+func describe(ops []Operation) []string {
+	lines := []string{}
+	for _, op := range ops {
+		switch op.Kind {
+		case OpStored:
+			parent := "root"
+			if op.Stored.HasParent {
+				parent = fmt.Sprint(op.Stored.Parent)
+			}
+			var blocks []string
+			for _, b := range op.Stored.Blocks {
+				blocks = append(blocks, fmt.Sprintf("%d=%d", b.Engine, b.Local))
+			}
+			lines = append(lines, fmt.Sprintf("stored %v after %s: %s", op.Stored.Tier, parent, strings.Join(blocks, " ")))
+		case OpRemoved:
+			lines = append(lines, fmt.Sprintf("removed %v: %d", op.Removed.Tier, op.Removed.Hashes))
+		case OpCleared:
+			lines = append(lines, "cleared")
+		case OpDropped:
+			lines = append(lines, fmt.Sprintf("dropped %v: %s", op.Event, op.Reason))
+		}
+	}
+	return lines
+}
+
+// store is a store of the tokens 1..4 under hash, as a map with more fields.
+func store(hash int, more ...any) pairs {
+	return append(pairs{"type", "BlockStored", "block_hashes", []any{hash}, "token_ids", ints(1, 4), "block_size", 4}, more...)
+}
+
+func remove(hash int, more ...any) pairs {
+	return append(pairs{"type", "BlockRemoved", "block_hashes", []any{hash}}, more...)
+}
+
+const (
+	plain1  = "14643705804678351452" // local hash of the tokens 1..4
+	tenant1 = "5738685477468498325"  // in the namespace tenant-a
+)
+
+func TestNormalize(t *testing.T) {
+	mark := "0123456789abcdef" + strings.Repeat("0", 48)
+	native := strings.Repeat("0123456789abcdef", 4)
+	clearAll := pairs{"type", "AllBlocksCleared"}
+	for _, c := range []struct {
+		name   string
+		events []any
+		want   []string
+	}{
+		{"two blocks", []any{[]any{"BlockStored", []any{111, 222}, nil, ints(1, 8), 4}},
+			[]string{"stored device after root: 111=14643705804678351452 222=16777012769546811212"}},
+		{"with a parent", []any{store(5, "parent_block_hash", 4)}, []string{"stored device after 4: 5=" + plain1}},
+		{"removed and cleared", []any{remove(5), clearAll}, []string{"removed device: [5]", "cleared"}},
+		{"nothing stored or removed", []any{pairs{"type", "BlockRemoved", "block_hashes", []any{}}, []any{"BlockStored", []any{}, nil, []any{}, 4}}, []string{}},
+		{"adapter", []any{store(5, "lora_name", "my-lora")}, []string{"stored device after root: 5=15671544057904749233"}},
+		{"adapter and namespace", []any{store(5, "lora_name", "my-lora", "cache_salt", "tenant-a")}, []string{"stored device after root: 5=6157910915076630503"}},
+		{"eagle", []any{[]any{"BlockStored", []any{5, 6}, nil, []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}, []any{4, 5}, []any{5, 6}, []any{6, 7}, []any{7, 8}, []any{8, 9}}, 4}},
+			[]string{"stored device after root: 5=1914873892905420881 6=1929047464662796003"}},
+		{"tiers", []any{store(1, "medium", "GPU"), store(2, "medium", "CPU_TIER1"), store(3, "medium", "STORAGE"), remove(4, "medium", "SHARED"), store(5, "medium", "FS")},
+			[]string{"stored device after root: 1=" + plain1, "stored host_pinned after root: 2=" + plain1, "stored disk after root: 3=" + plain1,
+				"removed external: [4]", "dropped BlockStored: unknown_medium"}},
+		{"ownership before everything", []any{store(1, "ownership", "kvcr"), pairs{"type", "Ignored", "ownership", "?"}, pairs{"type", "Ignored"}},
+			[]string{"dropped BlockStored: unsupported_ownership", "dropped Ignored: unknown_ownership", "dropped Ignored: ignored_event"}},
+		{"locality", []any{store(1, "locality", "LOCAL"), remove(1, "locality", "REMOTE"), store(1, "locality", "MOON", "medium", "FS")},
+			[]string{"stored device after root: 1=" + plain1, "dropped BlockRemoved: non_local_locality", "dropped BlockStored: non_local_locality"}},
+		{"groups are learned from stores", []any{
+			store(1, "group_idx", 0), store(2, "group_idx", 1), remove(2, "group_idx", 1, "kv_cache_spec_kind", "full_attention"), store(3, "group_idx", 1),
+			store(4, "group_idx", 1, "kv_cache_spec_kind", "mla_attention"), store(5, "group_idx", 1), remove(5, "group_idx", 1),
+			store(6, "group_idx", 2, "kv_cache_spec_kind", "sliding_window"), remove(6, "group_idx", 2),
+			store(7, "group_idx", 0, "kv_cache_spec_kind", "novel"), store(8, "group_idx", 0),
+			store(9, "group_idx", 3, "kv_cache_spec_kind", "sink_full_attention", "medium", "DISK"), store(9, "group_idx", 3)},
+			[]string{"stored device after root: 1=" + plain1, "dropped BlockStored: unlearned_group_idx", "removed device: [2]", "dropped BlockStored: unlearned_group_idx",
+				"stored device after root: 4=" + plain1, "stored device after root: 5=" + plain1, "removed device: [5]",
+				"dropped BlockStored: non_main_attention_kind", "dropped BlockRemoved: non_main_attention_group",
+				"dropped BlockStored: unknown_kind", "dropped BlockStored: unknown_kind",
+				"stored disk after root: 9=" + plain1, "dropped BlockStored: unlearned_group_idx"}},
+		{"namespaces pass from parent to child", []any{
+			store(1, "cache_salt", "tenant-a"), store(2, "parent_block_hash", 1), store(3, "parent_block_hash", 2), store(4, "parent_block_hash", 9), store(5, "parent_block_hash", 3, "cache_salt", "")},
+			[]string{"stored device after root: 1=" + tenant1, "stored device after 1: 2=" + tenant1, "stored device after 2: 3=" + tenant1,
+				"stored device after 9: 4=" + plain1, "stored device after 3: 5=" + tenant1}},
+		{"a removal and a clear forget the namespace", []any{
+			store(1, "cache_salt", "tenant-a"), remove(1), store(2, "parent_block_hash", 1),
+			store(1, "cache_salt", "tenant-a"), clearAll, store(2, "parent_block_hash", 1)},
+			[]string{"stored device after root: 1=" + tenant1, "removed device: [1]", "stored device after 1: 2=" + plain1,
+				"stored device after root: 1=" + tenant1, "cleared", "stored device after 1: 2=" + plain1}},
+		{"one hash in two namespaces", []any{
+			store(1, "cache_salt", "tenant-a"), store(1, "cache_salt", "tenant-b"), store(2, "parent_block_hash", 1), remove(1), store(2, "parent_block_hash", 1),
+			store(2, "parent_block_hash", 1, "cache_salt", "tenant-a")},
+			[]string{"stored device after root: 1=" + tenant1, "stored device after root: 1=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, CacheNamespace: "tenant-b"})),
+				"dropped BlockStored: ambiguous_cache_namespace", "removed device: [1]", "dropped BlockStored: ambiguous_cache_namespace",
+				"stored device after 1: 2=" + tenant1}},
+		{"one hash with and without namespace", []any{store(1, "cache_salt", "tenant-a"), store(1), store(2, "parent_block_hash", 1)},
+			[]string{"stored device after root: 1=" + tenant1, "stored device after root: 1=" + plain1, "dropped BlockStored: ambiguous_cache_namespace"}},
+		{"namespace in extra keys", []any{
+			store(1, "extra_keys", []any{[]any{7, "dynamo-cache-salt:tenant-a"}}),
+			store(2, "extra_keys", []any{[]any{"tenant-a"}}),
+			store(3, "lora_name", "dynamo-cache-salt:tenant-a", "extra_keys", []any{[]any{"dynamo-cache-salt:tenant-a"}}),
+			store(4, "extra_keys", []any{nil, []any{"dynamo-cache-salt:tenant-a"}}),
+			store(5, "medium", "DISK", "extra_keys", []any{[]any{"dynamo-cache-salt:tenant-a"}})},
+			[]string{"stored device after root: 1=" + tenant1, "stored device after root: 2=" + plain1,
+				"stored device after root: 3=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, LoRAName: "dynamo-cache-salt:tenant-a"})),
+				"stored device after root: 4=" + plain1, "stored disk after root: 5=" + tenant1}},
+		{"media", []any{
+			[]any{"BlockStored", []any{1, 2, 3}, nil, ints(1, 12), 4, nil, nil, nil, []any{nil, []any{[]any{mark, 2}}, nil}},
+			[]any{"BlockStored", []any{1, 2, 3}, nil, ints(1, 12), 4, nil, nil, nil, []any{nil, []any{native, mark, 5}, 6, []any{mark}}},
+			[]any{"BlockStored", []any{1}, nil, ints(1, 4), 4, nil, nil, nil, []any{[]any{native, []any{mark}, []any{3, 4}, "0123456789abcde_" + strings.Repeat("0", 48)}}},
+			[]any{"BlockStored", []any{1}, nil, ints(1, 4), 4, nil, nil, nil, nil, []any{pairs{"mm_objects", []any{}}}}},
+			[]string{"stored device after root: 1=14643705804678351452 2=209020911815014387 3=483935686894639516",
+				"stored device after root: 1=14643705804678351452 2=209020911815014387 3=483935686894639516",
+				"stored device after root: 1=" + plain1,
+				"dropped BlockStored: unsupported_block_mm_infos"}},
+		{"the same hash twice", []any{[]any{"BlockStored", []any{1, 1}, nil, ints(1, 8), 4}, store(3, "parent_block_hash", 3),
+			[]any{"BlockStored", append(ints(1, 9), 4), nil, ints(1, 40), 4}},
+			[]string{"dropped BlockStored: duplicate_block_hash", "dropped BlockStored: duplicate_block_hash", "dropped BlockStored: duplicate_block_hash"}},
+		{"another block size", []any{[]any{"BlockStored", []any{1}, nil, ints(1, 8), 8}, []any{"BlockStored", []any{1}, nil, ints(1, 8), 0}},
+			[]string{"dropped BlockStored: block_size_mismatch", "dropped BlockStored: block_size_mismatch"}},
+		{"too few tokens", []any{[]any{"BlockStored", []any{1, 2}, nil, ints(1, 7), 4}, []any{"BlockStored", []any{1}, nil, ints(1, 3), 4}},
+			[]string{"stored device after root: 1=" + plain1, "dropped BlockStored: short_token_ids", "dropped BlockStored: short_token_ids"}},
+		{"too many tokens", []any{[]any{"BlockStored", []any{1}, nil, ints(1, 9), 4}}, []string{"stored device after root: 1=" + plain1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var b Batch
+			if err := DecodeBatch(batchOf(c.events...), &b); err != nil {
+				t.Fatal(err)
+			}
+			if got := describe(NewNormalizer(4).Normalize(&b, nil)); !slices.Equal(got, c.want) {
+				t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(c.want, "\n  "))
+			}
+		})
+	}
+}
+
+func localOf(from, to Token, o HashOptions) LocalHash {
+	return AppendLocalHashes(nil, countingTokens(from, to), o)[0]
+}
+
+// A worker's block size is what its first main-attention store on the device says, if nobody said it before.
+func TestNormalizerAdoptsBlockSize(t *testing.T) {
+	n := NewNormalizer(0)
+	var b Batch
+	for _, step := range []struct {
+		event any
+		want  string
+		size  int
+	}{
+		{store(1, "kv_cache_spec_kind", "mamba"), "dropped BlockStored: non_main_attention_kind", 0},
+		{store(1, "medium", "DISK"), "dropped BlockStored: block_size_mismatch", 0},
+		{[]any{"BlockStored", []any{1}, nil, ints(1, 4), 1 << 30}, "dropped BlockStored: block_size_mismatch", 0},
+		{store(1), "stored device after root: 1=" + plain1, 4},
+		{[]any{"BlockStored", []any{1}, nil, ints(1, 8), 8}, "dropped BlockStored: block_size_mismatch", 4},
+		{store(1, "medium", "DISK"), "stored disk after root: 1=" + plain1, 4},
+	} {
+		if err := DecodeBatch(batchOf(step.event), &b); err != nil {
+			t.Fatal(err)
+		}
+		if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, []string{step.want}) || n.BlockSize() != step.size {
+			t.Errorf("got %q, block size %d; want %q, %d", got, n.BlockSize(), step.want, step.size)
+		}
+	}
+}
+
+func TestNormalizeCapturedSimulator(t *testing.T) {
+	var b Batch
+	if err := DecodeBatch(mustHex(capturedSimulator), &b); err != nil {
+		t.Fatal(err)
+	}
+	ops := NewNormalizer(0).Normalize(&b, nil)
+	if len(ops) != 1 || ops[0].Kind != OpStored || ops[0].Stored.HasParent || len(ops[0].Stored.Blocks) != 1 {
+		t.Fatalf("got %q", describe(ops))
+	}
+	block := ops[0].Stored.Blocks[0]
+	want := AppendLocalHashes(nil, b.Events[0].Tokens, HashOptions{BlockSize: 16})
+	if block.Engine != 1001605090434437995 || block.Local != want[0] {
+		t.Errorf("got %+v, want local hash %d", block, want[0])
+	}
+}
+
+// The table of namespaces has a bound, and a store that would pass it says so.
+func TestNormalizerNamespaceBound(t *testing.T) {
+	n := NewNormalizer(4)
+	n.limit = 2
+	var b Batch
+	if err := DecodeBatch(batchOf(store(1, "cache_salt", "tenant-a"), store(2, "parent_block_hash", 1), store(3, "parent_block_hash", 2),
+		store(4), remove(1), store(3, "parent_block_hash", 2)), &b); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"stored device after root: 1=" + tenant1, "stored device after 1: 2=" + tenant1, "dropped BlockStored: cache_namespaces_full",
+		"stored device after root: 4=" + plain1, "removed device: [1]", "stored device after 2: 3=" + tenant1}
+	if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, want) {
+		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
