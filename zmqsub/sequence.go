@@ -1,0 +1,118 @@
+package zmqsub
+
+// sequence decides, from the numbers of messages alone, what is in order, lost, repeated, or from a new life of the
+// publisher. It is pure: numbers in, steps out.
+//
+// Two watermarks are kept, because after a replay the live queue still holds messages that the replay delivered: next is
+// about what was delivered, lastLive about what the live connection carried. Only a live number that does not grow means
+// a new life.
+//
+// A publisher that restarted and has already sent as many messages as before looks like one that goes on. Where there is a
+// replay that is found out too: each replay begins at the last message delivered, and that message must be the same.
+// Without one it is not seen; Disconnected and Connected are then the only hint.
+type sequence struct {
+	replays bool // gaps can be asked about
+
+	next     uint64 // number of the next message to deliver; 0: nothing was delivered in this life
+	digest   uint64 // of the payload of message next-1
+	live     bool   // lastLive is set
+	lastLive uint64
+	anchored bool // a replay runs, and has yet to show message next-1
+}
+
+// step is what to do, in the order of the fields.
+type step struct {
+	restart bool   // report a new life
+	gap     bool   // report that messages from expected on are lost
+	expect  uint64 //
+	deliver bool   // deliver the message
+	replay  bool   // run a replay: from onReplayStart to onReplayEnd, then, for a live message, onSettled
+}
+
+// onLive is the step for a live message.
+func (q *sequence) onLive(seq uint64) step {
+	var st step
+	if q.live && seq <= q.lastLive {
+		st.restart = true
+		q.next = 0
+	}
+	q.live, q.lastLive = true, seq
+	if q.replays && seq > q.next {
+		st.replay = true
+		return st
+	}
+	q.place(seq, &st)
+	return st
+}
+
+// onReplayStart returns the number from which to ask.
+func (q *sequence) onReplayStart() (from uint64) {
+	q.anchored = q.next > 0
+	if q.anchored {
+		return q.next - 1
+	}
+	return 0
+}
+
+// onReplayed is the step for a replayed message, whose payload has the digest. If it asks for a replay, this one is of no
+// use any more.
+func (q *sequence) onReplayed(seq, digest uint64) step {
+	var st step
+	if q.anchored {
+		if seq < q.next-1 {
+			return st // not asked for
+		}
+		q.anchored = false
+		switch {
+		case seq == q.next-1 && digest != q.digest:
+			q.restart(&st)
+			return st
+		case seq == q.next:
+			// The one before is gone from the publisher's buffer, so that nothing shows that these belong
+			// together: better a new life too many than two taken for one.
+			q.restart(&st)
+			st.replay = false
+		}
+	}
+	q.place(seq, &st)
+	return st
+}
+
+// onReplayEnd is the step for the end of a replay that the publisher said was complete.
+func (q *sequence) onReplayEnd() step {
+	var st step
+	if q.anchored {
+		// It does not have the message that it sent us last, nor any later one.
+		q.restart(&st)
+	}
+	return st
+}
+
+// onSettled is the step for the live message that made a replay necessary, after it.
+func (q *sequence) onSettled(seq uint64) step {
+	var st step
+	q.live, q.lastLive = true, seq
+	q.place(seq, &st)
+	return st
+}
+
+// delivered must be called after each message that a step said to deliver; the digest matters only if there are replays.
+func (q *sequence) delivered(seq, digest uint64) {
+	q.next, q.digest = seq+1, digest
+}
+
+// restart begins a new life that a replay showed.
+func (q *sequence) restart(st *step) {
+	st.restart, st.replay = true, true
+	q.next, q.live, q.anchored = 0, false, false
+}
+
+func (q *sequence) place(seq uint64, st *step) {
+	if seq < q.next {
+		return
+	}
+	if seq > q.next {
+		st.gap, st.expect = true, q.next
+	}
+	st.deliver = true
+}

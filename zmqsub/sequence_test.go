@@ -1,0 +1,259 @@
+package zmqsub
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// reader runs a sequence as a subscription does, against a simulated publisher, and writes down what is reported.
+type reader struct {
+	sequence sequence
+	buffer   func() []message // what the publisher can replay; nil: it does not end its answer
+	reports  []string
+	messages []message // delivered; number -1 stands for a report of gap or restart
+}
+
+type message struct{ life, number int }
+
+func (m message) digest() uint64 { return uint64(m.life)<<32 | uint64(m.number) }
+
+func (r *reader) apply(st step, m message) {
+	if st.restart {
+		r.reports = append(r.reports, "restart")
+		r.messages = append(r.messages, message{number: -1})
+	}
+	if st.gap {
+		r.reports = append(r.reports, fmt.Sprintf("gap %d-%d", st.expect, m.number))
+		r.messages = append(r.messages, message{number: -1})
+	}
+	if st.deliver {
+		r.reports = append(r.reports, fmt.Sprint(m.number))
+		r.messages = append(r.messages, m)
+		r.sequence.delivered(uint64(m.number), m.digest())
+	}
+}
+
+func (r *reader) live(m message) {
+	st := r.sequence.onLive(uint64(m.number))
+	if st.replay {
+		r.apply(step{restart: st.restart}, m)
+		r.replay()
+		st = r.sequence.onSettled(uint64(m.number))
+	}
+	r.apply(st, m)
+}
+
+func (r *reader) replay() {
+	for again := true; again; {
+		again = false
+		from := r.sequence.onReplayStart()
+		buffer := r.buffer()
+		for _, m := range buffer {
+			if uint64(m.number) < from {
+				continue
+			}
+			st := r.sequence.onReplayed(uint64(m.number), m.digest())
+			r.apply(st, m)
+			if again = st.replay; again {
+				break
+			}
+		}
+		if !again && buffer != nil {
+			st := r.sequence.onReplayEnd()
+			r.apply(st, message{})
+			again = st.replay
+		}
+	}
+}
+
+func messages(life int, numbers ...int) []message {
+	var ms []message
+	for _, n := range numbers {
+		ms = append(ms, message{life, n})
+	}
+	return ms
+}
+
+func TestSequence(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		replays bool
+		buffer  []message
+		do      func(*reader)
+		want    []string
+	}{
+		{
+			name: "in order",
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 1}); r.live(message{1, 2}) },
+			want: []string{"0", "1", "2"},
+		},
+		{
+			name: "gap",
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 4}); r.live(message{1, 5}) },
+			want: []string{"0", "gap 1-4", "4", "5"},
+		},
+		{
+			name: "late joiner",
+			do:   func(r *reader) { r.live(message{1, 7}); r.live(message{1, 8}) },
+			want: []string{"gap 0-7", "7", "8"},
+		},
+		{
+			name: "restart",
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 1}); r.live(message{2, 0}) },
+			want: []string{"0", "1", "restart", "0"},
+		},
+		{
+			name: "restart, first message missed",
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 1}); r.live(message{2, 1}) },
+			want: []string{"0", "1", "restart", "gap 0-1", "1"},
+		},
+		{
+			name: "greatest number",
+			do: func(r *reader) {
+				r.sequence.next = 1<<63 - 1
+				r.live(message{1, 1<<63 - 1})
+				r.live(message{1, 0})
+			},
+			want: []string{"9223372036854775807", "restart", "0"},
+		},
+		{
+			name: "gap, replayed; live messages that were in the replay", replays: true, buffer: messages(1, 0, 1, 2, 3, 4, 5),
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				for _, n := range []int{3, 4, 5, 6} {
+					r.live(message{1, n})
+				}
+			},
+			want: []string{"0", "1", "2", "3", "4", "5", "6"},
+		},
+		{
+			name: "late joiner, replayed", replays: true, buffer: messages(1, 0, 1, 2),
+			do:   func(r *reader) { r.live(message{1, 2}) },
+			want: []string{"0", "1", "2"},
+		},
+		{
+			name: "replay on connect", replays: true, buffer: messages(1, 0, 1, 2),
+			do:   func(r *reader) { r.replay(); r.live(message{1, 2}); r.live(message{1, 3}) },
+			want: []string{"0", "1", "2", "3"},
+		},
+		{
+			name: "buffer too short", replays: true, buffer: messages(1, 4, 5),
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 6}) },
+			want: []string{"0", "gap 1-4", "4", "5", "6"},
+		},
+		{
+			name: "replay ends early, and without end", replays: true, buffer: nil,
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 6}) },
+			want: []string{"0", "gap 1-6", "6"},
+		},
+		{
+			name: "replay with a hole", replays: true, buffer: messages(1, 0, 1, 3),
+			do:   func(r *reader) { r.live(message{1, 0}); r.live(message{1, 4}) },
+			want: []string{"0", "1", "gap 2-3", "3", "4"},
+		},
+		{
+			name: "replay answers what was not asked", replays: true, buffer: messages(1, 0, 1, 2, 1, 0, 2, 3),
+			do:   func(r *reader) { r.replay(); r.live(message{1, 4}) },
+			want: []string{"0", "1", "2", "3", "4"},
+		},
+		{
+			name: "restart, replayed from the beginning", replays: true, buffer: messages(2, 0, 1, 2),
+			do:   func(r *reader) { r.live(message{1, 0}); r.replay0(5); r.live(message{2, 2}) },
+			want: []string{"0", "1", "2", "3", "4", "restart", "0", "1", "2"},
+		},
+		{
+			name: "restart that went as far as before", replays: true, buffer: messages(2, 0, 1, 2, 3),
+			do:   func(r *reader) { r.replay0(3); r.replay(); r.live(message{2, 4}) },
+			want: []string{"0", "1", "2", "restart", "0", "1", "2", "3", "4"},
+		},
+		{
+			name: "restart that went less far, known on connect", replays: true, buffer: messages(2, 0),
+			do:   func(r *reader) { r.replay0(3); r.replay(); r.live(message{2, 1}) },
+			want: []string{"0", "1", "2", "restart", "0", "1"},
+		},
+		{
+			name: "last message out of the buffer", replays: true, buffer: messages(1, 3, 4),
+			do:   func(r *reader) { r.replay0(3); r.replay() },
+			want: []string{"0", "1", "2", "restart", "gap 0-3", "3", "4"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := &reader{sequence: sequence{replays: test.replays}, buffer: func() []message { return test.buffer }}
+			test.do(r)
+			if !slices.Equal(r.reports, test.want) {
+				t.Errorf("reported %q, want %q", r.reports, test.want)
+			}
+		})
+	}
+}
+
+// replay0 delivers the first n messages of life 1 that have not been delivered.
+func (r *reader) replay0(n int) {
+	for i := int(r.sequence.next); i < n; i++ {
+		r.live(message{1, i})
+	}
+}
+
+// Any course of sending, losing, restarting and reconnecting: what is delivered without a report in between is one life's
+// messages without a hole, and the newest message always arrives.
+func FuzzSequence(f *testing.F) {
+	f.Add([]byte{0, 0, 1, 0, 2, 0, 1, 1, 0}, true)
+	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0}, false)
+	f.Add([]byte{1, 1, 1, 1, 1, 1, 0, 3, 0, 2, 1, 1, 1, 1, 1, 1, 3, 0}, true)
+	f.Fuzz(func(t *testing.T, ops []byte, replays bool) {
+		const kept = 4
+		now := message{life: 1}
+		var buffer []message
+		send := func() message {
+			m := now
+			now.number++
+			if buffer = append(buffer, m); len(buffer) > kept {
+				buffer = buffer[1:]
+			}
+			return m
+		}
+		r := &reader{sequence: sequence{replays: replays}, buffer: func() []message {
+			if buffer == nil {
+				return []message{}
+			}
+			return buffer
+		}}
+		for _, op := range ops {
+			switch op % 4 {
+			case 0:
+				r.live(send())
+			case 1:
+				send() // lost on the way
+			case 2: // a new life; some of it is over before the connection is back
+				now = message{life: now.life + 1}
+				buffer = nil
+				for range op / 4 % 8 {
+					send()
+				}
+				if replays {
+					r.replay()
+				} else {
+					r.live(message{now.life, 0}) // without a replay, only a number that does not grow can tell
+					now.number = max(now.number, 1)
+				}
+			case 3: // the connection was lost and is back
+				if replays {
+					r.replay()
+				}
+			}
+		}
+		last := send()
+		r.live(last)
+		before := message{number: -1}
+		for _, m := range r.messages {
+			if m.number >= 0 && before.number >= 0 && m != (message{before.life, before.number + 1}) {
+				t.Fatalf("%v was delivered after %v without a report", m, before)
+			}
+			before = m
+		}
+		if before != last {
+			t.Fatalf("the newest message, %v, was not delivered: %v", last, before)
+		}
+	})
+}
