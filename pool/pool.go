@@ -76,15 +76,19 @@ func (w *Worker) KVReplayAddress() string {
 // String names a worker in logs: endpoint and rank.
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
-// identity is what makes a worker the same KV cache across two updates; the rest of an endpoint may change under it.
+// identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an endpoint
+// may change under it.
 type identity struct {
-	name, address, events, topic string
-	instance                     uint64
-	rank                         uint32
+	name, address, events, replay, topic string
+	instance                             uint64
+	rank                                 uint32
+	blockSize                            int
+	eagle                                bool
 }
 
 func (w *Worker) identity() identity {
-	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVTopic, w.InstanceID, w.Rank}
+	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVReplayAddress(), w.KVTopic, w.InstanceID, w.Rank,
+		w.Endpoint.BlockSize, w.EAGLE}
 }
 
 // Snapshot is the pool at one moment. It never changes.
@@ -156,7 +160,7 @@ func (p *Pool) Acquire() *Snapshot {
 }
 
 // Update makes endpoints the pool's content. A worker that was there before, with the same name, address, instance id,
-// rank and event address, keeps its number and what its engine announced; the others join or leave.
+// rank, event sockets and block size, keeps its number and what its engine announced; the others join or leave.
 //
 // Endpoints must have unique names; New's callers get them from ParseFile, which refuses others.
 func (p *Pool) Update(endpoints []Endpoint) {
@@ -201,12 +205,7 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			if was, ok := known[w.identity()]; ok {
 				delete(known, w.identity())
 				w.Worker = was.Worker
-				switch announced := max(was.Announced, was.BlockSize); {
-				case w.BlockSize == 0:
-					w.BlockSize = announced
-				case was.Announced != 0 && was.Announced != w.BlockSize:
-					w.Announced = was.Announced
-				}
+				w.BlockSize, w.Announced = was.BlockSize, was.Announced
 			} else {
 				w.Worker = p.number()
 				joined = append(joined, w)

@@ -1,0 +1,164 @@
+package stack
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Message is one turn of a conversation.
+type Message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// Answer is a response as a client sees it, with what kvepp says of its decision (--decision-headers).
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   string // as received
+	Text   string // what the model said
+
+	PromptTokens, CompletionTokens, CachedTokens int // as the response reports; -1 when it does not
+	TTFT                                         time.Duration
+
+	Worker                   string // as "worker-0/0"
+	Reason                   string
+	KveppPrompt, KveppCached int // prompt tokens, and those that kvepp predicted to be cached
+	Costs                    string
+	UpstreamWorker           string // the instance that Dynamo says it used; "" unless asked for
+	Finished                 bool   // the response came to its proper end
+}
+
+// Chat sends a chat request. extra is merged into the body.
+func Chat(ctx context.Context, client *http.Client, url string, header http.Header, messages []Message, stream bool, extra map[string]any) (*Answer, error) {
+	body := map[string]any{"model": Model, "messages": messages, "stream": stream, "max_tokens": 8}
+	if stream {
+		body["stream_options"] = map[string]any{"include_usage": true}
+	}
+	for k, v := range extra {
+		body[k] = v
+	}
+	return Post(ctx, client, url+"/v1/chat/completions", header, body)
+}
+
+// Post sends a JSON body and reads the response to its end.
+func Post(ctx context.Context, client *http.Client, url string, header http.Header, body any) (*Answer, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, "POST", url, bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	req.Header.Set("content-type", "application/json")
+	return Do(client, req)
+}
+
+// Do sends a request and reads the response to its end.
+func Do(client *http.Client, req *http.Request) (*Answer, error) {
+	start := time.Now()
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	a := &Answer{Status: resp.StatusCode, Header: resp.Header, PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1,
+		Worker: resp.Header.Get("x-kvepp-worker"), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs")}
+	a.KveppPrompt, _ = strconv.Atoi(resp.Header.Get("x-kvepp-prompt-tokens"))
+	a.KveppCached, _ = strconv.Atoi(resp.Header.Get("x-kvepp-predicted-cached-tokens"))
+	if !strings.HasPrefix(resp.Header.Get("content-type"), "text/event-stream") {
+		all, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return a, err
+		}
+		a.Body, a.TTFT, a.Finished = string(all), time.Since(start), true
+		a.read(all)
+		return a, nil
+	}
+	lines := bufio.NewReader(resp.Body)
+	for {
+		line, err := lines.ReadString('\n')
+		a.Body += line
+		if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: "); ok {
+			if data == "[DONE]" {
+				a.Finished = true
+			} else if a.read([]byte(data)); a.TTFT == 0 && a.Text != "" {
+				a.TTFT = time.Since(start)
+			}
+		}
+		if err == io.EOF {
+			return a, nil
+		}
+		if err != nil {
+			return a, err
+		}
+	}
+}
+
+// read takes what one JSON object of a response says.
+func (a *Answer) read(object []byte) {
+	var r struct {
+		Choices []struct {
+			Text           string
+			Message, Delta struct{ Content string }
+		}
+		Usage *struct {
+			PromptTokens     int `json:"prompt_tokens"`
+			CompletionTokens int `json:"completion_tokens"`
+			Details          *struct {
+				Cached *int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+		NVExt struct {
+			WorkerID struct {
+				Decode json.Number `json:"decode_worker_id"`
+			} `json:"worker_id"`
+		} `json:"nvext"`
+	}
+	if json.Unmarshal(object, &r) != nil {
+		return
+	}
+	for _, c := range r.Choices {
+		a.Text += c.Text + c.Message.Content + c.Delta.Content
+	}
+	if r.Usage != nil {
+		a.PromptTokens, a.CompletionTokens = r.Usage.PromptTokens, r.Usage.CompletionTokens
+		if r.Usage.Details != nil && r.Usage.Details.Cached != nil {
+			a.CachedTokens = *r.Usage.Details.Cached
+		}
+	}
+	if id := r.NVExt.WorkerID.Decode.String(); id != "" {
+		a.UpstreamWorker = id
+	}
+}
+
+// InstanceID returns the id by which Dynamo knows the worker now.
+func (w *Worker) InstanceID(ctx context.Context) (string, error) {
+	var health struct {
+		Instances []struct {
+			Namespace, Endpoint string
+			InstanceID          json.Number `json:"instance_id"`
+		}
+	}
+	if err := getJSON(ctx, "http://"+w.Address+"/health", &health); err != nil {
+		return "", err
+	}
+	for _, in := range health.Instances {
+		if in.Namespace == w.Namespace && in.Endpoint == "generate" {
+			return in.InstanceID.String(), nil
+		}
+	}
+	return "", fmt.Errorf("stack: %s has no instance", w.Name)
+}

@@ -1,0 +1,508 @@
+// Package stack starts kvepp among the real programs it works with, on loopback: Envoy before it, Dynamo's frontends in
+// direct mode and Dynamo's mocker workers behind it.
+//
+// It owns the processes, their ports, configuration and logs. The end-to-end tests and `make run` share it. It never
+// pretends to be any of the programs.
+package stack
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	prommodel "github.com/prometheus/common/model"
+	"go.yaml.in/yaml/v3"
+)
+
+// Model is the name under which the workers serve the model.
+const Model = "tiny"
+
+// Config says what to start.
+type Config struct {
+	Root  string // the project's root
+	Tools string // the environment that `make tools` installed: KVEPP_TOOLS
+	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
+
+	Workers int    // mocker processes; 0: 4
+	Model   string // folder of the model; empty: the byte-level one of e2e/models
+	Ranks   int    // data-parallel ranks of each worker; 0: 1
+	Blocks  int    // KV blocks of each rank; 0: 2048
+	// SharedFrontend starts one frontend for all workers instead of one beside each.
+	SharedFrontend bool
+	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
+	Speedup float64
+
+	Manifest   string // Envoy's configuration, below manifests/envoy; empty: override-host.yaml
+	FailOpen   bool   // Envoy's failure_mode_allow
+	KveppFlags []string
+	Progress   func(format string, args ...any) // nil: silent
+}
+
+// BlockSize is the workers' KV block size in tokens.
+const BlockSize = 16
+
+// Stack is a running set of programs.
+type Stack struct {
+	cfg  Config
+	dir  string
+	temp bool
+
+	Workers []*Worker
+	shared  *process
+
+	kvepp              *process
+	grpc, health, prom int // kvepp's ports
+	envoy              *process
+	listen, admin      int // Envoy's
+	closing            sync.Once
+}
+
+// Worker is one mocker with, unless the frontend is shared, a frontend beside it.
+type Worker struct {
+	Name      string
+	Namespace string // Dynamo's
+	Address   string // of its frontend
+
+	stack          *Stack
+	events, replay int
+	port           int
+	mocker         *process
+	frontend       *process
+}
+
+// Start starts everything and waits until it is ready. On an error nothing is left running.
+func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
+	if cfg.Tools == "" {
+		return nil, errors.New("stack: Envoy and Dynamo are not installed: run this through make (make test, make run), " +
+			"or set KVEPP_TOOLS to what e2e/tools/install.sh tools prints")
+	}
+	if cfg.Workers == 0 {
+		cfg.Workers = 4
+	}
+	if cfg.Ranks == 0 {
+		cfg.Ranks = 1
+	}
+	if cfg.Blocks == 0 {
+		cfg.Blocks = 2048
+	}
+	if cfg.Speedup == 0 {
+		cfg.Speedup = 1
+	}
+	if cfg.Model == "" {
+		cfg.Model = filepath.Join(cfg.Root, "e2e/models/tiny-bytelevel")
+	}
+	if cfg.Manifest == "" {
+		cfg.Manifest = "override-host.yaml"
+	}
+	if cfg.Progress == nil {
+		cfg.Progress = func(string, ...any) {}
+	}
+	s := &Stack{cfg: cfg, dir: cfg.Dir}
+	if s.dir == "" {
+		if s.dir, err = os.MkdirTemp("", "kvepp-stack-"); err != nil {
+			return nil, err
+		}
+		s.temp = true
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err := s.allocate(); err != nil {
+		return nil, err
+	}
+	cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
+	for _, w := range s.Workers {
+		if err := w.startMocker(); err != nil {
+			return nil, err
+		}
+	}
+	for _, w := range s.Workers {
+		if err := w.startFrontend(); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.StartKvepp(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.startEnvoy(ctx); err != nil {
+		return nil, err
+	}
+	for _, w := range s.Workers {
+		if err := w.Ready(ctx); err != nil {
+			return nil, err
+		}
+		cfg.Progress("%s is ready", w.Name)
+	}
+	if err := s.settled(ctx, len(s.Workers)*cfg.Ranks); err != nil {
+		return nil, err
+	}
+	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.URL())
+	return s, nil
+}
+
+func (s *Stack) allocate() error {
+	var failed error
+	taken := map[int]bool{}
+	take := func(n int) int { // n consecutive ports that no earlier call gave
+	again:
+		p, err := ports(n)
+		if err != nil {
+			failed = err
+			return 0
+		}
+		for i := range n {
+			if taken[p+i] {
+				goto again
+			}
+		}
+		for i := range n {
+			taken[p+i] = true
+		}
+		return p
+	}
+	s.grpc, s.health, s.prom, s.listen, s.admin = take(1), take(1), take(1), take(1), take(1)
+	sharedPort := take(1)
+	for i := range s.cfg.Workers {
+		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
+			events: take(s.cfg.Ranks), replay: take(s.cfg.Ranks), port: sharedPort}
+		if !s.cfg.SharedFrontend {
+			w.port = take(1)
+		}
+		w.Address = fmt.Sprintf("127.0.0.1:%d", w.port)
+		s.Workers = append(s.Workers, w)
+	}
+	return failed
+}
+
+// dynamoEnv keeps Dynamo on loopback and in this stack's discovery.
+func (s *Stack) dynamoEnv() []string {
+	return []string{"DYN_DISCOVERY_BACKEND=file", "DYN_FILE_KV=" + s.discovery(), "DYN_TCP_RPC_HOST=127.0.0.1",
+		"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "DYN_EVENT_PLANE_HOST=127.0.0.1", "PYTHONHASHSEED=0",
+		"HF_HUB_OFFLINE=1", "DYN_LOGGING_DISABLE_ANSI_COLORS=1"}
+}
+
+func (s *Stack) discovery() string { return filepath.Join(s.dir, "discovery") }
+
+func (s *Stack) python() string { return filepath.Join(s.cfg.Tools, "bin/python") }
+
+func (w *Worker) startMocker() (err error) {
+	s := w.stack
+	w.mocker, err = s.spawn(w.Name+"-mocker", s.dynamoEnv(), s.python(), "-m", "dynamo.mocker",
+		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://"+w.Namespace+".backend.generate",
+		"--block-size", strconv.Itoa(BlockSize), "--num-gpu-blocks-override", strconv.Itoa(s.cfg.Blocks),
+		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks),
+		"--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+	return err
+}
+
+func (w *Worker) startFrontend() (err error) {
+	s := w.stack
+	args := []string{s.python(), "-m", "dynamo.frontend", "--router-mode", "direct", "--http-host", "127.0.0.1",
+		"--http-port", strconv.Itoa(w.port)}
+	if s.cfg.SharedFrontend {
+		if s.shared == nil {
+			s.shared, err = s.spawn("frontend", s.dynamoEnv(), args...)
+		}
+		w.frontend = s.shared
+		return err
+	}
+	w.frontend, err = s.spawn(w.Name+"-frontend", s.dynamoEnv(), append(args, "--namespace", w.Namespace)...)
+	return err
+}
+
+// Ready waits until the worker's frontend serves the model and a request reaches the worker's own instance.
+func (w *Worker) Ready(ctx context.Context) error {
+	return w.stack.up(ctx, w.Name, func() error {
+		var health struct {
+			Instances []struct{ Namespace, Endpoint string }
+		}
+		if err := getJSON(ctx, "http://"+w.Address+"/health", &health); err != nil {
+			return err
+		}
+		var models struct{ Data []struct{ ID string } }
+		if err := getJSON(ctx, "http://"+w.Address+"/v1/models", &models); err != nil {
+			return err
+		}
+		for _, in := range health.Instances {
+			if in.Namespace == w.Namespace && in.Endpoint == "generate" && len(models.Data) > 0 {
+				return nil
+			}
+		}
+		return errors.New("its frontend does not list it yet")
+	}, w.frontend, w.mocker)
+}
+
+// Kill ends the mocker as a crash would. Its frontend stays.
+func (w *Worker) Kill() { w.mocker.kill() }
+
+// Stop ends the mocker in order.
+func (w *Worker) Stop() { w.mocker.stop() }
+
+// Restart starts the mocker again, on the same ports; it gets a new instance id.
+func (w *Worker) Restart() error { return w.startMocker() }
+
+// Entry is the worker as the endpoints file names it.
+func (w *Worker) Entry() string {
+	return fmt.Sprintf("- name: %s\n  address: %s\n  dynamo: %s/backend/generate\n  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n",
+		w.Name, w.Address, w.Namespace, w.events, w.replay)
+}
+
+// EndpointsFile is the file that kvepp reads.
+func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.yaml") }
+
+// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would.
+func (s *Stack) WriteEndpoints(workers ...*Worker) error {
+	var b bytes.Buffer
+	b.WriteString("endpoints:\n")
+	if len(workers) == 0 {
+		b.Reset()
+		b.WriteString("endpoints: []\n")
+	}
+	for _, w := range workers {
+		b.WriteString(w.Entry())
+	}
+	return s.ReplaceEndpoints(b.String())
+}
+
+// ReplaceEndpoints makes text the endpoints file.
+func (s *Stack) ReplaceEndpoints(text string) error {
+	next := s.EndpointsFile() + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, s.EndpointsFile())
+}
+
+// StartKvepp starts kvepp and waits until it serves. The endpoints file is written when there is none yet.
+func (s *Stack) StartKvepp(ctx context.Context) (err error) {
+	if _, missing := os.Stat(s.EndpointsFile()); missing != nil {
+		if err := s.WriteEndpoints(s.Workers...); err != nil {
+			return err
+		}
+	}
+	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
+		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.Model, "--bind-address", "127.0.0.1",
+		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
+		"--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
+	if s.kvepp, err = s.spawn("kvepp", nil, args...); err != nil {
+		return err
+	}
+	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
+}
+
+// KillKvepp ends kvepp as a crash would.
+func (s *Stack) KillKvepp() { s.kvepp.kill() }
+
+// settled waits until kvepp has n workers and is connected to the events of each.
+func (s *Stack) settled(ctx context.Context, n int) error {
+	return s.up(ctx, "kvepp to see all workers", func() error {
+		m, err := s.Metrics(ctx)
+		if err != nil {
+			return err
+		}
+		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(n) || on != float64(n) {
+			return fmt.Errorf("%v workers, %v subscriptions connected, of %d", got, on, n)
+		}
+		return nil
+	}, s.kvepp)
+}
+
+func (s *Stack) startEnvoy(ctx context.Context) error {
+	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", s.cfg.Manifest))
+	if err != nil {
+		return err
+	}
+	config, err := s.envoyConfig(text)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(s.dir, "envoy.json")
+	if err := os.WriteFile(file, config, 0o644); err != nil {
+		return err
+	}
+	s.envoy, err = s.spawn("envoy", nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
+		"--concurrency", "2", "--log-level", "warning")
+	if err != nil {
+		return err
+	}
+	return s.up(ctx, "Envoy", func() error { return s.EnvoySeesKvepp(ctx, true) }, s.envoy)
+}
+
+// envoyConfig is the manifest with this stack's ports: what a person adapts by hand, and nothing else.
+func (s *Stack) envoyConfig(manifest []byte) ([]byte, error) {
+	var c any
+	if err := yaml.Unmarshal(manifest, &c); err != nil {
+		return nil, err
+	}
+	socket := func(port int) any { return map[string]any{"address": "127.0.0.1", "port_value": port} }
+	address := func(port int) any { return map[string]any{"socket_address": socket(port)} }
+	at(c, "admin").(map[string]any)["address"] = address(s.admin)
+	listener := at(c, "static_resources", "listeners", 0).(map[string]any)
+	listener["address"] = address(s.listen)
+	filters := at(listener, "filter_chains", 0, "filters", 0, "typed_config", "http_filters", 0, "typed_config").(map[string]any)
+	filters["failure_mode_allow"] = s.cfg.FailOpen
+	for _, cluster := range at(c, "static_resources", "clusters").([]any) {
+		var to []any
+		switch at(cluster, "name") {
+		case "kvepp":
+			to = append(to, map[string]any{"endpoint": map[string]any{"address": address(s.grpc)}})
+		case "pool":
+			if at(cluster, "type") == "ORIGINAL_DST" {
+				continue
+			}
+			seen := map[int]bool{}
+			for _, w := range s.Workers {
+				if !seen[w.port] {
+					to = append(to, map[string]any{"endpoint": map[string]any{"address": address(w.port)}})
+				}
+				seen[w.port] = true
+			}
+		}
+		at(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
+	}
+	return json.Marshal(c)
+}
+
+// at walks down a decoded document. A path that is not there is a nil, which the caller's assertion reports.
+func at(v any, path ...any) any {
+	for _, step := range path {
+		switch k := step.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[k]
+		case int:
+			l, _ := v.([]any)
+			if k >= len(l) {
+				return nil
+			}
+			v = l[k]
+		}
+	}
+	return v
+}
+
+// EnvoySeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has.
+func (s *Stack) EnvoySeesKvepp(ctx context.Context, healthy bool) error {
+	var clusters struct {
+		Statuses []struct {
+			Name  string `json:"name"`
+			Hosts []struct {
+				Health map[string]any `json:"health_status"`
+			} `json:"host_statuses"`
+		} `json:"cluster_statuses"`
+	}
+	if err := getJSON(ctx, fmt.Sprintf("http://127.0.0.1:%d/clusters?format=json", s.admin), &clusters); err != nil {
+		return err
+	}
+	for _, c := range clusters.Statuses {
+		if c.Name != "kvepp" || len(c.Hosts) == 0 {
+			continue
+		}
+		failed := c.Hosts[0].Health["failed_active_health_check"] == true
+		if failed == healthy {
+			return fmt.Errorf("Envoy's health check of kvepp: failed is %v", failed)
+		}
+		return nil
+	}
+	return errors.New("Envoy does not know kvepp yet")
+}
+
+// URL is where clients send requests: Envoy's listener.
+func (s *Stack) URL() string { return fmt.Sprintf("http://127.0.0.1:%d", s.listen) }
+
+// Dir is where logs and configurations are.
+func (s *Stack) Dir() string { return s.dir }
+
+// KveppSignal sends kvepp a signal.
+func (s *Stack) KveppSignal(sig syscall.Signal) { s.kvepp.signal(sig) }
+
+// Metrics reads kvepp's metrics: name{labels} -> value.
+func (s *Stack) Metrics(ctx context.Context) (map[string]float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", s.prom), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]float64{}
+	for name, family := range families {
+		for _, m := range family.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			key := name
+			if len(labels) > 0 {
+				key += "{" + strings.Join(labels, ",") + "}"
+			}
+			values[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return values, nil
+}
+
+func getJSON(ctx context.Context, url string, v any) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answered %s", url, resp.Status)
+	}
+	return json.NewDecoder(resp.Body).Decode(v)
+}
+
+// Close ends everything that was started. The logs of a folder that the caller named stay.
+func (s *Stack) Close() {
+	s.closing.Do(func() {
+		var all []*process
+		all = append(all, s.envoy, s.kvepp, s.shared)
+		for _, w := range s.Workers {
+			all = append(all, w.mocker)
+			if w.frontend != s.shared {
+				all = append(all, w.frontend)
+			}
+		}
+		var wait sync.WaitGroup
+		for _, p := range all {
+			wait.Go(p.stop)
+		}
+		wait.Wait()
+		if s.temp {
+			os.RemoveAll(s.dir)
+		}
+	})
+}
+
+// MetricsURL is where kvepp's metrics are.
+func (s *Stack) MetricsURL() string { return fmt.Sprintf("http://127.0.0.1:%d/metrics", s.prom) }

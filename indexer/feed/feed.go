@@ -1,0 +1,224 @@
+// Package feed keeps the index true to what the engines hold: it subscribes to the KV events of every worker in the pool
+// and applies them.
+//
+// It owns the subscriptions, the state that turns each worker's events into index operations, and the rule that what is in
+// doubt is dropped: a worker whose events were lost, or whose engine began anew, holds nothing until it says so again. It
+// never routes.
+//
+// Concurrency: a Feed is a pool.Watcher and safe from any goroutine. Each worker's events are applied by one goroutine at a
+// time, in order.
+package feed
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/zmqsub"
+)
+
+// Feed keeps an index true. Create it with New.
+type Feed struct {
+	pool    *pool.Pool
+	index   *indexer.Index
+	metrics *metrics.Metrics
+	log     *slog.Logger
+	hub     *zmqsub.Hub
+
+	mu            sync.Mutex
+	subscriptions map[kvblock.Worker]subscription // guarded by mu
+	connected     atomic.Int64
+}
+
+// subscription is one worker's, with what applies its events.
+type subscription struct {
+	*zmqsub.Subscription
+	*subscriber
+}
+
+// New returns a feed without subscriptions; it gets them as a watcher of p.
+func New(p *pool.Pool, index *indexer.Index, m *metrics.Metrics, log *slog.Logger) (*Feed, error) {
+	hub, err := zmqsub.NewHub()
+	if err != nil {
+		return nil, fmt.Errorf("feed: %w", err)
+	}
+	return &Feed{pool: p, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{}}, nil
+}
+
+// Close ends all subscriptions. The index stays as it is.
+func (f *Feed) Close() error { return f.hub.Close() }
+
+// Subscriptions returns how many subscriptions are connected, and how many are not.
+func (f *Feed) Subscriptions() (connected, connecting int) {
+	f.mu.Lock()
+	all := len(f.subscriptions)
+	f.mu.Unlock()
+	connected = int(f.connected.Load())
+	return connected, max(all-connected, 0)
+}
+
+// WorkerJoined subscribes to a worker's events. A worker without an event address is never subscribed to, and one whose
+// address cannot be used is logged; both are routed to without knowledge of their caches.
+func (f *Feed) WorkerJoined(w pool.Worker) {
+	if w.KVEvents == "" {
+		f.log.Warn("a worker has no kvEvents address: what it has cached is not known", "worker", w.String())
+		return
+	}
+	s := &subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize}
+	s.reset()
+	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, s)
+	if err != nil {
+		f.metrics.Event("subscription", "failed", 1)
+		f.log.Error("cannot subscribe to a worker's KV events; what it has cached is not known", "worker", w.String(), "error", err)
+		return
+	}
+	f.mu.Lock()
+	f.subscriptions[w.Worker] = subscription{running, s}
+	f.mu.Unlock()
+}
+
+// WorkerLeft ends a worker's subscription. When it returns, none of its events will be applied any more.
+func (f *Feed) WorkerLeft(w kvblock.Worker) {
+	f.mu.Lock()
+	s, ok := f.subscriptions[w]
+	delete(f.subscriptions, w)
+	f.mu.Unlock()
+	if !ok {
+		return
+	}
+	s.Close()
+	if s.online { // no callback is left that could say so
+		f.connected.Add(-1)
+	}
+}
+
+// subscriber applies one worker's events. zmqsub calls it from one goroutine at a time.
+type subscriber struct {
+	feed      *Feed
+	worker    kvblock.Worker
+	rank      uint32
+	name      string
+	blockSize int // as the pool knew it when the worker joined; 0: to be learned
+
+	normalizer *kvblock.Normalizer
+	batch      kvblock.Batch
+	operations []kvblock.Operation
+	announced  int  // the last block size reported to the pool
+	otherRank  bool // said already that batches name another rank
+	malformed  bool // said already that something cannot be decoded
+	online     bool // between Connected and Disconnected
+}
+
+// reset forgets what was learned from the events so far.
+func (s *subscriber) reset() { s.normalizer = kvblock.NewNormalizer(s.blockSize) }
+
+// Message decodes and applies one batch.
+func (s *subscriber) Message(seq uint64, _, payload []byte) {
+	f := s.feed
+	if err := kvblock.DecodeBatch(payload, &s.batch); err != nil {
+		s.Malformed(fmt.Errorf("batch %d: %w", seq, err))
+		return
+	}
+	f.metrics.Event("batch", "received", 1)
+	if s.batch.HasRank && s.batch.Rank != s.rank {
+		// Taking another rank's blocks for this one's would send requests to the wrong cache.
+		f.metrics.Event("batch", "other_rank", 1)
+		if !s.otherRank {
+			s.otherRank = true
+			f.log.Error("a worker's KV events name another data-parallel rank, and are not used; correct dataParallelStartRank or kvEvents",
+				"worker", s.name, "announced_rank", s.batch.Rank)
+		}
+		return
+	}
+	f.metrics.Event("event", "unknown_tag", s.batch.UnknownTags)
+	s.operations = s.normalizer.Normalize(&s.batch, s.operations[:0])
+	for i := range s.operations {
+		s.apply(&s.operations[i])
+	}
+}
+
+func (s *subscriber) apply(op *kvblock.Operation) {
+	f := s.feed
+	switch op.Kind {
+	case kvblock.OpStored:
+		s.report(s.normalizer.BlockSize())
+		f.metrics.Event("stored", outcome(f.index.Stored(s.worker, op.Stored)), 1)
+	case kvblock.OpRemoved:
+		f.metrics.Event("removed", "applied", 1)
+		f.metrics.Event("removed", "unknown_block", f.index.Removed(s.worker, op.Removed))
+	case kvblock.OpCleared:
+		f.index.Cleared(s.worker)
+		f.metrics.Event("cleared", "applied", 1)
+	case kvblock.OpDropped:
+		f.metrics.Event(op.Event.String(), op.Reason, 1)
+		if op.Reason == kvblock.DropBlockSize {
+			s.report(int(op.BlockSize))
+		}
+	}
+}
+
+// report tells the pool the block size that the engine announces, when it has changed.
+func (s *subscriber) report(blockSize int) {
+	if blockSize > 0 && blockSize != s.announced {
+		s.announced = blockSize
+		s.feed.pool.ReportBlockSize(s.worker, blockSize)
+	}
+}
+
+func outcome(err error) string {
+	switch {
+	case err == nil:
+		return "applied"
+	case errors.Is(err, indexer.ErrParentNotFound):
+		return "parent_block_not_found"
+	case errors.Is(err, indexer.ErrFull):
+		return "index_full"
+	case errors.Is(err, indexer.ErrTier):
+		return "lower_tier"
+	}
+	return "refused"
+}
+
+// Gap empties the worker: of what was lost, a removal may be a part, and a block believed and not held is worse than one
+// held and not believed.
+func (s *subscriber) Gap(expected, got uint64) {
+	s.feed.metrics.Event("subscription", "gap", 1)
+	s.feed.log.Warn("KV events were lost: the worker's blocks are dropped until it announces them again",
+		"worker", s.name, "expected", expected, "got", got)
+	s.empty()
+}
+
+// Restart empties the worker: a new engine process holds nothing of the old one's.
+func (s *subscriber) Restart() {
+	s.feed.metrics.Event("subscription", "restart", 1)
+	s.feed.log.Info("the publisher of KV events began anew: the worker's blocks are dropped", "worker", s.name)
+	s.empty()
+}
+
+func (s *subscriber) empty() {
+	s.feed.index.Cleared(s.worker)
+	s.reset()
+}
+
+// Malformed empties the worker, because what cannot be read may have been a removal.
+func (s *subscriber) Malformed(err error) {
+	s.feed.metrics.Event("batch", "malformed", 1)
+	if !s.malformed {
+		s.malformed = true
+		s.feed.log.Error("a message on a KV event socket cannot be read: the worker's blocks are dropped; said once for each worker",
+			"worker", s.name, "error", err)
+	}
+	s.empty()
+}
+
+// Connected counts the subscription as connected.
+func (s *subscriber) Connected() { s.online = true; s.feed.connected.Add(1) }
+
+// Disconnected counts it as not connected.
+func (s *subscriber) Disconnected() { s.online = false; s.feed.connected.Add(-1) }
