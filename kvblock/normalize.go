@@ -15,6 +15,9 @@ type Operation struct {
 
 	Event  EventKind // of the event behind the operation
 	Reason string    // why it was dropped: one of the Drop constants
+
+	// BlockSize is the event's own, in tokens, when Reason is DropBlockSize.
+	BlockSize uint32
 }
 
 // OperationKind tells the operations apart.
@@ -257,7 +260,7 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		n.blockSize = int(e.BlockSize)
 	}
 	if n.blockSize == 0 || uint64(e.BlockSize) != uint64(n.blockSize) {
-		return drop(DropBlockSize)
+		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize})
 	}
 	if e.MediaInfos {
 		return drop(DropMediaInfos)
