@@ -35,6 +35,11 @@ func (s *Subscription) receive() {
 		if err := s.live.setDeadline(time.Time{}); err != nil || s.closed.Load() {
 			return
 		}
+		if s.revive.Swap(false) {
+			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
+			_ = s.live.socket.Disconnect(s.config.Endpoint)
+			_ = s.live.socket.Connect(s.config.Endpoint)
+		}
 		if s.resync.Swap(false) && s.sequence.replays {
 			s.runReplay()
 		}
@@ -99,6 +104,10 @@ func (s *Subscription) digest(payload []byte) uint64 {
 	return maphash.Bytes(digestSeed, payload)
 }
 
+// observedEvents are those that tell the state of a connection, and whether libzmq goes on trying.
+const observedEvents = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED |
+	zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
 // observe follows the state of the live connection until the subscription is closed.
 func (s *Subscription) observe() {
 	defer s.monitor.close()
@@ -133,17 +142,29 @@ func (s *Subscription) observe() {
 			if len(frames[0]) < 2 {
 				continue
 			}
+			deadline := time.Time{}
 			switch zmq.Event(binary.NativeEndian.Uint16(frames[0])) {
+			case zmq.EVENT_CONNECTED, zmq.EVENT_CONNECT_RETRIED:
 			case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 				change(true)
-			case zmq.EVENT_DISCONNECTED:
+			default:
 				change(false)
+				deadline = time.Now().Add(reviveAfter)
+			}
+			// A wake that this undoes came after closed was set, which is looked at next.
+			if err := s.monitor.setDeadline(deadline); err != nil {
+				return true
 			}
 		}
 		return true
 	}
-	// A wake means that the subscription was closed; nothing else ends this.
-	_ = s.monitor.read(drain)
+	for errors.Is(s.monitor.read(drain), os.ErrDeadlineExceeded) && !s.closed.Load() {
+		s.revive.Store(true)
+		s.live.wake()
+		if err := s.monitor.setDeadline(time.Time{}); err != nil {
+			return
+		}
+	}
 }
 
 // parseSeq reads a message's number: 8 bytes, big-endian.

@@ -13,6 +13,7 @@ package zmqsub
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -79,6 +80,14 @@ const (
 	heartbeatTimeout     = 15 * time.Second
 	heartbeatTTL         = 15 * time.Second
 
+	// reviveAfter is how long after the end of a connection libzmq has to say that it will try again. It says so at once,
+	// or never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives
+	// the endpoint up, and the connection must be made anew.
+	reviveAfter = 2 * time.Second
+
+	// handshakeTimeout is how long a peer may take to show that it is a ZMQ socket.
+	handshakeTimeout = 5 * time.Second
+
 	// A subscription needs four sockets at most: its own, the two ends of its monitor, and one for a replay. libzmq
 	// allots eight bytes for each that there may be.
 	maxSockets = 1 << 16
@@ -141,6 +150,7 @@ type Subscription struct {
 	calls  sync.Mutex // held while the handler runs
 	closed atomic.Bool
 	resync atomic.Bool // the connection is new: ask for what was missed
+	revive atomic.Bool // libzmq gave the endpoint up: connect anew
 
 	replayMu sync.Mutex // guards replay
 	replay   *source    // the DEALER socket, while there is one; receive's
@@ -182,7 +192,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	var err error
 	s.live, err = h.connect(zmq.SUB, config.Endpoint, &config, func(live *zmq.Socket) error {
 		// Observed from before it connects, so that no change of state is missed.
-		if err := live.Monitor(address, zmq.EVENT_HANDSHAKE_SUCCEEDED|zmq.EVENT_DISCONNECTED); err != nil {
+		if err := live.Monitor(address, observedEvents); err != nil {
 			return err
 		}
 		if s.monitor, err = newSource(h.ctx, zmq.PAIR); err != nil {
@@ -239,6 +249,7 @@ func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare fu
 		soc.SetRcvhwm(receiveHighWaterMark),
 		soc.SetReconnectIvl(reconnectInterval),
 		soc.SetReconnectIvlMax(reconnectIntervalMax),
+		soc.SetHandshakeIvl(handshakeTimeout),
 		soc.SetTcpKeepalive(1),
 		soc.SetHeartbeatIvl(heartbeatInterval),
 		soc.SetHeartbeatTimeout(heartbeatTimeout),
@@ -261,13 +272,20 @@ func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare fu
 
 // checkEndpoint refuses what libzmq would take without a word but never connect.
 func checkEndpoint(endpoint string) error {
+	address, isTCP := strings.CutPrefix(endpoint, "tcp://")
 	switch {
 	case endpoint == "":
 		return errors.New("zmqsub: no endpoint")
-	case strings.HasPrefix(endpoint, "tcp://*"):
-		return fmt.Errorf("zmqsub: %q is an address to bind; connecting needs the publisher's host", endpoint)
 	case strings.IndexByte(endpoint, 0) >= 0:
 		return fmt.Errorf("zmqsub: endpoint %q contains a zero byte", endpoint)
+	case !isTCP:
+		return nil
+	case strings.HasPrefix(address, "*"):
+		return fmt.Errorf("zmqsub: %q is an address to bind; connecting needs the publisher's host", endpoint)
+	}
+	port := address[strings.LastIndexByte(address, ':')+1:]
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("zmqsub: endpoint %q must end in a port from 1 to 65535", endpoint)
 	}
 	return nil
 }

@@ -1,0 +1,797 @@
+package zmqsub
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+)
+
+// patience is far longer than anything here takes: a test that needs it has failed.
+const patience = 30 * time.Second
+
+// recorder is a Handler that writes down what it is told.
+type recorder struct {
+	mu      sync.Mutex
+	reports []string // "3 a:payload", "gap 1-3", "restart", "malformed: ...", "connected", "disconnected"
+	changed chan struct{}
+	running atomic.Int32
+}
+
+func newRecorder() *recorder { return &recorder{changed: make(chan struct{}, 1)} }
+
+func (r *recorder) add(report string) {
+	if r.running.Add(1) != 1 {
+		report += " (while another callback was running)"
+	}
+	defer r.running.Add(-1)
+	r.mu.Lock()
+	r.reports = append(r.reports, report)
+	r.mu.Unlock()
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *recorder) Message(seq uint64, topic, payload []byte) {
+	r.add(fmt.Sprintf("%d %s:%s", seq, topic, payload))
+}
+func (r *recorder) Gap(expected, got uint64) { r.add(fmt.Sprintf("gap %d-%d", expected, got)) }
+func (r *recorder) Restart()                 { r.add("restart") }
+func (r *recorder) Malformed(err error)      { r.add("malformed: " + err.Error()) }
+func (r *recorder) Connected()               { r.add("connected") }
+func (r *recorder) Disconnected()            { r.add("disconnected") }
+
+// all returns the reports so far; but for those about the connection, whose place among the others is not fixed.
+func (r *recorder) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(r.reports), func(s string) bool { return s == "connected" || s == "disconnected" })
+}
+
+func (r *recorder) count(report string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, s := range r.reports {
+		if s == report {
+			n++
+		}
+	}
+	return n
+}
+
+// until waits for a condition on what was reported.
+func (r *recorder) until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for !condition() {
+		select {
+		case <-r.changed:
+		case <-deadline:
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			t.Fatalf("waited in vain for %s; reported: %q", what, r.reports)
+		}
+	}
+}
+
+// want waits until exactly these were reported.
+func (r *recorder) want(t *testing.T, reports ...string) {
+	t.Helper()
+	r.until(t, fmt.Sprintf("%q", reports), func() bool { return len(r.all()) >= len(reports) })
+	if got := r.all(); !slices.Equal(got, reports) {
+		t.Fatalf("reported %q, want %q", got, reports)
+	}
+}
+
+// publisher is a PUB socket that also tells who subscribed (XPUB), so that no test depends on when a subscription arrives.
+type publisher struct {
+	t        *testing.T
+	ctx      *zmq.Context
+	socket   *zmq.Socket
+	endpoint string
+}
+
+// publish binds a publisher; an empty endpoint gets a port of its own on 127.0.0.1.
+func publish(t *testing.T, endpoint string) *publisher {
+	t.Helper()
+	if endpoint == "" {
+		endpoint = "tcp://127.0.0.1:*"
+	}
+	p := &publisher{t: t}
+	var err error
+	if p.ctx, err = zmq.NewContext(); err != nil {
+		t.Fatal(err)
+	}
+	if p.socket, err = p.ctx.NewSocket(zmq.XPUB); err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(p.socket.SetXpubVerbose(1), p.socket.SetLinger(0), p.socket.SetSndhwm(0), p.socket.SetIpv6(true),
+		p.socket.SetRcvtimeo(patience), p.socket.Bind(endpoint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.endpoint, err = p.socket.GetLastEndpoint(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.close)
+	return p
+}
+
+// close returns when the port is free again.
+func (p *publisher) close() {
+	p.socket.Close()
+	p.ctx.Term()
+}
+
+// subscribed waits for n subscriptions to arrive.
+func (p *publisher) subscribed(n int) {
+	p.t.Helper()
+	for arrived := 0; arrived < n; {
+		frame, err := p.socket.RecvBytes(0)
+		if err != nil {
+			p.t.Fatalf("%d of %d subscriptions arrived: %v", arrived, n, err)
+		}
+		if len(frame) > 0 && frame[0] == 1 {
+			arrived++
+		}
+	}
+}
+
+func (p *publisher) send(topic string, seq uint64, payload string) {
+	p.t.Helper()
+	p.sendFrames(topic, binary.BigEndian.AppendUint64(nil, seq), payload)
+}
+
+func (p *publisher) sendFrames(frames ...any) {
+	p.t.Helper()
+	if _, err := p.socket.SendMessage(frames...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// replayer is a ROUTER socket that answers requests for past messages.
+type replayer struct {
+	endpoint string
+	asked    chan uint64
+}
+
+// offerReplay serves the messages that answer returns, each without the empty delimiter; nil frames end it without an end.
+func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
+	t.Helper()
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	router, err := ctx.NewSocket(zmq.ROUTER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(router.SetLinger(0), router.SetRcvtimeo(10*time.Millisecond), router.Bind("tcp://127.0.0.1:*")); err != nil {
+		t.Fatal(err)
+	}
+	r := &replayer{asked: make(chan uint64, 100)}
+	if r.endpoint, err = router.GetLastEndpoint(); err != nil {
+		t.Fatal(err)
+	}
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer router.Close()
+		for !stop.Load() {
+			frames, err := router.RecvMessageBytes(0)
+			if err != nil {
+				continue // nothing came
+			}
+			if len(frames) != 3 || len(frames[1]) != 0 || len(frames[2]) != 8 {
+				t.Errorf("replay asked for by %q, want an empty frame and 8 bytes", frames[1:])
+				continue
+			}
+			from := binary.BigEndian.Uint64(frames[2])
+			r.asked <- from
+			for _, reply := range answer(from) {
+				if _, err := router.SendMessage(append([]any{frames[0], ""}, reply...)...); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	t.Cleanup(func() {
+		stop.Store(true)
+		wg.Wait()
+		ctx.Term()
+	})
+	return r
+}
+
+var endNumber = binary.BigEndian.AppendUint64(nil, math.MaxUint64)
+
+// threeFrames is the answer of vLLM up to 0.19 and SGLang, fourFrames that of vLLM from 0.26: messages from..to-1, payload pN.
+func threeFrames(from, to uint64) (replies [][]any) {
+	for seq := from; seq < to; seq++ {
+		replies = append(replies, []any{binary.BigEndian.AppendUint64(nil, seq), fmt.Sprintf("p%d", seq)})
+	}
+	return append(replies, []any{endNumber, ""})
+}
+
+func fourFrames(from, to uint64) (replies [][]any) {
+	for seq := from; seq < to; seq++ {
+		replies = append(replies, []any{"kv", binary.BigEndian.AppendUint64(nil, seq), fmt.Sprintf("p%d", seq)})
+	}
+	return append(replies, []any{"", endNumber, ""})
+}
+
+func newHub(t testing.TB) *Hub {
+	t.Helper()
+	h, err := NewHub()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func subscribe(t *testing.T, config Config) (*recorder, *Subscription) {
+	t.Helper()
+	r := newRecorder()
+	s, err := newHub(t).Subscribe(config, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, s
+}
+
+func TestOrder(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	var want []string
+	for seq := range uint64(2000) {
+		p.send("kv", seq, "x")
+		want = append(want, fmt.Sprintf("%d kv:x", seq))
+	}
+	r.want(t, want...)
+	r.until(t, "one connect", func() bool { return r.count("connected") == 1 })
+}
+
+func TestGap(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	for _, seq := range []uint64{5, 6, 9} {
+		p.send("", seq, "")
+	}
+	r.want(t, "gap 0-5", "5 :", "6 :", "gap 7-9", "9 :")
+}
+
+func TestRestart(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	p.send("", 0, "old")
+	p.send("", 1, "old")
+	r.want(t, "0 :old", "1 :old")
+	p.close()
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+
+	q := publish(t, p.endpoint)
+	q.subscribed(1)
+	q.send("", 0, "new")
+	q.send("", 1, "new")
+	r.want(t, "0 :old", "1 :old", "restart", "0 :new", "1 :new")
+	r.until(t, "the second connect", func() bool { return r.count("connected") == 2 })
+}
+
+// The publisher goes away and comes back with the same numbers going on.
+func TestReconnect(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	p.send("", 0, "")
+	r.want(t, "0 :")
+	p.close()
+	q := publish(t, p.endpoint)
+	q.subscribed(1)
+	q.send("", 1, "")
+	q.send("", 3, "")
+	r.want(t, "0 :", "1 :", "gap 2-3", "3 :")
+}
+
+func TestPublisherComesLater(t *testing.T) {
+	first := publish(t, "")
+	first.close() // leaves a free port
+	r, _ := subscribe(t, Config{Endpoint: first.endpoint})
+	p := publish(t, first.endpoint)
+	p.subscribed(1)
+	p.send("", 0, "")
+	r.want(t, "0 :")
+}
+
+func TestTopic(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, Topic: "kv@a"})
+	p.subscribed(1)
+	p.send("kv@b", 0, "")
+	p.send("kv@a", 0, "")
+	p.send("", 1, "")
+	p.send("kv@a@model", 1, "")
+	r.want(t, "0 kv@a:", "1 kv@a@model:")
+}
+
+func TestMalformed(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	p.send("", 0, "")
+	p.sendFrames("alone")
+	p.sendFrames("", "1234567", "x")
+	p.sendFrames("", "", "")
+	p.sendFrames("", "12345678", "x", "y")
+	p.sendFrames("1", "2", "3", "4", "5", "6", "7", "8")
+	p.send("", 1, "")
+	r.want(t, "0 :",
+		"malformed: zmqsub: live message of 1 frames, want 3",
+		"malformed: zmqsub: live message with a number of 7 bytes, want 8",
+		"malformed: zmqsub: live message with a number of 0 bytes, want 8",
+		"malformed: zmqsub: live message of 4 frames, want 3",
+		"malformed: zmqsub: live message of 5 or more frames, want 3",
+		"1 :")
+}
+
+// A frame beyond the limit costs the connection, not the process; the next message shows the gap.
+func TestMessageTooLong(t *testing.T) {
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, MaxMessageBytes: 1000})
+	p.subscribed(1)
+	p.send("", 0, "")
+	p.send("", 1, strings.Repeat("x", 1001))
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	p.subscribed(1)
+	p.send("", 2, "")
+	r.want(t, "0 :", "gap 1-2", "2 :")
+}
+
+// Something that is no ZMQ socket answers at first, as when a port is given to another process for a while.
+func TestPeerIsNotZMQ(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan struct{}, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\nthis is not the socket you are looking for"))
+			io.ReadFull(conn, make([]byte, 10)) // the beginning of a greeting
+			conn.Close()
+			select {
+			case answered <- struct{}{}:
+			default:
+			}
+		}
+	})
+	r, _ := subscribe(t, Config{Endpoint: "tcp://" + listener.Addr().String()})
+	<-answered
+	listener.Close()
+	wg.Wait()
+	p := publish(t, "tcp://"+listener.Addr().String())
+	p.subscribed(1)
+	p.send("", 0, "")
+	r.want(t, "0 :")
+}
+
+func TestIPv6(t *testing.T) {
+	// A machine without IPv6 cannot connect there, but must still accept the endpoint.
+	if listener, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		_, s := subscribe(t, Config{Endpoint: "tcp://[::1]:5557"})
+		s.Close()
+		return
+	} else if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p := publish(t, "tcp://[::1]:*")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint})
+	p.subscribed(1)
+	p.send("", 0, "six")
+	r.want(t, "0 :six")
+}
+
+func TestReplayOnConnectAndOnGap(t *testing.T) {
+	for _, shape := range []struct {
+		name  string
+		topic string
+		reply func(from, to uint64) [][]any
+	}{{"three frames", "", threeFrames}, {"four frames", "kv", fourFrames}} {
+		t.Run(shape.name, func(t *testing.T) {
+			var sent atomic.Uint64
+			sent.Store(3)
+			replays := offerReplay(t, func(from uint64) [][]any { return shape.reply(from, sent.Load()) })
+			p := publish(t, "")
+			r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+			p.subscribed(1)
+			want := []string{"0 kv:p0", "1 kv:p1", "2 kv:p2"}
+			for i := range want {
+				want[i] = strings.Replace(want[i], "kv", shape.topic, 1)
+			}
+			r.want(t, want...)
+
+			// 3 to 5 are lost on the way; the replay, which already has 7, asks from the last one delivered, 2.
+			sent.Store(8)
+			for _, seq := range []uint64{6, 7, 8} {
+				p.send("live", seq, fmt.Sprintf("p%d", seq))
+			}
+			for seq := 3; seq < 8; seq++ {
+				want = append(want, fmt.Sprintf("%d %s:p%d", seq, shape.topic, seq))
+			}
+			r.want(t, append(want, "8 live:p8")...)
+			if first, second := <-replays.asked, <-replays.asked; first != 0 || second != 2 {
+				t.Errorf("asked for replays from %d and %d, want 0 and 2", first, second)
+			}
+		})
+	}
+}
+
+func TestReplayIncomplete(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any {
+		if from == 0 {
+			return [][]any{{endNumber, ""}}
+		}
+		return threeFrames(4, 6) // what was before has left the buffer
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	p.send("", 0, "p0")
+	p.send("", 1, "p1")
+	p.send("", 7, "p7")
+	r.want(t, "0 :p0", "1 :p1", "gap 2-4", "4 :p4", "5 :p5", "gap 6-7", "7 :p7")
+}
+
+func TestReplayTimesOut(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any { return threeFrames(from, 2)[:2-from] }) // never an end
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: 200 * time.Millisecond})
+	p.subscribed(1)
+	r.want(t, "0 :p0", "1 :p1")
+	p.send("", 4, "p4")
+	r.want(t, "0 :p0", "1 :p1", "gap 2-4", "4 :p4")
+}
+
+func TestReplayUnreachable(t *testing.T) {
+	gone := publish(t, "")
+	gone.close()
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint, ReplayTimeout: 50 * time.Millisecond})
+	p.subscribed(1)
+	p.send("", 2, "p2")
+	r.want(t, "gap 0-2", "2 :p2")
+}
+
+func TestReplayMalformed(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any {
+		return append([][]any{{"x"}, {"1", "2", "3", "4"}, {"seven77", "x"}}, threeFrames(from, 2)...)
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	r.want(t,
+		"malformed: zmqsub: replayed message of 2 frames, want an empty one and 2 or 3 more",
+		"malformed: zmqsub: replayed message of 5 or more frames, want an empty one and 2 or 3 more",
+		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
+		"0 :p0", "1 :p1")
+}
+
+// The publisher restarts and, before the connection is back, has sent more than ever before: only the replay can tell.
+func TestRestartBehindHigherNumbers(t *testing.T) {
+	var life atomic.Value
+	life.Store("old")
+	replays := offerReplay(t, func(from uint64) (replies [][]any) {
+		for _, reply := range threeFrames(from, 3) {
+			if reply[1] != "" {
+				reply[1] = life.Load().(string) + reply[1].(string)
+			}
+			replies = append(replies, reply)
+		}
+		return replies
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	before := []string{"0 :oldp0", "1 :oldp1", "2 :oldp2"}
+	r.want(t, before...)
+	p.close()
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	life.Store("new")
+	q := publish(t, p.endpoint)
+	q.subscribed(1)
+	r.want(t, append(before, "restart", "0 :newp0", "1 :newp1", "2 :newp2")...)
+}
+
+func TestManySubscriptionsFewThreads(t *testing.T) {
+	const n = 300
+	p := publish(t, "")
+	h := newHub(t)
+	threads := pprof.Lookup("threadcreate").Count()
+	recorders := make([]*recorder, n)
+	for i := range recorders {
+		recorders[i] = newRecorder()
+		if _, err := h.Subscribe(Config{Endpoint: p.endpoint}, recorders[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.subscribed(n)
+	var want []string
+	for seq := range uint64(20) {
+		p.send("", seq, "x")
+		want = append(want, fmt.Sprintf("%d :x", seq))
+	}
+	for _, r := range recorders {
+		r.want(t, want...)
+	}
+	// Beside those of libzmq: some for Go's scheduler, however many subscriptions there are.
+	if made, most := pprof.Lookup("threadcreate").Count()-threads, 2*runtime.GOMAXPROCS(0)+20; made > most {
+		t.Errorf("%d threads were made for %d subscriptions, want at most %d", made, n, most)
+	}
+}
+
+// Close returns while messages pour in, and none arrives after it.
+func TestCloseDuringTraffic(t *testing.T) {
+	p := publish(t, "")
+	h := newHub(t)
+	const n = 10
+	var closed [n]atomic.Bool
+	var late atomic.Int32
+	subscriptions := make([]*Subscription, n)
+	recorders := make([]*recorder, n)
+	for i := range subscriptions {
+		recorders[i] = newRecorder()
+		var err error
+		subscriptions[i], err = h.Subscribe(Config{Endpoint: p.endpoint}, &lateWatcher{recorder: recorders[i], closed: &closed[i], late: &late})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.subscribed(n)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for seq := uint64(0); !stop.Load(); seq++ {
+			p.send("", seq, "x")
+			runtime.Gosched()
+		}
+	})
+	for i, s := range subscriptions {
+		recorders[i].until(t, "traffic", func() bool { return len(recorders[i].all()) > 10 })
+		wg.Go(func() {
+			s.Close()
+			closed[i].Store(true)
+			s.Close()
+		})
+	}
+	// The others closed, the traffic still runs.
+	finished := make(chan struct{})
+	go func() {
+		for i := range closed {
+			for !closed[i].Load() {
+				runtime.Gosched()
+			}
+		}
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-time.After(patience):
+		t.Error("Close did not return")
+	}
+	stop.Store(true)
+	wg.Wait()
+	if n := late.Load(); n != 0 {
+		t.Errorf("%d callbacks came after Close", n)
+	}
+}
+
+type lateWatcher struct {
+	*recorder
+	closed *atomic.Bool
+	late   *atomic.Int32
+}
+
+func (w *lateWatcher) Message(seq uint64, topic, payload []byte) {
+	w.recorder.Message(seq, topic, payload)
+	if w.closed.Load() {
+		w.late.Add(1)
+	}
+}
+
+func TestCloseDuringReplay(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any { return nil })
+	p := publish(t, "")
+	_, s := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Hour})
+	p.subscribed(1)
+	select {
+	case <-replays.asked:
+	case <-time.After(patience):
+		t.Fatal("no replay was asked for")
+	}
+	closed := make(chan struct{})
+	go func() { s.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Fatal("Close did not return")
+	}
+}
+
+func TestHubClose(t *testing.T) {
+	before := openFiles(t)
+	h, err := NewHub()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := publish(t, "")
+	for range 5 {
+		if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: "tcp://127.0.0.1:1"}, newRecorder()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.subscribed(5)
+	for range 2 {
+		if err := h.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint}, newRecorder()); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v, want ErrClosed", err)
+	}
+	p.close()
+	// A few belong to Go's network poller, whenever it was first used.
+	if after := openFiles(t); after > before+4 {
+		t.Errorf("%d files are open, %d were before", after, before)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	n := 0
+	for fd := range 4096 {
+		if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0); errno == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func TestRefusedEndpoints(t *testing.T) {
+	h := newHub(t)
+	before := openFiles(t)
+	for _, config := range []Config{
+		{},
+		{Endpoint: "tcp://*:5557"},
+		{Endpoint: "127.0.0.1:5557"},
+		{Endpoint: "tcp://127.0.0.1"},
+		{Endpoint: "tcp://127.0.0.1:99999"},
+		{Endpoint: "tcp://127.0.0.1:0"},
+		{Endpoint: "tcp://127.0.0.1:http"},
+		{Endpoint: "carrier-pigeon://127.0.0.1:5557"},
+		{Endpoint: "tcp://127.0.0.1:5557\x00"},
+		{Endpoint: "tcp://127.0.0.1:5557", ReplayEndpoint: "tcp://127.0.0.1"},
+		{Endpoint: "tcp://127.0.0.1:5557", ReplayTimeout: -1},
+		{Endpoint: "tcp://127.0.0.1:5557", MaxMessageBytes: -1},
+	} {
+		s, err := h.Subscribe(config, newRecorder())
+		if err == nil {
+			t.Errorf("%+v is accepted", config)
+			s.Close()
+		} else if !strings.HasPrefix(err.Error(), "zmqsub: ") {
+			t.Errorf("%+v: error %q does not say whose it is", config, err)
+		}
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := openFiles(t); after > before {
+		t.Errorf("%d files are open, %d were before", after, before)
+	}
+}
+
+// Receiving costs this much CPU a message, this process's half of a loopback connection; the publisher runs in a process of
+// its own in reality, and here adds its own, which is measured apart.
+func BenchmarkReceive(b *testing.B) {
+	for _, size := range []int{100, 4672} {
+		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
+			h := newHub(b)
+			ctx, err := zmq.NewContext()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer ctx.Term()
+			pub, err := ctx.NewSocket(zmq.XPUB)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer pub.Close()
+			if err := errors.Join(pub.SetLinger(0), pub.SetSndhwm(0), pub.Bind("tcp://127.0.0.1:*")); err != nil {
+				b.Fatal(err)
+			}
+			endpoint, err := pub.GetLastEndpoint()
+			if err != nil {
+				b.Fatal(err)
+			}
+			c := &counter{until: uint64(b.N), done: make(chan struct{})}
+			if _, err := h.Subscribe(Config{Endpoint: endpoint}, c); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := pub.RecvBytes(0); err != nil {
+				b.Fatal(err)
+			}
+			payload := make([]byte, size)
+			b.ReportAllocs()
+			b.ResetTimer()
+			start := cpuTime(b, syscall.RUSAGE_SELF)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			sending := cpuTime(b, syscall.RUSAGE_THREAD)
+			for seq := range uint64(b.N) {
+				if _, err := pub.SendMessage("", binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+					b.Fatal(err)
+				}
+			}
+			sending = cpuTime(b, syscall.RUSAGE_THREAD) - sending
+			<-c.done
+			both := cpuTime(b, syscall.RUSAGE_SELF) - start
+			b.ReportMetric(float64((both-sending).Nanoseconds())/float64(b.N), "cpu-ns/message")
+		})
+	}
+}
+
+func cpuTime(b *testing.B, who int) time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(who, &usage); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// counter is a Handler that waits for a number of messages in order.
+type counter struct {
+	next, until uint64
+	done        chan struct{}
+}
+
+func (c *counter) Message(seq uint64, _, _ []byte) {
+	if seq != c.next {
+		fmt.Fprintf(os.Stderr, "message %d, want %d\n", seq, c.next)
+	}
+	if c.next++; c.next == c.until {
+		close(c.done)
+	}
+}
+func (c *counter) Gap(expected, got uint64) { fmt.Fprintf(os.Stderr, "gap %d-%d\n", expected, got) }
+func (c *counter) Restart()                 {}
+func (c *counter) Malformed(error)          {}
+func (c *counter) Connected()               {}
+func (c *counter) Disconnected()            {}
