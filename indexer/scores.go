@@ -15,6 +15,7 @@ type Overlap struct {
 type OverlapScores struct {
 	hits  []Overlap
 	depth []uint32 // by worker number; 0 for whoever is not in hits
+	query query
 }
 
 // Blocks returns the number of leading blocks of the prompt that w holds; 0 for a worker that holds none or is unknown.

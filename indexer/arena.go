@@ -1,0 +1,183 @@
+package indexer
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// ref is the address of a word in an arena: the page's number and the word's place in the page.
+type ref uint32
+
+const (
+	pageBits  = 13 // 8192 words, 64 KiB
+	pageWords = 1 << pageBits
+
+	minClass = 3 // of records, in log2 of words
+	maxClass = 20
+)
+
+// arena keeps records of 2^class words, of two sorts (runs and holders), free of pointers so that the garbage collector
+// has nothing to scan but the list of pages. All words are read and written atomically: readers look at them without a
+// lock, and find out afterwards whether what they saw was whole (see run.go).
+//
+// A page holds records of one sort and class only, so where a record starts follows from the address of any of its words.
+// A record bigger than a page gets a page of its own size.
+//
+// Methods that change the arena are guarded by Index.mu.
+type arena struct {
+	dir   atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
+	info  []pageInfo                             // by page number
+	open  [2][maxClass + 1][]uint32              // pages with room, by sort and class
+	freed []uint32                               // free page numbers
+}
+
+// sort tells what a record is.
+type sort uint8
+
+const (
+	sortRun sort = iota
+	sortHolders
+)
+
+// page is immutable but for its words.
+type page struct {
+	words []uint64
+	class uint8
+	sort  sort
+}
+
+// pageInfo is what only writers need to know of a page.
+type pageInfo struct {
+	used   uint32 // records in use
+	fresh  uint32 // the word from which on no record was ever used
+	free   uint32 // the word of the first freed record, plus 1; its word 1 holds the next one's
+	openAt int32  // place in open, -1 if the page is full
+}
+
+// page returns the page of r, nil if there is none.
+func (a *arena) page(r ref) *page {
+	dir := a.dir.Load()
+	if n := uint32(r) >> pageBits; dir != nil && n < uint32(len(*dir)) {
+		return (*dir)[n].Load()
+	}
+	return nil
+}
+
+// record returns the words from r to the end of its record, nil if r is in no page.
+func (a *arena) record(r ref) []uint64 {
+	p := a.page(r)
+	if p == nil {
+		return nil
+	}
+	at := int(r) & (pageWords - 1)
+	size := 1 << p.class
+	return p.words[at : at&^(size-1)+size]
+}
+
+// load reads the word at r if r lies in a run.
+func (a *arena) load(r ref) (uint64, bool) {
+	p := a.page(r)
+	if p == nil || p.sort != sortRun {
+		return 0, false
+	}
+	return atomic.LoadUint64(&p.words[r&(pageWords-1)]), true
+}
+
+// alloc returns a record of 2^class words with anything in them. It reports failure when addresses run out.
+func (a *arena) alloc(s sort, class uint8) (ref, bool) {
+	open := &a.open[s][class]
+	if len(*open) == 0 && !a.addPage(s, class) {
+		return 0, false
+	}
+	n := (*open)[len(*open)-1]
+	in := &a.info[n]
+	p := a.page(ref(n << pageBits))
+	at := in.fresh
+	if in.free != 0 {
+		at = in.free - 1
+		in.free = uint32(atomic.LoadUint64(&p.words[at+1]))
+	} else {
+		in.fresh += 1 << class
+	}
+	in.used++
+	if in.free == 0 && int(in.fresh) >= len(p.words) {
+		a.close(s, class, n)
+	}
+	return ref(n<<pageBits | at), true
+}
+
+func (a *arena) addPage(s sort, class uint8) bool {
+	var n uint32
+	if last := len(a.freed) - 1; last >= 0 {
+		n, a.freed = a.freed[last], a.freed[:last]
+	} else {
+		n = uint32(len(a.info))
+		if n == 1<<(32-pageBits) {
+			return false
+		}
+		a.info = append(a.info, pageInfo{})
+		old := a.dir.Load()
+		if old == nil || len(*old) <= int(n) {
+			dir := make([]atomic.Pointer[page], max(8, 2*n))
+			if old != nil {
+				for i := range *old {
+					dir[i].Store((*old)[i].Load())
+				}
+			}
+			a.dir.Store(&dir)
+		}
+	}
+	a.info[n] = pageInfo{openAt: int32(len(a.open[s][class]))}
+	a.open[s][class] = append(a.open[s][class], n)
+	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
+	(*a.dir.Load())[n].Store(p)
+	return true
+}
+
+// close takes page n off its list of pages with room.
+func (a *arena) close(s sort, class uint8, n uint32) {
+	open := a.open[s][class]
+	at, last := a.info[n].openAt, len(open)-1
+	open[at] = open[last]
+	a.info[open[at]].openAt = at
+	a.open[s][class] = open[:last]
+	a.info[n].openAt = -1
+}
+
+// release gives the record at r back. Readers may still be looking at it, so its words stay until they are used again,
+// but for word 1.
+func (a *arena) release(r ref) {
+	p, n, at := a.page(r), uint32(r)>>pageBits, uint32(r)&(pageWords-1)
+	in := &a.info[n]
+	atomic.StoreUint64(&p.words[at+1], uint64(in.free))
+	in.free = at + 1
+	in.used--
+	if in.openAt < 0 {
+		in.openAt = int32(len(a.open[p.sort][p.class]))
+		a.open[p.sort][p.class] = append(a.open[p.sort][p.class], n)
+	}
+	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
+		a.close(p.sort, p.class, n)
+		(*a.dir.Load())[n].Store(nil)
+		a.freed = append(a.freed, n)
+	}
+}
+
+// bytes returns the memory of all pages.
+func (a *arena) bytes() int {
+	total := 0
+	if dir := a.dir.Load(); dir != nil {
+		total += 8 * len(*dir)
+		for i := range *dir {
+			if p := (*dir)[i].Load(); p != nil {
+				total += 8 * len(p.words)
+			}
+		}
+	}
+	return total
+}
+
+// classFor returns the smallest class of at least words words.
+func classFor(words int) uint8 {
+	return uint8(max(minClass, bits.Len(uint(words-1))))
+}
