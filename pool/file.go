@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -27,7 +28,7 @@ type fileEntry struct {
 	Name                  string   `yaml:"name"`
 	Address               string   `yaml:"address"`
 	Dynamo                string   `yaml:"dynamo"`
-	InstanceID            *uint64  `yaml:"instanceId"`
+	InstanceID            *id      `yaml:"instanceId"`
 	Role                  Role     `yaml:"role"`
 	DataParallelStartRank uint32   `yaml:"dataParallelStartRank"`
 	DataParallelSize      uint32   `yaml:"dataParallelSize"`
@@ -40,6 +41,18 @@ type fileEntry struct {
 	Model                 string   `yaml:"model"`
 	DeviceType            string   `yaml:"deviceType"`
 	Taints                []string `yaml:"taints"`
+}
+
+// id is a Dynamo instance id. It uses all 64 bits, and package yaml would round one that does not fit to one that does.
+type id uint64
+
+func (i *id) UnmarshalYAML(node *yaml.Node) error {
+	v, err := strconv.ParseUint(node.Value, 10, 64)
+	if err != nil {
+		return fmt.Errorf("line %d: instanceId: %q is not a decimal number of at most 64 bits", node.Line, node.Value)
+	}
+	*i = id(v)
+	return nil
 }
 
 // maxRanks bounds dataParallelSize: more ranks than any engine has, few enough that a typing error costs no memory.
@@ -141,7 +154,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 			return fail("dynamo", "%v", err)
 		}
 	case f.InstanceID != nil:
-		e.InstanceID = *f.InstanceID
+		e.InstanceID = uint64(*f.InstanceID)
 	default:
 		e.InstanceID = kvblock.InstanceID(f.Name)
 	}

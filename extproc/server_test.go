@@ -1,0 +1,204 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/extproc/extproctest"
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/router"
+	"kvepp/scoring"
+)
+
+// bench is a server over a pool of two endpoints, without tokenizers: every decision is by load.
+type bench struct {
+	*extproctest.Envoy
+	book *scoring.ActiveSequences
+	pool *pool.Pool
+}
+
+func newBench(t *testing.T, cfg Config) *bench {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	b := &bench{book: scoring.NewActiveSequences(), pool: pool.New(log)}
+	b.pool.Update([]pool.Endpoint{
+		{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m"},
+		{Name: "b", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m"},
+	})
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := metrics.New()
+	r := router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, m, log)
+	b.Envoy = extproctest.Serve(t, NewServer(cfg, r, m, log))
+	return b
+}
+
+// idle waits until no booking is left.
+func (b *bench) idle(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); b.book.Len() > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bookings are left", b.book.Len())
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+var chat = map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-request-id": "r"}
+
+const chatBody = `{"model":"m","messages":[{"role":"user","content":"hello"}]}`
+
+func answer(pieces ...string) func(*extproctest.Routed) extproctest.Response {
+	r := extproctest.Response{Header: map[string]string{":status": "200", "content-type": "text/event-stream"}}
+	for _, p := range pieces {
+		r.Body = append(r.Body, []byte(p))
+	}
+	return func(*extproctest.Routed) extproctest.Response { return r }
+}
+
+func TestRequestIsRoutedAndRelayed(t *testing.T) {
+	b := newBench(t, Config{HeaderAliases: true})
+	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody[:10]), []byte(chatBody[10:]), nil},
+		Upstream: func(r *extproctest.Routed) extproctest.Response {
+			if b.book.Len() != 1 {
+				t.Errorf("%d bookings while the request runs, want 1", b.book.Len())
+			}
+			return answer("data: 1\n\n", "data: [DONE]\n\n", "")(r)
+		}})
+	if err != nil || out.Immediate != nil {
+		t.Fatal(out, err)
+	}
+	endpoint := out.Routed.Set[endpointHeader]
+	worker := map[string]string{"10.0.0.1:8000": "1", "10.0.0.2:8000": "2"}[endpoint]
+	if worker == "" || out.Routed.Set[workerHeader] != worker || out.Routed.Set["x-worker-instance-id"] != worker || out.Routed.Set[rankHeader] != "0" {
+		t.Errorf("headers %v do not name one worker", out.Routed.Set)
+	}
+	if md, _ := out.Metadata[endpointNamespace].(map[string]any); md[endpointHeader] != endpoint {
+		t.Errorf("metadata %v, want the endpoint %s as in the header", out.Metadata, endpoint)
+	}
+	if string(out.Routed.Body) != chatBody || string(out.Body) != "data: 1\n\ndata: [DONE]\n\n" {
+		t.Errorf("request %q and response %q were not relayed as they were", out.Routed.Body, out.Body)
+	}
+	b.idle(t)
+}
+
+func TestBookingEndsWithTheStream(t *testing.T) {
+	b := newBench(t, Config{})
+	// The client goes away while the upstream thinks.
+	if _, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}}); err != nil {
+		t.Fatal(err)
+	}
+	b.idle(t)
+	// And while kvepp waits for the rest of the body.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Do(ctx, &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}}); err == nil {
+		t.Fatal("a cancelled request succeeded")
+	}
+	b.idle(t)
+}
+
+func TestManyStreams(t *testing.T) {
+	b := newBench(t, Config{})
+	large := bytes.Repeat([]byte(" "), 300_000)
+	var wait sync.WaitGroup
+	for i := range 100 {
+		wait.Go(func() {
+			r := &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody), large[:i*1000]}, Trailers: i%3 == 0, Upstream: answer("x", "")}
+			out, err := b.Do(t.Context(), r)
+			if err != nil || out.Immediate != nil || len(out.Routed.Body) != len(chatBody)+i*1000 {
+				t.Error(i, err, out.Immediate)
+			}
+		})
+	}
+	wait.Wait()
+	b.idle(t)
+}
+
+func TestErrors(t *testing.T) {
+	b := newBench(t, Config{})
+	for _, c := range []struct {
+		name, path, body string
+		status           int
+		says             string
+	}{
+		{"not JSON", "/v1/chat/completions", "{", 400, "invalid_json"},
+		{"no model", "/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}]}`, 400, `"param":"model"`},
+		{"no messages", "/v1/chat/completions", `{"model":"m"}`, 400, `"param":"messages"`},
+		{"prompt of a wrong type", "/v1/completions", `{"model":"m","prompt":{}}`, 400, `"param":"prompt"`},
+		{"a model that nobody serves", "/v1/completions", `{"model":"other","prompt":"x"}`, 404, "model_not_found"},
+	} {
+		out, err := b.Do(t.Context(), &extproctest.Request{Header: map[string]string{":method": "POST", ":path": c.path}, Body: [][]byte{[]byte(c.body)}})
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		if out.Immediate == nil || int(out.Immediate.GetStatus().GetCode()) != c.status || !strings.Contains(string(out.Immediate.GetBody()), c.says) ||
+			out.Set["content-type"] != "application/json" {
+			t.Errorf("%s: %v, want %d and %s", c.name, out.Immediate, c.status, c.says)
+		}
+	}
+	b.pool.Update(nil)
+	for _, header := range []map[string]string{chat, {":method": "GET", ":path": "/v1/models"}} {
+		r := &extproctest.Request{Header: header}
+		if header[":method"] == "POST" {
+			r.Body = [][]byte{[]byte(chatBody)}
+		}
+		out, err := b.Do(t.Context(), r)
+		if err != nil || out.Immediate.GetStatus().GetCode() != 503 {
+			t.Errorf("%s without endpoints: %v %v, want 503", header[":path"], out, err)
+		}
+	}
+	if b.book.Len() != 0 {
+		t.Errorf("%d refused requests are booked", b.book.Len())
+	}
+}
+
+func TestAnyPathIsRouted(t *testing.T) {
+	b := newBench(t, Config{DecisionHeaders: true})
+	for path, reason := range map[string]string{"/v1/embeddings": "unknown_api", "/v1/models": "no_body", "/v1/chat/completions?x=1": "no_tokenizer"} {
+		r := &extproctest.Request{Header: map[string]string{":method": "POST", ":path": path}, Upstream: answer("x")}
+		if reason != "no_body" {
+			r.Body = [][]byte{[]byte(chatBody)}
+		}
+		out, err := b.Do(t.Context(), r)
+		if err != nil || out.Immediate != nil || out.Routed.Set[workerHeader] == "" {
+			t.Errorf("%s: not routed: %v %v", path, out, err)
+		} else if out.Set["x-kvepp-reason"] != reason {
+			t.Errorf("%s: reason %q, want %q", path, out.Set["x-kvepp-reason"], reason)
+		}
+		if id := out.Routed.Set["x-request-id"]; len(id) != 36 {
+			t.Errorf("%s: request id %q was not made", path, id)
+		}
+	}
+	b.idle(t)
+}
+
+func TestValidStatus(t *testing.T) {
+	for code := range 1000 {
+		s := strconv.Itoa(code)
+		if validStatus(s) && (code < 100 || code >= 600) {
+			t.Errorf("%s counted as valid", s)
+		}
+	}
+	for _, s := range []string{"200", "404", "429", "503"} {
+		if !validStatus(s) {
+			t.Errorf("%s counted as invalid", s)
+		}
+	}
+	for _, s := range []string{"", "20", "2000", "abc", "999", "6xx"} {
+		if validStatus(s) {
+			t.Errorf("%q counted as valid", s)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package dynamo
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"kvepp/pool"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// store writes records as Dynamo's file store does.
+type store struct {
+	t   *testing.T
+	dir string
+}
+
+func (s store) put(bucket, path string, id uint64, record string, touched time.Time) string {
+	s.t.Helper()
+	dir := filepath.Join(s.dir, "v1", bucket)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	file := filepath.Join(dir, url.PathEscape(fmt.Sprintf("%s/%x", path, id)))
+	if err := os.WriteFile(file, []byte(record), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Chtimes(file, touched, touched); err != nil {
+		s.t.Fatal(err)
+	}
+	return file
+}
+
+// instance is a record of v1/instances as a 1.6.1 worker writes it.
+func (s store) instance(ns string, id uint64, touched time.Time) string {
+	return s.put("instances", ns+"/backend/generate", id, fmt.Sprintf(
+		`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,`+
+			`"transport":{"tcp":"127.0.0.1:37007/x"},"device_type":"cuda","request_plane_codec":"msgpack"}`, ns, id), touched)
+}
+
+// card is a record of v1/mdc, the fields that are read and some that are not.
+func (s store) card(ns string, id uint64, blockSize int, touched time.Time) {
+	s.put("mdc", ns+"/backend/generate", id, fmt.Sprintf(
+		`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"card_json":{`+
+			`"display_name":"tiny","kv_cache_block_size":%d,"worker_type":"aggregated","needs":[],"runtime_config":{`+
+			`"total_kv_blocks":2048,"max_num_batched_tokens":8192,"data_parallel_start_rank":0,"data_parallel_size":2,`+
+			`"enable_eagle":true,"tool_call_parser":null}}}`, ns, id, blockSize), touched)
+}
+
+func TestScan(t *testing.T) {
+	now := time.Now()
+	s := store{t, t.TempDir()}
+	reader := NewFileStore(s.dir, quiet)
+	if got := reader.scan(now); len(got) != 0 {
+		t.Fatalf("a store that does not exist yet: %v", got)
+	}
+	const id = 12510495253119935035 // above 2^53 and 2^63
+	s.instance("w0", id, now)
+	s.card("w0", id, 16, now)
+	s.instance("w1", 2, now) // its card comes later
+	dead := s.instance("w2", 3, now.Add(-lease-time.Second))
+	s.card("w2", 3, 16, now)
+	s.put("instances", "broken", 4, "{", now)
+	s.put("instances", "incomplete", 5, `{"namespace":"x"}`, now)
+	s.put("mdc", "broken", 6, "[]", now)
+	got := reader.scan(now)
+	if len(got) != 2 || got[0].Path != "w0/backend/generate" || got[0].InstanceID != id || got[1].Card != nil {
+		t.Fatalf("scan: %+v", got)
+	}
+	c := got[0].Card
+	if c == nil || c.Model != "tiny" || c.BlockSize != 16 || c.TotalKVBlocks != 2048 || c.MaxNumBatchedTokens != 8192 ||
+		c.DataParallelSize != 2 || !c.EAGLE || c.Role != pool.Aggregated {
+		t.Errorf("card: %+v", c)
+	}
+	s.card("w1", 2, 32, now)
+	if err := os.Chtimes(dead, now, now); err != nil { // it was only slow
+		t.Fatal(err)
+	}
+	if got := reader.scan(now); len(got) != 3 || got[1].Card.BlockSize != 32 {
+		t.Errorf("after a card and a revival: %+v", got)
+	}
+	s.card("w1", 2, 64, now.Add(time.Second))
+	if got := reader.scan(now); got[1].Card.BlockSize != 64 {
+		t.Errorf("a card that changed is remembered as it was: %+v", got[1].Card)
+	}
+	if got := reader.scan(now.Add(lease + 2*time.Second)); len(got) != 0 {
+		t.Errorf("nobody touched the records for a lease, alive: %+v", got)
+	}
+	if len(reader.bad) != 0 || len(reader.cards) != 0 {
+		t.Errorf("kept of what is gone: %v %v", reader.bad, reader.cards)
+	}
+}
+
+func TestJoin(t *testing.T) {
+	now := time.Now()
+	s := store{t, t.TempDir()}
+	s.instance("w0", 1, now.Add(-5*time.Second)) // killed five seconds ago; its lease has not ended
+	s.card("w0", 1, 16, now)
+	s.instance("w0", 2, now)
+	s.card("w0", 2, 16, now)
+	s.instance("w1", 3, now)
+	reader := NewFileStore(s.dir, quiet)
+	entries, err := pool.ParseFile([]byte(`endpoints:
+- {name: fixed, address: "10.0.0.1:1", instanceId: 9}
+- {name: joined, address: "10.0.0.1:2", dynamo: w0/backend/generate, maxNumBatchedTokens: 100}
+- {name: cardless, address: "10.0.0.1:3", dynamo: w1/backend/generate}
+- {name: absent, address: "10.0.0.1:4", dynamo: w2/backend/generate}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := Join(entries, reader.scan(now))
+	if len(got) != 2 || got[0].InstanceID != 9 || got[1].Name != "joined" {
+		t.Fatalf("joined: %+v", got)
+	}
+	j := got[1]
+	if j.InstanceID != 2 || j.BlockSize != 16 || j.TotalKVBlocks != 2048 || j.DataParallelSize != 2 || j.Model != "tiny" || !j.EAGLE {
+		t.Errorf("of two instances the living one, completed by its card: %+v", j)
+	}
+	if j.MaxNumBatchedTokens != 100 {
+		t.Errorf("the file goes before the card: %d", j.MaxNumBatchedTokens)
+	}
+	// A third one appears while the second still lives: a worker that was restarted at once.
+	s.instance("w0", 4, now.Add(-time.Hour))
+	s.instance("w0", 4, now)
+	s.card("w0", 4, 16, now)
+	if got := Join(entries, reader.scan(now.Add(time.Second))); got[1].InstanceID != 4 {
+		t.Errorf("of three instances: %d, want the one seen last", got[1].InstanceID)
+	}
+}
+
+// FuzzRecords looks for panics, and for an instance without a path or a card without its fields.
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte(`{"namespace":"a","component":"b","endpoint":"c","instance_id":1,"card_json":{"runtime_config":null}}`))
+	f.Add([]byte(`{"instance_id":-1,"card_json":[]}`))
+	f.Fuzz(func(t *testing.T, record []byte) {
+		if path, _, err := parseInstance(record); err == nil && len(path) < len("a/b/c") {
+			t.Errorf("path %q of an instance", path)
+		}
+		parseCard(record)
+	})
+}

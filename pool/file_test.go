@@ -1,0 +1,107 @@
+package pool
+
+import (
+	"strings"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+const full = `endpoints:
+- name: worker-0
+  address: 127.0.0.1:8001
+  instanceId: 11820826700540128610
+  role: decode
+  dataParallelStartRank: 2
+  dataParallelSize: 4
+  kvEvents: tcp://127.0.0.1:5557
+  kvReplay: tcp://[::1]:5657
+  kvTopic: kv
+  blockSize: 16
+  totalKvBlocks: 4096
+  maxNumBatchedTokens: 8192
+  model: qwen
+  deviceType: cuda
+  taints: [a, b]
+- name: worker-1
+  address: "[fd00::7]:8001"
+  dynamo: ns/backend/generate
+- {name: worker-2, address: "gpu-2.example:8000"}
+`
+
+func TestParseFile(t *testing.T) {
+	entries, err := ParseFile([]byte(full))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := entries[0]
+	if e.InstanceID != 11820826700540128610 || e.Role != Decode || e.DataParallelStartRank != 2 || e.DataParallelSize != 4 ||
+		e.KVEvents != "tcp://127.0.0.1:5557" || e.KVReplay != "tcp://[::1]:5657" || e.KVTopic != "kv" || e.BlockSize != 16 ||
+		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" || e.DeviceType != "cuda" || len(e.Taints) != 2 {
+		t.Errorf("worker-0: %+v", e)
+	}
+	if e := entries[1]; e.Dynamo != "ns/backend/generate" || e.InstanceID != 0 || e.Role != Aggregated || e.DataParallelSize != 1 {
+		t.Errorf("worker-1: %+v", e)
+	}
+	if e := entries[2]; e.InstanceID != kvblock.InstanceID("worker-2") || e.InstanceID == 0 {
+		t.Errorf("worker-2 must have the id that Dynamo derives from its name, has %d", e.InstanceID)
+	}
+	if entries, err := ParseFile([]byte("endpoints: []\n")); err != nil || len(entries) != 0 {
+		t.Errorf("an empty list: %v, %v", entries, err)
+	}
+}
+
+func TestParseFileRefuses(t *testing.T) {
+	const head = "endpoints:\n- name: a\n  address: 10.0.0.1:8000\n"
+	for _, c := range []struct{ name, text, line, says string }{
+		{"an empty file", "", "", "empty"},
+		{"no list", "endpoints:\n", "", "no list"},
+		{"another key", "endpoint: []\n", "line 1", "endpoint is not a key"},
+		{"an unknown key", head + "  blocksize: 16\n", "line 4", "blocksize is not a key of an endpoint"},
+		{"no YAML", "endpoints: [", "line 1", ""},
+		{"two documents", head + "---\nendpoints: []\n", "", "more than one"},
+		{"a list of text", "endpoints:\n- worker-0\n", "line 2", ""},
+		{"no name", "endpoints:\n- address: 10.0.0.1:8000\n", "line 2", "name"},
+		{"a name twice", head + "- name: a\n  address: 10.0.0.2:8000\n", "line 4", `"a" is taken by the endpoint of line 2`},
+		{"no address", "endpoints:\n- name: a\n", "line 2", "address"},
+		{"an address without port", "endpoints:\n- name: a\n  address: 10.0.0.1\n", "line 3", "HOST:PORT"},
+		{"a port out of range", "endpoints:\n- name: a\n  address: 10.0.0.1:80000\n", "line 3", "1 to 65535"},
+		{"an address to bind", head + "  kvEvents: tcp://*:5557\n", "line 4", "names no host"},
+		{"an event address without tcp", head + "  kvEvents: 10.0.0.1:5557\n", "line 4", "tcp://HOST:PORT"},
+		{"more ranks than ports", head + "  dataParallelSize: 8\n  kvEvents: tcp://10.0.0.1:65530\n", "line 5", "8 ranks"},
+		{"too many ranks", head + "  dataParallelSize: 4000000000\n", "line 4", "out of range"},
+		{"a role that is none", head + "  role: both\n", "line 4", `"both" is none of`},
+		{"a negative block size", head + "  blockSize: -1\n", "line 4", "negative"},
+		{"an id and a path", head + "  instanceId: 1\n  dynamo: a/b/c\n", "line 4", "leave out one"},
+		{"an id out of range", head + "  instanceId: 18446744073709551616\n", "line 4", ""},
+		{"half a path", head + "  dynamo: a/b\n", "line 4", "NAMESPACE/COMPONENT/ENDPOINT"},
+		{"a path twice", head + "  dynamo: a/b/c\n- name: b\n  address: 10.0.0.2:8000\n  dynamo: a/b/c\n", "line 5", `joins a/b/c as "a" does`},
+	} {
+		_, err := ParseFile([]byte(c.text))
+		if err == nil {
+			t.Errorf("%s was accepted", c.name)
+		} else if !strings.Contains(err.Error(), c.line) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %q, want it to hold %q and %q", c.name, err, c.line, c.says)
+		}
+	}
+}
+
+// FuzzParseFile looks for panics, and for endpoints that could not be dialled.
+func FuzzParseFile(f *testing.F) {
+	f.Add([]byte(full))
+	f.Add([]byte("endpoints:\n- &a {name: a, address: '1:1'}\n- *a\n"))
+	f.Add([]byte("endpoints: {}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		entries, err := ParseFile(text)
+		if err != nil {
+			return
+		}
+		names := map[string]bool{}
+		for _, e := range entries {
+			if e.Name == "" || names[e.Name] || checkHostPort(e.Address, 1) != nil || e.DataParallelSize < 1 || e.DataParallelSize > maxRanks {
+				t.Errorf("accepted: %+v", e)
+			}
+			names[e.Name] = true
+		}
+	})
+}

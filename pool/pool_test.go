@@ -1,0 +1,199 @@
+package pool
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// diary is a watcher that checks what it is told.
+type diary struct {
+	t       *testing.T
+	present map[kvblock.Worker]string
+	joins   int
+	leaves  int
+}
+
+func (d *diary) WorkerJoined(w Worker) {
+	if other, taken := d.present[w.Worker]; taken {
+		d.t.Errorf("%v joined as number %d, which %s still has", w.String(), w.Worker, other)
+	}
+	d.present[w.Worker] = w.String()
+	d.joins++
+}
+
+func (d *diary) WorkerLeft(w kvblock.Worker) {
+	delete(d.present, w)
+	d.leaves++
+}
+
+func endpoint(name string, id uint64) Endpoint {
+	return Endpoint{Name: name, Address: "10.0.0.1:8000", InstanceID: id, KVEvents: "tcp://10.0.0.1:5557"}
+}
+
+func workers(p *Pool) map[string]Worker {
+	s := p.Acquire()
+	defer s.Release()
+	found := map[string]Worker{}
+	for _, w := range s.Workers {
+		found[w.String()] = w
+	}
+	return found
+}
+
+func TestWorkersKeepTheirNumbers(t *testing.T) {
+	p := New(quiet)
+	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	p.Watch(d)
+	two := endpoint("a", 1)
+	two.DataParallelSize = 2
+	p.Update([]Endpoint{two, endpoint("b", 2)})
+	before := workers(p)
+	if len(before) != 3 || d.joins != 3 {
+		t.Fatalf("workers %v, %d joined", before, d.joins)
+	}
+	a1 := before["a/1"]
+	if got := a1.KVEventsAddress(); got != "tcp://10.0.0.1:5558" {
+		t.Errorf("rank 1 publishes at %s", got)
+	}
+	// What does not make it another cache may change under a worker.
+	two.TotalKVBlocks = 99
+	p.Update([]Endpoint{endpoint("b", 2), two})
+	after := workers(p)
+	if after["a/0"].Worker != before["a/0"].Worker || after["a/0"].TotalKVBlocks != 99 || d.joins != 3 || d.leaves != 0 {
+		t.Errorf("after an update of the same workers: %+v, %d joined, %d left", after, d.joins, d.leaves)
+	}
+	// Another instance id is another cache, under the same name.
+	p.Update([]Endpoint{endpoint("b", 3), two})
+	if d.joins != 4 || d.leaves != 1 || workers(p)["b/0"].Worker == before["b/0"].Worker {
+		t.Errorf("a restarted worker kept its number: %d joined, %d left", d.joins, d.leaves)
+	}
+}
+
+func TestNumberIsNotReusedWhileSomebodyReads(t *testing.T) {
+	p := New(quiet)
+	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	p.Watch(d)
+	p.Update([]Endpoint{endpoint("a", 1)})
+	reading := p.Acquire() // a decision that is under way
+	old := reading.Workers[0].Worker
+	p.Update(nil)
+	if d.leaves != 1 {
+		t.Fatalf("%d told to forget at once, want 1", d.leaves)
+	}
+	p.Update([]Endpoint{endpoint("b", 2)})
+	if got := workers(p)["b/0"].Worker; got == old {
+		t.Fatalf("number %d was given away while it could still be booked", old)
+	}
+	reading.Release()
+	p.Update([]Endpoint{endpoint("c", 3)})
+	if d.leaves != 3 { // a again, now for good; and b
+		t.Errorf("%d told to forget, want 3", d.leaves)
+	}
+	p.Update([]Endpoint{endpoint("c", 3), endpoint("d", 4)})
+	numbers := map[kvblock.Worker]bool{workers(p)["c/0"].Worker: true, workers(p)["d/0"].Worker: true}
+	if !numbers[old] && len(numbers) == 2 {
+		t.Errorf("number %d is not used again: %v", old, numbers)
+	}
+}
+
+func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
+	p := New(quiet)
+	known := endpoint("known", 2)
+	known.BlockSize = 16
+	p.Update([]Endpoint{endpoint("unknown", 1), known})
+	unknown := workers(p)["unknown/0"].Worker
+	p.ReportBlockSize(unknown, 32)
+	if w := workers(p)["unknown/0"]; w.BlockSize != 32 || w.Announced != 0 {
+		t.Errorf("adopted %d, announced %d", w.BlockSize, w.Announced)
+	}
+	p.ReportBlockSize(workers(p)["known/0"].Worker, 64)
+	if w := workers(p)["known/0"]; w.BlockSize != 16 || w.Announced != 64 {
+		t.Errorf("of two block sizes: %d, announced %d", w.BlockSize, w.Announced)
+	}
+	p.Update([]Endpoint{endpoint("unknown", 1), known}) // an update forgets neither
+	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["known/0"].Announced != 64 {
+		t.Errorf("after an update: %+v", w)
+	}
+	p.ReportBlockSize(workers(p)["known/0"].Worker, 16)
+	if w := workers(p)["known/0"]; w.Announced != 0 {
+		t.Errorf("agreeing again: announced %d", w.Announced)
+	}
+	p.ReportBlockSize(99, 16) // of a worker that has left meanwhile
+}
+
+// reporter is a feed whose last event is still being applied when its worker leaves.
+type reporter struct{ p *Pool }
+
+func (reporter) WorkerJoined(Worker) {}
+func (r reporter) WorkerLeft(w kvblock.Worker) {
+	done := make(chan struct{})
+	go func() { r.p.ReportBlockSize(w, 8); close(done) }()
+	<-done
+}
+
+func TestReportWhileLeaving(t *testing.T) {
+	p := New(quiet)
+	p.Watch(reporter{p})
+	p.Update([]Endpoint{endpoint("a", 1)})
+	p.Update(nil) // must not deadlock
+}
+
+func TestConcurrentReaders(t *testing.T) {
+	p := New(quiet)
+	p.Watch(&diary{t: t, present: map[kvblock.Worker]string{}})
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				s := p.Acquire()
+				seen := map[kvblock.Worker]string{}
+				for _, w := range s.Workers {
+					if other, twice := seen[w.Worker]; twice {
+						t.Errorf("%s and %s share number %d", other, w.String(), w.Worker)
+					}
+					seen[w.Worker] = w.String()
+					p.ReportBlockSize(w.Worker, 16)
+				}
+				s.Release()
+			}
+		})
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var es []Endpoint
+		for i := range 8 {
+			if rng.IntN(2) == 0 {
+				es = append(es, endpoint(fmt.Sprint(i), uint64(rng.IntN(3))))
+			}
+		}
+		p.Update(es)
+	}
+	close(stop)
+	wait.Wait()
+	for range 3 { // with no reader left, every number that was freed comes back
+		p.Update(nil)
+	}
+	var es []Endpoint
+	for i := range int(p.next) {
+		es = append(es, endpoint(fmt.Sprint(i), 7))
+	}
+	high := p.next
+	p.Update(es)
+	if p.next != high {
+		t.Errorf("%d numbers were lost", p.next-high)
+	}
+}
