@@ -25,6 +25,8 @@ const (
 //
 // Methods that change the arena are guarded by Index.mu.
 type arena struct {
+	maxPages uint32 // addresses have room for 2^(32-pageBits)
+
 	dir   atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
 	info  []pageInfo                             // by page number
 	open  [2][maxClass + 1][]uint32              // pages with room, by sort and class
@@ -108,11 +110,11 @@ func (a *arena) alloc(s sort, class uint8) (ref, bool) {
 
 func (a *arena) addPage(s sort, class uint8) bool {
 	var n uint32
-	if last := len(a.freed) - 1; last >= 0 {
+	if last := len(a.freed) - 1; last >= 0 { // emptied pages first
 		n, a.freed = a.freed[last], a.freed[:last]
 	} else {
 		n = uint32(len(a.info))
-		if n == 1<<(32-pageBits) {
+		if n == a.maxPages {
 			return false
 		}
 		a.info = append(a.info, pageInfo{})

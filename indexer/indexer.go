@@ -102,6 +102,7 @@ func New(c Config) (*Index, error) {
 	}
 	x := &Index{maxEntries: int64(c.MaxEntries)}
 	x.table.seed = rand.Uint64()
+	x.arena.maxPages = 1 << (32 - pageBits)
 	x.workers.Store(&[]*worker{})
 	return x, nil
 }
@@ -387,41 +388,37 @@ func (x *Index) clearMask(r run, w kvblock.Worker, mask uint64) {
 		return
 	}
 	if !x.setMask(r, w, was&^mask) {
-		mask = ones(maxRun) // the arena is exhausted: rather forget the whole run than claim what w no longer has
-		x.setMask(r, w, 0)
+		x.setMask(r, w, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
 	}
 	n := x.runLen(r)
 	alive := x.union(r)
-	if dead := ones(n) &^ alive & mask; dead != 0 {
+	if dead := ones(n) &^ alive; dead != 0 {
 		x.drop(r, n, dead)
 	}
 }
 
-// drop takes the dead blocks out of r, which has n. What is left becomes one run for each stretch; should the arena be
-// exhausted, blocks stay that nobody holds.
+// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its own.
+// Should the arena be exhausted, blocks stay that nobody holds.
 func (x *Index) drop(r run, n int, dead uint64) {
-	first := bits.TrailingZeros64(dead) // blocks before it stay where they are
-	for i := first; i < n; {
-		if dead>>i&1 != 0 {
-			i++
-			continue
+	for dead != 0 {
+		end := bits.Len64(dead) // of the last stretch of dead blocks
+		if end < n {
+			if _, ok := x.copyRun(r, end, n-end, n-end); !ok {
+				return
+			}
 		}
-		k := min(bits.TrailingZeros64(dead>>i), n-i)
-		if _, ok := x.copyRun(r, i, k, k); !ok {
+		n = bits.Len64(^dead & ones(end)) // its start
+		words := x.arena.record(r)
+		for i := n; i < end; i++ {
+			x.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
+		}
+		x.blocks -= end - n
+		if n == 0 {
+			x.freeRun(r)
 			return
 		}
-		i += k
-	}
-	words := x.arena.record(r)
-	for m := dead; m != 0; m &= m - 1 {
-		i := bits.TrailingZeros64(m)
-		x.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
-		x.blocks--
-	}
-	if first == 0 {
-		x.freeRun(r)
-	} else {
-		x.cut(r, first)
+		x.cut(r, n)
+		dead &= ones(n)
 	}
 }
 

@@ -1,0 +1,197 @@
+package indexer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+// BenchmarkFindMatches asks for a prompt of 512 blocks that all workers hold, or half of it, or none.
+func BenchmarkFindMatches(b *testing.B) {
+	for _, shape := range []string{"flat", "turns", "stagger"} {
+		for _, workers := range []int{8, 64, 512} {
+			x := newIndex(b, 1<<26)
+			const prompts = 16
+			var chains [][]kvblock.SequenceHash
+			for id := range uint64(prompts) {
+				local, chain := chainOf(id, 512)
+				chains = append(chains, chain)
+				for w := range workers {
+					base := kvblock.EngineHash(id<<20 | 1)
+					n := 512
+					switch shape {
+					case "turns": // 16 stores, and every other worker goes its own way somewhere
+						if w%2 == 1 {
+							n = 32 * (1 + w/2%16)
+						}
+						for at := 0; at < n; at += 32 {
+							mustStore(b, x, kvblock.Worker(w), stores(base, local, at, at+32))
+						}
+						own, _ := chainOf(id<<32|uint64(w), 512)
+						copy(own, local[:n])
+						mustStore(b, x, kvblock.Worker(w), stores(base, own, n, min(512, n+32)))
+						continue
+					case "stagger": // workers drop out one by one
+						n = max(1, 512*(w+1)/workers)
+					}
+					mustStore(b, x, kvblock.Worker(w), stores(base, local, 0, n))
+				}
+			}
+			_, none := chainOf(1<<40, 512)
+			half := func(c []kvblock.SequenceHash) []kvblock.SequenceHash {
+				return append(append([]kvblock.SequenceHash{}, c[:256]...), none[256:]...)
+			}
+			for _, match := range []int{100, 50, 0} {
+				var queries [][]kvblock.SequenceHash
+				for _, c := range chains {
+					switch match {
+					case 50:
+						c = half(c)
+					case 0:
+						c = none
+					}
+					queries = append(queries, c)
+				}
+				b.Run(fmt.Sprintf("%s/workers%d/match%d", shape, workers, match), func(b *testing.B) {
+					var s OverlapScores
+					i := 0
+					for b.Loop() {
+						x.FindMatches(queries[i], &s)
+						if i++; i == len(queries) {
+							i = 0
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkFindMatchesBesideWriter is one reader beside one goroutine that stores and removes as fast as it can.
+func BenchmarkFindMatchesBesideWriter(b *testing.B) {
+	x := newIndex(b, 0)
+	local, chain := chainOf(1, 512)
+	for w := range kvblock.Worker(64) {
+		mustStore(b, x, w, stores(1, local, 0, 512))
+	}
+	stop, stopped := make(chan bool), make(chan int)
+	go func() {
+		own, _ := chainOf(2, 512)
+		copy(own, local[:256])
+		n := 0
+		for {
+			select {
+			case <-stop:
+				stopped <- n
+				return
+			default:
+			}
+			for at := 0; at < 512; at += 32 {
+				if x.Stored(100, stores(1, own, at, at+32)) != nil {
+					stopped <- -1
+					return
+				}
+			}
+			x.Removed(100, removes(1, 0, 512))
+			n += 1024
+		}
+	}()
+	var s OverlapScores
+	for b.Loop() {
+		x.FindMatches(chain, &s)
+	}
+	close(stop)
+	b.ReportMetric(float64(<-stopped)/b.Elapsed().Seconds()/1e6, "Mblocks/s-written")
+}
+
+// BenchmarkApply stores and removes the blocks of 64 workers with 16,384 each, half of them in prompts that 8 workers share.
+func BenchmarkApply(b *testing.B) {
+	const (
+		workers = 64
+		perW    = 16384
+		blocks  = 64
+	)
+	type event struct {
+		w kvblock.Worker
+		s kvblock.Stored
+		r []kvblock.Removed // of 8, from the tail
+		o []kvblock.Removed // of 1
+	}
+	var events []event
+	r := rand.New(rand.NewPCG(1, 1))
+	for w := range workers {
+		for p := range perW / blocks {
+			id := uint64(w)<<32 | uint64(p)
+			if p%2 == 0 {
+				id = uint64(w/8)<<32 | uint64(p)
+			}
+			local, _ := chainOf(id, blocks)
+			e := event{w: kvblock.Worker(w)}
+			for i := range local {
+				e.s.Blocks = append(e.s.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(r.Uint64()), Local: local[i]})
+			}
+			for at := blocks; at > 0; at -= 8 {
+				rm := kvblock.Removed{}
+				for i := at - 1; i >= at-8; i-- {
+					rm.Hashes = append(rm.Hashes, e.s.Blocks[i].Engine)
+					e.o = append(e.o, kvblock.Removed{Hashes: []kvblock.EngineHash{e.s.Blocks[i].Engine}})
+				}
+				e.r = append(e.r, rm)
+			}
+			events = append(events, e)
+		}
+	}
+	r.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+	for _, c := range []string{"store64", "store1", "remove8", "remove1"} {
+		b.Run(c, func(b *testing.B) {
+			var bytes int
+			for b.Loop() {
+				b.StopTimer()
+				x := newIndex(b, 0)
+				store := func(one bool) {
+					for i := range events {
+						e := &events[i]
+						if !one {
+							mustStore(b, x, e.w, e.s)
+							continue
+						}
+						for j := range e.s.Blocks {
+							s := kvblock.Stored{HasParent: j > 0, Blocks: e.s.Blocks[j : j+1]}
+							if j > 0 {
+								s.Parent = e.s.Blocks[j-1].Engine
+							}
+							mustStore(b, x, e.w, s)
+						}
+					}
+				}
+				if c == "store64" || c == "store1" {
+					b.StartTimer()
+					store(c == "store1")
+					b.StopTimer()
+					bytes = x.Stats().Bytes
+				} else {
+					store(false)
+					b.StartTimer()
+					for i := range events {
+						e := &events[i]
+						rs := e.r
+						if c == "remove1" {
+							rs = e.o
+						}
+						for _, r := range rs {
+							x.Removed(e.w, r)
+						}
+					}
+					b.StopTimer()
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*workers*perW), "ns/block")
+			if bytes > 0 {
+				b.ReportMetric(float64(bytes)/(workers*perW), "B/entry")
+			}
+		})
+	}
+}
