@@ -374,3 +374,29 @@ func TestNonsensicalHashes(t *testing.T) {
 	a.Forget(1)
 	wantEmpty(t, a)
 }
+
+func TestSteadyStateDoesNotAllocate(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := defaults()
+	rng := rand.New(rand.NewPCG(1, 1))
+	req := Request{ID: "r", ISLTokens: 1024}
+	small, large := prompt(16, chain(1, 64), chain(2, 3)), prompt(64, chain(3, 16))
+	candidates := append(workers(8, small), workers(8, large)...)
+	for i := range candidates {
+		candidates[i].Worker = kvblock.Worker(i)
+	}
+	costs := make([]float64, len(candidates))
+	mustAdd(t, a, Request{}, candidates[0])
+	mustAdd(t, a, Request{}, candidates[1])
+	allocs := testing.AllocsPerRun(200, func() {
+		_, b, err := a.SelectAndAdd(req, candidates, cfg, rng, costs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.MarkPrefillCompleted()
+		b.Free()
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations for a request, want none", allocs)
+	}
+}

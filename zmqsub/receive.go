@@ -36,6 +36,11 @@ func (s *Subscription) receive() {
 			return
 		}
 		if s.revive.Swap(false) {
+			// Nothing may be left in the queue: libzmq aborts the process when a socket is read on in the middle of a
+			// message of a connection that was taken away (zeromq/libzmq#2163).
+			if drain() {
+				return
+			}
 			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
 			_ = s.live.socket.Disconnect(s.config.Endpoint)
 			_ = s.live.socket.Connect(s.config.Endpoint)
