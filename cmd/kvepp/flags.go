@@ -100,6 +100,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Float64Var(&o.scoring.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
 	f.Float64Var(&o.scoring.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
 	f.Float64Var(&o.overlapWeight, "router-kv-overlap-score-weight", math.NaN(), "deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
+	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
 	f.Float64Var(&o.scoring.DecodeActiveRequestWeight, "router-decode-active-request-weight", d.DecodeActiveRequestWeight, "cost of each request active on a worker, in blocks")
 	f.Float64Var(&o.scoring.Temperature, "router-temperature", d.Temperature, "0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even")
 	f.BoolVar(&o.scoring.TrackActiveBlocks, "router-track-active-blocks", d.TrackActiveBlocks, "count the blocks that active requests hold")

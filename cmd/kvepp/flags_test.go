@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// settings lists every flag with its environment variables, two values that differ from the default, and where they land.
+// A flag that is missing here fails TestEveryFlagIsListed.
+var settings = []struct {
+	flag, kvepp, dynamo string
+	values              [3]string
+	get                 func(*options) any
+}{
+	{"endpoints", "KVEPP_ENDPOINTS", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.endpoints }},
+	{"dynamo-discovery", "KVEPP_DYNAMO_DISCOVERY", "", [3]string{"file:a", "file:b", "file:c"}, func(o *options) any { return o.dynamoDiscovery }},
+	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
+	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
+	{"model-name", "KVEPP_MODEL_NAME", "DYN_MODEL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelName }},
+	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
+	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
+	{"grpc-port", "KVEPP_GRPC_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcPort }},
+	{"grpc-health-port", "KVEPP_GRPC_HEALTH_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcHealthPort }},
+	{"metrics-port", "KVEPP_METRICS_PORT", "DYN_EPP_METRICS_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.metricsPort }},
+	{"secure-serving", "KVEPP_SECURE_SERVING", "DYN_SECURE_SERVING", [3]string{"false", "true", "false"}, func(o *options) any { return o.secureServing }},
+	{"drain-timeout", "KVEPP_DRAIN_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainTimeout }},
+	{"header-aliases", "KVEPP_HEADER_ALIASES", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.headerAliases }},
+	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
+	{"max-parse-bytes", "KVEPP_MAX_PARSE_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxParseBytes }},
+	{"index-max-blocks", "KVEPP_INDEX_MAX_BLOCKS", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.indexMaxBlocks }},
+	{"router-kv-events", "KVEPP_ROUTER_KV_EVENTS", "DYN_ROUTER_USE_KV_EVENTS", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
+	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
+	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},
+	{"router-prefill-load-scale", "KVEPP_ROUTER_PREFILL_LOAD_SCALE", "DYN_ROUTER_PREFILL_LOAD_SCALE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.PrefillLoadScale }},
+	{"router-kv-overlap-score-weight", "KVEPP_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.overlapWeight }},
+	{"router-decode-active-request-weight", "KVEPP_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.DecodeActiveRequestWeight }},
+	{"router-temperature", "KVEPP_ROUTER_TEMPERATURE", "DYN_ROUTER_TEMPERATURE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.Temperature }},
+	{"router-track-active-blocks", "KVEPP_ROUTER_TRACK_ACTIVE_BLOCKS", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
+	{"router-track-prefill-tokens", "KVEPP_ROUTER_TRACK_PREFILL_TOKENS", "DYN_ROUTER_TRACK_PREFILL_TOKENS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackPrefillTokens }},
+	{"router-assume-kv-reuse", "KVEPP_ROUTER_ASSUME_KV_REUSE", "DYN_ROUTER_ASSUME_KV_REUSE", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
+	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
+	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
+}
+
+// parsed reads arguments and environment without the checks that want a whole configuration.
+func parsed(t *testing.T, args []string, env map[string]string) *options {
+	t.Helper()
+	var o options
+	err := parseServe(&o, args, func(name string) string { return env[name] })
+	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") {
+		t.Fatalf("%v %v: %v", args, env, err)
+	}
+	return &o
+}
+
+func TestFlagBeatsKveppBeatsDynamo(t *testing.T) {
+	for _, s := range settings {
+		want := func(value string) any { return s.get(parsed(t, []string{"--" + s.flag + "=" + value}, nil)) }
+		byFlag := want(s.values[0])
+		if byFlag == s.get(parsed(t, nil, nil)) {
+			t.Errorf("--%s=%s changes nothing", s.flag, s.values[0])
+		}
+		env := map[string]string{s.kvepp: s.values[1]}
+		if s.dynamo != "" {
+			env[s.dynamo] = s.values[2]
+		}
+		if got := s.get(parsed(t, []string{"--" + s.flag + "=" + s.values[0]}, env)); got != byFlag {
+			t.Errorf("--%s=%s with %v: %v, want the flag's %v", s.flag, s.values[0], env, got, byFlag)
+		}
+		byEnv := s.get(parsed(t, nil, env))
+		if s.flag == "model" {
+			if byEnv != "m=b,n=c" {
+				t.Errorf("%s: %v", s.kvepp, byEnv)
+			}
+		} else if byEnv != want(s.values[1]) {
+			t.Errorf("%v: %v, want %s's", env, byEnv, s.kvepp)
+		}
+		if s.dynamo != "" {
+			if got := s.get(parsed(t, nil, map[string]string{s.dynamo: s.values[2], s.kvepp: ""})); got != want(s.values[2]) {
+				t.Errorf("%s=%s: %v, want %v", s.dynamo, s.values[2], got, want(s.values[2]))
+			}
+		}
+	}
+}
+
+func TestEveryFlagIsListed(t *testing.T) {
+	listed := map[string]bool{}
+	for _, s := range settings {
+		listed[s.flag] = true
+		if kveppEnv(s.flag) != s.kvepp || dynamoEnv[s.flag] != s.dynamo {
+			t.Errorf("--%s: %s and %q, the table has %s and %q", s.flag, kveppEnv(s.flag), dynamoEnv[s.flag], s.kvepp, s.dynamo)
+		}
+	}
+	serveFlags(new(options)).VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && !listed[f.Name] {
+			t.Errorf("--%s is not in the table of this test", f.Name)
+		}
+		if !f.Hidden && !strings.Contains(f.Usage, kveppEnv(f.Name)) {
+			t.Errorf("--%s: its help does not name %s", f.Name, kveppEnv(f.Name))
+		}
+	})
+	for name := range dynamoEnv {
+		if !listed[name] {
+			t.Errorf("dynamoEnv has %s, which is no flag", name)
+		}
+	}
+}
+
+func TestNegatedFlags(t *testing.T) {
+	o := parsed(t, []string{"--no-router-kv-events", "--no-router-track-active-blocks"}, map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
+	if o.kvEvents || o.scoring.TrackActiveBlocks || !o.scoring.TrackPrefillTokens {
+		t.Errorf("--no-router-kv-events --no-router-track-active-blocks: %+v", o)
+	}
+}
+
+func TestDeprecatedWeight(t *testing.T) {
+	base := []string{"--endpoints=x"}
+	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=2"), nil); o.scoring.PrefillLoadScale != 2 || o.scoring.OverlapScoreCredit != 1 {
+		t.Errorf("weight 2: %+v", o.scoring)
+	}
+	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=0"), nil); o.scoring.PrefillLoadScale != 0 || o.scoring.OverlapScoreCredit != 0 {
+		t.Errorf("weight 0: %+v", o.scoring)
+	}
+	if o := parsed(t, base, nil); !math.IsNaN(o.overlapWeight) || o.scoring.PrefillLoadScale != 1 || o.drainTimeout != 30*time.Second {
+		t.Errorf("defaults: %+v", o)
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		says string
+	}{
+		{nil, nil, "--endpoints FILE"},
+		{[]string{"--endpoints=x", "--endpoint=y"}, nil, "unknown flag: --endpoint"},
+		{[]string{"--endpoints=x", "y"}, nil, `"y"`},
+		{[]string{"--endpoints=x", "--model=qwen"}, nil, "NAME=DIR"},
+		{[]string{"--endpoints=x", "--model=a=b", "--model=a=c"}, nil, "given twice"},
+		{[]string{"--endpoints=x", "--model-path=a"}, nil, "belong together"},
+		{[]string{"--endpoints=x", "--model=a=b", "--model-name=a", "--model-path=c"}, nil, "given by --model already"},
+		{[]string{"--endpoints=x", "--kv-cache-block-size=-1"}, nil, "number of tokens"},
+		{[]string{"--endpoints=x", "--router-temperature=-1"}, nil, "temperature"},
+		{[]string{"--endpoints=x", "--router-temperature=nan"}, nil, "temperature"},
+		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
+		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
+		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
+		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},
+		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_TEMPERATURE": "hot"}, "DYN_ROUTER_TEMPERATURE"},
+		{[]string{"--endpoints=x"}, map[string]string{"KVEPP_GRPC_PORT": "x", "DYN_KV_CACHE_BLOCK_SIZE": "y"}, "DYN_KV_CACHE_BLOCK_SIZE"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(append([]string{"serve"}, c.args...), &stdout, &stderr, func(name string) string { return c.env[name] })
+		if code != 2 || !strings.Contains(stderr.String(), c.says) {
+			t.Errorf("%v %v: status %d, %q; want 2 and %q", c.args, c.env, code, stderr.String(), c.says)
+		}
+	}
+}
+
+func TestStartFailsClearly(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
+		{[]string{"--endpoints=testdata/none.yaml", "--model=m=testdata/nomodel"}, "--model m=testdata/nomodel"},
+		{[]string{"--endpoints=x", "--log-level=loud"}, "debug, info, warn or error"},
+		{[]string{"--endpoints=x", "--log-format=xml"}, "text or json"},
+	} {
+		var stdout, stderr bytes.Buffer
+		if code := run(append([]string{"serve"}, c.args...), &stdout, &stderr, func(string) string { return "" }); code != 1 || !strings.Contains(stderr.String(), c.says) {
+			t.Errorf("%v: status %d, %q; want 1 and %q", c.args, code, stderr.String(), c.says)
+		}
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{nil, 2, "kvepp serve"},
+		{[]string{"help"}, 0, "endpoints.yaml"},
+		{[]string{"--help"}, 0, "endpoints.yaml"},
+		{[]string{"serve", "--help"}, 0, "DYN_ROUTER_TEMPERATURE"},
+		{[]string{"version"}, 0, "kvepp "},
+		{[]string{"sevre"}, 2, `"sevre"`},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(c.args, &stdout, &stderr, func(string) string { return "" })
+		if code != c.code || !strings.Contains(stdout.String()+stderr.String(), c.says) {
+			t.Errorf("%v: status %s, %q %q", c.args, strconv.Itoa(code), stdout.String(), stderr.String())
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package lint
+
+import (
+	"encoding/json"
+	"errors"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+// may lists, for each package, which of ours it may import. ARCHITECTURE.md has the same table: change both in the commit
+// that changes the code. "*" is whatever it wires.
+var may = map[string]string{
+	"kvblock":             "",
+	"chattemplate":        "",
+	"zmqsub":              "",
+	"internal/metrics":    "",
+	"extproc/extproctest": "",
+	"internal/apibody":    "chattemplate",
+	"tokenizer":           "chattemplate kvblock internal/apibody",
+	"scoring":             "kvblock",
+	"pool":                "kvblock",
+	"indexer":             "kvblock",
+	"pool/dynamo":         "pool",
+	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
+	"router":              "indexer kvblock pool scoring tokenizer internal/apibody internal/metrics",
+	"extproc":             "router internal/apibody internal/metrics",
+	"cmd/kvepp":           "*",
+	"internal/lint":       "",
+	"e2e":                 "e2e/stack",
+	"e2e/stack":           "",
+	"e2e/demo":            "e2e/stack",
+}
+
+// only lists what few packages may import from elsewhere.
+var only = map[string][]string{
+	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
+	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
+	"github.com/pebbe/zmq4":                {"zmqsub"},
+	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
+	"k8s.io/":                              {},
+	"github.com/fsnotify/":                 {"pool"},
+	"github.com/zeebo/xxh3":                {"kvblock"},
+	"golang.org/x/text/":                   {"tokenizer"},
+	"github.com/spf13/pflag":               {"cmd/kvepp"},
+}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Imports    []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", "./...")
+	cmd.Dir = root
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func TestImports(t *testing.T) {
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, "kvepp/")
+		allowed, listed := may[name]
+		if !listed {
+			t.Errorf("package %s is not in the import table: add it here and in ARCHITECTURE.md", name)
+			continue
+		}
+		for _, i := range p.Imports {
+			if ours, ok := strings.CutPrefix(i, "kvepp/"); ok && allowed != "*" && !slices.Contains(strings.Fields(allowed), ours) {
+				t.Errorf("%s imports %s, which the import table does not allow", name, ours)
+			}
+			for prefix, who := range only {
+				if strings.HasPrefix(i, prefix) && !slices.Contains(who, name) {
+					t.Errorf("%s imports %s, which is for %v alone", name, i, who)
+				}
+			}
+		}
+	}
+}
+
+// TestTableIsDrawn compares the table with the one that people read.
+func TestTableIsDrawn(t *testing.T) {
+	text := read(t, "ARCHITECTURE.md")
+	drawn := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(text, -1) {
+		drawn[row[1]] = strings.Join(strings.Fields(strings.NewReplacer("`", "", ",", "").Replace(row[2])), " ")
+	}
+	for name, allowed := range may {
+		want := map[string]string{"": "nothing of ours", "*": "whatever it wires"}[allowed]
+		if want == "" {
+			want = allowed
+		}
+		if _, err := os.Stat(filepath.Join(root, name)); errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the table has %s, which is gone", name)
+		} else if drawn[name] != want {
+			t.Errorf("ARCHITECTURE.md says %s imports %q, the table %q", name, drawn[name], want)
+		}
+	}
+}
+
+// TestDependenciesHaveReasons wants each direct dependency explained.
+func TestDependenciesHaveReasons(t *testing.T) {
+	cmd := exec.Command("go", "list", "-m", "-f", "{{if not (or .Indirect .Main)}}{{.Path}}{{end}}", "all")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list -m: %v", err)
+	}
+	text := read(t, "ARCHITECTURE.md")
+	for _, module := range strings.Fields(string(out)) {
+		if !strings.Contains(text, "`"+module+"`") {
+			t.Errorf("ARCHITECTURE.md does not say why %s is a dependency", module)
+		}
+	}
+}
+
+// TestPackageComments wants every package to say what it is, owns and never does, and how it may be called.
+func TestPackageComments(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.GoFiles) == 0 {
+			continue // tests alone
+		}
+		found := false
+		for _, f := range p.GoFiles {
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || file.Doc != nil && len(file.Doc.Text()) > 40
+		}
+		if !found {
+			t.Errorf("package %s has no comment", p.ImportPath)
+		}
+	}
+}
+
+// TestNames refuses names that say nothing, tests that wait for time, and what ties the tree to one machine.
+func TestNames(t *testing.T) {
+	bad := []struct {
+		files, pattern *regexp.Regexp
+		why            string
+	}{
+		{regexp.MustCompile(`_test\.go$`), regexp.MustCompile(`\btime\.Sleep\(`), "tests wait for a condition, not for time"},
+		{regexp.MustCompile(`\.go$`), regexp.MustCompile(`(?m)^package (utils?|common|types|helpers?|base|manager)$`), "a package is named for what it is"},
+		{regexp.MustCompile(`.`), regexp.MustCompile(`(^|[\s"'=:(])/(root|home|work)/[a-z]`), "a path of one machine"},
+		{regexp.MustCompile(`.`), regexp.MustCompile(`proxy\.golang` + `\.org|py` + `pi\.org|registry\.npm` + `js|index\.crates` + `\.io`), "the name of a registry's host"},
+	}
+	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v (the rules need the checkout's own list of files)", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		if strings.HasSuffix(name, ".sum") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted, not committed yet
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range bad {
+			if b.files.MatchString(name) {
+				if at := b.pattern.FindIndex(text); at != nil {
+					t.Errorf("%s, line %d: %s", name, 1+strings.Count(string(text[:at[0]]), "\n"), b.why)
+				}
+			}
+		}
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
