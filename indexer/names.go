@@ -39,6 +39,18 @@ func (t *names) next(i int) int {
 	return i
 }
 
+// touch reads where each of the blocks' names would be, so that the processor waits for all of that memory at once and not
+// for one name after the other. What it returns means nothing.
+func (t *names) touch(blocks []kvblock.StoredBlock) (sum kvblock.EngineHash) {
+	if len(t.slots) == 0 {
+		return 0
+	}
+	for _, b := range blocks {
+		sum += t.slots[t.home(b.Engine)].engine
+	}
+	return sum
+}
+
 // get returns the block that e names.
 func (t *names) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
 	if e == 0 {
