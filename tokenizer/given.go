@@ -1,0 +1,32 @@
+package tokenizer
+
+import (
+	"errors"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// ErrNoIDs says that a request is text, which needs its model's tokenizer.
+var ErrNoIDs = errors.New("tokenizer: the request brings text, and no tokenizer for its model is loaded")
+
+// Given returns the token ids that a request brings itself: nvext.token_data for its only prompt, or prompts that are
+// lists of ids. They need no model. ids[i] belongs to prompt i and to the caller.
+//
+// Errors: ErrNoIDs.
+func Given(request *apibody.Request) ([][]kvblock.Token, error) {
+	if request.TokenData != nil && len(request.Prompts) <= 1 {
+		return [][]kvblock.Token{tokens(request.TokenData)}, nil
+	}
+	if request.API != apibody.Completions {
+		return nil, ErrNoIDs
+	}
+	all := make([][]kvblock.Token, len(request.Prompts))
+	for i, prompt := range request.Prompts {
+		if !prompt.HasTokens {
+			return nil, ErrNoIDs
+		}
+		all[i] = tokens(prompt.Tokens)
+	}
+	return all, nil
+}
