@@ -198,20 +198,24 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 	switch {
 	case body.HasMedia:
 		p.reason = ReasonMedia
-	case model == nil:
-		p.reason = ReasonNoTokenizer
+		return p, nil
+	case model != nil:
+		p.tokens, err = model.Tokenize(body)
 	default:
-		tokens, err := model.Tokenize(body)
-		r.metrics.Phase("tokenize", at)
-		if err != nil {
-			r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
-			p.reason = ReasonTokenize
-			break
+		p.tokens, err = tokenizer.Given(body) // token ids from the client need no tokenizer
+	}
+	r.metrics.Phase("tokenize", at)
+	if err != nil {
+		p.reason = ReasonTokenize
+		if errors.Is(err, tokenizer.ErrNoIDs) {
+			p.reason = ReasonNoTokenizer
 		}
-		p.reason, p.tokens, p.isl = ReasonKV, tokens, 0
-		for _, ids := range tokens {
-			p.isl += len(ids)
-		}
+		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
+		return p, nil
+	}
+	p.reason, p.isl = ReasonKV, 0
+	for _, ids := range p.tokens {
+		p.isl += len(ids)
 	}
 	return p, nil
 }

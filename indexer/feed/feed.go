@@ -136,7 +136,7 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 		}
 		return
 	}
-	f.metrics.Event("event", "unknown_tag", s.batch.UnknownTags)
+	f.metrics.Event("unknown", "skipped", s.batch.UnknownTags)
 	s.operations = s.normalizer.Normalize(&s.batch, s.operations[:0])
 	for i := range s.operations {
 		s.apply(&s.operations[i])
@@ -156,11 +156,16 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 		f.index.Cleared(s.worker)
 		f.metrics.Event("cleared", "applied", 1)
 	case kvblock.OpDropped:
-		f.metrics.Event(op.Event.String(), op.Reason, 1)
+		f.metrics.Event(kinds[op.Event], op.Reason, 1)
 		if op.Reason == kvblock.DropBlockSize {
 			s.report(int(op.BlockSize))
 		}
 	}
+}
+
+// kinds names the events for metrics.
+var kinds = map[kvblock.EventKind]string{
+	kvblock.BlockStored: "stored", kvblock.BlockRemoved: "removed", kvblock.AllBlocksCleared: "cleared", kvblock.Ignored: "ignored",
 }
 
 // report tells the pool the block size that the engine announces, when it has changed.

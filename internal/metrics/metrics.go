@@ -37,7 +37,7 @@ func New() *Metrics {
 		Registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_requests_total",
-			Help: "HTTP requests by the status kvepp answered itself, or \"routed\" when it named an endpoint.",
+			Help: "HTTP requests by the status that the client was answered, by the endpoint or by kvepp itself; \"none\" when the stream ended before a response.",
 		}, []string{"code"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_decisions_total",
@@ -45,7 +45,7 @@ func New() *Metrics {
 		}, []string{"reason"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_events_total",
-			Help: "KV events by kind (stored, removed, cleared, batch, subscription) and outcome (applied, or why not).",
+			Help: "KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for what carries them) and outcome (applied, or why not).",
 		}, []string{"kind", "outcome"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvepp_phase_seconds",
@@ -82,7 +82,8 @@ func New() *Metrics {
 	return m
 }
 
-// Request counts a finished request phase. Code is an HTTP status in digits, or "routed".
+// Request counts a finished request. Code is an HTTP status in digits, "invalid" for what is none, or "none" without a
+// response.
 func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() }
 
 // Decision counts one decision.

@@ -1,0 +1,264 @@
+package feed
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// engine publishes KV events over a real socket.
+type engine struct {
+	t      *testing.T
+	socket *zmq.Socket
+	port   int
+	seq    uint64
+}
+
+// newEngine binds a publisher to a port; 0 chooses one.
+func newEngine(t *testing.T, port int) *engine {
+	t.Helper()
+	socket, err := zmq.NewSocket(zmq.PUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket.SetLinger(0)
+	e := &engine{t: t, socket: socket, port: port}
+	bind := "tcp://127.0.0.1:*"
+	if port != 0 {
+		bind = fmt.Sprintf("tcp://127.0.0.1:%d", port)
+	}
+	eventually(t, "bind", func() bool { return socket.Bind(bind) == nil }) // the old one's socket closes behind its back
+	address, err := socket.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(address, "tcp://127.0.0.1:%d", &e.port); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	return e
+}
+
+func (e *engine) address() string { return fmt.Sprintf("tcp://127.0.0.1:%d", e.port) }
+
+// publish sends a batch of events, with the next number.
+func (e *engine) publish(rank int, events ...[]any) {
+	e.t.Helper()
+	batch := pack([]any{1.5, anys(events), rank})
+	if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, e.seq), batch); err != nil {
+		e.t.Fatal(err)
+	}
+	e.seq++
+}
+
+func stored(hash uint64, parent any, blockSize int, tokens ...int) []any {
+	return []any{"BlockStored", []any{hash}, parent, anys(tokens), blockSize, nil, "GPU", nil, nil}
+}
+
+func removed(hash uint64) []any { return []any{"BlockRemoved", []any{hash}, "GPU"} }
+
+func anys[T any](s []T) []any {
+	var l []any
+	for _, v := range s {
+		l = append(l, any(v))
+	}
+	return l
+}
+
+// pack writes the MessagePack that msgspec would write for these few types.
+func pack(v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return []byte{0xc0}
+	case int:
+		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
+	case uint64:
+		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
+	case float64:
+		return append([]byte{0xcb}, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0)
+	case string:
+		return append([]byte{0xd9, byte(len(v))}, v...)
+	case []any:
+		b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(len(v)))
+		for _, item := range v {
+			b = append(b, pack(item)...)
+		}
+		return b
+	}
+	panic(fmt.Sprintf("%T", v))
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+type house struct {
+	*Feed
+	t     *testing.T
+	pool  *pool.Pool
+	index *indexer.Index
+	m     *metrics.Metrics
+}
+
+func newHouse(t *testing.T) *house {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
+	if h.Feed, err = New(h.pool, index, h.m, log); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	h.pool.Watch(h.Feed)
+	return h
+}
+
+func (h *house) connected(n int) {
+	h.t.Helper()
+	eventually(h.t, fmt.Sprintf("%d subscriptions connected", n), func() bool { on, off := h.Subscriptions(); return on == n && off == 0 })
+}
+
+// match returns how many blocks of tokens the pool's only worker holds.
+func (h *house) match(blockSize int, tokens ...kvblock.Token) int {
+	s := h.pool.Acquire()
+	defer s.Release()
+	chain := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: blockSize}))
+	var scores indexer.OverlapScores
+	h.index.FindMatches(chain, &scores)
+	return scores.Blocks(s.Workers[0].Worker)
+}
+
+// count reads a counter.
+func (h *house) count(kind, outcome string) float64 {
+	h.t.Helper()
+	families, err := h.m.Registry.Gather()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "kvepp_events_total" {
+			continue
+		}
+		for _, m := range f.Metric {
+			if m.Label[0].GetValue() == kind && m.Label[1].GetValue() == outcome {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func (h *house) update(e *engine, blockSize int) {
+	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, KVEvents: e.address(), BlockSize: blockSize}})
+}
+
+func TestEventsReachTheIndex(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.update(e, 0)
+	h.connected(1)
+	// The subscription itself reaches the publisher a moment after the connection: the first message that arrives may be
+	// any, and the ones before it are lost.
+	eventually(t, "a first store", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	s := h.pool.Acquire()
+	if got := s.Workers[0].BlockSize; got != 4 {
+		t.Errorf("block size %d, want the events' 4", got)
+	}
+	s.Release()
+	e.publish(0, stored(2, uint64(1), 4, 5, 6, 7, 8), stored(3, uint64(2), 4, 9, 10, 11, 12))
+	all := []kvblock.Token{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	eventually(t, "three blocks", func() bool { return h.match(4, all...) == 3 })
+	e.publish(0, removed(2))
+	eventually(t, "the block in the middle gone", func() bool { return h.match(4, all...) == 1 })
+	e.publish(0, stored(2, uint64(1), 4, 5, 6, 7, 8))
+	eventually(t, "the block in the middle back", func() bool { return h.match(4, all...) == 3 })
+	e.publish(0, []any{"AllBlocksCleared"})
+	eventually(t, "no block", func() bool { return h.match(4, all...) == 0 })
+	e.publish(0, stored(9, uint64(8), 4, 1, 1, 1, 1))
+	eventually(t, "an orphan counted", func() bool { return h.count("stored", "parent_block_not_found") == 1 })
+	e.publish(3, stored(1, nil, 4, 1, 2, 3, 4))
+	eventually(t, "another rank's batch counted", func() bool { return h.count("batch", "other_rank") == 1 })
+	if h.match(4, 1, 2, 3, 4) != 0 {
+		t.Error("another rank's blocks were taken for this one's")
+	}
+}
+
+// TestDoubtEmptiesTheWorker: lost messages, what cannot be read, and a restart.
+func TestDoubtEmptiesTheWorker(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.update(e, 4)
+	h.connected(1)
+	fill := func() {
+		t.Helper()
+		eventually(t, "a block", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	}
+	fill()
+	gaps := h.count("subscription", "gap") // the first message may have been one
+	e.seq += 5
+	e.publish(0)
+	eventually(t, "emptied after a gap", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("subscription", "gap") == gaps+1 })
+
+	fill()
+	if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, e.seq), []byte{0xff}); err != nil {
+		t.Fatal(err)
+	}
+	e.seq++
+	eventually(t, "emptied after a batch that cannot be read", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("batch", "malformed") == 1 })
+
+	fill()
+	e.socket.Close()
+	e = newEngine(t, e.port)
+	h.connected(1)
+	eventually(t, "emptied after a restart", func() bool { e.publish(0); return h.match(4, 1, 2, 3, 4) == 0 })
+	fill()
+
+	// A block size that is not the configured one: nothing is stored, and the pool knows.
+	e.publish(0, stored(7, nil, 8, 1, 2, 3, 4, 5, 6, 7, 8))
+	eventually(t, "the other block size reported", func() bool {
+		s := h.pool.Acquire()
+		defer s.Release()
+		return s.Workers[0].Announced == 8 && h.count("stored", kvblock.DropBlockSize) == 1
+	})
+}
+
+func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.update(e, 4)
+	h.connected(1)
+	h.pool.Update(nil)
+	if on, off := h.Subscriptions(); on != 0 || off != 0 {
+		t.Errorf("%d connected and %d connecting after the worker left", on, off)
+	}
+	before := h.count("batch", "received")
+	for range 100 {
+		e.publish(0)
+	}
+	if got := h.count("batch", "received"); got != before {
+		t.Errorf("%v batches were received after the worker left", got-before)
+	}
+	// One without an address, and one whose address libzmq cannot use.
+	h.pool.Update([]pool.Endpoint{{Name: "silent", Address: "10.0.0.1:8000"}, {Name: "bad", Address: "10.0.0.1:8000", KVEvents: "tcp://*:1"}})
+	if on, off := h.Subscriptions(); on != 0 || off != 0 || h.count("subscription", "failed") != 1 {
+		t.Errorf("%d connected, %d connecting, %v failed", on, off, h.count("subscription", "failed"))
+	}
+}

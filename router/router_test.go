@@ -1,0 +1,377 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"kvepp/indexer"
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// house is a router with its surroundings.
+type house struct {
+	*Router
+	t     testing.TB
+	pool  *pool.Pool
+	index *indexer.Index
+	book  *scoring.ActiveSequences
+}
+
+func newHouse(t testing.TB, endpoints ...pool.Endpoint) *house {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{t: t, pool: pool.New(log), index: index, book: scoring.NewActiveSequences()}
+	h.pool.Update(endpoints)
+	h.Router = New(Config{Scoring: scoring.DefaultConfig()}, h.pool, index, h.book, metrics.New(), log)
+	return h
+}
+
+// workers returns n endpoints with blocks of four tokens.
+func workers(n int) []pool.Endpoint {
+	var es []pool.Endpoint
+	for i := range n {
+		es = append(es, pool.Endpoint{Name: fmt.Sprintf("w%d", i), Address: fmt.Sprintf("10.0.0.%d:8000", i+1), InstanceID: uint64(100 + i),
+			BlockSize: 4, KVEvents: "tcp://10.0.0.1:5557", Model: "m"})
+	}
+	return es
+}
+
+// warm stores the leading blocks of tokens on a worker.
+func (h *house) warm(name string, rank uint32, tokens []kvblock.Token, o kvblock.HashOptions) {
+	h.t.Helper()
+	s := h.pool.Acquire()
+	defer s.Release()
+	for _, w := range s.Workers {
+		if w.Name != name || w.Rank != rank {
+			continue
+		}
+		var e kvblock.Stored
+		for i, l := range kvblock.AppendLocalHashes(nil, tokens, o) {
+			e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(1000*uint64(w.Worker) + uint64(i) + uint64(tokens[0])<<32), Local: l})
+		}
+		if err := h.index.Stored(w.Worker, e); err != nil {
+			h.t.Fatal(err)
+		}
+		return
+	}
+	h.t.Fatalf("no worker %s/%d", name, rank)
+}
+
+func tokens(from, n int) []kvblock.Token {
+	var ts []kvblock.Token
+	for i := range n {
+		ts = append(ts, kvblock.Token(from+i))
+	}
+	return ts
+}
+
+func completion(model string, prompts ...[]kvblock.Token) *Request {
+	lists := make([]string, len(prompts))
+	for i, p := range prompts {
+		lists[i] = strings.Join(strings.Fields(fmt.Sprint(p)), ",")
+	}
+	prompt := strings.Join(lists, ",")
+	if len(prompts) > 1 {
+		prompt = "[" + prompt + "]"
+	}
+	return &Request{Path: "/v1/completions", Body: []byte(fmt.Sprintf(`{"model":%q,"prompt":%s}`, model, prompt))}
+}
+
+func (h *house) route(req *Request) *Route {
+	h.t.Helper()
+	r, err := h.Route(context.Background(), req)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return r
+}
+
+var blocksOfFour = kvblock.HashOptions{BlockSize: 4}
+
+func TestWarmWorkerIsChosen(t *testing.T) {
+	h := newHouse(t, workers(4)...)
+	h.warm("w2", 0, tokens(0, 32), blocksOfFour)
+	h.warm("w1", 0, tokens(0, 12), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 42)))
+	defer r.Free()
+	if r.Name != "w2" || r.InstanceID != 102 || r.Address != "10.0.0.3:8000" || r.Reason != ReasonKV || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+	// request 10.5 blocks less the overlap, plus 10 blocks to be held (specs: cost = raw - credit + decode)
+	for i, want := range []float64{20.5, 17.5, 12.5, 20.5} {
+		if c := r.Costs[i]; c.Cost != want || c.Name != fmt.Sprintf("w%d", i) {
+			t.Errorf("cost %d: %+v, want %v", i, c, want)
+		}
+	}
+	if got := h.book.Len(); got != 1 {
+		t.Errorf("%d booked", got)
+	}
+	r.Free()
+	r.Free()
+	if got := h.book.Len(); got != 0 {
+		t.Errorf("%d booked after the end", got)
+	}
+}
+
+func TestRanksAreWorkers(t *testing.T) {
+	e := workers(1)[0]
+	e.DataParallelStartRank, e.DataParallelSize = 4, 3
+	h := newHouse(t, e)
+	h.warm("w0", 5, tokens(0, 16), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 20)))
+	defer r.Free()
+	if r.Rank != 5 || len(r.Costs) != 3 {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+}
+
+func TestBatchOfPromptsGoesToOneWorker(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.warm("w0", 0, tokens(0, 8), blocksOfFour)
+	h.warm("w1", 0, tokens(500, 8), blocksOfFour)
+	h.warm("w1", 0, tokens(900, 8), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 10), tokens(500, 10), tokens(900, 10)))
+	defer r.Free()
+	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.PromptTokens != 30 {
+		t.Errorf("decision: %+v, want w1 with the blocks of two prompts", r.Decision)
+	}
+}
+
+func TestSaltedPromptMatchesItsOwn(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.warm("w0", 0, tokens(0, 16), blocksOfFour)
+	h.warm("w1", 0, tokens(0, 16), kvblock.HashOptions{BlockSize: 4, CacheNamespace: "tenant-a"})
+	req := completion("m", tokens(0, 16))
+	req.Body = []byte(strings.Replace(string(req.Body), "{", `{"nvext":{"cache_salt":"tenant-a"},`, 1))
+	r := h.route(req)
+	defer r.Free()
+	if r.Name != "w1" {
+		t.Errorf("a salted prompt went to %s", r.Name)
+	}
+}
+
+func TestWorkersOfTwoBlockSizes(t *testing.T) {
+	es := workers(2)
+	es[1].BlockSize = 8
+	h := newHouse(t, es...)
+	h.warm("w1", 0, tokens(0, 32), kvblock.HashOptions{BlockSize: 8})
+	h.warm("w0", 0, tokens(0, 8), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 40)))
+	defer r.Free()
+	if r.Name != "w1" || r.PredictedCachedTokens != 32 || r.BlockSize != 8 {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+}
+
+func TestEveryTroubleIsStillRouted(t *testing.T) {
+	unsized := workers(1)
+	unsized[0].BlockSize = 0
+	silent := workers(1)
+	silent[0].KVEvents = ""
+	for _, c := range []struct {
+		name      string
+		endpoints []pool.Endpoint
+		req       *Request
+		reason    Reason
+	}{
+		{"no body", workers(1), &Request{Path: "/v1/models", Without: ReasonNoBody}, ReasonNoBody},
+		{"too large", workers(1), &Request{Path: "/v1/completions", Without: ReasonBodyTooLarge, BodyBytes: 4000}, ReasonBodyTooLarge},
+		{"unknown API", workers(1), &Request{Path: "/v1/embeddings", Body: []byte("\x00\x01")}, ReasonUnknownAPI},
+		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}, ReasonNoTokenizer},
+		{"an image", workers(1), &Request{Path: "/v1/chat/completions", Body: []byte(
+			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)}, ReasonMedia},
+		{"no block size", unsized, completion("m", tokens(0, 16)), ReasonNoBlockSize},
+		{"no events", silent, completion("m", tokens(0, 16)), ReasonNoEvents},
+	} {
+		h := newHouse(t, c.endpoints...)
+		r := h.route(c.req)
+		if r.Reason != c.reason || r.Address == "" || r.InstanceID != 100 || r.PredictedCachedTokens != 0 {
+			t.Errorf("%s: %+v, want reason %s", c.name, r.Decision, c.reason)
+		}
+		if c.name == "too large" && r.PromptTokens != 1000 {
+			t.Errorf("a body of 4000 bytes counts as %d tokens", r.PromptTokens)
+		}
+		r.Free()
+		if h.book.Len() != 0 {
+			t.Errorf("%s: still booked", c.name)
+		}
+	}
+}
+
+func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.warm("w0", 0, tokens(0, 16), blocksOfFour)
+	s := h.pool.Acquire()
+	h.pool.ReportBlockSize(s.Workers[0].Worker, 8)
+	s.Release()
+	r := h.route(completion("m", tokens(0, 16)))
+	defer r.Free()
+	if r.Costs[0].CachedBlocks != 0 || r.Reason != ReasonKV {
+		t.Errorf("its blocks were believed: %+v", r.Decision)
+	}
+}
+
+func TestCandidates(t *testing.T) {
+	es := workers(4)
+	es[1].Model = "other"
+	es[2].Role = pool.Prefill
+	es[3].Model = "" // whatever the request names
+	h := newHouse(t, es...)
+	names := func(r *Route) string {
+		defer r.Free()
+		var all []string
+		for _, c := range r.Costs {
+			all = append(all, c.Name)
+		}
+		return strings.Join(all, " ")
+	}
+	if got := names(h.route(completion("m", tokens(0, 16)))); got != "w0 w3" {
+		t.Errorf("candidates for m: %s", got)
+	}
+	if got := names(h.route(&Request{Without: ReasonNoBody})); got != "w0 w1 w3" {
+		t.Errorf("candidates without a model: %s", got)
+	}
+	req := completion("m", tokens(0, 16))
+	req.Allowed = func(address string) bool { return address == "10.0.0.1:8000" }
+	if got := names(h.route(req)); got != "w0" {
+		t.Errorf("candidates in the subset: %s", got)
+	}
+	req.Allowed = func(string) bool { return false }
+	if _, err := h.Route(t.Context(), req); !errors.Is(err, ErrNoEndpoints) {
+		t.Errorf("an empty subset: %v", err)
+	}
+	h.pool.Update(es[1:3])
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) || !strings.Contains(err.Error(), `"m"`) {
+		t.Errorf("a model that nobody serves: %v", err)
+	}
+	var bad *apibody.Error
+	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte("[]")}); !errors.As(err, &bad) {
+		t.Errorf("a body that is no request: %v", err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := h.Route(gone, completion("other", tokens(0, 16))); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that has gone: %v", err)
+	}
+	if h.book.Len() != 0 {
+		t.Errorf("%d refused requests are booked", h.book.Len())
+	}
+}
+
+// TestBurstSpreads: 1,000 identical requests at once over idle workers may not pile up.
+func TestBurstSpreads(t *testing.T) {
+	h := newHouse(t, workers(8)...)
+	var wait sync.WaitGroup
+	routes := make([]*Route, 1000)
+	for i := range routes {
+		wait.Go(func() { routes[i] = h.route(completion("m", tokens(0, 64))) })
+	}
+	wait.Wait()
+	count := map[string]int{}
+	for _, r := range routes {
+		count[r.Name]++
+	}
+	low, high := 1000, 0
+	for i := range 8 {
+		n := count[fmt.Sprintf("w%d", i)]
+		low, high = min(low, n), max(high, n)
+	}
+	if high-low > 1 {
+		t.Errorf("requests per worker: %v", count)
+	}
+	for _, r := range routes {
+		wait.Go(func() { r.MarkPrefillCompleted(); r.Free() })
+	}
+	wait.Wait()
+	for _, l := range h.book.Loads(nil) {
+		if l != (scoring.Load{}) {
+			t.Errorf("load left: %+v", l)
+		}
+	}
+}
+
+// TestWorkersComeAndGo routes while the pool changes under it.
+func TestWorkersComeAndGo(t *testing.T) {
+	h := newHouse(t)
+	h.pool.Watch(forget{h})
+	all := workers(6)
+	h.pool.Update(all[:1])
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := h.route(completion("m", tokens(0, 64)))
+				if r.InstanceID-100 != uint64(r.Name[1]-'0') {
+					t.Errorf("%s has instance %d", r.Name, r.InstanceID)
+				}
+				r.Free()
+			}
+		})
+	}
+	for i := range 500 {
+		h.pool.Update(append([]pool.Endpoint{all[0]}, all[1+i%3:2+i%3+i%2]...))
+	}
+	close(stop)
+	wait.Wait()
+	if n := h.book.Len(); n != 0 {
+		t.Errorf("%d bookings left", n)
+	}
+}
+
+type forget struct{ h *house }
+
+func (forget) WorkerJoined(pool.Worker)      {}
+func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.Forget(w) }
+
+func BenchmarkPick(b *testing.B) {
+	for _, blockSize := range []int{16, 64} {
+		for _, cached := range []bool{false, true} {
+			b.Run(fmt.Sprintf("8k-tokens/64-workers/block-%d/cached-%v", blockSize, cached), func(b *testing.B) {
+				es := workers(64)
+				for i := range es {
+					es[i].BlockSize = blockSize
+				}
+				h := newHouse(b, es...)
+				ids := tokens(0, 8192)
+				if cached {
+					for i := range es {
+						h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
+					}
+				}
+				p := prompt{model: "m", tokens: [][]kvblock.Token{ids}, isl: len(ids), reason: ReasonKV}
+				b.ReportAllocs()
+				for b.Loop() {
+					d := h.scratch.Get().(*decision)
+					s := h.pool.Acquire()
+					r, err := h.choose(d, s, &Request{}, &p)
+					if err != nil {
+						b.Fatal(err)
+					}
+					r.Free()
+					s.Release()
+					h.scratch.Put(d)
+				}
+			})
+		}
+	}
+}
