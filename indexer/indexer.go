@@ -127,7 +127,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 			return nil
 		}
 		wk := &worker{}
-		wk.names.seed = rand.Uint64()
+		wk.names.seed = mix(uint64(w), x.table.seed)
 		x.replaceWorker(w, nil, wk)
 	}
 }
