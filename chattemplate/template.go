@@ -2,6 +2,8 @@ package chattemplate
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 )
 
@@ -10,16 +12,45 @@ var ErrLimit = errors.New("chattemplate: limit exceeded")
 
 // Limits bound one render. A zero field means its default.
 type Limits struct {
-	// Steps bounds the work: one for each statement, expression part, call and item of a loop, and one for each
-	// 64 bytes of an intermediate string. Default 5,000,000: some hundred times an 8k-token conversation.
+	// Steps bounds the work: one for each statement, operation, call and item of a loop, and one for each 64 bytes of an
+	// intermediate string. Default 5,000,000: some hundred times what an 8k-token conversation needs.
 	Steps int
 	// Depth bounds macros that call macros, and how deep a value may nest where it is printed or compared.
-	// Default 200, at most 1,000: a deeper stack is refused whatever is asked.
+	// Default 200; more than 500 means 500, because a goroutine's stack is finite.
 	Depth int
 	// OutputBytes bounds the rendered text and every string made on the way. Default 16 MiB.
 	OutputBytes int
-	// Timeout bounds the time of the render. Default 2 s. It is checked every 1,024 steps.
+	// Timeout bounds the time of the render. Default 2 s. It is looked at every 1,024 steps.
 	Timeout time.Duration
+}
+
+const (
+	defaultSteps       = 5_000_000
+	defaultDepth       = 200
+	maxDepth           = 500
+	defaultOutputBytes = 16 << 20
+	defaultTimeout     = 2 * time.Second
+
+	// maxSource is the longest template, in bytes. The longest known ones are below 64 KiB.
+	maxSource = 1 << 20
+)
+
+// withDefaults fills in what is zero.
+func (l Limits) withDefaults() Limits {
+	if l.Steps <= 0 {
+		l.Steps = defaultSteps
+	}
+	if l.Depth <= 0 {
+		l.Depth = defaultDepth
+	}
+	l.Depth = min(l.Depth, maxDepth)
+	if l.OutputBytes <= 0 {
+		l.OutputBytes = defaultOutputBytes
+	}
+	if l.Timeout <= 0 {
+		l.Timeout = defaultTimeout
+	}
+	return l
 }
 
 // RaiseError is the error of a template that called raise_exception: the request breaks a rule of the model's own.
@@ -30,9 +61,191 @@ type RaiseError struct {
 
 func (e *RaiseError) Error() string { return "chat template: " + e.Message }
 
+// Error places an error in a template.
+type Error struct {
+	Template string
+	Line     int // from 1
+	Err      error
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s:%d: %v", e.Template, e.Line, e.Err) }
+
+// Unwrap returns the error without its place.
+func (e *Error) Unwrap() error { return e.Err }
+
 // Template is a compiled chat template, immutable and safe for concurrent use.
 type Template struct {
 	name string
-	body statement
+	body block
 	now  func() time.Time
+}
+
+// Compile parses a template. name is for messages. The error, an *Error, names what is wrong: bad syntax, or a tag,
+// filter or test that Jinja2 or this package does not have.
+func Compile(name, source string) (*Template, error) {
+	if len(source) > maxSource {
+		return nil, &Error{Template: name, Line: 1, Err: fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource)}
+	}
+	tokens, err := lex(source)
+	if err != nil {
+		err.Template = name
+		return nil, err
+	}
+	p := &parser{tokens: tokens}
+	body := p.template()
+	if p.err != nil {
+		p.err.Template = name
+		return nil, p.err
+	}
+	return &Template{name: name, body: body, now: time.Now}, nil
+}
+
+// WithClock returns a copy of the template whose strftime_now reads the time from now.
+func (t *Template) WithClock(now func() time.Time) *Template {
+	c := *t
+	c.now = now
+	return &c
+}
+
+// Render renders the template with the variables in vars, whose keys are names. Neither vars nor any value in it is
+// changed. Errors: *RaiseError when the template refuses the request, ErrLimit, and *Error around either and around
+// whatever Jinja2 would fail with.
+func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
+	limits = limits.withDefaults()
+	x := &execution{
+		template: t,
+		limits:   limits,
+		steps:    limits.Steps,
+		checkAt:  limits.Steps,
+		deadline: time.Now().Add(limits.Timeout),
+	}
+	s := &scope{x: x, frame: &frame{vars: vars}, out: &output{x: x}}
+	if err := t.body.run(s); err != nil {
+		return "", err
+	}
+	return s.out.String(), nil
+}
+
+// execution is the state of one render, shared by all its scopes. One goroutine.
+type execution struct {
+	template *Template
+	limits   Limits
+	steps    int // left
+	checkAt  int // look at the clock when steps gets here
+	deadline time.Time
+	depth    int // of macros and recursive loops
+}
+
+// clockInterval is how many steps pass between two looks at the clock.
+const clockInterval = 1024
+
+// step counts n steps of work.
+func (x *execution) step(n int) error {
+	x.steps -= n
+	if x.steps > x.checkAt {
+		return nil
+	}
+	if x.steps < 0 {
+		return fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)
+	}
+	x.checkAt = x.steps - clockInterval
+	if time.Now().After(x.deadline) {
+		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
+	}
+	return nil
+}
+
+// size checks the size of a string about to be made, and counts the work of making it.
+func (x *execution) size(bytes int) error {
+	if bytes > x.limits.OutputBytes || bytes < 0 {
+		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
+	}
+	return x.step(1 + bytes/64)
+}
+
+// enter counts one level of depth; leave undoes it.
+func (x *execution) enter() error {
+	if x.depth++; x.depth > x.limits.Depth {
+		return fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)
+	}
+	return nil
+}
+
+func (x *execution) leave() { x.depth-- }
+
+// output collects text within the limits.
+type output struct {
+	x *execution
+	strings.Builder
+}
+
+func (o *output) write(s string) error {
+	if o.Len()+len(s) > o.x.limits.OutputBytes {
+		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
+	}
+	if err := o.x.step(len(s) / 64); err != nil {
+		return err
+	}
+	o.WriteString(s)
+	return nil
+}
+
+// frame holds the names set in one scope: few, so that searching them beats a map.
+type frame struct {
+	names  []string
+	values []any
+	parent *frame
+	vars   *Dict // of the outermost frame: the render's variables
+}
+
+func (f *frame) set(name string, value any) {
+	for i, n := range f.names {
+		if n == name {
+			f.values[i] = value
+			return
+		}
+	}
+	f.names = append(f.names, name)
+	f.values = append(f.values, value)
+}
+
+func (f *frame) get(name string) any {
+	for ; ; f = f.parent {
+		for i, n := range f.names {
+			if n == name {
+				return f.values[i]
+			}
+		}
+		if f.parent == nil {
+			break
+		}
+	}
+	if v, ok := f.vars.Get(name); ok {
+		return v
+	}
+	if v, ok := globals[name]; ok {
+		return v
+	}
+	return Undefined{Name: name}
+}
+
+// scope is where a statement runs: the names it sees and the text it writes.
+type scope struct {
+	x     *execution
+	frame *frame
+	out   *output
+}
+
+// inner returns a scope with a frame of its own and the same output.
+func (s *scope) inner() *scope {
+	return &scope{x: s.x, frame: &frame{parent: s.frame}, out: s.out}
+}
+
+// capture runs a block in a scope of its own and returns its text.
+func (s *scope) capture(b block) (string, error) {
+	c := &scope{x: s.x, frame: &frame{parent: s.frame}, out: &output{x: s.x}}
+	if err := b.run(c); err != nil {
+		return "", err
+	}
+	return c.out.String(), nil
 }

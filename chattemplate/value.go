@@ -1,6 +1,8 @@
 package chattemplate
 
 import (
+	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"math/big"
@@ -27,13 +29,39 @@ type Undefined struct {
 	Name string
 	// missingFrom is the kind of the value that lacked Name; empty for a variable.
 	missingFrom string
+	// reason replaces the usual message when something that exists must not be used.
+	reason string
 }
 
-// List is a Python list or, when it was written as a tuple, a tuple.
+func (u Undefined) err() error {
+	switch {
+	case u.reason != "":
+		return errors.New(u.reason)
+	case u.Name == "":
+		return errors.New("value is undefined")
+	case u.missingFrom != "":
+		return fmt.Errorf("'%s object' has no attribute '%s'", u.missingFrom, u.Name)
+	}
+	return fmt.Errorf("'%s' is undefined", u.Name)
+}
+
+// List is a Python list, or, inside a template, another of Python's sequences.
 type List struct {
 	Items []any
-	tuple bool
+	kind  listKind
 }
+
+// listKind says which of Python's sequences a List stands for. They differ in what equals what, what can be indexed, and
+// how they print.
+type listKind uint8
+
+const (
+	kindList listKind = iota
+	kindTuple
+	kindRange
+	kindView      // what dict.keys, dict.values and dict.items return
+	kindGenerator // what select, map and their like return: always true, without length, read once
+)
 
 // NewList returns a list that holds items and owns the slice.
 func NewList(items ...any) *List { return &List{Items: items} }
@@ -46,7 +74,7 @@ func (l *List) Len() int {
 	return len(l.Items)
 }
 
-func newTuple(items ...any) *List { return &List{Items: items, tuple: true} }
+func newTuple(items ...any) *List { return &List{Items: items, kind: kindTuple} }
 
 // Dict is a Python dict: keys in the order of their first insertion. The zero Dict is empty and ready to use.
 // Keys that Python holds equal (1, 1.0, True) are one key.
@@ -232,7 +260,7 @@ func truth(v any) bool {
 	case string:
 		return x != ""
 	case *List:
-		return len(x.Items) > 0
+		return len(x.Items) > 0 || x.kind == kindGenerator
 	case *Dict:
 		return len(x.keys) > 0
 	}
@@ -253,10 +281,7 @@ func kindName(v any) string {
 	case string:
 		return "str"
 	case *List:
-		if x.tuple {
-			return "tuple"
-		}
-		return "list"
+		return [...]string{"list", "tuple", "range", "dict view", "generator"}[x.kind]
 	case *Dict:
 		return "dict"
 	case Undefined:
@@ -266,7 +291,7 @@ func kindName(v any) string {
 	case *loop:
 		return "LoopContext"
 	case *function:
-		return x.kind
+		return "function"
 	}
 	return "object"
 }

@@ -1,0 +1,295 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"strings"
+	"unicode/utf8"
+)
+
+// namespace is what namespace() returns: the one value that a template can change.
+type namespace struct{ values *Dict }
+
+// set sets an attribute. Transformers refuses names with an underscore in front.
+func (n *namespace) set(name string, value any) error {
+	if strings.HasPrefix(name, "_") {
+		return fmt.Errorf("chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'", name)
+	}
+	n.values.Set(name, value)
+	return nil
+}
+
+// attribute is v.name: attributes and methods first, then items.
+func (x *execution) attribute(v any, name string) (any, error) {
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	if found, ok := x.own(v, name); ok {
+		return found, nil
+	}
+	if d, ok := v.(*Dict); ok {
+		if value, ok := d.Get(name); ok {
+			return value, nil
+		}
+	}
+	return Undefined{Name: name, missingFrom: kindName(v)}, nil
+}
+
+// item is v[key]: items first, then, for a name, attributes and methods.
+func (x *execution) item(v, key any) (any, error) {
+	switch c := v.(type) {
+	case Undefined:
+		return nil, c.err()
+	case *Dict:
+		if hashable(key) {
+			if value, ok := c.get(key); ok {
+				return value, nil
+			}
+		}
+	case *List:
+		n, ok := smallInt(key)
+		if ok && c.kind != kindView && c.kind != kindGenerator {
+			if n < 0 {
+				n += len(c.Items)
+			}
+			if n >= 0 && n < len(c.Items) {
+				return c.Items[n], nil
+			}
+		}
+	case string:
+		if n, ok := smallInt(key); ok {
+			return x.character(c, n)
+		}
+	}
+	if name, ok := key.(string); ok {
+		if found, ok := x.own(v, name); ok {
+			return found, nil
+		}
+		return Undefined{Name: name, missingFrom: kindName(v)}, nil
+	}
+	if isNumber(key) {
+		text, err := x.str(key)
+		return Undefined{Name: text, missingFrom: kindName(v)}, err
+	}
+	return Undefined{Name: kindName(key), missingFrom: kindName(v)}, nil
+}
+
+// character is text[n].
+func (x *execution) character(text string, n int) (any, error) {
+	if err := x.step(len(text) / 16); err != nil {
+		return nil, err
+	}
+	if n < 0 {
+		n += utf8.RuneCountInString(text)
+	}
+	for _, r := range text {
+		if n == 0 {
+			return string(r), nil
+		}
+		n--
+	}
+	return Undefined{Name: "index", missingFrom: "str"}, nil
+}
+
+// own returns an attribute or method that belongs to the value's type.
+func (x *execution) own(v any, name string) (any, bool) {
+	var methods map[string]builtin
+	switch c := v.(type) {
+	case string:
+		methods = stringMethods
+	case *Dict:
+		methods = dictMethods
+	case *List:
+		switch c.kind {
+		case kindList:
+			methods = listMethods
+		case kindTuple, kindRange:
+			methods = tupleMethods
+		}
+	case *namespace:
+		return c.values.Get(name)
+	case *loop:
+		return c.attribute(name)
+	}
+	method, ok := methods[name]
+	if !ok {
+		return nil, false
+	}
+	if method == nil {
+		// The immutable sandbox hides what would change a list or dict.
+		return Undefined{
+			Name:        name,
+			missingFrom: kindName(v),
+			reason:      fmt.Sprintf("access to attribute '%s' of '%s' object is unsafe", name, kindName(v)),
+		}, true
+	}
+	return &function{name: name, call: func(x *execution, a *arguments) (any, error) {
+		return callNamed(x, name, method, v, a)
+	}}, true
+}
+
+// attribute returns an attribute of the variable loop.
+func (l *loop) attribute(name string) (any, bool) {
+	n, i := int64(len(l.items)), int64(l.index)
+	switch name {
+	case "index":
+		return i + 1, true
+	case "index0":
+		return i, true
+	case "revindex":
+		return n - i, true
+	case "revindex0":
+		return n - i - 1, true
+	case "first":
+		return i == 0, true
+	case "last":
+		return i == n-1, true
+	case "length":
+		return n, true
+	case "depth":
+		return int64(l.depth + 1), true
+	case "depth0":
+		return int64(l.depth), true
+	case "previtem":
+		if i == 0 {
+			return Undefined{Name: name, reason: "there is no previous item"}, true
+		}
+		return l.items[i-1], true
+	case "nextitem":
+		if i == n-1 {
+			return Undefined{Name: name, reason: "there is no next item"}, true
+		}
+		return l.items[i+1], true
+	case "cycle":
+		return &function{name: name, call: l.cycle}, true
+	case "changed":
+		return &function{name: name, call: l.hasChanged}, true
+	}
+	return nil, false
+}
+
+func (l *loop) cycle(_ *execution, a *arguments) (any, error) {
+	if len(a.names) > 0 || len(a.positional) == 0 {
+		return nil, errors.New("cycle: no items for cycling given")
+	}
+	return a.positional[l.index%len(a.positional)], nil
+}
+
+func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
+	if len(a.names) > 0 {
+		return nil, errors.New("changed: takes no keyword arguments")
+	}
+	now := newTuple(a.positional...)
+	if l.changed != nil {
+		same, err := x.equal(l.changed, now)
+		if err != nil || same {
+			return false, err
+		}
+	}
+	l.changed = now
+	return true, nil
+}
+
+// slice is v[start:stop:step]; undefined for what has no slices.
+func (x *execution) slice(v any, bounds [3]any) (any, error) {
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	var set [3]bool
+	var at [3]int
+	for i, b := range bounds {
+		switch n := b.(type) {
+		case nil:
+		case *big.Int:
+			at[i], set[i] = n.Sign()*(1<<31-1), true
+		default:
+			index, ok := smallInt(n)
+			if !ok {
+				if wide, isInt := n.(int64); isInt { // beyond any length: as far as that
+					index, ok = 1<<31-1, true
+					if wide < 0 {
+						index = -index
+					}
+				}
+			}
+			if !ok {
+				return Undefined{Name: "slice", missingFrom: kindName(v)}, nil
+			}
+			at[i], set[i] = index, true
+		}
+	}
+	step := 1
+	if set[2] {
+		if step = at[2]; step == 0 {
+			return nil, errors.New("slice step cannot be zero")
+		}
+	}
+	switch c := v.(type) {
+	case string:
+		return x.sliceString(c, at, set, step)
+	case *List:
+		if c.kind == kindView || c.kind == kindGenerator {
+			break
+		}
+		start, stop := sliceBounds(len(c.Items), at, set, step)
+		out := &List{kind: c.kind}
+		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
+			out.Items = append(out.Items, c.Items[i])
+		}
+		return out, x.step(1 + len(out.Items))
+	}
+	return Undefined{Name: "slice", missingFrom: kindName(v)}, nil
+}
+
+func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {
+	if err := x.size(len(s)); err != nil {
+		return nil, err
+	}
+	if isASCII(s) && step == 1 {
+		start, stop := sliceBounds(len(s), at, set, step)
+		return s[start:max(start, stop)], nil
+	}
+	runes := []rune(s)
+	start, stop := sliceBounds(len(runes), at, set, step)
+	var out []rune
+	if step == 1 {
+		out = runes[start:max(start, stop)]
+	} else {
+		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
+			out = append(out, runes[i])
+		}
+	}
+	return string(out), nil
+}
+
+// sliceBounds returns the first position of a slice of n items and the one that it stops before.
+func sliceBounds(n int, at [3]int, set [3]bool, step int) (start, stop int) {
+	low, high := 0, n // of positions that make sense for a bound
+	if step < 0 {
+		low, high = -1, n-1
+	}
+	bound := func(i, fallback int) int {
+		if !set[i] {
+			return fallback
+		}
+		b := at[i]
+		if b < 0 {
+			b += n
+		}
+		return min(max(b, low), high)
+	}
+	if step > 0 {
+		return bound(0, 0), bound(1, n)
+	}
+	return bound(0, n-1), bound(1, -1)
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= 0x80 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,546 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// expression is a piece of a template that has a value.
+type expression interface {
+	eval(s *scope) (any, error)
+}
+
+type literal struct{ value any }
+
+func (n literal) eval(*scope) (any, error) { return n.value, nil }
+
+type variable string
+
+func (n variable) eval(s *scope) (any, error) { return s.frame.get(string(n)), nil }
+
+// sequence is a list or tuple display.
+type sequence struct {
+	items []expression
+	kind  listKind
+}
+
+func (n *sequence) eval(s *scope) (any, error) {
+	if err := s.x.step(1 + len(n.items)); err != nil {
+		return nil, err
+	}
+	items, err := evalAll(s, n.items)
+	return &List{Items: items, kind: n.kind}, err
+}
+
+func evalAll(s *scope, list []expression) ([]any, error) {
+	values := make([]any, len(list))
+	for i, e := range list {
+		var err error
+		if values[i], err = e.eval(s); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// dictNode is a dict display.
+type dictNode struct{ keys, values []expression }
+
+func (n *dictNode) eval(s *scope) (any, error) {
+	if err := s.x.step(1 + len(n.keys)); err != nil {
+		return nil, err
+	}
+	d := NewDict()
+	for i := range n.keys {
+		key, err := n.keys[i].eval(s)
+		if err != nil {
+			return nil, err
+		}
+		value, err := n.values[i].eval(s)
+		if err != nil {
+			return nil, err
+		}
+		if !hashable(key) {
+			return nil, fmt.Errorf("a %s cannot be a dict's key", kindName(key))
+		}
+		d.set(key, value)
+	}
+	return d, nil
+}
+
+// conditional is value if c1 else o1, and, since the value of one may be another, a chain of them: the last condition
+// is the outermost.
+type conditional struct {
+	value   expression
+	choices []choice
+}
+
+type choice struct {
+	condition expression
+	otherwise expression // nil: undefined
+}
+
+func (n *conditional) eval(s *scope) (any, error) {
+	for _, c := range slices.Backward(n.choices) {
+		v, err := c.condition.eval(s)
+		if err != nil {
+			return nil, err
+		}
+		if truth(v) {
+			continue
+		}
+		if c.otherwise == nil {
+			return Undefined{reason: "the inline if-expression evaluated to false and no else section was defined"}, nil
+		}
+		return c.otherwise.eval(s)
+	}
+	return n.value.eval(s)
+}
+
+// shortCircuit is a or b or ... (stopAt true), or a and b and ... (stopAt false).
+type shortCircuit struct {
+	items  []expression
+	stopAt bool
+}
+
+func (n *shortCircuit) eval(s *scope) (v any, err error) {
+	for _, item := range n.items {
+		if v, err = item.eval(s); err != nil || truth(v) == n.stopAt {
+			return v, err
+		}
+	}
+	return v, nil
+}
+
+// negation is one or more nots.
+type negation struct {
+	value    expression
+	negative bool
+}
+
+func (n *negation) eval(s *scope) (any, error) {
+	v, err := n.value.eval(s)
+	return truth(v) != n.negative, err
+}
+
+// operation is an operator and its right operand.
+type operation struct {
+	operator string
+	operand  expression
+}
+
+// comparison is a < b < c: true if each pair is.
+type comparison struct {
+	first expression
+	rest  []operation
+}
+
+func (n *comparison) eval(s *scope) (any, error) {
+	left, err := n.first.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	for _, op := range n.rest {
+		right, err := op.operand.eval(s)
+		if err != nil {
+			return nil, err
+		}
+		ok, err := s.x.compare(op.operator, left, right)
+		if err != nil || !ok {
+			return false, err
+		}
+		left = right
+	}
+	return true, nil
+}
+
+// arithmetic is operators of one precedence, from left to right.
+type arithmetic struct {
+	first expression
+	rest  []operation
+}
+
+func (n *arithmetic) eval(s *scope) (any, error) {
+	v, err := n.first.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	for _, op := range n.rest {
+		right, err := op.operand.eval(s)
+		if err != nil {
+			return nil, err
+		}
+		if v, err = s.x.arithmetic(op.operator, v, right); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// concatenation is a ~ b ~ c.
+type concatenation struct{ items []expression }
+
+func (n *concatenation) eval(s *scope) (any, error) {
+	values, err := evalAll(s, n.items)
+	if err != nil {
+		return nil, err
+	}
+	return s.x.join("", values)
+}
+
+// sign is -value or +value.
+type sign struct {
+	value    expression
+	negative bool
+}
+
+func (n *sign) eval(s *scope) (any, error) {
+	v, err := n.value.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	return s.x.signed(v, n.negative)
+}
+
+// chain is a value followed by links, each of which makes the next value of the last.
+type chain struct {
+	first expression
+	links []link
+}
+
+type link interface {
+	apply(s *scope, v any) (any, error)
+}
+
+func (n *chain) eval(s *scope) (any, error) {
+	v, err := n.first.eval(s)
+	for _, l := range n.links {
+		if err != nil {
+			return nil, err
+		}
+		v, err = l.apply(s, v)
+	}
+	return v, err
+}
+
+// evalWithCaller evaluates a chain that ends in a call, which gets one more argument, caller.
+func (n *chain) evalWithCaller(s *scope, caller *function) (any, error) {
+	last := len(n.links) - 1
+	v, err := (&chain{n.first, n.links[:last]}).eval(s)
+	if err != nil {
+		return nil, err
+	}
+	var list *argumentList
+	switch l := n.links[last].(type) {
+	case *callLink:
+		list = l.arguments
+	case *methodLink:
+		if v, err = s.x.attribute(v, l.name); err != nil {
+			return nil, err
+		}
+		list = l.arguments
+	}
+	a, err := list.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	a.add("caller", caller)
+	return s.x.call(v, a)
+}
+
+// attributeLink is value.name.
+type attributeLink string
+
+func (l attributeLink) apply(s *scope, v any) (any, error) {
+	if err := s.x.step(1); err != nil {
+		return nil, err
+	}
+	return s.x.attribute(v, string(l))
+}
+
+// itemLink is value[item].
+type itemLink struct{ item expression }
+
+func (l *itemLink) apply(s *scope, v any) (any, error) {
+	item, err := l.item.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.x.step(1); err != nil {
+		return nil, err
+	}
+	return s.x.item(v, item)
+}
+
+// tupleItemLink is value[a, b].
+type tupleItemLink struct{}
+
+func (tupleItemLink) apply(_ *scope, v any) (any, error) {
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	return Undefined{Name: "tuple", missingFrom: kindName(v)}, nil
+}
+
+// sliceLink is value[start:stop:step].
+type sliceLink struct{ bounds [3]expression }
+
+func (l *sliceLink) apply(s *scope, v any) (any, error) {
+	var bounds [3]any
+	for i, e := range l.bounds {
+		if e == nil {
+			continue
+		}
+		var err error
+		if bounds[i], err = e.eval(s); err != nil {
+			return nil, err
+		}
+	}
+	return s.x.slice(v, bounds)
+}
+
+// callLink is value(arguments).
+type callLink struct{ arguments *argumentList }
+
+func (l *callLink) apply(s *scope, v any) (any, error) {
+	a, err := l.arguments.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	return s.x.call(v, a)
+}
+
+// methodLink is value.name(arguments).
+type methodLink struct {
+	name      string
+	arguments *argumentList
+}
+
+func (l *methodLink) apply(s *scope, v any) (any, error) {
+	if text, ok := v.(string); ok && stringMethods[l.name] != nil {
+		a, err := l.arguments.eval(s) // without making a function of the method first
+		if err != nil {
+			return nil, err
+		}
+		if err := s.x.step(1 + len(text)/64); err != nil {
+			return nil, err
+		}
+		return callNamed(s.x, l.name, stringMethods[l.name], text, a)
+	}
+	f, err := s.x.attribute(v, l.name)
+	if err != nil {
+		return nil, err
+	}
+	a, err := l.arguments.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	return s.x.call(f, a)
+}
+
+// filterLink is value|name(arguments).
+type filterLink struct {
+	name      string
+	filter    builtin
+	arguments *argumentList
+}
+
+func (l *filterLink) apply(s *scope, v any) (any, error) {
+	a, err := l.arguments.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.x.step(1); err != nil {
+		return nil, err
+	}
+	return callNamed(s.x, l.name, l.filter, v, a)
+}
+
+// testLink is value is name(arguments).
+type testLink struct {
+	name      string
+	test      builtin
+	negative  bool
+	arguments *argumentList
+}
+
+func (l *testLink) apply(s *scope, v any) (any, error) {
+	a, err := l.arguments.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.x.step(1); err != nil {
+		return nil, err
+	}
+	result, err := callNamed(s.x, l.name, l.test, v, a)
+	if err != nil {
+		return nil, err
+	}
+	return truth(result) != l.negative, nil
+}
+
+// argumentList is the arguments of a call as written.
+type argumentList struct {
+	positional []expression
+	names      []string
+	values     []expression // of names
+	star       expression   // *args; may be nil
+	doubleStar expression   // **kwargs; may be nil
+}
+
+// arguments are the arguments of a call.
+type arguments struct {
+	positional []any
+	names      []string
+	values     []any // of names
+}
+
+func (l *argumentList) eval(s *scope) (*arguments, error) {
+	a := &arguments{}
+	var err error
+	if len(l.positional) > 0 {
+		if a.positional, err = evalAll(s, l.positional); err != nil {
+			return nil, err
+		}
+	}
+	if len(l.names) > 0 {
+		if a.values, err = evalAll(s, l.values); err != nil {
+			return nil, err
+		}
+		a.names = slices.Clone(l.names)
+	}
+	if l.star != nil {
+		v, err := l.star.eval(s)
+		if err != nil {
+			return nil, err
+		}
+		items, err := s.x.iterate(v)
+		if err != nil {
+			return nil, err
+		}
+		a.positional = append(a.positional, items...)
+	}
+	if l.doubleStar == nil {
+		return a, nil
+	}
+	v, err := l.doubleStar.eval(s)
+	if err != nil {
+		return nil, err
+	}
+	d, ok := v.(*Dict)
+	if !ok {
+		return nil, fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))
+	}
+	for key, value := range d.All() {
+		name, ok := key.(string)
+		if !ok {
+			return nil, errors.New("keywords must be strings")
+		}
+		if _, twice := a.named(name); twice {
+			return nil, fmt.Errorf("got multiple values for keyword argument %q", name)
+		}
+		a.add(name, value)
+	}
+	return a, nil
+}
+
+func (a *arguments) add(name string, value any) {
+	a.names = append(a.names, name)
+	a.values = append(a.values, value)
+}
+
+func (a *arguments) named(name string) (any, bool) {
+	for i, n := range a.names {
+		if n == name {
+			return a.values[i], true
+		}
+	}
+	return nil, false
+}
+
+// absent stands for an optional argument that was not given.
+type absent struct{}
+
+// bind orders arguments by the names of parameters; a name that ends in "=" is optional and may come back absent.
+func (a *arguments) bind(parameters ...string) ([]any, error) {
+	if len(a.positional) > len(parameters) {
+		return nil, fmt.Errorf("takes at most %d argument(s), got %d", len(parameters), len(a.positional))
+	}
+	values := make([]any, len(parameters))
+	used := 0
+	for i, parameter := range parameters {
+		name, optional := strings.CutSuffix(parameter, "=")
+		v, given := a.named(name)
+		if given {
+			used++
+		}
+		switch {
+		case i < len(a.positional) && given:
+			return nil, fmt.Errorf("got multiple values for argument %q", name)
+		case i < len(a.positional):
+			values[i] = a.positional[i]
+		case given:
+			values[i] = v
+		case optional:
+			values[i] = absent{}
+		default:
+			return nil, fmt.Errorf("missing argument %q", name)
+		}
+	}
+	if used < len(a.names) {
+		return nil, fmt.Errorf("unexpected keyword argument among %v", a.names)
+	}
+	return values, nil
+}
+
+// orDefault returns an optional argument, or its default when absent.
+func orDefault(v, fallback any) any {
+	if v == (any)(absent{}) {
+		return fallback
+	}
+	return v
+}
+
+// function is something a template can call.
+type function struct {
+	name  string
+	macro bool
+	call  func(x *execution, a *arguments) (any, error)
+}
+
+// builtin is a filter, a test or a method: a function of a value and arguments.
+type builtin func(x *execution, v any, a *arguments) (any, error)
+
+// callNamed calls a builtin and names it in its error.
+func callNamed(x *execution, name string, f builtin, v any, a *arguments) (any, error) {
+	result, err := f(x, v, a)
+	if err != nil && !errors.Is(err, ErrLimit) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return result, err
+}
+
+// call calls a value.
+func (x *execution) call(v any, a *arguments) (any, error) {
+	if err := x.step(1); err != nil {
+		return nil, err
+	}
+	switch f := v.(type) {
+	case *function:
+		return f.call(x, a)
+	case Undefined:
+		return nil, f.err()
+	case *loop:
+		values, err := a.bind("iterable")
+		if err != nil {
+			return nil, err
+		}
+		if f.recurse == nil {
+			return nil, errors.New("the loop must have the 'recursive' marker to be called recursively")
+		}
+		return f.recurse(values[0])
+	}
+	return nil, fmt.Errorf("'%s' object is not callable", kindName(v))
+}

@@ -1,0 +1,1021 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// filters are Jinja2's filters and Transformers' tojson. Left out, and refused when a template is compiled, are those
+// that no chat template has a use for; see unknownFilter. There is no autoescape, so safe changes nothing.
+var filters map[string]builtin
+
+// The table is filled here because filters call back into what looks filters up.
+func init() {
+	filters = map[string]builtin{
+		"abs":         filterAbs,
+		"attr":        filterAttr,
+		"batch":       filterBatch,
+		"capitalize":  textFilter(capitalize),
+		"center":      filterCenter,
+		"count":       filterLength,
+		"d":           filterDefault,
+		"default":     filterDefault,
+		"dictsort":    filterDictSort,
+		"e":           textFilter(escape),
+		"escape":      textFilter(escape),
+		"first":       filterFirst,
+		"float":       filterFloat,
+		"forceescape": textFilter(escape),
+		"format":      filterFormat,
+		"indent":      filterIndent,
+		"int":         filterInt,
+		"items":       filterItems,
+		"join":        filterJoin,
+		"last":        filterLast,
+		"length":      filterLength,
+		"list":        filterList,
+		"lower":       textFilter(lower),
+		"map":         filterMap,
+		"max":         extremeFilter(func(order int) bool { return order > 0 }),
+		"min":         extremeFilter(func(order int) bool { return order < 0 }),
+		"reject":      selectFilter(false, false),
+		"rejectattr":  selectFilter(true, false),
+		"replace":     filterReplace,
+		"reverse":     filterReverse,
+		"round":       filterRound,
+		"safe":        func(_ *execution, v any, a *arguments) (any, error) { _, err := a.bind(); return v, err },
+		"select":      selectFilter(false, true),
+		"selectattr":  selectFilter(true, true),
+		"slice":       filterSlice,
+		"sort":        filterSort,
+		"string":      textFilter(func(s string) string { return s }),
+		"sum":         filterSum,
+		"title":       textFilter(titleWords),
+		"tojson":      filterToJSON,
+		"trim":        filterTrim,
+		"truncate":    filterTruncate,
+		"unique":      filterUnique,
+		"upper":       textFilter(upper),
+		"urlencode":   filterURLEncode,
+		"wordcount":   filterWordCount,
+	}
+}
+
+// textFilter is a filter without arguments of a value's text.
+func textFilter(f func(string) string) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		if _, err := a.bind(); err != nil {
+			return nil, err
+		}
+		s, err := x.str(v)
+		if err != nil {
+			return nil, err
+		}
+		s = f(s)
+		return s, x.size(len(s))
+	}
+}
+
+var htmlEscaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
+
+func escape(s string) string { return htmlEscaper.Replace(s) }
+
+// titleWords is the filter title, which unlike str.title starts words at spaces, hyphens and opening brackets only.
+func titleWords(s string) string {
+	var b strings.Builder
+	for s != "" {
+		n := strings.IndexFunc(s, func(r rune) bool { return !isTitleBreak(r) })
+		if n < 0 {
+			n = len(s)
+		}
+		b.WriteString(s[:n])
+		s = s[n:]
+		n = strings.IndexFunc(s, isTitleBreak)
+		if n < 0 {
+			n = len(s)
+		}
+		word := s[:n]
+		s = s[n:]
+		_, size := utf8.DecodeRuneInString(word)
+		b.WriteString(upper(word[:size]))
+		b.WriteString(lower(word[size:]))
+	}
+	return b.String()
+}
+
+func isTitleBreak(r rune) bool { return isSpace(r) || strings.ContainsRune("-({[<", r) }
+
+func filterAbs(_ *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	if f, ok := v.(float64); ok {
+		return math.Abs(f), nil
+	}
+	n, ok := asInt(v)
+	if !ok {
+		return nil, fmt.Errorf("bad operand type for abs(): '%s'", kindName(v))
+	}
+	return normalInt(new(big.Int).Abs(n)), nil
+}
+
+func filterAttr(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("name")
+	if err != nil {
+		return nil, err
+	}
+	name, err := x.str(p[0])
+	if err != nil {
+		return nil, err
+	}
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	if found, ok := x.own(v, name); ok { // attributes only, never items
+		return found, nil
+	}
+	return Undefined{Name: name, missingFrom: kindName(v)}, nil
+}
+
+func filterBatch(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("linecount", "fill_with=")
+	if err != nil {
+		return nil, err
+	}
+	size, err := wantInt("linecount", p[0], 0)
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if size < 1 {
+		return nil, errors.New("linecount must be positive")
+	}
+	out := &List{kind: kindGenerator}
+	for batch := range slices.Chunk(items, size) {
+		out.Items = append(out.Items, &List{Items: slices.Clone(batch)})
+	}
+	if fill := orDefault(p[1], nil); fill != nil && len(out.Items) > 0 {
+		if last, ok := out.Items[len(out.Items)-1].(*List); ok {
+			if err := x.step(size); err != nil {
+				return nil, err
+			}
+			for len(last.Items) < size {
+				last.Items = append(last.Items, fill)
+			}
+		}
+	}
+	return out, x.step(len(items))
+}
+
+func filterSlice(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("slices", "fill_with=")
+	if err != nil {
+		return nil, err
+	}
+	n, err := wantInt("slices", p[0], 0)
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if n < 1 {
+		return nil, errors.New("slices must be positive")
+	}
+	if err := x.step(n + len(items)); err != nil {
+		return nil, err
+	}
+	fill := orDefault(p[1], nil)
+	each, extra := len(items)/n, len(items)%n
+	out := &List{kind: kindGenerator}
+	for i := range n {
+		size := each
+		if i < extra {
+			size++
+		}
+		part := &List{Items: slices.Clone(items[:size])}
+		items = items[size:]
+		if fill != nil && i >= extra {
+			part.Items = append(part.Items, fill)
+		}
+		out.Items = append(out.Items, part)
+	}
+	return out, nil
+}
+
+func filterCenter(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("width=")
+	if err != nil {
+		return nil, err
+	}
+	width, err := wantInt("width", p[0], 80)
+	if err != nil {
+		return nil, err
+	}
+	s, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	return x.center(s, " ", width)
+}
+
+func filterDefault(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("default_value=", "boolean=")
+	if err != nil {
+		return nil, err
+	}
+	_, undefined := v.(Undefined)
+	if undefined || truth(orDefault(p[1], false)) && !truth(v) {
+		return orDefault(p[0], ""), nil
+	}
+	return v, nil
+}
+
+// sortKey prepares values for comparison: text in lower case unless case matters.
+func sortKey(v any, caseSensitive bool) any {
+	if s, ok := v.(string); ok && !caseSensitive {
+		return lower(s)
+	}
+	return v
+}
+
+// sortItems returns items ordered by their keys, stably also in reverse.
+func (x *execution) sortItems(items, keys []any, reverse bool) ([]any, error) {
+	order, err := x.sorted(len(items), func(i, j int) (bool, error) {
+		left, right := keys[i], keys[j]
+		if reverse {
+			left, right = right, left
+		}
+		order, _, err := x.order("<", left, right)
+		return order < 0, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return pick(items, order), nil
+}
+
+func filterDictSort(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("case_sensitive=", "by=", "reverse=")
+	if err != nil {
+		return nil, err
+	}
+	d, ok := v.(*Dict)
+	if !ok {
+		return nil, fmt.Errorf("'%s' object has no items", kindName(v))
+	}
+	part := 0
+	switch orDefault(p[1], "key") {
+	case "key":
+	case "value":
+		part = 1
+	default:
+		return nil, errors.New(`you can only sort by either "key" or "value"`)
+	}
+	items := make([]any, 0, d.Len())
+	keys := make([]any, 0, d.Len())
+	for key, value := range d.All() {
+		items = append(items, newTuple(key, value))
+		keys = append(keys, sortKey([2]any{key, value}[part], truth(orDefault(p[0], false))))
+	}
+	sorted, err := x.sortItems(items, keys, truth(orDefault(p[2], false)))
+	return &List{Items: sorted}, err
+}
+
+func filterSort(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("reverse=", "case_sensitive=", "attribute=")
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	paths := []any{nil}
+	switch attribute := orDefault(p[2], nil).(type) {
+	case nil:
+	case string:
+		paths = paths[:0]
+		for _, path := range strings.Split(attribute, ",") {
+			paths = append(paths, path)
+		}
+	default:
+		paths[0] = attribute
+	}
+	keys := make([]any, len(items))
+	for i, item := range items {
+		key := &List{}
+		for _, path := range paths {
+			value, err := x.follow(item, path)
+			if err != nil {
+				return nil, err
+			}
+			key.Items = append(key.Items, sortKey(value, truth(orDefault(p[1], false))))
+		}
+		keys[i] = key
+	}
+	sorted, err := x.sortItems(items, keys, truth(orDefault(p[0], false)))
+	return &List{Items: sorted}, err
+}
+
+// follow looks up a path such as "function.name" or "0.role" in a value; nil is the value itself.
+func (x *execution) follow(v, path any) (any, error) {
+	if path == nil {
+		return v, nil
+	}
+	steps := []any{path}
+	if s, ok := path.(string); ok {
+		steps = steps[:0]
+		for _, part := range strings.Split(s, ".") {
+			if n, err := strconv.ParseInt(part, 10, 32); err == nil && all(part, isDigitRune) {
+				steps = append(steps, n)
+			} else {
+				steps = append(steps, part)
+			}
+		}
+	}
+	if err := x.step(len(steps)); err != nil {
+		return nil, err
+	}
+	for _, step := range steps {
+		var err error
+		if v, err = x.item(v, step); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func filterFirst(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	if l, ok := v.(*List); ok && l.kind == kindGenerator && len(l.Items) > 0 {
+		first := l.Items[0]
+		l.Items = l.Items[1:] // takes one item, not all
+		return first, nil
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(items) == 0 {
+		return Undefined{reason: "no first item, sequence was empty"}, nil
+	}
+	return items[0], nil
+}
+
+func filterLast(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	if l, ok := v.(*List); ok && l.kind == kindGenerator {
+		return nil, errors.New("'generator' object is not reversible")
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(items) == 0 {
+		return Undefined{reason: "no last item, sequence was empty"}, nil
+	}
+	return items[len(items)-1], nil
+}
+
+// number reads a number from text as float() and int() do: spaces around and underscores between digits are allowed.
+func pythonNumberText(s string) (string, bool) {
+	s = strings.TrimFunc(s, isSpace)
+	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "xXpP") {
+		return "", false
+	}
+	for i := 1; i+1 < len(s); i++ {
+		if s[i] == '_' && (!isDigit(s[i-1]) || !isDigit(s[i+1])) {
+			return "", false
+		}
+	}
+	return strings.ReplaceAll(s, "_", ""), s != ""
+}
+
+// toFloat is Python's float(); ok is false where that raises.
+func toFloat(v any) (f float64, ok bool) {
+	s, isString := v.(string)
+	if !isString {
+		return asFloat(v)
+	}
+	s, ok = pythonNumberText(s)
+	if !ok {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	return f, err == nil || errors.Is(err, strconv.ErrRange)
+}
+
+func filterFloat(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("default=")
+	if err != nil {
+		return nil, err
+	}
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	if f, ok := toFloat(v); ok {
+		return f, nil
+	}
+	return orDefault(p[0], 0.0), nil
+}
+
+func filterInt(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("default=", "base=")
+	if err != nil {
+		return nil, err
+	}
+	base, err := wantInt("base", p[1], 10)
+	if err != nil {
+		return nil, err
+	}
+	if base != 10 {
+		return nil, fmt.Errorf("base %d is not supported", base)
+	}
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	if n, ok := asInt(v); ok {
+		return normalInt(n), nil
+	}
+	if s, ok := v.(string); ok {
+		if s, ok := pythonNumberText(s); ok && len(s) <= maxIntDigits {
+			if n, ok := new(big.Int).SetString(s, 10); ok {
+				return normalInt(n), nil
+			}
+		}
+	}
+	f, ok := toFloat(v)
+	if !ok || math.IsNaN(f) || math.IsInf(f, 0) {
+		return orDefault(p[0], int64(0)), nil
+	}
+	n, _ := new(big.Float).SetFloat64(math.Trunc(f)).Int(nil)
+	return normalInt(n), nil
+}
+
+func filterFormat(x *execution, v any, a *arguments) (any, error) {
+	format, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.names) == 0 {
+		return x.percentFormat(format, newTuple(a.positional...))
+	}
+	if len(a.positional) > 0 {
+		return nil, errors.New("can't handle positional and keyword arguments at the same time")
+	}
+	named := NewDict()
+	for i, name := range a.names {
+		named.Set(name, a.values[i])
+	}
+	return x.percentFormat(format, named)
+}
+
+func filterIndent(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("width=", "first=", "blank=")
+	if err != nil {
+		return nil, err
+	}
+	s, ok := v.(string)
+	if !ok {
+		return nil, fmt.Errorf("can only indent str, not %s", kindName(v))
+	}
+	indent, isString := p[0].(string)
+	if !isString {
+		width, err := wantInt("width", p[0], 4)
+		if err != nil {
+			return nil, err
+		}
+		if width > x.limits.OutputBytes {
+			return nil, x.size(width)
+		}
+		indent = strings.Repeat(" ", max(width, 0))
+	}
+	first, blank := truth(orDefault(p[1], false)), truth(orDefault(p[2], false))
+	lines := splitLines(s+"\n", false)
+	if len(indent) > 0 && len(lines) > x.limits.OutputBytes/len(indent) {
+		return nil, x.size(x.limits.OutputBytes + 1)
+	}
+	if err := x.size(len(s) + len(lines)*len(indent)); err != nil {
+		return nil, err
+	}
+	for i, line := range lines {
+		// The first line is indented whenever that was asked for, the others when they hold something.
+		if i == 0 && first || i > 0 && (blank || line != "") {
+			lines[i] = indent + line
+		}
+	}
+	return strings.Join(lines, "\n"), nil
+}
+
+func filterItems(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	switch v.(type) {
+	case Undefined:
+		return &List{kind: kindGenerator}, nil
+	case *Dict:
+		view, err := methodItems(x, v, a)
+		if l, ok := view.(*List); ok {
+			l.kind = kindGenerator
+		}
+		return view, err
+	}
+	return nil, errors.New("can only get item pairs from a mapping")
+}
+
+func filterJoin(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("d=", "attribute=")
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if attribute := orDefault(p[1], nil); attribute != nil {
+		if items, err = x.followAll(items, attribute); err != nil {
+			return nil, err
+		}
+	}
+	separator, err := x.str(orDefault(p[0], ""))
+	if err != nil {
+		return nil, err
+	}
+	return x.join(separator, items)
+}
+
+func (x *execution) followAll(items []any, path any) ([]any, error) {
+	values := make([]any, len(items))
+	for i, item := range items {
+		var err error
+		if values[i], err = x.follow(item, path); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+func filterLength(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	switch c := v.(type) {
+	case string:
+		return int64(utf8.RuneCountInString(c)), x.step(len(c) / 64)
+	case *List:
+		if c.kind != kindGenerator {
+			return int64(len(c.Items)), nil
+		}
+	case *Dict:
+		return int64(c.Len()), nil
+	case Undefined:
+		return int64(0), nil
+	case *loop:
+		return int64(len(c.items)), nil
+	}
+	return nil, fmt.Errorf("object of type '%s' has no len()", kindName(v))
+}
+
+func filterList(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	return &List{Items: slices.Clone(items)}, x.step(len(items))
+}
+
+func filterMap(x *execution, v any, a *arguments) (any, error) {
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	out := &List{kind: kindGenerator, Items: make([]any, 0, len(items))}
+	if len(a.positional) == 0 {
+		p, err := a.bind("attribute", "default=")
+		if err != nil {
+			return nil, err
+		}
+		fallback := orDefault(p[1], nil)
+		for _, item := range items {
+			value, err := x.followOr(item, p[0], fallback)
+			if err != nil {
+				return nil, err
+			}
+			out.Items = append(out.Items, value)
+		}
+		return out, nil
+	}
+	name, _ := a.positional[0].(string)
+	filter, ok := filters[name]
+	if !ok {
+		return nil, unknownFilter(name)
+	}
+	rest := &arguments{positional: a.positional[1:], names: a.names, values: a.values}
+	for _, item := range items {
+		if err := x.step(1); err != nil {
+			return nil, err
+		}
+		value, err := callNamed(x, name, filter, item, rest)
+		if err != nil {
+			return nil, err
+		}
+		out.Items = append(out.Items, value)
+	}
+	return out, nil
+}
+
+// followOr is follow, with what to use at each step where nothing is found, unless that is None.
+func (x *execution) followOr(v, path, fallback any) (any, error) {
+	if fallback == nil {
+		return x.follow(v, path)
+	}
+	s, ok := path.(string)
+	if !ok {
+		s, path = "", []any{path}
+	}
+	parts := []any{path}
+	if ok {
+		parts = parts[:0]
+		for _, part := range strings.Split(s, ".") {
+			parts = append(parts, part)
+		}
+	}
+	for _, part := range parts {
+		var err error
+		if v, err = x.follow(v, part); err != nil {
+			return nil, err
+		}
+		if _, undefined := v.(Undefined); undefined {
+			v = fallback
+		}
+	}
+	return v, nil
+}
+
+// extremeFilter is min or max: better says whether an order makes a value win over the best so far.
+func extremeFilter(better func(order int) bool) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("case_sensitive=", "attribute=")
+		if err != nil {
+			return nil, err
+		}
+		items, err := x.iterate(v)
+		if err != nil {
+			return nil, err
+		}
+		if len(items) == 0 {
+			return Undefined{reason: "no aggregated item, sequence was empty"}, nil
+		}
+		var best, bestKey any
+		for i, item := range items {
+			key, err := x.follow(item, orDefault(p[1], nil))
+			if err != nil {
+				return nil, err
+			}
+			key = sortKey(key, truth(orDefault(p[0], false)))
+			if i > 0 {
+				order, ordered, err := x.order("<", key, bestKey)
+				if err != nil {
+					return nil, err
+				}
+				if !ordered || !better(order) {
+					continue
+				}
+			}
+			best, bestKey = item, key
+		}
+		return best, nil
+	}
+}
+
+// selectFilter is select, reject, selectattr or rejectattr.
+func selectFilter(byAttribute, keep bool) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		var path any
+		rest := &arguments{positional: a.positional, names: a.names, values: a.values}
+		if byAttribute {
+			if len(rest.positional) == 0 {
+				return nil, errors.New("missing parameter for attribute name")
+			}
+			path = rest.positional[0]
+			rest.positional = rest.positional[1:]
+		}
+		name, test := "", builtin(nil)
+		if len(rest.positional) > 0 {
+			var ok bool
+			name, _ = rest.positional[0].(string)
+			if test, ok = tests[name]; !ok {
+				return nil, fmt.Errorf("unknown test %q", name)
+			}
+			rest.positional = rest.positional[1:]
+		}
+		out := &List{kind: kindGenerator}
+		if !truth(v) {
+			return out, nil
+		}
+		items, err := x.iterate(v)
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range items {
+			if err := x.step(1); err != nil {
+				return nil, err
+			}
+			value, err := x.follow(item, path)
+			if err != nil {
+				return nil, err
+			}
+			if test != nil {
+				if value, err = callNamed(x, name, test, value, rest); err != nil {
+					return nil, err
+				}
+			}
+			if truth(value) == keep {
+				out.Items = append(out.Items, item)
+			}
+		}
+		return out, nil
+	}
+}
+
+func filterReplace(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("old", "new", "count=")
+	if err != nil {
+		return nil, err
+	}
+	var texts [3]string
+	for i, value := range [3]any{v, p[0], p[1]} {
+		if texts[i], err = x.str(value); err != nil {
+			return nil, err
+		}
+	}
+	count := -1
+	if given := orDefault(p[2], nil); given != nil {
+		if count, err = wantInt("count", given, -1); err != nil {
+			return nil, err
+		}
+	}
+	return x.replace(texts[0], texts[1], texts[2], count)
+}
+
+func filterReverse(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	if s, ok := v.(string); ok {
+		return x.sliceString(s, [3]int{0, 0, -1}, [3]bool{}, -1)
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	items = slices.Clone(items)
+	slices.Reverse(items)
+	return &List{kind: kindGenerator, Items: items}, x.step(len(items))
+}
+
+func filterRound(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("precision=", "method=")
+	if err != nil {
+		return nil, err
+	}
+	precision, err := wantInt("precision", p[0], 0)
+	if err != nil {
+		return nil, err
+	}
+	f, ok := asFloat(v)
+	if !ok {
+		return nil, fmt.Errorf("type %s cannot be rounded", kindName(v))
+	}
+	if precision < 0 || precision > 300 {
+		return nil, fmt.Errorf("precision %d is not supported", precision)
+	}
+	scale := math.Pow(10, float64(precision))
+	switch orDefault(p[1], "common") {
+	case "ceil":
+		return math.Ceil(f*scale) / scale, nil
+	case "floor":
+		return math.Floor(f*scale) / scale, nil
+	case "common":
+	default:
+		return nil, errors.New("method must be common, ceil or floor")
+	}
+	if n, isInt := asInt(v); isInt {
+		return normalInt(n), nil
+	}
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return f, nil
+	}
+	// The nearest decimal, ties by the exact binary value: what Python's round gives.
+	return strconv.ParseFloat(strconv.FormatFloat(f, 'f', precision, 64), 64)
+}
+
+func filterSum(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("attribute=", "start=")
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	if items, err = x.followAll(items, orDefault(p[0], nil)); err != nil {
+		return nil, err
+	}
+	total := orDefault(p[1], int64(0))
+	if _, isString := total.(string); isString {
+		return nil, errors.New("sum() can't sum strings")
+	}
+	for _, item := range items {
+		if total, err = x.arithmetic("+", total, item); err != nil {
+			return nil, err
+		}
+	}
+	return total, nil
+}
+
+// filterToJSON is Transformers' tojson: json.dumps without escaping HTML or, by default, anything beyond ASCII.
+func filterToJSON(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("ensure_ascii=", "indent=", "separators=", "sort_keys=")
+	if err != nil {
+		return nil, err
+	}
+	w := &jsonWriter{
+		x:             x,
+		out:           &output{x: x},
+		ascii:         truth(orDefault(p[0], false)),
+		itemSeparator: ", ",
+		keySeparator:  ": ",
+		sortKeys:      truth(orDefault(p[3], false)),
+	}
+	switch indent := orDefault(p[1], nil).(type) {
+	case nil:
+	case string:
+		w.indented, w.indent, w.itemSeparator = true, indent, ","
+	default:
+		n, ok := smallInt(indent)
+		if !ok {
+			return nil, fmt.Errorf("indent must be an integer or str, not %s", kindName(indent))
+		}
+		if n > x.limits.OutputBytes {
+			return nil, x.size(n)
+		}
+		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", max(n, 0)), ","
+	}
+	if separators := orDefault(p[2], nil); separators != nil {
+		pair, err := x.iterate(separators)
+		if err != nil {
+			return nil, err
+		}
+		if len(pair) != 2 {
+			return nil, errors.New("separators must be two strings")
+		}
+		if w.itemSeparator, err = wantString("separator", pair[0]); err != nil {
+			return nil, err
+		}
+		if w.keySeparator, err = wantString("separator", pair[1]); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.value(v); err != nil {
+		return nil, err
+	}
+	return w.out.String(), nil
+}
+
+func filterTrim(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("chars=")
+	if err != nil {
+		return nil, err
+	}
+	s, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	return strip(s, p[0], strings.TrimFunc)
+}
+
+func filterTruncate(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("length=", "killwords=", "end=", "leeway=")
+	if err != nil {
+		return nil, err
+	}
+	s, ok := v.(string)
+	if !ok {
+		return nil, fmt.Errorf("can only truncate str, not %s", kindName(v))
+	}
+	length, err := wantInt("length", p[0], 255)
+	if err != nil {
+		return nil, err
+	}
+	end, err := wantString("end", orDefault(p[2], "..."))
+	if err != nil {
+		return nil, err
+	}
+	leeway := 5
+	if given := orDefault(p[3], nil); given != nil {
+		if leeway, err = wantInt("leeway", given, 5); err != nil {
+			return nil, err
+		}
+	}
+	keep := length - utf8.RuneCountInString(end)
+	if keep < 0 || leeway < 0 {
+		return nil, errors.New("length or leeway is too small")
+	}
+	if utf8.RuneCountInString(s) <= length+leeway {
+		return s, nil
+	}
+	s = firstRunes(s, keep)
+	if !truth(orDefault(p[1], false)) {
+		if at := strings.LastIndexByte(s, ' '); at >= 0 {
+			s = s[:at]
+		}
+	}
+	return s + end, nil
+}
+
+func filterUnique(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("case_sensitive=", "attribute=")
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	seen := NewDict()
+	out := &List{kind: kindGenerator}
+	for _, item := range items {
+		key, err := x.follow(item, orDefault(p[1], nil))
+		if err != nil {
+			return nil, err
+		}
+		key = sortKey(key, truth(orDefault(p[0], false)))
+		if !hashable(key) {
+			return nil, fmt.Errorf("unhashable type: '%s'", kindName(key))
+		}
+		if seen.find(key) < 0 {
+			seen.set(key, nil)
+			out.Items = append(out.Items, item)
+		}
+	}
+	return out, x.step(len(items))
+}
+
+func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	switch v.(type) {
+	case *List, *Dict, Undefined:
+		return nil, fmt.Errorf("urlencode of %s is not supported", kindName(v))
+	}
+	s, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	if err := x.size(3 * len(s)); err != nil {
+		return nil, err
+	}
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		if isDigit(c) || c|0x20 >= 'a' && c|0x20 <= 'z' || strings.IndexByte("_.-~/", c) >= 0 {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String(), nil
+}
+
+func filterWordCount(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	s, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	words := strings.FieldsFunc(s, func(r rune) bool { return !isNameRune(r) })
+	return int64(len(words)), x.step(len(s) / 8)
+}

@@ -1,0 +1,645 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// floatText is Python's repr of a float.
+func floatText(f float64) string {
+	switch {
+	case math.IsInf(f, 1):
+		return "inf"
+	case math.IsInf(f, -1):
+		return "-inf"
+	case math.IsNaN(f):
+		return "nan"
+	}
+	a := math.Abs(f)
+	if a != 0 && (a < 1e-4 || a >= 1e16) {
+		return strconv.FormatFloat(f, 'e', -1, 64)
+	}
+	if f == math.Trunc(f) {
+		return strconv.FormatFloat(f, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(f, 'f', -1, 64)
+}
+
+// intText is an integer's digits. Python refuses to make more than 4,300.
+func intText(n *big.Int) (string, error) {
+	text := n.String()
+	if len(text) > maxIntDigits+1 {
+		return "", errors.New("exceeds the limit for integer string conversion")
+	}
+	return text, nil
+}
+
+// str is Python's str(), which is what a template prints.
+func (x *execution) str(v any) (string, error) {
+	switch c := v.(type) {
+	case string:
+		return c, nil
+	case Undefined:
+		return "", nil
+	}
+	if text, ok, err := scalarText(v); ok {
+		return text, err
+	}
+	out := &output{x: x}
+	err := x.repr(out, v)
+	return out.String(), err
+}
+
+// scalarText is the text of None, a bool or a number.
+func scalarText(v any) (text string, ok bool, err error) {
+	switch c := v.(type) {
+	case nil:
+		return "None", true, nil
+	case bool:
+		if c {
+			return "True", true, nil
+		}
+		return "False", true, nil
+	case int64:
+		return strconv.FormatInt(c, 10), true, nil
+	case *big.Int:
+		text, err := intText(c)
+		return text, true, err
+	case float64:
+		return floatText(c), true, nil
+	}
+	return "", false, nil
+}
+
+// repr writes Python's repr().
+func (x *execution) repr(out *output, v any) error {
+	if err := x.step(1); err != nil {
+		return err
+	}
+	if text, ok, err := scalarText(v); ok {
+		if err != nil {
+			return err
+		}
+		return out.write(text)
+	}
+	switch c := v.(type) {
+	case string:
+		return out.write(reprString(c))
+	case Undefined:
+		return out.write("Undefined")
+	case *List:
+		return x.reprList(out, c)
+	case *Dict:
+		return x.reprDict(out, c)
+	case *namespace:
+		if err := out.write("<Namespace "); err != nil {
+			return err
+		}
+		if err := x.reprDict(out, c.values); err != nil {
+			return err
+		}
+		return out.write(">")
+	case *loop:
+		return out.write(fmt.Sprintf("<LoopContext %d/%d>", c.index+1, len(c.items)))
+	case *function:
+		if c.macro {
+			return out.write("<Macro " + reprString(c.name) + ">")
+		}
+	}
+	return fmt.Errorf("a %s prints as its address, which differs each time", kindName(v))
+}
+
+func (x *execution) reprList(out *output, l *List) error {
+	open, end := "[", "]"
+	switch l.kind {
+	case kindTuple:
+		open, end = "(", ")"
+		if len(l.Items) == 1 {
+			end = ",)"
+		}
+	case kindRange, kindView, kindGenerator:
+		return fmt.Errorf("printing a %s is not supported", kindName(l))
+	}
+	if err := x.enter(); err != nil {
+		return err
+	}
+	defer x.leave()
+	if err := out.write(open); err != nil {
+		return err
+	}
+	for i, item := range l.Items {
+		if i > 0 {
+			if err := out.write(", "); err != nil {
+				return err
+			}
+		}
+		if err := x.repr(out, item); err != nil {
+			return err
+		}
+	}
+	return out.write(end)
+}
+
+func (x *execution) reprDict(out *output, d *Dict) error {
+	if err := x.enter(); err != nil {
+		return err
+	}
+	defer x.leave()
+	separator := "{"
+	for key, value := range d.All() {
+		if err := out.write(separator); err != nil {
+			return err
+		}
+		separator = ", "
+		if err := x.repr(out, key); err != nil {
+			return err
+		}
+		if err := out.write(": "); err != nil {
+			return err
+		}
+		if err := x.repr(out, value); err != nil {
+			return err
+		}
+	}
+	if d.Len() == 0 {
+		return out.write("{}")
+	}
+	return out.write("}")
+}
+
+func reprString(s string) string {
+	quote := '\''
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		quote = '"'
+	}
+	var b strings.Builder
+	b.WriteRune(quote)
+	for _, r := range s {
+		switch {
+		case r == quote || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case r < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		}
+	}
+	b.WriteRune(quote)
+	return b.String()
+}
+
+// join is Python's separator.join, of the values' str().
+func (x *execution) join(separator string, values []any) (string, error) {
+	texts := make([]string, len(values))
+	total := 0
+	for i, v := range values {
+		var err error
+		if texts[i], err = x.str(v); err != nil {
+			return "", err
+		}
+		total += len(texts[i]) + len(separator)
+	}
+	if err := x.size(total); err != nil {
+		return "", err
+	}
+	return strings.Join(texts, separator), nil
+}
+
+// jsonWriter is json.dumps.
+type jsonWriter struct {
+	x             *execution
+	out           *output
+	ascii         bool
+	indented      bool
+	indent        string
+	itemSeparator string
+	keySeparator  string
+	sortKeys      bool
+	depth         int
+}
+
+func (w *jsonWriter) newline() error {
+	if !w.indented {
+		return nil
+	}
+	if err := w.x.size(len(w.indent)*w.depth + 1); err != nil {
+		return err
+	}
+	return w.out.write("\n" + strings.Repeat(w.indent, w.depth))
+}
+
+func (w *jsonWriter) value(v any) error {
+	if err := w.x.step(1); err != nil {
+		return err
+	}
+	switch c := v.(type) {
+	case nil:
+		return w.out.write("null")
+	case string:
+		return w.out.write(jsonString(c, w.ascii))
+	case *List:
+		if c.kind == kindList || c.kind == kindTuple {
+			return w.list(c)
+		}
+	case *Dict:
+		return w.dict(c)
+	case bool, int64, *big.Int, float64:
+		text, err := jsonScalar(v)
+		if err != nil {
+			return err
+		}
+		return w.out.write(text)
+	}
+	return fmt.Errorf("object of type %s is not JSON serializable", kindName(v))
+}
+
+// jsonScalar is the JSON of a number or bool; Python's names for what JSON has none for.
+func jsonScalar(v any) (string, error) {
+	switch c := v.(type) {
+	case bool:
+		return strconv.FormatBool(c), nil
+	case float64:
+		switch {
+		case math.IsNaN(c):
+			return "NaN", nil
+		case math.IsInf(c, 1):
+			return "Infinity", nil
+		case math.IsInf(c, -1):
+			return "-Infinity", nil
+		}
+	}
+	text, _, err := scalarText(v)
+	return text, err
+}
+
+// nested writes n elements between brackets.
+func (w *jsonWriter) nested(open, end string, n int, element func(i int) error) error {
+	if n == 0 {
+		return w.out.write(open + end)
+	}
+	if err := w.x.enter(); err != nil {
+		return err
+	}
+	defer w.x.leave()
+	if err := w.out.write(open); err != nil {
+		return err
+	}
+	w.depth++
+	for i := range n {
+		if i > 0 {
+			if err := w.out.write(w.itemSeparator); err != nil {
+				return err
+			}
+		}
+		if err := w.newline(); err != nil {
+			return err
+		}
+		if err := element(i); err != nil {
+			return err
+		}
+	}
+	w.depth--
+	if err := w.newline(); err != nil {
+		return err
+	}
+	return w.out.write(end)
+}
+
+func (w *jsonWriter) list(l *List) error {
+	return w.nested("[", "]", len(l.Items), func(i int) error { return w.value(l.Items[i]) })
+}
+
+func (w *jsonWriter) dict(d *Dict) error {
+	keys, values := d.keys, d.values
+	if w.sortKeys {
+		order, err := w.x.sorted(len(keys), func(i, j int) (bool, error) {
+			order, _, err := w.x.order("<", keys[i], keys[j])
+			return order < 0, err
+		})
+		if err != nil {
+			return err
+		}
+		keys, values = pick(keys, order), pick(values, order)
+	}
+	return w.nested("{", "}", len(keys), func(i int) error {
+		key, err := jsonKey(keys[i])
+		if err != nil {
+			return err
+		}
+		if err := w.out.write(jsonString(key, w.ascii) + w.keySeparator); err != nil {
+			return err
+		}
+		return w.value(values[i])
+	})
+}
+
+func jsonKey(key any) (string, error) {
+	switch k := key.(type) {
+	case string:
+		return k, nil
+	case nil:
+		return "null", nil
+	}
+	return jsonScalar(key)
+}
+
+// pick returns the items at the given positions.
+func pick(items []any, order []int) []any {
+	picked := make([]any, len(order))
+	for i, at := range order {
+		picked[i] = items[at]
+	}
+	return picked
+}
+
+// sorted returns the positions 0 to n-1 in order, stably. The first error of less ends it.
+func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, error) {
+	if err := x.step(n); err != nil {
+		return nil, err
+	}
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	var failed error
+	slices.SortStableFunc(order, func(i, j int) int {
+		if failed != nil {
+			return 0
+		}
+		before, err := less(i, j)
+		if err == nil && !before {
+			var after bool
+			if after, err = less(j, i); err == nil && !after {
+				return 0
+			}
+		}
+		if err != nil {
+			failed = err
+			return 0
+		}
+		if before {
+			return -1
+		}
+		return 1
+	})
+	return order, failed
+}
+
+func jsonString(s string, ascii bool) string {
+	clean := true
+	for i := 0; i < len(s) && clean; i++ {
+		c := s[i]
+		clean = c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x7F)
+	}
+	if clean {
+		return `"` + s + `"`
+	}
+	b := make([]byte, 0, len(s)+16)
+	b = append(b, '"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b = append(b, '\\', byte(r))
+		case r == '\n':
+			b = append(b, `\n`...)
+		case r == '\r':
+			b = append(b, `\r`...)
+		case r == '\t':
+			b = append(b, `\t`...)
+		case r == '\b':
+			b = append(b, `\b`...)
+		case r == '\f':
+			b = append(b, `\f`...)
+		case r < 0x20 || ascii && r >= 0x7F && r < 0x10000:
+			b = fmt.Appendf(b, `\u%04x`, r)
+		case ascii && r >= 0x10000:
+			r -= 0x10000
+			b = fmt.Appendf(b, `\u%04x\u%04x`, 0xD800+r>>10, 0xDC00+r&0x3FF)
+		default:
+			b = utf8.AppendRune(b, r)
+		}
+	}
+	return string(append(b, '"'))
+}
+
+// percentFormat is format % values, for the conversions that templates use: s, r, d, i, x and f, with width and flags.
+func (x *execution) percentFormat(format string, values any) (string, error) {
+	single := []any{values}
+	if l, ok := values.(*List); ok && l.kind == kindTuple {
+		single = l.Items
+	}
+	used := 0
+	next := func() (any, error) {
+		if used >= len(single) {
+			return nil, errors.New("not enough arguments for format string")
+		}
+		used++
+		return single[used-1], nil
+	}
+	out := &output{x: x}
+	for format != "" {
+		text, rest, found := strings.Cut(format, "%")
+		if err := out.write(text); err != nil {
+			return "", err
+		}
+		if !found {
+			break
+		}
+		if rest, ok := strings.CutPrefix(rest, "%"); ok {
+			format = rest
+			if err := out.write("%"); err != nil {
+				return "", err
+			}
+			continue
+		}
+		piece, rest, err := x.percentOne(rest, values, next)
+		if err != nil {
+			return "", err
+		}
+		if err := out.write(piece); err != nil {
+			return "", err
+		}
+		format = rest
+	}
+	if _, isDict := values.(*Dict); used < len(single) && !isDict {
+		return "", errors.New("not all arguments converted during string formatting")
+	}
+	return out.String(), nil
+}
+
+// percentOne formats one conversion, after its percent sign.
+func (x *execution) percentOne(spec string, values any, next func() (any, error)) (text, rest string, err error) {
+	name := ""
+	if strings.HasPrefix(spec, "(") {
+		var found bool
+		if name, spec, found = strings.Cut(spec[1:], ")"); !found {
+			return "", "", errors.New("incomplete format key")
+		}
+	}
+	flags := spec[:len(spec)-len(strings.TrimLeft(spec, "-+ 0#"))]
+	spec = spec[len(flags):]
+	digits := spec[:len(spec)-len(strings.TrimLeft(spec, "0123456789"))]
+	spec = spec[len(digits):]
+	precision := ""
+	if strings.HasPrefix(spec, ".") {
+		precision = spec[1 : len(spec)-len(strings.TrimLeft(spec[1:], "0123456789"))]
+		spec = spec[1+len(precision):]
+		if precision == "" {
+			precision = "0"
+		}
+	}
+	if spec == "" {
+		return "", "", errors.New("incomplete format")
+	}
+	var v any
+	if name != "" {
+		d, ok := values.(*Dict)
+		if !ok {
+			return "", "", errors.New("format requires a mapping")
+		}
+		if v, ok = d.Get(name); !ok {
+			return "", "", fmt.Errorf("key '%s' is missing", name)
+		}
+	} else if v, err = next(); err != nil {
+		return "", "", err
+	}
+	text, err = x.formatValue(v, spec[0], precision)
+	if err != nil {
+		return "", "", err
+	}
+	numeric := spec[0] != 's' && spec[0] != 'r'
+	align := byte('>')
+	fill := " "
+	sign := ""
+	if numeric && !strings.HasPrefix(text, "-") {
+		if strings.Contains(flags, "+") {
+			sign = "+"
+		} else if strings.Contains(flags, " ") {
+			sign = " "
+		}
+	}
+	switch {
+	case strings.Contains(flags, "#"):
+		return "", "", errors.New("the flag # is not supported")
+	case strings.Contains(flags, "-"):
+		align = '<'
+	case strings.Contains(flags, "0") && numeric:
+		align, fill = '=', "0"
+	}
+	text, err = x.pad(sign+text, fill, align, digits)
+	return text, spec[1:], err
+}
+
+// formatValue formats a value by a conversion letter and an optional precision.
+func (x *execution) formatValue(v any, conversion byte, precision string) (string, error) {
+	if u, ok := v.(Undefined); ok && conversion != 's' {
+		return "", u.err()
+	}
+	places := 6
+	if precision != "" {
+		var err error
+		if places, err = strconv.Atoi(precision); err != nil || places > 1000 {
+			return "", errors.New("precision too big")
+		}
+	}
+	switch conversion {
+	case 's', 'r':
+		var text string
+		var err error
+		if conversion == 's' {
+			text, err = x.str(v)
+		} else {
+			out := &output{x: x}
+			err = x.repr(out, v)
+			text = out.String()
+		}
+		if precision != "" {
+			text = firstRunes(text, places)
+		}
+		return text, err
+	case 'd', 'i', 'x':
+		n, ok := asInt(v)
+		if f, isFloat := v.(float64); isFloat && conversion != 'x' && !math.IsNaN(f) && !math.IsInf(f, 0) {
+			n, _ = new(big.Float).SetFloat64(math.Trunc(f)).Int(nil)
+			ok = true
+		}
+		if !ok || precision != "" {
+			return "", fmt.Errorf("%%%c of %s is not supported", conversion, kindName(v))
+		}
+		if conversion == 'x' {
+			return n.Text(16), nil
+		}
+		return intText(n)
+	case 'f':
+		f, ok := asFloat(v)
+		if !ok {
+			return "", fmt.Errorf("must be real number, not %s", kindName(v))
+		}
+		if math.IsNaN(f) || math.IsInf(f, 0) {
+			return floatText(f), nil
+		}
+		return strconv.FormatFloat(f, 'f', places, 64), nil
+	}
+	return "", fmt.Errorf("format character %q is not supported", conversion)
+}
+
+// firstRunes returns the first n characters of s.
+func firstRunes(s string, n int) string {
+	for i := range s {
+		if n == 0 {
+			return s[:i]
+		}
+		n--
+	}
+	return s
+}
+
+// pad widens text to a width in characters: '<' left, '>' right, '^' centre, '=' fill behind the sign.
+func (x *execution) pad(text, fill string, align byte, width string) (string, error) {
+	if width == "" {
+		return text, nil
+	}
+	want, err := strconv.Atoi(width)
+	if err != nil {
+		return "", x.size(math.MaxInt)
+	}
+	missing := want - utf8.RuneCountInString(text)
+	if missing <= 0 {
+		return text, nil
+	}
+	if missing > x.limits.OutputBytes {
+		return "", x.size(math.MaxInt)
+	}
+	if err := x.size(len(text) + missing*len(fill)); err != nil {
+		return "", err
+	}
+	switch align {
+	case '<':
+		return text + strings.Repeat(fill, missing), nil
+	case '^':
+		return strings.Repeat(fill, missing/2) + text + strings.Repeat(fill, missing-missing/2), nil
+	case '=':
+		if strings.IndexAny(text, "+- ") == 0 {
+			return text[:1] + strings.Repeat(fill, missing) + text[1:], nil
+		}
+	}
+	return strings.Repeat(fill, missing) + text, nil
+}

@@ -1,0 +1,88 @@
+package chattemplate
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// FuzzTemplate compiles and renders anything. It may fail; it may not panic, hang or make text that is not UTF-8.
+func FuzzTemplate(f *testing.F) {
+	raw, err := os.ReadFile("testdata/jinja.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	v, err := ParseJSON(raw)
+	if err != nil {
+		f.Fatal(err)
+	}
+	file := v.(*Dict)
+	cases, _ := file.Get("cases")
+	for _, c := range cases.(*List).Items {
+		source, _ := c.(*Dict).Get("template")
+		f.Add(source.(string))
+	}
+	vars, _ := file.Get("vars")
+	f.Fuzz(func(t *testing.T, source string) {
+		tmpl, err := Compile("fuzz", source)
+		if err != nil {
+			return
+		}
+		start := time.Now()
+		text, err := tmpl.Render(vars.(*Dict), Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
+		if took := time.Since(start); took > 10*time.Second {
+			t.Fatalf("took %v", took)
+		}
+		if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {
+			t.Fatalf("%d bytes of text, valid UTF-8: %v", len(text), utf8.ValidString(text))
+		}
+	})
+}
+
+// FuzzParseJSON holds the parser against encoding/json, which accepts the same but for what ParseJSON documents.
+func FuzzParseJSON(f *testing.F) {
+	for _, seed := range []string{
+		`{"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, false, null], "b": {}}`, `[]`, `01`, `1.`, `-`, `"\ud800"`, "\"\x01\"", `{"a":1,}`,
+		`[1,]`, `{"a" 1}`, `nul`, `1 2`, `"abc`, `123456789012345678901234567890`, `1e999`, "\xff", ` [ 1 ] `, `{"a":1,"a":2}`, `""`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		v, err := ParseJSON(body)
+		var want any
+		wantErr := json.Unmarshal(body, &want)
+		var syntax *SyntaxError
+		switch {
+		case err == nil && wantErr != nil:
+			t.Fatalf("%q: accepted, but encoding/json says %v", body, wantErr)
+		case err != nil && !errors.As(err, &syntax):
+			t.Fatalf("%q: error of type %T", body, err)
+		case err != nil && (syntax.Offset < 0 || syntax.Offset > len(body)):
+			t.Fatalf("%q: offset %d", body, syntax.Offset)
+		case err != nil && wantErr == nil:
+			for _, allowed := range []string{"UTF-8", "surrogate", "range", "nested", "too long"} {
+				if strings.Contains(err.Error(), allowed) {
+					return
+				}
+			}
+			t.Fatalf("%q: %v, but encoding/json accepts it", body, err)
+		case err == nil:
+			x := &execution{limits: Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30}, steps: 1 << 30, deadline: time.Now().Add(time.Hour)}
+			w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ",", keySeparator: ":"}
+			if err := w.value(v); err != nil {
+				t.Fatal(err)
+			}
+			again, err := ParseJSON([]byte(w.out.String()))
+			if err != nil {
+				t.Fatalf("%q: written as %q: %v", body, w.out.String(), err)
+			}
+			if same, err := x.equal(v, again); err != nil || !same {
+				t.Fatalf("%q: written as %q: not the same value: %v", body, w.out.String(), err)
+			}
+		}
+	})
+}

@@ -1,0 +1,226 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// globals are the names that every template sees: Jinja2's and Transformers'.
+var globals = map[string]any{
+	"dict":            &function{name: "dict", call: globalDict},
+	"namespace":       &function{name: "namespace", call: globalNamespace},
+	"raise_exception": &function{name: "raise_exception", call: globalRaise},
+	"range":           &function{name: "range", call: globalRange},
+	"strftime_now":    &function{name: "strftime_now", call: globalStrftimeNow},
+	"cycler":          &function{name: "cycler", call: globalUnsupported},
+	"joiner":          &function{name: "joiner", call: globalUnsupported},
+	"lipsum":          &function{name: "lipsum", call: globalUnsupported},
+}
+
+func globalUnsupported(*execution, *arguments) (any, error) {
+	return nil, errors.New("this function is not supported")
+}
+
+// maxRange is the longest range that the sandbox makes. Source: Jinja2 3.1.6, sandbox.
+const maxRange = 100_000
+
+func globalRange(x *execution, a *arguments) (any, error) {
+	var n [3]int
+	if len(a.names) > 0 || len(a.positional) < 1 || len(a.positional) > 3 {
+		return nil, errors.New("range expects 1 to 3 arguments")
+	}
+	for i, v := range a.positional {
+		var ok bool
+		if n[i], ok = smallInt(v); !ok {
+			return nil, fmt.Errorf("range: '%s' cannot be interpreted as a small integer", kindName(v))
+		}
+	}
+	start, stop, step := n[0], n[1], n[2]
+	switch len(a.positional) {
+	case 1:
+		start, stop, step = 0, n[0], 1
+	case 2:
+		step = 1
+	}
+	if step == 0 {
+		return nil, errors.New("range() arg 3 must not be zero")
+	}
+	count := 0
+	if step > 0 && start < stop {
+		count = (stop-start-1)/step + 1
+	} else if step < 0 && start > stop {
+		count = (start-stop-1)/-step + 1
+	}
+	if count > maxRange {
+		return nil, fmt.Errorf("range too big. The sandbox blocks ranges larger than %d", maxRange)
+	}
+	if err := x.step(count); err != nil {
+		return nil, err
+	}
+	out := &List{kind: kindRange, Items: make([]any, count)}
+	for i := range out.Items {
+		out.Items[i] = int64(start + i*step)
+	}
+	return out, nil
+}
+
+// dictArguments builds a dict as dict() does: from a mapping or pairs, and keywords.
+func dictArguments(x *execution, a *arguments) (*Dict, error) {
+	d := NewDict()
+	if len(a.positional) > 1 {
+		return nil, errors.New("expected at most 1 positional argument")
+	}
+	for _, v := range a.positional {
+		if from, ok := v.(*Dict); ok {
+			if err := x.step(from.Len()); err != nil {
+				return nil, err
+			}
+			for key, value := range from.All() {
+				d.set(key, value)
+			}
+			continue
+		}
+		pairs, err := x.iterate(v)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range pairs {
+			pair, err := x.iterate(v)
+			if err != nil {
+				return nil, err
+			}
+			if len(pair) != 2 || !hashable(pair[0]) {
+				return nil, errors.New("expected pairs of a hashable key and a value")
+			}
+			d.set(pair[0], pair[1])
+		}
+	}
+	for i, name := range a.names {
+		d.Set(name, a.values[i])
+	}
+	return d, x.step(d.Len())
+}
+
+func globalDict(x *execution, a *arguments) (any, error) { return dictArguments(x, a) }
+
+func globalNamespace(x *execution, a *arguments) (any, error) {
+	values, err := dictArguments(x, a)
+	if err != nil {
+		return nil, err
+	}
+	ns := &namespace{NewDict()}
+	for key, value := range values.All() {
+		name, ok := key.(string)
+		if !ok {
+			return nil, errors.New("a namespace's names must be strings")
+		}
+		if err := ns.set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return ns, nil
+}
+
+func globalRaise(x *execution, a *arguments) (any, error) {
+	p, err := a.bind("message")
+	if err != nil {
+		return nil, err
+	}
+	message, err := x.str(p[0])
+	if err != nil {
+		return nil, err
+	}
+	return nil, &RaiseError{Message: message}
+}
+
+func globalStrftimeNow(x *execution, a *arguments) (any, error) {
+	p, err := a.bind("format")
+	if err != nil {
+		return nil, err
+	}
+	format, err := wantString("format", p[0])
+	if err != nil {
+		return nil, err
+	}
+	s, err := strftime(x.template.now(), format)
+	if err != nil {
+		return nil, fmt.Errorf("strftime_now: %w", err)
+	}
+	return s, x.size(len(s))
+}
+
+// strftime is datetime.strftime in the C locale, for a time without a zone.
+func strftime(t time.Time, format string) (string, error) {
+	var b strings.Builder
+	for format != "" {
+		text, rest, found := strings.Cut(format, "%")
+		b.WriteString(text)
+		if !found {
+			break
+		}
+		unpadded := strings.HasPrefix(rest, "-") // the C library's own: no padding
+		if unpadded {
+			rest = rest[1:]
+		}
+		if rest == "" {
+			return "", errors.New("format ends in %")
+		}
+		s, err := strftimeOne(t, rest[0])
+		if err != nil {
+			return "", err
+		}
+		if unpadded {
+			if trimmed := strings.TrimLeft(s, "0 "); trimmed != "" {
+				s = trimmed
+			} else {
+				s = "0"
+			}
+		}
+		b.WriteString(s)
+		format = rest[1:]
+	}
+	return b.String(), nil
+}
+
+// strftimeLayouts are the directives that Go's time has a layout for.
+var strftimeLayouts = map[byte]string{
+	'A': "Monday", 'a': "Mon", 'B': "January", 'b': "Jan", 'h': "Jan", 'c': "Mon Jan _2 15:04:05 2006", 'D': "01/02/06",
+	'd': "02", 'e': "_2", 'F': "2006-01-02", 'H': "15", 'I': "03", 'j': "002", 'M': "04", 'm': "01", 'p': "PM", 'R': "15:04",
+	'S': "05", 'T': "15:04:05", 'X': "15:04:05", 'x': "01/02/06", 'Y': "2006", 'y': "06",
+}
+
+func strftimeOne(t time.Time, directive byte) (string, error) {
+	if layout, ok := strftimeLayouts[directive]; ok {
+		return t.Format(layout), nil
+	}
+	switch directive {
+	case '%':
+		return "%", nil
+	case 'n':
+		return "\n", nil
+	case 't':
+		return "\t", nil
+	case 'Z', 'z': // datetime.now() has no zone
+		return "", nil
+	case 'f':
+		return fmt.Sprintf("%06d", t.Nanosecond()/1000), nil
+	case 'u':
+		return strconv.Itoa((int(t.Weekday())+6)%7 + 1), nil
+	case 'w':
+		return strconv.Itoa(int(t.Weekday())), nil
+	case 'U':
+		return fmt.Sprintf("%02d", (t.YearDay()+6-int(t.Weekday()))/7), nil
+	case 'W':
+		return fmt.Sprintf("%02d", (t.YearDay()+6-(int(t.Weekday())+6)%7)/7), nil
+	case 'G':
+		year, _ := t.ISOWeek()
+		return strconv.Itoa(year), nil
+	case 'V':
+		_, week := t.ISOWeek()
+		return fmt.Sprintf("%02d", week), nil
+	}
+	return "", fmt.Errorf("directive %%%c is not supported", directive)
+}

@@ -1,0 +1,501 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// tokenKind says what a token is.
+type tokenKind uint8
+
+const (
+	tokenEnd           tokenKind = iota // the end of the source
+	tokenData                           // text outside tags
+	tokenBlockBegin                     // {%
+	tokenBlockEnd                       // %}
+	tokenVariableBegin                  // {{
+	tokenVariableEnd                    // }}
+	tokenName
+	tokenOperator
+	tokenString
+	tokenNumber
+)
+
+// token is one token of a template's source.
+type token struct {
+	kind  tokenKind
+	text  string // of a name, operator, string (decoded) or data
+	value any    // of a number: int64, *big.Int or float64
+	line  int
+}
+
+func (t token) describe() string {
+	switch t.kind {
+	case tokenEnd:
+		return "end of template"
+	case tokenData:
+		return "text"
+	case tokenBlockBegin:
+		return "{%"
+	case tokenBlockEnd:
+		return "%}"
+	case tokenVariableBegin:
+		return "{{"
+	case tokenVariableEnd:
+		return "}}"
+	case tokenString:
+		return "a string"
+	case tokenNumber:
+		return "a number"
+	}
+	return strconv.Quote(t.text)
+}
+
+// lexer cuts a source into tokens with trim_blocks and lstrip_blocks on: the newline after a block tag or comment goes,
+// and so does the white space before one that starts a line. A minus sign at a tag's edge strips all white space there,
+// a plus sign keeps it. Source: Jinja2 3.1.6, lexer.
+type lexer struct {
+	source    string
+	pos       int
+	tokens    []token
+	lineStart bool // the text before pos ended with a newline, or nothing was before it
+	line      int  // of counted
+	counted   int  // position up to which newlines were counted
+}
+
+// lex returns the tokens of a source; the last one is tokenEnd.
+func lex(source string) ([]token, *Error) {
+	if !utf8.ValidString(source) {
+		return nil, &Error{Line: 1, Err: errors.New("source is not valid UTF-8")}
+	}
+	source = strings.ReplaceAll(source, "\r\n", "\n")
+	source = strings.ReplaceAll(source, "\r", "\n")
+	source = strings.TrimSuffix(source, "\n")
+	l := &lexer{source: source, lineStart: true, line: 1}
+	for l.pos < len(source) {
+		if err := l.next(); err != nil {
+			return nil, &Error{Line: l.lineAt(l.pos), Err: err}
+		}
+	}
+	l.add(token{kind: tokenEnd}, l.pos)
+	return l.tokens, nil
+}
+
+// lineAt returns the line of a position, which must not lie before an earlier call's.
+func (l *lexer) lineAt(pos int) int {
+	pos = min(pos, len(l.source))
+	if pos > l.counted {
+		l.line += strings.Count(l.source[l.counted:pos], "\n")
+		l.counted = pos
+	}
+	return l.line
+}
+
+func (l *lexer) add(t token, pos int) {
+	t.line = l.lineAt(pos)
+	l.tokens = append(l.tokens, t)
+}
+
+// next takes the text up to the next tag, and the tag.
+func (l *lexer) next() error {
+	start := l.pos
+	at := findTag(l.source, start)
+	if at < 0 {
+		l.add(token{kind: tokenData, text: l.source[start:]}, start)
+		l.pos = len(l.source)
+		return nil
+	}
+	kind := l.source[at+1]
+	inside := at + 2
+	sign := byte(0)
+	if inside < len(l.source) && (l.source[inside] == '-' || l.source[inside] == '+') {
+		sign = l.source[inside]
+		inside++
+	}
+	text := l.stripBefore(l.source[start:at], sign, kind)
+	if text != "" {
+		l.add(token{kind: tokenData, text: text}, start)
+	}
+	l.lineStart = false
+	l.pos = inside
+	switch kind {
+	case '#':
+		return l.comment()
+	case '%':
+		if end, ok := l.rawBegin(); ok {
+			return l.raw(end)
+		}
+		l.add(token{kind: tokenBlockBegin}, at)
+	default:
+		l.add(token{kind: tokenVariableBegin}, at)
+	}
+	return l.tag(kind)
+}
+
+// findTag returns the position of the next {%, {{ or {#, or -1.
+func findTag(s string, from int) int {
+	for {
+		i := strings.IndexByte(s[from:], '{')
+		if i < 0 || from+i+1 >= len(s) {
+			return -1
+		}
+		from += i
+		switch s[from+1] {
+		case '%', '{', '#':
+			return from
+		}
+		from++
+	}
+}
+
+// stripBefore strips the text before a tag as the tag's sign and kind ask.
+func (l *lexer) stripBefore(text string, sign, kind byte) string {
+	switch {
+	case sign == '-':
+		return strings.TrimRightFunc(text, isSpace)
+	case sign == '+' || kind == '{':
+		return text
+	}
+	line := strings.LastIndexByte(text, '\n') + 1
+	if (line > 0 || l.lineStart) && strings.TrimFunc(text[line:], isSpace) == "" {
+		return text[:line]
+	}
+	return text
+}
+
+// after moves behind a tag's closing delimiter at end, whose sign decides what white space goes with it.
+func (l *lexer) after(end int, sign byte, trimNewline bool) {
+	l.pos = end
+	switch {
+	case sign == '-':
+		l.pos += len(l.source[end:]) - len(strings.TrimLeftFunc(l.source[end:], isSpace))
+	case sign != '+' && trimNewline && end < len(l.source) && l.source[end] == '\n':
+		l.pos++
+	}
+	l.lineStart = l.source[l.pos-1] == '\n'
+}
+
+// signBefore returns the minus or plus sign right before position i, not before from.
+func (l *lexer) signBefore(i, from int) byte {
+	if i > from && (l.source[i-1] == '-' || l.source[i-1] == '+') {
+		return l.source[i-1]
+	}
+	return 0
+}
+
+func (l *lexer) comment() error {
+	n := strings.Index(l.source[l.pos:], "#}")
+	if l.pos == len(l.source) {
+		return nil // as in Jinja2, an open comment or raw block is an error only if it holds something
+	}
+	if n < 0 {
+		return errors.New("comment without its end")
+	}
+	end := l.pos + n
+	l.after(end+2, l.signBefore(end, l.pos), true)
+	return nil
+}
+
+// rawBegin reports whether the tag at pos is {% raw %}, and where it ends.
+func (l *lexer) rawBegin() (int, bool) {
+	rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
+	rest, ok := strings.CutPrefix(rest, "raw")
+	if !ok {
+		return 0, false
+	}
+	rest = strings.TrimLeftFunc(rest, isSpace)
+	if after, ok := strings.CutPrefix(rest, "-%}"); ok {
+		return len(l.source) - len(strings.TrimLeftFunc(after, isSpace)), true
+	}
+	after, ok := strings.CutPrefix(rest, "%}")
+	return len(l.source) - len(after), ok
+}
+
+// raw takes the text up to {% endraw %} as it is.
+func (l *lexer) raw(start int) error {
+	l.lineStart = l.source[start-1] == '\n'
+	if start == len(l.source) {
+		l.pos = start
+		return nil
+	}
+	for from := start; ; {
+		n := strings.Index(l.source[from:], "{%")
+		if n < 0 {
+			return errors.New("raw without endraw")
+		}
+		at := from + n
+		from = at + 2
+		inside := from
+		sign := byte(0)
+		if inside < len(l.source) && (l.source[inside] == '-' || l.source[inside] == '+') {
+			sign = l.source[inside]
+			inside++
+		}
+		rest, ok := strings.CutPrefix(strings.TrimLeftFunc(l.source[inside:], isSpace), "endraw")
+		if !ok {
+			continue
+		}
+		rest = strings.TrimLeftFunc(rest, isSpace)
+		close := byte(0)
+		if rest != "" && (rest[0] == '-' || rest[0] == '+') {
+			close = rest[0]
+			rest = rest[1:]
+		}
+		if !strings.HasPrefix(rest, "%}") {
+			continue
+		}
+		if text := l.stripBefore(l.source[start:at], sign, '%'); text != "" {
+			l.add(token{kind: tokenData, text: text}, start)
+		}
+		l.after(len(l.source)-len(rest)+2, close, true)
+		return nil
+	}
+}
+
+// tag takes the tokens inside a tag and its end.
+func (l *lexer) tag(kind byte) error {
+	var open []byte // brackets waiting to be closed
+	for {
+		rest := strings.TrimLeftFunc(l.source[l.pos:], isSpace)
+		l.pos = len(l.source) - len(rest)
+		if rest == "" {
+			return errors.New("tag without its end")
+		}
+		if len(open) == 0 && l.tagEnd(rest, kind) {
+			return nil
+		}
+		c := rest[0]
+		var err error
+		switch {
+		case isDigit(c):
+			err = l.number(rest)
+		case c == '"' || c == '\'':
+			err = l.string(rest)
+		default:
+			r, _ := utf8.DecodeRuneInString(rest)
+			if isNameStart(r) {
+				l.name(rest)
+				continue
+			}
+			if open, err = l.operator(rest, open); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// tagEnd takes the end of a tag, if it is next.
+func (l *lexer) tagEnd(rest string, kind byte) bool {
+	sign := byte(0)
+	delimiter := rest
+	if rest[0] == '-' || rest[0] == '+' && kind == '%' {
+		sign = rest[0]
+		delimiter = rest[1:]
+	}
+	want, end := "}}", tokenVariableEnd
+	if kind == '%' {
+		want, end = "%}", tokenBlockEnd
+	}
+	if !strings.HasPrefix(delimiter, want) {
+		return false
+	}
+	l.add(token{kind: end}, l.pos)
+	l.after(len(l.source)-len(delimiter)+2, sign, kind == '%')
+	return true
+}
+
+func isNameStart(r rune) bool { return r == '_' || unicode.IsLetter(r) }
+
+func isNameRune(r rune) bool {
+	return isNameStart(r) || unicode.IsDigit(r) || unicode.IsMark(r)
+}
+
+func (l *lexer) name(rest string) {
+	end := strings.IndexFunc(rest, func(r rune) bool { return !isNameRune(r) })
+	if end < 0 {
+		end = len(rest)
+	}
+	l.add(token{kind: tokenName, text: rest[:end]}, l.pos)
+	l.pos += end
+}
+
+// afterDot reports whether the last token is a dot: then the digits of "x.0.1" are two items, not a float.
+func (l *lexer) afterDot() bool {
+	last := l.tokens[len(l.tokens)-1]
+	return last.kind == tokenOperator && last.text == "."
+}
+
+// operators with two characters; the others are single.
+var longOperators = []string{"//", "**", "==", "!=", ">=", "<="}
+
+func (l *lexer) operator(rest string, open []byte) ([]byte, error) {
+	text := rest[:1]
+	for _, op := range longOperators {
+		if strings.HasPrefix(rest, op) {
+			text = op
+		}
+	}
+	switch text {
+	case "(", "[", "{":
+		open = append(open, map[string]byte{"(": ')', "[": ']', "{": '}'}[text])
+	case ")", "]", "}":
+		if len(open) == 0 || open[len(open)-1] != text[0] {
+			return nil, fmt.Errorf("unexpected %q", text)
+		}
+		open = open[:len(open)-1]
+	default:
+		if len(text) == 1 && !strings.Contains("+-/*%~><=.:|,;", text) {
+			r, _ := utf8.DecodeRuneInString(rest)
+			return nil, fmt.Errorf("unexpected character %q", r)
+		}
+	}
+	l.add(token{kind: tokenOperator, text: text}, l.pos)
+	l.pos += len(text)
+	return open, nil
+}
+
+// number takes an integer or a float: Python's forms, underscores between digits included.
+func (l *lexer) number(rest string) error {
+	end := 0
+	digits := func(valid func(byte) bool) int {
+		start := end
+		for end < len(rest) && (valid(rest[end]) || rest[end] == '_' && end > start && end+1 < len(rest) && valid(rest[end+1])) {
+			end++
+		}
+		return end - start
+	}
+	base := 0
+	if rest[0] == '0' && len(rest) > 1 {
+		base = map[byte]int{'b': 2, 'o': 8, 'x': 16}[rest[1]|0x20]
+	}
+	if base != 0 {
+		end = 2
+		if end < len(rest) && rest[end] == '_' {
+			end++
+		}
+		n := digits(func(c byte) bool {
+			_, err := strconv.ParseUint(string(c), base, 8)
+			return err == nil
+		})
+		if n == 0 {
+			return errors.New("malformed number")
+		}
+		return l.addInteger(rest[2:end], base, end)
+	}
+	digits(isDigit)
+	integer := true
+	if end+1 < len(rest) && rest[end] == '.' && isDigit(rest[end+1]) && !l.afterDot() {
+		integer = false
+		end++
+		digits(isDigit)
+	}
+	if end < len(rest) && rest[end]|0x20 == 'e' && !l.afterDot() {
+		mark := end
+		end++
+		if end < len(rest) && (rest[end] == '+' || rest[end] == '-') {
+			end++
+		}
+		if digits(isDigit) > 0 {
+			integer = false
+		} else {
+			end = mark
+		}
+	}
+	text := strings.ReplaceAll(rest[:end], "_", "")
+	if !integer {
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil && !errors.Is(err, strconv.ErrRange) { // out of range is infinity, as in Python
+			return fmt.Errorf("malformed number %s", text)
+		}
+		l.add(token{kind: tokenNumber, value: f}, l.pos)
+		l.pos += end
+		return nil
+	}
+	if strings.TrimLeft(text, "0") != text && strings.Trim(text, "0") != "" {
+		return fmt.Errorf("number %s starts with 0", text)
+	}
+	return l.addInteger(text, 10, end)
+}
+
+func (l *lexer) addInteger(digits string, base, end int) error {
+	digits = strings.ReplaceAll(digits, "_", "")
+	if len(digits) > maxIntDigits {
+		return errors.New("number too long")
+	}
+	n, ok := new(big.Int).SetString(digits, base)
+	if !ok {
+		return errors.New("malformed number")
+	}
+	l.add(token{kind: tokenNumber, value: normalInt(n)}, l.pos)
+	l.pos += end
+	return nil
+}
+
+func (l *lexer) string(rest string) error {
+	var b strings.Builder
+	for i := 1; i < len(rest); {
+		switch c := rest[i]; c {
+		case rest[0]:
+			l.add(token{kind: tokenString, text: b.String()}, l.pos)
+			l.pos += i + 1
+			return nil
+		case '\\':
+			size, err := pythonEscape(&b, rest[i:])
+			if err != nil {
+				return err
+			}
+			i += size
+		default:
+			b.WriteByte(c)
+			i++
+		}
+	}
+	return errors.New("string without its end")
+}
+
+// pythonEscape writes what Python's escape sequence at the start of s stands for and returns its length.
+func pythonEscape(b *strings.Builder, s string) (int, error) {
+	if len(s) < 2 {
+		return 0, errors.New("string without its end")
+	}
+	if i := strings.IndexByte(`abfnrtv\'"`, s[1]); i >= 0 {
+		b.WriteByte("\a\b\f\n\r\t\v\\'\""[i])
+		return 2, nil
+	}
+	switch c := s[1]; c {
+	case '\n':
+		return 2, nil
+	case 'x', 'u', 'U':
+		digits := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
+		if len(s) < 2+digits {
+			return 0, fmt.Errorf(`\%c needs %d hexadecimal digits`, c, digits)
+		}
+		n, err := strconv.ParseUint(s[2:2+digits], 16, 32)
+		if err != nil || n > unicode.MaxRune || utf16.IsSurrogate(rune(n)) {
+			return 0, fmt.Errorf(`\%s is not a character`, strconv.QuoteToASCII(s[1:2+digits]))
+		}
+		b.WriteRune(rune(n))
+		return 2 + digits, nil
+	case 'N':
+		return 0, errors.New(`\N is not supported`)
+	case '0', '1', '2', '3', '4', '5', '6', '7':
+		n, size := rune(0), 1
+		for size < len(s) && size < 4 && s[size] >= '0' && s[size] <= '7' {
+			n = n<<3 | rune(s[size]-'0')
+			size++
+		}
+		b.WriteRune(n)
+		return size, nil
+	}
+	b.WriteByte('\\') // not an escape in Python: the backslash stays, and the character after it is read on its own
+	return 1, nil
+}

@@ -1,0 +1,752 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// stringMethods are the methods of str. The receiver is always a string.
+var stringMethods map[string]builtin
+
+// dictMethods, listMethods and tupleMethods are the others'. A nil method exists but would change the value, which the
+// sandbox does not allow.
+var dictMethods, listMethods, tupleMethods map[string]builtin
+
+// The tables are filled here because methods call back into what looks methods up.
+func init() {
+	stringMethods = map[string]builtin{
+		"capitalize":   textMethod(capitalize),
+		"casefold":     methodCasefold,
+		"center":       padMethod('^'),
+		"count":        methodCount,
+		"endswith":     affixMethod(strings.HasSuffix),
+		"expandtabs":   unsupportedMethod,
+		"encode":       unsupportedMethod,
+		"find":         findMethod(strings.Index, false),
+		"format":       methodFormat,
+		"format_map":   unsupportedMethod,
+		"index":        findMethod(strings.Index, true),
+		"isalnum":      testMethod(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }),
+		"isalpha":      testMethod(unicode.IsLetter),
+		"isascii":      methodIsASCII,
+		"isdecimal":    testMethod(unicode.IsDigit),
+		"isdigit":      testMethod(isDigitRune),
+		"isidentifier": unsupportedMethod,
+		"islower":      caseMethod(isLowerText),
+		"isnumeric":    unsupportedMethod,
+		"isprintable":  unsupportedMethod,
+		"isspace":      testMethod(isSpace),
+		"istitle":      unsupportedMethod,
+		"isupper":      caseMethod(isUpperText),
+		"join":         methodJoin,
+		"ljust":        padMethod('<'),
+		"lower":        textMethod(lower),
+		"lstrip":       stripMethod(strings.TrimLeftFunc),
+		"maketrans":    unsupportedMethod,
+		"partition":    methodPartition,
+		"removeprefix": methodRemovePrefix,
+		"removesuffix": methodRemoveSuffix,
+		"replace":      methodReplace,
+		"rfind":        findMethod(strings.LastIndex, false),
+		"rindex":       findMethod(strings.LastIndex, true),
+		"rjust":        padMethod('>'),
+		"rpartition":   methodRPartition,
+		"rsplit":       splitMethod(true),
+		"rstrip":       stripMethod(strings.TrimRightFunc),
+		"split":        splitMethod(false),
+		"splitlines":   methodSplitLines,
+		"startswith":   affixMethod(strings.HasPrefix),
+		"strip":        stripMethod(strings.TrimFunc),
+		"swapcase":     textMethod(swapcase),
+		"title":        textMethod(title),
+		"translate":    unsupportedMethod,
+		"upper":        textMethod(upper),
+		"zfill":        methodZfill,
+	}
+	dictMethods = map[string]builtin{
+		"copy":   func(_ *execution, v any, a *arguments) (any, error) { _, err := a.bind(); return v, err },
+		"get":    methodGet,
+		"items":  methodItems,
+		"keys":   methodKeys,
+		"values": methodValues,
+		"clear":  nil, "pop": nil, "popitem": nil, "setdefault": nil, "update": nil,
+		"fromkeys": unsupportedMethod,
+	}
+	tupleMethods = map[string]builtin{"count": methodListCount, "index": methodListIndex}
+	listMethods = map[string]builtin{
+		"count": methodListCount, "index": methodListIndex,
+		"copy":   func(_ *execution, v any, a *arguments) (any, error) { _, err := a.bind(); return v, err },
+		"append": nil, "clear": nil, "extend": nil, "insert": nil, "pop": nil, "remove": nil, "reverse": nil, "sort": nil,
+	}
+}
+
+// text returns a value known to be a string.
+func text(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+func stringList(list []string) *List {
+	items := make([]any, len(list))
+	for i, s := range list {
+		items[i] = s
+	}
+	return &List{Items: items}
+}
+
+// wantString returns an argument that must be a string.
+func wantString(name string, v any) (string, error) {
+	s, ok := v.(string)
+	if !ok {
+		return "", fmt.Errorf("%s must be str, not %s", name, kindName(v))
+	}
+	return s, nil
+}
+
+// wantInt returns an argument that must be an integer, or its default when absent.
+func wantInt(name string, v any, fallback int) (int, error) {
+	if v == (any)(absent{}) {
+		return fallback, nil
+	}
+	n, ok := smallInt(v)
+	if !ok {
+		return 0, fmt.Errorf("%s must be a small integer, not %s", name, kindName(v))
+	}
+	return n, nil
+}
+
+func unsupportedMethod(*execution, any, *arguments) (any, error) {
+	return nil, errors.New("this method is not supported")
+}
+
+func textMethod(f func(string) string) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		if _, err := a.bind(); err != nil {
+			return nil, err
+		}
+		return f(text(v)), nil
+	}
+}
+
+func testMethod(kind func(rune) bool) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		_, err := a.bind()
+		return all(text(v), kind), err
+	}
+}
+
+func caseMethod(test func(string) bool) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		_, err := a.bind()
+		return test(text(v)), err
+	}
+}
+
+func isLowerText(s string) bool { return isCase(s, unicode.Lower, unicode.Upper) }
+func isUpperText(s string) bool { return isCase(s, unicode.Upper, unicode.Lower) }
+
+func methodIsASCII(_ *execution, v any, a *arguments) (any, error) {
+	_, err := a.bind()
+	return isASCII(text(v)), err
+}
+
+func methodCasefold(_ *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	if !isASCII(text(v)) {
+		return nil, errors.New("only ASCII text is supported")
+	}
+	return strings.ToLower(text(v)), nil
+}
+
+func padMethod(align byte) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("width", "fillchar=")
+		if err != nil {
+			return nil, err
+		}
+		width, err := wantInt("width", p[0], 0)
+		if err != nil {
+			return nil, err
+		}
+		fill, err := wantString("fillchar", orDefault(p[1], " "))
+		if err != nil {
+			return nil, err
+		}
+		if utf8.RuneCountInString(fill) != 1 {
+			return nil, errors.New("the fill character must be exactly one character long")
+		}
+		if align == '^' {
+			return x.center(text(v), fill, width)
+		}
+		return x.pad(text(v), fill, align, strconv.Itoa(max(width, 0)))
+	}
+}
+
+// center is str.center, which puts an odd space to the left of text of odd width in an even field, and else to the right.
+func (x *execution) center(s, fill string, width int) (any, error) {
+	n := utf8.RuneCountInString(s)
+	missing := width - n
+	if missing <= 0 {
+		return s, nil
+	}
+	if missing > x.limits.OutputBytes {
+		return nil, x.size(missing)
+	}
+	if err := x.size(len(s) + missing*len(fill)); err != nil {
+		return nil, err
+	}
+	left := missing/2 + missing&width&1
+	return strings.Repeat(fill, left) + s + strings.Repeat(fill, missing-left), nil
+}
+
+func methodZfill(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("width")
+	if err != nil {
+		return nil, err
+	}
+	width, err := wantInt("width", p[0], 0)
+	if err != nil {
+		return nil, err
+	}
+	s := text(v)
+	if strings.HasPrefix(s, "+") || strings.HasPrefix(s, "-") {
+		return x.pad(s, "0", '=', strconv.Itoa(max(width, 0)))
+	}
+	return x.pad(s, "0", '>', strconv.Itoa(max(width, 0)))
+}
+
+// within returns the part of s between optional positions in characters, and the characters before it. ok is false when
+// the part starts behind the end.
+func within(s string, start, end any) (part string, before int, ok bool, err error) {
+	if start == (any)(absent{}) && end == (any)(absent{}) {
+		return s, 0, true, nil
+	}
+	var at [3]int
+	var set [3]bool
+	for i, v := range [2]any{start, end} {
+		if v == (any)(absent{}) || v == nil {
+			continue
+		}
+		n, isInt := smallInt(v)
+		if !isInt {
+			return "", 0, false, errors.New("slice indices must be integers or None")
+		}
+		at[i], set[i] = n, true
+	}
+	runes := []rune(s)
+	if set[0] && at[0] > len(runes) {
+		return "", 0, false, nil
+	}
+	low, high := sliceBounds(len(runes), at, set, 1)
+	if low > high {
+		return "", 0, false, nil
+	}
+	return string(runes[low:high]), low, true, nil
+}
+
+func findMethod(search func(s, substring string) int, must bool) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("sub", "start=", "end=")
+		if err != nil {
+			return nil, err
+		}
+		sub, err := wantString("sub", p[0])
+		if err != nil {
+			return nil, err
+		}
+		part, before, ok, err := within(text(v), p[1], p[2])
+		if err != nil {
+			return nil, err
+		}
+		at := -1
+		if ok {
+			at = search(part, sub)
+		}
+		if at >= 0 {
+			return int64(before + utf8.RuneCountInString(part[:at])), nil
+		}
+		if must {
+			return nil, errors.New("substring not found")
+		}
+		return int64(-1), nil
+	}
+}
+
+func methodCount(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("sub", "start=", "end=")
+	if err != nil {
+		return nil, err
+	}
+	sub, err := wantString("sub", p[0])
+	if err != nil {
+		return nil, err
+	}
+	part, _, ok, err := within(text(v), p[1], p[2])
+	if err != nil || !ok {
+		return int64(0), err
+	}
+	return int64(strings.Count(part, sub)), nil
+}
+
+func affixMethod(has func(s, affix string) bool) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("affix", "start=", "end=")
+		if err != nil {
+			return nil, err
+		}
+		affixes := []any{p[0]}
+		if l, ok := p[0].(*List); ok && l.kind == kindTuple {
+			affixes = l.Items
+		}
+		part, _, ok, err := within(text(v), p[1], p[2])
+		if err != nil {
+			return nil, err
+		}
+		for _, affix := range affixes {
+			s, err := wantString("first arg", affix)
+			if err != nil {
+				return nil, err
+			}
+			if ok && has(part, s) {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+}
+
+func stripMethod(trim func(string, func(rune) bool) string) builtin {
+	return func(_ *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("chars=")
+		if err != nil {
+			return nil, err
+		}
+		return strip(text(v), p[0], trim)
+	}
+}
+
+// strip strips the characters in chars, or white space if it is None or absent.
+func strip(s string, chars any, trim func(string, func(rune) bool) string) (any, error) {
+	if chars = orDefault(chars, nil); chars == nil {
+		return trim(s, isSpace), nil
+	}
+	set, err := wantString("strip arg", chars)
+	if err != nil {
+		return nil, err
+	}
+	return trim(s, func(r rune) bool { return strings.ContainsRune(set, r) }), nil
+}
+
+func splitMethod(fromRight bool) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		p, err := a.bind("sep=", "maxsplit=")
+		if err != nil {
+			return nil, err
+		}
+		limit, err := wantInt("maxsplit", p[1], -1)
+		if err != nil {
+			return nil, err
+		}
+		s := text(v)
+		if err := x.step(len(s) / 8); err != nil {
+			return nil, err
+		}
+		separator := orDefault(p[0], nil)
+		if separator == nil {
+			if fromRight {
+				return stringList(rsplitSpace(s, limit)), nil
+			}
+			return stringList(splitSpace(s, limit)), nil
+		}
+		sep, err := wantString("sep", separator)
+		if err != nil {
+			return nil, err
+		}
+		if sep == "" {
+			return nil, errors.New("empty separator")
+		}
+		if fromRight {
+			return stringList(rsplit(s, sep, limit)), nil
+		}
+		if limit >= 0 {
+			limit++
+		}
+		return stringList(strings.SplitN(s, sep, limit)), nil
+	}
+}
+
+func methodSplitLines(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("keepends=")
+	if err != nil {
+		return nil, err
+	}
+	return stringList(splitLines(text(v), truth(orDefault(p[0], false)))), x.step(len(text(v)) / 8)
+}
+
+func separatorArgument(a *arguments) (string, error) {
+	p, err := a.bind("sep")
+	if err != nil {
+		return "", err
+	}
+	sep, err := wantString("sep", p[0])
+	if err == nil && sep == "" {
+		err = errors.New("empty separator")
+	}
+	return sep, err
+}
+
+func methodPartition(_ *execution, v any, a *arguments) (any, error) {
+	sep, err := separatorArgument(a)
+	if err != nil {
+		return nil, err
+	}
+	before, after, found := strings.Cut(text(v), sep)
+	if !found {
+		return newTuple(before, "", ""), nil
+	}
+	return newTuple(before, sep, after), nil
+}
+
+func methodRPartition(_ *execution, v any, a *arguments) (any, error) {
+	sep, err := separatorArgument(a)
+	if err != nil {
+		return nil, err
+	}
+	s := text(v)
+	at := strings.LastIndex(s, sep)
+	if at < 0 {
+		return newTuple("", "", s), nil
+	}
+	return newTuple(s[:at], sep, s[at+len(sep):]), nil
+}
+
+func methodRemovePrefix(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("prefix")
+	if err != nil {
+		return nil, err
+	}
+	prefix, err := wantString("prefix", p[0])
+	return strings.TrimPrefix(text(v), prefix), err
+}
+
+func methodRemoveSuffix(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("suffix")
+	if err != nil {
+		return nil, err
+	}
+	suffix, err := wantString("suffix", p[0])
+	return strings.TrimSuffix(text(v), suffix), err
+}
+
+func methodReplace(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("old", "new", "count=")
+	if err != nil {
+		return nil, err
+	}
+	old, err := wantString("old", p[0])
+	if err != nil {
+		return nil, err
+	}
+	replacement, err := wantString("new", p[1])
+	if err != nil {
+		return nil, err
+	}
+	count, err := wantInt("count", p[2], -1)
+	if err != nil {
+		return nil, err
+	}
+	return x.replace(text(v), old, replacement, count)
+}
+
+// replace is str.replace, whose result is measured before it is made.
+func (x *execution) replace(s, old, replacement string, count int) (any, error) {
+	n := strings.Count(s, old)
+	if count >= 0 {
+		n = min(n, count)
+	}
+	if grow := len(replacement) - len(old); grow > 0 && n > x.limits.OutputBytes/grow {
+		return nil, x.size(x.limits.OutputBytes + 1)
+	} else if err := x.size(len(s) + n*grow); err != nil {
+		return nil, err
+	}
+	return strings.Replace(s, old, replacement, count), nil
+}
+
+func methodJoin(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("iterable")
+	if err != nil {
+		return nil, err
+	}
+	items, err := x.iterate(p[0])
+	if err != nil {
+		return nil, err
+	}
+	for i, item := range items {
+		if _, ok := item.(string); !ok {
+			return nil, fmt.Errorf("sequence item %d: expected str instance, %s found", i, kindName(item))
+		}
+	}
+	return x.join(text(v), items)
+}
+
+// methodFormat is str.format: fields by number, name or neither, attributes and items in them, !s and !r, and of format
+// specifications fill, alignment, sign, width, precision and the types s, d and f.
+func methodFormat(x *execution, v any, a *arguments) (any, error) {
+	out := &output{x: x}
+	automatic := 0
+	for s := text(v); s != ""; {
+		at := strings.IndexAny(s, "{}")
+		if at < 0 {
+			return out.String() + s, x.size(out.Len() + len(s))
+		}
+		if err := out.write(s[:at]); err != nil {
+			return nil, err
+		}
+		if strings.HasPrefix(s[at+1:], s[at:at+1]) { // {{ or }}
+			if err := out.write(s[at : at+1]); err != nil {
+				return nil, err
+			}
+			s = s[at+2:]
+			continue
+		}
+		end := strings.IndexByte(s[at:], '}')
+		if s[at] == '}' || end < 0 {
+			return nil, errors.New("unbalanced brace in format string")
+		}
+		field := s[at+1 : at+end]
+		if strings.Contains(field, "{") {
+			return nil, errors.New("nested replacement fields are not supported")
+		}
+		s = s[at+end+1:]
+		piece, err := x.formatField(field, a, &automatic)
+		if err != nil {
+			return nil, err
+		}
+		if err := out.write(piece); err != nil {
+			return nil, err
+		}
+	}
+	return out.String(), nil
+}
+
+// formatField formats one replacement field. automatic counts the fields without a name; -1 once one had a number.
+func (x *execution) formatField(field string, a *arguments, automatic *int) (string, error) {
+	field, spec, _ := strings.Cut(field, ":")
+	field, conversion, converted := strings.Cut(field, "!")
+	nameEnd := strings.IndexAny(field, ".[")
+	if nameEnd < 0 {
+		nameEnd = len(field)
+	}
+	name, path := field[:nameEnd], field[nameEnd:]
+	v, err := formatArgument(name, a, automatic)
+	if err != nil {
+		return "", err
+	}
+	for path != "" {
+		var key any
+		if path[0] == '.' {
+			end := strings.IndexAny(path[1:], ".[")
+			if end < 0 {
+				end = len(path) - 1
+			}
+			key, path = path[1:1+end], path[1+end:]
+			v, err = x.attribute(v, text(key))
+		} else {
+			end := strings.IndexByte(path, ']')
+			if end < 0 {
+				return "", errors.New("missing ']' in format string")
+			}
+			key, path = path[1:end], path[end+1:]
+			if n, numeric := strconv.ParseInt(text(key), 10, 32); numeric == nil {
+				key = n
+			}
+			v, err = x.item(v, key)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if converted {
+		if conversion != "s" && conversion != "r" {
+			return "", fmt.Errorf("conversion %q is not supported", conversion)
+		}
+		if v, err = x.formatValue(v, conversion[0], ""); err != nil {
+			return "", err
+		}
+	}
+	return x.formatSpec(v, spec)
+}
+
+func formatArgument(name string, a *arguments, automatic *int) (any, error) {
+	if name == "" {
+		if *automatic < 0 {
+			return nil, errors.New("cannot switch from manual field specification to automatic field numbering")
+		}
+		name = strconv.Itoa(*automatic)
+		*automatic++
+	} else if _, err := strconv.Atoi(name); err == nil {
+		if *automatic > 0 {
+			return nil, errors.New("cannot switch from automatic field numbering to manual field specification")
+		}
+		*automatic = -1
+	}
+	if n, err := strconv.Atoi(name); err == nil {
+		if n < 0 || n >= len(a.positional) {
+			return nil, errors.New("replacement index out of range")
+		}
+		return a.positional[n], nil
+	}
+	v, ok := a.named(name)
+	if !ok {
+		return nil, fmt.Errorf("no argument named %q", name)
+	}
+	return v, nil
+}
+
+// formatSpec is format(v, spec).
+func (x *execution) formatSpec(v any, spec string) (string, error) {
+	if spec == "" {
+		return x.str(v)
+	}
+	runes := []rune(spec)
+	fill, align := " ", byte(0)
+	isAlign := func(i int) bool { return i < len(runes) && strings.ContainsRune("<>^=", runes[i]) }
+	switch {
+	case isAlign(1):
+		fill, align = string(runes[0]), byte(runes[1])
+		runes = runes[2:]
+	case isAlign(0):
+		align = byte(runes[0])
+		runes = runes[1:]
+	}
+	rest := string(runes)
+	sign := ""
+	if rest != "" && strings.Contains("+- ", rest[:1]) {
+		sign, rest = strings.Trim(rest[:1], "-"), rest[1:]
+	}
+	if strings.HasPrefix(rest, "0") && align == 0 {
+		fill, align = "0", '='
+	}
+	width := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
+	rest = rest[len(width):]
+	precision := ""
+	if strings.HasPrefix(rest, ".") {
+		precision = rest[1 : len(rest)-len(strings.TrimLeft(rest[1:], "0123456789"))]
+		rest = rest[1+len(precision):]
+	}
+	_, isString := v.(string)
+	conversion := byte('s')
+	switch {
+	case rest == "" && (isString || precision == "" && isNumber(v)):
+	case rest == "s" && isString, rest == "d" && isNumber(v), rest == "f" && isNumber(v):
+		conversion = rest[0]
+	default:
+		return "", fmt.Errorf("format specification %q of %s is not supported", spec, kindName(v))
+	}
+	if _, isFloat := v.(float64); isFloat && conversion == 'd' {
+		return "", errors.New("unknown format code 'd' for object of type 'float'")
+	}
+	formatted, err := x.formatValue(v, conversion, precision)
+	if err != nil {
+		return "", err
+	}
+	if isString && (sign != "" || align == '=') {
+		return "", errors.New("sign or '=' alignment not allowed in string format specifier")
+	}
+	if !strings.HasPrefix(formatted, "-") {
+		formatted = sign + formatted
+	}
+	if align == 0 {
+		align = '>'
+		if isString {
+			align = '<'
+		}
+	}
+	return x.pad(formatted, fill, align, width)
+}
+
+func methodGet(_ *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("key", "default=")
+	if err != nil {
+		return nil, err
+	}
+	if len(a.names) > 0 {
+		return nil, errors.New("takes no keyword arguments")
+	}
+	d, _ := v.(*Dict)
+	if !hashable(p[0]) {
+		return nil, fmt.Errorf("unhashable type: '%s'", kindName(p[0]))
+	}
+	if found, ok := d.get(p[0]); ok {
+		return found, nil
+	}
+	return orDefault(p[1], nil), nil
+}
+
+func methodItems(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	d, _ := v.(*Dict)
+	view := &List{kind: kindView, Items: make([]any, 0, d.Len())}
+	for key, value := range d.All() {
+		view.Items = append(view.Items, newTuple(key, value))
+	}
+	return view, x.step(d.Len())
+}
+
+func methodKeys(_ *execution, v any, a *arguments) (any, error) {
+	_, err := a.bind()
+	d, _ := v.(*Dict)
+	return &List{kind: kindView, Items: slices.Clip(d.keys)}, err
+}
+
+func methodValues(_ *execution, v any, a *arguments) (any, error) {
+	_, err := a.bind()
+	d, _ := v.(*Dict)
+	return &List{kind: kindView, Items: slices.Clip(d.values)}, err
+}
+
+func methodListCount(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("value")
+	if err != nil {
+		return nil, err
+	}
+	l, _ := v.(*List)
+	n := int64(0)
+	for _, item := range l.Items {
+		same, err := x.equal(item, p[0])
+		if err != nil {
+			return nil, err
+		}
+		if same {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func methodListIndex(x *execution, v any, a *arguments) (any, error) {
+	p, err := a.bind("value")
+	if err != nil {
+		return nil, err
+	}
+	l, _ := v.(*List)
+	for i, item := range l.Items {
+		same, err := x.equal(item, p[0])
+		if err != nil {
+			return nil, err
+		}
+		if same {
+			return int64(i), nil
+		}
+	}
+	return nil, errors.New("value is not in list")
+}

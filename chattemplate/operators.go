@@ -1,0 +1,601 @@
+package chattemplate
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+)
+
+// maxIntBits bounds integers: Python prints none longer than 4,300 digits, and these are not much longer.
+const maxIntBits = 1 << 14
+
+var errZeroDivision = errors.New("division by zero")
+
+// asInt returns a value as an integer if it is one: a bool is.
+func asInt(v any) (*big.Int, bool) {
+	switch n := v.(type) {
+	case int64:
+		return big.NewInt(n), true
+	case *big.Int:
+		return n, true
+	case bool:
+		if n {
+			return big.NewInt(1), true
+		}
+		return new(big.Int), true
+	}
+	return nil, false
+}
+
+// smallInt returns a value as an int if it is an integer that fits in 32 bits, as every index and width must.
+func smallInt(v any) (int, bool) {
+	switch n := v.(type) {
+	case int64:
+		return int(n), n >= math.MinInt32 && n <= math.MaxInt32
+	case bool:
+		if n {
+			return 1, true
+		}
+		return 0, true
+	}
+	return 0, false
+}
+
+// asFloat returns a number as a float.
+func asFloat(v any) (float64, bool) {
+	switch n := v.(type) {
+	case float64:
+		return n, true
+	case int64:
+		return float64(n), true
+	case bool:
+		if n {
+			return 1, true
+		}
+		return 0, true
+	case *big.Int:
+		f, _ := new(big.Float).SetInt(n).Float64()
+		return f, true
+	}
+	return 0, false
+}
+
+// arithmetic computes left op right as Python does.
+func (x *execution) arithmetic(op string, left, right any) (any, error) {
+	if err := x.step(1); err != nil {
+		return nil, err
+	}
+	for _, v := range [2]any{left, right} {
+		if u, ok := v.(Undefined); ok {
+			return nil, u.err()
+		}
+	}
+	if a, ok := left.(int64); ok {
+		if b, ok := right.(int64); ok {
+			if v, ok := smallArithmetic(op, a, b); ok {
+				return v, nil
+			}
+		}
+	}
+	a, aInt := asInt(left)
+	b, bInt := asInt(right)
+	if aInt && bInt {
+		return intArithmetic(op, a, b)
+	}
+	f, aNumber := asFloat(left)
+	g, bNumber := asFloat(right)
+	if aNumber && bNumber {
+		return floatArithmetic(op, f, g)
+	}
+	switch op {
+	case "+":
+		return x.add(left, right)
+	case "*":
+		if bInt {
+			return x.repeat(left, right)
+		}
+		if aInt {
+			return x.repeat(right, left)
+		}
+	case "%":
+		if format, ok := left.(string); ok {
+			return x.percentFormat(format, right)
+		}
+	}
+	return nil, unsupportedOperands(op, left, right)
+}
+
+func unsupportedOperands(op string, left, right any) error {
+	return fmt.Errorf("unsupported operand type(s) for %s: '%s' and '%s'", op, kindName(left), kindName(right))
+}
+
+// smallArithmetic handles the integers that templates really use; ok is false for the rest.
+func smallArithmetic(op string, a, b int64) (v any, ok bool) {
+	const limit = 1 << 31
+	if a <= -limit || a >= limit || b <= -limit || b >= limit {
+		return nil, false
+	}
+	switch op {
+	case "+":
+		return a + b, true
+	case "-":
+		return a - b, true
+	case "*":
+		return a * b, true
+	case "//", "%":
+		if b == 0 {
+			return nil, false
+		}
+		quotient, remainder := a/b, a%b
+		if remainder != 0 && (remainder < 0) != (b < 0) { // Python rounds down, Go to zero
+			quotient--
+			remainder += b
+		}
+		if op == "%" {
+			return remainder, true
+		}
+		return quotient, true
+	}
+	return nil, false
+}
+
+func intArithmetic(op string, a, b *big.Int) (any, error) {
+	r := new(big.Int)
+	switch op {
+	case "+":
+		r.Add(a, b)
+	case "-":
+		r.Sub(a, b)
+	case "*":
+		if a.BitLen()+b.BitLen() > maxIntBits {
+			return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+		}
+		r.Mul(a, b)
+	case "/":
+		if b.Sign() == 0 {
+			return nil, errZeroDivision
+		}
+		f, _ := new(big.Rat).SetFrac(a, b).Float64()
+		if math.IsInf(f, 0) {
+			return nil, errors.New("integer division result too large for a float")
+		}
+		return f, nil
+	case "//", "%":
+		if b.Sign() == 0 {
+			return nil, errZeroDivision
+		}
+		m := new(big.Int)
+		r.QuoRem(a, b, m)
+		if m.Sign() != 0 && (m.Sign() < 0) != (b.Sign() < 0) {
+			r.Sub(r, big.NewInt(1))
+			m.Add(m, b)
+		}
+		if op == "%" {
+			r = m
+		}
+	case "**":
+		if b.Sign() < 0 {
+			f, _ := asFloat(a)
+			g, _ := asFloat(b)
+			return floatArithmetic(op, f, g)
+		}
+		if a.BitLen() > 1 && (!b.IsInt64() || b.Int64() > maxIntBits/int64(a.BitLen())) {
+			return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+		}
+		if a.BitLen() <= 1 { // 0, 1 and -1 have powers for every exponent
+			return smallPower(a, b), nil
+		}
+		r.Exp(a, b, nil)
+	}
+	if r.BitLen() > maxIntBits {
+		return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+	}
+	return normalInt(r), nil
+}
+
+func smallPower(a, b *big.Int) any {
+	switch {
+	case b.Sign() == 0 || a.Sign() > 0:
+		return int64(1)
+	case a.Sign() == 0:
+		return int64(0)
+	case b.Bit(0) == 1:
+		return int64(-1)
+	}
+	return int64(1)
+}
+
+func floatArithmetic(op string, a, b float64) (any, error) {
+	switch op {
+	case "+":
+		return a + b, nil
+	case "-":
+		return a - b, nil
+	case "*":
+		return a * b, nil
+	case "/":
+		if b == 0 {
+			return nil, errZeroDivision
+		}
+		return a / b, nil
+	case "//", "%":
+		if b == 0 {
+			return nil, errZeroDivision
+		}
+		quotient, remainder := floatDivMod(a, b)
+		if op == "%" {
+			return remainder, nil
+		}
+		return quotient, nil
+	}
+	switch {
+	case a == 0 && b < 0:
+		return nil, errors.New("0.0 cannot be raised to a negative power")
+	case a < 0 && b != math.Trunc(b) && !math.IsInf(a, 0):
+		return nil, errors.New("complex numbers are not supported")
+	}
+	power := math.Pow(a, b)
+	if math.IsInf(power, 0) && !math.IsInf(a, 0) && !math.IsInf(b, 0) {
+		return nil, errors.New("result too large")
+	}
+	return power, nil
+}
+
+// floatDivMod is Python's divmod of floats: the remainder has the divisor's sign.
+func floatDivMod(a, b float64) (quotient, remainder float64) {
+	remainder = math.Mod(a, b)
+	quotient = (a - remainder) / b
+	if remainder != 0 {
+		if (b < 0) != (remainder < 0) {
+			remainder += b
+			quotient--
+		}
+	} else {
+		remainder = math.Copysign(0, b)
+	}
+	if quotient == 0 {
+		return math.Copysign(0, a/b), remainder
+	}
+	floor := math.Floor(quotient)
+	if quotient-floor > 0.5 {
+		floor++
+	}
+	return floor, remainder
+}
+
+// add joins strings, lists or tuples.
+func (x *execution) add(left, right any) (any, error) {
+	switch a := left.(type) {
+	case string:
+		if b, ok := right.(string); ok {
+			if err := x.size(len(a) + len(b)); err != nil {
+				return nil, err
+			}
+			return a + b, nil
+		}
+		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
+	case *List:
+		b, ok := right.(*List)
+		if ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
+			if err := x.step(len(a.Items) + len(b.Items)); err != nil {
+				return nil, err
+			}
+			items := make([]any, 0, len(a.Items)+len(b.Items))
+			return &List{Items: append(append(items, a.Items...), b.Items...), kind: a.kind}, nil
+		}
+	}
+	return nil, unsupportedOperands("+", left, right)
+}
+
+// repeat is "ab" * 3 and [1, 2] * 3.
+func (x *execution) repeat(v, times any) (any, error) {
+	n, ok := smallInt(times)
+	n = max(n, 0)
+	switch a := v.(type) {
+	case string:
+		if !ok || len(a) > 0 && n > x.limits.OutputBytes/len(a) {
+			return nil, x.size(math.MaxInt)
+		}
+		if err := x.size(len(a) * n); err != nil {
+			return nil, err
+		}
+		return strings.Repeat(a, n), nil
+	case *List:
+		if a.kind != kindList && a.kind != kindTuple {
+			break
+		}
+		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
+			return nil, x.step(math.MaxInt / 2)
+		}
+		if err := x.step(len(a.Items) * n); err != nil {
+			return nil, err
+		}
+		items := make([]any, 0, len(a.Items)*n)
+		for range n {
+			items = append(items, a.Items...)
+		}
+		return &List{Items: items, kind: a.kind}, nil
+	}
+	return nil, unsupportedOperands("*", v, times)
+}
+
+// signed is -v or +v.
+func (x *execution) signed(v any, negative bool) (any, error) {
+	if u, ok := v.(Undefined); ok {
+		return nil, u.err()
+	}
+	if f, ok := v.(float64); ok {
+		if negative {
+			f = -f
+		}
+		return f, nil
+	}
+	n, ok := asInt(v)
+	if !ok {
+		return nil, fmt.Errorf("bad operand type for a sign: '%s'", kindName(v))
+	}
+	if negative {
+		n = new(big.Int).Neg(n)
+	}
+	return normalInt(n), nil
+}
+
+// compareNumbers orders two numbers exactly, as Python does; ordered is false when one is not a number (NaN).
+func compareNumbers(left, right any) (order int, ordered bool) {
+	if a, ok := left.(int64); ok {
+		if b, ok := right.(int64); ok {
+			return cmp.Compare(a, b), true
+		}
+	}
+	a, aInt := asInt(left)
+	b, bInt := asInt(right)
+	if aInt && bInt {
+		return a.Cmp(b), true
+	}
+	f, _ := asFloat(left)
+	g, _ := asFloat(right)
+	switch {
+	case math.IsNaN(f) || math.IsNaN(g):
+		return 0, false
+	case math.IsInf(f, 0) || math.IsInf(g, 0):
+		return cmp.Compare(f, g), true
+	}
+	return exact(left, a).Cmp(exact(right, b)), true
+}
+
+// exact returns a finite number without rounding; n is its value if it is an integer, else nil.
+func exact(v any, n *big.Int) *big.Rat {
+	if n != nil {
+		return new(big.Rat).SetInt(n)
+	}
+	f, _ := v.(float64)
+	return new(big.Rat).SetFloat64(f)
+}
+
+func isNumber(v any) bool {
+	switch v.(type) {
+	case bool, int64, *big.Int, float64:
+		return true
+	}
+	return false
+}
+
+// equal is Python's ==.
+func (x *execution) equal(left, right any) (bool, error) {
+	if err := x.step(1); err != nil {
+		return false, err
+	}
+	if isNumber(left) && isNumber(right) {
+		order, ordered := compareNumbers(left, right)
+		return ordered && order == 0, nil
+	}
+	switch a := left.(type) {
+	case nil:
+		return right == nil, nil
+	case string:
+		b, ok := right.(string)
+		return ok && a == b, nil
+	case Undefined:
+		_, ok := right.(Undefined)
+		return ok, nil
+	case *List:
+		b, ok := right.(*List)
+		if !ok || a.kind != b.kind {
+			return false, nil
+		}
+		if a == b || a.kind == kindGenerator || a.kind == kindView {
+			return a == b, nil
+		}
+		return x.equalItems(a.Items, b.Items)
+	case *Dict:
+		b, ok := right.(*Dict)
+		if !ok || a.Len() != b.Len() {
+			return false, nil
+		}
+		return x.equalDicts(a, b)
+	case *namespace:
+		b, ok := right.(*namespace)
+		return ok && a == b, nil
+	case *loop:
+		b, ok := right.(*loop)
+		return ok && a == b, nil
+	case *function:
+		b, ok := right.(*function)
+		return ok && a == b, nil
+	}
+	return false, nil
+}
+
+func (x *execution) equalItems(a, b []any) (bool, error) {
+	if len(a) != len(b) {
+		return false, nil
+	}
+	if err := x.enter(); err != nil {
+		return false, err
+	}
+	defer x.leave()
+	for i := range a {
+		if ok, err := x.equal(a[i], b[i]); err != nil || !ok {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (x *execution) equalDicts(a, b *Dict) (bool, error) {
+	if err := x.enter(); err != nil {
+		return false, err
+	}
+	defer x.leave()
+	for key, v := range a.All() {
+		w, ok := b.get(key)
+		if !ok {
+			return false, nil
+		}
+		if ok, err := x.equal(v, w); err != nil || !ok {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// compare is Python's comparison by an operator.
+func (x *execution) compare(op string, left, right any) (bool, error) {
+	switch op {
+	case "==":
+		return x.equal(left, right)
+	case "!=":
+		ok, err := x.equal(left, right)
+		return !ok, err
+	case "in":
+		return x.contains(right, left)
+	case "not in":
+		ok, err := x.contains(right, left)
+		return !ok, err
+	}
+	order, ordered, err := x.order(op, left, right)
+	if err != nil || !ordered {
+		return false, err
+	}
+	switch op {
+	case "<":
+		return order < 0, nil
+	case ">":
+		return order > 0, nil
+	case "<=":
+		return order <= 0, nil
+	}
+	return order >= 0, nil
+}
+
+// order orders two values; ordered is false for NaN.
+func (x *execution) order(op string, left, right any) (order int, ordered bool, err error) {
+	if err := x.step(1); err != nil {
+		return 0, false, err
+	}
+	for _, v := range [2]any{left, right} {
+		if u, ok := v.(Undefined); ok {
+			return 0, false, u.err()
+		}
+	}
+	if isNumber(left) && isNumber(right) {
+		order, ordered = compareNumbers(left, right)
+		return order, ordered, nil
+	}
+	switch a := left.(type) {
+	case string:
+		if b, ok := right.(string); ok {
+			return cmp.Compare(a, b), true, nil // bytes of UTF-8 order as code points do
+		}
+	case *List:
+		if b, ok := right.(*List); ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
+			return x.orderItems(op, a.Items, b.Items)
+		}
+	}
+	return 0, false, fmt.Errorf("'%s' not supported between instances of '%s' and '%s'", op, kindName(left), kindName(right))
+}
+
+func (x *execution) orderItems(op string, a, b []any) (order int, ordered bool, err error) {
+	if err := x.enter(); err != nil {
+		return 0, false, err
+	}
+	defer x.leave()
+	for i := range min(len(a), len(b)) {
+		same, err := x.equal(a[i], b[i])
+		if err != nil {
+			return 0, false, err
+		}
+		if !same {
+			return x.order(op, a[i], b[i])
+		}
+	}
+	return cmp.Compare(len(a), len(b)), true, nil
+}
+
+// contains is item in container.
+func (x *execution) contains(container, item any) (bool, error) {
+	if err := x.step(1); err != nil {
+		return false, err
+	}
+	switch c := container.(type) {
+	case string:
+		text, ok := item.(string)
+		if !ok {
+			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))
+		}
+		return strings.Contains(c, text), x.step(len(c) / 64)
+	case *Dict:
+		if !hashable(item) {
+			if _, undefined := item.(Undefined); undefined {
+				return false, nil
+			}
+			return false, fmt.Errorf("unhashable type: '%s'", kindName(item))
+		}
+		return c.find(item) >= 0, nil
+	case *List, Undefined:
+		items, err := x.iterate(c)
+		if err != nil {
+			return false, err
+		}
+		for _, v := range items {
+			if ok, err := x.equal(v, item); err != nil || ok {
+				return ok, err
+			}
+		}
+		return false, nil
+	}
+	return false, fmt.Errorf("argument of type '%s' is not iterable", kindName(container))
+}
+
+// iterate returns the items that a loop over a value sees. A generator is empty afterwards. The slice must not be
+// changed.
+func (x *execution) iterate(v any) ([]any, error) {
+	switch c := v.(type) {
+	case *List:
+		items := c.Items
+		if c.kind == kindGenerator {
+			c.Items = nil
+		}
+		return items, nil
+	case *Dict:
+		return c.keys, nil
+	case string:
+		if err := x.step(len(c)); err != nil {
+			return nil, err
+		}
+		items := make([]any, 0, len(c))
+		for i, r := range c {
+			items = append(items, c[i:i+len(string(r))])
+		}
+		return items, nil
+	case Undefined:
+		if c.reason != "" && c.missingFrom != "" {
+			return nil, c.err()
+		}
+		return nil, nil
+	}
+	return nil, fmt.Errorf("'%s' object is not iterable", kindName(v))
+}

@@ -1,0 +1,466 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+)
+
+// statement is a piece of a template that writes text or sets names.
+type statement interface {
+	run(s *scope) error
+}
+
+// block is statements in order.
+type block []statement
+
+func (b block) run(s *scope) error {
+	for _, node := range b {
+		if err := node.run(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// at places an error at a line, unless it has a place or is not an error but the end of a loop.
+func (s *scope) at(line int, err error) error {
+	if err == nil || err == errBreak || err == errContinue {
+		return err
+	}
+	var placed *Error
+	if errors.As(err, &placed) {
+		return err
+	}
+	return &Error{Template: s.x.template.name, Line: line, Err: err}
+}
+
+// textNode is text outside tags.
+type textNode string
+
+func (n textNode) run(s *scope) error { return s.out.write(string(n)) }
+
+// printNode is {{ value }} and {% print value, value %}.
+type printNode struct {
+	line   int
+	values []expression
+}
+
+func (n *printNode) run(s *scope) error {
+	for _, value := range n.values {
+		v, err := value.eval(s)
+		if err != nil {
+			return s.at(n.line, err)
+		}
+		text, err := s.x.str(v)
+		if err == nil {
+			err = s.out.write(text)
+		}
+		if err != nil {
+			return s.at(n.line, err)
+		}
+	}
+	return nil
+}
+
+// ifNode is {% if %} with its elifs and else.
+type ifNode struct {
+	branches  []ifBranch
+	otherwise block
+}
+
+type ifBranch struct {
+	line      int
+	condition expression
+	body      block
+}
+
+func (n *ifNode) run(s *scope) error {
+	for i := range n.branches {
+		branch := &n.branches[i]
+		v, err := branch.condition.eval(s)
+		if err == nil {
+			err = s.x.step(1)
+		}
+		if err != nil {
+			return s.at(branch.line, err)
+		}
+		if truth(v) {
+			return branch.body.run(s)
+		}
+	}
+	return n.otherwise.run(s)
+}
+
+// loop is the variable loop inside a {% for %}.
+type loop struct {
+	items   []any
+	index   int
+	depth   int // of recursion, from 0
+	changed *List
+	recurse func(items any) (string, error) // nil unless the loop is recursive
+}
+
+// forNode is {% for %}.
+type forNode struct {
+	line      int
+	target    target
+	items     expression
+	condition expression // may be nil
+	recursive bool
+	body      block
+	otherwise block
+}
+
+func (n *forNode) run(s *scope) error {
+	v, err := n.items.eval(s)
+	if err != nil {
+		return s.at(n.line, err)
+	}
+	return n.over(s, v, 0)
+}
+
+// over runs the loop over a value at a depth of recursion.
+func (n *forNode) over(s *scope, v any, depth int) error {
+	items, err := s.x.iterate(v)
+	if err == nil && n.condition != nil {
+		items, err = n.selectItems(s, items)
+	}
+	if err != nil {
+		return s.at(n.line, err)
+	}
+	l := &loop{items: items, depth: depth}
+	if n.recursive {
+		l.recurse = func(items any) (string, error) {
+			if err := s.x.enter(); err != nil {
+				return "", err
+			}
+			defer s.x.leave()
+			c := &scope{x: s.x, frame: s.frame, out: &output{x: s.x}}
+			if err := n.over(c, items, depth+1); err != nil {
+				return "", err
+			}
+			return c.out.String(), nil
+		}
+	}
+	for i, item := range items {
+		l.index = i
+		body := s.inner()
+		body.frame.set("loop", l)
+		err := s.x.step(1)
+		if err == nil {
+			err = n.target.assign(body, item)
+		}
+		if err == nil {
+			err = n.body.run(body)
+		}
+		if err == errBreak {
+			return nil
+		}
+		if err != nil && err != errContinue {
+			return s.at(n.line, err)
+		}
+	}
+	if len(items) == 0 && n.otherwise != nil {
+		return n.otherwise.run(s.inner())
+	}
+	return nil
+}
+
+// selectItems returns the items for which the loop's condition holds.
+func (n *forNode) selectItems(s *scope, items []any) ([]any, error) {
+	var selected []any
+	for _, item := range items {
+		inner := s.inner()
+		if err := s.x.step(1); err != nil {
+			return nil, err
+		}
+		if err := n.target.assign(inner, item); err != nil {
+			return nil, err
+		}
+		v, err := n.condition.eval(inner)
+		if err != nil {
+			return nil, err
+		}
+		if truth(v) {
+			selected = append(selected, item)
+		}
+	}
+	return selected, nil
+}
+
+// loopExit is {% break %} or {% continue %}.
+type loopExit struct{ err error }
+
+func (n loopExit) run(s *scope) error { return n.err }
+
+// target is what can be assigned to.
+type target interface {
+	assign(s *scope, value any) error
+}
+
+type nameTarget string
+
+func (t nameTarget) assign(s *scope, value any) error {
+	s.frame.set(string(t), value)
+	return nil
+}
+
+// attributeTarget is an attribute of a namespace.
+type attributeTarget struct{ name, attribute string }
+
+func (t attributeTarget) assign(s *scope, value any) error {
+	ns, ok := s.frame.get(t.name).(*namespace)
+	if !ok {
+		return errors.New("cannot assign attribute on non-namespace object")
+	}
+	return ns.set(t.attribute, value)
+}
+
+type tupleTarget []target
+
+func (t tupleTarget) assign(s *scope, value any) error {
+	items, err := s.x.iterate(value)
+	if err != nil {
+		return err
+	}
+	if len(items) != len(t) {
+		return fmt.Errorf("%d values cannot be unpacked into %d names", len(items), len(t))
+	}
+	for i, target := range t {
+		if err := target.assign(s, items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setNode is {% set target = value %}, or {% set target %}body{% endset %}.
+type setNode struct {
+	line    int
+	target  target
+	value   expression // nil for the second form
+	filters []*filterLink
+	body    block
+}
+
+func (n *setNode) run(s *scope) error {
+	var v any
+	var err error
+	if n.value != nil {
+		v, err = n.value.eval(s)
+	} else {
+		v, err = n.text(s)
+	}
+	if err == nil {
+		err = s.x.step(1)
+	}
+	if err == nil {
+		err = n.target.assign(s, v)
+	}
+	return s.at(n.line, err)
+}
+
+func (n *setNode) text(s *scope) (any, error) {
+	text, err := s.capture(n.body)
+	if err != nil {
+		return nil, err
+	}
+	return applyFilters(s, text, n.filters)
+}
+
+func applyFilters(s *scope, v any, filters []*filterLink) (any, error) {
+	for _, f := range filters {
+		var err error
+		if v, err = f.apply(s, v); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// filterNode is {% filter name %}body{% endfilter %}.
+type filterNode struct {
+	line    int
+	filters []*filterLink
+	body    block
+}
+
+func (n *filterNode) run(s *scope) error {
+	text, err := s.capture(n.body)
+	if err != nil {
+		return err
+	}
+	v, err := applyFilters(s, text, n.filters)
+	if err == nil {
+		text, err = s.x.str(v)
+	}
+	if err == nil {
+		err = s.out.write(text)
+	}
+	return s.at(n.line, err)
+}
+
+// withNode is {% with target = value, ... %}. The values do not see the targets.
+type withNode struct {
+	line    int
+	targets []target
+	values  []expression
+	body    block
+}
+
+func (n *withNode) run(s *scope) error {
+	inner := s.inner()
+	for i, value := range n.values {
+		v, err := value.eval(s)
+		if err == nil {
+			err = n.targets[i].assign(inner, v)
+		}
+		if err != nil {
+			return s.at(n.line, err)
+		}
+	}
+	return n.body.run(inner)
+}
+
+// scopedNode is {% generation %}: Transformers runs its body as a macro's, in a scope of its own.
+type scopedNode struct {
+	line int
+	body block
+	uses macroUses
+}
+
+func (n *scopedNode) run(s *scope) error {
+	text, err := s.capture(n.body)
+	if err == nil {
+		err = s.out.write(text)
+	}
+	return s.at(n.line, err)
+}
+
+// macro is a macro, or the body of a {% call %}.
+type macro struct {
+	name       string
+	line       int
+	parameters []parameter
+	body       block
+	uses       macroUses
+}
+
+type parameter struct {
+	name     string
+	fallback expression // nil: none
+}
+
+// function returns the macro as a value. Its body sees the names of the scope in which it was defined.
+func (m *macro) function(s *scope) *function {
+	x, defined := s.x, s.frame
+	return &function{name: m.name, macro: true, call: func(_ *execution, a *arguments) (any, error) {
+		if err := x.enter(); err != nil {
+			return nil, err
+		}
+		defer x.leave()
+		inner := &scope{x: x, frame: &frame{parent: defined}, out: &output{x: x}}
+		if err := m.bind(inner, a); err != nil {
+			return nil, inner.at(m.line, err)
+		}
+		if err := m.body.run(inner); err != nil {
+			return nil, err
+		}
+		return inner.out.String(), nil
+	}}
+}
+
+// bind sets a macro's parameters from a call's arguments.
+func (m *macro) bind(s *scope, a *arguments) error {
+	used := 0
+	for i, param := range m.parameters {
+		v, given := a.named(param.name)
+		if given {
+			used++
+		}
+		switch {
+		case i < len(a.positional) && given:
+			return fmt.Errorf("macro %q got two values for %q", m.name, param.name)
+		case i < len(a.positional):
+			v = a.positional[i]
+		case given:
+		case param.fallback != nil:
+			var err error
+			if v, err = param.fallback.eval(s); err != nil {
+				return err
+			}
+		default:
+			v = Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", param.name)}
+		}
+		s.frame.set(param.name, v)
+	}
+	if m.uses.caller {
+		caller, given := a.named("caller")
+		if given {
+			used++
+		} else {
+			caller = Undefined{Name: "caller", reason: "no caller defined"}
+		}
+		s.frame.set("caller", caller)
+	}
+	rest := newTuple()
+	if len(a.positional) > len(m.parameters) {
+		rest.Items = a.positional[len(m.parameters):]
+	}
+	if m.uses.varargs {
+		s.frame.set("varargs", rest)
+	} else if len(rest.Items) > 0 {
+		return fmt.Errorf("macro %q takes not more than %d argument(s)", m.name, len(m.parameters))
+	}
+	if m.uses.kwargs {
+		s.frame.set("kwargs", m.others(a))
+	} else if used < len(a.names) {
+		return fmt.Errorf("macro %q takes no such keyword argument: %v", m.name, a.names)
+	}
+	return nil
+}
+
+// others returns the keyword arguments that are no parameters.
+func (m *macro) others(a *arguments) *Dict {
+	kwargs := NewDict()
+next:
+	for i, name := range a.names {
+		if name == "caller" && m.uses.caller {
+			continue
+		}
+		for _, param := range m.parameters {
+			if param.name == name {
+				continue next
+			}
+		}
+		kwargs.Set(name, a.values[i])
+	}
+	return kwargs
+}
+
+// macroNode is {% macro %}.
+type macroNode struct{ macro *macro }
+
+func (n *macroNode) run(s *scope) error {
+	s.frame.set(n.macro.name, n.macro.function(s))
+	return nil
+}
+
+// callNode is {% call %}: the call gets the body as caller.
+type callNode struct {
+	line   int
+	call   *chain
+	caller *macro
+}
+
+func (n *callNode) run(s *scope) error {
+	v, err := n.call.evalWithCaller(s, n.caller.function(s))
+	var text string
+	if err == nil {
+		text, err = s.x.str(v)
+	}
+	if err == nil {
+		err = s.out.write(text)
+	}
+	return s.at(n.line, err)
+}
