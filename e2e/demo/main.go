@@ -63,7 +63,7 @@ func run(ctx context.Context, check bool) error {
 		conversations, turns, len(systems))
 	fmt.Printf("%-12s %-9s %7s  %17s  %9s  %s\n", "", "", "prompt", "cached tokens", "time to", "cost of each worker (lower is better)")
 	fmt.Printf("%-12s %-9s %7s  %8s %8s  %9s  %s\n", "request", "worker", "tokens", "kvepp", "Dynamo", "1st token", "")
-	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.URL(), nil, nil }, printRow)
+	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, printRow)
 
 	// The same conversations again, turn by turn to the next worker, as round-robin would. Another first word keeps them
 	// from finding the first run's blocks; they are as long.
@@ -99,7 +99,7 @@ func run(ctx context.Context, check bool) error {
 	}
 	fmt.Printf("\nEverything stays up until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
 	fmt.Printf("  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", \"max_tokens\": 8,\n    \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}'\n\n",
-		s.URL(), stack.Model, strings.Repeat("Tell me about KV caches. ", 4))
+		s.Envoy.URL, stack.Model, strings.Repeat("Tell me about KV caches. ", 4))
 	fmt.Printf("logs and configurations: %s\nmetrics:                 curl %s\n", filepath.Join(dir, "*.log"), s.MetricsURL())
 	<-ctx.Done()
 	fmt.Println("\nstopping")

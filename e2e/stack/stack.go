@@ -6,7 +6,6 @@
 package stack
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -43,8 +41,6 @@ type Config struct {
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
 
-	Manifest   string // Envoy's configuration, below manifests/envoy; empty: override-host.yaml
-	FailOpen   bool   // Envoy's failure_mode_allow
 	KveppFlags []string
 	Progress   func(format string, args ...any) // nil: silent
 }
@@ -62,10 +58,19 @@ type Stack struct {
 	shared  *process
 
 	kvepp              *process
-	grpc, health, prom int // kvepp's ports
-	envoy              *process
-	listen, admin      int // Envoy's
+	grpc, health, prom int    // kvepp's ports
+	Envoy              *Envoy // the first, of override-host.yaml
+	envoys             []*Envoy
 	closing            sync.Once
+}
+
+// Envoy is a running Envoy before kvepp.
+type Envoy struct {
+	URL string // where clients send requests
+
+	stack         *Stack
+	process       *process
+	listen, admin int // ports
 }
 
 // Worker is one mocker with, unless the frontend is shared, a frontend beside it.
@@ -102,9 +107,6 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Model == "" {
 		cfg.Model = filepath.Join(cfg.Root, "e2e/models/tiny-bytelevel")
 	}
-	if cfg.Manifest == "" {
-		cfg.Manifest = "override-host.yaml"
-	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, ...any) {}
 	}
@@ -137,7 +139,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if err := s.StartKvepp(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.startEnvoy(ctx); err != nil {
+	if s.Envoy, err = s.StartEnvoy(ctx, "override-host.yaml", nil); err != nil {
 		return nil, err
 	}
 	for _, w := range s.Workers {
@@ -146,34 +148,32 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 		cfg.Progress("%s is ready", w.Name)
 	}
-	if err := s.settled(ctx, len(s.Workers)*cfg.Ranks); err != nil {
+	if err := s.Settled(ctx, len(s.Workers)*cfg.Ranks); err != nil {
 		return nil, err
 	}
-	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.URL())
+	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
 	return s, nil
 }
 
-func (s *Stack) allocate() error {
-	var failed error
+// allocate gives every program its ports.
+func (s *Stack) allocate() (err error) {
 	taken := map[int]bool{}
-	take := func(n int) int { // n consecutive ports that no earlier call gave
-	again:
-		p, err := ports(n)
-		if err != nil {
-			failed = err
-			return 0
-		}
-		for i := range n {
-			if taken[p+i] {
-				goto again
+	take := func(n int) (first int) { // n consecutive ports that no earlier call gave
+		for clash := true; clash && err == nil; {
+			clash = false
+			if first, err = ports(n); err != nil {
+				return 0
+			}
+			for p := first; p < first+n; p++ {
+				clash = clash || taken[p]
 			}
 		}
-		for i := range n {
-			taken[p+i] = true
+		for p := first; p < first+n; p++ {
+			taken[p] = true
 		}
-		return p
+		return first
 	}
-	s.grpc, s.health, s.prom, s.listen, s.admin = take(1), take(1), take(1), take(1), take(1)
+	s.grpc, s.health, s.prom = take(1), take(1), take(1)
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
 		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
@@ -184,7 +184,7 @@ func (s *Stack) allocate() error {
 		w.Address = fmt.Sprintf("127.0.0.1:%d", w.port)
 		s.Workers = append(s.Workers, w)
 	}
-	return failed
+	return err
 }
 
 // dynamoEnv keeps Dynamo on loopback and in this stack's discovery.
@@ -265,9 +265,8 @@ func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.
 
 // WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
-	var b bytes.Buffer
-	b.WriteString("endpoints:\n")
-	if len(workers) == 0 {
+	var b strings.Builder
+	if b.WriteString("endpoints:\n"); len(workers) == 0 {
 		b.Reset()
 		b.WriteString("endpoints: []\n")
 	}
@@ -306,8 +305,8 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 // KillKvepp ends kvepp as a crash would.
 func (s *Stack) KillKvepp() { s.kvepp.kill() }
 
-// settled waits until kvepp has n workers and is connected to the events of each.
-func (s *Stack) settled(ctx context.Context, n int) error {
+// Settled waits until kvepp has n workers and is connected to the events of each.
+func (s *Stack) Settled(ctx context.Context, n int) error {
 	return s.up(ctx, "kvepp to see all workers", func() error {
 		m, err := s.Metrics(ctx)
 		if err != nil {
@@ -320,51 +319,64 @@ func (s *Stack) settled(ctx context.Context, n int) error {
 	}, s.kvepp)
 }
 
-func (s *Stack) startEnvoy(ctx context.Context) error {
-	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", s.cfg.Manifest))
+// StartEnvoy starts an Envoy with one of manifests/envoy and waits until it has found kvepp healthy. The manifest is
+// used with this stack's ports, what a person adapts by hand; edit, which may be nil, changes more.
+func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extProc map[string]any)) (*Envoy, error) {
+	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", manifest))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	config, err := s.envoyConfig(text)
+	e := &Envoy{stack: s}
+	for _, port := range []*int{&e.listen, &e.admin} {
+		if *port, err = ports(1); err != nil {
+			return nil, err
+		}
+	}
+	e.URL = fmt.Sprintf("http://127.0.0.1:%d", e.listen)
+	config, err := e.config(text, edit)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	file := filepath.Join(s.dir, "envoy.json")
+	name := fmt.Sprintf("envoy-%d", len(s.envoys))
+	file := filepath.Join(s.dir, name+".json")
 	if err := os.WriteFile(file, config, 0o644); err != nil {
-		return err
+		return nil, err
 	}
-	s.envoy, err = s.spawn("envoy", nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
+	// A base id is a name in shared memory that other Envoys on the machine may have.
+	e.process, err = s.spawn(name, nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
 		"--concurrency", "2", "--log-level", "warning")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return s.up(ctx, "Envoy", func() error { return s.EnvoySeesKvepp(ctx, true) }, s.envoy)
+	s.envoys = append(s.envoys, e)
+	return e, s.up(ctx, "Envoy", func() error { return e.SeesKvepp(ctx, true) }, e.process)
 }
 
-// envoyConfig is the manifest with this stack's ports: what a person adapts by hand, and nothing else.
-func (s *Stack) envoyConfig(manifest []byte) ([]byte, error) {
+func (e *Envoy) config(manifest []byte, edit func(extProc map[string]any)) ([]byte, error) {
 	var c any
 	if err := yaml.Unmarshal(manifest, &c); err != nil {
 		return nil, err
 	}
-	socket := func(port int) any { return map[string]any{"address": "127.0.0.1", "port_value": port} }
-	address := func(port int) any { return map[string]any{"socket_address": socket(port)} }
-	at(c, "admin").(map[string]any)["address"] = address(s.admin)
+	address := func(port int) any {
+		return map[string]any{"socket_address": map[string]any{"address": "127.0.0.1", "port_value": port}}
+	}
+	at(c, "admin").(map[string]any)["address"] = address(e.admin)
 	listener := at(c, "static_resources", "listeners", 0).(map[string]any)
-	listener["address"] = address(s.listen)
-	filters := at(listener, "filter_chains", 0, "filters", 0, "typed_config", "http_filters", 0, "typed_config").(map[string]any)
-	filters["failure_mode_allow"] = s.cfg.FailOpen
+	listener["address"] = address(e.listen)
+	if edit != nil {
+		edit(at(listener, "filter_chains", 0, "filters", 0, "typed_config", "http_filters", 0, "typed_config").(map[string]any))
+	}
 	for _, cluster := range at(c, "static_resources", "clusters").([]any) {
 		var to []any
 		switch at(cluster, "name") {
 		case "kvepp":
-			to = append(to, map[string]any{"endpoint": map[string]any{"address": address(s.grpc)}})
+			to = append(to, map[string]any{"endpoint": map[string]any{"address": address(e.stack.grpc)}})
 		case "pool":
 			if at(cluster, "type") == "ORIGINAL_DST" {
 				continue
 			}
 			seen := map[int]bool{}
-			for _, w := range s.Workers {
+			for _, w := range e.stack.Workers {
 				if !seen[w.port] {
 					to = append(to, map[string]any{"endpoint": map[string]any{"address": address(w.port)}})
 				}
@@ -394,8 +406,8 @@ func at(v any, path ...any) any {
 	return v
 }
 
-// EnvoySeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has.
-func (s *Stack) EnvoySeesKvepp(ctx context.Context, healthy bool) error {
+// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has.
+func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 	var clusters struct {
 		Statuses []struct {
 			Name  string `json:"name"`
@@ -404,7 +416,7 @@ func (s *Stack) EnvoySeesKvepp(ctx context.Context, healthy bool) error {
 			} `json:"host_statuses"`
 		} `json:"cluster_statuses"`
 	}
-	if err := getJSON(ctx, fmt.Sprintf("http://127.0.0.1:%d/clusters?format=json", s.admin), &clusters); err != nil {
+	if err := getJSON(ctx, fmt.Sprintf("http://127.0.0.1:%d/clusters?format=json", e.admin), &clusters); err != nil {
 		return err
 	}
 	for _, c := range clusters.Statuses {
@@ -420,14 +432,13 @@ func (s *Stack) EnvoySeesKvepp(ctx context.Context, healthy bool) error {
 	return errors.New("Envoy does not know kvepp yet")
 }
 
-// URL is where clients send requests: Envoy's listener.
-func (s *Stack) URL() string { return fmt.Sprintf("http://127.0.0.1:%d", s.listen) }
-
 // Dir is where logs and configurations are.
 func (s *Stack) Dir() string { return s.dir }
 
-// KveppSignal sends kvepp a signal.
-func (s *Stack) KveppSignal(sig syscall.Signal) { s.kvepp.signal(sig) }
+// HealthAddresses are where kvepp answers gRPC health checks: without TLS on its own port, with TLS beside ext_proc.
+func (s *Stack) HealthAddresses() (plain, secure string) {
+	return fmt.Sprintf("127.0.0.1:%d", s.health), fmt.Sprintf("127.0.0.1:%d", s.grpc)
+}
 
 // Metrics reads kvepp's metrics: name{labels} -> value.
 func (s *Stack) Metrics(ctx context.Context) (map[string]float64, error) {
@@ -486,7 +497,10 @@ func getJSON(ctx context.Context, url string, v any) error {
 func (s *Stack) Close() {
 	s.closing.Do(func() {
 		var all []*process
-		all = append(all, s.envoy, s.kvepp, s.shared)
+		all = append(all, s.kvepp, s.shared)
+		for _, e := range s.envoys {
+			all = append(all, e.process)
+		}
 		for _, w := range s.Workers {
 			all = append(all, w.mocker)
 			if w.frontend != s.shared {

@@ -1,0 +1,246 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"kvepp/e2e/stack"
+)
+
+// seen is what an upstream received.
+type seen struct {
+	header  http.Header
+	trailer http.Header
+	digest  [32]byte
+	size    int
+}
+
+// upstream is a server that remembers the last request.
+func upstream(t *testing.T) (address string, last func() seen) {
+	var (
+		mu sync.Mutex
+		s  seen
+	)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		s = seen{r.Header.Clone(), r.Trailer.Clone(), sha256.Sum256(body), len(body)}
+		mu.Unlock()
+		w.Header().Set("content-type", "application/json")
+		fmt.Fprint(w, `{"choices":[{"text":"ok"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String(), func() seen { mu.Lock(); defer mu.Unlock(); return s }
+}
+
+// TestOriginalDestination exercises the other Envoy configuration: Envoy knows no endpoint, kvepp names it. The upstream
+// is a plain server, so that the test sees what arrives there.
+func TestOriginalDestination(t *testing.T) {
+	nothingLeft(t, main)
+	envoy, err := main.StartEnvoy(t.Context(), "original-dst.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// First with the real workers ...
+	a := warm(t, envoy.URL, conversation(t, 2), true, nil)
+	if a.CachedTokens == 0 {
+		t.Errorf("%+v", a)
+	}
+	// ... then with the server.
+	address, last := upstream(t)
+	if err := main.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: server, address: '%s', instanceId: 18446744073709551615, dataParallelStartRank: 3}\n", address)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := main.WriteEndpoints(main.Workers...); err != nil {
+			t.Error(err)
+		}
+		if err := main.Settled(context.Background(), len(main.Workers)); err != nil {
+			t.Error(err)
+		}
+	}()
+	eventually(t, func() error {
+		if metric(t, main, "kvepp_workers") != 1 {
+			return fmt.Errorf("the endpoints file is not read yet")
+		}
+		return nil
+	})
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	defer h2.CloseIdleConnections()
+	for version, client := range map[string]*http.Client{"HTTP/1.1": http.DefaultClient, "HTTP/2.0": {Transport: h2}} {
+		for _, size := range []int{0, 1, 62000, 300 << 10, 3 << 20, 40 << 20} { // the last is above --max-parse-bytes
+			body := append([]byte(`{"model":"m","prompt":"`), bytes.Repeat([]byte("0123456789abcdef"), size/16)...)
+			body = append(body, `","x":1.0e+2, "x":null}`...)
+			req, err := http.NewRequestWithContext(t.Context(), "POST", envoy.URL+"/v1/completions", bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
+				"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-worker-instance-id",
+				"x-prefill-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-dp-rank", "x-prefiller-host-port", "x-dynamo-routing-mode"} {
+				req.Header.Set(name, "127.0.0.1:9")
+			}
+			if version == "HTTP/2.0" {
+				req.ContentLength, req.Trailer = -1, http.Header{"X-Sum": {"1"}}
+			}
+			a, err := stack.Do(client, req)
+			if err != nil || a.Status != http.StatusOK {
+				t.Fatalf("%s, %d bytes: %v %+v", version, len(body), err, a)
+			}
+			got := last()
+			if got.size != len(body) || got.digest != sha256.Sum256(body) {
+				t.Errorf("%s: %d bytes arrived as %d others", version, len(body), got.size)
+			}
+			want := map[string]string{"X-Gateway-Destination-Endpoint": address, "X-Dynamo-Worker-Instance-Id": "18446744073709551615",
+				"X-Worker-Instance-Id": "18446744073709551615", "X-Dynamo-Dp-Rank": "3", "X-Dp-Rank": "3", "X-Data-Parallel-Rank": "3"}
+			for name, values := range got.header {
+				if w, ours := want[name]; ours && (len(values) != 1 || values[0] != w) {
+					t.Errorf("%s: %s: %q, want %q", version, name, values, w)
+				} else if !ours && (strings.HasPrefix(name, "X-Gateway-") || strings.HasPrefix(name, "X-Dynamo-") || strings.Contains(name, "Prefill")) {
+					t.Errorf("%s: the client's %s: %q arrived", version, name, values)
+				}
+				delete(want, name)
+			}
+			if len(want) > 0 {
+				t.Errorf("%s: not sent upstream: %v", version, want)
+			}
+		}
+	}
+}
+
+// TestBufferedMode: an Envoy that waits for the header reply before it sends the body gets its answer, by load.
+func TestBufferedMode(t *testing.T) {
+	nothingLeft(t, main)
+	for _, mode := range []string{"BUFFERED", "STREAMED", "NONE"} {
+		envoy, err := main.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
+			extProc["processing_mode"] = map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND",
+				"request_body_mode": mode, "response_body_mode": mode}
+		})
+		if err != nil {
+			t.Fatal(mode, err)
+		}
+		for _, stream := range []bool{false, true} {
+			if a := chat(t, envoy.URL, conversation(t, 1), stream, nil); a.Reason != "body_mode" {
+				t.Errorf("%s: reason %s", mode, a.Reason)
+			}
+		}
+	}
+}
+
+// TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp.
+func TestKveppDies(t *testing.T) {
+	s := start(t, stack.Config{Workers: 1, Speedup: 20})
+	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages := conversation(t, 1)
+	for _, e := range []*stack.Envoy{s.Envoy, open} {
+		chat(t, e.URL, messages, false, nil)
+	}
+	s.KillKvepp()
+	for _, e := range []*stack.Envoy{s.Envoy, open} {
+		eventually(t, func() error { return e.SeesKvepp(t.Context(), false) })
+	}
+	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, messages, false, nil)
+	if err != nil || a.Status != http.StatusServiceUnavailable {
+		t.Errorf("failing closed: %v %+v, want 503", err, a)
+	}
+	// The request passes, to a frontend that wants a worker named and is not told one: 400 is the frontend's own answer.
+	// A client that names the worker itself is refused all the same: Envoy strips its headers even now.
+	id, err := s.Workers[0].InstanceID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err = stack.Chat(t.Context(), http.DefaultClient, open.URL, http.Header{"X-Dynamo-Worker-Instance-Id": {id}}, messages, false, nil)
+	if err != nil || a.Status != http.StatusBadRequest || !strings.Contains(a.Body, "Invalid request") {
+		t.Errorf("failing open: %v %+v, want the frontend's 400", err, a)
+	}
+	if err := s.StartKvepp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*stack.Envoy{s.Envoy, open} {
+		eventually(t, func() error { return e.SeesKvepp(t.Context(), true) })
+	}
+	if err := s.Settled(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	// The new kvepp has learned by replay what the worker holds.
+	if a := chat(t, s.Envoy.URL, messages, false, nil); a.CachedTokens == 0 || a.CachedTokens != expect(a.KveppCached, a.PromptTokens) {
+		t.Errorf("after a restart of kvepp: predicted %d, reported %d", a.KveppCached, a.CachedTokens)
+	}
+	nothingLeft(t, s)
+}
+
+// TestSharedFrontendAndRanks: workers of two data-parallel ranks behind one frontend, with the other kind of tokenizer.
+func TestSharedFrontendAndRanks(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Ranks: 2, SharedFrontend: true, Speedup: 20, Model: "e2e/models/tiny-sentencepiece"})
+	nothingLeft(t, s)
+	extra := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
+	used := map[string]bool{}
+	for i := range 40 {
+		messages := append([]stack.Message{{Role: "system", Content: fmt.Sprintf("Conversation %d.", i)}}, conversation(t, 1)...)
+		if i%10 != 0 { // the tie between cold workers is broken at random
+			used[chat(t, s.Envoy.URL, messages, false, nil).Worker] = true
+			continue
+		}
+		a := warm(t, s.Envoy.URL, messages, i%20 == 0, extra)
+		used[a.Worker] = true
+		rank := a.Worker[len(a.Worker)-1:]
+		if !strings.Contains(a.Body, `"decode_dp_rank":`+rank) {
+			t.Errorf("kvepp chose %s, the frontend used another rank: %.400s", a.Worker, a.Body)
+		}
+	}
+	if len(used) != 4 {
+		t.Errorf("of four ranks only %v were used", used)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	plain, secure := main.HealthAddresses()
+	for address, creds := range map[string]credentials.TransportCredentials{
+		plain: insecure.NewCredentials(), secure: credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})} {
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		client := healthv1.NewHealthClient(conn)
+		for _, service := range []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"} {
+			r, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+			if err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
+				t.Errorf("%s %q: %v %v", address, service, r, err)
+			}
+		}
+		if _, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "other"}); status.Code(err) != codes.NotFound {
+			t.Errorf("%s: an unknown service: %v", address, err)
+		}
+		watch, err := client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: "readiness"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := watch.Recv(); err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
+			t.Errorf("%s: watch: %v %v", address, r, err)
+		}
+	}
+}
