@@ -34,7 +34,7 @@ func FuzzTemplate(f *testing.F) {
 		}
 		start := time.Now()
 		text, err := tmpl.Render(vars.(*Dict), Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
-		if took := time.Since(start); took > 10*time.Second {
+		if took := time.Since(start); took > 2*time.Second {
 			t.Fatalf("took %v", took)
 		}
 		if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {
@@ -53,17 +53,16 @@ func FuzzParseJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		v, err := ParseJSON(body)
-		var want any
-		wantErr := json.Unmarshal(body, &want)
+		valid := json.Valid(body)
 		var syntax *SyntaxError
 		switch {
-		case err == nil && wantErr != nil:
-			t.Fatalf("%q: accepted, but encoding/json says %v", body, wantErr)
+		case err == nil && !valid:
+			t.Fatalf("%q: accepted, but encoding/json refuses it", body)
 		case err != nil && !errors.As(err, &syntax):
 			t.Fatalf("%q: error of type %T", body, err)
 		case err != nil && (syntax.Offset < 0 || syntax.Offset > len(body)):
 			t.Fatalf("%q: offset %d", body, syntax.Offset)
-		case err != nil && wantErr == nil:
+		case err != nil && valid:
 			for _, allowed := range []string{"UTF-8", "surrogate", "range", "nested", "too long"} {
 				if strings.Contains(err.Error(), allowed) {
 					return

@@ -79,7 +79,7 @@ func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 	}
 	var parts []json.RawMessage
 	if err := json.Unmarshal(object[key], &parts); err != nil {
-		return nil, fmt.Errorf("Sequence: %q: %w", key, err)
+		return nil, fmt.Errorf("%s of a Sequence: %w", key, err)
 	}
 	var all []json.RawMessage
 	for _, part := range parts {
@@ -224,7 +224,7 @@ func (e *encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 	case len(patterns) == 0:
 		return false, errUnsupported("ByteLevel without a pattern", "")
 	default:
-		return false, errUnsupported("Split pattern", fmt.Sprintf("%q", patterns))
+		return false, errUnsupported("pattern of a Split,", fmt.Sprintf("%q", patterns))
 	}
 	return true, nil
 }
