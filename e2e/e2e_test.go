@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,16 +132,15 @@ func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra
 	return a
 }
 
-// system is a prompt that nobody else uses, about 300 tokens long.
-func system(t *testing.T) stack.Message {
-	return stack.Message{Role: "system", Content: fmt.Sprintf("%s at %d. ", t.Name(), time.Now().UnixNano()) +
-		strings.Repeat("You answer questions about the history of measuring instruments, briefly and with care. ", 12)}
-}
+// begun makes this run's prompts new to workers that have seen another's.
+var begun = time.Now().UnixNano()
 
-// conversation is one that a test holds: what the assistant said is fixed, so that blocks of generated tokens, whose
-// events come later, are not part of the next prompt.
-func conversation(t *testing.T, turns int) []stack.Message {
-	messages := []stack.Message{system(t)}
+// conversation is one that the test named by about holds. What differs stands in front: prompts that begin alike share
+// blocks, and are drawn to the worker that has them. What the assistant said is fixed, so that blocks of generated
+// tokens, whose events come later, are not part of the next prompt.
+func conversation(about string, turns int) []stack.Message {
+	messages := []stack.Message{{Role: "system", Content: fmt.Sprintf("%x %s. ", sha256.Sum256(fmt.Append(nil, about, begun)), about) +
+		strings.Repeat("You answer questions about the history of measuring instruments, briefly and with care. ", 12)}}
 	for i := range turns {
 		if i > 0 {
 			messages = append(messages, stack.Message{Role: "assistant", Content: fmt.Sprintf("Answer %d: it was made of brass, and read to a tenth of a degree.", i)})
@@ -149,13 +150,18 @@ func conversation(t *testing.T, turns int) []stack.Message {
 	return messages
 }
 
+var asked atomic.Int64
+
+// novel is a conversation that nobody has held before.
+func novel() []stack.Message { return conversation(fmt.Sprint("novel ", asked.Add(1)), 1) }
+
 func TestConversationStaysWithItsWorker(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stream=%v", stream), func(t *testing.T) {
 			nothingLeft(t, main)
 			worker := ""
 			for turn := 1; turn <= 5; turn++ {
-				messages := conversation(t, turn)
+				messages := conversation(t.Name(), turn)
 				a := chat(t, main.Envoy.URL, messages, stream, nil)
 				if a.Reason != "kv" || a.KveppPrompt != a.PromptTokens {
 					t.Errorf("turn %d: reason %s, kvepp counted %d prompt tokens, Dynamo %d", turn, a.Reason, a.KveppPrompt, a.PromptTokens)
@@ -174,7 +180,7 @@ func TestConversationStaysWithItsWorker(t *testing.T) {
 
 func TestCompletions(t *testing.T) {
 	nothingLeft(t, main)
-	text := system(t).Content
+	text := conversation(t.Name(), 1)[0].Content
 	var ids []int
 	for i := range 100 {
 		ids = append(ids, 300+i)
@@ -218,7 +224,7 @@ func TestBodies(t *testing.T) {
 						continue // Envoy drops request trailers of HTTP/1.1
 					}
 					name := fmt.Sprintf("%s %d bytes stream=%v trailers=%v", version, size, stream, trailers)
-					body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": conversation(t, 1), "stream": stream,
+					body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": novel(), "stream": stream,
 						"stream_options": map[string]any{"include_usage": true}, "max_tokens": 20})
 					if err != nil {
 						t.Fatal(err)
@@ -226,7 +232,7 @@ func TestBodies(t *testing.T) {
 					if !stream {
 						body = bytes.Replace(body, []byte(`,"stream_options":{"include_usage":true}`), nil, 1)
 					}
-					body = append(bytes.Repeat([]byte(" \n"), (size-len(body)+1)/2), body...) // valid JSON of that size
+					body = append(bytes.Repeat([]byte(" \n"), max(size-len(body)+1, 0)/2), body...) // valid JSON of that size
 					req, err := http.NewRequestWithContext(t.Context(), "POST", main.Envoy.URL+"/v1/chat/completions", bytes.NewReader(body))
 					if err != nil {
 						t.Fatal(err)
@@ -253,7 +259,7 @@ func TestBodies(t *testing.T) {
 func TestLongPrompt(t *testing.T) {
 	nothingLeft(t, main)
 	var b strings.Builder
-	b.WriteString(system(t).Content)
+	b.WriteString(conversation(t.Name(), 1)[0].Content)
 	for i := 0; b.Len() < 300<<10; i++ {
 		fmt.Fprintf(&b, "On day %d the barometer stood at %d millimetres, and the wind had turned by %d degrees. ", i, 700+i%60, i%360)
 	}
@@ -278,7 +284,7 @@ func TestHeaderOnlyRequest(t *testing.T) {
 // TestClientCannotChoose sends the routing headers of another worker.
 func TestClientCannotChoose(t *testing.T) {
 	nothingLeft(t, main)
-	messages := conversation(t, 1)
+	messages := conversation(t.Name(), 1)
 	home := warm(t, main.Envoy.URL, messages, false, nil)
 	var other *stack.Worker
 	for _, w := range main.Workers {
@@ -367,7 +373,7 @@ func TestClientGoesAway(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		stack.Chat(ctx, http.DefaultClient, main.Envoy.URL, nil, conversation(t, 1), true, map[string]any{"max_tokens": 20000})
+		stack.Chat(ctx, http.DefaultClient, main.Envoy.URL, nil, novel(), true, map[string]any{"max_tokens": 20000})
 	}()
 	eventually(t, func() error {
 		if metric(t, main, "kvepp_active_requests") != 1 {
@@ -396,7 +402,7 @@ func TestEndpointsFileIsFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 8 {
-		if a := chat(t, main.Envoy.URL, conversation(t, 1), false, nil); a.Worker != "worker-1/0" {
+		if a := chat(t, main.Envoy.URL, novel(), false, nil); a.Worker != "worker-1/0" {
 			t.Errorf("%s was chosen", a.Worker)
 		}
 	}
@@ -410,7 +416,7 @@ func TestEndpointsFileIsFollowed(t *testing.T) {
 		}
 		return nil
 	})
-	if a := chat(t, main.Envoy.URL, conversation(t, 1), false, nil); a.Worker != "worker-1/0" {
+	if a := chat(t, main.Envoy.URL, novel(), false, nil); a.Worker != "worker-1/0" {
 		t.Errorf("after a bad file %s was chosen", a.Worker)
 	}
 	if err := main.WriteEndpoints(); err != nil {
@@ -419,7 +425,7 @@ func TestEndpointsFileIsFollowed(t *testing.T) {
 	if err := main.Settled(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil, conversation(t, 1), false, nil)
+	a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil, novel(), false, nil)
 	if err != nil || a.Status != http.StatusServiceUnavailable || !strings.Contains(a.Body, "no_endpoints") {
 		t.Errorf("without endpoints: %v %+v", err, a)
 	}
@@ -434,7 +440,7 @@ func TestWorkerDiesAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 20 {
-		if a := chat(t, main.Envoy.URL, conversation(t, 1), false, nil); a.Worker == victim.Name+"/0" {
+		if a := chat(t, main.Envoy.URL, novel(), false, nil); a.Worker == victim.Name+"/0" {
 			t.Fatalf("%s was chosen after its death", a.Worker)
 		}
 	}
@@ -448,10 +454,10 @@ func TestWorkerDiesAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		if a := chat(t, main.Envoy.URL, conversation(t, 1), false, nil); a.Worker != victim.Name+"/0" {
+		if a := chat(t, main.Envoy.URL, novel(), false, nil); a.Worker != victim.Name+"/0" {
 			return fmt.Errorf("%s was chosen", a.Worker)
 		}
 		return nil
 	})
-	warm(t, main.Envoy.URL, conversation(t, 2), false, nil)
+	warm(t, main.Envoy.URL, conversation(t.Name(), 2), false, nil)
 }

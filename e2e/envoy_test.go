@@ -61,7 +61,7 @@ func TestOriginalDestination(t *testing.T) {
 		t.Fatal(err)
 	}
 	// First with the real workers ...
-	a := warm(t, envoy.URL, conversation(t, 2), true, nil)
+	a := warm(t, envoy.URL, conversation(t.Name(), 2), true, nil)
 	if a.CachedTokens == 0 {
 		t.Errorf("%+v", a)
 	}
@@ -140,7 +140,7 @@ func TestBufferedMode(t *testing.T) {
 			t.Fatal(mode, err)
 		}
 		for _, stream := range []bool{false, true} {
-			if a := chat(t, envoy.URL, conversation(t, 1), stream, nil); a.Reason != "body_mode" {
+			if a := chat(t, envoy.URL, novel(), stream, nil); a.Reason != "body_mode" {
 				t.Errorf("%s: reason %s", mode, a.Reason)
 			}
 		}
@@ -154,7 +154,7 @@ func TestKveppDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	messages := conversation(t, 1)
+	messages := novel()
 	for _, e := range []*stack.Envoy{s.Envoy, open} {
 		chat(t, e.URL, messages, false, nil)
 	}
@@ -199,7 +199,7 @@ func TestSharedFrontendAndRanks(t *testing.T) {
 	extra := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
 	used := map[string]bool{}
 	for i := range 40 {
-		messages := append([]stack.Message{{Role: "system", Content: fmt.Sprintf("Conversation %d.", i)}}, conversation(t, 1)...)
+		messages := novel()
 		if i%10 != 0 { // the tie between cold workers is broken at random
 			used[chat(t, s.Envoy.URL, messages, false, nil).Worker] = true
 			continue

@@ -33,7 +33,7 @@ type Config struct {
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
 	Workers int    // mocker processes; 0: 4
-	Model   string // folder of the model; empty: the byte-level one of e2e/models
+	Model   string // folder of the model, from the root; empty: the byte-level one of e2e/models
 	Ranks   int    // data-parallel ranks of each worker; 0: 1
 	Blocks  int    // KV blocks of each rank; 0: 2048
 	// SharedFrontend starts one frontend for all workers instead of one beside each.
@@ -105,7 +105,10 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		cfg.Speedup = 1
 	}
 	if cfg.Model == "" {
-		cfg.Model = filepath.Join(cfg.Root, "e2e/models/tiny-bytelevel")
+		cfg.Model = "e2e/models/tiny-bytelevel"
+	}
+	if !filepath.IsAbs(cfg.Model) {
+		cfg.Model = filepath.Join(cfg.Root, cfg.Model)
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, ...any) {}
