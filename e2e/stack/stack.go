@@ -11,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +38,8 @@ type Config struct {
 	Model   string // folder of the model, from the root; empty: the byte-level one of e2e/models
 	Ranks   int    // data-parallel ranks of each worker; 0: 1
 	Blocks  int    // KV blocks of each rank; 0: 2048
-	// SharedFrontend starts one frontend for all workers instead of one beside each.
+	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
+	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the others'.
 	SharedFrontend bool
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
@@ -80,6 +83,7 @@ type Worker struct {
 	Address   string // of its frontend
 
 	stack          *Stack
+	instance       uint64 // with a shared frontend: its id
 	events, replay int
 	port           int
 	mocker         *process
@@ -133,6 +137,11 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		if err := w.startMocker(); err != nil {
 			return nil, err
 		}
+		if cfg.SharedFrontend { // one after the other: the instance that is new is this worker's
+			if w.instance, err = w.newInstance(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
 	for _, w := range s.Workers {
 		if err := w.startFrontend(); err != nil {
@@ -181,7 +190,9 @@ func (s *Stack) allocate() (err error) {
 	for i := range s.cfg.Workers {
 		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
 			events: take(s.cfg.Ranks), replay: take(s.cfg.Ranks), port: sharedPort}
-		if !s.cfg.SharedFrontend {
+		if s.cfg.SharedFrontend {
+			w.Namespace = "shared"
+		} else {
 			w.port = take(1)
 		}
 		w.Address = fmt.Sprintf("127.0.0.1:%d", w.port)
@@ -226,6 +237,33 @@ func (w *Worker) startFrontend() (err error) {
 	return err
 }
 
+// newInstance waits for an instance in discovery that no other worker has.
+func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
+	return id, w.stack.up(ctx, w.Name, func() error {
+		files, err := os.ReadDir(filepath.Join(w.stack.discovery(), "v1/instances"))
+		if err != nil {
+			return err
+		}
+		for _, f := range files {
+			name, err := url.PathUnescape(f.Name())
+			if err != nil {
+				return err
+			}
+			hex, ok := strings.CutPrefix(name, w.Namespace+"/backend/generate/")
+			if !ok {
+				continue
+			}
+			if id, err = strconv.ParseUint(hex, 16, 64); err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(w.stack.Workers, func(o *Worker) bool { return o.instance == id }) {
+				return nil
+			}
+		}
+		return errors.New("it is not in discovery yet")
+	}, w.mocker)
+}
+
 // Ready waits until the worker's frontend serves the model and a request reaches the worker's own instance.
 func (w *Worker) Ready(ctx context.Context) error {
 	return w.stack.up(ctx, w.Name, func() error {
@@ -259,8 +297,16 @@ func (w *Worker) Restart() error { return w.startMocker() }
 
 // Entry is the worker as the endpoints file names it.
 func (w *Worker) Entry() string {
-	return fmt.Sprintf("- name: %s\n  address: %s\n  dynamo: %s/backend/generate\n  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n",
-		w.Name, w.Address, w.Namespace, w.events, w.replay)
+	entry := fmt.Sprintf("- name: %s\n  address: %s\n  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n",
+		w.Name, w.Address, w.events, w.replay)
+	if !w.stack.cfg.SharedFrontend {
+		return entry + fmt.Sprintf("  dynamo: %s/backend/generate\n", w.Namespace)
+	}
+	entry += fmt.Sprintf("  instanceId: %d\n  dataParallelSize: %d\n", w.instance, w.stack.cfg.Ranks)
+	if w == w.stack.Workers[0] {
+		entry += fmt.Sprintf("  blockSize: %d\n", BlockSize)
+	}
+	return entry
 }
 
 // EndpointsFile is the file that kvepp reads.
