@@ -237,7 +237,7 @@ func parseByteLevel(raw json.RawMessage) (useRegex bool, err error) {
 		UseRegex       bool   `json:"use_regex"`
 	}{AddPrefixSpace: true, UseRegex: true}
 	if err := strictDecode(raw, &c); err != nil {
-		return false, fmt.Errorf("ByteLevel: %w", err)
+		return false, fmt.Errorf("component ByteLevel: %w", err)
 	}
 	if c.AddPrefixSpace {
 		return false, errUnsupported("ByteLevel with", "add_prefix_space")
@@ -254,7 +254,7 @@ func (e *encoder) parseSplit(raw json.RawMessage) (string, error) {
 		Invert   bool        `json:"invert"`
 	}
 	if err := strictDecode(raw, &c); err != nil {
-		return "", fmt.Errorf("Split: %w", err)
+		return "", fmt.Errorf("component Split: %w", err)
 	}
 	if c.Pattern.Regex == nil {
 		// Gemma splits on spaces after its normalizer has replaced them all.

@@ -75,14 +75,13 @@ func (r *UsageReader) Write(p []byte) {
 		switch {
 		case r.skipping:
 			r.skipping = false
+		case len(r.carry)+end > maxCarry:
 		case len(r.carry) == 0:
 			r.line(p[:end])
-		case len(r.carry)+end <= maxCarry:
-			r.line(append(r.carry, p[:end]...))
-			r.carry = r.carry[:0]
 		default:
-			r.carry = r.carry[:0]
+			r.line(append(r.carry, p[:end]...))
 		}
+		r.carry = r.carry[:0]
 		p = p[end+1:]
 	}
 }

@@ -1,0 +1,199 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"strings"
+	"testing"
+)
+
+func TestParseJSONValues(t *testing.T) {
+	big30, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
+	for body, want := range map[string]any{
+		`null`:                           nil,
+		` true `:                         true,
+		`false`:                          false,
+		`0`:                              int64(0),
+		`-0`:                             int64(0),
+		`-12`:                            int64(-12),
+		`9223372036854775807`:            int64(1<<63 - 1),
+		`1.0`:                            1.0,
+		`1e2`:                            100.0,
+		`-1.5E-3`:                        -0.0015,
+		`""`:                             "",
+		`"plain text that is long"`:      "plain text that is long",
+		`"\"\\\/\b\f\n\r\t"`:             "\"\\/\b\f\n\r\t",
+		`"\u0041\u00e9\u2028"`:           "A\u00e9\u2028",
+		`"\ud83d\ude00"`:                 "😀",
+		`"日本 \n 日本"`:                     "日本 \n 日本",
+		`123456789012345678901234567890`: big30,
+	} {
+		got, err := ParseJSON([]byte(body))
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+			continue
+		}
+		if fmt.Sprintf("%T %v", got, got) != fmt.Sprintf("%T %v", want, want) {
+			t.Errorf("%s: got %T %v, want %T %v", body, got, got, want, want)
+		}
+	}
+}
+
+func TestParseJSONErrors(t *testing.T) {
+	for _, c := range []struct {
+		body   string
+		offset int
+		reason string
+	}{
+		{``, 0, "unexpected end"},
+		{`  `, 2, "unexpected end"},
+		{`{"a":1} x`, 8, "unexpected text after the value"},
+		{`{"a":1,}`, 7, "expected a key"},
+		{`{a:1}`, 1, "expected a key"},
+		{`{"a" 1}`, 5, "expected ':'"},
+		{`{"a":1 "b":2}`, 7, "expected ',' or '}'"},
+		{`[1,]`, 3, "expected a value"},
+		{`[1 2]`, 3, "expected ',' or ']'"},
+		{`[1`, 2, "unexpected end"},
+		{`tru`, 0, "expected true"},
+		{`nan`, 0, "expected null"},
+		{`NaN`, 0, "expected a value"},
+		{`01`, 1, "must not start with 0"},
+		{`-01`, 2, "must not start with 0"},
+		{`1.`, 2, "unexpected end"},
+		{`1.x`, 2, "digit after '.'"},
+		{`.5`, 0, "expected a value"},
+		{`+1`, 0, "expected a value"},
+		{`-`, 1, "unexpected end"},
+		{`-x`, 1, "expected a digit"},
+		{`1e+]`, 3, "exponent"},
+		{`1e999`, 0, "out of range"},
+		{strings.Repeat("9", 4301), 0, "too long"},
+		{`"abc`, 4, "unexpected end"},
+		{`"a\`, 2, "unfinished escape"},
+		{`"a\x"`, 2, "unknown escape"},
+		{`"\u12g4"`, 1, "hexadecimal"},
+		{`"\ud800"`, 1, "lone surrogate"},
+		{`"\udc00\ud800"`, 1, "lone surrogate"},
+		{`"\ud800\u0041"`, 1, "lone surrogate"},
+		{"\"a\x01b\"", 2, "control character"},
+		{"\"a\nb\"", 2, "control character"},
+		{"\"12345678901\x1f3456789\"", 12, "control character"},
+		{"[\"a\xffb\"]", 3, "UTF-8"},
+		{"\"\xed\xa0\x80\"", 1, "UTF-8"},
+		{strings.Repeat("[", 501), 500, "nested deeper than 500"},
+		{strings.Repeat(`{"a":`, 501), 2500, "nested deeper than 500"},
+	} {
+		v, err := ParseJSON([]byte(c.body))
+		var syntax *SyntaxError
+		if !errors.As(err, &syntax) || syntax.Offset != c.offset || !strings.Contains(syntax.Reason, c.reason) {
+			t.Errorf("%.40q: got %v, %v; want byte %d: %s", c.body, v, err, c.offset, c.reason)
+		}
+	}
+	if _, err := ParseJSON([]byte(strings.Repeat("[", 500) + strings.Repeat("]", 500))); err != nil {
+		t.Errorf("500 levels: %v", err)
+	}
+}
+
+func TestParseJSONObjects(t *testing.T) {
+	v, err := ParseJSON([]byte(`{"b":1,"a":2,"b":3,"":4}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for key, value := range v.(*Dict).All() {
+		order = append(order, fmt.Sprint(key, "=", value))
+	}
+	if got := strings.Join(order, " "); got != "b=3 a=2 =4" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestDictAgainstMap does the same to a dict and to a map and a list of keys, below and above the size at which a dict
+// starts to index.
+func TestDictAgainstMap(t *testing.T) {
+	d := NewDict()
+	want := map[string]int{}
+	var keys []string
+	for i := range 200 {
+		key := fmt.Sprint("key", i*7%31)
+		if _, ok := want[key]; !ok {
+			keys = append(keys, key)
+		}
+		want[key] = i
+		d.Set(key, i)
+		if d.Len() != len(want) {
+			t.Fatalf("step %d: %d keys, want %d", i, d.Len(), len(want))
+		}
+		at := 0
+		for key, value := range d.All() {
+			if key != keys[at] || value != want[keys[at]] {
+				t.Fatalf("step %d: item %d is %v=%v, want %s=%d", i, at, key, value, keys[at], want[keys[at]])
+			}
+			at++
+		}
+		for _, key := range append(keys, "missing") {
+			v, ok := d.Get(key)
+			if w, wantOK := want[key]; ok != wantOK || ok && v != w {
+				t.Fatalf("step %d: %s is %v, %v", i, key, v, ok)
+			}
+		}
+	}
+	clone := d.Clone()
+	clone.Set("new", 1)
+	if _, ok := d.Get("new"); ok {
+		t.Error("a clone's key is in the original")
+	}
+}
+
+func TestDictKeysPythonHoldsEqual(t *testing.T) {
+	for _, filler := range []int{0, 20} {
+		d := NewDict()
+		for i := range filler {
+			d.Set(fmt.Sprint("filler", i), i)
+		}
+		d.set(int64(1), "int")
+		d.set(1.0, "float")
+		d.set(true, "bool")
+		d.set("1", "text")
+		if d.Len() != filler+2 {
+			t.Errorf("%d keys beside %d", d.Len()-filler, filler)
+		}
+		if v, ok := d.get(int64(1)); !ok || v != "bool" {
+			t.Errorf("1 is %v, %v", v, ok)
+		}
+	}
+}
+
+var benchmarkBody = []byte(`{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`, 19) +
+	`{"role":"assistant","content":"end"}],"stream":true,"max_tokens":100,"temperature":0.7}`)
+
+func BenchmarkParseJSON(b *testing.B) {
+	b.SetBytes(int64(len(benchmarkBody)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ParseJSON(benchmarkBody); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRender(b *testing.B) {
+	tmpl, err := Compile("chatml", "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content|trim + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+	if err != nil {
+		b.Fatal(err)
+	}
+	v, err := ParseJSON(benchmarkBody)
+	if err != nil {
+		b.Fatal(err)
+	}
+	vars := v.(*Dict).Clone()
+	vars.Set("add_generation_prompt", true)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := tmpl.Render(vars, Limits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package chattemplate
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+)
+
+// nestedValue returns a list in a list in a list, depth deep.
+func nestedValue(depth int) *List {
+	l := NewList()
+	for range depth {
+		l = NewList(l)
+	}
+	return l
+}
+
+func TestLimits(t *testing.T) {
+	// A stack overflow cannot be recovered from, so a limit that fails to hold ends the test at a small stack.
+	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
+	vars := NewDict()
+	vars.Set("deep", nestedValue(100_000))
+	vars.Set("s", strings.Repeat("x", 1000))
+	vars.Set("l", NewList(make([]any, 1000)...))
+	for name, source := range map[string]string{
+		"macro recursion":        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+		"macro recursion, args":  "{% macro f(x) %}{{ f(x + [((((((1))))))]) }}{% endmacro %}{{ f([]) }}",
+		"mutual recursion":       "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
+		"caller recursion":       "{% macro f() %}{% call f() %}{% endcall %}{{ caller() }}{% endmacro %}{{ f() }}",
+		"recursive loop":         "{% set x = [1] %}{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
+		"default arguments":      "{% macro f(x=f()) %}{% endmacro %}{{ f() }}",
+		"deep value printed":     "{{ deep }}",
+		"deep value as JSON":     "{{ deep|tojson }}",
+		"deep value compared":    "{{ deep == [deep] }}",
+		"deep value ordered":     "{{ deep < [deep] }}",
+		"namespace in itself":    "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
+		"shared value printed":   "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+		"shared value compared":  "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+		"loops in loops":         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+		"string times":           "{{ 'x' * 1000000000000 }}",
+		"string times, big":      "{{ 'x' * 10 ** 30 }}",
+		"list times":             "{{ ([1] * 100000000)|length }}",
+		"doubling string":        "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+		"doubling by plus":       "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+		"doubling list":          "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+		"replace grows":          "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s|replace('x', s) %}{% endfor %}",
+		"replace of nothing":     "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s.replace('', s) %}{% endfor %}",
+		"join grows":             "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s.join(l|map('string')) %}{% endfor %}",
+		"centre":                 "{{ 'x'.center(2000000000) }}",
+		"pad":                    "{{ 'x'.rjust(2000000000) }}",
+		"zfill":                  "{{ '5'.zfill(2000000000) }}",
+		"percent width":          "{{ '%2000000000d' % 5 }}",
+		"percent wider":          "{{ '%99999999999999999999d' % 5 }}",
+		"format width":           "{{ '{:2000000000}'.format(5) }}",
+		"indent":                 "{{ 'a\nb'|indent(2000000000) }}",
+		"JSON indent":            "{{ [1]|tojson(indent=2000000000) }}",
+		"JSON separators":        "{{ l|tojson(separators=(s * 1000, s)) }}",
+		"power":                  "{{ 10 ** (10 ** 10) }}",
+		"factorial":              "{% set n = namespace(x=1) %}{% for i in range(1, 9999) %}{% set n.x = n.x * i * 999999999 %}{% endfor %}",
+		"capturing output":       "{% set x %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}",
+		"output":                 "{% for i in range(99999) %}{{ s }}{% endfor %}",
+		"batch fill":             "{{ [1]|batch(2000000000, 0)|list }}",
+		"slice":                  "{{ [1]|slice(2000000000)|list }}",
+		"sorting lists of lists": "{% for i in range(9999) %}{{ l|map('string')|list|sort|length }}{% endfor %}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			tmpl, err := Compile("t", source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			text, err := tmpl.Render(vars, Limits{})
+			if !errors.Is(err, ErrLimit) {
+				t.Errorf("got %.50q, %v; want ErrLimit", text, err)
+			}
+			if took := time.Since(start); took > 20*time.Second {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	tmpl, err := Compile("t", "{% for a in range(99999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = tmpl.Render(nil, Limits{Steps: 1 << 60, Timeout: time.Millisecond})
+	if !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "1ms") {
+		t.Errorf("got %v; want the time limit", err)
+	}
+}
+
+func TestSourceLimits(t *testing.T) {
+	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
+	const n = 100_000
+	for name, source := range map[string]string{
+		"parentheses": "{{ " + strings.Repeat("(", n) + "1" + strings.Repeat(")", n) + " }}",
+		"lists":       "{{ " + strings.Repeat("[", n) + strings.Repeat("]", n) + " }}",
+		"signs":       "{{ " + strings.Repeat("-", n) + "1 }}",
+		"ifs":         strings.Repeat("{% if a %}", n/2) + strings.Repeat("{% endif %}", n/2),
+		"elses":       "{{ " + strings.Repeat("1 if 0 else ", n/2) + "1 }}",
+		"targets":     "{% for " + strings.Repeat("(", n) + "a" + strings.Repeat(")", n) + " in x %}{% endfor %}",
+		"tests":       "{{ 1 is in " + strings.Repeat("[", n) + " }}",
+		"size":        strings.Repeat("x", maxSource+1),
+	} {
+		if _, err := Compile("t", source); err == nil {
+			t.Errorf("%s: compiled", name)
+		}
+	}
+	// Chains do not nest: they compile, and render on a small stack.
+	for name, c := range map[string]struct{ source, want string }{
+		"sum":       {"{{ 0" + strings.Repeat(" + 1", n) + " }}", fmt.Sprint(n)},
+		"and":       {"{{ 1" + strings.Repeat(" and 1", n) + " }}", "1"},
+		"not":       {"{{" + strings.Repeat(" not", n) + " 1 }}", "True"},
+		"filters":   {"{{ 1" + strings.Repeat("|int", n) + " }}", "1"},
+		"compare":   {"{{ 1" + strings.Repeat(" == 1", n) + " }}", "True"},
+		"concat":    {"{{ ''" + strings.Repeat(" ~ 1", n) + " }}", strings.Repeat("1", n)},
+		"elif":      {"{% if 0 %}" + strings.Repeat("{% elif 0 %}", n/2) + "{% else %}x{% endif %}", "x"},
+		"condition": {"{{ 7" + strings.Repeat(" if 1", n) + " }}", "7"},
+	} {
+		tmpl, err := Compile("t", c.source)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got, err := tmpl.Render(nil, Limits{}); err != nil || got != c.want {
+			t.Errorf("%s: got %.40q, %v", name, got, err)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	_, err := Compile("qwen", "line one\n\n{{ x|nosuch }}")
+	var placed *Error
+	if !errors.As(err, &placed) || placed.Template != "qwen" || placed.Line != 3 || !strings.Contains(err.Error(), `unknown filter "nosuch"`) {
+		t.Errorf("got %v", err)
+	}
+	for source, want := range map[string]string{
+		"{% nosuch %}":           `unknown tag "nosuch"`,
+		"{{ 1 is nosuch }}":      `unknown test "nosuch"`,
+		"{{ 1|pprint }}":         `filter "pprint" is not supported`,
+		"{% include 'x' %}":      `tag "include" is not supported`,
+		"{% for a in b %}":       `tag "for" is not closed: expected endfor or else`,
+		"{% if a %}{% endfor %}": `unexpected tag "endfor"`,
+	} {
+		if _, err := Compile("t", source); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", source, err, want)
+		}
+	}
+	tmpl, err := Compile("t", "a\n{% if true %}\n{{ raise_exception('roles must alternate') }}{% endif %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = tmpl.Render(nil, Limits{})
+	var raised *RaiseError
+	if !errors.As(err, &raised) || raised.Message != "roles must alternate" || !strings.HasPrefix(err.Error(), "t:3:") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestStrftimeNow(t *testing.T) {
+	clock := func() time.Time { return time.Date(2025, 3, 4, 5, 6, 7, 89_000, time.UTC) }
+	tmpl, err := Compile("t", "{{ strftime_now(format) }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for format, want := range map[string]string{
+		"%Y-%m-%d":                "2025-03-04",
+		"%d %b %Y":                "04 Mar 2025",
+		"%-d. %B %y, %A %a":       "4. March 25, Tuesday Tue",
+		"%H:%M:%S.%f %I %p %e|%%": "05:06:07.000089 05 AM  4|%",
+		"%j %U %W %V %u %w %z%Z":  "063 09 09 10 2 2 ",
+	} {
+		vars := NewDict()
+		vars.Set("format", format)
+		if got, err := tmpl.WithClock(clock).Render(vars, Limits{}); err != nil || got != want {
+			t.Errorf("%q: got %q, %v; want %q", format, got, err, want)
+		}
+	}
+	vars := NewDict()
+	vars.Set("format", "%Q")
+	if got, err := tmpl.Render(vars, Limits{}); err == nil {
+		t.Errorf("%%Q gives %q", got)
+	}
+}
+
+// TestRenderLeavesVars renders templates that rearrange what they are given.
+func TestRenderLeavesVars(t *testing.T) {
+	const body = `{"l": [3, 1, 2], "d": {"b": 1, "a": 2}}`
+	v, err := ParseJSON([]byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl, err := Compile("t", "{{ l|sort }}{{ l|reverse|list }}{% set l = l + [4] %}{% set d = dict(d, c=3) %}{{ l }}{{ d }}{{ l.copy() }}{% set x = l|list %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := tmpl.Render(v.(*Dict), Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := tmpl.Render(v.(*Dict), Limits{}); err != nil || again != first {
+		t.Errorf("second render: %q, %v; first: %q", again, err, first)
+	}
+}

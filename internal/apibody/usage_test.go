@@ -1,0 +1,181 @@
+package apibody
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"kvepp/chattemplate"
+)
+
+const stream = "text/event-stream; charset=utf-8"
+
+func event(data string) string { return "data: " + data + "\n\n" }
+
+// read feeds a body to a reader in pieces of the given size.
+func read(contentType, body string, piece int) *UsageReader {
+	r := NewUsageReader(contentType)
+	for len(body) > 0 {
+		n := min(piece, len(body))
+		p := []byte(body[:n])
+		r.Write(p)
+		for i := range p {
+			p[i] = '#' // the reader may not keep it
+		}
+		body = body[n:]
+	}
+	return r
+}
+
+const usageJSON = `{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107,"prompt_tokens_details":{"cached_tokens":64}}`
+
+func TestUsageReader(t *testing.T) {
+	full := Usage{PromptTokens: 100, CompletionTokens: 7, CachedTokens: 64, HasCached: true}
+	long := strings.Repeat(`x\"usage\": {}, {[`, 300_000)
+	for name, c := range map[string]struct {
+		contentType, body string
+		want              Usage
+		found, content    bool
+	}{
+		"stream": {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}`) +
+			event(`{"choices":[{"delta":{"content":"Hi"}}],"usage":null}`) +
+			event(`{"choices":[],"usage":`+usageJSON+`}`) + event("[DONE]"), full, true, true},
+		"stream, CR LF and comments": {stream, ": ping\r\nid: 1\r\ndata:{\"choices\":[],\"usage\" : " + usageJSON + "}\r\n\r\n", full, true, false},
+		"stream, last line open":     {stream, `data: {"usage":` + usageJSON + `}`, full, true, false},
+		"stream, latest counts":      {stream, event(`{"usage":{"prompt_tokens":1}}`) + event(`{"usage":`+usageJSON+`}`), full, true, false},
+		"stream, role only":          {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`), Usage{}, false, false},
+		"stream, text":               {stream, event(`{"choices":[{"text":"x"}]}`), Usage{}, false, true},
+		"stream, reasoning":          {stream, event(`{"choices":[{"delta":{"reasoning_content":"x"}}]}`), Usage{}, false, true},
+		"stream, tool call":          {stream, event(`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`), Usage{}, false, true},
+		"stream, finished":           {stream, event(`{"choices":[{"delta":{},"finish_reason":"length"}]}`), Usage{}, false, true},
+		"stream, quoted usage":       {stream, event(`{"choices":[{"delta":{"content":"\"usage\": {\"prompt_tokens\": 5}"}}]}`), Usage{}, false, true},
+		"stream, long line first":    {stream, "data: " + long + "\n" + event(`{"usage":`+usageJSON+`}`), full, true, false},
+		"stream, nonsense":           {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n", Usage{}, false, false},
+
+		"body":                   {"application/json", `{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":` + usageJSON + `}`, full, true, true},
+		"body, no content type":  {"", ` { "usage" : ` + usageJSON + ` , "z":1}`, full, true, true},
+		"body, no details":       {"application/json", `{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}`, Usage{PromptTokens: 3}, true, true},
+		"body, nothing cached":   {"application/json", `{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}}`, Usage{PromptTokens: 3, HasCached: true}, true, true},
+		"body, inner usage":      {"application/json", `{"choices":[{"usage":` + usageJSON + `}],"a":{"usage":{"prompt_tokens":1}}}`, Usage{}, false, true},
+		"body, usage as a value": {"application/json", `{"a":"usage","b":` + usageJSON + `}`, Usage{}, false, true},
+		"body, null usage":       {"application/json", `{"usage":null,"x":` + usageJSON + `}`, Usage{}, false, true},
+		"body, list usage":       {"application/json", `{"usage":[` + usageJSON + `]}`, Usage{}, false, true},
+		"body, like usage":       {"application/json", `{"usage\"":` + usageJSON + `,"usages":{},"usag":{},"\\usage":{}}`, Usage{}, false, true},
+		"body, megabytes":        {"application/json", `{"choices":[{"text":"` + long + `\\"}],"usage":` + usageJSON + `}`, full, true, true},
+		"body, huge usage":       {"application/json", `{"usage":{"prompt_tokens":5,"x":"` + long + `"}}`, Usage{}, false, true},
+		"body, a list":           {"application/json", `[{"usage":` + usageJSON + `}]`, Usage{}, false, true},
+		"body, cut":              {"application/json", `{"usage":{"prompt_tokens":5`, Usage{}, false, true},
+		"body, not JSON":         {"text/html", `<html>}}}]"usage":{`, Usage{}, false, true},
+		"nothing":                {"application/json", ``, Usage{}, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pieces := []int{1, 2, 3, 7, 61, 4096, 1 << 30}
+			if len(c.body) > 1<<20 {
+				pieces = pieces[4:]
+			}
+			for _, piece := range pieces {
+				r := read(c.contentType, c.body, piece)
+				for range 2 { // asking changes nothing
+					if got, found := r.Usage(); got != c.want || found != c.found || r.SawContent() != c.content {
+						t.Errorf("pieces of %d: got %+v, %v, content %v", piece, got, found, r.SawContent())
+					}
+				}
+				if cap(r.carry) > 2*maxCarry {
+					t.Errorf("pieces of %d: keeps %d bytes", piece, cap(r.carry))
+				}
+			}
+		})
+	}
+}
+
+// TestUsageReaderAgainstParser holds the body scanner against a whole parse, over random objects and cuts.
+func TestUsageReaderAgainstParser(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var value func(depth int) string
+	value = func(depth int) string {
+		switch n := rng.IntN(8); {
+		case n == 0 && depth > 0:
+			return "[" + value(depth-1) + "," + value(depth-1) + "]"
+		case n <= 3 && depth > 0:
+			keys := []string{"usage", "usage", "a", `us\"age`, "prompt_tokens", `\\`}
+			var fields []string
+			for range rng.IntN(4) {
+				fields = append(fields, fmt.Sprintf(`"%s" : %s`, keys[rng.IntN(len(keys))], value(depth-1)))
+			}
+			return "{" + strings.Join(fields, ", ") + "}"
+		case n <= 5:
+			return []string{`"usage"`, `"a\\"`, `"\"{["`, `""`, `"}\\\""`}[rng.IntN(5)]
+		}
+		return []string{"1", "null", "true", "-2.5e3", "17"}[rng.IntN(5)]
+	}
+	seen := 0
+	for range 20_000 {
+		body := value(5)
+		v, err := chattemplate.ParseJSON([]byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want Usage
+		found := false
+		if d, ok := v.(*chattemplate.Dict); ok && strings.Count(body, `"usage" :`) == 1 { // of duplicates the reader takes the last object
+			oracle := &UsageReader{}
+			oracle.take(d)
+			want, found = oracle.usage, oracle.found
+		} else {
+			continue
+		}
+		if found {
+			seen++
+		}
+		r := read("application/json", body, 1+rng.IntN(20))
+		if got, ok := r.Usage(); got != want || ok != found {
+			t.Fatalf("%s\n got %+v, %v\nwant %+v, %v", body, got, ok, want, found)
+		}
+	}
+	if seen < 100 {
+		t.Errorf("only %d bodies had a usage", seen)
+	}
+}
+
+func FuzzUsageReader(f *testing.F) {
+	f.Add(event(`{"choices":[{"delta":{"content":"Hi"}}],"usage":`+usageJSON+`}`), uint8(3), true)
+	f.Add(`{"a":"\\\"","usage":`+usageJSON+`}`, uint8(5), false)
+	f.Add("data: \"usage\":{\ndata:", uint8(1), true)
+	f.Fuzz(func(t *testing.T, body string, piece uint8, streaming bool) {
+		contentType := "application/json"
+		if streaming {
+			contentType = stream
+		}
+		whole := read(contentType, body, 1<<30)
+		pieces := read(contentType, body, int(piece)+1)
+		a, aFound := whole.Usage()
+		b, bFound := pieces.Usage()
+		if a != b || aFound != bFound || whole.SawContent() != pieces.SawContent() {
+			t.Fatalf("%q: at once %+v %v %v, in pieces %+v %v %v", body, a, aFound, whole.SawContent(), b, bFound, pieces.SawContent())
+		}
+	})
+}
+
+func BenchmarkUsageReaderStream(b *testing.B) {
+	chunk := []byte(event(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}],"usage":null}`))
+	r := NewUsageReader(stream)
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Write(chunk)
+	}
+}
+
+func BenchmarkUsageReaderBody(b *testing.B) {
+	body := []byte(`{"id":"x","choices":[{"message":{"content":"` + strings.Repeat(`Some words and a \"quote\".\n`, 2000) + `"}}],"usage":` + usageJSON + `}`)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		r := NewUsageReader("application/json")
+		r.Write(body)
+		if _, ok := r.Usage(); !ok {
+			b.Fatal("no usage")
+		}
+	}
+}
