@@ -59,14 +59,17 @@ func run(ctx context.Context, check bool) error {
 		}
 	}()
 
-	fmt.Printf("\n%d conversations of %d turns over %d shared system prompts, all at once, through Envoy and kvepp:\n\n",
+	if err := warmUp(ctx, s); err != nil {
+		return err
+	}
+	fmt.Printf("\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at once, through\nEnvoy and kvepp:\n\n",
 		conversations, turns, len(systems))
 	fmt.Printf("%-12s %-9s %7s  %17s  %9s  %s\n", "", "", "prompt", "cached tokens", "time to", "cost of each worker (lower is better)")
 	fmt.Printf("%-12s %-9s %7s  %8s %8s  %9s  %s\n", "request", "worker", "tokens", "kvepp", "Dynamo", "1st token", "")
 	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, printRow)
 
-	// The same conversations again, turn by turn to the next worker, as round-robin would. Another first word keeps them
-	// from finding the first run's blocks; they are as long.
+	// The same conversations again, each request to the next worker, as round-robin would. One word in front keeps them
+	// from finding the first run's blocks.
 	next := 0
 	var mu sync.Mutex
 	rotated := converse(ctx, s, "rotated", func(int) (string, http.Header, error) {
@@ -84,7 +87,8 @@ func run(ctx context.Context, check bool) error {
 	fmt.Printf("%-44s %14s %14s\n", "requests answered", picked.count(), rotated.count())
 	fmt.Printf("%-44s %13.1f%% %13.1f%%\n", "prompt tokens found in the KV cache", picked.hits(), rotated.hits())
 	fmt.Printf("%-44s %14d %14d\n", "prompt tokens computed", picked.prompt-picked.cached, rotated.prompt-rotated.cached)
-	fmt.Printf("%-44s %14s %14s\n", "time to first token, mean", picked.ttft(), rotated.ttft())
+	fmt.Printf("%-44s %14s %14s\n", "time to first token, first turns, mean", ttft(picked.first, 1), ttft(rotated.first, 1))
+	fmt.Printf("%-44s %14s %14s\n", "time to first token, later turns, mean", ttft(picked.later, turns-1), ttft(rotated.later, turns-1))
 	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
 	fmt.Println("\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.")
 
@@ -106,12 +110,28 @@ func run(ctx context.Context, check bool) error {
 	return nil
 }
 
+// warmUp sends each frontend a request, so that neither run pays for a program's first steps.
+func warmUp(ctx context.Context, s *stack.Stack) error {
+	for _, w := range s.Workers {
+		id, err := w.InstanceID(ctx)
+		if err != nil {
+			return err
+		}
+		header := http.Header{"X-Dynamo-Worker-Instance-Id": {id}}
+		if _, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil); err != nil {
+			return err
+		}
+	}
+	_, err := stack.Chat(ctx, http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil)
+	return err
+}
+
 // result adds up one run of the conversations.
 type result struct {
 	requests, failed       int
 	prompt, cached         int
 	predicted, predictable int // requests whose prediction came true, and those that had one
-	first                  time.Duration
+	first, later           time.Duration // times to first token: of first turns, of later ones
 	err                    error
 }
 
@@ -120,8 +140,10 @@ func (r *result) count() string { return fmt.Sprintf("%d of %d", r.requests-r.fa
 func (r *result) accuracy() string {
 	return fmt.Sprintf("%d of %d exact", r.predicted, r.predictable)
 }
-func (r *result) ttft() string {
-	return (r.first / time.Duration(max(r.requests-r.failed, 1))).Round(time.Millisecond).String()
+
+// ttft is the mean over n conversations' turns.
+func ttft(sum time.Duration, turns int) string {
+	return (sum / time.Duration(conversations*turns)).Round(time.Millisecond).String()
 }
 
 // converse holds all conversations at once, each turn after the one before, and returns the sum. target says where the
@@ -137,7 +159,7 @@ func converse(ctx context.Context, s *stack.Stack, run string, target func(conve
 		wait.Go(func() {
 			messages := []stack.Message{{Role: "system", Content: run + ": " + systems[c%len(systems)]}}
 			for t := range turns {
-				messages = append(messages, stack.Message{Role: "user", Content: question(c, t)})
+				messages = append(messages, stack.Message{Role: "user", Content: question(run, c, t)})
 				a, err := ask(ctx, target, c, messages)
 				if ctx.Err() != nil {
 					return
@@ -156,7 +178,11 @@ func converse(ctx context.Context, s *stack.Stack, run string, target func(conve
 				}
 				sum.prompt += a.PromptTokens
 				sum.cached += max(a.CachedTokens, 0)
-				sum.first += a.TTFT
+				if t == 0 {
+					sum.first += a.TTFT
+				} else {
+					sum.later += a.TTFT
+				}
 				if a.Reason == "kv" {
 					sum.predictable++
 					// An engine always computes the block that holds the prompt's last token.
