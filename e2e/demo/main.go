@@ -130,7 +130,7 @@ func warmUp(ctx context.Context, s *stack.Stack) error {
 type result struct {
 	requests, failed       int
 	prompt, cached         int
-	predicted, predictable int // requests whose prediction came true, and those that had one
+	predicted, predictable int           // requests whose prediction came true, and those that had one
 	first, later           time.Duration // times to first token: of first turns, of later ones
 	err                    error
 }
