@@ -474,11 +474,11 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 		}
 		failed := c.Hosts[0].Health["failed_active_health_check"] == true
 		if failed == healthy {
-			return fmt.Errorf("Envoy's health check of kvepp: failed is %v", failed)
+			return fmt.Errorf("the health check of kvepp: failed is %v", failed)
 		}
 		return nil
 	}
-	return errors.New("Envoy does not know kvepp yet")
+	return errors.New("kvepp is not among Envoy's clusters yet")
 }
 
 // Dir is where logs and configurations are.

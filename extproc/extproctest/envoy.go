@@ -81,7 +81,6 @@ type Envoy struct {
 // conversation is one stream.
 type conversation struct {
 	stream extprocv3.ExternalProcessor_ProcessClient
-	done   bool // the processor answered itself
 }
 
 // Do tells one request in FULL_DUPLEX_STREAMED mode and returns what became of it. The error says which rule of the
