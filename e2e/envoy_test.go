@@ -9,6 +9,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -50,6 +53,20 @@ func upstream(t *testing.T) (address string, last func() seen) {
 	}))
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String(), func() seen { mu.Lock(); defer mu.Unlock(); return s }
+}
+
+// TestManifestsAreValid lets Envoy check the files as they are.
+func TestManifestsAreValid(t *testing.T) {
+	files, err := filepath.Glob("../manifests/envoy/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "OK") {
+			t.Errorf("%s: %v\n%s", file, err, out)
+		}
+	}
 }
 
 // TestOriginalDestination exercises the other Envoy configuration: Envoy knows no endpoint, kvepp names it. The upstream

@@ -226,7 +226,7 @@ type decision struct {
 	candidates []scoring.Candidate
 	costs      []float64
 	variants   []variant
-	local      []kvblock.LocalHash
+	local      []kvblock.LocalHash // of one prompt
 	scores     indexer.OverlapScores
 }
 
@@ -235,7 +235,14 @@ type variant struct {
 	blockSize int
 	eagle     bool
 	prompt    scoring.Prompt
-	overlap   map[kvblock.Worker]int // leading blocks held, summed over the prompts
+	overlap   []int32 // indexed by worker number: leading blocks held, summed over the prompts; 0 beyond its length
+}
+
+func (v *variant) overlapOf(w kvblock.Worker) int {
+	if int(w) < len(v.overlap) {
+		return int(v.overlap[w])
+	}
+	return 0
 }
 
 func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
@@ -266,7 +273,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		c := scoring.Candidate{Worker: w.Worker}
 		if v := d.variantOf(&w); v != nil {
 			c.Prompt = &v.prompt
-			c.DeviceBlocks = v.overlap[w.Worker]
+			c.DeviceBlocks = v.overlapOf(w.Worker)
 		} else if w.BlockSize > 0 {
 			c.Prompt = &scoring.Prompt{BlockSize: w.BlockSize}
 		}
@@ -321,7 +328,7 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 
 func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
 	at := time.Now()
-	v := variant{blockSize: blockSize, eagle: eagle, overlap: make(map[kvblock.Worker]int)}
+	v := variant{blockSize: blockSize, eagle: eagle}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, CacheNamespace: p.salt}
 	for _, tokens := range p.tokens {
@@ -332,7 +339,10 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	for _, chain := range v.prompt.Chains {
 		r.index.FindMatches(chain, &d.scores)
 		for _, o := range d.scores.Overlaps() {
-			v.overlap[o.Worker] += o.Blocks
+			if n := int(o.Worker) + 1; n > len(v.overlap) {
+				v.overlap = append(v.overlap, make([]int32, n-len(v.overlap))...)
+			}
+			v.overlap[o.Worker] += int32(o.Blocks)
 		}
 	}
 	r.metrics.Phase("match", at)

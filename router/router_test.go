@@ -16,6 +16,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // house is a router with its surroundings.
@@ -343,6 +344,50 @@ type forget struct{ h *house }
 func (forget) WorkerJoined(pool.Worker)      {}
 func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.Forget(w) }
 
+// BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold parts
+// of it. "grown" repeats a conversation, as its next turn does; "unseen" changes every word's neighbourhood each time.
+func BenchmarkRoute(b *testing.B) {
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var text strings.Builder
+	for i := range 1700 {
+		fmt.Fprintf(&text, "Sentence %d says %d. ", i, i*i%9973)
+	}
+	for _, unseen := range []bool{false, true} {
+		b.Run(map[bool]string{false: "grown", true: "unseen"}[unseen], func(b *testing.B) {
+			es := workers(64)
+			for i := range es {
+				es[i].BlockSize = 16
+			}
+			h := newHouse(b, es...)
+			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+			bodies := make([][]byte, 1)
+			if unseen {
+				bodies = make([][]byte, 64)
+			}
+			for i := range bodies {
+				content := strings.ReplaceAll(text.String(), "says", fmt.Sprintf("s%cys%d", 'a'+i%26, i))
+				bodies[i] = fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":%q}]}`, content)
+			}
+			var p prompt
+			if p, err = h.prepare(&Request{Path: "/v1/chat/completions", Body: bodies[0]}); err != nil || p.reason != ReasonKV {
+				b.Fatal(err, p.reason)
+			}
+			for i := range es {
+				h.warm(es[i].Name, 0, p.tokens[0][:(i+1)*len(p.tokens[0])/64], kvblock.HashOptions{BlockSize: 16})
+			}
+			b.ReportMetric(float64(p.isl), "tokens")
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				h.route(&Request{Path: "/v1/chat/completions", Body: bodies[i%len(bodies)]}).Free()
+			}
+		})
+	}
+}
+
+// BenchmarkPick is the part after tokenization.
 func BenchmarkPick(b *testing.B) {
 	for _, blockSize := range []int{16, 64} {
 		for _, cached := range []bool{false, true} {
