@@ -17,7 +17,7 @@ build: libzmq ## bin/kvepp
 	go build -o bin/ ./cmd/kvepp
 
 run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && KVEPP_TOOLS="$$tools" go run ./e2e/demo $(if $(CHECK),-check)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./e2e/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)
 
 check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 	@unformatted=$$(gofmt -l .) && if [ -n "$$unformatted" ]; then echo "not gofmt'd:" $$unformatted; exit 1; fi

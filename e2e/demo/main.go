@@ -54,9 +54,7 @@ func run(ctx context.Context, check bool) error {
 	}
 	defer func() {
 		s.Close()
-		if ctx.Err() == nil || check {
-			os.RemoveAll(dir)
-		}
+		os.RemoveAll(dir)
 	}()
 
 	if err := warmUp(ctx, s); err != nil {

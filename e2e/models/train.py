@@ -289,6 +289,7 @@ def golden_strings():
     strings += PROSE + CODE + PIECES
     strings += [f"a{space}b{space}{space}c{space}" for space in SPACES]
     strings += [c * n for c in ("a", " ", "\n", "=", "1", "é", "漢", "😀", "ab", "- ") for n in (7, 400)]
+    strings += ["q\u0307\U00010f49\u0323", "a\u0301\u1abf\u0323", "\u1039\U0001e4ec\U0001e023", "\U00011935\U00011930"]  # newer than NFC here
     strings += [" ".join(PROSE), "\n".join(CODE), "".join(PIECES), "".join(SPACES)]
     strings += ["<|im_start|>user\n" + p + "<|im_end|>\n" for p in PROSE[:3]] + ["<s>[INST] " + p + " [/INST]" for p in PROSE[:3]]
     for _ in range(120):

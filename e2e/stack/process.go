@@ -61,7 +61,8 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// stop ends the process: in order, and after a while by force.
+// stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's takes
+// up to ten to go.
 func (p *process) stop() {
 	if p == nil {
 		return
@@ -69,7 +70,7 @@ func (p *process) stop() {
 	p.signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(3 * time.Second):
 		p.kill()
 	}
 }
