@@ -521,10 +521,14 @@ func (e *encoder) parsePostProcessor(raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
+	templates := 0
 	for _, part := range parts {
 		switch kind(part) {
 		case "ByteLevel": // moves offsets only
 		case "TemplateProcessing":
+			if templates++; templates > 1 {
+				return errUnsupported("more than one", "TemplateProcessing")
+			}
 			if err := e.parseTemplateProcessing(part); err != nil {
 				return fmt.Errorf("TemplateProcessing: %w", err)
 			}
@@ -578,8 +582,6 @@ func (e *encoder) parseTemplateProcessing(raw json.RawMessage) error {
 	if sequences != 1 {
 		return fmt.Errorf("the template for one text holds it %d times", sequences)
 	}
-	// A second processor wraps what the first one made.
-	e.prefix = append(before, e.prefix...)
-	e.suffix = append(e.suffix, after...)
+	e.prefix, e.suffix = before, after
 	return nil
 }

@@ -1,0 +1,180 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+func TestRefusedComponents(t *testing.T) {
+	v := loadVariants(t)
+	split := func(pattern string) string {
+		return `{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":` + pattern +
+			`},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`
+	}
+	const byteLevel = `{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`
+	for _, c := range []struct{ key, value, want string }{
+		{"model", `{"type":"Unigram"}`, `model: type "Unigram" is not supported`},
+		{"model", `{"type":"WordPiece"}`, `"WordPiece"`},
+		{"model", `{"dropout":0.1}`, `dropout 0.1`},
+		{"model", `{"continuing_subword_prefix":"##"}`, `continuing_subword_prefix "##"`},
+		{"model", `{"end_of_word_suffix":"</w>"}`, `end_of_word_suffix "</w>"`},
+		{"model", `{"unk_token":"<nope>"}`, `unk_token "<nope>" is not in vocab`},
+		{"model", `{"vocab":{}}`, `vocab is empty`},
+		{"model", `{"vocab":{"a":-1}}`, `out of range`},
+		{"model", `{"vocab":{"a":1},"merges":[]}`, `no token for byte`},
+		{"model", `{"merges":[["a","nope"]]}`, `"a" and "nope"`},
+		{"model", `{"merges":[["a"]]}`, `1 parts`},
+		{"model", `{"merges":["abc"]}`, `"abc"`},
+		{"model", `{"merges":7}`, `merges`},
+		{"model", `{"new_option":true}`, `new_option`},
+		{"normalizer", `{"type":"NFKC"}`, `normalizer: component "NFKC" is not supported`},
+		{"normalizer", `{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Lowercase"}]}`, `"Lowercase"`},
+		{"normalizer", `{"type":"Replace","pattern":{"Regex":" +"},"content":" "}`, `Replace of a pattern`},
+		{"normalizer", `{"type":"NFC","mode":2}`, `mode`},
+		{"pre_tokenizer", split(`"\\w+|\\W+"`), `\\w+|\\W+`},
+		{"pre_tokenizer", `{"type":"Metaspace"}`, `pre_tokenizer: component "Metaspace" is not supported`},
+		{"pre_tokenizer", `{"type":"Whitespace"}`, `"Whitespace"`},
+		{"pre_tokenizer", `{"type":"ByteLevel","add_prefix_space":true,"use_regex":true}`, `add_prefix_space`},
+		{"pre_tokenizer", `{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}`, `without a pattern`},
+		{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[` + byteLevel + `,{"type":"Digits"}]}`, `"Digits"`},
+		{"pre_tokenizer", `{"type":"Split","pattern":{"String":" "},"behavior":"Removed","invert":false}`, `Split on a String`},
+		{"pre_tokenizer", strings.Replace(split(`"\\p{N}{1,3}"`), "Isolated", "MergedWithNext", 1), `behavior "MergedWithNext"`},
+		{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"a"},"behavior":"Isolated","invert":false}]}`, `Split without ByteLevel`},
+		{"post_processor", `{"type":"BertProcessing"}`, `post_processor: component "BertProcessing"`},
+		{"post_processor", `{"type":"TemplateProcessing","single":[],"special_tokens":{}}`, `0 times`},
+		{"post_processor", `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{}}`, `"<s>" has no ids`},
+		{"added_tokens", `[{"id":7000,"content":"<x>"}]`, `added_tokens: "<x>" has id 7000`},
+		{"added_tokens", `{}`, `added_tokens`},
+	} {
+		overrides := map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(byteLevel)}
+		overrides[c.key] = json.RawMessage(c.value)
+		if _, err := parseTokenizerJSON(v.override(t, overrides)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %s\n got %v\nwant ...%s...", c.key, c.value, err, c.want)
+		}
+	}
+}
+
+// copyModel copies a tiny model to a folder of the test's own, with some files replaced ("" removes one).
+func copyModel(t *testing.T, name string, replaced map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	files, err := os.ReadDir(filepath.Join(modelsDir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(filepath.Join(modelsDir, name, file.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, file.Name()), raw, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, content := range replaced {
+		if content == "" {
+			err = os.Remove(filepath.Join(dir, file))
+		} else {
+			err = os.WriteFile(filepath.Join(dir, file), []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestLoadErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		replaced map[string]string
+		want     []string
+	}{
+		"no tokenizer":         {map[string]string{"tokenizer.json": ""}, []string{"tokenizer.json", "no such file"}},
+		"tokenizer cut":        {map[string]string{"tokenizer.json": `{"model":`}, []string{"tokenizer.json", "unexpected end"}},
+		"tokenizer empty":      {map[string]string{"tokenizer.json": `{}`}, []string{"tokenizer.json", "model"}},
+		"config cut":           {map[string]string{"tokenizer_config.json": `{`}, []string{"tokenizer_config.json"}},
+		"config of a list":     {map[string]string{"tokenizer_config.json": `[]`}, []string{"tokenizer_config.json"}},
+		"unknown bos":          {map[string]string{"tokenizer_config.json": `{"bos_token":"<s>"}`}, []string{"tokenizer_config.json: bos_token", `"<s>" is not among the added_tokens`}},
+		"bos of a wrong type":  {map[string]string{"tokenizer_config.json": `{"bos_token":{"x":1}}`}, []string{"bos_token", "neither a string nor an object"}},
+		"more added tokens":    {map[string]string{"tokenizer_config.json": `{"added_tokens_decoder":{"9":{"content":"<new>"}}}`}, []string{"added_tokens_decoder", "<new>"}},
+		"split special tokens": {map[string]string{"tokenizer_config.json": `{"split_special_tokens":true}`}, []string{"split_special_tokens"}},
+		"bad template":         {map[string]string{"chat_template.jinja": `{{ x|nosuch }}`}, []string{"chat_template.jinja", "default:1", `unknown filter "nosuch"`}},
+		"template of a number": {map[string]string{"tokenizer_config.json": `{"chat_template":7}`}, []string{"tokenizer_config.json: chat_template"}},
+	} {
+		_, err := Load(copyModel(t, "tiny-bytelevel", c.replaced))
+		for _, want := range c.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want ...%s...", name, err, want)
+			}
+		}
+	}
+	if _, err := Load(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no folder: got %v", err)
+	}
+}
+
+func TestLoadTemplates(t *testing.T) {
+	const config = "tokenizer_config.json"
+	for name, c := range map[string]struct {
+		replaced map[string]string
+		plain    string
+		tools    string
+	}{
+		"file beats config": {map[string]string{"chat_template.jinja": "file", config: `{"chat_template":"config"}`}, "file", "file"},
+		"config":            {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"config"}`}, "config", "config"},
+		"named": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":[{"name":"default","template":"plain"},
+			{"name":"tool_use","template":"tools"},{"name":"rag","template":"{% broken"}]}`}, "plain", "tools"},
+		"older file":    {map[string]string{"chat_template.jinja": "", config: `{}`, "chat_template.json": `{"chat_template":"older"}`}, "older", "older"},
+		"special names": {map[string]string{"chat_template.jinja": "{{ eos_token }}{{ bos_token }}", config: `{"eos_token":{"content":"<|im_end|>"},"bos_token":null}`}, "<|im_end|>", "<|im_end|>"},
+	} {
+		m, err := Load(copyModel(t, "tiny-bytelevel", c.replaced))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function"}]`: c.tools} {
+			got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
+			if err != nil || got != want {
+				t.Errorf("%s: got %q, %v; want %q", name, got, err, want)
+			}
+		}
+	}
+	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": ""}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(err, ErrNoChatTemplate) {
+		t.Errorf("got %v, want ErrNoChatTemplate", err)
+	}
+	m, err = Load(copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := m.Encode("hello", true); err != nil || len(ids) == 0 {
+		t.Errorf("without a configuration: %v, %v", ids, err)
+	}
+}
+
+func FuzzParseTokenizerJSON(f *testing.F) {
+	v := loadVariants(f)
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"▁":3},"merges":[["a","b"]]},"normalizer":{"type":"Prepend","prepend":"▁"}}`), "abab")
+	f.Add([]byte(`{"model":{"type":"BPE","unk_token":"a","fuse_unk":true,"vocab":{"a":0,"x":5},"merges":["a a"]}}`), "xyxy")
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"":0},"merges":[]},"added_tokens":[{"id":1,"content":"ab","lstrip":true,"rstrip":true,"single_word":true}]}`), " ab \xff")
+	f.Add(v.override(f, map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"ByteLevel","add_prefix_space":false}`)})[:2000], "x")
+	f.Fuzz(func(t *testing.T, raw []byte, text string) {
+		e, err := parseTokenizerJSON(raw)
+		if err != nil {
+			return
+		}
+		ids, err := e.append([]kvblock.Token{7}, text, true, nil)
+		if err == nil && (len(ids) == 0 || ids[0] != 7) {
+			t.Fatalf("append changed what was there: %v", ids)
+		}
+	})
+}

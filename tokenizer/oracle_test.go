@@ -1,0 +1,296 @@
+package tokenizer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"kvepp/kvblock"
+)
+
+var compiledCache sync.Map // of *regexp.Regexp by its text
+
+func compiled(expression string) *regexp.Regexp {
+	if r, ok := compiledCache.Load(expression); ok {
+		return r.(*regexp.Regexp)
+	}
+	r := regexp.MustCompile(expression)
+	compiledCache.Store(expression, r)
+	return r
+}
+
+// naiveSplit cuts text with a real regex engine. Go's has no lookahead, so the two last alternatives of the expressions,
+// \s+(?!\S)|\s+, are done by hand; and its \s is ASCII's.
+func naiveSplit(expression, text string) []string {
+	head, hasSpace := strings.CutSuffix(expression, `|\s+(?!\S)|\s+`)
+	head = strings.ReplaceAll(head, `[^\s`, `[^\t-\r\x{85}\pZ`)
+	head = strings.ReplaceAll(head, `\s`, `[\t-\r\x{85}\pZ]`)
+	first := compiled(`^(?:` + head + `)`)
+	space := compiled(`^[\t-\r\x{85}\pZ]+`)
+	var pieces []string
+	gap := ""
+	for text != "" {
+		n := len(first.FindString(text))
+		if run := space.FindString(text); n == 0 && run != "" && hasSpace {
+			n = len(run)
+			if _, last := utf8.DecodeLastRuneInString(run); n < len(text) && n > last {
+				n -= last
+			}
+		}
+		if n == 0 {
+			_, size := utf8.DecodeRuneInString(text)
+			gap += text[:size]
+			text = text[size:]
+			continue
+		}
+		if gap != "" {
+			pieces = append(pieces, gap)
+			gap = ""
+		}
+		pieces = append(pieces, text[:n])
+		text = text[n:]
+	}
+	if gap != "" {
+		pieces = append(pieces, gap)
+	}
+	return pieces
+}
+
+// comparable reports whether Go's Unicode and ours agree on every character of a text.
+func comparable(text string) bool {
+	for _, r := range text {
+		c := classOfRune(r)
+		for bit, table := range map[class][]*unicode.RangeTable{
+			classLetter: {unicode.L}, classNumber: {unicode.N}, classMark: {unicode.M}, classSymbol: {unicode.P, unicode.S},
+			classUpper: {unicode.Lu, unicode.Lt, unicode.Lm, unicode.Lo, unicode.M}, classLower: {unicode.Ll, unicode.Lm, unicode.Lo, unicode.M},
+		} {
+			if (c&bit != 0) != unicode.In(r, table...) {
+				return false
+			}
+		}
+	}
+	return utf8.ValidString(text)
+}
+
+func checkScanners(t *testing.T, text string) {
+	t.Helper()
+	for expression, scan := range scanners {
+		var got []string
+		for i := 0; i < len(text); {
+			j := scan(text, i, len(text))
+			if j <= i || j > len(text) {
+				t.Fatalf("%.30s...: %q: from %d to %d", expression, text, i, j)
+			}
+			got = append(got, text[i:j])
+			i = j
+		}
+		if want := naiveSplit(expression, text); !slices.Equal(got, want) {
+			t.Fatalf("%.30s...: %q\n got %q\nwant %q", expression, text, got, want)
+		}
+	}
+	var got, want []string
+	scanDeepSeek(text, 0, len(text), func(i, j int) { got = append(got, text[i:j]) })
+	for _, a := range naiveSplit(regexDeepSeek1, text) {
+		for _, b := range naiveSplit(strings.ReplaceAll(regexDeepSeek2, "\u3040", `\x{3040}`), a) {
+			want = append(want, naiveSplit(regexDeepSeek3, b)...)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("DeepSeek: %q\n got %q\nwant %q", text, got, want)
+	}
+}
+
+// randomText makes text of what the expressions tell apart.
+func randomText(rng *rand.Rand) string {
+	parts := []string{
+		"'s", "'S", "'ſ", "'re", "'LL", "'x", "a", "Z", "é", "É", "ǅ", "ʰ", "漢", "か", "ー", "한", "1", "23", "²", "Ⅷ", "٣", " ", "  ", "\t", "\n", "\r\n", "\r",
+		"\u00a0", "\u3000", "\u0085", "\u2028", "\x0b", "\x1c", ".", "/", "//", "-", "_", "$", "<", "…", "«", "😀", "\u0301", "\u0903", "\u200d", "\x00", "ab", "AB", "aB", "Ab",
+	}
+	var b strings.Builder
+	for range 1 + rng.IntN(12) {
+		b.WriteString(parts[rng.IntN(len(parts))])
+	}
+	return b.String()
+}
+
+func TestScannersAgainstRegexp(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 3000 {
+		text := randomText(rng)
+		if !comparable(text) {
+			t.Fatalf("%q has a character on which Go differs", text)
+		}
+		checkScanners(t, text)
+	}
+}
+
+func FuzzScanners(f *testing.F) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 20 {
+		f.Add(randomText(rng))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if comparable(text) && len(text) < 1000 {
+			checkScanners(t, text)
+		}
+	})
+}
+
+// naiveEncode merges a whole text as one piece, the lowest rank first, the leftmost on ties: the definition of BPE.
+func naiveEncode(b *bpe, text string) []kvblock.Token {
+	sc := &scratch{}
+	if b.byteLevel {
+		for i := range len(text) {
+			sc.symbols = append(sc.symbols, b.byteToken[text[i]])
+		}
+	} else {
+		b.runeSymbols(text, sc)
+	}
+	ids := slices.Clone(sc.symbols)
+	for {
+		best, at, into := noRank, -1, kvblock.Token(0)
+		for i := 0; i+1 < len(ids); i++ {
+			if rank, id := b.pairs.get(ids[i], ids[i+1]); rank < best {
+				best, at, into = rank, i, id
+			}
+		}
+		if at < 0 {
+			return ids
+		}
+		ids = slices.Replace(ids, at, at+2, into)
+	}
+}
+
+func TestMergesAgainstDefinition(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	words := strings.Fields("the harbour was quiet and nobody expected information internationalization ▁▁ ▁the 漢字 é 😀 aaaaaa tttt ==== 0000")
+	for _, name := range modelNames {
+		b := loadModel(t, name).encoder.bpe
+		for i := range 2000 {
+			var text strings.Builder
+			for range 1 + rng.IntN(1+i%40) {
+				text.WriteString(words[rng.IntN(len(words))])
+				if rng.IntN(3) == 0 {
+					text.WriteString("▁")
+				}
+			}
+			s := text.String()
+			want := naiveEncode(b, s)
+			for _, pass := range []string{"cold", "cached"} {
+				if got := b.appendPiece(nil, s, 0, len(s), &scratch{}); !slices.Equal(got, want) {
+					t.Fatalf("%s, %s: %q\n got %v\nwant %v", name, pass, s, got, want)
+				}
+			}
+			if b.marker == nil {
+				continue
+			}
+			// Cutting before ▁ must change nothing.
+			var got []kvblock.Token
+			cuts := 0
+			for i := 0; i < len(s); cuts++ {
+				j := b.marker.next(s, i, len(s))
+				got = b.appendPiece(got, s, i, j, &scratch{})
+				i = j
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("%s: %q in %d pieces\n got %v\nwant %v", name, s, cuts, got, want)
+			}
+		}
+	}
+	if loadModel(t, "tiny-sentencepiece").encoder.bpe.marker == nil {
+		t.Error("the SentencePiece-style model is not cut at all")
+	}
+}
+
+// TestVocabularyAgainstMap looks up every token and every near miss.
+func TestVocabularyAgainstMap(t *testing.T) {
+	tokens := map[string]longEntry{}
+	rng := rand.New(rand.NewPCG(9, 10))
+	for i := range 5000 {
+		n := 1 + rng.IntN(20)
+		text := make([]byte, n)
+		for j := range text {
+			text[j] = "abc\x00"[rng.IntN(4)]
+		}
+		tokens[string(text)] = longEntry{id: kvblock.Token(i), direct: rng.IntN(2) == 0}
+	}
+	v := newVocabulary(tokens)
+	for range 50_000 {
+		n := 1 + rng.IntN(20)
+		text := make([]byte, n)
+		for j := range text {
+			text[j] = "abc\x00"[rng.IntN(4)]
+		}
+		s := "xx" + string(text) + "yyy"[:rng.IntN(4)]
+		want := tokens[string(text)]
+		if id, ok := v.find(s, 2, 2+n); ok != want.direct || ok && id != want.id {
+			t.Fatalf("%q: got %v, %v; want %+v", text, id, ok, want)
+		}
+	}
+}
+
+// TestNFC holds the older normalization against Hugging Face's; see nfc.
+func TestNFC(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                               "",
+		"plain":                          "plain",
+		"e\u0301":                        "\u00e9",
+		"\u212b":                         "\u00c5",
+		"q\u0307\u0323":                  "q\u0323\u0307",
+		"\u1100\u1161\u11a8":             "\uac01",
+		"\u0344":                         "\u0308\u0301",
+		"q\u0307\U00010f49\u0323":        "q\u0307\U00010f49\u0323",
+		"\u1039\U0001e4ec\U0001e023":     "\u1039\U0001e4ec\U0001e023",
+		"\U00011935\U00011930":           "\U00011935\U00011930",
+		"\u08ec\u1abf\u093c\u0898\ufa86": "\u08ec\u1abf\u093c\u0898\u60d8",
+	} {
+		if got := nfc(text); got != want {
+			t.Errorf("%+q: got %+q, want %+q", text, got, want)
+		}
+	}
+}
+
+func FuzzEncode(f *testing.F) {
+	models := map[string]*Model{}
+	for _, name := range modelNames {
+		models[name] = loadModel(f, name)
+	}
+	for _, golden := range loadGoldens(f, modelNames[0]).Strings[:40] {
+		f.Add(golden.Text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for name, m := range models {
+			ids, err := m.Encode(text, false)
+			if (err == nil) != utf8.ValidString(text) {
+				t.Fatalf("%s: %q: %v", name, text, err)
+			}
+			if err != nil {
+				continue
+			}
+			again, err := m.Encode(text, false) // from warm caches
+			if err != nil || !slices.Equal(ids, again) {
+				t.Fatalf("%s: %q: %v, then %v", name, text, ids, again)
+			}
+			if len(ids) > 4*len(text)+4 {
+				t.Fatalf("%s: %q: %d ids", name, text, len(ids))
+			}
+		}
+	})
+}
+
+func ExampleModel_Encode() {
+	m, err := Load("../e2e/models/tiny-bytelevel")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ids, err := m.Encode("<|im_start|>user\nWhat is a cache?<|im_end|>", false)
+	fmt.Println(len(ids), ids[0], err)
+	// Output: 12 3073 <nil>
+}

@@ -1,0 +1,263 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// chatRequest parses a chat request of the given messages; more fields may follow them.
+func chatRequest(t testing.TB, messages string) *apibody.Request {
+	t.Helper()
+	r, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":`+messages+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func completionRequest(t testing.TB, fields string) *apibody.Request {
+	t.Helper()
+	r, err := apibody.ParseRequest("/v1/completions", []byte(`{"model":"m",`+fields+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestTokenizeCompletions(t *testing.T) {
+	m := loadModel(t, "tiny-sentencepiece")
+	encode := func(text string, special bool) []kvblock.Token {
+		ids, err := m.Encode(text, special)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	if ids := encode("one", true); ids[0] != 1 {
+		t.Fatalf("no <s> before %v", ids)
+	}
+	for fields, want := range map[string][][]kvblock.Token{
+		`"prompt":"one"`:                                {encode("one", true)},
+		`"prompt":["one",""]`:                           {encode("one", true), encode("", true)},
+		`"prompt":"one","add_special_tokens":false`:     {encode("one", false)},
+		`"prompt":[5,6]`:                                {{5, 6}},
+		`"prompt":[[5],[]]`:                             {{5}, {}},
+		`"prompt":"one","nvext":{"token_data":[9]}`:     {{9}},
+		`"prompt":["a","b"],"nvext":{"token_data":[9]}`: {encode("a", true), encode("b", true)},
+	} {
+		got, err := m.Tokenize(completionRequest(t, fields))
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: got %v, %v; want %v", fields, got, err, want)
+		}
+	}
+}
+
+func TestTokenizeErrors(t *testing.T) {
+	bytelevel, sentencepiece := loadModel(t, "tiny-bytelevel"), loadModel(t, "tiny-sentencepiece")
+	var raised *chattemplate.RaiseError
+	_, err := sentencepiece.Tokenize(chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y"}]`))
+	if !errors.As(err, &raised) || raised.Message != "only user and assistant may follow the first message" {
+		t.Errorf("got %v, want the template's own words", err)
+	}
+	_, err = bytelevel.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]`))
+	if !errors.Is(err, ErrMedia) {
+		t.Errorf("got %v, want ErrMedia", err)
+	}
+	if ids, err := bytelevel.AppendEncode([]kvblock.Token{1}, "a\xffb", true); !errors.Is(err, ErrInvalidUTF8) || len(ids) != 1 {
+		t.Errorf("got %v, %v; want ErrInvalidUTF8", ids, err)
+	}
+	for messages, want := range map[string]string{
+		`[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"`:                                  "its own chat template",
+		`[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true`: "exclude each other",
+		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true`:         "does not show the final message",
+		`[{"role":"user"}]`: "chat template",
+	} {
+		if ids, err := bytelevel.Tokenize(chatRequest(t, messages)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, %v; want ...%s...", messages, ids, err, want)
+		}
+	}
+}
+
+func TestTokenDataForChat(t *testing.T) {
+	m := loadModel(t, "tiny-bytelevel")
+	got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`))
+	if err != nil || fmt.Sprint(got) != "[[4 5]]" {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestChatContentForms(t *testing.T) {
+	strings := loadModel(t, "tiny-bytelevel")
+	parts, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{
+		"chat_template.jinja": "{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}",
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content, want := range map[string][2]string{
+		`"a"`: {"a", "[a]"},
+		`[{"type":"text","text":"a"},{"type":"text","text":"b"}]`: {"a\nb", "[a][b]"},
+		`[{"type":"text","text":"a"}]`:                            {"a", "[a]"},
+	} {
+		request := chatRequest(t, `[{"role":"user","content":`+content+`}],"add_generation_prompt":false`)
+		got, err := strings.renderChat(request)
+		if full := "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n" + want[0] + "<|im_end|>\n"; err != nil || got != full {
+			t.Errorf("%s: got %q, %v; want %q", content, got, err, full)
+		}
+		if got, err := parts.renderChat(request); err != nil || got != want[1] {
+			t.Errorf("%s: got %q, %v; want %q", content, got, err, want[1])
+		}
+	}
+}
+
+// TestTokenizeLeavesRequest tokenizes one request twice, and then reads it.
+func TestTokenizeLeavesRequest(t *testing.T) {
+	m := loadModel(t, "tiny-bytelevel")
+	request := chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
+		"continue_final_message":true,"chat_template_kwargs":{"messages":[],"k":1}`)
+	first, err := m.Tokenize(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := m.Tokenize(request)
+	if err != nil || fmt.Sprint(first) != fmt.Sprint(second) {
+		t.Errorf("first %v, then %v, %v", first, second, err)
+	}
+	message := request.Messages.Items[1].(*chattemplate.Dict)
+	if content, _ := message.Get("content"); content != "y" || message.Len() != 3 {
+		t.Errorf("the request changed: content %v, %d fields", content, message.Len())
+	}
+}
+
+func TestSegmentCacheBound(t *testing.T) {
+	const budget = 1 << 20
+	c := newSegmentCache(budget)
+	ids := make([]kvblock.Token, 100)
+	for i := range 20_000 {
+		text := fmt.Sprintf("%0500d", i)
+		c.put(text, ids)
+		if got, ok := c.get(nil, text); !ok || len(got) != len(ids) {
+			t.Fatalf("%d: %d ids, %v", i, len(got), ok)
+		}
+	}
+	total, kept := 0, 0
+	for i := range c.shards {
+		for _, generation := range []map[uint64]segment{c.shards[i].young, c.shards[i].old} {
+			for _, s := range generation {
+				total += s.size()
+				kept++
+			}
+		}
+	}
+	if total > budget || kept < 500 {
+		t.Errorf("%d segments, %d bytes; the budget is %d", kept, total, budget)
+	}
+	c.put(strings.Repeat("x", budget), ids)
+	if _, ok := c.get(nil, strings.Repeat("x", budget)); ok {
+		t.Error("a text of the whole budget was kept")
+	}
+	if _, ok := c.get(nil, "never put"); ok {
+		t.Error("found what was never put")
+	}
+}
+
+// TestSegmentCacheKeepsWhatIsUsed asks for one text while many others pass by.
+func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
+	c := newSegmentCache(1 << 20)
+	c.put("wanted", []kvblock.Token{1, 2, 3})
+	for i := range 20_000 {
+		c.put(fmt.Sprintf("%0500d", i), nil)
+		if got, ok := c.get(nil, "wanted"); !ok || len(got) != 3 {
+			t.Fatalf("gone after %d others", i)
+		}
+	}
+}
+
+func TestLongText(t *testing.T) {
+	for _, name := range modelNames {
+		m := loadModel(t, name)
+		for _, text := range []string{strings.Repeat("a", 1<<18), strings.Repeat(" ", 1<<18), strings.Repeat("\u0301", 1<<16), strings.Repeat("<|im_start|", 1<<14)} {
+			if ids, err := m.Encode(text, true); err != nil || len(ids) == 0 {
+				t.Errorf("%s: %.20q: %d ids, %v", name, text, len(ids), err)
+			}
+		}
+	}
+}
+
+// prose is text of about n bytes that repeats little.
+func prose(n int) string {
+	words := strings.Fields("the a cache keeps what was computed before so that request which begins like an earlier one starts further along in " +
+		"morning harbour quiet boats left dawn nobody expected them back until evening please summarise following report three sentences")
+	var b strings.Builder
+	for i := uint32(1); b.Len() < n; i = i*1664525 + 1013904223 {
+		b.WriteString(words[i>>16%uint32(len(words))])
+		b.WriteByte(" \n,"[i>>29%3])
+		if i>>20%7 == 0 {
+			fmt.Fprintf(&b, "word%d ", i>>24)
+		}
+	}
+	return b.String()
+}
+
+func BenchmarkEncode(b *testing.B) {
+	for _, name := range modelNames {
+		m := loadModel(b, name)
+		text := prose(24 << 10)
+		out := make([]kvblock.Token, 0, 1<<15)
+		b.Run(filepath.Base(name)+"/words", func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				var err error
+				if out, err = m.encoder.append(out[:0], text, true, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(out)), "ns/token")
+		})
+		b.Run(filepath.Base(name)+"/segments", func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				var err error
+				if out, err = m.AppendEncode(out[:0], text, true); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkTokenizeChat(b *testing.B) {
+	m := loadModel(b, "tiny-bytelevel")
+	var messages []string
+	for i := range 20 {
+		role := [2]string{"user", "assistant"}[i%2]
+		messages = append(messages, fmt.Sprintf(`{"role":%q,"content":%q}`, role, prose(1200+i)))
+	}
+	body := []byte(`{"model":"m","messages":[` + strings.Join(messages, ",") + `]}`)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		request, err := apibody.ParseRequest("/v1/chat/completions", body)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := m.Tokenize(request); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for b.Loop() {
+		loadModel(b, "tiny-bytelevel")
+	}
+}
