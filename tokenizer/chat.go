@@ -21,8 +21,8 @@ import (
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit.
 func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
-	if request.TokenData != nil && len(request.Prompts) <= 1 {
-		return [][]kvblock.Token{tokens(request.TokenData)}, nil
+	if ids, err := Given(request); err == nil {
+		return ids, nil
 	}
 	if request.HasMedia {
 		return nil, ErrMedia
