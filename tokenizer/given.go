@@ -18,7 +18,7 @@ func Given(request *apibody.Request) ([][]kvblock.Token, error) {
 	if request.TokenData != nil && len(request.Prompts) <= 1 {
 		return [][]kvblock.Token{tokens(request.TokenData)}, nil
 	}
-	if request.API != apibody.Completions {
+	if request.API != apibody.Completions || len(request.Prompts) == 0 {
 		return nil, ErrNoIDs
 	}
 	all := make([][]kvblock.Token, len(request.Prompts))
