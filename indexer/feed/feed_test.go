@@ -16,7 +16,7 @@ import (
 	"kvepp/pool"
 )
 
-// engine publishes KV events over a real socket.
+// engine publishes KV events over a real socket: an XPUB, which is a PUB that is told who subscribes and leaves.
 type engine struct {
 	t      *testing.T
 	socket *zmq.Socket
@@ -27,7 +27,7 @@ type engine struct {
 // newEngine binds a publisher to a port; 0 chooses one.
 func newEngine(t *testing.T, port int) *engine {
 	t.Helper()
-	socket, err := zmq.NewSocket(zmq.PUB)
+	socket, err := zmq.NewSocket(zmq.XPUB)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,6 +249,11 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	if on, off := h.Subscriptions(); on != 0 || off != 0 {
 		t.Errorf("%d connected and %d connecting after the worker left", on, off)
 	}
+	// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+	eventually(t, "the subscriber gone", func() bool {
+		frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
+		return err == nil && len(frame) > 0 && frame[0] == 0
+	})
 	before := h.count("batch", "received")
 	for range 100 {
 		e.publish(0)
