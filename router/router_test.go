@@ -347,7 +347,7 @@ func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.For
 // BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold parts
 // of it. "grown" repeats a conversation, as its next turn does; "unseen" changes every word's neighbourhood each time.
 func BenchmarkRoute(b *testing.B) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel")
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -33,7 +33,7 @@ type goldens struct {
 
 func loadModel(t testing.TB, name string) *Model {
 	t.Helper()
-	m, err := Load(filepath.Join(modelsDir, name))
+	m, err := Load(filepath.Join(modelsDir, name), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

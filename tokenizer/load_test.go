@@ -107,14 +107,14 @@ func TestLoadErrors(t *testing.T) {
 		"bad template":         {map[string]string{"chat_template.jinja": `{{ x|nosuch }}`}, []string{"chat_template.jinja", "default:1", `unknown filter "nosuch"`}},
 		"template of a number": {map[string]string{"tokenizer_config.json": `{"chat_template":7}`}, []string{"tokenizer_config.json: chat_template"}},
 	} {
-		_, err := Load(copyModel(t, "tiny-bytelevel", c.replaced))
+		_, err := Load(copyModel(t, "tiny-bytelevel", c.replaced), Options{})
 		for _, want := range c.want {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %v, want ...%s...", name, err, want)
 			}
 		}
 	}
-	if _, err := Load(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Load(filepath.Join(t.TempDir(), "none"), Options{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no folder: got %v", err)
 	}
 }
@@ -133,7 +133,7 @@ func TestLoadTemplates(t *testing.T) {
 		"older file":    {map[string]string{"chat_template.jinja": "", config: `{}`, "chat_template.json": `{"chat_template":"older"}`}, "older", "older"},
 		"special names": {map[string]string{"chat_template.jinja": "{{ eos_token }}{{ bos_token }}", config: `{"eos_token":{"content":"<|im_end|>"},"bos_token":null}`}, "<|im_end|>", "<|im_end|>"},
 	} {
-		m, err := Load(copyModel(t, "tiny-bytelevel", c.replaced))
+		m, err := Load(copyModel(t, "tiny-bytelevel", c.replaced), Options{})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -145,14 +145,14 @@ func TestLoadTemplates(t *testing.T) {
 			}
 		}
 	}
-	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": ""}))
+	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": ""}), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(err, ErrNoChatTemplate) {
 		t.Errorf("got %v, want ErrNoChatTemplate", err)
 	}
-	m, err = Load(copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}))
+	m, err = Load(copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

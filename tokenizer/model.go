@@ -31,6 +31,7 @@ type Model struct {
 	chat, chatTools *chatTemplate
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
+	options      Options
 }
 
 // chatTemplate is a template and the form of message content that it takes.
@@ -55,7 +56,10 @@ const (
 // Errors name the file and the component. What cannot be reproduced exactly is such an error too: an unknown
 // normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
 // that does not compile.
-func Load(dir string) (*Model, error) {
+func Load(dir string, o Options) (*Model, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	raw, err := os.ReadFile(filepath.Join(dir, tokenizerFile))
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
@@ -64,7 +68,7 @@ func Load(dir string) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerFile), err)
 	}
-	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes)}
+	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes), options: o}
 	templates, err := m.readConfig(filepath.Join(dir, tokenizerConfigFile))
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
@@ -194,13 +198,19 @@ func namedTemplates(raw json.RawMessage) (map[string]string, error) {
 	return byName, nil
 }
 
-// readTemplates compiles the chat templates. chat_template.jinja beats tokenizer_config.json, which beats
-// chat_template.json.
+// readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats
+// tokenizer_config.json, which beats chat_template.json.
 func (m *Model) readTemplates(dir string, templates map[string]string) error {
 	path := filepath.Join(dir, chatTemplateFile)
+	if m.options.ChatTemplate != "" {
+		path = m.options.ChatTemplate
+	}
 	raw, found, err := readOptional(path)
 	if err != nil {
 		return err
+	}
+	if m.options.ChatTemplate != "" && !found {
+		return fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
 	switch {
 	case found:

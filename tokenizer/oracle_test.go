@@ -285,7 +285,7 @@ func FuzzEncode(f *testing.F) {
 }
 
 func ExampleModel_Encode() {
-	m, err := Load("../e2e/models/tiny-bytelevel")
+	m, err := Load("../e2e/models/tiny-bytelevel", Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -97,7 +97,7 @@ func TestChatContentForms(t *testing.T) {
 	strings := loadModel(t, "tiny-bytelevel")
 	parts, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{
 		"chat_template.jinja": "{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}",
-	}))
+	}), Options{Engine: Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}

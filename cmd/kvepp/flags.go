@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // options is everything that `kvepp serve` can be told.
@@ -31,6 +32,11 @@ type options struct {
 	modelPath string
 	modelName string
 	blockSize int
+
+	engine                    string
+	chatTemplate              string
+	chatTemplateContentFormat string
+	trustRequestChatTemplate  bool
 
 	headerAliases   bool
 	decisionHeaders bool
@@ -80,6 +86,10 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
+	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
+	f.StringVar(&o.chatTemplate, "chat-template", "", "chat template `FILE` in place of the model folder's, as given to the engine; for every --model")
+	f.StringVar(&o.chatTemplateContentFormat, "chat-template-content-format", "auto", "`FORMAT` of message content in templates, as given to the engine: auto, string or openai")
+	f.BoolVar(&o.trustRequestChatTemplate, "trust-request-chat-template", false, "render the chat templates that requests bring, as the engine with this flag does. Off: such requests are routed by load")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
 
 	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on; empty: all interfaces")
@@ -212,8 +222,32 @@ func (o *options) check() error {
 			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
 		}
 	}
+	if _, err := o.tokenizerOptions(); err != nil {
+		return err
+	}
 	_, err := o.modelFolders()
 	return err
+}
+
+// tokenizerOptions says how the engine was told to serve its models.
+func (o *options) tokenizerOptions() (tokenizer.Options, error) {
+	t := tokenizer.Options{
+		ChatTemplate:              o.chatTemplate,
+		ChatTemplateContentFormat: o.chatTemplateContentFormat,
+		RequestChatTemplate:       o.trustRequestChatTemplate,
+	}
+	var err error
+	if t.Engine, err = tokenizer.ParseEngine(o.engine); err != nil {
+		return t, fmt.Errorf("--engine: %w", err)
+	}
+	if o.engine == "" && o.dynamoDiscovery != "" {
+		t.Engine = tokenizer.Dynamo
+	}
+	switch o.chatTemplateContentFormat {
+	case tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI:
+		return t, nil
+	}
+	return t, fmt.Errorf("--chat-template-content-format %q: must be auto, string or openai", o.chatTemplateContentFormat)
 }
 
 // modelFolders returns model name -> folder.

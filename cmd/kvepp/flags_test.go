@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/tokenizer"
 )
 
 // settings lists every flag with its environment variables, two values that differ from the default, and where they land.
@@ -23,6 +25,10 @@ var settings = []struct {
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
 	{"model-name", "KVEPP_MODEL_NAME", "DYN_MODEL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelName }},
+	{"engine", "KVEPP_ENGINE", "", [3]string{"sglang", "trtllm", "dynamo"}, func(o *options) any { return o.engine }},
+	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
+	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},
+	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
 	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
 	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
 	{"grpc-port", "KVEPP_GRPC_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcPort }},
@@ -132,6 +138,24 @@ func TestDeprecatedWeight(t *testing.T) {
 	}
 }
 
+// TestEngineDefault: with Dynamo's discovery the frontend tokenizes, unless --engine says otherwise.
+func TestEngineDefault(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want tokenizer.Engine
+	}{
+		{nil, tokenizer.VLLM},
+		{[]string{"--dynamo-discovery=file:d"}, tokenizer.Dynamo},
+		{[]string{"--dynamo-discovery=file:d", "--engine=sglang"}, tokenizer.SGLang},
+		{[]string{"--engine=trtllm"}, tokenizer.TRTLLM},
+	} {
+		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
+		if got, err := o.tokenizerOptions(); err != nil || got.Engine != c.want {
+			t.Errorf("%v: engine %q, %v; want %q", c.args, got.Engine, err, c.want)
+		}
+	}
+}
+
 func TestWrongUsage(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -149,6 +173,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-temperature=-1"}, nil, "temperature"},
 		{[]string{"--endpoints=x", "--router-temperature=nan"}, nil, "temperature"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
+		{[]string{"--endpoints=x", "--engine=llama"}, nil, "--engine"},
+		{[]string{"--endpoints=x", "--chat-template-content-format=parts"}, nil, "auto, string or openai"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},

@@ -86,15 +86,19 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 	if len(folders) == 0 {
 		log.Warn("no --model is given: no prompt can be tokenized, every request is routed by load only")
 	}
+	served, err := o.tokenizerOptions()
+	if err != nil {
+		return nil, err
+	}
 	models := make(map[string]*tokenizer.Model, len(folders))
 	for name, dir := range folders {
 		start := time.Now()
-		model, err := tokenizer.Load(dir)
+		model, err := tokenizer.Load(dir, served)
 		if err != nil {
 			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
 		}
 		models[name] = model
-		log.Info("model loaded", "model", name, "folder", dir, "took", time.Since(start).Round(time.Millisecond))
+		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
 	}
 	return models, nil
 }

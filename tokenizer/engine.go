@@ -1,0 +1,78 @@
+package tokenizer
+
+import (
+	"fmt"
+
+	"kvepp/internal/apibody"
+)
+
+// Engine names who tokenizes the requests: its rules are the truth.
+type Engine string
+
+// The engines whose rules are known. The empty Engine means VLLM.
+const (
+	VLLM   Engine = "vllm"   // vLLM 0.33.0's OpenAI server
+	SGLang Engine = "sglang" // SGLang 0.5.21's
+	TRTLLM Engine = "trtllm" // TensorRT-LLM's
+	Dynamo Engine = "dynamo" // Dynamo 1.6.1's frontend, which sends its workers token ids
+)
+
+// Engines lists them, the default first.
+var Engines = []Engine{VLLM, SGLang, TRTLLM, Dynamo}
+
+// ParseEngine returns the engine of that name; "" is VLLM.
+func ParseEngine(name string) (Engine, error) {
+	if name == "" {
+		return VLLM, nil
+	}
+	for _, e := range Engines {
+		if name == string(e) {
+			return e, nil
+		}
+	}
+	return "", fmt.Errorf("tokenizer: %q is not an engine: must be one of %v", name, Engines)
+}
+
+// The values of Options.ChatTemplateContentFormat.
+const (
+	ContentAuto   = "auto"   // as the template's own text suggests
+	ContentString = "string" // a message's content is one string
+	ContentOpenAI = "openai" // a message's content is a list of parts, as in OpenAI's API
+)
+
+// Options say how a model is served. The zero Options are those of a vLLM without flags.
+type Options struct {
+	// Engine is who tokenizes; "" means VLLM.
+	Engine Engine
+	// ChatTemplate is the path of a template that takes the place of the folder's, as the engines' --chat-template does;
+	// "" means the folder's own.
+	ChatTemplate string
+	// ChatTemplateContentFormat is ContentAuto (also ""), ContentString or ContentOpenAI: the form of message content
+	// that the template gets, as the engines' --chat-template-content-format says. Dynamo has no such flag.
+	ChatTemplateContentFormat string
+	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
+	// Without it such a request has no token ids here.
+	RequestChatTemplate bool
+}
+
+// check completes o and says what is wrong with it.
+func (o *Options) check() error {
+	var err error
+	if o.Engine, err = ParseEngine(string(o.Engine)); err != nil {
+		return err
+	}
+	switch o.ChatTemplateContentFormat {
+	case "":
+		o.ChatTemplateContentFormat = ContentAuto
+	case ContentAuto, ContentString, ContentOpenAI:
+	default:
+		return fmt.Errorf("tokenizer: chat template content format %q is none of %s, %s, %s",
+			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
+	}
+	return nil
+}
+
+// renderChat returns the text that the engine makes of a chat.
+func (m *Model) renderChat(request *apibody.Request) (string, error) {
+	return m.renderDynamo(request)
+}
