@@ -124,8 +124,14 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 	o.scoring.HostCacheHitWeight, o.scoring.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
+	documentEnvironment(f)
+	return f
+}
+
+// documentEnvironment adds to each flag's help the environment variables that say the same.
+func documentEnvironment(f *pflag.FlagSet) {
 	f.VisitAll(func(flag *pflag.Flag) {
-		if n := (negated{}); flag.Value.Type() == n.Type() {
+		if flag.Value.Type() == (negated{}).Type() {
 			flag.Hidden = true
 			return
 		}
@@ -135,7 +141,6 @@ func serveFlags(o *options) *pflag.FlagSet {
 		}
 		flag.Usage += " [" + env + "]"
 	})
-	return f
 }
 
 // negated is the flag --no-X of a boolean flag --X.
@@ -164,6 +169,14 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
 	}
+	if err := fromEnvironment(f, getenv); err != nil {
+		return err
+	}
+	return o.check()
+}
+
+// fromEnvironment sets the flags that were not given from the environment.
+func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Changed || flag.Hidden {
@@ -178,7 +191,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 				continue
 			}
 			values := []string{value}
-			if flag.Name == "model" {
+			if flag.Value.Type() == "stringArray" {
 				values = strings.Split(value, ",")
 			}
 			for _, v := range values {
@@ -189,10 +202,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 			return
 		}
 	})
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return o.check()
+	return errors.Join(errs...)
 }
 
 // check says what is wrong with the options together, and what to do.

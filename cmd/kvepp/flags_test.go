@@ -182,7 +182,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x"}, map[string]string{"KVEPP_GRPC_PORT": "x", "DYN_KV_CACHE_BLOCK_SIZE": "y"}, "DYN_KV_CACHE_BLOCK_SIZE"},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run(append([]string{"serve"}, c.args...), &stdout, &stderr, func(name string) string { return c.env[name] })
+		code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr, func(name string) string { return c.env[name] })
 		if code != 2 || !strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%v %v: status %d, %q; want 2 and %q", c.args, c.env, code, stderr.String(), c.says)
 		}
@@ -200,7 +200,7 @@ func TestStartFailsClearly(t *testing.T) {
 		{[]string{"--endpoints=x", "--log-format=xml"}, "text or json"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if code := run(append([]string{"serve"}, c.args...), &stdout, &stderr, func(string) string { return "" }); code != 1 || !strings.Contains(stderr.String(), c.says) {
+		if code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr, func(string) string { return "" }); code != 1 || !strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%v: status %d, %q; want 1 and %q", c.args, code, stderr.String(), c.says)
 		}
 	}
@@ -220,7 +220,7 @@ func TestHelpAndVersion(t *testing.T) {
 		{[]string{"sevre"}, 2, `"sevre"`},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run(c.args, &stdout, &stderr, func(string) string { return "" })
+		code := run(c.args, nil, &stdout, &stderr, func(string) string { return "" })
 		if code != c.code || !strings.Contains(stdout.String()+stderr.String(), c.says) {
 			t.Errorf("%v: status %s, %q %q", c.args, strconv.Itoa(code), stdout.String(), stderr.String())
 		}

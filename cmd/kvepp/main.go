@@ -21,6 +21,7 @@ endpoint and worker headers.
 Usage:
   kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
   kvepp serve --help                                      all flags, each with its environment variables
+  kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
   kvepp version                                           what was built
 
 A first run:
@@ -33,10 +34,10 @@ endpoints.yaml:
     kvEvents: tcp://10.0.0.7:5557      # the engine's KV events (vLLM: --kv-events-config)
 `
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, os.Getenv)) }
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)) }
 
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
-func run(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, help)
 		return 2
@@ -59,6 +60,8 @@ func run(args []string, stdout, stderr io.Writer, getenv func(string) string) in
 			return 1
 		}
 		return 0
+	case "tokenize":
+		return tokenize(args[1:], stdin, stdout, stderr, getenv)
 	case "version", "--version":
 		fmt.Fprintln(stdout, version())
 		return 0

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/scoring"
+	"kvepp/tokenizer"
+)
+
+const tokenizeHelp = `kvepp tokenize shows what kvepp makes of a request: the prompt, its token ids, and with --blocks their hashes.
+
+  kvepp tokenize --model-path DIR < body.json                    a request's body, as clients send it
+  kvepp tokenize --model-path DIR --text < prompt.txt            raw text, without a chat template
+  kvepp tokenize --model-path DIR --jsonl < bodies.jsonl         a body a line in, an answer a line out
+  kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
+
+The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids are certain to be the engine's. A request
+with several prompts answers an array. With --jsonl a line that cannot be answered answers {"error": message}, and the
+exit status is 1 at the end.
+
+Compare "token_ids" with the engine's own: vLLM's POST /tokenize takes the same body.
+
+Flags, with the environment variables that say the same:
+`
+
+// tokenizeOptions is everything that `kvepp tokenize` can be told.
+type tokenizeOptions struct {
+	modelPath string
+	engine    string
+	api       string
+	text      bool
+	special   bool
+	jsonl     bool
+	blocks    bool
+	blockSize int
+	lora      string
+	cacheSalt string
+}
+
+func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvepp tokenize", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.modelPath, "model-path", "", "the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template")
+	f.StringVar(&o.engine, "engine", string(tokenizer.VLLM), "whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo")
+	f.StringVar(&o.api, "api", "", "the `API` that the body is for: chat, completions, responses or messages. Absent: chat when the body has messages")
+	f.BoolVar(&o.text, "text", false, "the input is a prompt's text, not a body; with --jsonl a JSON string a line")
+	f.BoolVar(&o.special, "add-special-tokens", true, "with --text, add the special tokens that the tokenizer puts around a prompt")
+	f.BoolVar(&o.jsonl, "jsonl", false, "an input a line, an answer a line")
+	f.BoolVar(&o.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as Dynamo computes them")
+	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
+	f.StringVar(&o.lora, "lora", "", "adapter `NAME` that salts the hashes")
+	f.StringVar(&o.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Absent: the request's own")
+	documentEnvironment(f)
+	return f
+}
+
+// tokenize runs `kvepp tokenize`. It returns the exit status.
+func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
+	var o tokenizeOptions
+	f := tokenizeFlags(&o)
+	err := f.Parse(args)
+	if errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprint(stdout, tokenizeHelp, f.FlagUsagesWrapped(120))
+		return 0
+	}
+	if err == nil {
+		err = fromEnvironment(f, getenv)
+	}
+	if err == nil {
+		err = o.check(f)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
+		return 2
+	}
+	model, err := tokenizer.Load(o.modelPath, tokenizer.Options{Engine: tokenizer.Engine(o.engine)})
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp tokenize: --model-path %s: %v\n", o.modelPath, err)
+		return 1
+	}
+	out := bufio.NewWriter(stdout)
+	defer out.Flush()
+	if !o.jsonl {
+		input, err := io.ReadAll(stdin)
+		if err == nil {
+			err = o.answer(out, model, input)
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
+			return 1
+		}
+		return 0
+	}
+	status := 0
+	lines := bufio.NewReaderSize(stdin, 1<<16)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(bytes.TrimSpace(line)) > 0 {
+			if err := o.answer(out, model, line); err != nil {
+				status = 1
+				if err := encode(out, map[string]string{"error": err.Error()}); err != nil {
+					return 1
+				}
+			}
+		}
+		if err != nil {
+			if err != io.EOF {
+				fmt.Fprintf(stderr, "kvepp tokenize: reading: %v\n", err)
+				status = 1
+			}
+			return status
+		}
+	}
+}
+
+func (o *tokenizeOptions) check(f *pflag.FlagSet) error {
+	switch {
+	case f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: the input comes from standard input", f.Arg(0))
+	case o.modelPath == "":
+		return errors.New("--model-path FOLDER is needed")
+	case o.api != "" && o.text:
+		return errors.New("--api is about bodies, --text takes none")
+	case o.api != "" && apiPaths[o.api] == "":
+		return fmt.Errorf("--api %q: must be chat, completions, responses or messages", o.api)
+	case o.blocks && (o.blockSize < 1 || o.blockSize > scoring.MaxBlockSize):
+		return errors.New("--blocks needs --kv-cache-block-size TOKENS, the engine's (vLLM: --block-size)")
+	case !o.blocks && (o.blockSize != 0 || o.lora != "" || o.cacheSalt != ""):
+		return errors.New("--kv-cache-block-size, --lora and --cache-salt are about hashes: add --blocks")
+	}
+	if _, err := tokenizer.ParseEngine(o.engine); err != nil {
+		return fmt.Errorf("--engine: %w", err)
+	}
+	return nil
+}
+
+// apiPaths are the paths of the APIs that --api names.
+var apiPaths = map[string]string{
+	"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages",
+}
+
+// tokenized is one prompt's answer.
+type tokenized struct {
+	Prompt         string                 `json:"prompt"`
+	TokenIDs       []kvblock.Token        `json:"token_ids"`
+	Certain        int                    `json:"certain"`
+	LocalHashes    []kvblock.LocalHash    `json:"local_hashes,omitempty"`
+	SequenceHashes []kvblock.SequenceHash `json:"sequence_hashes,omitempty"`
+}
+
+// answer writes what becomes of one input, as one line.
+func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []byte) error {
+	if o.text {
+		text := string(input)
+		if o.jsonl {
+			if err := json.Unmarshal(input, &text); err != nil {
+				return fmt.Errorf("with --text and --jsonl each line is a JSON string: %w", err)
+			}
+		}
+		ids, err := model.Encode(text, o.special)
+		if err != nil {
+			return err
+		}
+		return encode(out, o.tokenized(tokenizer.Prompt{Text: text, IDs: ids, Certain: len(ids)}, ""))
+	}
+	path := apiPaths[o.api]
+	if path == "" {
+		if path = apiPaths["completions"]; hasMessages(input) {
+			path = apiPaths["chat"]
+		}
+	}
+	request, err := apibody.ParseRequest(path, input)
+	if err != nil {
+		return err
+	}
+	prompts, err := model.Prompts(request)
+	if err != nil {
+		return fmt.Errorf("the ids of this request are not certain, it would be routed by load: %w", err)
+	}
+	answers := make([]tokenized, len(prompts))
+	for i, p := range prompts {
+		answers[i] = o.tokenized(p, request.CacheSalt)
+	}
+	if len(answers) == 1 {
+		return encode(out, answers[0])
+	}
+	return encode(out, answers)
+}
+
+func (o *tokenizeOptions) tokenized(p tokenizer.Prompt, salt string) tokenized {
+	t := tokenized{Prompt: p.Text, TokenIDs: p.IDs, Certain: p.Certain}
+	if t.TokenIDs == nil {
+		t.TokenIDs = []kvblock.Token{}
+	}
+	if o.blocks {
+		if o.cacheSalt != "" {
+			salt = o.cacheSalt
+		}
+		t.LocalHashes = kvblock.AppendLocalHashes(nil, p.IDs[:p.Certain], kvblock.HashOptions{BlockSize: o.blockSize, LoRAName: o.lora, CacheNamespace: salt})
+		t.SequenceHashes = kvblock.AppendSequenceHashes(nil, t.LocalHashes)
+	}
+	return t
+}
+
+// hasMessages says whether a body looks like a chat's. A body that is no JSON is left to the parser's own message.
+func hasMessages(body []byte) bool {
+	var b struct {
+		Messages json.RawMessage `json:"messages"`
+	}
+	return json.Unmarshal(body, &b) != nil && strings.Contains(string(body), `"messages"`) || b.Messages != nil
+}
+
+func encode(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+const tiny = "../../e2e/models/tiny-bytelevel"
+
+func runTokenize(t *testing.T, input string, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(append([]string{"tokenize"}, args...), strings.NewReader(input), &out, &errs, func(string) string { return "" })
+	return out.String(), errs.String(), status
+}
+
+// golden is what Python's tokenizers and transformers make of the tiny model's strings and chats.
+func golden(t *testing.T) (strs []struct {
+	Text string
+	IDs  []uint32
+}) {
+	t.Helper()
+	raw, err := os.ReadFile("../../e2e/models/testdata/tiny-bytelevel.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g struct {
+		Strings []struct {
+			Text string
+			IDs  []uint32
+		}
+	}
+	if err := json.Unmarshal(raw, &g); err != nil || len(g.Strings) < 100 {
+		t.Fatal(len(g.Strings), err)
+	}
+	return g.Strings
+}
+
+func TestTokenizeText(t *testing.T) {
+	var lines strings.Builder
+	strs := golden(t)
+	for _, s := range strs {
+		line, err := json.Marshal(s.Text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines.Write(append(line, '\n'))
+	}
+	stdout, stderr, status := runTokenize(t, lines.String(), "--model-path", tiny, "--text", "--jsonl")
+	if status != 0 {
+		t.Fatal(stderr)
+	}
+	answers := strings.Split(strings.TrimSpace(stdout), "\n")
+	if len(answers) != len(strs) {
+		t.Fatalf("%d answers to %d lines", len(answers), len(strs))
+	}
+	for i, a := range answers {
+		var got struct {
+			Prompt   string   `json:"prompt"`
+			TokenIDs []uint32 `json:"token_ids"`
+			Certain  int      `json:"certain"`
+		}
+		if err := json.Unmarshal([]byte(a), &got); err != nil || got.Prompt != strs[i].Text || !equal(got.TokenIDs, strs[i].IDs) || got.Certain != len(got.TokenIDs) {
+			t.Errorf("%q: %+v, want %v (%v)", strs[i].Text, got, strs[i].IDs, err)
+		}
+	}
+}
+
+func equal(a, b []uint32) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func TestTokenizeBodies(t *testing.T) {
+	chat := `{"model":"m","messages":[{"role":"user","content":"Hello there, how are you today? I am fine & <well>."}]}`
+	stdout, stderr, status := runTokenize(t, chat, "--model-path", tiny, "--blocks", "--kv-cache-block-size", "4")
+	var got tokenized
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 0 {
+		t.Fatal(err, stderr)
+	}
+	if !strings.Contains(got.Prompt, "fine & <well>") || !strings.Contains(stdout, "fine & <well>") {
+		t.Errorf("prompt %q in %s", got.Prompt, stdout)
+	}
+	if n := len(got.TokenIDs) / 4; n < 2 || len(got.LocalHashes) != n || len(got.SequenceHashes) != n {
+		t.Errorf("%d ids in blocks of four: %d local hashes, %d sequence hashes", len(got.TokenIDs), len(got.LocalHashes), len(got.SequenceHashes))
+	}
+	plain := got.SequenceHashes
+	for _, salted := range [][]string{{"--lora", "a"}, {"--cache-salt", "a"}} {
+		stdout, _, _ := runTokenize(t, chat, append(salted, "--model-path", tiny, "--blocks", "--kv-cache-block-size", "4")...)
+		var s tokenized
+		if err := json.Unmarshal([]byte(stdout), &s); err != nil || s.SequenceHashes[0] == plain[0] {
+			t.Errorf("%v does not salt: %v", salted, err)
+		}
+	}
+	// A batch answers an array; ids that are given come back.
+	stdout, stderr, status = runTokenize(t, `{"model":"m","prompt":[[1,2,3],[4]]}`, "--model-path", tiny)
+	var batch []tokenized
+	if err := json.Unmarshal([]byte(stdout), &batch); err != nil || status != 0 || len(batch) != 2 || len(batch[0].TokenIDs) != 3 || batch[1].TokenIDs[0] != 4 {
+		t.Errorf("a batch: %v %s %s", err, stdout, stderr)
+	}
+}
+
+func TestTokenizeGoesOnAfterABadLine(t *testing.T) {
+	in := `{"model":"m","prompt":"one"}` + "\n\nnot json\n" + `{"model":"m"}` + "\n" + `{"model":"m","prompt":"two"}`
+	stdout, _, status := runTokenize(t, in, "--model-path", tiny, "--jsonl", "--api", "completions")
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	if status != 1 || len(lines) != 4 || !strings.Contains(lines[0], `"token_ids"`) || !strings.Contains(lines[1], `"error"`) ||
+		!strings.Contains(lines[2], "'prompt'") || !strings.Contains(lines[3], `"two"`) {
+		t.Errorf("status %d: %s", status, stdout)
+	}
+}
+
+func TestTokenizeErrorsTeach(t *testing.T) {
+	for _, c := range []struct {
+		input string
+		args  []string
+		code  int
+		says  string
+	}{
+		{"", nil, 2, "--model-path"},
+		{"", []string{"--model-path", tiny, "x"}, 2, "standard input"},
+		{"", []string{"--model-path", tiny, "--engine", "other"}, 2, "vllm"},
+		{"", []string{"--model-path", tiny, "--api", "chats"}, 2, "chat, completions"},
+		{"", []string{"--model-path", tiny, "--api", "chat", "--text"}, 2, "--text"},
+		{"", []string{"--model-path", tiny, "--blocks"}, 2, "--kv-cache-block-size"},
+		{"", []string{"--model-path", tiny, "--lora", "x"}, 2, "--blocks"},
+		{"", []string{"--model-path", "testdata/none"}, 1, "tokenizer.json"},
+		{"{", []string{"--model-path", tiny}, 1, "not valid"},
+		{`{"messages":[]}`, []string{"--model-path", tiny}, 1, "'model'"},
+		{`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, []string{"--model-path", tiny}, 1, "routed by load"},
+	} {
+		if _, stderr, status := runTokenize(t, c.input, c.args...); status != c.code || !strings.Contains(stderr, c.says) {
+			t.Errorf("%v %q: status %d, %q; want %d and %q", c.args, c.input, status, stderr, c.code, c.says)
+		}
+	}
+	if stdout, _, status := runTokenize(t, "", "--help"); status != 0 || !strings.Contains(stdout, "--jsonl") || !strings.Contains(stdout, "KVEPP_MODEL_PATH") {
+		t.Errorf("--help: %d %s", status, stdout)
+	}
+}
