@@ -1,24 +1,12 @@
 package tokenizer
 
 import (
-	"errors"
 	"fmt"
 	"strings"
-	"unicode"
 
 	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 )
-
-var (
-	errRequestTemplate = errors.New("tokenizer: the request brings its own chat template")
-	errContinuePrompt  = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
-	errNotContinued    = errors.New("tokenizer: continue_final_message, but the template does not show the final message")
-)
-
-// continueTag marks the end of a final message that is to be continued, so that what the template puts behind it can
-// be cut off. Source: transformers 5.23.0, utils/chat_template_utils.
-const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
 // renderDynamo returns the text that Dynamo's frontend makes of a chat.
 func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
@@ -63,30 +51,6 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 	return text, nil
 }
 
-// templateVars returns what a template sees whatever the chat: the named special tokens and kwargs, which win.
-func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
-	vars := chattemplate.NewDict()
-	for _, name := range specialTokenNames {
-		if token, ok := m.specialNames[name]; ok {
-			vars.Set(name, token)
-		}
-	}
-	for key, value := range kwargs.All() {
-		if name, ok := key.(string); ok {
-			vars.Set(name, value)
-		}
-	}
-	return vars
-}
-
-// listOrNone returns nil, Python's None, for a nil list.
-func listOrNone(list *chattemplate.List) any {
-	if list == nil {
-		return nil
-	}
-	return list
-}
-
 // messages returns the messages as the template gets them, and the final message's text if it is to be continued.
 // Messages that need no change are the request's own; the others are copies.
 func (c *chatTemplate) messages(request *apibody.Request) (list *chattemplate.List, final string, err error) {
@@ -98,7 +62,7 @@ func (c *chatTemplate) messages(request *apibody.Request) (list *chattemplate.Li
 		}
 		message = c.content(aliasReasoning(dropNone(message)))
 		if request.ContinueFinalMessage && i == len(list.Items)-1 {
-			if message, final, err = c.tagFinal(message); err != nil {
+			if message, final, err = tagFinal(message); err != nil {
 				return nil, "", err
 			}
 		}
@@ -178,12 +142,7 @@ func (c *chatTemplate) content(message *chattemplate.Dict) *chattemplate.Dict {
 	return message
 }
 
-func textParts(text string) *chattemplate.List {
-	part := chattemplate.NewDict()
-	part.Set("type", "text")
-	part.Set("text", text)
-	return chattemplate.NewList(part)
-}
+func textParts(text string) *chattemplate.List { return chattemplate.NewList(textPart(text)) }
 
 // joinParts joins a non-empty list of text parts; ok is false for any other list.
 func joinParts(parts *chattemplate.List) (text string, ok bool) {
@@ -202,51 +161,3 @@ func joinParts(parts *chattemplate.List) (text string, ok bool) {
 	}
 	return strings.Join(texts, "\n"), len(parts.Items) > 0
 }
-
-func get[T any](d *chattemplate.Dict, key string) (T, bool) {
-	v, _ := d.Get(key)
-	t, ok := v.(T)
-	return t, ok
-}
-
-// tagFinal puts the tag behind the final message's text.
-func (c *chatTemplate) tagFinal(message *chattemplate.Dict) (*chattemplate.Dict, string, error) {
-	content, _ := message.Get("content")
-	message = message.Clone()
-	switch content := content.(type) {
-	case string:
-		message.Set("content", content+continueTag)
-		return message, content, nil
-	case *chattemplate.List:
-		for i := len(content.Items) - 1; i >= 0; i-- {
-			part, _ := content.Items[i].(*chattemplate.Dict)
-			text, ok := get[string](part, "text")
-			if !ok {
-				continue
-			}
-			part = part.Clone()
-			part.Set("text", text+continueTag)
-			parts := chattemplate.NewList(append([]any(nil), content.Items...)...)
-			parts.Items[i] = part
-			message.Set("content", parts)
-			return message, text, nil
-		}
-	}
-	return nil, "", errNotContinued
-}
-
-// cutContinued cuts the rendered text where the final message ends.
-func cutContinued(text, final string) (string, error) {
-	at := strings.LastIndex(text, strings.TrimSpace(continueTag))
-	if at < 0 || !strings.Contains(text, strings.TrimSpace(final)) {
-		return "", errNotContinued
-	}
-	if strings.HasPrefix(text[at:], continueTag) {
-		return text[:at], nil
-	}
-	// The template trimmed the message, so its own trailing space is not part of the prompt either.
-	return strings.TrimRightFunc(text[:at], isPythonSpace), nil
-}
-
-// isPythonSpace is str.isspace: Go's white space and the four separators of ASCII.
-func isPythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }

@@ -1,0 +1,154 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"kvepp/chattemplate"
+)
+
+// What Transformers' apply_chat_template does around a template, which every engine written in Python calls.
+// Source: transformers 5.20.2, tokenization_utils_base and utils/chat_template_utils. (Later ones also drop message fields
+// that are None and give reasoning several names; vLLM 0.33.0 and SGLang 0.5.21 require earlier ones.)
+
+var (
+	errRequestTemplate = errors.New("tokenizer: the request brings its own chat template, which is not rendered without --trust-request-chat-template")
+	errContinuePrompt  = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
+	errNotContinued    = errors.New("tokenizer: continue_final_message, but the template does not show the final message")
+)
+
+// continueTag marks the end of a final message that is to be continued, so that what the template puts behind it can
+// be cut off.
+const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
+
+// chat is what a template is called with.
+type chat struct {
+	messages []any
+	// tools and documents are nil for Python's None.
+	tools, documents *chattemplate.List
+	// kwargs are further variables, which win over the special tokens' names.
+	kwargs               *chattemplate.Dict
+	addGenerationPrompt  any // what the template sees; Python's truth decides
+	continueFinalMessage bool
+}
+
+// apply renders a chat.
+func (m *Model) apply(t *chatTemplate, c *chat) (string, error) {
+	messages, final := c.messages, ""
+	if c.continueFinalMessage {
+		if c.addGenerationPrompt == true {
+			return "", errContinuePrompt
+		}
+		last, _ := messages[len(messages)-1].(*chattemplate.Dict)
+		tagged, text, err := tagFinal(last)
+		if err != nil || !strings.Contains(t.source, "content") {
+			return "", errNotContinued
+		}
+		messages, final = slices.Clone(messages), text
+		messages[len(messages)-1] = tagged
+	}
+	vars := m.templateVars(c.kwargs)
+	vars.Set("messages", chattemplate.NewList(messages...))
+	vars.Set("tools", listOrNone(c.tools))
+	vars.Set("documents", listOrNone(c.documents))
+	vars.Set("add_generation_prompt", c.addGenerationPrompt)
+	text, err := t.Render(vars, chattemplate.Limits{})
+	if err != nil {
+		return "", fmt.Errorf("tokenizer: chat template: %w", err)
+	}
+	if c.continueFinalMessage {
+		return cutContinued(text, final)
+	}
+	return text, nil
+}
+
+// templateVars returns what a template sees whatever the chat: the named special tokens and kwargs, which win.
+func (m *Model) templateVars(kwargs *chattemplate.Dict) *chattemplate.Dict {
+	vars := chattemplate.NewDict()
+	for _, name := range specialTokenNames {
+		if token, ok := m.specialNames[name]; ok {
+			vars.Set(name, token)
+		}
+	}
+	for key, value := range kwargs.All() {
+		if name, ok := key.(string); ok {
+			vars.Set(name, value)
+		}
+	}
+	return vars
+}
+
+// listOrNone returns nil, Python's None, for a nil list.
+func listOrNone(list *chattemplate.List) any {
+	if list == nil {
+		return nil
+	}
+	return list
+}
+
+// get returns an object's field if it is there and of type T.
+func get[T any](d *chattemplate.Dict, key string) (T, bool) {
+	v, _ := d.Get(key)
+	t, ok := v.(T)
+	return t, ok
+}
+
+// dict returns an object of keys, which are strings, and values in turn.
+func dict(keysAndValues ...any) *chattemplate.Dict {
+	d := chattemplate.NewDict()
+	for i := 0; i+1 < len(keysAndValues); i += 2 {
+		if key, ok := keysAndValues[i].(string); ok {
+			d.Set(key, keysAndValues[i+1])
+		}
+	}
+	return d
+}
+
+// textPart is a content part of text.
+func textPart(text string) *chattemplate.Dict { return dict("type", "text", "text", text) }
+
+// tagFinal puts the tag behind the final message's text.
+func tagFinal(message *chattemplate.Dict) (*chattemplate.Dict, string, error) {
+	content, _ := message.Get("content")
+	switch content := content.(type) {
+	case string:
+		message = message.Clone()
+		message.Set("content", content+continueTag)
+		return message, content, nil
+	case *chattemplate.List:
+		for i, item := range slices.Backward(content.Items) {
+			part, _ := item.(*chattemplate.Dict)
+			text, ok := get[string](part, "text")
+			if !ok {
+				continue
+			}
+			part = part.Clone()
+			part.Set("text", text+continueTag)
+			parts := slices.Clone(content.Items)
+			parts[i] = part
+			message = message.Clone()
+			message.Set("content", chattemplate.NewList(parts...))
+			return message, text, nil
+		}
+	}
+	return nil, "", errNotContinued
+}
+
+// cutContinued cuts the rendered text where the final message ends.
+func cutContinued(text, final string) (string, error) {
+	at := strings.LastIndex(text, strings.TrimFunc(continueTag, isPythonSpace))
+	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, isPythonSpace)) {
+		return "", errNotContinued
+	}
+	if strings.HasPrefix(text[at:], continueTag) {
+		return text[:at], nil
+	}
+	// The template trimmed the message, so its own trailing space is not part of the prompt either.
+	return strings.TrimRightFunc(text[:at], isPythonSpace), nil
+}
+
+// isPythonSpace is str.isspace: Go's white space and the four separators of ASCII.
+func isPythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }
