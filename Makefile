@@ -11,7 +11,7 @@ BENCHTIME := 0.5s
 COUNT := 5
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 build: libzmq ## bin/kvepp
 	go build -o bin/ ./cmd/kvepp
@@ -33,10 +33,16 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 test-long: ## what takes longer: fuzzing every decoder, and the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
-bench: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
+bench: ## the Go benchmarks, then tokenization beside its peers
+	@$(MAKE) --no-print-directory bench-go && $(MAKE) --no-print-directory bench-tokenizers
+
+bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
+
+bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
+	@bench/tokenizers.sh $(MODELS)
 
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long bench libzmq
+.PHONY: help build run check test test-long bench bench-go bench-tokenizers libzmq

@@ -37,6 +37,7 @@ var may = map[string]string{
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
+	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
 	"e2e":                 "e2e/stack",
 	"e2e/stack":           "",
 	"e2e/demo":            "e2e/stack",

@@ -1,0 +1,41 @@
+#!/bin/sh
+# Measures kvepp's tokenizer beside its peers; README.md says what and how. Installs and builds what that needs into the
+# cache folder first (once, some minutes).
+#
+#   tokenizers.sh              all six models
+#   tokenizers.sh qwen3 ...    these
+#
+# ROUNDS: measurements of each kind (default 7). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
+say() { printf '%s\n' "$*" >&2; }
+
+command -v cargo >/dev/null || { say "bench/tokenizers.sh: cargo (Rust) is needed to build the peers; see https://rustup.rs"; exit 1; }
+[ "$#" -gt 0 ] || set -- llama3_1 qwen3 gptoss deepseek_v3 gemma3 llama2
+pairs=""
+for name; do
+	folder=$("$here/../e2e/tools/models.sh" "$name")
+	pairs="$pairs
+$name=$folder"
+done
+
+target=$cache/bench-tokenizers-rs
+[ -d "$target/release" ] || say "building tokenizers and fastokens (a few minutes, once)"
+CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/tokenizers-rs/Cargo.toml"
+go=$cache/bench-tokenizers-go
+(cd "$here/.." && go build -o "$go" ./bench/tokenizers-go)
+
+key=$(cksum <"$here/requirements.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+venv=$cache/bench-$key
+if [ ! -e "$venv/complete" ]; then
+	say "installing Python's tokenizers into $venv"
+	rm -rf "$venv"
+	python3 -m venv "$venv" >&2
+	"$venv/bin/pip" --disable-pip-version-check install --quiet --progress-bar off -r "$here/requirements.txt" >&2
+	touch "$venv/complete"
+fi
+
+IFS='
+'
+exec "$venv/bin/python" "$here/compare.py" --go "$go" --rs "$target/release/tokenizers-rs" --rounds "${ROUNDS:-7}" $pairs
