@@ -4,6 +4,8 @@ SHELL := /bin/sh
 INSTALL := e2e/tools/install.sh
 # Where the installed Envoy and Dynamo are; evaluated only by the targets that need them.
 TOOLS = $$($(INSTALL) tools)
+# What holds the tokenizer against the Python originals: a Python with them, and folders of real models.
+ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(e2e/tools/models.sh $(1))"
 # A test's own deadline; one that hangs prints where.
 TIMEOUT := 15m
 BENCH := .
@@ -27,11 +29,15 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -v '/e2e$$') && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity)$$') && \
+	$(call ORACLES,llama2 gpt35turbo) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
-test-long: ## what takes longer: fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+
+parity: libzmq ## every real tokenizer file against Python's tokenizers and mistral-common, 23,000 texts each
+	@$(call ORACLES,all) go test -v -count=1 -timeout 30m ./tokenizer/parity
 
 bench: ## the Go benchmarks, then tokenization beside its peers
 	@$(MAKE) --no-print-directory bench-go && $(MAKE) --no-print-directory bench-tokenizers
@@ -45,4 +51,4 @@ bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, r
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long bench bench-go bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity bench bench-go bench-tokenizers libzmq

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy and Dynamo's frontend and mocker
-# into a cache folder. Prints the cache folder's tools path on standard output and progress on standard error. Safe to run
+# into a cache folder. Prints the folder of what was asked for on standard output and progress on standard error. Safe to run
 # again: what is there stays.
 #
 #   install.sh libzmq   only what the build needs
-#   install.sh tools    everything
+#   install.sh tools    that, Envoy and Dynamo
+#   install.sh oracles  the Python originals that the tokenizer is compared with
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -34,10 +35,14 @@ libzmq() {
 	command -v gcc >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists libzmq || apt gcc pkg-config libzmq3-dev
 }
 
-tools() {
+python() {
 	command -v python3 >/dev/null || apt python3 python3-venv
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "Python 3.10 or newer is needed; python3 is $(python3 -V 2>&1)."
 	python3 -c 'import ensurepip, venv' 2>/dev/null || apt python3-venv
+}
+
+tools() {
+	python
 	# The folder's name holds what is to be in it, so that a changed list makes a new one and an old clone keeps its own.
 	key=$(cat "$here"/requirements*.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 	venv=$cache/tools-$key
@@ -58,8 +63,25 @@ tools() {
 	printf '%s\n' "$venv"
 }
 
+oracles() {
+	python
+	key=$(cksum <"$here/oracles/requirements.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	venv=$cache/oracles-$key
+	if [ ! -e "$venv/complete" ]; then
+		say "installing Python's tokenizers and Transformers into $venv (about 100 MB, once)"
+		rm -rf "$venv"
+		mkdir -p "$cache"
+		python3 -m venv "$venv" >&2
+		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet -r "$here/oracles/requirements.txt" >&2
+		touch "$venv/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$venv"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
-*) die "usage: install.sh libzmq|tools" ;;
+oracles) oracles ;;
+*) die "usage: install.sh libzmq|tools|oracles" ;;
 esac

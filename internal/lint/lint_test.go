@@ -28,6 +28,7 @@ var may = map[string]string{
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",
 	"tokenizer":           "chattemplate kvblock internal/apibody",
+	"tokenizer/parity":    "tokenizer kvblock",
 	"scoring":             "kvblock",
 	"pool":                "kvblock",
 	"indexer":             "kvblock",

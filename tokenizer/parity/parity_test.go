@@ -1,0 +1,165 @@
+package parity
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// oracleCommand is a call of oracle.py.
+func oracleCommand(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(environment(t, "KVEPP_ORACLES"), "bin/python"), append([]string{"oracle.py"}, args...)...)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=true", "TRANSFORMERS_VERBOSITY=error")
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+func environment(t *testing.T, name string) string {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		t.Fatalf("%s is not set: run `make test` or `make test-long`, which fetch what these tests need and set it", name)
+	}
+	return value
+}
+
+// realModel is a folder with a real tokenizer.json, and the file that it was converted from if that can be compared with.
+type realModel struct{ Folder, Native string }
+
+func (m realModel) name() string { return filepath.Base(m.Folder) }
+
+// models are those of KVEPP_MODELS, folders in lines, and, except with -short, those that mistral-common holds.
+func models(t *testing.T) []realModel {
+	t.Helper()
+	var all []realModel
+	for _, folder := range strings.Fields(environment(t, "KVEPP_MODELS")) {
+		all = append(all, realModel{Folder: folder})
+	}
+	if testing.Short() {
+		return all
+	}
+	out, err := oracleCommand(t, "mistral", t.TempDir()).Output()
+	if err != nil {
+		t.Fatalf("oracle.py mistral: %v", err)
+	}
+	for line := range bytes.Lines(out) {
+		var m realModel
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	if len(all) < 17 {
+		t.Fatalf("only %d models: %v", len(all), all)
+	}
+	return all
+}
+
+// answer is what the original makes of a text.
+type answer struct {
+	Text    string
+	IDs     []kvblock.Token
+	Special []kvblock.Token // with special tokens; nil: as IDs
+}
+
+// TestRealFiles encodes texts with each real tokenizer file as Hugging Face tokenizers (and mistral-common) do: from cold
+// caches, and again from warm ones.
+func TestRealFiles(t *testing.T) {
+	texts, random := 3000, 20000
+	if testing.Short() {
+		texts, random = 300, 300
+	}
+	for _, m := range models(t) {
+		t.Run(m.name(), func(t *testing.T) {
+			args := []string{"encode", m.Folder, strconv.Itoa(texts), strconv.Itoa(random)}
+			if m.Native != "" {
+				args = append(args, m.Native)
+			}
+			model, err := tokenizer.Load(m.Folder, tokenizer.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, model, oracleCommand(t, args...), texts+random)
+		})
+	}
+}
+
+// compare runs a command that prints answers and holds the model to them; want is their number.
+func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v: %v", cmd.Args, err)
+	}
+	compared, tokens, wrong := 0, 0, 0
+	check := func(a answer, special bool, want []kvblock.Token, caches string) {
+		got, err := model.Encode(a.Text, special)
+		if err == nil && slices.Equal(got, want) {
+			return
+		}
+		if wrong++; wrong <= 10 {
+			t.Errorf("%s caches, special tokens %v: %+q\n got %v, %v\nwant %v", caches, special, a.Text, got, err, want)
+		}
+	}
+	lines := bufio.NewReaderSize(out, 1<<20)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a answer
+		if err := json.Unmarshal(line, &a); err != nil {
+			t.Fatal(err)
+		}
+		withSpecial := a.Special
+		if withSpecial == nil {
+			withSpecial = a.IDs
+		}
+		check(a, false, a.IDs, "cold")
+		check(a, true, withSpecial, "warm")
+		compared++
+		tokens += len(a.IDs)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v: %v", cmd.Args, err)
+	}
+	if compared != want {
+		t.Errorf("%d texts instead of %d", compared, want)
+	}
+	totals.Lock()
+	totals.texts, totals.tokens, totals.wrong = totals.texts+compared, totals.tokens+tokens, totals.wrong+wrong
+	totals.Unlock()
+	t.Logf("%d texts, %d tokens, %d differences", compared, tokens, wrong)
+}
+
+// totals are of all comparisons of this run.
+var totals struct {
+	sync.Mutex
+	texts, tokens, wrong int
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	fmt.Printf("parity with the Python originals: %d texts, %d tokens, %d differences\n", totals.texts, totals.tokens, totals.wrong)
+	os.Exit(code)
+}
