@@ -8,25 +8,22 @@ import (
 // Tokenize returns the token ids of each prompt of a request; a chat has one. ids[i] belongs to prompt i and to the
 // caller.
 //
-// A request that brings its own ids (nvext.token_data) for its only prompt gets those. Otherwise a chat is rendered
-// with the model's template and encoded without special tokens, which the template writes itself, and a completion is
-// encoded with them; add_special_tokens overrides both.
+// A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
+// and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
+// add_special_tokens overrides both.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
-// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit.
+// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
+// or alone can tokenize.
 func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
-	if ids, err := Given(request); err == nil {
-		return ids, nil
+	if ids, err := m.given(request); ids != nil || err != nil {
+		return ids, err
 	}
 	if request.HasMedia {
 		return nil, ErrMedia
 	}
 	if request.API == apibody.ChatCompletions {
-		text, err := m.renderChat(request)
-		if err != nil {
-			return nil, err
-		}
-		ids, err := m.Encode(text, request.AddSpecialTokens != nil && *request.AddSpecialTokens)
+		ids, err := m.chatIDs(request)
 		if err != nil {
 			return nil, err
 		}

@@ -2,8 +2,10 @@ package tokenizer
 
 import (
 	"fmt"
+	"slices"
 
 	"kvepp/internal/apibody"
+	"kvepp/kvblock"
 )
 
 // Engine names who tokenizes the requests: its rules are the truth.
@@ -48,7 +50,7 @@ type Options struct {
 	// "" means the folder's own.
 	ChatTemplate string
 	// ChatTemplateContentFormat is ContentAuto (also ""), ContentString or ContentOpenAI: the form of message content
-	// that the template gets, as the engines' --chat-template-content-format says. Dynamo has no such flag.
+	// that the template gets, as vLLM's --chat-template-content-format says. SGLang and Dynamo have no such flag.
 	ChatTemplateContentFormat string
 	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
 	// Without it such a request has no token ids here.
@@ -72,7 +74,59 @@ func (o *Options) check() error {
 	return nil
 }
 
+// given returns the ids that a request brings where its engine looks for them, nil if it brings none, and an error if the
+// engine would make something of the request that is not known here.
+func (m *Model) given(request *apibody.Request) ([][]kvblock.Token, error) {
+	var ids [][]kvblock.Token
+	var err error
+	switch m.options.Engine {
+	case VLLM:
+		ids, err = m.givenVLLM(request)
+	case SGLang:
+		ids, err = m.givenSGLang(request)
+	case TRTLLM:
+		err = checkTRTLLM(request)
+	}
+	if ids != nil || err != nil {
+		return ids, err
+	}
+	if request.TokenData != nil && m.options.Engine != Dynamo {
+		without := *request
+		without.TokenData = nil // a field of Dynamo's
+		request = &without
+	}
+	if ids, err = Given(request); err != nil {
+		return nil, nil
+	}
+	return ids, nil
+}
+
+// chatIDs returns the ids that the engine makes of a chat.
+func (m *Model) chatIDs(request *apibody.Request) ([]kvblock.Token, error) {
+	if m.options.Engine == SGLang {
+		return m.chatSGLang(request)
+	}
+	text, err := m.renderChat(request)
+	if err != nil {
+		return nil, err
+	}
+	return m.Encode(text, request.AddSpecialTokens != nil && *request.AddSpecialTokens)
+}
+
 // renderChat returns the text that the engine makes of a chat.
 func (m *Model) renderChat(request *apibody.Request) (string, error) {
-	return m.renderDynamo(request)
+	switch m.options.Engine {
+	case SGLang:
+		return m.renderSGLang(request)
+	case TRTLLM:
+		return m.renderTRTLLM(request)
+	case Dynamo:
+		return m.renderDynamo(request)
+	}
+	return m.renderVLLM(request)
+}
+
+// ownEncoding reports whether the model's architecture is one of those.
+func (m *Model) ownEncoding(architectures []string) bool {
+	return slices.Contains(architectures, m.architecture)
 }

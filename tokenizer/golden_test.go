@@ -33,7 +33,7 @@ type goldens struct {
 
 func loadModel(t testing.TB, name string) *Model {
 	t.Helper()
-	m, err := Load(filepath.Join(modelsDir, name), Options{})
+	m, err := Load(filepath.Join(modelsDir, name), Options{Engine: Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}

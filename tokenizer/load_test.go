@@ -138,7 +138,7 @@ func TestLoadTemplates(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function"}]`: c.tools} {
+		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
 			got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
 			if err != nil || got != want {
 				t.Errorf("%s: got %q, %v; want %q", name, got, err, want)

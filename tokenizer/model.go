@@ -31,14 +31,20 @@ type Model struct {
 	chat, chatTools *chatTemplate
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
-	options      Options
+	// modelType and architecture are those of config.json; empty without.
+	modelType, architecture string
+	// multimodal says that config.json names an encoder of images or sound.
+	multimodal bool
+	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
+	mistralCommon bool
+	options       Options
 }
 
 // chatTemplate is a template and the form of message content that it takes.
 type chatTemplate struct {
 	*chattemplate.Template
 	source string
-	// wantsParts says that the template shows content only as a list of parts, never as a string.
+	// wantsParts says that the template gets content as a list of parts, never as a string.
 	wantsParts bool
 }
 
@@ -48,6 +54,7 @@ const (
 	tokenizerConfigFile = "tokenizer_config.json"
 	chatTemplateFile    = "chat_template.jinja"
 	chatTemplateJSON    = "chat_template.json"
+	modelConfigFile     = "config.json"
 )
 
 // Load reads a model's Hugging Face folder: tokenizer.json, and if there, tokenizer_config.json, chat_template.jinja and
@@ -69,6 +76,9 @@ func Load(dir string, o Options) (*Model, error) {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerFile), err)
 	}
 	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes), options: o}
+	if err := m.readModelConfig(dir); err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
+	}
 	templates, err := m.readConfig(filepath.Join(dir, tokenizerConfigFile))
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)
@@ -86,6 +96,39 @@ func readOptional(path string) ([]byte, bool, error) {
 		return nil, false, nil
 	}
 	return raw, err == nil, err
+}
+
+// readModelConfig reads what kind of model the folder holds, for engines that treat some in a way of their own.
+func (m *Model) readModelConfig(dir string) error {
+	raw, found, err := readOptional(filepath.Join(dir, modelConfigFile))
+	if err != nil {
+		return err
+	}
+	if found {
+		var config struct {
+			ModelType     string   `json:"model_type"`
+			Architectures []string `json:"architectures"`
+		}
+		var parts map[string]json.RawMessage
+		if err := errors.Join(json.Unmarshal(raw, &config), json.Unmarshal(raw, &parts)); err != nil {
+			return err
+		}
+		for _, part := range []string{"vision_config", "audio_config", "thinker_config", "visual", "mm_tokens_per_image"} {
+			m.multimodal = m.multimodal || len(parts[part]) > 0
+		}
+		m.modelType = config.ModelType
+		if len(config.Architectures) > 0 {
+			m.architecture = config.Architectures[0]
+		}
+	}
+	// Source: vLLM 0.33.0, tokenizers/registry: Mistral's own tokenizer beside Mistral's own weights. A folder without any
+	// weights does not say.
+	has := func(pattern string) bool {
+		names, err := filepath.Glob(filepath.Join(dir, pattern))
+		return err == nil && len(names) > 0
+	}
+	m.mistralCommon = (has("tekken.json") || has("tokenizer.model.v*")) && (has("consolidated*.safetensors") || !has("*.safetensors"))
+	return nil
 }
 
 // specialTokenNames are the named tokens that Transformers shows to templates and adds to the tokenizer.
@@ -238,12 +281,10 @@ func (m *Model) readTemplates(dir string, templates map[string]string) error {
 		if !ok {
 			return nil, nil
 		}
-		t, err := chattemplate.Compile(name, source)
+		c, err := m.compile(name, source)
 		if err != nil {
 			return nil, fmt.Errorf("%s: chat template %q: %w", path, name, err)
 		}
-		c := &chatTemplate{Template: t, source: source}
-		c.wantsParts = c.probeParts(m)
 		return c, nil
 	}
 	if m.chat, err = compile(templateDefault); err != nil {
@@ -251,6 +292,26 @@ func (m *Model) readTemplates(dir string, templates map[string]string) error {
 	}
 	m.chatTools, err = compile(templateTools)
 	return err
+}
+
+// compile makes a template and finds out which form of content the engine gives it.
+func (m *Model) compile(name, source string) (*chatTemplate, error) {
+	t, err := chattemplate.Compile(name, source)
+	if err != nil {
+		return nil, err
+	}
+	c := &chatTemplate{Template: t, source: source}
+	switch {
+	case m.options.Engine == Dynamo:
+		c.wantsParts = c.probeParts(m)
+	case m.options.Engine == SGLang:
+		c.wantsParts = sglangWantsParts(c)
+	case m.options.ChatTemplateContentFormat != ContentAuto:
+		c.wantsParts = m.options.ChatTemplateContentFormat == ContentOpenAI
+	default:
+		c.wantsParts = t.LoopsOverContent()
+	}
+	return c, nil
 }
 
 // probeParts finds out whether the template shows content only as a list of parts.

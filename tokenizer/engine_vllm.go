@@ -1,0 +1,609 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// What vLLM's OpenAI server makes of a chat before it renders it: pydantic's reading of the body, then its own parsing.
+// Source: vLLM 0.33.0, entrypoints/openai/chat_completion/protocol, renderers/chat_utils/chat_message, renderers/hf.
+
+// The architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0, config/model.
+var vllmOwnEncoding = []string{
+	"Alpamayo2Super", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
+	"DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+}
+
+// errRefused says why the engine answers a request with an error of its own, so that there are no token ids to know.
+func errRefused(format string, args ...any) error {
+	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
+}
+
+// errNotReproduced says what of a request only its engine knows how to tokenize.
+func errNotReproduced(what string) error {
+	return fmt.Errorf("tokenizer: %s: only the engine knows its tokens", what)
+}
+
+// givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings none, and
+// an error for fields of which vLLM makes something that is not known here.
+func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
+	if m.mistralCommon {
+		return nil, errNotReproduced("a folder with Mistral's own tokenizer")
+	}
+	for _, field := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"} {
+		if v, _ := request.Body.Get(field); v != nil {
+			return nil, errNotReproduced(field)
+		}
+	}
+	transfer, _ := get[*chattemplate.Dict](request.Body, "kv_transfer_params")
+	list, ok := get[*chattemplate.List](transfer, "prompt_token_ids")
+	if echo, _ := request.Body.Get("echo"); !ok || request.API != apibody.ChatCompletions || request.HasMedia || echo == true {
+		return nil, nil
+	}
+	ids, ok := tokenList(list)
+	if !ok || len(ids) == 0 {
+		return nil, errRefused("kv_transfer_params.prompt_token_ids is not a list of token ids")
+	}
+	return [][]kvblock.Token{ids}, nil
+}
+
+// tokenList returns a list's items as token ids.
+func tokenList(list *chattemplate.List) ([]kvblock.Token, bool) {
+	ids := make([]kvblock.Token, len(list.Items))
+	for i, item := range list.Items {
+		id, ok := item.(int64)
+		if !ok || id < 0 || id > math.MaxUint32 {
+			return nil, false
+		}
+		ids[i] = kvblock.Token(id)
+	}
+	return ids, true
+}
+
+// renderVLLM returns the text that vLLM makes of a chat.
+func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
+	if m.modelType == "gpt_oss" {
+		return "", errNotReproduced("a chat of gpt_oss")
+	}
+	if m.ownEncoding(vllmOwnEncoding) {
+		return "", errNotReproduced("a chat of " + m.architecture)
+	}
+	kwargs, err := vllmKwargs(request)
+	if err != nil {
+		return "", err
+	}
+	c := &chat{kwargs: kwargs, addGenerationPrompt: true, continueFinalMessage: request.ContinueFinalMessage}
+	if request.AddGenerationPrompt != nil {
+		c.addGenerationPrompt = *request.AddGenerationPrompt
+	}
+	if c.tools, err = vllmTools(request); err != nil {
+		return "", err
+	}
+	if tools, given := kwargs.Get("tools"); given { // chat_template_kwargs win over the request's own
+		list, ok := tools.(*chattemplate.List)
+		if !ok {
+			return "", errRefused("chat_template_kwargs.tools is not a list")
+		}
+		c.tools = list
+	}
+	if documents, _ := request.Body.Get("documents"); documents == nil {
+		documents, _ := kwargs.Get("documents")
+		c.documents, _ = documents.(*chattemplate.List)
+	} else {
+		c.documents = request.Documents
+	}
+	t, err := m.requestTemplate(request, c.tools != nil)
+	if err != nil {
+		return "", err
+	}
+	if c.messages, err = vllmMessages(request, t.wantsParts); err != nil {
+		return "", err
+	}
+	if !strings.Contains(t.source, `"developer"`) && !strings.Contains(t.source, `'developer'`) {
+		c.messages = developerToSystem(c.messages)
+	}
+	return m.apply(t, c)
+}
+
+// requestTemplate returns the template for a chat: the request's own if that is allowed, else the model's.
+func (m *Model) requestTemplate(request *apibody.Request, tools bool) (*chatTemplate, error) {
+	own, _ := request.Body.Get("chat_template")
+	if inKwargs, _ := request.ChatTemplateKwargs.Get("chat_template"); own != nil || inKwargs != nil {
+		if !m.options.RequestChatTemplate {
+			return nil, errRequestTemplate
+		}
+		if inKwargs != nil {
+			own = inKwargs
+		}
+		source, ok := own.(string)
+		if !ok {
+			return nil, errRefused("chat_template is not a string")
+		}
+		if source != "" {
+			t, err := m.compile("request", source)
+			if err != nil {
+				return nil, fmt.Errorf("tokenizer: the request's chat template: %w", err)
+			}
+			return t, nil
+		}
+	}
+	t := m.chat
+	if tools && m.chatTools != nil {
+		t = m.chatTools
+	}
+	if t == nil {
+		return nil, ErrNoChatTemplate
+	}
+	return t, nil
+}
+
+// vllmUnset reports whether a keyword argument counts as not given. Source: vLLM 0.33.0, renderers/params, merge_kwargs.
+func vllmUnset(v any) bool { return v == nil || v == "auto" }
+
+// reasoningEfforts are the values of reasoning_effort that vLLM takes.
+var reasoningEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+// transformersParameters are arguments of apply_chat_template that its templates do not see.
+var transformersParameters = []string{
+	"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs", "tokenize", "chat_template",
+}
+
+// vllmKwargs returns the template's variables besides messages, tools and documents.
+func vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
+	kwargs := chattemplate.NewDict()
+	given, err := objectField(request.Body, "chat_template_kwargs")
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range given.All() {
+		if name, _ := k.(string); !vllmUnset(v) && !slices.Contains(transformersParameters, name) {
+			kwargs.Set(name, v)
+		}
+	}
+	switch effort, _ := request.Body.Get("reasoning_effort"); effort := effort.(type) {
+	case nil:
+	case string:
+		if !slices.Contains(reasoningEfforts, effort) {
+			return nil, errRefused("reasoning_effort %q", effort)
+		}
+		kwargs.Set("reasoning_effort", effort)
+		if _, given := given.Get("enable_thinking"); !given {
+			kwargs.Set("enable_thinking", effort != "none")
+		}
+	default:
+		return nil, errRefused("reasoning_effort is not a string")
+	}
+	for _, name := range []string{"messages", "conversation", "model_config", "tokenizer", "return_assistant_tokens_mask", "sanitize_control_tokens"} {
+		if v, given := kwargs.Get(name); given && v != false {
+			return nil, errRefused("chat_template_kwargs.%s", name)
+		}
+	}
+	return kwargs, nil
+}
+
+// objectField returns an object, nil if absent or null.
+func objectField(d *chattemplate.Dict, name string) (*chattemplate.Dict, error) {
+	v, _ := d.Get(name)
+	object, ok := v.(*chattemplate.Dict)
+	if v != nil && !ok {
+		return nil, errRefused("%s is not an object", name)
+	}
+	return object, nil
+}
+
+// vllmTools returns the tools as pydantic's model_dump prints them: known fields alone, in the order of the model, with
+// their defaults; nil without tools.
+func vllmTools(request *apibody.Request) (*chattemplate.List, error) {
+	given, _ := request.Body.Get("tools")
+	if given == nil {
+		return nil, nil
+	}
+	list, ok := given.(*chattemplate.List)
+	if !ok || len(list.Items) == 0 {
+		return nil, errRefused("tools is not a list of tools")
+	}
+	tools := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		function, ok := get[*chattemplate.Dict](tool, "function")
+		if !ok {
+			return nil, errRefused("tools[%d] has no function", i)
+		}
+		name, ok := get[string](function, "name")
+		if !ok {
+			return nil, errRefused("tools[%d].function has no name", i)
+		}
+		if kind, given := tool.Get("type"); given && kind != "function" {
+			return nil, errRefused("tools[%d].type is not \"function\"", i)
+		}
+		description, _ := function.Get("description")
+		parameters, _ := function.Get("parameters")
+		dumped := dict("name", name, "description", description, "parameters", parameters)
+		strict, _ := function.Get("strict")
+		deferredTool, _ := tool.Get("defer_loading")
+		deferred, _ := function.Get("defer_loading")
+		if deferred == nil {
+			deferred = deferredTool
+		}
+		entry := dict("type", "function", "function", dumped)
+		for _, flag := range []struct {
+			of    *chattemplate.Dict
+			name  string
+			value any
+		}{{dumped, "strict", strict}, {dumped, "defer_loading", deferred}, {entry, "defer_loading", deferredTool}} {
+			switch flag.value.(type) {
+			case nil:
+			case bool:
+				flag.of.Set(flag.name, flag.value)
+			default:
+				return nil, errNotReproduced("a tool's " + flag.name + " that is no boolean")
+			}
+		}
+		tools[i] = entry
+	}
+	return chattemplate.NewList(tools...), nil
+}
+
+// vllmMessages returns the conversation. parts says that content goes to the template as a list of parts.
+func vllmMessages(request *apibody.Request, parts bool) ([]any, error) {
+	messages := make([]any, len(request.Messages.Items))
+	for i, item := range request.Messages.Items {
+		given, _ := item.(*chattemplate.Dict)
+		message, err := vllmMessage(given, parts)
+		if err != nil {
+			return nil, fmt.Errorf("%w (message %d)", err, i)
+		}
+		messages[i] = message
+	}
+	return messages, nil
+}
+
+// vllmMessage returns one message. Only the fields that vLLM knows reach the template.
+func vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, error) {
+	role, ok := get[string](given, "role")
+	if !ok {
+		return nil, errRefused("a message without a role")
+	}
+	content, err := vllmContent(given, role, parts)
+	if err != nil {
+		return nil, err
+	}
+	message := dict("role", role, "content", content)
+	switch role {
+	case "assistant":
+		if calls, _ := given.Get("tool_calls"); calls != nil {
+			list, err := vllmToolCalls(calls)
+			if err != nil {
+				return nil, err
+			}
+			if len(list.Items) > 0 {
+				message.Set("tool_calls", list)
+			}
+		}
+		reasoning, _ := given.Get("reasoning")
+		if reasoning == nil {
+			reasoning, _ = given.Get("reasoning_content")
+		}
+		if d, isObject := reasoning.(*chattemplate.Dict); isObject {
+			if kind, _ := d.Get("type"); kind == "prompt_embeds" {
+				return nil, ErrMedia
+			}
+		}
+		if reasoning != nil {
+			message.Set("reasoning", reasoning)
+			message.Set("reasoning_content", reasoning)
+		}
+	case "tool":
+		if id, given := given.Get("tool_call_id"); given {
+			message.Set("tool_call_id", id)
+		}
+		if list, isList := content.(*chattemplate.List); isList {
+			if text, ok := joinTexts(list, "\n"); ok {
+				message.Set("content", text)
+			}
+		}
+	}
+	for _, field := range []string{"name", "task"} {
+		if text, ok := get[string](given, field); ok {
+			message.Set(field, text)
+		}
+	}
+	if role == "developer" {
+		tools, err := vllmDeveloperTools(given)
+		if err != nil {
+			return nil, err
+		}
+		message.Set("tools", tools)
+	}
+	return message, nil
+}
+
+// joinTexts joins a list that holds text parts alone.
+func joinTexts(list *chattemplate.List, separator string) (string, bool) {
+	texts := make([]string, len(list.Items))
+	for i, item := range list.Items {
+		part, ok := item.(*chattemplate.Dict)
+		if kind, _ := part.Get("type"); !ok || kind != "text" {
+			return "", false
+		}
+		texts[i], _ = get[string](part, "text")
+	}
+	return strings.Join(texts, separator), true
+}
+
+// vllmPartFields are the fields of vLLM's content parts; others stay on a text part that is shown as a part.
+var vllmPartFields = []string{
+	"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio", "name",
+	"prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
+}
+
+// vllmContent returns a message's content: its texts joined by newlines, or its parts.
+func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, error) {
+	content, _ := given.Get("content")
+	var items []any
+	switch content := content.(type) {
+	case nil:
+	case string:
+		items = []any{textPart(content)}
+	case *chattemplate.List:
+		items = content.Items
+	default:
+		return nil, errRefused("content is neither a string nor a list of parts")
+	}
+	if role == "system" {
+		items = dropBillingHeader(items)
+	}
+	var parts []any
+	var texts []string
+	for _, item := range items {
+		part, text, skip, err := vllmPart(item)
+		if err != nil {
+			return nil, err
+		}
+		if skip {
+			continue
+		}
+		if wantsParts {
+			parts = append(parts, part)
+		} else if text != "" {
+			texts = append(texts, text)
+		}
+	}
+	if wantsParts {
+		return chattemplate.NewList(parts...), nil
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+// vllmPart returns a content part both as a part and as text.
+func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err error) {
+	if text, ok := item.(string); ok {
+		return textPart(text), text, false, nil
+	}
+	given, ok := item.(*chattemplate.Dict)
+	if !ok {
+		return nil, "", false, errRefused("a content part is neither an object nor a string")
+	}
+	if uuid, _ := given.Get("uuid"); uuid != nil {
+		return nil, "", false, ErrMedia
+	}
+	field := ""
+	switch kind, _ := given.Get("type"); kind {
+	case "text", "input_text", "output_text":
+		field = "text"
+	case "refusal":
+		field = "refusal"
+	case "thinking":
+		field = "thinking"
+	default:
+		return nil, "", false, ErrMedia
+	}
+	value, _ := given.Get(field)
+	text, ok = value.(string)
+	if value == nil && (field == "refusal" || isText(given)) {
+		return nil, "", true, nil
+	}
+	if !ok {
+		return nil, "", false, errRefused("a content part without %s", field)
+	}
+	part = textPart(text)
+	for k, v := range given.All() {
+		if name, _ := k.(string); !slices.Contains(vllmPartFields, name) {
+			part.Set(name, v)
+		}
+	}
+	return part, text, false, nil
+}
+
+func isText(part *chattemplate.Dict) bool { kind, _ := part.Get("type"); return kind == "text" }
+
+// billingHeader begins a line that Claude Code puts before its system prompt, other in each request.
+const billingHeader = "x-anthropic-billing-header"
+
+// dropBillingHeader removes that line from a system message's text parts.
+func dropBillingHeader(items []any) []any {
+	var kept []any
+	for _, item := range items {
+		part, isPart := item.(*chattemplate.Dict)
+		text, ok := item.(string)
+		if isPart && isText(part) {
+			text, ok = get[string](part, "text")
+		}
+		if !ok || !strings.HasPrefix(text, billingHeader) {
+			kept = append(kept, item)
+			continue
+		}
+		_, rest, _ := strings.Cut(text, "\n")
+		switch {
+		case rest == "":
+		case isPart:
+			part = part.Clone()
+			part.Set("text", rest)
+			kept = append(kept, part)
+		default:
+			kept = append(kept, rest)
+		}
+	}
+	return kept
+}
+
+// inOrder returns an object with the named fields first, in their order, then the others: what pydantic makes of a
+// TypedDict that allows further fields.
+func inOrder(d *chattemplate.Dict, names ...string) *chattemplate.Dict {
+	ordered := chattemplate.NewDict()
+	for _, name := range names {
+		if v, ok := d.Get(name); ok {
+			ordered.Set(name, v)
+		}
+	}
+	for k, v := range d.All() {
+		if name, _ := k.(string); !slices.Contains(names, name) {
+			ordered.Set(name, v)
+		}
+	}
+	return ordered
+}
+
+// vllmToolCalls returns an assistant's tool calls with arguments as objects.
+func vllmToolCalls(value any) (*chattemplate.List, error) {
+	given, ok := value.(*chattemplate.List)
+	if !ok {
+		if object, isObject := value.(*chattemplate.Dict); isObject && object.Len() == 0 {
+			return chattemplate.NewList(), nil
+		}
+		return nil, errRefused("tool_calls is not a list")
+	}
+	calls := make([]any, len(given.Items))
+	for i, item := range given.Items {
+		call, _ := item.(*chattemplate.Dict)
+		function, ok := get[*chattemplate.Dict](call, "function")
+		if kind, _ := call.Get("type"); !ok || kind != "function" {
+			return nil, errRefused("tool_calls[%d] is not of type function", i)
+		}
+		text, ok := get[string](function, "arguments")
+		if !ok {
+			return nil, errRefused("tool_calls[%d].function.arguments is not a string", i)
+		}
+		arguments, err := vllmArguments(text)
+		if err != nil {
+			return nil, err
+		}
+		function = inOrder(function, "arguments", "name")
+		function.Set("arguments", arguments)
+		call = inOrder(call, "id", "function", "type")
+		call.Set("function", function)
+		calls[i] = call
+	}
+	return chattemplate.NewList(calls...), nil
+}
+
+// vllmArguments reads a tool call's arguments; what is no object counts as {}.
+func vllmArguments(text string) (*chattemplate.Dict, error) {
+	if text == "" {
+		return chattemplate.NewDict(), nil
+	}
+	value, err := chattemplate.ParseJSON([]byte(text))
+	if err != nil && pythonReads(text, err) {
+		return nil, errNotReproduced("tool call arguments that only Python takes for JSON")
+	}
+	if object, ok := value.(*chattemplate.Dict); ok {
+		return object, nil
+	}
+	return chattemplate.NewDict(), nil
+}
+
+// pythonReads reports whether Python's json might read what ParseJSON does not: NaN and Infinity, lone surrogates,
+// floats beyond float64, deep nesting. It is sure only of a no.
+func pythonReads(text string, err error) bool {
+	var syntax *chattemplate.SyntaxError
+	if errors.As(err, &syntax) && (strings.Contains(syntax.Reason, "surrogate") || strings.Contains(syntax.Reason, "nested") || strings.Contains(syntax.Reason, "number")) {
+		return true
+	}
+	return strings.Contains(text, "NaN") || strings.Contains(text, "Infinity")
+}
+
+// vllmDeveloperTools returns a developer message's tools, None without.
+func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
+	value, _ := message.Get("tools")
+	if value == nil {
+		return nil, nil
+	}
+	given, ok := value.(*chattemplate.List)
+	if !ok {
+		return nil, errRefused("a developer message's tools are not a list")
+	}
+	tools := make([]any, len(given.Items))
+	for i, item := range given.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		function, ok := get[*chattemplate.Dict](tool, "function")
+		if !ok {
+			return nil, errRefused("a developer message's tools[%d] has no function", i)
+		}
+		tool = inOrder(tool, "function", "type")
+		tool.Set("function", inOrder(function, "name", "description", "parameters", "strict"))
+		tools[i] = tool
+	}
+	return chattemplate.NewList(tools...), nil
+}
+
+// developerToSystem makes developer messages system messages and, if one is not the first, joins all system messages into
+// one at the front; without developer messages nothing changes.
+func developerToSystem(messages []any) []any {
+	found := false
+	converted := make([]any, len(messages))
+	for i, item := range messages {
+		converted[i] = item
+		message, _ := item.(*chattemplate.Dict)
+		if role, _ := message.Get("role"); role == "developer" {
+			found = true
+			system := chattemplate.NewDict()
+			for k, v := range message.All() {
+				if name, _ := k.(string); name != "tools" {
+					system.Set(name, v)
+				}
+			}
+			system.Set("role", "system")
+			converted[i] = system
+		}
+	}
+	if !found {
+		return messages
+	}
+	var systems []string
+	var rest []any
+	join := false
+	for i, item := range converted {
+		message, _ := item.(*chattemplate.Dict)
+		if role, _ := message.Get("role"); role != "system" {
+			rest = append(rest, item)
+			continue
+		}
+		join = join || i > 0 || len(systems) > 0
+		content, _ := message.Get("content")
+		text, _ := content.(string)
+		if list, ok := content.(*chattemplate.List); ok {
+			var texts []string
+			for _, item := range list.Items {
+				part, _ := item.(*chattemplate.Dict)
+				if text, ok := get[string](part, "text"); ok {
+					texts = append(texts, text)
+				}
+			}
+			text = strings.Join(texts, "\n")
+		}
+		if text != "" {
+			systems = append(systems, text)
+		}
+	}
+	if !join {
+		return converted
+	}
+	return append([]any{dict("role", "system", "content", strings.Join(systems, "\n\n"))}, rest...)
+}
