@@ -3,6 +3,7 @@ package chattemplate
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/big"
 	"strings"
 	"unicode/utf8"
@@ -11,9 +12,9 @@ import (
 // namespace is what namespace() returns: the one value that a template can change.
 type namespace struct{ values *Dict }
 
-// set sets an attribute. Transformers refuses names with an underscore in front.
-func (n *namespace) set(name string, value any) error {
-	if strings.HasPrefix(name, "_") {
+// set sets an attribute. Transformers refuses names with an underscore in front, MiniJinja does not.
+func (n *namespace) set(x *execution, name string, value any) error {
+	if strings.HasPrefix(name, "_") && !x.mini {
 		return fmt.Errorf("chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'", name)
 	}
 	n.values.Set(name, value)
@@ -48,8 +49,11 @@ func (x *execution) item(v, key any) (any, error) {
 			}
 		}
 	case *List:
+		if f, isFloat := key.(float64); isFloat && x.mini && f == math.Trunc(f) && math.Abs(f) < 1<<31 {
+			key = int64(f)
+		}
 		n, ok := smallInt(key)
-		if ok && c.kind != kindView && c.kind != kindGenerator {
+		if ok && (x.mini || c.kind != kindView && c.kind != kindGenerator) {
 			if n < 0 {
 				n += len(c.Items)
 			}
@@ -95,6 +99,12 @@ func (x *execution) character(text string, n int) (any, error) {
 // own returns an attribute or method that belongs to the value's type.
 func (x *execution) own(v any, name string) (any, bool) {
 	var methods map[string]builtin
+	switch v.(type) {
+	case string, *Dict, *List:
+		if x.mini { // methods are not attributes: see applyMini
+			return nil, false
+		}
+	}
 	switch c := v.(type) {
 	case string:
 		methods = stringMethods
@@ -193,6 +203,11 @@ func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
 
 // slice is v[start:stop:step]; undefined for what has no slices.
 func (x *execution) slice(v any, bounds [3]any) (any, error) {
+	if x.mini {
+		if v, done, err := x.miniSlice(v, bounds); done {
+			return v, err
+		}
+	}
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
@@ -229,11 +244,14 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 	case string:
 		return x.sliceString(c, at, set, step)
 	case *List:
-		if c.kind == kindView || c.kind == kindGenerator {
+		kind := c.kind
+		if x.mini {
+			kind = kindView
+		} else if c.kind == kindView || c.kind == kindGenerator {
 			break
 		}
 		start, stop := sliceBounds(len(c.Items), at, set, step)
-		out := &List{kind: c.kind}
+		out := &List{kind: kind}
 		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
 			out.Items = append(out.Items, c.Items[i])
 		}

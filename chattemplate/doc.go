@@ -4,7 +4,8 @@
 // template is Python in disguise: it prints None and True, compares 1 with 1.0, and strips what Python calls white
 // space. The reference is Jinja2 as Hugging Face Transformers runs it: the immutable sandbox, trim_blocks,
 // lstrip_blocks, break and continue, the generation tag, and Transformers' own tojson, dict, namespace,
-// raise_exception and strftime_now. What it cannot render as Jinja2 does, it refuses with an error.
+// raise_exception and strftime_now. What it cannot render as Jinja2 does, it refuses with an error. The dialect MiniJinja
+// is the same engine with the differences that minijinja, as Dynamo's frontend runs it, has from that; see Dialect.
 //
 // It never reads files or the network, never runs anything but the template, and never trusts the values it is given:
 // a client chooses tools and messages, so every render is bounded in steps, depth, bytes and time (Limits).

@@ -106,6 +106,9 @@ type shortCircuit struct {
 }
 
 func (n *shortCircuit) eval(s *scope) (v any, err error) {
+	if s.x.mini && allLiterals(n.items) {
+		return nil, unsupported("an \"and\" or \"or\" of constants alone")
+	}
 	for _, item := range n.items {
 		if v, err = item.eval(s); err != nil || truth(v) == n.stopAt {
 			return v, err
@@ -319,6 +322,9 @@ type methodLink struct {
 }
 
 func (l *methodLink) apply(s *scope, v any) (any, error) {
+	if s.x.mini {
+		return l.applyMini(s, v)
+	}
 	if text, ok := v.(string); ok && stringMethods[l.name] != nil {
 		a, err := l.arguments.eval(s) // without making a function of the method first
 		if err != nil {
@@ -355,7 +361,7 @@ func (l *filterLink) apply(s *scope, v any) (any, error) {
 	if err := s.x.step(1); err != nil {
 		return nil, err
 	}
-	return callNamed(s.x, l.name, l.filter, v, a)
+	return s.x.callFilter(l.name, l.filter, v, a)
 }
 
 // testLink is value is name(arguments).

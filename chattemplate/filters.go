@@ -54,7 +54,7 @@ func init() {
 		"selectattr":  selectFilter(true, true),
 		"slice":       filterSlice,
 		"sort":        filterSort,
-		"string":      textFilter(func(s string) string { return s }),
+		"string":      filterString,
 		"sum":         filterSum,
 		"title":       textFilter(titleWords),
 		"tojson":      filterToJSON,
@@ -67,13 +67,24 @@ func init() {
 	}
 }
 
+func filterString(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	s, err := x.str(v)
+	if err != nil {
+		return nil, err
+	}
+	return s, x.size(len(s))
+}
+
 // textFilter is a filter without arguments of a value's text.
 func textFilter(f func(string) string) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
-		s, err := x.str(v)
+		s, err := x.display(v)
 		if err != nil {
 			return nil, err
 		}
@@ -625,7 +636,7 @@ func filterMap(x *execution, v any, a *arguments) (any, error) {
 		return out, nil
 	}
 	name, _ := a.positional[0].(string)
-	filter, ok := filters[name]
+	filter, ok := x.template.dialect.filter(name)
 	if !ok {
 		return nil, unknownFilter(name)
 	}
@@ -634,7 +645,7 @@ func filterMap(x *execution, v any, a *arguments) (any, error) {
 		if err := x.step(1); err != nil {
 			return nil, err
 		}
-		value, err := callNamed(x, name, filter, item, rest)
+		value, err := x.callFilter(name, filter, item, rest)
 		if err != nil {
 			return nil, err
 		}
@@ -723,7 +734,7 @@ func selectFilter(byAttribute, keep bool) builtin {
 		if len(rest.positional) > 0 {
 			var ok bool
 			name, _ = rest.positional[0].(string)
-			if test, ok = tests[name]; !ok {
+			if test, ok = x.template.dialect.test(name); !ok {
 				return nil, fmt.Errorf("unknown test %q", name)
 			}
 			rest.positional = rest.positional[1:]
@@ -764,7 +775,7 @@ func filterReplace(x *execution, v any, a *arguments) (any, error) {
 	}
 	var texts [3]string
 	for i, value := range [3]any{v, p[0], p[1]} {
-		if texts[i], err = x.str(value); err != nil {
+		if texts[i], err = x.display(value); err != nil {
 			return nil, err
 		}
 	}
@@ -907,7 +918,7 @@ func filterTrim(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := x.str(v)
+	s, err := x.display(v)
 	if err != nil {
 		return nil, err
 	}

@@ -52,6 +52,9 @@ func (x *execution) str(v any) (string, error) {
 	if text, ok, err := scalarText(v); ok {
 		return text, err
 	}
+	if n, ok := v.(*namespace); ok && x.mini {
+		v = n.values
+	}
 	out := &output{x: x}
 	err := x.repr(out, v)
 	return out.String(), err
@@ -82,6 +85,14 @@ func scalarText(v any) (text string, ok bool, err error) {
 func (x *execution) repr(out *output, v any) error {
 	if err := x.step(1); err != nil {
 		return err
+	}
+	if x.mini {
+		if text, ok, err := miniDebug(v); ok || err != nil {
+			if err != nil {
+				return err
+			}
+			return out.write(text)
+		}
 	}
 	if text, ok, err := scalarText(v); ok {
 		if err != nil {
@@ -118,7 +129,11 @@ func (x *execution) repr(out *output, v any) error {
 
 func (x *execution) reprList(out *output, l *List) error {
 	open, end := "[", "]"
-	switch l.kind {
+	kind := l.kind
+	if x.mini {
+		kind = kindList
+	}
+	switch kind {
 	case kindTuple:
 		open, end = "(", ")"
 		if len(l.Items) == 1 {
@@ -212,7 +227,7 @@ func (x *execution) join(separator string, values []any) (string, error) {
 	total := 0
 	for i, v := range values {
 		var err error
-		if texts[i], err = x.str(v); err != nil {
+		if texts[i], err = x.display(v); err != nil {
 			return "", err
 		}
 		total += len(texts[i]) + len(separator)
@@ -253,15 +268,22 @@ func (w *jsonWriter) value(v any) error {
 	switch c := v.(type) {
 	case nil:
 		return w.out.write("null")
+	case Undefined:
+		if w.x.mini {
+			return w.out.write("null")
+		}
 	case string:
 		return w.out.write(jsonString(c, w.ascii))
 	case *List:
-		if c.kind == kindList || c.kind == kindTuple {
+		if c.kind == kindList || c.kind == kindTuple || w.x.mini {
 			return w.list(c)
 		}
 	case *Dict:
 		return w.dict(c)
 	case bool, int64, *big.Int, float64:
+		if f, ok := c.(float64); ok && w.x.mini && (math.IsNaN(f) || math.IsInf(f, 0)) {
+			return w.out.write("null")
+		}
 		text, err := jsonScalar(v)
 		if err != nil {
 			return err

@@ -117,7 +117,7 @@ func globalNamespace(x *execution, a *arguments) (any, error) {
 		if !ok {
 			return nil, errors.New("a namespace's names must be strings")
 		}
-		if err := ns.set(name, value); err != nil {
+		if err := ns.set(x, name, value); err != nil {
 			return nil, err
 		}
 	}
@@ -144,6 +144,11 @@ func globalStrftimeNow(x *execution, a *arguments) (any, error) {
 	format, err := wantString("format", p[0])
 	if err != nil {
 		return nil, err
+	}
+	if x.mini {
+		if err := miniStrftime(format); err != nil {
+			return nil, err
+		}
 	}
 	s, err := strftime(x.template.now(), format)
 	if err != nil {

@@ -74,7 +74,7 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 		}
 	}
 	if a, ok := left.(int64); ok {
-		if b, ok := right.(int64); ok {
+		if b, ok := right.(int64); ok && !(x.mini && b < 0) {
 			if v, ok := smallArithmetic(op, a, b); ok {
 				return v, nil
 			}
@@ -82,6 +82,11 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 	}
 	a, aInt := asInt(left)
 	b, bInt := asInt(right)
+	if x.mini {
+		if v, done, err := miniArithmetic(op, left, right); done {
+			return v, err
+		}
+	}
 	if aInt && bInt {
 		return intArithmetic(op, a, b)
 	}
@@ -279,12 +284,16 @@ func (x *execution) add(left, right any) (any, error) {
 		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
 	case *List:
 		b, ok := right.(*List)
-		if ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
+		kind := a.kind
+		if x.mini {
+			kind = kindView
+		}
+		if ok && (x.mini || a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple)) {
 			if err := x.step(len(a.Items) + len(b.Items)); err != nil {
 				return nil, err
 			}
 			items := make([]any, 0, len(a.Items)+len(b.Items))
-			return &List{Items: append(append(items, a.Items...), b.Items...), kind: a.kind}, nil
+			return &List{Items: append(append(items, a.Items...), b.Items...), kind: kind}, nil
 		}
 	}
 	return nil, unsupportedOperands("+", left, right)
@@ -293,6 +302,9 @@ func (x *execution) add(left, right any) (any, error) {
 // repeat is "ab" * 3 and [1, 2] * 3.
 func (x *execution) repeat(v, times any) (any, error) {
 	n, ok := smallInt(times)
+	if x.mini && n < 0 {
+		return nil, unsupportedOperands("*", v, times)
+	}
 	n = max(n, 0)
 	switch a := v.(type) {
 	case string:
@@ -304,7 +316,10 @@ func (x *execution) repeat(v, times any) (any, error) {
 		}
 		return strings.Repeat(a, n), nil
 	case *List:
-		if a.kind != kindList && a.kind != kindTuple {
+		kind := a.kind
+		if x.mini {
+			kind = kindView
+		} else if a.kind != kindList && a.kind != kindTuple {
 			break
 		}
 		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
@@ -317,7 +332,7 @@ func (x *execution) repeat(v, times any) (any, error) {
 		for range n {
 			items = append(items, a.Items...)
 		}
-		return &List{Items: items, kind: a.kind}, nil
+		return &List{Items: items, kind: kind}, nil
 	}
 	return nil, unsupportedOperands("*", v, times)
 }
@@ -403,6 +418,9 @@ func (x *execution) equal(left, right any) (bool, error) {
 		return ok, nil
 	case *List:
 		b, ok := right.(*List)
+		if ok && x.mini {
+			return x.equalItems(a.Items, b.Items)
+		}
 		if !ok || a.kind != b.kind {
 			return false, nil
 		}
@@ -498,6 +516,9 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 	}
 	for _, v := range [2]any{left, right} {
 		if u, ok := v.(Undefined); ok {
+			if x.mini {
+				return 0, false, unsupported("the order of an undefined value")
+			}
 			return 0, false, u.err()
 		}
 	}
@@ -514,6 +535,9 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 		if b, ok := right.(*List); ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
 			return x.orderItems(op, a.Items, b.Items)
 		}
+	}
+	if x.mini { // which orders values of all kinds
+		return 0, false, unsupported("the order of %s and %s", kindName(left), kindName(right))
 	}
 	return 0, false, fmt.Errorf("'%s' not supported between instances of '%s' and '%s'", op, kindName(left), kindName(right))
 }
@@ -543,6 +567,13 @@ func (x *execution) contains(container, item any) (bool, error) {
 	switch c := container.(type) {
 	case string:
 		text, ok := item.(string)
+		if !ok && x.mini {
+			var err error
+			if text, err = x.display(item); err != nil {
+				return false, err
+			}
+			ok = true
+		}
 		if !ok {
 			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))
 		}
@@ -591,6 +622,10 @@ func (x *execution) iterate(v any) ([]any, error) {
 			items = append(items, c[i:i+len(string(r))])
 		}
 		return items, nil
+	case nil:
+		if x.mini {
+			return nil, nil
+		}
 	case Undefined:
 		if c.reason != "" && c.missingFrom != "" {
 			return nil, c.err()

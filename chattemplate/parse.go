@@ -14,12 +14,13 @@ const maxNesting = 200
 // parser builds a template's nodes from its tokens: recursive descent, after Jinja2 3.1.6's own parser. The first error
 // is kept and moves the parser to the end of the tokens, so that everything unwinds; nodes built after it are not used.
 type parser struct {
-	tokens []token
-	pos    int
-	depth  int
-	err    *Error
-	loops  int          // loops around, within the current macro or call
-	macros []*macroUses // macros around
+	tokens  []token
+	pos     int
+	depth   int
+	err     *Error
+	loops   int          // loops around, within the current macro or call
+	macros  []*macroUses // macros around
+	dialect Dialect
 }
 
 // macroUses says which of the special names a macro's body reads; without, it refuses the arguments that go there.
@@ -795,7 +796,7 @@ func (p *parser) dotted() string {
 
 func (p *parser) filter() *filterLink {
 	name := p.dotted()
-	f, ok := filters[name]
+	f, ok := p.dialect.filter(name)
 	if !ok && p.err == nil {
 		p.fail("%w", unknownFilter(name))
 	}
@@ -809,7 +810,7 @@ func (p *parser) filter() *filterLink {
 func (p *parser) test() link {
 	negative := p.takeName("not")
 	name := p.dotted()
-	f, ok := tests[name]
+	f, ok := p.dialect.test(name)
 	if !ok && p.err == nil {
 		p.fail("unknown test %q", name)
 	}

@@ -161,6 +161,9 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 		}
 	}
 	if len(items) == 0 && n.otherwise != nil {
+		if s.x.mini {
+			return n.otherwise.run(s)
+		}
 		return n.otherwise.run(s.inner())
 	}
 	return nil
@@ -213,7 +216,7 @@ func (t attributeTarget) assign(s *scope, value any) error {
 	if !ok {
 		return errors.New("cannot assign attribute on non-namespace object")
 	}
-	return ns.set(t.attribute, value)
+	return ns.set(s.x, t.attribute, value)
 }
 
 type tupleTarget []target
@@ -261,7 +264,7 @@ func (n *setNode) run(s *scope) error {
 }
 
 func (n *setNode) text(s *scope) (any, error) {
-	text, err := s.capture(n.body)
+	text, err := s.captureOpen(n.body)
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +289,7 @@ type filterNode struct {
 }
 
 func (n *filterNode) run(s *scope) error {
-	text, err := s.capture(n.body)
+	text, err := s.captureOpen(n.body)
 	if err != nil {
 		return err
 	}
@@ -300,7 +303,7 @@ func (n *filterNode) run(s *scope) error {
 	return s.at(n.line, err)
 }
 
-// withNode is {% with target = value, ... %}. The values do not see the targets.
+// withNode is {% with target = value, ... %}. The values do not see the targets, but in MiniJinja those before them.
 type withNode struct {
 	line    int
 	targets []target
@@ -311,7 +314,11 @@ type withNode struct {
 func (n *withNode) run(s *scope) error {
 	inner := s.inner()
 	for i, value := range n.values {
-		v, err := value.eval(s)
+		sees := s
+		if s.x.mini {
+			sees = inner
+		}
+		v, err := value.eval(sees)
 		if err == nil {
 			err = n.targets[i].assign(inner, v)
 		}
@@ -373,10 +380,26 @@ func (m *macro) function(s *scope) *function {
 // bind sets a macro's parameters from a call's arguments.
 func (m *macro) bind(s *scope, a *arguments) error {
 	used := 0
+	if s.x.mini && (m.uses.varargs || m.uses.kwargs) {
+		return unsupported("varargs and kwargs")
+	}
 	for i, param := range m.parameters {
 		v, given := a.named(param.name)
 		if given {
 			used++
+		}
+		if s.x.mini && param.fallback != nil && !(i < len(a.positional) && given) {
+			if i < len(a.positional) {
+				v, given = a.positional[i], true
+			}
+			if _, undefined := v.(Undefined); !given || undefined {
+				var err error
+				if v, err = m.miniDefault(s, param.fallback); err != nil {
+					return err
+				}
+			}
+			s.frame.set(param.name, v)
+			continue
 		}
 		switch {
 		case i < len(a.positional) && given:

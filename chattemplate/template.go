@@ -75,29 +75,36 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Template is a compiled chat template, immutable and safe for concurrent use.
 type Template struct {
-	name string
-	body block
-	now  func() time.Time
+	name    string
+	dialect Dialect
+	body    block
+	now     func() time.Time
 }
 
-// Compile parses a template. name is for messages. The error, an *Error, names what is wrong: bad syntax, or a tag,
-// filter or test that Jinja2 or this package does not have.
-func Compile(name, source string) (*Template, error) {
+// Compile parses a template of the dialect Python. name is for messages. The error, an *Error, names what is wrong: bad
+// syntax, or a tag, filter or test that Jinja2 or this package does not have.
+func Compile(name, source string) (*Template, error) { return Python.Compile(name, source) }
+
+// Compile parses a template of the dialect; see the function Compile.
+func (d Dialect) Compile(name, source string) (*Template, error) {
 	if len(source) > maxSource {
 		return nil, &Error{Template: name, Line: 1, Err: fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource)}
+	}
+	if err := d.checkSource(source); err != nil {
+		return nil, &Error{Template: name, Line: 1, Err: err}
 	}
 	tokens, err := lex(source)
 	if err != nil {
 		err.Template = name
 		return nil, err
 	}
-	p := &parser{tokens: tokens}
+	p := &parser{tokens: tokens, dialect: d}
 	body := p.template()
 	if p.err != nil {
 		p.err.Template = name
 		return nil, p.err
 	}
-	return &Template{name: name, body: body, now: time.Now}, nil
+	return &Template{name: name, dialect: d, body: body, now: time.Now}, nil
 }
 
 // WithClock returns a copy of the template whose strftime_now reads the time from now.
@@ -114,6 +121,7 @@ func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
 	x := &execution{
 		template: t,
+		mini:     t.dialect == MiniJinja,
 		limits:   limits,
 		steps:    limits.Steps,
 		checkAt:  limits.Steps,
@@ -129,6 +137,7 @@ func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
 // execution is the state of one render, shared by all its scopes. One goroutine.
 type execution struct {
 	template *Template
+	mini     bool // the dialect is MiniJinja
 	limits   Limits
 	steps    int // left
 	checkAt  int // look at the clock when steps gets here
@@ -244,6 +253,18 @@ func (s *scope) inner() *scope {
 // capture runs a block in a scope of its own and returns its text.
 func (s *scope) capture(b block) (string, error) {
 	c := &scope{x: s.x, frame: &frame{parent: s.frame}, out: &output{x: s.x}}
+	if err := b.run(c); err != nil {
+		return "", err
+	}
+	return c.out.String(), nil
+}
+
+// captureOpen is capture for the bodies of set and filter: in MiniJinja they have no scope of their own.
+func (s *scope) captureOpen(b block) (string, error) {
+	if !s.x.mini {
+		return s.capture(b)
+	}
+	c := &scope{x: s.x, frame: s.frame, out: &output{x: s.x}}
 	if err := b.run(c); err != nil {
 		return "", err
 	}

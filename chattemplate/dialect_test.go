@@ -1,0 +1,58 @@
+package chattemplate
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"testing"
+)
+
+var verbose = flag.Bool("unknown", false, "print what is not known of MiniJinja")
+
+// TestAgainstMiniJinja renders the templates of testdata/minijinja.json, whose outputs are those of dynamo-renderer's
+// environment. This package may say that it does not know an output (ErrUnsupported), seldom, and never gives another.
+func TestAgainstMiniJinja(t *testing.T) {
+	raw, err := os.ReadFile("testdata/minijinja.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := ParseJSON(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := v.(*Dict)
+	vars := golden[*Dict](t, file, "vars")
+	vars.Set("add_generation_prompt", true)
+	for _, name := range []string{"tools", "bos_token", "eos_token", "unk_token"} {
+		vars.Set(name, nil)
+	}
+	cases := golden[*List](t, file, "cases")
+	rendered, unknown := 0, 0
+	for _, item := range cases.Items {
+		c := item.(*Dict)
+		source := golden[string](t, c, "template")
+		if _, fails := c.Get("error"); fails {
+			continue // Dynamo answers 400: no worker sees such a request
+		}
+		want := golden[string](t, c, "output")
+		got := ""
+		tmpl, err := MiniJinja.Compile("case", source)
+		if err == nil {
+			got, err = tmpl.Render(vars, Limits{})
+		}
+		switch {
+		case err != nil:
+			unknown++
+			if *verbose {
+				t.Logf("%v %v: %s", errors.Is(err, ErrUnsupported), err, source)
+			}
+		case got != want:
+			t.Errorf("%s\n got %q\nwant %q", source, got, want)
+		default:
+			rendered++
+		}
+	}
+	if rendered < 440 || unknown > 45 {
+		t.Errorf("%d rendered, %d unknown", rendered, unknown)
+	}
+}

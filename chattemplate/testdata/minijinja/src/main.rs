@@ -1,0 +1,46 @@
+//! Reads a JSON object a line ({"template", "messages", "variables"}) and answers {"text"} or {"error"} a line.
+
+use dynamo_renderer::{ChatTemplate, ContextMixins, OAIChatLikeRequest, PromptFormatter};
+use minijinja::value::Value;
+use serde_json::json;
+use std::{collections::HashMap, io::BufRead};
+
+struct Request {
+    messages: serde_json::Value,
+    variables: HashMap<String, serde_json::Value>,
+}
+
+impl OAIChatLikeRequest for Request {
+    fn model(&self) -> String {
+        String::new()
+    }
+    fn messages(&self) -> Value {
+        Value::from_serialize(&self.messages)
+    }
+    fn should_add_generation_prompt(&self) -> bool {
+        true
+    }
+    fn chat_template_args(&self) -> Option<&HashMap<String, serde_json::Value>> {
+        Some(&self.variables)
+    }
+}
+
+fn render(line: &str) -> anyhow::Result<String> {
+    let case: serde_json::Value = serde_json::from_str(line)?;
+    let config: ChatTemplate = serde_json::from_value(json!({"chat_template": case["template"]}))?;
+    let PromptFormatter::OAI(formatter) =
+        PromptFormatter::from_parts(config, ContextMixins::new(&[]), true)?;
+    formatter.render(&Request {
+        messages: case["messages"].clone(),
+        variables: serde_json::from_value(case["variables"].clone())?,
+    })
+}
+
+fn main() {
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        match render(&line) {
+            Ok(text) => println!("{}", json!({"text": text})),
+            Err(error) => println!("{}", json!({"error": format!("{error:#}")})),
+        }
+    }
+}
