@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -79,7 +80,12 @@ type Template struct {
 	dialect Dialect
 	body    block
 	now     func() time.Time
+	// size is how long the text of the latest render was, shared by copies: the next one's buffer begins with as much.
+	size *atomic.Int64
 }
+
+// maxSizeHint bounds the buffer that a render begins with.
+const maxSizeHint = 1 << 20
 
 // Compile parses a template of the dialect Python. name is for messages. The error, an *Error, names what is wrong: bad
 // syntax, or a tag, filter or test that Jinja2 or this package does not have.
@@ -104,7 +110,7 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 		p.err.Template = name
 		return nil, p.err
 	}
-	return &Template{name: name, dialect: d, body: body, now: time.Now}, nil
+	return &Template{name: name, dialect: d, body: body, now: time.Now, size: new(atomic.Int64)}, nil
 }
 
 // WithClock returns a copy of the template whose strftime_now reads the time from now.
@@ -128,9 +134,11 @@ func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
 		deadline: time.Now().Add(limits.Timeout),
 	}
 	s := &scope{x: x, frame: &frame{vars: vars}, out: &output{x: x}}
+	s.out.Grow(int(min(t.size.Load(), int64(limits.OutputBytes), maxSizeHint)))
 	if err := t.body.run(s); err != nil {
 		return "", err
 	}
+	t.size.Store(int64(s.out.Len()))
 	return s.out.String(), nil
 }
 

@@ -345,34 +345,29 @@ func (forget) WorkerJoined(pool.Worker)      {}
 func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.Forget(w) }
 
 // BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold parts
-// of it. "grown" repeats a conversation, as its next turn does; "unseen" changes every word's neighbourhood each time.
+// of it. "again" repeats a request; "new" is one long message that differs each time, so that all of it is encoded.
 func BenchmarkRoute(b *testing.B) {
 	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
 	var text strings.Builder
-	for i := range 1700 {
+	for i := range 1200 {
 		fmt.Fprintf(&text, "Sentence %d says %d. ", i, i*i%9973)
 	}
-	for _, unseen := range []bool{false, true} {
-		b.Run(map[bool]string{false: "grown", true: "unseen"}[unseen], func(b *testing.B) {
+	body := func(i int) []byte {
+		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":"%d %s"}]}`, i, text.String())
+	}
+	for name, differs := range map[string]int{"again": 0, "new": 1} {
+		b.Run(name, func(b *testing.B) {
 			es := workers(64)
 			for i := range es {
 				es[i].BlockSize = 16
 			}
 			h := newHouse(b, es...)
 			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
-			bodies := make([][]byte, 1)
-			if unseen {
-				bodies = make([][]byte, 64)
-			}
-			for i := range bodies {
-				content := strings.ReplaceAll(text.String(), "says", fmt.Sprintf("s%cys%d", 'a'+i%26, i))
-				bodies[i] = fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":%q}]}`, content)
-			}
-			var p prompt
-			if p, err = h.prepare(&Request{Path: "/v1/chat/completions", Body: bodies[0]}); err != nil || p.reason != ReasonKV {
+			p, err := h.prepare(&Request{Path: "/v1/chat/completions", Body: body(0)})
+			if err != nil || p.reason != ReasonKV {
 				b.Fatal(err, p.reason)
 			}
 			for i := range es {
@@ -381,7 +376,7 @@ func BenchmarkRoute(b *testing.B) {
 			b.ReportMetric(float64(p.isl), "tokens")
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				h.route(&Request{Path: "/v1/chat/completions", Body: bodies[i%len(bodies)]}).Free()
+				h.route(&Request{Path: "/v1/chat/completions", Body: body(i * differs)}).Free()
 			}
 		})
 	}
