@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -72,6 +73,26 @@ func (o *Options) check() error {
 			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
 	}
 	return nil
+}
+
+// unknownError says what of a request only its engine knows how to tokenize.
+type unknownError string
+
+func (e unknownError) Error() string {
+	return "tokenizer: " + string(e) + ": only the engine knows its tokens"
+}
+
+func errNotReproduced(what string) error { return unknownError(what) }
+
+// IsUnknown reports whether err says that the engine would serve the request, but that its tokens are not known here.
+func IsUnknown(err error) bool {
+	var unknown unknownError
+	return errors.As(err, &unknown) || errors.Is(err, ErrMedia)
+}
+
+// errRefused says why the engine answers a request with an error of its own, so that there are no token ids to know.
+func errRefused(format string, args ...any) error {
+	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
 }
 
 // given returns the ids that a request brings where its engine looks for them, nil if it brings none, and an error if the

@@ -87,7 +87,8 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 	case m.multimodal:
 		return done, errNotReproduced("a chat of a model that also takes images or sound")
 	}
-	t, err := m.requestTemplate(request, false)
+	own, _ := request.ChatTemplateKwargs.Get("chat_template") // the request's own field of that name is not SGLang's
+	t, err := m.requestTemplate(own, false)
 	if err != nil {
 		return done, err
 	}

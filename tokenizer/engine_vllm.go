@@ -21,16 +21,6 @@ var vllmOwnEncoding = []string{
 	"DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
 }
 
-// errRefused says why the engine answers a request with an error of its own, so that there are no token ids to know.
-func errRefused(format string, args ...any) error {
-	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
-}
-
-// errNotReproduced says what of a request only its engine knows how to tokenize.
-func errNotReproduced(what string) error {
-	return fmt.Errorf("tokenizer: %s: only the engine knows its tokens", what)
-}
-
 // givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings none, and
 // an error for fields of which vLLM makes something that is not known here.
 func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
@@ -99,7 +89,11 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	} else {
 		c.documents = request.Documents
 	}
-	t, err := m.requestTemplate(request, c.tools != nil)
+	own, _ := request.Body.Get("chat_template")
+	if v, _ := request.ChatTemplateKwargs.Get("chat_template"); v != nil {
+		own = v
+	}
+	t, err := m.requestTemplate(own, c.tools != nil)
 	if err != nil {
 		return "", err
 	}
@@ -112,15 +106,11 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	return m.apply(t, c)
 }
 
-// requestTemplate returns the template for a chat: the request's own if that is allowed, else the model's.
-func (m *Model) requestTemplate(request *apibody.Request, tools bool) (*chatTemplate, error) {
-	own, _ := request.Body.Get("chat_template")
-	if inKwargs, _ := request.ChatTemplateKwargs.Get("chat_template"); own != nil || inKwargs != nil {
+// requestTemplate returns the template for a chat: the request's own if it brings one and that is allowed, else the model's.
+func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
+	if own != nil {
 		if !m.options.RequestChatTemplate {
 			return nil, errRequestTemplate
-		}
-		if inKwargs != nil {
-			own = inKwargs
 		}
 		source, ok := own.(string)
 		if !ok {

@@ -314,6 +314,15 @@ func (m *Model) compile(name, source string) (*chatTemplate, error) {
 	return c, nil
 }
 
+// ContentFormat is the form in which the engine hands message content to the model's template: ContentString or
+// ContentOpenAI. Without a template it is ContentString.
+func (m *Model) ContentFormat() string {
+	if m.chat != nil && m.chat.wantsParts {
+		return ContentOpenAI
+	}
+	return ContentString
+}
+
 // probeParts finds out whether the template shows content only as a list of parts.
 // Source: dynamo-llm 1.6.1, preprocessor/prompt: render one message both ways and see which shows its text.
 func (c *chatTemplate) probeParts(m *Model) bool {

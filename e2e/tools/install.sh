@@ -6,6 +6,7 @@
 #   install.sh libzmq   only what the build needs
 #   install.sh tools    that, Envoy and Dynamo
 #   install.sh oracles  the Python originals that the tokenizer is compared with
+#   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -79,9 +80,40 @@ oracles() {
 	printf '%s\n' "$venv"
 }
 
+# engines makes a folder with a Python for each engine and, under sources, the engines' own files without the rest.
+engines() {
+	python
+	key=$(cat "$here"/oracles/vllm.txt "$here"/oracles/sglang.txt "$here"/oracles/sources.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	folder=$cache/engines-$key
+	if [ ! -e "$folder/complete" ]; then
+		say "fetching the Python files of vLLM and SGLang into $folder (about 450 MB to fetch, once)"
+		rm -rf "$folder"
+		mkdir -p "$folder/wheels"
+		for engine in vllm sglang; do
+			python3 -m venv "$folder/$engine" >&2
+			"$folder/$engine/bin/pip" --disable-pip-version-check install --progress-bar off --quiet -r "$here/oracles/$engine.txt" >&2
+		done
+		say "  now the engines themselves"
+		# Only their Python files are read, so that any platform's package does.
+		"$folder/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+			--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$folder/wheels" -r "$here/oracles/sources.txt" >&2
+		python3 - "$folder" >&2 <<-'END'
+			import glob, sys, zipfile
+			for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
+			    with zipfile.ZipFile(wheel) as z:
+			        z.extractall(sys.argv[1] + "/sources", [n for n in z.namelist() if n.endswith((".py", ".jinja"))])
+		END
+		rm -rf "$folder/wheels"
+		touch "$folder/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$folder"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
-*) die "usage: install.sh libzmq|tools|oracles" ;;
+engines) engines ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines" ;;
 esac

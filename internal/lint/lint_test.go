@@ -28,7 +28,7 @@ var may = map[string]string{
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",
 	"tokenizer":           "chattemplate kvblock internal/apibody",
-	"tokenizer/parity":    "tokenizer kvblock",
+	"tokenizer/parity":    "tokenizer kvblock chattemplate internal/apibody",
 	"scoring":             "kvblock",
 	"pool":                "kvblock",
 	"indexer":             "kvblock",

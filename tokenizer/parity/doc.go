@@ -1,6 +1,8 @@
-// Package parity holds the tokenizer against the Python originals, on the tokenizer files of real models.
+// Package parity holds the tokenizer against the Python originals: token ids on the tokenizer files of real models, chat
+// templates, and what engines make of requests.
 //
-// It owns oracle.py, which says what the originals do, and the comparison; it has no code of the product, and never commits
-// a model's files. `make test` compares a few hundred texts on two small files, `make test-long` 23,000 texts on each of all
-// files. Run it through make, which fetches files and originals; without them its tests fail and say so.
+// It owns the Python scripts that say what the originals do, and the comparisons; it has no code of the product, and never
+// commits a model's files. `make test` compares a few hundred texts on two small files, `make test-long` 23,000 texts on each
+// of all files, every chat template in the fetched packages, and every request of tokenizer/testdata with vLLM's and SGLang's
+// own code. Run it through make, which fetches files and originals; without them its tests fail and say so.
 package parity

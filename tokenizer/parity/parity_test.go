@@ -146,9 +146,7 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	if compared != want {
 		t.Errorf("%d texts instead of %d", compared, want)
 	}
-	totals.Lock()
-	totals.texts, totals.tokens, totals.wrong = totals.texts+compared, totals.tokens+tokens, totals.wrong+wrong
-	totals.Unlock()
+	count(compared, tokens, wrong)
 	t.Logf("%d texts, %d tokens, %d differences", compared, tokens, wrong)
 }
 
@@ -156,6 +154,12 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 var totals struct {
 	sync.Mutex
 	texts, tokens, wrong int
+}
+
+func count(texts, tokens, wrong int) {
+	totals.Lock()
+	defer totals.Unlock()
+	totals.texts, totals.tokens, totals.wrong = totals.texts+texts, totals.tokens+tokens, totals.wrong+wrong
 }
 
 func TestMain(m *testing.M) {

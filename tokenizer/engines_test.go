@@ -1,0 +1,68 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"kvepp/internal/apibody"
+)
+
+// TestEngineGoldens renders each request of testdata/requests.jsonl with each template of testdata/templates as vLLM and
+// SGLang do. What they make of them is in testdata/vllm.jsonl and sglang.jsonl, a line each: the text, or null where the
+// engine answers an error, where nothing is to be known. Their own code wrote it: go test ./tokenizer/parity -run Engines
+// -rewrite.
+func TestEngineGoldens(t *testing.T) {
+	requests, err := os.ReadFile("testdata/requests.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates, err := filepath.Glob("testdata/templates/*.jinja")
+	if err != nil || len(templates) < 3 {
+		t.Fatalf("%d templates, %v", len(templates), err)
+	}
+	for _, engine := range []Engine{VLLM, SGLang} {
+		golden, err := os.ReadFile("testdata/" + string(engine) + ".jsonl")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants := bytes.Split(bytes.TrimSpace(golden), []byte("\n"))
+		compared, unknown := 0, 0
+		for _, template := range templates {
+			m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: engine, ChatTemplate: template})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range bytes.Lines(requests) {
+				if len(wants) == 0 {
+					t.Fatalf("%s.jsonl ends early: write it again", engine)
+				}
+				var want *string
+				if err := json.Unmarshal(wants[0], &want); err != nil {
+					t.Fatal(err)
+				}
+				wants = wants[1:]
+				if want == nil {
+					continue
+				}
+				request, err := apibody.ParseRequest("/v1/chat/completions", line)
+				if err != nil {
+					t.Fatalf("%s: %v", line, err)
+				}
+				got, err := m.renderChat(request)
+				switch {
+				case err != nil && IsUnknown(err):
+					unknown++
+				case err != nil || got != *want:
+					t.Errorf("%s, %s: %s\n got %q, %v\nwant %q", engine, filepath.Base(template), line, got, err, *want)
+				}
+				compared++
+			}
+		}
+		if compared < 180 || unknown > compared/20 {
+			t.Errorf("%s: of %d requests %d are not known here", engine, compared, unknown)
+		}
+	}
+}

@@ -1,0 +1,236 @@
+"""Says what an engine's own code makes of requests, before it tokenizes them: its pydantic models, its parsing of messages, its
+choice of a template's content format, and Transformers' rendering.
+
+    engines.py vllm|sglang SOURCES FOLDER
+
+SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
+{"template": ..., "format": "auto", "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
+{"detect": TEMPLATE} answers {"format": ...}. Only the modules named below are the engine's; what else they import (PyTorch,
+kernels, servers) is stood in for, because nothing of it is called.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+
+REAL = {
+    "vllm": [
+        "vllm.config.utils",
+        "vllm.entrypoints.generate.base.protocol",
+        "vllm.entrypoints.openai.chat_completion.protocol",
+        "vllm.entrypoints.serve.engine.protocol",
+        "vllm.exceptions",
+        "vllm.renderers.chat_utils",
+        "vllm.renderers.chat_utils.chat_message",
+        "vllm.renderers.chat_utils.chat_template",
+        "vllm.renderers.chat_utils.content_parser",
+        "vllm.renderers.chat_utils.item_tracker",
+        "vllm.renderers.chat_utils.tool_call",
+        "vllm.renderers.chat_utils.types",
+        "vllm.renderers.hf",
+        "vllm.renderers.params",
+        "vllm.utils.func_utils",
+    ],
+    "sglang": [
+        "sglang.srt.entrypoints.openai.protocol",
+        "sglang.srt.entrypoints.openai.serving_chat",
+        "sglang.srt.parser.hunyuan_reasoning",
+        "sglang.srt.parser.jinja_template_utils",
+        "sglang.srt.parser.template_detection",
+    ],
+}
+ABSENT = ["torch", "PIL", "zmq", "msgspec", "cbor2", "prometheus_client", "cachetools", "cloudpickle", "psutil", "fastapi"]
+ABSENT += ["starlette", "uvicorn", "mistral_common", "xgrammar", "partial_json_parser", "sgl_kernel", "triton", "pybase64", "jsonschema"]
+
+
+class StubMeta(type):
+    """Makes classes that have every attribute, and that as decorators give back what they decorate."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return stub(name)
+
+    def __call__(cls, *args, **kwargs):
+        if len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type)):
+            return args[0]
+        return super().__call__(*args, **kwargs)
+
+    def __or__(cls, other):
+        return object
+
+    __ror__ = __or__
+
+    def __iter__(cls):
+        return iter(())
+
+
+def stub(name):
+    def attribute(self, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return stub(name)
+
+    def schema(cls, source, handler):
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
+
+    return StubMeta(name, (), {
+        "__init__": lambda self, *args, **kwargs: None,
+        "__getattr__": attribute,
+        "__call__": lambda self, *args, **kwargs: args[0] if len(args) == 1 and callable(args[0]) else stub(name)(),
+        "__class_getitem__": classmethod(lambda cls, item: cls),
+        "__get_pydantic_core_schema__": classmethod(schema),
+    })
+
+
+class StubModule(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        value = stub(name)
+        setattr(self, name, value)
+        return value
+
+
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, engine):
+        self.engine = engine
+
+    def find_spec(self, name, path, target=None):
+        top = name.partition(".")[0]
+        if top == self.engine and name in REAL[top] or top != self.engine and top not in ABSENT:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return StubModule(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def stand_in(engine, sources):
+    """Makes importable what REAL lists. The packages around those modules are empty, but say where they are."""
+    sys.meta_path.insert(0, StubFinder(engine))
+    packages = {name.rsplit(".", depth)[0] for name in REAL[engine] for depth in range(1, name.count(".") + 1)} - set(REAL[engine])
+    for name in sorted(packages):
+        module = StubModule(name)
+        module.__path__ = [sources + "/" + name.replace(".", "/")]
+        sys.modules[name] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)
+
+
+class VLLM:
+    def __init__(self, sources, tokenizer):
+        stand_in("vllm", sources)
+        import vllm.envs
+
+        vllm.envs.VLLM_MAX_STOP_STRINGS = 128
+        import vllm.renderers
+        import vllm.renderers.params as params
+
+        for name in ("ChatParams", "TokenizeParams", "ReasoningEffort", "merge_kwargs", "map_reasoning_effort"):
+            setattr(vllm.renderers, name, getattr(params, name))
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        import vllm.renderers.hf as hf
+
+        self.request, self.hf, self.merge, self.tokenizer = ChatCompletionRequest, hf, params.merge_kwargs, tokenizer
+        self.config = types.SimpleNamespace(
+            tokenizer_revision=None, revision=None, code_revision=None, trust_remote_code=False, multimodal_config=None,
+            enable_prompt_embeds=False, model="m", tokenizer="m", hf_config=types.SimpleNamespace(model_type="llama"), max_model_len=1 << 20,
+        )
+
+    def detect(self, template):
+        return self.hf._detect_content_format(template, default="string")
+
+    def text(self, template, given_format, body):
+        """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
+        self.tokenizer.chat_template = template
+        request = self.request.model_validate(body)
+        if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
+            raise ValueError("a template in the request")
+        if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
+            raise ValueError("not rendered")
+        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        self.hf._CONTENT_FORMATS.clear()
+        params = request.build_chat_params(None, given_format).with_defaults(self.merge(None, {"tools": tools, "tokenize": False}))
+        content_format = self.hf.resolve_chat_template_content_format(
+            chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
+            given_format=params.chat_template_content_format, tokenizer=self.tokenizer, model_config=self.config)
+        conversation, media, _ = self.hf.parse_chat_messages(request.messages, self.config, content_format=content_format)
+        if media:
+            raise ValueError("media")
+        rendered = self.hf.safe_apply_chat_template(
+            self.config, self.tokenizer, conversation, **params.get_apply_chat_template_kwargs())
+        if not isinstance(rendered, str):
+            return None, rendered
+        return rendered, self.tokenizer.encode(rendered, add_special_tokens=request.build_tok_params(self.config).add_special_tokens)
+
+
+class SGLang:
+    def __init__(self, sources, tokenizer):
+        stand_in("sglang", sources)
+        import sglang.srt.entrypoints.openai.protocol as protocol
+        import sglang.srt.entrypoints.openai.serving_chat as serving_chat
+        import sglang.srt.parser.jinja_template_utils as utils
+
+        serving_chat.envs = types.SimpleNamespace(SGLANG_DEFAULT_THINKING=types.SimpleNamespace(get=lambda: False))
+        serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
+        serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
+        serving_chat.get_json_schema_constraint = lambda *args, **kwargs: None
+        self.request, self.utils, self.tokenizer = protocol.ChatCompletionRequest, utils, tokenizer
+        serving = serving_chat.OpenAIServingChat.__new__(serving_chat.OpenAIServingChat)
+        serving.tokenizer_manager = types.SimpleNamespace(tokenizer=tokenizer, served_model_name="m")
+        serving.template_manager = types.SimpleNamespace(chat_template_name=None, reasoning_config=None)
+        serving.default_chat_template_kwargs = serving.reasoning_parser = serving.tool_call_parser = serving.chat_encoding_spec = None
+        serving.is_gpt_oss = serving.is_gemma4 = serving._prompt_text_round_trip_is_lossy = False
+        serving._tokenizer_auto_adds_specials = len(tokenizer.encode("")) > 0
+        serving._reasoning_detector = None
+        self.serving = serving
+
+    def detect(self, template):
+        return self.utils.detect_jinja_template_content_format(template)
+
+    def text(self, template, given_format, body):
+        """After OpenAIServingChat._convert_to_internal_request."""
+        self.tokenizer.chat_template = template
+        manager = self.serving.template_manager
+        manager.jinja_template_content_format = self.detect(template)
+        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
+        request = self.request.model_validate(body)
+        if (request.chat_template_kwargs or {}).get("chat_template") is not None or request.input_ids is not None:
+            raise ValueError("not rendered")
+        effort = request.chat_template_kwargs.pop("reasoning_effort", None) if request.chat_template_kwargs else None
+        if effort is not None:
+            request.reasoning_effort = effort
+        result = self.serving._process_messages(request, False)
+        return None, list(result.prompt_ids)
+
+
+def main(engine, sources, folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    engine = {"vllm": VLLM, "sglang": SGLang}[engine](sources, tokenizer)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "detect" in asked:
+            answer = {"format": engine.detect(asked["detect"])}
+        else:
+            try:
+                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked["body"])
+                answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
+            except Exception as error:  # the engine answers it with an error, or the template raised one
+                answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(answer), flush=True)
+
+
+main(*sys.argv[1:])

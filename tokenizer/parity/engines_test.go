@@ -1,0 +1,145 @@
+package parity
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write tokenizer/testdata's goldens of the engines again")
+
+// rendered is what engines.py says of a request.
+type rendered struct {
+	Text  string
+	IDs   []kvblock.Token
+	Error string
+}
+
+// engineAnswers runs engines.py over questions and returns an answer each.
+func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, questions []any) []T {
+	t.Helper()
+	home := environment(t, "KVEPP_ENGINES")
+	var input bytes.Buffer
+	for _, q := range questions {
+		line, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		input.Write(append(line, '\n'))
+	}
+	cmd := exec.Command(filepath.Join(home, string(engine), "bin/python"), "engines.py", string(engine), filepath.Join(home, "sources"), folder)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
+	cmd.Stdin, cmd.Stderr = &input, os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", cmd.Args, err)
+	}
+	var answers []T
+	lines := bufio.NewScanner(bytes.NewReader(out))
+	lines.Buffer(nil, 1<<26)
+	for lines.Scan() {
+		var a T
+		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, a)
+	}
+	if len(answers) != len(questions) {
+		t.Fatalf("%d answers to %d questions", len(answers), len(questions))
+	}
+	return answers
+}
+
+// TestEngines holds each engine's rules against the engine's own code: every request of tokenizer/testdata, with each
+// template there, text and ids.
+func TestEngines(t *testing.T) {
+	if testing.Short() && !*rewrite {
+		t.Log("the goldens that the engines wrote are compared in package tokenizer; the engines themselves in make test-long")
+		return
+	}
+	const data = "../testdata/"
+	body, err := os.ReadFile(data + "requests.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates, err := filepath.Glob(data + "templates/*.jinja")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+		for _, folder := range []string{"tiny-bytelevel", "tiny-sentencepiece"} {
+			t.Run(string(engine)+"/"+folder, func(t *testing.T) {
+				folder := filepath.Join("../../e2e/models", folder)
+				var questions []any
+				var models []*tokenizer.Model
+				for _, path := range templates {
+					source, err := os.ReadFile(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for line := range bytes.Lines(body) {
+						questions = append(questions, map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))})
+						models = append(models, m)
+					}
+				}
+				answers := engineAnswers[rendered](t, engine, folder, questions)
+				var golden bytes.Buffer
+				equal, refused, unknown, wrong := 0, 0, 0, 0
+				for i, answer := range answers {
+					line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
+					if answer.Error != "" {
+						refused++
+						golden.WriteString("null\n")
+						continue
+					}
+					text, err := json.Marshal(answer.Text)
+					if err != nil {
+						t.Fatal(err)
+					}
+					golden.Write(append(text, '\n'))
+					request, err := apibody.ParseRequest("/v1/chat/completions", line)
+					if err != nil {
+						t.Fatalf("%s: %v", line, err)
+					}
+					ids, err := models[i].Tokenize(request)
+					switch {
+					case err != nil && tokenizer.IsUnknown(err):
+						unknown++
+					case err != nil || len(ids) != 1 || !slices.Equal(ids[0], answer.IDs):
+						wrong++
+						t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
+					default:
+						equal++
+					}
+				}
+				t.Logf("%d requests: %d equal, %d refused by the engine, %d not known here, %d differ", len(answers), equal, refused, unknown, wrong)
+				count(equal+wrong, 0, wrong)
+				path := data + string(engine) + ".jsonl"
+				if filepath.Base(folder) != "tiny-bytelevel" {
+					return
+				}
+				if *rewrite {
+					if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
+					t.Errorf("%s is not what the engine says now (%v): run this test with -rewrite", path, err)
+				}
+			})
+		}
+	}
+}
