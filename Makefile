@@ -30,7 +30,7 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity)$$') && \
-	$(call ORACLES,llama2 gpt35turbo) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
+	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
 test-long: ## what takes longer: every real tokenizer against the originals, fuzzing every decoder, and the demonstration

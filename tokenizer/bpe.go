@@ -18,6 +18,7 @@ type bpe struct {
 
 	byteLevel bool
 	byteToken [256]kvblock.Token // byte level: the token of each byte; else: of its fallback, such as <0x0A>
+	byteKnown [256]bool          // whether byteToken has one
 	fallback  bool
 
 	// SentencePiece style: the smallest symbols are characters.
@@ -59,10 +60,21 @@ type scratch struct {
 	next     []int32
 	heap     []mergeCandidate
 	text     [2][]byte // normalizer output, alternating
+
+	// of pre-tokenizers that are stages
+	rewritten [][]byte // by stage
+	spans     []span
+	letters   []rune // a text in a pattern's alphabet
+	offsets   []int32
 }
 
 func (sc *scratch) reusable() bool {
-	return cap(sc.symbols) <= keepScratch && cap(sc.heap) <= keepScratch && cap(sc.text[0])+cap(sc.text[1]) <= 8*keepScratch
+	bytes := cap(sc.text[0]) + cap(sc.text[1])
+	for _, buf := range sc.rewritten {
+		bytes += cap(buf)
+	}
+	return cap(sc.symbols) <= keepScratch && cap(sc.heap) <= keepScratch && cap(sc.spans) <= keepScratch && cap(sc.letters) <= 8*keepScratch &&
+		bytes <= 8*keepScratch
 }
 
 // appendPiece appends the ids of the piece s[i:j].
@@ -102,25 +114,43 @@ func (b *bpe) encode(out []kvblock.Token, s string, i, j int, sc *scratch) []kvb
 // runeSymbols puts the symbols of a SentencePiece-style piece into the scratch: a token per character, or its bytes, or
 // the unknown token, or, without one, nothing.
 func (b *bpe) runeSymbols(s string, sc *scratch) {
-	afterUnknown := false
+	// The unknown token waits for the next known character. Bytes do not count as that, so they overtake it, as in Hugging
+	// Face tokenizers.
+	waiting := false
 	for k := 0; k < len(s); {
 		r, n := utf8.DecodeRuneInString(s[k:])
 		switch id, ok := b.runeToken[r]; {
 		case ok:
+			if waiting {
+				sc.symbols = append(sc.symbols, b.unknown)
+				waiting = false
+			}
 			sc.symbols = append(sc.symbols, id)
-			afterUnknown = false
-		case b.fallback:
+		case b.fallback && b.hasBytes(s[k:k+n]):
 			for x := k; x < k+n; x++ {
 				sc.symbols = append(sc.symbols, b.byteToken[s[x]])
 			}
 		case b.hasUnknown:
-			if !afterUnknown || !b.fuse {
+			if waiting && !b.fuse {
 				sc.symbols = append(sc.symbols, b.unknown)
 			}
-			afterUnknown = true
+			waiting = true
 		}
 		k += n
 	}
+	if waiting {
+		sc.symbols = append(sc.symbols, b.unknown)
+	}
+}
+
+// hasBytes reports whether every byte of a character has a fallback token.
+func (b *bpe) hasBytes(character string) bool {
+	for i := range len(character) {
+		if !b.byteKnown[character[i]] {
+			return false
+		}
+	}
+	return true
 }
 
 // mergeList merges few symbols: each round scans the ranks for the lowest, the leftmost on ties.

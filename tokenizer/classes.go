@@ -1,23 +1,29 @@
 package tokenizer
 
+import "slices"
+
 //go:generate python3 unicode_gen.py
 
 // class is a set of bits: the character classes that the pre-tokenizer patterns are made of.
 type class uint16
 
 const (
-	classLetter     class = 1 << iota // \p{L}
-	classNumber                       // \p{N}
-	classSpace                        // \s
-	classNewline                      // [\r\n]
-	classUpper                        // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
-	classLower                        // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
-	classMark                         // \p{M}
-	classSymbol                       // [\p{P}\p{S}]
-	classASCII                        // [A-Za-z]
-	classASCIIPunct                   // ASCII punctuation and symbols
-	classCJK                          // DeepSeek's [一-龥぀-ゟ゠-ヿ]
-	classWord                         // \w of Rust's regex
+	classLetter      class = 1 << iota // \p{L}
+	classNumber                        // \p{N}
+	classSpace                         // \s
+	classNewline                       // [\r\n]
+	classUpper                         // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+	classLower                         // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+	classMark                          // \p{M}
+	classSymbol                        // [\p{P}\p{S}]
+	classASCII                         // [A-Za-z]
+	classASCIIPunct                    // ASCII punctuation and symbols
+	classCJK                           // DeepSeek's [一-龥぀-ゟ゠-ヿ]
+	classWord                          // \w of Rust's regex
+	classNumeric                       // Rust's is_numeric, which Digits cuts out
+	classPunctuation                   // what Punctuation cuts out
+	classAccent                        // what StripAccents removes
+	classHan                           // \p{Han}
 )
 
 const (
@@ -33,20 +39,35 @@ var (
 	pages      [][pageSize]class
 )
 
+// categories joins the ranges of some general categories.
+func categories(names ...string) []rune {
+	var all []rune
+	for _, name := range names {
+		all = append(all, categoryRanges[name]...)
+	}
+	return all
+}
+
 func init() {
+	letters := []string{"Lu", "Ll", "Lt", "Lm", "Lo"}
+	marks := []string{"Mn", "Mc", "Me"}
 	flat := make([]class, maxRune+1)
 	for _, t := range []struct {
 		ranges []rune
 		bit    class
 	}{
-		{letterRanges, classLetter},
-		{numberRanges, classNumber},
+		{categories(letters...), classLetter},
+		{categories("Nd", "Nl", "No"), classNumber},
 		{spaceRanges, classSpace},
-		{upperRanges, classUpper},
-		{lowerRanges, classLower},
-		{markRanges, classMark},
-		{symbolRanges, classSymbol},
+		{categories(slices.Concat([]string{"Lu", "Lt", "Lm", "Lo"}, marks)...), classUpper},
+		{categories(slices.Concat([]string{"Ll", "Lm", "Lo"}, marks)...), classLower},
+		{categories(marks...), classMark},
+		{categories("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So"), classSymbol},
 		{wordRanges, classWord},
+		{numericRanges, classNumeric},
+		{punctuationRanges, classPunctuation},
+		{accentRanges, classAccent},
+		{scriptRanges["Han"], classHan},
 		{[]rune{'\n', '\n', '\r', '\r'}, classNewline},
 		{[]rune{'A', 'Z', 'a', 'z'}, classASCII},
 		{[]rune{'!', '/', ':', '@', '[', '`', '{', '~'}, classASCIIPunct},

@@ -22,46 +22,63 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 		return out, ErrInvalidUTF8
 	}
 	sc := scratches.Get().(*scratch)
+	before := len(out)
 	if special {
 		out = append(out, e.prefix...)
 	}
+	var failed error
 	e.addedRaw.split(text, func(start, end int) {
+		if failed != nil {
+			return
+		}
 		segment := text[start:end]
-		if cache == nil || len(segment) < minSegment {
-			out = e.appendSegment(out, segment, sc)
+		first := start == 0
+		// A segment whose ids depend on where it is, is not remembered.
+		if cache == nil || len(segment) < minSegment || first && e.firstDiffers {
+			out, failed = e.appendSegment(out, segment, first, sc)
 			return
 		}
 		var known bool
 		if out, known = cache.get(out, segment); !known {
 			before := len(out)
-			out = e.appendSegment(out, segment, sc)
-			cache.put(segment, out[before:])
+			if out, failed = e.appendSegment(out, segment, first, sc); failed == nil {
+				cache.put(segment, out[before:])
+			}
 		}
 	}, func(id kvblock.Token) {
 		out = append(out, id)
 	})
-	if special {
-		out = append(out, e.suffix...)
-	}
 	if sc.reusable() {
 		scratches.Put(sc)
+	}
+	if failed != nil {
+		return out[:before], failed
+	}
+	if special {
+		out = append(out, e.suffix...)
 	}
 	return out, nil
 }
 
-// appendSegment appends the ids of text without raw added tokens. They depend on this text alone.
-func (e *encoder) appendSegment(out []kvblock.Token, text string, sc *scratch) []kvblock.Token {
-	text = e.normalizer.apply(text, sc)
+// appendSegment appends the ids of text without raw added tokens. They depend on this text alone, and, with
+// e.firstDiffers, on whether it is the first of a prompt.
+func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
+	text, err := e.normalizer.apply(text, sc)
+	if err != nil {
+		return out, err
+	}
 	e.addedNormalized.split(text, func(start, end int) {
-		out = e.appendPieces(out, text, start, end, sc)
+		if err == nil {
+			out, err = e.appendPieces(out, text, start, end, first && start == 0, sc)
+		}
 	}, func(id kvblock.Token) {
 		out = append(out, id)
 	})
-	return out
+	return out, err
 }
 
 // appendPieces cuts s[i:end] into pieces and appends their ids.
-func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
+func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first bool, sc *scratch) ([]kvblock.Token, error) {
 	switch {
 	case e.scan != nil:
 		for i < end {
@@ -73,14 +90,38 @@ func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, sc *sc
 		scanDeepSeek(s, i, end, func(start, stop int) {
 			out = e.bpe.appendPiece(out, s, start, stop, sc)
 		})
-	case e.bpe.marker != nil:
-		for i < end {
-			j := e.bpe.marker.next(s, i, end)
-			out = e.bpe.appendPiece(out, s, i, j, sc)
-			i = j
-		}
+	case len(e.stages) > 0:
+		return e.appendStages(out, 0, s[i:end], first, sc)
 	default:
-		out = e.bpe.appendPiece(out, s, i, end, sc)
+		out = e.appendUncut(out, s, i, end, sc)
+	}
+	return out, nil
+}
+
+// appendUncut appends the ids of a piece that no pre-tokenizer cuts further.
+func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
+	if e.bpe.marker == nil {
+		return e.bpe.appendPiece(out, s, i, end, sc)
+	}
+	for i < end {
+		j := e.bpe.marker.next(s, i, end)
+		out = e.bpe.appendPiece(out, s, i, j, sc)
+		i = j
 	}
 	return out
+}
+
+// EngineRuns returns how many texts (pieces, where patterns follow one another) went through the general engine for
+// patterns, which is exact but an order of magnitude slower, since the model was loaded. It is 0 for models whose pattern
+// has a scanner of its own; see GeneralPattern.
+func (m *Model) EngineRuns() int64 { return m.encoder.engineRuns.Load() }
+
+// GeneralPattern reports whether the model's pre-tokenizer needs the general engine, for its caller to say so once.
+func (m *Model) GeneralPattern() bool {
+	for i := range m.encoder.stages {
+		if m.encoder.stages[i].engine {
+			return true
+		}
+	}
+	return false
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
 
 	"kvepp/kvblock"
 )
@@ -33,20 +35,34 @@ func TestRefusedComponents(t *testing.T) {
 		{"model", `{"merges":["abc"]}`, `"abc"`},
 		{"model", `{"merges":7}`, `merges`},
 		{"model", `{"new_option":true}`, `new_option`},
-		{"normalizer", `{"type":"NFKC"}`, `normalizer: component "NFKC" is not supported`},
-		{"normalizer", `{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Lowercase"}]}`, `"Lowercase"`},
-		{"normalizer", `{"type":"Replace","pattern":{"Regex":" +"},"content":" "}`, `Replace of a pattern`},
+		{"normalizer", `{"type":"Precompiled","precompiled_charsmap":"AAAA"}`, `normalizer: component "Precompiled" is not supported`},
+		{"normalizer", `{"type":"BertNormalizer"}`, `"BertNormalizer"`},
+		{"normalizer", `{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"ByteLevel"}]}`, `"ByteLevel"`},
+		{"normalizer", `{"type":"Replace","pattern":{"Regex":"(a)\\1"},"content":" "}`, `component Replace: in a pattern, \1`},
+		{"normalizer", `{"type":"Replace","pattern":{"String":""},"content":" "}`, `Replace of`},
 		{"normalizer", `{"type":"NFC","mode":2}`, `mode`},
-		{"pre_tokenizer", split(`"\\w+|\\W+"`), `\\w+|\\W+`},
-		{"pre_tokenizer", `{"type":"Metaspace"}`, `pre_tokenizer: component "Metaspace" is not supported`},
-		{"pre_tokenizer", `{"type":"Whitespace"}`, `"Whitespace"`},
-		{"pre_tokenizer", `{"type":"ByteLevel","add_prefix_space":true,"use_regex":true}`, `add_prefix_space`},
-		{"pre_tokenizer", `{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}`, `without a pattern`},
-		{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[` + byteLevel + `,{"type":"Digits"}]}`, `"Digits"`},
-		{"pre_tokenizer", `{"type":"Split","pattern":{"String":" "},"behavior":"Removed","invert":false}`, `Split on a String`},
-		{"pre_tokenizer", strings.Replace(split(`"\\p{N}{1,3}"`), "Isolated", "MergedWithNext", 1), `behavior "MergedWithNext"`},
-		{"pre_tokenizer", `{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"a"},"behavior":"Isolated","invert":false}]}`, `Split without ByteLevel`},
-		{"post_processor", `{"type":"BertProcessing"}`, `post_processor: component "BertProcessing"`},
+		{"pre_tokenizer", split(`"(?<name>a)\\k<name>"`), `(?<`},
+		{"pre_tokenizer", split(`"(?i:[a-z]+)"`), `a class where case is ignored`},
+		{"pre_tokenizer", split(`"(?i:ss)"`), `a ligature joins`},
+		{"pre_tokenizer", split(`"\\p{Runic}"`), `\p{Runic}`},
+		{"pre_tokenizer", split(`"[[:alpha:]]"`), `[:`},
+		{"pre_tokenizer", split(`"a{2}?"`), `{n}?`},
+		{"pre_tokenizer", split(`"(a"`), `an unclosed (`},
+		{"pre_tokenizer", split(`"a)"`), `an unmatched )`},
+		{"pre_tokenizer", split(`"[a"`), `an unclosed [`},
+		{"pre_tokenizer", split(`"\\"`), `an end in the middle`},
+		{"pre_tokenizer", split(`"` + strings.Repeat("(", 100) + `"`), `deep nesting`},
+		{"pre_tokenizer", split(`"` + strings.Repeat("[", 100) + `"`), `deep nesting`},
+		{"pre_tokenizer", split(`"` + strings.Repeat("a", 1<<15) + `"`), `of 32768 bytes`},
+		{"pre_tokenizer", `{"type":"Metaspace"}`, `pre_tokenizer: component Metaspace: replacement ""`},
+		{"pre_tokenizer", `{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}`, `prepend_scheme "last"`},
+		{"pre_tokenizer", `{"type":"UnicodeScripts"}`, `component "UnicodeScripts" is not supported`},
+		{"pre_tokenizer", `{"type":"Whitespace","pattern":"x"}`, `pattern`},
+		{"pre_tokenizer", `{"type":"Punctuation","behavior":"Sideways"}`, `behavior "Sideways"`},
+		{"pre_tokenizer", `{"type":"CharDelimiterSplit","delimiter":"ab"}`, `"ab"`},
+		{"pre_tokenizer", strings.Replace(split(`"\\p{N}{1,3}"`), "Isolated", "Sideways", 1), `behavior "Sideways"`},
+		{"post_processor", `{"type":"BertProcessing","sep":["x"],"cls":["y",1]}`, `post_processor: BertProcessing`},
+		{"post_processor", `{"type":"Other"}`, `post_processor: component "Other"`},
 		{"post_processor", `{"type":"TemplateProcessing","single":[],"special_tokens":{}}`, `0 times`},
 		{"post_processor", `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{}}`, `"<s>" has no ids`},
 		{"added_tokens", `[{"id":7000,"content":"<x>"}]`, `added_tokens: "<x>" has id 7000`},
@@ -54,7 +70,7 @@ func TestRefusedComponents(t *testing.T) {
 	} {
 		overrides := map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(byteLevel)}
 		overrides[c.key] = json.RawMessage(c.value)
-		if _, err := parseTokenizerJSON(v.override(t, overrides)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := parseTokenizerJSON(v.override(t, "bytes", overrides)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %s\n got %v\nwant ...%s...", c.key, c.value, err, c.want)
 		}
 	}
@@ -166,7 +182,7 @@ func FuzzParseTokenizerJSON(f *testing.F) {
 	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"▁":3},"merges":[["a","b"]]},"normalizer":{"type":"Prepend","prepend":"▁"}}`), "abab")
 	f.Add([]byte(`{"model":{"type":"BPE","unk_token":"a","fuse_unk":true,"vocab":{"a":0,"x":5},"merges":["a a"]}}`), "xyxy")
 	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"":0},"merges":[]},"added_tokens":[{"id":1,"content":"ab","lstrip":true,"rstrip":true,"single_word":true}]}`), " ab \xff")
-	f.Add(v.override(f, map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"ByteLevel","add_prefix_space":false}`)})[:2000], "x")
+	f.Add(v.override(f, "bytes", map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"ByteLevel","add_prefix_space":false}`)})[:2000], "x")
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		e, err := parseTokenizerJSON(raw)
 		if err != nil {
@@ -176,5 +192,28 @@ func FuzzParseTokenizerJSON(f *testing.F) {
 		if err == nil && (len(ids) == 0 || ids[0] != 7) {
 			t.Fatalf("append changed what was there: %v", ids)
 		}
+	})
+}
+
+func FuzzPattern(f *testing.F) {
+	for _, seed := range []string{regexCL100K, regexO200K, `[a-z&&[^e]]{2,3}?|(?<!\s)\p{^Lu}++$`, `(?i:'s|k)\b.`, `\x41[^\u00e9-\x{fff}]`, `(?>a|b*)+(?=c)`} {
+		f.Add(seed, "Abc's dEf\n éK ſ 12")
+	}
+	f.Fuzz(func(t *testing.T, source, text string) {
+		if len(text) > 200 || !utf8.ValidString(text) {
+			return
+		}
+		p, err := compilePattern(source)
+		if err != nil {
+			return
+		}
+		p.engine.MatchTimeout = 20 * time.Millisecond
+		done := 0
+		_ = p.matches(text, &scratch{}, func(start, end int) {
+			if start < done || end < start || end > len(text) || start == end && !p.nullable {
+				t.Fatalf("%q: %q: a match from %d to %d after %d", source, text, start, end, done)
+			}
+			done = end
+		})
 	})
 }

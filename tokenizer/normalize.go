@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -11,80 +12,173 @@ import (
 // normalizer rewrites a stretch of text before it is cut into pieces: steps in order.
 type normalizer []normalizerStep
 
-// normalizerStep is one of: NFC; a prefix; a replacement.
+// normalizerStep is one of: a normalization form; a prefix; a replacement; a rewriting of characters; stripping.
 type normalizerStep struct {
-	nfc      bool
-	prefix   string // put before text that is not empty
-	old, new string // every old becomes new, when old is not empty
+	form     norm.Form
+	isForm   bool
+	prefix   string   // put before text that is not empty
+	old, new string   // every old becomes new, when old is not empty
+	pattern  *pattern // every match becomes new
+	// character rewrites one character at a time: it appends what r becomes.
+	character   func(to []byte, r rune) []byte
+	left, right bool // white space is stripped from there
 }
 
-// apply returns the normalized text, which may alias s or the scratch.
-func (n normalizer) apply(s string, sc *scratch) string {
-	for i, step := range n {
+// apply returns the normalized text, which may alias s or the scratch. It fails only where the pattern of a step does.
+func (n normalizer) apply(s string, sc *scratch) (string, error) {
+	// Two buffers take turns, so that a step never writes over the text that it reads.
+	turn := 0
+	for i := range n {
+		step := &n[i]
+		buf := sc.text[turn][:0]
 		switch {
-		case step.nfc:
-			s = nfc(s)
+		case step.isForm:
+			s = normalForm(step.form, s)
+			continue
 		case s == "":
+			continue
 		case step.prefix != "":
-			// Two buffers take turns, so that a step never writes over the text that it reads.
-			buf := append(sc.text[i%2][:0], step.prefix...)
+			buf = append(buf, step.prefix...)
 			buf = append(buf, s...)
-			sc.text[i%2] = buf
-			s = unsafe.String(unsafe.SliceData(buf), len(buf))
-		case step.old != "" && strings.Contains(s, step.old):
-			buf := sc.text[i%2][:0]
+		case step.old != "":
+			if !strings.Contains(s, step.old) {
+				continue
+			}
 			for {
-				before, after, found := strings.Cut(s, step.old)
-				buf = append(buf, before...)
-				if !found {
+				at := strings.Index(s, step.old)
+				if at < 0 {
 					break
 				}
+				buf = append(buf, s[:at]...)
 				buf = append(buf, step.new...)
-				s = after
+				s = s[at+len(step.old):]
 			}
-			sc.text[i%2] = buf
-			s = unsafe.String(unsafe.SliceData(buf), len(buf))
+			buf = append(buf, s...)
+		case step.pattern != nil:
+			done := 0
+			if err := step.pattern.matches(s, sc, func(start, end int) {
+				buf = append(buf, s[done:start]...)
+				buf = append(buf, step.new...)
+				done = end
+			}); err != nil {
+				return "", err
+			}
+			buf = append(buf, s[done:]...)
+		case step.character != nil:
+			for _, r := range s {
+				buf = step.character(buf, r)
+			}
+		default:
+			if step.left {
+				s = s[skip(s, 0, len(s), classSpace):]
+			}
+			if step.right {
+				s = s[:trimSpaceLeft(s, 0, len(s))]
+			}
+			continue
 		}
+		sc.text[turn] = buf
+		turn = 1 - turn
+		s = unsafe.String(unsafe.SliceData(buf), len(buf))
 	}
-	return s
+	return s, nil
 }
 
-// removes reports whether normalized text never contains the given text.
-func (n normalizer) removes(text string) bool {
-	gone := false
+// keepsStart reports whether the first character of a text is at the same place in normalized text, as far as Hugging Face
+// tokenizers remembers.
+func (n normalizer) keepsStart() bool {
 	for _, step := range n {
-		switch {
-		case step.old == text && !strings.Contains(step.new, text):
-			gone = true
-		case strings.Contains(step.prefix, text), strings.Contains(step.new, text), step.nfc:
-			gone = false
+		if !step.isForm {
+			return false
 		}
 	}
-	return gone
+	return true
 }
 
-// nfc is normalization form C of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than Go's: text is
-// normalized between the characters that it does not know, as nothing reorders or composes across them. (Text that is
-// normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in order.)
-func nfc(s string) string {
-	if norm.NFC.IsNormalString(s) {
+// normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than Go's:
+// text is normalized between the characters that it does not know, as nothing reorders or composes across them. (Text that
+// is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in order.)
+func normalForm(form norm.Form, s string) string {
+	if form.IsNormalString(s) {
 		return s
 	}
 	out := make([]byte, 0, len(s))
 	start := 0
 	for i, r := range s {
-		if r < unknownToNFC[0][0] || !isUnknownToNFC(r) {
+		if r < newerCharacters[0][0] || !isNewer(r) {
 			continue
 		}
-		out = append(out, norm.NFC.String(s[start:i])...) // not AppendString, which would compose with what is there
+		out = append(out, knownForm(form, s[start:i])...)
 		start = i + utf8.RuneLen(r)
 		out = append(out, s[i:start]...)
 	}
-	return string(append(out, norm.NFC.String(s[start:])...))
+	return string(append(out, knownForm(form, s[start:])...))
 }
 
-func isUnknownToNFC(r rune) bool {
-	for _, known := range unknownToNFC {
+// graphemeJoiner is what package norm puts into runs of more than 30 marks, for the sake of streams. Nobody else does.
+const graphemeJoiner = "\u034f"
+
+func knownForm(form norm.Form, s string) string {
+	out := form.String(s)
+	if strings.Contains(out, graphemeJoiner) && strings.Count(out, graphemeJoiner) != strings.Count(s, graphemeJoiner) {
+		return formByDefinition(form, s)
+	}
+	return out
+}
+
+// formByDefinition normalizes as Unicode's annex 15 says: decompose, put marks in order, compose.
+func formByDefinition(form norm.Form, s string) string {
+	decomposition, composes := norm.NFD, form == norm.NFC || form == norm.NFKC
+	if form == norm.NFKC || form == norm.NFKD {
+		decomposition = norm.NFKD
+	}
+	type mark struct {
+		r     rune
+		class uint8 // canonical combining class; 0: a starter
+	}
+	var all []mark
+	for _, r := range s {
+		for _, part := range decomposition.String(string(r)) { // one character, so that its marks are few
+			all = append(all, mark{part, norm.NFD.PropertiesString(string(part)).CCC()})
+		}
+	}
+	for i := 0; i < len(all); i++ {
+		end := i
+		for end < len(all) && all[end].class != 0 {
+			end++
+		}
+		slices.SortStableFunc(all[i:end], func(a, b mark) int { return int(a.class) - int(b.class) })
+		i = end
+	}
+	if composes {
+		starter, kept := -1, 0
+		var last uint8 // class of the last character that was kept after the starter
+		for _, m := range all {
+			if starter >= 0 && (kept == starter+1 || last != 0 && last < m.class) {
+				pair := string(all[starter].r) + string(m.r)
+				if joined := norm.NFC.String(pair); utf8.RuneCountInString(joined) == 1 {
+					all[starter].r, _ = utf8.DecodeRuneInString(joined)
+					continue
+				}
+			}
+			all[kept] = m
+			if m.class == 0 {
+				starter = kept
+			}
+			last = m.class
+			kept++
+		}
+		all = all[:kept]
+	}
+	var b strings.Builder
+	for _, m := range all {
+		b.WriteRune(m.r)
+	}
+	return b.String()
+}
+
+func isNewer(r rune) bool {
+	for _, known := range newerCharacters {
 		if r <= known[1] {
 			return r >= known[0]
 		}
@@ -92,15 +186,58 @@ func isUnknownToNFC(r rune) bool {
 	return false
 }
 
-// unknownToNFC are the characters that Go's NFC treats otherwise than Hugging Face's, as ranges, ascending: found by
+// newerCharacters are the characters that Go treats otherwise than Hugging Face's, as ranges, ascending: found by
 // comparing the two over every character alone and among marks.
-var unknownToNFC = [...][2]rune{
+var newerCharacters = [...][2]rune{
 	{0x07FD, 0x07FD}, {0x0898, 0x089F}, {0x08CA, 0x08D3}, {0x09FE, 0x09FE}, {0x0C3C, 0x0C3C}, {0x0D3B, 0x0D3C},
-	{0x0EBA, 0x0EBA}, {0x1715, 0x1715}, {0x1ABF, 0x1ACE}, {0x1DF6, 0x1DFA}, {0xA82C, 0xA82C}, {0x10D24, 0x10D27},
-	{0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
-	{0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938},
-	{0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47},
-	{0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42},
-	{0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
-	{0x1E4EC, 0x1E4EF},
+	{0x0EBA, 0x0EBA}, {0x1715, 0x1715}, {0x1ABF, 0x1ACE}, {0x1DF6, 0x1DFA}, {0x32FF, 0x32FF}, {0xA7F2, 0xA7F4},
+	{0xA82C, 0xA82C}, {0xAB69, 0xAB69}, {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10D24, 0x10D27},
+	{0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B},
+	{0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943},
+	{0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
+	{0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16FF0, 0x16FF1}, {0x1E030, 0x1E06D}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
+	{0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+}
+
+// stripAccent is StripAccents.
+func stripAccent(to []byte, r rune) []byte {
+	if classOfRune(r)&classAccent != 0 {
+		return to
+	}
+	return utf8.AppendRune(to, r)
+}
+
+// lowerCase is Lowercase: each character alone, so that a final sigma is like any other.
+func lowerCase(to []byte, r rune) []byte {
+	switch {
+	case r < utf8.RuneSelf:
+		return append(to, lowerASCII(byte(r)))
+	case r == 0x130: // İ
+		return append(to, "i\u0307"...)
+	}
+	low, high := 0, len(lowerRuns)
+	for low < high {
+		if middle := (low + high) / 2; lowerRuns[middle][1] < r {
+			low = middle + 1
+		} else {
+			high = middle
+		}
+	}
+	if low < len(lowerRuns) && r >= lowerRuns[low][0] {
+		if run := lowerRuns[low]; run[2] == 0 || (r-run[0])%run[2] == 0 {
+			r += run[3]
+		}
+	}
+	return utf8.AppendRune(to, r)
+}
+
+// nmt is Nmt: some control characters go, and what looks like white space becomes a space.
+func nmt(to []byte, r rune) []byte {
+	switch {
+	case r >= 0x01 && r <= 0x08, r == 0x0B, r >= 0x0E && r <= 0x1F, r == 0x7F, r == 0x8F, r == 0x9F:
+		return to
+	case r == 0x09, r == 0x0A, r == 0x0C, r == 0x0D, r == 0x1680, r >= 0x200B && r <= 0x200F, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xFEFF, r == 0xFFFD:
+		return append(to, ' ')
+	}
+	return utf8.AppendRune(to, r)
 }

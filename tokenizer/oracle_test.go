@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/text/unicode/norm"
+
 	"kvepp/kvblock"
 )
 
@@ -250,7 +252,7 @@ func TestNFC(t *testing.T) {
 		"\U00011935\U00011930":           "\U00011935\U00011930",
 		"\u08ec\u1abf\u093c\u0898\ufa86": "\u08ec\u1abf\u093c\u0898\u60d8",
 	} {
-		if got := nfc(text); got != want {
+		if got := normalForm(norm.NFC, text); got != want {
 			t.Errorf("%+q: got %+q, want %+q", text, got, want)
 		}
 	}

@@ -2,7 +2,7 @@ package tokenizer
 
 // Pre-tokenizers cut text into pieces with a regular expression. A general regex engine is an order of magnitude slower
 // than the rest of the tokenizer together, and there are only a few expressions in the world, so each has a hand-written
-// scanner here, found by the expression's exact text. An expression that is not here is refused at load.
+// scanner here, found by the expression's exact text. One that is not here runs on the general engine of regex.go.
 
 // A scanner returns the end of the piece that starts at s[i]. It looks at s[i:end] only, returns more than i, and needs
 // i < end and valid UTF-8.
@@ -17,6 +17,9 @@ const (
 
 	// Qwen 2 and 3: each digit alone.
 	regexQwen = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+
+	// Qwen 3.5: marks belong to words.
+	regexQwen35 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 	// GPT-4o, gpt-oss.
 	regexO200K = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -36,6 +39,7 @@ var scanners = map[string]scanner{
 	regexGPT2:   scanGPT2,
 	regexCL100K: scanCL100K(3),
 	regexQwen:   scanCL100K(1),
+	regexQwen35: scanQwen35,
 	regexO200K:  scanO200K(3, true),
 	regexTekken: scanO200K(1, false),
 }
@@ -219,6 +223,34 @@ func scanCL100K(digits int) scanner {
 		}
 		return space(s, i, end)
 	}
+}
+
+// scanQwen35 scans regexQwen35.
+func scanQwen35(s string, i, end int) int {
+	const word = classLetter | classMark
+	c, n := classAt(s, i)
+	if c&classLetter != 0 {
+		return skip(s, i+n, end, word)
+	}
+	if j := contraction(s, i, end); j > 0 {
+		return j
+	}
+	if c&classNumber != 0 {
+		return i + n
+	}
+	if c&classNewline == 0 { // it may be the optional first character, or, a mark, the word itself
+		if j := skip(s, i+n, end, word); j > i+n || c&classMark != 0 {
+			return j
+		}
+	}
+	j := i
+	if s[i] == ' ' {
+		j++
+	}
+	if k := skipNot(s, j, end, classSpace|classNumber|word); k > j {
+		return skip(s, k, end, classNewline)
+	}
+	return space(s, i, end)
 }
 
 // upperLower matches [upper]*[lower]+ at i. The classes overlap, so it gives back what it took too much of, as the regex

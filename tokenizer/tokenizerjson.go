@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
 
 	"kvepp/kvblock"
 )
@@ -105,8 +108,12 @@ func kind(raw json.RawMessage) string {
 type encoder struct {
 	bpe        *bpe
 	normalizer normalizer
-	scan       scanner // nil: see deepSeek and bpe.marker
+	scan       scanner // what most models use: one expression, which matches everywhere
 	deepSeek   bool
+	stages     []stage // anything else
+	// firstDiffers says that the text at the very beginning of a prompt is encoded otherwise than the same text later.
+	firstDiffers bool
+	engineRuns   engineRuns
 
 	addedRaw        *addedTokens // looked for in the text as it is
 	addedNormalized *addedTokens // looked for in normalized text
@@ -152,26 +159,43 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	var n normalizer
 	for _, part := range parts {
 		var c struct {
-			Type    string      `json:"type"`
-			Prepend string      `json:"prepend"`
-			Pattern patternJSON `json:"pattern"`
-			Content string      `json:"content"`
+			Type       string      `json:"type"`
+			Prepend    string      `json:"prepend"`
+			Pattern    patternJSON `json:"pattern"`
+			Content    string      `json:"content"`
+			StripLeft  bool        `json:"strip_left"`
+			StripRight bool        `json:"strip_right"`
 		}
-		switch kind(part) {
-		case "NFC", "Prepend", "Replace":
+		form, isForm := normalForms[kind(part)]
+		character := characterNormalizers[kind(part)]
+		switch k := kind(part); {
+		case isForm, character != nil, k == "Prepend", k == "Replace", k == "Strip":
 		default:
-			return nil, errUnsupported("component", strconv.Quote(kind(part)))
+			return nil, errUnsupported("component", strconv.Quote(k))
 		}
 		if err := strictDecode(part, &c); err != nil {
 			return nil, fmt.Errorf("%s: %w", kind(part), err)
 		}
 		switch {
-		case c.Type == "NFC":
-			n = append(n, normalizerStep{nfc: true})
+		case isForm:
+			n = append(n, normalizerStep{form: form, isForm: true})
+		case character != nil:
+			n = append(n, normalizerStep{character: character})
+		case c.Type == "Strip":
+			n = append(n, normalizerStep{left: c.StripLeft, right: c.StripRight})
 		case c.Type == "Prepend":
 			n = append(n, normalizerStep{prefix: c.Prepend})
+		case c.Pattern.Regex != nil:
+			compiled, err := compilePattern(*c.Pattern.Regex)
+			if err != nil {
+				return nil, fmt.Errorf("component Replace: %w", err)
+			}
+			if compiled.nullable {
+				return nil, errUnsupported("Replace of a pattern that can match nothing,", strconv.Quote(*c.Pattern.Regex))
+			}
+			n = append(n, normalizerStep{pattern: compiled, new: c.Content})
 		case c.Pattern.String == nil || *c.Pattern.String == "":
-			return nil, errUnsupported("Replace of a pattern other than a String", string(part))
+			return nil, errUnsupported("Replace of", string(part))
 		default:
 			n = append(n, normalizerStep{old: *c.Pattern.String, new: c.Content})
 		}
@@ -179,57 +203,166 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 	return n, nil
 }
 
-// parsePreTokenizer finds the scanner and reports whether text becomes bytes (ByteLevel) or stays characters.
+var normalForms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
+
+var characterNormalizers = map[string]func(to []byte, r rune) []byte{"Lowercase": lowerCase, "StripAccents": stripAccent, "Nmt": nmt}
+
+// parsePreTokenizer reads the pre-tokenizer and reports whether text becomes bytes (ByteLevel) or stays characters.
 func (e *encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err error) {
 	parts, err := components(raw, "pretokenizers")
 	if err != nil {
 		return false, err
 	}
-	var patterns []string
-	for _, part := range parts {
-		if byteLevel {
-			return false, errUnsupported("component after ByteLevel:", strconv.Quote(kind(part)))
-		}
-		switch kind(part) {
+	var patterns []string // of the stages; "" is none
+	for i, part := range parts {
+		last := i == len(parts)-1
+		var add []stage
+		pattern := ""
+		switch k := kind(part); k {
 		case "ByteLevel":
-			byteLevel = true
-			useRegex, err := parseByteLevel(part)
-			if err != nil {
+			if add, pattern, err = parseByteLevel(part); err != nil {
 				return false, err
 			}
-			if useRegex {
-				patterns = append(patterns, regexGPT2)
+			if last {
+				byteLevel = true
+			} else { // what follows sees the bytes as characters
+				add = append(add, stage{rewrite: printableBytes, whole: true})
 			}
 		case "Split":
-			pattern, err := e.parseSplit(part)
-			if err != nil {
+			var st stage
+			if st, pattern, err = parseSplit(part); err != nil {
 				return false, err
 			}
-			if pattern != "" {
-				patterns = append(patterns, pattern)
-			}
+			add = []stage{st}
 		default:
-			return false, errUnsupported("component", strconv.Quote(kind(part)))
+			parse := preTokenizers[k]
+			if parse == nil {
+				return false, errUnsupported("component", strconv.Quote(k))
+			}
+			st, first, err := parse(part)
+			if err != nil {
+				return false, fmt.Errorf("component %s: %w", k, err)
+			}
+			if first && !e.normalizer.keepsStart() {
+				return false, errUnsupported("Metaspace with prepend_scheme first", "after such a normalizer")
+			}
+			e.firstDiffers = e.firstDiffers || first
+			add = st
 		}
+		for range add {
+			patterns = append(patterns, pattern)
+		}
+		e.stages = append(e.stages, add...)
 	}
+	// What most models have needs no stages.
 	switch {
-	case len(patterns) == 0 && !byteLevel:
-		return false, nil
 	case !byteLevel:
-		return false, errUnsupported("Split without ByteLevel:", strconv.Quote(patterns[0]))
 	case slices.Equal(patterns, []string{regexDeepSeek1, regexDeepSeek2, regexDeepSeek3}):
-		e.deepSeek = true
+		e.deepSeek, e.stages = true, nil
 	case len(patterns) == 1 && scanners[patterns[0]] != nil:
-		e.scan = scanners[patterns[0]]
-	case len(patterns) == 0:
-		return false, errUnsupported("ByteLevel without a pattern", "")
-	default:
-		return false, errUnsupported("pattern of a Split,", fmt.Sprintf("%q", patterns))
+		e.scan, e.stages = scanners[patterns[0]], nil
 	}
-	return true, nil
+	return byteLevel, nil
 }
 
-func parseByteLevel(raw json.RawMessage) (useRegex bool, err error) {
+// preTokenizers read the simpler pre-tokenizers. first says that the stages treat the beginning of a prompt otherwise.
+var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first bool, err error){
+	"Metaspace": parseMetaspace,
+	"Digits": func(raw json.RawMessage) ([]stage, bool, error) {
+		var c struct {
+			Type       string `json:"type"`
+			Individual bool   `json:"individual_digits"`
+		}
+		st := stage{find: findClass(classNumeric), behavior: contiguous}
+		err := strictDecode(raw, &c)
+		if c.Individual {
+			st.behavior = isolated
+		}
+		return []stage{st}, false, err
+	},
+	"Punctuation": func(raw json.RawMessage) ([]stage, bool, error) {
+		c := struct {
+			Type     string   `json:"type"`
+			Behavior behavior `json:"behavior"`
+		}{Behavior: isolated}
+		if err := strictDecode(raw, &c); err != nil {
+			return nil, false, err
+		}
+		return []stage{{find: findClass(classPunctuation), behavior: c.Behavior}}, false, c.Behavior.check()
+	},
+	"Whitespace": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{{find: findWords, behavior: removed, invert: true}}, false, onlyType(raw)
+	},
+	"WhitespaceSplit": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{{find: findClass(classSpace), behavior: removed}}, false, onlyType(raw)
+	},
+	"BertPreTokenizer": func(raw json.RawMessage) ([]stage, bool, error) {
+		return []stage{{find: findClass(classSpace), behavior: removed}, {find: findClass(classPunctuation), behavior: isolated}}, false, onlyType(raw)
+	},
+	"CharDelimiterSplit": func(raw json.RawMessage) ([]stage, bool, error) {
+		var c struct {
+			Type      string `json:"type"`
+			Delimiter string `json:"delimiter"`
+		}
+		if err := strictDecode(raw, &c); err != nil {
+			return nil, false, err
+		}
+		if utf8.RuneCountInString(c.Delimiter) != 1 {
+			return nil, false, fmt.Errorf("delimiter %q is not one character", c.Delimiter)
+		}
+		return []stage{{find: findText(c.Delimiter), behavior: removed}}, false, nil
+	},
+}
+
+// onlyType refuses a component that says more than its type.
+func onlyType(raw json.RawMessage) error {
+	var c struct {
+		Type string `json:"type"`
+	}
+	return strictDecode(raw, &c)
+}
+
+func (b behavior) check() error {
+	switch b {
+	case removed, isolated, mergedWithPrevious, mergedWithNext, contiguous:
+		return nil
+	}
+	return errUnsupported("behavior", strconv.Quote(string(b)))
+}
+
+func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error) {
+	c := struct {
+		Type           string `json:"type"`
+		Replacement    string `json:"replacement"`
+		AddPrefixSpace *bool  `json:"add_prefix_space"`
+		PrependScheme  string `json:"prepend_scheme"`
+		Split          *bool  `json:"split"`
+		Text           string `json:"str_rep"`
+	}{PrependScheme: "always"}
+	if err := strictDecode(raw, &c); err != nil {
+		return nil, false, err
+	}
+	if utf8.RuneCountInString(c.Replacement) != 1 {
+		return nil, false, fmt.Errorf("replacement %q is not one character", c.Replacement)
+	}
+	switch c.PrependScheme {
+	case "always", "first", "never":
+	default:
+		return nil, false, errUnsupported("prepend_scheme", strconv.Quote(c.PrependScheme))
+	}
+	if c.AddPrefixSpace != nil && !*c.AddPrefixSpace && c.PrependScheme != "never" {
+		return nil, false, errors.New("add_prefix_space is false, and prepend_scheme is not never")
+	}
+	st := stage{rewrite: metaspace(c.Replacement, c.PrependScheme), whole: true}
+	if c.Split == nil || *c.Split {
+		st.whole, st.find, st.behavior = false, findText(c.Replacement), mergedWithNext
+	}
+	return []stage{st}, c.PrependScheme == "first", nil
+}
+
+// parseByteLevel returns the stages of a ByteLevel, without the writing of bytes as characters, and the pattern of its only
+// stage, or "".
+func parseByteLevel(raw json.RawMessage) (stages []stage, pattern string, err error) {
 	c := struct {
 		Type           string `json:"type"`
 		AddPrefixSpace bool   `json:"add_prefix_space"`
@@ -237,41 +370,64 @@ func parseByteLevel(raw json.RawMessage) (useRegex bool, err error) {
 		UseRegex       bool   `json:"use_regex"`
 	}{AddPrefixSpace: true, UseRegex: true}
 	if err := strictDecode(raw, &c); err != nil {
-		return false, fmt.Errorf("component ByteLevel: %w", err)
+		return nil, "", fmt.Errorf("component ByteLevel: %w", err)
 	}
+	st := stage{whole: true}
 	if c.AddPrefixSpace {
-		return false, errUnsupported("ByteLevel with", "add_prefix_space")
+		st.rewrite = prefixSpace
 	}
-	return c.UseRegex, nil
+	if c.UseRegex {
+		st.whole, st.find, st.behavior = false, findScanned(scanGPT2), isolated
+		if !c.AddPrefixSpace {
+			pattern = regexGPT2
+		}
+	}
+	if st.whole && st.rewrite == nil {
+		return nil, "", nil
+	}
+	return []stage{st}, pattern, nil
 }
 
-// parseSplit returns a Split's expression, or "" for a Split that never matches.
-func (e *encoder) parseSplit(raw json.RawMessage) (string, error) {
+// parseSplit returns the stage of a Split, and its expression if its matches are isolated, or "".
+func parseSplit(raw json.RawMessage) (stage, string, error) {
 	var c struct {
 		Type     string      `json:"type"`
 		Pattern  patternJSON `json:"pattern"`
-		Behavior string      `json:"behavior"`
+		Behavior behavior    `json:"behavior"`
 		Invert   bool        `json:"invert"`
 	}
 	if err := strictDecode(raw, &c); err != nil {
-		return "", fmt.Errorf("component Split: %w", err)
+		return stage{}, "", fmt.Errorf("component Split: %w", err)
 	}
-	if c.Pattern.Regex == nil {
-		// Gemma splits on spaces after its normalizer has replaced them all.
-		if c.Pattern.String != nil && e.normalizer.removes(*c.Pattern.String) && !c.Invert {
-			return "", nil
-		}
-		return "", errUnsupported("Split on a String:", string(raw))
+	if err := c.Behavior.check(); err != nil {
+		return stage{}, "", fmt.Errorf("component Split: %w", err)
 	}
-	pattern := *c.Pattern.Regex
+	st := stage{behavior: c.Behavior, invert: c.Invert}
 	switch {
-	case c.Behavior == "Isolated" && !c.Invert:
-	case c.Behavior == "Removed" && c.Invert && scanners[pattern] != nil:
-		// Removing what is between matches removes nothing: these expressions match everywhere.
-	default:
-		return "", errUnsupported("Split with", fmt.Sprintf("behavior %q, invert %v", c.Behavior, c.Invert))
+	case c.Pattern.String != nil && *c.Pattern.String != "":
+		st.find = findText(*c.Pattern.String)
+		return st, "", nil
+	case c.Pattern.Regex == nil:
+		return stage{}, "", errUnsupported("Split on", string(raw))
 	}
-	return pattern, nil
+	expression := *c.Pattern.Regex
+	if scan := scanners[expression]; scan != nil {
+		st.find = findScanned(scan)
+		// Removing what is between matches removes nothing: these expressions match everywhere.
+		if st.behavior == isolated || st.behavior == removed && st.invert {
+			return st, expression, nil
+		}
+		return st, "", nil
+	}
+	compiled, err := compilePattern(expression)
+	if err != nil {
+		return stage{}, "", fmt.Errorf("component Split: pattern %q: %w", expression, err)
+	}
+	st.find, st.engine = compiled.matches, true
+	if st.behavior == isolated {
+		return st, expression, nil
+	}
+	return st, "", nil
 }
 
 // parseModel reads a BPE model and returns its vocabulary.
@@ -366,34 +522,17 @@ func parseMerges(raw json.RawMessage) ([][2]string, error) {
 	return merges, nil
 }
 
-// byteOfRune undoes ByteLevel's writing of bytes as printable characters: printable ones stand for themselves, the
-// others for U+0100 and up, in order.
-func byteOfRune() map[rune]byte {
-	bytes := make(map[rune]byte, 256)
-	others := rune(0x100)
-	for b := range rune(256) {
-		if b >= '!' && b <= '~' || b >= 0xA1 && b <= 0xAC || b >= 0xAE {
-			bytes[b] = byte(b)
-		} else {
-			bytes[others] = byte(b)
-			others++
-		}
-	}
-	return bytes
-}
-
 // neverInUTF8 reports whether a byte occurs in no valid UTF-8, so that a vocabulary need not have it.
 func neverInUTF8(b int) bool { return b == 0xC0 || b == 0xC1 || b >= 0xF5 }
 
 func (b *bpe) initByteLevel(vocab map[string]kvblock.Token, ignoreMerges bool) error {
-	decode := byteOfRune()
 	tokens := make(map[string]longEntry, len(vocab))
 	var known [256]bool
 next:
 	for text, id := range vocab {
 		token := make([]byte, 0, len(text))
 		for _, r := range text {
-			c, ok := decode[r]
+			c, ok := byteOfRune[r]
 			if !ok {
 				continue next // such as a special token: no text becomes it
 			}
@@ -429,9 +568,6 @@ func (b *bpe) markDirect(tokens map[string]longEntry) {
 }
 
 func (b *bpe) initRunes(vocab map[string]kvblock.Token, merges [][2]string, ignoreMerges bool) error {
-	if ignoreMerges {
-		return errUnsupported("ignore_merges", "without ByteLevel")
-	}
 	b.runeToken = map[rune]kvblock.Token{}
 	marker := &markerCut{joined: map[rune]struct{}{}}
 	tokens := make(map[string]longEntry, len(vocab))
@@ -448,19 +584,22 @@ func (b *bpe) initRunes(vocab map[string]kvblock.Token, merges [][2]string, igno
 		if runes == 1 {
 			b.runeToken[previous] = id
 		}
-		tokens[text] = longEntry{id: id}
+		tokens[text] = longEntry{id: id, direct: ignoreMerges}
 	}
 	if b.fallback {
 		for c := range b.byteToken {
-			id, ok := vocab[byteTokenText(c)]
-			if !ok && !neverInUTF8(c) {
-				return fmt.Errorf("byte_fallback, but vocab has no %s", byteTokenText(c))
-			}
-			b.byteToken[c] = id
+			b.byteToken[c], b.byteKnown[c] = vocab[byteTokenText(c)]
 		}
 	}
-	// A cut is exact if only text merges: not bytes of an unknown character, not the unknown token, and ▁ itself is known.
+	// A cut is exact if only text merges: not bytes of an unknown character, not the unknown token, ▁ itself is known, and no
+	// character vanishes, which would make neighbours of what was apart.
 	_, known := vocab[spaceMarker]
+	if !b.hasUnknown {
+		known = known && b.fallback
+		for c, has := range b.byteKnown {
+			known = known && (has || neverInUTF8(c))
+		}
+	}
 	for _, merge := range merges {
 		for _, part := range merge {
 			if isByteTokenText(part) || b.hasUnknown && vocab[part] == b.unknown {
@@ -471,7 +610,9 @@ func (b *bpe) initRunes(vocab map[string]kvblock.Token, merges [][2]string, igno
 	if known {
 		b.marker = marker
 	}
-	b.markDirect(tokens)
+	if !ignoreMerges {
+		b.markDirect(tokens)
+	}
 	b.vocabulary = newVocabulary(tokens)
 	return nil
 }
@@ -485,32 +626,48 @@ func isByteTokenText(s string) bool {
 // addTokens gives added tokens their ids and sorts them by where they are looked for.
 func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Token) error {
 	e.addedIDs = make(map[string]kvblock.Token, len(list))
-	var raw, normalized []addedToken
-	next := int64(len(vocab)) // a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
-	for _, a := range list {
+	last := make(map[string]int, len(list)) // of equal contents the last counts
+	next := int64(len(vocab))               // a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	for i, a := range list {
 		if a.Content == "" {
 			continue
 		}
-		if _, twice := e.addedIDs[a.Content]; twice {
+		last[a.Content] = i
+		if _, again := e.addedIDs[a.Content]; again {
 			continue
 		}
 		id, inVocab := vocab[a.Content]
 		if !inVocab {
 			id = kvblock.Token(next)
+			next++
 		}
 		if int64(id) != a.ID {
 			return fmt.Errorf("%q has id %d where Hugging Face tokenizers would give %d", a.Content, a.ID, id)
 		}
-		next = max(next, a.ID+1)
 		e.addedIDs[a.Content] = id
-		token := addedToken{id: id, content: a.Content, singleWord: a.SingleWord, stripLeft: a.LStrip, stripRight: a.RStrip}
-		if a.Normalized {
-			// The token is sought in normalized text, so it is normalized itself: with Prepend, "x" becomes "▁x".
-			token.content = strings.Clone(e.normalizer.apply(a.Content, &scratch{}))
-			normalized = append(normalized, token)
-		} else {
-			raw = append(raw, token)
+	}
+	var raw, normalized []addedToken
+	byContent := map[string]string{}
+	for i, a := range list {
+		if a.Content == "" || last[a.Content] != i {
+			continue
 		}
+		token := addedToken{id: e.addedIDs[a.Content], content: a.Content, singleWord: a.SingleWord, stripLeft: a.LStrip, stripRight: a.RStrip}
+		if !a.Normalized {
+			raw = append(raw, token)
+			continue
+		}
+		// The token is sought in normalized text, so it is normalized itself: with Prepend, "x" becomes "▁x".
+		content, err := e.normalizer.apply(a.Content, &scratch{})
+		if err != nil {
+			return err
+		}
+		token.content = strings.Clone(content)
+		if other, twice := byContent[content]; twice || content == "" {
+			return errUnsupported("a token that normalizes to another's text or to none,", fmt.Sprintf("%q and %q", a.Content, other))
+		}
+		byContent[token.content] = a.Content
+		normalized = append(normalized, token)
 	}
 	e.addedRaw, e.addedNormalized = newAddedTokens(raw), newAddedTokens(normalized)
 	return nil
@@ -521,21 +678,55 @@ func (e *encoder) parsePostProcessor(raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	templates := 0
+	adding := 0
 	for _, part := range parts {
-		switch kind(part) {
+		k := kind(part)
+		if k != "ByteLevel" {
+			if adding++; adding > 1 {
+				return errUnsupported("a second component that adds tokens,", strconv.Quote(k))
+			}
+		}
+		switch k {
 		case "ByteLevel": // moves offsets only
 		case "TemplateProcessing":
-			if templates++; templates > 1 {
-				return errUnsupported("more than one", "TemplateProcessing")
-			}
 			if err := e.parseTemplateProcessing(part); err != nil {
 				return fmt.Errorf("TemplateProcessing: %w", err)
 			}
+		case "RobertaProcessing", "BertProcessing":
+			var c struct {
+				Type           string `json:"type"`
+				Sep            namedID
+				Cls            namedID
+				TrimOffsets    bool `json:"trim_offsets"`     // no effect on ids
+				AddPrefixSpace bool `json:"add_prefix_space"` // no effect on ids
+			}
+			if err := strictDecode(part, &c); err != nil {
+				return fmt.Errorf("%s: %w", k, err)
+			}
+			e.prefix, e.suffix = []kvblock.Token{c.Cls.id}, []kvblock.Token{c.Sep.id}
 		default:
-			return errUnsupported("component", strconv.Quote(kind(part)))
+			return errUnsupported("component", strconv.Quote(k))
 		}
 	}
+	return nil
+}
+
+// namedID is a token written as ["</s>", 2].
+type namedID struct{ id kvblock.Token }
+
+func (n *namedID) UnmarshalJSON(raw []byte) error {
+	var pair []json.RawMessage
+	if err := json.Unmarshal(raw, &pair); err != nil {
+		return err
+	}
+	if len(pair) != 2 {
+		return fmt.Errorf("%s is not a token and its id", raw)
+	}
+	var id uint32
+	if err := json.Unmarshal(pair[1], &id); err != nil {
+		return err
+	}
+	n.id = kvblock.Token(id)
 	return nil
 }
 

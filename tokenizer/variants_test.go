@@ -2,9 +2,12 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"kvepp/kvblock"
@@ -13,9 +16,10 @@ import (
 // variants are tokenizer.json files, as a base and what differs from it, with what Hugging Face tokenizers makes of texts
 // by them. See testdata/variants_gen.py.
 type variants struct {
-	Base     map[string]json.RawMessage
+	Bases    map[string]map[string]json.RawMessage
 	Variants []struct {
 		Name      string
+		Base      string
 		Overrides map[string]json.RawMessage
 		Cases     []struct {
 			Text string
@@ -38,13 +42,13 @@ func loadVariants(t testing.TB) variants {
 }
 
 // override returns a tokenizer.json: the base with the overrides, of whose model only what differs is given.
-func (v *variants) override(t testing.TB, overrides map[string]json.RawMessage) []byte {
+func (v *variants) override(t testing.TB, base string, overrides map[string]json.RawMessage) []byte {
 	t.Helper()
-	file := maps.Clone(v.Base)
+	file := maps.Clone(v.Bases[base])
 	for key, value := range overrides {
 		if key == "model" {
 			var model, changes map[string]json.RawMessage
-			if err := json.Unmarshal(v.Base["model"], &model); err != nil {
+			if err := json.Unmarshal(v.Bases[base]["model"], &model); err != nil {
 				t.Fatal(err)
 			}
 			if err := json.Unmarshal(value, &changes); err != nil {
@@ -67,12 +71,12 @@ func (v *variants) override(t testing.TB, overrides map[string]json.RawMessage) 
 
 func TestVariantsAgainstHuggingFace(t *testing.T) {
 	v := loadVariants(t)
-	if len(v.Variants) < 10 {
+	if len(v.Variants) < 100 {
 		t.Fatalf("only %d variants", len(v.Variants))
 	}
 	for _, variant := range v.Variants {
 		t.Run(variant.Name, func(t *testing.T) {
-			e, err := parseTokenizerJSON(v.override(t, variant.Overrides))
+			e, err := parseTokenizerJSON(v.override(t, variant.Base, variant.Overrides))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,5 +86,35 @@ func TestVariantsAgainstHuggingFace(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestGeneralEngine counts what goes through the general engine for patterns, and sees that it gives up on a text that would
+// take it forever.
+func TestGeneralEngine(t *testing.T) {
+	v := loadVariants(t)
+	load := func(pattern string) *Model {
+		raw := v.override(t, "bytes", map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"Sequence","pretokenizers":[
+			{"type":"Split","pattern":{"Regex":` + strconv.Quote(pattern) + `},"behavior":"Isolated","invert":false},
+			{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`)})
+		e, err := parseTokenizerJSON(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &Model{encoder: e, segments: newSegmentCache(1 << 20)}
+	}
+	m := load(regexQwen)
+	if _, err := m.Encode("some text", false); err != nil || m.GeneralPattern() || m.EngineRuns() != 0 {
+		t.Errorf("a pattern with a scanner: %v, %v, %d", err, m.GeneralPattern(), m.EngineRuns())
+	}
+	m = load(`[a-z]+|.`)
+	if _, err := m.Encode("some text", false); err != nil || !m.GeneralPattern() || m.EngineRuns() != 1 {
+		t.Errorf("another pattern: %v, %v, %d", err, m.GeneralPattern(), m.EngineRuns())
+	}
+	m = load(`(?:aa|a)*b|.`)
+	before := []kvblock.Token{1, 2}
+	ids, err := m.AppendEncode(before, strings.Repeat("a", 200), false)
+	if !errors.Is(err, errMatch) || !slices.Equal(ids, before) {
+		t.Errorf("a hostile text: %v, %v", ids, err)
 	}
 }

@@ -54,6 +54,7 @@ var only = map[string][]string{
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
 	"golang.org/x/text/":                   {"tokenizer"},
+	"github.com/dlclark/regexp2":           {"tokenizer"},
 	"github.com/spf13/pflag":               {"cmd/kvepp"},
 }
 

@@ -74,6 +74,7 @@ type answer struct {
 	Text    string
 	IDs     []kvblock.Token
 	Special []kvblock.Token // with special tokens; nil: as IDs
+	Panic   bool            // the original panics
 }
 
 // TestRealFiles encodes texts with each real tokenizer file as Hugging Face tokenizers (and mistral-common) do: from cold
@@ -98,6 +99,38 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
+// TestFamilies does the same with configurations of the shape of many families, and of every component, over vocabularies
+// that are trained for it.
+func TestFamilies(t *testing.T) {
+	texts, random := 1000, 2000
+	if testing.Short() {
+		texts, random = 30, 70
+	}
+	out, err := oracleCommand(t, "families", t.TempDir()).Output()
+	if err != nil {
+		t.Fatalf("oracle.py families: %v", err)
+	}
+	configurations := 0
+	for line := range bytes.Lines(out) {
+		var m realModel
+		if err := json.Unmarshal(line, &m); err != nil {
+			t.Fatal(err)
+		}
+		configurations++
+		t.Run(m.name(), func(t *testing.T) {
+			t.Parallel()
+			model, err := tokenizer.Load(m.Folder, tokenizer.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, model, oracleCommand(t, "encode", m.Folder, strconv.Itoa(texts), strconv.Itoa(random)), texts+random)
+		})
+	}
+	if configurations < 100 {
+		t.Errorf("only %d configurations", configurations)
+	}
+}
+
 // compare runs a command that prints answers and holds the model to them; want is their number.
 func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	t.Helper()
@@ -108,7 +141,7 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
 	}
-	compared, tokens, wrong := 0, 0, 0
+	compared, tokens, wrong, panics := 0, 0, 0, 0
 	check := func(a answer, special bool, want []kvblock.Token, caches string) {
 		got, err := model.Encode(a.Text, special)
 		if err == nil && slices.Equal(got, want) {
@@ -131,6 +164,10 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 		if err := json.Unmarshal(line, &a); err != nil {
 			t.Fatal(err)
 		}
+		if a.Panic {
+			panics++
+			continue
+		}
 		withSpecial := a.Special
 		if withSpecial == nil {
 			withSpecial = a.IDs
@@ -143,11 +180,11 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
 	}
-	if compared != want {
-		t.Errorf("%d texts instead of %d", compared, want)
+	if compared+panics != want || panics > want/2 {
+		t.Errorf("%d texts and %d on which the original panics, of %d", compared, panics, want)
 	}
 	count(compared, tokens, wrong)
-	t.Logf("%d texts, %d tokens, %d differences", compared, tokens, wrong)
+	t.Logf("%d texts, %d tokens, %d differences (%d texts on which the original panics)", compared, tokens, wrong, panics)
 }
 
 // totals are of all comparisons of this run.

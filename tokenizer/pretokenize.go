@@ -1,0 +1,260 @@
+package tokenizer
+
+import (
+	"strings"
+	"sync/atomic"
+	"unicode/utf8"
+	"unsafe"
+
+	"kvepp/kvblock"
+)
+
+// stage is one pre-tokenizer: it rewrites a piece of text, then cuts it into smaller ones. Stages run one after the other
+// on each piece. What most models use does not come here: see encoder.scan.
+type stage struct {
+	rewrite  func(to []byte, s string, first bool) []byte // nil: none
+	find     func(s string, sc *scratch, found func(start, end int)) error
+	behavior behavior
+	invert   bool // what is between matches counts as matches
+	// whole says that the stage does not cut.
+	whole bool
+	// engine says that find runs on the general engine.
+	engine bool
+}
+
+// behavior is what becomes of the matches of a stage.
+type behavior string
+
+// Source: Hugging Face tokenizers, SplitDelimiterBehavior.
+const (
+	removed            behavior = "Removed"
+	isolated           behavior = "Isolated"
+	mergedWithPrevious behavior = "MergedWithPrevious"
+	mergedWithNext     behavior = "MergedWithNext"
+	contiguous         behavior = "Contiguous"
+)
+
+// span is a stretch of a piece: a match or what is between matches.
+type span struct {
+	start, end int
+	match      bool
+}
+
+// cut appends the pieces of s that a stage makes, with match set on those that are dropped.
+func (st *stage) cut(spans []span, s string, sc *scratch) ([]span, error) {
+	base := len(spans)
+	done := 0
+	err := st.find(s, sc, func(start, end int) {
+		if start > done {
+			spans = append(spans, span{done, start, st.invert})
+		}
+		spans = append(spans, span{start, end, !st.invert})
+		done = end
+	})
+	if err != nil {
+		return spans, err
+	}
+	if done < len(s) {
+		spans = append(spans, span{done, len(s), st.invert})
+	}
+	found := spans[base:]
+	kept := base
+	keep := func(p span) {
+		p.match = false
+		spans[kept] = p
+		kept++
+	}
+	previous := false
+	switch st.behavior {
+	case isolated:
+		for _, p := range found {
+			keep(p)
+		}
+	case removed:
+		for _, p := range found {
+			if !p.match {
+				keep(p)
+			}
+		}
+	case contiguous:
+		for _, p := range found {
+			if p.match == previous && kept > base {
+				spans[kept-1].end = p.end
+			} else {
+				keep(p)
+			}
+			previous = p.match
+		}
+	case mergedWithPrevious:
+		for _, p := range found {
+			match := p.match
+			if match && !previous && kept > base {
+				spans[kept-1].end = p.end
+			} else {
+				keep(p)
+			}
+			previous = match
+		}
+	case mergedWithNext: // from the end: a match joins what follows, unless that is a match too
+		at := len(spans)
+		for i := len(spans) - 1; i >= base; i-- {
+			p := spans[i]
+			if p.match && !previous && at < len(spans) {
+				spans[at].start = p.start
+			} else {
+				at--
+				spans[at] = span{p.start, p.end, false}
+			}
+			previous = p.match
+		}
+		kept = base + copy(spans[base:], spans[at:])
+	}
+	return spans[:kept], nil
+}
+
+// appendStages runs the stages from number k on the piece s, and appends the ids of what comes out. first says that s
+// begins where the whole text begins.
+func (e *encoder) appendStages(out []kvblock.Token, k int, s string, first bool, sc *scratch) ([]kvblock.Token, error) {
+	if k == len(e.stages) {
+		return e.appendUncut(out, s, 0, len(s), sc), nil
+	}
+	st := &e.stages[k]
+	if st.rewrite != nil {
+		for len(sc.rewritten) <= k {
+			sc.rewritten = append(sc.rewritten, nil)
+		}
+		buf := st.rewrite(sc.rewritten[k][:0], s, first)
+		sc.rewritten[k] = buf
+		s = unsafe.String(unsafe.SliceData(buf), len(buf))
+	}
+	if st.whole {
+		return e.appendStages(out, k+1, s, first, sc)
+	}
+	if st.engine {
+		e.engineRuns.Add(1)
+	}
+	// The spans of nested stages lie behind one another in one buffer.
+	base := len(sc.spans)
+	spans, err := st.cut(sc.spans, s, sc)
+	sc.spans = spans
+	for i := base; i < len(spans) && err == nil; i++ {
+		if p := sc.spans[i]; p.end > p.start {
+			out, err = e.appendStages(out, k+1, s[p.start:p.end], first && p.start == 0, sc)
+		}
+	}
+	sc.spans = sc.spans[:base]
+	return out, err
+}
+
+// engineRuns counts texts that went through the general engine.
+type engineRuns = atomic.Int64
+
+// findClass finds each single character of a class.
+func findClass(bits class) func(s string, sc *scratch, found func(start, end int)) error {
+	return func(s string, _ *scratch, found func(start, end int)) error {
+		for i := 0; i < len(s); {
+			c, n := classAt(s, i)
+			if c&bits != 0 {
+				found(i, i+n)
+			}
+			i += n
+		}
+		return nil
+	}
+}
+
+// findText finds a text, which must not be empty.
+func findText(text string) func(s string, sc *scratch, found func(start, end int)) error {
+	return func(s string, _ *scratch, found func(start, end int)) error {
+		for i := 0; ; {
+			n := strings.Index(s[i:], text)
+			if n < 0 {
+				return nil
+			}
+			found(i+n, i+n+len(text))
+			i += n + len(text)
+		}
+	}
+}
+
+// findScanned finds what a scanner matches, which is everything.
+func findScanned(scan scanner) func(s string, sc *scratch, found func(start, end int)) error {
+	return func(s string, _ *scratch, found func(start, end int)) error {
+		for i := 0; i < len(s); {
+			j := scan(s, i, len(s))
+			found(i, j)
+			i = j
+		}
+		return nil
+	}
+}
+
+// findWords finds what Whitespace keeps: \w+|[^\w\s]+ of Rust's regex.
+func findWords(s string, _ *scratch, found func(start, end int)) error {
+	for i := 0; i < len(s); {
+		c, n := classAt(s, i)
+		end := i + n
+		switch {
+		case c&classWord != 0:
+			end = skip(s, end, len(s), classWord)
+			found(i, end)
+		case c&classSpace == 0:
+			end = skipNot(s, end, len(s), classWord|classSpace)
+			found(i, end)
+		}
+		i = end
+	}
+	return nil
+}
+
+// metaspace rewrites spaces as a marker and puts one before the text, where scheme says so and there is none.
+func metaspace(marker string, scheme string) func(to []byte, s string, first bool) []byte {
+	return func(to []byte, s string, first bool) []byte {
+		prepend := scheme == "always" || scheme == "first" && first
+		if prepend && !strings.HasPrefix(s, " ") && !strings.HasPrefix(s, marker) {
+			to = append(to, marker...)
+		}
+		for {
+			n := strings.IndexByte(s, ' ')
+			if n < 0 {
+				return append(to, s...)
+			}
+			to = append(to, s[:n]...)
+			to = append(to, marker...)
+			s = s[n+1:]
+		}
+	}
+}
+
+// prefixSpace puts a space before text that does not begin with one.
+func prefixSpace(to []byte, s string, _ bool) []byte {
+	if !strings.HasPrefix(s, " ") {
+		to = append(to, ' ')
+	}
+	return append(to, s...)
+}
+
+// printableBytes rewrites each byte as the character that ByteLevel writes for it.
+func printableBytes(to []byte, s string, _ bool) []byte {
+	for i := range len(s) {
+		to = utf8.AppendRune(to, runeOfByte[s[i]])
+	}
+	return to
+}
+
+// runeOfByte is how ByteLevel writes bytes: printable ones stand for themselves, the others for U+0100 and up, in order.
+// byteOfRune undoes it.
+var runeOfByte, byteOfRune = func() (runes [256]rune, bytes map[rune]byte) {
+	bytes = make(map[rune]byte, 256)
+	others := rune(0x100)
+	for b := range rune(256) {
+		if b >= '!' && b <= '~' || b >= 0xA1 && b <= 0xAC || b >= 0xAE {
+			runes[b] = b
+		} else {
+			runes[b] = others
+			others++
+		}
+		bytes[runes[b]] = byte(b)
+	}
+	return runes, bytes
+}()
