@@ -96,7 +96,7 @@ func copyModel(t *testing.T, name string, replaced map[string]string) string {
 	for file, content := range replaced {
 		if content == "" {
 			err = os.Remove(filepath.Join(dir, file))
-		} else {
+		} else if err = os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o755); err == nil {
 			err = os.WriteFile(filepath.Join(dir, file), []byte(content), 0o644)
 		}
 		if err != nil {

@@ -7,9 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"kvepp/chattemplate"
 	"kvepp/kvblock"
 )
 
@@ -38,14 +36,6 @@ type Model struct {
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	options       Options
-}
-
-// chatTemplate is a template and the form of message content that it takes.
-type chatTemplate struct {
-	*chattemplate.Template
-	source string
-	// wantsParts says that the template gets content as a list of parts, never as a string.
-	wantsParts bool
 }
 
 // The files of a model's folder.
@@ -136,8 +126,8 @@ var specialTokenNames = []string{
 	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 }
 
-// readConfig reads tokenizer_config.json and returns its chat templates by name.
-func (m *Model) readConfig(path string) (map[string]string, error) {
+// readConfig reads tokenizer_config.json and returns its chat templates.
+func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 	raw, found, err := readOptional(path)
 	if err != nil || !found {
 		return nil, err
@@ -209,135 +199,6 @@ func specialToken(raw json.RawMessage) (string, error) {
 		return "", errors.New("neither a string nor an object with content")
 	}
 	return *object.Content, nil
-}
-
-// The names that Transformers gives to templates, of which it picks.
-const (
-	templateDefault = "default"
-	templateTools   = "tool_use"
-)
-
-// namedTemplates reads a chat_template written as a string or as a list of names and templates.
-func namedTemplates(raw json.RawMessage) (map[string]string, error) {
-	if len(raw) == 0 || string(raw) == "null" {
-		return nil, nil
-	}
-	var one string
-	if json.Unmarshal(raw, &one) == nil {
-		return map[string]string{templateDefault: one}, nil
-	}
-	var list []struct{ Name, Template string }
-	if err := json.Unmarshal(raw, &list); err == nil {
-		templates := make(map[string]string, len(list))
-		for _, t := range list {
-			templates[t.Name] = t.Template
-		}
-		return templates, nil
-	}
-	var byName map[string]string
-	if err := json.Unmarshal(raw, &byName); err != nil {
-		return nil, errors.New("neither a string nor a list of named templates")
-	}
-	return byName, nil
-}
-
-// readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats
-// tokenizer_config.json, which beats chat_template.json.
-func (m *Model) readTemplates(dir string, templates map[string]string) error {
-	path := filepath.Join(dir, chatTemplateFile)
-	if m.options.ChatTemplate != "" {
-		path = m.options.ChatTemplate
-	}
-	raw, found, err := readOptional(path)
-	if err != nil {
-		return err
-	}
-	if m.options.ChatTemplate != "" && !found {
-		return fmt.Errorf("%s: %w", path, fs.ErrNotExist)
-	}
-	switch {
-	case found:
-		templates = map[string]string{templateDefault: string(raw)}
-	case templates != nil:
-		path = filepath.Join(dir, tokenizerConfigFile)
-	default:
-		path = filepath.Join(dir, chatTemplateJSON)
-		raw, found, err := readOptional(path)
-		if err != nil || !found {
-			return err
-		}
-		var file struct {
-			ChatTemplate json.RawMessage `json:"chat_template"`
-		}
-		if err := json.Unmarshal(raw, &file); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		if templates, err = namedTemplates(file.ChatTemplate); err != nil {
-			return fmt.Errorf("%s: chat_template: %w", path, err)
-		}
-	}
-	compile := func(name string) (*chatTemplate, error) {
-		source, ok := templates[name]
-		if !ok {
-			return nil, nil
-		}
-		c, err := m.compile(name, source)
-		if err != nil {
-			return nil, fmt.Errorf("%s: chat template %q: %w", path, name, err)
-		}
-		return c, nil
-	}
-	if m.chat, err = compile(templateDefault); err != nil {
-		return err
-	}
-	m.chatTools, err = compile(templateTools)
-	return err
-}
-
-// compile makes a template and finds out which form of content the engine gives it.
-func (m *Model) compile(name, source string) (*chatTemplate, error) {
-	t, err := chattemplate.Compile(name, source)
-	if err != nil {
-		return nil, err
-	}
-	c := &chatTemplate{Template: t, source: source}
-	switch {
-	case m.options.Engine == Dynamo:
-		c.wantsParts = c.probeParts(m)
-	case m.options.Engine == SGLang:
-		c.wantsParts = sglangWantsParts(c)
-	case m.options.ChatTemplateContentFormat != ContentAuto:
-		c.wantsParts = m.options.ChatTemplateContentFormat == ContentOpenAI
-	default:
-		c.wantsParts = t.LoopsOverContent()
-	}
-	return c, nil
-}
-
-// ContentFormat is the form in which the engine hands message content to the model's template: ContentString or
-// ContentOpenAI. Without a template it is ContentString.
-func (m *Model) ContentFormat() string {
-	if m.chat != nil && m.chat.wantsParts {
-		return ContentOpenAI
-	}
-	return ContentString
-}
-
-// probeParts finds out whether the template shows content only as a list of parts.
-// Source: dynamo-llm 1.6.1, preprocessor/prompt: render one message both ways and see which shows its text.
-func (c *chatTemplate) probeParts(m *Model) bool {
-	const probe = "template_test"
-	shows := func(content any) bool {
-		message := chattemplate.NewDict()
-		message.Set("role", "user")
-		message.Set("content", content)
-		vars := m.templateVars(nil)
-		vars.Set("messages", chattemplate.NewList(message))
-		vars.Set("add_generation_prompt", false)
-		text, err := c.Render(vars, chattemplate.Limits{})
-		return err == nil && strings.Contains(text, probe)
-	}
-	return shows(textParts(probe)) && !shows(probe)
 }
 
 // Encode returns the token ids of text. addSpecialTokens puts the model's own tokens around it, such as <s>, as

@@ -1,0 +1,208 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// chatTemplate is a template and the form of message content that it takes.
+type chatTemplate struct {
+	*chattemplate.Template
+	source string
+	// wantsParts says that the template gets content as a list of parts, never as a string.
+	wantsParts bool
+}
+
+// namedTemplate is a template's source.
+type namedTemplate struct{ Name, Template string }
+
+// The names that Transformers gives to templates, of which it picks.
+const (
+	templateDefault = "default"
+	templateTools   = "tool_use"
+)
+
+// additionalTemplates is the folder of further templates beside chat_template.jinja: one file each, named after it.
+const additionalTemplates = "additional_chat_templates"
+
+// namedTemplates reads a chat_template written as a string, as a list of names and templates, or as an object.
+func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		return []namedTemplate{{templateDefault, one}}, nil
+	}
+	var list []namedTemplate
+	if json.Unmarshal(raw, &list) == nil {
+		return list, nil
+	}
+	value, err := chattemplate.ParseJSON(raw) // for the order of the names
+	byName, ok := value.(*chattemplate.Dict)
+	if err != nil || !ok {
+		return nil, errors.New("neither a string nor a list of named templates")
+	}
+	for key, value := range byName.All() {
+		name, _ := key.(string)
+		source, ok := value.(string)
+		if !ok {
+			return nil, fmt.Errorf("the template %q is not a string", name)
+		}
+		list = append(list, namedTemplate{name, source})
+	}
+	return list, nil
+}
+
+// readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats those of
+// tokenizer_config.json, which beat chat_template.json; but that is the processor's of a model that also takes images or
+// sound, which vLLM prefers for chats without tools.
+func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
+	if m.options.ChatTemplate != "" {
+		raw, err := os.ReadFile(m.options.ChatTemplate)
+		if err != nil {
+			return err
+		}
+		source := string(raw)
+		if m.options.Engine == SGLang {
+			if !strings.HasSuffix(m.options.ChatTemplate, ".jinja") {
+				return fmt.Errorf("%s: SGLang takes it for one of its conversation templates, which are not known here: a Jinja template's name ends in .jinja", m.options.ChatTemplate)
+			}
+			// Source: SGLang 0.5.21, parser/template_manager, _load_jinja_template.
+			source = strings.ReplaceAll(strings.Trim(source, "\n"), `\n`, "\n")
+		}
+		return m.useTemplates(m.options.ChatTemplate, []namedTemplate{{templateDefault, source}})
+	}
+	path := filepath.Join(dir, chatTemplateFile)
+	raw, found, err := readOptional(path)
+	if err != nil {
+		return err
+	}
+	if found {
+		templates := []namedTemplate{{templateDefault, string(raw)}}
+		more, err := filepath.Glob(filepath.Join(dir, additionalTemplates, "*.jinja"))
+		if err != nil {
+			return err
+		}
+		for _, path := range more {
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			templates = append(templates, namedTemplate{strings.TrimSuffix(filepath.Base(path), ".jinja"), string(raw)})
+		}
+		return m.useTemplates(path, templates)
+	}
+	path = filepath.Join(dir, chatTemplateJSON)
+	var inJSON []namedTemplate
+	if raw, found, err = readOptional(path); err != nil {
+		return err
+	}
+	if found {
+		var file struct {
+			ChatTemplate json.RawMessage `json:"chat_template"`
+		}
+		if err := json.Unmarshal(raw, &file); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if inJSON, err = namedTemplates(file.ChatTemplate); err != nil {
+			return fmt.Errorf("%s: chat_template: %w", path, err)
+		}
+	}
+	config := filepath.Join(dir, tokenizerConfigFile)
+	switch {
+	case inConfig == nil:
+		return m.useTemplates(path, inJSON)
+	case inJSON != nil && m.multimodal && m.options.Engine != Dynamo:
+		if err := m.useTemplates(config, inConfig); err != nil {
+			return err
+		}
+		withTools := m.chatTools
+		if withTools == nil {
+			withTools = m.chat
+		}
+		if err := m.useTemplates(path, inJSON); err != nil {
+			return err
+		}
+		m.chatTools = withTools
+		return nil
+	}
+	return m.useTemplates(config, inConfig)
+}
+
+// useTemplates compiles those of the templates that are used, which path brought.
+func (m *Model) useTemplates(path string, templates []namedTemplate) error {
+	compile := func(name string) (*chatTemplate, error) {
+		i := slices.IndexFunc(templates, func(t namedTemplate) bool { return t.Name == name })
+		if m.options.Engine == SGLang && len(templates) > 0 {
+			i = 0 // Source: SGLang 0.5.21, parser/template_manager, _select_named_template.
+		}
+		if i < 0 {
+			return nil, nil
+		}
+		c, err := m.compile(templates[i].Name, templates[i].Template)
+		if err != nil {
+			return nil, fmt.Errorf("%s: chat template %q: %w", path, templates[i].Name, err)
+		}
+		return c, nil
+	}
+	var err error
+	if m.chat, err = compile(templateDefault); err != nil {
+		return err
+	}
+	m.chatTools, err = compile(templateTools)
+	return err
+}
+
+// compile makes a template and finds out which form of content the engine gives it.
+func (m *Model) compile(name, source string) (*chatTemplate, error) {
+	t, err := chattemplate.Compile(name, source)
+	if err != nil {
+		return nil, err
+	}
+	c := &chatTemplate{Template: t, source: source}
+	switch {
+	case m.options.Engine == Dynamo:
+		c.wantsParts = c.probeParts(m)
+	case m.options.Engine == SGLang:
+		c.wantsParts = sglangWantsParts(c)
+	case m.options.ChatTemplateContentFormat != ContentAuto:
+		c.wantsParts = m.options.ChatTemplateContentFormat == ContentOpenAI
+	default:
+		c.wantsParts = t.LoopsOverContent()
+	}
+	return c, nil
+}
+
+// ContentFormat is the form in which the engine hands message content to the model's template: ContentString or
+// ContentOpenAI. Without a template it is ContentString.
+func (m *Model) ContentFormat() string {
+	if m.chat != nil && m.chat.wantsParts {
+		return ContentOpenAI
+	}
+	return ContentString
+}
+
+// probeParts finds out whether the template shows content only as a list of parts.
+// Source: dynamo-llm 1.6.1, preprocessor/prompt: render one message both ways and see which shows its text.
+func (c *chatTemplate) probeParts(m *Model) bool {
+	const probe = "template_test"
+	shows := func(content any) bool {
+		message := chattemplate.NewDict()
+		message.Set("role", "user")
+		message.Set("content", content)
+		vars := m.templateVars(nil)
+		vars.Set("messages", chattemplate.NewList(message))
+		vars.Set("add_generation_prompt", false)
+		text, err := c.Render(vars, chattemplate.Limits{})
+		return err == nil && strings.Contains(text, probe)
+	}
+	return shows(textParts(probe)) && !shows(probe)
+}

@@ -1,0 +1,99 @@
+package tokenizer
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTemplateFiles finds the template that each engine takes of several.
+func TestTemplateFiles(t *testing.T) {
+	const (
+		config     = "tokenizer_config.json"
+		named      = `{"chat_template":[{"name":"rag","template":"rag"},{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}`
+		noTemplate = ""
+	)
+	own := filepath.Join(t.TempDir(), "own.jinja")
+	if err := os.WriteFile(own, []byte("\n\nown"+`\n`+"{{ 1 }}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		replaced     map[string]string
+		options      Options
+		plain, tools string
+	}{
+		"named":               {map[string]string{"chat_template.jinja": "", config: named}, Options{}, "plain", "tools"},
+		"named, SGLang":       {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang}, "rag", "rag"},
+		"named by an object":  {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{}, "plain", "tools"},
+		"object, SGLang":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{Engine: SGLang}, "tools", "tools"},
+		"further files":       {map[string]string{"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": "tools"}, Options{}, "plain", "tools"},
+		"images, vLLM":        {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{}, "processor", "plain"},
+		"no images, vLLM":     {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`}, Options{}, "plain", "plain"},
+		"images, Dynamo":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{Engine: Dynamo}, "plain", "plain"},
+		"given":               {map[string]string{config: named}, Options{ChatTemplate: own}, "\n\nown" + `\n` + "1", "\n\nown" + `\n` + "1"},
+		"given, SGLang":       {map[string]string{config: named}, Options{ChatTemplate: own, Engine: SGLang}, "own\n1", "own\n1"},
+		"images, SGLang":      {map[string]string{"config.json": `{"vision_config":{}}`}, Options{Engine: SGLang}, noTemplate, noTemplate},
+		"own encoding, vLLM":  {map[string]string{"config.json": `{"architectures":["DeepseekV32ForCausalLM"]}`}, Options{}, noTemplate, noTemplate},
+		"gpt-oss, SGLang":     {map[string]string{"config.json": `{"model_type":"gpt_oss"}`, "chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
+		"conversation SGLang": {map[string]string{"config.json": `{"model_type":"internvl_chat"}`}, Options{Engine: SGLang}, noTemplate, noTemplate},
+		"Mistral's, vLLM":     {map[string]string{"tekken.json": "{}"}, Options{}, noTemplate, noTemplate},
+		"HF's weights, vLLM":  {map[string]string{"tekken.json": "{}", "model.safetensors": "x", "chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
+	} {
+		dir := copyModel(t, "tiny-bytelevel", c.replaced)
+		m, err := Load(dir, c.options)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
+			prompts, err := m.Prompts(chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
+			switch {
+			case want == noTemplate:
+				if !IsUnknown(err) {
+					t.Errorf("%s: got %v, %v; want that only the engine knows", name, prompts, err)
+				}
+			case err != nil || prompts[0].Text != want:
+				t.Errorf("%s%s: got %v, %v; want %q", name, tools, prompts, err, want)
+			}
+		}
+	}
+}
+
+func TestTemplateFileErrors(t *testing.T) {
+	dir := copyModel(t, "tiny-bytelevel", nil)
+	for name, o := range map[string]Options{
+		"no-such-file.jinja":   {ChatTemplate: "no-such-file.jinja"},
+		"ends in .jinja":       {ChatTemplate: filepath.Join(dir, "tokenizer_config.json"), Engine: SGLang},
+		"content format":       {ChatTemplateContentFormat: "parts"},
+		"is not an engine":     {Engine: "llama"},
+		"auto, string, openai": {ChatTemplateContentFormat: "x"},
+	} {
+		if _, err := Load(dir, o); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%+v: got %v, want ...%s...", o, err, name)
+		}
+	}
+}
+
+// TestContentFormatOption: the flag beats what the template suggests, on vLLM alone.
+func TestContentFormatOption(t *testing.T) {
+	dir := copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": `{{ messages[0].content | tojson }}`})
+	for _, c := range []struct {
+		options Options
+		want    string
+	}{
+		{Options{}, `"a\nb"`},
+		{Options{ChatTemplateContentFormat: ContentString}, `"a\nb"`},
+		{Options{ChatTemplateContentFormat: ContentOpenAI}, `[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]`},
+		{Options{ChatTemplateContentFormat: ContentOpenAI, Engine: SGLang}, `"a b"`},
+	} {
+		m, err := Load(dir, c.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`))
+		if err != nil || got != c.want {
+			t.Errorf("%+v: got %q, %v; want %q", c.options, got, err, c.want)
+		}
+	}
+}
