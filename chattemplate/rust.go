@@ -48,3 +48,74 @@ func exactInSerde(f float64) bool {
 	power -= digits - 1
 	return digits <= 15 && power >= -22 && power <= 22
 }
+
+// RustJSON is a JSON value as the Rust crate serde_json writes it without white space. Errors: ErrUnsupported, as
+// CheckRustNumbers.
+func RustJSON(v any) (string, error) {
+	if err := CheckRustNumbers(v); err != nil {
+		return "", err
+	}
+	b, err := appendRustJSON(nil, v)
+	return string(b), err
+}
+
+func appendRustJSON(b []byte, v any) ([]byte, error) {
+	var err error
+	switch c := v.(type) {
+	case nil:
+		return append(b, "null"...), nil
+	case bool:
+		return strconv.AppendBool(b, c), nil
+	case int64:
+		return strconv.AppendInt(b, c, 10), nil
+	case *big.Int:
+		return c.Append(b, 10), nil
+	case float64:
+		return appendRustFloat(b, c), nil
+	case string:
+		return append(b, jsonString(c, false)...), nil
+	case *List:
+		for i, item := range c.Items {
+			b = append(b, "[,"[min(i, 1)])
+			if b, err = appendRustJSON(b, item); err != nil {
+				return nil, err
+			}
+		}
+		if len(c.Items) == 0 {
+			b = append(b, '[')
+		}
+		return append(b, ']'), nil
+	case *Dict:
+		for i, key := range c.keys {
+			name, ok := key.(string)
+			if !ok {
+				return nil, unsupported("a key that is a %s", kindName(key))
+			}
+			b = append(b, "{,"[min(i, 1)])
+			b = append(append(b, jsonString(name, false)...), ':')
+			if b, err = appendRustJSON(b, c.values[i]); err != nil {
+				return nil, err
+			}
+		}
+		if len(c.keys) == 0 {
+			b = append(b, '{')
+		}
+		return append(b, '}'), nil
+	}
+	return nil, unsupported("JSON of a %s", kindName(v))
+}
+
+// appendRustFloat writes the shortest digits, as a decimal from 1e-5 to below 1e16 and with an exponent beyond.
+func appendRustFloat(b []byte, f float64) []byte {
+	a := math.Abs(f)
+	if a == 0 || a >= 1e-5 && a < 1e16 {
+		b = strconv.AppendFloat(b, f, 'f', -1, 64)
+		if f == math.Trunc(f) {
+			b = append(b, ".0"...)
+		}
+		return b
+	}
+	mantissa, exponent, _ := strings.Cut(strconv.FormatFloat(f, 'e', -1, 64), "e")
+	n, _ := strconv.Atoi(exponent)
+	return strconv.AppendInt(append(append(b, mantissa...), 'e'), int64(n), 10)
+}

@@ -45,6 +45,7 @@ const (
 	ReasonUnknownAPI   Reason = "unknown_api"    // a path whose body kvepp does not read
 	ReasonNoTokenizer  Reason = "no_tokenizer"   // no --model for the request's model
 	ReasonMedia        Reason = "media"          // an image, audio or video in the prompt
+	ReasonUnmapped     Reason = "unmapped"       // of /v1/responses or /v1/messages: something that no chat holds
 	ReasonTokenize     Reason = "tokenize_error" // template or text that cannot be tokenized
 	ReasonNoBlockSize  Reason = "no_block_size"  // no candidate's block size is known
 	ReasonNoEvents     Reason = "no_events"      // no candidate announces its blocks
@@ -198,6 +199,10 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 	switch {
 	case body.HasMedia:
 		p.reason = ReasonMedia
+		return p, nil
+	case body.Unmapped != "":
+		r.log.Debug("request routed by load", "request_id", req.ID, "unmapped", body.Unmapped)
+		p.reason = ReasonUnmapped
 		return p, nil
 	case model != nil:
 		p.tokens, err = model.Tokenize(body)

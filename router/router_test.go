@@ -195,6 +195,8 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}, ReasonNoTokenizer},
 		{"an image", workers(1), &Request{Path: "/v1/chat/completions", Body: []byte(
 			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)}, ReasonMedia},
+		{"a built-in tool", workers(1), &Request{Path: "/v1/responses", Body: []byte(
+			`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`)}, ReasonUnmapped},
 		{"no block size", unsized, completion("m", tokens(0, 16)), ReasonNoBlockSize},
 		{"no events", silent, completion("m", tokens(0, 16)), ReasonNoEvents},
 	} {

@@ -10,7 +10,7 @@ import (
 //
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
-// add_special_tokens overrides both.
+// add_special_tokens overrides both. Dynamo's frontend never adds them, and drops NUL bytes.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
@@ -22,7 +22,10 @@ func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
 	if request.HasMedia {
 		return nil, ErrMedia
 	}
-	if request.API == apibody.ChatCompletions {
+	if request.API != apibody.Completions {
+		if request.API != apibody.ChatCompletions && m.options.Engine != Dynamo {
+			return nil, errNotReproduced(request.API.String())
+		}
 		ids, err := m.chatIDs(request)
 		if err != nil {
 			return nil, err
@@ -36,7 +39,11 @@ func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
 			all[i] = tokens(prompt.Tokens)
 			continue
 		}
-		ids, err := m.Encode(prompt.Text, special)
+		text := prompt.Text
+		if m.options.Engine == Dynamo {
+			text, special = dynamoText(text), false
+		}
+		ids, err := m.Encode(text, special)
 		if err != nil {
 			return nil, err
 		}

@@ -45,8 +45,8 @@ func TestHostileTools(t *testing.T) {
 		"a nullable string":   `{"type":"object","properties":{"city":{"type":["string","null"]}}}`,
 		"an unknown type":     `{"type":"object","properties":{"city":{"type":"x"}}}`,
 		"a deep schema":       nested(`{"type":"array","items":`, `{"type":"string"}`, `}`, 400),
-		"a doubling schema":   nested(`{"anyOf":[`, `{"type":"string"}`, `]}`, 60),
-		"a branching schema":  nested(`{"anyOf":[{"type":"string"},`, `{"type":"string"}`, `]}`, 60),
+		"a doubling schema":   `{"type":"object","properties":{"a":` + nested(`{"anyOf":[`, `{"type":"string"}`, `]}`, 60) + `}}`,
+		"a branching schema":  `{"type":"object","properties":{"a":` + nested(`{"anyOf":[{"type":"string"},`, `{"type":"string"}`, `]}`, 60) + `}}`,
 		"a long list of null": `{"type":[` + strings.Repeat(`"string",`, 100_000) + `"null"]}`,
 		"a long name":         `{"type":"` + strings.Repeat("x", 1_000_000) + `"}`,
 	}

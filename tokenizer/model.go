@@ -27,6 +27,8 @@ type Model struct {
 	segments *segmentCache
 	// chat is the template for chats; chatTools, when the model has one, that for chats with tools. Either may be nil.
 	chat, chatTools *chatTemplate
+	// dynamo is what chats are rendered with if the engine is Dynamo, else nil.
+	dynamo *dynamoChat
 	// specialNames are the model's named special tokens, such as "bos_token": "<s>", as templates see them.
 	specialNames map[string]string
 	// modelType and architecture are those of config.json; empty without.
@@ -75,6 +77,9 @@ func Load(dir string, o Options) (*Model, error) {
 	}
 	if err := m.readTemplates(dir, templates); err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	if m.options.Engine == Dynamo {
+		m.dynamo = m.newDynamoChat()
 	}
 	return m, nil
 }

@@ -62,8 +62,8 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 }
 
 // readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats those of
-// tokenizer_config.json, which beat chat_template.json; but that is the processor's of a model that also takes images or
-// sound, which vLLM prefers for chats without tools.
+// tokenizer_config.json, which beat chat_template.json. But Dynamo prefers the latter to the former, and so does vLLM for
+// chats without tools of a model that also takes images or sound, whose processor it belongs to.
 func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	if m.options.ChatTemplate != "" {
 		raw, err := os.ReadFile(m.options.ChatTemplate)
@@ -118,9 +118,9 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	}
 	config := filepath.Join(dir, tokenizerConfigFile)
 	switch {
-	case inConfig == nil:
+	case inConfig == nil || m.options.Engine == Dynamo && inJSON != nil:
 		return m.useTemplates(path, inJSON)
-	case inJSON != nil && m.multimodal && m.options.Engine != Dynamo:
+	case inJSON != nil && m.multimodal:
 		if err := m.useTemplates(config, inConfig); err != nil {
 			return err
 		}
@@ -163,14 +163,15 @@ func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 
 // compile makes a template and finds out which form of content the engine gives it.
 func (m *Model) compile(name, source string) (*chatTemplate, error) {
+	if m.options.Engine == Dynamo {
+		return &chatTemplate{source: source}, nil // newDynamoChat does the rest
+	}
 	t, err := chattemplate.Compile(name, source)
 	if err != nil {
 		return nil, err
 	}
 	c := &chatTemplate{Template: t, source: source}
 	switch {
-	case m.options.Engine == Dynamo:
-		c.wantsParts = c.probeParts(m)
 	case m.options.Engine == SGLang:
 		c.wantsParts = sglangWantsParts(c)
 	case m.options.ChatTemplateContentFormat != ContentAuto:
@@ -184,25 +185,8 @@ func (m *Model) compile(name, source string) (*chatTemplate, error) {
 // ContentFormat is the form in which the engine hands message content to the model's template: ContentString or
 // ContentOpenAI. Without a template it is ContentString.
 func (m *Model) ContentFormat() string {
-	if m.chat != nil && m.chat.wantsParts {
+	if m.chat != nil && m.chat.wantsParts || m.dynamo != nil && m.dynamo.wantsParts {
 		return ContentOpenAI
 	}
 	return ContentString
-}
-
-// probeParts finds out whether the template shows content only as a list of parts.
-// Source: dynamo-llm 1.6.1, preprocessor/prompt: render one message both ways and see which shows its text.
-func (c *chatTemplate) probeParts(m *Model) bool {
-	const probe = "template_test"
-	shows := func(content any) bool {
-		message := chattemplate.NewDict()
-		message.Set("role", "user")
-		message.Set("content", content)
-		vars := m.templateVars(nil)
-		vars.Set("messages", chattemplate.NewList(message))
-		vars.Set("add_generation_prompt", false)
-		text, err := c.Render(vars, chattemplate.Limits{})
-		return err == nil && strings.Contains(text, probe)
-	}
-	return shows(textParts(probe)) && !shows(probe)
 }

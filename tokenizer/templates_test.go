@@ -30,7 +30,7 @@ func TestTemplateFiles(t *testing.T) {
 		"further files":       {map[string]string{"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": "tools"}, Options{}, "plain", "tools"},
 		"images, vLLM":        {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{}, "processor", "plain"},
 		"no images, vLLM":     {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`}, Options{}, "plain", "plain"},
-		"images, Dynamo":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{Engine: Dynamo}, "plain", "plain"},
+		"images, Dynamo":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{Engine: Dynamo}, "processor", "processor"},
 		"given":               {map[string]string{config: named}, Options{ChatTemplate: own}, "\n\nown" + `\n` + "1", "\n\nown" + `\n` + "1"},
 		"given, SGLang":       {map[string]string{config: named}, Options{ChatTemplate: own, Engine: SGLang}, "own\n1", "own\n1"},
 		"images, SGLang":      {map[string]string{"config.json": `{"vision_config":{}}`}, Options{Engine: SGLang}, noTemplate, noTemplate},

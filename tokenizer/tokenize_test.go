@@ -33,6 +33,10 @@ func completionRequest(t testing.TB, fields string) *apibody.Request {
 
 func TestTokenizeCompletions(t *testing.T) {
 	m := loadModel(t, "tiny-sentencepiece")
+	vllm, err := Load(filepath.Join(modelsDir, "tiny-sentencepiece"), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	encode := func(text string, special bool) []kvblock.Token {
 		ids, err := m.Encode(text, special)
 		if err != nil {
@@ -43,18 +47,25 @@ func TestTokenizeCompletions(t *testing.T) {
 	if ids := encode("one", true); ids[0] != 1 {
 		t.Fatalf("no <s> before %v", ids)
 	}
-	for fields, want := range map[string][][]kvblock.Token{
-		`"prompt":"one"`:                                {encode("one", true)},
-		`"prompt":["one",""]`:                           {encode("one", true), encode("", true)},
-		`"prompt":"one","add_special_tokens":false`:     {encode("one", false)},
-		`"prompt":[5,6]`:                                {{5, 6}},
-		`"prompt":[[5],[]]`:                             {{5}, {}},
-		`"prompt":"one","nvext":{"token_data":[9]}`:     {{9}},
-		`"prompt":["a","b"],"nvext":{"token_data":[9]}`: {encode("a", true), encode("b", true)},
+	for _, c := range []struct {
+		m      *Model
+		fields string
+		want   [][]kvblock.Token
+	}{
+		{vllm, `"prompt":"one"`, [][]kvblock.Token{encode("one", true)}},
+		{vllm, `"prompt":["one",""]`, [][]kvblock.Token{encode("one", true), encode("", true)}},
+		{vllm, `"prompt":"one","add_special_tokens":false`, [][]kvblock.Token{encode("one", false)}},
+		{vllm, `"prompt":[5,6]`, [][]kvblock.Token{{5, 6}}},
+		{m, `"prompt":"one\u0000"`, [][]kvblock.Token{encode("one", false)}},
+		{m, `"prompt":["one",""]`, [][]kvblock.Token{encode("one", false), {}}},
+		{m, `"prompt":[5,6]`, [][]kvblock.Token{{5, 6}}},
+		{m, `"prompt":[[5],[]]`, [][]kvblock.Token{{5}, {}}},
+		{m, `"prompt":"one","nvext":{"token_data":[9]}`, [][]kvblock.Token{{9}}},
+		{m, `"prompt":["a","b"],"nvext":{"token_data":[9]}`, [][]kvblock.Token{encode("a", false), encode("b", false)}},
 	} {
-		got, err := m.Tokenize(completionRequest(t, fields))
-		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("%s: got %v, %v; want %v", fields, got, err, want)
+		got, err := c.m.Tokenize(completionRequest(t, c.fields))
+		if err != nil || fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%s %s: got %v, %v; want %v", c.m.options.Engine, c.fields, got, err, c.want)
 		}
 	}
 }
@@ -62,7 +73,7 @@ func TestTokenizeCompletions(t *testing.T) {
 func TestTokenizeErrors(t *testing.T) {
 	bytelevel, sentencepiece := loadModel(t, "tiny-bytelevel"), loadModel(t, "tiny-sentencepiece")
 	var raised *chattemplate.RaiseError
-	_, err := sentencepiece.Tokenize(chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y"}]`))
+	_, err := sentencepiece.Tokenize(chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`))
 	if !errors.As(err, &raised) || raised.Message != "only user and assistant may follow the first message" {
 		t.Errorf("got %v, want the template's own words", err)
 	}
@@ -74,10 +85,10 @@ func TestTokenizeErrors(t *testing.T) {
 		t.Errorf("got %v, %v; want ErrInvalidUTF8", ids, err)
 	}
 	for messages, want := range map[string]string{
-		`[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"`:                                  "its own chat template",
-		`[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true`: "exclude each other",
-		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true`:         "does not show the final message",
-		`[{"role":"user"}]`: "chat template",
+		`[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"`:                                                        "refuses chat_template",
+		`[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true`:                       "exclude each other",
+		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true,"add_generation_prompt":false`: "does not show the final message",
+		`[{"role":"user"}]`: "refuses content",
 	} {
 		if ids, err := bytelevel.Tokenize(chatRequest(t, messages)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", messages, ids, err, want)
@@ -121,7 +132,7 @@ func TestChatContentForms(t *testing.T) {
 func TestTokenizeLeavesRequest(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
 	request := chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
-		"continue_final_message":true,"chat_template_kwargs":{"messages":[],"k":1}`)
+		"continue_final_message":true,"add_generation_prompt":false,"chat_template_kwargs":{"messages":[],"k":1}`)
 	first, err := m.Tokenize(request)
 	if err != nil {
 		t.Fatal(err)

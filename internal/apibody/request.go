@@ -26,6 +26,8 @@ type API uint8
 const (
 	ChatCompletions API = iota + 1
 	Completions
+	Responses // OpenAI's /v1/responses
+	Messages  // Anthropic's /v1/messages
 )
 
 func (a API) String() string {
@@ -34,12 +36,16 @@ func (a API) String() string {
 		return "chat completions"
 	case Completions:
 		return "completions"
+	case Responses:
+		return "responses"
+	case Messages:
+		return "messages"
 	}
 	return "unknown API"
 }
 
 // ErrUnknownAPI says that the path names no API whose body is understood; such a request is routed by load alone.
-var ErrUnknownAPI = errors.New("apibody: path is neither chat completions nor completions")
+var ErrUnknownAPI = errors.New("apibody: path is none of chat completions, completions, responses and messages")
 
 // Error is a request that no engine can serve: a client error, with words for the client.
 type Error struct {
@@ -66,7 +72,7 @@ type Request struct {
 	API    API
 	Model  string // never empty
 	Stream bool
-	// MaxTokens is max_completion_tokens, else max_tokens: the most tokens to generate. 0 means the request does not say.
+	// MaxTokens is max_completion_tokens, max_tokens or max_output_tokens, the first that is given: the most tokens to generate. 0 means the request does not say.
 	MaxTokens int
 	// CacheSalt is nvext.cache_salt, else cache_salt: requests with different salts share no cache. Empty means none.
 	CacheSalt string
@@ -81,8 +87,11 @@ type Request struct {
 	// Prompts are a completion's prompts, at least one unless HasMedia; nil for chat.
 	Prompts []Prompt
 
-	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too.
+	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. Of the APIs
+	// Responses and Messages they are what Dynamo's frontend makes of the request, which serves both as chats.
 	Messages *chattemplate.List
+	// Unmapped says what of a request to Responses or Messages has no place in a chat; empty if there is nothing.
+	Unmapped string
 	// Tools and Documents are nil when absent or null.
 	Tools, Documents *chattemplate.List
 	// AddGenerationPrompt is nil when absent: the default is true, unless ContinueFinalMessage.
@@ -94,6 +103,10 @@ type Request struct {
 	ChatTemplate string
 	// ReasoningEffort is empty when absent.
 	ReasoningEffort string
+	// Thinking is the field of that name: a boolean, or an object with a type. nil when absent.
+	Thinking any
+	// ToolChoiceNone says that no tool may be called.
+	ToolChoiceNone bool
 
 	// Body is the whole object, for fields not named here.
 	Body *chattemplate.Dict
@@ -138,8 +151,13 @@ func ParseRequest(path string, body []byte) (*Request, error) {
 	}
 	r.readShared()
 	read := r.readPrompts
-	if api == ChatCompletions {
+	switch api {
+	case ChatCompletions:
 		read = r.readChat
+	case Responses:
+		read = r.readResponses
+	case Messages:
+		read = r.readMessages
 	}
 	if err := read(); err != nil {
 		return nil, err
@@ -154,6 +172,10 @@ func apiOfPath(path string) API {
 		return ChatCompletions
 	case strings.HasSuffix(path, "/v1/completions"):
 		return Completions
+	case strings.HasSuffix(path, "/v1/responses"):
+		return Responses
+	case strings.HasSuffix(path, "/v1/messages"):
+		return Messages
 	}
 	return 0
 }
@@ -172,9 +194,10 @@ func (r *Request) readShared() {
 		r.Stream = *stream
 	}
 	r.AddSpecialTokens = optionalBool(b, "add_special_tokens")
-	r.MaxTokens = positiveInt(b, "max_completion_tokens")
-	if r.MaxTokens == 0 {
-		r.MaxTokens = positiveInt(b, "max_tokens")
+	for _, name := range []string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
+		if r.MaxTokens == 0 {
+			r.MaxTokens = positiveInt(b, name)
+		}
 	}
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")
@@ -210,18 +233,25 @@ func (r *Request) readChat() error {
 		return wrongType("messages", "a list of messages")
 	}
 	r.Tools, _ = field[*chattemplate.List](b, "tools")
+	choice, _ := b.Get("tool_choice")
+	r.ToolChoiceNone = choice == "none"
 	r.Documents, _ = field[*chattemplate.List](b, "documents")
 	r.AddGenerationPrompt = optionalBool(b, "add_generation_prompt")
 	if c := optionalBool(b, "continue_final_message"); c != nil {
 		r.ContinueFinalMessage = *c
 	}
-	r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](b, "chat_template_kwargs")
-	if r.ChatTemplateKwargs == nil {
-		r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](b, "chat_template_args")
-	}
+	r.readKwargs()
+	r.Thinking, _ = b.Get("thinking")
 	r.ChatTemplate, _ = field[string](b, "chat_template")
 	r.ReasoningEffort, _ = field[string](b, "reasoning_effort")
 	return nil
+}
+
+func (r *Request) readKwargs() {
+	r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](r.Body, "chat_template_kwargs")
+	if r.ChatTemplateKwargs == nil {
+		r.ChatTemplateKwargs, _ = field[*chattemplate.Dict](r.Body, "chat_template_args")
+	}
 }
 
 // hasMedia reports whether a message's content holds a part that is not text. A part of a type unknown here counts as

@@ -18,13 +18,18 @@ func TestParseRequestPaths(t *testing.T) {
 		"/tenant/7/v1/completions?x=1": Completions,
 		"/v1/chat/completions/render":  0,
 		"/v1/embeddings":               0,
-		"/v1/responses":                0,
+		"/v1/responses":                Responses,
+		"/v1/messages":                 Messages,
+		"/v1/messages/count_tokens":    0,
 		"/x?/v1/completions":           0,
 		"":                             0,
 	} {
 		body := chat
 		if want == Completions {
 			body = completion
+		}
+		if want == Responses {
+			body = `{"model":"m","input":"x"}`
 		}
 		r, err := ParseRequest(path, []byte(body))
 		switch {

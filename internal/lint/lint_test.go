@@ -39,7 +39,7 @@ var may = map[string]string{
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/stack",
+	"e2e":                 "e2e/stack internal/apibody kvblock tokenizer zmqsub",
 	"e2e/stack":           "",
 	"e2e/demo":            "e2e/stack",
 }

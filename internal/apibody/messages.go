@@ -1,0 +1,308 @@
+package apibody
+
+import (
+	"fmt"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// readMessages maps Anthropic's messages to a chat's. A block that a chat cannot hold is left out there too, so that the
+// tokens stay known; media and what the frontend alone can judge are not.
+// Source: dynamo-llm 1.6.1, protocols/anthropic.
+func (r *Request) readMessages() error {
+	b := r.Body
+	c := &conversation{request: r}
+	switch system, _ := b.Get("system"); s := system.(type) {
+	case nil:
+	case string:
+		c.say("system", s)
+	case *chattemplate.List:
+		texts := make([]string, len(s.Items))
+		for i, item := range s.Items {
+			block, _ := item.(*chattemplate.Dict)
+			text, ok := field[string](block, "text")
+			if !ok {
+				return wrongType(fmt.Sprintf("system[%d]", i), "a block of text")
+			}
+			texts[i] = text
+		}
+		c.say("system", strings.Join(texts, "\n"))
+	default:
+		return wrongType("system", "a string or a list of blocks of text")
+	}
+	messages, err := wantMessages(b, "messages")
+	if err != nil {
+		return err
+	}
+	for i, item := range messages.Items {
+		message, ok := item.(*chattemplate.Dict)
+		if !ok {
+			return wrongType(fmt.Sprintf("messages[%d]", i), "an object with 'role' and 'content'")
+		}
+		role, _ := field[string](message, "role")
+		content, _ := message.Get("content")
+		text, isText := content.(string)
+		blocks, isList := content.(*chattemplate.List)
+		switch {
+		case !isText && !isList:
+			return wrongType(fmt.Sprintf("messages[%d].content", i), "a string or a list of blocks")
+		case role != "user" && role != "assistant" && role != "system":
+			return &Error{Code: CodeInvalidValue, Param: fmt.Sprintf("messages[%d].role", i),
+				Message: fmt.Sprintf("'messages[%d].role' must be user, assistant or system.", i)}
+		case isText:
+			c.say(role, text)
+		case role == "user":
+			c.userBlocks(blocks)
+		case role == "assistant":
+			c.assistantBlocks(blocks)
+		default:
+			c.say(role, joinTexts(blocks, "\n", "text"))
+		}
+	}
+	r.Messages = chattemplate.NewList(c.messages...)
+	r.readAnthropicTools()
+	if object, ok := field[*chattemplate.Dict](b, "thinking"); ok {
+		if kind, _ := object.Get("type"); kind == "enabled" {
+			r.ChatTemplateKwargs = newDict("enable_thinking", true)
+		}
+	}
+	return nil
+}
+
+func (r *Request) readAnthropicTools() {
+	if choice, ok := field[*chattemplate.Dict](r.Body, "tool_choice"); ok {
+		kind, _ := choice.Get("type")
+		r.ToolChoiceNone = kind == "none"
+	}
+	list, _ := field[*chattemplate.List](r.Body, "tools")
+	if list.Len() == 0 {
+		return
+	}
+	tools := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		schema, _ := tool.Get("input_schema")
+		if schema == nil {
+			r.unmapped("a tool without input_schema")
+		}
+		tools[i] = chatTool(tool, schema)
+	}
+	r.Tools = chattemplate.NewList(tools...)
+}
+
+// chatTool is a chat's form of a tool whose name, description and strict are beside its schema.
+func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
+	function := chattemplate.NewDict()
+	for _, key := range []string{"name", "description"} {
+		if v, _ := tool.Get(key); v != nil {
+			function.Set(key, v)
+		}
+	}
+	if parameters != nil {
+		function.Set("parameters", parameters)
+	}
+	if strict, _ := tool.Get("strict"); strict != nil {
+		function.Set("strict", strict)
+	}
+	return newDict("type", "function", "function", function)
+}
+
+// unmapped notes what has no place in a chat; the first reason stays.
+func (r *Request) unmapped(what string) {
+	if r.Unmapped == "" {
+		r.Unmapped = what
+	}
+}
+
+func wantMessages(b *chattemplate.Dict, name string) (*chattemplate.List, error) {
+	v, _ := b.Get(name)
+	list, ok := v.(*chattemplate.List)
+	switch {
+	case v == nil:
+		return nil, missing(name, "a list of messages")
+	case !ok:
+		return nil, wrongType(name, "a list of messages")
+	case len(list.Items) == 0:
+		return nil, &Error{Code: CodeInvalidValue, Param: name, Message: "'" + name + "' must hold at least one message."}
+	}
+	return list, nil
+}
+
+// newDict returns an object of keys, which are strings, and values in turn.
+func newDict(keysAndValues ...any) *chattemplate.Dict {
+	d := chattemplate.NewDict()
+	for i := 0; i+1 < len(keysAndValues); i += 2 {
+		if key, ok := keysAndValues[i].(string); ok {
+			d.Set(key, keysAndValues[i+1])
+		}
+	}
+	return d
+}
+
+// joinTexts joins the texts of the parts of one kind.
+func joinTexts(parts *chattemplate.List, separator, kind string) string {
+	var texts []string
+	for _, item := range parts.Items {
+		part, _ := item.(*chattemplate.Dict)
+		if k, _ := part.Get("type"); k != kind {
+			continue
+		}
+		if text, ok := field[string](part, "text"); ok {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, separator)
+}
+
+// conversation collects a chat's messages.
+type conversation struct {
+	request  *Request
+	messages []any
+}
+
+func (c *conversation) say(role string, content any) {
+	c.messages = append(c.messages, newDict("role", role, "content", content))
+}
+
+func (c *conversation) answer(id, content any) {
+	if _, ok := id.(string); !ok {
+		c.request.unmapped("a tool's result without the id of its call")
+	}
+	c.messages = append(c.messages, newDict("role", "tool", "content", content, "tool_call_id", id))
+}
+
+// userBlocks adds a user's blocks: texts become one message, and each tool result one of its own.
+func (c *conversation) userBlocks(blocks *chattemplate.List) {
+	text, some := "", false
+	flush := func() {
+		if some {
+			c.say("user", text)
+		}
+		text, some = "", false
+	}
+	for _, item := range blocks.Items {
+		block, _ := item.(*chattemplate.Dict)
+		switch kind, _ := block.Get("type"); kind {
+		case "text":
+			t, ok := field[string](block, "text")
+			if !ok {
+				c.request.unmapped("a block of text without text")
+			}
+			text, some = text+t, true
+		case "image":
+			c.request.HasMedia = true
+		case "tool_result":
+			flush()
+			id, _ := block.Get("tool_use_id")
+			content, _ := block.Get("content")
+			c.answer(id, c.toolResult(content))
+		}
+	}
+	flush()
+}
+
+// toolResult returns the text of a tool's result.
+func (c *conversation) toolResult(content any) string {
+	switch v := content.(type) {
+	case nil:
+	case string:
+		return v
+	case *chattemplate.List:
+		text := ""
+		for _, item := range v.Items {
+			block, _ := item.(*chattemplate.Dict)
+			kind, _ := block.Get("type")
+			t, ok := field[string](block, "text")
+			switch {
+			case kind == "image":
+				c.request.HasMedia = true
+			case ok && (kind == "text" || kind == nil):
+				text += t
+			default:
+				c.request.unmapped("a tool's result that is neither text nor an image")
+			}
+		}
+		return text
+	default:
+		c.request.unmapped("a tool's result that is neither a string nor a list of blocks")
+	}
+	return ""
+}
+
+// assistantBlocks adds an assistant's blocks as one message. Its thinking is kept in segments, one before each call and one
+// behind the last, if there are calls.
+func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
+	turn := &turn{separator: "\n"}
+	for _, item := range blocks.Items {
+		block, _ := item.(*chattemplate.Dict)
+		switch kind, _ := block.Get("type"); kind {
+		case "text":
+			text, _ := field[string](block, "text")
+			turn.text += text
+		case "thinking":
+			text, _ := field[string](block, "thinking")
+			turn.think(text)
+		case "tool_use", "server_tool_use":
+			input, ok := block.Get("input")
+			if !ok {
+				input = chattemplate.NewDict()
+			}
+			arguments, err := chattemplate.RustJSON(input)
+			if err != nil {
+				c.request.unmapped("the arguments of a tool call: " + err.Error())
+			}
+			id, _ := block.Get("id")
+			name, _ := block.Get("name")
+			turn.call(id, name, arguments)
+		}
+	}
+	c.messages = append(c.messages, turn.message(false))
+}
+
+// turn is an assistant's turn, collected from pieces.
+type turn struct {
+	separator string // between pieces of thinking
+	text      string
+	thought   string   // since the last call
+	segments  []string // the thinking before each call
+	calls     []any
+}
+
+func (t *turn) think(text string) {
+	if t.thought != "" {
+		t.thought += t.separator
+	}
+	t.thought += text
+}
+
+func (t *turn) call(id, name, arguments any) {
+	t.segments = append(t.segments, t.thought)
+	t.thought = ""
+	function := newDict("name", name, "arguments", arguments)
+	t.calls = append(t.calls, newDict("id", id, "type", "function", "function", function))
+}
+
+// message returns the turn as a message. An empty text is left out; keepEmpty keeps it where there are no calls either.
+func (t *turn) message(keepEmpty bool) *chattemplate.Dict {
+	message := newDict("role", "assistant")
+	if t.text != "" || keepEmpty && len(t.calls) == 0 {
+		message.Set("content", t.text)
+	}
+	segments := append(t.segments, t.thought)
+	switch {
+	case strings.Join(segments, "") == "":
+	case len(t.calls) == 0:
+		message.Set("reasoning_content", t.thought)
+	default:
+		list := make([]any, len(segments))
+		for i, s := range segments {
+			list[i] = s
+		}
+		message.Set("reasoning_content", chattemplate.NewList(list...))
+	}
+	if len(t.calls) > 0 {
+		message.Set("tool_calls", chattemplate.NewList(t.calls...))
+	}
+	return message
+}

@@ -1,0 +1,289 @@
+package apibody
+
+import (
+	"fmt"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// readResponses maps the input of /v1/responses to a chat's messages.
+// Source: dynamo-llm 1.6.1, protocols/openai/responses.
+func (r *Request) readResponses() error {
+	b := r.Body
+	for _, name := range []string{"previous_response_id", "prompt", "conversation"} {
+		if v, _ := b.Get(name); v != nil {
+			r.unmapped("'" + name + "'")
+		}
+	}
+	c := &responsesInput{conversation: conversation{request: r}}
+	switch instructions, _ := b.Get("instructions"); s := instructions.(type) {
+	case nil:
+	case string:
+		c.say("system", s)
+	default:
+		r.unmapped("instructions that are no string")
+	}
+	switch input, _ := b.Get("input"); in := input.(type) {
+	case nil:
+		return missing("input", "a string or a list of input items")
+	case string:
+		c.say("user", in)
+	case *chattemplate.List:
+		for i, item := range in.Items {
+			object, ok := item.(*chattemplate.Dict)
+			if !ok {
+				return wrongType(fmt.Sprintf("input[%d]", i), "an object")
+			}
+			c.item(object)
+		}
+		c.flush()
+	default:
+		return wrongType("input", "a string or a list of input items")
+	}
+	c.joinLeadingSystem()
+	r.Messages = chattemplate.NewList(c.messages...)
+	r.readResponsesTools()
+	r.readKwargs()
+	if reasoning, ok := field[*chattemplate.Dict](b, "reasoning"); ok {
+		r.ReasoningEffort, _ = field[string](reasoning, "effort")
+	}
+	return nil
+}
+
+func (r *Request) readResponsesTools() {
+	switch choice, _ := r.Body.Get("tool_choice"); c := choice.(type) {
+	case nil:
+	case string:
+		r.ToolChoiceNone = c == "none"
+	case *chattemplate.Dict:
+		if kind, _ := c.Get("type"); kind != "function" {
+			r.unmapped("a tool_choice that is no function")
+		}
+	}
+	list, _ := field[*chattemplate.List](r.Body, "tools")
+	if list.Len() == 0 {
+		return
+	}
+	tools := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		if kind, _ := tool.Get("type"); kind != "function" {
+			r.unmapped("a tool that is no function")
+		}
+		parameters, _ := tool.Get("parameters")
+		tools[i] = chatTool(tool, parameters)
+	}
+	r.Tools = chattemplate.NewList(tools...)
+}
+
+// responsesInput collects messages from input items. What an assistant did in successive items is one message.
+type responsesInput struct {
+	conversation
+	turn *turn // nil outside an assistant's items
+}
+
+// assistant returns the turn that is being collected.
+func (c *responsesInput) assistant() *turn {
+	if c.turn == nil {
+		c.turn = &turn{}
+	}
+	return c.turn
+}
+
+// flush ends an assistant's turn.
+func (c *responsesInput) flush() {
+	if c.turn != nil {
+		c.messages = append(c.messages, c.turn.message(true))
+		c.turn = nil
+	}
+}
+
+func (c *responsesInput) item(item *chattemplate.Dict) {
+	kind, _ := item.Get("type")
+	_, hasID := field[string](item, "id")
+	if hasID && (kind == nil || kind == "item_reference") {
+		return // a reference, which the frontend passes over
+	}
+	switch kind {
+	case nil, "message":
+		c.message(item, kind != nil)
+	case "agent_message":
+		c.flush()
+		c.say("user", c.agentText(item))
+	case "function_call":
+		if namespace, _ := item.Get("namespace"); namespace != nil {
+			c.request.unmapped("a function in a namespace")
+		}
+		id, _ := item.Get("call_id")
+		name, _ := item.Get("name")
+		arguments, _ := item.Get("arguments")
+		c.assistant().call(id, name, arguments)
+	case "function_call_output":
+		c.flush()
+		id, _ := item.Get("call_id")
+		output, _ := item.Get("output")
+		if parts, ok := output.(*chattemplate.List); ok {
+			c.wantTexts(parts)
+			output = joinTexts(parts, "", "input_text")
+		}
+		c.answer(id, output)
+	case "reasoning":
+		text := concatTexts(item, "content")
+		if text == "" {
+			text = concatTexts(item, "summary")
+		}
+		c.assistant().think(text)
+	default:
+		c.request.unmapped(fmt.Sprintf("an input item of type %v", kind))
+		c.flush()
+	}
+}
+
+func concatTexts(item *chattemplate.Dict, key string) string {
+	parts, _ := field[*chattemplate.List](item, key)
+	text := ""
+	for i := range parts.Len() {
+		part, _ := parts.Items[i].(*chattemplate.Dict)
+		t, _ := field[string](part, "text")
+		text += t
+	}
+	return text
+}
+
+// agentText is the text of a message among Codex's agents.
+func (c *responsesInput) agentText(item *chattemplate.Dict) string {
+	content, _ := item.Get("content")
+	parts, ok := content.(*chattemplate.List)
+	if !ok {
+		text, _ := content.(string)
+		return text
+	}
+	texts := make([]string, len(parts.Items))
+	for i, p := range parts.Items {
+		part, _ := p.(*chattemplate.Dict)
+		switch kind, _ := part.Get("type"); kind {
+		case "input_text":
+			texts[i], _ = field[string](part, "text")
+		case "encrypted_content":
+			texts[i], _ = field[string](part, "encrypted_content")
+		default:
+			c.request.unmapped("a part of an agent's message")
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+// wantTexts notes parts that are not text.
+func (c *responsesInput) wantTexts(parts *chattemplate.List) {
+	for _, p := range parts.Items {
+		part, _ := p.(*chattemplate.Dict)
+		switch kind, _ := part.Get("type"); kind {
+		case "input_text":
+		case "input_image":
+			c.request.HasMedia = true
+		default:
+			c.request.unmapped(fmt.Sprintf("a content part of type %v", kind))
+		}
+	}
+}
+
+// message adds a message. typed says that it is marked as one, which only then may hold an assistant's output parts.
+func (c *responsesInput) message(item *chattemplate.Dict, typed bool) {
+	role, _ := field[string](item, "role")
+	content, _ := item.Get("content")
+	text, isText := content.(string)
+	parts, isList := content.(*chattemplate.List)
+	switch {
+	case isText || isList:
+	case content == nil && role == "assistant" && typed: // the shell of a turn of tool calls
+		isText = true
+	default:
+		c.request.unmapped("a message without content")
+		return
+	}
+	switch role {
+	case "system", "developer":
+		c.flush()
+		if isList {
+			c.wantTexts(parts)
+			text = joinTexts(parts, "", "input_text")
+		}
+		c.say("system", text)
+	case "user":
+		c.flush()
+		if isList {
+			c.say("user", c.userContent(parts))
+			return
+		}
+		c.say("user", text)
+	case "assistant":
+		if isList {
+			text = c.assistantText(parts, typed)
+		}
+		c.assistant().text += text
+	default:
+		c.request.unmapped(fmt.Sprintf("a message of the role %q", role))
+	}
+}
+
+// userContent is one text as it is, and else a list of parts.
+func (c *responsesInput) userContent(parts *chattemplate.List) any {
+	c.wantTexts(parts)
+	out := make([]any, 0, len(parts.Items))
+	for _, p := range parts.Items {
+		part, _ := p.(*chattemplate.Dict)
+		text, ok := field[string](part, "text")
+		if !ok {
+			c.request.unmapped("a content part without text")
+		}
+		if len(parts.Items) == 1 {
+			return text
+		}
+		out = append(out, newDict("type", "text", "text", text))
+	}
+	return chattemplate.NewList(out...)
+}
+
+// assistantText joins what an assistant said: output texts and refusals, or input texts.
+func (c *responsesInput) assistantText(parts *chattemplate.List, typed bool) string {
+	text := ""
+	kinds := map[any]bool{}
+	for _, p := range parts.Items {
+		part, _ := p.(*chattemplate.Dict)
+		kind, _ := part.Get("type")
+		key := "text"
+		switch {
+		case kind == "refusal" && typed:
+			key = "refusal"
+			kind = "output_text"
+		case kind == "output_text" && typed, kind == "input_text":
+		default:
+			c.request.unmapped(fmt.Sprintf("a content part of type %v", kind))
+		}
+		kinds[kind] = true
+		t, _ := field[string](part, key)
+		text += t
+	}
+	if len(kinds) > 1 {
+		c.request.unmapped("output and input parts in one message")
+	}
+	return text
+}
+
+// joinLeadingSystem makes one message of the system messages at the beginning.
+func (c *responsesInput) joinLeadingSystem() {
+	var texts []string
+	for _, m := range c.messages {
+		message, _ := m.(*chattemplate.Dict)
+		if role, _ := message.Get("role"); role != "system" {
+			break
+		}
+		text, _ := field[string](message, "content")
+		texts = append(texts, text)
+	}
+	if len(texts) > 1 {
+		joined := newDict("role", "system", "content", strings.Join(texts, "\n\n"))
+		c.messages = append([]any{joined}, c.messages[len(texts):]...)
+	}
+}
