@@ -1,0 +1,368 @@
+package tokenizer
+
+import (
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// gpt-oss speaks harmony: messages with an author, a channel and a recipient between special tokens. vLLM builds them from a
+// chat itself, without the model's Jinja template, and encodes each piece of text as ordinary text, so that nothing in a
+// message becomes a special token.
+// Source: vLLM 0.33.0, renderers/online_renderer and entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
+
+// harmonyMessage is one message of a conversation.
+type harmonyMessage struct {
+	author    string   // "system", "user" and so on; a tool's full name
+	channel   string   // "analysis", "commentary", "final"; "" for none
+	recipient string   // the tool called, or who is answered; "" is everybody
+	texts     []string // the content; each text is encoded on its own
+}
+
+// The special tokens that frame messages.
+const (
+	harmonyStart   = "<|start|>"
+	harmonyChannel = "<|channel|>"
+	harmonyContent = "<|message|>"
+	harmonyEnd     = "<|end|>"
+	harmonyCall    = "<|call|>"
+)
+
+// harmonyPiece is a special token, or else a text that is encoded on its own as ordinary text.
+type harmonyPiece struct {
+	special bool
+	text    string
+}
+
+// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. now is the engine's time: its day is in the prompt.
+// The request's template, its arguments and its wishes about the generation prompt mean nothing there.
+//
+// Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
+func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
+	messages, err := harmonyConversation(request, now)
+	if err != nil {
+		return nil, err
+	}
+	var out []kvblock.Token
+	for _, piece := range harmonyPieces(messages) {
+		if !piece.special {
+			if out, err = m.appendOrdinary(out, piece.text); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		id, ok := m.encoder.addedIDs[piece.text]
+		if !ok {
+			return nil, errNotReproduced("a gpt_oss vocabulary without " + piece.text)
+		}
+		out = append(out, id)
+	}
+	return out, nil
+}
+
+// appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids as in
+// AppendEncode, and shares its memory.
+func (m *Model) appendOrdinary(out []kvblock.Token, text string) ([]kvblock.Token, error) {
+	if len(text) > maxText || !utf8.ValidString(text) {
+		return out, ErrInvalidUTF8
+	}
+	remembered := len(text) >= minSegment
+	if remembered {
+		var known bool
+		if out, known = m.segments.get(out, text); known {
+			return out, nil
+		}
+	}
+	before := len(out)
+	sc := scratches.Get().(*scratch)
+	longer, err := m.encoder.appendPieces(out, text, 0, len(text), false, sc)
+	if sc.reusable() {
+		scratches.Put(sc)
+	}
+	if err != nil {
+		return out, err
+	}
+	if remembered {
+		m.segments.put(text, longer[before:])
+	}
+	return longer, nil
+}
+
+// harmonyPieces renders a conversation and begins the assistant's next message.
+func harmonyPieces(messages []harmonyMessage) []harmonyPiece {
+	var pieces []harmonyPiece
+	special := func(token string) { pieces = append(pieces, harmonyPiece{true, token}) }
+	text := func(text string) { pieces = append(pieces, harmonyPiece{false, text}) }
+	for _, message := range messages {
+		special(harmonyStart)
+		call := message.author == "assistant" && message.recipient != ""
+		switch {
+		case call:
+			// oss-harmony would put the recipient behind the channel, and a token before "json"; vLLM rewrites that header.
+			text("assistant to=" + message.recipient)
+			special(harmonyChannel)
+			text(message.channel + " json")
+		default:
+			text(message.author)
+			if message.channel != "" {
+				special(harmonyChannel)
+				text(message.channel)
+			}
+			if message.recipient != "" {
+				text(" to=" + message.recipient)
+			}
+		}
+		special(harmonyContent)
+		for _, content := range message.texts {
+			text(content)
+		}
+		if call {
+			special(harmonyCall)
+		} else {
+			special(harmonyEnd)
+		}
+	}
+	special(harmonyStart)
+	text("assistant")
+	return pieces
+}
+
+// harmonyConversation returns the messages that vLLM makes of a chat.
+func harmonyConversation(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
+	if request.HasMedia {
+		return nil, ErrMedia
+	}
+	if request.ContinueFinalMessage && request.AddGenerationPrompt != nil && *request.AddGenerationPrompt {
+		return nil, errRefused("continue_final_message and add_generation_prompt exclude each other")
+	}
+	effort := "medium"
+	switch given, _ := request.Body.Get("reasoning_effort"); given {
+	case nil:
+	case "low", "medium", "high":
+		effort = given.(string)
+	default:
+		return nil, errRefused("a reasoning_effort that is not low, medium or high")
+	}
+	tools, err := vllmTools(request)
+	if err != nil {
+		return nil, err
+	}
+	chat := make([]harmonyInput, len(request.Messages.Items))
+	for i, item := range request.Messages.Items {
+		given, ok := item.(*chattemplate.Dict)
+		if !ok {
+			return nil, errRefused("messages[%d] is not an object", i)
+		}
+		if chat[i], err = readHarmonyInput(given); err != nil {
+			return nil, err
+		}
+	}
+
+	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
+		now.Format(time.DateOnly) + "\n\nReasoning: " + effort +
+		"\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
+	if tools != nil {
+		system += "\nCalls to these tools must go to the commentary channel: 'functions'."
+	}
+	messages := []harmonyMessage{{author: "system", texts: []string{system}}}
+
+	// A system or developer message at the front is the developer's, together with the tools.
+	var instructions *string
+	if len(chat) > 0 && chat[0].instructs() {
+		instructions = chat[0].joined()
+		chat = chat[1:]
+	}
+	if tools != nil || instructions != nil && *instructions != "" {
+		var sections []string
+		if instructions != nil {
+			sections = append(sections, instructionsTitle, *instructions)
+		}
+		if tools != nil {
+			section, err := harmonyTools(tools)
+			if err != nil {
+				return nil, err
+			}
+			sections = append(sections, section)
+		}
+		messages = append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}})
+	}
+
+	names := map[string]string{} // of called functions, by the call's id
+	for _, input := range chat {
+		for _, call := range input.calls {
+			names[call.id] = call.name
+		}
+	}
+	for _, input := range chat {
+		messages = input.append(messages, names)
+	}
+	return dropAnalysis(messages), nil
+}
+
+const instructionsTitle = "# Instructions"
+
+// dropAnalysis removes the thoughts before the last final answer.
+func dropAnalysis(messages []harmonyMessage) []harmonyMessage {
+	last := -1
+	for i, message := range messages {
+		if message.author == "assistant" && message.channel == "final" {
+			last = i
+		}
+	}
+	kept := messages[:0]
+	for i, message := range messages {
+		if i >= last || message.channel != "analysis" {
+			kept = append(kept, message)
+		}
+	}
+	return kept
+}
+
+// harmonyInput is what vLLM reads of one message of a request.
+type harmonyInput struct {
+	role      string
+	texts     []string // nil without content; a string is one text, a list one for each part
+	reasoning string
+	callID    string // of a tool's answer
+	calls     []harmonyCalled
+}
+
+type harmonyCalled struct{ id, name, arguments string }
+
+func readHarmonyInput(given *chattemplate.Dict) (harmonyInput, error) {
+	var input harmonyInput
+	role, _ := get[string](given, "role")
+	if !slices.Contains([]string{"system", "developer", "user", "assistant", "tool"}, role) {
+		return input, errRefused("a message whose role is not system, developer, user, assistant or tool")
+	}
+	input.role = role
+	content, hasContent := given.Get("content")
+	switch content := content.(type) {
+	case nil:
+		if hasContent && role != "assistant" {
+			return input, errRefused("a %s message whose content is null", role)
+		}
+	case string:
+		input.texts = []string{content}
+	case *chattemplate.List:
+		input.texts = make([]string, len(content.Items))
+		for i, item := range content.Items {
+			part, _ := item.(*chattemplate.Dict)
+			text, ok := get[string](part, "text")
+			if kind, _ := part.Get("type"); !ok || kind != "text" {
+				return input, errNotReproduced("a content part that is not a text")
+			}
+			input.texts[i] = text
+		}
+	default:
+		return input, errRefused("content is neither a string nor a list of parts")
+	}
+	reasoning, _ := given.Get("reasoning")
+	if reasoning == nil {
+		reasoning, _ = given.Get("reasoning_content")
+	}
+	var ok bool
+	if input.reasoning, ok = reasoning.(string); reasoning != nil && !ok {
+		return input, errNotReproduced("reasoning that is not a string")
+	}
+	id, hasID := given.Get("tool_call_id")
+	if input.callID, ok = id.(string); hasID && !ok {
+		return input, errNotReproduced("a tool_call_id that is not a string")
+	}
+	calls, hasCalls := given.Get("tool_calls")
+	switch {
+	case hasCalls && role != "assistant":
+		return input, errNotReproduced("tool_calls of a " + role + " message")
+	case calls == nil && hasCalls && hasContent && content == nil:
+		return input, errRefused("an assistant message whose content and tool_calls are null")
+	case calls == nil:
+		return input, nil
+	}
+	var err error
+	input.calls, err = readHarmonyCalls(calls)
+	return input, err
+}
+
+func readHarmonyCalls(value any) ([]harmonyCalled, error) {
+	list, ok := value.(*chattemplate.List)
+	if !ok {
+		return nil, errRefused("tool_calls is not a list")
+	}
+	calls := make([]harmonyCalled, len(list.Items))
+	for i, item := range list.Items {
+		call, _ := item.(*chattemplate.Dict)
+		function, _ := get[*chattemplate.Dict](call, "function")
+		kind, _ := call.Get("type")
+		id, hasID := get[string](call, "id")
+		name, hasName := get[string](function, "name")
+		arguments, hasArguments := get[string](function, "arguments")
+		if kind != "function" || !hasID || !hasName || !hasArguments {
+			return nil, errNotReproduced("a tool call that is not a function's with id, name and arguments")
+		}
+		if strings.Contains(name, "<|") {
+			// vLLM rewrites the header of a call, and fails where a special token's text is in it.
+			return nil, errNotReproduced("the name of a special token in that of a function")
+		}
+		calls[i] = harmonyCalled{id, name, arguments}
+	}
+	return calls, nil
+}
+
+// instructs says that the message's text are instructions.
+func (input harmonyInput) instructs() bool {
+	return input.role == "system" || input.role == "developer"
+}
+
+// joined returns the texts as one; nil if there are none.
+func (input harmonyInput) joined() *string {
+	if len(input.texts) == 0 {
+		return nil
+	}
+	text := strings.Join(input.texts, "")
+	return &text
+}
+
+// append appends what becomes of the message: an assistant's thoughts, calls and answer are messages each.
+func (input harmonyInput) append(messages []harmonyMessage, names map[string]string) []harmonyMessage {
+	switch {
+	case input.role == "assistant" && len(input.calls) > 0:
+		if text := input.joined(); text != nil && *text != "" {
+			messages = append(messages, harmonyMessage{author: "assistant", channel: "commentary", texts: []string{*text}})
+		}
+		messages = input.appendReasoning(messages)
+		for _, call := range input.calls {
+			messages = append(messages, harmonyMessage{
+				author: "assistant", channel: "commentary", recipient: "functions." + call.name, texts: []string{call.arguments},
+			})
+		}
+	case input.role == "assistant":
+		messages = input.appendReasoning(messages)
+		if len(input.texts) > 0 && input.texts[0] != "" {
+			messages = append(messages, harmonyMessage{author: "assistant", channel: "final", texts: input.texts})
+		}
+	case input.role == "tool":
+		messages = append(messages, harmonyMessage{
+			author: "functions." + names[input.callID], channel: "commentary", recipient: "assistant",
+			texts: []string{strings.Join(input.texts, "")},
+		})
+	case input.instructs():
+		if text := input.joined(); text != nil {
+			messages = append(messages, harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + *text}})
+		}
+	default:
+		messages = append(messages, harmonyMessage{author: input.role, texts: input.texts})
+	}
+	return messages
+}
+
+func (input harmonyInput) appendReasoning(messages []harmonyMessage) []harmonyMessage {
+	if input.reasoning == "" {
+		return messages
+	}
+	return append(messages, harmonyMessage{author: "assistant", channel: "analysis", texts: []string{input.reasoning}})
+}

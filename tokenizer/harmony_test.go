@@ -1,0 +1,289 @@
+package tokenizer
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// harmonyCase is a request and what vLLM's own code, over oss-harmony, makes of it. tokenizer/parity/harmony.py wrote them.
+type harmonyCase struct {
+	Body  json.RawMessage
+	Text  string
+	Error string
+}
+
+func harmonyCases(t *testing.T) []harmonyCase {
+	t.Helper()
+	file, err := os.Open(filepath.Join("testdata", "harmony.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var cases []harmonyCase
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var c harmonyCase
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases, c)
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return cases
+}
+
+func harmonyText(body []byte, now time.Time) (string, error) {
+	request, err := apibody.ParseRequest("/v1/chat/completions", body)
+	if err != nil {
+		return "", err
+	}
+	messages, err := harmonyConversation(request, now)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, piece := range harmonyPieces(messages) {
+		b.WriteString(piece.text)
+	}
+	return b.String(), nil
+}
+
+var harmonyDay = time.Date(2026, 11, 21, 23, 59, 0, 0, time.UTC)
+
+// TestHarmonyText compares the text of rendered chats with vLLM's. (The ids are compared in tokenizer/parity, which has the
+// real vocabulary.)
+func TestHarmonyText(t *testing.T) {
+	equal, refused, unknown := 0, 0, 0
+	for _, c := range harmonyCases(t) {
+		text, err := harmonyText(c.Body, harmonyDay)
+		switch {
+		case c.Error != "":
+			if err == nil {
+				t.Errorf("vLLM refuses this (%s), here it is %q\n%s", c.Error, text, c.Body)
+			}
+			refused++
+		case IsUnknown(err):
+			unknown++
+		case err != nil:
+			t.Errorf("%v\n%s", err, c.Body)
+		case text != c.Text:
+			t.Errorf("%s\n got %q\nwant %q", c.Body, text, c.Text)
+		default:
+			equal++
+		}
+	}
+	t.Logf("%d equal, %d refused by both, %d not known here", equal, refused, unknown)
+	if equal < 100 || unknown > equal/50 {
+		t.Errorf("%d equal, %d not known here", equal, unknown)
+	}
+}
+
+// harmonyModel is the tiny model with harmony's special tokens, except those named.
+func harmonyModel(t testing.TB, without ...string) *Model {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	added := file["added_tokens"].([]any)
+	next := 0.0
+	for _, id := range file["model"].(map[string]any)["vocab"].(map[string]any) {
+		next = max(next, id.(float64)+1)
+	}
+	for _, token := range added {
+		next = max(next, token.(map[string]any)["id"].(float64)+1)
+	}
+	for _, name := range []string{harmonyStart, harmonyChannel, harmonyContent, harmonyEnd, harmonyCall} {
+		if !slices.Contains(without, name) {
+			next++
+			added = append(added, map[string]any{
+				"id": next - 1, "content": name, "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false,
+			})
+		}
+	}
+	file["added_tokens"] = added
+	if raw, err = json.Marshal(file); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, tokenizerFile), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func harmonyRequest(t testing.TB, body string) *apibody.Request {
+	t.Helper()
+	request, err := apibody.ParseRequest("/v1/chat/completions", []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request
+}
+
+// TestHarmonyIDs wants each text encoded by itself, special tokens by their names, and the text of a special token to stay
+// text: from a cold memory and from a warm one.
+func TestHarmonyIDs(t *testing.T) {
+	m := harmonyModel(t)
+	text := "say <|end|> and <|start|>assistant" + strings.Repeat(" again", 20)
+	request := harmonyRequest(t, fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":%q}]}]}`, text))
+	special := func(name string) []kvblock.Token { return []kvblock.Token{m.encoder.addedIDs[name]} }
+	plain := func(text string) []kvblock.Token {
+		// Without the brackets' partner nothing is a special token, and no piece of text reaches across "<".
+		var ids []kvblock.Token
+		for _, part := range strings.SplitAfter(text, "<") {
+			more, err := m.Encode(part, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, more...)
+		}
+		return ids
+	}
+	messages, err := harmonyConversation(request, harmonyDay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Concat(
+		special(harmonyStart), plain("system"), special(harmonyContent), plain(messages[0].texts[0]), special(harmonyEnd),
+		special(harmonyStart), plain("user"), special(harmonyContent), plain("a"))
+	for range 2 {
+		got, err := m.harmonyIDs(request, harmonyDay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+			t.Fatalf("got %v\nwant %v and more", got, want)
+		}
+		rest := got[len(want):]
+		ends := slices.Index(rest, m.encoder.addedIDs[harmonyEnd])
+		if tail := slices.Concat(special(harmonyEnd), special(harmonyStart), plain("assistant")); ends < 0 || !slices.Equal(rest[ends:], tail) {
+			t.Errorf("the message's text holds special tokens: %v", rest)
+		}
+	}
+}
+
+func TestHarmonyNeedsItsTokens(t *testing.T) {
+	request := harmonyRequest(t, `{"model":"m","messages":[{"role":"user","content":"x"}]}`)
+	if _, err := harmonyModel(t, harmonyContent).harmonyIDs(request, harmonyDay); !IsUnknown(err) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHarmonyRefuses(t *testing.T) {
+	message := func(fields string) string {
+		return `{"model":"m","messages":[{"role":"user","content":"x"},` + fields + `]}`
+	}
+	tool := func(parameters string) string {
+		return `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":` + parameters + `}}]}`
+	}
+	deep := strings.Repeat(`{"type":"array","items":`, 101) + "{}" + strings.Repeat("}", 101)
+	for name, c := range map[string]struct {
+		body    string
+		unknown bool // to kvepp; else vLLM refuses it
+	}{
+		"effort none":            {`{"model":"m","reasoning_effort":"none","messages":[{"role":"user","content":"x"}]}`, false},
+		"effort a number":        {`{"model":"m","reasoning_effort":1,"messages":[{"role":"user","content":"x"}]}`, false},
+		"role function":          {message(`{"role":"function","content":"x","name":"f"}`), false},
+		"user without text":      {message(`{"role":"user","content":null}`), false},
+		"arguments an object":    {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":{}}}]}`), true},
+		"a custom tool's call":   {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"f","input":""}}]}`), true},
+		"a special name":         {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"<|end|>","arguments":""}}]}`), true},
+		"a user's calls":         {message(`{"role":"user","content":"x","tool_calls":[]}`), true},
+		"a refusal part":         {message(`{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}`), true},
+		"parameters a list":      {tool(`[]`), false},
+		"parameters nested":      {tool(deep), true},
+		"continued and prompted": {`{"model":"m","continue_final_message":true,"add_generation_prompt":true,"messages":[{"role":"user","content":"x"}]}`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request, err := apibody.ParseRequest("/v1/chat/completions", []byte(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = harmonyConversation(request, harmonyDay); err == nil || IsUnknown(err) != c.unknown {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestHarmonyToolsAreBounded wants a schema that grows by indentation to end in an error, not in gigabytes.
+func TestHarmonyToolsAreBounded(t *testing.T) {
+	inner := chattemplate.NewDict()
+	inner.Set("type", "object")
+	properties := chattemplate.NewDict()
+	for i := range 100_000 {
+		properties.Set(fmt.Sprint(i), nil)
+	}
+	inner.Set("properties", properties)
+	for range 45 {
+		outer, properties := chattemplate.NewDict(), chattemplate.NewDict()
+		properties.Set("a", inner)
+		outer.Set("type", "object")
+		outer.Set("properties", properties)
+		inner = outer
+	}
+	var unknown unknownError
+	if _, err := harmonyTools(chattemplate.NewList(dict("type", "function", "function", dict("name", "f", "parameters", inner)))); !errors.As(err, &unknown) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestSerdeJSON holds numbers as harmony's own library prints them after Python and serde_json.
+func TestSerdeJSON(t *testing.T) {
+	for given, want := range map[string]string{
+		"1e-06": "1e-6", "1e-5": "0.00001", "-0.0": "-0.0", "100.0": "100.0", "1e15": "1000000000000000.0", "1e16": "1e+16",
+		"3.5739441212183565e-174": "3.573944121218356e-174", "-248.81900195768299": "-248.819001957683", "2.5093788844579022e+89": "2.5093788844579025e+89",
+		"924.4022503616361": "924.402250361636", "5e-324": "5e-324", "1.7976931348623157e308": "1.7976931348623157e+308",
+		"9223372036854775808": "9223372036854775808", "18446744073709551615": "18446744073709551615", "18446744073709551616": "1.8446744073709552e+19",
+		"-9223372036854775808": "-9223372036854775808", "-9223372036854775809": "-9.223372036854776e+18", "10000000000000000000000000": "1e+25",
+		`"\u0001\b\f\n\r\t\"\\/é\u007f"`: `"\u0001\b\f\n\r\t\"\\/é` + "\x7f" + `"`, `[1, {"a": null, "b": [true, false]}, []]`: `[1,{"a":null,"b":[true,false]},[]]`,
+	} {
+		value, err := chattemplate.ParseJSON([]byte(given))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := serdeJSON(value); got != want {
+			t.Errorf("%s: got %s, want %s", given, got, want)
+		}
+	}
+}
+
+// FuzzHarmony wants of any body an error or a conversation that ends with the assistant's turn.
+func FuzzHarmony(f *testing.F) {
+	f.Add([]byte(`{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"x"}]},` +
+		`{"role":"assistant","reasoning":"r","content":"c","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},` +
+		`{"role":"tool","tool_call_id":"1","content":"t"}],"reasoning_effort":"low"}`))
+	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","description":"a\r\nb",` +
+		`"parameters":{"type":"object","properties":{"a":{"oneOf":[{"type":"string","default":"x"},{"type":["integer","null"]}],"default":1.5},` +
+		`"b":{"type":"array","items":{"type":"string","enum":["x"]},"nullable":true,"examples":["y"],"title":"T"}},"required":["a"]}}}]}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		text, err := harmonyText(body, harmonyDay)
+		if err == nil && !strings.HasSuffix(text, harmonyStart+"assistant") {
+			t.Errorf("%q", text)
+		}
+	})
+}
