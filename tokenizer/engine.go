@@ -131,9 +131,6 @@ func (m *Model) chatIDs(request *apibody.Request) ([]kvblock.Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.options.Engine == Dynamo {
-		return m.Encode(dynamoText(text), false)
-	}
 	return m.Encode(text, request.AddSpecialTokens != nil && *request.AddSpecialTokens)
 }
 

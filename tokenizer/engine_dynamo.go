@@ -235,7 +235,7 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 			return "", err
 		}
 	}
-	return text, nil
+	return dynamoText(text), nil
 }
 
 // dynamoText is the text that Dynamo's frontend encodes: it drops NUL bytes.
