@@ -10,7 +10,7 @@ import (
 //
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
-// add_special_tokens overrides both. Dynamo's frontend never adds them, and drops NUL bytes.
+// add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL bytes.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
@@ -32,7 +32,7 @@ func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
 		}
 		return [][]kvblock.Token{ids}, nil
 	}
-	special := request.AddSpecialTokens == nil || *request.AddSpecialTokens
+	special := request.AddSpecialTokens == nil || *request.AddSpecialTokens || m.options.Engine == SGLang
 	all := make([][]kvblock.Token, len(request.Prompts))
 	for i, prompt := range request.Prompts {
 		if prompt.HasTokens {

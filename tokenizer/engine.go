@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
@@ -53,6 +54,9 @@ type Options struct {
 	// ChatTemplateContentFormat is ContentAuto (also ""), ContentString or ContentOpenAI: the form of message content
 	// that the template gets, as vLLM's --chat-template-content-format says. SGLang and Dynamo have no such flag.
 	ChatTemplateContentFormat string
+	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, as the engines'
+	// --default-chat-template-kwargs says; "" means none. Dynamo has no such flag.
+	DefaultChatTemplateKwargs string
 	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
 	// Without it such a request has no token ids here.
 	RequestChatTemplate bool
@@ -124,8 +128,11 @@ func (m *Model) given(request *apibody.Request) ([][]kvblock.Token, error) {
 
 // chatIDs returns the ids that the engine makes of a chat.
 func (m *Model) chatIDs(request *apibody.Request) ([]kvblock.Token, error) {
-	if m.options.Engine == SGLang {
+	switch {
+	case m.options.Engine == SGLang:
 		return m.chatSGLang(request)
+	case m.usesHarmony():
+		return m.harmonyIDs(request, time.Now())
 	}
 	text, err := m.renderChat(request)
 	if err != nil {
@@ -134,8 +141,14 @@ func (m *Model) chatIDs(request *apibody.Request) ([]kvblock.Token, error) {
 	return m.Encode(text, request.AddSpecialTokens != nil && *request.AddSpecialTokens)
 }
 
+// usesHarmony reports whether the engine encodes the model's chats with OpenAI's harmony format instead of a template.
+func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelType == "gpt_oss" }
+
 // renderChat returns the text that the engine makes of a chat.
 func (m *Model) renderChat(request *apibody.Request) (string, error) {
+	if m.usesHarmony() {
+		return "", nil // ids are made of pieces, no text is in between
+	}
 	switch m.options.Engine {
 	case SGLang:
 		return m.renderSGLang(request)

@@ -95,7 +95,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 	if strings.Contains(t.source, "reasoning_mode_token") && strings.Contains(t.source, "no_think") {
 		return done, errNotReproduced("a chat template of Hunyuan's")
 	}
-	kwargs, err := sglangKwargs(request)
+	kwargs, err := m.sglangKwargs(request)
 	if err != nil {
 		return done, err
 	}
@@ -139,7 +139,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 }
 
 // sglangKwargs returns the template's variables besides messages and tools.
-func sglangKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
+func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
 		return nil, err
@@ -198,6 +198,13 @@ func sglangKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 			if _, given := given.Get(name); !given {
 				kwargs.Set(name, thinking)
 			}
+		}
+	}
+	for k, v := range m.defaultKwargs.All() {
+		name, _ := k.(string)
+		// A default reasoning_effort wins over the request's, which has left the arguments.
+		if _, given := kwargs.Get(name); (!given || name == "reasoning_effort") && !slices.Contains(transformersParameters, name) {
+			kwargs.Set(name, v)
 		}
 	}
 	return kwargs, nil

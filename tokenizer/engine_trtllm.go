@@ -36,6 +36,9 @@ func (m *Model) renderTRTLLM(request *apibody.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if m.defaultKwargs.Len() > 0 {
+		return "", errNotReproduced("default chat template kwargs on TensorRT-LLM")
+	}
 	c := &chat{kwargs: chattemplate.NewDict(), documents: request.Documents, addGenerationPrompt: true}
 	for k, v := range given.All() {
 		name, _ := k.(string)

@@ -59,13 +59,10 @@ func tokenList(list *chattemplate.List) ([]kvblock.Token, bool) {
 
 // renderVLLM returns the text that vLLM makes of a chat.
 func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
-	if m.modelType == "gpt_oss" {
-		return "", errNotReproduced("a chat of gpt_oss")
-	}
 	if m.ownEncoding(vllmOwnEncoding) {
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
-	kwargs, err := vllmKwargs(request)
+	kwargs, err := m.vllmKwargs(request)
 	if err != nil {
 		return "", err
 	}
@@ -146,11 +143,16 @@ var transformersParameters = []string{
 }
 
 // vllmKwargs returns the template's variables besides messages, tools and documents.
-func vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
+func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 	kwargs := chattemplate.NewDict()
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
 		return nil, err
+	}
+	for k, v := range m.defaultKwargs.All() {
+		if name, _ := k.(string); name != "tools" && !slices.Contains(transformersParameters, name) {
+			kwargs.Set(name, v)
+		}
 	}
 	for k, v := range given.All() {
 		if name, _ := k.(string); !vllmUnset(v) && !slices.Contains(transformersParameters, name) {

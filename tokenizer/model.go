@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"kvepp/chattemplate"
 	"kvepp/kvblock"
 )
 
@@ -38,6 +39,8 @@ type Model struct {
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	options       Options
+	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
+	defaultKwargs *chattemplate.Dict
 }
 
 // The files of a model's folder.
@@ -68,6 +71,11 @@ func Load(dir string, o Options) (*Model, error) {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerFile), err)
 	}
 	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes), options: o}
+	if o.DefaultChatTemplateKwargs != "" {
+		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.readModelConfig(dir); err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
 	}

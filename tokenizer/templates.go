@@ -190,3 +190,16 @@ func (m *Model) ContentFormat() string {
 	}
 	return ContentString
 }
+
+// parseKwargs reads a JSON object of template variables.
+func parseKwargs(text string) (*chattemplate.Dict, error) {
+	value, err := chattemplate.ParseJSON([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: default chat template kwargs: %w", err)
+	}
+	kwargs, ok := value.(*chattemplate.Dict)
+	if !ok {
+		return nil, errors.New("tokenizer: default chat template kwargs are not a JSON object")
+	}
+	return kwargs, nil
+}

@@ -1,10 +1,13 @@
 package tokenizer
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"kvepp/internal/apibody"
 )
 
 // TestTemplateFiles finds the template that each engine takes of several.
@@ -65,6 +68,8 @@ func TestTemplateFileErrors(t *testing.T) {
 	for name, o := range map[string]Options{
 		"no-such-file.jinja":   {ChatTemplate: "no-such-file.jinja"},
 		"ends in .jinja":       {ChatTemplate: filepath.Join(dir, "tokenizer_config.json"), Engine: SGLang},
+		"kwargs: invalid JSON": {DefaultChatTemplateKwargs: "{"},
+		"not a JSON object":    {DefaultChatTemplateKwargs: "[1]"},
 		"content format":       {ChatTemplateContentFormat: "parts"},
 		"is not an engine":     {Engine: "llama"},
 		"auto, string, openai": {ChatTemplateContentFormat: "x"},
@@ -94,6 +99,75 @@ func TestContentFormatOption(t *testing.T) {
 		got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`))
 		if err != nil || got != c.want {
 			t.Errorf("%+v: got %q, %v; want %q", c.options, got, err, c.want)
+		}
+	}
+}
+
+// TestSpecialTokensOfCompletions: vLLM asks the request, SGLang does not.
+func TestSpecialTokensOfCompletions(t *testing.T) {
+	for _, c := range []struct {
+		engine Engine
+		fields string
+		bos    bool
+	}{
+		{VLLM, `"prompt":"one"`, true},
+		{VLLM, `"prompt":"one","add_special_tokens":false`, false},
+		{SGLang, `"prompt":"one","add_special_tokens":false`, true},
+		{TRTLLM, `"prompt":"one","add_special_tokens":false`, false},
+	} {
+		m, err := Load(filepath.Join(modelsDir, "tiny-sentencepiece"), Options{Engine: c.engine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, err := m.Tokenize(completionRequest(t, c.fields))
+		if err != nil || (ids[0][0] == 1) != c.bos {
+			t.Errorf("%s: %s: got %v, %v", c.engine, c.fields, ids, err)
+		}
+	}
+}
+
+// TestFieldsForTheEngine: what an engine makes of these is not known here, or is given by the request.
+func TestFieldsForTheEngine(t *testing.T) {
+	const chat, completion = "chat", "completion"
+	for _, c := range []struct {
+		engine       Engine
+		kind, fields string
+		want         string // the ids; "" for unknown
+	}{
+		{VLLM, completion, `"prompt":"x","truncate_prompt_tokens":5`, ""},
+		{VLLM, completion, `"prompt":"x","suffix":"y"`, ""},
+		{VLLM, completion, `"prompt":"x","prompt_embeds":"AAAA"`, ""},
+		{VLLM, completion, `"prompt_embeds":"AAAA"`, ""},
+		{VLLM, completion, `"prompt":[5,6],"truncate_prompt_tokens":null`, "[[5 6]]"},
+		{VLLM, completion, `"prompt":[5,6],"nvext":{"token_data":[1]}`, "[[5 6]]"},
+		{VLLM, chat, `"truncate_prompt_tokens":5`, ""},
+		{VLLM, chat, `"kv_transfer_params":{"prompt_token_ids":[7,8]}`, "[[7 8]]"},
+		{SGLang, chat, `"input_ids":[7,8]`, "[[7 8]]"},
+		{SGLang, completion, `"prompt":[[5],[6]]`, "[[5] [6]]"},
+	} {
+		m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: c.engine})
+		if err != nil {
+			t.Fatal(err)
+		}
+		request := completionRequest
+		if c.kind == chat {
+			request = func(t testing.TB, fields string) *apibody.Request {
+				return chatRequest(t, `[{"role":"user","content":"x"}],`+fields)
+			}
+		}
+		ids, err := m.Tokenize(request(t, c.fields))
+		if c.want == "" && !IsUnknown(err) || c.want != "" && (err != nil || fmt.Sprint(ids) != c.want) {
+			t.Errorf("%s %s: %s: got %v, %v; want %q", c.engine, c.kind, c.fields, ids, err, c.want)
+		}
+	}
+	m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ids := range []string{`[]`, `[-1]`, `["a"]`, `[1.5]`} {
+		got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":`+ids+`}`))
+		if err == nil || IsUnknown(err) {
+			t.Errorf("%s: got %v, %v; vLLM refuses it", ids, got, err)
 		}
 	}
 }

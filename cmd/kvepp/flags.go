@@ -36,6 +36,7 @@ type options struct {
 	engine                    string
 	chatTemplate              string
 	chatTemplateContentFormat string
+	defaultChatTemplateKwargs string
 	trustRequestChatTemplate  bool
 
 	headerAliases   bool
@@ -89,6 +90,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
 	f.StringVar(&o.chatTemplate, "chat-template", "", "chat template `FILE` in place of the model folder's, as given to the engine; for every --model")
 	f.StringVar(&o.chatTemplateContentFormat, "chat-template-content-format", "auto", "`FORMAT` of message content in templates, as given to the engine: auto, string or openai")
+	f.StringVar(&o.defaultChatTemplateKwargs, "default-chat-template-kwargs", "", "template variables as a `JSON` object for requests that do not give them, as given to the engine, such as {\"enable_thinking\": false}")
 	f.BoolVar(&o.trustRequestChatTemplate, "trust-request-chat-template", false, "render the chat templates that requests bring, as the engine with this flag does. Off: such requests are routed by load")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
 
@@ -244,6 +246,7 @@ func (o *options) tokenizerOptions() (tokenizer.Options, error) {
 	t := tokenizer.Options{
 		ChatTemplate:              o.chatTemplate,
 		ChatTemplateContentFormat: o.chatTemplateContentFormat,
+		DefaultChatTemplateKwargs: o.defaultChatTemplateKwargs,
 		RequestChatTemplate:       o.trustRequestChatTemplate,
 	}
 	var err error

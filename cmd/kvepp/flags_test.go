@@ -28,6 +28,7 @@ var settings = []struct {
 	{"engine", "KVEPP_ENGINE", "", [3]string{"sglang", "trtllm", "dynamo"}, func(o *options) any { return o.engine }},
 	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
 	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},
+	{"default-chat-template-kwargs", "KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.defaultChatTemplateKwargs }},
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
 	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
 	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},

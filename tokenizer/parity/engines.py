@@ -4,7 +4,7 @@ choice of a template's content format, and Transformers' rendering.
     engines.py vllm|sglang SOURCES FOLDER
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
-{"template": ..., "format": "auto", "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
+{"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. Only the modules named below are the engine's; what else they import (PyTorch,
 kernels, servers) is stood in for, because nothing of it is called.
 """
@@ -151,7 +151,7 @@ class VLLM:
     def detect(self, template):
         return self.hf._detect_content_format(template, default="string")
 
-    def text(self, template, given_format, body):
+    def text(self, template, given_format, defaults, body):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
         request = self.request.model_validate(body)
@@ -161,7 +161,7 @@ class VLLM:
             raise ValueError("not rendered")
         tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
         self.hf._CONTENT_FORMATS.clear()
-        params = request.build_chat_params(None, given_format).with_defaults(self.merge(None, {"tools": tools, "tokenize": False}))
+        params = request.build_chat_params(None, given_format).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
             given_format=params.chat_template_content_format, tokenizer=self.tokenizer, model_config=self.config)
@@ -199,7 +199,7 @@ class SGLang:
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
 
-    def text(self, template, given_format, body):
+    def text(self, template, given_format, defaults, body):
         """After OpenAIServingChat._convert_to_internal_request."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
@@ -211,6 +211,7 @@ class SGLang:
         effort = request.chat_template_kwargs.pop("reasoning_effort", None) if request.chat_template_kwargs else None
         if effort is not None:
             request.reasoning_effort = effort
+        self.serving.default_chat_template_kwargs = defaults
         result = self.serving._process_messages(request, False)
         return None, list(result.prompt_ids)
 
@@ -226,7 +227,7 @@ def main(engine, sources, folder):
             answer = {"format": engine.detect(asked["detect"])}
         else:
             try:
-                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked["body"])
+                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"])
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}

@@ -76,70 +76,82 @@ func TestEngines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
-		for _, folder := range []string{"tiny-bytelevel", "tiny-sentencepiece"} {
-			t.Run(string(engine)+"/"+folder, func(t *testing.T) {
-				folder := filepath.Join("../../e2e/models", folder)
-				var questions []any
-				var models []*tokenizer.Model
-				for _, path := range templates {
-					source, err := os.ReadFile(path)
-					if err != nil {
-						t.Fatal(err)
-					}
-					m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
-					if err != nil {
-						t.Fatal(err)
-					}
-					for line := range bytes.Lines(body) {
-						questions = append(questions, map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))})
-						models = append(models, m)
-					}
+	for _, c := range []struct {
+		engine   tokenizer.Engine
+		folder   string
+		defaults string
+	}{
+		{tokenizer.VLLM, "tiny-bytelevel", ""},
+		{tokenizer.SGLang, "tiny-bytelevel", ""},
+		{tokenizer.VLLM, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`},
+	} {
+		t.Run(string(c.engine)+"/"+c.folder, func(t *testing.T) {
+			engine, folder := c.engine, filepath.Join("../../e2e/models", c.folder)
+			var questions []any
+			var models []*tokenizer.Model
+			for _, path := range templates {
+				source, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
 				}
-				answers := engineAnswers[rendered](t, engine, folder, questions)
-				var golden bytes.Buffer
-				equal, refused, unknown, wrong := 0, 0, 0, 0
-				for i, answer := range answers {
-					line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
-					if answer.Error != "" {
-						refused++
-						golden.WriteString("null\n")
-						continue
-					}
-					text, err := json.Marshal(answer.Text)
-					if err != nil {
-						t.Fatal(err)
-					}
-					golden.Write(append(text, '\n'))
-					request, err := apibody.ParseRequest("/v1/chat/completions", line)
-					if err != nil {
-						t.Fatalf("%s: %v", line, err)
-					}
-					ids, err := models[i].Tokenize(request)
-					switch {
-					case err != nil && tokenizer.IsUnknown(err):
-						unknown++
-					case err != nil || len(ids) != 1 || !slices.Equal(ids[0], answer.IDs):
-						wrong++
-						t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
-					default:
-						equal++
-					}
+				m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults})
+				if err != nil {
+					t.Fatal(err)
 				}
-				t.Logf("%d requests: %d equal, %d refused by the engine, %d not known here, %d differ", len(answers), equal, refused, unknown, wrong)
-				count(equal+wrong, 0, wrong)
-				path := data + string(engine) + ".jsonl"
-				if filepath.Base(folder) != "tiny-bytelevel" {
-					return
-				}
-				if *rewrite {
-					if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
-						t.Fatal(err)
+				for line := range bytes.Lines(body) {
+					question := map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))}
+					if c.defaults != "" {
+						question["defaults"] = json.RawMessage(c.defaults)
 					}
-				} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
-					t.Errorf("%s is not what the engine says now (%v): run this test with -rewrite", path, err)
+					questions = append(questions, question)
+					models = append(models, m)
 				}
-			})
-		}
+			}
+			answers := engineAnswers[rendered](t, engine, folder, questions)
+			var golden bytes.Buffer
+			equal, refused, unknown, wrong := 0, 0, 0, 0
+			for i, answer := range answers {
+				line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
+				if answer.Error != "" {
+					refused++
+					golden.WriteString("null\n")
+					continue
+				}
+				text, err := json.Marshal(answer.Text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				golden.Write(append(text, '\n'))
+				request, err := apibody.ParseRequest("/v1/chat/completions", line)
+				if err != nil {
+					t.Fatalf("%s: %v", line, err)
+				}
+				ids, err := models[i].Tokenize(request)
+				switch {
+				case err != nil && tokenizer.IsUnknown(err):
+					unknown++
+				case err != nil || len(ids) != 1 || !slices.Equal(ids[0], answer.IDs):
+					wrong++
+					t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
+				default:
+					equal++
+				}
+			}
+			t.Logf("%d requests: %d equal, %d refused by the engine, %d not known here, %d differ", len(answers), equal, refused, unknown, wrong)
+			count(equal+wrong, 0, wrong)
+			path := data + string(engine) + ".jsonl"
+			if c.folder != "tiny-bytelevel" {
+				return
+			}
+			if *rewrite {
+				if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
+				t.Errorf("%s is not what the engine says now (%v): run this test with -rewrite", path, err)
+			}
+		})
 	}
 }
