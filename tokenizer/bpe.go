@@ -1,10 +1,8 @@
 package tokenizer
 
 import (
-	"hash/maphash"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -22,37 +20,52 @@ type bpe struct {
 	fallback  bool
 
 	// SentencePiece style: the smallest symbols are characters.
-	runeToken  map[rune]kvblock.Token
+	runeToken  runeTable
 	unknown    kvblock.Token
 	hasUnknown bool
 	fuse       bool // a run of unknown characters is one unknown token
 	// marker cuts a piece before ▁ wherever no token continues across; nil where that is not known to be exact.
 	marker *markerCut
-
-	words []atomic.Pointer[cachedWord]
-	seed  maphash.Seed
 }
 
-// cachedWord is a piece and its ids; immutable.
-type cachedWord struct {
-	text string
-	ids  []kvblock.Token
-}
-
+// Pieces repeat, and the tables of a large vocabulary do not fit into a processor's caches. So each scratch remembers what
+// pieces became, in direct-mapped tables without pointers: a lookup takes no lock, allocates nothing, and stays near the
+// core. Their sizes bound the memory: about a MiB for each encoding that runs at the same time.
 const (
-	// wordSlots is the size of the word cache: a direct-mapped table, so that looking up takes no lock and memory is bounded
-	// (about 45 MB if every slot held the longest word; a tenth of that in practice).
-	wordSlots = 1 << 16
-	// maxCachedWord is the longest piece that is worth a slot, in bytes.
-	maxCachedWord = 128
+	pieceSlots = 1 << 13
+	wordSlots  = 1 << 11
+	pairSlots  = 1 << 13
+	// maxWord is the longest piece that is remembered, in bytes, and maxWordIDs the most ids.
+	maxWord    = 60
+	maxWordIDs = 15
 	// listMerge is the number of symbols up to which scanning a list beats a heap.
 	listMerge = 48
 	// keepScratch is the number of symbols up to which buffers are kept for the next request.
 	keepScratch = 1 << 16
 )
 
-// scratch holds the buffers of one encoding.
+// pieceEntry is a piece of up to 16 bytes that is one to three tokens.
+type pieceEntry struct {
+	low, high uint64
+	ids       [3]kvblock.Token
+	size      uint8 // in bytes; 0: a free slot
+	count     uint8
+}
+
+// wordEntry is a longer piece, or one of more tokens.
+type wordEntry struct {
+	ids   [maxWordIDs]kvblock.Token
+	text  [maxWord]byte
+	size  uint8 // in bytes; 0: a free slot
+	count uint8
+}
+
+// scratch holds the caches and buffers of one encoding. It belongs to one model.
 type scratch struct {
+	pieces [pieceSlots]pieceEntry
+	words  [wordSlots]wordEntry
+	merges [pairSlots]pairEntry // of pairs, those that do not merge included
+
 	symbols  []kvblock.Token
 	ranks    []uint32
 	into     []kvblock.Token
@@ -68,31 +81,98 @@ type scratch struct {
 	offsets   []int32
 }
 
-func (sc *scratch) reusable() bool {
-	bytes := cap(sc.text[0]) + cap(sc.text[1])
-	for _, buf := range sc.rewritten {
-		bytes += cap(buf)
+func newScratch() *scratch {
+	sc := &scratch{}
+	for i := range sc.merges {
+		sc.merges[i].pair = noPair
 	}
-	return cap(sc.symbols) <= keepScratch && cap(sc.heap) <= keepScratch && cap(sc.spans) <= keepScratch && cap(sc.letters) <= 8*keepScratch &&
-		bytes <= 8*keepScratch
+	return sc
 }
 
-// appendPiece appends the ids of the piece s[i:j].
+// trim lets go of buffers that a long text made large.
+func (sc *scratch) trim() {
+	if cap(sc.symbols) > keepScratch || cap(sc.heap) > keepScratch {
+		sc.symbols, sc.previous, sc.next, sc.heap = nil, nil, nil, nil
+	}
+	for i := range sc.text {
+		if cap(sc.text[i]) > 8*keepScratch {
+			sc.text[i] = nil
+		}
+	}
+	for i := range sc.rewritten {
+		if cap(sc.rewritten[i]) > 8*keepScratch {
+			sc.rewritten[i] = nil
+		}
+	}
+	if cap(sc.spans) > keepScratch {
+		sc.spans = nil
+	}
+	if cap(sc.letters) > 8*keepScratch {
+		sc.letters, sc.offsets = nil, nil
+	}
+}
+
+// appendPiece appends the ids of the piece s[i:j], which is not empty.
 func (b *bpe) appendPiece(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	if id, ok := b.vocabulary.find(s, i, j); ok {
+	n := j - i
+	if n > 16 {
+		return b.appendWord(out, s, i, j, sc)
+	}
+	low, high := load128(s, i, n)
+	e := &sc.pieces[mix2(low, high+uint64(n))%pieceSlots]
+	if e.low == low && e.high == high && int(e.size) == n {
+		if e.count == 1 {
+			return append(out, e.ids[0])
+		}
+		return append(out, e.ids[:e.count]...)
+	}
+	if id, ok := b.vocabulary.findWords(low, high, n); ok {
+		*e = pieceEntry{low: low, high: high, ids: [3]kvblock.Token{id}, size: uint8(n), count: 1}
 		return append(out, id)
 	}
-	if j-i > maxCachedWord {
-		return b.encode(out, s, i, j, sc)
+	before := len(out)
+	out = b.appendWord(out, s, i, j, sc)
+	if count := len(out) - before; count <= len(e.ids) {
+		*e = pieceEntry{low: low, high: high, size: uint8(n), count: uint8(count)}
+		copy(e.ids[:], out[before:])
 	}
-	slot := &b.words[hashRange(b.seed, s, i, j)%wordSlots]
-	if w := slot.Load(); w != nil && w.text == s[i:j] {
-		return append(out, w.ids...)
+	return out
+}
+
+// appendWord appends the ids of a piece that is longer than 16 bytes or no token by itself.
+func (b *bpe) appendWord(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
+	n := j - i
+	if n > 16 {
+		if id, ok := b.vocabulary.long[s[i:j]]; ok && id.direct {
+			return append(out, id.id)
+		}
+		if n > maxWord {
+			return b.encode(out, s, i, j, sc)
+		}
+	}
+	e := &sc.words[hashText(s[i:j])%wordSlots]
+	if int(e.size) == n && string(e.text[:n]) == s[i:j] {
+		return append(out, e.ids[:e.count]...)
 	}
 	before := len(out)
 	out = b.encode(out, s, i, j, sc)
-	slot.Store(&cachedWord{strings.Clone(s[i:j]), slices.Clone(out[before:])})
+	if len(out)-before <= maxWordIDs {
+		e.size = uint8(copy(e.text[:], s[i:j]))
+		e.count = uint8(copy(e.ids[:], out[before:]))
+	}
 	return out
+}
+
+// pair is pairTable.get through the scratch's cache.
+func (b *bpe) pair(left, right kvblock.Token, sc *scratch) (uint32, kvblock.Token) {
+	pair := uint64(left)<<32 | uint64(right)
+	h := mix(pair)
+	e := &sc.merges[h%pairSlots]
+	if e.pair != pair {
+		rank, into := b.pairs.getHashed(pair, h)
+		*e = pairEntry{pair, rank, into}
+	}
+	return e.rank, e.into
 }
 
 // encode appends the ids of s[i:j] by merging.
@@ -119,7 +199,7 @@ func (b *bpe) runeSymbols(s string, sc *scratch) {
 	waiting := false
 	for k := 0; k < len(s); {
 		r, n := utf8.DecodeRuneInString(s[k:])
-		switch id, ok := b.runeToken[r]; {
+		switch id, ok := b.runeToken.get(r); {
 		case ok:
 			if waiting {
 				sc.symbols = append(sc.symbols, b.unknown)
@@ -158,7 +238,7 @@ func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
 	symbols := sc.symbols
 	ranks, into := sc.ranks[:0], sc.into[:0]
 	for i := 0; i+1 < len(symbols); i++ {
-		rank, id := b.pairs.get(symbols[i], symbols[i+1])
+		rank, id := b.pair(symbols[i], symbols[i+1], sc)
 		ranks, into = append(ranks, rank), append(into, id)
 	}
 	sc.ranks, sc.into = ranks, into
@@ -177,10 +257,10 @@ func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		ranks = append(ranks[:at], ranks[at+1:]...)
 		into = append(into[:at], into[at+1:]...)
 		if at > 0 {
-			ranks[at-1], into[at-1] = b.pairs.get(symbols[at-1], symbols[at])
+			ranks[at-1], into[at-1] = b.pair(symbols[at-1], symbols[at], sc)
 		}
 		if at < len(ranks) {
-			ranks[at], into[at] = b.pairs.get(symbols[at], symbols[at+1])
+			ranks[at], into[at] = b.pair(symbols[at], symbols[at+1], sc)
 		}
 	}
 }
@@ -252,7 +332,7 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 	for i := range symbols {
 		previous[i], next[i] = int32(i-1), int32(i+1)
 		if i+1 < n {
-			if rank, id := b.pairs.get(symbols[i], symbols[i+1]); rank != noRank {
+			if rank, id := b.pair(symbols[i], symbols[i+1], sc); rank != noRank {
 				sc.heap = append(sc.heap, mergeCandidate{rank, int32(i), id})
 			}
 		}
@@ -270,7 +350,7 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		if int(right) >= n {
 			continue
 		}
-		if rank, id := b.pairs.get(symbols[left], symbols[right]); rank != c.rank || id != c.into {
+		if rank, id := b.pair(symbols[left], symbols[right], sc); rank != c.rank || id != c.into {
 			continue
 		}
 		symbols[left], symbols[right] = c.into, gone
@@ -278,12 +358,12 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		next[left] = after
 		if int(after) < n {
 			previous[after] = left
-			if rank, id := b.pairs.get(c.into, symbols[after]); rank != noRank {
+			if rank, id := b.pair(c.into, symbols[after], sc); rank != noRank {
 				sc.pushCandidate(mergeCandidate{rank, left, id})
 			}
 		}
 		if before := previous[left]; before >= 0 {
-			if rank, id := b.pairs.get(symbols[before], c.into); rank != noRank {
+			if rank, id := b.pair(symbols[before], c.into, sc); rank != noRank {
 				sc.pushCandidate(mergeCandidate{rank, before, id})
 			}
 		}
@@ -301,7 +381,7 @@ const spaceMarker = "▁"
 // so that a whole prompt is one piece; but merges make tokens, and if no token of the vocabulary contains "x▁" then no
 // merge can reach across a cut between x and ▁. Cut so, the pieces are words, and words repeat.
 type markerCut struct {
-	joined map[rune]struct{} // every x such that some token contains "x▁"
+	joined runeTable // every x such that some token contains "x▁"
 }
 
 // next returns the first cut in s[i:j] after i, or j.
@@ -313,7 +393,7 @@ func (m *markerCut) next(s string, i, j int) int {
 		}
 		k += n
 		r, _ := utf8.DecodeLastRuneInString(s[i:k])
-		if _, ok := m.joined[r]; !ok {
+		if _, ok := m.joined.get(r); !ok {
 			return k
 		}
 		k += len(spaceMarker)

@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"fmt"
-	"sync"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -11,7 +10,23 @@ import (
 // maxText is the longest text that is encoded, in bytes: positions inside are 32-bit.
 const maxText = 1 << 30
 
-var scratches = sync.Pool{New: func() any { return new(scratch) }}
+// borrow returns a scratch, which giveBack takes back. As many are kept as can be in use without waiting.
+func (e *encoder) borrow() *scratch {
+	select {
+	case sc := <-e.idle:
+		return sc
+	default:
+		return newScratch()
+	}
+}
+
+func (e *encoder) giveBack(sc *scratch) {
+	sc.trim()
+	select {
+	case e.idle <- sc:
+	default:
+	}
+}
 
 // append appends the ids of text. cache may be nil.
 func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *segmentCache) ([]kvblock.Token, error) {
@@ -21,7 +36,7 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	if !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
 	}
-	sc := scratches.Get().(*scratch)
+	sc := e.borrow()
 	before := len(out)
 	if special {
 		out = append(out, e.prefix...)
@@ -48,9 +63,7 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	}, func(id kvblock.Token) {
 		out = append(out, id)
 	})
-	if sc.reusable() {
-		scratches.Put(sc)
-	}
+	e.giveBack(sc)
 	if failed != nil {
 		return out[:before], failed
 	}

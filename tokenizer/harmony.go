@@ -79,11 +79,9 @@ func (m *Model) appendOrdinary(out []kvblock.Token, text string) ([]kvblock.Toke
 		}
 	}
 	before := len(out)
-	sc := scratches.Get().(*scratch)
+	sc := m.encoder.borrow()
 	longer, err := m.encoder.appendPieces(out, text, 0, len(text), false, sc)
-	if sc.reusable() {
-		scratches.Put(sc)
-	}
+	m.encoder.giveBack(sc)
 	if err != nil {
 		return out, err
 	}

@@ -209,7 +209,7 @@ func FuzzPattern(f *testing.F) {
 		}
 		p.engine.MatchTimeout = 20 * time.Millisecond
 		done := 0
-		_ = p.matches(text, &scratch{}, func(start, end int) {
+		_ = p.matches(text, newScratch(), func(start, end int) {
 			if start < done || end < start || end > len(text) || start == end && !p.nullable {
 				t.Fatalf("%q: %q: a match from %d to %d after %d", source, text, start, end, done)
 			}

@@ -243,9 +243,8 @@ func printableBytes(to []byte, s string, _ bool) []byte {
 }
 
 // runeOfByte is how ByteLevel writes bytes: printable ones stand for themselves, the others for U+0100 and up, in order.
-// byteOfRune undoes it.
-var runeOfByte, byteOfRune = func() (runes [256]rune, bytes map[rune]byte) {
-	bytes = make(map[rune]byte, 256)
+// bytesOfRunes undoes it: byte+1; 0: none.
+var runeOfByte, bytesOfRunes = func() (runes [256]rune, bytes [0x180]uint16) {
 	others := rune(0x100)
 	for b := range rune(256) {
 		if b >= '!' && b <= '~' || b >= 0xA1 && b <= 0xAC || b >= 0xAE {
@@ -254,7 +253,15 @@ var runeOfByte, byteOfRune = func() (runes [256]rune, bytes map[rune]byte) {
 			runes[b] = others
 			others++
 		}
-		bytes[runes[b]] = byte(b)
+		bytes[runes[b]] = uint16(b) + 1
 	}
 	return runes, bytes
 }()
+
+// byteOfRune returns the byte that ByteLevel writes as r.
+func byteOfRune(r rune) (byte, bool) {
+	if int(r) >= len(bytesOfRunes) {
+		return 0, false
+	}
+	return byte(bytesOfRunes[r] - 1), bytesOfRunes[r] != 0
+}

@@ -2,16 +2,17 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
+	"unsafe"
 
 	"golang.org/x/text/unicode/norm"
 
@@ -20,11 +21,12 @@ import (
 
 // tokenizerJSON is tokenizer.json. Truncation and padding are not read: engines switch both off.
 type tokenizerJSON struct {
-	AddedTokens   []addedTokenJSON `json:"added_tokens"`
-	Normalizer    json.RawMessage  `json:"normalizer"`
-	PreTokenizer  json.RawMessage  `json:"pre_tokenizer"`
-	PostProcessor json.RawMessage  `json:"post_processor"`
-	Model         json.RawMessage  `json:"model"`
+	addedTokens   []addedTokenJSON
+	normalizer    json.RawMessage
+	preTokenizer  json.RawMessage
+	postProcessor json.RawMessage
+	model         modelJSON
+	hasModel      bool
 }
 
 type addedTokenJSON struct {
@@ -38,17 +40,21 @@ type addedTokenJSON struct {
 }
 
 type modelJSON struct {
-	Type                    string           `json:"type"`
-	Dropout                 *float64         `json:"dropout"`
-	UnknownToken            *string          `json:"unk_token"`
-	ContinuingSubwordPrefix *string          `json:"continuing_subword_prefix"`
-	EndOfWordSuffix         *string          `json:"end_of_word_suffix"`
-	FuseUnknown             bool             `json:"fuse_unk"`
-	ByteFallback            bool             `json:"byte_fallback"`
-	IgnoreMerges            bool             `json:"ignore_merges"`
-	Vocab                   map[string]int64 `json:"vocab"`
-	Merges                  json.RawMessage  `json:"merges"`
+	Type                    string   `json:"type"`
+	Dropout                 *float64 `json:"dropout"`
+	UnknownToken            *string  `json:"unk_token"`
+	ContinuingSubwordPrefix *string  `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         *string  `json:"end_of_word_suffix"`
+	FuseUnknown             bool     `json:"fuse_unk"`
+	ByteFallback            bool     `json:"byte_fallback"`
+	IgnoreMerges            bool     `json:"ignore_merges"`
+
+	vocab  map[string]kvblock.Token
+	merges []merge // by rank
 }
+
+// merge is two tokens and what they become.
+type merge struct{ left, right, into kvblock.Token }
 
 type patternJSON struct {
 	String *string
@@ -114,6 +120,7 @@ type encoder struct {
 	// firstDiffers says that the text at the very beginning of a prompt is encoded otherwise than the same text later.
 	firstDiffers bool
 	engineRuns   engineRuns
+	idle         chan *scratch // scratches that wait for the next encoding
 
 	addedRaw        *addedTokens // looked for in the text as it is
 	addedNormalized *addedTokens // looked for in normalized text
@@ -125,30 +132,186 @@ type encoder struct {
 
 // parseTokenizerJSON builds an encoder. Errors name the component.
 func parseTokenizerJSON(raw []byte) (*encoder, error) {
-	var file tokenizerJSON
-	if err := json.Unmarshal(raw, &file); err != nil {
+	file, err := readTokenizerJSON(raw)
+	if err != nil {
 		return nil, err
 	}
-	e := &encoder{}
-	var err error
-	if e.normalizer, err = parseNormalizer(file.Normalizer); err != nil {
+	e := &encoder{idle: make(chan *scratch, runtime.GOMAXPROCS(0))}
+	if e.normalizer, err = parseNormalizer(file.normalizer); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
 	}
-	byteLevel, err := e.parsePreTokenizer(file.PreTokenizer)
+	byteLevel, err := e.parsePreTokenizer(file.preTokenizer)
 	if err != nil {
 		return nil, fmt.Errorf("pre_tokenizer: %w", err)
 	}
-	vocab, err := e.parseModel(file.Model, byteLevel)
-	if err != nil {
+	if !file.hasModel {
+		return nil, errors.New("there is no model")
+	}
+	if err := e.parseModel(&file.model, byteLevel); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if err := e.addTokens(file.AddedTokens, vocab); err != nil {
+	if err := e.addTokens(file.addedTokens, file.model.vocab); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
-	if err := e.parsePostProcessor(file.PostProcessor); err != nil {
+	if err := e.parsePostProcessor(file.postProcessor); err != nil {
 		return nil, fmt.Errorf("post_processor: %w", err)
 	}
 	return e, nil
+}
+
+func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
+	var file tokenizerJSON
+	r := &jsonReader{data: raw}
+	parts := map[string]*json.RawMessage{"normalizer": &file.normalizer, "pre_tokenizer": &file.preTokenizer, "post_processor": &file.postProcessor}
+	err := r.object(func(key []byte) error {
+		if string(key) == "model" {
+			file.hasModel = true
+			if err := file.model.read(r); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
+			return nil
+		}
+		part := parts[string(key)]
+		added := string(key) == "added_tokens"
+		value, err := r.raw()
+		if err != nil {
+			return err
+		}
+		switch {
+		case added:
+			if err := json.Unmarshal(value, &file.addedTokens); err != nil {
+				return fmt.Errorf("added_tokens: %w", err)
+			}
+		case part != nil:
+			*part = value
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if r.peek(); r.at < len(r.data) {
+		return nil, r.fail("the end")
+	}
+	return &file, nil
+}
+
+// read reads a model: the vocabulary and the merges as they come, everything else as one small object.
+func (m *modelJSON) read(r *jsonReader) error {
+	options := []byte{'{'}
+	var late []byte // merges that come before the vocabulary
+	if r.peek() != '{' {
+		return r.fail("{")
+	}
+	err := r.object(func(key []byte) error {
+		switch string(key) {
+		case "vocab":
+			return m.readVocab(r)
+		case "merges":
+			if len(m.vocab) > 0 {
+				return m.readMerges(r)
+			}
+			var err error
+			late, err = r.raw()
+			return err
+		}
+		if len(options) > 1 {
+			options = append(options, ',')
+		}
+		options = strconv.AppendQuote(options, string(key))
+		value, err := r.raw()
+		options = append(append(options, ':'), value...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	options = append(options, '}')
+	if k := kind(options); k != "BPE" && k != "" {
+		return errUnsupported("type", strconv.Quote(k))
+	}
+	if err := strictDecode(options, m); err != nil {
+		return err
+	}
+	if late != nil && len(m.vocab) > 0 {
+		return m.readMerges(&jsonReader{data: late})
+	}
+	return nil
+}
+
+func (m *modelJSON) readVocab(r *jsonReader) error {
+	if r.peek() != '{' { // a list, of a model that is not BPE: its type is complained about later
+		m.vocab = map[string]kvblock.Token{}
+		_, err := r.raw()
+		return err
+	}
+	m.vocab = make(map[string]kvblock.Token, min(len(r.data)/64, 1<<19))
+	return r.object(func(key []byte) error {
+		text := string(key)
+		id, err := r.integer()
+		if err != nil {
+			return fmt.Errorf("vocab: %w", err)
+		}
+		if id < 0 || id > math.MaxInt32 {
+			return fmt.Errorf("vocab: id %d of %q is out of range", id, text)
+		}
+		m.vocab[text] = kvblock.Token(id)
+		return nil
+	})
+}
+
+// readMerges reads merges in both forms: ["a b"] and [["a","b"]].
+func (m *modelJSON) readMerges(r *jsonReader) error {
+	m.merges = make([]merge, 0, min(len(r.data)/48, 1<<20))
+	var both, left []byte
+	err := r.array(func() error {
+		if r.peek() == '[' {
+			parts := 0
+			if err := r.array(func() error {
+				part, err := r.text()
+				switch parts++; parts {
+				case 1:
+					left = append(left[:0], part...)
+					both = append(both[:0], part...)
+				default:
+					both = append(both, part...)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+			if parts != 2 {
+				return fmt.Errorf("entry %d has %d parts instead of two", len(m.merges), parts)
+			}
+			return m.addMerge(both, len(left))
+		}
+		line, err := r.text()
+		if err != nil {
+			return err
+		}
+		space := bytes.IndexByte(line, ' ')
+		if space < 0 || bytes.IndexByte(line[space+1:], ' ') >= 0 {
+			return fmt.Errorf("entry %d, %q, is not two parts with a space between", len(m.merges), line)
+		}
+		both = append(append(both[:0], line[:space]...), line[space+1:]...)
+		return m.addMerge(both, space)
+	})
+	if err != nil {
+		return fmt.Errorf("merges: %w", err)
+	}
+	return nil
+}
+
+// addMerge adds the merge of the first n bytes of both with the rest.
+func (m *modelJSON) addMerge(both []byte, n int) error {
+	left, okLeft := m.vocab[string(both[:n])]
+	right, okRight := m.vocab[string(both[n:])]
+	into, okInto := m.vocab[string(both)]
+	if !okLeft || !okRight || !okInto {
+		return fmt.Errorf("%q and %q, or what they merge into, are not in vocab", both[:n], both[n:])
+	}
+	m.merges = append(m.merges, merge{left, right, into})
+	return nil
 }
 
 func parseNormalizer(raw json.RawMessage) (normalizer, error) {
@@ -430,119 +593,70 @@ func parseSplit(raw json.RawMessage) (stage, string, error) {
 	return st, "", nil
 }
 
-// parseModel reads a BPE model and returns its vocabulary.
-func (e *encoder) parseModel(raw json.RawMessage, byteLevel bool) (map[string]kvblock.Token, error) {
-	var m modelJSON
-	if k := kind(raw); k != "BPE" && k != "" {
-		return nil, errUnsupported("type", strconv.Quote(k))
-	}
-	if err := strictDecode(raw, &m); err != nil {
-		return nil, err
-	}
+// parseModel builds the BPE of a model.
+func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	switch {
 	case m.Type != "BPE":
-		return nil, errUnsupported("type", strconv.Quote(m.Type))
+		return errUnsupported("type", strconv.Quote(m.Type))
 	case m.Dropout != nil && *m.Dropout != 0:
-		return nil, errUnsupported("dropout", *m.Dropout)
+		return errUnsupported("dropout", *m.Dropout)
 	case m.ContinuingSubwordPrefix != nil && *m.ContinuingSubwordPrefix != "":
-		return nil, errUnsupported("continuing_subword_prefix", strconv.Quote(*m.ContinuingSubwordPrefix))
+		return errUnsupported("continuing_subword_prefix", strconv.Quote(*m.ContinuingSubwordPrefix))
 	case m.EndOfWordSuffix != nil && *m.EndOfWordSuffix != "":
-		return nil, errUnsupported("end_of_word_suffix", strconv.Quote(*m.EndOfWordSuffix))
-	case len(m.Vocab) == 0:
-		return nil, errors.New("vocab is empty")
-	}
-	vocab := make(map[string]kvblock.Token, len(m.Vocab))
-	for text, id := range m.Vocab {
-		if id < 0 || id > math.MaxInt32 {
-			return nil, fmt.Errorf("vocab: id %d of %q is out of range", id, text)
-		}
-		vocab[text] = kvblock.Token(id)
+		return errUnsupported("end_of_word_suffix", strconv.Quote(*m.EndOfWordSuffix))
+	case len(m.vocab) == 0:
+		return errors.New("vocab is empty")
 	}
 	b := &bpe{
 		byteLevel: byteLevel,
 		fallback:  m.ByteFallback,
 		fuse:      m.FuseUnknown,
-		words:     make([]atomic.Pointer[cachedWord], wordSlots),
-		seed:      maphash.MakeSeed(),
 	}
 	e.bpe = b
 	if m.UnknownToken != nil {
-		if b.unknown, b.hasUnknown = vocab[*m.UnknownToken]; !b.hasUnknown {
-			return nil, fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
+		if b.unknown, b.hasUnknown = m.vocab[*m.UnknownToken]; !b.hasUnknown {
+			return fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
 		}
 	}
-	merges, err := parseMerges(m.Merges)
-	if err != nil {
-		return nil, fmt.Errorf("merges: %w", err)
-	}
-	b.pairs = newPairTable(len(merges))
-	for rank, merge := range merges {
-		left, okLeft := vocab[merge[0]]
-		right, okRight := vocab[merge[1]]
-		into, okInto := vocab[merge[0]+merge[1]]
-		if !okLeft || !okRight || !okInto {
-			return nil, fmt.Errorf("merges: %q and %q, or what they merge into, are not in vocab", merge[0], merge[1])
-		}
-		b.pairs.set(left, right, into, uint32(rank))
+	b.pairs = newPairTable(len(m.merges))
+	for rank, merge := range m.merges {
+		b.pairs.set(merge.left, merge.right, merge.into, uint32(rank))
 	}
 	if byteLevel {
-		return vocab, b.initByteLevel(vocab, m.IgnoreMerges)
+		return b.initByteLevel(m.vocab, m.IgnoreMerges)
 	}
-	if err := b.initRunes(vocab, merges, m.IgnoreMerges); err != nil {
-		return nil, err
-	}
-	return vocab, nil
-}
-
-// parseMerges reads merges in both forms: ["a b"] and [["a","b"]].
-func parseMerges(raw json.RawMessage) ([][2]string, error) {
-	var pairs [][]string
-	if json.Unmarshal(raw, &pairs) == nil {
-		merges := make([][2]string, len(pairs))
-		for i, pair := range pairs {
-			if len(pair) != 2 {
-				return nil, fmt.Errorf("entry %d has %d parts instead of two", i, len(pair))
-			}
-			merges[i] = [2]string(pair)
-		}
-		return merges, nil
-	}
-	var lines []string
-	if err := json.Unmarshal(raw, &lines); err != nil {
-		return nil, err
-	}
-	merges := make([][2]string, len(lines))
-	for i, line := range lines {
-		left, right, found := strings.Cut(line, " ")
-		if !found || strings.Contains(right, " ") {
-			return nil, fmt.Errorf("entry %d, %q, is not two parts with a space between", i, line)
-		}
-		merges[i] = [2]string{left, right}
-	}
-	return merges, nil
+	b.initRunes(m, m.IgnoreMerges)
+	return nil
 }
 
 // neverInUTF8 reports whether a byte occurs in no valid UTF-8, so that a vocabulary need not have it.
 func neverInUTF8(b int) bool { return b == 0xC0 || b == 0xC1 || b >= 0xF5 }
 
 func (b *bpe) initByteLevel(vocab map[string]kvblock.Token, ignoreMerges bool) error {
-	tokens := make(map[string]longEntry, len(vocab))
+	tokens := make([]vocabularyToken, 0, len(vocab))
 	var known [256]bool
+	size := 0
+	for text := range vocab {
+		size += len(text)
+	}
+	all := make([]byte, 0, size) // the bytes of all tokens, one behind the other
 next:
 	for text, id := range vocab {
-		token := make([]byte, 0, len(text))
+		start := len(all)
 		for _, r := range text {
-			c, ok := byteOfRune[r]
+			c, ok := byteOfRune(r)
 			if !ok {
+				all = all[:start]
 				continue next // such as a special token: no text becomes it
 			}
-			token = append(token, c)
+			all = append(all, c)
 		}
-		tokens[string(token)] = longEntry{id: id, direct: ignoreMerges}
+		token := all[start:]
 		if len(token) == 1 {
 			b.byteToken[token[0]] = id
 			known[token[0]] = true
 		}
+		tokens = append(tokens, vocabularyToken{unsafe.String(unsafe.SliceData(token), len(token)), id, ignoreMerges})
 	}
 	for c, ok := range known {
 		if !ok && !neverInUTF8(c) {
@@ -557,52 +671,59 @@ next:
 }
 
 // markDirect finds out which tokens a piece with their bytes really becomes: merging may take another way.
-func (b *bpe) markDirect(tokens map[string]longEntry) {
-	sc := &scratch{}
+func (b *bpe) markDirect(tokens []vocabularyToken) {
+	// In the order of their ids, tokens share parts with their neighbours, and what is looked up stays in the caches.
+	slices.SortFunc(tokens, func(x, y vocabularyToken) int { return cmp.Compare(x.id, y.id) })
+	sc := newScratch()
 	var ids []kvblock.Token
-	for text, token := range tokens {
-		ids = b.encode(ids[:0], text, 0, len(text), sc)
+	for i := range tokens {
+		token := &tokens[i]
+		ids = b.encode(ids[:0], token.text, 0, len(token.text), sc)
 		token.direct = len(ids) == 1 && ids[0] == token.id
-		tokens[text] = token
 	}
 }
 
-func (b *bpe) initRunes(vocab map[string]kvblock.Token, merges [][2]string, ignoreMerges bool) error {
-	b.runeToken = map[rune]kvblock.Token{}
-	marker := &markerCut{joined: map[rune]struct{}{}}
-	tokens := make(map[string]longEntry, len(vocab))
-	for text, id := range vocab {
+func (b *bpe) initRunes(m *modelJSON, ignoreMerges bool) {
+	marker := &markerCut{}
+	tokens := make([]vocabularyToken, 0, len(m.vocab))
+	for text, id := range m.vocab {
 		previous := rune(-1)
 		runes := 0
 		for _, r := range text {
 			if r == '▁' && runes > 0 {
-				marker.joined[previous] = struct{}{}
+				marker.joined.set(previous, 0)
 			}
 			previous = r
 			runes++
 		}
 		if runes == 1 {
-			b.runeToken[previous] = id
+			b.runeToken.set(previous, id)
 		}
-		tokens[text] = longEntry{id: id, direct: ignoreMerges}
+		tokens = append(tokens, vocabularyToken{text, id, ignoreMerges})
 	}
 	if b.fallback {
 		for c := range b.byteToken {
-			b.byteToken[c], b.byteKnown[c] = vocab[byteTokenText(c)]
+			b.byteToken[c], b.byteKnown[c] = m.vocab[byteTokenText(c)]
 		}
 	}
 	// A cut is exact if only text merges: not bytes of an unknown character, not the unknown token, ▁ itself is known, and no
 	// character vanishes, which would make neighbours of what was apart.
-	_, known := vocab[spaceMarker]
+	_, known := m.vocab[spaceMarker]
 	if !b.hasUnknown {
 		known = known && b.fallback
 		for c, has := range b.byteKnown {
 			known = known && (has || neverInUTF8(c))
 		}
 	}
-	for _, merge := range merges {
-		for _, part := range merge {
-			if isByteTokenText(part) || b.hasUnknown && vocab[part] == b.unknown {
+	isByte := map[kvblock.Token]bool{}
+	if b.fallback {
+		for c, id := range b.byteToken {
+			isByte[id] = isByte[id] || b.byteKnown[c]
+		}
+	}
+	for _, merge := range m.merges {
+		for _, part := range [2]kvblock.Token{merge.left, merge.right} {
+			if isByte[part] || b.hasUnknown && part == b.unknown {
 				known = false
 			}
 		}
@@ -614,14 +735,9 @@ func (b *bpe) initRunes(vocab map[string]kvblock.Token, merges [][2]string, igno
 		b.markDirect(tokens)
 	}
 	b.vocabulary = newVocabulary(tokens)
-	return nil
 }
 
 func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
-
-func isByteTokenText(s string) bool {
-	return len(s) == len("<0x00>") && strings.HasPrefix(s, "<0x") && s[len(s)-1] == '>'
-}
 
 // addTokens gives added tokens their ids and sorts them by where they are looked for.
 func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Token) error {
@@ -647,6 +763,7 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Toke
 		e.addedIDs[a.Content] = id
 	}
 	var raw, normalized []addedToken
+	sc := newScratch()
 	byContent := map[string]string{}
 	for i, a := range list {
 		if a.Content == "" || last[a.Content] != i {
@@ -658,7 +775,7 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Toke
 			continue
 		}
 		// The token is sought in normalized text, so it is normalized itself: with Prepend, "x" becomes "▁x".
-		content, err := e.normalizer.apply(a.Content, &scratch{})
+		content, err := e.normalizer.apply(a.Content, sc)
 		if err != nil {
 			return err
 		}

@@ -2,8 +2,9 @@ package tokenizer
 
 import (
 	"encoding/binary"
-	"hash/maphash"
 	"math/bits"
+	"strings"
+	"unsafe"
 
 	"kvepp/kvblock"
 )
@@ -35,6 +36,13 @@ type longEntry struct {
 	direct bool
 }
 
+// vocabularyToken is a token, its bytes, and whether a piece with these bytes is exactly this token.
+type vocabularyToken struct {
+	text   string
+	id     kvblock.Token
+	direct bool
+}
+
 // mix and mix2 hash one and two words by multiplication; the constants are odd numbers without structure.
 func mix(a uint64) uint64 { return mix2(a, 0x9E3779B97F4A7C15^0x8BB84B93962EACC9) }
 
@@ -45,26 +53,42 @@ func mix2(a, b uint64) uint64 {
 
 // load64 returns the n bytes (0 to 8) of s from i as a little-endian number.
 func load64(s string, i, n int) uint64 {
-	var b [8]byte
 	if i+8 <= len(s) {
-		copy(b[:], s[i:i+8])
-		return binary.LittleEndian.Uint64(b[:]) & (1<<(8*uint(n)) - 1)
+		return binary.LittleEndian.Uint64(unsafe.Slice(unsafe.StringData(s), len(s))[i:i+8]) & (1<<(8*uint(n)) - 1)
 	}
+	var b [8]byte
 	copy(b[:], s[i:i+n])
 	return binary.LittleEndian.Uint64(b[:])
+}
+
+// load128 returns the n bytes (0 to 16) of s from i as two little-endian numbers.
+func load128(s string, i, n int) (low, high uint64) {
+	if n <= 8 {
+		return load64(s, i, n), 0
+	}
+	return load64(s, i, 8), load64(s, i+8, n-8)
+}
+
+// hashText hashes a text longer than 8 bytes, or shorter and then slower.
+func hashText(s string) uint64 {
+	h := uint64(len(s)) * 0x9E3779B97F4A7C15
+	for i := 0; i < len(s); i += 8 {
+		h = mix2(h, load64(s, i, min(8, len(s)-i)))
+	}
+	return h
 }
 
 // tableSize returns a power of two that leaves at least half of the table free.
 func tableSize(entries int) int { return max(16, 1<<bits.Len(uint(2*entries))) }
 
-// newVocabulary indexes tokens by their bytes. direct says that a piece with these bytes is exactly this token.
-func newVocabulary(tokens map[string]longEntry) *vocabulary {
+// newVocabulary indexes tokens by their bytes. It keeps no text.
+func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	short, middle := 0, 0
-	for text := range tokens {
-		switch {
-		case len(text) <= 8:
+	for i := range tokens {
+		switch n := len(tokens[i].text); {
+		case n <= 8:
 			short++
-		case len(text) <= 16:
+		case n <= 16:
 			middle++
 		}
 	}
@@ -73,26 +97,26 @@ func newVocabulary(tokens map[string]longEntry) *vocabulary {
 		middle: make([]middleEntry, tableSize(middle)),
 		long:   map[string]longEntry{},
 	}
-	for text, token := range tokens {
-		n := len(text)
+	for _, token := range tokens {
+		n := len(token.text)
 		switch {
 		case n == 0:
 		case n <= 8:
-			word := load64(text, 0, n)
+			word := load64(token.text, 0, n)
 			h := v.shortSlot(word, n)
 			for v.short[h].size != 0 {
 				h = (h + 1) & uint64(len(v.short)-1)
 			}
 			v.short[h] = shortEntry{word, token.id, uint8(n), token.direct}
 		case n <= 16:
-			low, high := load64(text, 0, 8), load64(text, 8, n-8)
+			low, high := load128(token.text, 0, n)
 			h := v.middleSlot(low, high, n)
 			for v.middle[h].size != 0 {
 				h = (h + 1) & uint64(len(v.middle)-1)
 			}
 			v.middle[h] = middleEntry{low, high, token.id, uint8(n), token.direct}
 		default:
-			v.long[text] = token
+			v.long[strings.Clone(token.text)] = longEntry{token.id, token.direct}
 		}
 	}
 	return v
@@ -106,35 +130,51 @@ func (v *vocabulary) middleSlot(low, high uint64, n int) uint64 {
 	return mix2(low, high+uint64(n)) & uint64(len(v.middle)-1)
 }
 
-// find returns the token whose bytes are s[i:j], if a piece with these bytes is exactly that token.
-func (v *vocabulary) find(s string, i, j int) (kvblock.Token, bool) {
-	n := j - i
-	switch {
-	case n <= 8:
-		word := load64(s, i, n)
-		for h := v.shortSlot(word, n); ; h = (h + 1) & uint64(len(v.short)-1) {
+// findWords returns the token whose n bytes, at most 16, are those of load128, if a piece with these bytes is exactly that
+// token.
+func (v *vocabulary) findWords(low, high uint64, n int) (kvblock.Token, bool) {
+	if n <= 8 {
+		for h := v.shortSlot(low, n); ; h = (h + 1) & uint64(len(v.short)-1) {
 			e := &v.short[h]
-			if e.size == 0 {
-				return 0, false
-			}
-			if e.text == word && int(e.size) == n {
+			if e.text == low && int(e.size) == n {
 				return e.id, e.direct
 			}
-		}
-	case n <= 16:
-		low, high := load64(s, i, 8), load64(s, i+8, n-8)
-		for h := v.middleSlot(low, high, n); ; h = (h + 1) & uint64(len(v.middle)-1) {
-			e := &v.middle[h]
 			if e.size == 0 {
 				return 0, false
-			}
-			if e.low == low && e.high == high && int(e.size) == n {
-				return e.id, e.direct
 			}
 		}
 	}
-	e := v.long[s[i:j]]
-	return e.id, e.direct
+	for h := v.middleSlot(low, high, n); ; h = (h + 1) & uint64(len(v.middle)-1) {
+		e := &v.middle[h]
+		if e.low == low && e.high == high && int(e.size) == n {
+			return e.id, e.direct
+		}
+		if e.size == 0 {
+			return 0, false
+		}
+	}
+}
+
+// runeTable maps characters to tokens: pages of 256, of which only those exist that hold something. The zero value is empty.
+type runeTable struct {
+	pages [(maxRune + 1) / pageSize]*[pageSize]kvblock.Token // id+1; 0: none
+}
+
+func (t *runeTable) set(r rune, id kvblock.Token) {
+	page := &t.pages[r/pageSize]
+	if *page == nil {
+		*page = new([pageSize]kvblock.Token)
+	}
+	(*page)[r%pageSize] = id + 1
+}
+
+func (t *runeTable) get(r rune) (kvblock.Token, bool) {
+	page := t.pages[r/pageSize]
+	if page == nil {
+		return 0, false
+	}
+	id := page[r%pageSize]
+	return id - 1, id != 0
 }
 
 // pairTable finds what two neighbouring tokens merge into, and how early the merge was learnt.
@@ -173,7 +213,12 @@ func (t pairTable) set(left, right, into kvblock.Token, rank uint32) {
 // get returns the rank of a pair and what it merges into; noRank if it does not merge.
 func (t pairTable) get(left, right kvblock.Token) (uint32, kvblock.Token) {
 	pair := uint64(left)<<32 | uint64(right)
-	for h := mix(pair) & uint64(len(t)-1); ; h = (h + 1) & uint64(len(t)-1) {
+	return t.getHashed(pair, mix(pair))
+}
+
+// getHashed is get of a pair and its hash, mix(pair).
+func (t pairTable) getHashed(pair, hash uint64) (uint32, kvblock.Token) {
+	for h := hash & uint64(len(t)-1); ; h = (h + 1) & uint64(len(t)-1) {
 		e := &t[h]
 		if e.pair == pair {
 			return e.rank, e.into
@@ -183,6 +228,3 @@ func (t pairTable) get(left, right kvblock.Token) (uint32, kvblock.Token) {
 		}
 	}
 }
-
-// hashRange hashes s[i:j]. The seed keeps clients from choosing which words share a slot.
-func hashRange(seed maphash.Seed, s string, i, j int) uint64 { return maphash.String(seed, s[i:j]) }
