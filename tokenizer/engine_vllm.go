@@ -172,6 +172,9 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	default:
 		return nil, errRefused("reasoning_effort is not a string")
 	}
+	if tokenize, _ := given.Get("tokenize"); tokenize != nil && tokenize != false {
+		return nil, errNotReproduced("chat_template_kwargs.tokenize")
+	}
 	for _, name := range []string{"messages", "conversation", "model_config", "tokenizer", "return_assistant_tokens_mask", "sanitize_control_tokens"} {
 		if v, given := kwargs.Get(name); given && v != false {
 			return nil, errRefused("chat_template_kwargs.%s", name)
