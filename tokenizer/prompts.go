@@ -18,13 +18,15 @@ func (m *Model) Prompts(request *apibody.Request) ([]Prompt, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = Given(request)
-	given := err == nil
+	own, err := m.given(request)
+	if err != nil {
+		return nil, err
+	}
 	prompts := make([]Prompt, len(ids))
 	for i := range ids {
 		prompts[i] = Prompt{IDs: ids[i], Certain: len(ids[i])}
 		switch {
-		case given:
+		case own != nil:
 		case request.API == apibody.Completions:
 			prompts[i].Text = request.Prompts[i].Text
 		default:

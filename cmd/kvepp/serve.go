@@ -71,6 +71,10 @@ func serve(o *options) error {
 		return err
 	}
 	gauges(m, book, index, endpoints, events)
+	for name, model := range models {
+		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
+			func() float64 { return float64(model.EngineRuns()) })
+	}
 
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
 		router.New(router.Config{Models: models, Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
@@ -98,6 +102,9 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
 		}
 		models[name] = model
+		if model.GeneralPattern() {
+			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
+		}
 		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
 	}
 	return models, nil

@@ -109,8 +109,15 @@ func (m *Metrics) Source(name, help string, labels prometheus.Labels, read func(
 	m.Registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, read))
 }
 
-// Names of the gauges that Source is called with.
+// CounterSource declares a counter that is read when Prometheus asks.
+func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, read func() float64) {
+	m.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, read))
+}
+
+// Names and help of what Source and CounterSource are called with.
 const (
+	GeneralPattern     = "kvepp_general_pattern_runs_total"
+	GeneralPatternHelp = "Texts whose pre-tokenizer pattern ran on the general engine, which is exact but slower."
 	ActiveRequests     = "kvepp_active_requests"
 	ActiveRequestsHelp = "Running bookings: requests that were routed and have not ended."
 	IndexBlocks        = "kvepp_index_blocks"
