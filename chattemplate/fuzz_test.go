@@ -28,19 +28,24 @@ func FuzzTemplate(f *testing.F) {
 	}
 	vars, _ := file.Get("vars")
 	f.Fuzz(func(t *testing.T, source string) {
-		tmpl, err := Compile("fuzz", source)
-		if err != nil {
-			return
-		}
-		start := time.Now()
-		text, err := tmpl.Render(vars.(*Dict), Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
-		if took := time.Since(start); took > 2*time.Second {
-			t.Fatalf("took %v", took)
-		}
-		if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {
-			t.Fatalf("%d bytes of text, valid UTF-8: %v", len(text), utf8.ValidString(text))
-		}
+		fuzzTemplate(t, Python, source, vars.(*Dict))
+		fuzzTemplate(t, MiniJinja, source, vars.(*Dict))
 	})
+}
+
+func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
+	tmpl, err := d.Compile("fuzz", source)
+	if err != nil {
+		return
+	}
+	start := time.Now()
+	text, err := tmpl.Render(vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
+	if took := time.Since(start); took > 2*time.Second {
+		t.Fatalf("took %v", took)
+	}
+	if err == nil && (len(text) > 1<<16 || !utf8.ValidString(text)) {
+		t.Fatalf("%d bytes of text, valid UTF-8: %v", len(text), utf8.ValidString(text))
+	}
 }
 
 // FuzzParseJSON holds the parser against encoding/json, which accepts the same but for what ParseJSON documents.

@@ -77,7 +77,7 @@ func TestRefusedComponents(t *testing.T) {
 }
 
 // copyModel copies a tiny model to a folder of the test's own, with some files replaced ("" removes one).
-func copyModel(t *testing.T, name string, replaced map[string]string) string {
+func copyModel(t testing.TB, name string, replaced map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	files, err := os.ReadDir(filepath.Join(modelsDir, name))

@@ -161,11 +161,13 @@ func FuzzParseRequest(f *testing.F) {
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"tools":[],"nvext":{"token_data":[1]}}`,
 		`{"model":"m","prompt":[[1,2],[3]]}`, `{"model":"m","prompt":["a"]}`, `{"model":"m","prompt":"\u00e9"}`, `{`, `[]`,
 		`{"model":"m","prompt":[1e3]}`, `{"model":"m","messages":[1]}`, `{"model":"m","max_tokens":1e300,"prompt":""}`,
+		`{"model":"m","input":[{"type":"message","role":"assistant","content":[{"type":"refusal"}]},{"type":"reasoning","content":[1]},{"type":"function_call"},{"type":"function_call_output","output":[null]}],"tools":[null]}`,
+		`{"model":"m","system":[{"text":"a"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[null]},null]},{"role":"assistant","content":[{"type":"tool_use","input":1},7]}],"tools":[1]}`,
 	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, body string) {
-		for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
+		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} {
 			r, err := ParseRequest(path, []byte(body))
 			var e *Error
 			switch {
@@ -176,6 +178,8 @@ func FuzzParseRequest(f *testing.F) {
 				t.Fatalf("%q: %+v", body, r)
 			case r.API == ChatCompletions && r.Messages.Len() == 0, r.API == Completions && len(r.Prompts) == 0 && !r.HasMedia:
 				t.Fatalf("%q: no prompt: %+v", body, r)
+			case (r.API == Responses || r.API == Messages) && r.Messages == nil:
+				t.Fatalf("%q: no messages: %+v", body, r)
 			}
 		}
 	})
