@@ -68,6 +68,9 @@ func TestHostileTools(t *testing.T) {
 			}
 		}
 		for name, parameters := range hostile {
+			if engine != VLLM && name != "a nullable string" && name != "a deep schema" {
+				continue // the renderer is the same
+			}
 			start := time.Now()
 			_, err := m.Tokenize(chatRequest(t, body(parameters)))
 			if !errors.Is(err, chattemplate.ErrLimit) {
