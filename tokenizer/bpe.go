@@ -64,11 +64,11 @@ type wordEntry struct {
 type scratch struct {
 	pieces [pieceSlots]pieceEntry
 	words  [wordSlots]wordEntry
-	merges [pairSlots]pairEntry // of pairs, those that do not merge included
+	batch  batch
+	merges [pairSlots]uint64 // slots of pairs, those that do not merge included
 
 	symbols  []kvblock.Token
 	ranks    []uint32
-	into     []kvblock.Token
 	previous []int32
 	next     []int32
 	heap     []mergeCandidate
@@ -84,7 +84,7 @@ type scratch struct {
 func newScratch() *scratch {
 	sc := &scratch{}
 	for i := range sc.merges {
-		sc.merges[i].pair = noPair
+		sc.merges[i] = freeSlot
 	}
 	return sc
 }
@@ -119,22 +119,77 @@ func (b *bpe) appendPiece(out []kvblock.Token, s string, i, j int, sc *scratch) 
 		return b.appendWord(out, s, i, j, sc)
 	}
 	low, high := load128(s, i, n)
-	e := &sc.pieces[mix2(low, high+uint64(n))%pieceSlots]
-	if e.low == low && e.high == high && int(e.size) == n {
-		if e.count == 1 {
-			return append(out, e.ids[0])
-		}
-		return append(out, e.ids[:e.count]...)
-	}
+	return b.appendShort(out, s, i, n, low, high, sc)
+}
+
+// appendShort is appendPiece for n bytes, at most 16, which low and high are.
+func (b *bpe) appendShort(out []kvblock.Token, s string, i, n int, low, high uint64, sc *scratch) []kvblock.Token {
 	if id, ok := b.vocabulary.findWords(low, high, n); ok {
-		*e = pieceEntry{low: low, high: high, ids: [3]kvblock.Token{id}, size: uint8(n), count: 1}
 		return append(out, id)
 	}
+	e := &sc.pieces[mix2(low, high+uint64(n))%pieceSlots]
+	if e.low == low && e.high == high && int(e.size) == n {
+		return append(out, e.ids[:e.count]...)
+	}
 	before := len(out)
-	out = b.appendWord(out, s, i, j, sc)
+	out = b.appendWord(out, s, i, i+n, sc)
 	if count := len(out) - before; count <= len(e.ids) {
 		*e = pieceEntry{low: low, high: high, size: uint8(n), count: uint8(count)}
 		copy(e.ids[:], out[before:])
+	}
+	return out
+}
+
+// batch holds pieces that were cut but not looked up yet. A large vocabulary does not fit into the caches, so that nearly
+// every new word waits for memory; the slots of a whole batch are touched at once, and the waits overlap.
+type batch struct {
+	count   int
+	pieces  [batchSize]batchPiece
+	touched uint64 // keeps the compiler from leaving the touching out
+}
+
+const batchSize = 32
+
+type batchPiece struct {
+	low, high uint64
+	start     int
+	size      int
+}
+
+// add puts the piece s[i:j] into the batch, and appends the ids of all of it when it is full.
+func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
+	p := &sc.batch.pieces[sc.batch.count]
+	p.start, p.size = i, j-i
+	if p.size <= 16 {
+		p.low, p.high = load128(s, i, p.size)
+	}
+	if sc.batch.count++; sc.batch.count == batchSize {
+		return b.flush(out, s, sc)
+	}
+	return out
+}
+
+// flush appends the ids of the batch.
+func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
+	pieces := sc.batch.pieces[:sc.batch.count]
+	sc.batch.count = 0
+	var touched uint64
+	for k := range pieces {
+		switch p := &pieces[k]; {
+		case p.size <= 8:
+			touched += b.vocabulary.short[b.vocabulary.shortSlot(p.low, p.size)].text
+		case p.size <= 16:
+			touched += b.vocabulary.middle[b.vocabulary.middleSlot(p.low, p.high, p.size)].low
+		}
+	}
+	sc.batch.touched = touched
+	for k := range pieces {
+		p := &pieces[k]
+		if p.size > 16 {
+			out = b.appendWord(out, s, p.start, p.start+p.size, sc)
+			continue
+		}
+		out = b.appendShort(out, s, p.start, p.size, p.low, p.high, sc)
 	}
 	return out
 }
@@ -163,16 +218,28 @@ func (b *bpe) appendWord(out []kvblock.Token, s string, i, j int, sc *scratch) [
 	return out
 }
 
-// pair is pairTable.get through the scratch's cache.
-func (b *bpe) pair(left, right kvblock.Token, sc *scratch) (uint32, kvblock.Token) {
-	pair := uint64(left)<<32 | uint64(right)
-	h := mix(pair)
-	e := &sc.merges[h%pairSlots]
-	if e.pair != pair {
-		rank, into := b.pairs.getHashed(pair, h)
-		*e = pairEntry{pair, rank, into}
+// rank returns the rank of a pair, through the scratch's cache.
+func (b *bpe) rank(left, right kvblock.Token, sc *scratch) uint32 {
+	key := pairKey(left, right)
+	h := mix(key)
+	e := &sc.merges[(h>>32)%pairSlots] // other bits than in the table, where neighbours here would be neighbours
+	if (*e^key)>>rankBits != 0 {
+		*e = key | uint64(b.pairs.get(key, h))
 	}
-	return e.rank, e.into
+	return uint32(*e) & noRank
+}
+
+// rankBoth is rank of two pairs that share a token; the two waits for memory overlap.
+func (b *bpe) rankBoth(left, middle, right kvblock.Token, sc *scratch) (uint32, uint32) {
+	key1, key2 := pairKey(left, middle), pairKey(middle, right)
+	h1, h2 := mix(key1), mix(key2)
+	e1, e2 := &sc.merges[(h1>>32)%pairSlots], &sc.merges[(h2>>32)%pairSlots]
+	known1, known2 := (*e1^key1)>>rankBits == 0, (*e2^key2)>>rankBits == 0
+	if !known1 && !known2 {
+		mask := uint64(len(b.pairs.slots) - 1)
+		sc.batch.touched = b.pairs.slots[h1&mask] + b.pairs.slots[h2&mask]
+	}
+	return b.rank(left, middle, sc), b.rank(middle, right, sc)
 }
 
 // encode appends the ids of s[i:j] by merging.
@@ -236,12 +303,11 @@ func (b *bpe) hasBytes(character string) bool {
 // mergeList merges few symbols: each round scans the ranks for the lowest, the leftmost on ties.
 func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
 	symbols := sc.symbols
-	ranks, into := sc.ranks[:0], sc.into[:0]
+	ranks := sc.ranks[:0]
 	for i := 0; i+1 < len(symbols); i++ {
-		rank, id := b.pair(symbols[i], symbols[i+1], sc)
-		ranks, into = append(ranks, rank), append(into, id)
+		ranks = append(ranks, b.rank(symbols[i], symbols[i+1], sc))
 	}
-	sc.ranks, sc.into = ranks, into
+	sc.ranks = ranks
 	for {
 		best, at := noRank, -1
 		for i, rank := range ranks {
@@ -252,15 +318,16 @@ func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		if at < 0 {
 			return append(out, symbols...)
 		}
-		symbols[at] = into[at]
+		symbols[at] = b.pairs.into[best]
 		symbols = append(symbols[:at+1], symbols[at+2:]...)
 		ranks = append(ranks[:at], ranks[at+1:]...)
-		into = append(into[:at], into[at+1:]...)
-		if at > 0 {
-			ranks[at-1], into[at-1] = b.pair(symbols[at-1], symbols[at], sc)
-		}
-		if at < len(ranks) {
-			ranks[at], into[at] = b.pair(symbols[at], symbols[at+1], sc)
+		switch {
+		case at > 0 && at < len(ranks):
+			ranks[at-1], ranks[at] = b.rankBoth(symbols[at-1], symbols[at], symbols[at+1], sc)
+		case at > 0:
+			ranks[at-1] = b.rank(symbols[at-1], symbols[at], sc)
+		case at < len(ranks):
+			ranks[at] = b.rank(symbols[at], symbols[at+1], sc)
 		}
 	}
 }
@@ -269,7 +336,6 @@ func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
 type mergeCandidate struct {
 	rank     uint32
 	position int32
-	into     kvblock.Token
 }
 
 func (c mergeCandidate) before(d mergeCandidate) bool {
@@ -332,8 +398,8 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 	for i := range symbols {
 		previous[i], next[i] = int32(i-1), int32(i+1)
 		if i+1 < n {
-			if rank, id := b.pair(symbols[i], symbols[i+1], sc); rank != noRank {
-				sc.heap = append(sc.heap, mergeCandidate{rank, int32(i), id})
+			if rank := b.rank(symbols[i], symbols[i+1], sc); rank != noRank {
+				sc.heap = append(sc.heap, mergeCandidate{rank, int32(i)})
 			}
 		}
 	}
@@ -350,21 +416,22 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		if int(right) >= n {
 			continue
 		}
-		if rank, id := b.pair(symbols[left], symbols[right], sc); rank != c.rank || id != c.into {
+		if b.rank(symbols[left], symbols[right], sc) != c.rank {
 			continue
 		}
-		symbols[left], symbols[right] = c.into, gone
+		into := b.pairs.into[c.rank]
+		symbols[left], symbols[right] = into, gone
 		after := next[right]
 		next[left] = after
 		if int(after) < n {
 			previous[after] = left
-			if rank, id := b.pair(c.into, symbols[after], sc); rank != noRank {
-				sc.pushCandidate(mergeCandidate{rank, left, id})
+			if rank := b.rank(into, symbols[after], sc); rank != noRank {
+				sc.pushCandidate(mergeCandidate{rank, left})
 			}
 		}
 		if before := previous[left]; before >= 0 {
-			if rank, id := b.pair(symbols[before], c.into, sc); rank != noRank {
-				sc.pushCandidate(mergeCandidate{rank, before, id})
+			if rank := b.rank(symbols[before], into, sc); rank != noRank {
+				sc.pushCandidate(mergeCandidate{rank, before})
 			}
 		}
 	}

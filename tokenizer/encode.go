@@ -96,13 +96,15 @@ func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first 
 	case e.scan != nil:
 		for i < end {
 			j := e.scan(s, i, end)
-			out = e.bpe.appendPiece(out, s, i, j, sc)
+			out = e.bpe.add(out, s, i, j, sc)
 			i = j
 		}
+		out = e.bpe.flush(out, s, sc)
 	case e.deepSeek:
 		scanDeepSeek(s, i, end, func(start, stop int) {
-			out = e.bpe.appendPiece(out, s, start, stop, sc)
+			out = e.bpe.add(out, s, start, stop, sc)
 		})
+		out = e.bpe.flush(out, s, sc)
 	case len(e.stages) > 0:
 		return e.appendStages(out, 0, s[i:end], first, sc)
 	default:
@@ -118,10 +120,10 @@ func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 	}
 	for i < end {
 		j := e.bpe.marker.next(s, i, end)
-		out = e.bpe.appendPiece(out, s, i, j, sc)
+		out = e.bpe.add(out, s, i, j, sc)
 		i = j
 	}
-	return out
+	return e.bpe.flush(out, s, sc)
 }
 
 // EngineRuns returns how many texts (pieces, where patterns follow one another) went through the general engine for

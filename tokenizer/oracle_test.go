@@ -158,8 +158,9 @@ func naiveEncode(b *bpe, text string) []kvblock.Token {
 	for {
 		best, at, into := noRank, -1, kvblock.Token(0)
 		for i := 0; i+1 < len(ids); i++ {
-			if rank, id := b.pairs.get(ids[i], ids[i+1]); rank < best {
-				best, at, into = rank, i, id
+			key := pairKey(ids[i], ids[i+1])
+			if rank := b.pairs.get(key, mix(key)); rank < best {
+				best, at, into = rank, i, b.pairs.into[rank]
 			}
 		}
 		if at < 0 {
@@ -174,6 +175,7 @@ func TestMergesAgainstDefinition(t *testing.T) {
 	words := strings.Fields("the harbour was quiet and nobody expected information internationalization ▁▁ ▁the 漢字 é 😀 aaaaaa tttt ==== 0000")
 	for _, name := range modelNames {
 		b := loadModel(t, name).encoder.bpe
+		sc := newScratch()
 		for i := range 2000 {
 			var text strings.Builder
 			for range 1 + rng.IntN(1+i%40) {
@@ -185,7 +187,7 @@ func TestMergesAgainstDefinition(t *testing.T) {
 			s := text.String()
 			want := naiveEncode(b, s)
 			for _, pass := range []string{"cold", "cached"} {
-				if got := b.appendPiece(nil, s, 0, len(s), newScratch()); !slices.Equal(got, want) {
+				if got := b.appendPiece(nil, s, 0, len(s), sc); !slices.Equal(got, want) {
 					t.Fatalf("%s, %s: %q\n got %v\nwant %v", name, pass, s, got, want)
 				}
 			}
@@ -197,7 +199,7 @@ func TestMergesAgainstDefinition(t *testing.T) {
 			cuts := 0
 			for i := 0; i < len(s); cuts++ {
 				j := b.marker.next(s, i, len(s))
-				got = b.appendPiece(got, s, i, j, newScratch())
+				got = b.appendPiece(got, s, i, j, sc)
 				i = j
 			}
 			if !slices.Equal(got, want) {

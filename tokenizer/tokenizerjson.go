@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strconv"
@@ -252,7 +251,7 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 		if err != nil {
 			return fmt.Errorf("vocab: %w", err)
 		}
-		if id < 0 || id > math.MaxInt32 {
+		if id < 0 || id > maxID {
 			return fmt.Errorf("vocab: id %d of %q is out of range", id, text)
 		}
 		m.vocab[text] = kvblock.Token(id)
@@ -618,10 +617,10 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 			return fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
 		}
 	}
-	b.pairs = newPairTable(len(m.merges))
-	for rank, merge := range m.merges {
-		b.pairs.set(merge.left, merge.right, merge.into, uint32(rank))
+	if len(m.merges) >= int(noRank) {
+		return errUnsupported("a model of", fmt.Sprint(len(m.merges), " merges"))
 	}
+	b.pairs = newPairTable(m.merges)
 	if byteLevel {
 		return b.initByteLevel(m.vocab, m.IgnoreMerges)
 	}

@@ -177,54 +177,59 @@ func (t *runeTable) get(r rune) (kvblock.Token, bool) {
 	return id - 1, id != 0
 }
 
-// pairTable finds what two neighbouring tokens merge into, and how early the merge was learnt.
-type pairTable []pairEntry
-
-type pairEntry struct {
-	pair uint64 // left id in the high half
-	rank uint32
-	into kvblock.Token
+// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become. What decides is looked
+// up far more often than the rest, so a slot is one word: left id, right id, rank.
+type pairTable struct {
+	slots []uint64
+	into  []kvblock.Token // by rank
 }
 
-// noPair marks a free slot; no two ids make it, because ids are below 2^31.
-const noPair = ^uint64(0)
+const (
+	// idBits and rankBits fill a slot: ids below a million, up to 16 million merges.
+	idBits   = 20
+	rankBits = 64 - 2*idBits
+	// noRank is the rank of a pair that does not merge.
+	noRank uint32 = 1<<rankBits - 1
+	// maxID leaves the highest id free, so that no pair looks like a free slot.
+	maxID = 1<<idBits - 2
+	// freeSlot marks a free slot.
+	freeSlot = ^uint64(0)
+)
 
-// noRank is the rank of a pair that does not merge.
-const noRank = ^uint32(0)
+// pairKey is the upper part of a slot.
+func pairKey(left, right kvblock.Token) uint64 {
+	return uint64(left)<<(idBits+rankBits) | uint64(right)<<rankBits
+}
 
-func newPairTable(merges int) pairTable {
-	t := make(pairTable, tableSize(merges))
-	for i := range t {
-		t[i].pair = noPair
+// newPairTable indexes merges by rank. Of two merges of one pair the later counts, as in Hugging Face tokenizers.
+func newPairTable(merges []merge) pairTable {
+	t := pairTable{slots: make([]uint64, tableSize(len(merges)*3/4)), into: make([]kvblock.Token, len(merges))}
+	for i := range t.slots {
+		t.slots[i] = freeSlot
+	}
+	mask := uint64(len(t.slots) - 1)
+	for rank, m := range merges {
+		t.into[rank] = m.into
+		key := pairKey(m.left, m.right)
+		h := mix(key) & mask
+		for t.slots[h] != freeSlot && t.slots[h]>>rankBits != key>>rankBits {
+			h = (h + 1) & mask
+		}
+		t.slots[h] = key | uint64(rank)
 	}
 	return t
 }
 
-// set adds a merge. Of two entries for one pair the later wins, as in Hugging Face tokenizers.
-func (t pairTable) set(left, right, into kvblock.Token, rank uint32) {
-	pair := uint64(left)<<32 | uint64(right)
-	h := mix(pair) & uint64(len(t)-1)
-	for t[h].pair != noPair && t[h].pair != pair {
-		h = (h + 1) & uint64(len(t)-1)
-	}
-	t[h] = pairEntry{pair, rank, into}
-}
-
-// get returns the rank of a pair and what it merges into; noRank if it does not merge.
-func (t pairTable) get(left, right kvblock.Token) (uint32, kvblock.Token) {
-	pair := uint64(left)<<32 | uint64(right)
-	return t.getHashed(pair, mix(pair))
-}
-
-// getHashed is get of a pair and its hash, mix(pair).
-func (t pairTable) getHashed(pair, hash uint64) (uint32, kvblock.Token) {
-	for h := hash & uint64(len(t)-1); ; h = (h + 1) & uint64(len(t)-1) {
-		e := &t[h]
-		if e.pair == pair {
-			return e.rank, e.into
+// get returns the rank of a pair, whose key has the given hash, mix(key); noRank if it does not merge.
+func (t *pairTable) get(key, hash uint64) uint32 {
+	mask := uint64(len(t.slots) - 1)
+	for h := hash & mask; ; h = (h + 1) & mask {
+		slot := t.slots[h]
+		if (slot^key)>>rankBits == 0 {
+			return uint32(slot) & noRank
 		}
-		if e.pair == noPair {
-			return noRank, 0
+		if slot == freeSlot {
+			return noRank
 		}
 	}
 }
