@@ -24,11 +24,11 @@ type realTemplate struct {
 	}
 }
 
-// realTemplates are the distinct templates below the folders of KVEPP_MODELS, and, except with -short, in the packages of
-// KVEPP_ENGINES.
+// realTemplates are the distinct templates of the tree's own tests, below the folders of KVEPP_MODELS, and, except with
+// -short, in the packages of KVEPP_ENGINES.
 func realTemplates(t *testing.T) []realTemplate {
 	t.Helper()
-	folders := append([]string{"templates.py", "../testdata"}, strings.Fields(environment(t, "KVEPP_MODELS"))...)
+	folders := append([]string{"templates.py", "../testdata", "../../e2e"}, strings.Fields(environment(t, "KVEPP_MODELS"))...)
 	if !testing.Short() {
 		folders = append(folders, filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"))
 	}
