@@ -36,8 +36,10 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 test-long: ## what takes longer: every real tokenizer against the originals, fuzzing every decoder, and the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
-parity: libzmq ## real tokenizer files and chat templates, and engines' reading of requests, against the Python originals
+parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
+	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
 bench: ## the Go benchmarks, then tokenization beside its peers
 	@$(MAKE) --no-print-directory bench-go && $(MAKE) --no-print-directory bench-tokenizers

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -118,6 +120,25 @@ func withTemplate(t *testing.T, template string) string {
 	return dir
 }
 
+// realModel returns a folder with a real model's tokenizer and chat template, and a configuration that mockers take.
+func realModel(t *testing.T, from string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), filepath.Base(from))
+	err := os.Mkdir(dir, 0o755)
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+		err = errors.Join(err, os.Symlink(filepath.Join(from, name), filepath.Join(dir, name)))
+	}
+	for _, name := range []string{"config.json", "generation_config.json"} {
+		raw, errRead := os.ReadFile(filepath.Join("models/tiny-bytelevel", name))
+		raw = bytes.ReplaceAll(raw, []byte(`"qwen3"`), []byte(`"llama"`))
+		err = errors.Join(err, errRead, os.WriteFile(filepath.Join(dir, name), raw, 0o644))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 const (
 	weather = `{"type":"function","function":{"name":"get_weather","description":"The weather \"now\" <b>","parameters":{"type":"object","properties":{"items":{"type":"array","items":{"type":"string"},"default":["x"]},"city":{"type":"string","default":null},"days":{"type":"integer","default":1.5,"minimum":1e-7}},"required":["city"]},"strict":false,"extra":1}}`
 	bare    = `{"type":"function","function":{"name":"now"}},{"type":"function","function":{"name":"then","parameters":{}}},{"type":"function","function":{"parameters":{"properties":{"a":{"enum":[1,true,null]}}},"name":"x","description":null}}`
@@ -168,10 +189,13 @@ var parityRequests = []struct{ api, fields string }{
 }
 
 // TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the ids
-// that the frontend made of them. kvepp's must be the same.
+// that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take besides.
 func TestDynamoParity(t *testing.T) {
 	folders := []string{"models/tiny-bytelevel", "models/tiny-sentencepiece",
 		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
+	for _, folder := range strings.Fields(os.Getenv("KVEPP_MODELS")) {
+		folders = append(folders, realModel(t, folder))
+	}
 	frontend, err := stack.StartFrontend(t.Context(), stack.Config{Root: "..", Tools: os.Getenv("KVEPP_TOOLS")}, folders, parityBlock)
 	if err != nil {
 		t.Fatal(err)
