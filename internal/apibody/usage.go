@@ -3,6 +3,7 @@ package apibody
 import (
 	"bytes"
 	"mime"
+	"strings"
 
 	"kvepp/chattemplate"
 )
@@ -107,6 +108,9 @@ func (r *UsageReader) line(line []byte) {
 	}
 	if usage {
 		r.take(event)
+		if response, ok := field[*chattemplate.Dict](event, "response"); ok { // the last event of /v1/responses
+			r.take(response)
+		}
 	}
 	r.sawContent = r.sawContent || hasContent(event)
 }
@@ -135,18 +139,32 @@ func (r *UsageReader) take(response *chattemplate.Dict) {
 	}
 	r.found = true
 	r.usage = Usage{
-		PromptTokens:     positiveInt(usage, "prompt_tokens"),
-		CompletionTokens: positiveInt(usage, "completion_tokens"),
+		PromptTokens:     positiveInt(usage, "prompt_tokens") + positiveInt(usage, "input_tokens"),
+		CompletionTokens: positiveInt(usage, "completion_tokens") + positiveInt(usage, "output_tokens"),
 	}
-	if details, ok := field[*chattemplate.Dict](usage, "prompt_tokens_details"); ok {
-		if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
-			r.usage.CachedTokens = int(cached)
-			r.usage.HasCached = true
+	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} { // the latter of /v1/responses
+		if details, ok := field[*chattemplate.Dict](usage, name); ok {
+			if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
+				r.usage.CachedTokens = int(cached)
+				r.usage.HasCached = true
+			}
+		}
+	}
+	for _, name := range [...]string{"cache_creation_input_tokens", "cache_read_input_tokens"} { // of /v1/messages
+		_, ok := field[int64](usage, name)
+		r.usage.HasCached = r.usage.HasCached || ok
+		if name == "cache_read_input_tokens" { // which input_tokens leaves out
+			r.usage.CachedTokens += positiveInt(usage, name)
+			r.usage.PromptTokens += positiveInt(usage, name)
 		}
 	}
 }
 
 func hasContent(event *chattemplate.Dict) bool {
+	kind, _ := field[string](event, "type") // of events of /v1/responses and /v1/messages
+	if strings.HasSuffix(kind, ".delta") || kind == "content_block_delta" || kind == "message_delta" || kind == "response.completed" {
+		return true
+	}
 	choices, _ := field[*chattemplate.List](event, "choices")
 	if choices == nil {
 		return false

@@ -51,7 +51,14 @@ func TestUsageReader(t *testing.T) {
 		"stream, finished":           {stream, event(`{"choices":[{"delta":{},"finish_reason":"length"}]}`), Usage{}, false, true},
 		"stream, quoted usage":       {stream, event(`{"choices":[{"delta":{"content":"\"usage\": {\"prompt_tokens\": 5}"}}]}`), Usage{}, false, true},
 		"stream, long line first":    {stream, "data: " + long + "\n" + event(`{"usage":`+usageJSON+`}`), full, true, false},
-		"stream, nonsense":           {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n", Usage{}, false, false},
+		"stream, responses": {stream, "event: response.created\n" + event(`{"type":"response.created","response":{"usage":null}}`) +
+			event(`{"type":"response.completed","response":{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}}`), full, true, true},
+		"stream, messages": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`) +
+			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":36,"output_tokens":7,"cache_creation_input_tokens":0,"cache_read_input_tokens":64}}`), full, true, true},
+		"stream, message start": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`), Usage{}, false, false},
+		"body, responses":       {"application/json", `{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}`, full, true, true},
+		"body, messages":        {"application/json", `{"usage":{"input_tokens":5,"output_tokens":2,"cache_creation_input_tokens":0}}`, Usage{PromptTokens: 5, CompletionTokens: 2, HasCached: true}, true, true},
+		"stream, nonsense":      {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n", Usage{}, false, false},
 
 		"body":                   {"application/json", `{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":` + usageJSON + `}`, full, true, true},
 		"body, no content type":  {"", ` { "usage" : ` + usageJSON + ` , "z":1}`, full, true, true},
