@@ -201,6 +201,9 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 		p.reason = ReasonMedia
 		return p, nil
 	case body.Unmapped != "":
+		p.reason = ReasonUnmapped
+		return p, nil
+	case body.Unmapped != "":
 		r.log.Debug("request routed by load", "request_id", req.ID, "unmapped", body.Unmapped)
 		p.reason = ReasonUnmapped
 		return p, nil
@@ -211,10 +214,7 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 	}
 	r.metrics.Phase("tokenize", at)
 	if err != nil {
-		p.reason = ReasonTokenize
-		if errors.Is(err, tokenizer.ErrNoIDs) {
-			p.reason = ReasonNoTokenizer
-		}
+		p.reason = reasonOf(err)
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
 		return p, nil
 	}
@@ -223,6 +223,19 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 		p.isl += len(ids)
 	}
 	return p, nil
+}
+
+// reasonOf names why a request could not be tokenized.
+func reasonOf(err error) Reason {
+	switch {
+	case errors.Is(err, tokenizer.ErrNoIDs):
+		return ReasonNoTokenizer
+	case errors.Is(err, tokenizer.ErrMedia):
+		return ReasonMedia
+	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+		return ReasonNoChatTemplate
+	}
+	return ReasonTokenize
 }
 
 // decision is the scratch memory of one choice, reused.

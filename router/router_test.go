@@ -197,6 +197,7 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)}, ReasonMedia},
 		{"a built-in tool", workers(1), &Request{Path: "/v1/responses", Body: []byte(
 			`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`)}, ReasonUnmapped},
+		{"a part that no chat has", workers(1), &Request{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x","previous_response_id":"y"}`)}, ReasonUnmapped},
 		{"no block size", unsized, completion("m", tokens(0, 16)), ReasonNoBlockSize},
 		{"no events", silent, completion("m", tokens(0, 16)), ReasonNoEvents},
 	} {
