@@ -5,5 +5,6 @@
 // component that it does not know exactly is refused when the model is loaded, by name, because one wrong id would turn
 // every later block hash wrong, silently.
 //
-// A Model is safe for concurrent use. Its caches are bounded: at most 64 MiB of remembered messages and 64 Ki words.
+// A Model is safe for concurrent use. Its caches are bounded: at most 64 MiB of remembered
+// messages, and a MiB of remembered words for each encoding that runs at the same time, up to one a processor.
 package tokenizer

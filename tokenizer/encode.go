@@ -36,6 +36,9 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	if !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
 	}
+	if e.kimiLimits && !withinKimiLimits(text) {
+		return out, fmt.Errorf("tokenizer: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not reproduced here", len(text))
+	}
 	sc := e.borrow()
 	before := len(out)
 	if special {

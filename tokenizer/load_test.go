@@ -1,10 +1,13 @@
 package tokenizer
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -215,5 +218,64 @@ func FuzzPattern(f *testing.F) {
 			}
 			done = end
 		})
+	})
+}
+
+func TestTiktoken(t *testing.T) {
+	var lines strings.Builder
+	for b := range 256 {
+		fmt.Fprintf(&lines, "%s %d\n", base64.StdEncoding.EncodeToString([]byte{byte(b)}), b)
+	}
+	model := lines.String() + base64.StdEncoding.EncodeToString([]byte("ab")) + " 256\n"
+	const config = `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"258":{"content":"[EOS]"}}}`
+	dir := t.TempDir()
+	for name, content := range map[string]string{"tiktoken.model": model, "tokenizer_config.json": config} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := Load(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := m.Encode("abab[EOS]<|reserved_token_257|>a", true)
+	if want := []kvblock.Token{256, 256, 258, 257, 'a'}; err != nil || !slices.Equal(ids, want) {
+		t.Errorf("got %v, %v; want %v", ids, err, want)
+	}
+	for _, text := range []string{strings.Repeat("a", kimiMaxRun+1), strings.Repeat("a ", kimiMaxText)} {
+		if _, err := m.Encode(text, true); err == nil {
+			t.Errorf("%d bytes: no error", len(text))
+		}
+	}
+	for _, c := range []struct{ model, config, want string }{
+		{model, `{"tokenizer_class":"Other"}`, `tokenizer_class "Other"`},
+		{model, `[]`, tokenizerConfigFile},
+		{"xx\n", config, "line 1"},
+		{model + "YWI= 257\n", config, "there before"},
+		{model + "YWJj 300\n", config, "rank 300"},
+		{"YQ== 0\n", config, "no token for byte"},
+		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"1":{"content":"[X]"}}}`, "not behind the vocabulary"},
+		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"257":{"content":"[X]"},"258":{"content":"[X]]"}}}`, "begins like another"},
+	} {
+		if _, err := parseTiktoken([]byte(c.model), []byte(c.config)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.20q, %s: got %v, want ...%s...", c.model, c.config, err, c.want)
+		}
+	}
+}
+
+func FuzzTiktoken(f *testing.F) {
+	var lines strings.Builder
+	for b := range 256 {
+		fmt.Fprintf(&lines, "%s %d\n", base64.StdEncoding.EncodeToString([]byte{byte(b)}), b)
+	}
+	f.Add([]byte(lines.String()), []byte(`{"tokenizer_class":"TikTokenTokenizer"}`), "a<|reserved_token_257|>")
+	f.Fuzz(func(t *testing.T, model, config []byte, text string) {
+		e, err := parseTiktoken(model, config)
+		if err != nil {
+			return
+		}
+		if ids, err := e.append([]kvblock.Token{7}, text, true, nil); err == nil && (len(ids) == 0 || ids[0] != 7) {
+			t.Fatalf("append changed what was there: %v", ids)
+		}
 	})
 }

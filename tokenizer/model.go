@@ -62,13 +62,9 @@ func Load(dir string, o Options) (*Model, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	raw, err := os.ReadFile(filepath.Join(dir, tokenizerFile))
+	e, err := loadEncoder(dir)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
-	}
-	e, err := parseTokenizerJSON(raw)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerFile), err)
+		return nil, err
 	}
 	m := &Model{encoder: e, segments: newSegmentCache(segmentCacheBytes), options: o}
 	if o.DefaultChatTemplateKwargs != "" {
@@ -90,6 +86,38 @@ func Load(dir string, o Options) (*Model, error) {
 		m.dynamo = m.newDynamoChat()
 	}
 	return m, nil
+}
+
+// loadEncoder reads tokenizer.json, or where there is none tiktoken.model.
+func loadEncoder(dir string) (*encoder, error) {
+	path := filepath.Join(dir, tokenizerFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		tiktoken, found, otherErr := readOptional(filepath.Join(dir, tiktokenFile))
+		if otherErr != nil {
+			return nil, fmt.Errorf("tokenizer: %w", otherErr)
+		}
+		if found {
+			path = filepath.Join(dir, tiktokenFile)
+			config, err := os.ReadFile(filepath.Join(dir, tokenizerConfigFile))
+			if err != nil {
+				return nil, fmt.Errorf("tokenizer: %w", err)
+			}
+			e, err := parseTiktoken(tiktoken, config)
+			if err != nil {
+				return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
+			}
+			return e, nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	e, err := parseTokenizerJSON(raw)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
+	}
+	return e, nil
 }
 
 // readOptional reads a file that need not exist.

@@ -297,6 +297,31 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
+// FuzzMerges holds the encoding of a piece, however it is cut, cached and merged, to the definition of BPE.
+func FuzzMerges(f *testing.F) {
+	models, scratches := map[string]*encoder{}, map[string]*scratch{}
+	for _, name := range modelNames {
+		models[name], scratches[name] = loadModel(f, name).encoder, newScratch()
+	}
+	for _, text := range []string{"▁the▁harbour▁▁", "internationalization", "é漢\U0001f600\x00", strings.Repeat("=", 70), "a▁b▁aa▁"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if len(text) == 0 || len(text) > 500 || !utf8.ValidString(text) {
+			return
+		}
+		for name, e := range models {
+			want := naiveEncode(e.bpe, text)
+			sc := scratches[name]
+			for _, pass := range []string{"first", "again"} {
+				if got := e.appendUncut(nil, text, 0, len(text), sc); !slices.Equal(got, want) {
+					t.Fatalf("%s, %s: %q\n got %v\nwant %v", name, pass, text, got, want)
+				}
+			}
+		}
+	})
+}
+
 func ExampleModel_Encode() {
 	m, err := Load("../e2e/models/tiny-bytelevel", Options{})
 	if err != nil {

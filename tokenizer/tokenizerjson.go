@@ -119,6 +119,7 @@ type encoder struct {
 	// firstDiffers says that the text at the very beginning of a prompt is encoded otherwise than the same text later.
 	firstDiffers bool
 	engineRuns   engineRuns
+	kimiLimits   bool          // see withinKimiLimits
 	idle         chan *scratch // scratches that wait for the next encoding
 
 	addedRaw        *addedTokens // looked for in the text as it is
@@ -620,7 +621,7 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	if len(m.merges) >= int(noRank) {
 		return errUnsupported("a model of", fmt.Sprint(len(m.merges), " merges"))
 	}
-	b.pairs = newPairTable(m.merges)
+	b.pairs = newPairTable(m.merges, false)
 	if byteLevel {
 		return b.initByteLevel(m.vocab, m.IgnoreMerges)
 	}

@@ -201,14 +201,24 @@ func pairKey(left, right kvblock.Token) uint64 {
 	return uint64(left)<<(idBits+rankBits) | uint64(right)<<rankBits
 }
 
-// newPairTable indexes merges by rank. Of two merges of one pair the later counts, as in Hugging Face tokenizers.
-func newPairTable(merges []merge) pairTable {
-	t := pairTable{slots: make([]uint64, tableSize(len(merges)*3/4)), into: make([]kvblock.Token, len(merges))}
+// newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in Hugging
+// Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
+func newPairTable(merges []merge, byToken bool) pairTable {
+	ranks := len(merges)
+	if byToken {
+		for _, m := range merges {
+			ranks = max(ranks, int(m.into)+1)
+		}
+	}
+	t := pairTable{slots: make([]uint64, tableSize(len(merges)*3/4)), into: make([]kvblock.Token, ranks)}
 	for i := range t.slots {
 		t.slots[i] = freeSlot
 	}
 	mask := uint64(len(t.slots) - 1)
 	for rank, m := range merges {
+		if byToken {
+			rank = int(m.into)
+		}
 		t.into[rank] = m.into
 		key := pairKey(m.left, m.right)
 		h := mix(key) & mask

@@ -14,6 +14,7 @@
 Needs what e2e/tools/oracles/requirements.txt lists. The texts depend on the numbers and the model's added tokens alone.
 """
 
+import base64
 import json
 import os
 import random
@@ -132,10 +133,14 @@ def batch(tokenizer, texts, special):
 
 
 def encode(folder, strings, rand, native=None):
-    tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    added = sorted(t.content for t in tokenizer.get_added_tokens_decoder().values())
+    if os.path.exists(os.path.join(folder, "tokenizer.json")):
+        tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        added = sorted(t.content for t in tokenizer.get_added_tokens_decoder().values())
+    else:
+        tokenizer = Tiktoken(folder)
+        added = sorted(tokenizer.special)
     plain = None
     if native:
         from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -189,6 +194,47 @@ def families(folder):
         with open(os.path.join(target, "tokenizer.json"), "w", encoding="utf-8") as f:
             f.write(variants_gen.whole(bases[base], overrides))
         print(json.dumps({"folder": target}))
+    # A model like Kimi K2, without tokenizer.json: compared with tiktoken itself.
+    target = os.path.join(folder, "tiktoken.model of Kimi's shape")
+    os.makedirs(target)
+    byte_of = {}
+    others = 0x100
+    for b in range(256):
+        printable = 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE
+        byte_of[chr(b if printable else others)] = b
+        others += not printable
+    vocab = sorted(bases["bytes"]["model"]["vocab"].items(), key=lambda item: item[1])
+    with open(os.path.join(target, "tiktoken.model"), "wb") as f:
+        for token, rank in vocab:
+            f.write(base64.b64encode(bytes(byte_of[c] for c in token)) + b" %d\n" % rank)
+    added = {str(len(vocab) + i): {"content": content} for i, content in enumerate(["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>"])}
+    with open(os.path.join(target, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": added}, f)
+    print(json.dumps({"folder": target}))
+
+
+class Tiktoken:
+    """tiktoken with Kimi's pattern, and its special tokens recognised everywhere, in the form of a Tokenizer."""
+
+    def __init__(self, folder):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testdata"))
+        import tiktoken
+        import variants_gen
+
+        lines = open(os.path.join(folder, "tiktoken.model"), "rb").read().splitlines()
+        ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
+        with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as f:
+            named = json.load(f)["added_tokens_decoder"]
+        ids = range(len(ranks), len(ranks) + 256)
+        self.special = {named.get(str(i), {"content": f"<|reserved_token_{i}|>"})["content"]: i for i in ids}
+        self.encoding = tiktoken.Encoding("kimi", pat_str=variants_gen.KIMI, mergeable_ranks=ranks, special_tokens=self.special)
+
+    def encode_batch_fast(self, texts, add_special_tokens):
+        class Encoding:
+            def __init__(self, ids):
+                self.ids = ids
+
+        return [Encoding(self.encoding.encode(text, allowed_special="all")) for text in texts]
 
 
 def sentencepiece(cls, source):
