@@ -38,18 +38,19 @@ type Reason string
 
 // The reasons. Every one but ReasonKV means that only load was priced.
 const (
-	ReasonKV           Reason = "kv"             // overlap and load
-	ReasonNoBody       Reason = "no_body"        // a request without a body, a GET for example
-	ReasonBodyMode     Reason = "body_mode"      // the proxy's body mode does not let the body be waited for
-	ReasonBodyTooLarge Reason = "body_too_large" // above the size that is parsed
-	ReasonUnknownAPI   Reason = "unknown_api"    // a path whose body kvepp does not read
-	ReasonNoTokenizer  Reason = "no_tokenizer"   // no --model for the request's model
-	ReasonMedia        Reason = "media"          // an image, audio or video in the prompt
-	ReasonUnmapped     Reason = "unmapped"       // of /v1/responses or /v1/messages: something that no chat holds
-	ReasonTokenize     Reason = "tokenize_error" // template or text that cannot be tokenized
-	ReasonNoBlockSize  Reason = "no_block_size"  // no candidate's block size is known
-	ReasonNoEvents     Reason = "no_events"      // no candidate announces its blocks
-	ReasonPanic        Reason = "panic"          // a defect of kvepp's, contained; the log has the stack
+	ReasonKV             Reason = "kv"               // overlap and load
+	ReasonNoBody         Reason = "no_body"          // a request without a body, a GET for example
+	ReasonBodyMode       Reason = "body_mode"        // the proxy's body mode does not let the body be waited for
+	ReasonBodyTooLarge   Reason = "body_too_large"   // above the size that is parsed
+	ReasonUnknownAPI     Reason = "unknown_api"      // a path whose body kvepp does not read
+	ReasonNoTokenizer    Reason = "no_tokenizer"     // no --model for the request's model
+	ReasonMedia          Reason = "media"            // an image, audio or video in the prompt
+	ReasonUnmapped       Reason = "unmapped"         // of /v1/responses or /v1/messages: something that no chat holds
+	ReasonNoChatTemplate Reason = "no_chat_template" // a chat, and the model's folder has no template
+	ReasonTokenize       Reason = "tokenize_error"   // what only the engine can tokenize, or refuses; the debug log says which
+	ReasonNoBlockSize    Reason = "no_block_size"    // no candidate's block size is known
+	ReasonNoEvents       Reason = "no_events"        // no candidate announces its blocks
+	ReasonPanic          Reason = "panic"            // a defect of kvepp's, contained; the log has the stack
 )
 
 // Request is what is to be routed.
@@ -199,9 +200,6 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 	switch {
 	case body.HasMedia:
 		p.reason = ReasonMedia
-		return p, nil
-	case body.Unmapped != "":
-		p.reason = ReasonUnmapped
 		return p, nil
 	case body.Unmapped != "":
 		r.log.Debug("request routed by load", "request_id", req.ID, "unmapped", body.Unmapped)
