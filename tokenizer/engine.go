@@ -104,6 +104,9 @@ func errRefused(format string, args ...any) error {
 func (m *Model) given(request *apibody.Request) ([][]kvblock.Token, error) {
 	var ids [][]kvblock.Token
 	var err error
+	if m.rebuilt && (m.options.Engine == VLLM || m.options.Engine == SGLang) {
+		return nil, errNotReproduced("a byte-level tokenizer.json of the class LlamaTokenizer, of which Transformers makes another tokenizer")
+	}
 	switch m.options.Engine {
 	case VLLM:
 		ids, err = m.givenVLLM(request)

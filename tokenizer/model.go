@@ -38,7 +38,9 @@ type Model struct {
 	multimodal bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
-	options       Options
+	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
+	rebuilt bool
+	options Options
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
 	defaultKwargs *chattemplate.Dict
 }
@@ -162,6 +164,19 @@ func (m *Model) readModelConfig(dir string) error {
 	return nil
 }
 
+// rebuiltAsLlama reports whether Transformers takes the folder's tokenizer for Llama 2's: a configuration that names its class
+// over a byte-level tokenizer.json. It then keeps the vocabulary alone and splits text as Llama 2 does, unless it knows the
+// model type to be such a case. Without config.json nothing is known, and tokenizer.json is believed.
+// Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
+func (m *Model) rebuiltAsLlama(class string) bool {
+	isLlama := class == `"LlamaTokenizerFast"` || class == `"LlamaTokenizer"`
+	switch m.modelType {
+	case "", "deepseek_v2", "deepseek_v3", "mistral":
+		return false
+	}
+	return isLlama && m.encoder.bpe.byteLevel
+}
+
 // specialTokenNames are the named tokens that Transformers shows to templates and adds to the tokenizer.
 var specialTokenNames = []string{
 	"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -180,6 +195,7 @@ func (m *Model) readConfig(path string) ([]namedTemplate, error) {
 	if string(config["split_special_tokens"]) == "true" {
 		return nil, errUnsupported("split_special_tokens", "true")
 	}
+	m.rebuilt = m.rebuiltAsLlama(string(config["tokenizer_class"]))
 	m.specialNames = map[string]string{}
 	for _, name := range specialTokenNames {
 		token, err := specialToken(config[name])
