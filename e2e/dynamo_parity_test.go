@@ -217,8 +217,13 @@ func TestDynamoParity(t *testing.T) {
 		}
 		models[i] = m
 	}
+	deadline := time.After(time.Minute)
 	for _, m := range models {
-		<-m.blocks.connected
+		select {
+		case <-m.blocks.connected:
+		case <-deadline:
+			t.Fatalf("no connection to the events of %s", m.folder)
+		}
 	}
 	compared, refused := map[string]int{}, 0
 	for n, c := range parityRequests {
@@ -283,7 +288,8 @@ func settled(f func() error) error {
 // askFrontend posts a body, and returns the number of prompt tokens that the answer reports.
 func askFrontend(t *testing.T, url, body string) (status, promptTokens int, answer string) {
 	t.Helper()
-	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	client := http.Client{Timeout: time.Minute}
+	resp, err := client.Post(url, "application/json", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
