@@ -477,6 +477,10 @@ func TestReplayIncomplete(t *testing.T) {
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
 	p.subscribed(1)
+	// The replay of the connection comes first: one after message 0 that does not know of it would mean a new life.
+	if from := <-replays.asked; from != 0 {
+		t.Fatalf("the first replay was asked from %d, want 0", from)
+	}
 	p.send("", 0, "p0")
 	p.send("", 1, "p1")
 	p.send("", 7, "p7")

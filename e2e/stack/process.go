@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -148,17 +149,16 @@ func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*
 	return fmt.Errorf("stack: waiting for %s: %w%s", what, err, b.String())
 }
 
-// ports returns n consecutive TCP ports that are free on loopback now. They stay bound until all are found, so that no
-// two calls get the same ones unless one has been let go.
+// ports returns n consecutive TCP ports that are free on loopback now. They lie below the range from which the system
+// takes ports for outgoing connections, and begin at random, so that neither a connection nor another stack on the machine
+// is likely to take one before the program that it is for.
 func ports(n int) (int, error) {
-	for range 100 {
-		first, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, err
-		}
-		base := first.Addr().(*net.TCPAddr).Port
-		held := []net.Listener{first}
-		for i := 1; i < n && err == nil; i++ {
+	const low, high = 20000, 32000
+	for range 1000 {
+		base := low + rand.IntN(high-low-n)
+		var held []net.Listener
+		var err error
+		for i := 0; i < n && err == nil; i++ {
 			var l net.Listener
 			if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i)); err == nil {
 				held = append(held, l)
