@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"kvepp/chattemplate"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 )
@@ -166,4 +167,19 @@ func (m *Model) renderChat(request *apibody.Request) (string, error) {
 // ownEncoding reports whether the model's architecture is one of those.
 func (m *Model) ownEncoding(architectures []string) bool {
 	return slices.Contains(architectures, m.architecture)
+}
+
+// convertMessages returns a chat's messages as an engine's rule for one makes them. parts says that content goes to the
+// template as a list of parts.
+func convertMessages(request *apibody.Request, convert func(message *chattemplate.Dict, parts bool) (*chattemplate.Dict, error), parts bool) ([]any, error) {
+	messages := make([]any, len(request.Messages.Items))
+	for i, item := range request.Messages.Items {
+		given, _ := item.(*chattemplate.Dict)
+		message, err := convert(given, parts)
+		if err != nil {
+			return nil, fmt.Errorf("%w (message %d)", err, i)
+		}
+		messages[i] = message
+	}
+	return messages, nil
 }

@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"errors"
-	"fmt"
 	"math/big"
 	"slices"
 	"strconv"
@@ -106,7 +105,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 	if documents, given := kwargs.Get("documents"); given {
 		c.documents, _ = documents.(*chattemplate.List)
 	}
-	if c.messages, err = sglangMessages(request, t.wantsParts); err != nil {
+	if c.messages, err = convertMessages(request, sglangMessage, t.wantsParts); err != nil {
 		return done, err
 	}
 	if c.tools, err = sglangTools(request, c.messages); err != nil {
@@ -310,20 +309,6 @@ func sglangDumpTools(list *chattemplate.List) ([]any, error) {
 		tools[i] = dict("type", kind, "function", dumped, "defer_loading", deferredTool)
 	}
 	return tools, nil
-}
-
-// sglangMessages returns the conversation. parts says that content goes to the template as a list of parts.
-func sglangMessages(request *apibody.Request, parts bool) ([]any, error) {
-	messages := make([]any, len(request.Messages.Items))
-	for i, item := range request.Messages.Items {
-		given, _ := item.(*chattemplate.Dict)
-		message, err := sglangMessage(given, parts)
-		if err != nil {
-			return nil, fmt.Errorf("%w (message %d)", err, i)
-		}
-		messages[i] = message
-	}
-	return messages, nil
 }
 
 func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dict, error) {

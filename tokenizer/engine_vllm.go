@@ -94,7 +94,7 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if c.messages, err = vllmMessages(request, t.wantsParts); err != nil {
+	if c.messages, err = convertMessages(request, vllmMessage, t.wantsParts); err != nil {
 		return "", err
 	}
 	if !strings.Contains(t.source, `"developer"`) && !strings.Contains(t.source, `'developer'`) {
@@ -244,20 +244,6 @@ func vllmTools(request *apibody.Request) (*chattemplate.List, error) {
 		tools[i] = entry
 	}
 	return chattemplate.NewList(tools...), nil
-}
-
-// vllmMessages returns the conversation. parts says that content goes to the template as a list of parts.
-func vllmMessages(request *apibody.Request, parts bool) ([]any, error) {
-	messages := make([]any, len(request.Messages.Items))
-	for i, item := range request.Messages.Items {
-		given, _ := item.(*chattemplate.Dict)
-		message, err := vllmMessage(given, parts)
-		if err != nil {
-			return nil, fmt.Errorf("%w (message %d)", err, i)
-		}
-		messages[i] = message
-	}
-	return messages, nil
 }
 
 // vllmMessage returns one message. Only the fields that vLLM knows reach the template.
