@@ -124,6 +124,15 @@ func follow(ctx context.Context, o *options, p *pool.Pool, m *metrics.Metrics, l
 		instances []dynamo.Instance
 	)
 	update := func() {
+		for _, in := range instances {
+			if in.Card == nil {
+				continue
+			}
+			for _, setting := range in.Card.Unread {
+				warnOnce(log, "a Dynamo worker is set to "+setting+": kvepp does not follow it, so that its prompts may be "+
+					"predicted wrongly; compare kvepp_predicted_cached_tokens_total with kvepp_reported_cached_tokens_total")
+			}
+		}
 		endpoints := dynamo.Join(entries, instances)
 		ignored := 0
 		for i := range endpoints {

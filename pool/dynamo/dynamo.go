@@ -33,6 +33,8 @@ type Card struct {
 	EAGLE                 bool
 	Role                  pool.Role
 	Taints                []string
+	// Unread names settings of the worker that change the prompts its frontend makes, and that kvepp does not follow.
+	Unread []string
 }
 
 // parseInstance decodes the record of v1/instances.
@@ -83,13 +85,32 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 			DataParallelSize      uint32   `json:"data_parallel_size"`
 			EnableEAGLE           bool     `json:"enable_eagle"`
 			Taints                []string `json:"taints"`
+
+			ReasoningParser     *string `json:"reasoning_parser"`
+			DefaultThinkingMode *string `json:"default_thinking_mode"`
+			ToolCallArguments   *string `json:"tool_call_arguments_format"`
+			ExcludeTools        *bool   `json:"exclude_tools_when_tool_choice_none"`
 		} `json:"runtime_config"`
 	}
 	if err := json.Unmarshal(r.Card, &c); err != nil {
 		return "", 0, nil, fmt.Errorf("card_json: %w", err)
 	}
+	var unread []string
+	if p := c.Runtime.ReasoningParser; p != nil {
+		unread = append(unread, "reasoning_parser "+*p)
+	}
+	if m := c.Runtime.DefaultThinkingMode; m != nil {
+		unread = append(unread, "default_thinking_mode "+*m)
+	}
+	if f := c.Runtime.ToolCallArguments; f != nil && *f != "json_string" {
+		unread = append(unread, "tool_call_arguments_format "+*f)
+	}
+	if e := c.Runtime.ExcludeTools; e != nil && !*e {
+		unread = append(unread, "exclude_tools_when_tool_choice_none false")
+	}
 	return path, *r.InstanceID, &Card{
-		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
+		Unread: unread,
+		Model:  c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
 		TotalKVBlocks: c.Runtime.TotalKVBlocks, MaxNumBatchedTokens: c.Runtime.MaxNumBatchedTokens,
 		DataParallelStartRank: c.Runtime.DataParallelStartRank, DataParallelSize: c.Runtime.DataParallelSize,
 		EAGLE: c.Runtime.EnableEAGLE, Taints: c.Runtime.Taints,

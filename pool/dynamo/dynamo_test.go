@@ -78,7 +78,13 @@ func TestScan(t *testing.T) {
 		c.DataParallelSize != 2 || !c.EAGLE || c.Role != pool.Aggregated {
 		t.Errorf("card: %+v", c)
 	}
-	s.card("w1", 2, 32, now)
+	s.put("mdc", "w1/backend/generate", 2, `{"namespace":"w1","component":"backend","endpoint":"generate","instance_id":2,"card_json":{`+
+		`"kv_cache_block_size":32,"runtime_config":{"reasoning_parser":"qwen3","tool_call_arguments_format":"json_string",`+
+		`"exclude_tools_when_tool_choice_none":false}}}`, now)
+	if got := reader.scan(now); got[1].Card == nil || len(got[1].Card.Unread) != 2 || len(got[0].Card.Unread) != 0 {
+		t.Errorf("settings that are not followed: %+v", got)
+	}
+	s.card("w1", 2, 32, now.Add(time.Millisecond))
 	if err := os.Chtimes(dead, now, now); err != nil { // it was only slow
 		t.Fatal(err)
 	}
