@@ -43,11 +43,11 @@ func TestMain(m *testing.M) {
 // start starts another stack for one test.
 func start(t *testing.T, cfg stack.Config) *stack.Stack {
 	t.Helper()
-	cfg.Root, cfg.Tools, cfg.Progress = "..", os.Getenv("KVEPP_TOOLS"), t.Logf
-	var err error
-	if cfg.Root, err = filepath.Abs(".."); err != nil {
+	root, err := filepath.Abs("..")
+	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.Root, cfg.Tools, cfg.Progress = root, os.Getenv("KVEPP_TOOLS"), t.Logf
 	s, err := stack.Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -45,9 +45,9 @@ type stream struct {
 
 // head is what routing needs of the request headers.
 type head struct {
-	method, path, id string
-	idMade           bool // the client sent no request id; kvepp made one
-	subset           *subset
+	path, id string
+	idMade   bool // the client sent no request id; kvepp made one
+	subset   *subset
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -250,8 +250,6 @@ func readHead(m *corev3.HeaderMap) head {
 	var h head
 	for _, v := range m.GetHeaders() {
 		switch strings.ToLower(v.GetKey()) {
-		case ":method":
-			h.method = headerValue(v)
 		case ":path":
 			h.path = headerValue(v)
 		case "x-request-id":

@@ -225,18 +225,14 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 // ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing else
 // said it; one that differs from what is known makes the worker load-only until they agree again.
 func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
-	s := p.Acquire()
-	i := slices.IndexFunc(s.Workers, func(x Worker) bool { return x.Worker == w })
-	settled := i < 0 || s.Workers[i].BlockSize == announced && s.Workers[i].Announced == 0 || s.Workers[i].Announced == announced
-	s.Release()
-	if settled {
-		return
-	}
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	before := p.current.Load()
-	i = slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
+	i := slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
 	if i < 0 {
+		return // it has left meanwhile
+	}
+	if x := &before.Workers[i]; x.BlockSize == announced && x.Announced == 0 || x.Announced == announced {
 		return
 	}
 	after := &Snapshot{Workers: slices.Clone(before.Workers)}

@@ -289,9 +289,6 @@ func (w *Worker) Ready(ctx context.Context) error {
 // Kill ends the mocker as a crash would. Its frontend stays.
 func (w *Worker) Kill() { w.mocker.kill() }
 
-// Stop ends the mocker in order.
-func (w *Worker) Stop() { w.mocker.stop() }
-
 // Restart starts the mocker again, on the same ports; it gets a new instance id.
 func (w *Worker) Restart() error { return w.startMocker() }
 
@@ -480,9 +477,6 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 	}
 	return errors.New("kvepp is not among Envoy's clusters yet")
 }
-
-// Dir is where logs and configurations are.
-func (s *Stack) Dir() string { return s.dir }
 
 // HealthAddresses are where kvepp answers gRPC health checks: without TLS on its own port, with TLS beside ext_proc.
 func (s *Stack) HealthAddresses() (plain, secure string) {
