@@ -254,12 +254,20 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 }
 
 // publish replaces the snapshot. The caller holds p.publishing.
-func (p *Pool) publish(s *Snapshot) { p.old = append(p.old, p.current.Swap(s)) }
+func (p *Pool) publish(s *Snapshot) {
+	p.prune() // a pool that is never updated, but learns the block sizes of thousands of workers, must not keep them all
+	p.old = append(p.old, p.current.Swap(s))
+}
+
+// prune lets go of superseded snapshots that nobody reads. The caller holds p.publishing.
+func (p *Pool) prune() {
+	p.old = slices.DeleteFunc(p.old, func(s *Snapshot) bool { return s.readers.Load() == 0 })
+}
 
 // reclaim frees the numbers of workers that left, once no reader of an older snapshot remains. The caller holds p.update.
 func (p *Pool) reclaim() {
 	p.publishing.Lock()
-	p.old = slices.DeleteFunc(p.old, func(s *Snapshot) bool { return s.readers.Load() == 0 })
+	p.prune()
 	read := len(p.old) > 0
 	p.publishing.Unlock()
 	if read {

@@ -129,6 +129,21 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	p.ReportBlockSize(99, 16) // of a worker that has left meanwhile
 }
 
+func TestLearningKeepsNoSnapshots(t *testing.T) {
+	p := New(quiet)
+	var es []Endpoint
+	for i := range 200 {
+		es = append(es, endpoint(fmt.Sprint(i), uint64(i)))
+	}
+	p.Update(es)
+	for _, w := range workers(p) {
+		p.ReportBlockSize(w.Worker, 16)
+	}
+	if n := len(p.old); n > 1 {
+		t.Errorf("%d superseded snapshots are kept, with nobody reading", n)
+	}
+}
+
 // reporter is a feed whose last event is still being applied when its worker leaves.
 type reporter struct{ p *Pool }
 
