@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"math/bits"
+	"slices"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -36,9 +38,9 @@ func (e *SyntaxError) Error() string {
 // place, as in Python. Integers beyond int64 are kept exactly.
 //
 // Strings without escapes alias body: body must not be modified while any value from it is in use, and stays in memory
-// as long. Every error is a *SyntaxError.
+// as long. Strings with escapes share memory too. Every error is a *SyntaxError.
 func ParseJSON(body []byte) (any, error) {
-	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body))}
+	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), open: make([]any, 0, 64)}
 	if !utf8.Valid(body) {
 		return nil, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
 	}
@@ -68,6 +70,10 @@ type jsonParser struct {
 	text  string
 	pos   int
 	depth int
+	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost last.
+	open []any
+	// decoded is what is left of the memory for strings with escapes; see room.
+	decoded []byte
 }
 
 func (p *jsonParser) fail(reason string) error { return p.failAt(p.pos, reason) }
@@ -107,7 +113,8 @@ func (p *jsonParser) value() (any, error) {
 	}
 	switch c := p.text[p.pos]; {
 	case c == '"':
-		return p.string()
+		text, err := p.string()
+		return boxed(text), err
 	case c == '{':
 		return p.object()
 	case c == '[':
@@ -144,11 +151,12 @@ func (p *jsonParser) object() (any, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
-	d := &Dict{}
 	if p.accept('}') {
 		p.depth--
-		return d, nil
+		return &Dict{}, nil
 	}
+	first := len(p.open)
+	var d *Dict // nil while the object is small
 	for {
 		p.skipSpace()
 		if p.pos >= len(p.text) || p.text[p.pos] != '"' {
@@ -165,7 +173,14 @@ func (p *jsonParser) object() (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.Set(key, v)
+		if d == nil && len(p.open)-first == 2*smallDict {
+			d = p.close(first)
+		}
+		if d != nil {
+			d.Set(key, v)
+		} else {
+			p.set(first, key, v)
+		}
 		if p.accept(',') {
 			continue
 		}
@@ -173,25 +188,51 @@ func (p *jsonParser) object() (any, error) {
 			return nil, p.fail("expected ',' or '}'")
 		}
 		p.depth--
+		if d == nil {
+			d = p.close(first)
+		}
 		return d, nil
 	}
+}
+
+// set puts a value under a key of the object whose keys and values are p.open[first:].
+func (p *jsonParser) set(first int, key string, v any) {
+	for i := first; i < len(p.open); i += 2 {
+		if p.open[i] == key {
+			p.open[i+1] = v
+			return
+		}
+	}
+	p.open = append(p.open, boxed(key), v)
+}
+
+// close returns the object whose keys and values are p.open[first:], and takes them away.
+func (p *jsonParser) close(first int) *Dict {
+	n := (len(p.open) - first) / 2
+	both := make([]any, 2*n)
+	d := &Dict{keys: both[:n:n], values: both[n:]}
+	for i := range n {
+		d.keys[i], d.values[i] = p.open[first+2*i], p.open[first+2*i+1]
+	}
+	p.open = p.open[:first]
+	return d
 }
 
 func (p *jsonParser) array() (any, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
-	l := &List{}
 	if p.accept(']') {
 		p.depth--
-		return l, nil
+		return &List{}, nil
 	}
+	first := len(p.open)
 	for {
 		v, err := p.value()
 		if err != nil {
 			return nil, err
 		}
-		l.Items = append(l.Items, v)
+		p.open = append(p.open, v)
 		if p.accept(',') {
 			continue
 		}
@@ -199,6 +240,8 @@ func (p *jsonParser) array() (any, error) {
 			return nil, p.fail("expected ',' or ']'")
 		}
 		p.depth--
+		l := &List{Items: slices.Clone(p.open[first:])}
+		p.open = p.open[:first]
 		return l, nil
 	}
 }
@@ -265,20 +308,42 @@ func (p *jsonParser) number() (any, error) {
 	return n, nil
 }
 
-// plainEnd returns the position at or after i of the first byte that a string cannot hold as is: a quote, a backslash
-// or a control character; the text's length if there is none.
+func (p *jsonParser) string() (string, error) {
+	start := p.pos + 1
+	end := plainEnd(p.text, start)
+	if end < len(p.text) && p.text[end] == '"' {
+		p.pos = end + 1
+		return p.text[start:end], nil
+	}
+	return p.decode(start, end)
+}
+
+const (
+	eachByte = 0x0101010101010101
+	highBits = 0x8080808080808080
+)
+
+// special marks, of eight bytes of a text, the first that a string cannot hold as is: a quote, a backslash or a control
+// character. Its lowest bit that is set is the high bit of that byte; 0 means none. Higher bits mean nothing.
+func special(w uint64) uint64 {
+	quote, slash := w^(eachByte*'"'), w^(eachByte*'\\')
+	return ((quote-eachByte)&^quote | (slash-eachByte)&^slash | (w-eachByte*0x20)&^w) & highBits
+}
+
+// load8 returns the eight bytes from s[i] on, which must be there, the first in the lowest bits.
+func load8(s string, i int) uint64 {
+	return binary.LittleEndian.Uint64(unsafe.Slice(unsafe.StringData(s[i:i+8]), 8))
+}
+
+// plainEnd returns the position at or after i of the first byte that a string cannot hold as is; the text's length if
+// there is none.
 func plainEnd(s string, i int) int {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
-	// Eight bytes at a time: the high bit of a byte of hit is set where that byte, or at worst a later one, is special.
-	for ; i+8 <= len(s); i += 8 {
-		w := binary.LittleEndian.Uint64(unsafe.Slice(unsafe.StringData(s[i:]), 8))
-		quote, slash := w^(ones*'"'), w^(ones*'\\')
-		hit := ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*0x20)&^w) & highs
-		if hit != 0 {
-			break
+	for ; i+16 <= len(s); i += 16 {
+		if hit := special(load8(s, i)); hit != 0 {
+			return i + bits.TrailingZeros64(hit)/8
+		}
+		if hit := special(load8(s, i+8)); hit != 0 {
+			return i + 8 + bits.TrailingZeros64(hit)/8
 		}
 	}
 	for ; i < len(s); i++ {
@@ -289,36 +354,66 @@ func plainEnd(s string, i int) int {
 	return i
 }
 
-func (p *jsonParser) string() (string, error) {
+// decode returns the string that begins at start, of which the text up to end is plain and the byte there is not.
+func (p *jsonParser) decode(start, end int) (string, error) {
 	s := p.text
-	start := p.pos + 1
-	end := plainEnd(s, start)
-	if end < len(s) && s[end] == '"' {
-		p.pos = end + 1
-		return s[start:end], nil
-	}
-	buf := make([]byte, 0, (end-start)*2+64)
-	for {
-		buf = append(buf, s[start:end]...)
-		if end >= len(s) {
-			return "", p.failAt(end, "")
+	dst := p.room(end - start)
+	n := copy(dst, s[start:end])
+	for i := end; ; {
+		if n+16 > len(dst) {
+			dst = slices.Grow(dst[:n], 16)
+			dst = dst[:cap(dst)]
 		}
-		switch s[end] {
-		case '"':
-			p.pos = end + 1
-			return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
-		case '\\':
-			size, r, reason := unescape(s[end:])
-			if size == 0 {
-				return "", p.failAt(end, reason)
+		// Eight bytes are copied whatever they are, and count as far as they are plain.
+		if i+8 <= len(s) {
+			w := load8(s, i)
+			binary.LittleEndian.PutUint64(dst[n:], w)
+			plain := bits.TrailingZeros64(special(w)) / 8
+			n += plain
+			i += plain
+			if plain == 8 {
+				continue
 			}
-			buf = utf8.AppendRune(buf, r)
-			start = end + size
-			end = plainEnd(s, start)
+		} else {
+			plain := plainEnd(s, i) - i
+			n += copy(dst[n:], s[i:i+plain])
+			i += plain
+			if i == len(s) {
+				return "", p.failAt(i, "")
+			}
+		}
+		switch s[i] {
+		case '"':
+			p.pos = i + 1
+			p.decoded = dst[n:]
+			return unsafe.String(unsafe.SliceData(dst), n), nil
+		case '\\':
+			size, r, reason := unescape(s[i:])
+			if size == 0 {
+				return "", p.failAt(i, reason)
+			}
+			n += utf8.EncodeRune(dst[n:], r)
+			i += size
 		default:
-			return "", p.failAt(end, "control character in a string")
+			return "", p.failAt(i, "control character in a string")
 		}
 	}
+}
+
+const (
+	// decodedChunk is the memory that strings with escapes share, at most, in bytes. A longer one has its own.
+	decodedChunk = 64 << 10
+	// decodedLeast is how little of it is left to the next string, which otherwise begins a new one.
+	decodedLeast = 1 << 10
+)
+
+// room returns memory for a string that has an escape after plain bytes.
+func (p *jsonParser) room(plain int) []byte {
+	left := len(p.text) - p.pos
+	if need := min(left, max(plain, decodedLeast)) + 16; len(p.decoded) < need {
+		p.decoded = make([]byte, max(need, min(left+16, decodedChunk)))
+	}
+	return p.decoded
 }
 
 // unescape decodes the escape sequence s starts with. It returns its length, or 0 and the reason when it is not one.

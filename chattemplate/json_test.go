@@ -1,9 +1,11 @@
 package chattemplate
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
+	"math/rand/v2"
 	"strings"
 	"testing"
 )
@@ -107,6 +109,74 @@ func TestParseJSONObjects(t *testing.T) {
 	}
 	if got := strings.Join(order, " "); got != "b=3 a=2 =4" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// TestParseJSONEscapes reads many strings with escapes in one body, which share memory, and compares them when all are read.
+func TestParseJSONEscapes(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	pieces := []string{"\n", "\"", "\\", "\x00", "\t", "a", "plain text", "é", "日本語", "😀", "\u2028", strings.Repeat("long and plain ", 10)}
+	var want []string
+	for length := range 400 {
+		var b strings.Builder
+		for b.Len() < length {
+			b.WriteString(pieces[random.IntN(len(pieces))])
+		}
+		want = append(want, b.String())
+	}
+	for _, size := range []int{decodedChunk - 20, decodedChunk, 3 * decodedChunk} {
+		for _, at := range []int{0, size / 2, size} {
+			want = append(want, strings.Repeat("x", at)+"\n"+strings.Repeat("y", size-at))
+		}
+		want = append(want, strings.Repeat("\"", size))
+	}
+	body, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := ParseJSON(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range v.(*List).Items {
+		if got != want[i] {
+			t.Fatalf("string %d: got %.100q, want %.100q", i, got, want[i])
+		}
+	}
+}
+
+// TestParseJSONObjectSizes reads objects below and above the size at which a dict starts to index, with a key given twice.
+func TestParseJSONObjectSizes(t *testing.T) {
+	for size := range 4 * smallDict {
+		for twice := range max(size, 1) {
+			var members []string
+			for i := range size {
+				members = append(members, fmt.Sprintf(`"k%d":{"n":%d}`, i, i))
+			}
+			if size > 0 {
+				members = append(members, fmt.Sprintf(`"k%d":"again"`, twice))
+			}
+			v, err := ParseJSON([]byte("{" + strings.Join(members, ",") + "}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := v.(*Dict)
+			at := 0
+			for key, value := range d.All() {
+				n := any("again")
+				if at != twice {
+					n, _ = value.(*Dict).Get("n")
+					value = int64(at)
+				}
+				if found, _ := d.Get(fmt.Sprint("k", at)); key != fmt.Sprint("k", at) || n != value || found == nil {
+					t.Fatalf("%d keys, %d twice: item %d is %v=%v", size, twice, at, key, value)
+				}
+				at++
+			}
+			if at != size || d.Len() != size {
+				t.Fatalf("%d keys, want %d", d.Len(), size)
+			}
+		}
 	}
 }
 

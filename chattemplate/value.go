@@ -112,7 +112,28 @@ func (d *Dict) Set(key string, value any) {
 		d.values[i] = value
 		return
 	}
-	d.append(key, value)
+	d.append(boxed(key), value)
+}
+
+// boxed returns a string as an any, and those that most chats hold without an allocation.
+func boxed(s string) any {
+	switch s {
+	case "role":
+		return "role"
+	case "content":
+		return "content"
+	case "system":
+		return "system"
+	case "user":
+		return "user"
+	case "assistant":
+		return "assistant"
+	case "type":
+		return "type"
+	case "text":
+		return "text"
+	}
+	return s
 }
 
 // All iterates over keys and values in order. Keys from JSON are strings; a template may use other keys.
