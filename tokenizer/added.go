@@ -19,22 +19,37 @@ type addedToken struct {
 // addedTokens finds added tokens in text, leftmost first and the longest of those that start together: a trie over
 // bytes. nil finds none.
 type addedTokens struct {
+	tokens   []addedToken
 	root     [256]int32 // node after the first byte; 0: none
 	onlyByte int        // the only first byte, so that finding candidates is one IndexByte; else -1
-	children map[trieEdge]int32
-	token    []*addedToken // by node: the token that ends there
+	nodes    []addedNode
+	edges    []addedEdge // those of a node are together
 }
 
-type trieEdge struct {
+// addedNode is what is common to the tokens that begin alike.
+type addedNode struct {
+	token       int32 // index of the token that ends here; -1: none
+	edges, more int32 // edges[edges:edges+more] lead on
+}
+
+type addedEdge struct {
 	node int32
 	next byte
 }
 
+// newAddedTokens takes tokens whose contents differ.
 func newAddedTokens(tokens []addedToken) *addedTokens {
 	if len(tokens) == 0 {
 		return nil
 	}
-	t := &addedTokens{onlyByte: -1, children: map[trieEdge]int32{}, token: []*addedToken{nil}}
+	t := &addedTokens{tokens: tokens, onlyByte: -1, nodes: []addedNode{{token: -1}}}
+	children := [][]addedEdge{nil} // by node
+	newNode := func() int32 {
+		t.nodes = append(t.nodes, addedNode{token: -1})
+		children = append(children, nil)
+		return int32(len(t.nodes) - 1)
+	}
+	firstBytes := 0
 	for i := range tokens {
 		content := tokens[i].content
 		if content == "" {
@@ -42,28 +57,28 @@ func newAddedTokens(tokens []addedToken) *addedTokens {
 		}
 		node := t.root[content[0]]
 		if node == 0 {
-			node = t.newNode()
+			node = newNode()
 			t.root[content[0]] = node
+			firstBytes++
+			t.onlyByte = int(content[0])
 		}
+	next:
 		for j := 1; j < len(content); j++ {
-			edge := trieEdge{node, content[j]}
-			child := t.children[edge]
-			if child == 0 {
-				child = t.newNode()
-				t.children[edge] = child
+			for _, edge := range children[node] {
+				if edge.next == content[j] {
+					node = edge.node
+					continue next
+				}
 			}
+			child := newNode()
+			children[node] = append(children[node], addedEdge{child, content[j]})
 			node = child
 		}
-		if t.token[node] == nil { // of equal contents the first counts
-			t.token[node] = &tokens[i]
-		}
+		t.nodes[node].token = int32(i)
 	}
-	firstBytes := 0
-	for b, node := range t.root {
-		if node != 0 {
-			firstBytes++
-			t.onlyByte = b
-		}
+	for node, edges := range children {
+		t.nodes[node].edges, t.nodes[node].more = int32(len(t.edges)), int32(len(edges))
+		t.edges = append(t.edges, edges...)
 	}
 	if firstBytes != 1 {
 		t.onlyByte = -1
@@ -71,9 +86,15 @@ func newAddedTokens(tokens []addedToken) *addedTokens {
 	return t
 }
 
-func (t *addedTokens) newNode() int32 {
-	t.token = append(t.token, nil)
-	return int32(len(t.token) - 1)
+// step returns the node that a byte leads to from another; 0: none.
+func (t *addedTokens) step(node int32, next byte) int32 {
+	n := &t.nodes[node]
+	for _, edge := range t.edges[n.edges : n.edges+n.more] {
+		if edge.next == next {
+			return edge.node
+		}
+	}
+	return 0
 }
 
 // find returns the first added token in s at or after i, and where it starts; nil if there is none.
@@ -90,54 +111,112 @@ func (t *addedTokens) find(s string, i int) (int, *addedToken) {
 		if node == 0 {
 			continue
 		}
-		longest := t.token[node]
+		longest := t.nodes[node].token
 		for j := i + 1; j < len(s); j++ {
-			if node = t.children[trieEdge{node, s[j]}]; node == 0 {
+			if node = t.step(node, s[j]); node == 0 {
 				break
 			}
-			if t.token[node] != nil {
-				longest = t.token[node]
+			if token := t.nodes[node].token; token >= 0 {
+				longest = token
 			}
 		}
-		if longest != nil {
-			return i, longest
+		if longest >= 0 {
+			return i, &t.tokens[longest]
 		}
 	}
 	return len(s), nil
 }
 
-// split calls text for each stretch of s between added tokens and token for each added token, in order. s must be valid
-// UTF-8.
-func (t *addedTokens) split(s string, text func(start, end int), token func(id kvblock.Token)) {
-	done := 0
-	if t != nil {
-		for i := 0; ; {
-			start, found := t.find(s, i)
-			if found == nil {
-				break
+// addedCuts goes through a text from one added token to the next.
+type addedCuts struct {
+	added *addedTokens
+	text  string
+	from  int // where the next token is sought
+	done  int // the end of what was returned
+}
+
+// cuts starts to go through text, which must be valid UTF-8.
+func (t *addedTokens) cuts(text string) addedCuts { return addedCuts{added: t, text: text} }
+
+// next returns the next added token and the text before it, text[start:end], which may be empty; nil with what is left.
+func (c *addedCuts) next() (start, end int, token *addedToken) {
+	for c.added != nil {
+		at, found := c.added.find(c.text, c.from)
+		if found == nil {
+			break
+		}
+		after := at + len(found.content)
+		c.from = after
+		if found.singleWord && (wordEndsAt(c.text, at) || wordStartsAt(c.text, after)) {
+			continue
+		}
+		start, end = c.done, at
+		if found.stripLeft {
+			end = trimSpaceLeft(c.text, start, end)
+		}
+		if found.stripRight {
+			after = skip(c.text, after, len(c.text), classSpace)
+		}
+		// White space taken by stripRight can itself hold an added token; Hugging Face tokenizers emits that too.
+		c.done = after
+		return start, max(start, end), found
+	}
+	start = c.done
+	c.done = len(c.text)
+	return start, max(start, len(c.text)), nil
+}
+
+// boundaries tells the tokens apart at which a text falls into parts that nothing joins, whatever they hold: no other token
+// can begin before such a token and reach into it, begin with it, or begin within it and reach beyond it, and none looks at
+// its neighbours. Runs of white space that are tokens are no boundaries: where one ends depends on what follows.
+func (t *addedTokens) boundaries() (boundaries, others []addedToken) {
+	if t == nil {
+		return nil, nil
+	}
+	joined := make([]bool, len(t.nodes)) // every token from this node on
+	entangled := make([]bool, len(t.tokens))
+	for i := range t.tokens {
+		token := &t.tokens[i]
+		if token.singleWord || token.stripLeft || token.stripRight {
+			return t.tokens, nil
+		}
+		for from := range len(token.content) {
+			node := t.root[token.content[from]]
+			j := from + 1
+			for ; node != 0; j++ {
+				if j == len(token.content) { // what is left of the token begins all tokens from here on
+					if from > 0 {
+						joined[node] = true
+					}
+					break
+				}
+				if inside := t.nodes[node].token; inside >= 0 {
+					entangled[inside] = true
+				}
+				node = t.step(node, token.content[j])
 			}
-			end := start + len(found.content)
-			i = end
-			if found.singleWord && (wordEndsAt(s, start) || wordStartsAt(s, end)) {
-				continue
-			}
-			if found.stripLeft {
-				start = trimSpaceLeft(s, done, start)
-			}
-			if found.stripRight {
-				end = skip(s, end, len(s), classSpace)
-			}
-			if start > done {
-				text(done, start)
-			}
-			token(found.id)
-			// White space taken by stripRight can itself hold an added token; Hugging Face tokenizers emits that too.
-			done = end
 		}
 	}
-	if done < len(s) {
-		text(done, len(s))
+	for node := range t.nodes { // a node is older than those it leads to
+		n := &t.nodes[node]
+		if !joined[node] {
+			continue
+		}
+		if n.token >= 0 {
+			entangled[n.token] = true
+		}
+		for _, edge := range t.edges[n.edges : n.edges+n.more] {
+			joined[edge.node] = true
+		}
 	}
+	for i, token := range t.tokens {
+		if entangled[i] {
+			others = append(others, token)
+		} else {
+			boundaries = append(boundaries, token)
+		}
+	}
+	return boundaries, others
 }
 
 func wordEndsAt(s string, i int) bool {

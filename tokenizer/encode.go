@@ -44,31 +44,20 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	if special {
 		out = append(out, e.prefix...)
 	}
-	var failed error
-	e.addedRaw.split(text, func(start, end int) {
-		if failed != nil {
-			return
+	var err error
+	for cuts := e.boundaries.cuts(text); err == nil; {
+		start, end, token := cuts.next()
+		if end > start {
+			out, err = e.appendSegment(out, text[start:end], start == 0, sc, cache)
 		}
-		segment := text[start:end]
-		first := start == 0
-		// A segment whose ids depend on where it is, is not remembered.
-		if cache == nil || len(segment) < minSegment || first && e.firstDiffers {
-			out, failed = e.appendSegment(out, segment, first, sc)
-			return
+		if token == nil {
+			break
 		}
-		var known bool
-		if out, known = cache.get(out, segment); !known {
-			before := len(out)
-			if out, failed = e.appendSegment(out, segment, first, sc); failed == nil {
-				cache.put(segment, out[before:])
-			}
-		}
-	}, func(id kvblock.Token) {
-		out = append(out, id)
-	})
+		out = append(out, token.id)
+	}
 	e.giveBack(sc)
-	if failed != nil {
-		return out[:before], failed
+	if err != nil {
+		return out[:before], err
 	}
 	if special {
 		out = append(out, e.suffix...)
@@ -76,21 +65,56 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	return out, nil
 }
 
-// appendSegment appends the ids of text without raw added tokens. They depend on this text alone, and, with
-// e.firstDiffers, on whether it is the first of a prompt.
-func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
+// appendSegment appends the ids of the text between two boundaries. They depend on this text alone, and, with
+// e.firstDiffers, on whether it is the first of a prompt; so they are remembered, if cache is not nil.
+func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc *scratch, cache *segmentCache) ([]kvblock.Token, error) {
+	if len(text) < minSegment || first && e.firstDiffers {
+		cache = nil
+	}
+	if cache != nil {
+		var known bool
+		if out, known = cache.get(out, text); known {
+			return out, nil
+		}
+	}
+	before := len(out)
+	for cuts := e.addedRaw.cuts(text); ; {
+		start, end, token := cuts.next()
+		if end > start {
+			var err error
+			if out, err = e.appendStretch(out, text[start:end], first && start == 0, sc); err != nil {
+				return out, err
+			}
+		}
+		if token == nil {
+			break
+		}
+		out = append(out, token.id)
+	}
+	if cache != nil {
+		cache.put(text, out[before:])
+	}
+	return out, nil
+}
+
+// appendStretch appends the ids of text without raw added tokens.
+func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
 	text, err := e.normalizer.apply(text, sc)
 	if err != nil {
 		return out, err
 	}
-	e.addedNormalized.split(text, func(start, end int) {
-		if err == nil {
-			out, err = e.appendPieces(out, text, start, end, first && start == 0, sc)
+	for cuts := e.addedNormalized.cuts(text); ; {
+		start, end, token := cuts.next()
+		if end > start {
+			if out, err = e.appendPieces(out, text, start, end, first && start == 0, sc); err != nil {
+				return out, err
+			}
 		}
-	}, func(id kvblock.Token) {
-		out = append(out, id)
-	})
-	return out, err
+		if token == nil {
+			return out, nil
+		}
+		out = append(out, token.id)
+	}
 }
 
 // appendPieces cuts s[i:end] into pieces and appends their ids.

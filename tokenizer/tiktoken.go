@@ -116,7 +116,7 @@ func parseTiktoken(model, config []byte) (*encoder, error) {
 			return nil, fmt.Errorf("%s: added_tokens_decoder: %q has id %s, which is not behind the vocabulary", tokenizerConfigFile, token.Content, id)
 		}
 	}
-	e.addedRaw = newAddedTokens(special)
+	e.setRawAdded(special)
 	compiled, err := compilePattern(regexKimi)
 	if err != nil {
 		return nil, err

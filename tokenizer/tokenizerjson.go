@@ -122,7 +122,8 @@ type encoder struct {
 	kimiLimits   bool          // see withinKimiLimits
 	idle         chan *scratch // scratches that wait for the next encoding
 
-	addedRaw        *addedTokens // looked for in the text as it is
+	boundaries      *addedTokens // looked for in the text as it is: those of addedTokens.boundaries
+	addedRaw        *addedTokens // and the others, between these
 	addedNormalized *addedTokens // looked for in normalized text
 	addedIDs        map[string]kvblock.Token
 
@@ -786,8 +787,15 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Toke
 		byContent[token.content] = a.Content
 		normalized = append(normalized, token)
 	}
-	e.addedRaw, e.addedNormalized = newAddedTokens(raw), newAddedTokens(normalized)
+	e.setRawAdded(raw)
+	e.addedNormalized = newAddedTokens(normalized)
 	return nil
+}
+
+// setRawAdded sets the tokens that are looked for in the text as it is.
+func (e *encoder) setRawAdded(tokens []addedToken) {
+	boundaries, others := newAddedTokens(tokens).boundaries()
+	e.boundaries, e.addedRaw = newAddedTokens(boundaries), newAddedTokens(others)
 }
 
 func (e *encoder) parsePostProcessor(raw json.RawMessage) error {
