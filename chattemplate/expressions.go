@@ -166,20 +166,52 @@ type arithmetic struct {
 }
 
 func (n *arithmetic) eval(s *scope) (any, error) {
+	var room [8]string
+	v, texts, err := n.evalTexts(s, room[:0])
+	if texts != nil {
+		return strings.Join(texts, ""), err
+	}
+	return v, err
+}
+
+// evalTexts evaluates the operators. A sum of strings alone it returns as these strings, appended to texts, because most
+// are printed at once and need not be joined before; anything else as a value, with nil for texts.
+func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) {
 	v, err := n.first.eval(s)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	text, sum := v.(string)
+	texts = append(texts, text)
+	size := len(text)
 	for _, op := range n.rest {
 		right, err := op.operand.eval(s)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if text, ok := right.(string); ok && sum && op.operator == "+" {
+			// As if both were joined here, which x.add would do.
+			size += len(text)
+			if err := s.x.step(1); err != nil {
+				return nil, nil, err
+			}
+			if err := s.x.size(size); err != nil {
+				return nil, nil, err
+			}
+			texts = append(texts, text)
+			continue
+		}
+		if sum {
+			v, sum = strings.Join(texts, ""), false
 		}
 		if v, err = s.x.arithmetic(op.operator, v, right); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return v, nil
+	if sum {
+		return nil, texts, nil
+	}
+	return v, nil, nil
 }
 
 // concatenation is a ~ b ~ c.

@@ -2,6 +2,7 @@ package chattemplate
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -49,6 +50,42 @@ func TestAgainstJinja2(t *testing.T) {
 			t.Errorf("%s\nfails with %v, where Jinja2 renders %q", source, err, golden[string](t, c, "output"))
 		case !fails && got != golden[string](t, c, "output"):
 			t.Errorf("%s\n got %q\nwant %q", source, got, golden[string](t, c, "output"))
+		}
+	}
+}
+
+// TestSums adds strings, which are not joined before they are printed, and what is no string among them. The first addition
+// that cannot be done ends the render, whatever would follow.
+func TestSums(t *testing.T) {
+	vars := NewDict()
+	vars.Set("s", strings.Repeat("x", 600))
+	for source, want := range map[string]string{
+		"{{ 'a' + 'b' + 'c' }}":                            "abc",
+		"{% set x = 'a' + 'b' + 'c' %}{{ x + x }}":         "abcabc",
+		"{{ 'a' + ('b' + 'c')|upper + 'd' }}":              "aBCd",
+		"{{ '' + '' }}":                                    "",
+		"{{ 1 + 2 + 3 - 4 }}":                              "2",
+		"{{ [1] + [2] + [3] }}":                            "[1, 2, 3]",
+		"{{ 'a' + 'b' + 1 }}":                              "can only concatenate str (not \"int\") to str",
+		"{{ 'a' + 'b' - 'c' }}":                            "unsupported operand type(s) for -",
+		"{{ 1 + 'a' + 'b' }}":                              "unsupported operand type(s) for +",
+		"{{ 'a' + none + raise_exception('too late') }}":   "can only concatenate str (not \"None\") to str",
+		"{{ 'a' + 'b' + raise_exception('in time') + 1 }}": "in time",
+		"{{ 'a' + 'b' + missing + 'c' }}":                  "'missing' is undefined",
+		"{{ s + s }}":                                      "a string of more than 1000 bytes",
+		"{{ s + s + 1 }}":                                  "a string of more than 1000 bytes",
+		"{{ s }}{{ 'a' + s }}":                             "more than 1000 bytes of text",
+	} {
+		tmpl, err := Compile("sums", source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tmpl.Render(vars, Limits{OutputBytes: 1000})
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want && (err == nil || !strings.Contains(got, want)) {
+			t.Errorf("%s: got %.100q, want %q", source, got, want)
 		}
 	}
 }

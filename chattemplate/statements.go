@@ -47,19 +47,33 @@ type printNode struct {
 
 func (n *printNode) run(s *scope) error {
 	for _, value := range n.values {
-		v, err := value.eval(s)
-		if err != nil {
-			return s.at(n.line, err)
-		}
-		text, err := s.x.str(v)
-		if err == nil {
-			err = s.out.write(text)
-		}
-		if err != nil {
+		if err := n.print(s, value); err != nil {
 			return s.at(n.line, err)
 		}
 	}
 	return nil
+}
+
+func (n *printNode) print(s *scope, value expression) error {
+	var v any
+	var err error
+	if sum, ok := value.(*arithmetic); ok {
+		var room [8]string
+		var texts []string
+		if v, texts, err = sum.evalTexts(s, room[:0]); texts != nil {
+			return s.out.write(texts...)
+		}
+	} else {
+		v, err = value.eval(s)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := s.x.str(v)
+	if err != nil {
+		return err
+	}
+	return s.out.write(text)
 }
 
 // ifNode is {% if %} with its elifs and else.

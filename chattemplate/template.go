@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -80,12 +79,7 @@ type Template struct {
 	dialect Dialect
 	body    block
 	now     func() time.Time
-	// size is how long the text of the latest render was, shared by copies: the next one's buffer begins with as much.
-	size *atomic.Int64
 }
-
-// maxSizeHint bounds the buffer that a render begins with.
-const maxSizeHint = 1 << 20
 
 // Compile parses a template of the dialect Python. name is for messages. The error, an *Error, names what is wrong: bad
 // syntax, or a tag, filter or test that Jinja2 or this package does not have.
@@ -110,7 +104,7 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 		p.err.Template = name
 		return nil, p.err
 	}
-	return &Template{name: name, dialect: d, body: body, now: time.Now, size: new(atomic.Int64)}, nil
+	return &Template{name: name, dialect: d, body: body, now: time.Now}, nil
 }
 
 // WithClock returns a copy of the template whose strftime_now reads the time from now.
@@ -134,12 +128,42 @@ func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
 		deadline: time.Now().Add(limits.Timeout),
 	}
 	s := &scope{x: x, frame: &frame{vars: vars}, out: &output{x: x}}
-	s.out.Grow(int(min(t.size.Load(), int64(limits.OutputBytes), maxSizeHint)))
+	s.out.Grow(min(likelySize(vars), limits.OutputBytes))
 	if err := t.body.run(s); err != nil {
 		return "", err
 	}
-	t.size.Store(int64(s.out.Len()))
 	return s.out.String(), nil
+}
+
+// likelySize returns about how long the text of a render will be, in bytes, for its buffer to begin with: the strings of
+// vars, as deep as messages with parts have them, and what a template writes between them.
+func likelySize(vars *Dict) int {
+	const (
+		around = 48 // bytes beside each value
+		deep   = 6  // vars, messages, a message, its parts, a part, its text
+	)
+	var size func(v any, depth int) int
+	size = func(v any, depth int) int {
+		total := around
+		switch c := v.(type) {
+		case string:
+			total += len(c)
+		case *List:
+			for i := range c.Len() {
+				if depth < deep {
+					total += size(c.Items[i], depth+1)
+				}
+			}
+		case *Dict:
+			for i := range c.Len() {
+				if depth < deep {
+					total += size(c.values[i], depth+1)
+				}
+			}
+		}
+		return total
+	}
+	return size(vars, 1)
 }
 
 // execution is the state of one render, shared by all its scopes. One goroutine.
@@ -196,41 +220,51 @@ type output struct {
 	strings.Builder
 }
 
-func (o *output) write(s string) error {
-	if o.Len()+len(s) > o.x.limits.OutputBytes {
+// write writes the texts as if they were one.
+func (o *output) write(texts ...string) error {
+	size := 0
+	for _, s := range texts {
+		size += len(s)
+	}
+	if o.Len()+size > o.x.limits.OutputBytes {
 		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
 	}
-	if err := o.x.step(len(s) / 64); err != nil {
+	if err := o.x.step(size / 64); err != nil {
 		return err
 	}
-	o.WriteString(s)
+	for _, s := range texts {
+		o.WriteString(s)
+	}
 	return nil
 }
 
 // frame holds the names set in one scope: few, so that searching them beats a map.
 type frame struct {
-	names  []string
-	values []any
-	parent *frame
-	vars   *Dict // of the outermost frame: the render's variables
+	bindings []binding
+	parent   *frame
+	vars     *Dict // of the outermost frame: the render's variables
+}
+
+type binding struct {
+	name  string
+	value any
 }
 
 func (f *frame) set(name string, value any) {
-	for i, n := range f.names {
-		if n == name {
-			f.values[i] = value
+	for i := range f.bindings {
+		if f.bindings[i].name == name {
+			f.bindings[i].value = value
 			return
 		}
 	}
-	f.names = append(f.names, name)
-	f.values = append(f.values, value)
+	f.bindings = append(f.bindings, binding{name, value})
 }
 
 func (f *frame) get(name string) any {
 	for ; ; f = f.parent {
-		for i, n := range f.names {
-			if n == name {
-				return f.values[i]
+		for i := range f.bindings {
+			if f.bindings[i].name == name {
+				return f.bindings[i].value
 			}
 		}
 		if f.parent == nil {
@@ -255,7 +289,14 @@ type scope struct {
 
 // inner returns a scope with a frame of its own and the same output.
 func (s *scope) inner() *scope {
-	return &scope{x: s.x, frame: &frame{parent: s.frame}, out: s.out}
+	made := &struct { // in one piece: each turn of a loop has one
+		scope    scope
+		frame    frame
+		bindings [4]binding
+	}{}
+	made.frame = frame{bindings: made.bindings[:0], parent: s.frame}
+	made.scope = scope{x: s.x, frame: &made.frame, out: s.out}
+	return &made.scope
 }
 
 // capture runs a block in a scope of its own and returns its text.

@@ -85,7 +85,7 @@ type Dict struct {
 }
 
 // smallDict is the size up to which searching the keys is cheaper than keeping a map. Most JSON objects are smaller.
-const smallDict = 8
+const smallDict = 16
 
 // NewDict returns an empty dict.
 func NewDict() *Dict { return &Dict{} }
