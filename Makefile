@@ -41,11 +41,14 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-bench: ## the Go benchmarks, then tokenization beside its peers
-	@$(MAKE) --no-print-directory bench-go && $(MAKE) --no-print-directory bench-tokenizers
+bench: ## the Go benchmarks, then index and tokenizer beside their peers
+	@for part in go index tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
+
+bench-index: libzmq ## kvepp's index beside Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro tree10m": these)
+	@bench/index.sh $(WORKLOADS)
 
 bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
 	@bench/tokenizers.sh $(MODELS)
@@ -53,4 +56,4 @@ bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, r
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity bench bench-go bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity bench bench-go bench-index bench-tokenizers libzmq

@@ -23,6 +23,7 @@ import subprocess
 import sys
 
 import texts
+from report import goal
 
 SIZES = {"1k": (1024, 32), "8k": (8192, 8), "64k": (65536, 2), "128k": (131072, 1)}  # tokens, and texts in a round
 BYTE_LEVEL = {"llama3_1", "qwen3", "gptoss", "deepseek_v3"}
@@ -112,11 +113,6 @@ def median_of(rounds, name):
 
 def ms(ns):
     return "%.3f" % (ns / 1e6) if ns < 1e7 else "%.1f" % (ns / 1e6)
-
-
-def goal(text, value, limit, at_least=False):
-    good = value >= limit if at_least else value <= limit
-    return "%s %.3g (goal: %s %g) %s" % (text, value, "at least" if at_least else "at most", limit, "met" if good else "NOT MET")
 
 
 def measure(model, folder, programs, rounds):

@@ -38,6 +38,7 @@ var may = map[string]string{
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
+	"bench/index-go":      "indexer kvblock",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
 	"e2e":                 "e2e/stack internal/apibody kvblock tokenizer zmqsub",
 	"e2e/stack":           "",

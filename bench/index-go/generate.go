@@ -1,0 +1,373 @@
+package main
+
+import (
+	"bufio"
+	"container/list"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+
+	"kvepp/kvblock"
+)
+
+// generate writes a workload file. The same arguments give the same file.
+func generate(args []string, stderr io.Writer) error {
+	flags := flag.NewFlagSet("generate", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	kind := flags.String("kind", "tree", "tree, trace or micro")
+	out := flags.String("o", "", "the file")
+	users := flags.Int("users", 9300, "tree: users; each has about 100 blocks")
+	shape := flags.String("shape", "flat", "micro: flat, turns or stagger")
+	workers := flags.Int("workers", 64, "workers")
+	seed := flags.Uint64("seed", 42, "of everything random")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	f, err := os.Create(*out)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	g := &generator{out: bufio.NewWriterSize(f, 1<<20), rng: rand.New(rand.NewPCG(*seed, 0))}
+	g.word(workloadMagic)
+	g.word(uint64(*workers))
+	switch {
+	case *kind == "tree":
+		g.tree(*workers, *users)
+	case *kind == "trace":
+		g.trace(*workers)
+	case *kind == "micro" && *shape == "flat":
+		g.micro(*workers, g.flat)
+	case *kind == "micro" && *shape == "turns":
+		g.micro(*workers, g.turns)
+	case *kind == "micro" && *shape == "stagger":
+		g.micro(*workers, g.stagger)
+	default:
+		return fmt.Errorf("no workload is called %s %s", *kind, *shape)
+	}
+	g.word(opEnd)
+	fmt.Fprintf(stderr, "%s: %d blocks stored, %d removed, %d queries of %.0f blocks\n", *out, g.stored, g.removed, g.queries,
+		float64(g.queried)/float64(max(g.queries, 1)))
+	return errors.Join(g.out.Flush(), f.Close())
+}
+
+type generator struct {
+	out *bufio.Writer
+	rng *rand.Rand
+
+	stored, removed, queries, queried int
+}
+
+// word writes one word. An error stays in out until it is flushed.
+func (g *generator) word(w uint64) {
+	var raw [8]byte
+	binary.NativeEndian.PutUint64(raw[:], w)
+	_, _ = g.out.Write(raw[:])
+}
+
+func (g *generator) phase(id int) { g.word(opPhase | uint64(id)<<32) }
+
+// chain is a prompt: the hashes of its blocks.
+type chain struct {
+	local []kvblock.LocalHash
+	seq   []kvblock.SequenceHash
+}
+
+// grow returns c with n more blocks, of contents that nobody else has. c's own blocks are shared with it, not copied.
+func (g *generator) grow(c chain, n int) chain {
+	c.local, c.seq = c.local[:len(c.local):len(c.local)], c.seq[:len(c.seq):len(c.seq)]
+	for range n {
+		local := kvblock.LocalHash(g.rng.Uint64())
+		seq := kvblock.FirstSequenceHash(local)
+		if len(c.seq) > 0 {
+			seq = kvblock.NextSequenceHash(c.seq[len(c.seq)-1], local)
+		}
+		c.local, c.seq = append(c.local, local), append(c.seq, seq)
+	}
+	return c
+}
+
+// to returns the first n blocks.
+func (c chain) to(n int) chain { return chain{c.local[:n], c.seq[:n]} }
+
+// store writes that the worker now holds blocks [from, to) of c, in one event.
+func (g *generator) store(worker int, c chain, from, to int) {
+	if from >= to {
+		return
+	}
+	g.word(opStore | uint64(worker)<<8 | uint64(to-from)<<32)
+	if from == 0 {
+		g.word(0)
+	} else {
+		g.word(uint64(c.seq[from-1]))
+	}
+	for i := from; i < to; i++ {
+		g.word(uint64(c.seq[i]))
+		g.word(uint64(c.local[i]))
+	}
+	g.stored += to - from
+}
+
+// remove writes that the worker dropped these blocks, so many an event.
+func (g *generator) remove(worker int, blocks []kvblock.SequenceHash, batch int) {
+	for len(blocks) > 0 {
+		n := min(batch, len(blocks))
+		g.word(opRemove | uint64(worker)<<8 | uint64(n)<<32)
+		for _, seq := range blocks[:n] {
+			g.word(uint64(seq))
+		}
+		g.removed += n
+		blocks = blocks[n:]
+	}
+}
+
+func (g *generator) query(c chain) {
+	g.word(opQuery | uint64(len(c.local))<<32)
+	for _, local := range c.local {
+		g.word(uint64(local))
+	}
+	g.queries++
+	g.queried += len(c.local)
+}
+
+// Shapes of tree: blocks of a system prompt, of what is a user's own before the first turn, and of a turn, which is stored
+// as one event for the prompt and one for each block that the answer fills.
+const (
+	treeSystems = 16
+	treeSystem  = 32
+	treeUser    = 8
+	treePrompt  = 6
+	treeAnswer  = 2
+	treeTurn    = treePrompt + treeAnswer
+	treeTurns   = 8
+	treeQueries = 20_000
+)
+
+// tree is chats: users of a few system prompts talk in turns, each with a worker of its own that now and then is another
+// one. Seven turns are loaded, then asked for; the eighth comes among queries; then a tenth of all that a user has on a
+// worker goes, from the end on, 8 blocks an event, and another tenth block by block, as vLLM does.
+func (g *generator) tree(workers, users int) {
+	systems := make([]chain, treeSystems)
+	for i := range systems {
+		systems[i] = g.grow(chain{}, treeSystem)
+	}
+	chains, homes := make([]chain, users), make([]int, users)
+	for u := range chains {
+		chains[u] = g.grow(systems[u%treeSystems], treeUser+treeTurns*treeTurn)
+		homes[u] = g.rng.IntN(workers)
+	}
+	type place struct{ worker, user int }
+	held := map[place]int{} // blocks of the user's chain
+	var places []place
+	hasSystem := map[place]bool{} // here user is a system prompt
+	turn := func(u, t int) {
+		worker, c := homes[u], chains[u]
+		if g.rng.IntN(10) == 0 {
+			worker = g.rng.IntN(workers)
+		}
+		if system := (place{worker, u % treeSystems}); !hasSystem[system] {
+			hasSystem[system] = true
+			g.store(worker, c, 0, treeSystem)
+		}
+		at := place{worker, u}
+		from, known := held[at]
+		if !known {
+			from = treeSystem
+			places = append(places, at)
+		}
+		prompt := treeSystem + treeUser + t*treeTurn + treePrompt
+		g.store(worker, c, from, prompt)
+		for i := prompt; i < prompt+treeAnswer; i++ {
+			g.store(worker, c, i, i+1)
+		}
+		held[at] = prompt + treeAnswer
+	}
+	query := func() {
+		switch x := g.rng.IntN(100); {
+		case x < 85: // a user's next turn
+			n := treeSystem + treeUser + (1+g.rng.IntN(treeTurns-1))*treeTurn
+			g.query(g.grow(chains[g.rng.IntN(users)].to(n), treePrompt))
+		case x < 95: // a new user
+			g.query(g.grow(systems[g.rng.IntN(treeSystems)], treeUser+treePrompt))
+		default: // who has nothing in common with anybody
+			g.query(g.grow(chain{}, treeSystem+treeUser+treePrompt))
+		}
+	}
+	g.phase(phaseLoad)
+	for t := range treeTurns - 1 {
+		for _, u := range g.rng.Perm(users) {
+			turn(u, t)
+		}
+	}
+	g.phase(phaseFind)
+	for range treeQueries {
+		query()
+	}
+	g.phase(phaseMixed)
+	for _, u := range g.rng.Perm(users) {
+		query()
+		turn(u, treeTurns-1)
+	}
+	for _, r := range []struct{ phase, first, batch int }{{phaseRemove, 0, 8}, {phaseRemoveOnes, 5, 1}} {
+		g.phase(r.phase)
+		for i := r.first; i < len(places); i += 10 {
+			own := chains[places[i].user].seq[treeSystem:held[places[i]]]
+			g.remove(places[i].worker, reversed(own), r.batch)
+		}
+	}
+}
+
+func reversed(seqs []kvblock.SequenceHash) []kvblock.SequenceHash {
+	r := make([]kvblock.SequenceHash, 0, len(seqs))
+	for i := len(seqs) - 1; i >= 0; i-- {
+		r = append(r, seqs[i])
+	}
+	return r
+}
+
+// Shapes of trace.
+const (
+	traceRequests = 20_000
+	traceUnit     = 8      // blocks in which lengths are counted: 512 tokens at 64 a block
+	traceCache    = 16_384 // blocks of each worker
+	traceEvent    = 128    // blocks an event stores at most: a prefill of 8,192 tokens
+)
+
+// trace is requests in the manner of the conversation trace that was published with Mooncake: long prompts, whose lengths
+// spread widely; four in ten requests begin a conversation, the others continue one of the latest; all share their first
+// block unit with many. Each request is asked for, goes where most of it is cached (one in eight: to the least loaded
+// worker), and pushes out what that worker has not used for longest, a prompt's end before its beginning.
+func (g *generator) trace(workers int) {
+	caches := make([]*lru, workers)
+	load := make([]int, workers)
+	for i := range caches {
+		caches[i] = &lru{at: map[kvblock.SequenceHash]*list.Element{}}
+	}
+	systems := make([]chain, 8)
+	for i := range systems {
+		systems[i] = g.grow(chain{}, traceUnit)
+	}
+	units := func(median float64) int { return 1 + int(math.Min(median*math.Exp(g.rng.NormFloat64()), 200)) }
+	var talks []chain
+	g.phase(phaseMixed)
+	for range traceRequests {
+		var c chain
+		if len(talks) == 0 || g.rng.IntN(10) < 4 {
+			c = g.grow(systems[g.rng.IntN(len(systems))], traceUnit*units(11))
+			talks = append(talks, c)
+		} else {
+			i := len(talks) - 1 - int(math.Abs(g.rng.NormFloat64())*150)%len(talks)
+			c = g.grow(talks[i], traceUnit*units(2))
+			talks[i] = c
+		}
+		g.query(c)
+		best, most := 0, -1
+		for worker, cache := range caches {
+			if n := cache.leading(c); n > most || n == most && load[worker] < load[best] {
+				best, most = worker, n
+			}
+		}
+		if g.rng.IntN(8) == 0 {
+			for worker := range caches {
+				if load[worker] < load[best] {
+					best = worker
+				}
+			}
+		}
+		cache := caches[best]
+		from := cache.leading(c)
+		load[best] += len(c.seq) - from
+		for i := len(c.seq) - 1; i >= 0; i-- {
+			cache.use(c.seq[i])
+		}
+		var out []kvblock.SequenceHash
+		for cache.order.Len() > traceCache {
+			out = append(out, cache.evict())
+		}
+		g.remove(best, out, 8)
+		for ; from < len(c.seq); from += traceEvent {
+			g.store(best, c, from, min(from+traceEvent, len(c.seq)))
+		}
+	}
+}
+
+// lru is a worker's cache.
+type lru struct {
+	at    map[kvblock.SequenceHash]*list.Element
+	order list.List // the latest used in front
+}
+
+// leading returns how many leading blocks of c are cached.
+func (l *lru) leading(c chain) int {
+	for i, seq := range c.seq {
+		if l.at[seq] == nil {
+			return i
+		}
+	}
+	return len(c.seq)
+}
+
+func (l *lru) use(seq kvblock.SequenceHash) {
+	if e := l.at[seq]; e != nil {
+		l.order.MoveToFront(e)
+		return
+	}
+	l.at[seq] = l.order.PushFront(seq)
+}
+
+func (l *lru) evict() kvblock.SequenceHash {
+	seq := l.order.Remove(l.order.Back()).(kvblock.SequenceHash)
+	delete(l.at, seq)
+	return seq
+}
+
+// Shapes of micro.
+const (
+	microLength  = 512 // blocks of a prompt
+	microEntries = 1 << 22
+	microQueries = 4096
+)
+
+// micro is prompts that all workers store, each in its own way, and queries that match them to the end, half, or not at all.
+func (g *generator) micro(workers int, store func(prompt, worker, workers int, c chain)) {
+	prompts := make([]chain, microEntries/microLength/workers)
+	g.phase(phaseLoad)
+	for p := range prompts {
+		prompts[p] = g.grow(chain{}, microLength)
+		for worker := range workers {
+			store(p, worker, workers, prompts[p])
+		}
+	}
+	for _, q := range []struct{ phase, matching int }{{phaseFull, microLength}, {phaseHalf, microLength / 2}, {phaseNone, 0}} {
+		g.phase(q.phase)
+		for range microQueries {
+			c := prompts[g.rng.IntN(len(prompts))]
+			g.query(g.grow(c.to(q.matching), microLength-q.matching))
+		}
+	}
+}
+
+// flat: every worker stores the prompt in one event.
+func (g *generator) flat(_, worker, _ int, c chain) { g.store(worker, c, 0, microLength) }
+
+// turns: every worker stores the prompt in 16 events, and after each but the last one of them a short branch of its own.
+func (g *generator) turns(prompt, worker, workers int, c chain) {
+	const turn, branch = microLength / 16, 4
+	for t := range 16 {
+		to := (t + 1) * turn
+		g.store(worker, c, to-turn, to)
+		if t < 15 && worker == (prompt+t)%workers {
+			g.store(worker, g.grow(c.to(to), branch), to, to+branch)
+		}
+	}
+}
+
+// stagger: every worker stores a little more of the prompt than the one before it.
+func (g *generator) stagger(_, worker, workers int, c chain) {
+	g.store(worker, c, 0, (microLength*(worker+1)+workers-1)/workers)
+}

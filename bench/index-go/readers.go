@@ -1,0 +1,140 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+)
+
+// readers is a loaded index and what to ask it.
+type readers struct {
+	index   *indexer.Index
+	chains  [][]kvblock.SequenceHash
+	workers []kvblock.Worker // of stores[i] and removes[i]
+	stores  []kvblock.Stored // of phaseMixed
+	removes []kvblock.Removed
+}
+
+// readFor is how long readers read, at least. They are timed by the CPU time of their threads.
+const readFor = 700 * time.Millisecond
+
+// openReaders loads a workload, which stays mapped.
+func openReaders(path string) (*readers, error) {
+	w, err := openWorkload(path)
+	if err != nil {
+		return nil, err
+	}
+	x, err := newIndex()
+	if err != nil {
+		return nil, err
+	}
+	if err := load(w, x); err != nil {
+		return nil, err
+	}
+	r := &readers{index: x}
+	w.rewind()
+	var op operation
+	for phase := 0; ; {
+		if err := w.next(&op); err == io.EOF {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		switch {
+		case op.kind == opPhase:
+			phase = op.phase
+		case op.kind == opQuery && phase == phaseFind:
+			r.chains = append(r.chains, kvblock.AppendSequenceHashes(nil, op.query))
+		case op.kind == opStore && phase == phaseMixed:
+			var remove kvblock.Removed
+			for _, b := range op.store.Blocks {
+				remove.Hashes = append(remove.Hashes, b.Engine)
+			}
+			r.workers, r.stores, r.removes = append(r.workers, op.worker), append(r.stores, op.store), append(r.removes, remove)
+		}
+	}
+	if len(r.chains) == 0 || len(r.stores) == 0 {
+		return nil, fmt.Errorf("%s has no queries, or no stores among queries", path)
+	}
+	return r, nil
+}
+
+type readAnswer struct {
+	FindNS float64 `json:"find_ns"` // CPU time a query, mean over the threads
+	Rate   float64 `json:"rate"`    // of the writer, blocks a second
+}
+
+// read answers the CPU time of a query with so many threads at it.
+func (r *readers) read(threads int) (*readAnswer, error) {
+	var stop atomic.Bool
+	timer := time.AfterFunc(readFor, func() { stop.Store(true) })
+	defer timer.Stop()
+	var all sync.WaitGroup
+	took := make([]float64, threads)
+	for i := range took {
+		all.Go(func() { took[i] = r.find(i*7919, &stop) })
+	}
+	all.Wait()
+	a := &readAnswer{}
+	for _, t := range took {
+		a.FindNS += t / float64(threads)
+	}
+	return a, nil
+}
+
+// find asks until it is told to stop, and returns the CPU time of a query in ns.
+func (r *readers) find(from int, stop *atomic.Bool) float64 {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const rusageThread = 1
+	var scores indexer.OverlapScores
+	n, start := 0, usage(rusageThread)
+	for ; !stop.Load(); n++ {
+		r.index.FindMatches(r.chains[(from+n)%len(r.chains)], &scores)
+	}
+	return (usage(rusageThread) - start) / float64(n)
+}
+
+// besideWriter is read with one thread, while another applies so many blocks a second, if it can: what phaseMixed stores,
+// then its removal, and again.
+func (r *readers) besideWriter(rate float64) (*readAnswer, error) {
+	var stop atomic.Bool
+	done := make(chan float64)
+	go func() { done <- r.find(0, &stop) }()
+	blocks := 0
+	start := time.Now()
+	err := func() error {
+		for {
+			for i := range 2 * len(r.stores) {
+				if i < len(r.stores) {
+					if err := r.index.Stored(r.workers[i], r.stores[i]); err != nil {
+						return err
+					}
+					blocks += len(r.stores[i].Blocks)
+				} else {
+					j := 2*len(r.stores) - 1 - i
+					r.index.Removed(r.workers[j], r.removes[j])
+					blocks += len(r.removes[j].Hashes)
+				}
+				if i%64 != 0 {
+					continue
+				}
+				if early := time.Duration(float64(blocks)/rate*1e9) - time.Since(start); early > 100*time.Microsecond {
+					time.Sleep(early)
+				}
+			}
+			if time.Since(start) > readFor {
+				return nil
+			}
+		}
+	}()
+	took := time.Since(start)
+	stop.Store(true)
+	return &readAnswer{FindNS: <-done, Rate: float64(blocks) / took.Seconds()}, err
+}

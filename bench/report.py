@@ -1,0 +1,59 @@
+"""What the comparisons of this folder share: engines as processes, medians, goals."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+
+class Engine:
+    """A program that reads commands, a line each, and answers each with a line of JSON."""
+
+    def __init__(self, command, cores=1):
+        self.command = command
+        # Without the environment that tunes Go's collector, so that it is measured as it comes.
+        environment = {k: v for k, v in os.environ.items() if k not in ("GOGC", "GOMEMLIMIT", "GODEBUG")}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | {"GOMAXPROCS": str(cores)})
+
+    def send(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("%s ended" % " ".join(self.command))
+        return json.loads(line)
+
+    def ask(self, command):
+        self.send(command)
+        return self.read()
+
+    def close(self):
+        self.process.stdin.close()
+        if self.process.wait() != 0:
+            sys.exit("%s failed" % " ".join(self.command))
+
+
+def once(command, request, cores=1):
+    """The answer of a new process to one command."""
+    engine = Engine(command, cores)
+    answer = engine.ask(request)
+    engine.close()
+    return answer
+
+
+def turns(items, round):
+    """The items, beginning with another one in each round."""
+    first = round % len(items)
+    return items[first:] + items[:first]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def goal(text, value, limit, at_least=False):
+    good = value >= limit if at_least else value <= limit
+    return "%s %.3g (goal: %s %g) %s" % (text, value, "at least" if at_least else "at most", limit, "met" if good else "NOT MET")
