@@ -256,6 +256,9 @@ func vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, erro
 	if err != nil {
 		return nil, err
 	}
+	if role != "developer" && isPlain(given, content) {
+		return given, nil
+	}
 	message := dict("role", role, "content", content)
 	switch role {
 	case "assistant":
@@ -306,6 +309,19 @@ func vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, erro
 	return message, nil
 }
 
+// isPlain reports whether a message is its role and then this text, and nothing else.
+func isPlain(message *chattemplate.Dict, content any) bool {
+	text, isText := content.(string)
+	given, ok := get[string](message, "content")
+	if message.Len() != 2 || !isText || !ok || given != text {
+		return false
+	}
+	for first := range message.All() {
+		return first == "role"
+	}
+	return false
+}
+
 // joinTexts joins a list that holds text parts alone.
 func joinTexts(list *chattemplate.List, separator string) (string, bool) {
 	texts := make([]string, len(list.Items))
@@ -332,7 +348,14 @@ func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, e
 	switch content := content.(type) {
 	case nil:
 	case string:
-		items = []any{textPart(content)}
+		switch {
+		case role == "system" && strings.HasPrefix(content, billingHeader):
+			items = []any{textPart(content)}
+		case wantsParts:
+			return chattemplate.NewList(textPart(content)), nil
+		default:
+			return content, nil
+		}
 	case *chattemplate.List:
 		items = content.Items
 	default:
