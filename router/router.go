@@ -24,6 +24,7 @@ import (
 	"kvepp/pool"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
 )
 
 var (
@@ -38,19 +39,22 @@ type Reason string
 
 // The reasons. Every one but ReasonKV means that only load was priced.
 const (
-	ReasonKV             Reason = "kv"               // overlap and load
-	ReasonNoBody         Reason = "no_body"          // a request without a body, a GET for example
-	ReasonBodyMode       Reason = "body_mode"        // the proxy's body mode does not let the body be waited for
-	ReasonBodyTooLarge   Reason = "body_too_large"   // above the size that is parsed
-	ReasonUnknownAPI     Reason = "unknown_api"      // a path whose body kvepp does not read
-	ReasonNoTokenizer    Reason = "no_tokenizer"     // no --model for the request's model
-	ReasonMedia          Reason = "media"            // an image, audio or video in the prompt
-	ReasonUnmapped       Reason = "unmapped"         // of /v1/responses or /v1/messages: something that no chat holds
-	ReasonNoChatTemplate Reason = "no_chat_template" // a chat, and the model's folder has no template
-	ReasonTokenize       Reason = "tokenize_error"   // what only the engine can tokenize, or refuses; the debug log says which
-	ReasonNoBlockSize    Reason = "no_block_size"    // no candidate's block size is known
-	ReasonNoEvents       Reason = "no_events"        // no candidate announces its blocks
-	ReasonPanic          Reason = "panic"            // a defect of kvepp's, contained; the log has the stack
+	ReasonKV             Reason = "kv"                    // overlap and load
+	ReasonNoBody         Reason = "no_body"               // a request without a body, a GET for example
+	ReasonBodyMode       Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
+	ReasonBodyTooLarge   Reason = "body_too_large"        // above the size that is parsed
+	ReasonUnknownAPI     Reason = "unknown_api"           // a path whose body kvepp does not read
+	ReasonNoTokenizer    Reason = "no_tokenizer"          // no --model for the request's model
+	ReasonMedia          Reason = "media"                 // an image, audio or video in the prompt
+	ReasonUnmapped       Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
+	ReasonNoChatTemplate Reason = "no_chat_template"      // a chat, and the model's folder has no template
+	ReasonTokenize       Reason = "tokenize_error"        // what only the engine can tokenize, or refuses; the debug log says which
+	ReasonRemoteError    Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
+	ReasonRemoteTimeout  Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
+	ReasonRemoteOpen     Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
+	ReasonNoBlockSize    Reason = "no_block_size"         // no candidate's block size is known
+	ReasonNoEvents       Reason = "no_events"             // no candidate announces its blocks
+	ReasonPanic          Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
 )
 
 // Request is what is to be routed.
@@ -106,6 +110,9 @@ func (r *Route) Free() { r.booking.Free() }
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer.
 	Models map[string]*tokenizer.Model
+	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize; nil
+	// asks nobody.
+	Remote map[string]*remote.Client
 	// Scoring holds the knobs of the cost function. It must have passed Validate.
 	Scoring scoring.Config
 }
@@ -147,7 +154,7 @@ const bytesPerToken = 4
 // is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
-	p, err := r.prepare(req)
+	p, err := r.prepare(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +181,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 }
 
 // prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
-func (r *Router) prepare(req *Request) (p prompt, err error) {
+func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error) {
 	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.Without != "" {
 		return p, nil
@@ -196,31 +203,65 @@ func (r *Router) prepare(req *Request) (p prompt, err error) {
 		return p, err
 	}
 	p.model, p.salt = body.Model, body.CacheSalt
-	model := r.cfg.Models[body.Model]
-	switch {
-	case body.HasMedia:
-		p.reason = ReasonMedia
-		return p, nil
-	case body.Unmapped != "":
-		r.log.Debug("request routed by load", "request_id", req.ID, "unmapped", body.Unmapped)
-		p.reason = ReasonUnmapped
-		return p, nil
-	case model != nil:
-		p.tokens, err = model.Tokenize(body)
-	default:
-		p.tokens, err = tokenizer.Given(body) // token ids from the client need no tokenizer
-	}
+	p.tokens, p.reason, err = r.tokenize(ctx, body, req.Body)
 	r.metrics.Phase("tokenize", at)
 	if err != nil {
-		p.reason = reasonOf(err)
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
+	}
+	if p.reason != ReasonKV {
 		return p, nil
 	}
-	p.reason, p.isl = ReasonKV, 0
+	p.isl = 0
 	for _, ids := range p.tokens {
 		p.isl += len(ids)
 	}
 	return p, nil
+}
+
+// tokenize returns the ids of a request's prompts and ReasonKV, or why there are none. err is for the log.
+func (r *Router) tokenize(ctx context.Context, body *apibody.Request, raw []byte) (ids [][]kvblock.Token, reason Reason, err error) {
+	model, engine := r.cfg.Models[body.Model], r.cfg.Remote[body.Model]
+	switch {
+	case body.HasMedia:
+		return nil, ReasonMedia, nil
+	case body.Unmapped != "":
+		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
+	case model != nil:
+		ids, err = model.Tokenize(body)
+	default:
+		given := *body
+		if engine != nil {
+			given.TokenData = nil // a field of Dynamo's, which this engine does not read
+		}
+		ids, err = tokenizer.Given(&given) // token ids from the client need no tokenizer
+	}
+	switch {
+	case err == nil:
+		return ids, ReasonKV, nil
+	case reason == "":
+		reason = reasonOf(err)
+	}
+	if engine == nil || !engineMayKnow(err, reason) {
+		return nil, reason, err
+	}
+	ids, remoteErr := engine.Tokenize(ctx, body, raw)
+	switch remote.OutcomeOf(remoteErr) {
+	case remote.OK:
+		return ids, ReasonKV, nil
+	case remote.Failed:
+		reason = ReasonRemoteError
+	case remote.TimedOut, remote.Busy:
+		reason = ReasonRemoteTimeout
+	case remote.Open:
+		reason = ReasonRemoteOpen
+	}
+	return nil, reason, errors.Join(err, remoteErr)
+}
+
+// engineMayKnow reports whether what kvepp could not tokenize is something that the engine can: not a request that it
+// refuses, and not a template that raised an error.
+func engineMayKnow(err error, reason Reason) bool {
+	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate || tokenizer.IsUnknown(err)
 }
 
 // reasonOf names why a request could not be tokenized.

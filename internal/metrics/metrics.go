@@ -20,6 +20,7 @@ type Metrics struct {
 	decisions *prometheus.CounterVec
 	events    *prometheus.CounterVec
 	phases    *prometheus.HistogramVec
+	remote    *prometheus.CounterVec
 
 	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
 	Predicted prometheus.Counter
@@ -52,6 +53,10 @@ func New() *Metrics {
 			Help:    "Time spent in each phase of a decision: parse, tokenize, hash, match, select; and pick, the whole.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 		}, []string{"phase"}),
+		remote: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_tokenizer_url_requests_total",
+			Help: "Requests whose token ids were wanted from the engine at --tokenizer-url, by outcome: ok, refused (the engine finds fault with the request), unsupported (no endpoint knows its ids), error, timeout, busy, open (the circuit breaker is), canceled.",
+		}, []string{"model", "outcome"}),
 		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
@@ -77,7 +82,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.Predicted, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.Predicted, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -88,6 +93,11 @@ func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() 
 
 // Decision counts one decision.
 func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).Inc() }
+
+// RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
+func (m *Metrics) RemoteTokenize(model, outcome string) {
+	m.remote.WithLabelValues(model, outcome).Inc()
+}
 
 // Event counts n events of a kind with one outcome.
 func (m *Metrics) Event(kind, outcome string, n int) {

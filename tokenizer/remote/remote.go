@@ -1,0 +1,298 @@
+// Package remote asks an inference engine for the token ids of a request that kvepp cannot tokenize itself.
+//
+// It owns the HTTP calls to one engine server (vLLM's render endpoints and /tokenize, SGLang's /tokenize), their deadline,
+// their bounds and the circuit breaker around them, and the comparison of kvepp's own ids with the engine's. It never guesses:
+// where an endpoint would make other ids than the engine makes of the same request, it declines. It never retries, and it
+// never holds a request longer than the configured time.
+//
+// Concurrency: everything is safe from any goroutine.
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// Outcome is how one request to an engine ended. It is a metric's label.
+type Outcome string
+
+// The outcomes. Only Failed and TimedOut count against the engine; after some in a row it is left alone for a while (Open).
+const (
+	OK          Outcome = "ok"
+	Refused     Outcome = "refused"     // the engine finds fault with the request: it will refuse the request itself as well
+	Unsupported Outcome = "unsupported" // no endpoint of the engine gives the ids of such a request
+	Failed      Outcome = "error"       // no connection, an answer that is none, a status that says the server is at fault
+	TimedOut    Outcome = "timeout"     // no answer within Config.Timeout
+	Busy        Outcome = "busy"        // Concurrency calls were running, and none ended within Config.Timeout
+	Open        Outcome = "open"        // not asked: the breaker is open
+	Canceled    Outcome = "canceled"    // whoever asked went away
+)
+
+// Error says why an engine's ids are not known.
+type Error struct {
+	Outcome Outcome
+	err     error
+}
+
+func (e *Error) Error() string { return "tokenizer/remote: " + e.err.Error() }
+func (e *Error) Unwrap() error { return e.err }
+
+func fail(o Outcome, format string, args ...any) error {
+	return &Error{o, fmt.Errorf(format, args...)}
+}
+
+// OutcomeOf returns how the request of which err came ended; OK for nil.
+func OutcomeOf(err error) Outcome {
+	var e *Error
+	switch {
+	case err == nil:
+		return OK
+	case errors.As(err, &e):
+		return e.Outcome
+	}
+	return Failed
+}
+
+// Config says which server to ask, and how patiently.
+type Config struct {
+	// Model is the model's name in logs and metrics.
+	Model string
+	// URL is the server's root, http or https; a path in it is a prefix of the endpoints' paths.
+	URL string
+	// Engine is the server's kind: tokenizer.VLLM or tokenizer.SGLang. The others have no endpoint that tokenizes.
+	Engine tokenizer.Engine
+	// Timeout is how long a request may take in all, waiting for its turn included.
+	Timeout time.Duration
+}
+
+// Concurrency is how many calls to a server run at the same time. Further requests wait for their turn.
+const Concurrency = 32
+
+// Bounds of what is read of an answer: a prompt has fewer tokens than its body has bytes, and an id takes at most 11.
+const (
+	answerBytesPerByte = 16
+	minAnswerBytes     = 1 << 20
+	maxAnswerBytes     = 64 << 20
+	maxErrorBytes      = 4 << 10
+)
+
+// Client asks one server about one model. Create it with New.
+type Client struct {
+	cfg     Config
+	root    string
+	http    *http.Client
+	slots   chan struct{}
+	breaker *breaker
+	metrics *metrics.Metrics
+	log     *slog.Logger
+
+	// withoutRender is until when the server counts as one without render endpoints, in Unix nanoseconds.
+	withoutRender atomic.Int64
+	saidWithout   atomic.Bool
+	modality      atomic.Pointer[modality]
+}
+
+// relearn is how long what was learned of a server is believed: it may restart with other flags.
+const relearn = 5 * time.Minute
+
+// New returns a client. It does not connect; a server that is not there yet is found when it is.
+// Errors: a URL or an engine that cannot be asked.
+func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
+	u, err := url.Parse(cfg.URL)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer/remote: %w", err)
+	}
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return nil, fmt.Errorf("tokenizer/remote: %q is not a URL such as http://engine:8000", cfg.URL)
+	case u.RawQuery != "" || u.Fragment != "" || u.User != nil:
+		return nil, fmt.Errorf("tokenizer/remote: %q: only scheme, host and a path can be given", cfg.URL)
+	case cfg.Engine != tokenizer.VLLM && cfg.Engine != tokenizer.SGLang:
+		return nil, fmt.Errorf("tokenizer/remote: %s has no endpoint that tokenizes: only vLLM's and SGLang's servers have", cfg.Engine)
+	case cfg.Timeout <= 0:
+		return nil, errors.New("tokenizer/remote: the timeout must be above 0")
+	}
+	return &Client{
+		cfg:  cfg,
+		root: strings.TrimRight(u.String(), "/"),
+		http: &http.Client{
+			Transport: &http.Transport{
+				DialContext:         (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
+				MaxIdleConnsPerHost: Concurrency,
+				IdleConnTimeout:     time.Minute,
+				DisableCompression:  true, // so that the bound on an answer is one on memory
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		slots:   make(chan struct{}, Concurrency),
+		breaker: newBreaker(),
+		metrics: m,
+		log:     log.With("model", cfg.Model, "url", cfg.URL),
+	}, nil
+}
+
+// IsOpen reports whether the server is being left alone.
+func (c *Client) IsOpen() bool { return c.breaker.isOpen() }
+
+// Tokenize returns the ids that the engine makes of each prompt of a request; a chat has one. body is what the request was
+// parsed from; it is not modified. It returns when ctx ends or the time is over at the latest.
+//
+// Errors: *Error.
+func (c *Client) Tokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	ids, err := c.tokenize(ctx, request, body)
+	c.metrics.RemoteTokenize(c.cfg.Model, string(OutcomeOf(err)))
+	return ids, err
+}
+
+func (c *Client) tokenize(parent context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	if request.HasMedia {
+		return nil, fail(Unsupported, "the prompt is not text alone")
+	}
+	ctx, cancel := context.WithTimeout(parent, c.cfg.Timeout)
+	defer cancel()
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		if parent.Err() != nil {
+			return nil, &Error{Canceled, context.Cause(parent)}
+		}
+		return nil, fail(Busy, "%d calls are running, and none ended within %v", Concurrency, c.cfg.Timeout)
+	}
+	probe, ok := c.breaker.allow(time.Now())
+	if !ok {
+		return nil, fail(Open, "the server failed too often; it is asked again soon")
+	}
+	var ids [][]kvblock.Token
+	var err error
+	defer func() { c.report(err, probe) }() // a panic must not keep a probe for ever either
+	if c.cfg.Engine == tokenizer.SGLang {
+		ids, err = c.sglang(ctx, request, body)
+	} else {
+		ids, err = c.vllm(ctx, request, body)
+	}
+	if err != nil && parent.Err() != nil {
+		err = &Error{Canceled, err}
+	}
+	return ids, err
+}
+
+// report tells the breaker how a call ended, and the log when that opens or closes it.
+func (c *Client) report(err error, probe bool) {
+	v := neutral
+	switch OutcomeOf(err) {
+	case OK, Refused:
+		v = good
+	case Failed, TimedOut:
+		v = bad
+	}
+	switch c.breaker.done(time.Now(), v, probe) {
+	case opened:
+		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", err)
+	case closed:
+		c.log.Info("the engine's tokenizer answers again")
+	}
+}
+
+// answer is what a server said.
+type answer struct {
+	status int
+	body   []byte
+}
+
+// message returns what an answer other than 200 says, for people.
+func (a *answer) message() string {
+	var said struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"` // vLLM
+		Message string `json:"message"` // SGLang
+	}
+	text := string(a.body)
+	if json.Unmarshal(a.body, &said) == nil {
+		switch {
+		case said.Error.Message != "":
+			text = said.Error.Message
+		case said.Message != "":
+			text = said.Message
+		}
+	}
+	return fmt.Sprintf("HTTP %d: %.300q", a.status, text)
+}
+
+// err returns nil for an answer with ids, else what it means.
+func (a *answer) err(path string) error {
+	switch a.status {
+	case http.StatusOK:
+		return nil
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+		return fail(Refused, "%s: %s", path, a.message())
+	}
+	return fail(Failed, "%s: %s", path, a.message())
+}
+
+// call sends body, or asks for what is at path if it is nil, and reads the answer.
+func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, error) {
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.root+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, &Error{Failed, err}
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, c.broken(ctx, path, err)
+	}
+	defer response.Body.Close()
+	limit := max(minAnswerBytes, min(maxAnswerBytes, answerBytesPerByte*len(body)))
+	if response.StatusCode != http.StatusOK {
+		limit = maxErrorBytes
+	}
+	a := &answer{status: response.StatusCode}
+	if a.body, err = io.ReadAll(io.LimitReader(response.Body, int64(limit)+1)); err != nil {
+		return nil, c.broken(ctx, path, err)
+	}
+	if len(a.body) > limit && a.status == http.StatusOK {
+		return nil, fail(Failed, "%s: the answer is longer than %d bytes", path, limit)
+	}
+	return a, nil
+}
+
+// broken says why there is no whole answer.
+func (c *Client) broken(ctx context.Context, path string, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fail(TimedOut, "%s: no answer within %v", path, c.cfg.Timeout)
+	}
+	return &Error{Failed, fmt.Errorf("%s: %w", path, err)}
+}
+
+// read decodes an answer with ids.
+func read[T any](path string, a *answer) (T, error) {
+	var v T
+	if err := a.err(path); err != nil {
+		return v, err
+	}
+	if err := json.Unmarshal(a.body, &v); err != nil {
+		return v, fail(Failed, "%s: the answer cannot be read: %w", path, err)
+	}
+	return v, nil
+}

@@ -1,0 +1,139 @@
+package remote
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// SGLang's /tokenize turns a chat's body into the request that its chat endpoint reads and prepares that; of a completion it
+// encodes the prompts.
+// Source: SGLang 0.5.21, entrypoints/openai/serving_tokenize and protocol, TokenizeRequest.
+
+func (c *Client) sglang(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	switch request.API {
+	case apibody.Completions:
+		return c.sglangCompletion(ctx, request)
+	case apibody.ChatCompletions:
+		return c.sglangChat(ctx, request, body)
+	}
+	return nil, fail(Unsupported, "SGLang tokenizes no %s", request.API)
+}
+
+func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request) ([][]kvblock.Token, error) {
+	if slices.ContainsFunc(request.Prompts, func(p apibody.Prompt) bool { return p.HasTokens }) {
+		return nil, fail(Unsupported, "the prompts are token ids")
+	}
+	if v, _ := request.Body.Get("suffix"); v != nil {
+		return nil, fail(Unsupported, "SGLang's /tokenize does not know suffix")
+	}
+	asked := struct {
+		Model            string   `json:"model"`
+		Prompt           []string `json:"prompt"`
+		AddSpecialTokens bool     `json:"add_special_tokens"`
+	}{Model: request.Model, AddSpecialTokens: true} // SGLang's completions do not know that field
+	for _, prompt := range request.Prompts {
+		asked.Prompt = append(asked.Prompt, prompt.Text)
+	}
+	body, err := json.Marshal(asked)
+	if err != nil {
+		return nil, &Error{Unsupported, err}
+	}
+	a, err := c.call(ctx, tokenizePath, body)
+	if err != nil {
+		return nil, err
+	}
+	said, err := read[struct {
+		Count  []int
+		Tokens [][]kvblock.Token
+	}](tokenizePath, a)
+	if err != nil {
+		return nil, err
+	}
+	if len(said.Tokens) != len(request.Prompts) || len(said.Count) != len(said.Tokens) {
+		return nil, fail(Failed, "%s: ids of %d prompts, want %d", tokenizePath, len(said.Tokens), len(request.Prompts))
+	}
+	for i, ids := range said.Tokens {
+		if ids == nil || said.Count[i] != len(ids) {
+			return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(ids), said.Count[i])
+		}
+	}
+	return said.Tokens, nil
+}
+
+// sglangNotAsked are fields of a chat that do not reach its prompt, and with which /tokenize answers an error.
+var sglangNotAsked = []string{"stream", "stream_options", "prompt"}
+
+func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	if v, _ := request.ChatTemplateKwargs.Get("reasoning_effort"); v != nil {
+		return nil, fail(Unsupported, "SGLang's /tokenize reads chat_template_kwargs.reasoning_effort in another way than its chats do")
+	}
+	if err := c.checkTextOnly(ctx); err != nil {
+		return nil, err
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, &Error{Unsupported, err}
+	}
+	for _, name := range sglangNotAsked {
+		delete(fields, name)
+	}
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return nil, &Error{Unsupported, err}
+	}
+	a, err := c.call(ctx, tokenizePath, body)
+	if err != nil {
+		return nil, err
+	}
+	said, err := read[struct {
+		Count  int
+		Tokens []kvblock.Token
+	}](tokenizePath, a)
+	if err != nil {
+		return nil, err
+	}
+	if len(said.Tokens) == 0 || said.Count != len(said.Tokens) {
+		return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(said.Tokens), said.Count)
+	}
+	return [][]kvblock.Token{said.Tokens}, nil
+}
+
+// modality is what a server said of its model.
+type modality struct {
+	textOnly bool
+	until    time.Time // when it is to be asked again
+}
+
+// checkTextOnly declines models that also take images or sound: SGLang encodes the text of their chats anew, after /tokenize
+// would have given other ids.
+func (c *Client) checkTextOnly(ctx context.Context) error {
+	m := c.modality.Load()
+	if m == nil || time.Now().After(m.until) {
+		const path = "/model_info"
+		a, err := c.call(ctx, path, nil)
+		if err != nil {
+			return err
+		}
+		info, err := read[struct {
+			Image *bool `json:"has_image_understanding"`
+			Audio *bool `json:"has_audio_understanding"`
+		}](path, a)
+		if err != nil {
+			return err
+		}
+		if info.Image == nil || info.Audio == nil {
+			return fail(Failed, "%s: the answer does not say whether the model takes images or sound", path)
+		}
+		m = &modality{textOnly: !*info.Image && !*info.Audio, until: time.Now().Add(relearn)}
+		c.modality.Store(m)
+	}
+	if !m.textOnly {
+		return fail(Unsupported, "a chat of a model that also takes images or sound: SGLang's /tokenize gives other ids than its chats have")
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package remote
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+)
+
+// vLLM has two ways to say a request's ids. Its render endpoints take the request's own body and run the very code that serves
+// it; a server offers them with --enable-scale-out, and `vllm launch render` is one without a GPU. /tokenize is on every server,
+// but knows fewer fields.
+// Source: vLLM 0.33.0, entrypoints/scale_out/render, entrypoints/serve/tokenize.
+
+// vllmRender are the render endpoints by the API whose bodies they take.
+var vllmRender = map[apibody.API]string{
+	apibody.ChatCompletions: "/v1/chat/completions/render",
+	apibody.Completions:     "/v1/completions/render",
+	apibody.Responses:       "/v1/responses/render",
+	apibody.Messages:        "/v1/messages/render",
+}
+
+const tokenizePath = "/tokenize"
+
+func (c *Client) vllm(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	path, known := vllmRender[request.API]
+	if !known {
+		return nil, fail(Unsupported, "vLLM renders no %s", request.API)
+	}
+	only := vllmRenderOnly(request)
+	if time.Now().UnixNano() < c.withoutRender.Load() {
+		if only != "" {
+			return nil, fail(Unsupported, "%s: only vLLM's render endpoints know, and this server has none", only)
+		}
+		return c.vllmTokenize(ctx, request, body)
+	}
+	a, err := c.call(ctx, path, body)
+	if err != nil {
+		return nil, err
+	}
+	switch a.status {
+	case http.StatusForbidden: // vLLM's own word for endpoints that are switched off
+		c.learnWithoutRender(a)
+	case http.StatusNotFound, http.StatusMethodNotAllowed: // an older version; or a model that it does not serve
+	default:
+		return vllmRendered(request, path, a)
+	}
+	if only != "" {
+		if a.status == http.StatusForbidden {
+			return nil, fail(Unsupported, "%s: only vLLM's render endpoints know: %s", only, a.message())
+		}
+		return nil, a.err(path)
+	}
+	ids, err := c.vllmTokenize(ctx, request, body)
+	if err == nil {
+		c.learnWithoutRender(a)
+	}
+	return ids, err
+}
+
+// learnWithoutRender remembers that the server has no render endpoints.
+func (c *Client) learnWithoutRender(a *answer) {
+	c.withoutRender.Store(time.Now().Add(relearn).UnixNano())
+	if !c.saidWithout.Swap(true) {
+		c.log.Warn("the server's render endpoints are off: its /tokenize is asked instead, which does not know every field, so that more "+
+			"requests are routed by load; start vLLM with --enable-scale-out, or give the URL of a `vllm launch render`", "answer", a.message())
+	}
+}
+
+// vllmRendered reads a render endpoint's answer: what vLLM's /generate would take, of which the ids are a field.
+func vllmRendered(request *apibody.Request, path string, a *answer) ([][]kvblock.Token, error) {
+	type generate struct {
+		TokenIDs []kvblock.Token `json:"token_ids"`
+	}
+	var all []generate
+	var err error
+	want := 1
+	if request.API == apibody.Completions {
+		all, err = read[[]generate](path, a)
+		want = len(request.Prompts)
+	} else {
+		all = make([]generate, 1)
+		all[0], err = read[generate](path, a)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(all) != want {
+		return nil, fail(Failed, "%s: ids of %d prompts, want %d", path, len(all), want)
+	}
+	ids := make([][]kvblock.Token, len(all))
+	for i := range all {
+		if ids[i] = all[i].TokenIDs; len(ids[i]) == 0 {
+			return nil, fail(Failed, "%s: the answer has no token_ids", path)
+		}
+	}
+	return ids, nil
+}
+
+// maxTokenizeCalls is the longest batch of prompts for which /tokenize, which takes one, is asked.
+const maxTokenizeCalls = 16
+
+// vllmTokenize asks /tokenize. The request must be one of which vllmRenderOnly has nothing to say.
+func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
+	bodies := [][]byte{body}
+	if request.API == apibody.Completions {
+		bodies = nil
+		for _, prompt := range request.Prompts {
+			one := struct {
+				Model            string `json:"model"`
+				Prompt           string `json:"prompt"`
+				AddSpecialTokens bool   `json:"add_special_tokens"`
+			}{request.Model, prompt.Text, request.AddSpecialTokens == nil || *request.AddSpecialTokens}
+			encoded, err := json.Marshal(one)
+			if err != nil {
+				return nil, &Error{Unsupported, err}
+			}
+			bodies = append(bodies, encoded)
+		}
+	}
+	ids := make([][]kvblock.Token, len(bodies))
+	for i, body := range bodies {
+		a, err := c.call(ctx, tokenizePath, body)
+		if err != nil {
+			return nil, err
+		}
+		said, err := read[struct {
+			Count  int
+			Tokens []kvblock.Token
+		}](tokenizePath, a)
+		if err != nil {
+			return nil, err
+		}
+		if said.Tokens == nil || said.Count != len(said.Tokens) {
+			return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(said.Tokens), said.Count)
+		}
+		ids[i] = said.Tokens
+	}
+	return ids, nil
+}
+
+// vllmRenderOnly names what of a request /tokenize would pass over, so that only a render endpoint's ids are the engine's; ""
+// when there is nothing. Compared: ChatCompletionRequest and CompletionRequest with TokenizeChatRequest and
+// TokenizeCompletionRequest, and what vLLM's renderers read of them.
+func vllmRenderOnly(request *apibody.Request) string {
+	var fields []string
+	switch request.API {
+	case apibody.Completions:
+		if slices.ContainsFunc(request.Prompts, func(p apibody.Prompt) bool { return p.HasTokens }) {
+			return "prompts of token ids"
+		}
+		if len(request.Prompts) > maxTokenizeCalls {
+			return fmt.Sprintf("%d prompts", len(request.Prompts))
+		}
+		fields = []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"}
+	case apibody.ChatCompletions:
+		fields = []string{"truncate_prompt_tokens", "documents", "reasoning_effort", "response_format", "kv_transfer_params"}
+	default:
+		return request.API.String()
+	}
+	for _, field := range fields {
+		if v, _ := request.Body.Get(field); v != nil {
+			return field
+		}
+	}
+	if request.API == apibody.Completions {
+		return ""
+	}
+	if choice, _ := request.Body.Get("tool_choice"); choice != nil && choice != "auto" {
+		return "tool_choice"
+	}
+	for _, item := range request.Messages.Items {
+		message, _ := item.(*chattemplate.Dict)
+		if v, _ := message.Get("reasoning_content"); v != nil {
+			return "reasoning_content"
+		}
+		if longToolCallID(message) {
+			return "a tool call's id of more than 9 characters"
+		}
+	}
+	return ""
+}
+
+// longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer, on the way of a chat but
+// not in /tokenize.
+func longToolCallID(message *chattemplate.Dict) bool {
+	long := func(v any) bool {
+		id, ok := v.(string)
+		return ok && len(id) > 9
+	}
+	if id, _ := message.Get("tool_call_id"); long(id) {
+		return true
+	}
+	calls, _ := message.Get("tool_calls")
+	list, _ := calls.(*chattemplate.List)
+	if list == nil {
+		return false
+	}
+	return slices.ContainsFunc(list.Items, func(item any) bool {
+		call, _ := item.(*chattemplate.Dict)
+		id, _ := call.Get("id")
+		return long(id)
+	})
+}
