@@ -39,6 +39,9 @@ type options struct {
 	defaultChatTemplateKwargs string
 	trustRequestChatTemplate  bool
 
+	tokenizerURLs       []string
+	tokenizerURLTimeout time.Duration
+
 	headerAliases   bool
 	decisionHeaders bool
 	maxParseBytes   int
@@ -92,6 +95,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.chatTemplateContentFormat, "chat-template-content-format", "auto", "`FORMAT` of message content in templates, as given to the engine: auto, string or openai")
 	f.StringVar(&o.defaultChatTemplateKwargs, "default-chat-template-kwargs", "", "template variables as a `JSON` object for requests that do not give them, as given to the engine, such as {\"enable_thinking\": false}")
 	f.BoolVar(&o.trustRequestChatTemplate, "trust-request-chat-template", false, "render the chat templates that requests bring, as the engine with this flag does. Off: such requests are routed by load")
+	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
+	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond, "how long a request waits for --tokenizer-url before it is routed by load")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
 
 	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on; empty: all interfaces")
@@ -234,11 +239,23 @@ func (o *options) check() error {
 			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
 		}
 	}
-	if _, err := o.tokenizerOptions(); err != nil {
+	if _, err := o.modelFolders(); err != nil {
 		return err
 	}
-	_, err := o.modelFolders()
-	return err
+	t, err := o.tokenizerOptions()
+	if err != nil {
+		return err
+	}
+	urls, err := o.tokenizerURLsByModel()
+	switch {
+	case err != nil:
+		return err
+	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
+		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
+	case o.tokenizerURLTimeout <= 0:
+		return errors.New("--tokenizer-url-timeout must be above 0")
+	}
+	return nil
 }
 
 // tokenizerOptions says how the engine was told to serve its models.
@@ -283,6 +300,35 @@ func (o *options) modelFolders() (map[string]string, error) {
 		folders[o.modelName] = o.modelPath
 	}
 	return folders, nil
+}
+
+// tokenizerURLsByModel returns model name -> URL of the server that knows its tokens.
+func (o *options) tokenizerURLsByModel() (map[string]string, error) {
+	urls := map[string]string{}
+	for _, given := range o.tokenizerURLs {
+		isURL := func(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
+		name, address, _ := strings.Cut(given, "=")
+		if isURL(given) {
+			folders, err := o.modelFolders()
+			if err != nil {
+				return nil, err
+			}
+			if len(folders) != 1 {
+				return nil, fmt.Errorf("--tokenizer-url %q: say for which model, as NAME=URL: there are %d", given, len(folders))
+			}
+			for only := range folders {
+				name, address = only, given
+			}
+		}
+		if name == "" || !isURL(address) {
+			return nil, fmt.Errorf("--tokenizer-url %q: must look like NAME=http://HOST:PORT", given)
+		}
+		if _, twice := urls[name]; twice {
+			return nil, fmt.Errorf("--tokenizer-url: %q is given twice", name)
+		}
+		urls[name] = address
+	}
+	return urls, nil
 }
 
 // logger makes the process's logger.

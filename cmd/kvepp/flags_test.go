@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"log/slog"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -30,6 +32,8 @@ var settings = []struct {
 	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},
 	{"default-chat-template-kwargs", "KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.defaultChatTemplateKwargs }},
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
+	{"tokenizer-url", "KVEPP_TOKENIZER_URL", "", [3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"}, func(o *options) any { return strings.Join(o.tokenizerURLs, ",") }},
+	{"tokenizer-url-timeout", "KVEPP_TOKENIZER_URL_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.tokenizerURLTimeout }},
 	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
 	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
 	{"grpc-port", "KVEPP_GRPC_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcPort }},
@@ -157,6 +161,36 @@ func TestEngineDefault(t *testing.T) {
 	}
 }
 
+func TestTokenizerURLs(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want map[string]string
+	}{
+		{nil, map[string]string{}},
+		{[]string{"--tokenizer-url=m=http://a:1/b?c=d", "--tokenizer-url=n=https://c"}, map[string]string{"m": "http://a:1/b?c=d", "n": "https://c"}},
+		{[]string{"--model=m=dir", "--tokenizer-url=http://a?c=d"}, map[string]string{"m": "http://a?c=d"}},
+		{[]string{"--model-name=m", "--model-path=dir", "--tokenizer-url=http://a"}, map[string]string{"m": "http://a"}},
+	} {
+		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
+		if got, err := o.tokenizerURLsByModel(); err != nil || !maps.Equal(got, c.want) {
+			t.Errorf("%v: %v, %v", c.args, got, err)
+		}
+	}
+}
+
+// TestRefusedFolderWithURL starts where the engine can be asked instead, and says so.
+func TestRefusedFolderWithURL(t *testing.T) {
+	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--tokenizer-url=gone=http://engine"}, nil)
+	var said bytes.Buffer
+	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil || len(models) != 1 || models["here"] == nil {
+		t.Fatalf("%v, %v", models, err)
+	}
+	if text := said.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "model=gone url=http://engine") || !strings.Contains(text, "nomodel") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
 func TestWrongUsage(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -176,6 +210,13 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
 		{[]string{"--endpoints=x", "--engine=llama"}, nil, "--engine"},
 		{[]string{"--endpoints=x", "--chat-template-content-format=parts"}, nil, "auto, string or openai"},
+		{[]string{"--endpoints=x", "--tokenizer-url=http://engine"}, nil, "for which model"},
+		{[]string{"--endpoints=x", "--model=a=b", "--model=c=d", "--tokenizer-url=http://engine"}, nil, "there are 2"},
+		{[]string{"--endpoints=x", "--tokenizer-url=a=engine:8000"}, nil, "NAME=http://HOST:PORT"},
+		{[]string{"--endpoints=x", "--tokenizer-url==http://engine"}, nil, "NAME=http://HOST:PORT"},
+		{[]string{"--endpoints=x", "--tokenizer-url=a=http://b", "--tokenizer-url=a=http://c"}, nil, "given twice"},
+		{[]string{"--endpoints=x", "--tokenizer-url=a=http://b", "--engine=dynamo"}, nil, "only vLLM's and SGLang's"},
+		{[]string{"--endpoints=x", "--tokenizer-url-timeout=0"}, nil, "above 0"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},
@@ -197,6 +238,7 @@ func TestStartFailsClearly(t *testing.T) {
 	}{
 		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
 		{[]string{"--endpoints=testdata/none.yaml", "--model=m=testdata/nomodel"}, "--model m=testdata/nomodel"},
+		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a@b"}, "--tokenizer-url m=http://a@b"},
 		{[]string{"--endpoints=x", "--log-level=loud"}, "debug, info, warn or error"},
 		{[]string{"--endpoints=x", "--log-format=xml"}, "text or json"},
 	} {

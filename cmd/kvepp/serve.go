@@ -34,6 +34,7 @@ import (
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
@@ -50,6 +51,10 @@ func serve(o *options) error {
 		return err
 	}
 	m := metrics.New()
+	engines, err := remoteTokenizers(o, m, log)
+	if err != nil {
+		return err
+	}
 	index, err := indexer.New(indexer.Config{MaxEntries: o.indexMaxBlocks})
 	if err != nil {
 		return err
@@ -77,7 +82,7 @@ func serve(o *options) error {
 	}
 
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
+		router.New(router.Config{Models: models, Remote: engines, Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
 	return listen(ctx, o, picker, m, log)
 }
 
@@ -87,7 +92,11 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 	if err != nil {
 		return nil, err
 	}
-	if len(folders) == 0 {
+	urls, err := o.tokenizerURLsByModel()
+	if err != nil {
+		return nil, err
+	}
+	if len(folders)+len(urls) == 0 {
 		log.Warn("no --model is given: no prompt can be tokenized, every request is routed by load only")
 	}
 	served, err := o.tokenizerOptions()
@@ -98,6 +107,10 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 	for name, dir := range folders {
 		start := time.Now()
 		model, err := tokenizer.Load(dir, served)
+		if err != nil && urls[name] != "" {
+			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", err)
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
 		}
@@ -108,6 +121,33 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
 	}
 	return models, nil
+}
+
+// remoteTokenizers makes the clients of --tokenizer-url, by model.
+func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
+	urls, err := o.tokenizerURLsByModel()
+	if err != nil {
+		return nil, err
+	}
+	served, err := o.tokenizerOptions()
+	if err != nil {
+		return nil, err
+	}
+	clients := make(map[string]*remote.Client, len(urls))
+	for name, url := range urls {
+		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, Timeout: o.tokenizerURLTimeout}, m, log)
+		if err != nil {
+			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
+		}
+		clients[name] = client
+		m.Source(metrics.RemoteOpen, metrics.RemoteOpenHelp, prometheus.Labels{"model": name}, func() float64 {
+			if client.IsOpen() {
+				return 1
+			}
+			return 0
+		})
+	}
+	return clients, nil
 }
 
 // forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.

@@ -128,6 +128,8 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 const (
 	GeneralPattern     = "kvepp_general_pattern_runs_total"
 	GeneralPatternHelp = "Texts whose pre-tokenizer pattern ran on the general engine, which is exact but slower."
+	RemoteOpen         = "kvepp_tokenizer_url_open"
+	RemoteOpenHelp     = "1 while the engine at --tokenizer-url is left alone because it failed too often, else 0."
 	ActiveRequests     = "kvepp_active_requests"
 	ActiveRequestsHelp = "Running bookings: requests that were routed and have not ended."
 	IndexBlocks        = "kvepp_index_blocks"
