@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	"slices"
-	"strings"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -23,9 +22,8 @@ type bpe struct {
 	runeToken  runeTable
 	unknown    kvblock.Token
 	hasUnknown bool
-	fuse       bool // a run of unknown characters is one unknown token
-	// marker cuts a piece before ▁ wherever no token continues across; nil where that is not known to be exact.
-	marker *markerCut
+	fuse       bool    // a run of unknown characters is one unknown token
+	joints     *joints // nil: a piece must not be cut
 }
 
 // Pieces repeat, and the tables of a large vocabulary do not fit into a processor's caches. So each scratch remembers what
@@ -439,31 +437,4 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		out = append(out, symbols[i])
 	}
 	return out
-}
-
-// spaceMarker is U+2581, which SentencePiece writes for a space.
-const spaceMarker = "▁"
-
-// markerCut knows where a piece may be cut without changing its ids. SentencePiece-style models have no pre-tokenizer,
-// so that a whole prompt is one piece; but merges make tokens, and if no token of the vocabulary contains "x▁" then no
-// merge can reach across a cut between x and ▁. Cut so, the pieces are words, and words repeat.
-type markerCut struct {
-	joined runeTable // every x such that some token contains "x▁"
-}
-
-// next returns the first cut in s[i:j] after i, or j.
-func (m *markerCut) next(s string, i, j int) int {
-	for k := i + 1; k+len(spaceMarker) <= j; {
-		n := strings.Index(s[k:j], spaceMarker)
-		if n < 0 {
-			return j
-		}
-		k += n
-		r, _ := utf8.DecodeLastRuneInString(s[i:k])
-		if _, ok := m.joined.get(r); !ok {
-			return k
-		}
-		k += len(spaceMarker)
-	}
-	return j
 }

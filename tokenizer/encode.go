@@ -99,6 +99,9 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 
 // appendStretch appends the ids of text without raw added tokens.
 func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
+	if e.spacing != nil {
+		return e.appendSpaced(out, text, first, sc), nil
+	}
 	text, err := e.normalizer.apply(text, sc)
 	if err != nil {
 		return out, err
@@ -138,19 +141,6 @@ func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first 
 		out = e.appendUncut(out, s, i, end, sc)
 	}
 	return out, nil
-}
-
-// appendUncut appends the ids of a piece that no pre-tokenizer cuts further.
-func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
-	if e.bpe.marker == nil {
-		return e.bpe.appendPiece(out, s, i, end, sc)
-	}
-	for i < end {
-		j := e.bpe.marker.next(s, i, end)
-		out = e.bpe.add(out, s, i, j, sc)
-		i = j
-	}
-	return e.bpe.flush(out, s, sc)
 }
 
 // EngineRuns returns how many texts (pieces, where patterns follow one another) went through the general engine for

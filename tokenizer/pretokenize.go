@@ -19,7 +19,9 @@ type stage struct {
 	// whole says that the stage does not cut.
 	whole bool
 	// engine says that find runs on the general engine.
-	engine bool
+	engine  bool
+	spacing *spacing // what the stage is, if it is a spacing
+	onSpace bool     // it does nothing to a text without spaces
 }
 
 // behavior is what becomes of the matches of a stage.

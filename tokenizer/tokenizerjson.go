@@ -115,7 +115,8 @@ type encoder struct {
 	normalizer normalizer
 	scan       scanner // what most models use: one expression, which matches everywhere
 	deepSeek   bool
-	stages     []stage // anything else
+	stages     []stage  // anything else
+	spacing    *spacing // instead of normalizer and stages, for models that are one; else nil
 	// firstDiffers says that the text at the very beginning of a prompt is encoded otherwise than the same text later.
 	firstDiffers bool
 	engineRuns   engineRuns
@@ -144,6 +145,10 @@ func parseTokenizerJSON(raw []byte) (*encoder, error) {
 	byteLevel, err := e.parsePreTokenizer(file.preTokenizer)
 	if err != nil {
 		return nil, fmt.Errorf("pre_tokenizer: %w", err)
+	}
+	normalized := func(token addedTokenJSON) bool { return token.Normalized }
+	if !byteLevel && !slices.ContainsFunc(file.addedTokens, normalized) {
+		e.spacing = spacingOf(e.normalizer, e.stages)
 	}
 	if !file.hasModel {
 		return nil, errors.New("there is no model")
@@ -518,6 +523,9 @@ func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error)
 		return nil, false, errors.New("add_prefix_space is false, and prepend_scheme is not never")
 	}
 	st := stage{rewrite: metaspace(c.Replacement, c.PrependScheme), whole: true}
+	if c.Replacement == spaceMarker && c.Split != nil && !*c.Split {
+		st.spacing = &spacing{prefix: c.PrependScheme != "never", unlessOne: true, onlyAtHead: c.PrependScheme == "first"}
+	}
 	if c.Split == nil || *c.Split {
 		st.whole, st.find, st.behavior = false, findText(c.Replacement), mergedWithNext
 	}
@@ -570,6 +578,7 @@ func parseSplit(raw json.RawMessage) (stage, string, error) {
 	switch {
 	case c.Pattern.String != nil && *c.Pattern.String != "":
 		st.find = findText(*c.Pattern.String)
+		st.onSpace = *c.Pattern.String == " " && !c.Invert
 		return st, "", nil
 	case c.Pattern.Regex == nil:
 		return stage{}, "", errUnsupported("Split on", string(raw))
@@ -626,7 +635,9 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	if byteLevel {
 		return b.initByteLevel(m.vocab, m.IgnoreMerges)
 	}
-	b.initRunes(m, m.IgnoreMerges)
+	if !b.initRunes(m, e.spacing != nil) {
+		e.spacing = nil
+	}
 	return nil
 }
 
@@ -682,60 +693,6 @@ func (b *bpe) markDirect(tokens []vocabularyToken) {
 		ids = b.encode(ids[:0], token.text, 0, len(token.text), sc)
 		token.direct = len(ids) == 1 && ids[0] == token.id
 	}
-}
-
-func (b *bpe) initRunes(m *modelJSON, ignoreMerges bool) {
-	marker := &markerCut{}
-	tokens := make([]vocabularyToken, 0, len(m.vocab))
-	for text, id := range m.vocab {
-		previous := rune(-1)
-		runes := 0
-		for _, r := range text {
-			if r == '▁' && runes > 0 {
-				marker.joined.set(previous, 0)
-			}
-			previous = r
-			runes++
-		}
-		if runes == 1 {
-			b.runeToken.set(previous, id)
-		}
-		tokens = append(tokens, vocabularyToken{text, id, ignoreMerges})
-	}
-	if b.fallback {
-		for c := range b.byteToken {
-			b.byteToken[c], b.byteKnown[c] = m.vocab[byteTokenText(c)]
-		}
-	}
-	// A cut is exact if only text merges: not bytes of an unknown character, not the unknown token, ▁ itself is known, and no
-	// character vanishes, which would make neighbours of what was apart.
-	_, known := m.vocab[spaceMarker]
-	if !b.hasUnknown {
-		known = known && b.fallback
-		for c, has := range b.byteKnown {
-			known = known && (has || neverInUTF8(c))
-		}
-	}
-	isByte := map[kvblock.Token]bool{}
-	if b.fallback {
-		for c, id := range b.byteToken {
-			isByte[id] = isByte[id] || b.byteKnown[c]
-		}
-	}
-	for _, merge := range m.merges {
-		for _, part := range [2]kvblock.Token{merge.left, merge.right} {
-			if isByte[part] || b.hasUnknown && part == b.unknown {
-				known = false
-			}
-		}
-	}
-	if known {
-		b.marker = marker
-	}
-	if !ignoreMerges {
-		b.markDirect(tokens)
-	}
-	b.vocabulary = newVocabulary(tokens)
 }
 
 func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }

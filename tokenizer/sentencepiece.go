@@ -1,0 +1,262 @@
+package tokenizer
+
+import (
+	"math/bits"
+	"strings"
+	"unicode/utf8"
+	"unsafe"
+
+	"kvepp/kvblock"
+)
+
+// SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so that a whole prompt is one piece of text. Two
+// things make them as fast as others, and both change no id.
+//
+// Text falls into small pieces wherever no merge can join what is left and right of a place: see joints. Trained on words,
+// such a vocabulary joins neither letters with punctuation nor anything with a ▁ behind it, so most pieces are words.
+//
+// Text is not rewritten. A model to which ▁ and a space are the same has its tokens kept with spaces instead: see spacing.
+
+// spaceMarker is U+2581, which SentencePiece writes for a space.
+const spaceMarker = "▁"
+
+// spacing is how a model treats spaces that makes all of them ▁: then its tokens are kept with spaces in the place of ▁, and
+// text is encoded as it is, but for the prefix.
+type spacing struct {
+	prefix     bool // a space comes before each stretch of text
+	unlessOne  bool // but not before one that begins with a space
+	onlyAtHead bool // and only before the text's first
+}
+
+// spacingOf returns the spacing that a normalizer and stages amount to; nil for any other.
+func spacingOf(n normalizer, stages []stage) *spacing {
+	var sp spacing
+	switch {
+	case len(n) == 0:
+		if len(stages) == 0 || stages[0].spacing == nil {
+			return nil
+		}
+		sp = *stages[0].spacing
+		stages = stages[1:]
+	case n[len(n)-1].replacesSpace() && len(n) == 1:
+	case n[len(n)-1].replacesSpace() && len(n) == 2 && n[0].prefix == spaceMarker:
+		sp.prefix = true
+	default:
+		return nil
+	}
+	for i := range stages {
+		if !stages[i].onSpace { // else it cuts at spaces, and there are none any more
+			return nil
+		}
+	}
+	return &sp
+}
+
+// replacesSpace reports whether the step makes every space a ▁.
+func (step *normalizerStep) replacesSpace() bool { return step.old == " " && step.new == spaceMarker }
+
+// stretch returns text as the model's tokens are kept; it may lie in the scratch.
+func (sp *spacing) stretch(text string, first bool, sc *scratch) string {
+	marked := strings.Contains(text, spaceMarker)
+	prefix := sp.prefix && (first || !sp.onlyAtHead) && !(sp.unlessOne && (text[0] == ' ' || strings.HasPrefix(text, spaceMarker)))
+	if !marked && !prefix {
+		return text
+	}
+	buf := sc.text[0][:0]
+	if prefix {
+		buf = append(buf, ' ')
+	}
+	if marked {
+		text = strings.ReplaceAll(text, spaceMarker, " ")
+	}
+	buf = append(buf, text...)
+	sc.text[0] = buf
+	return unsafe.String(unsafe.SliceData(buf), len(buf))
+}
+
+// appendSpaced appends the ids of a stretch of text without added tokens, for a model with a spacing.
+func (e *encoder) appendSpaced(out []kvblock.Token, text string, first bool, sc *scratch) []kvblock.Token {
+	text = e.spacing.stretch(text, first, sc)
+	return e.appendUncut(out, text, 0, len(text), sc)
+}
+
+// appendUncut appends the ids of s[i:end], which no pre-tokenizer cuts further.
+func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
+	if e.bpe.joints == nil {
+		return e.bpe.appendPiece(out, s, i, end, sc)
+	}
+	for i < end {
+		j := e.bpe.joints.next(s, i, end)
+		out = e.bpe.add(out, s, i, j, sc)
+		i = j
+	}
+	return e.bpe.flush(out, s, sc)
+}
+
+// joints knows the characters that can grow together. Merges make tokens out of neighbours, so that if no merge has a left
+// part that ends with x and a right part that begins with y, then none ever reaches across a place between x and y. Cut
+// there, the pieces have the ids of the whole.
+type joints struct {
+	// ascii has bit y of row x set if x and y join, for characters below 128.
+	ascii [utf8.RuneSelf][2]uint64
+	// wide is the same for pairs of other characters, by their hash. Two pairs can have the same, and then text is cut less
+	// often than it could be. The length is a power of two.
+	wide []uint64
+	// complete says that no character becomes the unknown token, a run of which becomes one.
+	complete bool
+	known    *runeTable
+}
+
+// next returns the first cut in s[i:end] after i, or end. i must be below end.
+func (t *joints) next(s string, i, end int) int {
+	var x rune
+	n := 1
+	if x = rune(s[i]); x >= utf8.RuneSelf {
+		x, n = utf8.DecodeRuneInString(s[i:])
+	}
+	for i += n; i < end; i += n {
+		y := rune(s[i])
+		if x|y < utf8.RuneSelf {
+			if t.ascii[x&127][y>>6&1]>>(y&63)&1 == 0 {
+				return i
+			}
+			x, n = y, 1
+			continue
+		}
+		if y, n = rune(s[i]), 1; y >= utf8.RuneSelf {
+			y, n = utf8.DecodeRuneInString(s[i:])
+		}
+		if !t.joinedWide(x, y) {
+			return i
+		}
+		x = y
+	}
+	return end
+}
+
+func (t *joints) wideBit(x, y rune) (word int, bit uint) {
+	h := mix(uint64(x)<<32 | uint64(y))
+	return int(h>>6) & (len(t.wide) - 1), uint(h & 63)
+}
+
+func (t *joints) joinedWide(x, y rune) bool {
+	if word, bit := t.wideBit(x, y); t.wide[word]>>bit&1 != 0 {
+		return true
+	}
+	return !t.complete && !t.isKnown(x) && !t.isKnown(y)
+}
+
+func (t *joints) isKnown(r rune) bool {
+	_, known := t.known.get(r)
+	return known
+}
+
+// newJoints takes the pairs of characters that merges join.
+func newJoints(pairs map[[2]rune]struct{}, known *runeTable, complete bool) *joints {
+	t := &joints{known: known, complete: complete}
+	// 16 bits a pair leave one text in twenty uncut that could be cut.
+	t.wide = make([]uint64, 1<<bits.Len(uint(len(pairs)/4)))
+	for pair := range pairs {
+		x, y := pair[0], pair[1]
+		if x|y < utf8.RuneSelf {
+			t.ascii[x][y>>6] |= 1 << (y & 63)
+			continue
+		}
+		word, bit := t.wideBit(x, y)
+		t.wide[word] |= 1 << bit
+	}
+	for x := range rune(utf8.RuneSelf) {
+		for y := range rune(utf8.RuneSelf) {
+			if !complete && !t.isKnown(x) && !t.isKnown(y) {
+				t.ascii[x][y>>6] |= 1 << (y & 63)
+			}
+		}
+	}
+	return t
+}
+
+// initRunes makes the vocabulary of a model whose smallest symbols are characters. With spaced its tokens are kept with
+// spaces for ▁, if that changes nothing, which it reports.
+func (b *bpe) initRunes(m *modelJSON, spaced bool) bool {
+	if b.fallback {
+		for c := range b.byteToken {
+			b.byteToken[c], b.byteKnown[c] = m.vocab[byteTokenText(c)]
+		}
+	}
+	exact := !m.IgnoreMerges && b.cutsAreExact(m)
+	if _, known := m.vocab[spaceMarker]; !known || !exact {
+		spaced = false
+	}
+	largest := kvblock.Token(0)
+	for _, id := range m.vocab {
+		largest = max(largest, id)
+	}
+	tokens := make([]vocabularyToken, 0, len(m.vocab))
+	ends := make([]struct{ first, last rune }, largest+1) // by id
+	for text, id := range m.vocab {
+		if spaced {
+			if strings.Contains(text, " ") {
+				continue // no text has spaces then
+			}
+			text = strings.ReplaceAll(text, spaceMarker, " ")
+		}
+		first, size := utf8.DecodeRuneInString(text)
+		ends[id].first = first
+		ends[id].last, _ = utf8.DecodeLastRuneInString(text)
+		if size == len(text) && size > 0 {
+			b.runeToken.set(first, id)
+		}
+		tokens = append(tokens, vocabularyToken{text, id, m.IgnoreMerges})
+	}
+	if exact {
+		pairs := map[[2]rune]struct{}{}
+		for _, merge := range m.merges {
+			pairs[[2]rune{ends[merge.left].last, ends[merge.right].first}] = struct{}{}
+		}
+		b.joints = newJoints(pairs, &b.runeToken, b.completeFallback())
+	}
+	if !m.IgnoreMerges {
+		b.markDirect(tokens)
+	}
+	b.vocabulary = newVocabulary(tokens)
+	return spaced
+}
+
+// completeFallback reports whether every character that is no token becomes bytes.
+func (b *bpe) completeFallback() bool {
+	for c, has := range b.byteKnown {
+		if !has && !neverInUTF8(c) {
+			return false
+		}
+	}
+	return true
+}
+
+// cutsAreExact reports whether only text merges: not bytes of an unknown character, not the unknown token, and no character
+// vanishes, which would make neighbours of what was apart.
+func (b *bpe) cutsAreExact(m *modelJSON) bool {
+	if !b.hasUnknown && !b.completeFallback() {
+		return false
+	}
+	texts := make([]bool, maxID+1) // by id
+	for _, id := range m.vocab {
+		if texts[id] { // two texts with one id: what it begins and ends with is not known
+			return false
+		}
+		texts[id] = true
+	}
+	if b.hasUnknown {
+		texts[b.unknown] = false
+	}
+	for c, has := range b.byteKnown {
+		if has {
+			texts[b.byteToken[c]] = false
+		}
+	}
+	for _, merge := range m.merges {
+		if !texts[merge.left] || !texts[merge.right] {
+			return false
+		}
+	}
+	return true
+}
