@@ -63,7 +63,7 @@ func pack(b []byte, v any) []byte {
 	case string:
 		return append(append(b, 0xd9, byte(len(v))), v...)
 	case []byte:
-		return append(append(b, 0xc4, byte(len(v))), v...)
+		return append(binary.BigEndian.AppendUint16(append(b, 0xc5), uint16(len(v))), v...)
 	case []any:
 		b = binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(len(v)))
 		for _, e := range v {

@@ -40,6 +40,9 @@ type Endpoint struct {
 	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
 	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay
 	KVTopic  string // subscription prefix; empty means everything
+	// EventChannels are where Dynamo's event plane carries the KV events, at most one for each rank, ordered by rank.
+	// They matter only when KVEvents is empty.
+	EventChannels []EventChannel
 
 	BlockSize           int    // tokens per KV block; 0: not known yet
 	TotalKVBlocks       int    // device blocks per rank; 0: not known
@@ -48,6 +51,23 @@ type Endpoint struct {
 	DeviceType          string
 	Taints              []string
 	EAGLE               bool // blocks are hashed over windows of BlockSize+1 tokens
+}
+
+// EventChannel is where Dynamo's event plane carries the KV events of one rank of one worker process. The zero value is
+// none.
+type EventChannel struct {
+	Rank      uint32
+	Publisher uint64 // id that the messages name
+	ZMQ       string // address of the publisher's socket; empty: over NATS
+	Subject   string // over NATS; several publishers share one
+}
+
+// Transport is "zmq" or "nats".
+func (c EventChannel) Transport() string {
+	if c.ZMQ != "" {
+		return "zmq"
+	}
+	return "nats"
 }
 
 // Worker is one rank of one endpoint: one KV cache.
@@ -73,6 +93,26 @@ func (w *Worker) KVReplayAddress() string {
 	return offsetPort(w.KVReplay, w.Rank-w.DataParallelStartRank)
 }
 
+// EventChannel returns where the event plane carries this rank's events; false when nowhere, or when the engine's own
+// socket is known, which says the same sooner and can be asked for what was missed.
+func (w *Worker) EventChannel() (EventChannel, bool) {
+	if w.KVEvents != "" {
+		return EventChannel{}, false
+	}
+	for _, c := range w.EventChannels {
+		if c.Rank == w.Rank {
+			return c, true
+		}
+	}
+	return EventChannel{}, false
+}
+
+// Announces reports whether the worker's KV events can be heard of anywhere.
+func (w *Worker) Announces() bool {
+	_, channel := w.EventChannel()
+	return channel || w.KVEvents != ""
+}
+
 // String names a worker in logs: endpoint and rank.
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
@@ -84,11 +124,13 @@ type identity struct {
 	rank                                 uint32
 	blockSize                            int
 	eagle                                bool
+	channel                              EventChannel
 }
 
 func (w *Worker) identity() identity {
+	channel, _ := w.EventChannel()
 	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVReplayAddress(), w.KVTopic, w.InstanceID, w.Rank,
-		w.Endpoint.BlockSize, w.EAGLE}
+		w.Endpoint.BlockSize, w.EAGLE, channel}
 }
 
 // Snapshot is the pool at one moment. It never changes.

@@ -369,7 +369,7 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 			continue
 		}
 		sized = true
-		announcing = announcing || w.KVEvents != ""
+		announcing = announcing || w.Announces()
 		if d.variantOf(w) == nil {
 			d.variants = append(d.variants, r.cut(d, p, w.BlockSize, w.EAGLE))
 		}

@@ -1,6 +1,7 @@
 package zmqsub
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -54,8 +55,19 @@ func (s *Subscription) receive() {
 	}
 }
 
-// onLive handles a live message: frames topic, number, payload.
+// onLive handles a live message: frames topic, number, payload; with a publisher's id, after the topic.
 func (s *Subscription) onLive(frames [][]byte) {
+	if publisher := s.config.Publisher; len(publisher) > 0 {
+		if len(frames) != 4 {
+			s.malformed("live message of %s frames, want 4", frameCount(frames))
+			return
+		}
+		if !bytes.Equal(frames[1], publisher) {
+			s.malformed("live message of publisher %x, want %x", frames[1], publisher)
+			return
+		}
+		frames = append(frames[:1], frames[2:]...)
+	}
 	if len(frames) != 3 {
 		s.malformed("live message of %s frames, want 3", frameCount(frames))
 		return

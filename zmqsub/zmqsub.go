@@ -60,6 +60,11 @@ type Config struct {
 	// Topic is the prefix of the topics wanted. Empty: all.
 	Topic string
 
+	// Publisher is the id that messages name between topic and number, where the protocol has such a frame (Dynamo's event
+	// plane: 8 bytes, big-endian). Messages of another publisher are Malformed: its address went to somebody else. Empty:
+	// messages have no such frame.
+	Publisher []byte
+
 	// ReplayTimeout bounds one replay; then what is still missing is reported as a gap. 0 means 10 seconds.
 	ReplayTimeout time.Duration
 

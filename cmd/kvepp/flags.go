@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/indexer/feed"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
@@ -49,6 +50,7 @@ type options struct {
 
 	overlapWeight float64 // deprecated; NaN when not given
 	kvEvents      bool
+	feed          feed.Config
 	scoring       scoring.Config
 
 	logLevel  string
@@ -62,6 +64,8 @@ var dynamoEnv = map[string]string{
 	"model-name":                           "DYN_MODEL_NAME",
 	"secure-serving":                       "DYN_SECURE_SERVING",
 	"metrics-port":                         "DYN_EPP_METRICS_PORT",
+	"event-plane":                          "DYN_EVENT_PLANE",
+	"nats-server":                          "NATS_SERVER",
 	"router-kv-events":                     "DYN_ROUTER_USE_KV_EVENTS",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
@@ -113,6 +117,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	d := scoring.DefaultConfig()
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: every request is routed by load")
+	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, with --dynamo-discovery, for endpoints without kvEvents. Default: whichever discovery names for each worker")
+	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
 	f.Float64Var(&o.scoring.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
 	f.Float64Var(&o.scoring.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
 	f.Float64Var(&o.scoring.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
@@ -231,6 +237,8 @@ func (o *options) check() error {
 		return errors.New("--max-parse-bytes must be at least 1")
 	case o.indexMaxBlocks < 0:
 		return errors.New("--index-max-blocks may not be negative")
+	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
+		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
 	}

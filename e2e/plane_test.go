@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"kvepp/e2e/stack"
+)
+
+// TestEventPlane: workers that announce their blocks on Dynamo's event plane alone, each alone and two behind one frontend.
+func TestEventPlane(t *testing.T) {
+	for _, plane := range []string{"zmq", "nats"} {
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,shared=%v", plane, shared), func(t *testing.T) {
+				s := start(t, stack.Config{Workers: 2, Ranks: 2, Speedup: 20, EventPlane: plane, SharedFrontend: shared})
+				nothingLeft(t, s)
+				used := map[string]bool{}
+				for i := range 12 {
+					used[warm(t, s.Envoy.URL, conversation(fmt.Sprint(t.Name(), i), 2), i%2 == 0, nil).Worker] = true
+				}
+				if len(used) < 2 {
+					t.Errorf("only %v were used", used)
+				}
+				if plane != "nats" || shared {
+					return
+				}
+				// Events of what is asked meanwhile may be lost; what is believed afterwards must be true again.
+				if err := s.RestartNATS(t.Context(), func() { chat(t, s.Envoy.URL, novel(), false, nil) }); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Settled(t.Context(), 4); err != nil {
+					t.Fatal(err)
+				}
+				for i := range 4 {
+					warm(t, s.Envoy.URL, conversation(fmt.Sprint(t.Name(), "after", i), 2), false, nil)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package feed
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/zmqsub"
+)
+
+// planeTopic begins every message about KV events on a publisher's own socket.
+const planeTopic = "kv-events"
+
+// joinPlane subscribes to a worker's events on Dynamo's event plane. What was announced before cannot be asked for: Dynamo
+// answers that over its own request protocol only.
+func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
+	if transport := c.Transport(); f.config.EventPlane != "" && f.config.EventPlane != transport {
+		f.log.Warn("a worker's KV events are on another event plane than --event-plane: what it has cached is not known",
+			"worker", w.String(), "its_plane", transport, "event_plane", f.config.EventPlane)
+		return
+	}
+	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID}
+	var leave func()
+	var err error
+	if c.ZMQ == "" {
+		leave, err = f.nats.subscribe(c, s)
+	} else {
+		var running *zmqsub.Subscription
+		running, err = f.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: planeTopic,
+			Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher)}, s)
+		if err == nil {
+			leave = running.Close
+		}
+	}
+	f.joined(&s.subscriber, leave, err)
+}
+
+// planeSubscriber applies one worker's events as the event plane brings them: hashed already, for this instance and rank.
+type planeSubscriber struct {
+	subscriber
+	instance uint64
+	frame    kvblock.PlaneBatch
+}
+
+// Message decodes and applies one message of a publisher's own socket.
+func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
+	envelope, err := kvblock.UnframePlane(payload)
+	if err == nil {
+		err = kvblock.DecodePlane(envelope, &s.frame)
+	}
+	if err != nil {
+		s.Malformed(fmt.Errorf("event plane message %d: %w", seq, err))
+		return
+	}
+	s.events(&s.frame)
+}
+
+// events applies one message.
+func (s *planeSubscriber) events(b *kvblock.PlaneBatch) {
+	m := s.feed.metrics
+	m.Event("batch", "received", 1)
+	for i := range b.Events {
+		e := &b.Events[i]
+		if e.Instance != s.instance || e.Rank != s.rank {
+			m.Event("batch", "other_rank", 1)
+			continue
+		}
+		s.apply(&e.Operation)
+	}
+}

@@ -1,0 +1,151 @@
+package feed
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+const (
+	instance  = 12510495253119935035
+	publisher = 8286763004618594
+)
+
+// dict is a map for pack, key after value.
+func dict(pairs ...any) []byte {
+	b := binary.BigEndian.AppendUint16([]byte{0xde}, uint16(len(pairs)/2))
+	for _, v := range pairs {
+		if raw, ok := v.([]byte); ok {
+			b = append(b, raw...)
+		} else {
+			b = append(b, pack(v)...)
+		}
+	}
+	return b
+}
+
+// envelope is an event plane message of one event.
+func envelope(seq uint64, publisher, instance uint64, rank int, data []byte) []byte {
+	event := dict("worker_id", instance, "storage_tier", "device", "residency_domain", "worker",
+		"event", dict("event_id", int(seq)+1, "data", data, "dp_rank", rank))
+	payload := append([]byte{0x91}, event...)
+	binary16 := append(binary.BigEndian.AppendUint16([]byte{0xc5}, uint16(len(payload))), payload...)
+	return dict("publisher_id", publisher, "sequence", seq, "published_at", 1, "topic", "kv-events", "payload", binary16)
+}
+
+// planeStored stores one block of four tokens as the event plane says it: with its local hash.
+func planeStored(engine uint64, parent any, tokens ...kvblock.Token) []byte {
+	local := kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: len(tokens)})[0]
+	blocks := append([]byte{0x91}, dict("block_hash", engine, "tokens_hash", uint64(local), "mm_extra_info", nil)...)
+	return dict("stored", dict("parent_hash", parent, "start_position", nil, "blocks", blocks))
+}
+
+func (h *house) plane(c pool.EventChannel) {
+	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", InstanceID: instance, BlockSize: 4, EventChannels: []pool.EventChannel{c}}})
+}
+
+// TestEventPlaneOverZMQ publishes as a Dynamo worker's own socket does.
+func TestEventPlaneOverZMQ(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.plane(pool.EventChannel{Publisher: publisher, ZMQ: e.address()})
+	h.connected(1)
+	send := func(from uint64, data []byte) {
+		t.Helper()
+		message := envelope(e.seq, from, instance, 0, data)
+		frame := append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message))), message...)
+		if _, err := e.socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, from), binary.BigEndian.AppendUint64(nil, e.seq), frame); err != nil {
+			t.Fatal(err)
+		}
+		e.seq++
+	}
+	eventually(t, "a first store", func() bool {
+		send(publisher, planeStored(1, nil, 1, 2, 3, 4))
+		return h.match(4, 1, 2, 3, 4) == 1
+	})
+	send(publisher, planeStored(2, uint64(1), 5, 6, 7, 8))
+	eventually(t, "two blocks", func() bool { return h.match(4, 1, 2, 3, 4, 5, 6, 7, 8) == 2 })
+	gaps := h.count("subscription", "gap")
+	e.seq++
+	send(publisher, planeStored(3, nil, 9, 9, 9, 9))
+	eventually(t, "emptied by a gap", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.match(4, 9, 9, 9, 9) == 1 })
+	if got := h.count("subscription", "gap"); got != gaps+1 {
+		t.Errorf("%v gaps, want %v", got, gaps+1)
+	}
+	send(publisher+1, planeStored(1, nil, 1, 2, 3, 4)) // another process took the port
+	eventually(t, "emptied by a stranger", func() bool { return h.match(4, 9, 9, 9, 9) == 0 && h.count("batch", "malformed") == 1 })
+}
+
+// TestEventPlaneOverNATS gives messages to a subject's two workers as package nats would; the end-to-end tests have a
+// real server.
+func TestEventPlaneOverNATS(t *testing.T) {
+	h := newHouse(t)
+	h.plane(pool.EventChannel{})
+	s := h.pool.Acquire()
+	worker := s.Workers[0]
+	s.Release()
+	applies := &planeSubscriber{subscriber: h.Feed.subscriber(worker), instance: instance}
+	j := &subject{workers: map[uint64]*natsChannel{publisher: {planeSubscriber: applies}}}
+	send := func(message []byte) { j.message(&nats.Msg{Subject: "s", Data: message}) }
+
+	send(envelope(0, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4)))
+	send(envelope(1, publisher, instance, 0, planeStored(2, uint64(1), 5, 6, 7, 8)))
+	send(envelope(7, publisher+1, instance+1, 0, pack("cleared"))) // of a worker that is not in the pool
+	send(envelope(2, publisher, instance, 1, pack("cleared")))     // of another rank
+	if got := h.match(4, 1, 2, 3, 4, 5, 6, 7, 8); got != 2 {
+		t.Errorf("%d blocks, want 2", got)
+	}
+	if got := h.count("batch", "other_rank"); got != 1 {
+		t.Errorf("%v events of other ranks, want 1", got)
+	}
+	send(envelope(5, publisher, instance, 0, planeStored(3, nil, 9, 9, 9, 9)))
+	if h.match(4, 1, 2, 3, 4) != 0 || h.match(4, 9, 9, 9, 9) != 1 || h.count("subscription", "gap") != 1 {
+		t.Error("a gap did not empty the worker, or what came after it was lost")
+	}
+	send(envelope(0, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4)))
+	if h.match(4, 9, 9, 9, 9) != 0 || h.match(4, 1, 2, 3, 4) != 1 || h.count("subscription", "restart") != 1 {
+		t.Error("a restart did not empty the worker, or what came after it was lost")
+	}
+	send([]byte{0xff})
+	if h.match(4, 1, 2, 3, 4) != 0 || h.count("batch", "malformed") != 1 {
+		t.Error("what cannot be read did not empty the workers of its subject")
+	}
+}
+
+// TestEventPlaneThatIsNotWanted: --event-plane names the other one.
+func TestEventPlaneThatIsNotWanted(t *testing.T) {
+	h := newHouse(t)
+	h.Feed.config.EventPlane = "nats"
+	h.plane(pool.EventChannel{Publisher: publisher, ZMQ: "tcp://127.0.0.1:9"})
+	if on, off := h.Subscriptions(); on+off != 0 {
+		t.Errorf("%d subscriptions", on+off)
+	}
+}
+
+// TestNATSServerMayComeLater subscribes where nobody listens, and leaves again.
+func TestNATSServerMayComeLater(t *testing.T) {
+	h := newHouse(t)
+	h.nats.server = "nats://user:secret@127.0.0.1:9"
+	if got := h.nats.redacted(); got != "nats://user:xxxxx@127.0.0.1:9" {
+		t.Errorf("logged as %s", got)
+	}
+	h.plane(pool.EventChannel{Publisher: publisher, Subject: "namespace.a.kv-events"})
+	if on, off := h.Subscriptions(); on != 0 || off != 1 {
+		t.Errorf("%d connected, %d connecting; want 0, 1", on, off)
+	}
+	h.pool.Update(nil)
+	if on, off := h.Subscriptions(); on+off != 0 || len(h.nats.subjects) != 0 {
+		t.Errorf("%d subscriptions and %d subjects after the worker left", on+off, len(h.nats.subjects))
+	}
+	h.nats.server = "nats://%zz"
+	h.nats.close()
+	h.nats.conn = nil
+	h.plane(pool.EventChannel{Publisher: publisher, Subject: "namespace.a.kv-events"})
+	if got := h.count("subscription", "failed"); got != 1 {
+		t.Errorf("%v failed subscriptions with a server that is no URL", got)
+	}
+}

@@ -1,0 +1,77 @@
+package dynamo
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"kvepp/pool"
+)
+
+func (s store) source(ns string, worker, publisher uint64, rank int, touched time.Time) {
+	s.put("event_sources", "namespace/"+ns+"/component/backend/endpoint/generate/topic/kv-events", publisher, fmt.Sprintf(
+		`{"type":"EventSource","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend","name":"generate"}},"topic":"kv-events",`+
+			`"publisher_id":%d,"metadata":{"worker":{"worker_id":%d,"dp_rank":%d},"publisher_id":%[2]d}}`, ns, publisher, worker, rank), touched)
+}
+
+func (s store) channel(ns, topic string, publisher uint64, transport string, touched time.Time) {
+	s.put("event_channels", "namespace/"+ns+"/component/backend/endpoint/generate/topic/"+topic, publisher, fmt.Sprintf(
+		`{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend","name":"generate"}},"topic":%q,`+
+			`"instance_id":%d,"transport":%s}`, ns, topic, publisher, transport), touched)
+}
+
+// TestChannels has two ranks on the event plane, one over each transport, and channels that must not be taken for theirs.
+func TestChannels(t *testing.T) {
+	now := time.Now()
+	s := store{t, t.TempDir()}
+	zmq := func(port int) string {
+		return fmt.Sprintf(`{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:%d"}}`, port)
+	}
+	const worker = 12510495253119935035
+	s.instance("w0", worker, now)
+	s.card("w0", worker, 16, now)
+	s.source("w0", worker, 8286763004618594, 1, now)
+	s.source("w0", worker, 2926450056302118, 0, now)
+	s.channel("w0", "kv-events", 8286763004618594, zmq(41585), now)
+	s.channel("w0", "kv-events", 2926450056302118, `{"kind":"Nats","config":{"subject_prefix":"namespace.w0.component.backend.endpoint.generate"}}`, now)
+	s.channel("w0", "kv_metrics", 7, zmq(1), now)
+	s.channel("w0", "kv-events", 9, zmq(2), now) // its source is not there yet
+	s.source("w0", worker, 10, 2, now)           // its channel is not there yet
+	s.source("w0", worker, 11, 3, now)
+	s.channel("w0", "kv-events", 11, `{"kind":"ZmqBroker","config":{}}`, now) // complained about
+	s.source("w0", worker, 12, 4, now.Add(-2*lease))                          // dead
+	s.channel("w0", "kv-events", 12, zmq(3), now)
+
+	want := []pool.EventChannel{
+		{Rank: 0, Publisher: 2926450056302118, Subject: "namespace.w0.component.backend.endpoint.generate.kv-events"},
+		{Rank: 1, Publisher: 8286763004618594, ZMQ: "tcp://127.0.0.1:41585"},
+	}
+	reader := NewFileStore(s.dir, quiet)
+	instances := reader.scan(now)
+	if len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
+		t.Fatalf("channels: %+v", instances)
+	}
+	if len(reader.bad) != 1 {
+		t.Errorf("complaints: %v", reader.bad)
+	}
+
+	endpoints := Join([]pool.Entry{
+		{Endpoint: pool.Endpoint{Name: "by path"}, Dynamo: "w0/backend/generate"},
+		{Endpoint: pool.Endpoint{Name: "by id", InstanceID: worker}},
+		{Endpoint: pool.Endpoint{Name: "other", InstanceID: 1}},
+	}, instances)
+	for i, want := range [][]pool.EventChannel{want, want, nil} {
+		if got := endpoints[i].EventChannels; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v", endpoints[i].Name, got)
+		}
+	}
+	w := pool.Worker{Endpoint: &endpoints[0], Rank: 1}
+	if c, ok := w.EventChannel(); !ok || c != want[1] {
+		t.Errorf("rank 1: %+v", c)
+	}
+	endpoints[0].KVEvents = "tcp://127.0.0.1:5557"
+	if c, ok := w.EventChannel(); ok {
+		t.Errorf("although the engine's own socket is known: %+v", c)
+	}
+}
