@@ -51,6 +51,7 @@ var only = map[string][]string{
 	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
 	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
 	"github.com/pebbe/zmq4":                {"zmqsub"},
+	"github.com/nats-io/":                  {"indexer/feed"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
 	"k8s.io/":                              {},
 	"github.com/fsnotify/":                 {"pool"},
