@@ -76,6 +76,12 @@ func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) [
 		return dst
 	}
 	dst = slices.Grow(dst, blocks)
+	if !o.EAGLE && len(o.MediaHashes) == 0 {
+		switch o.BlockSize {
+		case 16, 32, 64:
+			return appendTokenHashes(dst, tokens, o.BlockSize, salt)
+		}
+	}
 	window := o.BlockSize
 	if o.EAGLE {
 		window++
@@ -132,10 +138,7 @@ func appendTokens(b []byte, tokens []Token) []byte {
 //
 // Source: dynamo-kv-router 1.6.1, protocols (compute_seq_hash_for_block). The seed is never salted.
 func NextSequenceHash(parent SequenceHash, local LocalHash) SequenceHash {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:8], uint64(parent))
-	binary.LittleEndian.PutUint64(b[8:], uint64(local))
-	return SequenceHash(xxh3.HashSeed(b[:], hashSeed))
+	return SequenceHash(hashPair(uint64(parent), uint64(local)))
 }
 
 // FirstSequenceHash returns the sequence hash of a prompt's first block, which is its local hash.

@@ -160,12 +160,17 @@ func TestHashingDoesNotAllocate(t *testing.T) {
 	tokens := longTokens()
 	local := make([]LocalHash, 0, 64)
 	seq := make([]SequenceHash, 0, 64)
-	o := HashOptions{BlockSize: 16, LoRAName: "my-lora", CacheNamespace: "tenant-a", MediaHashes: [][]uint64{{3, 1}, nil, {2}}}
-	if n := testing.AllocsPerRun(100, func() {
-		local = AppendLocalHashes(local[:0], tokens, o)
-		seq = AppendSequenceHashes(seq[:0], local)
-	}); n != 0 {
-		t.Errorf("%v allocations, want none", n)
+	for _, o := range []HashOptions{
+		{BlockSize: 16},
+		{BlockSize: 64, LoRAName: "my-lora"},
+		{BlockSize: 16, LoRAName: "my-lora", CacheNamespace: "tenant-a", MediaHashes: [][]uint64{{3, 1}, nil, {2}}},
+	} {
+		if n := testing.AllocsPerRun(100, func() {
+			local = AppendLocalHashes(local[:0], tokens, o)
+			seq = AppendSequenceHashes(seq[:0], local)
+		}); n != 0 {
+			t.Errorf("%+v: %v allocations, want none", o, n)
+		}
 	}
 }
 
