@@ -29,7 +29,7 @@ var may = map[string]string{
 	"internal/apibody":    "chattemplate",
 	"tokenizer":           "chattemplate kvblock internal/apibody",
 	"tokenizer/remote":    "tokenizer chattemplate kvblock internal/apibody internal/metrics",
-	"tokenizer/parity":    "tokenizer kvblock chattemplate internal/apibody",
+	"tokenizer/parity":    "tokenizer tokenizer/remote kvblock chattemplate internal/apibody internal/metrics",
 	"scoring":             "kvblock",
 	"pool":                "kvblock",
 	"indexer":             "kvblock",

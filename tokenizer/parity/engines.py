@@ -5,13 +5,15 @@ choice of a template's content format, and Transformers' rendering.
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
-{"detect": TEMPLATE} answers {"format": ...}. Only the modules named below are the engine's; what else they import (PyTorch,
+{"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
+name makes of the body, in its own response's class. Only the modules named below are the engine's; what else they import (PyTorch,
 kernels, servers) is stood in for, because nothing of it is called.
 """
 
 import importlib.abc
 import importlib.machinery
 import json
+import logging
 import sys
 import types
 
@@ -20,7 +22,10 @@ REAL = {
         "vllm.config.utils",
         "vllm.entrypoints.generate.base.protocol",
         "vllm.entrypoints.openai.chat_completion.protocol",
+        "vllm.entrypoints.openai.completion.protocol",
+        "vllm.entrypoints.scale_out.token_in_token_out.protocol",
         "vllm.entrypoints.serve.engine.protocol",
+        "vllm.entrypoints.serve.tokenize.protocol",
         "vllm.exceptions",
         "vllm.renderers.chat_utils",
         "vllm.renderers.chat_utils.chat_message",
@@ -36,6 +41,7 @@ REAL = {
     "sglang": [
         "sglang.srt.entrypoints.openai.protocol",
         "sglang.srt.entrypoints.openai.serving_chat",
+        "sglang.srt.entrypoints.openai.serving_tokenize",
         "sglang.srt.parser.hunyuan_reasoning",
         "sglang.srt.parser.jinja_template_utils",
         "sglang.srt.parser.template_detection",
@@ -140,8 +146,15 @@ class VLLM:
         for name in ("ChatParams", "TokenizeParams", "ReasoningEffort", "merge_kwargs", "map_reasoning_effort"):
             setattr(vllm.renderers, name, getattr(params, name))
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        import pydantic
+        import vllm.entrypoints.openai.completion.protocol as completion
+        import vllm.entrypoints.scale_out.token_in_token_out.protocol as generate
+        import vllm.entrypoints.serve.tokenize.protocol as tokenize
         import vllm.renderers.hf as hf
 
+        self.completion, self.generate, self.tokenize_protocol = completion, generate, tokenize
+        # Kept, because what it validates lazily needs it, as FastAPI keeps it.
+        self.tokenize_request = pydantic.TypeAdapter(tokenize.TokenizeRequest)
         self.request, self.hf, self.merge, self.tokenizer = ChatCompletionRequest, hf, params.merge_kwargs, tokenizer
         self.config = types.SimpleNamespace(
             tokenizer_revision=None, revision=None, code_revision=None, trust_remote_code=False, multimodal_config=None,
@@ -155,10 +168,13 @@ class VLLM:
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
         request = self.request.model_validate(body)
-        if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
-            raise ValueError("a template in the request")
         if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
             raise ValueError("not rendered")
+        return self.chat(request, given_format, defaults)
+
+    def chat(self, request, given_format, defaults):
+        if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
+            raise ValueError("a template in the request")
         tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
         self.hf._CONTENT_FORMATS.clear()
         params = request.build_chat_params(None, given_format).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
@@ -174,6 +190,30 @@ class VLLM:
             return None, rendered
         return rendered, self.tokenizer.encode(rendered, add_special_tokens=request.build_tok_params(self.config).add_special_tokens)
 
+    def encode(self, request, prompt):
+        return self.tokenizer.encode(prompt, add_special_tokens=request.build_tok_params(self.config).add_special_tokens)
+
+    def render(self, template, given_format, defaults, body):
+        """After ServingRender.render_chat_request and render_completion_request."""
+        def generate(ids):
+            return self.generate.GenerateRequest(token_ids=ids, sampling_params={}, model=body["model"]).model_dump(mode="json")
+
+        if "messages" in body:
+            return generate(self.text(template, given_format, defaults, body)[1])
+        request = self.completion.CompletionRequest.model_validate(body)
+        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        return [generate(self.encode(request, prompt)) for prompt in prompts]
+
+    def tokenize(self, template, given_format, defaults, body):
+        """After ServingTokenization.create_tokenize."""
+        self.tokenizer.chat_template = template
+        request = self.tokenize_request.validate_python(body)
+        if isinstance(request, self.tokenize_protocol.TokenizeChatRequest):
+            ids = self.chat(request, given_format, defaults)[1]
+        else:
+            ids = self.encode(request, request.prompt)
+        return self.tokenize_protocol.TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.config.max_model_len).model_dump()
+
 
 class SGLang:
     def __init__(self, sources, tokenizer):
@@ -186,7 +226,7 @@ class SGLang:
         serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
         serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
         serving_chat.get_json_schema_constraint = lambda *args, **kwargs: None
-        self.request, self.utils, self.tokenizer = protocol.ChatCompletionRequest, utils, tokenizer
+        self.request, self.utils, self.tokenizer, self.protocol = protocol.ChatCompletionRequest, utils, tokenizer, protocol
         serving = serving_chat.OpenAIServingChat.__new__(serving_chat.OpenAIServingChat)
         serving.tokenizer_manager = types.SimpleNamespace(tokenizer=tokenizer, served_model_name="m")
         serving.template_manager = types.SimpleNamespace(chat_template_name=None, reasoning_config=None)
@@ -215,16 +255,44 @@ class SGLang:
         result = self.serving._process_messages(request, False)
         return None, list(result.prompt_ids)
 
+    def tokenize(self, template, given_format, defaults, body):
+        """OpenAIServingTokenize.handle_request, with the body as FastAPI reads it."""
+        import asyncio
+
+        import sglang.srt.entrypoints.openai.serving_tokenize as serving_tokenize
+
+        manager = self.serving.template_manager
+        self.tokenizer.chat_template = template
+        manager.jinja_template_content_format = self.detect(template)
+        manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
+        self.serving.default_chat_template_kwargs = defaults
+        serving = serving_tokenize.OpenAIServingTokenize.__new__(serving_tokenize.OpenAIServingTokenize)
+        serving.tokenizer_manager, serving.chat_serving = self.serving.tokenizer_manager, self.serving
+        self.serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False, context_len=1 << 20)
+        request = self.protocol.TokenizeRequest.model_validate(body)
+        if getattr(request, "stream", None):
+            raise ValueError("does not support streaming requests")
+        answer = asyncio.run(serving._handle_non_streaming_request(request, request, None))
+        if not isinstance(answer, self.protocol.TokenizeResponse):
+            raise ValueError(repr(answer))
+        return answer.model_dump()
+
 
 def main(engine, sources, folder):
     from transformers import AutoTokenizer
 
+    logging.disable(logging.CRITICAL)  # what goes wrong is in the answers
     tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = {"vllm": VLLM, "sglang": SGLang}[engine](sources, tokenizer)
     for line in sys.stdin:
         asked = json.loads(line)
         if "detect" in asked:
             answer = {"format": engine.detect(asked["detect"])}
+        elif "endpoint" in asked:
+            try:
+                answer = getattr(engine, asked["endpoint"])(asked["template"], "auto", asked.get("defaults"), asked["body"])
+            except Exception as error:
+                answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
                 text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"])
