@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"math/bits"
 	"slices"
 	"unicode/utf8"
 
@@ -142,7 +143,7 @@ func (b *bpe) appendShort(out []kvblock.Token, s string, i, n int, low, high uin
 // every new word waits for memory; the slots of a whole batch are touched at once, and the waits overlap.
 type batch struct {
 	count   int
-	pieces  [batchSize]batchPiece
+	pieces  [batchSize + windowSize]batchPiece
 	touched uint64 // keeps the compiler from leaving the touching out
 }
 
@@ -161,7 +162,31 @@ func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvbloc
 	if p.size <= 16 {
 		p.low, p.high = load128(s, i, p.size)
 	}
-	if sc.batch.count++; sc.batch.count == batchSize {
+	if sc.batch.count++; sc.batch.count >= batchSize {
+		return b.flush(out, s, sc)
+	}
+	return out
+}
+
+// addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and appends
+// the ids of all of it when it is full.
+func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, sc *scratch) []kvblock.Token {
+	batch := &sc.batch
+	count := batch.count
+	starts &= 1<<uint(size) - 1
+	for starts != 0 {
+		from := bits.TrailingZeros64(starts)
+		starts &= starts - 1
+		to := min(bits.TrailingZeros64(starts), size)
+		p := &batch.pieces[count]
+		count++
+		p.start, p.size = i+from, to-from
+		if p.size <= 16 {
+			p.low, p.high = load128(s, p.start, p.size)
+		}
+	}
+	batch.count = count
+	if count >= batchSize {
 		return b.flush(out, s, sc)
 	}
 	return out

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"math/bits"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -123,24 +124,41 @@ func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc
 // appendPieces cuts s[i:end] into pieces and appends their ids.
 func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first bool, sc *scratch) ([]kvblock.Token, error) {
 	switch {
-	case e.scan != nil:
-		for i < end {
-			j := e.scan(s, i, end)
-			out = e.bpe.add(out, s, i, j, sc)
-			i = j
-		}
-		out = e.bpe.flush(out, s, sc)
-	case e.deepSeek:
-		scanDeepSeek(s, i, end, func(start, stop int) {
-			out = e.bpe.add(out, s, start, stop, sc)
-		})
-		out = e.bpe.flush(out, s, sc)
+	case e.scan != nil || e.deepSeek:
+		out = e.appendCut(out, s, i, end, sc)
 	case len(e.stages) > 0:
 		return e.appendStages(out, 0, s[i:end], first, sc)
 	default:
 		out = e.appendUncut(out, s, i, end, sc)
 	}
 	return out, nil
+}
+
+// appendCut is appendPieces for expressions that have a scanner.
+func (e *encoder) appendCut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
+	part := i
+	for i < end {
+		if e.windows != nil && s[i] < 0x80 && i+1 < end && s[i+1] < 0x80 {
+			starts, size := e.windows.starts(s, i, end)
+			if i+size < end {
+				size = bits.Len64(starts) - 1
+			}
+			if size > 0 {
+				out = e.bpe.addAll(out, s, i, size, starts, sc)
+				i += size
+				continue
+			}
+		}
+		j := 0
+		if e.deepSeek {
+			j, part = scanDeepSeek(s, i, end, part)
+		} else {
+			j = e.scan(s, i, end)
+		}
+		out = e.bpe.add(out, s, i, j, sc)
+		i = j
+	}
+	return e.bpe.flush(out, s, sc)
 }
 
 // EngineRuns returns how many texts (pieces, where patterns follow one another) went through the general engine for

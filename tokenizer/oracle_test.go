@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"regexp"
 	"slices"
@@ -97,7 +98,12 @@ func checkScanners(t *testing.T, text string) {
 		}
 	}
 	var got, want []string
-	scanDeepSeek(text, 0, len(text), func(i, j int) { got = append(got, text[i:j]) })
+	for i, part := 0, 0; i < len(text); {
+		var j int
+		j, part = scanDeepSeek(text, i, len(text), part)
+		got = append(got, text[i:j])
+		i = j
+	}
 	for _, a := range naiveSplit(regexDeepSeek1, text) {
 		for _, b := range naiveSplit(strings.ReplaceAll(regexDeepSeek2, "\u3040", `\x{3040}`), a) {
 			want = append(want, naiveSplit(regexDeepSeek3, b)...)
@@ -106,6 +112,44 @@ func checkScanners(t *testing.T, text string) {
 	if !slices.Equal(got, want) {
 		t.Fatalf("DeepSeek: %q\n got %q\nwant %q", text, got, want)
 	}
+}
+
+// checkWindows holds windows to the scanners: at every place where a piece can begin, what they cut must be cut so.
+func checkWindows(t *testing.T, text string) {
+	t.Helper()
+	check := func(name string, rules *windowRules, scan scanner) {
+		for begin := range len(text) {
+			if !utf8.RuneStart(text[begin]) {
+				continue
+			}
+			starts, size := rules.starts(text, begin, len(text))
+			if size == 0 {
+				continue
+			}
+			cuts := []int{}
+			for rest := starts; rest != 0; rest &= rest - 1 {
+				cuts = append(cuts, begin+bits.TrailingZeros64(rest))
+			}
+			if begin+size == len(text) {
+				cuts = append(cuts, len(text))
+			}
+			for i, at := begin, 0; at < len(cuts); at++ {
+				if i != cuts[at] {
+					t.Fatalf("%s: %q from %d: cut at %d; want %d of %v", name, text, begin, cuts[at], i, cuts)
+				}
+				if i < len(text) {
+					i = scan(text, i, len(text))
+				}
+			}
+		}
+	}
+	for expression, rules := range windows {
+		check(expression[:30], rules, scanners[expression])
+	}
+	check("DeepSeek", windowDeepSeek, func(s string, i, end int) int {
+		j, _ := scanDeepSeek(s, i, end, i)
+		return j
+	})
 }
 
 // randomText makes text of what the expressions tell apart.
@@ -129,7 +173,25 @@ func TestScannersAgainstRegexp(t *testing.T) {
 			t.Fatalf("%q has a character on which Go differs", text)
 		}
 		checkScanners(t, text)
+		checkWindows(t, text)
 	}
+	// Longer than a window, and mostly what a window can tell.
+	for range 3000 {
+		var long strings.Builder
+		for range 1 + rng.IntN(40) {
+			if rng.IntN(30) == 0 {
+				long.WriteString(randomText(rng))
+			}
+			long.WriteString(asciiParts[rng.IntN(len(asciiParts))])
+		}
+		checkWindows(t, long.String())
+	}
+}
+
+// asciiParts are what windows tell apart.
+var asciiParts = []string{
+	"'s", "'S", "'re", "'LL", "'x", "'", "''", "a", "Z", "ab", "AB", "aB", "Ab", "word", "Word", "WORD", "1", "23", "4567", " ", " ", " ", "  ", "    ", "\t", "\n", "\n\n",
+	"\r\n", "\v", "\f", ".", ",", "/", "//", "-", "_", "(", ")", "};", "don't", "\n/", "\x1c", "\x00", "\x7f",
 }
 
 func FuzzScanners(f *testing.F) {
@@ -140,6 +202,7 @@ func FuzzScanners(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		if comparable(text) && len(text) < 1000 {
 			checkScanners(t, text)
+			checkWindows(t, text)
 		}
 	})
 }

@@ -363,43 +363,28 @@ func scanDeepSeek3(s string, i, end int) int {
 	return -1
 }
 
-// scanDeepSeek calls emit with each piece of s[i:end]. Numbers are cut out first, then runs of CJK, and the third
-// expression sees each part alone, the CJK runs included; what it does not match between two matches is a piece too.
-func scanDeepSeek(s string, i, end int, emit func(start, end int)) {
-	for i < end {
-		c, n := classAt(s, i)
-		if c&classNumber != 0 {
-			j := skipNumber(s, i, n, end, 3)
-			emit(i, j)
-			i = j
-			continue
-		}
-		partEnd := 0
+// scanDeepSeek returns the end of the piece that starts at s[i], and of the part that it is in. Numbers are cut out first,
+// then runs of CJK, and the third expression sees each part alone, the CJK runs included; what it does not match between two
+// matches is a piece too. part is what it returned for the piece before, or i for the first.
+func scanDeepSeek(s string, i, end, part int) (int, int) {
+	c, n := classAt(s, i)
+	if c&classNumber != 0 {
+		j := skipNumber(s, i, n, end, 3)
+		return j, j
+	}
+	if i >= part {
 		if c&classCJK != 0 {
-			partEnd = skip(s, i+n, end, classCJK)
+			part = skip(s, i+n, end, classCJK)
 		} else {
-			partEnd = skipNot(s, i+n, end, classNumber|classCJK)
-		}
-		gap := -1 // start of what was not matched
-		for i < partEnd {
-			j := scanDeepSeek3(s, i, partEnd)
-			if j < 0 {
-				if gap < 0 {
-					gap = i
-				}
-				_, n := classAt(s, i)
-				i += n
-				continue
-			}
-			if gap >= 0 {
-				emit(gap, i)
-				gap = -1
-			}
-			emit(i, j)
-			i = j
-		}
-		if gap >= 0 {
-			emit(gap, partEnd)
+			part = skipNot(s, i+n, end, classNumber|classCJK)
 		}
 	}
+	j := scanDeepSeek3(s, i, part)
+	if j > 0 {
+		return j, part
+	}
+	for i += n; i < part && scanDeepSeek3(s, i, part) < 0; i += n {
+		_, n = classAt(s, i)
+	}
+	return i, part
 }

@@ -113,7 +113,8 @@ func kind(raw json.RawMessage) string {
 type encoder struct {
 	bpe        *bpe
 	normalizer normalizer
-	scan       scanner // what most models use: one expression, which matches everywhere
+	scan       scanner      // what most models use: one expression, which matches everywhere
+	windows    *windowRules // the same for ASCII; nil: none
 	deepSeek   bool
 	stages     []stage  // anything else
 	spacing    *spacing // instead of normalizer and stages, for models that are one; else nil
@@ -427,9 +428,9 @@ func (e *encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err er
 	switch {
 	case !byteLevel:
 	case slices.Equal(patterns, []string{regexDeepSeek1, regexDeepSeek2, regexDeepSeek3}):
-		e.deepSeek, e.stages = true, nil
+		e.deepSeek, e.windows, e.stages = true, windowDeepSeek, nil
 	case len(patterns) == 1 && scanners[patterns[0]] != nil:
-		e.scan, e.stages = scanners[patterns[0]], nil
+		e.scan, e.windows, e.stages = scanners[patterns[0]], windows[patterns[0]], nil
 	}
 	return byteLevel, nil
 }
