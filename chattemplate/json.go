@@ -388,6 +388,12 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 			p.decoded = dst[n:]
 			return unsafe.String(unsafe.SliceData(dst), n), nil
 		case '\\':
+			if i+1 < len(s) && shortEscapes[s[i+1]] != 0 {
+				dst[n] = shortEscapes[s[i+1]]
+				n++
+				i += 2
+				continue
+			}
 			size, r, reason := unescape(s[i:])
 			if size == 0 {
 				return "", p.failAt(i, reason)
@@ -416,42 +422,33 @@ func (p *jsonParser) room(plain int) []byte {
 	return p.decoded
 }
 
-// unescape decodes the escape sequence s starts with. It returns its length, or 0 and the reason when it is not one.
+// shortEscapes are the escapes of one byte after the backslash, and what they stand for; 0 for bytes that are none.
+var shortEscapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
+
+// unescape decodes the escape sequence s starts with, which is none of shortEscapes. It returns its length, or 0 and the
+// reason when it is not one.
 func unescape(s string) (size int, r rune, reason string) {
-	if len(s) < 2 {
+	switch {
+	case len(s) < 2:
 		return 0, 0, "unfinished escape"
+	case s[1] != 'u':
+		return 0, 0, "unknown escape"
 	}
-	switch s[1] {
-	case 'n':
-		return 2, '\n', ""
-	case 't':
-		return 2, '\t', ""
-	case 'r':
-		return 2, '\r', ""
-	case 'b':
-		return 2, '\b', ""
-	case 'f':
-		return 2, '\f', ""
-	case '"', '\\', '/':
-		return 2, rune(s[1]), ""
-	case 'u':
-		high, ok := hex4(s[2:])
-		if !ok {
-			return 0, 0, `expected four hexadecimal digits after \u`
-		}
-		if !utf16.IsSurrogate(high) {
-			return 6, high, ""
-		}
-		if len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
-			if low, ok := hex4(s[8:]); ok {
-				if r := utf16.DecodeRune(high, low); r != utf8.RuneError {
-					return 12, r, ""
-				}
+	high, ok := hex4(s[2:])
+	if !ok {
+		return 0, 0, `expected four hexadecimal digits after \u`
+	}
+	if !utf16.IsSurrogate(high) {
+		return 6, high, ""
+	}
+	if len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
+		if low, ok := hex4(s[8:]); ok {
+			if r := utf16.DecodeRune(high, low); r != utf8.RuneError {
+				return 12, r, ""
 			}
 		}
-		return 0, 0, "lone surrogate"
 	}
-	return 0, 0, "unknown escape"
+	return 0, 0, "lone surrogate"
 }
 
 func hex4(s string) (rune, bool) {
