@@ -140,3 +140,34 @@ func TestTheEngineHangs(t *testing.T) {
 		t.Errorf("%d booked for nobody", n)
 	}
 }
+
+// TestTheEngineDiffers stops trusting a tokenizer whose ids the engine does not share.
+func TestTheEngineDiffers(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `[{"token_ids":[1,2,3]}]`)
+	}))
+	defer engine.Close()
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHouse(t, workers(1)...)
+	h.asks(engine.URL, time.Minute)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	check := remote.NewCheck(model.Tokenize, h.cfg.Remote["m"], 3)
+	h.cfg.Checks = map[string]*remote.Check{"m": check}
+	req := &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}
+	r := h.route(req)
+	if r.Reason != ReasonKV {
+		t.Errorf("before anything was compared: %s", r.Reason)
+	}
+	r.Free()
+	check.Run(t.Context()) // ends, because the first request says all
+	for _, body := range []string{`{"model":"m","prompt":"text"}`, `{"model":"m","prompt":[1,2]}`} {
+		r = h.route(&Request{Path: "/v1/completions", Body: []byte(body)})
+		if r.Reason != ReasonTokenizerDiffers || r.PromptTokens != len(body)/bytesPerToken {
+			t.Errorf("%s: %+v", body, r.Decision)
+		}
+		r.Free()
+	}
+}

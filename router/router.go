@@ -39,22 +39,23 @@ type Reason string
 
 // The reasons. Every one but ReasonKV means that only load was priced.
 const (
-	ReasonKV             Reason = "kv"                    // overlap and load
-	ReasonNoBody         Reason = "no_body"               // a request without a body, a GET for example
-	ReasonBodyMode       Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
-	ReasonBodyTooLarge   Reason = "body_too_large"        // above the size that is parsed
-	ReasonUnknownAPI     Reason = "unknown_api"           // a path whose body kvepp does not read
-	ReasonNoTokenizer    Reason = "no_tokenizer"          // no --model for the request's model
-	ReasonMedia          Reason = "media"                 // an image, audio or video in the prompt
-	ReasonUnmapped       Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
-	ReasonNoChatTemplate Reason = "no_chat_template"      // a chat, and the model's folder has no template
-	ReasonTokenize       Reason = "tokenize_error"        // what only the engine can tokenize, or refuses; the debug log says which
-	ReasonRemoteError    Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
-	ReasonRemoteTimeout  Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
-	ReasonRemoteOpen     Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
-	ReasonNoBlockSize    Reason = "no_block_size"         // no candidate's block size is known
-	ReasonNoEvents       Reason = "no_events"             // no candidate announces its blocks
-	ReasonPanic          Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
+	ReasonKV               Reason = "kv"                    // overlap and load
+	ReasonNoBody           Reason = "no_body"               // a request without a body, a GET for example
+	ReasonBodyMode         Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
+	ReasonBodyTooLarge     Reason = "body_too_large"        // above the size that is parsed
+	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read
+	ReasonNoTokenizer      Reason = "no_tokenizer"          // no --model for the request's model
+	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt
+	ReasonUnmapped         Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
+	ReasonNoChatTemplate   Reason = "no_chat_template"      // a chat, and the model's folder has no template
+	ReasonTokenize         Reason = "tokenize_error"        // what only the engine can tokenize, or refuses; the debug log says which
+	ReasonRemoteError      Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
+	ReasonRemoteTimeout    Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
+	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
+	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids were found to be others than the engine's
+	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
+	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
+	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
 )
 
 // Request is what is to be routed.
@@ -113,6 +114,8 @@ type Config struct {
 	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize; nil
 	// asks nobody.
 	Remote map[string]*remote.Client
+	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
+	Checks map[string]*remote.Check
 	// Scoring holds the knobs of the cost function. It must have passed Validate.
 	Scoring scoring.Config
 }
@@ -203,7 +206,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, err
 	}
 	p.model, p.salt = body.Model, body.CacheSalt
-	p.tokens, p.reason, err = r.tokenize(ctx, body, req.Body)
+	p.tokens, p.reason, err = r.tokenize(ctx, body, req)
 	r.metrics.Phase("tokenize", at)
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
@@ -219,15 +222,19 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 }
 
 // tokenize returns the ids of a request's prompts and ReasonKV, or why there are none. err is for the log.
-func (r *Router) tokenize(ctx context.Context, body *apibody.Request, raw []byte) (ids [][]kvblock.Token, reason Reason, err error) {
-	model, engine := r.cfg.Models[body.Model], r.cfg.Remote[body.Model]
+func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Request) (ids [][]kvblock.Token, reason Reason, err error) {
+	model, engine, check := r.cfg.Models[body.Model], r.cfg.Remote[body.Model], r.cfg.Checks[body.Model]
 	switch {
+	case check.Differs():
+		return nil, ReasonTokenizerDiffers, nil
 	case body.HasMedia:
 		return nil, ReasonMedia, nil
 	case body.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
 	case model != nil:
-		ids, err = model.Tokenize(body)
+		if ids, err = model.Tokenize(body); err == nil {
+			check.Offer(req.Path, req.Body)
+		}
 	default:
 		given := *body
 		if engine != nil {
@@ -244,7 +251,7 @@ func (r *Router) tokenize(ctx context.Context, body *apibody.Request, raw []byte
 	if engine == nil || !engineMayKnow(err, reason) {
 		return nil, reason, err
 	}
-	ids, remoteErr := engine.Tokenize(ctx, body, raw)
+	ids, remoteErr := engine.Tokenize(ctx, body, req.Body)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
 		return ids, ReasonKV, nil

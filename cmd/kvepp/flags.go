@@ -42,6 +42,7 @@ type options struct {
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
+	tokenizerCheck      int
 
 	headerAliases   bool
 	decisionHeaders bool
@@ -101,6 +102,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.trustRequestChatTemplate, "trust-request-chat-template", false, "render the chat templates that requests bring, as the engine with this flag does. Off: such requests are routed by load")
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
 	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond, "how long a request waits for --tokenizer-url before it is routed by load")
+	f.IntVar(&o.tokenizerCheck, "tokenizer-check", 0, "compare kvepp's own token ids of the first `N` requests of each model with those that its --tokenizer-url gives, beside the requests' way; where they differ, the model is routed by load only from then on")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
 
 	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on; empty: all interfaces")
@@ -260,6 +262,10 @@ func (o *options) check() error {
 		return err
 	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
 		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
+	case o.tokenizerCheck < 0:
+		return errors.New("--tokenizer-check may not be negative")
+	case o.tokenizerCheck > 0 && len(urls) == 0:
+		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
 	case o.tokenizerURLTimeout <= 0:
 		return errors.New("--tokenizer-url-timeout must be above 0")
 	}

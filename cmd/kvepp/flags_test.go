@@ -34,6 +34,7 @@ var settings = []struct {
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
 	{"tokenizer-url", "KVEPP_TOKENIZER_URL", "", [3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"}, func(o *options) any { return strings.Join(o.tokenizerURLs, ",") }},
 	{"tokenizer-url-timeout", "KVEPP_TOKENIZER_URL_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.tokenizerURLTimeout }},
+	{"tokenizer-check", "KVEPP_TOKENIZER_CHECK", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.tokenizerCheck }},
 	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
 	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
 	{"grpc-port", "KVEPP_GRPC_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcPort }},
@@ -66,7 +67,7 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	t.Helper()
 	var o options
 	err := parseServe(&o, args, func(name string) string { return env[name] })
-	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") {
+	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") && !strings.Contains(err.Error(), "needs a server") {
 		t.Fatalf("%v %v: %v", args, env, err)
 	}
 	return &o
@@ -218,6 +219,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--tokenizer-url==http://engine"}, nil, "NAME=http://HOST:PORT"},
 		{[]string{"--endpoints=x", "--tokenizer-url=a=http://b", "--tokenizer-url=a=http://c"}, nil, "given twice"},
 		{[]string{"--endpoints=x", "--tokenizer-url=a=http://b", "--engine=dynamo"}, nil, "only vLLM's and SGLang's"},
+		{[]string{"--endpoints=x", "--tokenizer-check=3"}, nil, "--tokenizer-url NAME=URL"},
+		{[]string{"--endpoints=x", "--tokenizer-check=-1"}, nil, "negative"},
 		{[]string{"--endpoints=x", "--tokenizer-url-timeout=0"}, nil, "above 0"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},

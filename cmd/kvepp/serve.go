@@ -82,7 +82,7 @@ func serve(o *options) error {
 	}
 
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Remote: engines, Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
+		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
 	return listen(ctx, o, picker, m, log)
 }
 
@@ -148,6 +148,24 @@ func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[str
 		})
 	}
 	return clients, nil
+}
+
+// startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.
+func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.Model, engines map[string]*remote.Client, log *slog.Logger) map[string]*remote.Check {
+	checks := map[string]*remote.Check{}
+	if o.tokenizerCheck == 0 {
+		return checks
+	}
+	for name, model := range models {
+		engine := engines[name]
+		if engine == nil {
+			log.Warn("--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked", "model", name)
+			continue
+		}
+		checks[name] = remote.NewCheck(model.Tokenize, engine, o.tokenizerCheck)
+		go checks[name].Run(ctx)
+	}
+	return checks
 }
 
 // forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.

@@ -21,6 +21,7 @@ type Metrics struct {
 	events    *prometheus.CounterVec
 	phases    *prometheus.HistogramVec
 	remote    *prometheus.CounterVec
+	checks    *prometheus.CounterVec
 
 	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
 	Predicted prometheus.Counter
@@ -57,6 +58,10 @@ func New() *Metrics {
 			Name: "kvepp_tokenizer_url_requests_total",
 			Help: "Requests whose token ids were wanted from the engine at --tokenizer-url, by outcome: ok, refused (the engine finds fault with the request), unsupported (no endpoint knows its ids), error, timeout, busy, open (the circuit breaker is), canceled.",
 		}, []string{"model", "outcome"}),
+		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_tokenizer_check_requests_total",
+			Help: "Requests whose token ids --tokenizer-check compared with the engine's, by outcome: equal, differs (the model is routed by load only from then on), unknown (one side has none).",
+		}, []string{"model", "outcome"}),
 		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
@@ -82,7 +87,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.Predicted, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.Predicted, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -97,6 +102,11 @@ func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).
 // RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
 func (m *Metrics) RemoteTokenize(model, outcome string) {
 	m.remote.WithLabelValues(model, outcome).Inc()
+}
+
+// TokenizerCheck counts one comparison of a model's token ids with its engine's. The model's name is the operator's.
+func (m *Metrics) TokenizerCheck(model, outcome string) {
+	m.checks.WithLabelValues(model, outcome).Inc()
 }
 
 // Event counts n events of a kind with one outcome.

@@ -1,0 +1,155 @@
+package remote
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// Bounds of what waits to be compared.
+const (
+	checkQueue     = 4
+	maxCheckedBody = 1 << 20
+)
+
+// Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids of a
+// model for which they differ are not to be used any more. A nil Check compares nothing.
+type Check struct {
+	own     func(*apibody.Request) ([][]kvblock.Token, error)
+	engine  *Client
+	wanted  atomic.Int64 // comparisons still to be made
+	differs atomic.Bool
+	queue   chan sample
+	metrics *metrics.Metrics
+	log     *slog.Logger
+}
+
+// sample is a request to be compared.
+type sample struct {
+	path string
+	body []byte
+}
+
+// NewCheck returns a check of the first n requests that both sides can tokenize. own is kvepp's tokenizer for the model that
+// engine serves. Run does the work.
+func NewCheck(own func(*apibody.Request) ([][]kvblock.Token, error), engine *Client, n int) *Check {
+	c := &Check{own: own, engine: engine, queue: make(chan sample, checkQueue), metrics: engine.metrics, log: engine.log}
+	c.wanted.Store(int64(n))
+	return c
+}
+
+// Differs reports whether the ids were found to differ.
+func (c *Check) Differs() bool { return c != nil && c.differs.Load() }
+
+// Offer hands in a request to be compared. It copies the body and never waits: when others are waiting, or the body is large,
+// a later request is compared instead.
+func (c *Check) Offer(path string, body []byte) {
+	if c == nil || c.wanted.Load() <= 0 || len(body) > maxCheckedBody || len(c.queue) == cap(c.queue) {
+		return
+	}
+	select {
+	case c.queue <- sample{path, bytes.Clone(body)}:
+	default:
+	}
+}
+
+// Run compares what is handed in, one request at a time, until ctx ends or all is known.
+func (c *Check) Run(ctx context.Context) {
+	n := c.wanted.Load()
+	for c.wanted.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-c.queue:
+			c.compare(ctx, s)
+		}
+	}
+	if !c.Differs() {
+		c.log.Info("kvepp's token ids are the engine's", "requests_compared", n)
+	}
+}
+
+// compare compares one request. A difference counts when it is there twice: a template may print the time.
+func (c *Check) compare(ctx context.Context, s sample) {
+	d, known := c.difference(ctx, s)
+	if known && d != nil {
+		d, known = c.difference(ctx, s)
+	}
+	outcome := "equal"
+	switch {
+	case !known:
+		outcome = "unknown"
+	case d != nil:
+		outcome = "differs"
+		c.differs.Store(true)
+		c.wanted.Store(0)
+		c.log.Error("kvepp's token ids differ from the engine's: the model's requests are routed by load only from now on. Give kvepp the "+
+			"model folder, the --engine and the chat template flags of the engine; \"kvepp tokenize\" shows what kvepp makes of a body",
+			"path", s.path, "prompt", d.prompt, "position", d.position, "own_ids", d.own, "engine_ids", d.engine,
+			"own_tokens", d.ownTokens, "engine_tokens", d.engineTokens)
+	default:
+		c.wanted.Add(-1)
+	}
+	c.metrics.TokenizerCheck(c.engine.cfg.Model, outcome)
+}
+
+// difference is where two tokenizations part.
+type difference struct {
+	prompt, position        int
+	own, engine             []kvblock.Token // a few ids from there
+	ownTokens, engineTokens int
+}
+
+// difference tokenizes a request on both sides and returns where they part, nil if they do not. known says that both sides
+// have ids.
+func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
+	request, err := apibody.ParseRequest(s.path, s.body)
+	if err != nil {
+		return nil, false
+	}
+	if _, err := tokenizer.Given(request); err == nil {
+		return nil, false // the request brings ids: nobody tokenizes
+	}
+	own, err := c.own(request)
+	if err != nil {
+		return nil, false
+	}
+	engine, err := c.engine.Tokenize(ctx, request, s.body)
+	if err != nil {
+		c.log.Debug("a request's ids could not be compared with the engine's", "error", err)
+		return nil, false
+	}
+	return differ(own, engine), true
+}
+
+// differ returns where own and engine part, nil if they do not.
+func differ(own, engine [][]kvblock.Token) *difference {
+	const shown = 8
+	for i := range max(len(own), len(engine)) {
+		var a, b []kvblock.Token
+		if i < len(own) {
+			a = own[i]
+		}
+		if i < len(engine) {
+			b = engine[i]
+		}
+		at := 0
+		for at < min(len(a), len(b)) && a[at] == b[at] {
+			at++
+		}
+		if at < max(len(a), len(b)) {
+			return &difference{prompt: i, position: at, own: a[at:min(at+shown, len(a))], engine: b[at:min(at+shown, len(b))],
+				ownTokens: len(a), engineTokens: len(b)}
+		}
+	}
+	if len(own) != len(engine) {
+		return &difference{prompt: min(len(own), len(engine))}
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// says is a tokenizer of kvepp's own that makes these ids of everything.
+func says(ids ...kvblock.Token) func(*apibody.Request) ([][]kvblock.Token, error) {
+	return func(*apibody.Request) ([][]kvblock.Token, error) { return [][]kvblock.Token{ids}, nil }
+}
+
+// checked runs a check of n requests over those given until it ends or the last of them was compared.
+func checked(t *testing.T, c *clientOf, own func(*apibody.Request) ([][]kvblock.Token, error), n int, bodies ...string) *Check {
+	t.Helper()
+	check := NewCheck(own, c.Client, n)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { check.Run(ctx); close(done) }()
+	compared := func() (n float64) {
+		for _, o := range []string{"equal", "differs", "unknown"} {
+			n += counted(t, c.metrics, "kvepp_tokenizer_check_requests_total", o)
+		}
+		return n
+	}
+	before := compared()
+	for i, body := range bodies {
+		check.Offer(completionPath, []byte(body))
+		eventually(t, "compared", func() bool { return compared() >= before+float64(i)+1 || check.wanted.Load() <= 0 })
+	}
+	if check.wanted.Load() > 0 {
+		cancel()
+	}
+	<-done
+	cancel()
+	return check
+}
+
+func TestCheck(t *testing.T) {
+	e := newEngine(t)
+	e.answer("/v1/completions/render", 200, `[{"token_ids":[1,2,3,4]}]`)
+	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
+	if check := checked(t, c, says(1, 2, 3, 4), 2, prompt, prompt, prompt); check.Differs() {
+		t.Error("equal ids differ")
+	}
+	if n := len(e.wasAsked()); n != 2 {
+		t.Errorf("asked %d times for 2 comparisons", n)
+	}
+	if log := c.log.String(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "requests_compared=2") {
+		t.Errorf("log:\n%s", log)
+	}
+
+	for _, own := range [][]kvblock.Token{{1, 2, 9, 4}, {1, 2}, {}, {1, 2, 3, 4, 5}} {
+		c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
+		check := checked(t, c, says(own...), 5, prompt, prompt)
+		if !check.Differs() {
+			t.Fatalf("%v: equal", own)
+		}
+		at := 0
+		for at < len(own) && at < 4 && own[at] == kvblock.Token(at+1) {
+			at++
+		}
+		log := c.log.String()
+		if strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, fmt.Sprintf("position=%d ", at)) || !strings.Contains(log, "engine_tokens=4") ||
+			!strings.Contains(log, "model=m") || !strings.Contains(log, "--engine") {
+			t.Errorf("%v: log:\n%s", own, log)
+		}
+		check.Offer(completionPath, []byte(prompt))
+		if len(check.queue) != 0 {
+			t.Error("it goes on after all is known")
+		}
+		if n := counted(t, c.metrics, "kvepp_tokenizer_check_requests_total", "differs"); n != 1 {
+			t.Errorf("%v counted", n)
+		}
+	}
+}
+
+// TestCheckOfTime believes a difference only when it is there twice.
+func TestCheckOfTime(t *testing.T) {
+	e := newEngine(t)
+	asked := 0
+	e.answers["/v1/completions/render"] = func([]byte) (int, string) {
+		asked++
+		if asked == 1 {
+			return 200, `[{"token_ids":[1,2]}]` // yesterday's date
+		}
+		return 200, `[{"token_ids":[1,3]}]`
+	}
+	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
+	if check := checked(t, c, says(1, 3), 1, prompt); check.Differs() || check.wanted.Load() != 0 {
+		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
+	}
+}
+
+// TestCheckKnowsNothing says nothing about requests that one side cannot tokenize.
+func TestCheckKnowsNothing(t *testing.T) {
+	e := newEngine(t)
+	e.answer("/v1/completions/render", 400, badInput)
+	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
+	check := checked(t, c, says(1), 1, prompt, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
+	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 1 {
+		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
+	}
+	check = checked(t, c, func(*apibody.Request) ([][]kvblock.Token, error) { return nil, errors.New("media") }, 1, prompt)
+	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {
+		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
+	}
+}
+
+// TestOfferNeverWaits hands in more than fits while nobody compares.
+func TestOfferNeverWaits(t *testing.T) {
+	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, time.Minute)
+	check := NewCheck(says(1), c.Client, 100)
+	body := []byte(prompt)
+	for range 3 * checkQueue {
+		check.Offer(completionPath, body)
+	}
+	check.Offer(completionPath, make([]byte, maxCheckedBody+1))
+	if len(check.queue) != checkQueue {
+		t.Errorf("%d wait", len(check.queue))
+	}
+	body[0] = 'x'
+	if s := <-check.queue; string(s.body) != prompt {
+		t.Error("the body was not copied")
+	}
+	check.Offer(completionPath, make([]byte, maxCheckedBody+1))
+	if len(check.queue) != checkQueue-1 {
+		t.Error("a large body waits")
+	}
+	var none *Check
+	none.Offer(completionPath, body)
+	if none.Differs() {
+		t.Error("no check differs")
+	}
+}
+
+func TestDiffer(t *testing.T) {
+	a, b := []kvblock.Token{1, 2}, []kvblock.Token{1, 3}
+	for _, c := range []struct {
+		own, engine [][]kvblock.Token
+		prompt, at  int
+	}{
+		{[][]kvblock.Token{a}, [][]kvblock.Token{a}, -1, -1},
+		{[][]kvblock.Token{a, a}, [][]kvblock.Token{a, b}, 1, 1},
+		{[][]kvblock.Token{a}, [][]kvblock.Token{a, b}, 1, 0},
+		{[][]kvblock.Token{a, {}}, [][]kvblock.Token{a}, 1, 0},
+		{nil, nil, -1, -1},
+	} {
+		d := differ(c.own, c.engine)
+		if c.prompt < 0 && d != nil || c.prompt >= 0 && (d == nil || d.prompt != c.prompt || d.position != c.at) {
+			t.Errorf("%v, %v: %+v", c.own, c.engine, d)
+		}
+	}
+}
