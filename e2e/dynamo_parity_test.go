@@ -61,9 +61,10 @@ func (s *storedBlocks) Message(_ uint64, _, payload []byte) {
 func (s *storedBlocks) Gap(expected, got uint64) {
 	s.Malformed(fmt.Errorf("messages %d to %d are lost", expected, got-1))
 }
-func (s *storedBlocks) Restart()      {}
-func (s *storedBlocks) Connected()    { s.once.Do(func() { close(s.connected) }) }
-func (s *storedBlocks) Disconnected() {}
+func (s *storedBlocks) Restart()                    {}
+func (s *storedBlocks) Replayed(zmqsub.Replay, int) {}
+func (s *storedBlocks) Connected()                  { s.once.Do(func() { close(s.connected) }) }
+func (s *storedBlocks) Disconnected()               {}
 func (s *storedBlocks) Malformed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

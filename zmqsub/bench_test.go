@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,8 +15,8 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// publishFor, in the environment, makes the test binary a publisher: "COUNT SIZE".
-const publishFor = "ZMQSUB_BENCHMARK_PUBLISH"
+// publishFor, in the environment, makes the test binary a publisher: what to publish, see publishers.
+const publishFor = "ZMQSUB_TEST_PUBLISH"
 
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(publishFor); spec != "" {
@@ -30,68 +29,107 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// publishUntilEOF tells its endpoint on standard output, sends to the first subscriber, and ends with standard input.
+// publishUntilEOF binds SOCKETS publishers with a high-water mark HWM (0: none), tells their endpoints on standard output,
+// waits for a subscriber to each, and sends COUNT messages of SIZE bytes from each. For every line on standard input it
+// sends one more. It ends with standard input.
 func publishUntilEOF(spec string) error {
-	var count, size int
-	if _, err := fmt.Sscan(spec, &count, &size); err != nil {
+	var sockets, count, size, hwm int
+	if _, err := fmt.Sscan(spec, &sockets, &count, &size, &hwm); err != nil {
 		return err
 	}
-	socket, err := zmq.NewSocket(zmq.XPUB)
-	if err != nil {
+	if err := zmq.SetMaxSockets(sockets + 10); err != nil {
 		return err
 	}
-	if err := errors.Join(socket.SetLinger(0), socket.SetSndhwm(0), socket.Bind("tcp://127.0.0.1:*")); err != nil {
-		return err
+	publishers := make([]*zmq.Socket, sockets)
+	for i := range publishers {
+		socket, err := zmq.NewSocket(zmq.XPUB)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(socket.SetLinger(0), socket.SetSndhwm(hwm), socket.Bind("tcp://127.0.0.1:*")); err != nil {
+			return err
+		}
+		endpoint, err := socket.GetLastEndpoint()
+		if err != nil {
+			return err
+		}
+		fmt.Println(endpoint)
+		publishers[i] = socket
 	}
-	endpoint, err := socket.GetLastEndpoint()
-	if err != nil {
-		return err
-	}
-	fmt.Println(endpoint)
-	if _, err := socket.RecvBytes(0); err != nil {
-		return err
-	}
-	payload := make([]byte, size)
-	for seq := range uint64(count) {
-		if _, err := socket.SendMessage("", binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+	for _, socket := range publishers {
+		if _, err := socket.RecvBytes(0); err != nil {
 			return err
 		}
 	}
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return errors.Join(err, socket.Close())
+	payload := make([]byte, size)
+	send := func(seq uint64) error {
+		for _, socket := range publishers {
+			if _, err := socket.SendMessage("", binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for seq := range uint64(count) {
+		if err := send(seq); err != nil {
+			return err
+		}
+	}
+	fmt.Println("sent")
+	lines := bufio.NewScanner(os.Stdin)
+	for seq := uint64(count); lines.Scan(); seq++ {
+		if err := send(seq); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// publishers starts a process of publishers, see publishUntilEOF, and returns their endpoints and the process's input and
+// output. It ends with the test.
+func publishers(t testing.TB, sockets, count, size, hwm int) (endpoints []string, in io.Writer, out *bufio.Scanner) {
+	t.Helper()
+	process := exec.Command(os.Args[0])
+	process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %d", publishFor, sockets, count, size, hwm))
+	process.Stderr = os.Stderr
+	stdin, err := process.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := process.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		process.Wait()
+	})
+	out = bufio.NewScanner(stdout)
+	for range sockets {
+		if !out.Scan() {
+			t.Fatalf("the publishers ended: %v", out.Err())
+		}
+		endpoints = append(endpoints, out.Text())
+	}
+	return endpoints, stdin, out
 }
 
 // The CPU that receiving costs this process, system calls and libzmq's threads included; the publisher is another process.
-// 4672 bytes are one prefill of 64 blocks of 16 tokens, as vLLM announces it.
+// 4672 bytes are one prefill of 64 blocks of 16 tokens, as vLLM announces it. "binding" is the simplest loop over the
+// common Go binding of libzmq, for comparison.
 func BenchmarkReceive(b *testing.B) {
 	for _, size := range []int{100, 4672} {
 		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
-			publisher := exec.Command(os.Args[0])
-			publisher.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", publishFor, b.N, size))
-			publisher.Stderr = os.Stderr
-			stdin, err := publisher.StdinPipe()
-			if err != nil {
-				b.Fatal(err)
-			}
-			stdout, err := publisher.StdoutPipe()
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := publisher.Start(); err != nil {
-				b.Fatal(err)
-			}
-			defer publisher.Wait()
-			defer stdin.Close()
-			endpoint, err := bufio.NewReader(stdout).ReadString('\n')
-			if err != nil {
-				b.Fatal(err)
-			}
+			endpoints, _, _ := publishers(b, 1, b.N, size, 0)
 			h := newHub(b)
 			c := &counter{until: uint64(b.N), done: make(chan struct{})}
 			b.ReportAllocs()
 			b.ResetTimer()
 			before := cpuTime(b)
-			if _, err := h.Subscribe(Config{Endpoint: strings.TrimSpace(endpoint)}, c); err != nil {
+			if _, err := h.Subscribe(Config{Endpoint: endpoints[0]}, c); err != nil {
 				b.Fatal(err)
 			}
 			<-c.done
@@ -99,6 +137,26 @@ func BenchmarkReceive(b *testing.B) {
 			if c.wrong != "" {
 				b.Error(c.wrong)
 			}
+		})
+		b.Run(fmt.Sprintf("binding/bytes=%d", size), func(b *testing.B) {
+			endpoints, _, _ := publishers(b, 1, b.N, size, 0)
+			b.ReportAllocs()
+			b.ResetTimer()
+			before := cpuTime(b)
+			socket, err := zmq.NewSocket(zmq.SUB)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer socket.Close()
+			if err := errors.Join(socket.SetRcvhwm(100_000), socket.SetSubscribe(""), socket.Connect(endpoints[0])); err != nil {
+				b.Fatal(err)
+			}
+			for range b.N {
+				if _, err := socket.RecvMessageBytes(0); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64((cpuTime(b)-before).Nanoseconds())/float64(b.N), "cpu-ns/message")
 		})
 	}
 }
@@ -129,6 +187,7 @@ func (c *counter) Message(seq uint64, _, _ []byte) {
 
 func (c *counter) Gap(expected, got uint64) { c.wrong = fmt.Sprintf("gap %d-%d", expected, got) }
 func (c *counter) Restart()                 { c.wrong = "restart" }
+func (c *counter) Replayed(Replay, int)     {}
 func (c *counter) Malformed(err error)      { c.wrong = err.Error() }
 func (c *counter) Connected()               {}
 func (c *counter) Disconnected()            {}

@@ -3,56 +3,71 @@ package zmqsub
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/maphash"
-	"os"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
 // digestSeed makes digests that mean something within this process only.
 var digestSeed = maphash.MakeSeed()
 
-// receive reads the live messages until the subscription is closed.
-func (s *Subscription) receive() {
+// burst is how many messages are taken in a row before the connection's state and the end of the subscription are looked
+// at again.
+const burst = 1024
+
+// run follows the subscription until it is stopped. It is the only goroutine that touches its sockets and its handler.
+func (s *Subscription) run() {
 	defer s.live.close()
-	drain := func() bool {
-		for !s.closed.Load() {
-			frames, ok, err := s.live.receive()
-			if err != nil {
-				return true // the context ended
-			}
-			if !ok {
-				return false
-			}
-			s.onLive(frames)
-		}
-		return true
-	}
+	defer s.monitor.close()
+	revive := time.NewTimer(0)
+	<-revive.C
+	defer revive.Stop()
 	for {
-		// First lift the effect of the last wake, then look why it came: a wake after the look is seen by the read.
-		if err := s.live.setDeadline(time.Time{}); err != nil || s.closed.Load() {
+		select {
+		case <-s.stop:
 			return
-		}
-		if s.revive.Swap(false) {
-			// Nothing may be left in the queue: libzmq aborts the process when a socket is read on in the middle of a
-			// message of a connection that was taken away (zeromq/libzmq#2163).
-			if drain() {
-				return
+		case <-s.live.ready:
+			s.takeLive(burst)
+		case <-s.monitor.ready:
+			for _, e := range s.connectionEvents() {
+				s.onConnection(e, revive)
+			}
+		case <-revive.C:
+			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process when
+			// a socket is read on in the middle of a message of a connection that was taken away (zeromq/libzmq#2163).
+			for s.takeLive(burst) {
 			}
 			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
-			_ = s.live.socket.Disconnect(s.config.Endpoint)
-			_ = s.live.socket.Connect(s.config.Endpoint)
-		}
-		if s.resync.Swap(false) && s.sequence.replays {
-			s.runReplay()
-		}
-		if err := s.live.read(drain); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return
+			_ = s.live.disconnect(s.config.Endpoint)
+			_ = s.live.connect(s.config.Endpoint)
 		}
 	}
+}
+
+// stopped says whether the subscription is to end.
+func (s *Subscription) stopped() bool {
+	select {
+	case <-s.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// takeLive handles up to n live messages, and says whether more may be there.
+func (s *Subscription) takeLive(n int) (more bool) {
+	for range n {
+		if s.stopped() {
+			return false
+		}
+		frames, ok, err := s.live.receive()
+		if err != nil || !ok { // an error means that the context ended
+			return false
+		}
+		s.onLive(frames)
+	}
+	s.live.signal()
+	return true
 }
 
 // onLive handles a live message: frames topic, number, payload; with a publisher's id, after the topic.
@@ -88,9 +103,7 @@ func (s *Subscription) onLive(frames [][]byte) {
 
 // apply tells the handler of a step, unless the subscription was closed.
 func (s *Subscription) apply(st step, seq uint64, topic, payload []byte, digest uint64) {
-	s.calls.Lock()
-	defer s.calls.Unlock()
-	if s.closed.Load() {
+	if s.stopped() {
 		return
 	}
 	if st.restart {
@@ -106,9 +119,7 @@ func (s *Subscription) apply(st step, seq uint64, topic, payload []byte, digest 
 }
 
 func (s *Subscription) malformed(format string, args ...any) {
-	s.calls.Lock()
-	defer s.calls.Unlock()
-	if !s.closed.Load() {
+	if !s.stopped() {
 		s.handler.Malformed(fmt.Errorf("zmqsub: "+format, args...))
 	}
 }
@@ -121,66 +132,40 @@ func (s *Subscription) digest(payload []byte) uint64 {
 	return maphash.Bytes(digestSeed, payload)
 }
 
-// observedEvents are those that tell the state of a connection, and whether libzmq goes on trying.
-const observedEvents = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED |
-	zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-// observe follows the state of the live connection until the subscription is closed.
-func (s *Subscription) observe() {
-	defer s.monitor.close()
-	connected := false
-	change := func(to bool) {
-		if connected == to {
-			return
+// connectionEvents takes what the monitor tells: the numbers of libzmq's events, in order.
+func (s *Subscription) connectionEvents() (events []uint16) {
+	for {
+		frames, ok, err := s.monitor.receive()
+		if err != nil || !ok {
+			return events
 		}
-		connected = to
-		s.calls.Lock()
-		defer s.calls.Unlock()
-		switch {
-		case s.closed.Load():
-		case to:
+		// The first frame begins with the event's number, 16 bits in the machine's byte order.
+		if len(frames[0]) >= 2 {
+			events = append(events, binary.NativeEndian.Uint16(frames[0]))
+		}
+	}
+}
+
+// onConnection follows the state of the live connection.
+func (s *Subscription) onConnection(event uint16, revive *time.Timer) {
+	if s.stopped() {
+		return
+	}
+	revive.Stop()
+	switch event {
+	case eventConnected, eventConnectRetried:
+	case eventHandshakeSucceeded:
+		if !s.connected {
+			s.connected = true
 			s.handler.Connected()
-			s.resync.Store(true)
-			s.live.wake()
-		default:
+			s.runReplay()
+		}
+	default:
+		if s.connected {
+			s.connected = false
 			s.handler.Disconnected()
 		}
-	}
-	drain := func() bool {
-		for !s.closed.Load() {
-			frames, ok, err := s.monitor.receive()
-			if err != nil {
-				return true // the context ended
-			}
-			if !ok {
-				return false
-			}
-			// The first frame begins with the event's number, 16 bits in the machine's byte order.
-			if len(frames[0]) < 2 {
-				continue
-			}
-			deadline := time.Time{}
-			switch zmq.Event(binary.NativeEndian.Uint16(frames[0])) {
-			case zmq.EVENT_CONNECTED, zmq.EVENT_CONNECT_RETRIED:
-			case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-				change(true)
-			default:
-				change(false)
-				deadline = time.Now().Add(reviveAfter)
-			}
-			// A wake that this undoes came after closed was set, which is looked at next.
-			if err := s.monitor.setDeadline(deadline); err != nil {
-				return true
-			}
-		}
-		return true
-	}
-	for errors.Is(s.monitor.read(drain), os.ErrDeadlineExceeded) && !s.closed.Load() {
-		s.revive.Store(true)
-		s.live.wake()
-		if err := s.monitor.setDeadline(time.Time{}); err != nil {
-			return
-		}
+		revive.Reset(s.hub.timing.revive)
 	}
 }
 

@@ -2,69 +2,112 @@ package zmqsub
 
 import (
 	"encoding/binary"
+	"errors"
+	"syscall"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
-// runReplay asks the publisher for the messages that the sequence wants, and delivers them. Live messages meanwhile wait in
-// the live socket's queue, whose high-water mark bounds them. It returns when the replay is complete, timed out, or the
-// subscription was closed; the sequence knows what is still missing.
+// Replay is the outcome of asking a publisher for past messages.
+type Replay string
+
+// The outcomes. Whatever a replay did not bring is reported by Gap.
+const (
+	ReplayComplete    Replay = "replayed"           // the publisher answered to the end of what it has
+	ReplayTimedOut    Replay = "replay_timed_out"   // no answer, or no end of one, within ReplayTimeout
+	ReplayUnreachable Replay = "replay_unreachable" // no connection
+	ReplaySkipped     Replay = "replay_skipped"     // not asked, because it failed a moment ago
+)
+
+// runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them. Live
+// messages meanwhile wait in the live socket's queue, whose high-water mark bounds them. It returns when the replay is
+// complete, failed, or the subscription was closed; the sequence knows what is still missing.
+//
+// A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
+// second, and one that failed is not asked again for a while.
 //
 // Protocol: a DEALER sends ["", first number]; the answer is a message for each past one at or after it,
 // ["", number, payload] or ["", topic, number, payload] (vLLM from 0.26), and at the end one with an empty payload.
 // Source: vllm/distributed/kv_events.py.
 func (s *Subscription) runReplay() {
+	if !s.sequence.replays || s.stopped() {
+		return
+	}
+	if time.Now().Before(s.noReplayUntil) {
+		s.handler.Replayed(ReplaySkipped, 0)
+		return
+	}
+	// Turns are taken, so that thousands of subscriptions that connect at once do not need twice the descriptors.
+	select {
+	case s.hub.replays <- struct{}{}:
+		defer func() { <-s.hub.replays }()
+	case <-s.stop:
+		return
+	}
 	deadline := time.Now().Add(s.config.ReplayTimeout)
-	for s.replayOnce(deadline) {
+	for again := true; again; {
+		var outcome Replay
+		var messages int
+		outcome, messages, again = s.replayOnce(deadline)
+		if s.stopped() {
+			return
+		}
+		if outcome != ReplayComplete {
+			s.noReplayUntil = time.Now().Add(s.hub.timing.replayPause)
+		}
+		if !again {
+			s.handler.Replayed(outcome, messages)
+		}
 	}
 }
 
 // replayOnce runs one exchange, and says whether another must follow because the publisher turned out to be in a new life.
 // In a new life nothing was delivered, so that the other cannot ask for a third.
-func (s *Subscription) replayOnce(deadline time.Time) (again bool) {
+func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
 	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
-	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, nil)
+	src, err := s.hub.connect(kindDealer, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
 	if err != nil {
 		s.malformed("cannot replay: %w", err)
-		return false
+		return ReplayUnreachable, 0, false
 	}
 	defer src.close()
-	s.replayMu.Lock()
-	s.replay = src
-	s.replayMu.Unlock()
-	defer func() {
-		s.replayMu.Lock()
-		s.replay = nil
-		s.replayMu.Unlock()
-	}()
-	// From here on stop wakes src; if it ran before, closed tells.
-	if err := src.setDeadline(deadline); err != nil || s.closed.Load() {
-		return false
-	}
 	request := binary.BigEndian.AppendUint64(nil, s.sequence.onReplayStart())
-	if _, err := src.socket.SendMessageDontwait("", request); err != nil {
-		s.malformed("cannot ask for a replay: %w", err)
-		return false
-	}
-	// The error, if any, is that time is up or the subscription closed: the sequence knows what is missing.
-	_ = src.read(func() bool {
-		for !s.closed.Load() && time.Now().Before(deadline) {
+	outcome = ReplayUnreachable
+	patience := time.NewTimer(min(s.hub.timing.replayConnect, time.Until(deadline)))
+	defer patience.Stop()
+	for {
+		for {
 			frames, ok, err := src.receive()
-			if err != nil {
-				return true
+			if err != nil || s.stopped() || time.Now().After(deadline) {
+				return outcome, messages, false
 			}
 			if !ok {
-				return false
+				break
 			}
-			var done bool
-			if done, again = s.onReplayed(frames); done {
-				return true
+			messages++
+			if done, again := s.onReplayed(frames); done {
+				return ReplayComplete, messages - 1, again
 			}
 		}
-		return true
-	})
-	return again
+		if outcome == ReplayUnreachable {
+			// After receive, which alone looks at once whether there is a connection now.
+			switch err := src.request(request); {
+			case err == nil:
+				outcome = ReplayTimedOut // unless it answers
+				patience.Reset(time.Until(deadline))
+				continue
+			case !errors.Is(err, syscall.EAGAIN):
+				s.malformed("cannot ask for a replay: %w", err)
+				return outcome, 0, false
+			}
+		}
+		select {
+		case <-src.ready:
+		case <-s.stop:
+			return outcome, messages, false
+		case <-patience.C:
+			return outcome, messages, false
+		}
+	}
 }
 
 // onReplayed handles one message of a replay, and says whether it was the last, and whether to replay anew.

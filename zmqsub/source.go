@@ -3,101 +3,147 @@ package zmqsub
 import (
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
-	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
-// source is a socket that one goroutine reads, waiting through Go's network poller on the descriptor by which libzmq
-// signals (ZMQ_FD). A zmq socket may move between threads as long as one at a time uses it with a full memory barrier in
-// between, which a goroutine's move between threads is. The simpler zmq_poll was rejected: each call looks at every
-// socket, so that a thousand quiet subscriptions would make the busy ones slow.
+// source is a socket whose messages are waited for without a thread: ready has a token when something may have arrived.
 type source struct {
-	socket *zmq.Socket
-	signal *os.File
-	conn   syscall.RawConn
-	frames [][]byte // of the last message
+	*socket
+	poller *poller
+	fd     int
+	ready  chan struct{}
 }
 
-// maxFrames is how many frames of a message are kept: no message in the protocol has more than four.
-const maxFrames = 5
-
-func newSource(ctx *zmq.Context, kind zmq.Type) (*source, error) {
-	soc, err := ctx.NewSocket(kind)
+func (h *Hub) newSource(kind socketKind) (*source, error) {
+	soc, err := newSocket(h.ctx, kind)
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new %v socket: %w", kind, err)
 	}
-	s := &source{socket: soc}
-	fd, err := soc.GetFd()
-	if err == nil {
-		// A duplicate, because libzmq closes its own with the socket, and os.File closes this one.
-		syscall.ForkLock.RLock()
-		fd, err = syscall.Dup(fd)
-		if err == nil {
-			syscall.CloseOnExec(fd)
-		}
-		syscall.ForkLock.RUnlock()
-	}
-	if err == nil {
-		s.signal = os.NewFile(uintptr(fd), "zmq "+kind.String())
-		s.conn, err = s.signal.SyscallConn()
+	s := &source{socket: soc, poller: h.poller, ready: make(chan struct{}, 1)}
+	if s.fd, err = soc.fd(); err == nil {
+		err = h.poller.add(s)
 	}
 	if err != nil {
-		s.close()
+		soc.close()
 		return nil, fmt.Errorf("zmqsub: watch a %v socket: %w", kind, err)
 	}
+	s.signal() // libzmq signals only to those who once found nothing
 	return s, nil
 }
 
 // close may be called only when nobody reads.
 func (s *source) close() {
-	if s.signal != nil {
-		s.signal.Close()
-	}
-	s.socket.Close()
+	s.poller.remove(s)
+	s.socket.close()
 }
 
-// read calls drain now and whenever something may have arrived, until drain returns true. drain must receive until
-// nothing is left before it returns false: the descriptor signals only what came after that.
+// signal puts a token into ready.
+func (s *source) signal() {
+	select {
+	case s.ready <- struct{}{}:
+	default:
+	}
+}
+
+// poller watches the descriptors by which libzmq signals (ZMQ_FD), all in one epoll set, which Go's network poller watches
+// in turn: thousands of sockets need one goroutine, no thread, and no descriptor of ours.
 //
-// It returns os.ErrDeadlineExceeded when the deadline passed or wake was called; other errors mean that the socket cannot
-// be watched any more.
-func (s *source) read(drain func() (done bool)) error {
-	return s.conn.Read(func(uintptr) bool { return drain() })
+// A descriptor signals once for what arrived since everything was taken, so whoever gets a token must receive until nothing
+// is left, or put the token back.
+//
+// Two simpler ways were rejected: zmq_poll looks at every socket on each call, so that a thousand quiet subscriptions would
+// make the busy ones slow; and an os.File for each socket costs a duplicate of its descriptor.
+type poller struct {
+	file *os.File
+	conn syscall.RawConn
+	done chan struct{}
+
+	mu      sync.Mutex
+	sources map[int32]*source // by descriptor; guarded by mu
 }
 
-// setDeadline bounds the reads to come; the zero time lifts the bound, and with it the effect of a wake.
-func (s *source) setDeadline(t time.Time) error { return s.signal.SetReadDeadline(t) }
-
-// wake makes a read that waits, or the next, return os.ErrDeadlineExceeded. It may be called from any goroutine.
-func (s *source) wake() {
-	// The only error is that the source is closed, and then nobody reads.
-	_ = s.signal.SetReadDeadline(time.Unix(1, 0))
-}
-
-// receive takes the next message off the queue without waiting; ok is false if there is none. Frames beyond maxFrames are
-// dropped. The frames are valid until the next call.
-func (s *source) receive() (frames [][]byte, ok bool, err error) {
-	s.frames = s.frames[:0]
-	for {
-		// The frames of a message arrive together: only the first can be missing.
-		frame, err := s.socket.RecvBytes(zmq.DONTWAIT)
-		if err != nil {
-			if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
-				return nil, false, nil
-			}
-			return nil, false, err
-		}
-		if len(s.frames) < maxFrames {
-			s.frames = append(s.frames, frame)
-		}
-		more, err := s.socket.GetRcvmore()
-		if err != nil {
-			return nil, false, err
-		}
-		if !more {
-			return s.frames, true, nil
-		}
+func newPoller() (*poller, error) {
+	fd, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
 	}
+	if err := syscall.SetNonblock(fd, true); err != nil { // what os.NewFile takes as a wish to be polled
+		syscall.Close(fd)
+		return nil, err
+	}
+	p := &poller{file: os.NewFile(uintptr(fd), "zmqsub epoll"), done: make(chan struct{}), sources: map[int32]*source{}}
+	if p.conn, err = p.file.SyscallConn(); err != nil {
+		p.file.Close()
+		return nil, err
+	}
+	go p.run(fd)
+	return p, nil
+}
+
+// close ends the watching. The sources must be closed before.
+func (p *poller) close() {
+	p.file.Close()
+	<-p.done
+}
+
+// epollET is EPOLLET as the unsigned number that EpollEvent wants.
+const epollET = 1 << 31
+
+func (p *poller) add(s *source) error {
+	p.mu.Lock()
+	p.sources[int32(s.fd)] = s
+	p.mu.Unlock()
+	var add error
+	err := p.conn.Control(func(fd uintptr) {
+		event := syscall.EpollEvent{Events: syscall.EPOLLIN | epollET, Fd: int32(s.fd)}
+		add = syscall.EpollCtl(int(fd), syscall.EPOLL_CTL_ADD, s.fd, &event)
+	})
+	if err == nil {
+		err = add
+	}
+	if err != nil {
+		p.forget(s)
+	}
+	return err
+}
+
+func (p *poller) remove(s *source) {
+	p.forget(s)
+	// The only errors are that the set is closed or the descriptor not in it, and both are what is wanted.
+	_ = p.conn.Control(func(fd uintptr) { _ = syscall.EpollCtl(int(fd), syscall.EPOLL_CTL_DEL, s.fd, nil) })
+}
+
+func (p *poller) forget(s *source) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sources, int32(s.fd))
+}
+
+// run gives out tokens until the set is closed. A descriptor that was closed and belongs to another source by now costs
+// that one a token for nothing.
+func (p *poller) run(fd int) {
+	defer close(p.done)
+	var events [128]syscall.EpollEvent
+	_ = p.conn.Read(func(uintptr) (done bool) {
+		for {
+			n, err := syscall.EpollWait(fd, events[:], 0)
+			if err == syscall.EINTR {
+				continue
+			}
+			if err != nil {
+				return true
+			}
+			p.mu.Lock()
+			for _, e := range events[:n] {
+				if s := p.sources[e.Fd]; s != nil {
+					s.signal()
+				}
+			}
+			p.mu.Unlock()
+			if n < len(events) {
+				return false
+			}
+		}
+	})
 }

@@ -13,13 +13,12 @@ package zmqsub
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
-
-	zmq "github.com/pebbe/zmq4"
 )
 
 // ErrClosed says that the hub was closed.
@@ -38,6 +37,9 @@ type Handler interface {
 	// Restart says that the publisher began anew, or repeats itself: whatever follows has nothing to do with what was
 	// delivered before.
 	Restart()
+
+	// Replayed says how asking for past messages went, and how many came. It follows their Message calls.
+	Replayed(outcome Replay, messages int)
 
 	// Malformed says that something arrived that is not in the protocol, and was ignored.
 	Malformed(err error)
@@ -77,32 +79,58 @@ const (
 	defaultReplayTimeout   = 10 * time.Second
 	defaultMaxMessageBytes = 64 << 20
 
-	// Source: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
-	receiveHighWaterMark = 100_000
-	reconnectInterval    = 100 * time.Millisecond
-	reconnectIntervalMax = 5 * time.Second
-	heartbeatInterval    = 5 * time.Second
-	heartbeatTimeout     = 15 * time.Second
-	heartbeatTTL         = 15 * time.Second
-
-	// reviveAfter is how long after the end of a connection libzmq has to say that it will try again. It says so at once,
-	// or never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives
-	// the endpoint up, and the connection must be made anew.
-	reviveAfter = 2 * time.Second
-
-	// handshakeTimeout is how long a peer may take to show that it is a ZMQ socket.
-	handshakeTimeout = 5 * time.Second
-
 	// A subscription needs four sockets at most: its own, the two ends of its monitor, and one for a replay. libzmq
 	// allots eight bytes for each that there may be.
 	maxSockets = 1 << 16
 
 	ioThreads = 2
+
+	// descriptorsEach is how many file descriptors a subscription needs: one by which each of its three sockets signals,
+	// and its connection. A replay, which only maxReplays may run at once, needs two more.
+	descriptorsEach = 4
+	maxReplays      = 256
+	// descriptorsElse is what is left for the rest of the process: gRPC streams, files.
+	descriptorsElse = 256
 )
+
+// timing is how long libzmq and this package wait, and how much may wait.
+type timing struct {
+	highWaterMark int // messages in the queue; beyond, libzmq leaves them with the publisher, whose own mark then drops some
+
+	connect, reconnect, reconnectMax time.Duration
+
+	// handshake is how long a peer may take to show that it is a ZMQ socket.
+	handshake time.Duration
+
+	// A connection without a sign of life for heartbeatTimeout is given up: the peer may have vanished without a word.
+	heartbeat, heartbeatTimeout time.Duration
+
+	// revive is how long after the end of a connection libzmq has to say that it will try again. It says so at once, or
+	// never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives the
+	// endpoint up, and the connection must be made anew.
+	revive time.Duration
+
+	// replayConnect is how long a replay socket has to be connected; replayPause how long one that failed is left alone.
+	replayConnect, replayPause time.Duration
+}
+
+// Source of most: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
+var defaultTiming = timing{
+	highWaterMark: 100_000,
+	connect:       5 * time.Second, reconnect: 100 * time.Millisecond, reconnectMax: 5 * time.Second,
+	handshake: 5 * time.Second,
+	heartbeat: 5 * time.Second, heartbeatTimeout: 15 * time.Second,
+	revive:        2 * time.Second,
+	replayConnect: time.Second, replayPause: 30 * time.Second,
+}
 
 // Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
 type Hub struct {
-	ctx *zmq.Context
+	ctx     *zmqContext
+	poller  *poller
+	timing  timing
+	replays chan struct{} // a token for each replay that runs
+	room    int           // how many subscriptions fit the limits of this process
 
 	mu            sync.Mutex // guards what follows
 	closed        bool
@@ -112,14 +140,40 @@ type Hub struct {
 
 // NewHub returns a hub without subscriptions. Close it to release its threads.
 func NewHub() (*Hub, error) {
-	ctx, err := zmq.NewContext()
+	ctx, err := newContext(ioThreads, maxSockets)
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new context: %w", err)
 	}
-	if err := errors.Join(ctx.SetIoThreads(ioThreads), ctx.SetMaxSockets(maxSockets), ctx.SetBlocky(false)); err != nil {
-		return nil, fmt.Errorf("zmqsub: context options: %w", errors.Join(err, ctx.Term()))
+	h := &Hub{ctx: ctx, timing: defaultTiming, replays: make(chan struct{}, maxReplays), subscriptions: map[*Subscription]bool{}}
+	if h.poller, err = newPoller(); err == nil {
+		h.room, err = room()
 	}
-	return &Hub{ctx: ctx, subscriptions: map[*Subscription]bool{}}, nil
+	if err != nil {
+		return nil, fmt.Errorf("zmqsub: new hub: %w", errors.Join(err, ctx.term()))
+	}
+	return h, nil
+}
+
+// room returns how many subscriptions fit this process. Go has raised the limit on its descriptors as far as it may.
+func room() (int, error) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, err
+	}
+	files := int64(min(limit.Cur, math.MaxInt32))
+	return int(min((files-descriptorsElse-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
+}
+
+// Room returns an error if n subscriptions do not fit the limits of this process; it says how many descriptors are needed.
+func (h *Hub) Room(n int) error {
+	if n <= h.room {
+		return nil
+	}
+	if n > (maxSockets-maxReplays)/3 {
+		return fmt.Errorf("zmqsub: %d subscriptions are more than libzmq has sockets for, %d", n, (maxSockets-maxReplays)/3)
+	}
+	return fmt.Errorf("zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
+		"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)", n, n*descriptorsEach+2*maxReplays+descriptorsElse, max(h.room, 0))
 }
 
 // Close closes all subscriptions, and returns when no callback will come any more.
@@ -134,12 +188,13 @@ func (h *Hub) Close() error {
 	h.subscriptions = nil
 	h.mu.Unlock()
 	for s := range subscriptions {
-		s.stop()
+		s.end()
 	}
 	for s := range subscriptions {
-		s.done.Wait()
+		<-s.done
 	}
-	return h.ctx.Term()
+	h.poller.close()
+	return h.ctx.term()
 }
 
 // Subscription is one running subscription.
@@ -148,24 +203,21 @@ type Subscription struct {
 	config  Config
 	handler Handler
 
-	live    *source // the SUB socket; receive's
-	monitor *source // observes live; observe's
-	done    sync.WaitGroup
+	stop chan struct{} // closed to make run end
+	once sync.Once     // of closing stop
+	done chan struct{} // closed when run has ended
 
-	calls  sync.Mutex // held while the handler runs
-	closed atomic.Bool
-	resync atomic.Bool // the connection is new: ask for what was missed
-	revive atomic.Bool // libzmq gave the endpoint up: connect anew
-
-	replayMu sync.Mutex // guards replay
-	replay   *source    // the DEALER socket, while there is one; receive's
-
-	sequence sequence // receive's
+	// The rest is run's.
+	live          *source // the SUB socket
+	monitor       *source // observes live
+	connected     bool
+	sequence      sequence
+	noReplayUntil time.Time
 }
 
 // Subscribe starts a subscription. It returns at once; the publisher need not be there yet, and may come and go.
 //
-// Errors: ErrClosed; a description of an endpoint that libzmq cannot read; running out of file descriptors.
+// Errors: ErrClosed; a description of an endpoint that libzmq cannot read; that of [Hub.Room].
 func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	if config.ReplayTimeout == 0 {
 		config.ReplayTimeout = defaultReplayTimeout
@@ -183,27 +235,31 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	if h.closed {
 		return nil, ErrClosed
 	}
+	if err := h.Room(len(h.subscriptions) + 1); err != nil {
+		return nil, err
+	}
 	if config.ReplayEndpoint != "" {
 		// The socket for a replay is made when it is needed; a wrong endpoint should be known now.
-		probe, err := h.connect(zmq.DEALER, config.ReplayEndpoint, &config, nil)
+		probe, err := h.connect(kindDealer, config.ReplayEndpoint, &config, (*source).onlyConnected)
 		if err != nil {
 			return nil, err
 		}
 		probe.close()
 	}
-	s := &Subscription{hub: h, config: config, handler: handler, sequence: sequence{replays: config.ReplayEndpoint != ""}}
+	s := &Subscription{hub: h, config: config, handler: handler, stop: make(chan struct{}), done: make(chan struct{}),
+		sequence: sequence{replays: config.ReplayEndpoint != ""}}
 	h.monitors++
 	address := fmt.Sprintf("inproc://monitor-%d", h.monitors)
 	var err error
-	s.live, err = h.connect(zmq.SUB, config.Endpoint, &config, func(live *zmq.Socket) error {
+	s.live, err = h.connect(kindSub, config.Endpoint, &config, func(live *source) error {
 		// Observed from before it connects, so that no change of state is missed.
-		if err := live.Monitor(address, observedEvents); err != nil {
+		if err := live.socket.monitor(address, observedEvents); err != nil {
 			return err
 		}
-		if s.monitor, err = newSource(h.ctx, zmq.PAIR); err != nil {
+		if s.monitor, err = h.newSource(kindPair); err != nil {
 			return err
 		}
-		return errors.Join(s.monitor.socket.Connect(address), live.SetSubscribe(config.Topic))
+		return errors.Join(s.monitor.connect(address), live.subscribe(config.Topic))
 	})
 	if err != nil {
 		if s.monitor != nil {
@@ -212,63 +268,42 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		return nil, err
 	}
 	h.subscriptions[s] = true
-	s.done.Go(s.receive)
-	s.done.Go(s.observe)
+	go func() {
+		defer close(s.done)
+		s.run()
+	}()
 	return s, nil
 }
 
 // Close ends the subscription, and returns when no callback will come any more. Only the first call has an effect.
 func (s *Subscription) Close() {
-	s.stop()
-	s.done.Wait()
+	s.end()
+	<-s.done
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
 	delete(s.hub.subscriptions, s)
 }
 
-// stop makes both goroutines end soon.
-func (s *Subscription) stop() {
-	s.closed.Store(true)
-	s.live.wake()
-	s.monitor.wake()
-	s.replayMu.Lock()
-	defer s.replayMu.Unlock()
-	if s.replay != nil {
-		s.replay.wake()
-	}
-}
+// end makes run end soon.
+func (s *Subscription) end() { s.once.Do(func() { close(s.stop) }) }
 
 // connect makes a socket with the options of every connection, lets prepare add to it, and connects it.
-func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare func(*zmq.Socket) error) (*source, error) {
+func (h *Hub) connect(kind socketKind, endpoint string, config *Config, prepare func(*source) error) (*source, error) {
 	if err := checkEndpoint(endpoint); err != nil {
 		return nil, err
 	}
-	src, err := newSource(h.ctx, kind)
+	src, err := h.newSource(kind)
 	if err != nil {
 		return nil, err
 	}
-	soc := src.socket
-	err = errors.Join(
-		soc.SetLinger(0),
-		soc.SetIpv6(true),
-		soc.SetRcvhwm(receiveHighWaterMark),
-		soc.SetReconnectIvl(reconnectInterval),
-		soc.SetReconnectIvlMax(reconnectIntervalMax),
-		soc.SetHandshakeIvl(handshakeTimeout),
-		soc.SetTcpKeepalive(1),
-		soc.SetHeartbeatIvl(heartbeatInterval),
-		soc.SetHeartbeatTimeout(heartbeatTimeout),
-		soc.SetHeartbeatTtl(heartbeatTTL),
-		soc.SetMaxmsgsize(config.MaxMessageBytes),
-	)
-	if err == nil && prepare != nil {
-		err = prepare(soc)
+	if err = src.configure(config, &h.timing); err == nil {
+		err = prepare(src)
 	}
 	if err != nil {
 		src.close()
 		return nil, fmt.Errorf("zmqsub: prepare a %v socket: %w", kind, err)
 	}
-	if err := soc.Connect(endpoint); err != nil {
+	if err := src.connect(endpoint); err != nil {
 		src.close()
 		return nil, fmt.Errorf("zmqsub: connect to %q: %w", endpoint, err)
 	}

@@ -50,17 +50,19 @@ func (r *recorder) add(report string) {
 func (r *recorder) Message(seq uint64, topic, payload []byte) {
 	r.add(fmt.Sprintf("%d %s:%s", seq, topic, payload))
 }
-func (r *recorder) Gap(expected, got uint64) { r.add(fmt.Sprintf("gap %d-%d", expected, got)) }
-func (r *recorder) Restart()                 { r.add("restart") }
-func (r *recorder) Malformed(err error)      { r.add("malformed: " + err.Error()) }
-func (r *recorder) Connected()               { r.add("connected") }
-func (r *recorder) Disconnected()            { r.add("disconnected") }
+func (r *recorder) Gap(expected, got uint64)       { r.add(fmt.Sprintf("gap %d-%d", expected, got)) }
+func (r *recorder) Restart()                       { r.add("restart") }
+func (r *recorder) Replayed(outcome Replay, _ int) { r.add(string(outcome)) }
+func (r *recorder) Malformed(err error)            { r.add("malformed: " + err.Error()) }
+func (r *recorder) Connected()                     { r.add("connected") }
+func (r *recorder) Disconnected()                  { r.add("disconnected") }
 
-// all returns the reports so far; but for those about the connection, whose place among the others is not fixed.
+// all returns the reports so far; but for those about the connection, whose place among the others is not fixed, and about
+// replays.
 func (r *recorder) all() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(r.reports), func(s string) bool { return s == "connected" || s == "disconnected" })
+	return slices.DeleteFunc(slices.Clone(r.reports), func(s string) bool { return s == "connected" || s == "disconnected" || strings.HasPrefix(s, "replay") })
 }
 
 func (r *recorder) count(report string) int {
@@ -501,10 +503,20 @@ func TestReplayUnreachable(t *testing.T) {
 	gone := publish(t, "")
 	gone.close()
 	p := publish(t, "")
-	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint, ReplayTimeout: 50 * time.Millisecond})
+	h := newHub(t)
+	h.timing.replayConnect = 50 * time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint, ReplayTimeout: time.Hour}, r); err != nil {
+		t.Fatal(err)
+	}
 	p.subscribed(1)
 	p.send("", 2, "p2")
-	r.want(t, "gap 0-2", "2 :p2")
+	p.send("", 4, "p4")
+	r.want(t, "gap 0-2", "2 :p2", "gap 3-4", "4 :p4")
+	// Once in vain is enough for a while. One is for the connection, the others for the gaps.
+	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped != 2 {
+		t.Errorf("%d replays tried and %d skipped, want 1 and 2", tried, skipped)
+	}
 }
 
 func TestReplayMalformed(t *testing.T) {
@@ -548,29 +560,208 @@ func TestRestartBehindHigherNumbers(t *testing.T) {
 }
 
 func TestManySubscriptionsFewThreads(t *testing.T) {
-	const n = 300
-	p := publish(t, "")
+	const n, messages = 4000, 3
 	h := newHub(t)
+	if err := h.Room(n); err != nil {
+		t.Fatal(err)
+	}
+	endpoints, _, _ := publishers(t, n, messages, 10, 0)
 	threads := pprof.Lookup("threadcreate").Count()
-	recorders := make([]*recorder, n)
-	for i := range recorders {
-		recorders[i] = newRecorder()
-		if _, err := h.Subscribe(Config{Endpoint: p.endpoint}, recorders[i]); err != nil {
+	counters := make([]*counter, n)
+	for i := range counters {
+		counters[i] = &counter{until: messages, done: make(chan struct{})}
+		if _, err := h.Subscribe(Config{Endpoint: endpoints[i]}, counters[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p.subscribed(n)
-	var want []string
-	for seq := range uint64(20) {
-		p.send("", seq, "x")
-		want = append(want, fmt.Sprintf("%d :x", seq))
-	}
-	for _, r := range recorders {
-		r.want(t, want...)
+	late := time.After(2 * patience)
+	for i, c := range counters {
+		select {
+		case <-c.done:
+		case <-late:
+			t.Fatalf("subscription %d of %d did not get its messages", i, n)
+		}
+		if c.wrong != "" {
+			t.Errorf("subscription %d: %s", i, c.wrong)
+		}
 	}
 	// Beside those of libzmq: some for Go's scheduler, however many subscriptions there are.
 	if made, most := pprof.Lookup("threadcreate").Count()-threads, 2*runtime.GOMAXPROCS(0)+20; made > most {
 		t.Errorf("%d threads were made for %d subscriptions, want at most %d", made, n, most)
+	}
+}
+
+// More subscriptions than fit are refused, with what they need.
+func TestRoom(t *testing.T) {
+	h := newHub(t)
+	h.room = 1
+	if _, err := h.Subscribe(Config{Endpoint: "tcp://127.0.0.1:5557"}, newRecorder()); err != nil {
+		t.Fatal(err)
+	}
+	want := "zmqsub: 2 subscriptions need 776 file descriptors, and this process may have enough for 1: raise its limit (ulimit -n, " +
+		"LimitNOFILE= of systemd, the container's nofile limit)"
+	if _, err := h.Subscribe(Config{Endpoint: "tcp://127.0.0.1:5557"}, newRecorder()); err == nil || err.Error() != want {
+		t.Errorf("error %q, want %q", err, want)
+	}
+	if err := h.Room(100_000); err == nil || !strings.Contains(err.Error(), "more than libzmq has sockets for") {
+		t.Errorf("error %v for 100,000 subscriptions", err)
+	}
+}
+
+// A consumer that is too slow: what libzmq drops, here and at the publisher, is reported, and nothing else is missing.
+func TestSlowConsumer(t *testing.T) {
+	const count = 100_000
+	endpoints, in, out := publishers(t, 1, count, 1000, 1000)
+	h := newHub(t)
+	h.timing.highWaterMark = 1000
+	slow := &slowHandler{hold: make(chan struct{}), until: count, done: make(chan struct{})}
+	if _, err := h.Subscribe(Config{Endpoint: endpoints[0]}, slow); err != nil {
+		t.Fatal(err)
+	}
+	if !out.Scan() || out.Text() != "sent" {
+		t.Fatalf("the publisher ended: %v", out.Err())
+	}
+	close(slow.hold)
+	// The one more shows the hole at the end. It may fall into it itself while the queue is still full.
+	for tick := time.NewTicker(10 * time.Millisecond); ; {
+		if _, err := fmt.Fprintln(in); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-slow.done:
+			if slow.wrong != "" || slow.lost == 0 {
+				t.Errorf("%q; %d of %d messages were lost, want some", slow.wrong, slow.lost, count)
+			}
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// slowHandler holds its first message until hold is closed, and then checks that holes are reported as they are.
+type slowHandler struct {
+	*recorder
+	hold, done chan struct{}
+	until      uint64
+	next, lost uint64
+	wrong      string
+}
+
+func (h *slowHandler) Message(seq uint64, _, _ []byte) {
+	<-h.hold
+	if seq != h.next {
+		h.wrong = fmt.Sprintf("message %d, want %d", seq, h.next)
+	}
+	h.next = seq + 1
+	if seq >= h.until && h.done != nil {
+		close(h.done)
+		h.until = math.MaxUint64
+	}
+}
+
+func (h *slowHandler) Gap(expected, got uint64) {
+	if expected != h.next {
+		h.wrong = fmt.Sprintf("gap from %d, want %d", expected, h.next)
+	}
+	h.next, h.lost = got, h.lost+got-expected
+}
+func (h *slowHandler) Connected()    {}
+func (h *slowHandler) Disconnected() {}
+
+// A peer that vanishes without a word, as a machine does that loses its power: the connection stays open, and silent.
+func TestHalfOpen(t *testing.T) {
+	p := publish(t, "")
+	proxy := newProxy(t, strings.TrimPrefix(p.endpoint, "tcp://"))
+	h := newHub(t)
+	h.timing.heartbeat, h.timing.heartbeatTimeout = 50*time.Millisecond, 500*time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: "tcp://" + proxy.address}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	p.send("", 0, "")
+	r.want(t, "0 :")
+	proxy.freeze()
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	p.subscribed(1) // by a new connection
+	p.send("", 2, "")
+	r.want(t, "0 :", "gap 1-2", "2 :")
+}
+
+// proxy passes bytes between whoever connects and one address.
+type proxy struct {
+	address string
+	mu      sync.Mutex // held by freeze, and by every copy of bytes for a moment
+	frozen  map[net.Conn]bool
+	conns   []net.Conn
+}
+
+func newProxy(t *testing.T, to string) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{address: listener.Addr().String(), frozen: map[net.Conn]bool{}}
+	var wg sync.WaitGroup
+	pass := func(from, to net.Conn) {
+		buf := make([]byte, 4096)
+		for {
+			n, err := from.Read(buf)
+			p.mu.Lock()
+			frozen := p.frozen[from]
+			p.mu.Unlock()
+			if err != nil {
+				if !frozen { // nobody is told of the end of what is frozen
+					to.Close()
+				}
+				return
+			}
+			if frozen {
+				continue
+			}
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}
+	wg.Go(func() {
+		for {
+			in, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.conns = append(p.conns, in, out)
+			p.mu.Unlock()
+			wg.Go(func() { pass(in, out) })
+			wg.Go(func() { pass(out, in) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		p.mu.Lock()
+		clear(p.frozen)
+		for _, c := range p.conns {
+			c.Close()
+		}
+		p.mu.Unlock()
+		wg.Wait()
+	})
+	return p
+}
+
+// freeze lets the connections of now stand as they are, open and silent.
+func (p *proxy) freeze() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		p.frozen[c] = true
 	}
 }
 

@@ -75,6 +75,11 @@ func serve(o *options) error {
 	if err := follow(ctx, o, endpoints, m, log); err != nil {
 		return err
 	}
+	if events != nil {
+		if err := events.Room(); err != nil {
+			return err
+		}
+	}
 	gauges(m, book, index, endpoints, events)
 	for name, model := range models {
 		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},

@@ -68,6 +68,16 @@ func (f *Feed) Close() error {
 	return f.hub.Close()
 }
 
+// Room returns an error if the workers in the pool are more than this process can subscribe to; it says what to raise.
+func (f *Feed) Room() error {
+	s := f.pool.Acquire()
+	defer s.Release()
+	if err := f.hub.Room(len(s.Workers)); err != nil {
+		return fmt.Errorf("feed: %d workers: %w", len(s.Workers), err)
+	}
+	return nil
+}
+
 // Subscriptions returns how many subscriptions are connected, and how many are not.
 func (f *Feed) Subscriptions() (connected, connecting int) {
 	f.mu.Lock()
@@ -238,6 +248,12 @@ func (s *subscriber) Restart() {
 func (s *subscriber) empty() {
 	s.feed.index.Cleared(s.worker)
 	s.reset()
+}
+
+// Replayed counts how asking for past messages went.
+func (s *subscriber) Replayed(outcome zmqsub.Replay, messages int) {
+	s.feed.metrics.Event("subscription", string(outcome), 1)
+	s.feed.metrics.Event("batch", "replayed", messages)
 }
 
 // Malformed empties the worker, because what cannot be read may have been a removal.
