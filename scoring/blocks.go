@@ -12,7 +12,7 @@ import (
 // Nearly all blocks are held by one worker (the tail of a prompt is its own), which the entry then names itself. A block
 // held by several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
 //
-// Its memory is that of its busiest moment: about 56 bytes a block and, for a shared one, a bit for each worker.
+// Its memory is that of its busiest moment: about 80 bytes a block and, for a shared one, a bit for each worker.
 type activeBlocks struct {
 	byHash  table         // sequence hash -> index in entries
 	entries []activeBlock // entries[0] is unused, so that 0 can mean absent

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 
@@ -168,25 +169,30 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	if costs != nil && len(costs) != len(candidates) {
 		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs, but %d candidates", len(costs), len(candidates))
 	}
-	if err := check(req, candidates); err != nil {
+	all, err := look(req, candidates, cfg)
+	if err != nil {
 		return Selection{}, Booking{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	unit, err := a.open(req, candidates, cfg)
-	if err != nil {
+	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
 	if costs == nil {
 		costs = grown(&a.costs, len(candidates))
 	}
-	a.price(req, candidates, cfg, unit, costs)
-	i, err := Choose(costs, cfg.Temperature, rng)
+	var i int
+	if all.alike {
+		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
+	} else {
+		a.price(req, candidates, cfg, all.unit, costs)
+		i, err = Choose(costs, cfg.Temperature, rng)
+	}
 	if err != nil {
 		a.closeWalks()
 		return Selection{}, Booking{}, err
 	}
-	sel, b := a.add(req, candidates, i, cfg, unit)
+	sel, b := a.add(req, candidates, i, cfg, all.unit)
 	sel.Cost = costs[i]
 	return sel, b, nil
 }
@@ -196,16 +202,16 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 // Errors, which book nothing: ErrDuplicateRequest, and a description of any number that is out of range.
 func (a *ActiveSequences) AddRequest(req Request, c Candidate, cfg *Config) (Booking, error) {
 	candidates := []Candidate{c}
-	if err := check(req, candidates); err != nil {
+	all, err := look(req, candidates, cfg)
+	if err != nil {
 		return Booking{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	unit, err := a.open(req, candidates, cfg)
-	if err != nil {
+	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Booking{}, err
 	}
-	_, b := a.add(req, candidates, 0, cfg, unit)
+	_, b := a.add(req, candidates, 0, cfg, all.unit)
 	return b, nil
 }
 
@@ -272,13 +278,59 @@ func (a *ActiveSequences) Len() int {
 	return len(a.bookings) - len(a.free)
 }
 
-func check(req Request, candidates []Candidate) error {
+// overview is what one look at all candidates tells.
+type overview struct {
+	top  kvblock.Worker // highest number
+	unit int            // of cost: the smallest block size, in tokens
+
+	// alike says that chooseAlike can choose among the candidates: they differ in their numbers, device blocks and loads alone,
+	// share one Prompt with hashes and a block size that is a power of two, and the configuration is plain.
+	alike bool
+}
+
+// look passes over the candidates once, and again only if something may be out of range.
+func look(req Request, candidates []Candidate, cfg *Config) (overview, error) {
 	if len(candidates) == 0 {
-		return ErrNoCandidates
+		return overview{}, ErrNoCandidates
 	}
 	if req.ISLTokens < 0 || req.ISLTokens > MaxISLTokens {
-		return fmt.Errorf("scoring: %d prompt tokens, but must be 0 to %d", req.ISLTokens, MaxISLTokens)
+		return overview{}, fmt.Errorf("scoring: %d prompt tokens, but must be 0 to %d", req.ISLTokens, MaxISLTokens)
 	}
+	all := overview{unit: MaxBlockSize + 1, alike: true}
+	first := candidates[0].Prompt
+	prompt := first
+	if prompt != nil && prompt.BlockSize > 0 {
+		all.unit = prompt.BlockSize
+	}
+	var device, lower, multipliers uint64 // all bits of all candidates; a negative number has the highest
+	for i := range candidates {
+		c := &candidates[i]
+		all.top = max(all.top, c.Worker)
+		device |= uint64(c.DeviceBlocks)
+		lower |= uint64(c.HostBlocks) | uint64(c.DiskBlocks) | uint64(c.SharedBlocks)
+		multipliers |= math.Float64bits(c.CostMultiplier)
+		if c.Prompt != prompt {
+			all.alike = false
+			if prompt = c.Prompt; prompt != nil && prompt.BlockSize > 0 {
+				all.unit = min(all.unit, prompt.BlockSize)
+			}
+		}
+	}
+	if all.top >= MaxWorkers || device|lower >= maxOverlapBlocks || multipliers != 0 || !all.alike || first != nil && uint(first.BlockSize) > MaxBlockSize {
+		if err := check(candidates); err != nil {
+			return overview{}, err
+		}
+	}
+	all.alike = all.alike && lower == 0 && multipliers == 0 && cfg.plain() &&
+		first != nil && first.Chains != nil && bits.OnesCount(uint(first.BlockSize)) == 1
+	if all.unit > MaxBlockSize {
+		all.unit = NominalBlockSize
+	}
+	return all, nil
+}
+
+// check names the first number that is out of range.
+func check(candidates []Candidate) error {
 	for i := range candidates {
 		c := &candidates[i]
 		if c.Worker >= MaxWorkers {
@@ -299,51 +351,40 @@ func check(req Request, candidates []Candidate) error {
 	return nil
 }
 
-// open begins a request: it walks each distinct prompt once, sets a.variants and a.added, and returns the unit of cost.
-// It must be followed by add or closeWalks.
-func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config) (unit int, err error) {
+// open begins a request: it walks each distinct prompt once, and sets a.variants and, unless the candidates are alike,
+// a.added. It must be followed by add or closeWalks.
+func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config, all *overview) error {
 	if req.ID != "" {
 		if _, ok := a.byID[req.ID]; ok {
-			return 0, fmt.Errorf("%w: %q", ErrDuplicateRequest, req.ID)
+			return fmt.Errorf("%w: %q", ErrDuplicateRequest, req.ID)
 		}
 	}
-	unit = MaxBlockSize + 1
-	top := kvblock.Worker(0)
-	for i := range candidates {
-		c := &candidates[i]
-		top = max(top, c.Worker)
-		if c.Prompt != nil && c.Prompt.BlockSize > 0 {
-			unit = min(unit, c.Prompt.BlockSize)
-		}
-	}
-	if unit > MaxBlockSize {
-		unit = NominalBlockSize
-	}
-	if n := int(top) + 1; n > len(a.loads) {
+	if n := int(all.top) + 1; n > len(a.loads) {
 		a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 		a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
 		a.blocks.fit(n)
 	}
 
-	added := grown(&a.added, len(candidates))
 	a.variants, a.walker.ids, a.walker.made = a.variants[:0], a.walker.ids[:0], a.walker.made[:0]
+	if all.alike {
+		a.walk(candidates[0].Prompt)
+		return nil
+	}
+	added := grown(&a.added, len(candidates))
 	for i := range candidates {
 		p := candidates[i].Prompt
 		switch {
 		case !cfg.TrackActiveBlocks:
 			added[i] = 0
 		case p == nil || p.BlockSize == 0 || p.Chains == nil:
-			added[i] = req.ISLTokens / candidates[i].blockSize(unit)
+			added[i] = req.ISLTokens / candidates[i].blockSize(all.unit)
 		case !cfg.AssumeKVReuse:
 			added[i] = 0
 			for _, chain := range p.Chains {
 				added[i] += len(chain)
 			}
 		case a.variantOf(p) == nil:
-			from := len(a.walker.ids)
-			a.blocks.walk(&a.walker, p)
-			a.variants = append(a.variants, variant{prompt: p, from: from, to: len(a.walker.ids)})
-			distinct := len(a.walker.ids) - from
+			distinct := a.walk(p)
 			for j := i; j < len(candidates); j++ { // for all of this prompt, while held is this prompt's
 				if c := &candidates[j]; c.Prompt == p {
 					added[j] = distinct - int(a.walker.held[c.Worker])
@@ -351,7 +392,15 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config)
 			}
 		}
 	}
-	return unit, nil
+	return nil
+}
+
+// walk makes p a variant, sets walker.held for it, and returns how many distinct blocks it has.
+func (a *ActiveSequences) walk(p *Prompt) int {
+	from := len(a.walker.ids)
+	a.blocks.walk(&a.walker, p)
+	a.variants = append(a.variants, variant{prompt: p, from: from, to: len(a.walker.ids)})
+	return len(a.walker.ids) - from
 }
 
 func (a *ActiveSequences) variantOf(p *Prompt) *variant {
@@ -389,6 +438,52 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 		t.CostMultiplier = c.CostMultiplier
 		costs[i] = cfg.Cost(&t)
 	}
+}
+
+// plain says that c tracks everything, and that Cost has no terms under it but those that chooseAlike adds up.
+func (c *Config) plain() bool {
+	return c.TrackPrefillTokens && c.TrackActiveBlocks && c.AssumeKVReuse && c.OverlapScoreCreditDecay == 0
+}
+
+// chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It does what Config.Cost
+// does, in the same order, so that the costs are the same to the last bit: what it leaves out is zero, and to divide by a
+// power of two is to multiply by its inverse.
+func (a *ActiveSequences) chooseAlike(req Request, candidates []Candidate, cfg *Config, blockSize int, rng *rand.Rand, costs []float64) (int, error) {
+	loads := a.loads
+	held := a.walker.held[:len(loads)]
+	costs = costs[:len(candidates)]
+	distinct := int64(len(a.walker.ids))
+	isl, size := float64(req.ISLTokens), float64(blockSize)
+	perToken := 1 / size
+	credit, scale, weight := cfg.OverlapScoreCredit, cfg.PrefillLoadScale, cfg.DecodeActiveRequestWeight
+	best := newLowest()
+	if cfg.Temperature != 0 {
+		best.cost = math.Inf(-1) // nothing is offered
+	}
+	for i := range candidates {
+		c := &candidates[i]
+		load := &loads[c.Worker]
+		device := float64(c.DeviceBlocks)
+		raw := isl
+		if cached := float64(device * size); cached > isl {
+			raw = cached
+		}
+		raw += float64(load.PrefillTokens)
+		prefill := float64(raw*perToken) - float64(credit*device)
+		if prefill < 0 {
+			prefill = 0
+		}
+		decode := float64(float64(load.ActiveTokens)*perToken) + float64(distinct-int64(held[c.Worker]))
+		cost := float64(scale*prefill) + decode + float64(weight*float64(load.Requests))
+		costs[i] = cost
+		if cost <= best.cost {
+			best.offer(i, cost, rng)
+		}
+	}
+	if cfg.Temperature != 0 {
+		return draw(costs, cfg.Temperature, rng)
+	}
+	return best.choice()
 }
 
 // blockSize returns the candidate's block size, or the unit if it is unknown.

@@ -18,29 +18,59 @@ var ErrNoFiniteCost = errors.New("scoring: no candidate has a finite cost")
 //
 // Source: dynamo-kv-router 1.6.1, the default policy's picker.
 func Choose(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
-	least, greatest := math.Inf(1), math.Inf(-1)
-	chosen, ties := -1, 0
-	for i, cost := range costs {
-		switch {
-		case math.IsInf(cost, 0) || math.IsNaN(cost):
-			continue
-		case cost < least:
-			least, chosen, ties = cost, i, 1
-		case cost == least:
-			// Reservoir of one: the k-th tie takes over with probability 1/k.
-			if ties++; temperature == 0 && intN(rng, ties) == 0 {
-				chosen = i
+	if temperature == 0 {
+		l := newLowest()
+		for i, cost := range costs {
+			if cost <= l.cost {
+				l.offer(i, cost, rng)
 			}
 		}
-		greatest = max(greatest, cost)
+		return l.choice()
 	}
-	if chosen < 0 {
+	return draw(costs, temperature, rng)
+}
+
+// lowest is the least cost so far, and which of those that have it is chosen. Offer it every cost in turn; those that are
+// not <= cost, which are nearly all, need not be offered.
+type lowest struct {
+	cost  float64
+	index int // -1: none yet
+	ties  int
+}
+
+func newLowest() lowest { return lowest{cost: math.MaxFloat64, index: -1} }
+
+func (l *lowest) offer(i int, cost float64, rng *rand.Rand) {
+	switch {
+	case !(cost <= l.cost && cost >= -math.MaxFloat64): // also what is not a number
+	case cost < l.cost || l.index < 0:
+		l.cost, l.index, l.ties = cost, i, 1
+	default:
+		// Reservoir of one: the k-th tie takes over with probability 1/k.
+		if l.ties++; intN(rng, l.ties) == 0 {
+			l.index = i
+		}
+	}
+}
+
+func (l *lowest) choice() (int, error) {
+	if l.index < 0 {
 		return 0, ErrNoFiniteCost
 	}
-	if temperature == 0 {
-		return chosen, nil
-	}
+	return l.index, nil
+}
 
+// draw is Choose above temperature 0.
+func draw(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
+	least, greatest := math.Inf(1), math.Inf(-1)
+	for _, cost := range costs {
+		if !math.IsInf(cost, 0) && !math.IsNaN(cost) {
+			least, greatest = min(least, cost), max(greatest, cost)
+		}
+	}
+	if least > greatest {
+		return 0, ErrNoFiniteCost
+	}
 	// Two finite costs can lie further apart than the greatest float64: then compare them scaled down.
 	scale := 1.0
 	if math.IsInf(greatest-least, 0) {
@@ -49,8 +79,7 @@ func Choose(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	spread := greatest/scale - least/scale
 	// Also a reservoir of one, by weight: each candidate takes over with its share of the weight seen so far. That needs
 	// one pass and no memory, where a cumulative table would need both.
-	chosen = -1
-	total := 0.0
+	chosen, total := -1, 0.0
 	for i, cost := range costs {
 		if math.IsInf(cost, 0) || math.IsNaN(cost) {
 			continue

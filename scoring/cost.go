@@ -38,19 +38,22 @@ type Terms struct {
 // where the raw prefill blocks count the request's whole prompt and the worker's waiting prefill, so that the overlap is
 // credited once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
 //
+// The conversions of products keep machines that can multiply and add in one step from rounding once where Dynamo rounds
+// twice.
+//
 // Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
 func (c *Config) Cost(t *Terms) float64 {
 	blockSize := float64(t.BlockSize)
 	isl := float64(t.ISLTokens)
 
 	device := float64(t.DeviceBlocks)
-	host := c.HostCacheHitWeight * float64(t.HostBlocks)
-	disk := c.DiskCacheHitWeight * float64(t.DiskBlocks)
-	credit := c.OverlapScoreCredit*c.creditDecay(t)*device + host + disk + c.SharedCacheMultiplier*float64(t.SharedBlocks)
+	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
+	disk := float64(c.DiskCacheHitWeight * float64(t.DiskBlocks))
+	credit := float64(c.OverlapScoreCredit*c.creditDecay(t)*device) + host + disk + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
 
 	decode, requests := 0.0, 0.0
 	if !t.LoadUnknown {
-		decode, requests = t.DecodeBlocks, c.DecodeActiveRequestWeight*float64(t.ActiveRequests)
+		decode, requests = t.DecodeBlocks, float64(c.DecodeActiveRequestWeight*float64(t.ActiveRequests))
 	}
 
 	var blocks float64
@@ -69,10 +72,10 @@ func (c *Config) Cost(t *Terms) float64 {
 				rawTokens += float64(t.PrefillTokens)
 			}
 		}
-		blocks = c.PrefillLoadScale*max(rawTokens/blockSize-credit, 0) + decode
+		blocks = float64(c.PrefillLoadScale*max(rawTokens/blockSize-credit, 0)) + decode
 	}
 	if t.UnitTokens != 0 && t.UnitTokens != t.BlockSize {
-		blocks *= blockSize / float64(t.UnitTokens)
+		blocks = float64(blocks * (blockSize / float64(t.UnitTokens)))
 	}
 	cost := blocks + requests
 	if t.CostMultiplier != 0 {
@@ -90,13 +93,13 @@ func (c *Config) creditDecay(t *Terms) float64 {
 	blockSize := float64(t.BlockSize)
 	waiting := float64(t.PrefillTokens-t.LeastPrefillTokens) / blockSize
 	requestBlocks := math.Ceil(float64(t.ISLTokens) / blockSize)
-	return 1 / (1 + c.OverlapScoreCreditDecay*waiting/max(requestBlocks, 1))
+	return 1 / (1 + c.OverlapScoreCreditDecay*waiting/max(requestBlocks, 1)) // a quotient is never part of one step
 }
 
 // CachedTokens estimates how many of the prompt's tokens the worker would not have to prefill: each cached block counts
 // by the weight of its tier, rounded half away from zero. At most ISLTokens, so that what is left is never negative.
 func (c *Config) CachedTokens(t *Terms) int {
-	blocks := float64(t.DeviceBlocks) + c.HostCacheHitWeight*float64(t.HostBlocks) + c.DiskCacheHitWeight*float64(t.DiskBlocks)
+	blocks := float64(t.DeviceBlocks) + float64(c.HostCacheHitWeight*float64(t.HostBlocks)) + float64(c.DiskCacheHitWeight*float64(t.DiskBlocks))
 	if tokens := math.Round(blocks * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {
 		return max(int(tokens), 0)
 	}

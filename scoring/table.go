@@ -38,7 +38,7 @@ func (t *table) find(key uint64) *uint32 {
 
 // insert returns the address of the key's value, which is 0 if the key is new; the caller must set it at once.
 func (t *table) insert(key uint64) *uint32 {
-	if 4*(t.used+1) > 3*len(t.slots) {
+	if 2*(t.used+1) > len(t.slots) {
 		t.grow()
 	}
 	mask := len(t.slots) - 1

@@ -1,0 +1,57 @@
+package scoring
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes them
+// differ, so that two books with one history, of which one sees the multiplier, must agree to the last bit.
+func TestAlikeEqualsOthers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for range 200 {
+		cfg := defaults()
+		cfg.OverlapScoreCredit = rng.Float64() * 2
+		cfg.PrefillLoadScale = rng.Float64() * 3
+		cfg.DecodeActiveRequestWeight = rng.Float64() * float64(rng.IntN(2))
+		cfg.Temperature = 0.5 * float64(rng.IntN(2))
+		if rng.IntN(10) == 0 {
+			cfg.PrefillLoadScale = math.MaxFloat64 // costs that are not finite
+		}
+		blockSize := 1 << rng.IntN(9)
+		n := 1 + rng.IntN(70)
+		books, draws := [2]*ActiveSequences{}, [2]*rand.Rand{}
+		for k := range books {
+			books[k], draws[k] = NewActiveSequences(), rand.New(rand.NewPCG(9, 9))
+		}
+		for step := range 30 {
+			blocks := rng.IntN(40)
+			req := Request{ISLTokens: blocks*blockSize + rng.IntN(blockSize)}
+			p := prompt(blockSize, chain(rng.IntN(3), blocks))
+			candidates := workers(n, p)
+			for i := range candidates {
+				candidates[i].DeviceBlocks = rng.IntN(45) // now and then more than the prompt has
+			}
+			var selections [2]Selection
+			var errs [2]error
+			var costs [2][]float64
+			for k := range books {
+				if k == 1 {
+					candidates[rng.IntN(n)].CostMultiplier = 1
+				}
+				costs[k] = make([]float64, n)
+				var b Booking
+				selections[k], b, errs[k] = books[k].SelectAndAdd(req, candidates, cfg, draws[k], costs[k])
+				if step%3 == 0 {
+					b.MarkPrefillCompleted()
+				}
+			}
+			same := slices.EqualFunc(costs[0], costs[1], func(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) })
+			if !same || selections[0] != selections[1] || (errs[0] == nil) != (errs[1] == nil) {
+				t.Fatalf("alike: %+v, %v, costs %v\nothers: %+v, %v, costs %v", selections[0], errs[0], costs[0], selections[1], errs[1], costs[1])
+			}
+		}
+	}
+}
