@@ -15,17 +15,21 @@ memory in RAM, bytes), and kvepp's also heap (what is alive of it). A request is
 """
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 
 import texts
 from report import goal
 
 SIZES = {"1k": (1024, 32), "8k": (8192, 8), "64k": (65536, 2), "128k": (131072, 1)}  # tokens, and texts in a round
+HARMONY = "gptoss"
 BYTE_LEVEL = {"llama3_1", "qwen3", "gptoss", "deepseek_v3"}
 THREAD_ROUNDS = 15
 # Engines as they are called below and in the tables. kvepp and fastokens+ remember stretches of text between special tokens.
@@ -115,7 +119,20 @@ def ms(ns):
     return "%.3f" % (ns / 1e6) if ns < 1e7 else "%.1f" % (ns / 1e6)
 
 
+def harmony_folder(folder):
+    """A folder with the same files that says what model it holds, for which vLLM has no use for a chat template."""
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made)
+    for name in os.listdir(folder):
+        os.symlink(os.path.join(folder, name), os.path.join(made, name))
+    with open(os.path.join(made, "config.json"), "w", encoding="utf-8") as config:
+        json.dump({"model_type": "gpt_oss"}, config)
+    return made
+
+
 def measure(model, folder, programs, rounds):
+    if model == HARMONY:
+        folder = harmony_folder(folder)
     commands = {KVEPP: [programs.go, folder], FAST: [programs.rs, "fastokens", folder], FAST_SEGMENTS: [programs.rs, "fastokens-segments", folder],
                 CRATE: [programs.rs, "hf", folder], PYTHON: [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "tokenizers-py.py"), folder]}
     engines = [Engine(name, command) for name, command in commands.items()]
@@ -184,7 +201,7 @@ def measure(model, folder, programs, rounds):
 
     with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as config:
         has_template = bool(json.load(config).get("chat_template"))
-    if has_template:
+    if has_template or model == HARMONY:
         unseen, grown = [], []
         for r in range(rounds):
             first, then = [], []

@@ -48,8 +48,12 @@ func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.T
 	if err != nil {
 		return nil, err
 	}
-	var out []kvblock.Token
-	for _, piece := range harmonyPieces(messages) {
+	pieces, bytes := harmonyPieces(messages), 0
+	for _, piece := range pieces {
+		bytes += len(piece.text)
+	}
+	out := make([]kvblock.Token, 0, bytes/3+len(pieces)) // English has some four bytes a token
+	for _, piece := range pieces {
 		if !piece.special {
 			if out, err = m.appendOrdinary(out, piece.text); err != nil {
 				return nil, err

@@ -246,24 +246,44 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
+// BenchmarkTokenizeChat is the way from a body of about 32 kB, a chat of 20 messages, to ids: the same body again and again
+// ("repeated"), the same chat with another answer and question each time ("grown"), and with a number of its own in each message
+// ("unseen", though words repeat).
 func BenchmarkTokenizeChat(b *testing.B) {
 	m := loadModel(b, "tiny-bytelevel")
-	var messages []string
-	for i := range 20 {
-		role := [2]string{"user", "assistant"}[i%2]
-		messages = append(messages, fmt.Sprintf(`{"role":%q,"content":%q}`, role, prose(1200+i)))
+	text := prose(1600)
+	body := func(common, last int) []byte {
+		var out []byte
+		for i := range 22 {
+			n := common
+			if i >= 20 {
+				n = last
+			}
+			role := [2]string{"user", "assistant"}[i%2]
+			out = fmt.Appendf(out, `,{"role":%q,"content":%q}`, role, fmt.Sprint(n, text[:len(text)-i]))
+		}
+		return fmt.Appendf(nil, `{"model":"m","messages":[%s]}`, out[1:])
 	}
-	body := []byte(`{"model":"m","messages":[` + strings.Join(messages, ",") + `]}`)
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		request, err := apibody.ParseRequest("/v1/chat/completions", body)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := m.Tokenize(request); err != nil {
-			b.Fatal(err)
-		}
+	for _, c := range []struct {
+		name         string
+		common, last int // what the numbers in the messages grow by
+	}{{"repeated", 0, 0}, {"grown", 0, 1}, {"unseen", 1, 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(int64(len(body(0, 0))))
+			b.ReportAllocs()
+			for i := 1; b.Loop(); i++ {
+				b.StopTimer()
+				raw := body(i*c.common, i*c.last)
+				b.StartTimer()
+				request, err := apibody.ParseRequest("/v1/chat/completions", raw)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := m.Tokenize(request); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -62,7 +62,11 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 		case 'e':
 			err = each(out, texts, func(text string) ([]kvblock.Token, error) { return m.Encode(text, true) })
 		case 'b':
-			err = each(out, texts, func(body string) ([]kvblock.Token, error) { return chat(m, body) })
+			bodies := make([][]byte, len(texts)) // a server gets them as bytes
+			for i, text := range texts {
+				bodies[i] = []byte(text)
+			}
+			err = each(out, bodies, func(body []byte) ([]kvblock.Token, error) { return chat(m, body) })
 		case 'a':
 			err = allocations(out, texts, m)
 		case '1', '2':
@@ -104,7 +108,7 @@ func readUint32(in io.Reader) (uint32, error) {
 }
 
 // each answers every text with its CPU time and ids.
-func each(out *bufio.Writer, texts []string, ids func(string) ([]kvblock.Token, error)) error {
+func each[T any](out *bufio.Writer, texts []T, ids func(T) ([]kvblock.Token, error)) error {
 	took, all := make([]uint64, len(texts)), make([][]kvblock.Token, len(texts))
 	for i, text := range texts {
 		start := cpuTime()
@@ -129,8 +133,8 @@ func each(out *bufio.Writer, texts []string, ids func(string) ([]kvblock.Token, 
 }
 
 // chat is what kvepp does with a request's body: read, render, encode.
-func chat(m *tokenizer.Model, body string) ([]kvblock.Token, error) {
-	request, err := apibody.ParseRequest("/v1/chat/completions", []byte(body))
+func chat(m *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
+	request, err := apibody.ParseRequest("/v1/chat/completions", body)
 	if err != nil {
 		return nil, err
 	}
