@@ -252,11 +252,11 @@ func TestDynamoParity(t *testing.T) {
 				t.Errorf("%s of %s: %v", body, folders[i], err)
 				continue
 			}
-			if promptTokens != len(ids[0]) {
-				t.Errorf("%s of %s\n%d tokens, where the frontend counts %d", body, folders[i], len(ids[0]), promptTokens)
+			if promptTokens != len(ids[0].IDs) {
+				t.Errorf("%s of %s\n%d tokens, where the frontend counts %d", body, folders[i], len(ids[0].IDs), promptTokens)
 				continue
 			}
-			if err := settled(func() error { return m.blocks.holds(ids[0]) }); err != nil {
+			if err := settled(func() error { return m.blocks.holds(ids[0].IDs) }); err != nil {
 				t.Errorf("%s of %s\n%v", body, folders[i], err)
 				continue
 			}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -37,15 +38,16 @@ var (
 // Reason says on what a decision rests. It is a metric's label: few values, none from a client.
 type Reason string
 
-// The reasons. Every one but ReasonKV means that only load was priced.
+// The reasons. Every one but ReasonKV and ReasonMediaPrefix means that only load was priced.
 const (
 	ReasonKV               Reason = "kv"                    // overlap and load
+	ReasonMediaPrefix      Reason = "media_prefix"          // overlap of the prompt up to its first image, audio or video, and load
 	ReasonNoBody           Reason = "no_body"               // a request without a body, a GET for example
 	ReasonBodyMode         Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
 	ReasonBodyTooLarge     Reason = "body_too_large"        // above the size that is parsed
 	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read
 	ReasonNoTokenizer      Reason = "no_tokenizer"          // no --model for the request's model
-	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt
+	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt, and where it stands is not known
 	ReasonUnmapped         Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
 	ReasonNoChatTemplate   Reason = "no_chat_template"      // a chat, and the model's folder has no template
 	ReasonTokenize         Reason = "tokenize_error"        // what only the engine can tokenize, or refuses; the debug log says which
@@ -80,7 +82,7 @@ type Decision struct {
 	Rank       uint32
 
 	Reason                Reason
-	PromptTokens          int // exact when Reason is ReasonKV, else an estimate from the body's size
+	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
 	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker
 	BlockSize             int // the worker's; 0: not known
 	Costs                 []Cost
@@ -140,11 +142,11 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 
 // prompt is a request's body as routing sees it.
 type prompt struct {
-	model  string            // empty when the body was not read
-	salt   string            // cache namespace
-	tokens [][]kvblock.Token // one list per prompt; nil without a tokenizer
-	isl    int               // tokens over all prompts, or an estimate
-	reason Reason            // ReasonKV when tokens are there
+	model  string             // empty when the body was not read
+	salt   string             // cache namespace
+	tokens []tokenizer.Prompt // nil without a tokenizer
+	isl    int                // tokens over all prompts, or an estimate
+	reason Reason             // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
@@ -211,28 +213,31 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
 	}
-	if p.reason != ReasonKV {
+	if p.tokens == nil {
 		return p, nil
 	}
 	p.isl = 0
-	for _, ids := range p.tokens {
-		p.isl += len(ids)
+	for _, t := range p.tokens {
+		p.isl += len(t.IDs)
+		if t.Certain < len(t.IDs) {
+			p.reason = ReasonMediaPrefix
+		}
 	}
 	return p, nil
 }
 
-// tokenize returns the ids of a request's prompts and ReasonKV, or why there are none. err is for the log.
-func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Request) (ids [][]kvblock.Token, reason Reason, err error) {
+// tokenize returns a request's prompts and ReasonKV, or nil and why there are none. err is for the log.
+func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[body.Model], r.cfg.Remote[body.Model], r.cfg.Checks[body.Model]
 	switch {
 	case check.Differs():
 		return nil, ReasonTokenizerDiffers, nil
-	case body.HasMedia:
+	case body.HasMedia && model == nil:
 		return nil, ReasonMedia, nil
 	case body.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
 	case model != nil:
-		if ids, err = model.Tokenize(body); err == nil {
+		if prompts, err = model.Tokenize(body); err == nil {
 			check.Offer(req.Path, req.Body)
 		}
 	default:
@@ -240,21 +245,21 @@ func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Reque
 		if engine != nil {
 			given.TokenData = nil // a field of Dynamo's, which this engine does not read
 		}
-		ids, err = tokenizer.Given(&given) // token ids from the client need no tokenizer
+		prompts, err = tokenizer.Given(&given) // token ids from the client need no tokenizer
 	}
 	switch {
 	case err == nil:
-		return ids, ReasonKV, nil
+		return prompts, ReasonKV, nil
 	case reason == "":
 		reason = reasonOf(err)
 	}
-	if engine == nil || !engineMayKnow(err, reason) {
+	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
 		return nil, reason, err
 	}
 	ids, remoteErr := engine.Tokenize(ctx, body, req.Body)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
-		return ids, ReasonKV, nil
+		return tokenizer.Certain(ids), ReasonKV, nil
 	case remote.Failed:
 		reason = ReasonRemoteError
 	case remote.TimedOut, remote.Busy:
@@ -330,7 +335,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	}
 
 	reason := p.reason
-	if reason == ReasonKV {
+	if p.tokens != nil {
 		reason = r.match(d, p)
 	}
 	for _, w := range d.workers {
@@ -387,7 +392,7 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 	case !announcing:
 		return ReasonNoEvents
 	}
-	return ReasonKV
+	return p.reason
 }
 
 func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
@@ -395,8 +400,8 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	v := variant{blockSize: blockSize, eagle: eagle}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, CacheNamespace: p.salt}
-	for _, tokens := range p.tokens {
-		d.local = kvblock.AppendLocalHashes(d.local[:0], tokens, options)
+	for _, t := range p.tokens {
+		d.local = kvblock.AppendLocalHashes(d.local[:0], t.IDs[:t.Certain], options)
 		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))
 	}
 	at = r.metrics.Phase("hash", at)
@@ -409,8 +414,22 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 			v.overlap[o.Worker] += int32(o.Blocks)
 		}
 	}
+	for i, t := range p.tokens {
+		if t.Certain < len(t.IDs) {
+			v.prompt.Chains[i] = appendOwn(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
+		}
+	}
 	r.metrics.Phase("match", at)
 	return v
+}
+
+// appendOwn appends what stands, in the load book alone, for the blocks behind a prompt's certain tokens: their hashes are
+// not known, so they count as the request's own, shared with nobody.
+func appendOwn(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceHash {
+	for len(chain) < blocks {
+		chain = append(chain, kvblock.SequenceHash(rand.Uint64()))
+	}
+	return chain
 }
 
 // variantOf returns the prompt as the worker's engine cuts it; nil when it was not hashed for it.

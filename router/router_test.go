@@ -2,10 +2,13 @@ package router
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -374,7 +377,7 @@ func BenchmarkRoute(b *testing.B) {
 				b.Fatal(err, p.reason)
 			}
 			for i := range es {
-				h.warm(es[i].Name, 0, p.tokens[0][:(i+1)*len(p.tokens[0])/64], kvblock.HashOptions{BlockSize: 16})
+				h.warm(es[i].Name, 0, p.tokens[0].IDs[:(i+1)*len(p.tokens[0].IDs)/64], kvblock.HashOptions{BlockSize: 16})
 			}
 			b.ReportMetric(float64(p.isl), "tokens")
 			b.ReportAllocs()
@@ -401,7 +404,7 @@ func BenchmarkPick(b *testing.B) {
 						h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
 					}
 				}
-				p := prompt{model: "m", tokens: [][]kvblock.Token{ids}, isl: len(ids), reason: ReasonKV}
+				p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 				b.ReportAllocs()
 				for b.Loop() {
 					d := h.scratch.Get().(*decision)
@@ -416,5 +419,87 @@ func BenchmarkPick(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// mediaModel is the small model as one of an architecture that takes images, with the token that marks one.
+func mediaModel(t *testing.T) *tokenizer.Model {
+	t.Helper()
+	dir := t.TempDir()
+	file, err := os.ReadFile("../e2e/models/tiny-bytelevel/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := `{"id": 3079, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}`
+	var parsed map[string]json.RawMessage
+	var added []json.RawMessage
+	if err := errors.Join(json.Unmarshal(file, &parsed), json.Unmarshal(parsed["added_tokens"], &added)); err != nil {
+		t.Fatal(err)
+	}
+	if parsed["added_tokens"], err = json.Marshal(append(added, json.RawMessage(mark))); err != nil {
+		t.Fatal(err)
+	}
+	if file, err = json.Marshal(parsed); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"tokenizer.json":      string(file),
+		"config.json":         `{"model_type":"llava","architectures":["LlavaForConditionalGeneration"]}`,
+		"chat_template.jinja": `{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := tokenizer.Load(dir, tokenizer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// TestPromptWithAnImage is priced and matched by what stands before the image, and booked with all of its text.
+func TestPromptWithAnImage(t *testing.T) {
+	model := mediaModel(t)
+	h := newHouse(t, workers(2)...)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	body := func(after string) []byte {
+		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"%s"}]}]}`,
+			strings.Repeat("Look at it well. ", 10), after)
+	}
+	request, err := apibody.ParseRequest("/v1/chat/completions", body("What is this? Say it in ten words."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompts, err := model.Tokenize(request)
+	if err != nil || len(prompts) != 1 {
+		t.Fatal(prompts, err)
+	}
+	p := prompts[0]
+	if p.Certain < 30 || p.Certain > len(p.IDs)-9 || p.Certain%4 == 0 {
+		t.Fatalf("%d of %d ids are certain: this shows nothing", p.Certain, len(p.IDs))
+	}
+	h.warm("w1", 0, p.IDs, blocksOfFour) // as if the text behind the image were alone there
+	r := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
+	if r.Name != "w1" || r.Reason != ReasonMediaPrefix || r.PredictedCachedTokens != p.Certain/4*4 || r.PromptTokens != len(p.IDs) {
+		t.Errorf("decision: %+v; %d of %d ids are certain", r.Decision, p.Certain, len(p.IDs))
+	}
+	// Each of two such requests holds blocks of its own behind the image, and shares those before it.
+	blocks := func() (n int) {
+		for _, load := range h.book.Loads(nil) {
+			n += load.ActiveBlocks
+		}
+		return n
+	}
+	one := blocks()
+	h.pool.Update(workers(2)[1:]) // so that the second goes to the same worker
+	again := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
+	if all, known := len(p.IDs)/4, p.Certain/4; one != all || blocks() != 2*all-known {
+		t.Errorf("%d blocks are booked, then %d; want %d, then %d", one, blocks(), all, 2*all-known)
+	}
+	again.Free()
+	r.Free()
+	if got := h.book.Len() + blocks(); got != 0 {
+		t.Errorf("%d are booked after the end", got)
 	}
 }

@@ -5,38 +5,43 @@ import (
 	"kvepp/kvblock"
 )
 
-// Tokenize returns the token ids of each prompt of a request; a chat has one. ids[i] belongs to prompt i and to the
-// caller.
+// Tokenize returns the prompts of a request as the engine will see them; a chat is one. They belong to the caller.
 //
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
 // add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL bytes.
+// All ids are certain but for chats with images, video or sound: see Prompt.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
 // or alone can tokenize.
-func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
-	if ids, err := m.given(request); ids != nil || err != nil {
-		return ids, err
-	}
-	if request.HasMedia {
-		return nil, ErrMedia
+func (m *Model) Tokenize(request *apibody.Request) ([]Prompt, error) {
+	switch given, err := m.given(request); {
+	case err != nil:
+		return nil, err
+	case given != nil && request.HasMedia:
+		return nil, ErrMedia // the engine puts the media's own ids between
+	case given != nil:
+		return given, nil
 	}
 	if request.API != apibody.Completions {
 		if request.API != apibody.ChatCompletions && m.options.Engine != Dynamo {
 			return nil, errNotReproduced(request.API.String())
 		}
-		ids, err := m.chatIDs(request)
+		prompt, err := m.tokenizeChat(request)
 		if err != nil {
 			return nil, err
 		}
-		return [][]kvblock.Token{ids}, nil
+		return []Prompt{prompt}, nil
+	}
+	if request.HasMedia {
+		return nil, ErrMedia
 	}
 	special := request.AddSpecialTokens == nil || *request.AddSpecialTokens || m.options.Engine == SGLang
-	all := make([][]kvblock.Token, len(request.Prompts))
+	all := make([]Prompt, len(request.Prompts))
 	for i, prompt := range request.Prompts {
 		if prompt.HasTokens {
-			all[i] = tokens(prompt.Tokens)
+			all[i].IDs, all[i].Certain = tokens(prompt.Tokens), len(prompt.Tokens)
 			continue
 		}
 		text := prompt.Text
@@ -47,7 +52,7 @@ func (m *Model) Tokenize(request *apibody.Request) ([][]kvblock.Token, error) {
 		if err != nil {
 			return nil, err
 		}
-		all[i] = ids
+		all[i].IDs, all[i].Certain = ids, len(ids)
 	}
 	return all, nil
 }

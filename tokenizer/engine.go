@@ -100,9 +100,9 @@ func errRefused(format string, args ...any) error {
 	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
 }
 
-// given returns the ids that a request brings where its engine looks for them, nil if it brings none, and an error if the
+// given returns the prompts that a request brings where its engine looks for them, nil if it brings none, and an error if the
 // engine would make something of the request that is not known here.
-func (m *Model) given(request *apibody.Request) ([][]kvblock.Token, error) {
+func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	var ids [][]kvblock.Token
 	var err error
 	if m.rebuilt && (m.options.Engine == VLLM || m.options.Engine == SGLang) {
@@ -117,32 +117,54 @@ func (m *Model) given(request *apibody.Request) ([][]kvblock.Token, error) {
 		err = checkTRTLLM(request)
 	}
 	if ids != nil || err != nil {
-		return ids, err
+		return Certain(ids), err
 	}
 	if request.TokenData != nil && m.options.Engine != Dynamo {
 		without := *request
 		without.TokenData = nil // a field of Dynamo's
 		request = &without
 	}
-	if ids, err = Given(request); err != nil {
+	prompts, err := Given(request)
+	if err != nil {
 		return nil, nil
 	}
-	return ids, nil
+	return prompts, nil
 }
 
-// chatIDs returns the ids that the engine makes of a chat.
-func (m *Model) chatIDs(request *apibody.Request) ([]kvblock.Token, error) {
+// tokenizeChat returns a chat as the engine will see it.
+func (m *Model) tokenizeChat(request *apibody.Request) (Prompt, error) {
+	var ids []kvblock.Token
+	var err error
 	switch {
+	case request.HasMedia && m.media == nil:
+		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q", ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
-		return m.chatSGLang(request)
+		ids, err = m.chatSGLang(request)
 	case m.usesHarmony():
-		return m.harmonyIDs(request, time.Now())
+		ids, err = m.harmonyIDs(request, time.Now())
+	default:
+		return m.tokenizeRendered(request)
 	}
+	return Prompt{IDs: ids, Certain: len(ids)}, err
+}
+
+// tokenizeRendered returns a chat that is rendered to one text.
+func (m *Model) tokenizeRendered(request *apibody.Request) (Prompt, error) {
 	text, err := m.renderChat(request)
 	if err != nil {
-		return nil, err
+		return Prompt{}, err
 	}
-	return m.Encode(text, request.AddSpecialTokens != nil && *request.AddSpecialTokens)
+	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens
+	ids, err := m.Encode(text, special)
+	if err != nil || !request.HasMedia {
+		return Prompt{IDs: ids, Certain: len(ids)}, err
+	}
+	place, err := m.media.place(text)
+	if err != nil {
+		return Prompt{}, err
+	}
+	certain, err := m.certainIDs(text, place, special)
+	return Prompt{IDs: ids, Certain: certain}, err
 }
 
 // usesHarmony reports whether the engine encodes the model's chats with OpenAI's harmony format instead of a template.

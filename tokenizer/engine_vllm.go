@@ -62,6 +62,10 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if m.ownEncoding(vllmOwnEncoding) {
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
+	processor, _ := get[*chattemplate.Dict](request.Body, "mm_processor_kwargs")
+	if audio, _ := processor.Get("use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
+		return "", errNotReproduced("use_audio_in_video")
+	}
 	kwargs, err := m.vllmKwargs(request)
 	if err != nil {
 		return "", err
@@ -94,7 +98,7 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if c.messages, err = convertMessages(request, vllmMessage, t.wantsParts); err != nil {
+	if c.messages, err = convertMessages(request, m.vllmMessage, t.wantsParts); err != nil {
 		return "", err
 	}
 	if !strings.Contains(t.source, `"developer"`) && !strings.Contains(t.source, `'developer'`) {
@@ -247,12 +251,12 @@ func vllmTools(request *apibody.Request) (*chattemplate.List, error) {
 }
 
 // vllmMessage returns one message. Only the fields that vLLM knows reach the template.
-func vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, error) {
+func (m *Model) vllmMessage(given *chattemplate.Dict, parts bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return nil, errRefused("a message without a role")
 	}
-	content, err := vllmContent(given, role, parts)
+	content, err := m.vllmContent(given, role, parts)
 	if err != nil {
 		return nil, err
 	}
@@ -341,8 +345,8 @@ var vllmPartFields = []string{
 	"prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 }
 
-// vllmContent returns a message's content: its texts joined by newlines, or its parts.
-func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, error) {
+// vllmContent returns a message's content: its texts joined by newlines behind the marks of its media, or its parts.
+func (m *Model) vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, error) {
 	content, _ := given.Get("content")
 	var items []any
 	switch content := content.(type) {
@@ -365,7 +369,7 @@ func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, e
 		items = dropBillingHeader(items)
 	}
 	var parts []any
-	var texts []string
+	var texts, media []string
 	for _, item := range items {
 		part, text, skip, err := vllmPart(item)
 		if err != nil {
@@ -373,6 +377,14 @@ func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, e
 		}
 		if skip {
 			continue
+		}
+		if kind, _ := get[string](part, "type"); kind != "text" {
+			if m.media == nil {
+				return nil, ErrMedia
+			}
+			if mark := m.media.mark(kind); mark != "" {
+				media = append(media, mark)
+			}
 		}
 		if wantsParts {
 			parts = append(parts, part)
@@ -383,7 +395,7 @@ func vllmContent(given *chattemplate.Dict, role string, wantsParts bool) (any, e
 	if wantsParts {
 		return chattemplate.NewList(parts...), nil
 	}
-	return strings.Join(texts, "\n"), nil
+	return markFirst(media, strings.Join(texts, "\n"))
 }
 
 // vllmPart returns a content part both as a part and as text.
@@ -395,11 +407,18 @@ func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err er
 	if !ok {
 		return nil, "", false, errRefused("a content part is neither an object nor a string")
 	}
-	if uuid, _ := given.Get("uuid"); uuid != nil {
+	kind, _ := get[string](given, "type")
+	uuid, _ := given.Get("uuid")
+	if held := mediaKinds[kind]; held != "" && (uuid == nil || onlyMedia(given, kind)) {
+		part = dict("type", held)
+		addExtra(part, given)
+		return part, "", false, nil
+	}
+	if uuid != nil {
 		return nil, "", false, ErrMedia
 	}
 	field := ""
-	switch kind, _ := given.Get("type"); kind {
+	switch kind {
 	case "text", "input_text", "output_text":
 		field = "text"
 	case "refusal":
@@ -418,12 +437,27 @@ func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err er
 		return nil, "", false, errRefused("a content part without %s", field)
 	}
 	part = textPart(text)
+	addExtra(part, given)
+	return part, text, false, nil
+}
+
+// addExtra adds the fields that vLLM does not know.
+func addExtra(part, given *chattemplate.Dict) {
 	for k, v := range given.All() {
 		if name, _ := k.(string); !slices.Contains(vllmPartFields, name) {
 			part.Set(name, v)
 		}
 	}
-	return part, text, false, nil
+}
+
+// onlyMedia reports whether a part has the field of its type and of no other, by which vLLM goes where a part has a uuid.
+func onlyMedia(part *chattemplate.Dict, kind string) bool {
+	for _, field := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url", "input_audio", "video_url"} {
+		if _, has := part.Get(field); has != (field == kind) {
+			return false
+		}
+	}
+	return true
 }
 
 func isText(part *chattemplate.Dict) bool { kind, _ := part.Get("type"); return kind == "text" }

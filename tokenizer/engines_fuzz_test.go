@@ -48,7 +48,7 @@ func FuzzEngines(f *testing.F) {
 				t.Fatalf("%s: %v, %v, then %v, %v", m.options.Engine, first, err, again, errAgain)
 			}
 			for i := range first {
-				if len(first[i]) != len(again[i]) {
+				if len(first[i].IDs) != len(again[i].IDs) || first[i].Certain != again[i].Certain || first[i].Certain > len(first[i].IDs) {
 					t.Fatalf("%s: %v, then %v", m.options.Engine, first[i], again[i])
 				}
 			}

@@ -11,12 +11,12 @@ import (
 var ErrNoIDs = errors.New("tokenizer: the request brings text, and no tokenizer for its model is loaded")
 
 // Given returns the token ids that a request brings itself: nvext.token_data for its only prompt, or prompts that are
-// lists of ids. They need no model. ids[i] belongs to prompt i and to the caller.
+// lists of ids. They need no model, and belong to the caller.
 //
 // Errors: ErrNoIDs.
-func Given(request *apibody.Request) ([][]kvblock.Token, error) {
+func Given(request *apibody.Request) ([]Prompt, error) {
 	if request.TokenData != nil && len(request.Prompts) <= 1 {
-		return [][]kvblock.Token{tokens(request.TokenData)}, nil
+		return Certain([][]kvblock.Token{tokens(request.TokenData)}), nil
 	}
 	if request.API != apibody.Completions || len(request.Prompts) == 0 {
 		return nil, ErrNoIDs
@@ -28,5 +28,5 @@ func Given(request *apibody.Request) ([][]kvblock.Token, error) {
 		}
 		all[i] = tokens(prompt.Tokens)
 	}
-	return all, nil
+	return Certain(all), nil
 }

@@ -38,6 +38,10 @@ type Model struct {
 	multimodal bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
+	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil where
+	// they are not known.
+	media     *mediaMarks
+	certainty *certainty
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
 	rebuilt bool
 	options Options
@@ -77,6 +81,7 @@ func Load(dir string, o Options) (*Model, error) {
 	if err := m.readModelConfig(dir); err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)
 	}
+	m.findMarks()
 	templates, err := m.readConfig(filepath.Join(dir, tokenizerConfigFile))
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, tokenizerConfigFile), err)

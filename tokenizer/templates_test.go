@@ -122,7 +122,7 @@ func TestSpecialTokensOfCompletions(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids, err := m.Tokenize(completionRequest(t, c.fields))
-		if err != nil || (ids[0][0] == 1) != c.bos {
+		if err != nil || (ids[0].IDs[0] == 1) != c.bos {
 			t.Errorf("%s: %s: got %v, %v", c.engine, c.fields, ids, err)
 		}
 	}
@@ -158,7 +158,7 @@ func TestFieldsForTheEngine(t *testing.T) {
 			}
 		}
 		ids, err := m.Tokenize(request(t, c.fields))
-		if c.want == "" && !IsUnknown(err) || c.want != "" && (err != nil || fmt.Sprint(ids) != c.want) {
+		if c.want == "" && !IsUnknown(err) || c.want != "" && (err != nil || fmt.Sprint(idsOf(ids)) != c.want) {
 			t.Errorf("%s %s: %s: got %v, %v; want %q", c.engine, c.kind, c.fields, ids, err, c.want)
 		}
 	}

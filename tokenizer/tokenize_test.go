@@ -64,7 +64,7 @@ func TestTokenizeCompletions(t *testing.T) {
 		{m, `"prompt":["a","b"],"nvext":{"token_data":[9]}`, [][]kvblock.Token{encode("a", false), encode("b", false)}},
 	} {
 		got, err := c.m.Tokenize(completionRequest(t, c.fields))
-		if err != nil || fmt.Sprint(got) != fmt.Sprint(c.want) {
+		if err != nil || fmt.Sprint(idsOf(got)) != fmt.Sprint(c.want) {
 			t.Errorf("%s %s: got %v, %v; want %v", c.m.options.Engine, c.fields, got, err, c.want)
 		}
 	}
@@ -98,9 +98,12 @@ func TestTokenizeErrors(t *testing.T) {
 
 func TestTokenDataForChat(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
-	got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`))
-	if err != nil || fmt.Sprint(got) != "[[4 5]]" {
+	got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}],"nvext":{"token_data":[4,5]}`))
+	if err != nil || fmt.Sprint(idsOf(got)) != "[[4 5]]" {
 		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err = m.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`)); !errors.Is(err, ErrMedia) {
+		t.Errorf("with an image: got %v, %v", got, err)
 	}
 }
 

@@ -142,7 +142,7 @@ func chat(m *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	return prompts[0], nil
+	return prompts[0].IDs, nil
 }
 
 // allocations answers the objects and bytes allocated while encoding all texts.

@@ -43,7 +43,7 @@ func New() *Metrics {
 		}, []string{"code"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_decisions_total",
-			Help: "Routing decisions by reason: \"kv\" priced overlap and load; every other reason names why only load could be priced.",
+			Help: "Routing decisions by reason: \"kv\" priced overlap and load, \"media_prefix\" overlap up to the first image; every other reason names why only load could be priced.",
 		}, []string{"reason"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_events_total",

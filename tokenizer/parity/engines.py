@@ -6,10 +6,12 @@ choice of a template's content format, and Transformers' rendering.
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
-name makes of the body, in its own response's class. Only the modules named below are the engine's; what else they import (PyTorch,
+name makes of the body, in its own response's class. With "architecture" the body may hold media, as a model of that architecture
+takes it; nothing is fetched. Only the modules named below are the engine's; what else they import (PyTorch,
 kernels, servers) is stood in for, because nothing of it is called.
 """
 
+import ast
 import importlib.abc
 import importlib.machinery
 import json
@@ -159,30 +161,70 @@ class VLLM:
         self.config = types.SimpleNamespace(
             tokenizer_revision=None, revision=None, code_revision=None, trust_remote_code=False, multimodal_config=None,
             enable_prompt_embeds=False, model="m", tokenizer="m", hf_config=types.SimpleNamespace(model_type="llama"), max_model_len=1 << 20,
+            is_multimodal_model=True, allowed_local_media_path="", allowed_media_domains=None,
         )
+        self.models = sources + "/vllm/model_executor/models/"
+        from vllm.renderers.chat_utils import item_tracker
+
+        item_tracker.BaseMultiModalItemTracker.model_cls = property(
+            lambda tracker: types.SimpleNamespace(get_placeholder_str=self.placeholder))
+        self.placeholder = None
+
+    def parse(self, module):
+        with open(self.models + module + ".py") as file:
+            return ast.parse(file.read())
+
+    def placeholder_of(self, architecture):
+        """The method of the model's class that says what stands for media in a text, without the class around it."""
+        for node in ast.walk(self.parse("registry")):
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values):
+                    if isinstance(key, ast.Constant) and key.value == architecture and isinstance(value, ast.Tuple):
+                        return self.method(*[name.value for name in value.elts[:2]])
+        raise LookupError(architecture)
+
+    def method(self, module, name):
+        tree = self.parse(module)
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+                return self.method(node.module, name)
+            if not isinstance(node, ast.ClassDef) or node.name != name:
+                continue
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "get_placeholder_str":
+                    member.decorator_list = []
+                    scope = {}
+                    exec(compile(ast.Module([member], []), module, "exec"), scope)
+                    return lambda modality, i: scope["get_placeholder_str"](None, modality, i)
+            for base in node.bases:
+                found = isinstance(base, ast.Name) and self.method(module, base.id)
+                if found:
+                    return found
+        return None
 
     def detect(self, template):
         return self.hf._detect_content_format(template, default="string")
 
-    def text(self, template, given_format, defaults, body):
+    def text(self, template, given_format, defaults, body, architecture=None):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
         request = self.request.model_validate(body)
         if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
             raise ValueError("not rendered")
-        return self.chat(request, given_format, defaults)
+        return self.chat(request, given_format, defaults, architecture)
 
-    def chat(self, request, given_format, defaults):
+    def chat(self, request, given_format, defaults, architecture=None):
         if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
             raise ValueError("a template in the request")
         tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        self.placeholder = self.placeholder_of(architecture) if architecture else None
         self.hf._CONTENT_FORMATS.clear()
         params = request.build_chat_params(None, given_format).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
             given_format=params.chat_template_content_format, tokenizer=self.tokenizer, model_config=self.config)
         conversation, media, _ = self.hf.parse_chat_messages(request.messages, self.config, content_format=content_format)
-        if media:
+        if media and not architecture:
             raise ValueError("media")
         rendered = self.hf.safe_apply_chat_template(
             self.config, self.tokenizer, conversation, **params.get_apply_chat_template_kwargs())
@@ -295,7 +337,8 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"])
+                more = {"architecture": asked["architecture"]} if "architecture" in asked else {}
+                text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}

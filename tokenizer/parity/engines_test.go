@@ -190,7 +190,7 @@ func TestEngines(t *testing.T) {
 				switch {
 				case err != nil && tokenizer.IsUnknown(err):
 					unknown++
-				case err != nil || len(ids) != 1 || !slices.Equal(ids[0], answer.IDs):
+				case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
 					wrong++
 					t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
 				default:

@@ -110,5 +110,5 @@ func tokenizeChat(model *tokenizer.Model, body []byte) ([]kvblock.Token, error) 
 	if err != nil {
 		return nil, err
 	}
-	return prompts[0], nil
+	return prompts[0].IDs, nil
 }

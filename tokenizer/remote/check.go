@@ -21,7 +21,7 @@ const (
 // Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids of a
 // model for which they differ are not to be used any more. A nil Check compares nothing.
 type Check struct {
-	own     func(*apibody.Request) ([][]kvblock.Token, error)
+	own     func(*apibody.Request) ([]tokenizer.Prompt, error)
 	engine  *Client
 	wanted  atomic.Int64 // comparisons still to be made
 	differs atomic.Bool
@@ -38,7 +38,7 @@ type sample struct {
 
 // NewCheck returns a check of the first n requests that both sides can tokenize. own is kvepp's tokenizer for the model that
 // engine serves. Run does the work.
-func NewCheck(own func(*apibody.Request) ([][]kvblock.Token, error), engine *Client, n int) *Check {
+func NewCheck(own func(*apibody.Request) ([]tokenizer.Prompt, error), engine *Client, n int) *Check {
 	c := &Check{own: own, engine: engine, queue: make(chan sample, checkQueue), metrics: engine.metrics, log: engine.log}
 	c.wanted.Store(int64(n))
 	return c
@@ -113,8 +113,8 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	if err != nil {
 		return nil, false
 	}
-	if _, err := tokenizer.Given(request); err == nil {
-		return nil, false // the request brings ids: nobody tokenizes
+	if _, err := tokenizer.Given(request); err == nil || request.HasMedia {
+		return nil, false // the request brings ids, so that nobody tokenizes; or it is not text alone
 	}
 	own, err := c.own(request)
 	if err != nil {
@@ -129,12 +129,12 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 }
 
 // differ returns where own and engine part, nil if they do not.
-func differ(own, engine [][]kvblock.Token) *difference {
+func differ(own []tokenizer.Prompt, engine [][]kvblock.Token) *difference {
 	const shown = 8
 	for i := range max(len(own), len(engine)) {
 		var a, b []kvblock.Token
 		if i < len(own) {
-			a = own[i]
+			a = own[i].IDs
 		}
 		if i < len(engine) {
 			b = engine[i]

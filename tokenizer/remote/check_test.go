@@ -14,12 +14,14 @@ import (
 )
 
 // says is a tokenizer of kvepp's own that makes these ids of everything.
-func says(ids ...kvblock.Token) func(*apibody.Request) ([][]kvblock.Token, error) {
-	return func(*apibody.Request) ([][]kvblock.Token, error) { return [][]kvblock.Token{ids}, nil }
+func says(ids ...kvblock.Token) func(*apibody.Request) ([]tokenizer.Prompt, error) {
+	return func(*apibody.Request) ([]tokenizer.Prompt, error) {
+		return tokenizer.Certain([][]kvblock.Token{ids}), nil
+	}
 }
 
 // checked runs a check of n requests over those given until it ends or the last of them was compared.
-func checked(t *testing.T, c *clientOf, own func(*apibody.Request) ([][]kvblock.Token, error), n int, bodies ...string) *Check {
+func checked(t *testing.T, c *clientOf, own func(*apibody.Request) ([]tokenizer.Prompt, error), n int, bodies ...string) *Check {
 	t.Helper()
 	check := NewCheck(own, c.Client, n)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -109,7 +111,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 1 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
-	check = checked(t, c, func(*apibody.Request) ([][]kvblock.Token, error) { return nil, errors.New("media") }, 1, prompt)
+	check = checked(t, c, func(*apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
@@ -154,7 +156,7 @@ func TestDiffer(t *testing.T) {
 		{[][]kvblock.Token{a, {}}, [][]kvblock.Token{a}, 1, 0},
 		{nil, nil, -1, -1},
 	} {
-		d := differ(c.own, c.engine)
+		d := differ(tokenizer.Certain(c.own), c.engine)
 		if c.prompt < 0 && d != nil || c.prompt >= 0 && (d == nil || d.prompt != c.prompt || d.position != c.at) {
 			t.Errorf("%v, %v: %+v", c.own, c.engine, d)
 		}

@@ -1,0 +1,128 @@
+package tokenizer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// mediaMarks are what stands in a rendered chat where an image, a video or a sound is. The engine replaces its tokens by as
+// many as the media takes, and leaves the ids before the first one as they are.
+type mediaMarks struct {
+	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one string;
+	// empty where it writes none or the model takes no such media.
+	image, video, audio string
+	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it.
+	tokens []string
+}
+
+var (
+	qwenMarks = mediaMarks{
+		image: "<|vision_start|><|image_pad|><|vision_end|>", video: "<|vision_start|><|video_pad|><|vision_end|>",
+		tokens: []string{"<|vision_start|>", "<|image_pad|>", "<|video_pad|>"},
+	}
+	glmMarks = mediaMarks{
+		image: "<|begin_of_image|><|image|><|end_of_image|>", video: "<|begin_of_video|><|video|><|end_of_video|>",
+		tokens: []string{"<|begin_of_image|>", "<|image|>", "<|begin_of_video|>", "<|video|>"},
+	}
+	llavaMarks = mediaMarks{image: "<image>", tokens: []string{"<image>"}}
+)
+
+// vllmMedia are the architectures whose processors in vLLM replace the tokens of such marks, by architecture. Those that put
+// media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are not here.
+// Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
+var vllmMedia = map[string]mediaMarks{
+	"Qwen2VLForConditionalGeneration":    qwenMarks,
+	"Qwen2_5_VLForConditionalGeneration": qwenMarks,
+	"Qwen3VLForConditionalGeneration":    qwenMarks,
+	"Qwen3VLMoeForConditionalGeneration": qwenMarks,
+	"Qwen3_5ForConditionalGeneration":    qwenMarks,
+	"Qwen3_5MoeForConditionalGeneration": qwenMarks,
+	"Glm4vForConditionalGeneration":      glmMarks,
+	"Glm4vMoeForConditionalGeneration":   glmMarks,
+	"LlavaForConditionalGeneration":      llavaMarks,
+	"LlavaNextForConditionalGeneration":  llavaMarks,
+	"Idefics3ForConditionalGeneration":   llavaMarks,
+	"SmolVLMForConditionalGeneration":    llavaMarks,
+	"Mistral3ForConditionalGeneration":   {tokens: []string{"[IMG]"}},
+	"Gemma3ForConditionalGeneration":     {image: "<start_of_image>", tokens: []string{"<start_of_image>"}},
+	"Llama4ForConditionalGeneration":     {image: "<|image|>", tokens: []string{"<|image|>"}},
+	"Gemma4ForConditionalGeneration": {
+		image: "<|image|>", video: "<|video|>", audio: "<|audio|>", tokens: []string{"<|image|>", "<|video|>", "<|audio|>"},
+	},
+	"KimiVLForConditionalGeneration": {
+		image:  "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+		tokens: []string{"<|media_start|>", "<|media_content|>", "<|media_pad|>"},
+	},
+}
+
+// findMarks sets the model's marks, if the engine's are known and the tokenizer has them.
+func (m *Model) findMarks() {
+	var known map[string]mediaMarks
+	if m.options.Engine == VLLM {
+		known = vllmMedia
+	}
+	marks, ok := known[m.architecture]
+	for _, token := range marks.tokens {
+		_, added := m.encoder.addedIDs[token]
+		ok = ok && added
+	}
+	if ok {
+		m.media, m.certainty = &marks, newCertainty(m.encoder)
+	}
+}
+
+// mark returns the mark that the engine writes for a kind of media.
+func (marks *mediaMarks) mark(kind string) string {
+	switch kind {
+	case "image":
+		return marks.image
+	case "video":
+		return marks.video
+	}
+	return marks.audio
+}
+
+// place returns where the first mark stands in a rendered chat.
+func (marks *mediaMarks) place(text string) (int, error) {
+	first := len(text)
+	for _, token := range marks.tokens {
+		if at := strings.Index(text, token); at >= 0 {
+			first = min(first, at)
+		}
+	}
+	if first == len(text) {
+		return 0, fmt.Errorf("%w, and the template does not show where it is", ErrMedia)
+	}
+	return first, nil
+}
+
+// markFirst puts the marks of a message's media before its text where the text does not hold them itself, as vLLM does for
+// templates that take strings. media are the marks, one for each image, video or sound.
+func markFirst(media []string, text string) (string, error) {
+	var before []string
+	for i, mark := range media {
+		if slices.Contains(media[:i], mark) {
+			continue
+		}
+		missing := -strings.Count(text, mark)
+		for _, other := range media {
+			if other == mark {
+				missing++
+			}
+		}
+		if missing < 0 {
+			return "", errRefused("more %q in a text than the message has media", mark)
+		}
+		for range missing {
+			before = append(before, mark)
+		}
+	}
+	if text != "" {
+		before = append(before, text)
+	}
+	return strings.Join(before, "\n"), nil
+}
+
+// mediaKinds are the types of content parts that hold media, by what they hold.
+var mediaKinds = map[string]string{"image_url": "image", "input_image": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
