@@ -101,7 +101,8 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 // appendStretch appends the ids of text without raw added tokens.
 func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
 	if e.spacing != nil {
-		return e.appendSpaced(out, text, first, sc), nil
+		text = e.spacing.stretch(text, first, sc)
+		return e.appendUncut(out, text, 0, len(text), sc), nil
 	}
 	text, err := e.normalizer.apply(text, sc)
 	if err != nil {

@@ -15,6 +15,8 @@ type jsonReader struct {
 	data []byte
 	at   int
 	buf  []byte // of text with escapes
+	// inBuffer says that the last text is in buf, not in data.
+	inBuffer bool
 }
 
 // maxJSONDepth bounds nesting.
@@ -48,7 +50,8 @@ func (r *jsonReader) expect(b byte) error {
 	return nil
 }
 
-// object calls each with every key, for it to read the value. The key is valid until the reader goes on.
+// object calls each with every key, for it to read the value. The key is valid until
+// the next text is read.
 func (r *jsonReader) object(each func(key []byte) error) error {
 	if err := r.expect('{'); err != nil {
 		return err
@@ -109,6 +112,7 @@ func (r *jsonReader) text() ([]byte, error) {
 		case b == '"':
 			text := r.data[start:r.at]
 			r.at++
+			r.inBuffer = false
 			if !ascii && !utf8.Valid(text) {
 				return nil, errors.New("invalid UTF-8 in a string")
 			}
@@ -125,6 +129,14 @@ func (r *jsonReader) text() ([]byte, error) {
 	return nil, r.fail("\"")
 }
 
+// keep returns the text last read as a string, which is valid as long as data is.
+func (r *jsonReader) keep(text []byte) string {
+	if r.inBuffer {
+		return string(text)
+	}
+	return alias(text)
+}
+
 // escapedText is text from the first escape on.
 func (r *jsonReader) escapedText(start int) ([]byte, error) {
 	buf := append(r.buf[:0], r.data[start:r.at]...)
@@ -133,7 +145,7 @@ func (r *jsonReader) escapedText(start int) ([]byte, error) {
 		switch {
 		case b == '"':
 			r.at++
-			r.buf = buf
+			r.buf, r.inBuffer = buf, true
 			if !utf8.Valid(buf) {
 				return nil, errors.New("invalid UTF-8 in a string")
 			}

@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"strings"
 	"unicode/utf8"
-	"unsafe"
 
 	"kvepp/kvblock"
 )
@@ -67,17 +66,24 @@ func (sp *spacing) stretch(text string, first bool, sc *scratch) string {
 		buf = append(buf, ' ')
 	}
 	if marked {
-		text = strings.ReplaceAll(text, spaceMarker, " ")
+		buf = appendSpaced(buf, text)
+	} else {
+		buf = append(buf, text...)
 	}
-	buf = append(buf, text...)
 	sc.text[0] = buf
-	return unsafe.String(unsafe.SliceData(buf), len(buf))
+	return alias(buf)
 }
 
-// appendSpaced appends the ids of a stretch of text without added tokens, for a model with a spacing.
-func (e *encoder) appendSpaced(out []kvblock.Token, text string, first bool, sc *scratch) []kvblock.Token {
-	text = e.spacing.stretch(text, first, sc)
-	return e.appendUncut(out, text, 0, len(text), sc)
+// appendSpaced appends text with spaces for ▁.
+func appendSpaced(to []byte, text string) []byte {
+	for {
+		n := strings.Index(text, spaceMarker)
+		if n < 0 {
+			return append(to, text...)
+		}
+		to = append(append(to, text[:n]...), ' ')
+		text = text[n+len(spaceMarker):]
+	}
 }
 
 // appendUncut appends the ids of s[i:end], which no pre-tokenizer cuts further.
@@ -180,25 +186,30 @@ func newJoints(pairs map[[2]rune]struct{}, known *runeTable, complete bool) *joi
 func (b *bpe) initRunes(m *modelJSON, spaced bool) bool {
 	if b.fallback {
 		for c := range b.byteToken {
-			b.byteToken[c], b.byteKnown[c] = m.vocab[byteTokenText(c)]
+			b.byteToken[c], b.byteKnown[c] = m.vocab.id(byteTokenText(c))
 		}
 	}
 	exact := !m.IgnoreMerges && b.cutsAreExact(m)
-	if _, known := m.vocab[spaceMarker]; !known || !exact {
+	if _, known := m.vocab.id(spaceMarker); !known || !exact {
 		spaced = false
 	}
-	largest := kvblock.Token(0)
-	for _, id := range m.vocab {
-		largest = max(largest, id)
+	largest, size := kvblock.Token(0), 0
+	for _, token := range m.vocab.tokens {
+		largest = max(largest, token.id)
+		size += len(token.text)
 	}
-	tokens := make([]vocabularyToken, 0, len(m.vocab))
+	tokens := make([]vocabularyToken, 0, len(m.vocab.tokens))
 	ends := make([]struct{ first, last rune }, largest+1) // by id
-	for text, id := range m.vocab {
+	all := make([]byte, 0, size)                          // the texts of all tokens, one behind the other
+	for _, token := range m.vocab.tokens {
+		text, id := token.text, token.id
 		if spaced {
-			if strings.Contains(text, " ") {
+			if strings.IndexByte(text, ' ') >= 0 {
 				continue // no text has spaces then
 			}
-			text = strings.ReplaceAll(text, spaceMarker, " ")
+			start := len(all)
+			all = appendSpaced(all, text)
+			text = alias(all[start:])
 		}
 		first, size := utf8.DecodeRuneInString(text)
 		ends[id].first = first
@@ -239,7 +250,8 @@ func (b *bpe) cutsAreExact(m *modelJSON) bool {
 		return false
 	}
 	texts := make([]bool, maxID+1) // by id
-	for _, id := range m.vocab {
+	for _, token := range m.vocab.tokens {
+		id := token.id
 		if texts[id] { // two texts with one id: what it begins and ends with is not known
 			return false
 		}

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-	"unsafe"
 
 	"golang.org/x/text/unicode/norm"
 
@@ -48,8 +47,9 @@ type modelJSON struct {
 	ByteFallback            bool     `json:"byte_fallback"`
 	IgnoreMerges            bool     `json:"ignore_merges"`
 
-	vocab  map[string]kvblock.Token
+	vocab  tokenTexts
 	merges []merge // by rank
+	made   int     // place in vocab of what the last merge makes
 }
 
 // merge is two tokens and what they become.
@@ -157,7 +157,7 @@ func parseTokenizerJSON(raw []byte) (*encoder, error) {
 	if err := e.parseModel(&file.model, byteLevel); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	if err := e.addTokens(file.addedTokens, file.model.vocab); err != nil {
+	if err := e.addTokens(file.addedTokens, &file.model.vocab); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	if err := e.parsePostProcessor(file.postProcessor); err != nil {
@@ -215,7 +215,7 @@ func (m *modelJSON) read(r *jsonReader) error {
 		case "vocab":
 			return m.readVocab(r)
 		case "merges":
-			if len(m.vocab) > 0 {
+			if len(m.vocab.tokens) > 0 {
 				return m.readMerges(r)
 			}
 			var err error
@@ -240,7 +240,7 @@ func (m *modelJSON) read(r *jsonReader) error {
 	if err := strictDecode(options, m); err != nil {
 		return err
 	}
-	if late != nil && len(m.vocab) > 0 {
+	if late != nil && len(m.vocab.tokens) > 0 {
 		return m.readMerges(&jsonReader{data: late})
 	}
 	return nil
@@ -248,13 +248,12 @@ func (m *modelJSON) read(r *jsonReader) error {
 
 func (m *modelJSON) readVocab(r *jsonReader) error {
 	if r.peek() != '{' { // a list, of a model that is not BPE: its type is complained about later
-		m.vocab = map[string]kvblock.Token{}
 		_, err := r.raw()
 		return err
 	}
-	m.vocab = make(map[string]kvblock.Token, min(len(r.data)/64, 1<<19))
-	return r.object(func(key []byte) error {
-		text := string(key)
+	m.vocab = tokenTexts{tokens: make([]tokenText, 0, min(len(r.data)/96, 1<<19))}
+	err := r.object(func(key []byte) error {
+		text := r.keep(key)
 		id, err := r.integer()
 		if err != nil {
 			return fmt.Errorf("vocab: %w", err)
@@ -262,9 +261,11 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 		if id < 0 || id > maxID {
 			return fmt.Errorf("vocab: id %d of %q is out of range", id, text)
 		}
-		m.vocab[text] = kvblock.Token(id)
+		m.vocab.add(text, kvblock.Token(id))
 		return nil
 	})
+	m.vocab.index()
+	return err
 }
 
 // readMerges reads merges in both forms: ["a b"] and [["a","b"]].
@@ -311,13 +312,15 @@ func (m *modelJSON) readMerges(r *jsonReader) error {
 
 // addMerge adds the merge of the first n bytes of both with the rest.
 func (m *modelJSON) addMerge(both []byte, n int) error {
-	left, okLeft := m.vocab[string(both[:n])]
-	right, okRight := m.vocab[string(both[n:])]
-	into, okInto := m.vocab[string(both)]
+	text := alias(both)
+	left, okLeft := m.vocab.id(text[:n])
+	right, okRight := m.vocab.id(text[n:])
+	into, okInto := m.vocab.findNear(text, m.made)
 	if !okLeft || !okRight || !okInto {
 		return fmt.Errorf("%q and %q, or what they merge into, are not in vocab", both[:n], both[n:])
 	}
-	m.merges = append(m.merges, merge{left, right, into})
+	m.made = into
+	m.merges = append(m.merges, merge{left, right, m.vocab.tokens[into].id})
 	return nil
 }
 
@@ -615,7 +618,7 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 		return errUnsupported("continuing_subword_prefix", strconv.Quote(*m.ContinuingSubwordPrefix))
 	case m.EndOfWordSuffix != nil && *m.EndOfWordSuffix != "":
 		return errUnsupported("end_of_word_suffix", strconv.Quote(*m.EndOfWordSuffix))
-	case len(m.vocab) == 0:
+	case len(m.vocab.tokens) == 0:
 		return errors.New("vocab is empty")
 	}
 	b := &bpe{
@@ -625,7 +628,7 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	}
 	e.bpe = b
 	if m.UnknownToken != nil {
-		if b.unknown, b.hasUnknown = m.vocab[*m.UnknownToken]; !b.hasUnknown {
+		if b.unknown, b.hasUnknown = m.vocab.id(*m.UnknownToken); !b.hasUnknown {
 			return fmt.Errorf("unk_token %q is not in vocab", *m.UnknownToken)
 		}
 	}
@@ -634,7 +637,7 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 	}
 	b.pairs = newPairTable(m.merges, false)
 	if byteLevel {
-		return b.initByteLevel(m.vocab, m.IgnoreMerges)
+		return b.initByteLevel(m.vocab.tokens, m.IgnoreMerges)
 	}
 	if !b.initRunes(m, e.spacing != nil) {
 		e.spacing = nil
@@ -645,18 +648,18 @@ func (e *encoder) parseModel(m *modelJSON, byteLevel bool) error {
 // neverInUTF8 reports whether a byte occurs in no valid UTF-8, so that a vocabulary need not have it.
 func neverInUTF8(b int) bool { return b == 0xC0 || b == 0xC1 || b >= 0xF5 }
 
-func (b *bpe) initByteLevel(vocab map[string]kvblock.Token, ignoreMerges bool) error {
+func (b *bpe) initByteLevel(vocab []tokenText, ignoreMerges bool) error {
 	tokens := make([]vocabularyToken, 0, len(vocab))
 	var known [256]bool
 	size := 0
-	for text := range vocab {
-		size += len(text)
+	for _, token := range vocab {
+		size += len(token.text)
 	}
 	all := make([]byte, 0, size) // the bytes of all tokens, one behind the other
 next:
-	for text, id := range vocab {
+	for _, written := range vocab {
 		start := len(all)
-		for _, r := range text {
+		for _, r := range written.text {
 			c, ok := byteOfRune(r)
 			if !ok {
 				all = all[:start]
@@ -666,10 +669,10 @@ next:
 		}
 		token := all[start:]
 		if len(token) == 1 {
-			b.byteToken[token[0]] = id
+			b.byteToken[token[0]] = written.id
 			known[token[0]] = true
 		}
-		tokens = append(tokens, vocabularyToken{unsafe.String(unsafe.SliceData(token), len(token)), id, ignoreMerges})
+		tokens = append(tokens, vocabularyToken{alias(token), written.id, ignoreMerges})
 	}
 	for c, ok := range known {
 		if !ok && !neverInUTF8(c) {
@@ -699,10 +702,10 @@ func (b *bpe) markDirect(tokens []vocabularyToken) {
 func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 
 // addTokens gives added tokens their ids and sorts them by where they are looked for.
-func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Token) error {
+func (e *encoder) addTokens(list []addedTokenJSON, vocab *tokenTexts) error {
 	e.addedIDs = make(map[string]kvblock.Token, len(list))
 	last := make(map[string]int, len(list)) // of equal contents the last counts
-	next := int64(len(vocab))               // a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	next := int64(len(vocab.tokens))        // a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
 	for i, a := range list {
 		if a.Content == "" {
 			continue
@@ -711,7 +714,7 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab map[string]kvblock.Toke
 		if _, again := e.addedIDs[a.Content]; again {
 			continue
 		}
-		id, inVocab := vocab[a.Content]
+		id, inVocab := vocab.id(a.Content)
 		if !inVocab {
 			id = kvblock.Token(next)
 			next++
