@@ -129,12 +129,16 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 		}
 		fmt.Fprintf(&costs, "%s/%d=%.2f", c.Name, c.Rank, c.Cost)
 	}
-	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
-		SetHeaders: []*corev3.HeaderValueOption{
-			set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
-			set("x-kvepp-reason", string(d.Reason)),
-			set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
-			set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),
-			set("x-kvepp-costs", costs.String()),
-		}}}}
+	headers := []*corev3.HeaderValueOption{
+		set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
+		set("x-kvepp-reason", string(d.Reason)),
+		set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
+		set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),
+		set("x-kvepp-costs", costs.String()),
+	}
+	if d.IndexAtBound {
+		headers = append(headers, set("x-kvepp-index-at-bound", "true"))
+	}
+	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
+		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: headers}}}
 }

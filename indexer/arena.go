@@ -23,7 +23,7 @@ const (
 // A page holds records of one sort and class only, so where a record starts follows from the address of any of its words.
 // A record bigger than a page gets a page of its own size.
 //
-// Methods that change the arena are guarded by Index.mu.
+// Methods that change the arena are guarded by tier.mu.
 type arena struct {
 	maxPages uint32 // addresses have room for 2^(32-pageBits)
 
@@ -31,6 +31,8 @@ type arena struct {
 	info  []pageInfo                             // by page number
 	open  [2][maxClass + 1][]uint32              // pages with room, by sort and class
 	freed []uint32                               // free page numbers
+	inUse int                                    // words of all records in use
+	paged int                                    // words of all pages
 }
 
 // sort tells what a record is.
@@ -76,6 +78,19 @@ func (a *arena) record(r ref) []uint64 {
 	return p.words[at : at&^(size-1)+size]
 }
 
+// around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is less
+// than 0 if r lies in the header.
+func (a *arena) around(r ref) (words []uint64, i int) {
+	p := a.page(r)
+	if p == nil || p.sort != sortRun {
+		return nil, 0
+	}
+	at := int(r) & (pageWords - 1)
+	size := 1 << p.class
+	start := at &^ (size - 1)
+	return p.words[start : start+size], at - start - runHeader
+}
+
 // load reads the word at r if r lies in a run.
 func (a *arena) load(r ref) (uint64, bool) {
 	p := a.page(r)
@@ -102,6 +117,7 @@ func (a *arena) alloc(s sort, class uint8) (ref, bool) {
 		in.fresh += 1 << class
 	}
 	in.used++
+	a.inUse += 1 << class
 	if in.free == 0 && int(in.fresh) >= len(p.words) {
 		a.close(s, class, n)
 	}
@@ -133,6 +149,7 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	a.open[s][class] = append(a.open[s][class], n)
 	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
 	(*a.dir.Load())[n].Store(p)
+	a.paged += len(p.words)
 	return true
 }
 
@@ -154,6 +171,7 @@ func (a *arena) release(r ref) {
 	atomic.StoreUint64(&p.words[at+1], uint64(in.free))
 	in.free = at + 1
 	in.used--
+	a.inUse -= 1 << p.class
 	if in.openAt < 0 {
 		in.openAt = int32(len(a.open[p.sort][p.class]))
 		a.open[p.sort][p.class] = append(a.open[p.sort][p.class], n)
@@ -161,20 +179,19 @@ func (a *arena) release(r ref) {
 	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
 		a.close(p.sort, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
+		a.paged -= len(p.words)
 		a.freed = append(a.freed, n)
 	}
 }
 
-// bytes returns the memory of all pages.
+// used returns the bytes of the records in use, bytes those of all pages. A page goes when its last record does, so that
+// bytes may stay above used.
+func (a *arena) used() int { return 8 * a.inUse }
+
 func (a *arena) bytes() int {
-	total := 0
+	total := 8 * a.paged
 	if dir := a.dir.Load(); dir != nil {
 		total += 8 * len(*dir)
-		for i := range *dir {
-			if p := (*dir)[i].Load(); p != nil {
-				total += 8 * len(p.words)
-			}
-		}
 	}
 	return total
 }

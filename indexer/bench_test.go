@@ -12,7 +12,7 @@ import (
 func BenchmarkFindMatches(b *testing.B) {
 	for _, shape := range []string{"flat", "turns", "stagger"} {
 		for _, workers := range []int{8, 64, 512} {
-			x := newIndex(b, 1<<26)
+			x := newIndex(b)
 			const prompts = 16
 			var chains [][]kvblock.SequenceHash
 			for id := range uint64(prompts) {
@@ -71,7 +71,7 @@ func BenchmarkFindMatches(b *testing.B) {
 
 // BenchmarkFindMatchesBesideWriter is one reader beside one goroutine that stores and removes as fast as it can.
 func BenchmarkFindMatchesBesideWriter(b *testing.B) {
-	x := newIndex(b, 0)
+	x := newIndex(b)
 	local, chain := chainOf(1, 512)
 	for w := range kvblock.Worker(64) {
 		mustStore(b, x, w, stores(1, local, 0, 512))
@@ -149,7 +149,7 @@ func BenchmarkApply(b *testing.B) {
 			var bytes int
 			for b.Loop() {
 				b.StopTimer()
-				x := newIndex(b, 0)
+				x := newIndex(b)
 				store := func(one bool) {
 					for i := range events {
 						e := &events[i]

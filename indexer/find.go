@@ -22,7 +22,7 @@ type query struct {
 const maxRetries = 64
 
 // FindMatches sets scores to the number of leading blocks of the prompt that each worker holds. chain[i] is the sequence
-// hash of the prompt's block i.
+// hash of the prompt's block i. A lower tier counts as far as it continues what the tiers above it hold (lower.go).
 //
 // Beside writers the answer is as exact as a moving thing can be: every block counted for a worker was held by it at some
 // time during the call, and a worker's count stops at a block that it did not hold at some time during the call.
@@ -30,28 +30,39 @@ const maxRetries = 64
 // It takes no lock, and allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
 	scores.reset()
-	if !x.find(chain, scores, maxRetries) {
-		scores.hits = scores.hits[:0]
-		x.mu.Lock()
-		x.find(chain, scores, 1) // nothing moves now, so nothing needs another try
-		x.mu.Unlock()
-	}
+	x.tiers[kvblock.TierDevice].findMatches(chain, scores)
 	scores.publish()
+	for i := kvblock.TierHostPinned; int(i) < tiers; i++ {
+		if x.tiers[i].busy.Load() {
+			x.tiers[i].extend(chain, scores, i)
+		}
+	}
+}
+
+// findMatches appends to s.hits what each worker holds in t.
+func (t *tier) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
+	before := len(s.hits)
+	if !t.find(chain, s, maxRetries) {
+		s.hits = s.hits[:before]
+		t.mu.Lock()
+		t.find(chain, s, 1) // nothing moves now, so nothing needs another try
+		t.mu.Unlock()
+	}
 }
 
 // find walks the prompt run by run, keeping those who hold everything so far. It reports failure after that many tries
 // which a writer spoiled.
-func (x *Index) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int) bool {
+func (t *tier) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int) bool {
 	q := &s.query
 	q.all, q.many = true, false
 	for i := 0; i < len(chain); {
-		at, ok := x.table.find(&x.arena, chain[i])
+		at, ok := t.table.find(&t.arena, chain[i])
 		if !ok {
 			s.recordAll(i)
 			return true
 		}
 		hits := len(s.hits)
-		k, more := x.step(at, chain, i, s)
+		k, more := t.step(at, chain, i, s)
 		if k == 0 {
 			s.hits = s.hits[:hits]
 			if retries--; retries == 0 {
@@ -71,19 +82,14 @@ func (x *Index) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int
 // step matches the run with block i of the prompt, which lies at address at, and records everybody who drops out there.
 // It returns how many blocks matched and whether anybody is left. If a writer interfered it returns 0, with q untouched
 // and nonsense recorded.
-func (x *Index) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int, more bool) {
-	p := x.arena.page(at)
-	if p == nil || p.sort != sortRun {
+func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int, more bool) {
+	words, first := t.arena.around(at)
+	if words == nil {
 		return 0, false
 	}
-	size := 1 << p.class
-	start := int(at) & (pageWords - 1) &^ (size - 1)
-	words := p.words[start : start+size]
-	first := int(at)&(pageWords-1) - start - runHeader
-
 	version := atomic.LoadUint64(&words[0])
-	n := int(uint32(version))
-	if version>>32&1 != 0 || first < 0 || first >= n || runHeader+n > size {
+	n := length(version)
+	if version>>32&1 != 0 || first < 0 || first >= n || runHeader+n > len(words) {
 		return 0, false
 	}
 	hashes := words[runHeader+first : runHeader+n]
@@ -108,7 +114,7 @@ func (x *Index) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScor
 		return k, s.meetOne(kvblock.Worker(who), lead, k, i)
 	}
 
-	record := x.arena.record(ref(who))
+	record := t.arena.record(ref(who))
 	if len(record) == 0 {
 		return 0, false
 	}

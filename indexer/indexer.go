@@ -1,8 +1,9 @@
 // Package indexer knows which worker holds which KV blocks right now, and answers how much of a prompt each one has.
 //
-// It owns the index: the workers' engine hashes, the blocks they stand for, and the lookup. It never hashes tokens, never
-// reads events from the wire, and never guesses: the answer for a worker is exactly the number of leading blocks of the
-// prompt that the events applied so far say it holds, whatever other workers hold and in whatever order blocks came and went.
+// It owns the index: the workers' engine hashes, the blocks they stand for in each tier of memory, and the lookup. It never
+// hashes tokens, never reads events from the wire, and never guesses: the answer for a worker is exactly the number of
+// leading blocks of the prompt that the events applied so far say it holds, whatever other workers hold and in whatever
+// order blocks came and went. Where memory runs out it says less than that, and says so ([Index.AtBound]).
 //
 // All methods of Index are safe for concurrent use. Events of one worker must be applied in the order in which it sent
 // them, so by one goroutine at a time; different workers' events may be applied concurrently, and FindMatches may run
@@ -12,80 +13,90 @@ package indexer
 import (
 	"errors"
 	"fmt"
-	"math/bits"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 
 	"kvepp/kvblock"
 )
 
-// DefaultMaxEntries is the bound on entries when Config names none. That many take less than 1 GB.
-const DefaultMaxEntries = 1 << 24
+// DefaultMaxBytes is the bound on memory when Config names none: 2 GiB, some 50 million entries.
+const DefaultMaxBytes = 2 << 30
 
 // maxWorkers bounds worker numbers, which index slices and bitsets here.
 const maxWorkers = 1 << 16
 
+// tiers is the number of tiers of memory.
+const tiers = int(kvblock.TierExternal) + 1
+
 // Errors of Stored.
 var (
-	// ErrParentNotFound: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue.
+	// ErrKeptAside: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue; they
+	// wait for it.
+	ErrKeptAside = errors.New("indexer: parent block not found; kept aside until it comes")
+	// ErrParentNotFound is the same where the blocks are more than may wait. Nothing was stored.
 	ErrParentNotFound = errors.New("indexer: parent block not found")
-	// ErrFull: a bound is reached; the blocks before it were taken, the others were not.
+	// ErrFull: no address is left for another block; the blocks before it were taken, the others were not.
 	ErrFull = errors.New("indexer: full")
-	// ErrTier: the blocks went to a tier below the device, which this index does not keep.
-	ErrTier = errors.New("indexer: not a device block")
+	// ErrTier: the tier is none that package kvblock names.
+	ErrTier = errors.New("indexer: unknown tier")
 	// ErrWorker: the worker's number is beyond any that package pool allocates.
 	ErrWorker = errors.New("indexer: worker number out of range")
 )
 
 // Config bounds an Index.
 type Config struct {
-	// MaxEntries is the largest number of entries, an entry being one engine hash held by one worker. It bounds the
-	// index's memory, at about 50 bytes an entry and less where workers share blocks. At the limit new blocks are refused
-	// with ErrFull until others are removed. 0 means DefaultMaxEntries; the largest is 2^28.
-	MaxEntries int
+	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Memory set aside for reuse comes on
+	// top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
+	MaxBytes int64
 }
 
-// Stats counts what the index holds and what it turned away since it was made.
+// Stats counts what the index holds, and what became of events since it was made.
 type Stats struct {
-	Entries int // engine hashes held, over all workers: one for each (worker, block), and one more for each twin name
-	Blocks  int // distinct blocks held by anybody
-	Bytes   int // memory of the tables behind them, whether full or not
+	Entries int // engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each twin name
+	Blocks  int // distinct blocks held by anybody, over all tiers
+	Used    int // bytes of records and tables in use: what MaxBytes bounds
+	Bytes   int // bytes of all pages and tables, whether full or not
 
-	ParentNotFound uint64 // stores skipped for want of their parent
-	Refused        uint64 // blocks refused because the index is full
+	Aside    int // blocks that wait for their parents
+	MaxBytes int // Config's, or the default
+
+	KeptAside      uint64 // stores kept aside for want of their parent
+	Joined         uint64 // stores kept aside whose parent came
+	ParentNotFound uint64 // stores skipped or given up for want of their parent
+	Duplicates     uint64 // blocks stored again while held
+	Evicted        uint64 // entries evicted at the bound
+	Refused        uint64 // blocks refused because no address is left
 	UnknownRemoved uint64 // removed hashes that the worker did not hold
-	LowerTier      uint64 // stores and removals of tiers below the device, ignored
 }
 
 // Index is the set of blocks held by each worker. Make one with New.
 //
-// Engine hashes mean something for one worker only, so each worker has its own table of them (names.go). What they name is
-// shared: blocks by sequence hash, in runs, with their holders (run.go), found through one table (table.go). Writers of
-// different workers take turns on the shared part; FindMatches takes no lock.
+// Engine hashes mean something for one worker only, so each worker has its own tables of them (names.go). What they name
+// is shared: blocks by sequence hash, with their holders, tier by tier (tier.go). Writers of different workers take turns
+// on a tier; FindMatches takes no lock.
 type Index struct {
-	maxEntries int64
-	entries    atomic.Int64
+	maxBytes int64
+	tiers    [tiers]tier
+	entries  atomic.Int64
+	private  atomic.Int64 // bytes that belong to one worker each
 
 	workers   atomic.Pointer[[]*worker] // by number, nil for those without blocks; replaced whole
 	workersMu sync.Mutex                // guards replacing it
 
-	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
-	arena  arena
-	table  table
-	blocks int      // in the table
-	list   []holder // scratch
+	evicting sync.Mutex // held while blocks are evicted; taken before any worker.mu
+	atBound  atomic.Bool
 
-	parentNotFound, refused, unknownRemoved, lowerTier atomic.Uint64
+	keptAside, joined, parentNotFound, duplicates, evicted, refused, unknownRemoved atomic.Uint64
 }
 
 // worker is what one worker calls its blocks.
 type worker struct {
-	mu    sync.Mutex // guards the rest; taken before Index.mu
+	mu    sync.Mutex // guards the rest; taken before tier.mu
 	gone  bool       // forgotten: whoever still has the pointer must look the worker up again
-	names names
-	twins map[kvblock.SequenceHash]int // blocks with more than one name: how many more
-	n     atomic.Int64                 // names.n
+	held  [tiers]held
+	aside aside
+	n     atomic.Int64 // names, over all tiers
+	bytes atomic.Int64 // as counted in Index.private
 
 	// Buffers.
 	seqs  []kvblock.SequenceHash
@@ -94,17 +105,25 @@ type worker struct {
 	touched kvblock.EngineHash // of no use but to keep names.touch from being optimised away
 }
 
+// held is what one worker holds in one tier.
+type held struct {
+	names  names
+	twins  map[kvblock.SequenceHash]int // blocks with more than one name: how many more
+	copies map[kvblock.EngineHash]int   // names stored more than once: how many times more
+}
+
 // New returns an empty index. It fails if a bound makes no sense.
 func New(c Config) (*Index, error) {
-	if c.MaxEntries < 0 || c.MaxEntries > 1<<28 {
-		return nil, fmt.Errorf("indexer: MaxEntries is %d, must be from 0 to %d", c.MaxEntries, 1<<28)
+	if c.MaxBytes < 0 {
+		return nil, fmt.Errorf("indexer: MaxBytes is %d, but may not be negative", c.MaxBytes)
 	}
-	if c.MaxEntries == 0 {
-		c.MaxEntries = DefaultMaxEntries
+	if c.MaxBytes == 0 {
+		c.MaxBytes = DefaultMaxBytes
 	}
-	x := &Index{maxEntries: int64(c.MaxEntries)}
-	x.table.seed = rand.Uint64()
-	x.arena.maxPages = 1 << (32 - pageBits)
+	x := &Index{maxBytes: c.MaxBytes}
+	for i := range x.tiers {
+		x.tiers[i].init()
+	}
 	x.workers.Store(&[]*worker{})
 	return x, nil
 }
@@ -127,7 +146,9 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 			return nil
 		}
 		wk := &worker{}
-		wk.names.seed = mix(uint64(w), x.table.seed)
+		for i := range wk.held {
+			wk.held[i].names.seed = mix(uint64(w), x.tiers[i].table.seed)
+		}
 		x.replaceWorker(w, nil, wk)
 	}
 }
@@ -145,52 +166,89 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 	}
 }
 
-// Stored records that w now holds e.Blocks.
+// settle counts what wk holds after a change, and unlocks it.
+func (x *Index) settle(wk *worker) {
+	n, bytes := 0, wk.aside.bytes()
+	for i := range wk.held {
+		h := &wk.held[i]
+		n += h.names.n
+		bytes += h.names.bytes() + mapEntry*(len(h.twins)+len(h.copies))
+	}
+	wk.n.Store(int64(n))
+	x.private.Add(int64(bytes) - wk.bytes.Swap(int64(bytes)))
+	wk.mu.Unlock()
+}
+
+// mapEntry is about what an entry of a Go map of numbers takes, in bytes.
+const mapEntry = 40
+
+// Stored records that w now holds e.Blocks in e.Tier.
 //
-// An engine hash names one block at a time: stored again for the same block it changes nothing (a later removal takes it
-// away, however often it was stored), stored for another block it stops naming the old one. Two engine hashes may name
-// the same block, for instance two physical copies; w holds it until both are removed.
+// The parent may be held in any tier. If it is in none, the blocks are kept aside and count once it comes; of these the
+// oldest are given up where there are too many.
 //
-// Errors: ErrParentNotFound (nothing was stored), ErrTier (nothing was stored), ErrWorker (nothing was stored), ErrFull
-// (the blocks before the limit were stored).
+// An engine hash names one block at a time. Stored again for the same block it is held until it was removed as often, as
+// engines announce every physical copy; stored for another block it stops naming the old one. Two engine hashes may name
+// the same block; w holds it until both are removed.
+//
+// Errors: ErrKeptAside (counted later, if the parent comes), ErrParentNotFound, ErrTier and ErrWorker (nothing was stored),
+// ErrFull (the blocks before the limit were stored).
 func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error {
-	if e.Tier != kvblock.TierDevice {
-		x.lowerTier.Add(1)
+	if int(e.Tier) >= tiers {
 		return ErrTier
 	}
 	if w >= maxWorkers {
 		return ErrWorker
 	}
-	wk := x.lock(w, !e.HasParent)
-	if wk == nil {
-		x.parentNotFound.Add(1)
-		return ErrParentNotFound
+	if len(e.Blocks) == 0 {
+		return nil
 	}
-	defer wk.mu.Unlock()
-	var parent kvblock.SequenceHash
+	wk := x.lock(w, true)
+	err := x.stored(w, wk, &e)
+	x.settle(wk)
+	x.evictIfFull()
+	return err
+}
+
+func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
+	p := place{}
 	if e.HasParent {
 		var ok bool
-		if parent, ok = wk.names.get(e.Parent); !ok {
-			x.parentNotFound.Add(1)
-			return ErrParentNotFound
+		if p, ok = x.placeAfter(wk, e.Tier, e.Parent); !ok {
+			return x.setAside(wk, e)
 		}
 	}
-	stored := x.store(w, wk, parent, e)
-	wk.n.Store(int64(wk.names.n))
-	if stored < len(e.Blocks) {
-		x.refused.Add(uint64(len(e.Blocks) - stored))
+	n := x.store(w, wk, e.Tier, p, e.Blocks)
+	if wk.aside.stores > 0 {
+		x.join(w, wk, e.Blocks[:n])
+	}
+	if n < len(e.Blocks) {
+		x.refused.Add(uint64(len(e.Blocks) - n))
 		return ErrFull
 	}
 	return nil
 }
 
-// store names and stores the blocks of e, whose parent is the block parent, until something is full. It returns how many
-// it did.
-func (x *Index) store(w kvblock.Worker, wk *worker, parent kvblock.SequenceHash, e kvblock.Stored) int {
+// placeAfter returns the place after the block that wk calls parent: in the given tier if it is there, else in another.
+func (x *Index) placeAfter(wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
+	if seq, ok := wk.held[in].names.get(parent); ok {
+		return place{after: true, seq: seq}, true
+	}
+	for i := range wk.held {
+		if seq, ok := wk.held[i].names.get(parent); ok {
+			return place{after: true, seq: seq, depth: x.tiers[i].depth(seq) + 1}, true
+		}
+	}
+	return place{}, false
+}
+
+// store names and stores blocks in a tier, from p on, until something is full. It returns how many it did.
+func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
+	t, h := &x.tiers[in], &wk.held[in]
 	seqs, fresh := wk.seqs[:0], wk.fresh[:0]
-	prev := parent
-	for i, b := range e.Blocks {
-		if i == 0 && !e.HasParent {
+	prev := p.seq
+	for i, b := range blocks {
+		if i == 0 && !p.after {
 			prev = kvblock.FirstSequenceHash(b.Local)
 		} else {
 			prev = kvblock.NextSequenceHash(prev, b.Local)
@@ -199,266 +257,118 @@ func (x *Index) store(w kvblock.Worker, wk *worker, parent kvblock.SequenceHash,
 		fresh = append(fresh, false)
 	}
 	wk.seqs, wk.fresh = seqs, fresh
-	wk.touched = wk.names.touch(e.Blocks)
+	wk.touched = h.names.touch(blocks)
 
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	from, n := 0, len(seqs) // blocks [from, n) are named and wait to be held
-	before, known := parent, e.HasParent
+	t.mu.Lock()
+	defer t.unlock()
+	named := h.names.n
+	from := 0 // blocks [from, i) are named and wait to be held
+	forget := func(e kvblock.EngineHash) {
+		h.names.remove(e)
+		delete(h.copies, e)
+	}
 	hold := func(to int) bool {
-		done := x.hold(w, wk, before, known, seqs[from:to], fresh[from:to])
+		done := t.hold(w, h, p, seqs[from:to], fresh[from:to])
 		for i := from + done; i < to; i++ {
 			if fresh[i] {
-				wk.names.remove(e.Blocks[i].Engine)
-				x.entries.Add(-1)
+				forget(blocks[i].Engine)
 			}
 		}
 		from += done
 		if from > 0 {
-			before, known = seqs[from-1], true
+			p = place{after: true, seq: seqs[from-1], depth: p.depth + done}
 		}
 		return from == to
 	}
-	for i, b := range e.Blocks {
-		old, named := wk.names.put(b.Engine, seqs[i])
-		if named && old == seqs[i] {
+	again, room := 0, true
+	for i, b := range blocks {
+		old, known := h.names.put(b.Engine, seqs[i])
+		if known && old == seqs[i] {
+			again++
+			if h.copies == nil {
+				h.copies = map[kvblock.EngineHash]int{}
+			}
+			h.copies[b.Engine]++
 			continue
 		}
-		if named { // another block's name until now
-			if !hold(i) {
-				wk.names.remove(b.Engine)
-				x.entries.Add(-1)
-				x.unhold(w, wk, []kvblock.SequenceHash{old})
-				return from
+		if known { // another block's name until now
+			delete(h.copies, b.Engine)
+			if room = hold(i); !room {
+				forget(b.Engine)
 			}
-			x.unhold(w, wk, []kvblock.SequenceHash{old})
-		} else if x.entries.Add(1) > x.maxEntries {
-			x.entries.Add(-1)
-			wk.names.remove(b.Engine)
-			n = i
-			break
+			t.unhold(w, h, []kvblock.SequenceHash{old})
+			if !room {
+				break
+			}
 		}
 		fresh[i] = true
 	}
-	hold(n)
+	if room {
+		hold(len(blocks))
+	}
+	x.entries.Add(int64(h.names.n - named))
+	if again > 0 {
+		x.duplicates.Add(uint64(again))
+	}
 	return from
 }
 
-// hold makes w hold the blocks seqs, each the successor of the one before it and the first of them the successor of before
-// if known says so. fresh[i] says whether block i got one more name. It returns how many blocks it did: fewer than all if
-// the arena is exhausted.
-func (x *Index) hold(w kvblock.Worker, wk *worker, before kvblock.SequenceHash, known bool, seqs []kvblock.SequenceHash, fresh []bool) int {
-	for i := 0; i < len(seqs); {
-		if at, ok := x.table.find(&x.arena, seqs[i]); ok {
-			k := x.join(w, wk, at, seqs[i:], fresh[i:])
-			if k == 0 {
-				return i
-			}
-			i += k
-		} else {
-			if i > 0 {
-				before, known = seqs[i-1], true
-			}
-			k := x.extend(w, before, known, seqs[i:])
-			if k == 0 {
-				return i
-			}
-			i += k
-		}
-	}
-	return len(seqs)
-}
-
-// join makes w hold the blocks of seqs that follow each other in one run from address at on. It returns how many these
-// are, 0 if the arena is exhausted.
-func (x *Index) join(w kvblock.Worker, wk *worker, at ref, seqs []kvblock.SequenceHash, fresh []bool) int {
-	r, i := x.runOf(at)
-	words := x.arena.record(r)
-	n := int(uint32(words[0]))
-	k := 0
-	for k < len(seqs) && i+k < n && words[runHeader+i+k] == uint64(seqs[k]) {
-		k++
-	}
-	mask := x.maskOf(r, w)
-	if want := mask | ones(k)<<i; want != mask && !x.setMask(r, w, want) {
-		return 0
-	}
-	for j := range k {
-		if fresh[j] && mask>>(i+j)&1 != 0 { // held already, by another name
-			if wk.twins == nil {
-				wk.twins = map[kvblock.SequenceHash]int{}
-			}
-			wk.twins[seqs[j]]++
-		}
-	}
-	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
-	if k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
-		x.split(r, i+k)
-	}
-	return k
-}
-
-// extend adds the first blocks of seqs, which nobody holds, as held by w, in one run. It returns how many, 0 if the arena
-// is exhausted. before and known are hold's.
-func (x *Index) extend(w kvblock.Worker, before kvblock.SequenceHash, known bool, seqs []kvblock.SequenceHash) int {
-	r, n, ok := run(0), 0, false
-	if known {
-		r, n, ok = x.extensible(w, before, len(seqs))
-	}
-	if ok {
-		begin(x.arena.record(r))
-	} else {
-		if r, ok = x.newRun(min(len(seqs), maxRun)); !ok {
-			return 0
-		}
-		n = 0
-		words := x.arena.record(r)
-		atomic.StoreUint64(&words[1], uint64(w))
-		atomic.StoreUint64(&words[2], 0)
-	}
-	words := x.arena.record(r)
-	k := 0
-	for k < len(seqs) && runHeader+n+k < len(words) {
-		if _, held := x.table.find(&x.arena, seqs[k]); held {
-			break
-		}
-		atomic.StoreUint64(&words[runHeader+n+k], uint64(seqs[k]))
-		x.table.insert(seqs[k], r+ref(runHeader+n+k))
-		k++
-	}
-	atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
-	end(words, n+k)
-	x.blocks += k
-	return k
-}
-
-// extensible returns the run that ends with block before, and its length, if w is its only holder and it has room for
-// another block, or can be moved to where there is room.
-func (x *Index) extensible(w kvblock.Worker, before kvblock.SequenceHash, want int) (run, int, bool) {
-	at, ok := x.table.find(&x.arena, before)
-	if !ok {
-		return 0, 0, false
-	}
-	r, i := x.runOf(at)
-	words := x.arena.record(r)
-	n := int(uint32(words[0]))
-	if i != n-1 || n == maxRun || words[1] != uint64(w) {
-		return 0, 0, false
-	}
-	if want = min(n+want, maxRun); runHeader+want > len(words) {
-		to, ok := x.copyRun(r, 0, n, want)
-		if !ok {
-			return 0, 0, false
-		}
-		x.freeRun(r)
-		r = to
-	}
-	return r, n, true
-}
-
-// unhold takes one name from each of these blocks of w, and w from the holders of those that have no other.
-func (x *Index) unhold(w kvblock.Worker, wk *worker, seqs []kvblock.SequenceHash) {
-	var r run
-	var mask uint64 // of blocks of r to be cleared
-	for _, seq := range seqs {
-		if more := wk.twins[seq]; more > 1 {
-			wk.twins[seq] = more - 1
-			continue
-		} else if more == 1 {
-			delete(wk.twins, seq)
-			continue
-		}
-		at, ok := x.table.find(&x.arena, seq)
-		if !ok {
-			continue
-		}
-		in, i := x.runOf(at)
-		if mask != 0 && in != r {
-			x.clearMask(r, w, mask) // moves no block of another run
-			mask = 0
-		}
-		r, mask = in, mask|1<<i
-	}
-	if mask != 0 {
-		x.clearMask(r, w, mask)
-	}
-}
-
-// clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
-func (x *Index) clearMask(r run, w kvblock.Worker, mask uint64) {
-	was := x.maskOf(r, w)
-	if was&mask == 0 {
-		return
-	}
-	if !x.setMask(r, w, was&^mask) {
-		x.setMask(r, w, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
-	}
-	n := x.runLen(r)
-	alive := x.union(r)
-	if dead := ones(n) &^ alive; dead != 0 {
-		x.drop(r, n, dead)
-	}
-}
-
-// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its own.
-// Should the arena be exhausted, blocks stay that nobody holds.
-func (x *Index) drop(r run, n int, dead uint64) {
-	for dead != 0 {
-		end := bits.Len64(dead) // of the last stretch of dead blocks
-		if end < n {
-			if _, ok := x.copyRun(r, end, n-end, n-end); !ok {
-				return
-			}
-		}
-		n = bits.Len64(^dead & ones(end)) // its start
-		words := x.arena.record(r)
-		for i := n; i < end; i++ {
-			x.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
-		}
-		x.blocks -= end - n
-		if n == 0 {
-			x.freeRun(r)
-			return
-		}
-		x.cut(r, n)
-		dead &= ones(n)
-	}
-}
-
-// Removed records that w no longer holds the blocks it knows by e.Hashes, and returns how many of these it did not hold.
-// What lies behind a removed block stays held, and counts again once the block is back.
+// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it did
+// not hold. What lies behind a removed block stays held, and counts again once the block is back.
 func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
-	if e.Tier != kvblock.TierDevice {
-		x.lowerTier.Add(1)
-		return 0
-	}
 	wk := x.lock(w, false)
-	if wk == nil {
+	if wk == nil || int(e.Tier) >= tiers {
+		if wk != nil {
+			wk.mu.Unlock()
+		}
 		x.unknownRemoved.Add(uint64(len(e.Hashes)))
 		return len(e.Hashes)
 	}
-	defer wk.mu.Unlock()
+	t, h := &x.tiers[e.Tier], &wk.held[e.Tier]
 	wk.seqs = wk.seqs[:0]
-	for _, h := range e.Hashes {
-		if seq, ok := wk.names.remove(h); ok {
+	for _, hash := range e.Hashes {
+		if wk.aside.stores > 0 && wk.aside.remove(e.Tier, hash) {
+			continue
+		}
+		if len(h.copies) > 0 && h.takeCopy(hash) {
+			continue
+		}
+		if seq, ok := h.names.remove(hash); ok {
 			wk.seqs = append(wk.seqs, seq)
+		} else {
+			unknown++
 		}
 	}
-	unknown = len(e.Hashes) - len(wk.seqs)
+	if len(wk.seqs) > 0 {
+		t.mu.Lock()
+		t.unhold(w, h, wk.seqs)
+		t.unlock()
+		x.entries.Add(-int64(len(wk.seqs)))
+	}
 	x.unknownRemoved.Add(uint64(unknown))
-	x.mu.Lock()
-	x.unhold(w, wk, wk.seqs)
-	x.mu.Unlock()
-	x.entries.Add(-int64(len(wk.seqs)))
-	wk.n.Store(int64(wk.names.n))
+	x.settle(wk)
 	return unknown
 }
 
-// Cleared records that w holds nothing any more.
+// takeCopy takes away one of several copies of what e names, if there are several.
+func (h *held) takeCopy(e kvblock.EngineHash) bool {
+	more := h.copies[e]
+	switch more {
+	case 0:
+		return false
+	case 1:
+		delete(h.copies, e)
+	default:
+		h.copies[e] = more - 1
+	}
+	return true
+}
+
+// Cleared records that w holds nothing any more, in any tier.
 func (x *Index) Cleared(w kvblock.Worker) {
 	if wk := x.lock(w, false); wk != nil {
 		x.clear(w, wk)
-		wk.mu.Unlock()
+		x.settle(wk)
 	}
 }
 
@@ -470,45 +380,47 @@ func (x *Index) Forget(w kvblock.Worker) {
 	}
 	x.clear(w, wk)
 	wk.gone = true
-	wk.mu.Unlock()
+	x.settle(wk)
 	x.replaceWorker(w, wk, nil)
 }
 
-// clearBatch is how many names clear handles before it lets other writers in.
+// clearBatch is how many names are handled at once before other writers are let in.
 const clearBatch = 256
 
 // clear makes wk nobody's.
 func (x *Index) clear(w kvblock.Worker, wk *worker) {
-	drop := func(seq kvblock.SequenceHash) {
-		if at, ok := x.table.find(&x.arena, seq); ok {
-			r, _ := x.runOf(at)
-			x.clearMask(r, w, ones(maxRun)) // all of w's blocks there at once: the first of their names does it
-		}
-	}
-	slots := wk.names.slots
-	for len(slots) > 0 {
-		batch := slots[:min(clearBatch, len(slots))]
-		slots = slots[len(batch):]
-		x.mu.Lock()
-		for _, s := range batch {
-			if s.engine != 0 {
-				drop(s.block)
+	for i := range wk.held {
+		t, h := &x.tiers[i], &wk.held[i]
+		drop := func(seq kvblock.SequenceHash) {
+			if at, ok := t.table.find(&t.arena, seq); ok {
+				r, _ := t.runOf(at)
+				t.clearMask(r, w, ones(maxRun)) // all of w's blocks there at once: the first of their names does it
 			}
 		}
-		x.mu.Unlock()
+		slots := h.names.slots
+		for len(slots) > 0 {
+			batch := slots[:min(clearBatch, len(slots))]
+			slots = slots[len(batch):]
+			t.mu.Lock()
+			for _, s := range batch {
+				if s.engine != 0 {
+					drop(s.block)
+				}
+			}
+			t.unlock()
+		}
+		if h.names.hasZero {
+			t.mu.Lock()
+			drop(h.names.zero)
+			t.unlock()
+		}
+		x.entries.Add(-int64(h.names.n))
+		*h = held{names: names{seed: h.names.seed}}
 	}
-	if wk.names.hasZero {
-		x.mu.Lock()
-		drop(wk.names.zero)
-		x.mu.Unlock()
-	}
-	x.entries.Add(-int64(wk.names.n))
-	wk.names = names{seed: wk.names.seed}
-	wk.twins = nil
-	wk.n.Store(0)
+	wk.aside = aside{}
 }
 
-// WorkerEntries returns the number of entries of one worker.
+// WorkerEntries returns the number of entries of one worker, over all tiers.
 func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	all := *x.workers.Load()
 	if int(w) >= len(all) || all[w] == nil {
@@ -517,25 +429,43 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	return int(all[w].n.Load())
 }
 
+// used returns the bytes in use.
+func (x *Index) used() int64 {
+	total := x.private.Load()
+	for i := range x.tiers {
+		total += x.tiers[i].size.Load()
+	}
+	return total
+}
+
 // Stats returns the counts at this moment.
 func (x *Index) Stats() Stats {
 	s := Stats{
 		Entries:        int(x.entries.Load()),
+		Used:           int(x.used()),
+		Bytes:          int(x.private.Load()),
+		MaxBytes:       int(x.maxBytes),
+		KeptAside:      x.keptAside.Load(),
+		Joined:         x.joined.Load(),
 		ParentNotFound: x.parentNotFound.Load(),
+		Duplicates:     x.duplicates.Load(),
+		Evicted:        x.evicted.Load(),
 		Refused:        x.refused.Load(),
 		UnknownRemoved: x.unknownRemoved.Load(),
-		LowerTier:      x.lowerTier.Load(),
 	}
 	for _, wk := range *x.workers.Load() {
 		if wk != nil {
 			wk.mu.Lock()
-			s.Bytes += wk.names.bytes()
+			s.Aside += len(wk.aside.blocks)
 			wk.mu.Unlock()
 		}
 	}
-	x.mu.Lock()
-	s.Blocks = x.blocks
-	s.Bytes += x.arena.bytes() + x.table.bytes()
-	x.mu.Unlock()
+	for i := range x.tiers {
+		t := &x.tiers[i]
+		t.mu.Lock()
+		s.Blocks += t.blocks
+		s.Bytes += t.arena.bytes() + t.table.size
+		t.mu.Unlock()
+	}
 	return s
 }

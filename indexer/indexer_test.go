@@ -12,9 +12,9 @@ import (
 	"kvepp/kvblock"
 )
 
-func newIndex(t testing.TB, maxEntries int) *Index {
+func newIndex(t testing.TB) *Index {
 	t.Helper()
-	x, err := New(Config{MaxEntries: maxEntries})
+	x, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,16 @@ func mustStore(t testing.TB, x *Index, w kvblock.Worker, e kvblock.Stored) {
 }
 
 // wantMatches checks the answer for a prompt: pairs of worker and blocks.
-func wantMatches(t *testing.T, x *Index, chain []kvblock.SequenceHash, want map[kvblock.Worker]int) {
+func wantMatches(t *testing.T, x *Index, chain []kvblock.SequenceHash, device map[kvblock.Worker]int) {
+	t.Helper()
+	want := map[kvblock.Worker]overlap{}
+	for w, n := range device {
+		want[w] = overlap{n}
+	}
+	wantFound(t, x, chain, want)
+}
+
+func wantFound(t *testing.T, x *Index, chain []kvblock.SequenceHash, want map[kvblock.Worker]overlap) {
 	t.Helper()
 	var s OverlapScores
 	x.FindMatches(chain, &s)
@@ -67,7 +76,7 @@ func wantMatches(t *testing.T, x *Index, chain []kvblock.SequenceHash, want map[
 type matches = map[kvblock.Worker]int
 
 func TestLeadingBlocks(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 100)
 	wantMatches(t, x, chain, matches{})
 	mustStore(t, x, 3, stores(1000, local, 0, 70))
@@ -84,7 +93,7 @@ func TestLeadingBlocks(t *testing.T) {
 // Two workers call the same blocks by different names, and neither's events touch the other. In Dynamo's tree the second
 // worker's blocks could not be extended or removed.
 func TestEngineHashesArePerWorker(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 6)
 	mustStore(t, x, 1, stores(101, local, 0, 3))
 	mustStore(t, x, 2, stores(201, local, 0, 3))
@@ -102,7 +111,7 @@ func TestEngineHashesArePerWorker(t *testing.T) {
 // In Dynamo's tree block 4 would be lost with block 2, and stay lost when 2 comes back.
 func TestRemovedInTheMiddleAndStoredAgain(t *testing.T) {
 	for _, others := range []int{0, 1, 5} {
-		x := newIndex(t, 0)
+		x := newIndex(t)
 		local, chain := chainOf(1, 40)
 		want := matches{}
 		for w := range others {
@@ -122,22 +131,30 @@ func TestRemovedInTheMiddleAndStoredAgain(t *testing.T) {
 	}
 }
 
-// A store repeated is one store, as an engine that reports everything again means it.
-func TestStoredTwiceRemovedOnce(t *testing.T) {
-	x := newIndex(t, 0)
+// Engines announce every physical copy of a block, and every copy's end.
+func TestCopiesAreCounted(t *testing.T) {
+	x := newIndex(t)
 	local, chain := chainOf(1, 5)
 	mustStore(t, x, 1, stores(1, local, 0, 5))
-	mustStore(t, x, 1, stores(1, local, 0, 5))
-	if s := x.Stats(); s.Entries != 5 || s.Blocks != 5 {
+	mustStore(t, x, 1, stores(1, local, 3, 5))
+	mustStore(t, x, 1, stores(1, local, 4, 5))
+	if s := x.Stats(); s.Entries != 5 || s.Blocks != 5 || s.Duplicates != 3 {
 		t.Errorf("got %+v", s)
 	}
-	x.Removed(1, removes(1, 4, 5))
-	wantMatches(t, x, chain, matches{1: 4})
+	for _, want := range []int{5, 5, 4} {
+		if n := x.Removed(1, removes(1, 4, 5)); n != 0 {
+			t.Errorf("%d unknown", n)
+		}
+		wantMatches(t, x, chain, matches{1: want})
+	}
+	if n := x.Removed(1, removes(1, 4, 5)); n != 1 {
+		t.Errorf("%d unknown, want 1", n)
+	}
 }
 
-// Two names of one block, as of two physical copies, keep it until both are gone.
+// Two names of one block keep it until both are gone.
 func TestTwinNames(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 5)
 	for base := kvblock.EngineHash(100); base <= 300; base += 100 {
 		mustStore(t, x, 1, stores(base, local, 0, 5))
@@ -152,7 +169,7 @@ func TestTwinNames(t *testing.T) {
 }
 
 func TestEngineHashUsedAgain(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 5)
 	other, otherChain := chainOf(2, 5)
 	mustStore(t, x, 1, stores(1, local, 0, 5))
@@ -161,43 +178,123 @@ func TestEngineHashUsedAgain(t *testing.T) {
 	wantMatches(t, x, otherChain, matches{1: 5})
 }
 
-func TestParentNotFound(t *testing.T) {
-	x := newIndex(t, 0)
-	local, chain := chainOf(1, 5)
-	mustStore(t, x, 1, stores(1, local, 0, 3))
-	for _, w := range []kvblock.Worker{1, 2} {
-		if err := x.Stored(w, stores(500, local, 3, 5)); !errors.Is(err, ErrParentNotFound) {
-			t.Errorf("worker %d: got %v", w, err)
-		}
+func mustKeepAside(t *testing.T, x *Index, w kvblock.Worker, e kvblock.Stored) {
+	t.Helper()
+	if err := x.Stored(w, e); !errors.Is(err, ErrKeptAside) {
+		t.Fatalf("got %v, want %v", err, ErrKeptAside)
 	}
-	wantMatches(t, x, chain, matches{1: 3})
-	if s := x.Stats(); s.ParentNotFound != 2 || s.Entries != 3 {
+}
+
+// Blocks that come before their parents count once these are there, without those removed meanwhile.
+func TestStoresBeforeTheirParents(t *testing.T) {
+	x := newIndex(t)
+	local, chain := chainOf(1, 50)
+	mustKeepAside(t, x, 1, stores(1, local, 30, 50))
+	mustKeepAside(t, x, 1, stores(1, local, 20, 30))
+	mustKeepAside(t, x, 2, stores(1, local, 20, 30))
+	mustKeepAside(t, x, 1, stores(1, local, 10, 20))
+	if n := x.Removed(1, removes(1, 40, 41)); n != 0 {
+		t.Errorf("%d unknown", n)
+	}
+	wantMatches(t, x, chain, matches{})
+	if s := x.Stats(); s.Entries != 0 || s.Aside != 49 || s.KeptAside != 4 {
+		t.Errorf("got %+v", s)
+	}
+	mustStore(t, x, 1, stores(1, local, 0, 10))
+	wantMatches(t, x, chain, matches{1: 40}) // another worker's parents are no help
+	if s := x.Stats(); s.Entries != 49 || s.Aside != 10 || s.Joined != 3 {
+		t.Errorf("got %+v", s)
+	}
+	mustStore(t, x, 1, stores(1, local, 40, 41)) // what lay behind was never gone
+	wantMatches(t, x, chain, matches{1: 50})
+	x.Cleared(2)
+	if s := x.Stats(); s.Aside != 0 {
 		t.Errorf("got %+v", s)
 	}
 }
 
-func TestLowerTiersAreNoDeviceBlocks(t *testing.T) {
-	x := newIndex(t, 0)
-	local, chain := chainOf(1, 5)
-	e := stores(1, local, 0, 5)
-	e.Tier = kvblock.TierHostPinned
-	if err := x.Stored(1, e); !errors.Is(err, ErrTier) {
+// What waits is bounded: the oldest stores are given up first.
+func TestKeptAsideWithinBounds(t *testing.T) {
+	x := newIndex(t)
+	long, _ := chainOf(1, maxAsideBlocks+2)
+	if err := x.Stored(1, stores(1, long, 1, maxAsideBlocks+2)); !errors.Is(err, ErrParentNotFound) {
 		t.Errorf("got %v", err)
 	}
-	wantMatches(t, x, chain, matches{})
-	e.Tier = kvblock.TierDevice
-	mustStore(t, x, 1, e)
-	if n := x.Removed(1, kvblock.Removed{Hashes: []kvblock.EngineHash{1, 99}, Tier: kvblock.TierDisk}); n != 0 {
-		t.Errorf("%d unknown", n)
+	const extra = 10
+	for id := range uint64(maxAsideStores + extra) {
+		local, _ := chainOf(id, 3)
+		mustKeepAside(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 1, 3))
 	}
-	wantMatches(t, x, chain, matches{1: 5})
-	if s := x.Stats(); s.LowerTier != 2 || s.UnknownRemoved != 0 {
+	if s := x.Stats(); s.Aside != 2*maxAsideStores || s.ParentNotFound != 1+extra {
 		t.Errorf("got %+v", s)
 	}
+	for id := range uint64(maxAsideStores + extra) {
+		local, chain := chainOf(id, 3)
+		mustStore(t, x, 1, stores(kvblock.EngineHash(10*id+1), local, 0, 1))
+		if id < extra {
+			wantMatches(t, x, chain, matches{1: 1})
+		} else {
+			wantMatches(t, x, chain, matches{1: 3})
+		}
+	}
+	if s := x.Stats(); s.Aside != 0 || s.Joined != maxAsideStores {
+		t.Errorf("got %+v", s)
+	}
+	mustKeepAside(t, x, 1, stores(1<<40, long, 1, maxAsideBlocks+1)) // as many as may wait
+	mustKeepAside(t, x, 1, stores(1<<50, long, 1, 2))
+	if s := x.Stats(); s.Aside != 1 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func inTier(tier kvblock.Tier, e kvblock.Stored) kvblock.Stored {
+	e.Tier = tier
+	return e
+}
+
+// Each tier extends what the tiers above it hold, worker by worker, and a gap ends it.
+func TestLowerTiersExtendTheDevice(t *testing.T) {
+	x := newIndex(t)
+	local, chain := chainOf(1, 200)
+	host := func(e kvblock.Stored) kvblock.Stored { return inTier(kvblock.TierHostPinned, e) }
+	disk := func(e kvblock.Stored) kvblock.Stored { return inTier(kvblock.TierDisk, e) }
+	external := func(e kvblock.Stored) kvblock.Stored { return inTier(kvblock.TierExternal, e) }
+	mustStore(t, x, 1, stores(1, local, 0, 50))
+	mustStore(t, x, 1, host(stores(1, local, 0, 90))) // 40 of them behind the device's
+	mustStore(t, x, 1, disk(stores(1, local, 90, 100)))
+	mustStore(t, x, 1, external(stores(1, local, 100, 101)))
+	mustStore(t, x, 2, stores(1, local, 0, 120))
+	mustStore(t, x, 2, disk(stores(1, local, 110, 200))) // no host memory between, none needed
+	mustStore(t, x, 3, host(stores(1, local, 0, 10)))    // nothing on the device
+	mustKeepAside(t, x, 4, host(stores(1, local, 10, 20)))
+	mustStore(t, x, 5, stores(1, local, 0, 60))
+	mustStore(t, x, 5, disk(stores(1, local, 60, 70))) // and a hole in front of it:
+	x.Removed(5, removes(1, 30, 31))
+	want := map[kvblock.Worker]overlap{1: {50, 40, 10, 1}, 2: {120, 0, 80, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
+	check := func(chain []kvblock.SequenceHash) {
+		t.Helper()
+		var s OverlapScores
+		for range 2 { // the second time into used memory
+			x.FindMatches(chain, &s)
+			if got := scoresOf(t, &s); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+	}
+	check(chain)
+	want = map[kvblock.Worker]overlap{1: {50, 10, 0, 0}, 2: {60, 0, 0, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
+	check(chain[:60])
+	// The host's copies go, and with them the bridge to what is on disk.
+	x.Removed(1, kvblock.Removed{Tier: kvblock.TierHostPinned, Hashes: removes(1, 60, 61).Hashes})
+	want = map[kvblock.Worker]overlap{1: {50, 10, 0, 0}, 2: {120, 0, 80, 0}, 3: {0, 10, 0, 0}, 5: {30, 0, 0, 0}}
+	check(chain)
+	x.Cleared(1) // in all tiers
+	delete(want, 1)
+	check(chain)
 }
 
 func TestClearedAndForgotten(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 300)
 	for w := range kvblock.Worker(3) {
 		mustStore(t, x, w, stores(1, local, 0, 300))
@@ -211,9 +308,7 @@ func TestClearedAndForgotten(t *testing.T) {
 	if x.WorkerEntries(1) != 0 || x.WorkerEntries(2) != 0 || x.WorkerEntries(7) != 0 {
 		t.Error("entries left")
 	}
-	if err := x.Stored(2, stores(1, local, 10, 20)); !errors.Is(err, ErrParentNotFound) {
-		t.Errorf("got %v", err)
-	}
+	mustKeepAside(t, x, 2, stores(1, local, 10, 20))
 	if n := x.Removed(2, removes(1, 0, 4)); n != 4 {
 		t.Errorf("%d unknown, want 4", n)
 	}
@@ -221,30 +316,11 @@ func TestClearedAndForgotten(t *testing.T) {
 	wantMatches(t, x, chain, matches{0: 300, 2: 4})
 }
 
-func TestFull(t *testing.T) {
-	x := newIndex(t, 10)
-	local, chain := chainOf(1, 20)
-	mustStore(t, x, 1, stores(1, local, 0, 7))
-	if err := x.Stored(2, stores(1, local, 0, 7)); !errors.Is(err, ErrFull) {
-		t.Errorf("got %v", err)
-	}
-	wantMatches(t, x, chain, matches{1: 7, 2: 3})
-	mustStore(t, x, 1, stores(1, local, 0, 7)) // nothing new
-	if s := x.Stats(); s.Entries != 10 || s.Refused != 4 {
-		t.Errorf("got %+v", s)
-	}
-	x.Removed(1, removes(1, 5, 7))
-	mustStore(t, x, 2, stores(1, local, 3, 5))
-	wantMatches(t, x, chain, matches{1: 5, 2: 5})
-}
-
 func TestRefusals(t *testing.T) {
-	for _, n := range []int{-1, 1<<28 + 1} {
-		if _, err := New(Config{MaxEntries: n}); err == nil {
-			t.Errorf("MaxEntries %d accepted", n)
-		}
+	if _, err := New(Config{MaxBytes: -1}); err == nil {
+		t.Error("a negative bound accepted")
 	}
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, _ := chainOf(1, 5)
 	if err := x.Stored(maxWorkers, stores(1, local, 0, 5)); !errors.Is(err, ErrWorker) {
 		t.Errorf("got %v", err)
@@ -257,8 +333,16 @@ func TestRefusals(t *testing.T) {
 	if x.WorkerEntries(maxWorkers) != 0 {
 		t.Error("entries of nobody")
 	}
-	if err := x.Stored(1, kvblock.Stored{}); err != nil {
-		t.Errorf("an empty store: %v", err)
+	for _, e := range []kvblock.Stored{{}, {HasParent: true, Parent: 7}} {
+		if err := x.Stored(1, e); err != nil {
+			t.Errorf("an empty store: %v", err)
+		}
+	}
+	if err := x.Stored(1, inTier(9, stores(1, local, 0, 5))); !errors.Is(err, ErrTier) {
+		t.Errorf("got %v", err)
+	}
+	if n := x.Removed(1, kvblock.Removed{Tier: 9, Hashes: []kvblock.EngineHash{1}}); n != 1 {
+		t.Errorf("%d unknown, want 1", n)
 	}
 }
 
@@ -268,7 +352,7 @@ func TestManyWorkersDropOut(t *testing.T) {
 	const n = 400
 	local, chain := chainOf(1, n)
 	for _, order := range []string{"longest first", "shortest first", "shuffled"} {
-		x, o := newIndex(t, 0), newOracle(1<<30)
+		x, o := newIndex(t), newOracle()
 		lengths := rand.New(rand.NewPCG(1, 2)).Perm(n)
 		switch order {
 		case "longest first":
@@ -283,14 +367,14 @@ func TestManyWorkersDropOut(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wantMatches(t, x, chain, o.find(chain))
+		wantFound(t, x, chain, o.find(chain))
 		checkInvariants(t, x, o)
 		for w := range lengths { // and from the end again, unevenly
 			e := removes(1, w%n, n)
 			x.Removed(kvblock.Worker(w), e)
-			o.removed(kvblock.Worker(w), e.Hashes)
+			o.removed(kvblock.Worker(w), 0, e.Hashes)
 		}
-		wantMatches(t, x, chain, o.find(chain))
+		wantFound(t, x, chain, o.find(chain))
 		checkInvariants(t, x, o)
 	}
 }
@@ -298,8 +382,8 @@ func TestManyWorkersDropOut(t *testing.T) {
 // With no memory left the index refuses blocks and may forget some, but claims nothing that is not so; and everything comes
 // back when the workers leave.
 func TestArenaExhausted(t *testing.T) {
-	x, all := newIndex(t, 0), newOracle(1<<30)
-	x.arena.maxPages = 9
+	x, all := newIndex(t), newOracle()
+	x.tiers[0].arena.maxPages = 9
 	r := rand.New(rand.NewPCG(3, 4))
 	refused := 0
 	var s OverlapScores
@@ -324,18 +408,13 @@ func TestArenaExhausted(t *testing.T) {
 		case 2:
 			e := removes(base, min(from, to), to)
 			x.Removed(w, e)
-			all.removed(w, e.Hashes)
+			all.removed(w, 0, e.Hashes)
 		case 3:
 			x.FindMatches(chain, &s)
+			most := all.find(chain)
 			for w, n := range scoresOf(t, &s) {
-				held := map[kvblock.SequenceHash]bool{}
-				for _, seq := range all.names[w] {
-					held[seq] = true
-				}
-				for i := range n {
-					if !held[chain[i]] {
-						t.Fatalf("step %d: worker %d does not hold block %d of %d", step, w, i, n)
-					}
+				if most := most[w]; n[0] > most[0] {
+					t.Fatalf("step %d: worker %d does not hold %d blocks, but %d", step, w, n[0], most[0])
 				}
 			}
 		}
@@ -350,7 +429,7 @@ func TestArenaExhausted(t *testing.T) {
 	if got := x.Stats(); got.Entries != 0 || got.Blocks != 0 {
 		t.Errorf("got %+v", got)
 	}
-	for _, in := range x.arena.info {
+	for _, in := range x.tiers[0].arena.info {
 		if in.used != 0 {
 			t.Errorf("page with %d records", in.used)
 		}
@@ -362,7 +441,7 @@ func TestArenaExhausted(t *testing.T) {
 
 // Workers come, fill up, lose blocks and leave, for many rounds; memory is that of one round.
 func TestMemoryComesBack(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	var first, last int
 	for round := range 8 {
 		for w := range kvblock.Worker(4) {
@@ -411,12 +490,18 @@ func (b *bounds) say(lo, hi int) {
 // Readers beside writers get answers that lie between what was true before and after. Writers of several workers store,
 // remove, clear and leave on prompts that share beginnings, so that runs move and split under the readers.
 func TestReadersBesideWriters(t *testing.T) {
+	for _, tier := range []kvblock.Tier{kvblock.TierDevice, kvblock.TierHostPinned} {
+		t.Run(tier.String(), func(t *testing.T) { readBesideWriters(t, tier) })
+	}
+}
+
+func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 	const (
 		workers = 4
 		blocks  = 200
 		ops     = 1500
 	)
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	// Prompts 0 and 1 part at block 90.
 	local, chain := chainOf(1, blocks)
 	other, _ := chainOf(2, blocks)
@@ -431,8 +516,14 @@ func TestReadersBesideWriters(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(w), 5))
 			b, n := &held[w], 0
 			store := func(e kvblock.Stored) {
-				if err := x.Stored(w, e); err != nil {
+				if err := x.Stored(w, inTier(tier, e)); err != nil {
 					t.Errorf("worker %d: %v", w, err)
+				}
+			}
+			remove := func(e kvblock.Removed) {
+				e.Tier = tier
+				if n := x.Removed(w, e); n > 0 {
+					t.Errorf("worker %d: %d unknown", w, n)
 				}
 			}
 			for range ops {
@@ -446,13 +537,13 @@ func TestReadersBesideWriters(t *testing.T) {
 				case op < 8 && n > 0: // shrink
 					m := n - 1 - r.IntN(min(n, 30))
 					b.say(m, n)
-					x.Removed(w, removes(1, m, n))
+					remove(removes(1, m, n))
 					b.say(m, m)
 					n = m
 				case op < 10 && n > 1: // a hole, and filled again
 					m := r.IntN(n)
 					b.say(m, n)
-					x.Removed(w, removes(1, m, m+1))
+					remove(removes(1, m, m+1))
 					b.say(m, m)
 					b.say(m, n)
 					store(stores(1, local, m, m+1))
@@ -462,7 +553,7 @@ func TestReadersBesideWriters(t *testing.T) {
 					store(stores(1000, other, 0, blocks))
 					b.say(max(n, 90), max(n, 90))
 					b.say(n, max(n, 90))
-					x.Removed(w, removes(1000, 0, blocks))
+					remove(removes(1000, 0, blocks))
 					b.say(n, n)
 				case op == 11:
 					b.say(0, n)
@@ -494,7 +585,7 @@ func TestReadersBesideWriters(t *testing.T) {
 					}
 					lo := min(before[w]>>16&0xffff, after>>16&0xffff)
 					hi := max(before[w]&0xffff, after&0xffff)
-					if n := uint64(s.Blocks(kvblock.Worker(w))); n < lo || n > hi {
+					if n := uint64(s.Blocks(kvblock.Worker(w)) + s.Extension(kvblock.Worker(w)).Host); n < lo || n > hi {
 						t.Errorf("worker %d: %d blocks, held at least %d, at most %d", w, n, lo, hi)
 					}
 					checked.Add(1)
@@ -517,16 +608,17 @@ func TestReadersBesideWriters(t *testing.T) {
 
 // A reader that meets nothing but changes ends up asking under the lock.
 func TestFindMatchesUnderTheLock(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 30)
 	mustStore(t, x, 1, stores(1, local, 0, 30))
-	x.mu.Lock()
-	at, ok := x.table.find(&x.arena, chain[0])
+	tier := &x.tiers[0]
+	tier.mu.Lock()
+	at, ok := tier.table.find(&tier.arena, chain[0])
 	if !ok {
 		t.Fatal("block 0 not found")
 	}
-	r, _ := x.runOf(at)
-	words := x.arena.record(r)
+	r, _ := tier.runOf(at)
+	words := tier.arena.record(r)
 	begin(words)
 	got := make(chan int)
 	go func() {
@@ -540,14 +632,14 @@ func TestFindMatchesUnderTheLock(t *testing.T) {
 	default:
 	}
 	end(words, 30)
-	x.mu.Unlock()
+	tier.mu.Unlock()
 	if n := <-got; n != 30 {
 		t.Errorf("got %d, want 30", n)
 	}
 }
 
 func TestFindMatchesDoesNotAllocate(t *testing.T) {
-	x := newIndex(t, 0)
+	x := newIndex(t)
 	local, chain := chainOf(1, 200)
 	for w := range kvblock.Worker(100) {
 		mustStore(t, x, w, stores(1, local, 0, 101+int(w)))
@@ -556,5 +648,13 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 	x.FindMatches(chain, &s)
 	if n := testing.AllocsPerRun(100, func() { x.FindMatches(chain, &s) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
+	}
+	for w := range kvblock.Worker(50) {
+		mustStore(t, x, w, inTier(kvblock.TierHostPinned, stores(1, local, 0, 90+2*int(w))))
+		mustStore(t, x, w, inTier(kvblock.TierDisk, stores(1, local, 0, 180)))
+	}
+	x.FindMatches(chain, &s)
+	if n := testing.AllocsPerRun(100, func() { x.FindMatches(chain, &s) }); n != 0 || !s.HasExtensions() {
+		t.Errorf("%v allocations with lower tiers, want none", n)
 	}
 }

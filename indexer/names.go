@@ -130,6 +130,18 @@ func (t *names) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named 
 	return block, true
 }
 
+// each calls f with every entry. f must not change t.
+func (t *names) each(f func(name)) {
+	for _, e := range t.slots {
+		if e.engine != 0 {
+			f(e)
+		}
+	}
+	if t.hasZero {
+		f(name{0, t.zero})
+	}
+}
+
 func (t *names) resize(size int) {
 	old := t.slots
 	t.slots = make([]name, size)

@@ -11,11 +11,11 @@ import (
 // Runs are what makes lookups fast, not what makes them right: the table finds every single block, so a prompt may be cut
 // into runs in any way. It is cut where prompts part, where holders differ, and where a block in the middle goes.
 //
-// Invariants, whenever Index.mu is free: every block is in one run and in the table; every block has a holder.
+// Invariants, whenever Indet.mu is free: every block is in one run and in the table; every block has a holder.
 //
 // A run is a record of the arena:
 //
-//	word 0   version << 32 | number of blocks
+//	word 0   version << 32 | blocks before it in the prompt << 6 | number of blocks
 //	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
@@ -44,21 +44,33 @@ type run = ref
 func ones(n int) uint64 { return 1<<n - 1 }
 
 // runOf returns the run of the block at r, and the block's place in it.
-func (x *Index) runOf(r ref) (at run, i int) {
-	size := ref(1) << x.arena.page(r).class
+func (t *tier) runOf(r ref) (at run, i int) {
+	size := ref(1) << t.arena.page(r).class
 	at = r &^ (size - 1)
 	return at, int(r-at) - runHeader
 }
 
-func (x *Index) runLen(r run) int { return int(uint32(x.arena.record(r)[0])) }
+func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
 // begin starts a change of run r: readers wait until end.
 func begin(words []uint64) { atomic.StoreUint64(&words[0], words[0]+1<<32) }
 
 // end publishes the run with n blocks.
 func end(words []uint64, n int) {
-	atomic.StoreUint64(&words[0], (words[0]>>32+1)<<32|uint64(n))
+	atomic.StoreUint64(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
 }
+
+const (
+	lengthBits = 6
+	maxDepth   = 1<<(32-lengthBits) - 1
+)
+
+// length takes the number of blocks out of a run's word 0.
+func length(word uint64) int { return int(word & (1<<lengthBits - 1)) }
+
+// depthOf takes out of a run's word 0 how many blocks come before it in its prompt, at most maxDepth. It is known only as
+// far as the run's first store knew it, and serves eviction alone.
+func depthOf(word uint64) int { return int(word >> lengthBits & maxDepth) }
 
 // holder is one holder of a run.
 type holder struct {
@@ -67,16 +79,16 @@ type holder struct {
 }
 
 // maskOf returns which blocks of r worker w holds.
-func (x *Index) maskOf(r run, w kvblock.Worker) uint64 {
-	words := x.arena.record(r)
+func (t *tier) maskOf(r run, w kvblock.Worker) uint64 {
+	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
 		if words[1] == uint64(w) {
 			return words[2]
 		}
 		return 0
 	}
-	h := holdersOf(x.arena.record(ref(words[1])))
-	all := ones(int(uint32(words[0])))
+	h := holdersOf(t.arena.record(ref(words[1])))
+	all := ones(length(words[0]))
 	if h.all(w) {
 		return all
 	}
@@ -87,13 +99,13 @@ func (x *Index) maskOf(r run, w kvblock.Worker) uint64 {
 }
 
 // union returns which blocks of r anybody holds.
-func (x *Index) union(r run) uint64 {
-	words := x.arena.record(r)
+func (t *tier) union(r run) uint64 {
+	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
 		return words[2]
 	}
-	h := holdersOf(x.arena.record(ref(words[1])))
-	all := ones(int(uint32(words[0])))
+	h := holdersOf(t.arena.record(ref(words[1])))
+	all := ones(length(words[0]))
 	if h.full > 0 {
 		return all
 	}
@@ -143,9 +155,9 @@ func (h *holders) find(w kvblock.Worker) int {
 
 // setMask makes mask what w holds of r. It may leave blocks without a holder; see clearMask. It reports failure, changing
 // nothing, if the arena is exhausted.
-func (x *Index) setMask(r run, w kvblock.Worker, mask uint64) bool {
-	words := x.arena.record(r)
-	n := int(uint32(words[0]))
+func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
+	words := t.arena.record(r)
+	n := length(words[0])
 	if words[1] == uint64(w) { // the only holder
 		begin(words)
 		atomic.StoreUint64(&words[2], mask)
@@ -156,11 +168,11 @@ func (x *Index) setMask(r run, w kvblock.Worker, mask uint64) bool {
 		if mask == 0 {
 			return true
 		}
-		x.list = append(x.list[:0], holder{kvblock.Worker(words[1]), words[2]}, holder{w, mask})
-		return x.setHolders(r, n)
+		t.list = append(t.list[:0], holder{kvblock.Worker(words[1]), words[2]}, holder{w, mask})
+		return t.setHolders(r, n)
 	}
 
-	h := holdersOf(x.arena.record(ref(words[1])))
+	h := holdersOf(t.arena.record(ref(words[1])))
 	inBits, at := h.all(w), -1
 	if !inBits {
 		at = h.find(w)
@@ -169,9 +181,9 @@ func (x *Index) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	toList := mask != 0 && !toBits
 	full, nlist := h.full, len(h.list)/2
 	if toList && at < 0 && 1+len(h.bits)+2*(nlist+1) > len(h.words) { // no room
-		x.collect(r, 0, n, w)
-		x.list = append(x.list, holder{w, mask})
-		return x.setHolders(r, n)
+		t.collect(r, 0, n, w)
+		t.list = append(t.list, holder{w, mask})
+		return t.setHolders(r, n)
 	}
 	begin(words)
 	if inBits != toBits {
@@ -194,8 +206,8 @@ func (x *Index) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	h.setCounts(full, nlist)
 	end(words, n)
 	if full+nlist == 1 {
-		x.collect(r, 0, n, noWorker)
-		return x.setHolders(r, n)
+		t.collect(r, 0, n, noWorker)
+		return t.setHolders(r, n)
 	}
 	return true
 }
@@ -210,20 +222,20 @@ func b2i(b bool) int {
 	return 0
 }
 
-// collect sets x.list to the holders of n blocks of r from block i on, with their masks of these, without worker except.
-func (x *Index) collect(r run, i, n int, except kvblock.Worker) {
-	x.list = x.list[:0]
+// collect sets t.list to the holders of n blocks of r from block i on, with their masks of these, without worker except.
+func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
+	t.list = t.list[:0]
 	add := func(w kvblock.Worker, mask uint64) {
 		if mask = mask >> i & ones(n); mask != 0 && w != except {
-			x.list = append(x.list, holder{w, mask})
+			t.list = append(t.list, holder{w, mask})
 		}
 	}
-	words := x.arena.record(r)
+	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
 		add(kvblock.Worker(words[1]), words[2])
 		return
 	}
-	h := holdersOf(x.arena.record(ref(words[1])))
+	h := holdersOf(t.arena.record(ref(words[1])))
 	for j, word := range h.bits {
 		for ; word != 0; word &= word - 1 {
 			add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
@@ -234,61 +246,61 @@ func (x *Index) collect(r run, i, n int, except kvblock.Worker) {
 	}
 }
 
-// setHolders makes x.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the arena
+// setHolders makes t.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the arena
 // is exhausted.
-func (x *Index) setHolders(r run, n int) bool {
-	who, mask, ok := x.makeHolders(n)
+func (t *tier) setHolders(r run, n int) bool {
+	who, mask, ok := t.makeHolders(n)
 	if !ok {
 		return false
 	}
-	words := x.arena.record(r)
+	words := t.arena.record(r)
 	old := words[1]
 	begin(words)
 	atomic.StoreUint64(&words[1], who)
 	atomic.StoreUint64(&words[2], mask)
 	end(words, n)
 	if old&manyHolders != 0 {
-		x.arena.release(ref(old))
+		t.arena.release(ref(old))
 	}
 	return true
 }
 
-// makeHolders returns words 1 and 2 of a run of n blocks whose holders are x.list.
-func (x *Index) makeHolders(n int) (who, mask uint64, ok bool) {
-	switch len(x.list) {
+// makeHolders returns words 1 and 2 of a run of n blocks whose holders are t.list.
+func (t *tier) makeHolders(n int) (who, mask uint64, ok bool) {
+	switch len(t.list) {
 	case 0:
 		return uint64(noWorker), 0, true
 	case 1:
-		return uint64(x.list[0].worker), x.list[0].mask, true
+		return uint64(t.list[0].worker), t.list[0].mask, true
 	}
-	at, ok := x.allocHolders(n)
+	at, ok := t.allocHolders(n)
 	return manyHolders | uint64(at), 0, ok
 }
 
-// allocHolders returns a new record for the holders in x.list of a run of n blocks.
-func (x *Index) allocHolders(n int) (ref, bool) {
+// allocHolders returns a new record for the holders in t.list of a run of n blocks.
+func (t *tier) allocHolders(n int) (ref, bool) {
 	full, top := 0, kvblock.Worker(0)
-	for _, h := range x.list {
+	for _, h := range t.list {
 		if h.mask == ones(n) {
 			full++
 			top = max(top, h.worker)
 		}
 	}
-	nbits, nlist := int(top/64)+1, len(x.list)-full
+	nbits, nlist := int(top/64)+1, len(t.list)-full
 	if full == 0 || nbits > 2*full { // a bitset would be larger than the list
-		nbits, nlist, full = 0, len(x.list), 0
+		nbits, nlist, full = 0, len(t.list), 0
 	}
-	at, ok := x.arena.alloc(sortHolders, classFor(1+nbits+2*nlist+2)) // with room for one more
+	at, ok := t.arena.alloc(sortHolders, classFor(1+nbits+2*nlist+2)) // with room for one more
 	if !ok {
 		return 0, false
 	}
-	words := x.arena.record(at)
+	words := t.arena.record(at)
 	for i := range nbits {
 		atomic.StoreUint64(&words[1+i], 0)
 	}
 	h := holders{words: words, bits: words[1 : 1+nbits]}
 	list := words[1+nbits:]
-	for _, e := range x.list {
+	for _, e := range t.list {
 		if nbits > 0 && e.mask == ones(n) {
 			atomic.StoreUint64(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
 			continue
@@ -301,31 +313,33 @@ func (x *Index) allocHolders(n int) (ref, bool) {
 	return at, true
 }
 
-// newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end.
-func (x *Index) newRun(n int) (run, bool) {
-	r, ok := x.arena.alloc(sortRun, classFor(runHeader+n))
+// newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks come
+// before it.
+func (t *tier) newRun(n, depth int) (run, bool) {
+	r, ok := t.arena.alloc(sortRun, classFor(runHeader+n))
 	if ok {
-		begin(x.arena.record(r))
+		words := t.arena.record(r)
+		atomic.StoreUint64(&words[0], (words[0]>>32+1)<<32|uint64(min(depth, maxDepth))<<lengthBits)
 	}
 	return r, ok
 }
 
 // copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all. The
 // table names the blocks there afterwards; r still has them. It reports failure if the arena is exhausted.
-func (x *Index) copyRun(r run, i, n, want int) (run, bool) {
-	x.collect(r, i, n, noWorker)
-	who, mask, ok := x.makeHolders(n)
+func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
+	t.collect(r, i, n, noWorker)
+	who, mask, ok := t.makeHolders(n)
 	if !ok {
 		return 0, false
 	}
-	to, ok := x.newRun(want)
+	to, ok := t.newRun(want, depthOf(t.arena.record(r)[0])+i)
 	if !ok {
 		if who&manyHolders != 0 {
-			x.arena.release(ref(who))
+			t.arena.release(ref(who))
 		}
 		return 0, false
 	}
-	from, words := x.arena.record(r)[runHeader+i:], x.arena.record(to)
+	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
 	atomic.StoreUint64(&words[1], who)
 	atomic.StoreUint64(&words[2], mask)
 	for j := range n {
@@ -333,38 +347,38 @@ func (x *Index) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	end(words, n)
 	for j := range n {
-		x.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
+		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
 	}
 	return to, true
 }
 
 // freeRun gives r back. The table must not name its blocks any more.
-func (x *Index) freeRun(r run) {
-	words := x.arena.record(r)
+func (t *tier) freeRun(r run) {
+	words := t.arena.record(r)
 	who := words[1]
 	begin(words)
 	end(words, 0)
 	if who&manyHolders != 0 {
-		x.arena.release(ref(who))
+		t.arena.release(ref(who))
 	}
-	x.arena.release(r)
+	t.arena.release(r)
 }
 
 // cut makes r end after n blocks. The table must not name the rest there any more.
-func (x *Index) cut(r run, n int) {
-	words := x.arena.record(r)
+func (t *tier) cut(r run, n int) {
+	words := t.arena.record(r)
 	begin(words)
 	end(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the same.
-	x.collect(r, 0, n, noWorker)
-	x.setHolders(r, n)
+	t.collect(r, 0, n, noWorker)
+	t.setHolders(r, n)
 }
 
 // split moves the blocks of r from block i on to a run of their own, so that r is what prompts have in common that part
 // there. If the arena is exhausted r stays as it is.
-func (x *Index) split(r run, i int) {
-	n := x.runLen(r) - i
-	if _, ok := x.copyRun(r, i, n, n); ok {
-		x.cut(r, i)
+func (t *tier) split(r run, i int) {
+	n := t.runLen(r) - i
+	if _, ok := t.copyRun(r, i, n, n); ok {
+		t.cut(r, i)
 	}
 }

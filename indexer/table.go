@@ -11,11 +11,12 @@ import (
 // and shrink on their own, so that no growth takes long.
 //
 // A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that address.
-// Readers need no lock, by this protocol of the writers (guarded by Index.mu): the hash is at the address before a slot
+// Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address before a slot
 // says so, and when a block moves or goes, its slot changes first. So a reader who finds something else at the address
 // than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
 type table struct {
 	seed     uint64
+	size     int // bytes of all slots
 	segments [1 << segmentBits]segment
 }
 
@@ -75,7 +76,7 @@ func (t *table) insert(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
 	seg := &t.segments[m>>(64-segmentBits)]
 	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*3 {
-		seg.rebuild(seg.live + 1)
+		t.rebuild(seg, seg.live+1)
 	}
 	slots := *seg.slots.Load()
 	mask := uint32(len(slots) - 1)
@@ -119,7 +120,7 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 		}
 	}
 	if len(slots) > minSlots && seg.live*8 < len(slots) {
-		seg.rebuild(seg.live)
+		t.rebuild(seg, seg.live)
 	}
 }
 
@@ -136,13 +137,17 @@ func slotOf(slots []uint64, m uint64, r ref) uint32 {
 
 // rebuild makes room for live blocks and as many again before the next one, without slotGone. Readers of the old slots
 // find what was true until now.
-func (seg *segment) rebuild(live int) {
+func (t *table) rebuild(seg *segment, live int) {
+	if old := seg.slots.Load(); old != nil {
+		t.size -= 8 * len(*old)
+	}
 	if live == 0 {
 		seg.slots.Store(nil)
 		seg.gone = 0
 		return
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2))))
+	t.size += 8 * len(slots)
 	mask := uint32(len(slots) - 1)
 	if old := seg.slots.Load(); old != nil {
 		for _, slot := range *old {
@@ -158,15 +163,4 @@ func (seg *segment) rebuild(live int) {
 	}
 	seg.gone = 0
 	seg.slots.Store(&slots)
-}
-
-// bytes returns the memory of the slots.
-func (t *table) bytes() int {
-	total := 0
-	for i := range t.segments {
-		if slots := t.segments[i].slots.Load(); slots != nil {
-			total += 8 * len(*slots)
-		}
-	}
-	return total
 }

@@ -83,9 +83,11 @@ type Decision struct {
 
 	Reason                Reason
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
-	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker
+	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker, in whatever tier
 	BlockSize             int // the worker's; 0: not known
-	Costs                 []Cost
+	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
+	IndexAtBound bool
+	Costs        []Cost
 }
 
 // Cost is one candidate's price; lower is better.
@@ -93,8 +95,9 @@ type Cost struct {
 	Name string
 	Rank uint32
 	Cost float64
-	// CachedBlocks is how many leading blocks of the prompt the candidate holds.
-	CachedBlocks int
+	// CachedBlocks is how many leading blocks of the prompt the candidate holds on its device; HostBlocks and DiskBlocks
+	// are how many more it holds behind them in host memory, and on disk or in external storage.
+	CachedBlocks, HostBlocks, DiskBlocks int
 }
 
 // Route is a decision that is booked. Free it exactly where the request ends.
@@ -180,7 +183,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	if r.log.Enabled(ctx, slog.LevelDebug) {
 		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "worker", route.Name, "rank", route.Rank,
 			"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-			"predicted_cached_tokens", route.PredictedCachedTokens, "costs", route.Costs)
+			"predicted_cached_tokens", route.PredictedCachedTokens, "index_at_bound", route.IndexAtBound, "costs", route.Costs)
 	}
 	return route, nil
 }
@@ -304,14 +307,17 @@ type variant struct {
 	blockSize int
 	eagle     bool
 	prompt    scoring.Prompt
-	overlap   []int32 // indexed by worker number: leading blocks held, summed over the prompts; 0 beyond its length
+	overlap   []overlap // indexed by worker number, summed over the prompts; 0 beyond its length
 }
 
-func (v *variant) overlapOf(w kvblock.Worker) int {
+// overlap is how many leading blocks a worker holds on its device, and behind them in the tiers that cost the same.
+type overlap struct{ device, host, disk int32 }
+
+func (v *variant) overlapOf(w kvblock.Worker) overlap {
 	if int(w) < len(v.overlap) {
-		return int(v.overlap[w])
+		return v.overlap[w]
 	}
-	return 0
+	return overlap{}
 }
 
 func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
@@ -342,7 +348,8 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		c := scoring.Candidate{Worker: w.Worker}
 		if v := d.variantOf(&w); v != nil {
 			c.Prompt = &v.prompt
-			c.DeviceBlocks = v.overlapOf(w.Worker)
+			o := v.overlapOf(w.Worker)
+			c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
 		} else if w.BlockSize > 0 {
 			c.Prompt = &scoring.Prompt{BlockSize: w.BlockSize}
 		}
@@ -359,15 +366,17 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if err != nil {
 		return nil, fmt.Errorf("router: %w", err)
 	}
-	w := &d.workers[sel.Index]
+	w, chosen := &d.workers[sel.Index], &d.candidates[sel.Index]
 	route := &Route{booking: booking, Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize,
 		Reason: reason, PromptTokens: p.isl,
-		PredictedCachedTokens: d.candidates[sel.Index].DeviceBlocks * w.BlockSize,
+		PredictedCachedTokens: (chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks) * w.BlockSize,
+		IndexAtBound:          r.index.AtBound(),
 		Costs:                 make([]Cost, len(costs)),
 	}}
 	for i := range costs {
-		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], d.candidates[i].DeviceBlocks}
+		c := &d.candidates[i]
+		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], c.DeviceBlocks, c.HostBlocks, c.DiskBlocks}
 	}
 	return route, nil
 }
@@ -409,9 +418,12 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 		r.index.FindMatches(chain, &d.scores)
 		for _, o := range d.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
-				v.overlap = append(v.overlap, make([]int32, n-len(v.overlap))...)
+				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
 			}
-			v.overlap[o.Worker] += int32(o.Blocks)
+			sum, lower := &v.overlap[o.Worker], d.scores.Extension(o.Worker)
+			sum.device += int32(o.Blocks)
+			sum.host += int32(lower.Host)
+			sum.disk += int32(lower.Disk + lower.External)
 		}
 	}
 	for i, t := range p.tokens {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -105,6 +106,40 @@ func (h *house) route(req *Request) *Route {
 }
 
 var blocksOfFour = kvblock.HashOptions{BlockSize: 4}
+
+// Blocks in lower tiers are worth less, and only behind those of the tiers above. A host block is worth
+// 0.75, one on disk or in external storage 0.25, as in Dynamo.
+func TestLowerTiersArePriced(t *testing.T) {
+	endpoints := workers(3)
+	for i := range endpoints {
+		endpoints[i].BlockSize = 16
+	}
+	h := newHouse(t, endpoints...)
+	ids := tokens(0, 100)
+	local := kvblock.AppendLocalHashes(nil, ids, kvblock.HashOptions{BlockSize: 16})
+	store := func(w kvblock.Worker, tier kvblock.Tier, n int) {
+		t.Helper()
+		e := kvblock.Stored{Tier: tier}
+		for i, l := range local[:n] {
+			e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(i + 1), Local: l})
+		}
+		if err := h.index.Stored(w, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store(0, kvblock.TierDevice, 2)
+	store(0, kvblock.TierHostPinned, 4)
+	store(1, kvblock.TierHostPinned, 4)
+	store(2, kvblock.TierDisk, 1)
+	store(2, kvblock.TierExternal, 3)
+	r := h.route(completion("m", ids))
+	defer r.Free()
+	// 6.25 raw blocks less the credit, and 6 blocks to be held.
+	want := []Cost{{"w0", 0, 12.25 - 2 - 0.75*2, 2, 2, 0}, {"w1", 0, 12.25 - 0.75*4, 0, 4, 0}, {"w2", 0, 12.25 - 0.25*3, 0, 0, 3}}
+	if !slices.Equal(r.Costs, want) || r.Name != "w0" || r.PredictedCachedTokens != 64 {
+		t.Errorf("got %+v, want costs %+v", r.Decision, want)
+	}
+}
 
 func TestWarmWorkerIsChosen(t *testing.T) {
 	h := newHouse(t, workers(4)...)

@@ -45,7 +45,7 @@ func digest(scores *indexer.OverlapScores) (sum uint64) {
 	return sum
 }
 
-func newIndex() (*indexer.Index, error) { return indexer.New(indexer.Config{MaxEntries: 1 << 26}) }
+func newIndex() (*indexer.Index, error) { return indexer.New(indexer.Config{MaxBytes: 16 << 30}) }
 
 // replay runs a whole workload on a new index, and answers what each of its phases took.
 func replay(path string) (map[int]*result, error) {

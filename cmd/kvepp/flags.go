@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -47,7 +48,7 @@ type options struct {
 	headerAliases   bool
 	decisionHeaders bool
 	maxParseBytes   int
-	indexMaxBlocks  int
+	indexMaxBytes   int64
 
 	overlapWeight float64 // deprecated; NaN when not given
 	kvEvents      bool
@@ -115,7 +116,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank")
 	f.BoolVar(&o.decisionHeaders, "decision-headers", false, "show each decision in the response as x-kvepp-* headers. They tell clients the workers' names and loads")
 	f.IntVar(&o.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
-	f.IntVar(&o.indexMaxBlocks, "index-max-blocks", 0, "most (worker, block) `ENTRIES` in the index, which bounds its memory; at the limit new blocks are not indexed, and counted. 0: the default, see README")
+	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 
 	d := scoring.DefaultConfig()
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: every request is routed by load")
@@ -220,6 +221,20 @@ func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
 	return errors.Join(errs...)
 }
 
+// minIndexBytes is the least memory in which an index is of any use.
+const minIndexBytes = 1 << 20
+
+// indexBytes returns the bound on the index's memory, given the limit that Go was set, math.MaxInt64 for none.
+func (o *options) indexBytes(goLimit int64) int64 {
+	switch {
+	case o.indexMaxBytes > 0:
+		return o.indexMaxBytes
+	case goLimit == math.MaxInt64:
+		return indexer.DefaultMaxBytes
+	}
+	return max(goLimit/2, minIndexBytes)
+}
+
 // check says what is wrong with the options together, and what to do.
 func (o *options) check() error {
 	if !math.IsNaN(o.overlapWeight) {
@@ -237,8 +252,8 @@ func (o *options) check() error {
 		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
 	case o.maxParseBytes < 1:
 		return errors.New("--max-parse-bytes must be at least 1")
-	case o.indexMaxBlocks < 0:
-		return errors.New("--index-max-blocks may not be negative")
+	case o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes:
+		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
 		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:

@@ -45,7 +45,7 @@ var settings = []struct {
 	{"header-aliases", "KVEPP_HEADER_ALIASES", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.headerAliases }},
 	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
 	{"max-parse-bytes", "KVEPP_MAX_PARSE_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxParseBytes }},
-	{"index-max-blocks", "KVEPP_INDEX_MAX_BLOCKS", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.indexMaxBlocks }},
+	{"index-max-bytes", "KVEPP_INDEX_MAX_BYTES", "", [3]string{"1048576", "2000000", "3000000"}, func(o *options) any { return o.indexMaxBytes }},
 	{"event-plane", "KVEPP_EVENT_PLANE", "DYN_EVENT_PLANE", [3]string{"zmq", "nats", "zmq"}, func(o *options) any { return o.feed.EventPlane }},
 	{"nats-server", "KVEPP_NATS_SERVER", "NATS_SERVER", [3]string{"nats://a", "nats://b", "nats://c"}, func(o *options) any { return o.feed.NATSServer }},
 	{"router-kv-events", "KVEPP_ROUTER_KV_EVENTS", "DYN_ROUTER_USE_KV_EVENTS", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
@@ -271,6 +271,19 @@ func TestHelpAndVersion(t *testing.T) {
 		code := run(c.args, nil, &stdout, &stderr, func(string) string { return "" })
 		if code != c.code || !strings.Contains(stdout.String()+stderr.String(), c.says) {
 			t.Errorf("%v: status %s, %q %q", c.args, strconv.Itoa(code), stdout.String(), stderr.String())
+		}
+	}
+}
+
+func TestIndexBytes(t *testing.T) {
+	for _, c := range []struct{ flag, limit, want int64 }{
+		{0, math.MaxInt64, 2 << 30},
+		{0, 3 << 30, 3 << 29},
+		{0, 1000, minIndexBytes},
+		{5 << 20, 3 << 30, 5 << 20},
+	} {
+		if got := (&options{indexMaxBytes: c.flag}).indexBytes(c.limit); got != c.want {
+			t.Errorf("flag %d, GOMEMLIMIT %d: %d, want %d", c.flag, c.limit, got, c.want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +56,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	index, err := indexer.New(indexer.Config{MaxEntries: o.indexMaxBlocks})
+	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err
 	}
@@ -245,6 +246,23 @@ func warnOnce(log *slog.Logger, text string) {
 func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
+	m.Source(metrics.IndexMaxBytes, metrics.IndexMaxBytesHelp, nil, func() float64 { return float64(index.Stats().MaxBytes) })
+	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
+		if index.AtBound() {
+			return 1
+		}
+		return 0
+	})
+	for outcome, count := range map[string]func(indexer.Stats) uint64{
+		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
+		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
+		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
+		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
+	} {
+		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count(index.Stats())) })
+	}
 	m.Source(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
 		s := p.Acquire()
 		defer s.Release()

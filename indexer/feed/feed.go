@@ -219,12 +219,12 @@ func outcome(err error) string {
 	switch {
 	case err == nil:
 		return "applied"
+	case errors.Is(err, indexer.ErrKeptAside):
+		return "kept_aside"
 	case errors.Is(err, indexer.ErrParentNotFound):
 		return "parent_block_not_found"
 	case errors.Is(err, indexer.ErrFull):
 		return "index_full"
-	case errors.Is(err, indexer.ErrTier):
-		return "lower_tier"
 	}
 	return "refused"
 }

@@ -1,0 +1,161 @@
+package indexer
+
+import "kvepp/kvblock"
+
+// Bounds of what one worker may have kept aside. Beyond, the oldest are given up.
+const (
+	maxAsideStores = 1024
+	maxAsideBlocks = 1 << 14
+)
+
+// aside keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the index
+// joined late, evicted the parent, or the parent is announced after its child. A block that is removed while it waits is
+// taken out of its store; its successors are still where they were.
+//
+// It is guarded by worker.mu, and empty for almost every worker, so that plain maps do. The zero value is empty.
+type aside struct {
+	stores int                                  // that wait
+	parent map[kvblock.EngineHash][]*asideStore // by the block they wait for, in order of arrival
+	blocks map[asideBlock]asidePlace            // every block that waits, by its name
+	order  []*asideStore                        // in order of arrival, those that wait no more among them
+}
+
+type asideBlock struct {
+	tier   kvblock.Tier
+	engine kvblock.EngineHash
+}
+
+type asidePlace struct {
+	store *asideStore
+	at    int // in store.blocks
+}
+
+type asideStore struct {
+	tier    kvblock.Tier
+	parent  kvblock.EngineHash
+	blocks  []kvblock.StoredBlock
+	gone    []bool // by block: removed since, or waiting in an earlier store
+	settled bool   // joined or given up
+}
+
+// bytes is about what is waiting.
+func (a *aside) bytes() int { return 160*len(a.order) + (mapEntry+40)*len(a.blocks) }
+
+// setAside keeps a store until its parent comes.
+func (x *Index) setAside(wk *worker, e *kvblock.Stored) error {
+	if len(e.Blocks) > maxAsideBlocks {
+		x.parentNotFound.Add(1)
+		return ErrParentNotFound
+	}
+	a := &wk.aside
+	if a.parent == nil {
+		a.parent, a.blocks = map[kvblock.EngineHash][]*asideStore{}, map[asideBlock]asidePlace{}
+	}
+	s := &asideStore{tier: e.Tier, parent: e.Parent, blocks: append([]kvblock.StoredBlock(nil), e.Blocks...), gone: make([]bool, len(e.Blocks))}
+	for i, b := range s.blocks {
+		key := asideBlock{s.tier, b.Engine}
+		if _, waits := a.blocks[key]; waits {
+			s.gone[i] = true
+		} else {
+			a.blocks[key] = asidePlace{s, i}
+		}
+	}
+	a.parent[s.parent] = append(a.parent[s.parent], s)
+	a.order = append(a.order, s)
+	a.stores++
+	x.keptAside.Add(1)
+	for a.stores > maxAsideStores || len(a.blocks) > maxAsideBlocks {
+		oldest := a.order[0]
+		if a.order = a.order[1:]; !oldest.settled {
+			a.settle(oldest)
+			a.parent[oldest.parent] = a.parent[oldest.parent][1:] // they are in order of arrival as well
+			if len(a.parent[oldest.parent]) == 0 {
+				delete(a.parent, oldest.parent)
+			}
+			x.parentNotFound.Add(1)
+		}
+	}
+	return ErrKeptAside
+}
+
+// settle takes a store's blocks off the list of those that wait.
+func (a *aside) settle(s *asideStore) {
+	s.settled = true
+	a.stores--
+	for i, b := range s.blocks {
+		if !s.gone[i] {
+			delete(a.blocks, asideBlock{s.tier, b.Engine})
+		}
+	}
+	// Joined stores stay in order until they are the oldest; they must not pile up behind one that never joins.
+	if len(a.order) > 2*a.stores+16 {
+		kept := make([]*asideStore, 0, a.stores)
+		for _, o := range a.order {
+			if !o.settled {
+				kept = append(kept, o)
+			}
+		}
+		a.order = kept
+	}
+}
+
+// remove takes away the block that waits under this name, if one does.
+func (a *aside) remove(tier kvblock.Tier, e kvblock.EngineHash) bool {
+	key := asideBlock{tier, e}
+	p, ok := a.blocks[key]
+	if ok {
+		p.store.gone[p.at] = true
+		delete(a.blocks, key)
+	}
+	return ok
+}
+
+// join stores what waited for the blocks just named, and what waited for that.
+func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) {
+	a := &wk.aside
+	var next []kvblock.StoredBlock // named blocks yet to look at
+	for next = append(next, named...); len(next) > 0; next = next[1:] {
+		waiting := a.parent[next[0].Engine]
+		if len(waiting) == 0 {
+			continue
+		}
+		if _, ok := x.placeAfter(wk, waiting[0].tier, next[0].Engine); !ok {
+			continue // the name was of no use in the end
+		}
+		delete(a.parent, next[0].Engine)
+		for _, s := range waiting {
+			a.settle(s)
+			p, _ := x.placeAfter(wk, s.tier, s.parent)
+			for i := range x.tiers {
+				p.depth = max(p.depth, x.tiers[i].depth(p.seq)+1)
+			}
+			next = append(next, x.joinStore(w, wk, p, s)...)
+			x.joined.Add(1)
+		}
+	}
+}
+
+// joinStore stores the blocks of s from p on, without those that are gone or whose name went to another block meanwhile. It
+// returns the blocks that it stored.
+func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) []kvblock.StoredBlock {
+	var stored []kvblock.StoredBlock
+	from, start := 0, p // a stretch of blocks to store, and where it goes
+	flush := func(to int) {
+		if from < to {
+			n := x.store(w, wk, s.tier, start, s.blocks[from:to])
+			x.refused.Add(uint64(to - from - n))
+			stored = append(stored, s.blocks[from:from+n]...)
+		}
+	}
+	at := p
+	for i, b := range s.blocks {
+		at = place{after: true, seq: kvblock.NextSequenceHash(at.seq, b.Local), depth: at.depth + 1}
+		old, named := wk.held[s.tier].names.get(b.Engine)
+		if s.gone[i] || named && old != at.seq {
+			flush(i)
+			from, start = i+1, at
+		}
+	}
+	flush(len(s.blocks))
+	return stored
+}

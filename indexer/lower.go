@@ -1,0 +1,126 @@
+package indexer
+
+import (
+	"math/bits"
+	"sync/atomic"
+
+	"kvepp/kvblock"
+)
+
+// found is what a lower tier adds for one worker, in one run.
+type found struct {
+	worker kvblock.Worker
+	blocks int
+}
+
+// extend adds to s what the lower tier t holds behind what the tiers above it hold, worker by worker.
+//
+// Every worker's reach so far is a place where its extension may begin, and so is the prompt's start. These places are the
+// frontier, looked at from the first to the last; a run at one of them serves every worker whose reach lies within it, and
+// makes its end a place of the frontier if it carried anybody there.
+func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock.Tier) {
+	if len(chain) == 0 {
+		return
+	}
+	s.frontier = grow(s.frontier[:0], (len(chain)+63)/64)
+	clear(s.frontier)
+	mark := func(at int) {
+		if at < len(chain) {
+			s.frontier[at/64] |= 1 << (at % 64)
+		}
+	}
+	mark(0)
+	for _, h := range s.hits {
+		mark(s.reach(h.Worker))
+	}
+	retries := maxRetries
+	locked := false
+	for word := 0; word < len(s.frontier); {
+		if s.frontier[word] == 0 {
+			word++
+			continue
+		}
+		i := 64*word + bits.TrailingZeros64(s.frontier[word])
+		at, ok := t.table.find(&t.arena, chain[i])
+		if !ok {
+			s.frontier[word] &= s.frontier[word] - 1
+			continue
+		}
+		k := t.meet(at, chain, i, s)
+		if k == 0 {
+			if retries--; retries == 0 {
+				t.mu.Lock() // nothing moves now
+				locked = true
+			}
+			continue
+		}
+		s.frontier[word] &= s.frontier[word] - 1
+		for _, f := range s.found {
+			s.add(f.worker, in, f.blocks)
+			if s.reach(f.worker) == i+k {
+				mark(i + k)
+			}
+		}
+	}
+	if locked {
+		t.mu.Unlock()
+	}
+}
+
+// meet matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for those whose
+// reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
+func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
+	s.found = s.found[:0]
+	words, first := t.arena.around(at)
+	if words == nil {
+		return 0
+	}
+	version := atomic.LoadUint64(&words[0])
+	n := length(version)
+	if version>>32&1 != 0 || first < 0 || first >= n || runHeader+n > len(words) {
+		return 0
+	}
+	for k < n-first && i+k < len(chain) && atomic.LoadUint64(&words[runHeader+first+k]) == uint64(chain[i+k]) {
+		k++
+	}
+	if k == 0 {
+		return 0
+	}
+	add := func(w kvblock.Worker, mask uint64) {
+		if w >= maxWorkers {
+			return // nonsense, which the version will tell
+		}
+		reach := s.reach(w)
+		if reach < i || reach >= i+k {
+			return
+		}
+		if lead := leading(mask, first+reach-i, k-(reach-i)); lead > 0 {
+			s.found = append(s.found, found{w, lead})
+		}
+	}
+	who := atomic.LoadUint64(&words[1])
+	if who&manyHolders == 0 {
+		add(kvblock.Worker(who), atomic.LoadUint64(&words[2]))
+	} else {
+		record := t.arena.record(ref(who))
+		if len(record) == 0 {
+			return 0
+		}
+		nbits, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
+		if 1+nbits+2*nlist > len(record) {
+			return 0
+		}
+		for j := range nbits {
+			for word := atomic.LoadUint64(&record[1+j]); word != 0; word &= word - 1 {
+				add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
+			}
+		}
+		for j := 1 + nbits; j < 1+nbits+2*nlist; j += 2 {
+			add(kvblock.Worker(atomic.LoadUint64(&record[j])), atomic.LoadUint64(&record[j+1]))
+		}
+	}
+	if atomic.LoadUint64(&words[0]) != version {
+		return 0
+	}
+	return k
+}

@@ -1,0 +1,247 @@
+package indexer
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"kvepp/kvblock"
+)
+
+// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through a
+// table (table.go). Writers take turns on it; lookups (find.go) take no lock.
+type tier struct {
+	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
+	arena  arena
+	table  table
+	blocks int      // in the table
+	list   []holder // scratch
+
+	size  atomic.Int64 // bytes in use after the latest change
+	spare atomic.Int64 // bytes of the arena's pages that are not
+	busy  atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
+}
+
+// init makes t an empty tier.
+func (t *tier) init() {
+	t.table.seed = rand.Uint64()
+	t.arena.maxPages = 1 << (32 - pageBits)
+}
+
+// unlock ends a change.
+func (t *tier) unlock() {
+	t.size.Store(int64(t.arena.used()) + int64(t.table.size))
+	t.spare.Store(int64(t.arena.bytes() - t.arena.used()))
+	if busy := t.blocks > 0; busy != t.busy.Load() {
+		t.busy.Store(busy)
+	}
+	t.mu.Unlock()
+}
+
+// depth returns how many blocks come before the block with this sequence hash, 0 if it is not there. It takes no lock, and
+// may be off by a change under way.
+func (t *tier) depth(seq kvblock.SequenceHash) int {
+	at, ok := t.table.find(&t.arena, seq)
+	if !ok {
+		return 0
+	}
+	words, i := t.arena.around(at)
+	if words == nil {
+		return 0
+	}
+	return depthOf(atomic.LoadUint64(&words[0])) + i
+}
+
+// place is where in a prompt blocks go.
+type place struct {
+	after bool                 // whether a block comes before them
+	seq   kvblock.SequenceHash // that block; meaningless without after
+	depth int                  // how many blocks come before them, if it is not known of that block
+}
+
+// hold makes w hold the blocks seqs, each the successor of the one before it, from p on. fresh[i] says whether block i got
+// one more name. It returns how many blocks it did: fewer than all if the arena is exhausted.
+func (t *tier) hold(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, fresh []bool) int {
+	for i := 0; i < len(seqs); {
+		if at, ok := t.table.find(&t.arena, seqs[i]); ok {
+			k := t.join(w, h, at, seqs[i:], fresh[i:])
+			if k == 0 {
+				return i
+			}
+			i += k
+		} else {
+			if i > 0 {
+				p = place{after: true, seq: seqs[i-1], depth: p.depth + i}
+			}
+			k := t.append(w, p, seqs[i:])
+			if k == 0 {
+				return i
+			}
+			i += k
+		}
+	}
+	return len(seqs)
+}
+
+// join makes w hold the blocks of seqs that follow each other in one run from address at on. It returns how many these
+// are, 0 if the arena is exhausted.
+func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash, fresh []bool) int {
+	r, i := t.runOf(at)
+	words := t.arena.record(r)
+	n := length(words[0])
+	k := 0
+	for k < len(seqs) && i+k < n && words[runHeader+i+k] == uint64(seqs[k]) {
+		k++
+	}
+	mask := t.maskOf(r, w)
+	if want := mask | ones(k)<<i; want != mask && !t.setMask(r, w, want) {
+		return 0
+	}
+	for j := range k {
+		if fresh[j] && mask>>(i+j)&1 != 0 { // held already, by another name
+			if h.twins == nil {
+				h.twins = map[kvblock.SequenceHash]int{}
+			}
+			h.twins[seqs[j]]++
+		}
+	}
+	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
+	if k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
+		t.split(r, i+k)
+	}
+	return k
+}
+
+// append adds the first blocks of seqs, which nobody holds, as held by w, in one run. It returns how many, 0 if the arena
+// is exhausted.
+func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash) int {
+	r, n, depth, ok := run(0), 0, p.depth, false
+	if p.after {
+		r, n, depth, ok = t.extensible(w, p, len(seqs))
+	}
+	if ok {
+		begin(t.arena.record(r))
+	} else {
+		if r, ok = t.newRun(min(len(seqs), maxRun), depth); !ok {
+			return 0
+		}
+		n = 0
+		words := t.arena.record(r)
+		atomic.StoreUint64(&words[1], uint64(w))
+		atomic.StoreUint64(&words[2], 0)
+	}
+	words := t.arena.record(r)
+	k := 0
+	for k < len(seqs) && runHeader+n+k < len(words) {
+		if _, held := t.table.find(&t.arena, seqs[k]); held {
+			break
+		}
+		atomic.StoreUint64(&words[runHeader+n+k], uint64(seqs[k]))
+		t.table.insert(seqs[k], r+ref(runHeader+n+k))
+		k++
+	}
+	atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
+	end(words, n+k)
+	t.blocks += k
+	return k
+}
+
+// extensible returns the run that ends before p, and its length, if w is its only holder and it has room for another
+// block, or can be moved to where there is room. In any case it returns how many blocks come before p.
+func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
+	at, ok := t.table.find(&t.arena, p.seq)
+	if !ok {
+		return 0, 0, p.depth, false
+	}
+	r, i := t.runOf(at)
+	words := t.arena.record(r)
+	n, depth = length(words[0]), depthOf(words[0])+i+1
+	if i != n-1 || n == maxRun || words[1] != uint64(w) {
+		return 0, 0, depth, false
+	}
+	if want = min(n+want, maxRun); runHeader+want > len(words) {
+		to, ok := t.copyRun(r, 0, n, want)
+		if !ok {
+			return 0, 0, depth, false
+		}
+		t.freeRun(r)
+		r = to
+	}
+	return r, n, depth, true
+}
+
+// unhold takes one name from each of these blocks of w, and w from the holders of those that have no other.
+func (t *tier) unhold(w kvblock.Worker, h *held, seqs []kvblock.SequenceHash) {
+	var r run
+	var mask uint64 // of blocks of r to be cleared
+	for _, seq := range seqs {
+		if more := h.twins[seq]; more > 1 {
+			h.twins[seq] = more - 1
+			continue
+		} else if more == 1 {
+			delete(h.twins, seq)
+			continue
+		}
+		at, ok := t.table.find(&t.arena, seq)
+		if !ok {
+			continue
+		}
+		in, i := t.runOf(at)
+		if mask != 0 && in != r {
+			t.clearMask(r, w, mask) // moves no block of another run
+			mask = 0
+		}
+		r, mask = in, mask|1<<i
+	}
+	if mask != 0 {
+		t.clearMask(r, w, mask)
+	}
+}
+
+// clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
+func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
+	was := t.maskOf(r, w)
+	if was&mask == 0 {
+		return
+	}
+	if !t.setMask(r, w, was&^mask) {
+		t.setMask(r, w, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
+	}
+	n := t.runLen(r)
+	alive := t.union(r)
+	if dead := ones(n) &^ alive; dead != 0 {
+		t.drop(r, n, dead)
+	}
+}
+
+// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its own.
+// Should the arena be exhausted, blocks stay that nobody holds.
+func (t *tier) drop(r run, n int, dead uint64) {
+	for dead != 0 {
+		end := bits.Len64(dead) // of the last stretch of dead blocks
+		if end < n {
+			if _, ok := t.copyRun(r, end, n-end, n-end); !ok {
+				return
+			}
+		}
+		n = bits.Len64(^dead & ones(end)) // its start
+		words := t.arena.record(r)
+		for i := n; i < end; i++ {
+			t.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
+		}
+		t.blocks -= end - n
+		if n == 0 {
+			t.freeRun(r)
+			return
+		}
+		t.cut(r, n)
+		if class := classFor(runHeader + n); 4<<class <= len(words) { // most of the record is of no use any more
+			if to, ok := t.copyRun(r, 0, n, n); ok {
+				t.freeRun(r)
+				r = to
+			}
+		}
+		dead &= ones(n)
+	}
+}
