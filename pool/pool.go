@@ -50,7 +50,10 @@ type Endpoint struct {
 	Model               string // the model served; empty: whatever the request names
 	DeviceType          string
 	Taints              []string
-	EAGLE               bool // blocks are hashed over windows of BlockSize+1 tokens
+	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
+	// be matched with prompts: it is routed to by load only.
+	OtherTokenizer bool
+	EAGLE          bool // blocks are hashed over windows of BlockSize+1 tokens
 }
 
 // EventChannel is where Dynamo's event plane carries the KV events of one rank of one worker process. The zero value is

@@ -54,7 +54,7 @@ const (
 	ReasonRemoteError      Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
 	ReasonRemoteTimeout    Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
-	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids were found to be others than the engine's
+	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
 	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
 	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
 	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
@@ -383,9 +383,13 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 
 // match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.
 func (r *Router) match(d *decision, p *prompt) Reason {
-	sized, announcing := false, false
+	sized, announcing, differs := false, false, false
 	for i := range d.workers {
 		w := &d.workers[i]
+		if w.OtherTokenizer {
+			differs = true
+			continue
+		}
 		if w.BlockSize == 0 || w.Announced != 0 {
 			continue
 		}
@@ -396,6 +400,8 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 		}
 	}
 	switch {
+	case !sized && differs:
+		return ReasonTokenizerDiffers
 	case !sized:
 		return ReasonNoBlockSize
 	case !announcing:
@@ -446,7 +452,7 @@ func appendOwn(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceHash 
 
 // variantOf returns the prompt as the worker's engine cuts it; nil when it was not hashed for it.
 func (d *decision) variantOf(w *pool.Worker) *variant {
-	if w.Announced != 0 {
+	if w.Announced != 0 || w.OtherTokenizer {
 		return nil
 	}
 	for i := range d.variants {

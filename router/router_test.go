@@ -538,3 +538,24 @@ func TestPromptWithAnImage(t *testing.T) {
 		t.Errorf("%d are booked after the end", got)
 	}
 }
+
+// TestOtherTokenizer prices a worker by load alone whose tokenizer is another than kvepp's, and the others by overlap too.
+func TestOtherTokenizer(t *testing.T) {
+	es := workers(2)
+	es[0].OtherTokenizer = true
+	h := newHouse(t, es...)
+	h.warm("w0", 0, tokens(0, 40), blocksOfFour)
+	h.warm("w1", 0, tokens(0, 12), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 42)))
+	if r.Name != "w1" || r.Reason != ReasonKV || r.PredictedCachedTokens != 12 || r.Costs[0].CachedBlocks != 0 {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+	r.Free()
+	es[1].OtherTokenizer = true
+	h.pool.Update(es)
+	r = h.route(completion("m", tokens(0, 42)))
+	if r.Reason != ReasonTokenizerDiffers || r.PredictedCachedTokens != 0 {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+	r.Free()
+}

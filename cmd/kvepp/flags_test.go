@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/pool/dynamo"
 	"kvepp/tokenizer"
 )
 
@@ -190,6 +191,19 @@ func TestRefusedFolderWithURL(t *testing.T) {
 		t.Fatalf("%v, %v", models, err)
 	}
 	if text := said.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "model=gone url=http://engine") || !strings.Contains(text, "nomodel") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+// TestComplaintsOfFiles are made once for each file, and again when it differs again.
+func TestComplaintsOfFiles(t *testing.T) {
+	var log bytes.Buffer
+	said := map[dynamo.Mismatch]bool{}
+	a, b := dynamo.Mismatch{Endpoint: "w0", File: "tokenizer.json", Own: "x", Worker: "y"}, dynamo.Mismatch{Endpoint: "w1", File: "tokenizer.json", Own: "x", Worker: "y"}
+	for _, mismatches := range [][]dynamo.Mismatch{{a}, {a}, {a, b}, {b}, {b, a}} {
+		complainOfFiles(slog.New(slog.NewTextHandler(&log, nil)), mismatches, said)
+	}
+	if text := log.String(); strings.Count(text, "level=ERROR") != 3 || strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
 		t.Errorf("log:\n%s", text)
 	}
 }

@@ -51,6 +51,10 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
+	files, err := modelFiles(o, models)
+	if err != nil {
+		return err
+	}
 	m := metrics.New()
 	engines, err := remoteTokenizers(o, m, log)
 	if err != nil {
@@ -73,7 +77,7 @@ func serve(o *options) error {
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
-	if err := follow(ctx, o, endpoints, m, log); err != nil {
+	if err := follow(ctx, o, endpoints, files, m, log); err != nil {
 		return err
 	}
 	if events != nil {
@@ -129,6 +133,38 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 	return models, nil
 }
 
+// modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.
+func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
+	files := map[string]dynamo.ModelFiles{}
+	if o.dynamoDiscovery == "" {
+		return files, nil
+	}
+	folders, err := o.modelFolders()
+	if err != nil {
+		return nil, err
+	}
+	for name := range models {
+		if files[name], err = dynamo.ReadModelFiles(folders[name], o.chatTemplate); err != nil {
+			return nil, fmt.Errorf("--model %s=%s: %w", name, folders[name], err)
+		}
+	}
+	return files, nil
+}
+
+// complainOfFiles logs the files that workers have in another version than kvepp, once for each.
+func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dynamo.Mismatch]bool) {
+	for _, d := range mismatches {
+		if !said[d] {
+			log.Error("a worker's model file is another than kvepp's: the worker is routed to by load only. Give kvepp the folder that the "+
+				"worker serves (--model), and its template (--chat-template)", "worker", d.Endpoint, "file", d.File, "own", d.Own, "worker's", d.Worker)
+		}
+	}
+	clear(said)
+	for _, d := range mismatches {
+		said[d] = true
+	}
+}
+
 // remoteTokenizers makes the clients of --tokenizer-url, by model.
 func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
 	urls, err := o.tokenizerURLsByModel()
@@ -181,11 +217,12 @@ func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
 // follow keeps the pool at what the endpoints file and Dynamo's discovery say together.
-func follow(ctx context.Context, o *options, p *pool.Pool, m *metrics.Metrics, log *slog.Logger) error {
+func follow(ctx context.Context, o *options, p *pool.Pool, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) error {
 	var (
 		mu        sync.Mutex // guards the two halves; held over Update so that the later one wins
 		entries   []pool.Entry
 		instances []dynamo.Instance
+		said      = map[dynamo.Mismatch]bool{}
 	)
 	update := func() {
 		for _, in := range instances {
@@ -198,6 +235,9 @@ func follow(ctx context.Context, o *options, p *pool.Pool, m *metrics.Metrics, l
 			}
 		}
 		endpoints := dynamo.Join(entries, instances)
+		mismatches := dynamo.Compare(endpoints, instances, files)
+		m.ModelFileMismatches.Set(float64(len(mismatches)))
+		complainOfFiles(log, mismatches, said)
 		ignored := 0
 		for i := range endpoints {
 			if o.blockSize > 0 {

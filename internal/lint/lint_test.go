@@ -56,6 +56,7 @@ var only = map[string][]string{
 	"k8s.io/":                              {},
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
+	"lukechampine.com/blake3":              {"pool/dynamo"},
 	"golang.org/x/text/":                   {"tokenizer"},
 	"github.com/dlclark/regexp2":           {"tokenizer"},
 	"github.com/spf13/pflag":               {"cmd/kvepp"},

@@ -31,6 +31,8 @@ type Metrics struct {
 	EndpointFileRefused prometheus.Counter
 	// IgnoredEndpoints is the number of endpoints whose role kvepp does not route to yet.
 	IgnoredEndpoints prometheus.Gauge
+	// ModelFileMismatches is the number of model files that workers have in another version than kvepp.
+	ModelFileMismatches prometheus.Gauge
 }
 
 // New declares the metrics on a registry of their own, with Go's runtime and process metrics beside them.
@@ -78,6 +80,10 @@ func New() *Metrics {
 			Name: "kvepp_ignored_endpoints",
 			Help: "Endpoints that are no candidates because of their role (prefill and decode are not routed yet).",
 		}),
+		ModelFileMismatches: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "kvepp_model_file_mismatches",
+			Help: "Tokenizer and template files of which a worker's model card names another checksum than that of kvepp's file. Such workers are routed to by load only.",
+		}),
 	}
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -88,7 +94,7 @@ func New() *Metrics {
 	})
 	build.Set(1)
 	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.Predicted, m.Reported, m.EndpointFileRefused,
-		m.IgnoredEndpoints, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

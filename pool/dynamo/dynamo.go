@@ -34,6 +34,7 @@ type Card struct {
 	EAGLE                 bool
 	Role                  pool.Role
 	Taints                []string
+	Files                 ModelFiles
 	// Unread names settings of the worker that change the prompts its frontend makes, and that kvepp does not follow.
 	Unread []string
 }
@@ -79,7 +80,12 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		DisplayName string    `json:"display_name"`
 		BlockSize   int       `json:"kv_cache_block_size"`
 		WorkerType  pool.Role `json:"worker_type"`
-		Runtime     struct {
+
+		Tokenizer       json.RawMessage `json:"tokenizer"`
+		PromptFormatter json.RawMessage `json:"prompt_formatter"`
+		ChatTemplate    json.RawMessage `json:"chat_template_file"`
+
+		Runtime struct {
 			TotalKVBlocks         int      `json:"total_kv_blocks"`
 			MaxNumBatchedTokens   int      `json:"max_num_batched_tokens"`
 			DataParallelStartRank uint32   `json:"data_parallel_start_rank"`
@@ -115,6 +121,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		TotalKVBlocks: c.Runtime.TotalKVBlocks, MaxNumBatchedTokens: c.Runtime.MaxNumBatchedTokens,
 		DataParallelStartRank: c.Runtime.DataParallelStartRank, DataParallelSize: c.Runtime.DataParallelSize,
 		EAGLE: c.Runtime.EnableEAGLE, Taints: c.Runtime.Taints,
+		Files: ModelFiles{checksum(c.Tokenizer), checksum(c.PromptFormatter), checksum(c.ChatTemplate)},
 	}, nil
 }
 
