@@ -46,6 +46,7 @@ type Batch struct {
 
 	hashes []EngineHash
 	tokens []Token
+	local  []LocalHash
 }
 
 // Event is one event as the engine sent it. Fields that its kind does not have are zero.
@@ -61,6 +62,7 @@ type Event struct {
 
 	Medium     []byte // "GPU", ...; nil if absent or empty
 	LoRAName   []byte // nil if absent
+	HasLoRAID  bool   // whether the event names an adapter by a number, which means something to its engine alone
 	CacheSalt  []byte // nil if absent
 	ExtraKeys  []byte // one msgpack array with an array or nil for each block; nil if absent
 	HasGroup   bool   // whether the event names its KV cache group
@@ -69,11 +71,19 @@ type Event struct {
 	Locality   []byte // "LOCAL", "REMOTE"; nil if absent
 	Ownership  []byte // who keeps the block if not the engine; nil if absent
 	MediaInfos bool   // whether block_mm_infos says something about any block
+
+	// Lookahead are the tokens behind the last block that its hash covers too, as those behind each other block do: engines
+	// that draft name their blocks so. Empty: a block's hash covers the block.
+	Lookahead []Token
+
+	// Local are the blocks' local hashes, from publishers that send them in the place of token ids (TensorRT-LLM's). They
+	// cover adapter and media, but no cache salt.
+	Local []LocalHash
 }
 
 // DecodeBatch decodes one message payload into b, replacing what it held.
 //
-// It reads the encodings of vLLM from 0.11 on, SGLang and TensorRT-LLM: batches as array or map, events as tagged array or
+// It reads the encodings of vLLM from 0.11 on, SGLang, TensorRT-LLM and Dynamo's mocker: batches as array or map, events as tagged array or
 // map. Unlike Dynamo, which loses a whole batch to one unknown tag, it skips events it does not know and counts them. A
 // parent hash of integer 0 means no parent: simulators in llm-d's style encode it so.
 //
@@ -81,7 +91,7 @@ type Event struct {
 //
 // Sources: vLLM 0.11 to 0.33 and SGLang 0.5.21, kv_events; dynamo-kv-router 1.6.1, zmq_wire.
 func DecodeBatch(payload []byte, b *Batch) error {
-	*b = Batch{Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0]}
+	*b = Batch{Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0], local: b.local[:0]}
 	s := &scanner{b: payload}
 	if s.peek() == kindMap {
 		if err := b.decodeMap(s); err != nil {
@@ -224,6 +234,7 @@ const (
 	fieldSessionID
 	fieldLookahead
 	fieldMediaInfos
+	fieldLocal
 )
 
 // fieldNames are the fields' names in an event sent as a map.
@@ -245,6 +256,7 @@ var fieldNames = [...]string{
 	fieldSessionID:     "session_id",
 	fieldLookahead:     "lookahead_token_ids",
 	fieldMediaInfos:    "block_mm_infos",
+	fieldLocal:         "tokens_hashes",
 }
 
 // fieldOf returns the field of this name, fieldUnknown for none.
@@ -284,6 +296,8 @@ func fieldOf(name []byte) field {
 		return fieldLookahead
 	case "block_mm_infos":
 		return fieldMediaInfos
+	case "tokens_hashes":
+		return fieldLocal
 	}
 	return fieldUnknown
 }
@@ -406,8 +420,23 @@ const maxTrailing = 5
 // locality and ownership. Otherwise each is told by its type, as engines sent them for a while: the first unsigned integer
 // is group_idx, the second the sliding window, a string the kind, an array block_mm_infos.
 //
+// Removals never had a kind, so that a few fields with a text that is none are group_idx, locality and ownership. Dynamo
+// takes the text for a kind that it does not know, and drops the removal.
+//
 // Source: dynamo-kv-router 1.6.1, zmq_wire (deserialize).
 func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
+	if e.Kind == BlockRemoved && 2 <= n && n <= 3 {
+		if fixed, err := removalIsFixed(*s, n); err != nil {
+			return err
+		} else if fixed {
+			for _, f := range []field{fieldGroup, fieldLocality, fieldOwnership}[:n] {
+				if err := b.decodeField(s, e, f); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
 	surplus := 0
 	if n > maxTrailing {
 		surplus, n = n-maxTrailing, maxTrailing
@@ -461,6 +490,24 @@ func trailingIsFixed(s scanner, n int) (bool, error) {
 	return true, nil
 }
 
+// removalIsFixed looks ahead whether n trailing fields of a removal are group_idx, locality and ownership.
+func removalIsFixed(s scanner, n int) (bool, error) {
+	for i, want := range []kind{kindInt, kindString, kindString}[:n] {
+		k := s.peek()
+		if k != want && k != kindNil {
+			return false, nil
+		}
+		if i == 1 && k == kindString {
+			if text, err := s.text("trailing field"); err != nil || specKindOf(text) != specUnknown {
+				return false, err
+			}
+		} else if err := s.skip(); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 // decodeEventMap reads one event as a map whose "type" is its tag. The type may come at any place: engines put it first.
 func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	n, err := s.dict("event")
@@ -487,7 +534,8 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	}
 	s.p = start
 	unknown := e.Kind == 0
-	var seen uint32 // a bit for each field
+	const repeats = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldLookahead | 1<<fieldLocal // would make one buffer of two lists
+	var seen uint32                                                                     // a bit for each field
 	for range n {
 		key, err := s.text("event key")
 		if err != nil {
@@ -496,7 +544,7 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 		switch f := fieldOf(key); {
 		case unknown || string(key) == "type":
 			err = s.skip()
-		case (f == fieldHashes || f == fieldTokens) && seen>>f&1 != 0:
+		case repeats>>f&1 != 0 && seen>>f&1 != 0:
 			return s.fail("%s twice", fieldNames[f])
 		default:
 			seen |= 1 << f
@@ -510,6 +558,9 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	switch e.Kind {
 	case BlockStored:
 		need = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldBlockSize
+		if seen>>fieldLocal&1 != 0 {
+			need &^= 1 << fieldTokens
+		}
 	case BlockRemoved:
 		need = 1 << fieldHashes
 	}
@@ -592,7 +643,44 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 				return err
 			}
 		}
-	case fieldLoRAID, fieldSlidingWindow, fieldSessionID, fieldLookahead:
+	case fieldLoRAID:
+		if s.peek() != kindInt {
+			return s.skip()
+		}
+		var id uint64
+		id, _, err = s.integer(fieldNames[f])
+		e.HasLoRAID = id != 0
+	case fieldLookahead:
+		// A list for each block; the last one is the one that the other blocks' tokens do not tell.
+		n, err := s.array(fieldNames[f])
+		if err != nil {
+			return err
+		}
+		at := len(b.tokens)
+		for range n {
+			if b.tokens, _, err = s.tokens(b.tokens[:at]); err != nil {
+				return err
+			}
+		}
+		e.Lookahead = b.tokens[at:len(b.tokens):len(b.tokens)]
+		return nil
+	case fieldLocal:
+		n, err := s.array(fieldNames[f])
+		if err != nil {
+			return err
+		}
+		at := len(b.local)
+		b.local = slices.Grow(b.local, n)
+		for range n {
+			h, err := s.hash()
+			if err != nil {
+				return err
+			}
+			b.local = append(b.local, LocalHash(h))
+		}
+		e.Local = b.local[at:len(b.local):len(b.local)]
+		return nil
+	case fieldSlidingWindow, fieldSessionID:
 		err = s.skip() // known, and nothing here depends on them
 	default:
 		b.UnknownKeys++

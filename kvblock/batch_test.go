@@ -166,7 +166,7 @@ var decodeCases = []struct {
 		"lookahead_token_ids", []any{[]any{1}}, "block_mm_infos", []any{nil}, "brand_new", []any{pairs{"a", 1}}}),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{
 			{Kind: BlockStored, Hashes: []EngineHash{math.MaxUint64 - 1}, HasParent: true, Parent: 9, Tokens: countingTokens(1, 2), BlockSize: 2,
-				LoRAName: []byte("my-lora"), CacheSalt: []byte("s"), Locality: []byte("LOCAL")}}}},
+				LoRAName: []byte("my-lora"), CacheSalt: []byte("s"), Locality: []byte("LOCAL"), Lookahead: []Token{1}}}}},
 	{"unknown and ignored tags", batchOf([]any{"Later", 1, pairs{"a", nil}}, pairs{"x", 1, "type", "Later"}, pairs{"block_hashes", 3}, []any{"Ignored"}, pairs{"type", "Ignored"}),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownTags: 3, Events: []Event{{Kind: Ignored}, {Kind: Ignored}}}},
 	{"ownership of a clear", batchOf([]any{"AllBlocksCleared", "kvcr", 1}),
@@ -286,7 +286,9 @@ func decodeSteps(n, blockSize int) []byte {
 }
 
 func TestDecodeAndNormalizeDoNotAllocate(t *testing.T) {
-	for name, payload := range map[string][]byte{"prefill": manyBlocks(64, 16), "decode": decodeSteps(32, 16)} {
+	adapters := batchOf(pairs{"type", "BlockStored", "block_hashes", []any{1, 2}, "token_ids", ints(1, 32), "block_size", 16, "lora_name", strings.Repeat("long", 20),
+		"extra_keys", []any{[]any{strings.Repeat("long", 20), []any{strings.Repeat("0a", 32), -3}, strings.Repeat("salt", 20)}, []any{strings.Repeat("long", 20)}}})
+	for name, payload := range map[string][]byte{"prefill": manyBlocks(64, 16), "decode": decodeSteps(32, 16), "adapters, salts, media": adapters} {
 		var b Batch
 		var ops []Operation
 		n := NewNormalizer(16)
@@ -332,6 +334,9 @@ func BenchmarkDecodeAndNormalize(b *testing.B) {
 func FuzzDecodeBatch(f *testing.F) {
 	for _, c := range decodeCases {
 		f.Add(c.payload)
+	}
+	for _, g := range goldens(f) {
+		f.Add(mustHex(g.Hex))
 	}
 	f.Add(manyBlocks(3, 4))
 	f.Add(decodeSteps(3, 4))

@@ -41,13 +41,13 @@ func (o HashOptions) Salt() uint64 {
 		salt += xxh3.HashString(o.LoRAName)
 	}
 	if o.CacheNamespace != "" {
-		salt += namespaceSalt(o.CacheNamespace)
+		salt += xxh3.HashStringSeed(o.CacheNamespace, namespaceSeed)
 	}
 	return salt
 }
 
-// namespaceSalt is what a cache namespace adds to the salt.
-func namespaceSalt(name string) uint64 { return xxh3.HashStringSeed(name, 1) }
+// namespaceSeed seeds what a cache namespace adds to the salt.
+const namespaceSeed = 1
 
 // Blocks returns how many complete blocks n tokens make. A partial block at the end is no block.
 func (o HashOptions) Blocks(n int) int {

@@ -2,8 +2,11 @@ package kvblock
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/hex"
 	"slices"
-	"strconv"
+
+	"github.com/zeebo/xxh3"
 )
 
 // Operation is one change to the set of blocks a worker holds, or the report of an event that made none. Kind says which
@@ -49,6 +52,8 @@ const (
 	DropDuplicateHash  = "duplicate_block_hash"       // a hash twice in one store, or equal to its parent
 	DropMediaInfos     = "unsupported_block_mm_infos" // media described in a way that we cannot hash
 	DropNamespacesFull = "cache_namespaces_full"      // maxNamespaced is reached
+	DropUnnamedAdapter = "unnamed_adapter"            // an adapter's number without its name: old engines, with LoRA
+	DropLocalSalted    = "unsalted_tokens_hashes"     // local hashes made by the publisher, for a salted prompt
 )
 
 // maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device holds
@@ -66,7 +71,7 @@ const maxNamespaced = 1 << 22
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire.
 type Normalizer struct {
-	blockSize  int
+	traits     Traits
 	groups     map[uint32]specKind
 	namespaces namespaceTable
 	limit      int // of len(namespaces)
@@ -76,16 +81,30 @@ type Normalizer struct {
 	local  []LocalHash
 	media  [][]uint64
 	seen   []EngineHash
+	window []Token
+}
+
+// Traits are what a worker's events say about its blocks as such. Whoever asks the index about the worker must cut prompts
+// the same way.
+type Traits struct {
+	// BlockSize is in tokens, 0 while it is not known.
+	BlockSize int
+	// EAGLE says that blocks are hashed over windows one token wider, see HashOptions.
+	EAGLE bool
+	// UpperBound says that the worker may hold less of a prompt than its announced blocks: layers of the model attend to a
+	// window, or keep a state, whose blocks come and go on their own; or blocks depend on more tokens behind them than the
+	// one that EAGLE stands for.
+	UpperBound bool
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
 // taken from the worker's first store that passes the filter.
 func NewNormalizer(blockSize int) *Normalizer {
-	return &Normalizer{blockSize: max(blockSize, 0), groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced}
+	return &Normalizer{traits: Traits{BlockSize: max(blockSize, 0)}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced}
 }
 
-// BlockSize returns the worker's block size in tokens, 0 while it is not known.
-func (n *Normalizer) BlockSize() int { return n.blockSize }
+// Traits returns what is known by now.
+func (n *Normalizer) Traits() Traits { return n.traits }
 
 // Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
 // middle makes two, what was good and why the rest was dropped; an event without blocks makes none.
@@ -118,8 +137,9 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 type specKind uint8
 
 const (
-	specMain  specKind = iota + 1 // its blocks cover the prompt from the start, as overlap needs
-	specOther                     // known, and not so
+	specMain    specKind = iota + 1 // its blocks cover the prompt from the start, as overlap needs
+	specPassing                     // known, and not so: they are let go while those of specMain stay
+	specAside                       // known, and of no matter to overlap
 	specUnknown
 )
 
@@ -127,8 +147,10 @@ func specKindOf(name []byte) specKind {
 	switch string(name) {
 	case "full_attention", "mla_attention", "sink_full_attention":
 		return specMain
-	case "sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention", "encoder_only_attention", "cross_attention":
-		return specOther
+	case "sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention":
+		return specPassing
+	case "encoder_only_attention", "cross_attention":
+		return specAside
 	}
 	return specUnknown
 }
@@ -197,7 +219,10 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 		switch k {
 		case specMain:
 			return ""
-		case specOther:
+		case specPassing:
+			n.traits.UpperBound = true
+			return DropNonMainAttention
+		case specAside:
 			return DropNonMainAttention
 		}
 		return DropUnknownKind
@@ -208,7 +233,7 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 	switch n.groups[e.Group] {
 	case specMain:
 		return ""
-	case specOther:
+	case specPassing, specAside:
 		return DropNonMainGroup
 	case specUnknown:
 		return DropUnknownKind
@@ -256,32 +281,26 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 	if n.duplicate(e) {
 		return drop(DropDuplicateHash)
 	}
-	if n.blockSize == 0 && tier == TierDevice && e.BlockSize <= 1<<20 {
-		n.blockSize = int(e.BlockSize)
+	if n.traits.BlockSize == 0 && tier == TierDevice && e.BlockSize <= 1<<20 {
+		n.traits.BlockSize = int(e.BlockSize)
 	}
-	if n.blockSize == 0 || uint64(e.BlockSize) != uint64(n.blockSize) {
+	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize})
 	}
-	if e.MediaInfos {
-		return drop(DropMediaInfos)
+	if e.HasLoRAID && len(e.LoRAName) == 0 && e.Local == nil {
+		return drop(DropUnnamedAdapter)
 	}
-	o := HashOptions{
-		BlockSize:   n.blockSize,
-		EAGLE:       e.Bigram,
-		LoRAName:    string(e.LoRAName),
-		MediaHashes: n.mediaHashes(e),
+	if e.Local != nil {
+		if ns.salted {
+			return drop(DropLocalSalted)
+		}
+		n.local = append(n.local[:0], e.Local[:min(len(e.Local), len(e.Hashes))]...)
+	} else {
+		if e.MediaInfos {
+			return drop(DropMediaInfos)
+		}
+		n.hash(e, tier, ns)
 	}
-	salt := o.Salt()
-	if ns.salted {
-		salt += ns.salt
-	}
-	tokens := e.Tokens
-	window := len(e.Hashes) * n.blockSize // cannot overflow: both come from 32 bits
-	if e.Bigram {
-		window++
-	}
-	tokens = tokens[:min(len(tokens), window)]
-	n.local = appendSalted(n.local[:0], tokens, o, salt)
 	if len(n.local) > 0 {
 		at := len(n.blocks)
 		for i, l := range n.local {
@@ -295,6 +314,33 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		return drop(DropShortTokens)
 	}
 	return ops
+}
+
+// hash makes the local hashes of a store's blocks, as many as its tokens are enough for.
+func (n *Normalizer) hash(e *Event, tier Tier, ns namespace) {
+	size := n.traits.BlockSize
+	o := HashOptions{BlockSize: size, EAGLE: e.Bigram || len(e.Lookahead) > 0, MediaHashes: n.mediaHashes(e)}
+	if tier == TierDevice {
+		n.traits.EAGLE = o.EAGLE
+		n.traits.UpperBound = n.traits.UpperBound || len(e.Lookahead) > 1
+	}
+	salt := o.Salt()
+	if len(e.LoRAName) > 0 {
+		salt += xxh3.Hash(e.LoRAName) // as HashOptions.Salt does
+	}
+	if ns.salted {
+		salt += ns.salt
+	}
+	window := len(e.Hashes) * size // cannot overflow: both come from 32 bits
+	tokens := e.Tokens[:min(len(e.Tokens), window)]
+	switch {
+	case e.Bigram:
+		tokens = e.Tokens[:min(len(e.Tokens), window+1)]
+	case o.EAGLE && len(tokens) == window:
+		n.window = append(append(n.window[:0], tokens...), e.Lookahead[0])
+		tokens = n.window
+	}
+	n.local = appendSalted(n.local[:0], tokens, o, salt)
 }
 
 // duplicate reports whether a hash occurs twice in e, its parent included.
@@ -324,7 +370,7 @@ func (n *Normalizer) duplicate(e *Event) bool {
 const saltPrefix = "dynamo-cache-salt:"
 
 // announcedNamespace returns the cache namespace that a store itself names: in a field of its own, or else in the extra keys
-// of its first block. There a namespace may be spelled like the adapter, so the adapter's name is skipped, once.
+// of its first block.
 func announcedNamespace(e *Event) namespace {
 	name := e.CacheSalt
 	if len(name) == 0 {
@@ -333,60 +379,94 @@ func announcedNamespace(e *Event) namespace {
 	if len(name) == 0 {
 		return namespace{}
 	}
-	return namespace{salted: true, salt: namespaceSalt(string(name))}
+	return namespace{salted: true, salt: xxh3.HashSeed(name, namespaceSeed)}
 }
 
+// namespaceInExtraKeys returns the cache namespace in a store's extra keys, nil if there is none. A block's keys are, in this
+// order: the adapter's name; what stands for each of its media, as [identifier, offset] or (before vLLM 0.19) an identifier;
+// in a prompt's first block the cache salt; digests of embeddings, as bytes. Dynamo's worker marks its salts. Stock vLLM
+// does not, so that its salt is the text that is nothing else. A salt may be spelled like the adapter, whose name is
+// therefore skipped once.
+//
+// Source: vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
 func namespaceInExtraKeys(e *Event) (name []byte) {
 	lora := e.LoRAName
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
 		if block > 0 {
 			return false
 		}
-		s := scanner{b: item}
-		if s.peek() != kindString {
-			return true
-		}
-		text, err := s.text("extra key")
-		if err != nil {
-			return true
-		}
-		if len(lora) > 0 && bytes.Equal(text, lora) {
+		text := textOf(item)
+		switch rest, marked := bytes.CutPrefix(text, []byte(saltPrefix)); {
+		case len(text) == 0:
+		case len(lora) > 0 && bytes.Equal(text, lora):
 			lora = nil
-			return true
-		}
-		if rest, ok := bytes.CutPrefix(text, []byte(saltPrefix)); ok && len(rest) > 0 {
+		case marked && len(rest) > 0:
 			name = rest
 			return false
+		case !e.HasParent && !isDigest(text):
+			name = text
 		}
 		return true
 	})
 	return name
 }
 
-// mediaHashes returns the media hashes of e's blocks, nil if there are none.
+// textOf returns an extra key that is a text, nil for another.
+func textOf(item []byte) []byte {
+	s := scanner{b: item}
+	if s.peek() != kindString {
+		return nil
+	}
+	text, _ := s.text("extra key") // it was read before
+	return text
+}
+
+// mediaHashes returns what tells e's blocks from blocks of the same tokens, beside adapter and namespace; nil if there is
+// nothing: the hashes of their media, and digests of embeddings.
+//
+// The engine's own identifiers are hashed too, where Dynamo passes over them and takes such blocks for text.
 func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
+	if len(e.ExtraKeys) == 0 {
+		return nil
+	}
 	for i := range n.media {
 		n.media[i] = n.media[i][:0]
 	}
-	found := false
+	found, at := false, -1
+	var lora []byte // the adapter's name, until it was seen among this block's keys
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
 		if block >= len(e.Hashes) {
 			return false
 		}
+		if block != at {
+			at, lora = block, e.LoRAName
+		}
+		h, ok := uint64(0), false
 		s := scanner{b: item}
-		if s.peek() == kindArray { // [hash, offset]
-			if size, err := s.array("extra key"); err != nil || size != 2 {
-				return true
+		switch s.peek() {
+		case kindArray:
+			if size, err := s.array("extra key"); err == nil && size == 2 {
+				if id := textOf(item[s.p:]); len(id) > 0 {
+					h, ok = mediaHash(id), true
+				}
+			}
+		case kindBytes:
+			digest, _ := s.bytes("extra key") // it was read before
+			h, ok = xxh3.Hash(digest), true
+		case kindString:
+			text := textOf(item)
+			switch {
+			case len(lora) > 0 && bytes.Equal(text, lora):
+				lora = nil
+			case isDigest(text):
+				h, ok = mediaHash(text), true
+			case block == 0 && !e.HasParent, bytes.HasPrefix(text, []byte(saltPrefix)):
+				// the cache salt
+			case len(text) > 0:
+				h, ok = mediaHash(text), true
 			}
 		}
-		if s.peek() != kindString {
-			return true
-		}
-		text, err := s.text("extra key")
-		if err != nil {
-			return true
-		}
-		if h, ok := mediaHash(text); ok {
+		if ok {
 			for len(n.media) <= block {
 				n.media = append(n.media, nil)
 			}
@@ -401,19 +481,30 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 	return n.media
 }
 
-// mediaHash reads an identifier as Dynamo's worker marks them: 16 hexadecimal digits and 48 zeros. The engine's own, 64
-// digits, say nothing the request side could know.
-func mediaHash(id []byte) (uint64, bool) {
-	if len(id) != 64 || len(bytes.TrimLeft(id[16:], "0")) > 0 {
-		return 0, false
+// mediaHash turns an identifier of an image or the like into a number. Dynamo's worker makes them of the number, 16
+// hexadecimal digits and 48 zeros.
+//
+// Source: dynamo-kv-router 1.6.1 (hash_mm_identifier).
+func mediaHash(id []byte) uint64 {
+	if !isDigest(id) {
+		return xxh3.Hash(id)
 	}
-	for _, c := range id[:16] {
+	var b [8]byte
+	_, _ = hex.Decode(b[:], id[:16]) // they are digits
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// isDigest says whether a text is 64 hexadecimal digits, as identifiers of media are unless the client chose them.
+func isDigest(text []byte) bool {
+	if len(text) != 64 {
+		return false
+	}
+	for _, c := range text {
 		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F') {
-			return 0, false // ParseUint would take an underscore or a sign
+			return false
 		}
 	}
-	h, err := strconv.ParseUint(string(id[:16]), 16, 64)
-	return h, err == nil
+	return true
 }
 
 // eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked when

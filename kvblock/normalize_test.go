@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zeebo/xxh3"
 )
 
 // describe renders operations on one line each, as the tests state them.
@@ -106,17 +108,43 @@ func TestNormalize(t *testing.T) {
 			store(3, "lora_name", "dynamo-cache-salt:tenant-a", "extra_keys", []any{[]any{"dynamo-cache-salt:tenant-a"}}),
 			store(4, "extra_keys", []any{nil, []any{"dynamo-cache-salt:tenant-a"}}),
 			store(5, "medium", "DISK", "extra_keys", []any{[]any{"dynamo-cache-salt:tenant-a"}})},
-			[]string{"stored device after root: 1=" + tenant1, "stored device after root: 2=" + plain1,
+			[]string{"stored device after root: 1=" + tenant1, "stored device after root: 2=" + tenant1,
 				"stored device after root: 3=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, LoRAName: "dynamo-cache-salt:tenant-a"})),
 				"stored device after root: 4=" + plain1, "stored disk after root: 5=" + tenant1}},
+		{"stock vLLM's namespace", []any{
+			store(1, "lora_name", "tenant-a", "extra_keys", []any{[]any{"tenant-a", []any{native, 2}, "tenant-a"}}),
+			store(2, "extra_keys", []any{[]any{native, "tenant-a", []byte("digest")}}),
+			store(3, "parent_block_hash", 2),
+			store(4, "parent_block_hash", 9, "extra_keys", []any{[]any{"an old image's name"}}),
+			store(5, "parent_block_hash", 9, "lora_name", "my-lora", "extra_keys", []any{[]any{"my-lora"}})},
+			[]string{"stored device after root: 1=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, LoRAName: "tenant-a", CacheNamespace: "tenant-a", MediaHashes: [][]uint64{{0x0123456789abcdef}}})),
+				"stored device after root: 2=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, CacheNamespace: "tenant-a", MediaHashes: [][]uint64{{0x0123456789abcdef, xxh3.HashString("digest")}}})),
+				"stored device after 2: 3=" + tenant1,
+				"stored device after 9: 4=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, MediaHashes: [][]uint64{{xxh3.HashString("an old image's name")}}})),
+				"stored device after 9: 5=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, LoRAName: "my-lora"}))}},
+		{"an adapter without a name", []any{store(1, "lora_id", 1), store(2, "lora_id", 0), store(3, "lora_id", nil), store(4, "lora_id", 1, "lora_name", "my-lora")},
+			[]string{"dropped BlockStored: unnamed_adapter", "stored device after root: 2=" + plain1, "stored device after root: 3=" + plain1,
+				"stored device after root: 4=15671544057904749233"}},
+		{"tokens behind a block that its hash covers", []any{
+			pairs{"type", "BlockStored", "block_hashes", []any{5, 6}, "token_ids", ints(1, 8), "block_size", 4, "lookahead_token_ids", []any{[]any{5}, []any{9}}},
+			pairs{"type", "BlockStored", "lookahead_token_ids", []any{[]any{5}, []any{9}}, "block_hashes", []any{5, 6}, "token_ids", ints(1, 5), "block_size", 4}},
+			[]string{"stored device after root: 5=1914873892905420881 6=1929047464662796003",
+				"stored device after root: 5=1914873892905420881", "dropped BlockStored: short_token_ids"}},
+		{"local hashes in the place of tokens", []any{
+			pairs{"type", "BlockStored", "block_hashes", []any{5, 6}, "tokens_hashes", []any{-1, 7}, "block_size", 4, "block_mm_infos", []any{nil, pairs{}}},
+			pairs{"type", "BlockStored", "block_hashes", []any{7}, "parent_block_hash", 6, "tokens_hashes", []any{1, 2, 3}, "block_size", 4},
+			pairs{"type", "BlockStored", "block_hashes", []any{7}, "tokens_hashes", []any{1}, "block_size", 4, "cache_salt", "tenant-a"},
+			pairs{"type", "BlockStored", "block_hashes", []any{7}, "tokens_hashes", []any{1}, "block_size", 8}},
+			[]string{"stored device after root: 5=18446744073709551615 6=7", "stored device after 6: 7=1",
+				"dropped BlockStored: unsalted_tokens_hashes", "dropped BlockStored: block_size_mismatch"}},
 		{"media", []any{
 			[]any{"BlockStored", []any{1, 2, 3}, nil, ints(1, 12), 4, nil, nil, nil, []any{nil, []any{[]any{mark, 2}}, nil}},
 			[]any{"BlockStored", []any{1, 2, 3}, nil, ints(1, 12), 4, nil, nil, nil, []any{nil, []any{native, mark, 5}, 6, []any{mark}}},
 			[]any{"BlockStored", []any{1}, nil, ints(1, 4), 4, nil, nil, nil, []any{[]any{native, []any{mark}, []any{3, 4}, "0123456789abcde_" + strings.Repeat("0", 48)}}},
 			[]any{"BlockStored", []any{1}, nil, ints(1, 4), 4, nil, nil, nil, nil, []any{pairs{"mm_objects", []any{}}}}},
 			[]string{"stored device after root: 1=14643705804678351452 2=209020911815014387 3=483935686894639516",
-				"stored device after root: 1=14643705804678351452 2=209020911815014387 3=483935686894639516",
-				"stored device after root: 1=" + plain1,
+				"stored device after root: 1=14643705804678351452 2=" + fmt.Sprint(localOf(5, 8, HashOptions{BlockSize: 4, MediaHashes: [][]uint64{{0x0123456789abcdef, 0x0123456789abcdef}}})) + " 3=483935686894639516",
+				"stored device after root: 1=" + fmt.Sprint(localOf(1, 4, HashOptions{BlockSize: 4, CacheNamespace: "0123456789abcde_" + strings.Repeat("0", 48), MediaHashes: [][]uint64{{0x0123456789abcdef}}})),
 				"dropped BlockStored: unsupported_block_mm_infos"}},
 		{"the same hash twice", []any{[]any{"BlockStored", []any{1, 1}, nil, ints(1, 8), 4}, store(3, "parent_block_hash", 3),
 			[]any{"BlockStored", append(ints(1, 9), 4), nil, ints(1, 40), 4}},
@@ -162,8 +190,8 @@ func TestNormalizerAdoptsBlockSize(t *testing.T) {
 		if err := DecodeBatch(batchOf(step.event), &b); err != nil {
 			t.Fatal(err)
 		}
-		if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, []string{step.want}) || n.BlockSize() != step.size {
-			t.Errorf("got %q, block size %d; want %q, %d", got, n.BlockSize(), step.want, step.size)
+		if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, []string{step.want}) || n.Traits().BlockSize != step.size {
+			t.Errorf("got %q, block size %d; want %q, %d", got, n.Traits().BlockSize, step.want, step.size)
 		}
 	}
 }
@@ -197,5 +225,35 @@ func TestNormalizerNamespaceBound(t *testing.T) {
 		"stored device after root: 4=" + plain1, "removed device: [1]", "stored device after 2: 3=" + tenant1}
 	if got := describe(n.Normalize(&b, nil)); !slices.Equal(got, want) {
 		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+// What the events say of a worker's blocks as such.
+func TestNormalizerTraits(t *testing.T) {
+	bigrams := pairs{"type", "BlockStored", "block_hashes", []any{1}, "token_ids", []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}, []any{4, 5}}, "block_size", 4}
+	for _, c := range []struct {
+		name   string
+		events []any
+		want   Traits
+	}{
+		{"plain", []any{store(1)}, Traits{BlockSize: 4}},
+		{"pairs", []any{bigrams}, Traits{BlockSize: 4, EAGLE: true}},
+		{"pairs no more", []any{bigrams, store(1)}, Traits{BlockSize: 4}},
+		{"one token ahead", []any{store(1, "lookahead_token_ids", []any{[]any{5}})}, Traits{BlockSize: 4, EAGLE: true}},
+		{"two tokens ahead", []any{store(1, "lookahead_token_ids", []any{[]any{5, 6}})}, Traits{BlockSize: 4, EAGLE: true, UpperBound: true}},
+		{"a window beside full attention", []any{store(1, "group_idx", 0, "kv_cache_spec_kind", "full_attention"), store(2, "group_idx", 1, "kv_cache_spec_kind", "sliding_window")},
+			Traits{BlockSize: 4, UpperBound: true}},
+		{"cross attention", []any{store(1), store(2, "group_idx", 1, "kv_cache_spec_kind", "cross_attention")}, Traits{BlockSize: 4}},
+		{"on disk", []any{store(1), pairs{"type", "BlockStored", "block_hashes", []any{2}, "token_ids", ints(1, 4), "block_size", 4, "medium", "DISK", "lookahead_token_ids", []any{[]any{5}}}},
+			Traits{BlockSize: 4}},
+	} {
+		var b Batch
+		if err := DecodeBatch(batchOf(c.events...), &b); err != nil {
+			t.Fatal(err)
+		}
+		n := NewNormalizer(0)
+		if n.Normalize(&b, nil); n.Traits() != c.want {
+			t.Errorf("%s: got %+v, want %+v", c.name, n.Traits(), c.want)
+		}
 	}
 }

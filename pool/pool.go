@@ -81,6 +81,11 @@ type Worker struct {
 
 	// BlockSize is the endpoint's, else what the engine announced. 0: not known yet; hide nothing behind it.
 	BlockSize int
+	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens: the endpoint's, until the worker's own events
+	// say otherwise.
+	EAGLE bool
+	// UpperBound says that the worker may hold less of a prompt than its events announce, see kvblock.Traits.
+	UpperBound bool
 	// Announced is the block size of the worker's own events when it differs from BlockSize, else 0. Such a worker's
 	// blocks cannot be matched: it is routed to by load only.
 	Announced int
@@ -133,7 +138,7 @@ type identity struct {
 func (w *Worker) identity() identity {
 	channel, _ := w.EventChannel()
 	return identity{w.Name, w.Address, w.KVEventsAddress(), w.KVReplayAddress(), w.KVTopic, w.InstanceID, w.Rank,
-		w.Endpoint.BlockSize, w.EAGLE, channel}
+		w.Endpoint.BlockSize, w.Endpoint.EAGLE, channel}
 }
 
 // Snapshot is the pool at one moment. It never changes.
@@ -246,11 +251,11 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
 		for rank := e.DataParallelStartRank; rank < e.DataParallelStartRank+e.DataParallelSize; rank++ {
-			w := Worker{Endpoint: &e, Rank: rank, BlockSize: e.BlockSize}
+			w := Worker{Endpoint: &e, Rank: rank, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
 			if was, ok := known[w.identity()]; ok {
 				delete(known, w.identity())
 				w.Worker = was.Worker
-				w.BlockSize, w.Announced = was.BlockSize, was.Announced
+				w.BlockSize, w.Announced, w.EAGLE, w.UpperBound = was.BlockSize, was.Announced, was.EAGLE, was.UpperBound
 			} else {
 				w.Worker = p.number()
 				joined = append(joined, w)
@@ -295,6 +300,30 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 			"correct --kv-cache-block-size, the endpoints file or the model card",
 			"worker", x.String(), "configured", x.BlockSize, "announced", announced)
 	}
+	p.publish(after)
+}
+
+// ReportTraits records what else a worker's own events say about its blocks.
+func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
+	p.publishing.Lock()
+	defer p.publishing.Unlock()
+	before := p.current.Load()
+	i := slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
+	if i < 0 {
+		return // it has left meanwhile
+	}
+	if x := &before.Workers[i]; x.EAGLE == eagle && x.UpperBound == upperBound {
+		return
+	}
+	after := &Snapshot{Workers: slices.Clone(before.Workers)}
+	x := &after.Workers[i]
+	if x.EAGLE != eagle {
+		p.log.Info("the engine's events say whether its blocks are EAGLE's, one token wider", "worker", x.String(), "eagle", eagle)
+	}
+	if upperBound && !x.UpperBound {
+		p.log.Info("this worker's overlap is an upper bound: parts of its model keep less than its events announce", "worker", x.String())
+	}
+	x.EAGLE, x.UpperBound = eagle, upperBound
 	p.publish(after)
 }
 

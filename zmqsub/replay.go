@@ -18,6 +18,10 @@ const (
 	ReplaySkipped     Replay = "replay_skipped"     // not asked, because it failed a moment ago
 )
 
+// lastSeq is the greatest number that is believed: publishers count from 0, and mark with the greatest numbers what is no
+// past message.
+const lastSeq = 1 << 62
+
 // runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them. Live
 // messages meanwhile wait in the live socket's queue, whose high-water mark bounds them. It returns when the replay is
 // complete, failed, or the subscription was closed; the sequence knows what is still missing.
@@ -131,6 +135,10 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 	if !ok {
 		s.malformed("replayed message with a number of %d bytes, want 8", len(number))
 		return false, false
+	}
+	if seq > lastSeq {
+		s.malformed("replayed message numbered %d, which is none of a past message: the rest of the answer is not read", seq)
+		return true, false
 	}
 	digest := s.digest(payload)
 	st := s.sequence.onReplayed(seq, digest)

@@ -521,7 +521,9 @@ func TestReplayUnreachable(t *testing.T) {
 
 func TestReplayMalformed(t *testing.T) {
 	replays := offerReplay(t, func(from uint64) [][]any {
-		return append([][]any{{"x"}, {"1", "2", "3", "4"}, {"seven77", "x"}}, threeFrames(from, 2)...)
+		strange := [][]any{{"x"}, {"1", "2", "3", "4"}, {"seven77", "x"}}
+		replies := append(strange, threeFrames(from, 2)[:2-from]...)
+		return append(replies, []any{binary.BigEndian.AppendUint64(nil, math.MaxUint64-1), "a snapshot follows"}, []any{"not", "read"})
 	})
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
@@ -530,7 +532,10 @@ func TestReplayMalformed(t *testing.T) {
 		"malformed: zmqsub: replayed message of 2 frames, want an empty one and 2 or 3 more",
 		"malformed: zmqsub: replayed message of 5 or more frames, want an empty one and 2 or 3 more",
 		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
-		"0 :p0", "1 :p1")
+		"0 :p0", "1 :p1",
+		"malformed: zmqsub: replayed message numbered 18446744073709551614, which is none of a past message: the rest of the answer is not read")
+	p.send("", 2, "p2")
+	r.until(t, "a live message", func() bool { return r.count("2 :p2") == 1 })
 }
 
 // The publisher restarts and, before the connection is back, has sent more than ever before: only the replay can tell.

@@ -148,10 +148,11 @@ type subscriber struct {
 	normalizer *kvblock.Normalizer
 	batch      kvblock.Batch
 	operations []kvblock.Operation
-	announced  int  // the last block size reported to the pool
-	otherRank  bool // said already that batches name another rank
-	malformed  bool // said already that something cannot be decoded
-	online     bool // between Connected and Disconnected
+	announced  int            // the last block size reported to the pool
+	traits     kvblock.Traits // the last ones reported to the pool
+	otherRank  bool           // said already that batches name another rank
+	malformed  bool           // said already that something cannot be decoded
+	online     bool           // between Connected and Disconnected
 }
 
 // reset forgets what was learned from the events so far.
@@ -176,9 +177,15 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 		return
 	}
 	f.metrics.Event("unknown", "skipped", s.batch.UnknownTags)
+	f.metrics.Event("unknown", "skipped_field", s.batch.UnknownKeys)
 	s.operations = s.normalizer.Normalize(&s.batch, s.operations[:0])
+	stored := false
 	for i := range s.operations {
 		s.apply(&s.operations[i])
+		stored = stored || s.operations[i].Kind == kvblock.OpStored
+	}
+	if stored {
+		s.reportTraits(s.normalizer.Traits())
 	}
 }
 
@@ -186,7 +193,7 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 	f := s.feed
 	switch op.Kind {
 	case kvblock.OpStored:
-		s.report(s.normalizer.BlockSize())
+		s.report(s.normalizer.Traits().BlockSize)
 		f.metrics.Event("stored", outcome(f.index.Stored(s.worker, op.Stored)), 1)
 	case kvblock.OpRemoved:
 		f.metrics.Event("removed", "applied", 1)
@@ -205,6 +212,15 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 // kinds names the events for metrics.
 var kinds = map[kvblock.EventKind]string{
 	kvblock.BlockStored: "stored", kvblock.BlockRemoved: "removed", kvblock.AllBlocksCleared: "cleared", kvblock.Ignored: "ignored",
+}
+
+// reportTraits tells the pool what the engine's stores say about its blocks, beside their size, when it has changed.
+func (s *subscriber) reportTraits(now kvblock.Traits) {
+	now.UpperBound = now.UpperBound || s.traits.UpperBound // a new normalizer has yet to see it
+	if now != s.traits {
+		s.traits = now
+		s.feed.pool.ReportTraits(s.worker, now.EAGLE, now.UpperBound)
+	}
 }
 
 // report tells the pool the block size that the engine announces, when it has changed.
