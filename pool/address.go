@@ -8,7 +8,7 @@ import (
 )
 
 // offsetPort returns a tcp://host:port address with n added to its port; "" stays "". The address was checked by
-// checkTCP. Source: vLLM's rule for data-parallel ranks, "port + rank".
+// CheckTCP. Source: vLLM's rule for data-parallel ranks, "port + rank".
 func offsetPort(address string, n uint32) string {
 	if address == "" || n == 0 {
 		return address
@@ -21,8 +21,8 @@ func offsetPort(address string, n uint32) string {
 	return address[:i+1] + strconv.FormatUint(port+uint64(n), 10)
 }
 
-// checkTCP says what is wrong with a ZMQ address of n consecutive ports, nil when nothing is.
-func checkTCP(address string, n uint32) error {
+// CheckTCP says what is wrong with a ZMQ address of n consecutive ports, nil when nothing is.
+func CheckTCP(address string, n uint32) error {
 	rest, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
 		return fmt.Errorf("%q must look like tcp://HOST:PORT", address)

@@ -144,7 +144,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		if address == "" {
 			continue
 		}
-		if err := checkTCP(address, e.DataParallelSize); err != nil {
+		if err := CheckTCP(address, e.DataParallelSize); err != nil {
 			return fail(key, "%v", err)
 		}
 	}

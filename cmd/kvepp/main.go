@@ -22,6 +22,7 @@ Usage:
   kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
   kvepp serve --help                                      all flags, each with its environment variables
   kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
+  kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
   kvepp version                                           what was built
 
 A first run:
@@ -62,6 +63,22 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return 0
 	case "tokenize":
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
+	case "indexer":
+		var o indexerOptions
+		err := parseIndexer(&o, args[1:], getenv)
+		if errors.Is(err, pflag.ErrHelp) {
+			fmt.Fprint(stdout, indexerHelp, indexerFlags(new(indexerOptions)).FlagUsagesWrapped(120))
+			return 0
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "kvepp indexer: %v\n\"kvepp indexer --help\" lists the flags.\n", err)
+			return 2
+		}
+		if err := runIndexer(&o); err != nil {
+			fmt.Fprintf(stderr, "kvepp indexer: %v\n", err)
+			return 1
+		}
+		return 0
 	case "version", "--version":
 		fmt.Fprintln(stdout, version())
 		return 0

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/pflag"
+
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/internal/service"
+	"kvepp/pool"
+)
+
+const indexerHelp = `kvepp indexer follows the KV events of workers and answers over HTTP which of them holds how much of a prompt. It stands
+in for "python -m dynamo.indexer": the same requests, the same answers.
+
+  kvepp indexer --port 8090 --block-size 16 --model-name qwen --workers 1=tcp://10.0.0.7:5557,2=tcp://10.0.0.8:5557
+  curl -H 'Content-Type: application/json' -d '{"model_name": "qwen", "token_ids": [1, 2, 3]}' localhost:8090/query
+
+Flags, with the environment variables that say the same:
+`
+
+// indexerOptions is everything that "kvepp indexer" can be told.
+type indexerOptions struct {
+	host      string
+	port      uint16
+	blockSize int
+	threads   int
+	workers   string
+	model     string
+	group     string
+	peers     string
+	maxBlocks int
+	logLevel  string
+	logFormat string
+
+	registrations []service.Registration // of workers
+}
+
+func indexerFlags(o *indexerOptions) *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvepp indexer", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
+	f.Uint16Var(&o.port, "port", 8090, "`PORT` to listen on")
+	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
+	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for dynamo.indexer, and without effect: each worker's events are applied beside the others'")
+	f.StringVar(&o.workers, "workers", "", "`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over HTTP")
+	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
+	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
+	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas")
+	f.IntVar(&o.maxBlocks, "index-max-blocks", 0, "most (worker, block) `ENTRIES` in the index. 0: the default of kvepp serve")
+	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	f.VisitAll(func(flag *pflag.Flag) { flag.Usage += " [" + kveppEnv("indexer-"+flag.Name) + "]" })
+	return f
+}
+
+// parseIndexer reads arguments, then what they leave unset from the environment.
+func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
+	f := indexerFlags(o)
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
+	}
+	var errs []error
+	f.VisitAll(func(flag *pflag.Flag) {
+		name := kveppEnv("indexer-" + flag.Name)
+		if value := getenv(name); value != "" && !flag.Changed {
+			if err := f.Set(flag.Name, value); err != nil {
+				errs = append(errs, fmt.Errorf("environment variable %s=%q: %w", name, value, err))
+			}
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if o.port == 0 {
+		return errors.New("--port must be from 1 to 65535")
+	}
+	if o.workers == "" {
+		return nil
+	}
+	if o.blockSize == 0 {
+		return errors.New("--workers needs --block-size: the tokens per KV block of these workers")
+	}
+	for _, w := range strings.Split(o.workers, ",") {
+		r, err := o.registration(w)
+		if err != nil {
+			return fmt.Errorf("--workers: %w", err)
+		}
+		o.registrations = append(o.registrations, r)
+	}
+	return nil
+}
+
+// registration reads one of --workers.
+func (o *indexerOptions) registration(worker string) (r service.Registration, err error) {
+	name, address, ok := strings.Cut(worker, "=")
+	instance, ranked, hasRank := strings.Cut(name, ":")
+	id, err := strconv.ParseUint(instance, 10, 64)
+	rank := uint64(0)
+	if hasRank && err == nil {
+		rank, err = strconv.ParseUint(ranked, 10, 32)
+	}
+	if !ok || err != nil {
+		return r, fmt.Errorf("%q must look like INSTANCE[:RANK]=tcp://HOST:PORT, both numbers decimal", worker)
+	}
+	rank32 := uint32(rank)
+	return service.Registration{InstanceID: &id, Rank: &rank32, Endpoint: &address, Model: &o.model, Group: &o.group, BlockSize: &o.blockSize}, nil
+}
+
+// runIndexer runs the service until SIGTERM or SIGINT.
+func runIndexer(o *indexerOptions) error {
+	log, err := (&options{logLevel: o.logLevel, logFormat: o.logFormat}).logger()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+
+	m := metrics.New()
+	index, err := indexer.New(indexer.Config{MaxEntries: o.maxBlocks})
+	if err != nil {
+		return err
+	}
+	workers := pool.New(log)
+	events, err := feed.New(feed.Config{}, workers, index, m, log)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	workers.Watch(events)
+	workers.Watch(forgetful{index.Forget})
+	registry := service.NewRegistry(workers, index)
+	for _, r := range o.registrations {
+		if err := registry.Register(r); err != nil {
+			return fmt.Errorf("--workers: %w", err)
+		}
+	}
+	for _, peer := range strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' }) {
+		if err := registry.AddPeer(peer); err != nil {
+			return fmt.Errorf("--peers: %w", err)
+		}
+	}
+
+	mux := http.NewServeMux()
+	registry.Handle(mux)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	indexerGauges(m, registry, events)
+	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	server := &http.Server{Handler: service.Counted(mux, m.NewIndexerService()), ReadHeaderTimeout: 10 * time.Second}
+	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "for", "the indexer's requests", "address", l.Addr().String())
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return server.Shutdown(last)
+}
+
+// indexerGauges shows what the registry and the feed count.
+func indexerGauges(m *metrics.Metrics, registry *service.Registry, events *feed.Feed) {
+	m.Source(metrics.IndexerModels, metrics.IndexerModelsHelp, nil, func() float64 { models, _ := registry.Counts(); return float64(models) })
+	m.Source(metrics.IndexerWorkers, metrics.IndexerWorkersHelp, nil, func() float64 { _, workers := registry.Counts(); return float64(workers) })
+	for _, status := range []string{"active", "pending"} {
+		m.Source(metrics.IndexerListeners, metrics.IndexerListenersHelp, prometheus.Labels{"status": status}, func() float64 {
+			active, pending := events.Subscriptions()
+			if status == "active" {
+				return float64(active)
+			}
+			return float64(pending)
+		})
+	}
+}

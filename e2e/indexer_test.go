@@ -1,0 +1,384 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/e2e/stack"
+)
+
+const indexerBlock = 4 // tokens
+
+// publisher is an engine's event socket, one rank's.
+type publisher struct {
+	t        *testing.T
+	socket   *zmq.Socket
+	address  string
+	instance uint64
+	rank     int
+	seq      uint64
+	held     map[uint64]*cachedBlock
+}
+
+// cachedBlock is a block that the engine holds: its name is the same for every engine, as with a fixed seed.
+type cachedBlock struct {
+	name, parent uint64
+	tokens       []int
+	children     int
+}
+
+func newPublisher(t *testing.T, instance uint64, rank int) *publisher {
+	t.Helper()
+	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that is told who subscribes
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket.SetLinger(0)
+	socket.SetSndhwm(0)
+	socket.SetXpubVerbose(1) // of each subscriber, not of the first alone
+	if err := socket.Bind("tcp://127.0.0.1:*"); err != nil {
+		t.Fatal(err)
+	}
+	p := &publisher{t: t, socket: socket, instance: instance, rank: rank, held: map[uint64]*cachedBlock{}}
+	if p.address, err = socket.GetLastEndpoint(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// subscribed waits until n subscribers have come.
+func (p *publisher) subscribed(n int) {
+	p.t.Helper()
+	p.socket.SetRcvtimeo(2 * 60e9)
+	for range n {
+		if frame, err := p.socket.RecvBytes(0); err != nil || len(frame) == 0 || frame[0] != 1 {
+			p.t.Fatalf("waiting for a subscriber: %x, %v", frame, err)
+		}
+	}
+}
+
+// publish sends a batch of events in vLLM's encoding.
+func (p *publisher) publish(events ...[]any) {
+	p.t.Helper()
+	if _, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), pack([]any{1.5, events, p.rank})); err != nil {
+		p.t.Fatal(err)
+	}
+	p.seq++
+}
+
+// pack writes MessagePack.
+func pack(v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return []byte{0xc0}
+	case int:
+		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
+	case uint64:
+		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
+	case float64:
+		return []byte{0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0}
+	case string:
+		return append([]byte{0xd9, byte(len(v))}, v...)
+	}
+	list := reflect.ValueOf(v)
+	b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(list.Len()))
+	for i := range list.Len() {
+		b = append(b, pack(list.Index(i).Interface())...)
+	}
+	return b
+}
+
+// nameOf is an engine's name for a block: the same chain of tokens has the same one.
+func nameOf(parent uint64, tokens []int) uint64 {
+	h := parent*0x9e3779b97f4a7c15 + 1
+	for _, t := range tokens {
+		h = (h ^ uint64(t)) * 0xff51afd7ed558ccd
+		h ^= h >> 32
+	}
+	return h | 1
+}
+
+// store announces the blocks of a prompt that the engine does not hold yet.
+func (p *publisher) store(tokens []int) {
+	p.t.Helper()
+	var names []uint64
+	var stored []int
+	var parent, before uint64
+	for ; len(tokens) >= indexerBlock; tokens = tokens[indexerBlock:] {
+		block := tokens[:indexerBlock]
+		name := nameOf(parent, block)
+		if p.held[name] == nil {
+			if len(names) == 0 {
+				before = parent
+			}
+			p.held[name] = &cachedBlock{name: name, parent: parent, tokens: block}
+			if up := p.held[parent]; up != nil {
+				up.children++
+			}
+			names, stored = append(names, name), append(stored, block...)
+		}
+		parent = name
+	}
+	if len(names) > 0 {
+		event := []any{"BlockStored", names, nil, stored, indexerBlock, nil, "GPU", nil, nil}
+		if before != 0 {
+			event[2] = before
+		}
+		p.publish(event)
+	}
+}
+
+// evict announces the removal of up to n blocks that no other block follows, as an engine frees them.
+func (p *publisher) evict(rng *rand.Rand, n int) {
+	p.t.Helper()
+	var names []uint64
+	for range n {
+		var leaves []*cachedBlock
+		for _, b := range p.held {
+			if b.children == 0 {
+				leaves = append(leaves, b)
+			}
+		}
+		if len(leaves) == 0 {
+			break
+		}
+		slices.SortFunc(leaves, func(a, b *cachedBlock) int { return int(a.name>>33) - int(b.name>>33) })
+		b := leaves[rng.IntN(len(leaves))]
+		delete(p.held, b.name)
+		if up := p.held[b.parent]; up != nil {
+			up.children--
+		}
+		names = append(names, b.name)
+	}
+	if len(names) > 0 {
+		p.publish([]any{"BlockRemoved", names, "GPU"})
+	}
+}
+
+// indexers are both services and the publishers that both follow.
+type indexers struct {
+	*stack.Indexers
+	t          *testing.T
+	publishers []*publisher
+}
+
+func startIndexers(t *testing.T) *indexers {
+	t.Helper()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	services, err := stack.StartIndexers(t.Context(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &indexers{Indexers: services, t: t}
+	t.Cleanup(func() {
+		services.Close()
+		for _, p := range x.publishers {
+			p.socket.Close() // after its subscribers: libzmq may abort otherwise (zeromq/libzmq#3442)
+		}
+	})
+	return x
+}
+
+// publisher registers a new publisher with both services.
+func (x *indexers) publisher(instance uint64, rank int) *publisher {
+	x.t.Helper()
+	p := newPublisher(x.t, instance, rank)
+	x.publishers = append(x.publishers, p)
+	x.same(http.StatusCreated, "/register", map[string]any{"instance_id": instance, "dp_rank": rank, "endpoint": p.address, "model_name": "m", "block_size": indexerBlock})
+	p.subscribed(2)
+	return p
+}
+
+// ask sends a request to one service. The answer is decoded JSON, or nil if it is none.
+func (x *indexers) ask(url, path string, body any) (status int, v any) {
+	x.t.Helper()
+	var resp *http.Response
+	var err error
+	if body == nil {
+		resp, err = http.Get(url + path)
+	} else {
+		text, _ := json.Marshal(body)
+		resp, err = http.Post(url+path, "application/json", bytes.NewReader(text))
+	}
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if json.Unmarshal(text, &v) != nil {
+		v = nil
+	}
+	return resp.StatusCode, v
+}
+
+// same wants both services to give the same answer, with this status. It returns the answer.
+func (x *indexers) same(status int, path string, body any) any {
+	x.t.Helper()
+	theirStatus, theirs := x.ask(x.Dynamo, path, body)
+	ourStatus, ours := x.ask(x.Kvepp, path, body)
+	if theirStatus != status || ourStatus != status || !reflect.DeepEqual(theirs, ours) && theirs != nil {
+		x.t.Fatalf("%s %v: Dynamo %d %v, kvepp %d %v; want %d from both", path, body, theirStatus, theirs, ourStatus, ours, status)
+	}
+	return ours
+}
+
+// settle waits until both services have applied all that was published: a block that only this moment has is everywhere.
+func (x *indexers) settle(moment int) {
+	x.t.Helper()
+	marker := []int{1 << 20, moment, 0, 0}
+	for _, p := range x.publishers {
+		p.store(marker)
+	}
+	for _, url := range []string{x.Dynamo, x.Kvepp} {
+		eventually(x.t, func() error {
+			_, v := x.ask(url, "/query", map[string]any{"model_name": "m", "token_ids": marker})
+			answer, _ := v.(map[string]any)
+			ranks := 0
+			scores, _ := answer["scores"].(map[string]any)
+			for _, byRank := range scores {
+				ranks += len(byRank.(map[string]any))
+			}
+			if ranks != len(x.publishers) {
+				return fmt.Errorf("%s knows of %d ranks with the marker, want %d: %v", url, ranks, len(x.publishers), v)
+			}
+			return nil
+		})
+	}
+}
+
+// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, lets them publish
+// what engines would, and wants the same answers.
+func TestIndexerAnswersAsDynamos(t *testing.T) {
+	x := startIndexers(t)
+	x.same(http.StatusOK, "/workers", nil)
+	x.same(http.StatusOK, "/peers", nil)
+	for _, worker := range []struct {
+		instance uint64
+		rank     int
+	}{{7, 0}, {7, 1}, {12510495253119935035, 0}, {8, 3}} {
+		x.publisher(worker.instance, worker.rank)
+	}
+	seed := uint64(begun)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	prompt := func() []int { // few tokens, so that prompts begin alike
+		tokens := make([]int, rng.IntN(12)*indexerBlock+rng.IntN(indexerBlock))
+		for i := range tokens {
+			tokens[i] = rng.IntN(2) * (i / indexerBlock % 3)
+		}
+		return tokens
+	}
+	compared := 0
+	for round := range 30 {
+		for range 40 {
+			p := x.publishers[rng.IntN(len(x.publishers))]
+			switch n := rng.IntN(20); {
+			case n < 13:
+				p.store(prompt())
+			case n < 19:
+				p.evict(rng, 1+rng.IntN(4))
+			default:
+				clear(p.held)
+				p.publish([]any{"AllBlocksCleared"})
+			}
+		}
+		x.settle(round)
+		for range 40 {
+			x.same(http.StatusOK, "/query", map[string]any{"model_name": "m", "token_ids": prompt()})
+			compared++
+		}
+	}
+	x.same(http.StatusOK, "/query", map[string]any{"model_name": "m", "token_ids": prompt(), "lora_name": "a", "cache_salt": "b"})
+	x.same(http.StatusOK, "/query_by_hash", map[string]any{"model_name": "m", "block_hashes": []int64{-1, 2}})
+	t.Logf("%d queries answered alike (seed %d)", compared, seed)
+
+	peer := map[string]any{"url": "http://127.0.0.1:9"}
+	x.same(http.StatusCreated, "/register_peer", peer)
+	x.same(http.StatusOK, "/peers", nil)
+	x.same(http.StatusOK, "/deregister_peer", peer)
+	x.same(http.StatusNotFound, "/deregister_peer", peer)
+	x.same(http.StatusNotFound, "/query", map[string]any{"model_name": "unknown", "token_ids": []int{1}})
+	x.same(http.StatusOK, "/workers?model_name=unknown", nil)
+	at := x.publishers[0].address
+	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 7, "endpoint": at, "model_name": "m", "block_size": indexerBlock})
+	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 9, "endpoint": at, "model_name": "m", "block_size": 2 * indexerBlock})
+	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 99, "model_name": "m"})
+	for _, bad := range []map[string]any{{"instance_id": 1}, {"instance_id": -1, "endpoint": at, "model_name": "m", "block_size": 4}} {
+		theirs, _ := x.ask(x.Dynamo, "/register", bad)
+		ours, _ := x.ask(x.Kvepp, "/register", bad)
+		if theirs != http.StatusUnprocessableEntity || ours != theirs {
+			t.Errorf("/register %v: Dynamo %d, kvepp %d", bad, theirs, ours)
+		}
+	}
+	x.same(http.StatusOK, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
+	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
+}
+
+// TestIndexerWhereDynamosErrs shows the defects of Dynamo's index that kvepp's must not have, on the real one: when they
+// are mended there, this test says so.
+func TestIndexerWhereDynamosErrs(t *testing.T) {
+	x := startIndexers(t)
+	a, b := x.publisher(1, 0), x.publisher(2, 0)
+	chain := []int{1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4}
+	tokens := func(url string, instance string) int {
+		_, v := x.ask(url, "/query", map[string]any{"model_name": "m", "token_ids": chain})
+		byRank, _ := v.(map[string]any)["scores"].(map[string]any)[instance].(map[string]any)
+		n, _ := byRank["0"].(float64)
+		return int(n)
+	}
+	want := func(what, instance string, dynamo, kvepp int) {
+		t.Helper()
+		if theirs, ours := tokens(x.Dynamo, instance), tokens(x.Kvepp, instance); theirs != dynamo || ours != kvepp {
+			t.Errorf("%s: Dynamo answers %d tokens and kvepp %d, want %d and %d", what, theirs, ours, dynamo, kvepp)
+		}
+	}
+	stored := func(parent any, from, to int, names ...uint64) []any {
+		return []any{"BlockStored", names, parent, chain[4*from : 4*to], indexerBlock, nil, "GPU", nil, nil}
+	}
+	moment := 0
+	settle := func() { moment++; x.settle(moment) }
+
+	// A block in the middle leaves and comes back: the engine holds all four again.
+	a.publish(stored(nil, 0, 4, 101, 102, 103, 104))
+	settle()
+	want("four blocks stored", "1", 16, 16)
+	a.publish([]any{"BlockRemoved", []uint64{102}, "GPU"})
+	settle()
+	want("the second removed", "1", 4, 4)
+	a.publish(stored(uint64(101), 1, 2, 102))
+	settle()
+	want("the second stored again", "1", 8, 16)
+
+	// Another engine gives the same blocks other names.
+	b.publish(stored(nil, 0, 2, 201, 202))
+	b.publish(stored(uint64(202), 2, 3, 203))
+	settle()
+	want("three blocks under other names", "2", 8, 12)
+	b.publish([]any{"BlockRemoved", []uint64{201, 202, 203}, "GPU"})
+	settle()
+	want("all of them removed", "2", 8, 0)
+
+	// Lost messages: what they said is not known.
+	b.publish(stored(nil, 0, 2, 201, 202))
+	settle()
+	b.seq += 3
+	settle()
+	want("after a gap", "2", 8, 0)
+}

@@ -1,0 +1,54 @@
+package metrics
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// IndexerService is what `kvepp indexer` exports beside Metrics: the names of Dynamo's standalone indexer.
+//
+// Source: what `python -m dynamo.indexer` 1.6.1 answers to GET /metrics.
+type IndexerService struct {
+	requests *prometheus.CounterVec
+	errors   *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+// Names and help of the gauges that the service's wiring declares.
+const (
+	IndexerModels        = "dynamo_kvindexer_models"
+	IndexerModelsHelp    = "Pairs of a model and a routing group that have workers."
+	IndexerWorkers       = "dynamo_kvindexer_workers"
+	IndexerWorkersHelp   = "Registered worker instances."
+	IndexerListeners     = "dynamo_kvindexer_listeners"
+	IndexerListenersHelp = "Subscriptions to KV events by state: active is connected, pending is not yet."
+)
+
+// NewIndexerService declares the metrics among m's.
+func (m *Metrics) NewIndexerService() *IndexerService {
+	s := &IndexerService{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dynamo_kvindexer_requests_total", Help: "HTTP requests.",
+		}, []string{"endpoint", "method"}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dynamo_kvindexer_errors_total", Help: "HTTP requests that were answered with an error.",
+		}, []string{"endpoint", "status_class"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "dynamo_kvindexer_request_duration_seconds", Help: "Time to answer an HTTP request.",
+			Buckets: prometheus.ExponentialBuckets(1e-4, 2, 20), // 0.1 ms .. 52 s
+		}, []string{"endpoint"}),
+	}
+	m.Registry.MustRegister(s.requests, s.errors, s.duration)
+	return s
+}
+
+// Answered counts one request to a known path, which began at start.
+func (s *IndexerService) Answered(endpoint, method string, status int, start time.Time) {
+	s.requests.WithLabelValues(endpoint, method).Inc()
+	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
+	if status >= 400 {
+		s.errors.WithLabelValues(endpoint, strconv.Itoa(status/100)+"xx").Inc()
+	}
+}

@@ -1,0 +1,190 @@
+package service
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// Reader answers questions about an index over the workers of a pool. Its requests name a model and a routing group.
+type Reader struct {
+	pool  *pool.Pool
+	index *indexer.Index
+	// serves says which model and routing group a worker belongs to.
+	serves func(w *pool.Worker) served
+	idle   sync.Pool // of *lookup
+}
+
+// served is what requests name.
+type served struct{ model, group string }
+
+func (s served) String() string { return s.model + ":" + s.group }
+
+// lookup holds the buffers of one query.
+type lookup struct {
+	local  []kvblock.LocalHash
+	chain  []kvblock.SequenceHash
+	scores indexer.OverlapScores
+}
+
+// NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the default.
+func NewReader(p *pool.Pool, index *indexer.Index) *Reader {
+	return newReader(p, index, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
+}
+
+func newReader(p *pool.Pool, index *indexer.Index, serves func(*pool.Worker) served) *Reader {
+	return &Reader{pool: p, index: index, serves: serves, idle: sync.Pool{New: func() any { return new(lookup) }}}
+}
+
+// Handle adds the requests that only read.
+func (r *Reader) Handle(mux *http.ServeMux) {
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("POST /query", r.query)
+	mux.HandleFunc("POST /query_by_hash", r.queryByHash)
+}
+
+// asked is what both queries name.
+type asked struct {
+	Model *string `json:"model_name"`
+	Group *string `json:"routing_group"`
+}
+
+func (a *asked) served() (served, error) {
+	if a.Model == nil {
+		return served{}, refuse(http.StatusUnprocessableEntity, "model_name is missing")
+	}
+	s := served{*a.Model, defaultGroup}
+	if a.Group != nil {
+		s.group = *a.Group
+	}
+	return s, nil
+}
+
+// query answers how many tokens of a prompt each worker holds.
+func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
+	var q struct {
+		asked
+		Tokens    []kvblock.Token `json:"token_ids"`
+		LoRAName  string          `json:"lora_name"`
+		CacheSalt string          `json:"cache_salt"`
+	}
+	if err := read(w, req, &q); err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	if q.Tokens == nil {
+		answer(w, 0, nil, refuse(http.StatusUnprocessableEntity, "token_ids is missing"))
+		return
+	}
+	r.match(w, &q.asked, func(local []kvblock.LocalHash, o kvblock.HashOptions) []kvblock.LocalHash {
+		o.LoRAName, o.CacheNamespace = q.LoRAName, q.CacheSalt
+		return kvblock.AppendLocalHashes(local, q.Tokens, o)
+	})
+}
+
+// queryByHash is query for a prompt given as local block hashes, 64 bits with a sign.
+func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
+	var q struct {
+		asked
+		Hashes []int64 `json:"block_hashes"`
+	}
+	if err := read(w, req, &q); err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	if q.Hashes == nil {
+		answer(w, 0, nil, refuse(http.StatusUnprocessableEntity, "block_hashes is missing"))
+		return
+	}
+	r.match(w, &q.asked, func(local []kvblock.LocalHash, _ kvblock.HashOptions) []kvblock.LocalHash {
+		for _, h := range q.Hashes {
+			local = append(local, kvblock.LocalHash(h))
+		}
+		return local
+	})
+}
+
+// overlaps is the answer to both queries, in tokens. Keys are decimal numbers: instance ids and data-parallel ranks.
+type overlaps struct {
+	Scores      map[string]map[string]int `json:"scores"` // device memory, where it holds any
+	Frequencies []int                     `json:"frequencies"`
+	Instances   map[string]*instance      `json:"instances"`
+}
+
+// instance is the best of an instance's ranks; each tier counts what the tiers before it hold, too.
+type instance struct {
+	LongestMatched int            `json:"longest_matched"`
+	GPU            int            `json:"gpu"`
+	DP             map[string]int `json:"dp"` // device memory, by rank
+	CPU            int            `json:"cpu"`
+	Disk           int            `json:"disk"` // and external
+}
+
+// match writes the answer for a prompt that hash cuts into blocks.
+func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash) {
+	want, err := q.served()
+	if err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	l := r.idle.Get().(*lookup)
+	defer r.idle.Put(l)
+
+	result := overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{}, Instances: map[string]*instance{}}
+	known := false
+	var cut kvblock.HashOptions // how l.scores was made
+	for i := range snapshot.Workers {
+		worker := &snapshot.Workers[i]
+		if r.serves(worker) != want {
+			continue
+		}
+		known = true
+		if worker.BlockSize == 0 || worker.Announced != 0 {
+			continue // nothing of it can be matched
+		}
+		o := kvblock.HashOptions{BlockSize: worker.BlockSize, EAGLE: worker.EAGLE}
+		if o.BlockSize != cut.BlockSize || o.EAGLE != cut.EAGLE {
+			cut = o
+			l.local = hash(l.local[:0], o)
+			l.chain = kvblock.AppendSequenceHashes(l.chain[:0], l.local)
+			r.index.FindMatches(l.chain, &l.scores)
+		}
+		result.add(worker, &l.scores)
+	}
+	if !known {
+		answer(w, 0, nil, refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group))
+		return
+	}
+	answer(w, http.StatusOK, result, nil)
+}
+
+// add counts one worker's blocks.
+func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
+	device := scores.Blocks(w.Worker) * w.BlockSize
+	if device == 0 {
+		return
+	}
+	id, rank := strconv.FormatUint(w.InstanceID, 10), strconv.FormatUint(uint64(w.Rank), 10)
+	if device > 0 {
+		if o.Scores[id] == nil {
+			o.Scores[id] = map[string]int{}
+		}
+		o.Scores[id][rank] = device
+	}
+	in := o.Instances[id]
+	if in == nil {
+		in = &instance{DP: map[string]int{}}
+		o.Instances[id] = in
+	}
+	in.DP[rank] = device
+	in.GPU = max(in.GPU, device)
+	in.CPU = max(in.CPU, device)
+	in.Disk = max(in.Disk, device)
+	in.LongestMatched = max(in.LongestMatched, device)
+}

@@ -1,0 +1,107 @@
+// Package service answers HTTP requests about the index: which worker holds how much of a prompt.
+//
+// It owns the requests and answers of Dynamo's standalone indexer, field for field: the part that only reads, which
+// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`. It never routes a request
+// and never touches the index but through package indexer and its feed.
+//
+// Concurrency: handlers are called from any goroutine.
+//
+// Source: dynamo-kv-router 1.6.1, services::indexer, and what `python -m dynamo.indexer` answers.
+package service
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"time"
+
+	"kvepp/internal/metrics"
+)
+
+// maxBody bounds a request's body, in bytes. Source: dynamo-kv-router 1.6.1, services.
+const maxBody = 8 << 20
+
+// defaultGroup is the routing group of requests that name none.
+const defaultGroup = "default"
+
+// Counted is mux with every request to a known path counted.
+func Counted(mux *http.ServeMux, m *metrics.IndexerService) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_, pattern := mux.Handler(req)
+		_, path, known := strings.Cut(pattern, " ")
+		if !known {
+			mux.ServeHTTP(w, req) // it answers 404 or 405
+			return
+		}
+		start := time.Now()
+		status := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		mux.ServeHTTP(status, req)
+		m.Answered(path, req.Method, status.status, start)
+	})
+}
+
+// statusWriter remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// refusal is an error with the HTTP status that says it.
+type refusal struct {
+	status int
+	text   string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(status int, format string, args ...any) error {
+	return &refusal{status, fmt.Sprintf(format, args...)}
+}
+
+// answer writes v, or err as {"error": …}.
+func answer(w http.ResponseWriter, status int, v any, err error) {
+	if err != nil {
+		status = http.StatusInternalServerError
+		if r := (*refusal)(nil); errors.As(err, &r) {
+			status = r.status
+		}
+		v = map[string]string{"error": err.Error()}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// An error here is the client's going away.
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// read decodes a request's JSON body into v. Keys that v does not have are ignored, as Dynamo does.
+func read(w http.ResponseWriter, req *http.Request, v any) error {
+	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return refuse(http.StatusUnsupportedMediaType, "the body must be JSON, and the Content-Type application/json")
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxBody))
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return refuse(http.StatusRequestEntityTooLarge, "the body is longer than %d bytes", maxBody)
+	} else if err != nil {
+		return refuse(http.StatusBadRequest, "the body ends early: %v", err)
+	}
+	err = json.Unmarshal(body, v)
+	switch syntax := (*json.SyntaxError)(nil); {
+	case errors.As(err, &syntax):
+		return refuse(http.StatusBadRequest, "the body is not JSON: byte %d: %v", syntax.Offset, err)
+	case err != nil:
+		return refuse(http.StatusUnprocessableEntity, "%v", err)
+	}
+	return nil
+}
