@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -56,6 +57,24 @@ func newPublisher(t *testing.T, instance uint64, rank int) *publisher {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// offload announces that some held blocks have a copy in host memory or on disk too, which stays when the device's goes.
+func (p *publisher) offload(rng *rand.Rand, n int) {
+	p.t.Helper()
+	var held []*cachedBlock
+	for _, b := range p.held {
+		held = append(held, b)
+	}
+	slices.SortFunc(held, func(a, b *cachedBlock) int { return cmp.Compare(a.name, b.name) })
+	for range min(n, len(held)) {
+		b := held[rng.IntN(len(held))]
+		event := []any{"BlockStored", []uint64{b.name}, nil, b.tokens, indexerBlock, nil, []string{"CPU", "DISK"}[rng.IntN(2)], nil, nil}
+		if b.parent != 0 {
+			event[2] = b.parent
+		}
+		p.publish(event)
+	}
 }
 
 // subscribed waits until n subscribers have come.
@@ -154,7 +173,7 @@ func (p *publisher) evict(rng *rand.Rand, n int) {
 		if len(leaves) == 0 {
 			break
 		}
-		slices.SortFunc(leaves, func(a, b *cachedBlock) int { return int(a.name>>33) - int(b.name>>33) })
+		slices.SortFunc(leaves, func(a, b *cachedBlock) int { return cmp.Compare(a.name, b.name) })
 		b := leaves[rng.IntN(len(leaves))]
 		delete(p.held, b.name)
 		if up := p.held[b.parent]; up != nil {
@@ -292,8 +311,10 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 			switch n := rng.IntN(20); {
 			case n < 13:
 				p.store(prompt())
-			case n < 19:
+			case n < 17:
 				p.evict(rng, 1+rng.IntN(4))
+			case n < 19:
+				p.offload(rng, 1+rng.IntN(4))
 			default:
 				clear(p.held)
 				p.publish([]any{"AllBlocksCleared"})

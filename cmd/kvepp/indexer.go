@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os/signal"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,7 +44,7 @@ type indexerOptions struct {
 	model     string
 	group     string
 	peers     string
-	maxBlocks int
+	maxBytes  int64
 	logLevel  string
 	logFormat string
 
@@ -62,7 +63,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
 	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
 	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas")
-	f.IntVar(&o.maxBlocks, "index-max-blocks", 0, "most (worker, block) `ENTRIES` in the index. 0: the default of kvepp serve")
+	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 	f.VisitAll(func(flag *pflag.Flag) { flag.Usage += " [" + kveppEnv("indexer-"+flag.Name) + "]" })
@@ -90,8 +91,11 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if o.port == 0 {
+	switch {
+	case o.port == 0:
 		return errors.New("--port must be from 1 to 65535")
+	case o.maxBytes < 0 || o.maxBytes > 0 && o.maxBytes < minIndexBytes:
+		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	}
 	if o.workers == "" {
 		return nil
@@ -135,7 +139,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	index, err := indexer.New(indexer.Config{MaxEntries: o.maxBlocks})
+	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err
 	}

@@ -166,8 +166,8 @@ func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.Loca
 
 // add counts one worker's blocks.
 func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
-	device := scores.Blocks(w.Worker) * w.BlockSize
-	if device == 0 {
+	device, more := scores.Blocks(w.Worker), scores.Extension(w.Worker)
+	if device+more.Total() == 0 {
 		return
 	}
 	id, rank := strconv.FormatUint(w.InstanceID, 10), strconv.FormatUint(uint64(w.Rank), 10)
@@ -175,16 +175,16 @@ func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
 		if o.Scores[id] == nil {
 			o.Scores[id] = map[string]int{}
 		}
-		o.Scores[id][rank] = device
+		o.Scores[id][rank] = device * w.BlockSize
 	}
 	in := o.Instances[id]
 	if in == nil {
 		in = &instance{DP: map[string]int{}}
 		o.Instances[id] = in
 	}
-	in.DP[rank] = device
-	in.GPU = max(in.GPU, device)
-	in.CPU = max(in.CPU, device)
-	in.Disk = max(in.Disk, device)
-	in.LongestMatched = max(in.LongestMatched, device)
+	in.DP[rank] = device * w.BlockSize
+	in.GPU = max(in.GPU, device*w.BlockSize)
+	in.CPU = max(in.CPU, (device+more.Host)*w.BlockSize)
+	in.Disk = max(in.Disk, (device+more.Total())*w.BlockSize)
+	in.LongestMatched = in.Disk
 }
