@@ -259,7 +259,9 @@ func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Reque
 	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
 		return nil, reason, err
 	}
+	at := time.Now()
 	ids, remoteErr := engine.Tokenize(ctx, body, req.Body)
+	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
 		return tokenizer.Certain(ids), ReasonKV, nil

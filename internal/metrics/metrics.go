@@ -53,7 +53,7 @@ func New() *Metrics {
 		}, []string{"kind", "outcome"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvepp_phase_seconds",
-			Help:    "Time spent in each phase of a decision: parse, tokenize, hash, match, select; and pick, the whole.",
+			Help:    "Time spent in each phase of a decision: parse, tokenize (of which tokenizer_url, waiting for an engine's ids), hash, match, select; and pick, the whole.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 		}, []string{"phase"}),
 		remote: prometheus.NewCounterVec(prometheus.CounterOpts{

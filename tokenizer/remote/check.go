@@ -26,6 +26,7 @@ type Check struct {
 	wanted  atomic.Int64 // comparisons still to be made
 	differs atomic.Bool
 	queue   chan sample
+	silent  bool // it was said that a request could not be compared; Run's own
 	metrics *metrics.Metrics
 	log     *slog.Logger
 }
@@ -122,7 +123,10 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	}
 	engine, err := c.engine.Tokenize(ctx, request, s.body)
 	if err != nil {
-		c.log.Debug("a request's ids could not be compared with the engine's", "error", err)
+		if !c.silent {
+			c.silent = true
+			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", err)
+		}
 		return nil, false
 	}
 	return differ(own, engine), true

@@ -107,9 +107,12 @@ func TestCheckKnowsNothing(t *testing.T) {
 	e := newEngine(t)
 	e.answer("/v1/completions/render", 400, badInput)
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-	check := checked(t, c, says(1), 1, prompt, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
-	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 1 {
+	check := checked(t, c, says(1), 1, prompt, prompt, `{"model":"m","prompt":[5,6]}`, `{"model":"m"}`)
+	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 2 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
+	}
+	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "maximum context length") {
+		t.Errorf("log:\n%s", log)
 	}
 	check = checked(t, c, func(*apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {

@@ -84,13 +84,19 @@ type Config struct {
 // Concurrency is how many calls to a server run at the same time. Further requests wait for their turn.
 const Concurrency = 32
 
-// Bounds of what is read of an answer: a prompt has fewer tokens than its body has bytes, and an id takes at most 11.
+// Bounds of what is sent, and of what is read of an answer: a prompt has fewer tokens than its body has bytes, an id takes at
+// most 11, and a render endpoint repeats the tools.
 const (
+	maxBodyBytes       = 8 << 20 // about two million tokens of English
 	answerBytesPerByte = 16
 	minAnswerBytes     = 1 << 20
-	maxAnswerBytes     = 64 << 20
+	maxAnswerBytes     = 32 << 20
 	maxErrorBytes      = 4 << 10
 )
+
+// idle is how long an unused connection is kept: less than the 5 s after which the engines' servers close theirs, so that a
+// request seldom meets a connection that is being closed.
+const idle = 4 * time.Second
 
 // Client asks one server about one model. Create it with New.
 type Client struct {
@@ -135,7 +141,7 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 			Transport: &http.Transport{
 				DialContext:         (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
 				MaxIdleConnsPerHost: Concurrency,
-				IdleConnTimeout:     time.Minute,
+				IdleConnTimeout:     idle,
 				DisableCompression:  true, // so that the bound on an answer is one on memory
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -163,6 +169,9 @@ func (c *Client) Tokenize(ctx context.Context, request *apibody.Request, body []
 func (c *Client) tokenize(parent context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	if request.HasMedia {
 		return nil, fail(Unsupported, "the prompt is not text alone")
+	}
+	if len(body) > maxBodyBytes {
+		return nil, fail(Unsupported, "the body is longer than %d bytes", maxBodyBytes)
 	}
 	ctx, cancel := context.WithTimeout(parent, c.cfg.Timeout)
 	defer cancel()
@@ -258,6 +267,8 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 		return nil, &Error{Failed, err}
 	}
 	request.Header.Set("Content-Type", "application/json")
+	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was read.
+	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {
 		return nil, c.broken(ctx, path, err)

@@ -1,12 +1,14 @@
 package remote
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -402,6 +404,19 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
+// TestBounds are of what is sent, too.
+func TestBounds(t *testing.T) {
+	e := newEngine(t)
+	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
+	body := `{"model":"m","prompt":"` + strings.Repeat("a", maxBodyBytes) + `"}`
+	if _, err := c.ask(t.Context(), completionPath, body); OutcomeOf(err) != Unsupported {
+		t.Error(err)
+	}
+	if asked := e.wasAsked(); asked != nil {
+		t.Errorf("asked with %d bytes", len(asked[0]))
+	}
+}
+
 const prompt = `{"model":"m","prompt":"a"}`
 
 // TestBreakerGuards opens the breaker by failures, sees that the server is left alone, and closes it by a probe.
@@ -484,6 +499,36 @@ func TestNobodyThere(t *testing.T) {
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
 	if _, err := c.ask(t.Context(), completionPath, prompt); OutcomeOf(err) != Failed {
 		t.Error(err)
+	}
+}
+
+// TestServerClosesIdleConnection while the next request is on its way: it is sent again over another connection.
+func TestServerClosesIdleConnection(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			read := bufio.NewReader(conn)
+			if r, err := http.ReadRequest(read); err == nil {
+				io.Copy(io.Discard, r.Body)
+				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\n"+`[{"token_ids":[1]}]`)
+			}
+			read.ReadByte() // of the second request on this connection
+			conn.Close()
+		}
+	}()
+	c := newClient(t, "http://"+l.Addr().String(), tokenizer.VLLM, time.Minute)
+	for range 5 {
+		if _, err := c.ask(t.Context(), completionPath, prompt); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
