@@ -48,6 +48,8 @@ type Config struct {
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
 
+	// KveppModel is the folder that kvepp gets for the model; empty: Model.
+	KveppModel string
 	KveppFlags []string
 	Progress   func(format string, args ...any) // nil: silent
 }
@@ -119,6 +121,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	}
 	if !filepath.IsAbs(cfg.Model) {
 		cfg.Model = filepath.Join(cfg.Root, cfg.Model)
+	}
+	if cfg.KveppModel == "" {
+		cfg.KveppModel = cfg.Model
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, ...any) {}
@@ -386,7 +391,7 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 		}
 	}
 	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
-		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.Model, "--bind-address", "127.0.0.1",
+		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
 		"--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
 	if s.kvepp, err = s.spawn("kvepp", nil, args...); err != nil {
