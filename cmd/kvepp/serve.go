@@ -29,6 +29,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
+	"kvepp/internal/service"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
@@ -47,6 +48,10 @@ func serve(o *options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
+	token, err := adminToken(o.adminTokenFile)
+	if err != nil {
+		return err
+	}
 	models, err := loadModels(o, log)
 	if err != nil {
 		return err
@@ -93,7 +98,9 @@ func serve(o *options) error {
 
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
 		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
-	return listen(ctx, o, picker, m, log)
+	mux := http.NewServeMux()
+	service.NewReader(endpoints, index).Handle(mux)
+	return listen(ctx, o, picker, guarded(mux, token), m, log)
 }
 
 // loadModels reads the tokenizers.
@@ -327,7 +334,7 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 var healthServices = []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"}
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending.
-func listen(ctx context.Context, o *options, picker *extproc.Server, m *metrics.Metrics, log *slog.Logger) error {
+func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.Handler, m *metrics.Metrics, log *slog.Logger) error {
 	checks := health.NewServer()
 	for _, name := range healthServices {
 		checks.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
@@ -350,9 +357,10 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, m *metrics.
 	plain := grpc.NewServer()
 	healthv1.RegisterHealthServer(plain, checks)
 
-	failed := make(chan error, 3)
-	open := func(what string, port uint16, serve func(net.Listener) error) error {
-		l, err := net.Listen("tcp", net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))))
+	failed := make(chan error, 4)
+	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
+	open := func(what, address string, serve func(net.Listener) error) error {
+		l, err := net.Listen("tcp", address)
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
@@ -368,17 +376,24 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, m *metrics.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
 	web := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	defer web.Close()
+	questions := &http.Server{Handler: admin, ReadHeaderTimeout: 10 * time.Second}
+	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
-	if err := open("ext_proc", o.grpcPort, main.Serve); err != nil {
+	if err := open("ext_proc", port(o.grpcPort), main.Serve); err != nil {
 		return err
 	}
-	if err := open("health", o.grpcHealthPort, plain.Serve); err != nil {
+	if err := open("health", port(o.grpcHealthPort), plain.Serve); err != nil {
 		return err
 	}
 	if o.metricsPort != 0 {
-		if err := open("metrics", o.metricsPort, web.Serve); err != nil {
+		if err := open("metrics", port(o.metricsPort), web.Serve); err != nil {
 			return err
+		}
+	}
+	if o.adminAddress != "" {
+		if err := open("admin requests", o.adminAddress, questions.Serve); err != nil {
+			return fmt.Errorf("--admin-address: %w", err)
 		}
 	}
 	select {

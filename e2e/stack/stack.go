@@ -67,12 +67,12 @@ type Stack struct {
 	shared  *process
 	nats    *process
 
-	kvepp              *process
-	grpc, health, prom int // kvepp's ports
-	natsPort           int
-	Envoy              *Envoy // the first, of override-host.yaml
-	envoys             []*Envoy
-	closing            sync.Once
+	kvepp                     *process
+	grpc, health, prom, admin int // kvepp's ports
+	natsPort                  int
+	Envoy                     *Envoy // the first, of override-host.yaml
+	envoys                    []*Envoy
+	closing                   sync.Once
 }
 
 // Envoy is a running Envoy before kvepp.
@@ -201,7 +201,7 @@ func (s *Stack) allocate() (err error) {
 		}
 		return first
 	}
-	s.grpc, s.health, s.prom, s.natsPort = take(1), take(1), take(1), take(1)
+	s.grpc, s.health, s.prom, s.admin, s.natsPort = take(1), take(1), take(1), take(1), take(1)
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
 		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
@@ -393,12 +393,15 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
 		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
-		"--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
+		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
 	if s.kvepp, err = s.spawn("kvepp", nil, args...); err != nil {
 		return err
 	}
 	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
 }
+
+// Admin is the URL of kvepp's admin address.
+func (s *Stack) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", s.admin) }
 
 // KillKvepp ends kvepp as a crash would.
 func (s *Stack) KillKvepp() { s.kvepp.kill() }

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+)
+
+// adminToken reads the token that requests to the admin address must bring; "" when none is asked for.
+func adminToken(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("--admin-token-file: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return "", errors.New("--admin-token-file: the file is empty; put a secret into it, in one line")
+	}
+	return token, nil
+}
+
+// guarded lets requests through that bring the token, and whoever asks for health.
+func guarded(next http.Handler, token string) http.Handler {
+	if token == "" {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+		if req.URL.Path != "/health" && !(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring the content of --admin-token-file", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
