@@ -133,38 +133,35 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 
 // tokenizeChat returns a chat as the engine will see it.
 func (m *Model) tokenizeChat(request *apibody.Request) (Prompt, error) {
-	var ids []kvblock.Token
-	var err error
 	switch {
 	case request.HasMedia && m.media == nil:
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q", ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
-		ids, err = m.chatSGLang(request)
+		return m.tokenizeSGLang(request)
 	case m.usesHarmony():
-		ids, err = m.harmonyIDs(request, time.Now())
-	default:
-		return m.tokenizeRendered(request)
+		ids, err := m.harmonyIDs(request, time.Now())
+		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
-	return Prompt{IDs: ids, Certain: len(ids)}, err
+	prompt, _, err := m.tokenizeText(request)
+	return prompt, err
 }
 
-// tokenizeRendered returns a chat that is rendered to one text.
-func (m *Model) tokenizeRendered(request *apibody.Request) (Prompt, error) {
-	text, err := m.renderChat(request)
-	if err != nil {
-		return Prompt{}, err
+// tokenizeText returns a chat that is rendered to one text, and the text.
+func (m *Model) tokenizeText(request *apibody.Request) (prompt Prompt, text string, err error) {
+	if text, err = m.renderChat(request); err != nil {
+		return Prompt{}, "", err
 	}
-	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens
+	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens && m.options.Engine != SGLang
 	ids, err := m.Encode(text, special)
 	if err != nil || !request.HasMedia {
-		return Prompt{IDs: ids, Certain: len(ids)}, err
+		return Prompt{IDs: ids, Certain: len(ids)}, text, err
 	}
 	place, err := m.media.place(text)
 	if err != nil {
-		return Prompt{}, err
+		return Prompt{}, "", err
 	}
 	certain, err := m.certainIDs(text, place, special)
-	return Prompt{IDs: ids, Certain: certain}, err
+	return Prompt{IDs: ids, Certain: certain}, text, err
 }
 
 // usesHarmony reports whether the engine encodes the model's chats with OpenAI's harmony format instead of a template.

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"errors"
+	"fmt"
 	"math/big"
 	"slices"
 	"strconv"
@@ -50,6 +51,26 @@ func (m *Model) givenSGLang(request *apibody.Request) ([][]kvblock.Token, error)
 // sglangChat is a chat as SGLang renders it: the template's text, then the final message that is to be continued.
 type sglangChat struct{ text, prefix string }
 
+// rereadsSGLang reports whether SGLang reads a chat's text back from its ids and encodes that: if the model is one that also
+// takes images or sound.
+func (m *Model) rereadsSGLang() bool { return m.multimodal || m.nested || m.media != nil }
+
+// tokenizeSGLang returns a chat as SGLang will see it.
+func (m *Model) tokenizeSGLang(request *apibody.Request) (Prompt, error) {
+	if !m.rereadsSGLang() {
+		ids, err := m.chatSGLang(request)
+		return Prompt{IDs: ids, Certain: len(ids)}, err
+	}
+	if request.ContinueFinalMessage && m.media == nil {
+		return Prompt{}, errNotReproduced("continue_final_message with a model of the architecture " + m.architecture + " on SGLang")
+	}
+	prompt, text, err := m.tokenizeText(request)
+	if err == nil && !m.encoder.normalizer.keeps(text) {
+		return Prompt{}, errNotReproduced("text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
+	}
+	return prompt, err
+}
+
 // chatSGLang returns the ids of a chat: the rendered text's, then the prefix's, each encoded for itself.
 func (m *Model) chatSGLang(request *apibody.Request) ([]kvblock.Token, error) {
 	chat, err := m.parseSGLang(request)
@@ -83,8 +104,8 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"), strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
 		return done, errNotReproduced("a chat of " + m.modelType + " " + arch)
-	case m.multimodal:
-		return done, errNotReproduced("a chat of a model that also takes images or sound")
+	case m.rereadsSGLang() && !m.encoder.rereads:
+		return done, errNotReproduced("a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes again,")
 	}
 	own, _ := request.ChatTemplateKwargs.Get("chat_template") // the request's own field of that name is not SGLang's
 	t, err := m.requestTemplate(own, false)
@@ -366,7 +387,10 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 		last = wantsParts
 		content = texts
 		if !wantsParts || role == "tool" {
-			content, _ = joinTexts(texts, " ")
+			var all bool
+			if content, all = joinTexts(texts, " "); !all {
+				return nil, ErrMedia // left out of the text
+			}
 		}
 	default:
 		return nil, errRefused("content is neither a string nor a list of parts")
@@ -383,7 +407,7 @@ func sglangMessage(given *chattemplate.Dict, wantsParts bool) (*chattemplate.Dic
 	return message, nil
 }
 
-// sglangParts returns a message's text parts; an assistant's thinking is left out.
+// sglangParts returns a message's parts of text, images and videos; an assistant's thinking is left out.
 func sglangParts(list *chattemplate.List, role string) ([]any, error) {
 	var kept []any
 	for _, item := range list.Items {
@@ -400,6 +424,8 @@ func sglangParts(list *chattemplate.List, role string) ([]any, error) {
 			}
 			kept = append(kept, textPart(text))
 		case (kind == "thinking" || kind == "reasoning") && role == "assistant":
+		case (kind == "image_url" || kind == "video_url") && role != "tool":
+			kept = append(kept, dict("type", mediaKinds[fmt.Sprint(kind)]))
 		default:
 			return nil, ErrMedia
 		}

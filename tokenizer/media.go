@@ -12,8 +12,10 @@ type mediaMarks struct {
 	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one string;
 	// empty where it writes none or the model takes no such media.
 	image, video, audio string
-	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it.
+	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it. text is another
+	// word that the engine takes for a mark.
 	tokens []string
+	text   string
 }
 
 var (
@@ -56,11 +58,28 @@ var vllmMedia = map[string]mediaMarks{
 	},
 }
 
+// sglangMedia are the architectures whose processor in SGLang is Qwen's, which goes by the same marks and by <image>.
+// Source: SGLang 0.5.21, multimodal/processors/qwen_vl.
+var sglangMedia = func() map[string]mediaMarks {
+	marks := qwenMarks
+	marks.text = "<image>"
+	all := map[string]mediaMarks{}
+	for architecture, known := range vllmMedia {
+		if known.image == qwenMarks.image {
+			all[architecture] = marks
+		}
+	}
+	return all
+}()
+
 // findMarks sets the model's marks, if the engine's are known and the tokenizer has them.
 func (m *Model) findMarks() {
 	var known map[string]mediaMarks
-	if m.options.Engine == VLLM {
+	switch m.options.Engine {
+	case VLLM:
 		known = vllmMedia
+	case SGLang:
+		known = sglangMedia
 	}
 	marks, ok := known[m.architecture]
 	for _, token := range marks.tokens {
@@ -93,6 +112,9 @@ func (marks *mediaMarks) place(text string) (int, error) {
 	}
 	if first == len(text) {
 		return 0, fmt.Errorf("%w, and the template does not show where it is", ErrMedia)
+	}
+	if at := strings.Index(text, marks.text); marks.text != "" && at >= 0 {
+		first = min(first, at)
 	}
 	return first, nil
 }

@@ -34,8 +34,8 @@ type Model struct {
 	specialNames map[string]string
 	// modelType and architecture are those of config.json; empty without.
 	modelType, architecture string
-	// multimodal says that config.json names an encoder of images or sound.
-	multimodal bool
+	// multimodal says that config.json names an encoder of images or sound; nested, that it holds a text model's own.
+	multimodal, nested bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil where
@@ -153,6 +153,9 @@ func (m *Model) readModelConfig(dir string) error {
 		}
 		for _, part := range []string{"vision_config", "audio_config", "thinker_config", "visual", "mm_tokens_per_image"} {
 			m.multimodal = m.multimodal || len(parts[part]) > 0
+		}
+		for _, part := range []string{"text_config", "llm_config", "language_config", "thinker_config"} {
+			m.nested = m.nested || len(parts[part]) > 0
 		}
 		m.modelType = config.ModelType
 		if len(config.Architectures) > 0 {

@@ -95,6 +95,16 @@ func (n normalizer) keepsStart() bool {
 	return true
 }
 
+// keeps reports whether text is in the forms to which the normalizer brings it. Other steps are not looked at.
+func (n normalizer) keeps(text string) bool {
+	for i := range n {
+		if n[i].isForm && !n[i].form.IsNormalString(text) {
+			return false
+		}
+	}
+	return true
+}
+
 // normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than Go's:
 // text is normalized between the characters that it does not know, as nothing reorders or composes across them. (Text that
 // is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in order.)

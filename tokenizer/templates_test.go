@@ -36,7 +36,7 @@ func TestTemplateFiles(t *testing.T) {
 		"images, Dynamo":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{Engine: Dynamo}, "processor", "processor"},
 		"given":               {map[string]string{config: named}, Options{ChatTemplate: own}, "\n\nown" + `\n` + "1", "\n\nown" + `\n` + "1"},
 		"given, SGLang":       {map[string]string{config: named}, Options{ChatTemplate: own, Engine: SGLang}, "own\n1", "own\n1"},
-		"images, SGLang":      {map[string]string{"config.json": `{"vision_config":{}}`}, Options{Engine: SGLang}, noTemplate, noTemplate},
+		"images, SGLang":      {map[string]string{"config.json": `{"vision_config":{}}`, "chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
 		"own encoding, vLLM":  {map[string]string{"config.json": `{"architectures":["DeepseekV32ForCausalLM"]}`}, Options{}, noTemplate, noTemplate},
 		"gpt-oss, SGLang":     {map[string]string{"config.json": `{"model_type":"gpt_oss"}`, "chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
 		"conversation SGLang": {map[string]string{"config.json": `{"model_type":"internvl_chat"}`}, Options{Engine: SGLang}, noTemplate, noTemplate},

@@ -23,6 +23,7 @@ type tokenizerJSON struct {
 	normalizer    json.RawMessage
 	preTokenizer  json.RawMessage
 	postProcessor json.RawMessage
+	decoder       json.RawMessage
 	model         modelJSON
 	hasModel      bool
 }
@@ -121,6 +122,7 @@ type encoder struct {
 	// firstDiffers says that the text at the very beginning of a prompt is encoded otherwise than the same text later.
 	firstDiffers bool
 	engineRuns   engineRuns
+	rereads      bool          // a text in normal form comes back when its ids are decoded
 	kimiLimits   bool          // see withinKimiLimits
 	idle         chan *scratch // scratches that wait for the next encoding
 
@@ -163,13 +165,37 @@ func parseTokenizerJSON(raw []byte) (*encoder, error) {
 	if err := e.parsePostProcessor(file.postProcessor); err != nil {
 		return nil, fmt.Errorf("post_processor: %w", err)
 	}
+	e.rereads = byteLevel && kind(file.decoder) == "ByteLevel" && e.returnsText()
 	return e, nil
+}
+
+// returnsText reports whether the ids of a text stand for this text and nothing else, if its bytes are what they stand for
+// and the text is in the form to which it is normalized.
+func (e *encoder) returnsText() bool {
+	for i := range e.normalizer {
+		if !e.normalizer[i].isForm {
+			return false
+		}
+	}
+	for i := range e.stages {
+		if e.stages[i].rewrite != nil || e.stages[i].behavior == removed {
+			return false
+		}
+	}
+	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all(), e.addedNormalized.all()) {
+		// Characters that stand for bytes are read as those in an added token too.
+		bytes := func(r rune) bool { return r > 0xA0 && r < 0x144 }
+		if token.stripLeft || token.stripRight || token.content == "" || strings.ContainsFunc(token.content, bytes) {
+			return false
+		}
+	}
+	return len(e.prefix)+len(e.suffix) == 0
 }
 
 func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
 	var file tokenizerJSON
 	r := &jsonReader{data: raw}
-	parts := map[string]*json.RawMessage{"normalizer": &file.normalizer, "pre_tokenizer": &file.preTokenizer, "post_processor": &file.postProcessor}
+	parts := map[string]*json.RawMessage{"normalizer": &file.normalizer, "pre_tokenizer": &file.preTokenizer, "post_processor": &file.postProcessor, "decoder": &file.decoder}
 	err := r.object(func(key []byte) error {
 		if string(key) == "model" {
 			file.hasModel = true

@@ -6,12 +6,13 @@ choice of a template's content format, and Transformers' rendering.
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
-name makes of the body, in its own response's class. With "architecture" the body may hold media, as a model of that architecture
-takes it; nothing is fetched. Only the modules named below are the engine's; what else they import (PyTorch,
+name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
+hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
 kernels, servers) is stood in for, because nothing of it is called.
 """
 
 import ast
+import collections
 import importlib.abc
 import importlib.machinery
 import json
@@ -268,6 +269,7 @@ class SGLang:
         serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
         serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
         serving_chat.get_json_schema_constraint = lambda *args, **kwargs: None
+        serving_chat.chat_encoding.spec_renders_prompt_ids = lambda spec: False
         self.request, self.utils, self.tokenizer, self.protocol = protocol.ChatCompletionRequest, utils, tokenizer, protocol
         serving = serving_chat.OpenAIServingChat.__new__(serving_chat.OpenAIServingChat)
         serving.tokenizer_manager = types.SimpleNamespace(tokenizer=tokenizer, served_model_name="m")
@@ -276,13 +278,14 @@ class SGLang:
         serving.is_gpt_oss = serving.is_gemma4 = serving._prompt_text_round_trip_is_lossy = False
         serving._tokenizer_auto_adds_specials = len(tokenizer.encode("")) > 0
         serving._reasoning_detector = None
+        serving._chat_template_cache = collections.OrderedDict()
         self.serving = serving
 
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
 
-    def text(self, template, given_format, defaults, body):
-        """After OpenAIServingChat._convert_to_internal_request."""
+    def text(self, template, given_format, defaults, body, architecture=None):
+        """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
         manager.jinja_template_content_format = self.detect(template)
@@ -294,8 +297,12 @@ class SGLang:
         if effort is not None:
             request.reasoning_effort = effort
         self.serving.default_chat_template_kwargs = defaults
-        result = self.serving._process_messages(request, False)
-        return None, list(result.prompt_ids)
+        result = self.serving._process_messages(request, bool(architecture))
+        if not architecture:
+            return None, list(result.prompt_ids)
+        kind, prompt = self.serving._engine_prompt(result, True)
+        assert kind == "text"
+        return prompt, self.tokenizer([prompt])["input_ids"][0]
 
     def tokenize(self, template, given_format, defaults, body):
         """OpenAIServingTokenize.handle_request, with the body as FastAPI reads it."""

@@ -1,6 +1,7 @@
 package parity
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -96,35 +97,47 @@ func mediaContents(mark string) []string {
 	}
 }
 
-// TestMedia renders chats with media as vLLM's own code does with the marks of its own model classes, and holds what is
-// certain against its ids: all of them before the first mark, and a beginning of these.
+// mediaArchitectures are those whose marks are known, with the marks.
+var mediaArchitectures = map[string][]string{
+	"Qwen2VLForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Qwen2_5_VLForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Qwen3VLForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Qwen3VLMoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Qwen3_5ForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Qwen3_5MoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
+	"Glm4vForConditionalGeneration":      {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
+	"Glm4vMoeForConditionalGeneration":   {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
+	"LlavaForConditionalGeneration":      {"<image>"},
+	"LlavaNextForConditionalGeneration":  {"<image>"},
+	"Idefics3ForConditionalGeneration":   {"<image>"},
+	"SmolVLMForConditionalGeneration":    {"<image>"},
+	"Mistral3ForConditionalGeneration":   {"[IMG]"},
+	"Gemma3ForConditionalGeneration":     {"<start_of_image>"},
+	"Gemma4ForConditionalGeneration":     {"<|image|>", "<|video|>", "<|audio|>"},
+	"Llama4ForConditionalGeneration":     {"<|image|>"},
+	"KimiVLForConditionalGeneration":     {"<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"},
+}
+
+// TestMedia renders chats with media as vLLM's own code does, with the marks of its own model classes, and as SGLang's, and
+// holds what is certain against the engine's ids: those before the first mark, but for the last few.
 func TestMedia(t *testing.T) {
 	if testing.Short() {
-		t.Log("the engine itself is asked in make test-long")
+		t.Log("the engines themselves are asked in make test-long")
 		return
 	}
-	architectures := map[string][]string{
-		"Qwen2VLForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Qwen2_5_VLForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Qwen3VLForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Qwen3VLMoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Qwen3_5ForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Qwen3_5MoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-		"Glm4vForConditionalGeneration":      {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
-		"Glm4vMoeForConditionalGeneration":   {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
-		"LlavaForConditionalGeneration":      {"<image>"},
-		"LlavaNextForConditionalGeneration":  {"<image>"},
-		"Idefics3ForConditionalGeneration":   {"<image>"},
-		"SmolVLMForConditionalGeneration":    {"<image>"},
-		"Mistral3ForConditionalGeneration":   {"[IMG]"},
-		"Gemma3ForConditionalGeneration":     {"<start_of_image>"},
-		"Gemma4ForConditionalGeneration":     {"<|image|>", "<|video|>", "<|audio|>"},
-		"Llama4ForConditionalGeneration":     {"<|image|>"},
-		"KimiVLForConditionalGeneration":     {"<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"},
+	requests, err := os.ReadFile("../testdata/requests.jsonl")
+	if err != nil {
+		t.Fatal(err)
 	}
+	for _, engine := range []tokenizer.Engine{tokenizer.VLLM, tokenizer.SGLang} {
+		t.Run(string(engine), func(t *testing.T) { testMedia(t, engine, requests) })
+	}
+}
+
+func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 	var marks []string // of all, each once
-	for _, architecture := range slices.Sorted(maps.Keys(architectures)) {
-		for _, mark := range architectures[architecture] {
+	for _, architecture := range slices.Sorted(maps.Keys(mediaArchitectures)) {
+		for _, mark := range mediaArchitectures[architecture] {
 			if !slices.Contains(marks, mark) {
 				marks = append(marks, mark)
 			}
@@ -139,19 +152,19 @@ func TestMedia(t *testing.T) {
 	}
 	var questions []any
 	folder := ""
-	for _, architecture := range slices.Sorted(maps.Keys(architectures)) {
+	for _, architecture := range slices.Sorted(maps.Keys(mediaArchitectures)) {
 		folder = mediaFolder(t, architecture, marks)
 		var own []kvblock.Token
-		for _, mark := range architectures[architecture] {
+		for _, mark := range mediaArchitectures[architecture] {
 			own = append(own, kvblock.Token(firstMark+slices.Index(marks, mark)))
 		}
-		mark := architectures[architecture][0]
+		mark := mediaArchitectures[architecture][0]
 		for i, template := range []string{stringsOfMedia, strings.Replace(partsOfMedia, "MARK", mark, 1)} {
 			path := filepath.Join(folder, fmt.Sprint(i, ".jinja"))
 			if err := os.WriteFile(path, []byte(template), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			m, err := tokenizer.Load(folder, tokenizer.Options{ChatTemplate: path})
+			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -160,9 +173,30 @@ func TestMedia(t *testing.T) {
 				questions = append(questions, question{template, body, architecture, m, own})
 			}
 		}
+		if engine != tokenizer.SGLang || architecture != "Qwen3VLForConditionalGeneration" {
+			continue
+		}
+		// SGLang treats chats of text too otherwise if the model takes images.
+		paths, err := filepath.Glob("../testdata/templates/*.jinja")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			source, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range bytes.Lines(requests) {
+				questions = append(questions, question{string(source), bytes.TrimSpace(line), architecture, m, own})
+			}
+		}
 	}
 	equal, refused, unknown, wrong := 0, 0, 0, 0
-	for i, answer := range engineAnswers[rendered](t, tokenizer.VLLM, folder, questions) {
+	for i, answer := range engineAnswers[rendered](t, engine, folder, questions) {
 		q, _ := questions[i].(question)
 		request, err := apibody.ParseRequest("/v1/chat/completions", q.Body)
 		if err != nil {
@@ -182,6 +216,9 @@ func TestMedia(t *testing.T) {
 		default:
 			equal++
 		}
+	}
+	if equal < 200 {
+		t.Error("too few are equal to show anything")
 	}
 	t.Logf("%d equal, %d refused by the engine, %d not known here, %d differ", equal, refused, unknown, wrong)
 	count(equal+wrong, 0, wrong)
