@@ -41,8 +41,8 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-bench: ## the Go benchmarks, then index and tokenizer beside their peers
-	@for part in go index tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
+bench: ## the Go benchmarks, then index, events and tokenizer beside their peers
+	@for part in go index events tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
@@ -50,10 +50,13 @@ bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection,
 bench-index: libzmq ## kvepp's index beside Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro tree10m": these)
 	@bench/index.sh $(WORKLOADS)
 
+bench-events: libzmq ## KV events from the wire to the index, hashing and choosing, beside libzmq's binding and Dynamo's crate
+	@bench/events.sh
+
 bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
 	@bench/tokenizers.sh $(MODELS)
 
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity bench bench-go bench-index bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity bench bench-go bench-index bench-events bench-tokenizers libzmq

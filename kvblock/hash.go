@@ -79,7 +79,9 @@ func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) [
 	if !o.EAGLE && len(o.MediaHashes) == 0 {
 		switch o.BlockSize {
 		case 16, 32, 64:
-			return appendTokenHashes(dst, tokens, o.BlockSize, salt)
+			dst = dst[:len(dst)+blocks]
+			hashTokens(dst[len(dst)-blocks:], tokens, o.BlockSize, salt)
+			return dst
 		}
 	}
 	window := o.BlockSize
@@ -151,11 +153,12 @@ func AppendSequenceHashes(dst []SequenceHash, local []LocalHash) []SequenceHash 
 		return dst
 	}
 	dst = slices.Grow(dst, len(local))
+	chain := dst[len(dst) : len(dst)+len(local)]
 	h := FirstSequenceHash(local[0])
-	dst = append(dst, h)
-	for _, l := range local[1:] {
-		h = NextSequenceHash(h, l)
-		dst = append(dst, h)
+	chain[0] = h
+	for i := 1; i < len(local); i++ {
+		h = NextSequenceHash(h, local[i])
+		chain[i] = h
 	}
-	return dst
+	return dst[:len(dst)+len(local)]
 }

@@ -59,8 +59,8 @@ func newSecret(seed uint64) (s secret) {
 // plainSecret is for the seed that every hash has which nothing is added to.
 var plainSecret = newSecret(hashSeed)
 
-// appendTokenHashes appends the hash of every block of 16, 32 or 64 tokens.
-func appendTokenHashes(dst []LocalHash, tokens []Token, blockSize int, seed uint64) []LocalHash {
+// hashTokens sets dst[i] to the hash of block i, of 16, 32 or 64 tokens.
+func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 	s := &plainSecret
 	if seed != hashSeed {
 		salted := newSecret(seed)
@@ -68,11 +68,12 @@ func appendTokenHashes(dst []LocalHash, tokens []Token, blockSize int, seed uint
 	}
 	switch blockSize {
 	case 16:
-		return s.appendOneStripe(dst, tokens)
+		s.hashOneStripe(dst, tokens)
 	case 32:
-		return s.appendTwoStripes(dst, tokens)
+		s.hashTwoStripes(dst, tokens)
+	case 64:
+		s.hashFourStripes(dst, tokens)
 	}
-	return s.appendFourStripes(dst, tokens)
 }
 
 // stripe is 64 bytes of input.
@@ -93,28 +94,29 @@ func avalanche(h uint64) uint64 {
 	return h ^ h>>32
 }
 
-// appendOneStripe appends the hash of every block of 16 tokens.
-func (s *secret) appendOneStripe(dst []LocalHash, tokens []Token) []LocalHash {
+// hashOneStripe is hashTokens for blocks of 16 tokens.
+func (s *secret) hashOneStripe(dst []LocalHash, tokens []Token) {
 	length := uint64(64)
 	w := &s.words
-	for ; len(tokens) >= 16; tokens = tokens[16:] {
-		p := (*stripe)(tokens)
+	for i := range dst {
+		block := tokens[16*i:]
+		p := (*stripe)(block)
 		h := length * prime64n1
 		h += fold(p.lane(0)^w[0], p.lane(1)^w[1])
 		h += fold(p.lane(2)^w[4], p.lane(3)^w[5])
 		h += fold(p.lane(4)^w[6], p.lane(5)^w[7])
 		h += fold(p.lane(6)^w[2], p.lane(7)^w[3])
-		dst = append(dst, LocalHash(avalanche(h)))
+		dst[i] = LocalHash(avalanche(h))
 	}
-	return dst
 }
 
-// appendTwoStripes appends the hash of every block of 32 tokens.
-func (s *secret) appendTwoStripes(dst []LocalHash, tokens []Token) []LocalHash {
+// hashTwoStripes is hashTokens for blocks of 32 tokens.
+func (s *secret) hashTwoStripes(dst []LocalHash, tokens []Token) {
 	length := uint64(128)
 	w := &s.words
-	for ; len(tokens) >= 32; tokens = tokens[32:] {
-		p, q := (*stripe)(tokens), (*stripe)(tokens[16:])
+	for i := range dst {
+		block := tokens[32*i:]
+		p, q := (*stripe)(block), (*stripe)(block[16:])
 		h := length * prime64n1
 		h += fold(p.lane(0)^w[0], p.lane(1)^w[1])
 		h += fold(p.lane(2)^w[4], p.lane(3)^w[5])
@@ -124,9 +126,8 @@ func (s *secret) appendTwoStripes(dst []LocalHash, tokens []Token) []LocalHash {
 		h += fold(q.lane(2)^w[10], q.lane(3)^w[11])
 		h += fold(q.lane(4)^w[6], q.lane(5)^w[7])
 		h += fold(q.lane(6)^w[2], q.lane(7)^w[3])
-		dst = append(dst, LocalHash(avalanche(h)))
+		dst[i] = LocalHash(avalanche(h))
 	}
-	return dst
 }
 
 // product is what a lane adds to its sum. (What it also adds to its neighbour's is the lane itself.)
@@ -135,12 +136,14 @@ func product(lane, key uint64) uint64 {
 	return k & 0xffffffff * (k >> 32)
 }
 
-// appendFourStripes appends the hash of every block of 64 tokens: long input, but too short for its sums to be scrambled.
-func (s *secret) appendFourStripes(dst []LocalHash, tokens []Token) []LocalHash {
+// hashFourStripes is hashTokens for blocks of 64 tokens: long input, but too short for its sums to be scrambled. It goes
+// through a block two lanes at a time, not a stripe at a time, so that what it needs at once fits the registers.
+func (s *secret) hashFourStripes(dst []LocalHash, tokens []Token) {
 	length := uint64(256)
 	w, z, m := &s.words, &s.last, &s.merge
-	for ; len(tokens) >= 64; tokens = tokens[64:] {
-		p, q, r, t := (*stripe)(tokens), (*stripe)(tokens[16:]), (*stripe)(tokens[32:]), (*stripe)(tokens[48:])
+	for i := range dst {
+		block := tokens[64*i:]
+		p, q, r, t := (*stripe)(block), (*stripe)(block[16:]), (*stripe)(block[32:]), (*stripe)(block[48:])
 		h := length * prime64n1
 		a := prime32n3 + p.lane(1) + q.lane(1) + r.lane(1) + t.lane(1) +
 			product(p.lane(0), w[0]) + product(q.lane(0), w[1]) + product(r.lane(0), w[2]) + product(t.lane(0), z[0])
@@ -162,9 +165,8 @@ func (s *secret) appendFourStripes(dst []LocalHash, tokens []Token) []LocalHash 
 		b = prime32n1 + p.lane(6) + q.lane(6) + r.lane(6) + t.lane(6) +
 			product(p.lane(7), w[7]) + product(q.lane(7), w[8]) + product(r.lane(7), w[9]) + product(t.lane(7), z[7])
 		h += fold(a^m[6], b^m[7])
-		dst = append(dst, LocalHash(avalanche(h)))
+		dst[i] = LocalHash(avalanche(h))
 	}
-	return dst
 }
 
 // What the words of a chain's step are combined with, from bytes 24 to 56 of the default secret. The seed is never salted.

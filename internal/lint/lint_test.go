@@ -40,6 +40,7 @@ var may = map[string]string{
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
+	"bench/events-go":     "indexer indexer/feed kvblock pool scoring zmqsub internal/metrics",
 	"bench/index-go":      "indexer kvblock",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
 	"e2e":                 "e2e/stack internal/apibody kvblock tokenizer zmqsub",
@@ -51,7 +52,7 @@ var may = map[string]string{
 var only = map[string][]string{
 	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
 	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp"},
-	"github.com/pebbe/zmq4":                {"zmqsub"},
+	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go"},
 	"github.com/nats-io/":                  {"indexer/feed"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
 	"k8s.io/":                              {},

@@ -16,7 +16,7 @@ fn prompt() -> Vec<u32> {
 
 /// CPU time of hashing a prompt of 8,192 tokens: its blocks, and the chain over them, in ns a block, and a digest.
 pub fn hash(block_size: u32) -> String {
-    const TIMES: usize = 400;
+    const TIMES: usize = 4000;
     let tokens = prompt();
     let local = compute_block_hash_for_seq(&tokens, block_size, BlockHashOptions::default());
     let start = cpu_ns();
@@ -102,7 +102,7 @@ pub fn select(n: u64) -> Result<String, Box<dyn std::error::Error>> {
         resp_tx: None,
     };
     let selector = DefaultWorkerSelector::new(Some(KvRouterConfig::default()), "prefill");
-    let times = (400_000 / n).max(20);
+    let times = (4_000_000 / n).max(20);
     let mut took = 0;
     for round in 0..=times {
         let start = cpu_ns();

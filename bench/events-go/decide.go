@@ -1,0 +1,225 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/scoring"
+)
+
+const promptTokens = 8192
+
+type hashed struct {
+	Local    float64 `json:"local_ns"` // a block
+	Sequence float64 `json:"sequence_ns"`
+	Digest   string  `json:"digest"`
+}
+
+// hash answers the CPU time of hashing the blocks of a prompt of 8,192 tokens, and of the chain over them.
+func hash(blockSize int) (*hashed, error) {
+	const times = 4000
+	tokens := make([]kvblock.Token, promptTokens)
+	for i := range tokens {
+		tokens[i] = kvblock.Token(uint32(i) * 2654435761 % 151936) // as index-rs has it
+	}
+	o := kvblock.HashOptions{BlockSize: blockSize}
+	var local []kvblock.LocalHash
+	var seq []kvblock.SequenceHash
+	start := cpuTime()
+	for range times {
+		local = kvblock.AppendLocalHashes(local[:0], tokens, o)
+	}
+	between := cpuTime()
+	for range times {
+		seq = kvblock.AppendSequenceHashes(seq[:0], local)
+	}
+	end := cpuTime()
+	var sum uint64
+	for i := range local {
+		sum += uint64(local[i]) ^ uint64(seq[i])
+	}
+	blocks := float64(times * len(local))
+	return &hashed{Local: (between - start) / blocks, Sequence: (end - between) / blocks, Digest: fmt.Sprintf("%016x", sum)}, nil
+}
+
+// desk is what decisions are made with: an index and a load book in use.
+type desk struct {
+	index      *indexer.Index
+	book       *scoring.ActiveSequences
+	cfg        scoring.Config
+	prompts    [][]kvblock.Token
+	blockSize  int
+	candidates []scoring.Candidate
+	costs      []float64
+	active     []scoring.Booking
+	made       int
+	local      []kvblock.LocalHash
+	seq        []kvblock.SequenceHash
+	scores     indexer.OverlapScores
+	chains     [][]kvblock.SequenceHash
+	prompt     scoring.Prompt
+}
+
+// newDesk makes 512 prompts of 8,192 tokens. An eighth of each is one of four system prompts, which all workers hold; half
+// of it is an earlier turn, which two hold; the rest nobody has.
+func newDesk(workers, blockSize int) (*desk, error) {
+	x, err := indexer.New(indexer.Config{})
+	if err != nil {
+		return nil, err
+	}
+	d := &desk{
+		index: x, book: scoring.NewActiveSequences(), cfg: scoring.DefaultConfig(), blockSize: blockSize,
+		candidates: make([]scoring.Candidate, workers), costs: make([]float64, workers), active: make([]scoring.Booking, 512),
+		chains: make([][]kvblock.SequenceHash, 1),
+	}
+	rng := rand.New(rand.NewPCG(5, 5))
+	tokens := func(n int) []kvblock.Token {
+		t := make([]kvblock.Token, n)
+		for i := range t {
+			t[i] = kvblock.Token(rng.Uint32N(128_000))
+		}
+		return t
+	}
+	hold := func(w int, tokens []kvblock.Token) error {
+		var e kvblock.Stored
+		for _, local := range kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: blockSize}) {
+			e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(rng.Uint64()), Local: local})
+		}
+		return x.Stored(kvblock.Worker(w), e)
+	}
+	var systems [4][]kvblock.Token
+	for i := range systems {
+		systems[i] = tokens(promptTokens / 8)
+		for w := range workers {
+			if err := hold(w, systems[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i := range 512 {
+		p := append(append([]kvblock.Token(nil), systems[i%len(systems)]...), tokens(promptTokens*7/8)...)
+		for range 2 {
+			if err := hold(rng.IntN(workers), p[:promptTokens*5/8]); err != nil {
+				return nil, err
+			}
+		}
+		d.prompts = append(d.prompts, p)
+	}
+	return d, nil
+}
+
+// hash and find prepare a decision about the next prompt; pick makes it.
+func (d *desk) hash() {
+	d.local = kvblock.AppendLocalHashes(d.local[:0], d.prompts[d.made%len(d.prompts)], kvblock.HashOptions{BlockSize: d.blockSize})
+	d.seq = kvblock.AppendSequenceHashes(d.seq[:0], d.local)
+}
+
+func (d *desk) find() {
+	d.index.FindMatches(d.seq, &d.scores)
+	d.chains[0] = d.seq
+	d.prompt = scoring.Prompt{BlockSize: d.blockSize, Chains: d.chains}
+	for i := range d.candidates {
+		d.candidates[i] = scoring.Candidate{Worker: kvblock.Worker(i), Prompt: &d.prompt, DeviceBlocks: d.scores.Blocks(kvblock.Worker(i))}
+	}
+}
+
+func (d *desk) pick(rng *rand.Rand) error {
+	_, booking, err := d.book.SelectAndAdd(scoring.Request{ISLTokens: promptTokens}, d.candidates, &d.cfg, rng, d.costs)
+	d.active[d.made%len(d.active)] = booking
+	d.made++
+	return err
+}
+
+// free ends the oldest requests, so that there is room for n more.
+func (d *desk) free(n int) {
+	for i := range n {
+		d.active[(d.made+i)%len(d.active)].Free()
+	}
+}
+
+type chosen struct {
+	Select float64 `json:"select_ns"` // CPU time, choose: by worker; decide: of a decision
+	Hash   float64 `json:"hash_ns"`
+	Find   float64 `json:"find_ns"`
+}
+
+// choose answers what one more worker adds to a selection: the difference between many and few, by the difference of their
+// numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide.
+func choose(workers int) (*chosen, error) {
+	const few = 64
+	if workers <= few {
+		return nil, fmt.Errorf("%d workers, but must be more than %d", workers, few)
+	}
+	var whole [2]float64
+	for i, n := range []int{few, workers} {
+		c, err := decisions(n, 64)
+		if err != nil {
+			return nil, err
+		}
+		whole[i] = c.Select
+	}
+	return &chosen{Select: (whole[1] - whole[0]) / float64(workers-few)}, nil
+}
+
+// decide answers the CPU time of whole decisions among 64 workers.
+func decide(blockSize int) (*chosen, error) { return decisions(64, blockSize) }
+
+func decisions(workers, blockSize int) (*chosen, error) {
+	const batch, batches = 4, 300
+	d, err := newDesk(workers, blockSize)
+	if err != nil {
+		return nil, err
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	one := func() error {
+		d.hash()
+		d.find()
+		return d.pick(rng)
+	}
+	for range 2 * len(d.active) {
+		d.free(1)
+		if err := one(); err != nil {
+			return nil, err
+		}
+	}
+	var c chosen
+	for range batches {
+		// The parts are timed in passes of their own over the same prompts, because the clock costs as much as a part. Tokens
+		// were written a moment ago where decisions are made, so that they are in the cache.
+		from := d.made
+		for range batch {
+			d.hash()
+			d.made++
+		}
+		d.made = from
+		start := cpuTime()
+		for range batch {
+			d.hash()
+			d.made++
+		}
+		hashed := cpuTime()
+		d.made = from
+		for range batch {
+			d.hash()
+			d.find()
+			d.made++
+		}
+		found := cpuTime()
+		d.made = from
+		d.free(batch)
+		freed := cpuTime()
+		for range batch {
+			if err := one(); err != nil {
+				return nil, err
+			}
+		}
+		all := cpuTime()
+		hash, find, whole := hashed-start-clockCost, found-hashed-clockCost, all-freed-clockCost
+		c.Hash += hash / (batch * batches)
+		c.Find += (find - hash) / (batch * batches)
+		c.Select += (whole - find) / (batch * batches)
+	}
+	return &c, nil
+}

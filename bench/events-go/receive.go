@@ -1,0 +1,197 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/zmqsub"
+)
+
+// took is what something cost: CPU time in ns, by message and by block.
+type took struct {
+	Message float64 `json:"message_ns"`
+	Block   float64 `json:"block_ns"`
+	Wall    float64 `json:"wall_ns"` // by message, on the clock on the wall
+}
+
+// receive receives count messages from a publisher and answers what that took, from before the connection on:
+//
+//	binding   RecvMessageBytes of the Go binding of libzmq in a loop
+//	zmqsub    package zmqsub, which also watches order and connection
+//	index     package feed, from the wire to the index
+func receive(mode, endpoint, kind string, count int) (*took, error) {
+	m, err := newMessages(kind, count)
+	if err != nil {
+		return nil, err
+	}
+	runtime.GC()
+	start, wall := cpuTime(), time.Now()
+	switch mode {
+	case "binding":
+		err = receiveBinding(endpoint, count)
+	case "zmqsub":
+		err = receiveZmqsub(endpoint, count)
+	case "index":
+		err = receiveIndex(endpoint, m)
+	default:
+		err = fmt.Errorf("nobody receives by %q", mode)
+	}
+	if err != nil {
+		return nil, err
+	}
+	cpu := cpuTime() - start
+	return &took{Message: cpu / float64(count), Block: cpu / float64(m.blocks), Wall: float64(time.Since(wall)) / float64(count)}, nil
+}
+
+func receiveBinding(endpoint string, count int) error {
+	socket, err := zmq.NewSocket(zmq.SUB)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	if err := errors.Join(socket.SetRcvhwm(100_000), socket.SetSubscribe(""), socket.Connect(endpoint)); err != nil {
+		return err
+	}
+	for range count {
+		if _, err := socket.RecvMessageBytes(0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func receiveZmqsub(endpoint string, count int) error {
+	hub, err := zmqsub.NewHub()
+	if err != nil {
+		return err
+	}
+	c := &counter{until: count, done: make(chan error, 1)}
+	if _, err := hub.Subscribe(zmqsub.Config{Endpoint: endpoint}, c); err != nil {
+		return err
+	}
+	err = <-c.done
+	return errors.Join(err, hub.Close())
+}
+
+// counter is a zmqsub.Handler that waits for a number of messages.
+type counter struct {
+	count, until int
+	done         chan error
+}
+
+func (c *counter) Message(_ uint64, _, _ []byte) {
+	if c.count++; c.count == c.until {
+		c.done <- nil
+	}
+}
+
+func (c *counter) Gap(expected, got uint64) {
+	c.fail(fmt.Errorf("messages %d to %d were lost", expected, got-1))
+}
+func (c *counter) Restart()                    { c.fail(errors.New("the publisher began anew")) }
+func (c *counter) Malformed(err error)         { c.fail(err) }
+func (c *counter) Replayed(zmqsub.Replay, int) {}
+func (c *counter) Connected()                  {}
+func (c *counter) Disconnected()               {}
+
+func (c *counter) fail(err error) {
+	select {
+	case c.done <- err:
+	default: // one reason is enough
+	}
+}
+
+// receiveIndex is what kvepp serve does with a worker's events.
+func receiveIndex(endpoint string, m *messages) error {
+	x, err := indexer.New(indexer.Config{})
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	p := pool.New(log)
+	f, err := feed.New(feed.Config{}, p, x, metrics.New(), log)
+	if err != nil {
+		return err
+	}
+	p.Watch(f)
+	p.Update([]pool.Endpoint{{Name: "worker", Address: "127.0.0.1:1", KVEvents: endpoint, BlockSize: m.blockSize}})
+	for deadline := time.Now().Add(time.Minute); x.Stats().Entries != m.held; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the index has %d entries, want %d", x.Stats().Entries, m.held)
+		}
+	}
+	return f.Close()
+}
+
+// decoded is what the steps of an event cost a block, in ns.
+type decoded struct {
+	Decode    float64 `json:"decode_ns"`    // DecodeBatch
+	Normalize float64 `json:"normalize_ns"` // Normalize, which hashes
+	Apply     float64 `json:"apply_ns"`     // to the index
+}
+
+// decode takes a worker's messages through all steps without a socket.
+func decode(kind string) (*decoded, error) {
+	const count = 4096
+	m, err := newMessages(kind, count)
+	if err != nil {
+		return nil, err
+	}
+	x, err := indexer.New(indexer.Config{})
+	if err != nil {
+		return nil, err
+	}
+	batches := make([]kvblock.Batch, 64)
+	operations := make([][]kvblock.Operation, len(batches))
+	normalizers := make([]*kvblock.Normalizer, len(batches))
+	for i := range normalizers {
+		normalizers[i] = kvblock.NewNormalizer(m.blockSize) // each has buffers of its own
+	}
+	var d decoded
+	runtime.GC()
+	for at := 0; at < count; at += len(batches) {
+		start := cpuTime()
+		for i := range batches {
+			if err := kvblock.DecodeBatch(m.payloads[at+i], &batches[i]); err != nil {
+				return nil, err
+			}
+		}
+		read := cpuTime()
+		for i := range batches {
+			operations[i] = normalizers[i].Normalize(&batches[i], operations[i][:0])
+		}
+		hashed := cpuTime()
+		for i := range batches {
+			for j := range operations[i] {
+				switch op := &operations[i][j]; op.Kind {
+				case kvblock.OpStored:
+					if err := x.Stored(0, op.Stored); err != nil {
+						return nil, err
+					}
+				case kvblock.OpRemoved:
+					x.Removed(0, op.Removed)
+				default:
+					return nil, fmt.Errorf("an event was not used: %s", op.Reason)
+				}
+			}
+		}
+		d.Decode += (read - start) / float64(m.blocks)
+		d.Normalize += (hashed - read) / float64(m.blocks)
+		d.Apply += (cpuTime() - hashed) / float64(m.blocks)
+	}
+	if x.Stats().Entries != m.held {
+		return nil, fmt.Errorf("the index has %d entries, want %d", x.Stats().Entries, m.held)
+	}
+	return &d, nil
+}
