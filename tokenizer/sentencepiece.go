@@ -92,6 +92,15 @@ func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 		return e.bpe.appendPiece(out, s, i, end, sc)
 	}
 	for i < end {
+		starts, size := e.bpe.joints.starts(s, i, end)
+		if i+size < end { // the last piece may go on
+			size = bits.Len64(starts) - 1
+		}
+		if size > 0 {
+			out = e.bpe.addAll(out, s, i, size, starts, sc)
+			i += size
+			continue
+		}
 		j := e.bpe.joints.next(s, i, end)
 		out = e.bpe.add(out, s, i, j, sc)
 		i = j
@@ -103,10 +112,10 @@ func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 // part that ends with x and a right part that begins with y, then none ever reaches across a place between x and y. Cut
 // there, the pieces have the ids of the whole.
 type joints struct {
-	// ascii has bit y of row x set if x and y join, for characters below 128.
-	ascii [utf8.RuneSelf][2]uint64
-	// wide is the same for pairs of other characters, by their hash. Two pairs can have the same, and then text is cut less
-	// often than it could be. The length is a power of two.
+	// apart has a 1 at x | y<<8, the two as they lie in text, if x and y do not join, for characters below 128.
+	apart [utf8.RuneSelf << 8]uint8
+	// wide has a bit for each pair of other characters that joins, by their hash. Two pairs can have the same, and then text is
+	// cut less often than it could be. The length is a power of two.
 	wide []uint64
 	// complete says that no character becomes the unknown token, a run of which becomes one.
 	complete bool
@@ -115,29 +124,58 @@ type joints struct {
 
 // next returns the first cut in s[i:end] after i, or end. i must be below end.
 func (t *joints) next(s string, i, end int) int {
-	var x rune
-	n := 1
-	if x = rune(s[i]); x >= utf8.RuneSelf {
-		x, n = utf8.DecodeRuneInString(s[i:])
-	}
+	x, n := utf8.DecodeRuneInString(s[i:])
 	for i += n; i < end; i += n {
-		y := rune(s[i])
-		if x|y < utf8.RuneSelf {
-			if t.ascii[x&127][y>>6&1]>>(y&63)&1 == 0 {
-				return i
-			}
-			x, n = y, 1
-			continue
-		}
-		if y, n = rune(s[i]), 1; y >= utf8.RuneSelf {
-			y, n = utf8.DecodeRuneInString(s[i:])
-		}
-		if !t.joinedWide(x, y) {
+		var y rune
+		y, n = utf8.DecodeRuneInString(s[i:])
+		if !t.joined(x, y) {
 			return i
 		}
 		x = y
 	}
 	return end
+}
+
+// starts returns where pieces start in s[i:i+size], as bits of which the lowest is s[i], always set. size is that of a window,
+// or less at the end. i must be below end.
+func (t *joints) starts(s string, i, end int) (starts uint64, size int) {
+	limit := min(end-i, windowSize)
+	starts = 1
+	x, size := utf8.DecodeRuneInString(s[i:])
+	for size < limit {
+		if at := i + size; x < utf8.RuneSelf && at+8 <= len(s) {
+			if w := load64(s, at, 8); w&0x8080808080808080 == 0 {
+				// Eight characters at once, those behind end included. Each pair is the index of its place in the table.
+				var apart uint64
+				apart = uint64(t.apart[(uint64(x)|w<<8)&0x7F7F])
+				apart |= uint64(t.apart[w&0x7F7F]) << 1
+				apart |= uint64(t.apart[w>>8&0x7F7F]) << 2
+				apart |= uint64(t.apart[w>>16&0x7F7F]) << 3
+				apart |= uint64(t.apart[w>>24&0x7F7F]) << 4
+				apart |= uint64(t.apart[w>>32&0x7F7F]) << 5
+				apart |= uint64(t.apart[w>>40&0x7F7F]) << 6
+				apart |= uint64(t.apart[w>>48&0x7F7F]) << 7
+				starts |= apart << uint(size)
+				size += 8
+				x = rune(w >> 56)
+				continue
+			}
+		}
+		y, n := utf8.DecodeRuneInString(s[i+size:])
+		if !t.joined(x, y) {
+			starts |= 1 << uint(size)
+		}
+		size += n
+		x = y
+	}
+	return starts & (^uint64(0) >> uint(windowSize-limit)), limit
+}
+
+func (t *joints) joined(x, y rune) bool {
+	if x|y < utf8.RuneSelf {
+		return t.apart[(x|y<<8)&0x7F7F] == 0
+	}
+	return t.joinedWide(x, y)
 }
 
 func (t *joints) wideBit(x, y rune) (word int, bit uint) {
@@ -163,18 +201,15 @@ func newJoints(pairs map[[2]rune]struct{}, known *runeTable, complete bool) *joi
 	// 16 bits a pair leave one text in twenty uncut that could be cut.
 	t.wide = make([]uint64, 1<<bits.Len(uint(len(pairs)/4)))
 	for pair := range pairs {
-		x, y := pair[0], pair[1]
-		if x|y < utf8.RuneSelf {
-			t.ascii[x][y>>6] |= 1 << (y & 63)
-			continue
+		if x, y := pair[0], pair[1]; x|y >= utf8.RuneSelf {
+			word, bit := t.wideBit(x, y)
+			t.wide[word] |= 1 << bit
 		}
-		word, bit := t.wideBit(x, y)
-		t.wide[word] |= 1 << bit
 	}
 	for x := range rune(utf8.RuneSelf) {
 		for y := range rune(utf8.RuneSelf) {
-			if !complete && !t.isKnown(x) && !t.isKnown(y) {
-				t.ascii[x][y>>6] |= 1 << (y & 63)
+			if _, joined := pairs[[2]rune{x, y}]; !joined && (complete || t.isKnown(x) || t.isKnown(y)) {
+				t.apart[x|y<<8] = 1
 			}
 		}
 	}

@@ -109,3 +109,41 @@ func TestSpacing(t *testing.T) {
 		t.Errorf("only %d texts were cut", cut)
 	}
 }
+
+// TestStarts holds where pieces start, for a window at once, to where they end, one by one.
+func TestStarts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	b := loadModel(t, "tiny-sentencepiece").encoder.bpe
+	for range 3000 {
+		var text strings.Builder
+		ascii := rng.IntN(2) == 0
+		for range 1 + rng.IntN(150) {
+			if wide := []rune("éß漢字🙂▁"); !ascii && rng.IntN(20) == 0 {
+				text.WriteRune(wide[rng.IntN(len(wide))])
+			} else {
+				text.WriteByte("  abceinorst.,(<0\n\x00~"[rng.IntN(20)])
+			}
+		}
+		s := text.String()
+		places := make([]int, 0, len(s)) // of characters
+		for i := range s {
+			places = append(places, i)
+		}
+		from := rng.IntN(len(places))
+		i, end := places[from], len(s)
+		if to := from + 1 + rng.IntN(len(places)-from); to < len(places) {
+			end = places[to]
+		}
+		starts, size := b.joints.starts(s, i, end)
+		if size != min(windowSize, end-i) {
+			t.Fatalf("%q: %d bytes of %d", s[i:end], size, end-i)
+		}
+		want := uint64(0)
+		for at := i; at < i+size; at = b.joints.next(s, at, end) {
+			want |= 1 << uint(at-i)
+		}
+		if starts != want {
+			t.Fatalf("%q: starts %064b, want %064b", s[i:end], starts, want)
+		}
+	}
+}
