@@ -219,6 +219,9 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	return s.view[:n], true, nil
 }
 
+// buffered says whether the next message was taken off the queue already.
+func (s *socket) buffered() bool { return s.batch != nil && s.next < int(s.batch.messages) }
+
 // request sends an empty frame and p. The error is EAGAIN while there is no connection.
 func (s *socket) request(p []byte) error {
 	return failure(C.zmqsub_request(s.p, unsafe.Pointer(unsafe.SliceData(p)), C.size_t(len(p))))

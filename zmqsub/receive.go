@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/maphash"
-	"time"
 )
 
 // digestSeed makes digests that mean something within this process only.
@@ -19,9 +18,7 @@ const burst = 1024
 func (s *Subscription) run() {
 	defer s.live.close()
 	defer s.monitor.close()
-	revive := time.NewTimer(0)
-	<-revive.C
-	defer revive.Stop()
+	defer s.revive.Stop()
 	for {
 		select {
 		case <-s.stop:
@@ -29,10 +26,8 @@ func (s *Subscription) run() {
 		case <-s.live.ready:
 			s.takeLive(burst)
 		case <-s.monitor.ready:
-			for _, e := range s.connectionEvents() {
-				s.onConnection(e, revive)
-			}
-		case <-revive.C:
+			s.followConnection()
+		case <-s.revive.C:
 			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process when
 			// a socket is read on in the middle of a message of a connection that was taken away (zeromq/libzmq#2163).
 			for s.takeLive(burst) {
@@ -59,6 +54,9 @@ func (s *Subscription) takeLive(n int) (more bool) {
 	for range n {
 		if s.stopped() {
 			return false
+		}
+		if !s.live.buffered() {
+			s.followConnection() // the connection came before its messages
 		}
 		frames, ok, err := s.live.receive()
 		if err != nil || !ok { // an error means that the context ended
@@ -132,40 +130,41 @@ func (s *Subscription) digest(payload []byte) uint64 {
 	return maphash.Bytes(digestSeed, payload)
 }
 
-// connectionEvents takes what the monitor tells: the numbers of libzmq's events, in order.
-func (s *Subscription) connectionEvents() (events []uint16) {
-	for {
+// followConnection takes what the monitor tells of the live connection.
+func (s *Subscription) followConnection() {
+	for !s.stopped() {
 		frames, ok, err := s.monitor.receive()
 		if err != nil || !ok {
-			return events
+			return
 		}
 		// The first frame begins with the event's number, 16 bits in the machine's byte order.
 		if len(frames[0]) >= 2 {
-			events = append(events, binary.NativeEndian.Uint16(frames[0]))
+			s.onConnection(binary.NativeEndian.Uint16(frames[0]))
 		}
 	}
 }
 
-// onConnection follows the state of the live connection.
-func (s *Subscription) onConnection(event uint16, revive *time.Timer) {
-	if s.stopped() {
-		return
-	}
-	revive.Stop()
+// onConnection handles one of libzmq's events.
+func (s *Subscription) onConnection(event uint16) {
+	s.revive.Stop()
 	switch event {
 	case eventConnected, eventConnectRetried:
 	case eventHandshakeSucceeded:
-		if !s.connected {
-			s.connected = true
-			s.handler.Connected()
-			s.runReplay()
+		if s.connected {
+			return
 		}
+		s.connected = true
+		s.handler.Connected()
+		if len(s.config.Publisher) == 0 { // an id shows that it is the same
+			s.sequence.onReconnect()
+		}
+		s.runReplay()
 	default:
 		if s.connected {
 			s.connected = false
 			s.handler.Disconnected()
 		}
-		revive.Reset(s.hub.timing.revive)
+		s.revive.Reset(s.hub.timing.revive)
 	}
 }
 

@@ -7,9 +7,10 @@ package zmqsub
 // about what was delivered, lastLive about what the live connection carried. Only a live number that does not grow means
 // a new life.
 //
-// A publisher that restarted and has already sent as many messages as before looks like one that goes on. Where there is a
-// replay that is found out too: each replay begins at the last message delivered, and that message must be the same.
-// Without one it is not seen; Disconnected and Connected are then the only hint.
+// A publisher that restarted and has already sent as many messages as before looks like one that goes on. A replay tells
+// them apart: each one begins at the last message delivered, and that message must be the same. A connection made anew
+// without one leaves a doubt, and the next message is then taken for a new life's: better a new life too many than two
+// taken for one.
 type sequence struct {
 	replays bool // gaps can be asked about
 
@@ -18,6 +19,7 @@ type sequence struct {
 	live     bool   // lastLive is set
 	lastLive uint64
 	anchored bool // a replay runs, and has yet to show message next-1
+	doubt    bool // the connection is another than that of message next-1, and nothing shows that the publisher is the same
 }
 
 // step is what to do, in the order of the fields.
@@ -32,9 +34,9 @@ type step struct {
 // onLive is the step for a live message.
 func (q *sequence) onLive(seq uint64) step {
 	var st step
-	if q.live && seq <= q.lastLive {
+	if q.live && seq <= q.lastLive || q.doubt {
 		st.restart = true
-		q.next = 0
+		q.next, q.doubt = 0, false
 	}
 	q.live, q.lastLive = true, seq
 	if q.replays && seq > q.next {
@@ -44,6 +46,9 @@ func (q *sequence) onLive(seq uint64) step {
 	q.place(seq, &st)
 	return st
 }
+
+// onReconnect says that the connection is a new one. A replay should follow.
+func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
 
 // onReplayStart returns the number from which to ask.
 func (q *sequence) onReplayStart() (from uint64) {
@@ -73,6 +78,7 @@ func (q *sequence) onReplayed(seq, digest uint64) step {
 			q.restart(&st)
 			st.replay = false
 		}
+		q.doubt = false
 	}
 	q.place(seq, &st)
 	return st
@@ -104,7 +110,7 @@ func (q *sequence) delivered(seq, digest uint64) {
 // restart begins a new life that a replay showed.
 func (q *sequence) restart(st *step) {
 	st.restart, st.replay = true, true
-	q.next, q.live, q.anchored = 0, false, false
+	q.next, q.live, q.anchored, q.doubt = 0, false, false, false
 }
 
 func (q *sequence) place(seq uint64, st *step) {

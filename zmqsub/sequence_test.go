@@ -44,6 +44,14 @@ func (r *reader) live(m message) {
 	r.apply(st, m)
 }
 
+// reconnect is what follows a new connection.
+func (r *reader) reconnect() {
+	r.sequence.onReconnect()
+	if r.sequence.replays {
+		r.replay()
+	}
+}
+
 func (r *reader) replay() {
 	for again := true; again; {
 		again = false
@@ -116,6 +124,34 @@ func TestSequence(t *testing.T) {
 				r.live(message{1, 0})
 			},
 			want: []string{"9223372036854775807", "restart", "0"},
+		},
+		{
+			name: "another connection, numbers that go on",
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.reconnect()
+				r.live(message{2, 1})
+				r.live(message{2, 2})
+			},
+			want: []string{"0", "restart", "gap 0-1", "1", "2"},
+		},
+		{
+			name: "another connection, and the replay shows the same publisher", replays: true, buffer: messages(1, 0, 1),
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.reconnect()
+				r.live(message{1, 2})
+			},
+			want: []string{"0", "1", "2"},
+		},
+		{
+			name: "another connection, and no end of the replay", replays: true, buffer: nil,
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.reconnect()
+				r.live(message{1, 1})
+			},
+			want: []string{"0", "restart", "gap 0-1", "1"},
 		},
 		{
 			name: "gap, replayed; live messages that were in the replay", replays: true, buffer: messages(1, 0, 1, 2, 3, 4, 5),
@@ -231,16 +267,9 @@ func FuzzSequence(f *testing.F) {
 				for range op / 4 % 8 {
 					send()
 				}
-				if replays {
-					r.replay()
-				} else {
-					r.live(message{now.life, 0}) // without a replay, only a number that does not grow can tell
-					now.number = max(now.number, 1)
-				}
+				r.reconnect()
 			case 3: // the connection was lost and is back
-				if replays {
-					r.replay()
-				}
+				r.reconnect()
 			}
 		}
 		last := send()

@@ -34,8 +34,8 @@ type Handler interface {
 	// Gap says that the messages expected to got-1 are lost. Message with seq got is called next.
 	Gap(expected, got uint64)
 
-	// Restart says that the publisher began anew, or repeats itself: whatever follows has nothing to do with what was
-	// delivered before.
+	// Restart says that the publisher began anew, repeats itself, or may be another, because the connection was made anew and
+	// no replay showed that it is the same: whatever follows has nothing to do with what was delivered before.
 	Restart()
 
 	// Replayed says how asking for past messages went, and how many came. It follows their Message calls.
@@ -45,7 +45,7 @@ type Handler interface {
 	Malformed(err error)
 
 	// Connected and Disconnected follow the connection and alternate, Connected first. They come from observing the
-	// socket, so that messages may arrive a little before Connected or after Disconnected.
+	// socket, so that messages of a connection may come after its Disconnected.
 	Connected()
 	Disconnected()
 }
@@ -211,6 +211,7 @@ type Subscription struct {
 	live          *source // the SUB socket
 	monitor       *source // observes live
 	connected     bool
+	revive        *time.Timer // runs while libzmq has not said that it will try again
 	sequence      sequence
 	noReplayUntil time.Time
 }
@@ -267,6 +268,8 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		}
 		return nil, err
 	}
+	s.revive = time.NewTimer(time.Hour)
+	s.revive.Stop()
 	h.subscriptions[s] = true
 	go func() {
 		defer close(s.done)
