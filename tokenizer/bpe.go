@@ -15,6 +15,7 @@ type bpe struct {
 	pairs      pairTable
 
 	byteLevel bool
+	bytePairs []pairMerge        // byte level: by first byte << 8 | second byte
 	byteToken [256]kvblock.Token // byte level: the token of each byte; else: of its fallback, such as <0x0A>
 	byteKnown [256]bool          // whether byteToken has one
 	fallback  bool
@@ -27,47 +28,21 @@ type bpe struct {
 	joints     *joints // nil: a piece must not be cut
 }
 
-// Pieces repeat, and the tables of a large vocabulary do not fit into a processor's caches. So each scratch remembers what
-// pieces became, in direct-mapped tables without pointers: a lookup takes no lock, allocates nothing, and stays near the
-// core. Their sizes bound the memory: about a MiB for each encoding that runs at the same time.
 const (
-	pieceSlots = 1 << 13
-	wordSlots  = 1 << 11
-	pairSlots  = 1 << 13
-	// maxWord is the longest piece that is remembered, in bytes, and maxWordIDs the most ids.
-	maxWord    = 60
-	maxWordIDs = 15
-	// listMerge is the number of symbols up to which scanning a list beats a heap.
-	listMerge = 48
+	// fewSymbols is the number of symbols up to which looking at all candidates beats a heap; the bits of a word.
+	fewSymbols = 64
 	// keepScratch is the number of symbols up to which buffers are kept for the next request.
 	keepScratch = 1 << 16
 )
-
-// pieceEntry is a piece of up to 16 bytes that is one to three tokens.
-type pieceEntry struct {
-	low, high uint64
-	ids       [3]kvblock.Token
-	size      uint8 // in bytes; 0: a free slot
-	count     uint8
-}
-
-// wordEntry is a longer piece, or one of more tokens.
-type wordEntry struct {
-	ids   [maxWordIDs]kvblock.Token
-	text  [maxWord]byte
-	size  uint8 // in bytes; 0: a free slot
-	count uint8
-}
 
 // scratch holds the caches and buffers of one encoding. It belongs to one model.
 type scratch struct {
 	pieces [pieceSlots]pieceEntry
 	words  [wordSlots]wordEntry
 	batch  batch
-	merges [pairSlots]uint64 // slots of pairs, those that do not merge included
+	few    few
 
 	symbols  []kvblock.Token
-	ranks    []uint32
 	previous []int32
 	next     []int32
 	heap     []mergeCandidate
@@ -80,13 +55,7 @@ type scratch struct {
 	offsets   []int32
 }
 
-func newScratch() *scratch {
-	sc := &scratch{}
-	for i := range sc.merges {
-		sc.merges[i] = freeSlot
-	}
-	return sc
-}
+func newScratch() *scratch { return &scratch{} }
 
 // trim lets go of buffers that a long text made large.
 func (sc *scratch) trim() {
@@ -113,160 +82,16 @@ func (sc *scratch) trim() {
 
 // appendPiece appends the ids of the piece s[i:j], which is not empty.
 func (b *bpe) appendPiece(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	n := j - i
-	if n > 16 {
-		return b.appendWord(out, s, i, j, sc)
-	}
-	low, high := load128(s, i, n)
-	return b.appendShort(out, s, i, n, low, high, sc)
-}
-
-// appendShort is appendPiece for n bytes, at most 16, which low and high are.
-func (b *bpe) appendShort(out []kvblock.Token, s string, i, n int, low, high uint64, sc *scratch) []kvblock.Token {
-	if id, ok := b.vocabulary.findWords(low, high, n); ok {
-		return append(out, id)
-	}
-	e := &sc.pieces[mix2(low, high+uint64(n))%pieceSlots]
-	if e.low == low && e.high == high && int(e.size) == n {
-		return append(out, e.ids[:e.count]...)
-	}
-	before := len(out)
-	out = b.appendWord(out, s, i, i+n, sc)
-	if count := len(out) - before; count <= len(e.ids) {
-		*e = pieceEntry{low: low, high: high, size: uint8(n), count: uint8(count)}
-		copy(e.ids[:], out[before:])
-	}
-	return out
-}
-
-// batch holds pieces that were cut but not looked up yet. A large vocabulary does not fit into the caches, so that nearly
-// every new word waits for memory; the slots of a whole batch are touched at once, and the waits overlap.
-type batch struct {
-	count   int
-	pieces  [batchSize + windowSize]batchPiece
-	touched uint64 // keeps the compiler from leaving the touching out
-}
-
-const batchSize = 32
-
-type batchPiece struct {
-	low, high uint64
-	start     int
-	size      int
-}
-
-// add puts the piece s[i:j] into the batch, and appends the ids of all of it when it is full.
-func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	p := &sc.batch.pieces[sc.batch.count]
-	p.start, p.size = i, j-i
-	if p.size <= 16 {
-		p.low, p.high = load128(s, i, p.size)
-	}
-	if sc.batch.count++; sc.batch.count >= batchSize {
-		return b.flush(out, s, sc)
-	}
-	return out
-}
-
-// addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and appends
-// the ids of all of it when it is full.
-func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, sc *scratch) []kvblock.Token {
-	batch := &sc.batch
-	count := batch.count
-	starts &= 1<<uint(size) - 1
-	for starts != 0 {
-		from := bits.TrailingZeros64(starts)
-		starts &= starts - 1
-		to := min(bits.TrailingZeros64(starts), size)
-		p := &batch.pieces[count]
-		count++
-		p.start, p.size = i+from, to-from
-		if p.size <= 16 {
-			p.low, p.high = load128(s, p.start, p.size)
-		}
-	}
-	batch.count = count
-	if count >= batchSize {
-		return b.flush(out, s, sc)
-	}
-	return out
-}
-
-// flush appends the ids of the batch.
-func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
-	pieces := sc.batch.pieces[:sc.batch.count]
-	sc.batch.count = 0
-	var touched uint64
-	for k := range pieces {
-		switch p := &pieces[k]; {
-		case p.size <= 8:
-			touched += b.vocabulary.short[b.vocabulary.shortSlot(p.low, p.size)].text
-		case p.size <= 16:
-			touched += b.vocabulary.middle[b.vocabulary.middleSlot(p.low, p.high, p.size)].low
-		}
-	}
-	sc.batch.touched = touched
-	for k := range pieces {
-		p := &pieces[k]
-		if p.size > 16 {
-			out = b.appendWord(out, s, p.start, p.start+p.size, sc)
-			continue
-		}
-		out = b.appendShort(out, s, p.start, p.size, p.low, p.high, sc)
-	}
-	return out
-}
-
-// appendWord appends the ids of a piece that is longer than 16 bytes or no token by itself.
-func (b *bpe) appendWord(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	n := j - i
-	if n > 16 {
-		if id, ok := b.vocabulary.long[s[i:j]]; ok && id.direct {
-			return append(out, id.id)
-		}
-		if n > maxWord {
-			return b.encode(out, s, i, j, sc)
-		}
-	}
-	e := &sc.words[hashText(s[i:j])%wordSlots]
-	if int(e.size) == n && string(e.text[:n]) == s[i:j] {
-		return append(out, e.ids[:e.count]...)
-	}
-	before := len(out)
-	out = b.encode(out, s, i, j, sc)
-	if len(out)-before <= maxWordIDs {
-		e.size = uint8(copy(e.text[:], s[i:j]))
-		e.count = uint8(copy(e.ids[:], out[before:]))
-	}
-	return out
-}
-
-// rank returns the rank of a pair, through the scratch's cache.
-func (b *bpe) rank(left, right kvblock.Token, sc *scratch) uint32 {
-	key := pairKey(left, right)
-	h := mix(key)
-	e := &sc.merges[(h>>32)%pairSlots] // other bits than in the table, where neighbours here would be neighbours
-	if (*e^key)>>rankBits != 0 {
-		*e = key | uint64(b.pairs.get(key, h))
-	}
-	return uint32(*e) & noRank
-}
-
-// rankBoth is rank of two pairs that share a token; the two waits for memory overlap.
-func (b *bpe) rankBoth(left, middle, right kvblock.Token, sc *scratch) (uint32, uint32) {
-	key1, key2 := pairKey(left, middle), pairKey(middle, right)
-	h1, h2 := mix(key1), mix(key2)
-	e1, e2 := &sc.merges[(h1>>32)%pairSlots], &sc.merges[(h2>>32)%pairSlots]
-	known1, known2 := (*e1^key1)>>rankBits == 0, (*e2^key2)>>rankBits == 0
-	if !known1 && !known2 {
-		mask := uint64(len(b.pairs.slots) - 1)
-		sc.batch.touched = b.pairs.slots[h1&mask] + b.pairs.slots[h2&mask]
-	}
-	return b.rank(left, middle, sc), b.rank(middle, right, sc)
+	out = b.add(out, s, i, j, sc)
+	return b.flush(out, s, sc)
 }
 
 // encode appends the ids of s[i:j] by merging.
 func (b *bpe) encode(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
+	if b.byteLevel && j-i <= fewSymbols {
+		b.fewBytes(s[i:j], sc)
+		return b.mergeFew(out, j-i, sc)
+	}
 	sc.symbols = sc.symbols[:0]
 	if b.byteLevel {
 		for k := i; k < j; k++ {
@@ -275,8 +100,9 @@ func (b *bpe) encode(out []kvblock.Token, s string, i, j int, sc *scratch) []kvb
 	} else {
 		b.runeSymbols(s[i:j], sc)
 	}
-	if len(sc.symbols) <= listMerge {
-		return b.mergeList(out, sc)
+	if n := len(sc.symbols); n <= fewSymbols {
+		b.fewRunes(sc)
+		return b.mergeFew(out, n, sc)
 	}
 	return b.mergeHeap(out, sc)
 }
@@ -323,36 +149,88 @@ func (b *bpe) hasBytes(character string) bool {
 	return true
 }
 
-// mergeList merges few symbols: each round scans the ranks for the lowest, the leftmost on ties.
-func (b *bpe) mergeList(out []kvblock.Token, sc *scratch) []kvblock.Token {
-	symbols := sc.symbols
-	ranks := sc.ranks[:0]
-	for i := 0; i+1 < len(symbols); i++ {
-		ranks = append(ranks, b.rank(symbols[i], symbols[i+1], sc))
+// few holds up to fewSymbols symbols while they merge. A symbol keeps its place; the one that merges into its left neighbour
+// leaves its place empty.
+type few struct {
+	symbols [fewSymbols]kvblock.Token
+	// candidates are the possible merges of the symbol at a place with its right neighbour: the rank, then, in the lowest
+	// bits, the place. So the smallest is the next one to do.
+	candidates [fewSymbols]uint32
+	into       [fewSymbols]kvblock.Token // what the symbol and its neighbour become, where there is a candidate
+}
+
+// placeBits is what a place takes of a candidate.
+const placeBits = 6
+
+// noCandidate is larger than any candidate.
+const noCandidate = noRank << placeBits
+
+func (f *few) set(place int, m pairMerge) {
+	f.candidates[place%fewSymbols] = m.rank<<placeBits | uint32(place)
+	f.into[place%fewSymbols] = m.into
+}
+
+// fewBytes begins with the bytes of s.
+func (b *bpe) fewBytes(s string, sc *scratch) {
+	f := &sc.few
+	for k := range len(s) - 1 {
+		f.symbols[k] = b.byteToken[s[k]]
+		f.set(k, b.bytePairs[int(s[k])<<8|int(s[k+1])])
 	}
-	sc.ranks = ranks
+	f.symbols[len(s)-1] = b.byteToken[s[len(s)-1]]
+}
+
+// fewRunes begins with sc.symbols.
+func (b *bpe) fewRunes(sc *scratch) {
+	n := copy(sc.few.symbols[:], sc.symbols)
+	for k := range n - 1 {
+		sc.few.set(k, b.pairs.get(sc.few.symbols[k], sc.few.symbols[k+1]))
+	}
+}
+
+// mergeFew merges the n symbols of sc.few.
+func (b *bpe) mergeFew(out []kvblock.Token, n int, sc *scratch) []kvblock.Token {
+	if n == 0 {
+		return out
+	}
+	f := &sc.few
+	f.candidates[n-1] = noCandidate
+	places := ^uint64(0) >> uint(fewSymbols-n) // those that are not empty
 	for {
-		best, at := noRank, -1
-		for i, rank := range ranks {
-			if rank < best {
-				best, at = rank, i
-			}
+		best := uint32(noCandidate)
+		for _, candidate := range f.candidates[:n] {
+			best = min(best, candidate)
 		}
-		if at < 0 {
-			return append(out, symbols...)
+		if best >= noCandidate {
+			break
 		}
-		symbols[at] = b.pairs.into[best]
-		symbols = append(symbols[:at+1], symbols[at+2:]...)
-		ranks = append(ranks[:at], ranks[at+1:]...)
+		at := int(best % fewSymbols)
+		behind := places &^ (2<<uint(at) - 1)
+		f.candidates[bits.TrailingZeros64(behind)%fewSymbols] = noCandidate
+		behind &= behind - 1
+		before := places & (1<<uint(at) - 1)
+		places = before | 1<<uint(at) | behind
+		symbol := f.into[at]
+		f.symbols[at] = symbol
+		left, right := bits.Len64(before)-1, bits.TrailingZeros64(behind)
 		switch {
-		case at > 0 && at < len(ranks):
-			ranks[at-1], ranks[at] = b.rankBoth(symbols[at-1], symbols[at], symbols[at+1], sc)
-		case at > 0:
-			ranks[at-1] = b.rank(symbols[at-1], symbols[at], sc)
-		case at < len(ranks):
-			ranks[at] = b.rank(symbols[at], symbols[at+1], sc)
+		case before != 0 && behind != 0:
+			first, second := b.pairs.getBoth(f.symbols[left%fewSymbols], symbol, f.symbols[right%fewSymbols])
+			f.set(left, first)
+			f.set(at, second)
+		case before != 0:
+			f.set(left, b.pairs.get(f.symbols[left%fewSymbols], symbol))
+			f.candidates[at] = noCandidate
+		case behind != 0:
+			f.set(at, b.pairs.get(symbol, f.symbols[right%fewSymbols]))
+		default:
+			f.candidates[at] = noCandidate
 		}
 	}
+	for ; places != 0; places &= places - 1 {
+		out = append(out, f.symbols[bits.TrailingZeros64(places)%fewSymbols])
+	}
+	return out
 }
 
 // mergeCandidate is a possible merge of the symbol at a position with its right neighbour.
@@ -421,7 +299,7 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 	for i := range symbols {
 		previous[i], next[i] = int32(i-1), int32(i+1)
 		if i+1 < n {
-			if rank := b.rank(symbols[i], symbols[i+1], sc); rank != noRank {
+			if rank := b.pairs.get(symbols[i], symbols[i+1]).rank; rank != noRank {
 				sc.heap = append(sc.heap, mergeCandidate{rank, int32(i)})
 			}
 		}
@@ -439,21 +317,22 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 		if int(right) >= n {
 			continue
 		}
-		if b.rank(symbols[left], symbols[right], sc) != c.rank {
+		merge := b.pairs.get(symbols[left], symbols[right])
+		if merge.rank != c.rank {
 			continue
 		}
-		into := b.pairs.into[c.rank]
+		into := merge.into
 		symbols[left], symbols[right] = into, gone
 		after := next[right]
 		next[left] = after
 		if int(after) < n {
 			previous[after] = left
-			if rank := b.rank(into, symbols[after], sc); rank != noRank {
+			if rank := b.pairs.get(into, symbols[after]).rank; rank != noRank {
 				sc.pushCandidate(mergeCandidate{rank, left})
 			}
 		}
 		if before := previous[left]; before >= 0 {
-			if rank := b.rank(symbols[before], into, sc); rank != noRank {
+			if rank := b.pairs.get(symbols[before], into).rank; rank != noRank {
 				sc.pushCandidate(mergeCandidate{rank, before})
 			}
 		}

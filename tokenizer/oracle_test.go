@@ -221,9 +221,8 @@ func naiveEncode(b *bpe, text string) []kvblock.Token {
 	for {
 		best, at, into := noRank, -1, kvblock.Token(0)
 		for i := 0; i+1 < len(ids); i++ {
-			key := pairKey(ids[i], ids[i+1])
-			if rank := b.pairs.get(key, mix(key)); rank < best {
-				best, at, into = rank, i, b.pairs.into[rank]
+			if merge := b.pairs.get(ids[i], ids[i+1]); merge.rank < best {
+				best, at, into = merge.rank, i, merge.into
 			}
 		}
 		if at < 0 {
@@ -277,7 +276,11 @@ func TestMergesAgainstDefinition(t *testing.T) {
 
 // TestVocabularyAgainstMap looks up every token and every near miss.
 func TestVocabularyAgainstMap(t *testing.T) {
-	tokens := map[string]longEntry{}
+	type entry struct {
+		id     kvblock.Token
+		direct bool
+	}
+	tokens := map[string]entry{}
 	rng := rand.New(rand.NewPCG(9, 10))
 	for i := range 5000 {
 		n := 1 + rng.IntN(20)
@@ -285,7 +288,7 @@ func TestVocabularyAgainstMap(t *testing.T) {
 		for j := range text {
 			text[j] = "abc\x00"[rng.IntN(4)]
 		}
-		tokens[string(text)] = longEntry{id: kvblock.Token(i), direct: rng.IntN(2) == 0}
+		tokens[string(text)] = entry{id: kvblock.Token(i), direct: rng.IntN(2) == 0}
 	}
 	var list []vocabularyToken
 	for text, token := range tokens {
@@ -300,10 +303,14 @@ func TestVocabularyAgainstMap(t *testing.T) {
 		}
 		s := "xx" + string(text) + "yyy"[:rng.IntN(4)]
 		want := tokens[string(text)]
-		found := v.long[string(text)]
-		if n <= 16 {
-			low, high := load128(s, 2, n)
-			found.id, found.direct = v.findWords(low, high, n)
+		var found entry
+		switch low, high := load128(s, 2, min(n, maxShort)); {
+		case n <= 8:
+			found.id, found.direct = v.findShort(v.shortSlot(low, uint32(n)), low, uint32(n))
+		case n <= maxShort:
+			found.id, found.direct = v.findMiddle(v.middleSlot(low, high, uint32(n)), low, high, uint32(n))
+		default:
+			found.id, found.direct = v.long[string(text)]
 		}
 		if found.direct != want.direct || want.direct && found.id != want.id {
 			t.Fatalf("%q: got %+v; want %+v", text, found, want)

@@ -94,6 +94,7 @@ func parseTiktoken(model, config []byte) (*encoder, error) {
 		}
 	}
 	b.pairs = newPairTable(merges, true)
+	b.bytePairs = newBytePairs(&b.pairs, &b.byteToken)
 	b.vocabulary = newVocabulary(tokens)
 
 	e := &encoder{idle: make(chan *scratch, runtime.GOMAXPROCS(0)), bpe: b, kimiLimits: true, addedIDs: map[string]kvblock.Token{}}

@@ -705,6 +705,7 @@ next:
 			return fmt.Errorf("vocab has no token for byte %#02x", c)
 		}
 	}
+	b.bytePairs = newBytePairs(&b.pairs, &b.byteToken)
 	if !ignoreMerges {
 		b.markDirect(tokens)
 	}

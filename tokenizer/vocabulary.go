@@ -9,31 +9,24 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabulary finds a whole piece of text among the model's tokens. Most pieces are up to 16 bytes, and are compared as
-// one or two words in open-addressing tables; longer ones are in a map.
+// vocabulary finds a whole piece of text among the model's tokens: those that such a piece is exactly. Most pieces are up to
+// 16 bytes, and are compared as one or two words in open-addressing tables; longer ones are in a map.
 type vocabulary struct {
 	short  []shortEntry // up to 8 bytes
 	middle []middleEntry
-	long   map[string]longEntry
+	long   map[string]kvblock.Token
 }
 
 type shortEntry struct {
-	text   uint64
-	id     kvblock.Token
-	size   uint8 // in bytes; 0 marks a free slot
-	direct bool
+	text uint64
+	id   kvblock.Token
+	size uint32 // in bytes; 0 marks a free slot
 }
 
 type middleEntry struct {
 	low, high uint64
 	id        kvblock.Token
-	size      uint8
-	direct    bool
-}
-
-type longEntry struct {
-	id     kvblock.Token
-	direct bool
+	size      uint32
 }
 
 // vocabularyToken is a token, its bytes, and whether a piece with these bytes is exactly this token.
@@ -81,77 +74,86 @@ func hashText(s string) uint64 {
 // tableSize returns a power of two that leaves at least half of the table free.
 func tableSize(entries int) int { return max(16, 1<<bits.Len(uint(2*entries))) }
 
-// newVocabulary indexes tokens by their bytes. It keeps no text.
+// newVocabulary indexes those tokens that are direct by their bytes. It keeps no text.
 func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	short, middle := 0, 0
 	for i := range tokens {
 		switch n := len(tokens[i].text); {
+		case !tokens[i].direct:
 		case n <= 8:
 			short++
-		case n <= 16:
+		case n <= maxShort:
 			middle++
 		}
 	}
 	v := &vocabulary{
 		short:  make([]shortEntry, tableSize(short)),
 		middle: make([]middleEntry, tableSize(middle)),
-		long:   map[string]longEntry{},
+		long:   map[string]kvblock.Token{},
 	}
 	for _, token := range tokens {
 		n := len(token.text)
 		switch {
-		case n == 0:
+		case n == 0 || !token.direct:
 		case n <= 8:
-			word := load64(token.text, 0, n)
-			h := v.shortSlot(word, n)
+			text := load64(token.text, 0, n)
+			h := v.shortSlot(text, uint32(n))
 			for v.short[h].size != 0 {
-				h = (h + 1) & uint64(len(v.short)-1)
+				h = v.nextShort(h)
 			}
-			v.short[h] = shortEntry{word, token.id, uint8(n), token.direct}
-		case n <= 16:
+			v.short[h] = shortEntry{text, token.id, uint32(n)}
+		case n <= maxShort:
 			low, high := load128(token.text, 0, n)
-			h := v.middleSlot(low, high, n)
+			h := v.middleSlot(low, high, uint32(n))
 			for v.middle[h].size != 0 {
-				h = (h + 1) & uint64(len(v.middle)-1)
+				h = v.nextMiddle(h)
 			}
-			v.middle[h] = middleEntry{low, high, token.id, uint8(n), token.direct}
+			v.middle[h] = middleEntry{low, high, token.id, uint32(n)}
 		default:
-			v.long[strings.Clone(token.text)] = longEntry{token.id, token.direct}
+			v.long[strings.Clone(token.text)] = token.id
 		}
 	}
 	return v
 }
 
-func (v *vocabulary) shortSlot(word uint64, n int) uint64 {
-	return mix(word+uint64(n)) & uint64(len(v.short)-1)
+// shortSlot and middleSlot return where the search for a text of the given bytes and size begins.
+func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
+	return uint32(mix(text+uint64(size)) & uint64(len(v.short)-1))
 }
 
-func (v *vocabulary) middleSlot(low, high uint64, n int) uint64 {
-	return mix2(low, high+uint64(n)) & uint64(len(v.middle)-1)
+func (v *vocabulary) middleSlot(low, high uint64, size uint32) uint32 {
+	return uint32(mix2(low, high+uint64(size)) & uint64(len(v.middle)-1))
 }
 
-// findWords returns the token whose n bytes, at most 16, are those of load128, if a piece with these bytes is exactly that
-// token.
-func (v *vocabulary) findWords(low, high uint64, n int) (kvblock.Token, bool) {
-	if n <= 8 {
-		for h := v.shortSlot(low, n); ; h = (h + 1) & uint64(len(v.short)-1) {
-			e := &v.short[h]
-			if e.text == low && int(e.size) == n {
-				return e.id, e.direct
-			}
-			if e.size == 0 {
-				return 0, false
-			}
-		}
-	}
-	for h := v.middleSlot(low, high, n); ; h = (h + 1) & uint64(len(v.middle)-1) {
-		e := &v.middle[h]
-		if e.low == low && e.high == high && int(e.size) == n {
-			return e.id, e.direct
+func (v *vocabulary) nextShort(slot uint32) uint32 { return (slot + 1) & uint32(len(v.short)-1) }
+
+func (v *vocabulary) nextMiddle(slot uint32) uint32 { return (slot + 1) & uint32(len(v.middle)-1) }
+
+// findShort returns the token that a piece of up to 8 bytes is, if it is one. slot is its shortSlot.
+func (v *vocabulary) findShort(slot uint32, text uint64, size uint32) (kvblock.Token, bool) {
+	for {
+		e := &v.short[slot]
+		if e.text == text && e.size == size {
+			return e.id, true
 		}
 		if e.size == 0 {
 			return 0, false
 		}
+		slot = v.nextShort(slot)
+	}
+}
+
+// findMiddle is findShort for 9 to 16 bytes.
+func (v *vocabulary) findMiddle(slot uint32, low, high uint64, size uint32) (kvblock.Token, bool) {
+	for {
+		e := &v.middle[slot]
+		if e.low == low && e.high == high && e.size == size {
+			return e.id, true
+		}
+		if e.size == 0 {
+			return 0, false
+		}
+		slot = v.nextMiddle(slot)
 	}
 }
 
@@ -175,71 +177,4 @@ func (t *runeTable) get(r rune) (kvblock.Token, bool) {
 	}
 	id := page[r%pageSize]
 	return id - 1, id != 0
-}
-
-// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become. What decides is looked
-// up far more often than the rest, so a slot is one word: left id, right id, rank.
-type pairTable struct {
-	slots []uint64
-	into  []kvblock.Token // by rank
-}
-
-const (
-	// idBits and rankBits fill a slot: ids below a million, up to 16 million merges.
-	idBits   = 20
-	rankBits = 64 - 2*idBits
-	// noRank is the rank of a pair that does not merge.
-	noRank uint32 = 1<<rankBits - 1
-	// maxID leaves the highest id free, so that no pair looks like a free slot.
-	maxID = 1<<idBits - 2
-	// freeSlot marks a free slot.
-	freeSlot = ^uint64(0)
-)
-
-// pairKey is the upper part of a slot.
-func pairKey(left, right kvblock.Token) uint64 {
-	return uint64(left)<<(idBits+rankBits) | uint64(right)<<rankBits
-}
-
-// newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in Hugging
-// Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
-func newPairTable(merges []merge, byToken bool) pairTable {
-	ranks := len(merges)
-	if byToken {
-		for _, m := range merges {
-			ranks = max(ranks, int(m.into)+1)
-		}
-	}
-	t := pairTable{slots: make([]uint64, tableSize(len(merges)*3/4)), into: make([]kvblock.Token, ranks)}
-	for i := range t.slots {
-		t.slots[i] = freeSlot
-	}
-	mask := uint64(len(t.slots) - 1)
-	for rank, m := range merges {
-		if byToken {
-			rank = int(m.into)
-		}
-		t.into[rank] = m.into
-		key := pairKey(m.left, m.right)
-		h := mix(key) & mask
-		for t.slots[h] != freeSlot && t.slots[h]>>rankBits != key>>rankBits {
-			h = (h + 1) & mask
-		}
-		t.slots[h] = key | uint64(rank)
-	}
-	return t
-}
-
-// get returns the rank of a pair, whose key has the given hash, mix(key); noRank if it does not merge.
-func (t *pairTable) get(key, hash uint64) uint32 {
-	mask := uint64(len(t.slots) - 1)
-	for h := hash & mask; ; h = (h + 1) & mask {
-		slot := t.slots[h]
-		if (slot^key)>>rankBits == 0 {
-			return uint32(slot) & noRank
-		}
-		if slot == freeSlot {
-			return noRank
-		}
-	}
 }
