@@ -32,6 +32,7 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 	scores.reset()
 	x.tiers[kvblock.TierDevice].findMatches(chain, scores)
 	scores.publish()
+	x.predictions.findMatches(chain, scores)
 	for i := kvblock.TierHostPinned; int(i) < tiers; i++ {
 		if x.tiers[i].busy.Load() {
 			x.tiers[i].extend(chain, scores, i)

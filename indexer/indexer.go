@@ -48,6 +48,11 @@ type Config struct {
 	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Memory set aside for reuse comes on
 	// top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
 	MaxBytes int64
+
+	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the oldest go,
+	// until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
+	MaxPredicted int
+	PruneTarget  float64
 }
 
 // Stats counts what the index holds, and what became of events since it was made.
@@ -57,8 +62,9 @@ type Stats struct {
 	Used    int // bytes of records and tables in use: what MaxBytes bounds
 	Bytes   int // bytes of all pages and tables, whether full or not
 
-	Aside    int // blocks that wait for their parents
-	MaxBytes int // Config's, or the default
+	Aside     int // blocks that wait for their parents
+	Predicted int // (worker, block) pairs held by prediction
+	MaxBytes  int // Config's, or the default
 
 	KeptAside      uint64 // stores kept aside for want of their parent
 	Joined         uint64 // stores kept aside whose parent came
@@ -67,6 +73,8 @@ type Stats struct {
 	Evicted        uint64 // entries evicted at the bound
 	Refused        uint64 // blocks refused because no address is left
 	UnknownRemoved uint64 // removed hashes that the worker did not hold
+	Expired        uint64 // predictions that grew too old
+	Pruned         uint64 // predictions dropped because there were too many
 }
 
 // Index is the set of blocks held by each worker. Make one with New.
@@ -82,6 +90,8 @@ type Index struct {
 
 	workers   atomic.Pointer[[]*worker] // by number, nil for those without blocks; replaced whole
 	workersMu sync.Mutex                // guards replacing it
+
+	predictions predictions
 
 	evicting sync.Mutex // held while blocks are evicted; taken before any worker.mu
 	atBound  atomic.Bool
@@ -120,10 +130,23 @@ func New(c Config) (*Index, error) {
 	if c.MaxBytes == 0 {
 		c.MaxBytes = DefaultMaxBytes
 	}
+	if c.MaxPredicted < 0 || c.MaxPredicted > 1<<30 {
+		return nil, fmt.Errorf("indexer: MaxPredicted is %d, but must be from 0 to %d", c.MaxPredicted, 1<<30)
+	}
+	if c.MaxPredicted == 0 {
+		c.MaxPredicted = DefaultMaxPredicted
+	}
+	if !(c.PruneTarget >= 0 && c.PruneTarget <= 1) {
+		return nil, fmt.Errorf("indexer: PruneTarget is %v, but must be from 0 to 1", c.PruneTarget)
+	}
+	if c.PruneTarget == 0 {
+		c.PruneTarget = DefaultPruneTarget
+	}
 	x := &Index{maxBytes: c.MaxBytes}
 	for i := range x.tiers {
 		x.tiers[i].init()
 	}
+	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
 	return x, nil
 }
@@ -366,6 +389,7 @@ func (h *held) takeCopy(e kvblock.EngineHash) bool {
 
 // Cleared records that w holds nothing any more, in any tier.
 func (x *Index) Cleared(w kvblock.Worker) {
+	x.predictions.forget(w)
 	if wk := x.lock(w, false); wk != nil {
 		x.clear(w, wk)
 		x.settle(wk)
@@ -374,6 +398,7 @@ func (x *Index) Cleared(w kvblock.Worker) {
 
 // Forget drops everything about w, which has left. When it returns, the number may be given to another worker.
 func (x *Index) Forget(w kvblock.Worker) {
+	x.predictions.forget(w)
 	wk := x.lock(w, false)
 	if wk == nil {
 		return
@@ -452,6 +477,9 @@ func (x *Index) Stats() Stats {
 		Evicted:        x.evicted.Load(),
 		Refused:        x.refused.Load(),
 		UnknownRemoved: x.unknownRemoved.Load(),
+		Predicted:      int(x.predictions.n.Load()),
+		Expired:        x.predictions.expired.Load(),
+		Pruned:         x.predictions.pruned.Load(),
 	}
 	for _, wk := range *x.workers.Load() {
 		if wk != nil {

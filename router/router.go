@@ -38,7 +38,7 @@ var (
 // Reason says on what a decision rests. It is a metric's label: few values, none from a client.
 type Reason string
 
-// The reasons. Every one but ReasonKV and ReasonMediaPrefix means that only load was priced.
+// The reasons. Every one but ReasonKV, ReasonMediaPrefix and ReasonApproximate means that only load was priced.
 const (
 	ReasonKV               Reason = "kv"                    // overlap and load
 	ReasonMediaPrefix      Reason = "media_prefix"          // overlap of the prompt up to its first image, audio or video, and load
@@ -56,6 +56,8 @@ const (
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
 	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
+	ReasonApproximate      Reason = "approximate"           // no events: overlap by where requests went before, and load
+	ReasonNoCredit         Reason = "no_credit"             // cached blocks have no worth in the cost function
 	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
 	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
 )
@@ -121,8 +123,30 @@ type Config struct {
 	Remote map[string]*remote.Client
 	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
 	Checks map[string]*remote.Check
-	// Scoring holds the knobs of the cost function. It must have passed Validate.
+	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 the index
+	// is never asked.
 	Scoring scoring.Config
+	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
+	Predict Predict
+}
+
+// Predict is how routing decisions count as stores. The zero value: they do not.
+type Predict struct {
+	// TTL is how long a block counts after the latest request with it. 0: not at all.
+	TTL time.Duration
+	// LRU lets blocks count until the worker's cache would be full, instead of for a time; TTL still holds for workers of
+	// which the number of blocks is not known.
+	LRU bool
+	// Alone says that there are no events: overlap is predicted or not known.
+	Alone bool
+}
+
+// lifetime returns how long w is believed to hold a block it was sent.
+func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
+	if p.LRU && w.TotalKVBlocks > 0 {
+		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
+	}
+	return indexer.Lifetime{TTL: p.TTL}
 }
 
 // Router routes the requests of one pool.
@@ -309,6 +333,7 @@ type variant struct {
 	blockSize int
 	eagle     bool
 	prompt    scoring.Prompt
+	certain   []int     // by prompt: how many blocks of its chain are the engine's, and not only the load book's
 	overlap   []overlap // indexed by worker number, summed over the prompts; 0 beyond its length
 }
 
@@ -369,6 +394,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil, fmt.Errorf("router: %w", err)
 	}
 	w, chosen := &d.workers[sel.Index], &d.candidates[sel.Index]
+	r.predict(d, w)
 	route := &Route{booking: booking, Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize,
 		Reason: reason, PromptTokens: p.isl,
@@ -406,10 +432,28 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 		return ReasonTokenizerDiffers
 	case !sized:
 		return ReasonNoBlockSize
-	case !announcing:
+	case r.cfg.Scoring.OverlapScoreCredit == 0:
+		return ReasonNoCredit
+	case r.cfg.Predict.Alone && p.reason == ReasonKV:
+		return ReasonApproximate
+	case !announcing && !r.cfg.Predict.Alone:
 		return ReasonNoEvents
 	}
 	return p.reason
+}
+
+// predict tells the index what the chosen worker is about to compute, so that the next request with the same beginning
+// knows.
+func (r *Router) predict(d *decision, w *pool.Worker) {
+	v := d.variantOf(w)
+	if v == nil || r.cfg.Predict.TTL == 0 || r.cfg.Scoring.OverlapScoreCredit == 0 {
+		return
+	}
+	at := time.Now()
+	for i, chain := range v.prompt.Chains {
+		r.index.Predict(w.Worker, chain[:v.certain[i]], r.cfg.Predict.lifetime(w))
+	}
+	r.metrics.Phase("predict", at)
 }
 
 func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
@@ -423,6 +467,10 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	}
 	at = r.metrics.Phase("hash", at)
 	for _, chain := range v.prompt.Chains {
+		v.certain = append(v.certain, len(chain))
+		if r.cfg.Scoring.OverlapScoreCredit == 0 {
+			continue
+		}
 		r.index.FindMatches(chain, &d.scores)
 		for _, o := range d.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
@@ -558,4 +560,105 @@ func TestOtherTokenizer(t *testing.T) {
 		t.Errorf("decision: %+v", r.Decision)
 	}
 	r.Free()
+}
+
+// Without events the next request with the same beginning goes where the first went, for as long as that is believed.
+func TestApproximateMode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		endpoints := workers(4)
+		for i := range endpoints {
+			endpoints[i].KVEvents = ""
+		}
+		h := newHouse(t, endpoints...)
+		h.cfg.Predict = Predict{TTL: time.Minute, Alone: true}
+		first := h.route(completion("m", tokens(0, 42)))
+		first.Free()
+		if first.Reason != ReasonApproximate || first.PredictedCachedTokens != 0 {
+			t.Errorf("first: %+v", first.Decision)
+		}
+		second := h.route(completion("m", tokens(0, 60), tokens(1000, 8)))
+		second.Free()
+		if second.Name != first.Name || second.Reason != ReasonApproximate || second.PredictedCachedTokens != 40 {
+			t.Errorf("second: %+v, first went to %s", second.Decision, first.Name)
+		}
+		<-time.After(59 * time.Second) // of the bubble, which does not wait
+		third := h.route(completion("m", tokens(1000, 8)))
+		third.Free()
+		if third.Name != first.Name || third.PredictedCachedTokens != 8 {
+			t.Errorf("third: %+v, first went to %s", third.Decision, first.Name)
+		}
+		<-time.After(2 * time.Second)                                     // of the bubble, which does not wait
+		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} { // the second prompt was asked for again meanwhile
+			r := h.route(completion("m", tokens(c.from, 8)))
+			r.Free()
+			if most := slices.MaxFunc(r.Costs, func(a, b Cost) int { return a.CachedBlocks - b.CachedBlocks }); 4*most.CachedBlocks != c.want {
+				t.Errorf("from %d: %+v, want %d tokens", c.from, r.Decision, c.want)
+			}
+		}
+	})
+}
+
+// With LRU a worker of known size holds as many blocks as it can.
+func TestApproximateModeLRU(t *testing.T) {
+	endpoints := workers(2)
+	endpoints[0].TotalKVBlocks = 10
+	h := newHouse(t, endpoints...)
+	h.cfg.Predict = Predict{TTL: time.Minute, LRU: true, Alone: true}
+	for i := range 20 {
+		h.route(completion("m", tokens(100*i, 16))).Free()
+	}
+	s := h.pool.Acquire()
+	defer s.Release()
+	for _, w := range s.Workers {
+		held := 0
+		for i := range 20 {
+			var scores indexer.OverlapScores
+			local := kvblock.AppendLocalHashes(nil, tokens(100*i, 16), blocksOfFour)
+			h.index.FindMatches(kvblock.AppendSequenceHashes(nil, local), &scores)
+			held += scores.Blocks(w.Worker)
+		}
+		if w.Name == "w0" && held > 10 || w.Name == "w1" && held == 0 {
+			t.Errorf("%s holds %d blocks", w.Name, held)
+		}
+	}
+}
+
+// With events, a burst of one new prompt sees its first copy before any event came.
+func TestPredictOnRoute(t *testing.T) {
+	for _, predict := range []bool{false, true} {
+		h := newHouse(t, workers(4)...)
+		if predict {
+			h.cfg.Predict = Predict{TTL: 2 * time.Second}
+		}
+		cached := 0
+		for range 3 {
+			r := h.route(completion("m", tokens(0, 42)))
+			r.Free()
+			if r.Reason != ReasonKV {
+				t.Errorf("got %+v", r.Decision)
+			}
+			cached += r.PredictedCachedTokens
+		}
+		if predict && cached != 80 || !predict && cached != 0 {
+			t.Errorf("predict %v: %d tokens", predict, cached)
+		}
+	}
+}
+
+// Where cached blocks have no credit, nothing is looked up and nothing predicted.
+func TestNoCredit(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.cfg.Scoring.OverlapScoreCredit = 0
+	h.cfg.Predict = Predict{TTL: time.Minute, Alone: true}
+	h.warm("w1", 0, tokens(0, 32), blocksOfFour)
+	for range 2 {
+		r := h.route(completion("m", tokens(0, 32)))
+		defer r.Free()
+		if r.Reason != ReasonNoCredit || r.PredictedCachedTokens != 0 || r.PromptTokens != 32 {
+			t.Errorf("got %+v", r.Decision)
+		}
+	}
+	if s := h.index.Stats(); s.Predicted != 0 {
+		t.Errorf("got %+v", s)
+	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
@@ -54,8 +55,18 @@ type options struct {
 
 	overlapWeight float64 // deprecated; NaN when not given
 	kvEvents      bool
-	feed          feed.Config
-	scoring       scoring.Config
+
+	ttlSecs, predictedTTLSecs float64
+	maxTreeSize               int
+	pruneTarget               float64
+	cachePolicy               string
+
+	durableEvents, resetStates, remoteIndexer bool // refused when set
+	snapshotThreshold                         int
+
+	given   map[string]bool // flags given, by flag or environment
+	feed    feed.Config
+	scoring scoring.Config
 
 	logLevel  string
 	logFormat string
@@ -71,6 +82,16 @@ var dynamoEnv = map[string]string{
 	"event-plane":                          "DYN_EVENT_PLANE",
 	"nats-server":                          "NATS_SERVER",
 	"router-kv-events":                     "DYN_ROUTER_USE_KV_EVENTS",
+	"router-ttl-secs":                      "DYN_ROUTER_TTL_SECS",
+	"router-max-tree-size":                 "DYN_ROUTER_MAX_TREE_SIZE",
+	"router-prune-target-ratio":            "DYN_ROUTER_PRUNE_TARGET_RATIO",
+	"router-approximate-cache-policy":      "DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+	"router-predicted-ttl-secs":            "DYN_ROUTER_PREDICTED_TTL_SECS",
+	"router-event-threads":                 "DYN_ROUTER_EVENT_THREADS",
+	"router-durable-kv-events":             "DYN_ROUTER_DURABLE_KV_EVENTS",
+	"router-snapshot-threshold":            "DYN_ROUTER_SNAPSHOT_THRESHOLD",
+	"router-reset-states":                  "DYN_ROUTER_RESET_STATES",
+	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
 	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
@@ -123,7 +144,17 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 
 	d := scoring.DefaultConfig()
-	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: every request is routed by load")
+	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: approximate mode, where a worker is believed to hold what it was sent, for --router-ttl-secs")
+	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "in approximate mode, `SECONDS` for which a worker is believed to hold a block after the latest request with it")
+	f.IntVar(&o.maxTreeSize, "router-max-tree-size", indexer.DefaultMaxPredicted, "in approximate mode, most `BLOCKS` believed held over all workers; beyond it the oldest are forgotten ...")
+	f.Float64Var(&o.pruneTarget, "router-prune-target-ratio", indexer.DefaultPruneTarget, "... until this `PART` of it is left. Dynamo 1.6 has neither any more")
+	f.StringVar(&o.cachePolicy, "router-approximate-cache-policy", "ttl", "in approximate mode, what makes a block leave: `ttl or lru`. lru: a worker whose number of blocks is known (totalKvBlocks, model card) holds as many, whatever their age; any other as with ttl")
+	f.Float64Var(&o.predictedTTLSecs, "router-predicted-ttl-secs", 0, "with events, `SECONDS` for which a worker is also believed to hold what it was sent, so that a burst of one new prefix sees its first copy before any event. 0: not")
+	f.IntVar(&o.feed.Threads, "router-event-threads", 4, "most workers whose events are decoded and applied at once")
+	f.BoolVar(&o.durableEvents, "router-durable-kv-events", false, "refused: kvepp does not read events from JetStream")
+	f.IntVar(&o.snapshotThreshold, "router-snapshot-threshold", 0, "`MESSAGES`; refused: belongs to JetStream")
+	f.BoolVar(&o.resetStates, "router-reset-states", false, "refused: belongs to JetStream")
+	f.BoolVar(&o.remoteIndexer, "use-remote-indexer", false, "refused: kvepp does not ask another process's index")
 	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, with --dynamo-discovery, for endpoints without kvEvents. Default: whichever discovery names for each worker")
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
 	f.Float64Var(&o.scoring.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
@@ -137,7 +168,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.scoring.TrackPrefillTokens, "router-track-prefill-tokens", d.TrackPrefillTokens, "count the prompt tokens that workers have yet to prefill")
 	f.BoolVar(&o.scoring.AssumeKVReuse, "router-assume-kv-reuse", d.AssumeKVReuse, "count a block that several requests of one worker share once")
 	// As in Dynamo, --no-router-X is --router-X=false.
-	for _, name := range []string{"router-kv-events", "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse"} {
+	for _, name := range []string{"router-kv-events", "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse",
+		"router-durable-kv-events", "router-reset-states", "use-remote-indexer"} {
 		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
 	}
 
@@ -192,6 +224,8 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 	if err := fromEnvironment(f, getenv); err != nil {
 		return err
 	}
+	o.given = map[string]bool{}
+	f.VisitAll(func(flag *pflag.Flag) { o.given[flag.Name] = flag.Changed })
 	return o.check()
 }
 
@@ -219,10 +253,85 @@ func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
 					errs = append(errs, fmt.Errorf("environment variable %s=%q: %w", name, value, err))
 				}
 			}
+			flag.Changed = true
 			return
 		}
 	})
 	return errors.Join(errs...)
+}
+
+// index returns the bounds of the index. goLimit is indexBytes's.
+func (o *options) index(goLimit int64) indexer.Config {
+	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
+	if !o.kvEvents {
+		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
+	}
+	return c
+}
+
+// maxTTL keeps times of blocks in range.
+const maxTTL = 365 * 24 * time.Hour
+
+// checkRouting checks what says where overlap is known from.
+func (o *options) checkRouting() error {
+	for _, ttl := range []struct {
+		flag string
+		secs float64
+		zero bool
+	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
+		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.zero && ttl.secs == 0; !ok {
+			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year", ttl.flag, ttl.secs)
+		}
+	}
+	switch {
+	case o.maxTreeSize < 1 || o.maxTreeSize > 1<<30:
+		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks", o.maxTreeSize, 1<<30)
+	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
+		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1", o.pruneTarget)
+	case o.cachePolicy != "ttl" && o.cachePolicy != "lru":
+		return fmt.Errorf("--router-approximate-cache-policy %q: must be ttl or lru", o.cachePolicy)
+	case o.feed.Threads < 1:
+		return errors.New("--router-event-threads must be at least 1")
+	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
+		return errors.New("--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept in JetStream, which kvepp does not read: " +
+			"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); leave these flags out")
+	case o.remoteIndexer:
+		return errors.New("--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out")
+	}
+	return nil
+}
+
+// predict returns how routing decisions count as stores.
+func (o *options) predict() router.Predict {
+	if o.kvEvents {
+		return router.Predict{TTL: seconds(o.predictedTTLSecs)}
+	}
+	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
+}
+
+func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
+
+// withoutEffect lists the flags that were given and mean nothing beside the others.
+func (o *options) withoutEffect() []string {
+	var unread []string
+	add := func(why string, flags ...string) {
+		for _, flag := range flags {
+			if o.given[flag] {
+				unread = append(unread, "--"+flag+": "+why)
+			}
+		}
+	}
+	if o.scoring.OverlapScoreCredit == 0 {
+		add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes")
+		return unread
+	}
+	if o.kvEvents {
+		add("acts with --no-router-kv-events only", "router-ttl-secs", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
+	} else {
+		add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes")
+	}
+	return unread
 }
 
 // minIndexBytes is the least memory in which an index is of any use.
@@ -267,6 +376,9 @@ func (o *options) check() error {
 		if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); !ok || dir == "" {
 			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
 		}
+	}
+	if err := o.checkRouting(); err != nil {
+		return err
 	}
 	if _, err := o.modelFolders(); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/pool/dynamo"
+	"kvepp/router"
 	"kvepp/tokenizer"
 )
 
@@ -52,6 +53,16 @@ var settings = []struct {
 	{"event-plane", "KVEPP_EVENT_PLANE", "DYN_EVENT_PLANE", [3]string{"zmq", "nats", "zmq"}, func(o *options) any { return o.feed.EventPlane }},
 	{"nats-server", "KVEPP_NATS_SERVER", "NATS_SERVER", [3]string{"nats://a", "nats://b", "nats://c"}, func(o *options) any { return o.feed.NATSServer }},
 	{"router-kv-events", "KVEPP_ROUTER_KV_EVENTS", "DYN_ROUTER_USE_KV_EVENTS", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
+	{"router-ttl-secs", "KVEPP_ROUTER_TTL_SECS", "DYN_ROUTER_TTL_SECS", [3]string{"1.5", "2", "3"}, func(o *options) any { return o.ttlSecs }},
+	{"router-max-tree-size", "KVEPP_ROUTER_MAX_TREE_SIZE", "DYN_ROUTER_MAX_TREE_SIZE", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxTreeSize }},
+	{"router-prune-target-ratio", "KVEPP_ROUTER_PRUNE_TARGET_RATIO", "DYN_ROUTER_PRUNE_TARGET_RATIO", [3]string{"0.1", "0.2", "0.3"}, func(o *options) any { return o.pruneTarget }},
+	{"router-approximate-cache-policy", "KVEPP_ROUTER_APPROXIMATE_CACHE_POLICY", "DYN_ROUTER_APPROXIMATE_CACHE_POLICY", [3]string{"lru", "ttl", "lru"}, func(o *options) any { return o.cachePolicy }},
+	{"router-predicted-ttl-secs", "KVEPP_ROUTER_PREDICTED_TTL_SECS", "DYN_ROUTER_PREDICTED_TTL_SECS", [3]string{"1", "2", "3"}, func(o *options) any { return o.predictedTTLSecs }},
+	{"router-event-threads", "KVEPP_ROUTER_EVENT_THREADS", "DYN_ROUTER_EVENT_THREADS", [3]string{"1", "2", "3"}, func(o *options) any { return o.feed.Threads }},
+	{"router-durable-kv-events", "KVEPP_ROUTER_DURABLE_KV_EVENTS", "DYN_ROUTER_DURABLE_KV_EVENTS", [3]string{"true", "false", "true"}, func(o *options) any { return o.durableEvents }},
+	{"router-snapshot-threshold", "KVEPP_ROUTER_SNAPSHOT_THRESHOLD", "DYN_ROUTER_SNAPSHOT_THRESHOLD", [3]string{"1", "2", "3"}, func(o *options) any { return o.snapshotThreshold }},
+	{"router-reset-states", "KVEPP_ROUTER_RESET_STATES", "DYN_ROUTER_RESET_STATES", [3]string{"true", "false", "true"}, func(o *options) any { return o.resetStates }},
+	{"use-remote-indexer", "KVEPP_USE_REMOTE_INDEXER", "DYN_USE_REMOTE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.remoteIndexer }},
 	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
 	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},
 	{"router-prefill-load-scale", "KVEPP_ROUTER_PREFILL_LOAD_SCALE", "DYN_ROUTER_PREFILL_LOAD_SCALE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.PrefillLoadScale }},
@@ -238,6 +249,19 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--tokenizer-check=3"}, nil, "--tokenizer-url NAME=URL"},
 		{[]string{"--endpoints=x", "--tokenizer-check=-1"}, nil, "negative"},
 		{[]string{"--endpoints=x", "--tokenizer-url-timeout=0"}, nil, "above 0"},
+		{[]string{"--endpoints=x", "--index-max-bytes=1000"}, nil, "at least 1048576"},
+		{[]string{"--endpoints=x", "--router-ttl-secs=0"}, nil, "positive number of seconds"},
+		{[]string{"--endpoints=x", "--router-ttl-secs=inf"}, nil, "positive number of seconds"},
+		{[]string{"--endpoints=x", "--router-predicted-ttl-secs=-1"}, nil, "positive number of seconds"},
+		{[]string{"--endpoints=x", "--router-predicted-ttl-secs=nan"}, nil, "positive number of seconds"},
+		{[]string{"--endpoints=x", "--router-max-tree-size=0"}, nil, "blocks"},
+		{[]string{"--endpoints=x", "--router-prune-target-ratio=1.5"}, nil, "at most 1"},
+		{[]string{"--endpoints=x", "--router-approximate-cache-policy=fifo"}, nil, "ttl or lru"},
+		{[]string{"--endpoints=x", "--router-event-threads=0"}, nil, "at least 1"},
+		{[]string{"--endpoints=x", "--router-durable-kv-events"}, nil, "JetStream"},
+		{[]string{"--endpoints=x", "--router-reset-states"}, nil, "JetStream"},
+		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_SNAPSHOT_THRESHOLD": "1000000"}, "JetStream"},
+		{[]string{"--endpoints=x", "--use-remote-indexer"}, nil, "its own"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},
@@ -300,6 +324,46 @@ func TestIndexBytes(t *testing.T) {
 	} {
 		if got := (&options{indexMaxBytes: c.flag}).indexBytes(c.limit); got != c.want {
 			t.Errorf("flag %d, GOMEMLIMIT %d: %d, want %d", c.flag, c.limit, got, c.want)
+		}
+	}
+}
+
+func TestFlagsWithoutEffectAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want int
+	}{
+		{nil, 0},
+		{[]string{"--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 0},
+		{[]string{"--router-ttl-secs=2", "--router-approximate-cache-policy=lru"}, 2},
+		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-max-tree-size=9", "--router-prune-target-ratio=0.5", "--router-approximate-cache-policy=lru"}, 0},
+		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 2},
+		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
+	} {
+		o := parsed(t, c.args, nil)
+		if got := o.withoutEffect(); len(got) != c.want {
+			t.Errorf("%v: %v, want %d", c.args, got, c.want)
+		}
+	}
+	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_TTL_SECS": "9"}).withoutEffect(); len(got) != 1 {
+		t.Errorf("from the environment: %v, want 1", got)
+	}
+}
+
+func TestPredict(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want router.Predict
+		most int
+	}{
+		{nil, router.Predict{}, 0},
+		{[]string{"--router-predicted-ttl-secs=1.5"}, router.Predict{TTL: 1500 * time.Millisecond}, 0},
+		{[]string{"--no-router-kv-events"}, router.Predict{TTL: 2 * time.Minute, Alone: true}, 1 << 20},
+		{[]string{"--no-router-kv-events", "--router-approximate-cache-policy=lru", "--router-max-tree-size=99"}, router.Predict{TTL: 2 * time.Minute, LRU: true, Alone: true}, 99},
+	} {
+		o := parsed(t, c.args, nil)
+		if got := o.predict(); got != c.want || o.index(math.MaxInt64).MaxPredicted != c.most {
+			t.Errorf("%v: %+v, want %+v", c.args, got, c.want)
 		}
 	}
 }

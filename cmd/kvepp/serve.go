@@ -65,7 +65,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
+	index, err := indexer.New(o.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,10 @@ func serve(o *options) error {
 
 	endpoints := pool.New(log)
 	var events *feed.Feed
-	if o.kvEvents {
+	for _, unread := range o.withoutEffect() {
+		log.Warn("a flag has no effect", "flag", unread)
+	}
+	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 {
 		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
 			return err
 		}
@@ -97,7 +100,7 @@ func serve(o *options) error {
 	}
 
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring}, endpoints, index, book, m, log), m, log)
+		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
 	mux := http.NewServeMux()
 	service.NewReader(endpoints, index).Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
@@ -294,6 +297,7 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
 	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
+	m.Source(metrics.IndexPredicted, metrics.IndexPredictedHelp, nil, func() float64 { return float64(index.Stats().Predicted) })
 	m.Source(metrics.IndexMaxBytes, metrics.IndexMaxBytesHelp, nil, func() float64 { return float64(index.Stats().MaxBytes) })
 	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
 		if index.AtBound() {
@@ -305,6 +309,8 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
 		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
 		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
+		"expired":          func(s indexer.Stats) uint64 { return s.Expired },
+		"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
 		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
 	} {
 		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},

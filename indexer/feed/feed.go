@@ -32,6 +32,7 @@ type Feed struct {
 	log     *slog.Logger
 	hub     *zmqsub.Hub
 	nats    natsPlane
+	threads chan struct{} // holds one for each batch being applied; nil: any number may be
 
 	mu            sync.Mutex
 	subscriptions map[kvblock.Worker]subscription // guarded by mu
@@ -44,6 +45,9 @@ type Config struct {
 	EventPlane string
 	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may hold a user and a password.
 	NATSServer string
+	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors to
+	// requests. 0: any number.
+	Threads int
 }
 
 // subscription is one worker's, with what applies its events.
@@ -58,8 +62,25 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if err != nil {
 		return nil, fmt.Errorf("feed: %w", err)
 	}
-	return &Feed{pool: p, config: config, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{},
+	var threads chan struct{}
+	if config.Threads > 0 {
+		threads = make(chan struct{}, config.Threads)
+	}
+	return &Feed{threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{},
 		nats: natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
+}
+
+// enter waits until a batch may be applied; leave lets the next one in.
+func (f *Feed) enter() {
+	if f.threads != nil {
+		f.threads <- struct{}{}
+	}
+}
+
+func (f *Feed) leave() {
+	if f.threads != nil {
+		<-f.threads
+	}
 }
 
 // Close ends all subscriptions. The index stays as it is.
@@ -161,6 +182,8 @@ func (s *subscriber) reset() { s.normalizer = kvblock.NewNormalizer(s.blockSize)
 // Message decodes and applies one batch.
 func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	f := s.feed
+	f.enter()
+	defer f.leave()
 	if err := kvblock.DecodeBatch(payload, &s.batch); err != nil {
 		s.Malformed(fmt.Errorf("batch %d: %w", seq, err))
 		return

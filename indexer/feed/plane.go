@@ -58,6 +58,8 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 
 // events applies one message.
 func (s *planeSubscriber) events(b *kvblock.PlaneBatch) {
+	s.feed.enter()
+	defer s.feed.leave()
 	m := s.feed.metrics
 	m.Event("batch", "received", 1)
 	for i := range b.Events {

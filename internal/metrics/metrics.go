@@ -53,7 +53,7 @@ func New() *Metrics {
 		}, []string{"kind", "outcome"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvepp_phase_seconds",
-			Help:    "Time spent in each phase of a decision: parse, tokenize (of which tokenizer_url, waiting for an engine's ids), hash, match, select; and pick, the whole.",
+			Help:    "Time spent in each phase of a decision: parse, tokenize (of which tokenizer_url, waiting for an engine's ids), hash, match, select, predict; and pick, the whole.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 		}, []string{"phase"}),
 		remote: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -154,10 +154,12 @@ const (
 	IndexBytesHelp     = "Memory of the index in use, in bytes."
 	IndexMaxBytes      = "kvepp_index_max_bytes"
 	IndexMaxBytesHelp  = "Bound on the memory of the index, in bytes."
+	IndexPredicted     = "kvepp_index_predicted_blocks"
+	IndexPredictedHelp = "Blocks that workers are believed to hold because they were sent requests with them, over all workers."
 	IndexAtBound       = "kvepp_index_at_bound"
 	IndexAtBoundHelp   = "1 while overlap may be counted short because blocks were evicted to keep the index within its bound."
 	IndexOutcomes      = "kvepp_index_outcomes_total"
-	IndexOutcomesHelp  = "What became of events in the index: blocks stored again while held (duplicate) or evicted at the bound, stores whose parent came later (joined) or that were given up waiting for it (parent_not_found)."
+	IndexOutcomesHelp  = "What became of events in the index: blocks stored again while held (duplicate) or evicted at the bound, stores whose parent came later (joined) or that were given up waiting for it (parent_not_found); predicted blocks that grew too old (expired) or were too many (pruned)."
 	Subscriptions      = "kvepp_subscriptions"
 	SubscriptionsHelp  = "Subscriptions to engines' KV events by state (connected, connecting)."
 	Workers            = "kvepp_workers"
