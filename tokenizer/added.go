@@ -99,18 +99,8 @@ func (t *addedTokens) step(node int32, next byte) int32 {
 
 // find returns the first added token in s at or after i, and where it starts; nil if there is none.
 func (t *addedTokens) find(s string, i int) (int, *addedToken) {
-	for ; i < len(s); i++ {
-		if t.onlyByte >= 0 {
-			n := strings.IndexByte(s[i:], byte(t.onlyByte))
-			if n < 0 {
-				break
-			}
-			i += n
-		}
+	for i = t.candidate(s, i); i < len(s); i = t.candidate(s, i+1) {
 		node := t.root[s[i]]
-		if node == 0 {
-			continue
-		}
 		longest := t.nodes[node].token
 		for j := i + 1; j < len(s); j++ {
 			if node = t.step(node, s[j]); node == 0 {
@@ -125,6 +115,28 @@ func (t *addedTokens) find(s string, i int) (int, *addedToken) {
 		}
 	}
 	return len(s), nil
+}
+
+// candidate returns the first place from i on with a byte that begins a token, or len(s).
+func (t *addedTokens) candidate(s string, i int) int {
+	if t.onlyByte >= 0 {
+		n := strings.IndexByte(s[i:], byte(t.onlyByte))
+		if n < 0 {
+			return len(s)
+		}
+		return i + n
+	}
+	for ; i+8 <= len(s); i += 8 {
+		w := load64(s, i, 8)
+		if t.root[byte(w)]|t.root[byte(w>>8)]|t.root[byte(w>>16)]|t.root[byte(w>>24)]|
+			t.root[byte(w>>32)]|t.root[byte(w>>40)]|t.root[byte(w>>48)]|t.root[byte(w>>56)] != 0 {
+			break
+		}
+	}
+	for i < len(s) && t.root[s[i]] == 0 {
+		i++
+	}
+	return i
 }
 
 // addedCuts goes through a text from one added token to the next.
