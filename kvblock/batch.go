@@ -579,16 +579,9 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 			return err
 		}
 		at := len(b.hashes)
-		b.hashes = slices.Grow(b.hashes, n)
-		for range n {
-			h, err := s.hash()
-			if err != nil {
-				return err
-			}
-			b.hashes = append(b.hashes, h)
-		}
+		b.hashes, err = s.hashes(b.hashes, n)
 		e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
-		return nil
+		return err
 	case fieldTokens:
 		at := len(b.tokens)
 		b.tokens, e.Bigram, err = s.tokens(b.tokens)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // ErrMalformed is wrapped by every error of DecodeBatch.
@@ -313,31 +314,11 @@ func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 		return dst, false, err
 	}
 	bigram = n > 0 && s.peek() == kindArray
+	if !bigram {
+		dst, err = s.plainTokens(dst, n)
+		return dst, false, err
+	}
 	for i := range n {
-		if !bigram {
-			// The formats that engines use for token ids, inline: this loop is where decoding spends its time.
-			b := s.b[s.p:]
-			switch {
-			case len(b) >= 5 && b[0] == 0xce:
-				dst = append(dst, Token(binary.BigEndian.Uint32(b[1:])))
-				s.p += 5
-				continue
-			case len(b) >= 3 && b[0] == 0xcd:
-				dst = append(dst, Token(binary.BigEndian.Uint16(b[1:])))
-				s.p += 3
-				continue
-			case len(b) >= 1 && b[0] <= 0x7f:
-				dst = append(dst, Token(b[0]))
-				s.p++
-				continue
-			}
-			t, err := s.uint32("token id")
-			if err != nil {
-				return dst, false, err
-			}
-			dst = append(dst, Token(t))
-			continue
-		}
 		if pair, err := s.array("token pair"); err != nil {
 			return dst, false, err
 		} else if pair != 2 {
@@ -357,6 +338,58 @@ func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 		}
 	}
 	return dst, bigram, nil
+}
+
+// plainTokens reads n numbers. It is where decoding spends its time, so the ways in which engines write token ids are read
+// here.
+func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
+	dst = slices.Grow(dst, n)
+	to := dst[len(dst) : len(dst)+n]
+	b, p := s.b, s.p
+	for i := range to {
+		if len(b)-p >= 8 {
+			// Whether two bytes follow (0xcd) or four (0xce) no branch could foresee. Where the next id begins is computed from the
+			// first byte alone, and the id beside that.
+			first, word := b[p], binary.BigEndian.Uint64(b[p:])
+			if k := uint(first) - 0xcd; k <= 1 {
+				to[i] = Token(word << 8 >> (48 - 16*k))
+				p += int(3 + 2*k)
+				continue
+			}
+			if first <= 0x7f {
+				to[i] = Token(first)
+				p++
+				continue
+			}
+		}
+		s.p = p
+		t, err := s.uint32("token id")
+		if err != nil {
+			return dst, err
+		}
+		to[i] = Token(t)
+		p = s.p
+	}
+	s.p = p
+	return dst[:len(dst)+n], nil
+}
+
+// hashes reads n block hashes.
+func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
+	dst = slices.Grow(dst, n)
+	for range n {
+		if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // nearly all
+			dst = append(dst, EngineHash(binary.BigEndian.Uint64(b[1:])))
+			s.p += 9
+			continue
+		}
+		h, err := s.hash()
+		if err != nil {
+			return dst, err
+		}
+		dst = append(dst, h)
+	}
+	return dst, nil
 }
 
 // hash reads an engine hash: an integer, whose 64 bits are the hash whatever its sign, or a digest, of which the last 8
