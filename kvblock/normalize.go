@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"slices"
+	"math/bits"
+	"math/rand/v2"
 
 	"github.com/zeebo/xxh3"
 )
@@ -80,7 +81,7 @@ type Normalizer struct {
 	blocks []StoredBlock
 	local  []LocalHash
 	media  [][]uint64
-	seen   []EngineHash
+	seen   hashSet
 	window []Token
 }
 
@@ -345,25 +346,60 @@ func (n *Normalizer) hash(e *Event, tier Tier, ns namespace) {
 
 // duplicate reports whether a hash occurs twice in e, its parent included.
 func (n *Normalizer) duplicate(e *Event) bool {
-	n.seen = append(n.seen[:0], e.Hashes...)
+	if len(e.Hashes) == 1 {
+		return e.HasParent && e.Parent == e.Hashes[0]
+	}
+	seen := &n.seen
+	if len(e.Hashes) > 1<<12 {
+		seen = new(hashSet) // too large to be kept for events that will hardly ever be so long
+	}
+	seen.begin(len(e.Hashes) + 1)
 	if e.HasParent {
-		n.seen = append(n.seen, e.Parent)
+		seen.add(e.Parent)
 	}
-	if len(n.seen) <= 8 {
-		for i, h := range n.seen {
-			if slices.Contains(n.seen[:i], h) {
-				return true
-			}
-		}
-		return false
-	}
-	slices.Sort(n.seen)
-	for i, h := range n.seen[1:] {
-		if n.seen[i] == h {
+	for _, h := range e.Hashes {
+		if !seen.add(h) {
 			return true
 		}
 	}
 	return false
+}
+
+// hashSet is a set of hashes that is made anew for each event, without being cleared. The zero value is ready for begin.
+type hashSet struct {
+	slots []hashSlot // length 0 or a power of two, at most half of them used
+	round uint64     // a slot of another round is empty
+	seed  uint64     // odd; random, so that no engine can send hashes that collide
+	shift int        // 64 - log2(len(slots))
+}
+
+type hashSlot struct {
+	hash  EngineHash
+	round uint64
+}
+
+// begin empties the set and makes room for so many hashes.
+func (s *hashSet) begin(room int) {
+	if 2*room > len(s.slots) {
+		size := bits.Len(uint(2*room - 1))
+		s.slots, s.shift = make([]hashSlot, 1<<size), 64-size
+		s.seed = rand.Uint64() | 1
+	}
+	s.round++
+}
+
+// add reports whether the hash is new, and adds it.
+func (s *hashSet) add(h EngineHash) bool {
+	mask := len(s.slots) - 1
+	for i := int(uint64(h) * s.seed >> s.shift); ; i++ {
+		switch slot := &s.slots[i&mask]; {
+		case slot.round != s.round:
+			*slot = hashSlot{h, s.round}
+			return true
+		case slot.hash == h:
+			return false
+		}
+	}
 }
 
 // saltPrefix marks the cache namespaces that Dynamo's vLLM worker passes through the engine. Source: dynamo-kv-router 1.6.1, zmq_wire (extra_keys).
