@@ -91,7 +91,7 @@ func TestTheEngineTokenizes(t *testing.T) {
 	for _, c := range []struct {
 		status int
 		reason Reason
-	}{{400, ReasonNoTokenizer}, {500, ReasonRemoteError}, {500, ReasonRemoteError}, {500, ReasonRemoteError}, {500, ReasonRemoteError}, {500, ReasonRemoteError}, {500, ReasonRemoteOpen}} {
+	}{{400, ReasonNoTokenizer}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteOpen}} {
 		status = c.status
 		r := h.route(&Request{Path: "/v1/chat/completions", Body: []byte(chat)})
 		if r.Reason != c.reason || r.PredictedCachedTokens != 0 {

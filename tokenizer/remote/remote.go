@@ -32,7 +32,8 @@ import (
 // Outcome is how one request to an engine ended. It is a metric's label.
 type Outcome string
 
-// The outcomes. Only Failed and TimedOut count against the engine; after some in a row it is left alone for a while (Open).
+// The outcomes. Failed and TimedOut count against the server, but for failures that the request may have caused; after some in
+// a row it is left alone for a while (Open).
 const (
 	OK          Outcome = "ok"
 	Refused     Outcome = "refused"     // the engine finds fault with the request: it will refuse the request itself as well
@@ -48,13 +49,15 @@ const (
 type Error struct {
 	Outcome Outcome
 	err     error
+	// blameless says that the server is not to be called failing for it: a client must not be able to have it left alone.
+	blameless bool
 }
 
 func (e *Error) Error() string { return "tokenizer/remote: " + e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
 
 func fail(o Outcome, format string, args ...any) error {
-	return &Error{o, fmt.Errorf(format, args...)}
+	return &Error{Outcome: o, err: fmt.Errorf(format, args...)}
 }
 
 // OutcomeOf returns how the request of which err came ended; OK for nil.
@@ -139,7 +142,9 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 		root: strings.TrimRight(u.String(), "/"),
 		http: &http.Client{
 			Transport: &http.Transport{
-				DialContext:         (&net.Dialer{Timeout: cfg.Timeout}).DialContext,
+				// A request gives up at its own deadline; the connection that it asked for is made for the next one.
+				DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+				MaxConnsPerHost:     Concurrency,
 				MaxIdleConnsPerHost: Concurrency,
 				IdleConnTimeout:     idle,
 				DisableCompression:  true, // so that the bound on an answer is one on memory
@@ -180,7 +185,7 @@ func (c *Client) tokenize(parent context.Context, request *apibody.Request, body
 		defer func() { <-c.slots }()
 	case <-ctx.Done():
 		if parent.Err() != nil {
-			return nil, &Error{Canceled, context.Cause(parent)}
+			return nil, &Error{Outcome: Canceled, err: context.Cause(parent)}
 		}
 		return nil, fail(Busy, "%d calls are running, and none ended within %v", Concurrency, c.cfg.Timeout)
 	}
@@ -197,7 +202,7 @@ func (c *Client) tokenize(parent context.Context, request *apibody.Request, body
 		ids, err = c.vllm(ctx, request, body)
 	}
 	if err != nil && parent.Err() != nil {
-		err = &Error{Canceled, err}
+		err = &Error{Outcome: Canceled, err: err}
 	}
 	return ids, err
 }
@@ -209,7 +214,9 @@ func (c *Client) report(err error, probe bool) {
 	case OK, Refused:
 		v = good
 	case Failed, TimedOut:
-		v = bad
+		if e := new(Error); !errors.As(err, &e) || !e.blameless {
+			v = bad
+		}
 	}
 	switch c.breaker.done(time.Now(), v, probe) {
 	case opened:
@@ -252,6 +259,8 @@ func (a *answer) err(path string) error {
 		return nil
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		return fail(Refused, "%s: %s", path, a.message())
+	case http.StatusInternalServerError, http.StatusNotImplemented: // a defect that some requests meet
+		return &Error{Outcome: Failed, err: fmt.Errorf("%s: %s", path, a.message()), blameless: true}
 	}
 	return fail(Failed, "%s: %s", path, a.message())
 }
@@ -264,7 +273,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 	}
 	request, err := http.NewRequestWithContext(ctx, method, c.root+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, &Error{Failed, err}
+		return nil, &Error{Outcome: Failed, err: err}
 	}
 	request.Header.Set("Content-Type", "application/json")
 	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was read.
@@ -283,7 +292,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 		return nil, c.broken(ctx, path, err)
 	}
 	if len(a.body) > limit && a.status == http.StatusOK {
-		return nil, fail(Failed, "%s: the answer is longer than %d bytes", path, limit)
+		return nil, fail(Unsupported, "%s: the answer is longer than %d bytes", path, limit)
 	}
 	return a, nil
 }
@@ -293,7 +302,7 @@ func (c *Client) broken(ctx context.Context, path string, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fail(TimedOut, "%s: no answer within %v", path, c.cfg.Timeout)
 	}
-	return &Error{Failed, fmt.Errorf("%s: %w", path, err)}
+	return fail(Failed, "%s: %w", path, err)
 }
 
 // read decodes an answer with ids.

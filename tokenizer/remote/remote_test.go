@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -373,7 +374,7 @@ func TestBadAnswers(t *testing.T) {
 		{tokenizer.VLLM, "/v1/completions/render", 502, "<html>" + strings.Repeat("x", 1<<20), Failed, "502"},
 		{tokenizer.VLLM, "/v1/completions/render", 401, `{"error":"Unauthorized"}`, Failed, "Unauthorized"},
 		{tokenizer.VLLM, "/v1/completions/render", 302, ``, Failed, "302"},
-		{tokenizer.VLLM, "/v1/completions/render", 200, huge, Failed, "longer than"},
+		{tokenizer.VLLM, "/v1/completions/render", 200, huge, Unsupported, "longer than"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[]`, Failed, "0 prompts, want 1"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[{"token_ids":[]}]`, Failed, "no token_ids"},
 		{tokenizer.VLLM, "/v1/completions/render", 200, `[{"token_ids":[1,-1]}]`, Failed, "cannot be read"},
@@ -383,6 +384,7 @@ func TestBadAnswers(t *testing.T) {
 		{tokenizer.VLLM, "/v1/completions/render", 200, `<html>`, Failed, "cannot be read"},
 		{tokenizer.VLLM, "/tokenize", 200, `{"count":2,"tokens":[1]}`, Failed, "count of 2"},
 		{tokenizer.VLLM, "/tokenize", 200, `{}`, Failed, "0 tokens"},
+		{tokenizer.VLLM, "/tokenize", 200, `{"count":0,"max_model_len":8192,"tokens":[],"token_strs":null}`, Unsupported, "no ids"}, // --skip-tokenizer-init
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[1],"count":1}`, Failed, "cannot be read"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1],[2]],"count":[1,1]}`, Failed, "2 prompts, want 1"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1]],"count":[2]}`, Failed, "count of 2"},
@@ -437,15 +439,13 @@ func TestBreakerGuards(t *testing.T) {
 		t.Errorf("asked while open: %q", asked)
 	}
 	e.answer("/v1/completions/render", 200, `[{"token_ids":[1]}]`)
-	for deadline := time.Now().Add(time.Minute); ; {
+	eventually(t, "it is asked again", func() bool {
 		_, err := c.ask(t.Context(), completionPath, prompt)
-		if err == nil {
-			break
-		}
-		if OutcomeOf(err) != Open || time.Now().After(deadline) {
+		if err != nil && OutcomeOf(err) != Open {
 			t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
 	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 || !strings.Contains(log, "starting") || !strings.Contains(log, "model=m") {
 		t.Errorf("log:\n%s", log)
 	}
@@ -453,10 +453,12 @@ func TestBreakerGuards(t *testing.T) {
 		t.Error("not counted")
 	}
 	// What a client can cause does not open it.
-	e.answer("/v1/completions/render", 400, badInput)
-	for range 3 * breakerFailures {
-		if _, err := c.ask(t.Context(), completionPath, prompt); OutcomeOf(err) != Refused {
-			t.Fatal(err)
+	for outcome, status := range map[Outcome]int{Refused: 400, Failed: 500} {
+		e.answer("/v1/completions/render", status, badInput)
+		for range 3 * breakerFailures {
+			if _, err := c.ask(t.Context(), completionPath, prompt); OutcomeOf(err) != outcome {
+				t.Fatal(err)
+			}
 		}
 	}
 }
@@ -555,29 +557,59 @@ func TestClientGoesAway(t *testing.T) {
 	}
 }
 
-// TestConcurrencyIsBounded has more requests than calls may run: the rest waits, no longer than the deadline.
+// TestConcurrencyIsBounded has more requests than calls may run: the rest waits for its turn.
 func TestConcurrencyIsBounded(t *testing.T) {
-	url, waiting := stuck(t)
-	c := newClient(t, url, tokenizer.VLLM, time.Second)
-	outcomes := make(chan Outcome)
+	var running, most atomic.Int32
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
+		}
+		io.Copy(io.Discard, r.Body)
+		<-release
+		io.WriteString(w, `[{"token_ids":[1]}]`)
+	}))
+	defer server.Close()
+	c := newClient(t, server.URL, tokenizer.VLLM, 2*time.Minute)
 	const n = Concurrency + 8
+	outcomes := make(chan Outcome)
 	for range n {
 		go func() {
 			_, err := c.ask(t.Context(), completionPath, prompt)
 			outcomes <- OutcomeOf(err)
 		}()
 	}
-	eventually(t, "as many as may are running", func() bool { return waiting.Load() == Concurrency })
-	counts := map[Outcome]int{}
+	eventually(t, "as many as may are running", func() bool { return running.Load() == Concurrency })
+	close(release)
 	for range n {
-		counts[<-outcomes]++
-		if w := waiting.Load(); w > Concurrency {
-			t.Fatalf("%d at once", w)
+		if o := <-outcomes; o != OK {
+			t.Errorf("outcome %s", o)
 		}
 	}
-	// Those that waited find their time over, or the breaker opened by those that did not.
-	if counts[TimedOut] < Concurrency-8 || counts[Busy]+counts[Open]+counts[TimedOut] != n {
-		t.Errorf("outcomes: %v", counts)
+	if got := most.Load(); got != Concurrency {
+		t.Errorf("%d at once", got)
+	}
+}
+
+// TestBusy waits for its turn no longer than the deadline, nor than the client; neither says anything against the server.
+func TestBusy(t *testing.T) {
+	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, 10*time.Millisecond)
+	for range Concurrency {
+		c.slots <- struct{}{}
+	}
+	for range breakerFailures + 1 {
+		if _, err := c.ask(t.Context(), completionPath, prompt); OutcomeOf(err) != Busy {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.ask(ctx, completionPath, prompt); OutcomeOf(err) != Canceled || !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if c.IsOpen() {
+		t.Error("the breaker opened")
 	}
 }
 
@@ -589,6 +621,30 @@ func eventually(t *testing.T, what string, is func() bool) {
 		}
 		<-time.After(time.Millisecond)
 	}
+}
+
+// FuzzAnswers looks for panics, and for ids that are none.
+func FuzzAnswers(f *testing.F) {
+	for _, text := range []string{renderedChat, "[" + renderedChat + "]", tokenize, `{"tokens":[[1,2],[3]],"count":[2,1]}`, `{"tokens":[[1,2]],"count":[2]}`, disabled, `[{"token_ids":null}]`, `{"count":1e9}`} {
+		f.Add(200, []byte(text))
+	}
+	f.Add(400, []byte(badInput))
+	f.Fuzz(func(t *testing.T, status int, text []byte) {
+		a := &answer{status, text}
+		chat, completion := &apibody.Request{API: apibody.ChatCompletions}, &apibody.Request{API: apibody.Completions, Prompts: make([]apibody.Prompt, 1)}
+		rendered, err1 := vllmRendered(chat, "/", a)
+		renderedAll, err2 := vllmRendered(completion, "/", a)
+		one, err3 := tokenized(a)
+		all, err4 := tokenizedAll(a, 1)
+		for _, got := range []struct {
+			ids [][]kvblock.Token
+			err error
+		}{{rendered, err1}, {renderedAll, err2}, {[][]kvblock.Token{one}, err3}, {all, err4}} {
+			if got.err == nil && (status != 200 || len(got.ids) != 1 || len(got.ids[0]) == 0) {
+				t.Errorf("%d %q: %v", status, text, got.ids)
+			}
+		}
+	})
 }
 
 func TestNew(t *testing.T) {

@@ -41,12 +41,17 @@ func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request)
 	}
 	body, err := json.Marshal(asked)
 	if err != nil {
-		return nil, &Error{Unsupported, err}
+		return nil, &Error{Outcome: Unsupported, err: err}
 	}
 	a, err := c.call(ctx, tokenizePath, body)
 	if err != nil {
 		return nil, err
 	}
+	return tokenizedAll(a, len(request.Prompts))
+}
+
+// tokenizedAll reads /tokenize's answer for n prompts.
+func tokenizedAll(a *answer, n int) ([][]kvblock.Token, error) {
 	said, err := read[struct {
 		Count  []int
 		Tokens [][]kvblock.Token
@@ -54,12 +59,15 @@ func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request)
 	if err != nil {
 		return nil, err
 	}
-	if len(said.Tokens) != len(request.Prompts) || len(said.Count) != len(said.Tokens) {
-		return nil, fail(Failed, "%s: ids of %d prompts, want %d", tokenizePath, len(said.Tokens), len(request.Prompts))
+	if len(said.Tokens) != n || len(said.Count) != n {
+		return nil, fail(Failed, "%s: ids of %d prompts, want %d", tokenizePath, len(said.Tokens), n)
 	}
 	for i, ids := range said.Tokens {
-		if ids == nil || said.Count[i] != len(ids) {
-			return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(ids), said.Count[i])
+		switch {
+		case ids == nil || said.Count[i] != len(ids):
+			return nil, fail(Failed, "%s: %d tokens, and a count of %d", tokenizePath, len(ids), said.Count[i])
+		case len(ids) == 0:
+			return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
 		}
 	}
 	return said.Tokens, nil
@@ -77,30 +85,24 @@ func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body 
 	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, &Error{Unsupported, err}
+		return nil, &Error{Outcome: Unsupported, err: err}
 	}
 	for _, name := range sglangNotAsked {
 		delete(fields, name)
 	}
 	body, err := json.Marshal(fields)
 	if err != nil {
-		return nil, &Error{Unsupported, err}
+		return nil, &Error{Outcome: Unsupported, err: err}
 	}
 	a, err := c.call(ctx, tokenizePath, body)
 	if err != nil {
 		return nil, err
 	}
-	said, err := read[struct {
-		Count  int
-		Tokens []kvblock.Token
-	}](tokenizePath, a)
+	ids, err := tokenized(a)
 	if err != nil {
 		return nil, err
 	}
-	if len(said.Tokens) == 0 || said.Count != len(said.Tokens) {
-		return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(said.Tokens), said.Count)
-	}
-	return [][]kvblock.Token{said.Tokens}, nil
+	return [][]kvblock.Token{ids}, nil
 }
 
 // modality is what a server said of its model.

@@ -119,7 +119,7 @@ func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, bod
 			}{request.Model, prompt.Text, request.AddSpecialTokens == nil || *request.AddSpecialTokens}
 			encoded, err := json.Marshal(one)
 			if err != nil {
-				return nil, &Error{Unsupported, err}
+				return nil, &Error{Outcome: Unsupported, err: err}
 			}
 			bodies = append(bodies, encoded)
 		}
@@ -130,19 +130,30 @@ func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, bod
 		if err != nil {
 			return nil, err
 		}
-		said, err := read[struct {
-			Count  int
-			Tokens []kvblock.Token
-		}](tokenizePath, a)
-		if err != nil {
+		if ids[i], err = tokenized(a); err != nil {
 			return nil, err
 		}
-		if said.Tokens == nil || said.Count != len(said.Tokens) {
-			return nil, fail(Failed, "%s: %d tokens, but a count of %d", tokenizePath, len(said.Tokens), said.Count)
-		}
-		ids[i] = said.Tokens
 	}
 	return ids, nil
+}
+
+// tokenized reads /tokenize's answer for one prompt, which both engines write alike. An empty one is that of an empty
+// prompt, or of a server without a tokenizer.
+func tokenized(a *answer) ([]kvblock.Token, error) {
+	said, err := read[struct {
+		Count  int
+		Tokens []kvblock.Token
+	}](tokenizePath, a)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case said.Tokens == nil || said.Count != len(said.Tokens):
+		return nil, fail(Failed, "%s: %d tokens, and a count of %d", tokenizePath, len(said.Tokens), said.Count)
+	case said.Count == 0:
+		return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
+	}
+	return said.Tokens, nil
 }
 
 // vllmRenderOnly names what of a request /tokenize would pass over, so that only a render endpoint's ids are the engine's; ""
