@@ -86,6 +86,8 @@ type Worker struct {
 	EAGLE bool
 	// UpperBound says that the worker may hold less of a prompt than its events announce, see kvblock.Traits.
 	UpperBound bool
+	// Silent says that the worker has served requests and sent no event of the blocks that they made.
+	Silent bool
 	// Announced is the block size of the worker's own events when it differs from BlockSize, else 0. Such a worker's
 	// blocks cannot be matched: it is routed to by load only.
 	Announced int
@@ -255,7 +257,8 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			if was, ok := known[w.identity()]; ok {
 				delete(known, w.identity())
 				w.Worker = was.Worker
-				w.BlockSize, w.Announced, w.EAGLE, w.UpperBound = was.BlockSize, was.Announced, was.EAGLE, was.UpperBound
+				w.BlockSize, w.Announced = was.BlockSize, was.Announced
+				w.EAGLE, w.UpperBound, w.Silent = was.EAGLE, was.UpperBound, was.Silent
 			} else {
 				w.Worker = p.number()
 				joined = append(joined, w)
@@ -305,26 +308,35 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 
 // ReportTraits records what else a worker's own events say about its blocks.
 func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
+	p.change(w, func(x *Worker) {
+		if x.EAGLE != eagle {
+			p.log.Info("the engine's events say whether its blocks are EAGLE's, one token wider", "worker", x.String(), "eagle", eagle)
+		}
+		if upperBound && !x.UpperBound {
+			p.log.Info("this worker's overlap is an upper bound: parts of its model keep less than its events announce", "worker", x.String())
+		}
+		x.EAGLE, x.UpperBound = eagle, upperBound
+	})
+}
+
+// ReportSilent records whether a worker is silent.
+func (p *Pool) ReportSilent(w kvblock.Worker, silent bool) {
+	p.change(w, func(x *Worker) { x.Silent = silent })
+}
+
+// change publishes a snapshot in which w is as edit leaves it, unless it has left meanwhile.
+func (p *Pool) change(w kvblock.Worker, edit func(*Worker)) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	before := p.current.Load()
 	i := slices.IndexFunc(before.Workers, func(x Worker) bool { return x.Worker == w })
 	if i < 0 {
-		return // it has left meanwhile
-	}
-	if x := &before.Workers[i]; x.EAGLE == eagle && x.UpperBound == upperBound {
 		return
 	}
 	after := &Snapshot{Workers: slices.Clone(before.Workers)}
-	x := &after.Workers[i]
-	if x.EAGLE != eagle {
-		p.log.Info("the engine's events say whether its blocks are EAGLE's, one token wider", "worker", x.String(), "eagle", eagle)
+	if edit(&after.Workers[i]); after.Workers[i] != before.Workers[i] {
+		p.publish(after)
 	}
-	if upperBound && !x.UpperBound {
-		p.log.Info("this worker's overlap is an upper bound: parts of its model keep less than its events announce", "worker", x.String())
-	}
-	x.EAGLE, x.UpperBound = eagle, upperBound
-	p.publish(after)
 }
 
 // publish replaces the snapshot. The caller holds p.publishing.

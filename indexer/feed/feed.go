@@ -36,7 +36,9 @@ type Feed struct {
 
 	mu            sync.Mutex
 	subscriptions map[kvblock.Worker]subscription // guarded by mu
+	hearings      map[kvblock.Worker]*hearing     // guarded by mu
 	connected     atomic.Int64
+	silent        atomic.Int64
 }
 
 // Config says where Dynamo's event plane is, for workers whose engine's own socket is not known.
@@ -48,6 +50,8 @@ type Config struct {
 	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors to
 	// requests. 0: any number.
 	Threads int
+	// Engine is the --engine of the workers, for a hint in the log. May be empty.
+	Engine string
 }
 
 // subscription is one worker's, with what applies its events.
@@ -66,7 +70,8 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if config.Threads > 0 {
 		threads = make(chan struct{}, config.Threads)
 	}
-	return &Feed{threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub, subscriptions: map[kvblock.Worker]subscription{},
+	return &Feed{threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
+		subscriptions: map[kvblock.Worker]subscription{}, hearings: map[kvblock.Worker]*hearing{},
 		nats: natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
 }
 
@@ -126,7 +131,10 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 
 // subscriber returns what applies a worker's events.
 func (f *Feed) subscriber(w pool.Worker) subscriber {
-	s := subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize}
+	s := subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w)}
+	f.mu.Lock()
+	f.hearings[w.Worker] = s.hearing
+	f.mu.Unlock()
 	s.reset()
 	return s
 }
@@ -147,8 +155,13 @@ func (f *Feed) joined(s *subscriber, leave func(), err error) {
 func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
+	h := f.hearings[w]
 	delete(f.subscriptions, w)
+	delete(f.hearings, w)
 	f.mu.Unlock()
+	if h.leave() {
+		f.silent.Add(-1)
+	}
 	if !ok {
 		return
 	}
@@ -165,6 +178,7 @@ type subscriber struct {
 	rank      uint32
 	name      string
 	blockSize int // as the pool knew it when the worker joined; 0: to be learned
+	hearing   *hearing
 
 	normalizer *kvblock.Normalizer
 	batch      kvblock.Batch
@@ -214,6 +228,7 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 
 func (s *subscriber) apply(op *kvblock.Operation) {
 	f := s.feed
+	s.hearing.event()
 	switch op.Kind {
 	case kvblock.OpStored:
 		s.report(s.normalizer.Traits().BlockSize)
@@ -310,4 +325,8 @@ func (s *subscriber) Malformed(err error) {
 func (s *subscriber) Connected() { s.online = true; s.feed.connected.Add(1) }
 
 // Disconnected counts it as not connected.
-func (s *subscriber) Disconnected() { s.online = false; s.feed.connected.Add(-1) }
+func (s *subscriber) Disconnected() {
+	s.online = false
+	s.feed.connected.Add(-1)
+	s.hearing.again()
+}
