@@ -136,6 +136,9 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 		set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),
 		set("x-kvepp-costs", costs.String()),
 	}
+	if d.UpperBound {
+		headers = append(headers, set("x-kvepp-upper-bound", "true"))
+	}
 	if d.IndexAtBound {
 		headers = append(headers, set("x-kvepp-index-at-bound", "true"))
 	}

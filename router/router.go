@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvepp/indexer"
@@ -56,7 +57,7 @@ const (
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
 	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
-	ReasonApproximate      Reason = "approximate"           // no events: overlap by where requests went before, and load
+	ReasonApproximate      Reason = "approximate"           // no events, at all or of the chosen worker: overlap by where requests went before, and load
 	ReasonNoCredit         Reason = "no_credit"             // cached blocks have no worth in the cost function
 	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
 	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
@@ -87,6 +88,8 @@ type Decision struct {
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
 	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker, in whatever tier
 	BlockSize             int // the worker's; 0: not known
+	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits.
+	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
 	IndexAtBound bool
 	Costs        []Cost
@@ -105,11 +108,19 @@ type Cost struct {
 // Route is a decision that is booked. Free it exactly where the request ends.
 type Route struct {
 	Decision
-	booking scoring.Booking
+	booking   scoring.Booking
+	worker    kvblock.Worker
+	served    func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
+	prefilled atomic.Bool
 }
 
 // MarkPrefillCompleted says that the first content came: the prompt is prefilled. Only the first call counts.
-func (r *Route) MarkPrefillCompleted() { r.booking.MarkPrefillCompleted() }
+func (r *Route) MarkPrefillCompleted() {
+	r.booking.MarkPrefillCompleted()
+	if r.served != nil && !r.prefilled.Swap(true) {
+		r.served(r.worker, r.PromptTokens, r.BlockSize)
+	}
+}
 
 // Free ends the request. Only the first call counts.
 func (r *Route) Free() { r.booking.Free() }
@@ -123,6 +134,9 @@ type Config struct {
 	Remote map[string]*remote.Client
 	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
 	Checks map[string]*remote.Check
+	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
+	// 0 if that is not known. nil: nobody is.
+	Served func(w kvblock.Worker, tokens, blockSize int)
 	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 the index
 	// is never asked.
 	Scoring scoring.Config
@@ -139,12 +153,17 @@ type Predict struct {
 	LRU bool
 	// Alone says that there are no events: overlap is predicted or not known.
 	Alone bool
+	// Silent is the TTL for a worker that should send events and does not. 0: TTL.
+	Silent time.Duration
 }
 
 // lifetime returns how long w is believed to hold a block it was sent.
 func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
 	if p.LRU && w.TotalKVBlocks > 0 {
 		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
+	}
+	if w.Silent && p.Silent > 0 {
+		return indexer.Lifetime{TTL: p.Silent}
 	}
 	return indexer.Lifetime{TTL: p.TTL}
 }
@@ -203,11 +222,14 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	}
 	r.metrics.Decision(string(route.Reason))
 	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
+	if route.UpperBound {
+		r.metrics.UpperBound.Inc()
+	}
 	r.metrics.Phase("pick", start)
 	if r.log.Enabled(ctx, slog.LevelDebug) {
 		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "worker", route.Name, "rank", route.Rank,
 			"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-			"predicted_cached_tokens", route.PredictedCachedTokens, "index_at_bound", route.IndexAtBound, "costs", route.Costs)
+			"predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "costs", route.Costs)
 	}
 	return route, nil
 }
@@ -394,14 +416,21 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil, fmt.Errorf("router: %w", err)
 	}
 	w, chosen := &d.workers[sel.Index], &d.candidates[sel.Index]
+	if w.Silent && reason == ReasonKV {
+		reason = ReasonApproximate
+	}
 	r.predict(d, w)
-	route := &Route{booking: booking, Decision: Decision{
+	route := &Route{booking: booking, worker: w.Worker, Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize,
 		Reason: reason, PromptTokens: p.isl,
 		PredictedCachedTokens: (chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks) * w.BlockSize,
+		UpperBound:            w.UpperBound && chosen.DeviceBlocks+chosen.HostBlocks+chosen.DiskBlocks > 0,
 		IndexAtBound:          r.index.AtBound(),
 		Costs:                 make([]Cost, len(costs)),
 	}}
+	if p.tokens != nil {
+		route.served = r.cfg.Served
+	}
 	for i := range costs {
 		c := &d.candidates[i]
 		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], c.DeviceBlocks, c.HostBlocks, c.DiskBlocks}
@@ -445,13 +474,13 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 // predict tells the index what the chosen worker is about to compute, so that the next request with the same beginning
 // knows.
 func (r *Router) predict(d *decision, w *pool.Worker) {
-	v := d.variantOf(w)
-	if v == nil || r.cfg.Predict.TTL == 0 || r.cfg.Scoring.OverlapScoreCredit == 0 {
+	v, life := d.variantOf(w), r.cfg.Predict.lifetime(w)
+	if v == nil || life == (indexer.Lifetime{}) || r.cfg.Scoring.OverlapScoreCredit == 0 {
 		return
 	}
 	at := time.Now()
 	for i, chain := range v.prompt.Chains {
-		r.index.Predict(w.Worker, chain[:v.certain[i]], r.cfg.Predict.lifetime(w))
+		r.index.Predict(w.Worker, chain[:v.certain[i]], life)
 	}
 	r.metrics.Phase("predict", at)
 }

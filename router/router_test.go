@@ -598,6 +598,32 @@ func TestApproximateMode(t *testing.T) {
 	})
 }
 
+// A worker that should send events and does not is believed to hold what it was sent, and the others what they say.
+func TestSilentWorkerIsApproximated(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.cfg.Predict = Predict{Silent: time.Minute}
+	s := h.pool.Acquire()
+	h.pool.ReportSilent(s.Workers[0].Worker, true)
+	s.Release()
+	names := map[string]bool{}
+	for i := range 20 { // the choice between equals is random
+		first := h.route(completion("m", tokens(100*i, 42)))
+		first.Free()
+		again := h.route(completion("m", tokens(100*i, 42)))
+		again.Free()
+		names[first.Name] = true
+		switch {
+		case first.Name == "w0" && (first.Reason != ReasonApproximate || again.Name != "w0" || again.PredictedCachedTokens != 40):
+			t.Errorf("the silent one: %+v, then %+v", first.Decision, again.Decision)
+		case first.Name == "w1" && (first.Reason != ReasonKV || again.PredictedCachedTokens != 0):
+			t.Errorf("the other: %+v, then %+v", first.Decision, again.Decision)
+		}
+	}
+	if len(names) != 2 {
+		t.Errorf("only %v were chosen", names)
+	}
+}
+
 // With LRU a worker of known size holds as many blocks as it can.
 func TestApproximateModeLRU(t *testing.T) {
 	endpoints := workers(2)
@@ -660,5 +686,40 @@ func TestNoCredit(t *testing.T) {
 	}
 	if s := h.index.Stats(); s.Predicted != 0 {
 		t.Errorf("got %+v", s)
+	}
+}
+
+// What a worker computed is told once, when it is computed, if its tokens are known; and a prediction that is an upper bound
+// says so.
+func TestServedAndUpperBound(t *testing.T) {
+	h := newHouse(t, workers(1)...)
+	var served []int
+	h.cfg.Served = func(_ kvblock.Worker, tokens, blockSize int) { served = append(served, tokens, blockSize) }
+	r := h.route(completion("m", tokens(0, 40)))
+	if len(served) > 0 || r.UpperBound {
+		t.Errorf("served %v before it was, upper bound %v", served, r.UpperBound)
+	}
+	r.MarkPrefillCompleted()
+	r.MarkPrefillCompleted()
+	r.Free()
+	if !slices.Equal(served, []int{40, 4}) {
+		t.Errorf("served %v, want 40 tokens in blocks of 4", served)
+	}
+	unknown := h.route(&Request{Path: "/v1/embeddings", Body: []byte(`{"model":"m","input":"text"}`)})
+	unknown.MarkPrefillCompleted()
+	unknown.Free()
+	if len(served) != 2 {
+		t.Errorf("served %v: tokens that are not known were counted", served)
+	}
+	s := h.pool.Acquire()
+	h.pool.ReportTraits(s.Workers[0].Worker, false, true)
+	s.Release()
+	cold := h.route(completion("m", tokens(0, 40)))
+	cold.Free()
+	h.warm("w0", 0, tokens(0, 32), blocksOfFour)
+	warm := h.route(completion("m", tokens(0, 40)))
+	warm.Free()
+	if cold.UpperBound || !warm.UpperBound || warm.PredictedCachedTokens != 32 {
+		t.Errorf("upper bound %v of a cold worker, %v of one with %d tokens", cold.UpperBound, warm.UpperBound, warm.PredictedCachedTokens)
 	}
 }

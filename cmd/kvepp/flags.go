@@ -145,7 +145,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	d := scoring.DefaultConfig()
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: approximate mode, where a worker is believed to hold what it was sent, for --router-ttl-secs")
-	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "in approximate mode, `SECONDS` for which a worker is believed to hold a block after the latest request with it")
+	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "in approximate mode, and for workers that should send KV events and do not, `SECONDS` for which a worker is believed to hold a block after the latest request with it")
 	f.IntVar(&o.maxTreeSize, "router-max-tree-size", indexer.DefaultMaxPredicted, "in approximate mode, most `BLOCKS` believed held over all workers; beyond it the oldest are forgotten ...")
 	f.Float64Var(&o.pruneTarget, "router-prune-target-ratio", indexer.DefaultPruneTarget, "... until this `PART` of it is left. Dynamo 1.6 has neither any more")
 	f.StringVar(&o.cachePolicy, "router-approximate-cache-policy", "ttl", "in approximate mode, what makes a block leave: `ttl or lru`. lru: a worker whose number of blocks is known (totalKvBlocks, model card) holds as many, whatever their age; any other as with ttl")
@@ -304,7 +304,7 @@ func (o *options) checkRouting() error {
 // predict returns how routing decisions count as stores.
 func (o *options) predict() router.Predict {
 	if o.kvEvents {
-		return router.Predict{TTL: seconds(o.predictedTTLSecs)}
+		return router.Predict{TTL: seconds(o.predictedTTLSecs), Silent: seconds(o.ttlSecs)}
 	}
 	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
 }
@@ -327,7 +327,7 @@ func (o *options) withoutEffect() []string {
 		return unread
 	}
 	if o.kvEvents {
-		add("acts with --no-router-kv-events only", "router-ttl-secs", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
+		add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
 	} else {
 		add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes")
 	}

@@ -335,7 +335,7 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 	}{
 		{nil, 0},
 		{[]string{"--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 0},
-		{[]string{"--router-ttl-secs=2", "--router-approximate-cache-policy=lru"}, 2},
+		{[]string{"--router-max-tree-size=2", "--router-approximate-cache-policy=lru"}, 2},
 		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-max-tree-size=9", "--router-prune-target-ratio=0.5", "--router-approximate-cache-policy=lru"}, 0},
 		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 2},
 		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
@@ -345,7 +345,7 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 			t.Errorf("%v: %v, want %d", c.args, got, c.want)
 		}
 	}
-	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_TTL_SECS": "9"}).withoutEffect(); len(got) != 1 {
+	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lru"}).withoutEffect(); len(got) != 1 {
 		t.Errorf("from the environment: %v, want 1", got)
 	}
 }
@@ -356,8 +356,8 @@ func TestPredict(t *testing.T) {
 		want router.Predict
 		most int
 	}{
-		{nil, router.Predict{}, 0},
-		{[]string{"--router-predicted-ttl-secs=1.5"}, router.Predict{TTL: 1500 * time.Millisecond}, 0},
+		{nil, router.Predict{Silent: 2 * time.Minute}, 0},
+		{[]string{"--router-predicted-ttl-secs=1.5", "--router-ttl-secs=9"}, router.Predict{TTL: 1500 * time.Millisecond, Silent: 9 * time.Second}, 0},
 		{[]string{"--no-router-kv-events"}, router.Predict{TTL: 2 * time.Minute, Alone: true}, 1 << 20},
 		{[]string{"--no-router-kv-events", "--router-approximate-cache-policy=lru", "--router-max-tree-size=99"}, router.Predict{TTL: 2 * time.Minute, LRU: true, Alone: true}, 99},
 	} {

@@ -77,6 +77,7 @@ func serve(o *options) error {
 		log.Warn("a flag has no effect", "flag", unread)
 	}
 	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 {
+		o.feed.Engine = o.engine
 		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
 			return err
 		}
@@ -99,8 +100,12 @@ func serve(o *options) error {
 			func() float64 { return float64(model.EngineRuns()) })
 	}
 
+	var served func(kvblock.Worker, int, int)
+	if events != nil {
+		served = events.Served
+	}
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
+		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
 	mux := http.NewServeMux()
 	service.NewReader(endpoints, index).Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
@@ -315,6 +320,9 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 	} {
 		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},
 			func() float64 { return float64(count(index.Stats())) })
+	}
+	if events != nil {
+		m.Source(metrics.SilentWorkers, metrics.SilentWorkersHelp, nil, func() float64 { return float64(events.Silent()) })
 	}
 	m.Source(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
 		s := p.Acquire()

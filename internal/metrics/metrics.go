@@ -25,6 +25,8 @@ type Metrics struct {
 
 	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
 	Predicted prometheus.Counter
+	// UpperBound counts decisions whose predicted tokens are an upper bound.
+	UpperBound prometheus.Counter
 	// Reported counts usage.prompt_tokens_details.cached_tokens of the same requests' responses.
 	Reported prometheus.Counter
 	// EndpointFileRefused counts readings of the endpoints file that were refused.
@@ -68,6 +70,10 @@ func New() *Metrics {
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
 		}),
+		UpperBound: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_upper_bound_decisions_total",
+			Help: "Decisions whose predicted cached tokens are an upper bound: the worker's model also has layers that keep less (sliding windows, recurrent states).",
+		}),
 		Reported: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_reported_cached_tokens_total",
 			Help: "Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).",
@@ -93,7 +99,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.Predicted, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -162,6 +168,8 @@ const (
 	IndexOutcomesHelp  = "What became of events in the index: blocks stored again while held (duplicate) or evicted at the bound, stores whose parent came later (joined) or that were given up waiting for it (parent_not_found); predicted blocks that grew too old (expired) or were too many (pruned)."
 	Subscriptions      = "kvepp_subscriptions"
 	SubscriptionsHelp  = "Subscriptions to engines' KV events by state (connected, connecting)."
+	SilentWorkers      = "kvepp_silent_workers"
+	SilentWorkersHelp  = "Workers that have served requests and sent no KV event: wrong address, blocked port, or events that are off."
 	Workers            = "kvepp_workers"
 	WorkersHelp        = "Workers (endpoint and rank) in the pool."
 )
