@@ -13,7 +13,7 @@ func TestHearing(t *testing.T) {
 	requests := func(h *hearing, n int, every time.Duration) {
 		for range n {
 			h.request()
-			time.Sleep(every) // of synctest's clock
+			<-time.After(every) // of the bubble, which does not wait
 		}
 		synctest.Wait()
 	}
@@ -22,29 +22,29 @@ func TestHearing(t *testing.T) {
 		do   func(h *hearing)
 		want []bool
 	}{
-		{"ten requests, then a minute", func(h *hearing) { requests(h, 10, 0); time.Sleep(61 * time.Second) }, []bool{true}},
-		{"ten requests, less than a minute", func(h *hearing) { requests(h, 10, 0); time.Sleep(59 * time.Second) }, nil},
+		{"ten requests, then a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(61 * time.Second) }, []bool{true}},
+		{"ten requests, less than a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(59 * time.Second) }, nil},
 		{"ten requests that take longer than a minute", func(h *hearing) { requests(h, 10, 10*time.Second) }, []bool{true}},
-		{"nine requests", func(h *hearing) { requests(h, 9, 0); time.Sleep(time.Hour) }, nil},
-		{"an event before", func(h *hearing) { h.event(); requests(h, 20, 0); time.Sleep(time.Hour) }, nil},
-		{"an event within the minute", func(h *hearing) { requests(h, 10, 0); time.Sleep(time.Second); h.event(); time.Sleep(time.Hour) }, nil},
+		{"nine requests", func(h *hearing) { requests(h, 9, 0); <-time.After(time.Hour) }, nil},
+		{"an event before", func(h *hearing) { h.event(); requests(h, 20, 0); <-time.After(time.Hour) }, nil},
+		{"an event within the minute", func(h *hearing) { requests(h, 10, 0); <-time.After(time.Second); h.event(); <-time.After(time.Hour) }, nil},
 		{"an event after all", func(h *hearing) {
 			requests(h, 100, 0)
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			h.event()
 			h.event()
 			requests(h, 100, time.Second)
 		},
 			[]bool{true, false}},
-		{"the publisher went, and none came back", func(h *hearing) { h.event(); requests(h, 5, 0); h.again(); requests(h, 10, 0); time.Sleep(time.Hour) }, []bool{true}},
+		{"the publisher went, and none came back", func(h *hearing) { h.event(); requests(h, 5, 0); h.again(); requests(h, 10, 0); <-time.After(time.Hour) }, []bool{true}},
 		{"silent, and the connection comes and goes", func(h *hearing) {
 			requests(h, 10, 0)
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			h.again()
 			requests(h, 10, 0)
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 		}, []bool{true}},
-		{"the worker left", func(h *hearing) { requests(h, 10, 0); h.leave(); time.Sleep(time.Hour); h.event() }, nil},
+		{"the worker left", func(h *hearing) { requests(h, 10, 0); h.leave(); <-time.After(time.Hour); h.event() }, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
