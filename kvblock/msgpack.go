@@ -50,35 +50,46 @@ func (s *scanner) peek() kind {
 	if s.p >= len(s.b) {
 		return kindInvalid
 	}
-	switch c := s.b[s.p]; {
-	case c <= 0x7f || c >= 0xe0:
-		return kindInt
-	case c <= 0x8f:
-		return kindMap
-	case c <= 0x9f:
-		return kindArray
-	case c <= 0xbf:
-		return kindString
-	default:
-		// 0xc0 to 0xdf, one by one.
-		return [32]kind{
-			kindNil, kindInvalid, kindBool, kindBool, kindBytes, kindBytes, kindBytes, kindExt,
-			kindExt, kindExt, kindFloat, kindFloat, kindInt, kindInt, kindInt, kindInt,
-			kindInt, kindInt, kindInt, kindInt, kindExt, kindExt, kindExt, kindExt,
-			kindExt, kindString, kindString, kindString, kindArray, kindArray, kindMap, kindMap,
-		}[c-0xc0]
-	}
+	return kindOfByte[s.b[s.p]]
 }
+
+// kindOfByte is the kind of a value by its first byte.
+var kindOfByte = func() (kinds [256]kind) {
+	for c := range kinds {
+		switch {
+		case c <= 0x7f || c >= 0xe0:
+			kinds[c] = kindInt
+		case c <= 0x8f:
+			kinds[c] = kindMap
+		case c <= 0x9f:
+			kinds[c] = kindArray
+		case c <= 0xbf:
+			kinds[c] = kindString
+		}
+	}
+	copy(kinds[0xc0:], []kind{
+		kindNil, kindInvalid, kindBool, kindBool, kindBytes, kindBytes, kindBytes, kindExt,
+		kindExt, kindExt, kindFloat, kindFloat, kindInt, kindInt, kindInt, kindInt,
+		kindInt, kindInt, kindInt, kindInt, kindExt, kindExt, kindExt, kindExt,
+		kindExt, kindString, kindString, kindString, kindArray, kindArray, kindMap, kindMap,
+	})
+	return kinds
+}()
 
 // want fails unless the next value is of kind k.
 func (s *scanner) want(k kind, what string) error {
-	if got := s.peek(); got != k {
-		if s.p >= len(s.b) {
-			return s.fail("%s: input ends", what)
-		}
-		return s.fail("%s: %v, want %v", what, got, k)
+	if s.peek() == k {
+		return nil
 	}
-	return nil
+	return s.unwanted(k, what)
+}
+
+// unwanted is the error of want, apart so that the rest of it can be inlined.
+func (s *scanner) unwanted(k kind, what string) error {
+	if s.p >= len(s.b) {
+		return s.fail("%s: input ends", what)
+	}
+	return s.fail("%s: %v, want %v", what, s.peek(), k)
 }
 
 // take consumes n bytes.
@@ -91,17 +102,22 @@ func (s *scanner) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-// bigEndian consumes n bytes, 1 to 8, as an unsigned number.
+// bigEndian consumes n bytes, 1, 2, 4 or 8, as an unsigned number.
 func (s *scanner) bigEndian(n int) (uint64, error) {
 	b, err := s.take(n)
 	if err != nil {
 		return 0, err
 	}
-	var v uint64
-	for _, c := range b {
-		v = v<<8 | uint64(c)
+	switch n {
+	case 8:
+		return binary.BigEndian.Uint64(b), nil
+	case 4:
+		return uint64(binary.BigEndian.Uint32(b)), nil
+	case 2:
+		return uint64(binary.BigEndian.Uint16(b)), nil
+	default:
+		return uint64(b[0]), nil
 	}
-	return v, nil
 }
 
 // null consumes a nil if one is next, and reports whether it did.
