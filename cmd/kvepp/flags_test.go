@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,6 +38,7 @@ var settings = []struct {
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
 	{"tokenizer-url", "KVEPP_TOKENIZER_URL", "", [3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"}, func(o *options) any { return strings.Join(o.tokenizerURLs, ",") }},
 	{"tokenizer-url-timeout", "KVEPP_TOKENIZER_URL_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.tokenizerURLTimeout }},
+	{"tokenizer-url-api-key-file", "KVEPP_TOKENIZER_URL_API_KEY_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.tokenizerURLKeyFile }},
 	{"tokenizer-check", "KVEPP_TOKENIZER_CHECK", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.tokenizerCheck }},
 	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
 	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
@@ -195,6 +198,30 @@ func TestTokenizerURLs(t *testing.T) {
 	}
 }
 
+// TestAPIKeyFile is read without the line's end that editors leave.
+func TestAPIKeyFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	for text, want := range map[string]string{"secret\n": "secret", " k \r\n": "k"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if key, err := readKey(file); err != nil || key != want {
+			t.Errorf("%q: %q, %v", text, key, err)
+		}
+	}
+	for _, text := range []string{"", "\n", "two\nlines"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if key, err := readKey(file); err == nil || key != "" || strings.Contains(err.Error(), "two") {
+			t.Errorf("%q: %q, %v", text, key, err)
+		}
+	}
+	if key, err := readKey(""); err != nil || key != "" {
+		t.Errorf("without a file: %q, %v", key, err)
+	}
+}
+
 // TestRefusedFolderWithURL starts where the engine can be asked instead, and says so.
 func TestRefusedFolderWithURL(t *testing.T) {
 	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--tokenizer-url=gone=http://engine"}, nil)
@@ -284,6 +311,7 @@ func TestStartFailsClearly(t *testing.T) {
 		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
 		{[]string{"--endpoints=testdata/none.yaml", "--model=m=testdata/nomodel"}, "--model m=testdata/nomodel"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a@b"}, "--tokenizer-url m=http://a@b"},
+		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a", "--tokenizer-url-api-key-file=testdata/none.key"}, "none.key"},
 		{[]string{"--endpoints=x", "--log-level=loud"}, "debug, info, warn or error"},
 		{[]string{"--endpoints=x", "--log-format=xml"}, "text or json"},
 	} {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
@@ -190,9 +191,13 @@ func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[str
 	if err != nil {
 		return nil, err
 	}
+	key, err := readKey(o.tokenizerURLKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--tokenizer-url-api-key-file: %w", err)
+	}
 	clients := make(map[string]*remote.Client, len(urls))
 	for name, url := range urls {
-		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, Timeout: o.tokenizerURLTimeout}, m, log)
+		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, APIKey: key, Timeout: o.tokenizerURLTimeout}, m, log)
 		if err != nil {
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
@@ -205,6 +210,22 @@ func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[str
 		})
 	}
 	return clients, nil
+}
+
+// readKey reads a secret of one line; "" without a file.
+func readKey(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	key := strings.TrimSpace(string(text))
+	if key == "" || strings.ContainsAny(key, "\r\n") {
+		return "", fmt.Errorf("%s does not hold a key in one line", file)
+	}
+	return key, nil
 }
 
 // startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.

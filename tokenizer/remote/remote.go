@@ -80,6 +80,8 @@ type Config struct {
 	URL string
 	// Engine is the server's kind: tokenizer.VLLM or tokenizer.SGLang. The others have no endpoint that tokenizes.
 	Engine tokenizer.Engine
+	// APIKey is what the server was started with as --api-key; "" sends none.
+	APIKey string
 	// Timeout is how long a request may take in all, waiting for its turn included.
 	Timeout time.Duration
 }
@@ -276,6 +278,9 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 		return nil, &Error{Outcome: Failed, err: err}
 	}
 	request.Header.Set("Content-Type", "application/json")
+	if c.cfg.APIKey != "" {
+		request.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
+	}
 	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was read.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)

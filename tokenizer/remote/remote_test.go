@@ -406,6 +406,26 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
+// TestAPIKey is sent as the engines' servers want it.
+func TestAPIKey(t *testing.T) {
+	var got []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = append(got, strings.Join(r.Header.Values("Authorization"), ","))
+		io.WriteString(w, `[{"token_ids":[1]}]`)
+	}))
+	defer server.Close()
+	c := newClient(t, server.URL, tokenizer.VLLM, time.Minute)
+	for _, key := range []string{"", "secret"} {
+		c.cfg.APIKey = key
+		if _, err := c.ask(t.Context(), completionPath, prompt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !reflect.DeepEqual(got, []string{"", "Bearer secret"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestBounds are of what is sent, too.
 func TestBounds(t *testing.T) {
 	e := newEngine(t)
