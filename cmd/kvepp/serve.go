@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
@@ -36,8 +35,6 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/router"
 	"kvepp/scoring"
-	"kvepp/tokenizer"
-	"kvepp/tokenizer/remote"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
@@ -110,140 +107,6 @@ func serve(o *options) error {
 	mux := http.NewServeMux()
 	service.NewReader(endpoints, index).Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
-}
-
-// loadModels reads the tokenizers.
-func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
-	folders, err := o.modelFolders()
-	if err != nil {
-		return nil, err
-	}
-	urls, err := o.tokenizerURLsByModel()
-	if err != nil {
-		return nil, err
-	}
-	if len(folders)+len(urls) == 0 {
-		log.Warn("no --model is given: no prompt can be tokenized, every request is routed by load only")
-	}
-	served, err := o.tokenizerOptions()
-	if err != nil {
-		return nil, err
-	}
-	models := make(map[string]*tokenizer.Model, len(folders))
-	for name, dir := range folders {
-		start := time.Now()
-		model, err := tokenizer.Load(dir, served)
-		if err != nil && urls[name] != "" {
-			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", err)
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
-		}
-		models[name] = model
-		if model.GeneralPattern() {
-			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
-		}
-		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
-	}
-	return models, nil
-}
-
-// modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.
-func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
-	files := map[string]dynamo.ModelFiles{}
-	if o.dynamoDiscovery == "" {
-		return files, nil
-	}
-	folders, err := o.modelFolders()
-	if err != nil {
-		return nil, err
-	}
-	for name := range models {
-		if files[name], err = dynamo.ReadModelFiles(folders[name], o.chatTemplate); err != nil {
-			return nil, fmt.Errorf("--model %s=%s: %w", name, folders[name], err)
-		}
-	}
-	return files, nil
-}
-
-// complainOfFiles logs the files that workers have in another version than kvepp, once for each.
-func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dynamo.Mismatch]bool) {
-	for _, d := range mismatches {
-		if !said[d] {
-			log.Error("a worker's model file is another than kvepp's: the worker is routed to by load only. Give kvepp the folder that the "+
-				"worker serves (--model), and its template (--chat-template)", "worker", d.Endpoint, "file", d.File, "own", d.Own, "worker's", d.Worker)
-		}
-	}
-	clear(said)
-	for _, d := range mismatches {
-		said[d] = true
-	}
-}
-
-// remoteTokenizers makes the clients of --tokenizer-url, by model.
-func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
-	urls, err := o.tokenizerURLsByModel()
-	if err != nil {
-		return nil, err
-	}
-	served, err := o.tokenizerOptions()
-	if err != nil {
-		return nil, err
-	}
-	key, err := readKey(o.tokenizerURLKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tokenizer-url-api-key-file: %w", err)
-	}
-	clients := make(map[string]*remote.Client, len(urls))
-	for name, url := range urls {
-		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, APIKey: key, Timeout: o.tokenizerURLTimeout}, m, log)
-		if err != nil {
-			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
-		}
-		clients[name] = client
-		m.Source(metrics.RemoteOpen, metrics.RemoteOpenHelp, prometheus.Labels{"model": name}, func() float64 {
-			if client.IsOpen() {
-				return 1
-			}
-			return 0
-		})
-	}
-	return clients, nil
-}
-
-// readKey reads a secret of one line; "" without a file.
-func readKey(file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	key := strings.TrimSpace(string(text))
-	if key == "" || strings.ContainsAny(key, "\r\n") {
-		return "", fmt.Errorf("%s does not hold a key in one line", file)
-	}
-	return key, nil
-}
-
-// startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.
-func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.Model, engines map[string]*remote.Client, log *slog.Logger) map[string]*remote.Check {
-	checks := map[string]*remote.Check{}
-	if o.tokenizerCheck == 0 {
-		return checks
-	}
-	for name, model := range models {
-		engine := engines[name]
-		if engine == nil {
-			log.Warn("--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked", "model", name)
-			continue
-		}
-		checks[name] = remote.NewCheck(model.Tokenize, engine, o.tokenizerCheck)
-		go checks[name].Run(ctx)
-	}
-	return checks
 }
 
 // forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.
