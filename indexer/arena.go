@@ -33,6 +33,7 @@ type arena struct {
 	freed []uint32                               // free page numbers
 	inUse int                                    // words of all records in use
 	paged int                                    // words of all pages
+	local bool                                   // whether pages of runs have local words
 }
 
 // sort tells what a record is.
@@ -46,6 +47,7 @@ const (
 // page is immutable but for its words.
 type page struct {
 	words []uint64
+	local []uint64 // as many, for what only writers need of a run, if that is kept; guarded by tier.mu
 	class uint8
 	sort  sort
 }
@@ -91,6 +93,24 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 	return p.words[start : start+size], at - start - runHeader
 }
 
+// size returns the words that a record takes.
+func (a *arena) size(s sort, class uint8) int {
+	if s == sortRun && a.local {
+		return 2 << class
+	}
+	return 1 << class
+}
+
+// localOf returns the local words of the run at r, nil if they are not kept.
+func (a *arena) localOf(r ref) []uint64 {
+	p := a.page(r)
+	if p.local == nil {
+		return nil
+	}
+	at := int(r) & (pageWords - 1)
+	return p.local[at : at+1<<p.class]
+}
+
 // load reads the word at r if r lies in a run.
 func (a *arena) load(r ref) (uint64, bool) {
 	p := a.page(r)
@@ -117,7 +137,7 @@ func (a *arena) alloc(s sort, class uint8) (ref, bool) {
 		in.fresh += 1 << class
 	}
 	in.used++
-	a.inUse += 1 << class
+	a.inUse += a.size(s, class)
 	if in.free == 0 && int(in.fresh) >= len(p.words) {
 		a.close(s, class, n)
 	}
@@ -148,8 +168,11 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	a.info[n] = pageInfo{openAt: int32(len(a.open[s][class]))}
 	a.open[s][class] = append(a.open[s][class], n)
 	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
+	if s == sortRun && a.local {
+		p.local = make([]uint64, len(p.words))
+	}
 	(*a.dir.Load())[n].Store(p)
-	a.paged += len(p.words)
+	a.paged += len(p.words) + len(p.local)
 	return true
 }
 
@@ -171,7 +194,7 @@ func (a *arena) release(r ref) {
 	atomic.StoreUint64(&p.words[at+1], uint64(in.free))
 	in.free = at + 1
 	in.used--
-	a.inUse -= 1 << p.class
+	a.inUse -= a.size(p.sort, p.class)
 	if in.openAt < 0 {
 		in.openAt = int32(len(a.open[p.sort][p.class]))
 		a.open[p.sort][p.class] = append(a.open[p.sort][p.class], n)
@@ -179,7 +202,7 @@ func (a *arena) release(r ref) {
 	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
 		a.close(p.sort, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
-		a.paged -= len(p.words)
+		a.paged -= len(p.words) + len(p.local)
 		a.freed = append(a.freed, n)
 	}
 }

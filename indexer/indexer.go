@@ -49,6 +49,9 @@ type Config struct {
 	// top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
 	MaxBytes int64
 
+	// KeepLocalHashes keeps every block's local hash and parent, so that Dump can tell them: about 10 bytes a block.
+	KeepLocalHashes bool
+
 	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the oldest go,
 	// until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
 	MaxPredicted int
@@ -101,12 +104,13 @@ type Index struct {
 
 // worker is what one worker calls its blocks.
 type worker struct {
-	mu    sync.Mutex // guards the rest; taken before tier.mu
-	gone  bool       // forgotten: whoever still has the pointer must look the worker up again
-	held  [tiers]held
-	aside aside
-	n     atomic.Int64 // names, over all tiers
-	bytes atomic.Int64 // as counted in Index.private
+	mu      sync.Mutex // guards the rest; taken before tier.mu
+	loading bool       // the store under way is a dump's
+	gone    bool       // forgotten: whoever still has the pointer must look the worker up again
+	held    [tiers]held
+	aside   aside
+	n       atomic.Int64 // names, over all tiers
+	bytes   atomic.Int64 // as counted in Index.private
 
 	// Buffers.
 	seqs  []kvblock.SequenceHash
@@ -145,6 +149,7 @@ func New(c Config) (*Index, error) {
 	x := &Index{maxBytes: c.MaxBytes}
 	for i := range x.tiers {
 		x.tiers[i].init()
+		x.tiers[i].arena.local = c.KeepLocalHashes
 	}
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
@@ -216,7 +221,10 @@ const mapEntry = 40
 //
 // Errors: ErrKeptAside (counted later, if the parent comes), ErrParentNotFound, ErrTier and ErrWorker (nothing was stored),
 // ErrFull (the blocks before the limit were stored).
-func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error {
+func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error { return x.apply(w, e, false) }
+
+// apply is Stored, or Load.
+func (x *Index) apply(w kvblock.Worker, e kvblock.Stored, load bool) error {
 	if int(e.Tier) >= tiers {
 		return ErrTier
 	}
@@ -227,6 +235,7 @@ func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error {
 		return nil
 	}
 	wk := x.lock(w, true)
+	wk.loading = load
 	err := x.stored(w, wk, &e)
 	x.settle(wk)
 	x.evictIfFull()
@@ -291,7 +300,7 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 		delete(h.copies, e)
 	}
 	hold := func(to int) bool {
-		done := t.hold(w, h, p, seqs[from:to], fresh[from:to])
+		done := t.hold(w, h, p, seqs[from:to], fresh[from:to], blocks[from:to])
 		for i := from + done; i < to; i++ {
 			if fresh[i] {
 				forget(blocks[i].Engine)
@@ -307,6 +316,9 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 	for i, b := range blocks {
 		old, known := h.names.put(b.Engine, seqs[i])
 		if known && old == seqs[i] {
+			if wk.loading {
+				continue
+			}
 			again++
 			if h.copies == nil {
 				h.copies = map[kvblock.EngineHash]int{}

@@ -123,7 +123,7 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 			p.never = append(p.never, false)
 		}
 		p.tier.mu.Lock()
-		n := p.tier.hold(w, new(held), place, chain[fresh:], p.never[:len(chain)-fresh])
+		n := p.tier.hold(w, new(held), place, chain[fresh:], p.never[:len(chain)-fresh], nil)
 		p.tier.unlock()
 		chain = chain[:fresh+n]
 	}

@@ -26,6 +26,9 @@ import (
 //	word 1.. a bitset of workers that hold the whole run
 //	then     the list: a worker's number, its mask; for those who hold a part, or are not worth a bitset
 //
+// If local hashes are kept (Config.KeepLocalHashes), a run has as many words beside it, which only writers look at: in word 0
+// the sequence hash of the block before the run, in word 1 whether there is one, and from word 3 on the local hashes.
+//
 // Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and after
 // has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes, which would
 // have to happen within one read of a few cache lines to go unnoticed.
@@ -346,6 +349,13 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		atomic.StoreUint64(&words[runHeader+j], from[j])
 	}
 	end(words, n)
+	if from, to := t.arena.localOf(r), t.arena.localOf(to); from != nil {
+		to[0], to[1] = from[0], from[1]
+		if i > 0 {
+			to[0], to[1] = t.arena.record(r)[runHeader+i-1], 1
+		}
+		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
+	}
 	for j := range n {
 		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
 	}

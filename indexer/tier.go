@@ -61,8 +61,9 @@ type place struct {
 }
 
 // hold makes w hold the blocks seqs, each the successor of the one before it, from p on. fresh[i] says whether block i got
-// one more name. It returns how many blocks it did: fewer than all if the arena is exhausted.
-func (t *tier) hold(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, fresh []bool) int {
+// one more name. blocks has the same blocks' local hashes, if they are to be kept. It returns how many blocks it did: fewer than all if the arena is exhausted.
+func (t *tier) hold(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, fresh []bool, blocks []kvblock.StoredBlock) int {
+	depth := p.depth
 	for i := 0; i < len(seqs); {
 		if at, ok := t.table.find(&t.arena, seqs[i]); ok {
 			k := t.join(w, h, at, seqs[i:], fresh[i:])
@@ -72,9 +73,9 @@ func (t *tier) hold(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceH
 			i += k
 		} else {
 			if i > 0 {
-				p = place{after: true, seq: seqs[i-1], depth: p.depth + i}
+				p = place{after: true, seq: seqs[i-1], depth: depth + i}
 			}
-			k := t.append(w, p, seqs[i:])
+			k := t.append(w, p, seqs[i:], blocks[min(i, len(blocks)):])
 			if k == 0 {
 				return i
 			}
@@ -115,7 +116,7 @@ func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHa
 
 // append adds the first blocks of seqs, which nobody holds, as held by w, in one run. It returns how many, 0 if the arena
 // is exhausted.
-func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash) int {
+func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
 	r, n, depth, ok := run(0), 0, p.depth, false
 	if p.after {
 		r, n, depth, ok = t.extensible(w, p, len(seqs))
@@ -130,6 +131,9 @@ func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash) in
 		words := t.arena.record(r)
 		atomic.StoreUint64(&words[1], uint64(w))
 		atomic.StoreUint64(&words[2], 0)
+		if local := t.arena.localOf(r); local != nil {
+			local[0], local[1] = uint64(p.seq), uint64(b2i(p.after))
+		}
 	}
 	words := t.arena.record(r)
 	k := 0
@@ -140,6 +144,11 @@ func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash) in
 		atomic.StoreUint64(&words[runHeader+n+k], uint64(seqs[k]))
 		t.table.insert(seqs[k], r+ref(runHeader+n+k))
 		k++
+	}
+	if local := t.arena.localOf(r); local != nil {
+		for j := range k {
+			local[runHeader+n+j] = uint64(blocks[j].Local)
+		}
 	}
 	atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
 	end(words, n+k)
