@@ -60,7 +60,7 @@ func New() *Metrics {
 		}, []string{"phase"}),
 		remote: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_tokenizer_url_requests_total",
-			Help: "Requests whose token ids were wanted from the engine at --tokenizer-url, by outcome: ok, refused (the engine finds fault with the request), unsupported (no endpoint knows its ids), error, timeout, busy, open (the circuit breaker is), canceled.",
+			Help: "Requests whose token ids were wanted from the engine at --tokenizer-url, those of --tokenizer-check included, by outcome: ok, refused (the engine finds fault with the request), unsupported (no endpoint knows its ids), error, timeout, busy, open (the circuit breaker is), canceled.",
 		}, []string{"model", "outcome"}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_tokenizer_check_requests_total",
