@@ -514,6 +514,26 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+// TestSlowAnswer is given up in its middle.
+func TestSlowAnswer(t *testing.T) {
+	over := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		io.WriteString(w, `[{"token_ids":[1,`)
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-over:
+		}
+	}))
+	defer server.Close()
+	defer close(over)
+	c := newClient(t, server.URL, tokenizer.VLLM, 50*time.Millisecond)
+	if _, err := c.ask(t.Context(), completionPath, prompt); OutcomeOf(err) != TimedOut {
+		t.Error(err)
+	}
+}
+
 // TestNobodyThere is a server that cannot be connected to.
 func TestNobodyThere(t *testing.T) {
 	e := newEngine(t)
