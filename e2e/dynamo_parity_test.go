@@ -189,15 +189,11 @@ var parityRequests = []struct{ api, fields string }{
 	{"messages", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":[{"type":"thinking","thinking":"t","signature":"s"},{"type":"text","text":"a"}]},{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"none"}`},
 }
 
-// TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the ids
-// that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take besides.
-func TestDynamoParity(t *testing.T) {
-	folders := []string{"models/tiny-bytelevel", "models/tiny-sentencepiece",
-		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
-	for _, folder := range strings.Fields(os.Getenv("KVEPP_MODELS")) {
-		folders = append(folders, realModel(t, folder))
-	}
-	frontend, err := stack.StartFrontend(t.Context(), stack.Config{Root: "..", Tools: os.Getenv("KVEPP_TOOLS")}, folders, parityBlock)
+// startParity starts a real frontend before a mocker for each folder, whose card's runtime_config has what runtimeConfigs say.
+func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Frontend, []*parityModel) {
+	t.Helper()
+	cfg := stack.Config{Root: "..", Tools: os.Getenv("KVEPP_TOOLS"), RuntimeConfigs: runtimeConfigs}
+	frontend, err := stack.StartFrontend(t.Context(), cfg, folders, parityBlock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +209,13 @@ func TestDynamoParity(t *testing.T) {
 		if m.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: tokenizer.Dynamo}); err != nil {
 			t.Fatal(err)
 		}
+		if i < len(runtimeConfigs) {
+			settings, err := tokenizer.ParseDynamoSettings([]byte(runtimeConfigs[i]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.model.SetDynamo([]tokenizer.DynamoSettings{settings})
+		}
 		if _, err := hub.Subscribe(zmqsub.Config{Endpoint: frontend.Events[i], ReplayEndpoint: frontend.Replay[i]}, m.blocks); err != nil {
 			t.Fatal(err)
 		}
@@ -226,52 +229,163 @@ func TestDynamoParity(t *testing.T) {
 			t.Fatalf("no connection to the events of %s", m.folder)
 		}
 	}
-	compared, refused := map[string]int{}, 0
+	return frontend, models
+}
+
+// outcome is what became of a comparison.
+type outcome string
+
+const (
+	equal   outcome = "equal"
+	refused outcome = "refused by the frontend"
+	unknown outcome = "not known here"
+	differs outcome = "differs"
+)
+
+// compare sends a request through the frontend and holds the ids that it made against kvepp's: all of them, or with media
+// those that are certain.
+func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body string) outcome {
+	t.Helper()
+	limit := "max_tokens"
+	if api == "responses" {
+		limit = "max_output_tokens"
+	}
+	status, promptTokens, answer := askFrontend(t, frontend.URL+"/v1/"+api, fmt.Sprintf(`{%q:1,%s`, limit, body[1:]))
+	if status != http.StatusOK { // such a request reaches no worker
+		t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, answer, body)
+		return refused
+	}
+	request, err := apibody.ParseRequest("/v1/"+api, []byte(body))
+	if err != nil {
+		t.Errorf("%s: %v", body, err)
+		return differs
+	}
+	prompts, err := m.model.Tokenize(request)
+	switch {
+	case err != nil && tokenizer.IsUnknown(err):
+		return unknown
+	case err != nil || len(prompts) != 1:
+		t.Errorf("%s of %s: %v", body, m.folder, err)
+		return differs
+	}
+	p := prompts[0]
+	if promptTokens != len(p.IDs) || request.HasMedia == (p.Certain == len(p.IDs)) {
+		t.Errorf("%s of %s\n%d tokens, %d certain, where the frontend counts %d", body, m.folder, len(p.IDs), p.Certain, promptTokens)
+		return differs
+	}
+	if err := settled(func() error { return m.blocks.holds(p.IDs[:p.Certain]) }); err != nil {
+		t.Errorf("%s of %s\n%v", body, m.folder, err)
+		return differs
+	}
+	return equal
+}
+
+// TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the ids
+// that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take besides.
+func TestDynamoParity(t *testing.T) {
+	folders := []string{"models/tiny-bytelevel", "models/tiny-sentencepiece",
+		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
+	for _, folder := range strings.Fields(os.Getenv("KVEPP_MODELS")) {
+		folders = append(folders, realModel(t, folder))
+	}
+	frontend, models := startParity(t, folders, nil)
+	compared, outcomes := map[string]int{}, map[outcome]int{}
 	for n, c := range parityRequests {
 		for i, m := range models {
-			name := stack.ServedName(i)
 			fields := strings.ReplaceAll(c.fields, "NONCE", fmt.Sprintf("%d-%d-%d", n, i, os.Getpid()))
-			body := fmt.Sprintf(`{"model":%q,%s}`, name, fields)
-			limit := "max_tokens"
-			if c.api == "responses" {
-				limit = "max_output_tokens"
+			got := compare(t, frontend, m, c.api, fmt.Sprintf(`{"model":%q,%s}`, stack.ServedName(i), fields))
+			outcomes[got]++
+			switch got {
+			case equal:
+				compared[c.api]++
+			case unknown:
+				t.Errorf("%s of %s is not known", fields, m.folder)
 			}
-			status, promptTokens, answer := askFrontend(t, frontend.URL+"/v1/"+c.api, fmt.Sprintf(`{%q:1,%s`, limit, body[1:]))
-			if status != http.StatusOK { // such a request reaches no worker
-				refused++
-				t.Logf("%s refuses with %d: %.200s\n\t%s", filepath.Base(m.folder), status, answer, body)
-				continue
-			}
-			request, err := apibody.ParseRequest("/v1/"+c.api, []byte(body))
-			if err != nil {
-				t.Errorf("%s: %v", body, err)
-				continue
-			}
-			ids, err := m.model.Tokenize(request)
-			if err != nil || len(ids) != 1 {
-				t.Errorf("%s of %s: %v", body, folders[i], err)
-				continue
-			}
-			if promptTokens != len(ids[0].IDs) {
-				t.Errorf("%s of %s\n%d tokens, where the frontend counts %d", body, folders[i], len(ids[0].IDs), promptTokens)
-				continue
-			}
-			if err := settled(func() error { return m.blocks.holds(ids[0].IDs) }); err != nil {
-				t.Errorf("%s of %s\n%v", body, folders[i], err)
-				continue
-			}
-			compared[c.api]++
 		}
 	}
-	t.Logf("equal ids: %v; the frontend refused %d requests", compared, refused)
-	if refused > len(parityRequests) {
-		t.Errorf("the frontend refused %d requests", refused)
+	t.Logf("equal ids: %v; the frontend refused %d requests", compared, outcomes[refused])
+	if outcomes[refused] > len(parityRequests) {
+		t.Errorf("the frontend refused %d requests", outcomes[refused])
 	}
 	for _, api := range []string{"chat/completions", "completions", "responses", "messages"} {
 		if compared[api] < 15 {
 			t.Errorf("only %d requests to %s were compared", compared[api], api)
 		}
 	}
+}
+
+// pixel is a PNG image.
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+// mediaRequests hold images and videos.
+var mediaRequests = []string{
+	`"messages":[{"role":"system","content":"NONCE You see."},{"role":"user","content":[{"type":"text","text":"Look at this one"},IMAGE,{"type":"text","text":"and tell"}]}]`,
+	`"messages":[{"role":"user","content":"NONCE What is there?"},{"role":"assistant","content":"Where?"},{"role":"user","content":[IMAGE,IMAGE]}]`,
+	`"messages":[{"role":"user","content":"NONCE a <image> in words, and"},{"role":"user","content":[{"type":"video_url","video_url":{"url":"http://127.0.0.1:9/v.mp4"}},{"type":"text","text":"this"}]}]`,
+	`"messages":[{"role":"user","content":[{"type":"text","text":"NONCE <|image_pad|> and more"},IMAGE]}]`,
+}
+
+// TestDynamoSettings does the same with settings that workers' cards make, and with media.
+func TestDynamoSettings(t *testing.T) {
+	marks := []string{"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"}
+	folders, runtimeConfigs := []string{withMarks(t, "media.jinja", marks)}, []string{""}
+	for _, settings := range []string{
+		`{"reasoning_parser":"qwen3","tool_call_parser":"hermes"}`,
+		`{"reasoning_parser":"kimi_k25"}`,
+		`{"reasoning_parser":"qwen3","runtime_data":{"default_thinking_mode":"disabled"}}`,
+		`{"runtime_data":{"default_thinking_mode":"enabled"},"exclude_tools_when_tool_choice_none":false}`,
+		`{"reasoning_parser":"kimi_k25","tool_call_parser":"glm47","runtime_data":{"default_thinking_mode":"disabled"}}`,
+	} {
+		folders, runtimeConfigs = append(folders, withTemplate(t, "printing.jinja")), append(runtimeConfigs, settings)
+	}
+	frontend, models := startParity(t, folders, runtimeConfigs)
+	outcomes := map[outcome]int{}
+	send := func(n, i int, api, fields string) {
+		fields = strings.ReplaceAll(fields, "NONCE", fmt.Sprintf("%d-%d-%d", n, i, os.Getpid()))
+		fields = strings.ReplaceAll(fields, "IMAGE", `{"type":"image_url","image_url":{"url":"data:image/png;base64,`+pixel+`"}}`)
+		outcomes[compare(t, frontend, models[i], api, fmt.Sprintf(`{"model":%q,%s}`, stack.ServedName(i), fields))]++
+	}
+	for n, fields := range mediaRequests {
+		send(1000+n, 0, "chat/completions", fields)
+	}
+	media := outcomes[equal]
+	for n, c := range parityRequests {
+		for i := range models[1:] {
+			send(n, i+1, c.api, c.fields)
+		}
+	}
+	t.Logf("%v", outcomes)
+	if media != len(mediaRequests) || outcomes[equal] < 150 || outcomes[unknown] > 10 {
+		t.Errorf("%d of %d requests with media are equal; in all: %v", media, len(mediaRequests), outcomes)
+	}
+}
+
+// withMarks is withTemplate for an architecture that takes images, with the tokens that mark them.
+func withMarks(t *testing.T, template string, marks []string) string {
+	t.Helper()
+	dir := withTemplate(t, template)
+	path := filepath.Join(dir, "tokenizer.json")
+	raw, err := os.ReadFile(path)
+	var file map[string]json.RawMessage
+	var added []json.RawMessage
+	if err = errors.Join(err, json.Unmarshal(raw, &file), json.Unmarshal(file["added_tokens"], &added)); err != nil {
+		t.Fatal(err)
+	}
+	for i, mark := range marks {
+		added = append(added, fmt.Appendf(nil, `{"id":%d,"content":%q,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}`, 3079+i, mark))
+	}
+	file["added_tokens"], err = json.Marshal(added)
+	raw, errFile := json.Marshal(file)
+	config, errConfig := os.ReadFile(filepath.Join(dir, "config.json"))
+	var fields map[string]any
+	err = errors.Join(err, errFile, errConfig, json.Unmarshal(config, &fields), os.WriteFile(path, raw, 0o644))
+	fields["architectures"] = []string{"Qwen2VLForConditionalGeneration"}
+	fields["vocab_size"] = 3200
+	config, errConfig = json.Marshal(fields)
+	if err = errors.Join(err, errConfig, os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // settled calls f until it returns nil, for the second that events may take.

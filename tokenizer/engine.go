@@ -61,6 +61,8 @@ type Options struct {
 	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
 	// Without it such a request has no token ids here.
 	RequestChatTemplate bool
+	// Dynamo are the settings of Dynamo's workers until SetDynamo tells theirs.
+	Dynamo DynamoSettings
 }
 
 // check completes o and says what is wrong with it.
@@ -155,6 +157,9 @@ func (m *Model) tokenizeText(request *apibody.Request) (prompt Prompt, text stri
 	ids, err := m.Encode(text, special)
 	if err != nil || !request.HasMedia {
 		return Prompt{IDs: ids, Certain: len(ids)}, text, err
+	}
+	if m.options.Engine == Dynamo && !(m.encoder.rereads && m.encoder.normalizer.keeps(text)) {
+		return Prompt{}, "", fmt.Errorf("%w, and a worker may read the text back from ids and encode it again", ErrMedia)
 	}
 	place, err := m.media.place(text)
 	if err != nil {

@@ -31,6 +31,7 @@ type dynamoTemplate struct {
 type dynamoChat struct {
 	plain, tools *dynamoTemplate // without and with tools
 	wantsParts   bool            // the template shows content only as a list of parts
+	flattens     bool            // the frontend makes one string of text and media, with marks of its own
 	err          error           // why no chat of the model is reproduced; nil otherwise
 }
 
@@ -68,8 +69,22 @@ func (m *Model) newDynamoChat() *dynamoChat {
 	if c.tools, c.err = m.probeDynamo(plain, dynamoProbeTools()); c.err != nil {
 		return c
 	}
-	c.wantsParts, c.err = dynamoWantsParts(c.plain.Template)
+	if c.wantsParts, c.err = dynamoWantsParts(c.plain.Template); c.err != nil {
+		return c
+	}
+	c.flattens, c.err = dynamoFlattens(c.plain.Template, plain)
 	return c
+}
+
+// dynamoFlattens reports whether the template is, or may be, one of those for which the frontend writes media into text.
+func dynamoFlattens(t *chattemplate.Template, source string) (bool, error) {
+	if strings.Contains(source, "<|end|>") && strings.Contains(source, "<|assistant|>") || strings.Contains(source, "USER:") && strings.Contains(source, "ASSISTANT:") {
+		return true, nil
+	}
+	const text = "\x01kvepp content probe\x01"
+	messages := chattemplate.NewList(dict("role", "user", "content", text))
+	out, _, err := probe(t, dict("messages", messages, "add_generation_prompt", false))
+	return strings.TrimSpace(out) == text, err
 }
 
 func dynamoProbeTools() *chattemplate.List {
@@ -180,12 +195,18 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 		return "", c.err
 	case request.Unmapped != "":
 		return "", errNotReproduced(request.Unmapped)
+	case request.HasMedia && (request.API != apibody.ChatCompletions || c.flattens && !c.wantsParts):
+		return "", ErrMedia
 	case request.ChatTemplate != "" || request.Documents != nil:
 		return "", refused("chat_template and documents")
 	case m.modelType == "" && slices.ContainsFunc(dynamoNativeNames, func(name string) bool {
 		return strings.Contains(strings.ToLower(request.Model), name)
 	}):
 		return "", errNotReproduced("a chat of a model of this name without a model type in config.json")
+	}
+	settings, err := m.dynamoSettings()
+	if err != nil {
+		return "", err
 	}
 	generate := request.AddGenerationPrompt == nil || *request.AddGenerationPrompt
 	if request.ContinueFinalMessage && generate {
@@ -199,12 +220,17 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if request.ToolChoiceNone {
+	if request.ToolChoiceNone && !settings.KeepTools {
 		tools = nil
 	}
 	t := c.plain
 	if tools.Len() > 0 {
 		t = c.tools
+	}
+	if settings.ArgumentsAsObjects {
+		if err := argumentsAsObjects(messages); err != nil {
+			return "", err
+		}
 	}
 	if request.ContinueFinalMessage {
 		if err := dynamoTag(messages); err != nil {
@@ -215,7 +241,7 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 		return "", err
 	}
 	vars := m.dynamoVars(chattemplate.NewList(messages...), tools, generate)
-	kwargs, err := dynamoKwargs(request)
+	kwargs, err := dynamoKwargs(request, &settings)
 	if err != nil {
 		return "", err
 	}
@@ -270,7 +296,7 @@ func dynamoMessage(message *chattemplate.Dict) (*chattemplate.Dict, error) {
 		}
 	}
 	if content != nil || role != "assistant" && role != "function" {
-		parts, err := dynamoContent(content)
+		parts, err := dynamoContent(content, role == "user")
 		if err != nil {
 			return nil, err
 		}
@@ -308,8 +334,8 @@ func copyStrings(to, from *chattemplate.Dict, names ...string) error {
 	return nil
 }
 
-// dynamoContent returns text, or a list of text parts.
-func dynamoContent(content any) (any, error) {
+// dynamoContent returns text, or a list of parts: text, and if media may be there, what stands for images, videos and sound.
+func dynamoContent(content any, media bool) (any, error) {
 	list, ok := content.(*chattemplate.List)
 	if !ok {
 		if text, ok := content.(string); ok {
@@ -322,6 +348,10 @@ func dynamoContent(content any) (any, error) {
 		part, _ := item.(*chattemplate.Dict)
 		kind, _ := get[string](part, "type")
 		text, ok := get[string](part, "text")
+		if held := mediaKinds[kind]; media && strings.HasSuffix(kind, "_url") && held != "" {
+			parts[i] = dict("type", held)
+			continue
+		}
 		if marked, _ := part.Get("prompt_cache_breakpoint"); kind != "text" || !ok || marked != nil {
 			return nil, errNotReproduced("a content part other than text")
 		}
@@ -644,12 +674,9 @@ func (c *dynamoChat) fitContent(message *chattemplate.Dict) {
 		if c.wantsParts || len(content.Items) == 0 {
 			return
 		}
-		texts := make([]string, len(content.Items))
-		for i, item := range content.Items {
-			part, _ := item.(*chattemplate.Dict)
-			texts[i], _ = get[string](part, "text")
+		if text, ok := joinTexts(content, "\n"); ok {
+			message.Set("content", text)
 		}
-		message.Set("content", strings.Join(texts, "\n"))
 	}
 }
 
@@ -754,7 +781,7 @@ const (
 )
 
 // dynamoKwargs returns the client's variables, with its wishes about thinking said in every name that templates read.
-func dynamoKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
+func dynamoKwargs(request *apibody.Request, settings *DynamoSettings) (*chattemplate.Dict, error) {
 	kwargs := chattemplate.NewDict()
 	if request.ChatTemplateKwargs != nil {
 		kwargs = request.ChatTemplateKwargs.Clone()
@@ -770,6 +797,16 @@ func dynamoKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 			return nil, err
 		}
 	}
+	settings.defaultThinking(request, kwargs)
+	decided, err := sameThinking(kwargs)
+	if err == nil {
+		settings.lastWord(request, kwargs, decided)
+	}
+	return kwargs, err
+}
+
+// sameThinking says in both names whether the model is to think, and reports whether a variable decides that.
+func sameThinking(kwargs *chattemplate.Dict) (decided bool, err error) {
 	for _, name := range []string{thinking, enableThinking, thinkingMode} {
 		v, _ := kwargs.Get(name)
 		switch v := v.(type) {
@@ -777,7 +814,7 @@ func dynamoKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 			if name == enableThinking || name == thinking {
 				kwargs.Set(thinking, v)
 				kwargs.Set(enableThinking, v)
-				return kwargs, nil
+				return true, nil
 			}
 		case nil:
 			continue
@@ -787,14 +824,14 @@ func dynamoKwargs(request *apibody.Request) (*chattemplate.Dict, error) {
 			case mode == "enabled" || mode == "disabled":
 				kwargs.Set(thinking, mode == "enabled")
 				kwargs.Set(enableThinking, mode == "enabled")
-				return kwargs, nil
+				return true, nil
 			case mode == "adaptive" || mode == "chat" || mode == "thinking":
-				return kwargs, nil
+				return false, nil
 			}
 		}
-		return nil, errNotReproduced(fmt.Sprintf("%s of %v", name, v))
+		return false, errNotReproduced(fmt.Sprintf("%s of %v", name, v))
 	}
-	return kwargs, nil
+	return false, nil
 }
 
 // dynamoEfforts are the values of reasoning_effort that the frontend takes.

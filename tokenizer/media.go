@@ -78,7 +78,7 @@ func (m *Model) findMarks() {
 	switch m.options.Engine {
 	case VLLM:
 		known = vllmMedia
-	case SGLang:
+	case SGLang, Dynamo: // Dynamo's workers are of either kind
 		known = sglangMedia
 	}
 	marks, ok := known[m.architecture]

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"kvepp/chattemplate"
 	"kvepp/kvblock"
@@ -45,6 +46,8 @@ type Model struct {
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
 	rebuilt bool
 	options Options
+	// dynamoWorkers are the settings that SetDynamo told; nil before.
+	dynamoWorkers atomic.Pointer[[]DynamoSettings]
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
 	defaultKwargs *chattemplate.Dict
 }

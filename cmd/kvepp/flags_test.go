@@ -35,6 +35,7 @@ var settings = []struct {
 	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
 	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},
 	{"default-chat-template-kwargs", "KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.defaultChatTemplateKwargs }},
+	{"dynamo-runtime-config", "KVEPP_DYNAMO_RUNTIME_CONFIG", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.dynamoRuntimeConfig }},
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
 	{"tokenizer-url", "KVEPP_TOKENIZER_URL", "", [3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"}, func(o *options) any { return strings.Join(o.tokenizerURLs, ",") }},
 	{"tokenizer-url-timeout", "KVEPP_TOKENIZER_URL_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.tokenizerURLTimeout }},

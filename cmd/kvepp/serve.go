@@ -35,6 +35,7 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
@@ -84,7 +85,7 @@ func serve(o *options) error {
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
-	if err := follow(ctx, o, endpoints, files, m, log); err != nil {
+	if err := follow(ctx, o, endpoints, models, files, m, log); err != nil {
 		return err
 	}
 	if events != nil {
@@ -116,7 +117,7 @@ func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
 // follow keeps the pool at what the endpoints file and Dynamo's discovery say together.
-func follow(ctx context.Context, o *options, p *pool.Pool, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) error {
+func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) error {
 	var (
 		mu        sync.Mutex // guards the two halves; held over Update so that the later one wins
 		entries   []pool.Entry
@@ -124,15 +125,7 @@ func follow(ctx context.Context, o *options, p *pool.Pool, files map[string]dyna
 		said      = map[dynamo.Mismatch]bool{}
 	)
 	update := func() {
-		for _, in := range instances {
-			if in.Card == nil {
-				continue
-			}
-			for _, setting := range in.Card.Unread {
-				warnOnce(log, "a Dynamo worker is set to "+setting+": kvepp does not follow it, so that its prompts may be "+
-					"predicted wrongly; compare kvepp_predicted_cached_tokens_total with kvepp_reported_cached_tokens_total")
-			}
-		}
+		tellSettings(models, instances, log)
 		endpoints := dynamo.Join(entries, instances)
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))

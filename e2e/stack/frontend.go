@@ -51,7 +51,7 @@ func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize i
 	}
 	f.URL = fmt.Sprintf("http://127.0.0.1:%d", first)
 	spawn := func(name string, argv ...string) error {
-		p, err := s.spawn(name, s.dynamoEnv(), append([]string{s.python(), "-m"}, argv...)...)
+		p, err := s.spawn(name, s.dynamoEnv(), append([]string{s.python()}, argv...)...)
 		f.processes = append(f.processes, p)
 		return err
 	}
@@ -62,14 +62,22 @@ func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize i
 		events, replay := first+1+2*i, first+2+2*i
 		f.Events = append(f.Events, fmt.Sprintf("tcp://127.0.0.1:%d", events))
 		f.Replay = append(f.Replay, fmt.Sprintf("tcp://127.0.0.1:%d", replay))
-		if err := spawn(ServedName(i), "dynamo.mocker", "--model-path", folder, "--model-name", ServedName(i),
+		mocker := []string{"-m", "dynamo.mocker"}
+		if i < len(cfg.RuntimeConfigs) && cfg.RuntimeConfigs[i] != "" {
+			script, err := filepath.Abs(filepath.Join(cfg.Root, "e2e/testdata/dynamo/mocker.py"))
+			if err != nil {
+				return nil, err
+			}
+			mocker = []string{script, cfg.RuntimeConfigs[i]}
+		}
+		if err := spawn(ServedName(i), append(mocker, "--model-path", folder, "--model-name", ServedName(i),
 			"--endpoint", "dyn://"+ServedName(i)+".backend.generate", "--block-size", strconv.Itoa(blockSize),
 			"--num-gpu-blocks-override", "65536", "--speedup-ratio", "100",
-			"--zmq-kv-events-ports", strconv.Itoa(events), "--zmq-replay-ports", strconv.Itoa(replay)); err != nil {
+			"--zmq-kv-events-ports", strconv.Itoa(events), "--zmq-replay-ports", strconv.Itoa(replay))...); err != nil {
 			return nil, err
 		}
 	}
-	if err := spawn("frontend", "dynamo.frontend", "--router-mode", "round-robin", "--http-host", "127.0.0.1",
+	if err := spawn("frontend", "-m", "dynamo.frontend", "--router-mode", "round-robin", "--http-host", "127.0.0.1",
 		"--http-port", strconv.Itoa(first), "--enable-anthropic-api"); err != nil {
 		return nil, err
 	}

@@ -45,6 +45,9 @@ type Config struct {
 	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on sockets
 	// of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
 	EventPlane string
+	// RuntimeConfigs are, for StartFrontend, JSON objects with what a model's mocker says in its card's runtime_config beside
+	// what its flags make it say; "" for nothing.
+	RuntimeConfigs []string
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
 

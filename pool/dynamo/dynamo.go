@@ -35,8 +35,7 @@ type Card struct {
 	Role                  pool.Role
 	Taints                []string
 	Files                 ModelFiles
-	// Unread names settings of the worker that change the prompts its frontend makes, and that kvepp does not follow.
-	Unread []string
+	RuntimeConfig         json.RawMessage // runtime_config, for settings that change the prompts that a frontend makes
 }
 
 // parseInstance decodes the record of v1/instances.
@@ -85,43 +84,31 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		PromptFormatter json.RawMessage `json:"prompt_formatter"`
 		ChatTemplate    json.RawMessage `json:"chat_template_file"`
 
-		Runtime struct {
-			TotalKVBlocks         int      `json:"total_kv_blocks"`
-			MaxNumBatchedTokens   int      `json:"max_num_batched_tokens"`
-			DataParallelStartRank uint32   `json:"data_parallel_start_rank"`
-			DataParallelSize      uint32   `json:"data_parallel_size"`
-			EnableEAGLE           bool     `json:"enable_eagle"`
-			Taints                []string `json:"taints"`
-
-			ReasoningParser     *string `json:"reasoning_parser"`
-			DefaultThinkingMode *string `json:"default_thinking_mode"`
-			ToolCallArguments   *string `json:"tool_call_arguments_format"`
-			ExcludeTools        *bool   `json:"exclude_tools_when_tool_choice_none"`
-		} `json:"runtime_config"`
+		Runtime json.RawMessage `json:"runtime_config"`
+	}
+	var runtime struct {
+		TotalKVBlocks         int      `json:"total_kv_blocks"`
+		MaxNumBatchedTokens   int      `json:"max_num_batched_tokens"`
+		DataParallelStartRank uint32   `json:"data_parallel_start_rank"`
+		DataParallelSize      uint32   `json:"data_parallel_size"`
+		EnableEAGLE           bool     `json:"enable_eagle"`
+		Taints                []string `json:"taints"`
 	}
 	if err := json.Unmarshal(r.Card, &c); err != nil {
 		return "", 0, nil, fmt.Errorf("card_json: %w", err)
 	}
-	var unread []string
-	if p := c.Runtime.ReasoningParser; p != nil {
-		unread = append(unread, "reasoning_parser "+*p)
-	}
-	if m := c.Runtime.DefaultThinkingMode; m != nil {
-		unread = append(unread, "default_thinking_mode "+*m)
-	}
-	if f := c.Runtime.ToolCallArguments; f != nil && *f != "json_string" {
-		unread = append(unread, "tool_call_arguments_format "+*f)
-	}
-	if e := c.Runtime.ExcludeTools; e != nil && !*e {
-		unread = append(unread, "exclude_tools_when_tool_choice_none false")
+	if len(c.Runtime) > 0 {
+		if err := json.Unmarshal(c.Runtime, &runtime); err != nil {
+			return "", 0, nil, fmt.Errorf("card_json: runtime_config: %w", err)
+		}
 	}
 	return path, *r.InstanceID, &Card{
-		Unread: unread,
-		Model:  c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
-		TotalKVBlocks: c.Runtime.TotalKVBlocks, MaxNumBatchedTokens: c.Runtime.MaxNumBatchedTokens,
-		DataParallelStartRank: c.Runtime.DataParallelStartRank, DataParallelSize: c.Runtime.DataParallelSize,
-		EAGLE: c.Runtime.EnableEAGLE, Taints: c.Runtime.Taints,
-		Files: ModelFiles{checksum(c.Tokenizer), checksum(c.PromptFormatter), checksum(c.ChatTemplate)},
+		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
+		TotalKVBlocks: runtime.TotalKVBlocks, MaxNumBatchedTokens: runtime.MaxNumBatchedTokens,
+		DataParallelStartRank: runtime.DataParallelStartRank, DataParallelSize: runtime.DataParallelSize,
+		EAGLE: runtime.EnableEAGLE, Taints: runtime.Taints,
+		RuntimeConfig: c.Runtime,
+		Files:         ModelFiles{checksum(c.Tokenizer), checksum(c.PromptFormatter), checksum(c.ChatTemplate)},
 	}, nil
 }
 
