@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/binary"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -109,7 +110,7 @@ func (n normalizer) keeps(text string) bool {
 // text is normalized between the characters that it does not know, as nothing reorders or composes across them. (Text that
 // is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in order.)
 func normalForm(form norm.Form, s string) string {
-	if form.IsNormalString(s) {
+	if isNormal(form, s) {
 		return s
 	}
 	out := make([]byte, 0, len(s))
@@ -123,6 +124,45 @@ func normalForm(form norm.Form, s string) string {
 		out = append(out, s[i:start]...)
 	}
 	return string(append(out, knownForm(form, s[start:])...))
+}
+
+// isNormal is form.IsNormalString, but passes over what is normal in every text: ASCII, and for NFC all before the combining
+// characters. What is left is looked at in stretches from the character before it to an ASCII character, with which nothing
+// before it joins.
+func isNormal(form norm.Form, s string) bool {
+	const (
+		highBits = 0x8080808080808080
+		stretch  = 256 // bytes at least, for each call costs something
+	)
+	lowest := byte(utf8.RuneSelf)
+	if form == norm.NFC {
+		lowest = 0xCC // what U+0300 begins with
+	}
+	text := unsafe.Slice(unsafe.StringData(s), len(s))
+	before := 0 // where the character before i begins
+	for i := 0; i < len(s); {
+		switch c := s[i]; {
+		case i+8 <= len(s) && binary.LittleEndian.Uint64(text[i:])&highBits == 0:
+			before = i + 7
+			i += 8
+		case c < utf8.RuneSelf:
+			before = i
+			i++
+		case c < lowest:
+			before = i
+			i += 2
+		default:
+			end := min(i+stretch, len(s))
+			for end < len(s) && s[end] >= utf8.RuneSelf {
+				end++
+			}
+			if !form.IsNormalString(s[before:end]) {
+				return false
+			}
+			before, i = end, end
+		}
+	}
+	return true
 }
 
 // graphemeJoiner is what package norm puts into runs of more than 30 marks, for the sake of streams. Nobody else does.
