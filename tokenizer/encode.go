@@ -72,9 +72,10 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 	if len(text) < minSegment || first && e.firstDiffers {
 		cache = nil
 	}
+	var key segmentKey
 	if cache != nil {
 		var known bool
-		if out, known = cache.get(out, text); known {
+		if out, key, known = cache.get(out, text); known {
 			return out, nil
 		}
 	}
@@ -93,7 +94,7 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 		out = append(out, token.id)
 	}
 	if cache != nil {
-		cache.put(text, out[before:])
+		cache.put(key, text, out[before:])
 	}
 	return out, nil
 }

@@ -76,9 +76,10 @@ func (m *Model) appendOrdinary(out []kvblock.Token, text string) ([]kvblock.Toke
 		return out, ErrInvalidUTF8
 	}
 	remembered := len(text) >= minSegment
+	var key segmentKey
 	if remembered {
 		var known bool
-		if out, known = m.segments.get(out, text); known {
+		if out, key, known = m.segments.get(out, text); known {
 			return out, nil
 		}
 	}
@@ -90,7 +91,7 @@ func (m *Model) appendOrdinary(out []kvblock.Token, text string) ([]kvblock.Toke
 		return out, err
 	}
 	if remembered {
-		m.segments.put(text, longer[before:])
+		m.segments.put(key, text, longer[before:])
 	}
 	return longer, nil
 }

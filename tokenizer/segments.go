@@ -50,14 +50,17 @@ func newSegmentCache(bytes int) *segmentCache {
 	return &segmentCache{seed: maphash.MakeSeed(), budget: bytes / (2 * segmentShards)}
 }
 
-func (c *segmentCache) hash(text string) (*segmentShard, uint64) {
-	h := maphash.String(c.seed, text)
-	return &c.shards[h%segmentShards], h
+// segmentKey is where a text belongs.
+type segmentKey struct {
+	shard *segmentShard
+	hash  uint64
 }
 
-// get appends the ids of text, if they are known.
-func (c *segmentCache) get(out []kvblock.Token, text string) ([]kvblock.Token, bool) {
-	shard, h := c.hash(text)
+// get appends the ids of text, if they are known. The key is for put, if they are not.
+func (c *segmentCache) get(out []kvblock.Token, text string) (ids []kvblock.Token, key segmentKey, known bool) {
+	h := maphash.String(c.seed, text)
+	shard := &c.shards[h%segmentShards]
+	key = segmentKey{shard, h}
 	shard.mu.Lock()
 	found, ok := shard.young[h]
 	if !ok {
@@ -67,22 +70,21 @@ func (c *segmentCache) get(out []kvblock.Token, text string) ([]kvblock.Token, b
 	}
 	shard.mu.Unlock()
 	if !ok || found.text != text {
-		return out, false
+		return out, key, false
 	}
-	return append(out, found.ids...), true
+	return append(out, found.ids...), key, true
 }
 
-// put remembers the ids of text. It copies both.
-func (c *segmentCache) put(text string, ids []kvblock.Token) {
+// put remembers the ids of the text whose key is given. It copies both.
+func (c *segmentCache) put(key segmentKey, text string, ids []kvblock.Token) {
 	s := segment{text: text, ids: ids}
 	if s.size() > c.budget/2 {
 		return
 	}
 	s = segment{text: strings.Clone(text), ids: slices.Clone(ids)}
-	shard, h := c.hash(text)
-	shard.mu.Lock()
-	shard.add(h, s, c.budget)
-	shard.mu.Unlock()
+	key.shard.mu.Lock()
+	key.shard.add(key.hash, s, c.budget)
+	key.shard.mu.Unlock()
 }
 
 // add puts a segment into the young generation. The shard's lock must be held.

@@ -150,14 +150,21 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	}
 }
 
+// remember puts a text's ids as the encoder does: after it asked for them.
+func remember(c *segmentCache, text string, ids []kvblock.Token) {
+	if _, key, known := c.get(nil, text); !known {
+		c.put(key, text, ids)
+	}
+}
+
 func TestSegmentCacheBound(t *testing.T) {
 	const budget = 1 << 20
 	c := newSegmentCache(budget)
 	ids := make([]kvblock.Token, 100)
 	for i := range 20_000 {
 		text := fmt.Sprintf("%0500d", i)
-		c.put(text, ids)
-		if got, ok := c.get(nil, text); !ok || len(got) != len(ids) {
+		remember(c, text, ids)
+		if got, _, ok := c.get(nil, text); !ok || len(got) != len(ids) {
 			t.Fatalf("%d: %d ids, %v", i, len(got), ok)
 		}
 	}
@@ -173,11 +180,11 @@ func TestSegmentCacheBound(t *testing.T) {
 	if total > budget || kept < 500 {
 		t.Errorf("%d segments, %d bytes; the budget is %d", kept, total, budget)
 	}
-	c.put(strings.Repeat("x", budget), ids)
-	if _, ok := c.get(nil, strings.Repeat("x", budget)); ok {
+	remember(c, strings.Repeat("x", budget), ids)
+	if _, _, ok := c.get(nil, strings.Repeat("x", budget)); ok {
 		t.Error("a text of the whole budget was kept")
 	}
-	if _, ok := c.get(nil, "never put"); ok {
+	if _, _, ok := c.get(nil, "never put"); ok {
 		t.Error("found what was never put")
 	}
 }
@@ -185,12 +192,22 @@ func TestSegmentCacheBound(t *testing.T) {
 // TestSegmentCacheKeepsWhatIsUsed asks for one text while many others pass by.
 func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
 	c := newSegmentCache(1 << 20)
-	c.put("wanted", []kvblock.Token{1, 2, 3})
+	remember(c, "wanted", []kvblock.Token{1, 2, 3})
 	for i := range 20_000 {
-		c.put(fmt.Sprintf("%0500d", i), nil)
-		if got, ok := c.get(nil, "wanted"); !ok || len(got) != 3 {
+		remember(c, fmt.Sprintf("%0500d", i), nil)
+		if got, _, ok := c.get(nil, "wanted"); !ok || len(got) != 3 {
 			t.Fatalf("gone after %d others", i)
 		}
+	}
+}
+
+// TestSegmentCacheComparesTexts puts a text under the hash of another.
+func TestSegmentCacheComparesTexts(t *testing.T) {
+	c := newSegmentCache(1 << 20)
+	_, key, _ := c.get(nil, "first")
+	c.put(key, "of the same hash", []kvblock.Token{1})
+	if got, _, known := c.get(nil, "first"); known {
+		t.Errorf("found %v, the ids of another text", got)
 	}
 }
 
