@@ -141,7 +141,7 @@ func (b *PlaneBatch) routerEvent(s *scanner, e *RouterEvent) error {
 		case "storage_tier":
 			var name []byte
 			if name, err = s.text("storage_tier"); err == nil {
-				tier, known = tierNamed(name)
+				tier, known = TierNamed(string(name))
 			}
 		case "residency_domain":
 			var domain []byte
@@ -206,10 +206,10 @@ func (s *scanner) count(what string) (uint64, error) {
 	return v, err
 }
 
-// tierNamed is the reverse of Tier.String.
-func tierNamed(name []byte) (Tier, bool) {
+// TierNamed is the reverse of Tier.String.
+func TierNamed(name string) (Tier, bool) {
 	for t := TierDevice; t <= TierExternal; t++ {
-		if string(name) == t.String() {
+		if name == t.String() {
 			return t, true
 		}
 	}

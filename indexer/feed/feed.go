@@ -34,6 +34,9 @@ type Feed struct {
 	nats    natsPlane
 	threads chan struct{} // holds one for each batch being applied; nil: any number may be
 
+	released chan struct{} // closed unless events are on hold
+	never    chan struct{} // closed
+
 	mu            sync.Mutex
 	subscriptions map[kvblock.Worker]subscription // guarded by mu
 	hearings      map[kvblock.Worker]*hearing     // guarded by mu
@@ -70,7 +73,9 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if config.Threads > 0 {
 		threads = make(chan struct{}, config.Threads)
 	}
-	return &Feed{threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
+	never := make(chan struct{})
+	close(never)
+	return &Feed{released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
 		subscriptions: map[kvblock.Worker]subscription{}, hearings: map[kvblock.Worker]*hearing{},
 		nats: natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
 }
@@ -125,13 +130,13 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 		return
 	}
 	s := f.subscriber(w)
-	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, &s)
-	f.joined(&s, running.Close, err)
+	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, s)
+	f.joined(s, running.Close, err)
 }
 
 // subscriber returns what applies a worker's events.
-func (f *Feed) subscriber(w pool.Worker) subscriber {
-	s := subscriber{feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w)}
+func (f *Feed) subscriber(w pool.Worker) *subscriber {
+	s := &subscriber{left: make(chan struct{}), hold: f.released, feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w)}
 	f.mu.Lock()
 	f.hearings[w.Worker] = s.hearing
 	f.mu.Unlock()
@@ -165,6 +170,7 @@ func (f *Feed) WorkerLeft(w kvblock.Worker) {
 	if !ok {
 		return
 	}
+	close(s.left)
 	s.leave()
 	if s.online { // no callback is left that could say so
 		f.connected.Add(-1)
@@ -179,7 +185,14 @@ type subscriber struct {
 	name      string
 	blockSize int // as the pool knew it when the worker joined; 0: to be learned
 	hearing   *hearing
+	left      chan struct{} // closed when the worker leaves
+	hold      chan struct{} // its events wait until it is closed
 
+	applying   sync.Mutex // held while a message is applied, or anything else done about it; guards what follows
+	position   Position   // how far messages were applied, or what the seed says
+	begun      bool       // whether any was
+	seeded     bool       // what the worker holds, or some of it, is from a dump
+	unnumbered bool       // and a message may tell again what that has in it
 	normalizer *kvblock.Normalizer
 	batch      kvblock.Batch
 	operations []kvblock.Operation
@@ -195,11 +208,20 @@ func (s *subscriber) reset() { s.normalizer = kvblock.NewNormalizer(s.blockSize)
 
 // Message decodes and applies one batch.
 func (s *subscriber) Message(seq uint64, _, payload []byte) {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
 	f := s.feed
 	f.enter()
 	defer f.leave()
 	if err := kvblock.DecodeBatch(payload, &s.batch); err != nil {
-		s.Malformed(fmt.Errorf("batch %d: %w", seq, err))
+		s.begun = true
+		s.unreadable(fmt.Errorf("batch %d: %w", seq, err))
+		return
+	}
+	if s.reached(seq, s.batch.Timestamp) {
+		f.metrics.Event("batch", "in_dump", 1)
 		return
 	}
 	f.metrics.Event("batch", "received", 1)
@@ -232,7 +254,11 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 	switch op.Kind {
 	case kvblock.OpStored:
 		s.report(s.normalizer.Traits().BlockSize)
-		f.metrics.Event("stored", outcome(f.index.Stored(s.worker, op.Stored)), 1)
+		store := f.index.Stored
+		if s.unnumbered { // what the dump has in it already must not count twice
+			store = f.index.Load
+		}
+		f.metrics.Event("stored", outcome(store(s.worker, op.Stored)), 1)
 	case kvblock.OpRemoved:
 		f.metrics.Event("removed", "applied", 1)
 		f.metrics.Event("removed", "unknown_block", f.index.Removed(s.worker, op.Removed))
@@ -243,6 +269,9 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 		f.metrics.Event(kinds[op.Event], op.Reason, 1)
 		if op.Reason == kvblock.DropBlockSize {
 			s.report(int(op.BlockSize))
+		}
+		if op.Reason == kvblock.DropUnlearnedGroup && op.Event == kvblock.BlockRemoved && s.seeded {
+			s.empty() // which group is which the dump does not say: this may be a block that it has
 		}
 	}
 }
@@ -286,6 +315,17 @@ func outcome(err error) string {
 // Gap empties the worker: of what was lost, a removal may be a part, and a block believed and not held is worse than one
 // held and not believed.
 func (s *subscriber) Gap(expected, got uint64) {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
+	s.gap(expected, got)
+}
+
+func (s *subscriber) gap(expected, got uint64) {
+	if s.bridged(got) {
+		return
+	}
 	s.feed.metrics.Event("subscription", "gap", 1)
 	s.feed.log.Warn("KV events were lost: the worker's blocks are dropped until it announces them again",
 		"worker", s.name, "expected", expected, "got", got)
@@ -294,6 +334,14 @@ func (s *subscriber) Gap(expected, got uint64) {
 
 // Restart empties the worker: a new engine process holds nothing of the old one's.
 func (s *subscriber) Restart() {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
+	s.restart()
+}
+
+func (s *subscriber) restart() {
 	s.feed.metrics.Event("subscription", "restart", 1)
 	s.feed.log.Info("the publisher of KV events began anew: the worker's blocks are dropped", "worker", s.name)
 	s.empty()
@@ -301,6 +349,7 @@ func (s *subscriber) Restart() {
 
 func (s *subscriber) empty() {
 	s.feed.index.Cleared(s.worker)
+	s.unseed()
 	s.reset()
 }
 
@@ -312,6 +361,14 @@ func (s *subscriber) Replayed(outcome zmqsub.Replay, messages int) {
 
 // Malformed empties the worker, because what cannot be read may have been a removal.
 func (s *subscriber) Malformed(err error) {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
+	s.unreadable(err)
+}
+
+func (s *subscriber) unreadable(err error) {
 	s.feed.metrics.Event("batch", "malformed", 1)
 	if !s.malformed {
 		s.malformed = true
@@ -322,11 +379,22 @@ func (s *subscriber) Malformed(err error) {
 }
 
 // Connected counts the subscription as connected.
-func (s *subscriber) Connected() { s.online = true; s.feed.connected.Add(1) }
+func (s *subscriber) Connected() {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.online = true
+	s.feed.connected.Add(1)
+}
 
-// Disconnected counts it as not connected.
+// Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then: the next
+// connection may be to another process.
 func (s *subscriber) Disconnected() {
+	s.applying.Lock()
+	defer s.applying.Unlock()
 	s.online = false
 	s.feed.connected.Add(-1)
 	s.hearing.again()
+	if s.seeded && !s.begun {
+		s.empty()
+	}
 }

@@ -150,14 +150,19 @@ func (j *subject) message(msg *nats.Msg) {
 	if c == nil {
 		return // of a worker that is not in the pool
 	}
-	switch seq := j.batch.Sequence; {
-	case seq < c.next:
-		c.Restart()
-	case seq > c.next:
-		c.Gap(c.next, seq)
+	if !c.begin() {
+		return
 	}
-	c.next = j.batch.Sequence + 1
-	c.events(&j.batch)
+	defer c.end()
+	seq := j.batch.Sequence
+	switch {
+	case seq < c.next:
+		c.restart()
+	case seq > c.next:
+		c.gap(c.next, seq)
+	}
+	c.next = seq + 1
+	c.events(seq, &j.batch)
 }
 
 // close ends the connection. When it returns, no event is being applied, and none will be.

@@ -24,6 +24,7 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	var leave func()
 	var err error
 	if c.ZMQ == "" {
+		s.hold = f.never // a subject's messages are for many workers: holding them would hold those that join, too
 		leave, err = f.nats.subscribe(c, s)
 	} else {
 		var running *zmqsub.Subscription
@@ -33,34 +34,43 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 			leave = running.Close
 		}
 	}
-	f.joined(&s.subscriber, leave, err)
+	f.joined(s.subscriber, leave, err)
 }
 
 // planeSubscriber applies one worker's events as the event plane brings them: hashed already, for this instance and rank.
 type planeSubscriber struct {
-	subscriber
+	*subscriber
 	instance uint64
 	frame    kvblock.PlaneBatch
 }
 
 // Message decodes and applies one message of a publisher's own socket.
 func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
 	envelope, err := kvblock.UnframePlane(payload)
 	if err == nil {
 		err = kvblock.DecodePlane(envelope, &s.frame)
 	}
 	if err != nil {
-		s.Malformed(fmt.Errorf("event plane message %d: %w", seq, err))
+		s.begun = true
+		s.unreadable(fmt.Errorf("event plane message %d: %w", seq, err))
 		return
 	}
-	s.events(&s.frame)
+	s.events(seq, &s.frame)
 }
 
-// events applies one message.
-func (s *planeSubscriber) events(b *kvblock.PlaneBatch) {
+// events applies one message. It is called between begin and end.
+func (s *planeSubscriber) events(seq uint64, b *kvblock.PlaneBatch) {
 	s.feed.enter()
 	defer s.feed.leave()
 	m := s.feed.metrics
+	if s.reached(seq, 0) { // a publisher's id is new with each process, and its numbers are enough
+		m.Event("batch", "in_dump", 1)
+		return
+	}
 	m.Event("batch", "received", 1)
 	for i := range b.Events {
 		e := &b.Events[i]

@@ -1,11 +1,13 @@
 package service
 
 import (
+	"log/slog"
 	"net/http"
 	"strconv"
 	"sync"
 
 	"kvepp/indexer"
+	"kvepp/indexer/feed"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -14,9 +16,12 @@ import (
 type Reader struct {
 	pool  *pool.Pool
 	index *indexer.Index
+	feed  *feed.Feed // nil: there are no events
+	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
-	serves func(w *pool.Worker) served
-	idle   sync.Pool // of *lookup
+	serves  func(w *pool.Worker) served
+	idle    sync.Pool  // of *lookup
+	dumping sync.Mutex // held while a dump is written
 }
 
 // served is what requests name.
@@ -32,12 +37,13 @@ type lookup struct {
 }
 
 // NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the default.
-func NewReader(p *pool.Pool, index *indexer.Index) *Reader {
-	return newReader(p, index, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
+// f feeds the index; nil if nothing does, and then there is no dump either.
+func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
+	return newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
 }
 
-func newReader(p *pool.Pool, index *indexer.Index, serves func(*pool.Worker) served) *Reader {
-	return &Reader{pool: p, index: index, serves: serves, idle: sync.Pool{New: func() any { return new(lookup) }}}
+func newReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger, serves func(*pool.Worker) served) *Reader {
+	return &Reader{pool: p, index: index, feed: f, log: log, serves: serves, idle: sync.Pool{New: func() any { return new(lookup) }}}
 }
 
 // Handle adds the requests that only read.
@@ -45,6 +51,9 @@ func (r *Reader) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("POST /query", r.query)
 	mux.HandleFunc("POST /query_by_hash", r.queryByHash)
+	if r.feed != nil {
+		mux.HandleFunc("GET /dump", r.dump)
+	}
 }
 
 // asked is what both queries name.

@@ -3,12 +3,14 @@ package service
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync"
 
 	"kvepp/indexer"
+	"kvepp/indexer/feed"
 	"kvepp/pool"
 	"kvepp/scoring"
 )
@@ -51,11 +53,11 @@ type Registration struct {
 	ReplayEndpoint *string `json:"replay_endpoint"`
 }
 
-// NewRegistry returns a Registry without workers. p is its own: nobody else may update it. A feed that watches p follows
-// the workers' events.
-func NewRegistry(p *pool.Pool, index *indexer.Index) *Registry {
+// NewRegistry returns a Registry without workers. p is its own: nobody else may update it. f, which watches p, follows the
+// workers' events.
+func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
 	r := &Registry{pool: p}
-	r.Reader = newReader(p, index, func(w *pool.Worker) served { return groupOf(w.Model) })
+	r.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	return r
 }
 

@@ -1,0 +1,237 @@
+package service
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kvepp/indexer/feed"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// dumpPatience is how long the reader of a dump may take for one worker's part.
+const dumpPatience = time.Minute
+
+// dump answers what every worker holds, as the events that would say so: {"model:group": {"block_size": n, "events": […]}}.
+// It is written worker by worker, so that it takes no more memory than one worker's part. One runs at a time.
+//
+// Beside Dynamo's keys the first event of each worker has "position": how many of the worker's own messages the dump has in
+// it, which kvepp needs to go on from there.
+func (r *Reader) dump(w http.ResponseWriter, req *http.Request) {
+	if !r.dumping.TryLock() {
+		answer(w, 0, nil, refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
+		return
+	}
+	defer r.dumping.Unlock()
+	snapshot := r.pool.Acquire() // until the end: the numbers must mean these workers
+	defer snapshot.Release()
+	workers := snapshot.Workers
+	groups := map[served][]*pool.Worker{}
+	var names []served
+	for i := range workers {
+		s := r.serves(&workers[i])
+		if groups[s] == nil {
+			names = append(names, s)
+		}
+		groups[s] = append(groups[s], &workers[i])
+	}
+	slices.SortFunc(names, func(a, b served) int { return strings.Compare(a.String(), b.String()) })
+
+	w.Header().Set("Content-Type", "application/json")
+	control := http.NewResponseController(w)
+	var part bytes.Buffer
+	for i, name := range names {
+		key, _ := json.Marshal(name.String())
+		fmt.Fprintf(&part, `%c%s:{"block_size":%d,"events":[`, "{,"[min(i, 1)], key, groups[name][0].BlockSize)
+		d := dumper{out: &part}
+		for _, worker := range groups[name] {
+			if err := d.worker(r.feed, worker); err != nil {
+				r.log.Error("a dump was cut short", "worker", worker.String(), "error", err)
+				panic(http.ErrAbortHandler) // what was written looks whole otherwise
+			}
+			// Not every connection has deadlines; the write says the rest.
+			_ = control.SetWriteDeadline(time.Now().Add(dumpPatience))
+			if _, err := part.WriteTo(w); err != nil {
+				return // the reader went away
+			}
+		}
+		part.WriteString("]}")
+	}
+	if len(names) == 0 {
+		part.WriteByte('{')
+	}
+	part.WriteByte('}')
+	_, _ = part.WriteTo(w)
+}
+
+// dumper writes the events of one model.
+type dumper struct {
+	out    *bytes.Buffer
+	events int
+	number []byte
+}
+
+// worker writes the events of one worker.
+func (d *dumper) worker(f *feed.Feed, w *pool.Worker) error {
+	begin := d.out.Len()
+	first := -1 // where the first event's position is to be put in
+	at, _, err := f.Dump(w.Worker, func(s kvblock.Stored) bool {
+		if d.events > 0 {
+			d.out.WriteByte(',')
+		}
+		d.out.WriteString(`{"worker_id":`)
+		d.unsigned(w.InstanceID)
+		if first < 0 {
+			first = d.out.Len()
+		}
+		fmt.Fprintf(d.out, `,"storage_tier":"%s","residency_domain":"worker","event":{"event_id":%d,"data":{"stored":{"parent_hash":`, s.Tier, d.events)
+		if s.HasParent {
+			d.unsigned(uint64(s.Parent))
+		} else {
+			d.out.WriteString("null")
+		}
+		d.out.WriteString(`,"start_position":null,"blocks":[`)
+		for i, b := range s.Blocks {
+			if i > 0 {
+				d.out.WriteByte(',')
+			}
+			d.out.WriteString(`{"block_hash":`)
+			d.unsigned(uint64(b.Engine))
+			d.out.WriteString(`,"tokens_hash":`)
+			d.unsigned(uint64(b.Local))
+			d.out.WriteString(`,"mm_extra_info":null}`)
+		}
+		fmt.Fprintf(d.out, `]}},"dp_rank":%d}}`, w.Rank)
+		d.events++
+		return true
+	})
+	if err != nil || first < 0 || !at.Known {
+		return err
+	}
+	position := fmt.Appendf(nil, `,"position":{"next":%d,"timestamp":%s}`, at.Next, strconv.FormatFloat(at.Timestamp, 'g', -1, 64))
+	rest := slices.Insert(bytes.Clone(d.out.Bytes()[begin:]), first-begin, position...)
+	d.out.Truncate(begin)
+	d.out.Write(rest)
+	return nil
+}
+
+func (d *dumper) unsigned(v uint64) {
+	d.number = strconv.AppendUint(d.number[:0], v, 10)
+	d.out.Write(d.number)
+}
+
+// dumped is one event of a dump.
+type dumped struct {
+	WorkerID uint64 `json:"worker_id"`
+	Tier     string `json:"storage_tier"`
+	Domain   string `json:"residency_domain"`
+	Position *struct {
+		Next      uint64  `json:"next"`
+		Timestamp float64 `json:"timestamp"`
+	} `json:"position"`
+	Event struct {
+		Rank uint32 `json:"dp_rank"`
+		Data struct {
+			Stored *struct {
+				Parent *uint64 `json:"parent_hash"`
+				Blocks []struct {
+					Engine uint64 `json:"block_hash"`
+					Local  uint64 `json:"tokens_hash"`
+				} `json:"blocks"`
+			} `json:"stored"`
+		} `json:"data"`
+	} `json:"event"`
+}
+
+// stored returns what the event says; false for one that does not say what a worker holds itself.
+func (d *dumped) stored() (s kvblock.Stored, ok bool) {
+	if d.Event.Data.Stored == nil || len(d.Event.Data.Stored.Blocks) == 0 || d.Domain != "worker" {
+		return s, false
+	}
+	if s.Tier, ok = kvblock.TierNamed(d.Tier); !ok {
+		return s, false
+	}
+	if p := d.Event.Data.Stored.Parent; p != nil {
+		s.HasParent, s.Parent = true, kvblock.EngineHash(*p)
+	}
+	for _, b := range d.Event.Data.Stored.Blocks {
+		s.Blocks = append(s.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(b.Engine), Local: kvblock.LocalHash(b.Local)})
+	}
+	return s, true
+}
+
+// readDump reads a dump, and gives every event to event with the block size of its model.
+func readDump(in *bufio.Reader, event func(blockSize int, d *dumped) error) error {
+	dec := json.NewDecoder(in)
+	if err := expect(dec, json.Delim('{')); err != nil {
+		return err
+	}
+	for dec.More() {
+		if _, err := dec.Token(); err != nil { // the model
+			return err
+		}
+		if err := readModel(dec, event); err != nil {
+			return err
+		}
+	}
+	return expect(dec, json.Delim('}'))
+}
+
+func readModel(dec *json.Decoder, event func(blockSize int, d *dumped) error) error {
+	if err := expect(dec, json.Delim('{')); err != nil {
+		return err
+	}
+	blockSize := 0
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		switch key {
+		case "block_size":
+			err = dec.Decode(&blockSize)
+		case "events":
+			err = readEvents(dec, func(d *dumped) error { return event(blockSize, d) })
+		default:
+			err = dec.Decode(new(json.RawMessage))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return expect(dec, json.Delim('}'))
+}
+
+func readEvents(dec *json.Decoder, event func(*dumped) error) error {
+	if err := expect(dec, json.Delim('[')); err != nil {
+		return err
+	}
+	for dec.More() {
+		var d dumped
+		if err := dec.Decode(&d); err != nil {
+			return err
+		}
+		if err := event(&d); err != nil {
+			return err
+		}
+	}
+	return expect(dec, json.Delim(']'))
+}
+
+func expect(dec *json.Decoder, want json.Delim) error {
+	got, err := dec.Token()
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("%v where %v should be", got, want)
+	}
+	return nil
+}

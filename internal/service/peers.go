@@ -1,0 +1,137 @@
+package service
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"kvepp/indexer/feed"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// maxDumpBytes bounds what is read of a peer's dump.
+const maxDumpBytes = 4 << 30
+
+// connectFirst is how long to wait for the workers' event sockets before a dump is asked for: what happens between the dump
+// and the subscription would be lost, and the worker's part of the dump with it.
+const connectFirst = 2 * time.Second
+
+// WarmUp fills the index of p's workers from the peers' dumps, while f holds back their events, and returns when that is done
+// or ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only leave the index
+// as empty as it was. token may be empty. The workers must have joined after f.Hold; WarmUp releases f.
+func WarmUp(ctx context.Context, peers []string, token string, p *pool.Pool, f *feed.Feed, log *slog.Logger) {
+	defer f.Release()
+	connected, cancel := context.WithTimeout(ctx, connectFirst)
+	defer cancel()
+	for tick := time.NewTicker(10 * time.Millisecond); connected.Err() == nil; {
+		if _, missing := f.Subscriptions(); missing == 0 {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-connected.Done():
+		}
+	}
+	l := newLoader(p, f)
+	for _, peer := range peers {
+		if len(l.wanted) == 0 {
+			break
+		}
+		begin, before := time.Now(), l.blocks
+		err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump", token)
+		if err != nil {
+			log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
+			continue
+		}
+		log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
+	}
+}
+
+// loader takes dumps over.
+type loader struct {
+	feed   *feed.Feed
+	wanted map[worker]*wanted // not filled by an earlier peer
+	blocks int
+}
+
+type worker struct {
+	instance uint64
+	rank     uint32
+}
+
+type wanted struct {
+	number    kvblock.Worker
+	blockSize int
+	learn     func(blockSize int)
+	at        feed.Position
+	begun     bool
+}
+
+func newLoader(p *pool.Pool, f *feed.Feed) *loader {
+	l := &loader{feed: f, wanted: map[worker]*wanted{}}
+	s := p.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		number := w.Worker
+		l.wanted[worker{w.InstanceID, w.Rank}] = &wanted{number: number, blockSize: w.BlockSize,
+			learn: func(blockSize int) { p.ReportBlockSize(number, blockSize) }}
+	}
+	return l
+}
+
+// load reads one peer's dump. What was read before an error stays: it is a part of the truth.
+func (l *loader) load(ctx context.Context, url, token string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answered %s", url, resp.Status)
+	}
+	err = readDump(bufio.NewReaderSize(io.LimitReader(resp.Body, maxDumpBytes), 1<<16), l.event)
+	for key, w := range l.wanted {
+		if w.begun {
+			delete(l.wanted, key)
+		}
+	}
+	return err
+}
+
+// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over.
+func (l *loader) event(blockSize int, d *dumped) error {
+	w := l.wanted[worker{d.WorkerID, d.Event.Rank}]
+	s, ok := d.stored()
+	if w == nil || !ok || w.blockSize != 0 && blockSize != w.blockSize {
+		return nil
+	}
+	if !w.begun {
+		if w.begun = true; d.Position != nil {
+			w.at = feed.Position{Known: true, Next: d.Position.Next, Timestamp: d.Position.Timestamp}
+		}
+		if w.blockSize == 0 {
+			w.learn(blockSize)
+		}
+	}
+	switch err := l.feed.Seed(w.number, w.at, s); {
+	case errors.Is(err, feed.ErrNotSubscribed), errors.Is(err, feed.ErrBegun):
+	case err == nil:
+		l.blocks += len(s.Blocks)
+	}
+	return nil // what one store lacks does not make the others wrong
+}
