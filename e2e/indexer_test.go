@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"testing"
 
 	zmq "github.com/pebbe/zmq4"
@@ -350,6 +352,69 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	}
 	x.same(http.StatusOK, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
 	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
+}
+
+// TestIndexersTakeOver starts indexers that were not there when the engines stored their blocks: they know them from a peer,
+// kvepp's from kvepp's and from Dynamo's, and Dynamo's from kvepp's; and they go on from there.
+func TestIndexersTakeOver(t *testing.T) {
+	x := startIndexers(t)
+	a, b := x.publisher(7, 0), x.publisher(7, 1)
+	rng := rand.New(rand.NewPCG(uint64(begun), 2))
+	prompts := make([][]int, 60)
+	for i := range prompts {
+		prompts[i] = make([]int, (1+rng.IntN(9))*indexerBlock)
+		for k := range prompts[i] {
+			prompts[i][k] = rng.IntN(2)
+		}
+	}
+	churn := func() {
+		for range 60 {
+			p := x.publishers[rng.IntN(2)]
+			if rng.IntN(3) > 0 {
+				p.store(prompts[rng.IntN(len(prompts))])
+			} else {
+				p.evict(rng, 2)
+			}
+		}
+	}
+	churn()
+	x.settle(1)
+	workers := fmt.Sprintf("7=%s,7:1=%s", a.address, b.address)
+	known := []string{"--workers", workers, "--model-name", "m", "--block-size", strconv.Itoa(indexerBlock)}
+	late := map[string]string{}
+	for _, s := range []struct {
+		name, peer string
+		start      func(context.Context, ...string) (string, error)
+	}{
+		{"kvepp from kvepp", x.Kvepp, x.StartKvepp},
+		{"kvepp from Dynamo", x.Dynamo, x.StartKvepp},
+		{"Dynamo from kvepp", x.Kvepp, x.StartDynamo},
+	} {
+		url, err := s.start(t.Context(), append(known, "--peers", s.peer)...)
+		if err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		late[s.name] = url
+	}
+	compare := func(when string) {
+		t.Helper()
+		for name, url := range late {
+			eventually(t, func() error {
+				for _, prompt := range prompts {
+					q := map[string]any{"model_name": "m", "token_ids": prompt}
+					_, want := x.ask(x.Kvepp, "/query", q)
+					if _, got := x.ask(url, "/query", q); !reflect.DeepEqual(got, want) {
+						return fmt.Errorf("%s: %s answers %v, want %v", when, name, got, want)
+					}
+				}
+				return nil
+			})
+		}
+	}
+	compare("taken over")
+	churn()
+	x.settle(2)
+	compare("after more events")
 }
 
 // TestIndexerWhereDynamosErrs shows the defects of Dynamo's index that kvepp's must not have, on the real one: when they

@@ -27,6 +27,8 @@ type options struct {
 	metricsPort    uint16
 	adminAddress   string
 	adminTokenFile string
+	indexPeers     []string
+	warmUpTimeout  time.Duration
 	secureServing  bool
 	drainTimeout   time.Duration
 
@@ -137,8 +139,10 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
-	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /health, as dynamo.indexer answers them. Empty: none")
+	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Absent: anybody may ask")
+	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
+	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
 	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
 
@@ -266,7 +270,7 @@ func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
 
 // index returns the bounds of the index. goLimit is indexBytes's.
 func (o *options) index(goLimit int64) indexer.Config {
-	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
+	c := indexer.Config{MaxBytes: o.indexBytes(goLimit), KeepLocalHashes: o.adminAddress != ""}
 	if !o.kvEvents {
 		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
 	}

@@ -62,7 +62,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f.StringVar(&o.workers, "workers", "", "`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over HTTP")
 	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
 	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
-	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas")
+	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas: at start the index of the workers that --workers names is taken over from the first that answers")
 	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
@@ -129,6 +129,9 @@ func (o *indexerOptions) registration(worker string) (r service.Registration, er
 	return service.Registration{InstanceID: &id, Rank: &rank32, Endpoint: &address, Model: &o.model, Group: &o.group, BlockSize: &o.blockSize}, nil
 }
 
+// warmUpTimeout is how long the start waits for --peers.
+const warmUpTimeout = 10 * time.Second
+
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
 	log, err := (&options{logLevel: o.logLevel, logFormat: o.logFormat}).logger()
@@ -139,7 +142,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))})
+	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1)), KeepLocalHashes: true})
 	if err != nil {
 		return err
 	}
@@ -149,18 +152,27 @@ func runIndexer(o *indexerOptions) error {
 		return err
 	}
 	defer events.Close()
+	peers := strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' })
+	if len(peers) > 0 {
+		events.Hold()
+	}
 	workers.Watch(events)
 	workers.Watch(forgetful{index.Forget})
-	registry := service.NewRegistry(workers, index)
+	registry := service.NewRegistry(workers, index, events, log)
 	for _, r := range o.registrations {
 		if err := registry.Register(r); err != nil {
 			return fmt.Errorf("--workers: %w", err)
 		}
 	}
-	for _, peer := range strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' }) {
+	for _, peer := range peers {
 		if err := registry.AddPeer(peer); err != nil {
 			return fmt.Errorf("--peers: %w", err)
 		}
+	}
+	if len(peers) > 0 {
+		warm, cancel := context.WithTimeout(ctx, warmUpTimeout)
+		service.WarmUp(warm, peers, "", workers, events, log)
+		cancel()
 	}
 
 	mux := http.NewServeMux()

@@ -81,6 +81,9 @@ func serve(o *options) error {
 			return err
 		}
 		defer events.Close()
+		if len(o.indexPeers) > 0 {
+			events.Hold()
+		}
 		endpoints.Watch(events) // first, so that nothing writes to the index once the others forget a worker
 	}
 	endpoints.Watch(forgetful{index.Forget})
@@ -92,6 +95,11 @@ func serve(o *options) error {
 		if err := events.Room(); err != nil {
 			return err
 		}
+	}
+	if events != nil && len(o.indexPeers) > 0 {
+		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
+		service.WarmUp(warm, o.indexPeers, token, endpoints, events, log)
+		cancel()
 	}
 	gauges(m, book, index, endpoints, events)
 	for name, model := range models {
@@ -106,7 +114,7 @@ func serve(o *options) error {
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
 		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
 	mux := http.NewServeMux()
-	service.NewReader(endpoints, index).Handle(mux)
+	service.NewReader(endpoints, index, events, log).Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
 }
 

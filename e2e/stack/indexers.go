@@ -34,39 +34,42 @@ func StartIndexers(ctx context.Context, cfg Config) (_ *Indexers, err error) {
 			x.Close()
 		}
 	}()
-	port, err := ports(2)
-	if err != nil {
+	if x.Dynamo, err = x.StartDynamo(ctx); err != nil {
 		return nil, err
 	}
-	for i, program := range []struct {
-		name string
-		url  *string
-		argv []string
-	}{
-		{"dynamo-indexer", &x.Dynamo, []string{x.stack.python(), "-m", "dynamo.indexer"}},
-		{"kvepp-indexer", &x.Kvepp, []string{filepath.Join(cfg.Root, "bin/kvepp"), "indexer", "--host", "127.0.0.1"}},
-	} {
-		*program.url = fmt.Sprintf("http://127.0.0.1:%d", port+i)
-		p, err := x.stack.spawn(program.name, nil, append(program.argv, "--port", strconv.Itoa(port+i))...)
-		if err != nil {
-			return nil, err
-		}
-		x.processes = append(x.processes, p)
-		if err := x.stack.up(ctx, program.name, func() error {
-			resp, err := http.Get(*program.url + "/health")
-			if err == nil {
-				resp.Body.Close()
-			}
-			return err
-		}, p); err != nil {
-			return nil, err
-		}
-	}
-	return x, nil
+	x.Kvepp, err = x.StartKvepp(ctx)
+	return x, err
 }
 
-// Port returns n consecutive ports that are free on loopback, for a test's own sockets.
-func Port(n int) (first int, err error) { return ports(n) }
+// StartDynamo starts one more of Dynamo's, with more arguments, and returns its URL.
+func (x *Indexers) StartDynamo(ctx context.Context, args ...string) (url string, err error) {
+	return x.start(ctx, "dynamo-indexer", append([]string{x.stack.python(), "-m", "dynamo.indexer"}, args...)...)
+}
+
+// StartKvepp starts one more of kvepp's, with more arguments, and returns its URL.
+func (x *Indexers) StartKvepp(ctx context.Context, args ...string) (url string, err error) {
+	return x.start(ctx, "kvepp-indexer", append([]string{filepath.Join(x.stack.cfg.Root, "bin/kvepp"), "indexer", "--host", "127.0.0.1"}, args...)...)
+}
+
+func (x *Indexers) start(ctx context.Context, name string, argv ...string) (url string, err error) {
+	port, err := ports(1)
+	if err != nil {
+		return "", err
+	}
+	url = fmt.Sprintf("http://127.0.0.1:%d", port)
+	p, err := x.stack.spawn(fmt.Sprintf("%s-%d", name, len(x.processes)), nil, append(argv, "--port", strconv.Itoa(port))...)
+	if err != nil {
+		return "", err
+	}
+	x.processes = append(x.processes, p)
+	return url, x.stack.up(ctx, name, func() error {
+		resp, err := http.Get(url + "/health")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	}, p)
+}
 
 // Close ends both.
 func (x *Indexers) Close() {

@@ -49,6 +49,12 @@ func newEngine(t *testing.T, port int) *engine {
 	return e
 }
 
+// subscribed reports whether a subscriber has come since it was asked last.
+func (e *engine) subscribed() bool {
+	frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
+	return err == nil && len(frame) > 0 && frame[0] == 1
+}
+
 func (e *engine) address() string { return fmt.Sprintf("tcp://127.0.0.1:%d", e.port) }
 
 // publish sends a batch of events, with the next number.
@@ -118,7 +124,7 @@ type house struct {
 
 func newHouse(t *testing.T) *house {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	index, err := indexer.New(indexer.Config{})
+	index, err := indexer.New(indexer.Config{KeepLocalHashes: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ var may = map[string]string{
 	"pool/dynamo":         "pool",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router":              "indexer kvblock pool scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
-	"internal/service":    "indexer kvblock pool scoring internal/metrics",
+	"internal/service":    "indexer indexer/feed kvblock pool scoring internal/metrics",
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
