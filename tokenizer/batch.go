@@ -29,6 +29,9 @@ type piece struct {
 	slot      uint32
 }
 
+// isToken is the size of what is no piece but a token between pieces: its id is low.
+const isToken = ^uint32(0)
+
 // maxShort is the longest piece that is kept as two words.
 const maxShort = 16
 
@@ -49,6 +52,16 @@ func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvbloc
 	if p.size <= maxShort {
 		p.low, p.high = load128(s, i, j-i)
 	}
+	if sc.batch.count++; sc.batch.count >= batchSize {
+		return b.flush(out, s, sc)
+	}
+	return out
+}
+
+// addToken puts a token into the batch, so that the batch goes on over it.
+func (b *bpe) addToken(out []kvblock.Token, s string, id kvblock.Token, sc *scratch) []kvblock.Token {
+	p := &sc.batch.pieces[sc.batch.count]
+	p.low, p.size = uint64(id), isToken
 	if sc.batch.count++; sc.batch.count >= batchSize {
 		return b.flush(out, s, sc)
 	}
@@ -96,9 +109,12 @@ func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token 
 		p := &batch.pieces[k]
 		out = append(out, batch.ids[done:k]...)
 		done = int(k) + 1
-		if p.size <= maxShort {
+		switch {
+		case p.size <= maxShort:
 			out = b.appendShort(out, s, p, sc)
-		} else {
+		case p.size == isToken:
+			out = append(out, kvblock.Token(p.low))
+		default:
 			out = b.appendLong(out, s, int(p.start), int(p.start+p.size), sc)
 		}
 	}
@@ -108,8 +124,6 @@ func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token 
 }
 
 // touch reads from the slots of all pieces.
-//
-
 func (v *vocabulary) touch(batch *batch) {
 	pieces := batch.pieces[:batch.count]
 	var touched uint64
@@ -127,8 +141,6 @@ func (v *vocabulary) touch(batch *batch) {
 }
 
 // find finds the ids of those pieces that are tokens, and returns the others.
-//
-
 func (b *bpe) find(sc *scratch) []uint8 {
 	batch, v := &sc.batch, b.vocabulary
 	pieces := batch.pieces[:batch.count]

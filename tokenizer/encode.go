@@ -80,6 +80,22 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 		}
 	}
 	before := len(out)
+	if e.spacing != nil {
+		out = e.appendSpaced(out, text, first, sc)
+	} else {
+		var err error
+		if out, err = e.appendNormalized(out, text, first, sc); err != nil {
+			return out, err
+		}
+	}
+	if cache != nil {
+		cache.put(key, text, out[before:])
+	}
+	return out, nil
+}
+
+// appendNormalized appends the ids of text without boundaries, for a model without a spacing.
+func (e *encoder) appendNormalized(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
 	for cuts := e.addedRaw.cuts(text); ; {
 		start, end, token := cuts.next()
 		if end > start {
@@ -89,22 +105,14 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 			}
 		}
 		if token == nil {
-			break
+			return out, nil
 		}
 		out = append(out, token.id)
 	}
-	if cache != nil {
-		cache.put(key, text, out[before:])
-	}
-	return out, nil
 }
 
-// appendStretch appends the ids of text without raw added tokens.
+// appendStretch appends the ids of text without raw added tokens, for a model without a spacing.
 func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc *scratch) ([]kvblock.Token, error) {
-	if e.spacing != nil {
-		text = e.spacing.stretch(text, first, sc)
-		return e.appendUncut(out, text, 0, len(text), sc), nil
-	}
 	text, err := e.normalizer.apply(text, sc)
 	if err != nil {
 		return out, err

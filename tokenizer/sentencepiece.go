@@ -54,28 +54,13 @@ func spacingOf(n normalizer, stages []stage) *spacing {
 // replacesSpace reports whether the step makes every space a ▁.
 func (step *normalizerStep) replacesSpace() bool { return step.old == " " && step.new == spaceMarker }
 
-// stretch returns text as the model's tokens are kept; it may lie in the scratch.
-func (sp *spacing) stretch(text string, first bool, sc *scratch) string {
-	marked := strings.Contains(text, spaceMarker)
-	prefix := sp.prefix && (first || !sp.onlyAtHead) && !(sp.unlessOne && (text[0] == ' ' || strings.HasPrefix(text, spaceMarker)))
-	if !marked && !prefix {
-		return text
-	}
-	buf := sc.text[0][:0]
-	if prefix {
-		buf = append(buf, ' ')
-	}
-	if marked {
-		buf = appendSpaced(buf, text)
-	} else {
-		buf = append(buf, text...)
-	}
-	sc.text[0] = buf
-	return alias(buf)
+// needsPrefix reports whether a space comes before a stretch of text. first says that it is the text's first.
+func (sp *spacing) needsPrefix(stretch string, first bool) bool {
+	return sp.prefix && (first || !sp.onlyAtHead) && !(sp.unlessOne && (stretch[0] == ' ' || strings.HasPrefix(stretch, spaceMarker)))
 }
 
-// appendSpaced appends text with spaces for ▁.
-func appendSpaced(to []byte, text string) []byte {
+// unmark appends text with spaces for ▁.
+func unmark(to []byte, text string) []byte {
 	for {
 		n := strings.Index(text, spaceMarker)
 		if n < 0 {
@@ -86,11 +71,45 @@ func appendSpaced(to []byte, text string) []byte {
 	}
 }
 
+// appendSpaced appends the ids of text without boundaries, for a model with a spacing.
+func (e *encoder) appendSpaced(out []kvblock.Token, text string, first bool, sc *scratch) []kvblock.Token {
+	marked := strings.Contains(text, spaceMarker)
+	for cuts := e.addedRaw.cuts(text); ; {
+		start, end, token := cuts.next()
+		if end > start {
+			stretch := text[start:end]
+			if prefix := e.spacing.needsPrefix(stretch, first && start == 0); prefix || marked {
+				out = e.bpe.flush(out, text, sc) // the batch is of one string
+				buf := sc.text[0][:0]
+				if prefix {
+					buf = append(buf, ' ')
+				}
+				buf = unmark(buf, stretch)
+				sc.text[0] = buf
+				out = e.addUncut(out, alias(buf), 0, len(buf), sc)
+				out = e.bpe.flush(out, alias(buf), sc)
+			} else {
+				out = e.addUncut(out, text, start, end, sc)
+			}
+		}
+		if token == nil {
+			return e.bpe.flush(out, text, sc)
+		}
+		out = e.bpe.addToken(out, text, token.id, sc)
+	}
+}
+
 // appendUncut appends the ids of s[i:end], which no pre-tokenizer cuts further.
 func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
 	if e.bpe.joints == nil {
 		return e.bpe.appendPiece(out, s, i, end, sc)
 	}
+	out = e.addUncut(out, s, i, end, sc)
+	return e.bpe.flush(out, s, sc)
+}
+
+// addUncut puts the pieces of s[i:end] into the batch. The model has joints.
+func (e *encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
 	for i < end {
 		starts, size := e.bpe.joints.starts(s, i, end)
 		if i+size < end { // the last piece may go on
@@ -105,7 +124,7 @@ func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 		out = e.bpe.add(out, s, i, j, sc)
 		i = j
 	}
-	return e.bpe.flush(out, s, sc)
+	return out
 }
 
 // joints knows the characters that can grow together. Merges make tokens out of neighbours, so that if no merge has a left
@@ -243,7 +262,7 @@ func (b *bpe) initRunes(m *modelJSON, spaced bool) bool {
 				continue // no text has spaces then
 			}
 			start := len(all)
-			all = appendSpaced(all, text)
+			all = unmark(all, text)
 			text = alias(all[start:])
 		}
 		first, size := utf8.DecodeRuneInString(text)
