@@ -1,0 +1,302 @@
+package service
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// house is a registry behind HTTP, and what it stands on.
+type house struct {
+	t        *testing.T
+	pool     *pool.Pool
+	index    *indexer.Index
+	feed     *feed.Feed
+	metrics  *metrics.Metrics
+	registry *Registry
+	server   *httptest.Server
+}
+
+func newHouse(t *testing.T) *house {
+	t.Helper()
+	index, err := indexer.New(indexer.Config{KeepLocalHashes: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{t: t, pool: pool.New(quiet), index: index, metrics: metrics.New()}
+	if h.feed, err = feed.New(feed.Config{}, h.pool, index, h.metrics, quiet); err != nil {
+		t.Fatal(err)
+	}
+	h.pool.Watch(h.feed)
+	h.registry = NewRegistry(h.pool, index, h.feed, quiet)
+	mux := http.NewServeMux()
+	h.registry.Handle(mux)
+	h.server = httptest.NewServer(Counted(mux, h.metrics.NewIndexerService()))
+	t.Cleanup(func() { h.server.Close(); h.feed.Close() })
+	return h
+}
+
+// ask sends a request and returns status and body; body "" is a GET.
+func (h *house) ask(path, body string) (int, string) {
+	h.t.Helper()
+	resp, err := http.Get(h.server.URL + path)
+	if body != "" {
+		resp.Body.Close()
+		resp, err = http.Post(h.server.URL+path, "application/json; charset=utf-8", strings.NewReader(body))
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return resp.StatusCode, strings.TrimSpace(string(text))
+}
+
+func (h *house) want(path, body string, status int, part string) {
+	h.t.Helper()
+	if got, text := h.ask(path, body); got != status || !strings.Contains(text, part) {
+		h.t.Errorf("%s %s: %d %s; want %d with %q", path, body, got, text, status, part)
+	}
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	h := newHouse(t)
+	good := `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`
+	h.want("/register", good, http.StatusCreated, "ok")
+	h.want("/register", good, http.StatusConflict, "instance 7 dp_rank 0 already registered")
+	for _, c := range []struct {
+		path, body string
+		status     int
+		part       string
+	}{
+		{"/register", `{`, http.StatusBadRequest, "not JSON"},
+		{"/register", `[]`, http.StatusUnprocessableEntity, "array"},
+		{"/register", `{"instance_id": 7}`, http.StatusUnprocessableEntity, "endpoint is missing"},
+		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity, "instance_id"},
+		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict, "block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
+		{"/register", `{"block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusCreated, "ok"}, // the last of two keys counts
+		{"/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "o", "block_size": 0}`, http.StatusBadRequest, "block_size 0"},
+		{"/register", strings.Replace(good, "tcp://127.0.0.1:9", "tcp://*:9", 1), http.StatusBadRequest, "names no host"},
+		{"/register", strings.Replace(good, "}", `, "dp_rank": 1, "replay_endpoint": "x"}`, 1), http.StatusBadRequest, "invalid replay endpoint"},
+		{"/unregister", `{}`, http.StatusUnprocessableEntity, "missing"},
+		{"/unregister", `{"instance_id": 7, "model_name": "m", "dp_rank": 3}`, http.StatusNotFound, "instance 7 dp_rank 3 not found"},
+		{"/unregister", `{"instance_id": 7, "model_name": "m", "routing_group": "other"}`, http.StatusNotFound, "registered for model="},
+		{"/query", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids is missing"},
+		{"/query", `{"token_ids": []}`, http.StatusUnprocessableEntity, "model_name is missing"},
+		{"/query", `{"token_ids": [4294967296], "model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids"},
+		{"/query", `{"token_ids": [1], "model_name": "m", "routing_group": "g"}`, http.StatusNotFound, "no indexer for model=m routing_group=g"},
+		{"/query", `{"token_ids": [` + strings.Repeat("1,", maxBody/2) + `1], "model_name": "m"}`, http.StatusRequestEntityTooLarge, "longer than"},
+		{"/query_by_hash", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "block_hashes is missing"},
+		{"/register_peer", `{}`, http.StatusUnprocessableEntity, "url is missing"},
+		{"/deregister_peer", `{"url": "x"}`, http.StatusNotFound, "peer not found"},
+	} {
+		h.want(c.path, c.body, c.status, c.part)
+	}
+	resp, err := http.Post(h.server.URL+"/query", "text/plain", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Body.Close(); resp.StatusCode != http.StatusUnsupportedMediaType {
+		t.Errorf("text/plain: %s", resp.Status)
+	}
+	if models, workers := h.registry.Counts(); models != 2 || workers != 2 {
+		t.Errorf("%d models, %d workers", models, workers)
+	}
+	for i := range maxPeers {
+		if err := h.registry.AddPeer(fmt.Sprintf("http://peer-%d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.want("/register_peer", `{"url": "one more"}`, http.StatusTooManyRequests, "limit")
+	h.want("/nosuch", "", http.StatusNotFound, "")
+	families, err := h.metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "dynamo_kvindexer_errors_total" {
+			for _, m := range f.Metric {
+				if m.Label[0].GetValue() == "/unregister" && m.GetCounter().GetValue() != 3 {
+					t.Errorf("%v", m)
+				}
+			}
+			return
+		}
+	}
+	t.Error("no dynamo_kvindexer_errors_total")
+}
+
+// TestNamesAreKeptApart: a model's name may contain what separates it from the group.
+func TestNamesAreKeptApart(t *testing.T) {
+	for _, s := range []served{{"a", "b"}, {"a:b", ""}, {`"a"`, `"`}, {"", "x"}, {"a\xff\n", "\x00"}} {
+		if got := groupOf(modelOf(s)); got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+	}
+}
+
+const dumpText = `{"m:default": {"block_size": 4, "events": [
+	{"worker_id": 7, "position": {"next": 5, "timestamp": 1.5}, "storage_tier": "device", "residency_domain": "worker", "event": {"event_id": 0, "dp_rank": 0,
+		"data": {"stored": {"parent_hash": null, "start_position": null, "blocks": [{"block_hash": 1, "tokens_hash": 18446744073709551615, "mm_extra_info": null}]}}}},
+	{"worker_id": 7, "storage_tier": "host_pinned", "residency_domain": "worker", "event": {"event_id": 1, "dp_rank": 1,
+		"data": {"stored": {"parent_hash": 1, "blocks": [{"block_hash": 2, "tokens_hash": 3}]}}}},
+	{"worker_id": 7, "storage_tier": "tape", "residency_domain": "worker", "event": {"data": {"stored": {"blocks": [{"block_hash": 2, "tokens_hash": 3}]}}}},
+	{"worker_id": 7, "storage_tier": "device", "residency_domain": "worker", "event": {"data": "cleared"}}
+], "more": {"a": [1]}}, "empty": {"events": []}}`
+
+func TestReadDump(t *testing.T) {
+	var got []string
+	// An event of data "cleared" is no object: the whole dump is then in doubt from there.
+	text := strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)
+	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(blockSize int, d *dumped) error {
+		s, ok := d.stored()
+		got = append(got, fmt.Sprint(blockSize, d.WorkerID, d.Event.Rank, d.Position != nil, s, ok))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		fmt.Sprint(4, 7, 0, true, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 1<<64 - 1}}}, true),
+		fmt.Sprint(4, 7, 1, false, kvblock.Stored{HasParent: true, Parent: 1, Tier: kvblock.TierHostPinned, Blocks: []kvblock.StoredBlock{{Engine: 2, Local: 3}}}, true),
+		fmt.Sprint(4, 7, 0, false, kvblock.Stored{}, false),
+		fmt.Sprint(4, 7, 0, false, kvblock.Stored{}, false),
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, bad := range []string{"", "[", "{", `{"m": 1}`, `{"m": {"events": 1}}`, `{"m": {"events": [1]}}`, text[:len(text)-3], dumpText} {
+		if readDump(bufio.NewReader(strings.NewReader(bad)), func(int, *dumped) error { return nil }) == nil {
+			t.Errorf("%.40q was read", bad)
+		}
+	}
+	stop := errors.New("stop")
+	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(int, *dumped) error { return stop }); !errors.Is(err, stop) {
+		t.Error(err)
+	}
+}
+
+func FuzzReadDump(f *testing.F) {
+	f.Add(dumpText)
+	f.Add(strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1))
+	f.Fuzz(func(t *testing.T, text string) {
+		_ = readDump(bufio.NewReader(strings.NewReader(text)), func(_ int, d *dumped) error {
+			if s, ok := d.stored(); ok && len(s.Blocks) == 0 {
+				t.Fatal("a store of no block")
+			}
+			return nil
+		})
+	})
+}
+
+// TestDump: what a dump of an index says is what the index holds.
+func TestDump(t *testing.T) {
+	h := newHouse(t)
+	h.want("/dump", "", http.StatusOK, "{}")
+	h.want("/register", `{"instance_id": 18446744073709551615, "dp_rank": 2, "endpoint": "tcp://127.0.0.1:9", "model_name": "a \"b\"", "block_size": 4}`, http.StatusCreated, "ok")
+	h.want("/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	s := h.pool.Acquire()
+	defer s.Release()
+	for _, stored := range []kvblock.Stored{
+		{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 11}, {Engine: 2, Local: 12}}},
+		{HasParent: true, Parent: 1, Blocks: []kvblock.StoredBlock{{Engine: 3, Local: 13}}},
+	} {
+		if err := h.index.Stored(s.Workers[0].Worker, stored); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, text := h.ask("/dump", "")
+	var all map[string]struct {
+		BlockSize int `json:"block_size"`
+		Events    []dumped
+	}
+	if err := json.Unmarshal([]byte(text), &all); err != nil || status != http.StatusOK {
+		t.Fatalf("%d %s: %v", status, text, err)
+	}
+	copied, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := all[`a "b":default`]
+	for i := range model.Events {
+		e := &model.Events[i]
+		stored, ok := e.stored()
+		if !ok || e.WorkerID != 1<<64-1 || e.Event.Rank != 2 || e.Position != nil {
+			t.Errorf("event %d: %+v", i, e)
+		}
+		if err := copied.Stored(0, stored); err != nil {
+			t.Errorf("event %d: %v", i, err)
+		}
+	}
+	var scores indexer.OverlapScores
+	for _, chain := range [][]kvblock.LocalHash{{11, 12}, {11, 13}} {
+		if copied.FindMatches(kvblock.AppendSequenceHashes(nil, chain), &scores); scores.Blocks(0) != 2 {
+			t.Errorf("%v: %d blocks", chain, scores.Blocks(0))
+		}
+	}
+	if len(all) != 2 || len(all["m:default"].Events) != 0 || model.BlockSize != 4 {
+		t.Errorf("%s", text)
+	}
+	h.registry.dumping.Lock()
+	h.want("/dump", "", http.StatusTooManyRequests, "another dump")
+	h.registry.dumping.Unlock()
+}
+
+// TestWarmUpEnds, whatever the peers do.
+func TestWarmUpEnds(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	peer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case req.Header.Get("Authorization") != "Bearer secret":
+			w.WriteHeader(http.StatusUnauthorized)
+		case req.URL.Path == "/broken/dump":
+			io.WriteString(w, `{"m": {"block_size": 4, "events": [`)
+		case req.URL.Path == "/slow/dump":
+			io.WriteString(w, `{`)
+			w.(http.Flusher).Flush()
+			select {
+			case <-hang:
+			case <-req.Context().Done():
+			}
+		}
+	}))
+	defer peer.CloseClientConnections()
+	h := newHouse(t)
+	h.feed.Hold()
+	h.want("/register", `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		WarmUp(ctx, []string{"http://127.0.0.1:9", "::", peer.URL + "/broken/", peer.URL + "/slow"}, "secret", h.pool, h.feed, quiet)
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for ever")
+	}
+	if n := h.index.Stats().Entries; n != 0 {
+		t.Errorf("%d entries", n)
+	}
+}
