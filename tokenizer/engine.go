@@ -61,6 +61,14 @@ type Options struct {
 	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
 	// Without it such a request has no token ids here.
 	RequestChatTemplate bool
+	// ExcludeToolsWhenToolChoiceNone keeps tools from templates when tool_choice is none, as vLLM's flag of that name does.
+	ExcludeToolsWhenToolChoiceNone bool
+	// ReasoningEffortMap is a JSON object of reasoning efforts, and what a template gets instead of each, as vLLM's
+	// --reasoning-effort-map says; "" means none.
+	ReasoningEffortMap string
+	// HFChatTemplateName names which of a folder's templates is used, as SGLang's --hf-chat-template-name says; "" means the
+	// first.
+	HFChatTemplateName string
 	// Dynamo are the settings of Dynamo's workers until SetDynamo tells theirs.
 	Dynamo DynamoSettings
 }
@@ -78,6 +86,12 @@ func (o *Options) check() error {
 	default:
 		return fmt.Errorf("tokenizer: chat template content format %q is none of %s, %s, %s",
 			o.ChatTemplateContentFormat, ContentAuto, ContentString, ContentOpenAI)
+	}
+	if o.HFChatTemplateName != "" && o.Engine != SGLang {
+		return errors.New("tokenizer: a Hugging Face chat template is chosen by name on SGLang only")
+	}
+	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "") && o.Engine != VLLM {
+		return errors.New("tokenizer: tools are excluded, and reasoning efforts mapped, on vLLM only")
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if request.AddGenerationPrompt != nil {
 		c.addGenerationPrompt = *request.AddGenerationPrompt
 	}
-	if c.tools, err = vllmTools(request); err != nil {
+	if c.tools, err = m.vllmTools(request); err != nil {
 		return "", err
 	}
 	if tools, given := kwargs.Get("tools"); given { // chat_template_kwargs win over the request's own
@@ -169,7 +169,10 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 		if !slices.Contains(reasoningEfforts, effort) {
 			return nil, errRefused("reasoning_effort %q", effort)
 		}
-		kwargs.Set("reasoning_effort", effort)
+		effort = m.mapped(effort)
+		if !vllmUnset(effort) {
+			kwargs.Set("reasoning_effort", effort)
+		}
 		if _, given := given.Get("enable_thinking"); !given {
 			kwargs.Set("enable_thinking", effort != "none")
 		}
@@ -187,6 +190,14 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	return kwargs, nil
 }
 
+// mapped returns what --reasoning-effort-map makes of a reasoning effort.
+func (m *Model) mapped(effort string) string {
+	if to, ok := m.efforts[effort]; ok {
+		return to
+	}
+	return effort
+}
+
 // objectField returns an object, nil if absent or null.
 func objectField(d *chattemplate.Dict, name string) (*chattemplate.Dict, error) {
 	v, _ := d.Get(name)
@@ -199,9 +210,10 @@ func objectField(d *chattemplate.Dict, name string) (*chattemplate.Dict, error) 
 
 // vllmTools returns the tools as pydantic's model_dump prints them: known fields alone, in the order of the model, with
 // their defaults; nil without tools.
-func vllmTools(request *apibody.Request) (*chattemplate.List, error) {
+func (m *Model) vllmTools(request *apibody.Request) (*chattemplate.List, error) {
 	given, _ := request.Body.Get("tools")
-	if given == nil {
+	choice, _ := request.Body.Get("tool_choice")
+	if given == nil || choice == "none" && m.options.ExcludeToolsWhenToolChoiceNone {
 		return nil, nil
 	}
 	list, ok := given.(*chattemplate.List)

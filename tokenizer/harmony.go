@@ -44,7 +44,7 @@ type harmonyPiece struct {
 //
 // Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
 func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
-	messages, err := harmonyConversation(request, now)
+	messages, err := m.harmonyConversation(request, now)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func harmonyPieces(messages []harmonyMessage) []harmonyPiece {
 }
 
 // harmonyConversation returns the messages that vLLM makes of a chat.
-func harmonyConversation(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
+func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
 	if request.HasMedia {
 		return nil, ErrMedia
 	}
@@ -144,14 +144,17 @@ func harmonyConversation(request *apibody.Request, now time.Time) ([]harmonyMess
 		return nil, errRefused("continue_final_message and add_generation_prompt exclude each other")
 	}
 	effort := "medium"
-	switch given, _ := request.Body.Get("reasoning_effort"); given {
+	switch given, _ := request.Body.Get("reasoning_effort"); given := given.(type) {
 	case nil:
-	case "low", "medium", "high":
-		effort = given.(string)
+	case string:
+		effort = m.mapped(given)
+		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, effort) {
+			return nil, errRefused("a reasoning_effort that is not low, medium or high")
+		}
 	default:
-		return nil, errRefused("a reasoning_effort that is not low, medium or high")
+		return nil, errRefused("reasoning_effort is not a string")
 	}
-	tools, err := vllmTools(request)
+	tools, err := m.vllmTools(request)
 	if err != nil {
 		return nil, err
 	}

@@ -52,7 +52,7 @@ func harmonyText(body []byte, now time.Time) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	messages, err := harmonyConversation(request, now)
+	messages, err := new(Model).harmonyConversation(request, now)
 	if err != nil {
 		return "", err
 	}
@@ -163,7 +163,7 @@ func TestHarmonyIDs(t *testing.T) {
 		}
 		return ids
 	}
-	messages, err := harmonyConversation(request, harmonyDay)
+	messages, err := new(Model).harmonyConversation(request, harmonyDay)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestHarmonyRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err = harmonyConversation(request, harmonyDay); err == nil || IsUnknown(err) != c.unknown {
+			if _, err = new(Model).harmonyConversation(request, harmonyDay); err == nil || IsUnknown(err) != c.unknown {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -50,6 +50,8 @@ type Model struct {
 	dynamoWorkers atomic.Pointer[[]DynamoSettings]
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
 	defaultKwargs *chattemplate.Dict
+	// efforts is Options.ReasoningEffortMap; nil without.
+	efforts map[string]string
 }
 
 // The files of a model's folder.
@@ -80,6 +82,9 @@ func Load(dir string, o Options) (*Model, error) {
 		if m.defaultKwargs, err = parseKwargs(o.DefaultChatTemplateKwargs); err != nil {
 			return nil, err
 		}
+	}
+	if m.efforts, err = parseEfforts(o.ReasoningEffortMap); err != nil {
+		return nil, err
 	}
 	if err := m.readModelConfig(dir); err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", filepath.Join(dir, modelConfigFile), err)

@@ -142,7 +142,13 @@ func (m *Model) useTemplates(path string, templates []namedTemplate) error {
 	compile := func(name string) (*chatTemplate, error) {
 		i := slices.IndexFunc(templates, func(t namedTemplate) bool { return t.Name == name })
 		if m.options.Engine == SGLang && len(templates) > 0 {
-			i = 0 // Source: SGLang 0.5.21, parser/template_manager, _select_named_template.
+			// Source: SGLang 0.5.21, parser/template_manager, _select_named_template.
+			wanted := m.options.HFChatTemplateName
+			i = slices.IndexFunc(templates, func(t namedTemplate) bool { return t.Name == wanted })
+			if wanted != "" && i < 0 && len(templates) > 1 {
+				return nil, fmt.Errorf("%s: there is no chat template of the name %q", path, wanted)
+			}
+			i = max(i, 0)
 		}
 		if i < 0 {
 			return nil, nil
@@ -189,6 +195,23 @@ func (m *Model) ContentFormat() string {
 		return ContentOpenAI
 	}
 	return ContentString
+}
+
+// parseEfforts reads a JSON object of reasoning efforts; nil for "".
+func parseEfforts(text string) (map[string]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	var efforts map[string]string
+	if err := json.Unmarshal([]byte(text), &efforts); err != nil {
+		return nil, fmt.Errorf("tokenizer: reasoning effort map: %w", err)
+	}
+	for effort := range efforts {
+		if !slices.Contains(reasoningEfforts, effort) {
+			return nil, fmt.Errorf("tokenizer: reasoning effort map: %q is none of %v", effort, reasoningEfforts)
+		}
+	}
+	return efforts, nil
 }
 
 // parseKwargs reads a JSON object of template variables.

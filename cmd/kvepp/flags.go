@@ -40,12 +40,8 @@ type options struct {
 	modelName string
 	blockSize int
 
-	engine                    string
-	chatTemplate              string
-	chatTemplateContentFormat string
-	defaultChatTemplateKwargs string
-	dynamoRuntimeConfig       string
-	trustRequestChatTemplate  bool
+	engine string
+	served
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -124,11 +120,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
 	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
-	f.StringVar(&o.chatTemplate, "chat-template", "", "chat template `FILE` in place of the model folder's, as given to the engine; for every --model")
-	f.StringVar(&o.chatTemplateContentFormat, "chat-template-content-format", "auto", "`FORMAT` of message content in templates, as given to the engine: auto, string or openai")
-	f.StringVar(&o.defaultChatTemplateKwargs, "default-chat-template-kwargs", "", "template variables as a `JSON` object for requests that do not give them, as given to the engine, such as {\"enable_thinking\": false}")
-	f.BoolVar(&o.trustRequestChatTemplate, "trust-request-chat-template", false, "render the chat templates that requests bring, as the engine with this flag does. Off: such requests are routed by load")
-	f.StringVar(&o.dynamoRuntimeConfig, "dynamo-runtime-config", "", "with --engine dynamo, what the workers' model cards say of parsers, thinking and tools: a `JSON` object like a card's runtime_config, such as {\"reasoning_parser\": \"kimi_k25\"}. Cards that are read by --dynamo-discovery come before it")
+	o.served.add(f)
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
 	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond, "how long a request waits for --tokenizer-url before it is routed by load")
 	f.StringVar(&o.tokenizerURLKeyFile, "tokenizer-url-api-key-file", "", "`FILE` with the key of servers at --tokenizer-url that were started with --api-key, read at start")
@@ -413,30 +405,14 @@ func (o *options) check() error {
 
 // tokenizerOptions says how the engine was told to serve its models.
 func (o *options) tokenizerOptions() (tokenizer.Options, error) {
-	t := tokenizer.Options{
-		ChatTemplate:              o.chatTemplate,
-		ChatTemplateContentFormat: o.chatTemplateContentFormat,
-		DefaultChatTemplateKwargs: o.defaultChatTemplateKwargs,
-		RequestChatTemplate:       o.trustRequestChatTemplate,
-	}
-	var err error
-	if t.Engine, err = tokenizer.ParseEngine(o.engine); err != nil {
-		return t, fmt.Errorf("--engine: %w", err)
+	engine, err := tokenizer.ParseEngine(o.engine)
+	if err != nil {
+		return tokenizer.Options{}, fmt.Errorf("--engine: %w", err)
 	}
 	if o.engine == "" && o.dynamoDiscovery != "" {
-		t.Engine = tokenizer.Dynamo
+		engine = tokenizer.Dynamo
 	}
-	if o.dynamoRuntimeConfig != "" && t.Engine != tokenizer.Dynamo {
-		return t, errors.New("--dynamo-runtime-config is about Dynamo's frontends: it needs --engine dynamo")
-	}
-	if t.Dynamo, err = tokenizer.ParseDynamoSettings([]byte(o.dynamoRuntimeConfig)); err != nil {
-		return t, fmt.Errorf("--dynamo-runtime-config: %w", err)
-	}
-	switch o.chatTemplateContentFormat {
-	case tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI:
-		return t, nil
-	}
-	return t, fmt.Errorf("--chat-template-content-format %q: must be auto, string or openai", o.chatTemplateContentFormat)
+	return o.served.options(engine)
 }
 
 // modelFolders returns model name -> folder.

@@ -37,6 +37,7 @@ Flags, with the environment variables that say the same:
 type tokenizeOptions struct {
 	modelPath string
 	engine    string
+	served    served
 	api       string
 	text      bool
 	special   bool
@@ -53,6 +54,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f.SetOutput(io.Discard)
 	f.StringVar(&o.modelPath, "model-path", "", "the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template")
 	f.StringVar(&o.engine, "engine", string(tokenizer.VLLM), "whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo")
+	o.served.add(f)
 	f.StringVar(&o.api, "api", "", "the `API` that the body is for: chat, completions, responses or messages. Absent: chat when the body has messages")
 	f.BoolVar(&o.text, "text", false, "the input is a prompt's text, not a body; with --jsonl a JSON string a line")
 	f.BoolVar(&o.special, "add-special-tokens", true, "with --text, add the special tokens that the tokenizer puts around a prompt")
@@ -84,7 +86,12 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n\"kvepp tokenize --help\" shows how to use it.\n", err)
 		return 2
 	}
-	model, err := tokenizer.Load(o.modelPath, tokenizer.Options{Engine: tokenizer.Engine(o.engine)})
+	served, err := o.served.options(tokenizer.Engine(o.engine))
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
+		return 2
+	}
+	model, err := tokenizer.Load(o.modelPath, served)
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: --model-path %s: %v\n", o.modelPath, err)
 		return 1

@@ -4,7 +4,8 @@ choice of a template's content format, and Transformers' rendering.
     engines.py vllm|sglang SOURCES FOLDER
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
-{"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}}, and answers {"text": ..., "ids": [...]} or {"error": ...};
+{"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
+"effort_map": {...} if they are set, and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
@@ -206,21 +207,23 @@ class VLLM:
     def detect(self, template):
         return self.hf._detect_content_format(template, default="string")
 
-    def text(self, template, given_format, defaults, body, architecture=None):
+    def text(self, template, given_format, defaults, body, architecture=None, exclude_tools=False, effort_map=None):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
         request = self.request.model_validate(body)
         if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
             raise ValueError("not rendered")
-        return self.chat(request, given_format, defaults, architecture)
+        return self.chat(request, given_format, defaults, architecture, exclude_tools, effort_map)
 
-    def chat(self, request, given_format, defaults, architecture=None):
+    def chat(self, request, given_format, defaults, architecture=None, exclude_tools=False, effort_map=None):
         if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
             raise ValueError("a template in the request")
-        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        tools = None
+        if request.tools is not None and not (request.tool_choice == "none" and exclude_tools):
+            tools = [tool.model_dump() for tool in request.tools]
         self.placeholder = self.placeholder_of(architecture) if architecture else None
         self.hf._CONTENT_FORMATS.clear()
-        params = request.build_chat_params(None, given_format).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
+        params = request.build_chat_params(None, given_format, effort_map).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
             given_format=params.chat_template_content_format, tokenizer=self.tokenizer, model_config=self.config)
@@ -344,7 +347,7 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {"architecture": asked["architecture"]} if "architecture" in asked else {}
+                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map") if name in asked}
                 text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one

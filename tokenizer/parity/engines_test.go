@@ -134,12 +134,14 @@ func TestEngines(t *testing.T) {
 		engine   tokenizer.Engine
 		folder   string
 		defaults string
+		efforts  string // with the other flag of vLLM's too
 	}{
-		{tokenizer.VLLM, "tiny-bytelevel", ""},
-		{tokenizer.SGLang, "tiny-bytelevel", ""},
-		{tokenizer.VLLM, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`},
-		{tokenizer.SGLang, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`},
-		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`},
+		{tokenizer.VLLM, "tiny-bytelevel", "", ""},
+		{tokenizer.SGLang, "tiny-bytelevel", "", ""},
+		{tokenizer.VLLM, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`, ""},
+		{tokenizer.VLLM, "tiny-sentencepiece", "", `{"high":"none","low":"auto","none":"some","medium":"high"}`},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`, ""},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`, ""},
 	} {
 		t.Run(string(c.engine)+"/"+c.folder, func(t *testing.T) {
 			engine, folder := c.engine, filepath.Join("../../e2e/models", c.folder)
@@ -154,7 +156,8 @@ func TestEngines(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults})
+				m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
+					ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -162,6 +165,9 @@ func TestEngines(t *testing.T) {
 					question := map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))}
 					if c.defaults != "" {
 						question["defaults"] = json.RawMessage(c.defaults)
+					}
+					if c.efforts != "" {
+						question["effort_map"], question["exclude_tools"] = json.RawMessage(c.efforts), true
 					}
 					questions = append(questions, question)
 					models = append(models, m)
