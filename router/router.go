@@ -129,6 +129,9 @@ func (r *Route) Free() { r.booking.Free() }
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer.
 	Models map[string]*tokenizer.Model
+	// Adapters maps the name of a LoRA adapter, as requests give it for a model and engines announce it with its blocks, to
+	// the model that it adapts, whose tokenizer and workers it has. nil: there are none.
+	Adapters map[string]string
 	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize; nil
 	// asks nobody.
 	Remote map[string]*remote.Client
@@ -188,7 +191,8 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 
 // prompt is a request's body as routing sees it.
 type prompt struct {
-	model  string             // empty when the body was not read
+	model  string             // without an adapter's; empty when the body was not read
+	lora   string             // the adapter; empty without one
 	salt   string             // cache namespace
 	tokens []tokenizer.Prompt // nil without a tokenizer
 	isl    int                // tokens over all prompts, or an estimate
@@ -227,7 +231,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	}
 	r.metrics.Phase("pick", start)
 	if r.log.Enabled(ctx, slog.LevelDebug) {
-		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "worker", route.Name, "rank", route.Rank,
+		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
 			"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
 			"predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "costs", route.Costs)
 	}
@@ -257,7 +261,10 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, err
 	}
 	p.model, p.salt = body.Model, body.CacheSalt
-	p.tokens, p.reason, err = r.tokenize(ctx, body, req)
+	if adapted, ok := r.cfg.Adapters[body.Model]; ok {
+		p.model, p.lora = adapted, body.Model
+	}
+	p.tokens, p.reason, err = r.tokenize(ctx, p.model, body, req)
 	r.metrics.Phase("tokenize", at)
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
@@ -275,9 +282,10 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	return p, nil
 }
 
-// tokenize returns a request's prompts and ReasonKV, or nil and why there are none. err is for the log.
-func (r *Router) tokenize(ctx context.Context, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
-	model, engine, check := r.cfg.Models[body.Model], r.cfg.Remote[body.Model], r.cfg.Checks[body.Model]
+// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none. err is for
+// the log.
+func (r *Router) tokenize(ctx context.Context, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
+	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	switch {
 	case check.Differs():
 		return nil, ReasonTokenizerDiffers, nil
@@ -489,7 +497,7 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	at := time.Now()
 	v := variant{blockSize: blockSize, eagle: eagle}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
-	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, CacheNamespace: p.salt}
+	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
 	for _, t := range p.tokens {
 		d.local = kvblock.AppendLocalHashes(d.local[:0], t.IDs[:t.Certain], options)
 		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))

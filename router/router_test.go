@@ -205,6 +205,30 @@ func TestSaltedPromptMatchesItsOwn(t *testing.T) {
 	}
 }
 
+// TestAdapterMatchesItsOwn: an adapter has its model's workers, and blocks of its own.
+func TestAdapterMatchesItsOwn(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.cfg.Adapters = map[string]string{"sql": "m"}
+	h.warm("w0", 0, tokens(0, 16), kvblock.HashOptions{BlockSize: 4})
+	h.warm("w1", 0, tokens(0, 8), kvblock.HashOptions{BlockSize: 4, LoRAName: "sql"})
+	for model, want := range map[string]struct {
+		worker string
+		cached int
+	}{"m": {"w0", 16}, "sql": {"w1", 8}} {
+		route, err := h.Route(t.Context(), completion(model, tokens(0, 16)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if route.Name != want.worker || route.PredictedCachedTokens != want.cached || route.Reason != ReasonKV {
+			t.Errorf("%s: %s with %d cached tokens, %s; want %s with %d", model, route.Name, route.PredictedCachedTokens, route.Reason, want.worker, want.cached)
+		}
+		route.Free()
+	}
+	if _, err := h.Route(t.Context(), completion("other", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("an adapter that nobody knows: %v", err)
+	}
+}
+
 func TestWorkersOfTwoBlockSizes(t *testing.T) {
 	es := workers(2)
 	es[1].BlockSize = 8

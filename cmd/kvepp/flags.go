@@ -38,6 +38,7 @@ type options struct {
 	models    []string
 	modelPath string
 	modelName string
+	adapters  []string
 	blockSize int
 
 	engine string
@@ -119,6 +120,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
+	f.StringArrayVar(&o.adapters, "lora", nil, "a LoRA adapter, as requests give it for a model (vLLM: --lora-modules), and the model that it adapts, `NAME=MODEL`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
 	o.served.add(f)
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
@@ -383,6 +385,9 @@ func (o *options) check() error {
 	if _, err := o.modelFolders(); err != nil {
 		return err
 	}
+	if _, err := o.adapted(); err != nil {
+		return err
+	}
 	t, err := o.tokenizerOptions()
 	if err != nil {
 		return err
@@ -435,6 +440,22 @@ func (o *options) modelFolders() (map[string]string, error) {
 		folders[o.modelName] = o.modelPath
 	}
 	return folders, nil
+}
+
+// adapted returns adapter -> model.
+func (o *options) adapted() (map[string]string, error) {
+	adapted := map[string]string{}
+	for _, a := range o.adapters {
+		name, model, ok := strings.Cut(a, "=")
+		if !ok || name == "" || model == "" {
+			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
+		}
+		if _, twice := adapted[name]; twice {
+			return nil, fmt.Errorf("--lora: %q is given twice", name)
+		}
+		adapted[name] = model
+	}
+	return adapted, nil
 }
 
 // tokenizerURLsByModel returns model name -> URL of the server that knows its tokens.

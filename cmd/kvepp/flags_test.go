@@ -31,6 +31,7 @@ var settings = []struct {
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
 	{"model-name", "KVEPP_MODEL_NAME", "DYN_MODEL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelName }},
+	{"lora", "KVEPP_LORA", "", [3]string{"a=m", "b=m,c=m", "d=m"}, func(o *options) any { return strings.Join(o.adapters, ",") }},
 	{"engine", "KVEPP_ENGINE", "", [3]string{"sglang", "trtllm", "dynamo"}, func(o *options) any { return o.engine }},
 	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
 	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},

@@ -59,6 +59,10 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
+	adapters, err := o.adapted()
+	if err != nil {
+		return err
+	}
 	m := metrics.New()
 	engines, err := remoteTokenizers(o, m, log)
 	if err != nil {
@@ -112,7 +116,7 @@ func serve(o *options) error {
 		served = events.Served
 	}
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
+		router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
 	mux := http.NewServeMux()
 	service.NewReader(endpoints, index, events, log).Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
