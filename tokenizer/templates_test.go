@@ -28,6 +28,8 @@ func TestTemplateFiles(t *testing.T) {
 	}{
 		"named":               {map[string]string{"chat_template.jinja": "", config: named}, Options{}, "plain", "tools"},
 		"named, SGLang":       {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang}, "rag", "rag"},
+		"chosen, SGLang":      {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang, HFChatTemplateName: "default"}, "plain", "plain"},
+		"one alone, SGLang":   {map[string]string{"chat_template.jinja": "one"}, Options{Engine: SGLang, HFChatTemplateName: "rag"}, "one", "one"},
 		"named by an object":  {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{}, "plain", "tools"},
 		"object, SGLang":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{Engine: SGLang}, "tools", "tools"},
 		"further files":       {map[string]string{"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": "tools"}, Options{}, "plain", "tools"},
@@ -65,6 +67,33 @@ func TestTemplateFiles(t *testing.T) {
 	}
 }
 
+// TestVLLMFlags renders with flags of vLLM's. That vLLM does the same is shown in package parity.
+func TestVLLMFlags(t *testing.T) {
+	const template = `{{ tools is none }} {{ reasoning_effort }} {{ enable_thinking }}{% for m in messages %}{% endfor %}`
+	const tools = `,"tools":[{"type":"function","function":{"name":"f"}}]`
+	for _, c := range []struct {
+		efforts      string
+		fields, want string
+	}{
+		{"", tools + `,"tool_choice":"none"`, "True  "},
+		{"", tools, "False  "},
+		{`{"high":"max","low":"none","medium":"auto"}`, `,"reasoning_effort":"high"`, "True max True"},
+		{`{"high":"max","low":"none","medium":"auto"}`, `,"reasoning_effort":"low"`, "True none False"},
+		{`{"high":"max","low":"none","medium":"auto"}`, `,"reasoning_effort":"medium"`, "True  True"},
+		{`{"high":"max","low":"none","medium":"auto"}`, `,"reasoning_effort":"xhigh"`, "True xhigh True"},
+	} {
+		m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": template}),
+			Options{ExcludeToolsWhenToolChoiceNone: true, ReasoningEffortMap: c.efforts})
+		if err != nil {
+			t.Fatal(err)
+		}
+		prompts, err := m.Prompts(chatRequest(t, `[{"role":"user","content":"x"}]`+c.fields))
+		if err != nil || prompts[0].Text != c.want {
+			t.Errorf("%s: got %+v, %v; want %q", c.fields, prompts, err, c.want)
+		}
+	}
+}
+
 func TestTemplateFileErrors(t *testing.T) {
 	dir := copyModel(t, "tiny-bytelevel", nil)
 	for name, o := range map[string]Options{
@@ -73,6 +102,10 @@ func TestTemplateFileErrors(t *testing.T) {
 		"kwargs: invalid JSON": {DefaultChatTemplateKwargs: "{"},
 		"not a JSON object":    {DefaultChatTemplateKwargs: "[1]"},
 		"content format":       {ChatTemplateContentFormat: "parts"},
+		"effort map":           {ReasoningEffortMap: "[]"},
+		"none of":              {ReasoningEffortMap: `{"extreme":"high"}`},
+		"on SGLang only":       {HFChatTemplateName: "rag"},
+		"on vLLM only":         {ExcludeToolsWhenToolChoiceNone: true, Engine: SGLang},
 		"is not an engine":     {Engine: "llama"},
 		"auto, string, openai": {ChatTemplateContentFormat: "x"},
 	} {
