@@ -6,30 +6,39 @@ import (
 	"kvepp/kvblock"
 )
 
-// activeBlocks is the set of blocks that active requests hold, and on which workers: one entry for each distinct
-// sequence hash, whoever holds it, so that one walk along a prompt answers for all workers at once.
+// activeBlocks is the set of blocks that active requests hold, and on which workers.
 //
-// Nearly all blocks are held by one worker (the tail of a prompt is its own), which the entry then names itself. A block
-// held by several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
+// A request holds the whole chain of its prompt's blocks, so that chains which begin alike form trees. A tree's nodes are
+// runs: stretches of blocks that the same requests hold. A new prompt leaves the tree somewhere, and what is left of it is
+// one more run; most prompts end so, and cost one entry of the table and 8 bytes a block, however long they are. Where a
+// chain leaves or ends inside a run, the run is split.
 //
-// Its memory is that of its busiest moment: about 80 bytes a block and, for a shared one, a bit for each worker.
+// Nearly all runs are held by one worker (the end of a prompt is its own), which the run then names itself. A run held by
+// several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
+//
+// Its memory is that of its busiest moment.
 type activeBlocks struct {
-	byHash  table         // sequence hash -> index in entries
-	entries []activeBlock // entries[0] is unused, so that 0 can mean absent
-	free    []uint32      // indices in entries that are unused
-	epoch   uint64        // of the last walk
+	byFirst table // first hash of a run -> index in runs
+	runs    []activeRun
+	free    []uint32 // indices in runs that are unused
+	epoch   uint64   // of the last pass over runs
 
-	// sets holds the bitsets of shared blocks, each setWords words; set number s begins at s*setWords. Set 0 is unused.
+	// sets holds the bitsets of shared runs, each setWords words; set number s begins at s*setWords. Set 0 is unused.
 	sets     []uint64
 	setWords int
 	freeSets []uint32
-	extra    table // set<<32 | worker -> how many requests beyond the first hold the block there
+	extra    table // set<<32 | worker -> how many requests beyond the first hold the run there
 }
 
-// activeBlock is held by nobody if holders is 0, by worker if set is 0, else by the workers in the set.
-type activeBlock struct {
-	hash    uint64
-	epoch   uint64 // of the last walk that met it
+// activeRun is a stretch of blocks. runs[0] is unused, so that 0 can mean none.
+type activeRun struct {
+	hashes   []kvblock.SequenceHash // at least one
+	parent   uint32                 // the run that it continues; 0: none
+	children uint32                 // runs that continue it
+	epoch    uint64                 // of the last pass that met it
+	listed   bool                   // whether byFirst knows it, see extend
+
+	// It is held by nobody if holders is 0, by worker if set is 0, else by the workers in the set.
 	worker  kvblock.Worker
 	holders uint32 // set 0: requests of worker; else: workers in the set
 	set     uint32
@@ -37,7 +46,7 @@ type activeBlock struct {
 }
 
 func newActiveBlocks() activeBlocks {
-	return activeBlocks{entries: make([]activeBlock, 1), setWords: 1, sets: make([]uint64, 1)}
+	return activeBlocks{runs: make([]activeRun, 1), setWords: 1, sets: make([]uint64, 1)}
 }
 
 // fit makes room for workers numbered below n.
@@ -60,77 +69,166 @@ func (b *activeBlocks) set(s uint32) []uint64 {
 	return b.sets[from : from+b.setWords]
 }
 
-// intern returns the entry of a hash, and whether it was made now. The caller removes an entry that nobody came to hold.
-func (b *activeBlocks) intern(hash kvblock.SequenceHash, blockSize uint32) (id uint32, isNew bool) {
-	slot := b.byHash.insert(uint64(hash))
-	if *slot != 0 {
-		return *slot, false
+// descend returns the run with which the chain ends, and makes it if it is new: 0 for an empty chain. What it makes it
+// appends to made; the caller calls removeUnheld for each of these that nobody may have come to hold.
+func (b *activeBlocks) descend(chain []kvblock.SequenceHash, blockSize uint32, made []uint32) (leaf uint32, _ []uint32) {
+	for len(chain) > 0 {
+		slot := b.byFirst.find(uint64(chain[0]))
+		if slot == nil || b.runs[*slot].parent != leaf {
+			leaf = b.extend(leaf, chain, blockSize)
+			return leaf, append(made, leaf)
+		}
+		id := *slot
+		run := b.runs[id].hashes
+		n := 1
+		for n < len(run) && n < len(chain) && run[n] == chain[n] {
+			n++
+		}
+		chain = chain[n:]
+		if n < len(run) {
+			id = b.split(id, n)
+			made = append(made, id)
+		}
+		leaf = id
 	}
+	return leaf, made
+}
+
+// extend makes a run of these blocks behind parent. Hashes that stand for their prefix are nowhere else in the set; should
+// the first be, the run is not listed: nobody will share it, and its blocks count as its requests' own.
+func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, blockSize uint32) uint32 {
+	id := b.newRun()
+	r := &b.runs[id]
+	r.hashes = append(r.hashes[:0], blocks...)
+	r.tokens = blockSize
+	r.parent = parent
+	b.runs[parent].children++
+	b.list(id)
+	return id
+}
+
+// newRun returns an unused run, all zero but for its epoch and the memory of its hashes.
+func (b *activeBlocks) newRun() uint32 {
 	if n := len(b.free); n > 0 {
-		id = b.free[n-1]
+		id := b.free[n-1]
 		b.free = b.free[:n-1]
-	} else {
-		id = uint32(len(b.entries))
-		b.entries = append(b.entries, activeBlock{})
+		return id
 	}
-	*slot = id
-	b.entries[id] = activeBlock{hash: uint64(hash), tokens: blockSize}
-	return id, true
+	b.runs = append(b.runs, activeRun{})
+	return uint32(len(b.runs) - 1)
 }
 
-// removeUnheld takes an entry out if nobody holds it.
+func (b *activeBlocks) list(id uint32) {
+	r := &b.runs[id]
+	slot := b.byFirst.insert(uint64(r.hashes[0]))
+	if r.listed = *slot == 0; r.listed {
+		*slot = id
+	}
+}
+
+// split parts a run in front of block n. The run keeps its number and the rest, so that whoever ends with it still does; its
+// beginning is a new run, which is returned.
+func (b *activeBlocks) split(id uint32, n int) uint32 {
+	first := b.newRun()
+	r, f := &b.runs[id], &b.runs[first]
+	hashes := append(f.hashes[:0], r.hashes[:n]...)
+	*f = *r
+	f.hashes, f.children = hashes, 1
+	if f.listed {
+		*b.byFirst.find(uint64(f.hashes[0])) = first
+	}
+	r.hashes = append(r.hashes[:0], r.hashes[n:]...)
+	r.parent = first
+	b.list(id)
+	if r.set != 0 {
+		set := b.newSet()
+		f.set = set
+		copy(b.set(set), b.set(r.set))
+		for i, workers := range b.set(set) {
+			for ; workers != 0; workers &= workers - 1 {
+				w := uint64(64*i + bits.TrailingZeros64(workers))
+				if extra := b.extra.find(uint64(r.set)<<32 | w); extra != nil {
+					count := *extra // insert may move what extra points to
+					*b.extra.insert(uint64(set)<<32 | w) = count
+				}
+			}
+		}
+	}
+	return first
+}
+
+// removeUnheld takes a run out if nobody holds it, and those that it continued likewise.
 func (b *activeBlocks) removeUnheld(id uint32) {
-	if e := &b.entries[id]; e.holders == 0 {
-		b.byHash.remove(e.hash)
+	for id != 0 {
+		r := &b.runs[id]
+		if r.holders != 0 || r.children != 0 || len(r.hashes) == 0 {
+			return
+		}
+		if r.listed {
+			b.byFirst.remove(uint64(r.hashes[0]))
+		}
+		parent := r.parent
+		hashes := r.hashes[:0]
+		if cap(hashes) > keptBlocks {
+			hashes = nil
+		}
+		*r = activeRun{hashes: hashes, epoch: r.epoch} // a pass may come by once more
 		b.free = append(b.free, id)
+		b.runs[parent].children--
+		id = parent
 	}
 }
 
-// hold notes that one more request of the worker has the block, and says whether it is the worker's first.
+// hold notes that one more request of the worker has the run, and says whether it is the worker's first.
 func (b *activeBlocks) hold(id uint32, w kvblock.Worker) (first bool) {
-	e := &b.entries[id]
-	if e.set == 0 {
+	r := &b.runs[id]
+	if r.set == 0 {
 		switch {
-		case e.holders == 0:
-			e.worker, e.holders = w, 1
+		case r.holders == 0:
+			r.worker, r.holders = w, 1
 			return true
-		case e.worker == w:
-			e.holders++
+		case r.worker == w:
+			r.holders++
 			return false
 		}
-		b.share(e)
+		b.share(r)
 	}
-	word, bit := &b.set(e.set)[w/64], uint64(1)<<(w%64)
+	word, bit := &b.set(r.set)[w/64], uint64(1)<<(w%64)
 	if *word&bit == 0 {
 		*word |= bit
-		e.holders++
+		r.holders++
 		return true
 	}
-	*b.extra.insert(uint64(e.set)<<32 | uint64(w))++
+	*b.extra.insert(uint64(r.set)<<32 | uint64(w))++
 	return false
 }
 
-// share turns an entry that names its one worker into one with a set.
-func (b *activeBlocks) share(e *activeBlock) {
-	if n := len(b.freeSets); n > 0 {
-		e.set = b.freeSets[n-1]
-		b.freeSets = b.freeSets[:n-1]
-	} else {
-		e.set = uint32(len(b.sets) / b.setWords)
-		b.sets = append(b.sets, make([]uint64, b.setWords)...)
+// share turns a run that names its one worker into one with a set.
+func (b *activeBlocks) share(r *activeRun) {
+	r.set = b.newSet()
+	b.set(r.set)[r.worker/64] |= 1 << (r.worker % 64)
+	if r.holders > 1 {
+		*b.extra.insert(uint64(r.set)<<32 | uint64(r.worker)) = r.holders - 1
 	}
-	b.set(e.set)[e.worker/64] |= 1 << (e.worker % 64)
-	if e.holders > 1 {
-		*b.extra.insert(uint64(e.set)<<32 | uint64(e.worker)) = e.holders - 1
-	}
-	e.holders = 1
+	r.holders = 1
 }
 
-// release is hold undone, and says whether it was the worker's last. An entry that nobody holds any more is removed.
+// newSet returns the number of an empty set.
+func (b *activeBlocks) newSet() uint32 {
+	if n := len(b.freeSets); n > 0 {
+		set := b.freeSets[n-1]
+		b.freeSets = b.freeSets[:n-1]
+		return set
+	}
+	b.sets = append(b.sets, make([]uint64, b.setWords)...)
+	return uint32(len(b.sets)/b.setWords - 1)
+}
+
+// release is hold undone, and says whether it was the worker's last. A run that nobody holds any more is removed.
 func (b *activeBlocks) release(id uint32, w kvblock.Worker) (last bool) {
-	e := &b.entries[id]
-	if e.set != 0 {
-		key := uint64(e.set)<<32 | uint64(w)
+	r := &b.runs[id]
+	if r.set != 0 {
+		key := uint64(r.set)<<32 | uint64(w)
 		if extra := b.extra.find(key); extra != nil {
 			if *extra > 1 {
 				*extra--
@@ -139,73 +237,95 @@ func (b *activeBlocks) release(id uint32, w kvblock.Worker) (last bool) {
 			}
 			return false
 		}
-		b.set(e.set)[w/64] &^= 1 << (w % 64)
-		if e.holders--; e.holders == 0 {
-			b.freeSets = append(b.freeSets, e.set) // all its bits are clear by now
+		b.set(r.set)[w/64] &^= 1 << (w % 64)
+		if r.holders--; r.holders == 0 {
+			b.freeSets = append(b.freeSets, r.set) // all its bits are clear by now
+			r.set = 0
 			b.removeUnheld(id)
 		}
 		return true
 	}
-	if e.holders--; e.holders == 0 {
+	if r.holders--; r.holders == 0 {
 		b.removeUnheld(id)
 		return true
 	}
 	return false
 }
 
+// pass begins a pass over runs that should meet each once.
+func (b *activeBlocks) pass() { b.epoch++ }
+
+// meet says whether this pass has not met the run yet, and notes that it has now.
+func (b *activeBlocks) meet(id uint32) bool {
+	r := &b.runs[id]
+	if r.epoch == b.epoch {
+		return false
+	}
+	r.epoch = b.epoch
+	return true
+}
+
 // walker carries the scratch memory of one walk.
 type walker struct {
-	// ids are the entries of the prompt's distinct blocks, in order.
-	ids []uint32
-	// made are the entries that a call's walks made; they go away again unless somebody comes to hold them.
+	// leaves are the runs with which the prompts' chains end, in order.
+	leaves []uint32
+	// made are the runs that a call's walks made; they go away again unless somebody comes to hold them.
 	made []uint32
 	// held[w] is how many of the distinct blocks worker w already holds.
 	held  []int32
 	alive []uint64 // the workers that hold the chain up to here, while there are several
+	path  []uint32
 }
 
-// walk appends the prompt's distinct blocks to ids and sets held, for workers numbered below len(k.held).
+// walk appends the leaf of each chain of the prompt to leaves, sets held, for workers numbered below len(k.held), and
+// returns how many distinct blocks there are.
 //
 // A worker holds a chain up to some block and nothing behind it, because a request holds its whole chain and a sequence
 // hash stands for its whole prefix; so the set of workers only shrinks along a chain. Hashes without that property, or
 // repeated ones, give an overestimate of what a worker would have to add, and nothing worse.
-func (b *activeBlocks) walk(k *walker, p *Prompt) {
-	b.epoch++
-	clear(k.held)
+func (b *activeBlocks) walk(k *walker, p *Prompt) (distinct int) {
+	from := len(k.leaves)
 	for _, chain := range p.Chains {
+		var leaf uint32
+		leaf, k.made = b.descend(chain, uint32(p.BlockSize), k.made)
+		if leaf != 0 {
+			k.leaves = append(k.leaves, leaf)
+		}
+	}
+	clear(k.held)
+	b.pass()
+	for _, leaf := range k.leaves[from:] {
+		k.path = k.path[:0]
+		for id := leaf; id != 0; id = b.runs[id].parent {
+			k.path = append(k.path, id)
+		}
 		fresh := int32(0) // blocks of this chain that no earlier one of the request had
 		several, one := false, -1
-		for depth, hash := range chain {
-			id, isNew := b.intern(hash, uint32(p.BlockSize))
-			if isNew {
-				k.made = append(k.made, id)
-			}
-			e := &b.entries[id]
+		for i := len(k.path) - 1; i >= 0; i-- {
+			id := k.path[i]
+			r := &b.runs[id]
 			switch {
-			case depth == 0:
-				several, one = e.set != 0, -1
-				if several {
-					k.alive = append(k.alive[:0], b.set(e.set)...)
-				} else if e.holders > 0 {
-					one = int(e.worker)
+			case i == len(k.path)-1:
+				if several = r.set != 0; several {
+					k.alive = append(k.alive[:0], b.set(r.set)...)
+				} else if r.holders > 0 {
+					one = int(r.worker)
 				}
-			case several && e.set != 0:
-				k.keep(b.set(e.set), fresh)
+			case several && r.set != 0:
+				k.keep(b.set(r.set), fresh)
 			case several:
-				if e.holders > 0 && k.alive[e.worker/64]&(1<<(e.worker%64)) != 0 {
-					one = int(e.worker)
-					k.alive[e.worker/64] &^= 1 << (e.worker % 64)
+				if r.holders > 0 && k.alive[r.worker/64]&(1<<(r.worker%64)) != 0 {
+					one = int(r.worker)
+					k.alive[r.worker/64] &^= 1 << (r.worker % 64)
 				}
 				k.drop(fresh)
 				several = false
-			case one >= 0 && !b.holds(e, kvblock.Worker(one)):
+			case one >= 0 && !b.holds(r, kvblock.Worker(one)):
 				k.held[one] += fresh
 				one = -1
 			}
-			if e.epoch != b.epoch {
-				e.epoch = b.epoch
-				k.ids = append(k.ids, id)
-				fresh++
+			if b.meet(id) {
+				fresh += int32(len(r.hashes))
 			}
 		}
 		if several {
@@ -213,14 +333,16 @@ func (b *activeBlocks) walk(k *walker, p *Prompt) {
 		} else if one >= 0 {
 			k.held[one] += fresh
 		}
+		distinct += int(fresh)
 	}
+	return distinct
 }
 
-func (b *activeBlocks) holds(e *activeBlock, w kvblock.Worker) bool {
-	if e.set != 0 {
-		return b.set(e.set)[w/64]&(1<<(w%64)) != 0
+func (b *activeBlocks) holds(r *activeRun, w kvblock.Worker) bool {
+	if r.set != 0 {
+		return b.set(r.set)[w/64]&(1<<(w%64)) != 0
 	}
-	return e.holders > 0 && e.worker == w
+	return r.holders > 0 && r.worker == w
 }
 
 // keep credits the workers that are not in set with what they held so far, and goes on without them.

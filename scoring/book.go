@@ -131,15 +131,16 @@ type booking struct {
 	id            string
 	worker        kvblock.Worker
 	prefillTokens int      // 0 once completed
-	blocks        []uint32 // entries held in activeBlocks
+	leaves        []uint32 // the runs with which its chains end in activeBlocks: it holds these and all before them
 	ownBlocks     int      // further blocks, shared with nobody
 	ownBlockSize  int
 }
 
-// variant is one distinct Prompt among the candidates: its blocks are walker.ids[from:to].
+// variant is one distinct Prompt among the candidates: its chains end with the runs walker.leaves[from:to].
 type variant struct {
 	prompt   *Prompt
 	from, to int
+	distinct int // blocks
 }
 
 // NewActiveSequences returns an empty book.
@@ -365,7 +366,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 		a.blocks.fit(n)
 	}
 
-	a.variants, a.walker.ids, a.walker.made = a.variants[:0], a.walker.ids[:0], a.walker.made[:0]
+	a.variants, a.walker.leaves, a.walker.made = a.variants[:0], a.walker.leaves[:0], a.walker.made[:0]
 	if all.alike {
 		a.walk(candidates[0].Prompt)
 		return nil
@@ -397,10 +398,10 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 
 // walk makes p a variant, sets walker.held for it, and returns how many distinct blocks it has.
 func (a *ActiveSequences) walk(p *Prompt) int {
-	from := len(a.walker.ids)
-	a.blocks.walk(&a.walker, p)
-	a.variants = append(a.variants, variant{prompt: p, from: from, to: len(a.walker.ids)})
-	return len(a.walker.ids) - from
+	from := len(a.walker.leaves)
+	distinct := a.blocks.walk(&a.walker, p)
+	a.variants = append(a.variants, variant{p, from, len(a.walker.leaves), distinct})
+	return distinct
 }
 
 func (a *ActiveSequences) variantOf(p *Prompt) *variant {
@@ -452,7 +453,7 @@ func (a *ActiveSequences) chooseAlike(req Request, candidates []Candidate, cfg *
 	loads := a.loads
 	held := a.walker.held[:len(loads)]
 	costs = costs[:len(candidates)]
-	distinct := int64(len(a.walker.ids))
+	distinct := int64(a.variants[0].distinct)
 	isl, size := float64(req.ISLTokens), float64(blockSize)
 	perToken := 1 / size
 	credit, scale, weight := cfg.OverlapScoreCredit, cfg.PrefillLoadScale, cfg.DecodeActiveRequestWeight
@@ -529,11 +530,15 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	load.Requests++
 	load.PrefillTokens += sel.PrefillTokens
 	if v := a.variantOf(c.Prompt); v != nil {
-		b.blocks = append(b.blocks[:0], a.walker.ids[v.from:v.to]...)
-		for _, id := range b.blocks {
-			if a.blocks.hold(id, c.Worker) {
-				sel.ActiveBlocks++
-				load.ActiveTokens += int(a.blocks.entries[id].tokens)
+		b.leaves = append(b.leaves[:0], a.walker.leaves[v.from:v.to]...)
+		a.blocks.pass()
+		for _, id := range b.leaves {
+			for ; id != 0 && a.blocks.meet(id); id = a.blocks.runs[id].parent {
+				if a.blocks.hold(id, c.Worker) {
+					r := &a.blocks.runs[id]
+					sel.ActiveBlocks += len(r.hashes)
+					load.ActiveTokens += len(r.hashes) * int(r.tokens)
+				}
 			}
 		}
 	} else {
@@ -563,11 +568,16 @@ func (a *ActiveSequences) end(index uint32) {
 	load.Requests--
 	load.ActiveBlocks -= b.ownBlocks
 	load.ActiveTokens -= b.ownBlocks * b.ownBlockSize
-	for _, id := range b.blocks {
-		tokens := a.blocks.entries[id].tokens
-		if a.blocks.release(id, b.worker) {
-			load.ActiveBlocks--
-			load.ActiveTokens -= int(tokens)
+	a.blocks.pass()
+	for _, id := range b.leaves {
+		for id != 0 && a.blocks.meet(id) {
+			r := &a.blocks.runs[id]
+			blocks, tokens, parent := len(r.hashes), int(r.tokens), r.parent
+			if a.blocks.release(id, b.worker) {
+				load.ActiveBlocks -= blocks
+				load.ActiveTokens -= blocks * tokens
+			}
+			id = parent
 		}
 	}
 	if b.id != "" {
@@ -575,14 +585,14 @@ func (a *ActiveSequences) end(index uint32) {
 	}
 	b.id, b.ownBlocks, b.ownBlockSize = "", 0, 0
 	b.generation++
-	if cap(b.blocks) > keptBlocks {
-		b.blocks = nil
+	if cap(b.leaves) > keptBlocks {
+		b.leaves = nil
 	}
-	b.blocks = b.blocks[:0]
+	b.leaves = b.leaves[:0]
 	a.free = append(a.free, index)
 }
 
-// keptBlocks is the longest list of blocks whose memory an unused booking keeps for the next request.
+// keptBlocks is the longest list whose memory an unused booking or run keeps for the next request.
 const keptBlocks = 4096
 
 // grown returns *scratch with length n, reallocated if need be; its content is undefined.

@@ -54,7 +54,8 @@ type desk struct {
 	candidates []scoring.Candidate
 	costs      []float64
 	active     []scoring.Booking
-	made       int
+	next       int // of prompts, modulo their number
+	booked     int // requests, ever: the next one takes the place of the oldest in active
 	local      []kvblock.LocalHash
 	seq        []kvblock.SequenceHash
 	scores     indexer.OverlapScores
@@ -112,7 +113,8 @@ func newDesk(workers, blockSize int) (*desk, error) {
 
 // hash and find prepare a decision about the next prompt; pick makes it.
 func (d *desk) hash() {
-	d.local = kvblock.AppendLocalHashes(d.local[:0], d.prompts[d.made%len(d.prompts)], kvblock.HashOptions{BlockSize: d.blockSize})
+	d.local = kvblock.AppendLocalHashes(d.local[:0], d.prompts[d.next%len(d.prompts)], kvblock.HashOptions{BlockSize: d.blockSize})
+	d.next++
 	d.seq = kvblock.AppendSequenceHashes(d.seq[:0], d.local)
 }
 
@@ -127,15 +129,15 @@ func (d *desk) find() {
 
 func (d *desk) pick(rng *rand.Rand) error {
 	_, booking, err := d.book.SelectAndAdd(scoring.Request{ISLTokens: promptTokens}, d.candidates, &d.cfg, rng, d.costs)
-	d.active[d.made%len(d.active)] = booking
-	d.made++
+	d.active[d.booked%len(d.active)] = booking
+	d.booked++
 	return err
 }
 
 // free ends the oldest requests, so that there is room for n more.
 func (d *desk) free(n int) {
 	for i := range n {
-		d.active[(d.made+i)%len(d.active)].Free()
+		d.active[(d.booked+i)%len(d.active)].Free()
 	}
 }
 
@@ -146,19 +148,37 @@ type chosen struct {
 }
 
 // choose answers what one more worker adds to a selection: the difference between many and few, by the difference of their
-// numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide.
+// numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide. The
+// candidates are the same several times, as they are where Dynamo's selection is measured.
 func choose(workers int) (*chosen, error) {
-	const few = 64
+	const few, batch, batches = 64, 16, 200
 	if workers <= few {
 		return nil, fmt.Errorf("%d workers, but must be more than %d", workers, few)
 	}
 	var whole [2]float64
 	for i, n := range []int{few, workers} {
-		c, err := decisions(n, 64)
+		d, err := newDesk(n, 64)
 		if err != nil {
 			return nil, err
 		}
-		whole[i] = c.Select
+		rng := rand.New(rand.NewPCG(1, 2))
+		for k := range batches {
+			d.hash()
+			d.find()
+			for j := range d.candidates {
+				d.candidates[j].DeviceBlocks = j % 32 // as index-rs has it
+			}
+			d.free(batch)
+			start := cpuTime()
+			for range batch {
+				if err := d.pick(rng); err != nil {
+					return nil, err
+				}
+			}
+			if k >= batches/4 {
+				whole[i] += (cpuTime() - start - clockCost) / (batch * batches * 3 / 4)
+			}
+		}
 	}
 	return &chosen{Select: (whole[1] - whole[0]) / float64(workers-few)}, nil
 }
@@ -186,37 +206,31 @@ func decisions(workers, blockSize int) (*chosen, error) {
 	}
 	var c chosen
 	for range batches {
-		// The parts are timed in passes of their own over the same prompts, because the clock costs as much as a part. Tokens
-		// were written a moment ago where decisions are made, so that they are in the cache.
-		from := d.made
-		for range batch {
+		// The parts are timed in passes of their own, each over other prompts, because the clock costs as much as a part. A
+		// prompt's tokens were written just before a decision, so that they are in the cache; its blocks in the index are not.
+		from := d.next
+		for range 3 * batch {
 			d.hash()
-			d.made++
 		}
-		d.made = from
+		d.next = from
+		d.free(batch)
 		start := cpuTime()
 		for range batch {
 			d.hash()
-			d.made++
 		}
 		hashed := cpuTime()
-		d.made = from
 		for range batch {
 			d.hash()
 			d.find()
-			d.made++
 		}
 		found := cpuTime()
-		d.made = from
-		d.free(batch)
-		freed := cpuTime()
 		for range batch {
 			if err := one(); err != nil {
 				return nil, err
 			}
 		}
 		all := cpuTime()
-		hash, find, whole := hashed-start-clockCost, found-hashed-clockCost, all-freed-clockCost
+		hash, find, whole := hashed-start-clockCost, found-hashed-clockCost, all-found-clockCost
 		c.Hash += hash / (batch * batches)
 		c.Find += (find - hash) / (batch * batches)
 		c.Select += (whole - find) / (batch * batches)
