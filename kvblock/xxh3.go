@@ -31,11 +31,12 @@ var defaultSecret = [24]uint64{
 	0x49daf0b751dd0d17, 0x9e68d429265516d3, 0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
 }
 
-// secret is what a seed makes of the default secret.
+// secret is what a seed makes of the default secret. xxh3_amd64.s knows where in it what is.
 type secret struct {
 	words [24]uint64
 	last  [8]uint64 // the words for an input's last stripe, from byte 121 on
 	merge [8]uint64 // the words that end a long input, from byte 11 on
+	sums  [8]uint64 // what the sums of a long input begin with, whatever the seed
 }
 
 func newSecret(seed uint64) (s secret) {
@@ -53,6 +54,7 @@ func newSecret(seed uint64) (s secret) {
 		s.last[i] = binary.LittleEndian.Uint64(raw[121+8*i:])
 		s.merge[i] = binary.LittleEndian.Uint64(raw[11+8*i:])
 	}
+	s.sums = [8]uint64{prime32n3, prime64n1, prime64n2, prime64n3, prime64n4, prime32n2, prime64n5, prime32n1}
 	return s
 }
 
@@ -72,7 +74,7 @@ func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 	case 32:
 		s.hashTwoStripes(dst, tokens)
 	case 64:
-		s.hashFourStripes(dst, tokens)
+		hashFourStripes(dst, tokens, s)
 	}
 }
 
