@@ -3,6 +3,8 @@ package indexer
 import (
 	"math/bits"
 	"sync/atomic"
+
+	"kvepp/kvblock"
 )
 
 // ref is the address of a word in an arena: the page's number and the word's place in the page.
@@ -33,7 +35,8 @@ type arena struct {
 	freed []uint32                               // free page numbers
 	inUse int                                    // words of all records in use
 	paged int                                    // words of all pages
-	local bool                                   // whether pages of runs have local words
+	names bool                                   // whether pages of runs have names
+	local bool                                   // whether they have local hashes
 }
 
 // sort tells what a record is.
@@ -47,9 +50,10 @@ const (
 // page is immutable but for its words.
 type page struct {
 	words []uint64
-	local []uint64 // as many, for what only writers need of a run, if that is kept; guarded by tier.mu
-	class uint8
-	sort  sort
+	// As many, for what only writers need of a run, if it is kept; guarded by tier.mu.
+	names, local []uint64
+	class        uint8
+	sort         sort
 }
 
 // pageInfo is what only writers need to know of a page.
@@ -95,20 +99,48 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 
 // size returns the words that a record takes.
 func (a *arena) size(s sort, class uint8) int {
-	if s == sortRun && a.local {
-		return 2 << class
+	words := 1 << class
+	if s == sortRun {
+		words += b2i(a.names)<<class + b2i(a.local)<<class
 	}
-	return 1 << class
+	return words
 }
 
-// localOf returns the local words of the run at r, nil if they are not kept.
-func (a *arena) localOf(r ref) []uint64 {
-	p := a.page(r)
-	if p.local == nil {
+// namesOf and localOf return the names and the local hashes of the run at r, nil if they are not kept.
+func (a *arena) namesOf(r ref) []uint64 { p := a.page(r); return recordIn(p.names, p.class, r) }
+func (a *arena) localOf(r ref) []uint64 { p := a.page(r); return recordIn(p.local, p.class, r) }
+
+func recordIn(words []uint64, class uint8, r ref) []uint64 {
+	if words == nil {
 		return nil
 	}
 	at := int(r) & (pageWords - 1)
-	return p.local[at : at+1<<p.class]
+	return words[at : at+1<<class]
+}
+
+// nameAt returns the name of the block at r, 0 if it has none or r is in no run.
+func (a *arena) nameAt(r ref) kvblock.EngineHash {
+	p := a.page(r)
+	if p == nil || p.names == nil {
+		return 0
+	}
+	return kvblock.EngineHash(p.names[r&(pageWords-1)])
+}
+
+// eachRun calls f with every run until f returns false. f may change, cut and free the run it is called with; whether the
+// runs that it makes are visited is not said.
+func (a *arena) eachRun(f func(run) bool) {
+	for n := range a.info {
+		p := a.page(ref(n << pageBits))
+		if p == nil || p.sort != sortRun {
+			continue
+		}
+		for at := 0; at < int(a.info[n].fresh); at += 1 << p.class {
+			if length(p.words[at]) > 0 && !f(ref(n<<pageBits|at)) {
+				return
+			}
+		}
+	}
 }
 
 // load reads the word at r if r lies in a run.
@@ -168,11 +200,14 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	a.info[n] = pageInfo{openAt: int32(len(a.open[s][class]))}
 	a.open[s][class] = append(a.open[s][class], n)
 	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
+	if s == sortRun && a.names {
+		p.names = make([]uint64, len(p.words))
+	}
 	if s == sortRun && a.local {
 		p.local = make([]uint64, len(p.words))
 	}
 	(*a.dir.Load())[n].Store(p)
-	a.paged += len(p.words) + len(p.local)
+	a.paged += len(p.words) + len(p.names) + len(p.local)
 	return true
 }
 
@@ -202,7 +237,7 @@ func (a *arena) release(r ref) {
 	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
 		a.close(p.sort, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
-		a.paged -= len(p.words) + len(p.local)
+		a.paged -= len(p.words) + len(p.names) + len(p.local)
 		a.freed = append(a.freed, n)
 	}
 }

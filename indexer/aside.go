@@ -119,13 +119,13 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 		if len(waiting) == 0 {
 			continue
 		}
-		if _, ok := x.placeAfter(wk, waiting[0].tier, next[0].Engine); !ok {
+		if _, ok := x.placeAfter(w, wk, waiting[0].tier, next[0].Engine); !ok {
 			continue // the name was of no use in the end
 		}
 		delete(a.parent, next[0].Engine)
 		for _, s := range waiting {
 			a.settle(s)
-			p, _ := x.placeAfter(wk, s.tier, s.parent)
+			p, _ := x.placeAfter(w, wk, s.tier, s.parent)
 			for i := range x.tiers {
 				p.depth = max(p.depth, x.tiers[i].depth(p.seq)+1)
 			}
@@ -150,7 +150,7 @@ func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) 
 	at := p
 	for i, b := range s.blocks {
 		at = place{after: true, seq: kvblock.NextSequenceHash(at.seq, b.Local), depth: at.depth + 1}
-		old, named := wk.held[s.tier].names.get(b.Engine)
+		old, named := x.named(w, wk, s.tier, b.Engine)
 		if s.gone[i] || named && old != at.seq {
 			flush(i)
 			from, start = i+1, at

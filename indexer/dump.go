@@ -2,6 +2,7 @@ package indexer
 
 import (
 	"errors"
+	"math/bits"
 
 	"kvepp/kvblock"
 )
@@ -15,34 +16,34 @@ const maxDumpBlocks = 256
 // Dump calls yield with stores that together say what w holds, by the worker's own engine hashes, parents before their
 // children within a tier, until yield returns false. A store is valid until yield returns.
 //
-// It says what w held when the call began, but for blocks that went meanwhile. Blocks behind one that w does not hold are left
+// It says what w held when the call began. Blocks behind one that w does not hold are left
 // out (or, if it is in another tier, come as stores whose parent never comes): no store can say where they are. It returns how many these were. Predictions and what is kept aside are no part of it.
 //
-// Writers wait for the copying of w's names, and for a few hundred lookups at a time. Beside the index it takes about 80
-// bytes for each block of w, while it runs. Errors: ErrNotKept.
+// Writers wait while each tier's runs are looked through, not while yield runs. Beside the index it takes about 150 bytes for
+// each block of w, while it runs. Errors: ErrNotKept.
 func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted int, err error) {
 	if !x.tiers[0].arena.local {
 		return 0, ErrNotKept
 	}
-	var all [tiers][]name
 	wk := x.lock(w, false)
 	if wk == nil {
 		return 0, nil
 	}
+	var all [tiers][]dumped
 	for i := range wk.held {
-		wk.held[i].names.each(func(n name) { all[i] = append(all[i], n) })
+		all[i] = x.tiers[i].describe(w, &wk.held[i])
 	}
 	wk.mu.Unlock()
 
 	var names [tiers]map[kvblock.SequenceHash]kvblock.EngineHash
 	for i := range all {
 		names[i] = make(map[kvblock.SequenceHash]kvblock.EngineHash, len(all[i]))
-		for _, n := range all[i] {
-			names[i][n.block] = n.engine
+		for _, b := range all[i] {
+			names[i][b.block] = b.engine
 		}
 	}
 	for i := range all {
-		more, omits := x.tiers[i].dump(all[i], kvblock.Tier(i), &names, yield)
+		more, omits := dump(all[i], kvblock.Tier(i), &names, yield)
 		omitted += omits
 		if !more {
 			break
@@ -61,24 +62,12 @@ type dumped struct {
 }
 
 // dump yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
-func (t *tier) dump(held []name, tier kvblock.Tier, names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash, yield func(kvblock.Stored) bool) (more bool, omitted int) {
-	blocks := make([]dumped, 0, len(held))
-	at := make(map[kvblock.SequenceHash]int32, len(held)) // the first block with this sequence hash
-	for len(held) > 0 {
-		batch := held[:min(clearBatch, len(held))]
-		held = held[len(batch):]
-		t.mu.Lock()
-		for _, n := range batch {
-			if b, ok := t.describe(n); !ok {
-				omitted++
-			} else {
-				if _, twin := at[n.block]; !twin {
-					at[n.block] = int32(len(blocks))
-				}
-				blocks = append(blocks, b)
-			}
+func dump(blocks []dumped, tier kvblock.Tier, names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash, yield func(kvblock.Stored) bool) (more bool, omitted int) {
+	at := make(map[kvblock.SequenceHash]int32, len(blocks)) // the first of those with this sequence hash
+	for i := range blocks {
+		if _, twin := at[blocks[i].block]; !twin {
+			at[blocks[i].block] = int32(i)
 		}
-		t.mu.Unlock()
 	}
 	var roots []int32
 	for i := range blocks {
@@ -128,24 +117,39 @@ func (t *tier) dump(held []name, tier kvblock.Tier, names *[tiers]map[kvblock.Se
 			return false, 0
 		}
 	}
-	return true, omitted + len(blocks) - reached
+	return true, len(blocks) - reached
 }
 
-// describe says what is kept of a block. The caller holds mu.
-func (t *tier) describe(n name) (dumped, bool) {
-	at, ok := t.table.find(&t.arena, n.block)
-	if !ok {
-		return dumped{}, false
-	}
-	r, i := t.runOf(at)
-	local := t.arena.localOf(r)
-	b := dumped{name: n, local: kvblock.LocalHash(local[runHeader+i]), child: -1, sibling: -1}
-	if i > 0 {
-		b.parent, b.hasParent = kvblock.SequenceHash(t.arena.record(r)[runHeader+i-1]), true
-	} else {
-		b.parent, b.hasParent = kvblock.SequenceHash(local[0]), local[1] != 0
-	}
-	return b, true
+// describe lists what w holds, each block once for each of its names.
+func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
+	blocks := make([]dumped, 0, h.n)
+	aliased := map[kvblock.SequenceHash]dumped{}
+	t.eachHeld(w, h, func(r run, mask uint64, _ int) {
+		words, names, local := t.arena.record(r), t.arena.namesOf(r), t.arena.localOf(r)
+		for ; mask != 0; mask &= mask - 1 {
+			i := bits.TrailingZeros64(mask)
+			at := runHeader + i
+			b := dumped{local: kvblock.LocalHash(local[at]), child: -1, sibling: -1}
+			b.name = name{kvblock.EngineHash(names[at]), kvblock.SequenceHash(words[at])}
+			if i > 0 {
+				b.parent, b.hasParent = kvblock.SequenceHash(words[at-1]), true
+			} else {
+				b.parent, b.hasParent = kvblock.SequenceHash(local[0]), local[1] != 0
+			}
+			if h.aliased.has(kvblock.EngineHash(b.block)) {
+				aliased[b.block] = b
+			}
+			if h.byOwnName(b.block) {
+				blocks = append(blocks, b)
+			}
+		}
+	})
+	h.private.each(func(n name) {
+		b := aliased[n.block]
+		b.name = n
+		blocks = append(blocks, b)
+	})
+	return blocks
 }
 
 // Load applies one store of a dump to w, as Stored does, but for one thing: a block that w holds by the same name already is not

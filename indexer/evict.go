@@ -1,7 +1,7 @@
 package indexer
 
 import (
-	"slices"
+	"math/bits"
 
 	"kvepp/kvblock"
 )
@@ -14,7 +14,7 @@ import (
 // fall short of the truth from then on; they never exceed it. Evicting the least recently used would need a place in every
 // block for when that was, written by lookups.
 //
-// It costs a pass over one worker's names, with a lookup for each, for a quarter of them: about as much as storing them.
+// It costs two passes over all runs for a quarter of one worker's blocks.
 
 // evictIfFull brings the index below its bound. The caller holds no lock.
 func (x *Index) evictIfFull() {
@@ -60,93 +60,102 @@ func (x *Index) full() bool {
 // Overlaps are then lower bounds.
 func (x *Index) AtBound() bool { return x.atBound.Load() }
 
-// largest returns the worker that takes most memory, nil if none takes any.
+// nameBytes is about what a name takes, if it is a block's own and the block nobody else's.
+const nameBytes = 40
+
+// largest returns the worker that takes most memory by its names and what it has kept aside, nil if none takes any.
 func (x *Index) largest() (kvblock.Worker, *worker) {
 	var of kvblock.Worker
 	var most *worker
+	size := int64(0)
 	for w, wk := range *x.workers.Load() {
-		if wk != nil && wk.bytes.Load() > 0 && (most == nil || wk.bytes.Load() > most.bytes.Load()) {
-			of, most = kvblock.Worker(w), wk
+		if wk == nil {
+			continue
+		}
+		if s := wk.bytes.Load() + nameBytes*wk.n.Load(); s > size {
+			of, most, size = kvblock.Worker(w), wk, s
 		}
 	}
 	return of, most
 }
 
-// victim is a name to be evicted.
-type victim struct {
-	engine kvblock.EngineHash
-	block  kvblock.SequenceHash
-	at     ref // where the block was when it was chosen
-}
-
-// evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside.
+// evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside. Other writers of a tier wait while
+// its runs are looked through.
 func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	waiting := uint64(wk.aside.stores)
 	wk.aside = aside{}
 	x.parentNotFound.Add(waiting)
 
-	depths := x.depths(wk)
-	if len(depths) == 0 {
+	var depths []int // blocks, by how many come before them
+	total := 0
+	for i := range wk.held {
+		x.tiers[i].eachHeld(w, &wk.held[i], func(r run, mask uint64, depth int) {
+			for ; mask != 0; mask &= mask - 1 {
+				at := depth + bits.TrailingZeros64(mask)
+				if at >= len(depths) {
+					depths = append(depths, make([]int, at+1-len(depths))...)
+				}
+				depths[at]++
+				total++
+			}
+		})
+	}
+	if total == 0 {
 		return
 	}
-	quota := (len(depths) + 3) / 4
-	slices.Sort(depths)
-	threshold := depths[len(depths)-quota]
-	atThreshold := 0 // of the quota
-	for _, d := range depths[len(depths)-quota:] {
-		if d == threshold {
-			atThreshold++
-		}
+	quota := (total + 3) / 4
+	threshold := len(depths)
+	for quota > 0 {
+		threshold--
+		quota -= depths[threshold]
 	}
-	var victims []victim
+	spared := -quota // of those at the threshold
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
-		victims = victims[:0]
-		h.names.each(func(n name) {
-			at, _ := t.table.find(&t.arena, n.block)
-			d := t.depth(n.block)
-			if d < threshold || d == threshold && atThreshold == 0 {
-				return
+		before := h.n
+		t.eachHeld(w, h, func(r run, mask uint64, depth int) {
+			switch first := threshold - depth; { // the run's first block that may go
+			case first >= maxRun:
+				mask = 0
+			case first >= 0:
+				mask &^= ones(first)
+				if mask>>first&1 != 0 && spared > 0 {
+					spared--
+					mask &^= 1 << first
+				}
 			}
-			if d == threshold {
-				atThreshold--
+			if mask != 0 {
+				t.forget(w, h, r, mask)
 			}
-			victims = append(victims, victim{n.engine, n.block, at})
 		})
-		if len(victims) == 0 {
-			continue
-		}
-		for _, v := range victims {
-			h.names.remove(v.engine)
-			delete(h.copies, v.engine)
-		}
-		if h.names.n == 0 {
-			h.names = names{seed: h.names.seed}
-		}
-		// By address, so that the blocks of one run go together.
-		slices.SortFunc(victims, func(a, b victim) int { return int(int64(b.at) - int64(a.at)) })
-		for rest := victims; len(rest) > 0; {
-			batch := rest[:min(clearBatch, len(rest))]
-			rest = rest[len(batch):]
-			wk.seqs = wk.seqs[:0]
-			for _, v := range batch {
-				wk.seqs = append(wk.seqs, v.block)
-			}
-			t.mu.Lock()
-			t.unhold(w, h, wk.seqs)
-			t.unlock()
-		}
-		x.entries.Add(-int64(len(victims)))
-		x.evicted.Add(uint64(len(victims)))
+		t.purge(h)
+		x.entries.Add(int64(h.n - before))
+		x.evicted.Add(uint64(before - h.n))
 	}
 }
 
-// depths lists how many blocks come before each block of wk.
-func (x *Index) depths(wk *worker) []int {
-	var depths []int
-	for i := range wk.held {
-		t, h := &x.tiers[i], &wk.held[i]
-		h.names.each(func(n name) { depths = append(depths, t.depth(n.block)) })
+// eachHeld calls f with every run of which w holds anything, which blocks these are, and how many come before the run. f may
+// change the run.
+func (t *tier) eachHeld(w kvblock.Worker, h *held, f func(r run, mask uint64, depth int)) {
+	if h.n == 0 {
+		return
 	}
-	return depths
+	t.mu.Lock()
+	defer t.unlock()
+	type part struct {
+		run  run
+		mask uint64
+	}
+	var parts []part // first, because f may make runs
+	left := h.blocks
+	t.arena.eachRun(func(r run) bool {
+		if mask := t.maskOf(r, w) & ones(t.runLen(r)); mask != 0 {
+			left -= bits.OnesCount64(mask)
+			parts = append(parts, part{r, mask})
+		}
+		return left > 0
+	})
+	for _, p := range parts {
+		f(p.run, p.mask, depthOf(t.arena.record(p.run)[0]))
+	}
 }

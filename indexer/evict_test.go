@@ -2,7 +2,6 @@ package indexer
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"kvepp/kvblock"
@@ -32,7 +31,7 @@ func evictAtTheBound(t *testing.T, removals bool) {
 		id := r.IntN(40)
 		local := prompt(id, promptBlocks)
 		chain := kvblock.AppendSequenceHashes(nil, local)
-		name := func(i int) kvblock.EngineHash { return engineHash(w, chain[i], 0) }
+		name := func(i int) kvblock.EngineHash { return kvblock.EngineHash(chain[i]>>3) + kvblock.EngineHash(w%3/2) }
 		switch op := r.IntN(20); {
 		case op < 10:
 			e := kvblock.Stored{}
@@ -73,9 +72,11 @@ func evictAtTheBound(t *testing.T, removals bool) {
 			if got[0] > want[0] || reach > most {
 				t.Fatalf("step %d: worker %d has %v, the answer is %v", step, w, want, got)
 			}
-			for _, n := range x.workersOf(w).held[0].names.slots {
-				if i := slices.Index(chain, n.block); n.engine != 0 && i > reach && !removals {
-					t.Fatalf("step %d: worker %d: block %d is kept, %d blocks are in reach", step, w, i, reach)
+			for i := reach + 1; i < len(chain) && !removals; i++ {
+				if at, ok := x.tiers[0].table.find(&x.tiers[0].arena, chain[i]); ok {
+					if r, j := x.tiers[0].runOf(at); x.tiers[0].maskOf(r, w)>>j&1 != 0 {
+						t.Fatalf("step %d: worker %d: block %d is kept, %d blocks are in reach", step, w, i, reach)
+					}
 				}
 			}
 		}

@@ -13,6 +13,7 @@ package indexer
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -82,9 +83,8 @@ type Stats struct {
 
 // Index is the set of blocks held by each worker. Make one with New.
 //
-// Engine hashes mean something for one worker only, so each worker has its own tables of them (names.go). What they name
-// is shared: blocks by sequence hash, with their holders, tier by tier (tier.go). Writers of different workers take turns
-// on a tier; FindMatches takes no lock.
+// Blocks are shared by those who hold them, tier by tier (tier.go): found by sequence hash, with their holders, and with what
+// each worker calls them (names.go). Writers of different workers take turns on a tier; FindMatches takes no lock.
 type Index struct {
 	maxBytes int64
 	tiers    [tiers]tier
@@ -112,18 +112,7 @@ type worker struct {
 	n       atomic.Int64 // names, over all tiers
 	bytes   atomic.Int64 // as counted in Index.private
 
-	// Buffers.
-	seqs  []kvblock.SequenceHash
-	fresh []bool
-
-	touched kvblock.EngineHash // of no use but to keep names.touch from being optimised away
-}
-
-// held is what one worker holds in one tier.
-type held struct {
-	names  names
-	twins  map[kvblock.SequenceHash]int // blocks with more than one name: how many more
-	copies map[kvblock.EngineHash]int   // names stored more than once: how many times more
+	seqs []kvblock.SequenceHash
 }
 
 // New returns an empty index. It fails if a bound makes no sense.
@@ -149,7 +138,7 @@ func New(c Config) (*Index, error) {
 	x := &Index{maxBytes: c.MaxBytes}
 	for i := range x.tiers {
 		x.tiers[i].init()
-		x.tiers[i].arena.local = c.KeepLocalHashes
+		x.tiers[i].arena.names, x.tiers[i].arena.local = true, c.KeepLocalHashes
 	}
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
@@ -175,7 +164,8 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 		}
 		wk := &worker{}
 		for i := range wk.held {
-			wk.held[i].names.seed = mix(uint64(w), x.tiers[i].table.seed)
+			seed := mix(uint64(w), x.tiers[i].table.seed)
+			wk.held[i].private.seed, wk.held[i].aliased.seed = seed, seed
 		}
 		x.replaceWorker(w, nil, wk)
 	}
@@ -199,8 +189,8 @@ func (x *Index) settle(wk *worker) {
 	n, bytes := 0, wk.aside.bytes()
 	for i := range wk.held {
 		h := &wk.held[i]
-		n += h.names.n
-		bytes += h.names.bytes() + mapEntry*(len(h.twins)+len(h.copies))
+		n += h.n
+		bytes += h.private.bytes() + h.aliased.bytes() + mapEntry*len(h.copies)
 	}
 	wk.n.Store(int64(n))
 	x.private.Add(int64(bytes) - wk.bytes.Swap(int64(bytes)))
@@ -246,7 +236,7 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	p := place{}
 	if e.HasParent {
 		var ok bool
-		if p, ok = x.placeAfter(wk, e.Tier, e.Parent); !ok {
+		if p, ok = x.placeAfter(w, wk, e.Tier, e.Parent); !ok {
 			return x.setAside(wk, e)
 		}
 	}
@@ -261,23 +251,34 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// placeAfter returns the place after the block that wk calls parent: in the given tier if it is there, else in another.
-func (x *Index) placeAfter(wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
-	if seq, ok := wk.held[in].names.get(parent); ok {
+// named returns the block that w calls e in a tier.
+func (x *Index) named(w kvblock.Worker, wk *worker, in kvblock.Tier, e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
+	t, h := &x.tiers[in], &wk.held[in]
+	if h.n == 0 {
+		return 0, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.named(w, h, e)
+}
+
+// placeAfter returns the place after the block that w calls parent: in the given tier if it is there, else in another.
+func (x *Index) placeAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
+	if seq, ok := x.named(w, wk, in, parent); ok {
 		return place{after: true, seq: seq}, true
 	}
-	for i := range wk.held {
-		if seq, ok := wk.held[i].names.get(parent); ok {
+	for i := range x.tiers {
+		if seq, ok := x.named(w, wk, kvblock.Tier(i), parent); ok {
 			return place{after: true, seq: seq, depth: x.tiers[i].depth(seq) + 1}, true
 		}
 	}
 	return place{}, false
 }
 
-// store names and stores blocks in a tier, from p on, until something is full. It returns how many it did.
+// store stores blocks in a tier, from p on, until something is full. It returns how many it did.
 func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
 	t, h := &x.tiers[in], &wk.held[in]
-	seqs, fresh := wk.seqs[:0], wk.fresh[:0]
+	seqs := wk.seqs[:0]
 	prev := p.seq
 	for i, b := range blocks {
 		if i == 0 && !p.after {
@@ -286,66 +287,18 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 			prev = kvblock.NextSequenceHash(prev, b.Local)
 		}
 		seqs = append(seqs, prev)
-		fresh = append(fresh, false)
 	}
-	wk.seqs, wk.fresh = seqs, fresh
-	wk.touched = h.names.touch(blocks)
-
+	wk.seqs = seqs
+	h.loading, h.repeats = wk.loading, 0
+	before := h.n
 	t.mu.Lock()
-	defer t.unlock()
-	named := h.names.n
-	from := 0 // blocks [from, i) are named and wait to be held
-	forget := func(e kvblock.EngineHash) {
-		h.names.remove(e)
-		delete(h.copies, e)
+	n := t.store(w, h, p, seqs, blocks)
+	t.unlock()
+	x.entries.Add(int64(h.n - before))
+	if h.repeats > 0 {
+		x.duplicates.Add(uint64(h.repeats))
 	}
-	hold := func(to int) bool {
-		done := t.hold(w, h, p, seqs[from:to], fresh[from:to], blocks[from:to])
-		for i := from + done; i < to; i++ {
-			if fresh[i] {
-				forget(blocks[i].Engine)
-			}
-		}
-		from += done
-		if from > 0 {
-			p = place{after: true, seq: seqs[from-1], depth: p.depth + done}
-		}
-		return from == to
-	}
-	again, room := 0, true
-	for i, b := range blocks {
-		old, known := h.names.put(b.Engine, seqs[i])
-		if known && old == seqs[i] {
-			if wk.loading {
-				continue
-			}
-			again++
-			if h.copies == nil {
-				h.copies = map[kvblock.EngineHash]int{}
-			}
-			h.copies[b.Engine]++
-			continue
-		}
-		if known { // another block's name until now
-			delete(h.copies, b.Engine)
-			if room = hold(i); !room {
-				forget(b.Engine)
-			}
-			t.unhold(w, h, []kvblock.SequenceHash{old})
-			if !room {
-				break
-			}
-		}
-		fresh[i] = true
-	}
-	if room {
-		hold(len(blocks))
-	}
-	x.entries.Add(int64(h.names.n - named))
-	if again > 0 {
-		x.duplicates.Add(uint64(again))
-	}
-	return from
+	return n
 }
 
 // Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it did
@@ -360,43 +313,25 @@ func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
 		return len(e.Hashes)
 	}
 	t, h := &x.tiers[e.Tier], &wk.held[e.Tier]
-	wk.seqs = wk.seqs[:0]
-	for _, hash := range e.Hashes {
-		if wk.aside.stores > 0 && wk.aside.remove(e.Tier, hash) {
-			continue
-		}
-		if len(h.copies) > 0 && h.takeCopy(hash) {
-			continue
-		}
-		if seq, ok := h.names.remove(hash); ok {
-			wk.seqs = append(wk.seqs, seq)
-		} else {
-			unknown++
+	hashes := e.Hashes
+	if wk.aside.stores > 0 {
+		hashes = nil
+		for _, hash := range e.Hashes {
+			if !wk.aside.remove(e.Tier, hash) {
+				hashes = append(hashes, hash)
+			}
 		}
 	}
-	if len(wk.seqs) > 0 {
-		t.mu.Lock()
-		t.unhold(w, h, wk.seqs)
-		t.unlock()
-		x.entries.Add(-int64(len(wk.seqs)))
+	before := h.n
+	t.mu.Lock()
+	unknown = t.unname(w, h, hashes)
+	t.unlock()
+	x.entries.Add(int64(h.n - before))
+	if unknown > 0 {
+		x.unknownRemoved.Add(uint64(unknown))
 	}
-	x.unknownRemoved.Add(uint64(unknown))
 	x.settle(wk)
 	return unknown
-}
-
-// takeCopy takes away one of several copies of what e names, if there are several.
-func (h *held) takeCopy(e kvblock.EngineHash) bool {
-	more := h.copies[e]
-	switch more {
-	case 0:
-		return false
-	case 1:
-		delete(h.copies, e)
-	default:
-		h.copies[e] = more - 1
-	}
-	return true
 }
 
 // Cleared records that w holds nothing any more, in any tier.
@@ -421,38 +356,23 @@ func (x *Index) Forget(w kvblock.Worker) {
 	x.replaceWorker(w, wk, nil)
 }
 
-// clearBatch is how many names are handled at once before other writers are let in.
-const clearBatch = 256
-
-// clear makes wk nobody's.
+// clear makes wk nobody's. Other writers of a tier wait while its runs are looked through, some nanoseconds for each.
 func (x *Index) clear(w kvblock.Worker, wk *worker) {
 	for i := range wk.held {
 		t, h := &x.tiers[i], &wk.held[i]
-		drop := func(seq kvblock.SequenceHash) {
-			if at, ok := t.table.find(&t.arena, seq); ok {
-				r, _ := t.runOf(at)
-				t.clearMask(r, w, ones(maxRun)) // all of w's blocks there at once: the first of their names does it
-			}
-		}
-		slots := h.names.slots
-		for len(slots) > 0 {
-			batch := slots[:min(clearBatch, len(slots))]
-			slots = slots[len(batch):]
+		if h.n > 0 {
 			t.mu.Lock()
-			for _, s := range batch {
-				if s.engine != 0 {
-					drop(s.block)
+			t.arena.eachRun(func(r run) bool {
+				if mask := t.maskOf(r, w) & ones(t.runLen(r)); mask != 0 {
+					h.blocks -= bits.OnesCount64(mask)
+					t.clearMask(r, w, mask)
 				}
-			}
+				return h.blocks > 0
+			})
 			t.unlock()
+			x.entries.Add(-int64(h.n))
 		}
-		if h.names.hasZero {
-			t.mu.Lock()
-			drop(h.names.zero)
-			t.unlock()
-		}
-		x.entries.Add(-int64(h.names.n))
-		*h = held{names: names{seed: h.names.seed}}
+		*h = held{private: names{seed: h.private.seed}, aliased: names{seed: h.aliased.seed}}
 	}
 	wk.aside = aside{}
 }
@@ -504,7 +424,7 @@ func (x *Index) Stats() Stats {
 		t := &x.tiers[i]
 		t.mu.Lock()
 		s.Blocks += t.blocks
-		s.Bytes += t.arena.bytes() + t.table.size
+		s.Bytes += t.arena.bytes() + t.table.size + t.names.size
 		t.mu.Unlock()
 	}
 	return s

@@ -6,7 +6,248 @@ import (
 	"kvepp/kvblock"
 )
 
-// names maps the engine hashes of one worker to the blocks they name: open addressing with linear probing, free of
+// Engine hashes mean something for one worker only, but most engines derive them from what is in the block, so that
+// workers agree. So every block has one name of its own, the engine hash under which it came to be, found through tier.names;
+// and a worker that calls it otherwise has private names for it. Nothing is taken for granted: a worker holds a block by the
+// block's own name only if it stored it by that name.
+//
+// Invariants, whenever tier.mu is free: a worker's name is either private or a block's own, never both; an engine hash is the
+// own name of one block at most (of two that come under the same one, the second has none); a block's own name is never 0.
+
+// held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well, tier.mu.
+type held struct {
+	n       int                        // names
+	blocks  int                        // blocks
+	private names                      // names that are not the blocks' own
+	aliased names                      // blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
+	copies  map[kvblock.EngineHash]int // names stored more than once: how many times more
+	loading bool                       // the store under way is a dump's, whose copies do not count
+	repeats int                        // blocks stored again in the store under way
+}
+
+// again counts a block that is held already and was stored by its own name.
+func (h *held) again(seq kvblock.SequenceHash, e kvblock.EngineHash) {
+	if a, ok := h.aliased.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // but not by that name
+		h.aliased.put(kvblock.EngineHash(seq), a|1)
+		h.n++
+		return
+	}
+	h.addCopy(e)
+}
+
+func (h *held) addCopy(e kvblock.EngineHash) {
+	if h.loading {
+		return
+	}
+	h.repeats++
+	if h.copies == nil {
+		h.copies = map[kvblock.EngineHash]int{}
+	}
+	h.copies[e]++
+}
+
+// takeCopy takes away one of several copies of what e names, if there are several.
+func (h *held) takeCopy(e kvblock.EngineHash) bool {
+	more := h.copies[e]
+	switch more {
+	case 0:
+		return false
+	case 1:
+		delete(h.copies, e)
+	default:
+		h.copies[e] = more - 1
+	}
+	return true
+}
+
+// byOwnName reports whether the worker holds the block, which it holds, by the block's own name.
+func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
+	a, ok := h.aliased.get(kvblock.EngineHash(seq))
+	return !ok || a&1 != 0
+}
+
+// named returns the block that w calls e.
+func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
+	if seq, ok := h.private.get(e); ok {
+		return seq, true
+	}
+	at, ok := t.names.findName(&t.arena, e)
+	if !ok {
+		return 0, false
+	}
+	r, i := t.runOf(at)
+	seq := kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
+	return seq, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
+}
+
+// store makes w hold blocks, whose sequence hashes are seqs, each the successor of the one before it, from p on. It returns
+// how many it did: fewer than all if the arena is exhausted. In a tier without names blocks is nil.
+func (t *tier) store(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
+	depth := p.depth
+	for i := 0; i < len(seqs); {
+		if i > 0 {
+			p = place{after: true, seq: seqs[i-1], depth: depth + i}
+		}
+		k := 0
+		if at, ok := t.table.find(&t.arena, seqs[i]); ok {
+			k = t.join(w, h, at, seqs[i:], blocks[min(i, len(blocks)):])
+		} else {
+			k = t.append(w, h, p, seqs[i:], blocks[min(i, len(blocks)):], false)
+		}
+		if k == 0 {
+			if !t.arena.names || !t.storeOne(w, h, p, seqs[i], blocks[i]) {
+				return i
+			}
+			k = 1
+		}
+		i += k
+	}
+	return len(seqs)
+}
+
+// storeOne makes w hold one block under a name that is private, or was another block's until now. It reports failure if the
+// arena is exhausted.
+func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.SequenceHash, b kvblock.StoredBlock) bool {
+	e := b.Engine
+	if old, known := t.named(w, h, e); known {
+		if old == seq {
+			h.addCopy(e)
+			return true
+		}
+		delete(h.copies, e)
+		t.unname(w, h, []kvblock.EngineHash{e})
+	}
+	one, blocks := []kvblock.SequenceHash{seq}, []kvblock.StoredBlock{b}
+	at, ok := t.table.find(&t.arena, seq)
+	if !ok {
+		if t.append(w, h, p, one, blocks, false) == 1 {
+			return true
+		}
+		if t.append(w, h, p, one, blocks, true) == 0 {
+			return false
+		}
+		h.private.put(e, seq)
+		h.aliased.put(kvblock.EngineHash(seq), 2)
+		return true
+	}
+	if t.join(w, h, at, one, blocks) == 1 {
+		return true
+	}
+	r, i := t.runOf(at)
+	if t.arena.namesOf(r)[runHeader+i] == uint64(e) && e != 0 {
+		return false // join failed for want of memory
+	}
+	if mask := t.maskOf(r, w); mask>>i&1 != 0 {
+		a, ok := h.aliased.get(kvblock.EngineHash(seq))
+		if !ok {
+			a = 1
+		}
+		h.aliased.put(kvblock.EngineHash(seq), a+2)
+	} else {
+		if !t.setMask(r, w, mask|1<<i) {
+			return false
+		}
+		h.blocks++
+		h.aliased.put(kvblock.EngineHash(seq), 2)
+	}
+	h.private.put(e, seq)
+	h.n++
+	return true
+}
+
+// unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did not
+// have.
+func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
+	if len(hashes) > 1 {
+		for _, e := range hashes {
+			t.touched += t.names.touch(kvblock.SequenceHash(e))
+		}
+	}
+	var r run
+	var mask uint64 // of blocks of r to be cleared
+	release := func(in run, i int) {
+		if mask != 0 && in != r {
+			t.clearMask(r, w, mask) // moves no block of another run
+			mask = 0
+		}
+		r, mask = in, mask|1<<i
+		h.blocks--
+	}
+	for _, e := range hashes {
+		if len(h.copies) > 0 && h.takeCopy(e) {
+			continue
+		}
+		if seq, ok := h.private.remove(e); ok {
+			h.n--
+			key := kvblock.EngineHash(seq)
+			a, _ := h.aliased.get(key)
+			if a -= 2; a > 1 {
+				h.aliased.put(key, a)
+				continue
+			}
+			h.aliased.remove(key)
+			if at, ok := t.table.find(&t.arena, seq); ok && a == 0 {
+				release(t.runOf(at))
+			}
+			continue
+		}
+		at, ok := t.names.findName(&t.arena, e)
+		if !ok {
+			unknown++
+			continue
+		}
+		in, i := t.runOf(at)
+		key := kvblock.EngineHash(t.arena.record(in)[runHeader+i])
+		a, aliased := h.aliased.get(key)
+		switch {
+		case t.maskOf(in, w)>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
+			unknown++
+		case aliased:
+			h.aliased.put(key, a&^1)
+			h.n--
+		default:
+			h.n--
+			release(in, i)
+		}
+	}
+	if mask != 0 {
+		t.clearMask(r, w, mask)
+	}
+	return unknown
+}
+
+// forget makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see purge.
+func (t *tier) forget(w kvblock.Worker, h *held, r run, mask uint64) {
+	words, names := t.arena.record(r), t.arena.namesOf(r)
+	mask &= t.maskOf(r, w)
+	h.blocks -= bits.OnesCount64(mask)
+	h.n -= bits.OnesCount64(mask)
+	for m := mask; m != 0 && names != nil && len(h.copies)+h.aliased.n > 0; m &= m - 1 {
+		i := runHeader + bits.TrailingZeros64(m)
+		if a, ok := h.aliased.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
+			h.n++ // it was not held by its own name
+			continue
+		}
+		delete(h.copies, kvblock.EngineHash(names[i]))
+	}
+	t.clearMask(r, w, mask)
+}
+
+// purge takes away the private names of blocks that w holds no more.
+func (t *tier) purge(h *held) {
+	kept := names{seed: h.private.seed}
+	h.private.each(func(n name) {
+		if _, ok := h.aliased.get(kvblock.EngineHash(n.block)); ok {
+			kept.put(n.engine, n.block)
+		} else {
+			delete(h.copies, n.engine)
+			h.n--
+		}
+	})
+	h.private = kept
+}
+
+// names maps private engine hashes of one worker to the blocks they name: open addressing with linear probing, free of
 // pointers. The zero value is empty.
 type names struct {
 	seed  uint64
@@ -39,20 +280,11 @@ func (t *names) next(i int) int {
 	return i
 }
 
-// touch reads where each of the blocks' names would be, so that the processor waits for all of that memory at once and not
-// for one name after the other. What it returns means nothing.
-func (t *names) touch(blocks []kvblock.StoredBlock) (sum kvblock.EngineHash) {
-	if len(t.slots) == 0 {
-		return 0
-	}
-	for _, b := range blocks {
-		sum += t.slots[t.home(b.Engine)].engine
-	}
-	return sum
-}
-
 // get returns the block that e names.
 func (t *names) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
+	if t.n == 0 {
+		return 0, false
+	}
 	if e == 0 {
 		return t.zero, t.hasZero
 	}
@@ -65,6 +297,15 @@ func (t *names) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
 		}
 	}
 	return 0, false
+}
+
+// has reports whether e names a block.
+func (t *names) has(e kvblock.EngineHash) bool {
+	if t.n == 0 {
+		return false
+	}
+	_, ok := t.get(e)
+	return ok
 }
 
 // put makes e name block, and returns the block it named before.
@@ -95,6 +336,9 @@ func (t *names) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblo
 
 // remove forgets e, and returns the block it named.
 func (t *names) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named bool) {
+	if t.n == 0 {
+		return 0, false
+	}
 	if e == 0 {
 		block, named = t.zero, t.hasZero
 		t.zero, t.hasZero = 0, false

@@ -239,6 +239,11 @@ func checkInvariants(t *testing.T, x *Index, o *oracle) {
 		if got := x.WorkerEntries(w); got != n {
 			t.Errorf("worker %d: %d entries, want %d", w, got, n)
 		}
+		for tier := range tiers {
+			if n > 0 && x.workersOf(w).held[tier].blocks != len(ow.held[tier]) {
+				t.Errorf("worker %d: %d blocks in tier %d, want %d", w, x.workersOf(w).held[tier].blocks, tier, len(ow.held[tier]))
+			}
+		}
 	}
 }
 
@@ -307,7 +312,25 @@ func checkTier(t *testing.T, x *tier) {
 	if used[0] != used[1] {
 		t.Errorf("%d records in use, %d known", used[0], used[1])
 	}
-	if got := int64(x.arena.used() + x.table.size); got != x.size.Load() || x.arena.bytes() < x.arena.used() || x.busy.Load() != (x.blocks > 0) {
+	names := 0
+	for r := range runs {
+		for i, e := range x.arena.namesOf(r)[:min(x.runLen(r)+runHeader, len(x.arena.namesOf(r)))] {
+			if i < runHeader || e == 0 {
+				continue
+			}
+			names++
+			if at, ok := x.names.findName(&x.arena, kvblock.EngineHash(e)); !ok || at != r+ref(i) {
+				t.Errorf("name %x at %d: found at %d, %v", e, r+ref(i), at, ok)
+			}
+		}
+	}
+	for i := range x.names.segments {
+		names -= x.names.segments[i].live
+	}
+	if names != 0 {
+		t.Errorf("the table of names lacks %d", names)
+	}
+	if got := int64(x.arena.used() + x.table.size + x.names.size); got != x.size.Load() || x.arena.bytes() < x.arena.used() || x.busy.Load() != (x.blocks > 0) {
 		t.Errorf("%d bytes in use of %d, says %d; %d blocks, busy %v", got, x.arena.bytes(), x.size.Load(), x.blocks, x.busy.Load())
 	}
 }
@@ -356,8 +379,12 @@ const (
 )
 
 // engineHash is worker w's name for block i of a prompt, given its sequence hash: mostly one and the same, sometimes another.
+// Two workers of three agree on names; those of the third mean other blocks to them, now and then.
 func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.EngineHash {
-	return kvblock.EngineHash(uint64(seq)>>3 + uint64(w)*7 + uint64(copy))
+	if w%3 == 2 {
+		return kvblock.EngineHash(uint64(seq)>>3%5000 + uint64(copy))
+	}
+	return kvblock.EngineHash(uint64(seq)>>3 + uint64(copy))
 }
 
 func (p *play) step() {
@@ -458,7 +485,7 @@ func newPlay(t *testing.T, workers int, script []byte) *play {
 		t.Fatal(err)
 	}
 	for i := range x.tiers {
-		x.tiers[i].table.seed = 1 // the same script, the same play
+		x.tiers[i].table.seed, x.tiers[i].names.seed = 1, 2 // the same script, the same play
 	}
 	p := &play{t: t, x: x, o: newOracle(), script: script, workers: []kvblock.Worker{3000}}
 	for w := range workers - 1 {

@@ -45,7 +45,6 @@ type predictions struct {
 	entries []prediction // entries[0] is nobody's, free ones are chained by links[0].newer
 	free    uint32
 	seqs    []kvblock.SequenceHash // scratch
-	never   []bool                 // scratch, all false
 
 	pruned, expired atomic.Uint64
 }
@@ -73,6 +72,9 @@ const (
 
 // ages is a list of predictions by age: places in entries, 0 for none.
 type ages struct{ oldest, newest uint32 }
+
+// dropBatch is how many blocks are dropped at once before other writers are let in.
+const dropBatch = 256
 
 // tick counts sixteenths of a second: eight years fit.
 type tick uint32
@@ -119,11 +121,8 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 		if fresh > 0 {
 			place.after, place.seq = true, chain[fresh-1]
 		}
-		for len(p.never) < len(chain) {
-			p.never = append(p.never, false)
-		}
 		p.tier.mu.Lock()
-		n := p.tier.hold(w, new(held), place, chain[fresh:], p.never[:len(chain)-fresh], nil)
+		n := p.tier.store(w, new(held), place, chain[fresh:], nil)
 		p.tier.unlock()
 		chain = chain[:fresh+n]
 	}
@@ -204,10 +203,10 @@ func (p *predictions) drop(w kvblock.Worker, of *predicted, more func(*predictio
 	dropped := len(p.seqs)
 	p.n.Add(-int64(dropped))
 	for rest := p.seqs; len(rest) > 0; {
-		batch := rest[:min(clearBatch, len(rest))]
+		batch := rest[:min(dropBatch, len(rest))]
 		rest = rest[len(batch):]
 		p.tier.mu.Lock()
-		p.tier.unhold(w, new(held), batch)
+		p.tier.unhold(w, batch)
 		p.tier.unlock()
 	}
 	if len(of.blocks) == 0 {

@@ -26,8 +26,9 @@ import (
 //	word 1.. a bitset of workers that hold the whole run
 //	then     the list: a worker's number, its mask; for those who hold a part, or are not worth a bitset
 //
-// If local hashes are kept (Config.KeepLocalHashes), a run has as many words beside it, which only writers look at: in word 0
-// the sequence hash of the block before the run, in word 1 whether there is one, and from word 3 on the local hashes.
+// Beside them a run has as many words with its blocks' names (names.go), from word 3 on; and, if local hashes are kept
+// (Config.KeepLocalHashes), as many again: in word 0 the sequence hash of the block before the run, in word 1 whether there is
+// one, and from word 3 on the local hashes. Only writers look at these.
 //
 // Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and after
 // has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes, which would
@@ -349,6 +350,9 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		atomic.StoreUint64(&words[runHeader+j], from[j])
 	}
 	end(words, n)
+	if from, to := t.arena.namesOf(r), t.arena.namesOf(to); from != nil {
+		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
+	}
 	if from, to := t.arena.localOf(r), t.arena.localOf(to); from != nil {
 		to[0], to[1] = from[0], from[1]
 		if i > 0 {
@@ -358,6 +362,13 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	for j := range n {
 		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
+	}
+	if names := t.arena.namesOf(to); names != nil {
+		for j := range n {
+			if e := names[runHeader+j]; e != 0 {
+				t.names.move(kvblock.SequenceHash(e), r+ref(runHeader+i+j), to+ref(runHeader+j))
+			}
+		}
 	}
 	return to, true
 }

@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// table finds the address of a block by its sequence hash: open addressing with linear probing, in 256 segments that grow
+// table finds the address of a block by its sequence hash, or by its name: open addressing with linear probing, in 256 segments that grow
 // and shrink on their own, so that no growth takes long.
 //
 // A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that address.
@@ -71,6 +71,35 @@ again:
 	}
 }
 
+// touch reads where the search for h begins, so that the processor waits for the memory of several searches at once. What it
+// returns means nothing.
+func (t *table) touch(h kvblock.SequenceHash) uint64 {
+	m := mix(uint64(h), t.seed)
+	slots := t.segments[m>>(64-segmentBits)].slots.Load()
+	if slots == nil {
+		return 0
+	}
+	return atomic.LoadUint64(&(*slots)[uint32(m)&uint32(len(*slots)-1)])
+}
+
+// findName returns the address of the block whose name is e, in a table of names, which writers alone use.
+func (t *table) findName(a *arena, e kvblock.EngineHash) (ref, bool) {
+	m := mix(uint64(e), t.seed)
+	slots := t.segments[m>>(64-segmentBits)].slots.Load()
+	if slots == nil || e == 0 {
+		return 0, false
+	}
+	tag, mask := uint32(m), uint32(len(*slots)-1)
+	for i := tag & mask; ; i = (i + 1) & mask {
+		switch slot := (*slots)[i]; {
+		case slot == slotEmpty:
+			return 0, false
+		case uint32(slot>>32) == tag && slot != slotGone && a.nameAt(ref(slot)) == e:
+			return ref(slot), true
+		}
+	}
+}
+
 // insert adds a block that is not in the table.
 func (t *table) insert(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
@@ -119,7 +148,7 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 			seg.gone--
 		}
 	}
-	if len(slots) > minSlots && seg.live*8 < len(slots) {
+	if len(slots) > minSlots && seg.live*8 < len(slots) || seg.live == 0 {
 		t.rebuild(seg, seg.live)
 	}
 }

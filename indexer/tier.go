@@ -10,13 +10,16 @@ import (
 )
 
 // tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through a
-// table (table.go). Writers take turns on it; lookups (find.go) take no lock.
+// table (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
 type tier struct {
 	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
 	arena  arena
 	table  table
+	names  table    // the same blocks by their names (names.go)
 	blocks int      // in the table
 	list   []holder // scratch
+
+	touched uint64 // of no use but to keep touches from being optimised away
 
 	size  atomic.Int64 // bytes in use after the latest change
 	spare atomic.Int64 // bytes of the arena's pages that are not
@@ -25,13 +28,13 @@ type tier struct {
 
 // init makes t an empty tier.
 func (t *tier) init() {
-	t.table.seed = rand.Uint64()
+	t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 }
 
 // unlock ends a change.
 func (t *tier) unlock() {
-	t.size.Store(int64(t.arena.used()) + int64(t.table.size))
+	t.size.Store(int64(t.arena.used()) + int64(t.table.size+t.names.size))
 	t.spare.Store(int64(t.arena.bytes() - t.arena.used()))
 	if busy := t.blocks > 0; busy != t.busy.Load() {
 		t.busy.Store(busy)
@@ -60,99 +63,121 @@ type place struct {
 	depth int                  // how many blocks come before them, if it is not known of that block
 }
 
-// hold makes w hold the blocks seqs, each the successor of the one before it, from p on. fresh[i] says whether block i got
-// one more name. blocks has the same blocks' local hashes, if they are to be kept. It returns how many blocks it did: fewer than all if the arena is exhausted.
-func (t *tier) hold(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, fresh []bool, blocks []kvblock.StoredBlock) int {
-	depth := p.depth
-	for i := 0; i < len(seqs); {
-		if at, ok := t.table.find(&t.arena, seqs[i]); ok {
-			k := t.join(w, h, at, seqs[i:], fresh[i:])
-			if k == 0 {
-				return i
-			}
-			i += k
-		} else {
-			if i > 0 {
-				p = place{after: true, seq: seqs[i-1], depth: depth + i}
-			}
-			k := t.append(w, p, seqs[i:], blocks[min(i, len(blocks)):])
-			if k == 0 {
-				return i
-			}
-			i += k
-		}
-	}
-	return len(seqs)
-}
-
-// join makes w hold the blocks of seqs that follow each other in one run from address at on. It returns how many these
-// are, 0 if the arena is exhausted.
-func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash, fresh []bool) int {
+// join makes w hold the blocks of seqs that follow each other in one run from address at on, as far as they go by their own
+// names. It returns how many these are: 0 if the first does not, or if the arena is exhausted. In a tier with names, blocks
+// says what w calls them.
+func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
 	r, i := t.runOf(at)
-	words := t.arena.record(r)
+	words, names := t.arena.record(r), t.arena.namesOf(r)
 	n := length(words[0])
-	k := 0
+	k, more := 0, true
 	for k < len(seqs) && i+k < n && words[runHeader+i+k] == uint64(seqs[k]) {
+		if names != nil {
+			e := blocks[k].Engine
+			if more = names[runHeader+i+k] == uint64(e) && e != 0 && !h.private.has(e); !more {
+				break
+			}
+		}
 		k++
 	}
-	mask := t.maskOf(r, w)
-	if want := mask | ones(k)<<i; want != mask && !t.setMask(r, w, want) {
+	if k == 0 {
 		return 0
 	}
-	for j := range k {
-		if fresh[j] && mask>>(i+j)&1 != 0 { // held already, by another name
-			if h.twins == nil {
-				h.twins = map[kvblock.SequenceHash]int{}
+	mask := t.maskOf(r, w)
+	want := mask | ones(k)<<i
+	if want != mask && !t.setMask(r, w, want) {
+		return 0
+	}
+	added := bits.OnesCount64(want &^ mask)
+	h.blocks += added
+	h.n += added
+	if names != nil && added < k {
+		for j := range k {
+			if mask>>(i+j)&1 != 0 {
+				h.again(seqs[j], blocks[j].Engine)
 			}
-			h.twins[seqs[j]]++
 		}
 	}
 	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
-	if k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
+	if more && k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
 	return k
 }
 
-// append adds the first blocks of seqs, which nobody holds, as held by w, in one run. It returns how many, 0 if the arena
-// is exhausted.
-func (t *tier) append(w kvblock.Worker, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
+// append adds the first blocks of seqs, which nobody holds, as held by w, in one run, as far as their names are free. It
+// returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them; nameless ones
+// get no name, whatever it says.
+func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock, nameless bool) int {
+	named := t.arena.names && !nameless
+	seqs = seqs[:min(len(seqs), maxRun)]
+	for k, seq := range seqs {
+		t.touched += t.table.touch(seq)
+		if named {
+			t.touched += t.names.touch(kvblock.SequenceHash(blocks[k].Engine))
+		}
+	}
+	free := func(k int) bool {
+		if !named {
+			return true
+		}
+		e := blocks[k].Engine
+		if e == 0 || h.private.has(e) {
+			return false
+		}
+		_, taken := t.names.findName(&t.arena, e)
+		return !taken
+	}
+	if !free(0) {
+		return 0
+	}
 	r, n, depth, ok := run(0), 0, p.depth, false
 	if p.after {
 		r, n, depth, ok = t.extensible(w, p, len(seqs))
 	}
+	local := t.arena.localOf
 	if ok {
 		begin(t.arena.record(r))
 	} else {
-		if r, ok = t.newRun(min(len(seqs), maxRun), depth); !ok {
+		if r, ok = t.newRun(len(seqs), depth); !ok {
 			return 0
 		}
 		n = 0
 		words := t.arena.record(r)
 		atomic.StoreUint64(&words[1], uint64(w))
 		atomic.StoreUint64(&words[2], 0)
-		if local := t.arena.localOf(r); local != nil {
+		if local := local(r); local != nil {
 			local[0], local[1] = uint64(p.seq), uint64(b2i(p.after))
 		}
 	}
-	words := t.arena.record(r)
+	words, names, locals := t.arena.record(r), t.arena.namesOf(r), local(r)
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
-		if _, held := t.table.find(&t.arena, seqs[k]); held {
-			break
+		if k > 0 {
+			if _, held := t.table.find(&t.arena, seqs[k]); held || !free(k) {
+				break
+			}
 		}
-		atomic.StoreUint64(&words[runHeader+n+k], uint64(seqs[k]))
-		t.table.insert(seqs[k], r+ref(runHeader+n+k))
+		at := runHeader + n + k
+		atomic.StoreUint64(&words[at], uint64(seqs[k]))
+		t.table.insert(seqs[k], r+ref(at))
+		if names != nil {
+			names[at] = 0
+		}
+		if named {
+			names[at] = uint64(blocks[k].Engine)
+			t.names.insert(kvblock.SequenceHash(blocks[k].Engine), r+ref(at))
+		}
+		if locals != nil {
+			locals[at] = uint64(blocks[k].Local)
+		}
 		k++
-	}
-	if local := t.arena.localOf(r); local != nil {
-		for j := range k {
-			local[runHeader+n+j] = uint64(blocks[j].Local)
-		}
 	}
 	atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
 	end(words, n+k)
 	t.blocks += k
+	h.blocks += k
+	h.n += k
 	return k
 }
 
@@ -180,18 +205,11 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	return r, n, depth, true
 }
 
-// unhold takes one name from each of these blocks of w, and w from the holders of those that have no other.
-func (t *tier) unhold(w kvblock.Worker, h *held, seqs []kvblock.SequenceHash) {
+// unhold makes w hold none of these blocks, in a tier without names.
+func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	var r run
 	var mask uint64 // of blocks of r to be cleared
 	for _, seq := range seqs {
-		if more := h.twins[seq]; more > 1 {
-			h.twins[seq] = more - 1
-			continue
-		} else if more == 1 {
-			delete(h.twins, seq)
-			continue
-		}
 		at, ok := t.table.find(&t.arena, seq)
 		if !ok {
 			continue
@@ -238,6 +256,9 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		words := t.arena.record(r)
 		for i := n; i < end; i++ {
 			t.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
+			if names := t.arena.namesOf(r); names != nil && names[runHeader+i] != 0 {
+				t.names.remove(kvblock.SequenceHash(names[runHeader+i]), r+ref(runHeader+i))
+			}
 		}
 		t.blocks -= end - n
 		if n == 0 {
