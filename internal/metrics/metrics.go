@@ -5,7 +5,9 @@
 package metrics
 
 import (
+	"maps"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +25,10 @@ type Metrics struct {
 	remote    *prometheus.CounterVec
 	checks    *prometheus.CounterVec
 
+	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and longer
+	// than most events take to be applied.
+	counters atomic.Pointer[map[event]prometheus.Counter]
+
 	// Predicted counts tokens of the chosen workers' leading blocks, as the index had them when the choice was made.
 	Predicted prometheus.Counter
 	// UpperBound counts decisions whose predicted tokens are an upper bound.
@@ -36,6 +42,9 @@ type Metrics struct {
 	// ModelFileMismatches is the number of model files that workers have in another version than kvepp.
 	ModelFileMismatches prometheus.Gauge
 }
+
+// event is what tells the counters of events apart.
+type event struct{ kind, outcome string }
 
 // New declares the metrics on a registry of their own, with Go's runtime and process metrics beside them.
 func New() *Metrics {
@@ -123,9 +132,23 @@ func (m *Metrics) TokenizerCheck(model, outcome string) {
 
 // Event counts n events of a kind with one outcome.
 func (m *Metrics) Event(kind, outcome string, n int) {
-	if n > 0 {
-		m.events.WithLabelValues(kind, outcome).Add(float64(n))
+	if n <= 0 {
+		return
 	}
+	known := m.counters.Load()
+	if known != nil {
+		if c := (*known)[event{kind, outcome}]; c != nil {
+			c.Add(float64(n))
+			return
+		}
+	}
+	c := m.events.WithLabelValues(kind, outcome)
+	c.Add(float64(n))
+	grown := map[event]prometheus.Counter{{kind, outcome}: c}
+	if known != nil {
+		maps.Copy(grown, *known)
+	}
+	m.counters.CompareAndSwap(known, &grown) // of two that come at once, the other's is remembered the next time
 }
 
 // Phase observes one phase that began at start, and returns now, the start of the next.
