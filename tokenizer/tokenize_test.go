@@ -150,67 +150,6 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	}
 }
 
-// remember puts a text's ids as the encoder does: after it asked for them.
-func remember(c *segmentCache, text string, ids []kvblock.Token) {
-	if _, key, known := c.get(nil, text); !known {
-		c.put(key, text, ids)
-	}
-}
-
-func TestSegmentCacheBound(t *testing.T) {
-	const budget = 1 << 20
-	c := newSegmentCache(budget)
-	ids := make([]kvblock.Token, 100)
-	for i := range 20_000 {
-		text := fmt.Sprintf("%0500d", i)
-		remember(c, text, ids)
-		if got, _, ok := c.get(nil, text); !ok || len(got) != len(ids) {
-			t.Fatalf("%d: %d ids, %v", i, len(got), ok)
-		}
-	}
-	total, kept := 0, 0
-	for i := range c.shards {
-		for _, generation := range []map[uint64]segment{c.shards[i].young, c.shards[i].old} {
-			for _, s := range generation {
-				total += s.size()
-				kept++
-			}
-		}
-	}
-	if total > budget || kept < 500 {
-		t.Errorf("%d segments, %d bytes; the budget is %d", kept, total, budget)
-	}
-	remember(c, strings.Repeat("x", budget), ids)
-	if _, _, ok := c.get(nil, strings.Repeat("x", budget)); ok {
-		t.Error("a text of the whole budget was kept")
-	}
-	if _, _, ok := c.get(nil, "never put"); ok {
-		t.Error("found what was never put")
-	}
-}
-
-// TestSegmentCacheKeepsWhatIsUsed asks for one text while many others pass by.
-func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
-	c := newSegmentCache(1 << 20)
-	remember(c, "wanted", []kvblock.Token{1, 2, 3})
-	for i := range 20_000 {
-		remember(c, fmt.Sprintf("%0500d", i), nil)
-		if got, _, ok := c.get(nil, "wanted"); !ok || len(got) != 3 {
-			t.Fatalf("gone after %d others", i)
-		}
-	}
-}
-
-// TestSegmentCacheComparesTexts puts a text under the hash of another.
-func TestSegmentCacheComparesTexts(t *testing.T) {
-	c := newSegmentCache(1 << 20)
-	_, key, _ := c.get(nil, "first")
-	c.put(key, "of the same hash", []kvblock.Token{1})
-	if got, _, known := c.get(nil, "first"); known {
-		t.Errorf("found %v, the ids of another text", got)
-	}
-}
-
 func TestLongText(t *testing.T) {
 	for _, name := range modelNames {
 		m := loadModel(t, name)
