@@ -202,14 +202,18 @@ def measure(model, folder, programs, rounds):
     with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as config:
         has_template = bool(json.load(config).get("chat_template"))
     if has_template or model == HARMONY:
-        unseen, grown = [], []
-        for r in range(rounds):
+        # All are made first, so that they come one after another, as to a busy server: see README.md.
+        chats = []
+        for _ in range(rounds):
             first, then = [], []
             for _ in range(8):
                 writer = texts.Writer("%s chat %d" % (model, next(seeds)))
                 messages = chat(writer, int(8192 * per_token))
                 first.append(body(messages))
                 then.append(body(messages + [{"role": "assistant", "content": writer.text(1000)}, {"role": "user", "content": writer.text(300)}]))
+            chats.append((first, then))
+        unseen, grown = [], []
+        for first, then in chats:
             took, ids = kvepp.encode(first, b"b")
             unseen.append(took)
             took, longer = kvepp.encode(then, b"b")
