@@ -8,6 +8,8 @@ TOOLS = $$($(INSTALL) tools)
 ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(e2e/tools/models.sh $(1))"
 # A test's own deadline; one that hangs prints where.
 TIMEOUT := 15m
+# How long `make events` lets publishers die and lose messages.
+SOAK := 5m
 BENCH := .
 BENCHTIME := 0.5s
 COUNT := 5
@@ -33,13 +35,16 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
-test-long: ## what takes longer: every real tokenizer against the originals, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
+
+events: build ## KV events from vLLM's and SGLang's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./indexer/feed/parity -soak $(SOAK)
 
 bench: ## the Go benchmarks, then index, events and tokenizer beside their peers
 	@for part in go index events tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
@@ -59,4 +64,4 @@ bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, r
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity bench bench-go bench-index bench-events bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity events bench bench-go bench-index bench-events bench-tokenizers libzmq

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/maphash"
+	"slices"
+	"time"
 )
 
 // digestSeed makes digests that mean something within this process only.
@@ -19,6 +21,7 @@ func (s *Subscription) run() {
 	defer s.live.close()
 	defer s.monitor.close()
 	defer s.revive.Stop()
+	defer s.again.Stop()
 	for {
 		select {
 		case <-s.stop:
@@ -27,6 +30,8 @@ func (s *Subscription) run() {
 			s.takeLive(burst)
 		case <-s.monitor.ready:
 			s.followConnection()
+		case <-s.again.C:
+			s.runReplay()
 		case <-s.revive.C:
 			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process when
 			// a socket is read on in the middle of a message of a connection that was taken away (zeromq/libzmq#2163).
@@ -130,16 +135,34 @@ func (s *Subscription) digest(payload []byte) uint64 {
 	return maphash.Bytes(digestSeed, payload)
 }
 
-// followConnection takes what the monitor tells of the live connection.
+// followConnection handles what happened to the live connection.
 func (s *Subscription) followConnection() {
-	for !s.stopped() {
+	s.takeEvents()
+	for len(s.unhandled) > 0 && !s.stopped() {
+		event := s.unhandled[0]
+		s.unhandled = s.unhandled[1:]
+		s.onConnection(event)
+	}
+}
+
+// disconnects says whether the live connection has ended, of which followConnection has yet to hear.
+func (s *Subscription) disconnects() bool {
+	s.takeEvents()
+	return slices.ContainsFunc(s.unhandled, func(event uint16) bool {
+		return event != eventConnected && event != eventConnectRetried && event != eventHandshakeSucceeded
+	})
+}
+
+// takeEvents reads what the monitor tells of the live connection.
+func (s *Subscription) takeEvents() {
+	for {
 		frames, ok, err := s.monitor.receive()
 		if err != nil || !ok {
 			return
 		}
 		// The first frame begins with the event's number, 16 bits in the machine's byte order.
 		if len(frames[0]) >= 2 {
-			s.onConnection(binary.NativeEndian.Uint16(frames[0]))
+			s.unhandled = append(s.unhandled, binary.NativeEndian.Uint16(frames[0]))
 		}
 	}
 }
@@ -158,6 +181,8 @@ func (s *Subscription) onConnection(event uint16) {
 		if len(s.config.Publisher) == 0 { // an id shows that it is the same
 			s.sequence.onReconnect()
 		}
+		s.noReplayUntil = time.Time{} // perhaps it is another publisher
+		s.again.Reset(s.hub.timing.lookAgain)
 		s.runReplay()
 	default:
 		if s.connected {

@@ -15,6 +15,7 @@ const (
 	ReplayComplete    Replay = "replayed"           // the publisher answered to the end of what it has
 	ReplayTimedOut    Replay = "replay_timed_out"   // no answer, or no end of one, within ReplayTimeout
 	ReplayUnreachable Replay = "replay_unreachable" // no connection
+	ReplayCut         Replay = "replay_cut"         // the live connection ended meanwhile: there will be another replay
 	ReplaySkipped     Replay = "replay_skipped"     // not asked, because it failed a moment ago
 )
 
@@ -27,7 +28,8 @@ const lastSeq = 1 << 62
 // complete, failed, or the subscription was closed; the sequence knows what is still missing.
 //
 // A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
-// second, and one that failed is not asked again for a while.
+// second, and one that failed is not asked again for a while; then all is asked for that was lost meanwhile. An answer that
+// stops in the middle is asked for again from there, as long as that brings anything.
 //
 // Protocol: a DEALER sends ["", first number]; the answer is a message for each past one at or after it,
 // ["", number, payload] or ["", topic, number, payload] (vLLM from 0.26), and at the end one with an empty payload.
@@ -36,7 +38,8 @@ func (s *Subscription) runReplay() {
 	if !s.sequence.replays || s.stopped() {
 		return
 	}
-	if time.Now().Before(s.noReplayUntil) {
+	if wait := time.Until(s.noReplayUntil); wait > 0 {
+		s.again.Reset(wait)
 		s.handler.Replayed(ReplaySkipped, 0)
 		return
 	}
@@ -47,25 +50,37 @@ func (s *Subscription) runReplay() {
 	case <-s.stop:
 		return
 	}
-	deadline := time.Now().Add(s.config.ReplayTimeout)
+	defer func() {
+		if len(s.unhandled) > 0 {
+			s.monitor.signal()
+		}
+	}()
+	all := 0
 	for again := true; again; {
 		var outcome Replay
 		var messages int
-		outcome, messages, again = s.replayOnce(deadline)
-		if s.stopped() {
+		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout))
+		all += messages
+		switch {
+		case s.stopped():
 			return
-		}
-		if outcome != ReplayComplete {
-			s.noReplayUntil = time.Now().Add(s.hub.timing.replayPause)
-		}
-		if !again {
-			s.handler.Replayed(outcome, messages)
+		case again:
+		case outcome == ReplayComplete:
+			s.pause = s.hub.timing.replayPause
+			s.handler.Replayed(outcome, all)
+		case outcome == ReplayCut:
+			s.handler.Replayed(outcome, all)
+		default:
+			s.noReplayUntil = time.Now().Add(s.pause)
+			s.again.Reset(s.pause)
+			s.pause = min(2*s.pause, 16*s.hub.timing.replayPause)
+			s.handler.Replayed(outcome, all)
 		}
 	}
 }
 
-// replayOnce runs one exchange, and says whether another must follow because the publisher turned out to be in a new life.
-// In a new life nothing was delivered, so that the other cannot ask for a third.
+// replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new life,
+// or because the answer stopped after it brought something.
 func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
 	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
 	src, err := s.hub.connect(kindDealer, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
@@ -82,17 +97,19 @@ func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages 
 		for {
 			frames, ok, err := src.receive()
 			if err != nil || s.stopped() || time.Now().After(deadline) {
-				return outcome, messages, false
+				return outcome, messages, s.sequence.progress
 			}
 			if !ok {
 				break
 			}
-			messages++
-			if done, again := s.onReplayed(frames); done {
-				return ReplayComplete, messages - 1, again
+			done, again := s.onReplayed(frames)
+			if done {
+				return ReplayComplete, messages, again
 			}
+			messages++
 		}
-		if outcome == ReplayUnreachable {
+		switch {
+		case outcome == ReplayUnreachable:
 			// After receive, which alone looks at once whether there is a connection now.
 			switch err := src.request(request); {
 			case err == nil:
@@ -103,13 +120,19 @@ func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages 
 				s.malformed("cannot ask for a replay: %w", err)
 				return outcome, 0, false
 			}
+		case messages > 0:
+			patience.Reset(min(s.hub.timing.replayIdle, time.Until(deadline)))
 		}
 		select {
 		case <-src.ready:
+		case <-s.monitor.ready:
+			if s.disconnects() {
+				return ReplayCut, messages, false
+			}
 		case <-s.stop:
 			return outcome, messages, false
 		case <-patience.C:
-			return outcome, messages, false
+			return outcome, messages, s.sequence.progress
 		}
 	}
 }

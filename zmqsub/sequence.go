@@ -20,6 +20,10 @@ type sequence struct {
 	lastLive uint64
 	anchored bool // a replay runs, and has yet to show message next-1
 	doubt    bool // the connection is another than that of message next-1, and nothing shows that the publisher is the same
+	answered bool // the latest replay came to its end
+	owed     bool // a gap was reported though the publisher may still have its messages: it was asked and did not answer
+	fresh    bool // a replay runs that begins all over, because something is owed
+	progress bool // the replay that runs has brought a message
 }
 
 // step is what to do, in the order of the fields.
@@ -50,9 +54,12 @@ func (q *sequence) onLive(seq uint64) step {
 // onReconnect says that the connection is a new one. A replay should follow.
 func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
 
-// onReplayStart returns the number from which to ask.
+// onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost, what
+// came later is not worth more than what the publisher has, and the order is lost with it.
 func (q *sequence) onReplayStart() (from uint64) {
-	q.anchored = q.next > 0
+	q.answered, q.progress = false, false
+	q.fresh = q.owed
+	q.anchored = q.next > 0 && !q.fresh
 	if q.anchored {
 		return q.next - 1
 	}
@@ -63,6 +70,10 @@ func (q *sequence) onReplayStart() (from uint64) {
 // use any more.
 func (q *sequence) onReplayed(seq, digest uint64) step {
 	var st step
+	if q.fresh {
+		st.restart = true
+		q.next, q.doubt, q.owed, q.fresh = 0, false, false, false
+	}
 	if q.anchored {
 		if seq < q.next-1 {
 			return st // not asked for
@@ -80,7 +91,15 @@ func (q *sequence) onReplayed(seq, digest uint64) step {
 		}
 		q.doubt = false
 	}
+	if seq > q.next && q.progress {
+		// Publishers whose socket is full leave out what comes next (SGLang's keeps 1,000 messages): ask for it again.
+		st.replay = true
+		return st
+	}
+	q.answered = true // where this one is not, nothing before it is either
 	q.place(seq, &st)
+	q.answered = false
+	q.progress = q.progress || st.deliver
 	return st
 }
 
@@ -91,6 +110,7 @@ func (q *sequence) onReplayEnd() step {
 		// It does not have the message that it sent us last, nor any later one.
 		q.restart(&st)
 	}
+	q.answered, q.owed, q.fresh = true, false, false
 	return st
 }
 
@@ -119,6 +139,7 @@ func (q *sequence) place(seq uint64, st *step) {
 	}
 	if seq > q.next {
 		st.gap, st.expect = true, q.next
+		q.owed = q.replays && !q.answered
 	}
 	st.deliver = true
 }

@@ -9,6 +9,7 @@ import (
 // reader runs a sequence as a subscription does, against a simulated publisher, and writes down what is reported.
 type reader struct {
 	sequence sequence
+	sent     int
 	buffer   func() []message // what the publisher can replay; nil: it does not end its answer
 	reports  []string
 	messages []message // delivered; number -1 stands for a report of gap or restart
@@ -172,6 +173,36 @@ func TestSequence(t *testing.T) {
 			name: "replay on connect", replays: true, buffer: messages(1, 0, 1, 2),
 			do:   func(r *reader) { r.replay(); r.live(message{1, 2}); r.live(message{1, 3}) },
 			want: []string{"0", "1", "2", "3"},
+		},
+		{
+			name: "a replay in vain, and one later", replays: true, buffer: nil,
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.live(message{1, 4})
+				r.live(message{1, 5})
+				r.buffer = func() []message { return messages(1, 0, 1, 2, 3, 4, 5, 6, 7)[:r.sent] }
+				r.sent = 7
+				r.replay()
+				r.live(message{1, 6})
+				r.live(message{1, 7})
+				r.sent = 8
+				r.replay()
+			},
+			want: []string{"0", "gap 1-4", "4", "5", "restart", "0", "1", "2", "3", "4", "5", "6", "7"},
+		},
+		{
+			name: "a replay with holes that are filled when it is asked for again", replays: true, buffer: messages(1, 0, 1, 2, 3),
+			do: func(r *reader) {
+				whole, asked := r.buffer(), 0
+				r.buffer = func() []message {
+					if asked++; asked == 1 {
+						return []message{whole[0], whole[1], whole[3]}
+					}
+					return whole
+				}
+				r.live(message{1, 4})
+			},
+			want: []string{"0", "1", "2", "3", "4"},
 		},
 		{
 			name: "buffer too short", replays: true, buffer: messages(1, 4, 5),

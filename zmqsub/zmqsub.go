@@ -110,8 +110,13 @@ type timing struct {
 	// endpoint up, and the connection must be made anew.
 	revive time.Duration
 
-	// replayConnect is how long a replay socket has to be connected; replayPause how long one that failed is left alone.
-	replayConnect, replayPause time.Duration
+	// replayConnect is how long a replay socket has to be connected; replayIdle how long the next message of an answer may
+	// take; replayPause how long one that failed is left alone, at first.
+	replayConnect, replayIdle, replayPause time.Duration
+
+	// lookAgain is how long after a connection the publisher is asked once more: a message that it sent after the first
+	// replay, and before the subscription reached it, would not be missed before the next one comes.
+	lookAgain time.Duration
 }
 
 // Source of most: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
@@ -121,7 +126,8 @@ var defaultTiming = timing{
 	handshake: 5 * time.Second,
 	heartbeat: 5 * time.Second, heartbeatTimeout: 15 * time.Second,
 	revive:        2 * time.Second,
-	replayConnect: time.Second, replayPause: 30 * time.Second,
+	replayConnect: time.Second, replayIdle: 500 * time.Millisecond, replayPause: 30 * time.Second,
+	lookAgain: time.Second,
 }
 
 // Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
@@ -208,12 +214,15 @@ type Subscription struct {
 	done chan struct{} // closed when run has ended
 
 	// The rest is run's.
-	live          *source // the SUB socket
-	monitor       *source // observes live
+	live          *source  // the SUB socket
+	monitor       *source  // observes live
+	unhandled     []uint16 // events of the live connection that were read and not handled
 	connected     bool
 	revive        *time.Timer // runs while libzmq has not said that it will try again
 	sequence      sequence
 	noReplayUntil time.Time
+	pause         time.Duration // after the next replay that fails
+	again         *time.Timer   // a replay to come
 }
 
 // Subscribe starts a subscription. It returns at once; the publisher need not be there yet, and may come and go.
@@ -268,8 +277,9 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		}
 		return nil, err
 	}
-	s.revive = time.NewTimer(time.Hour)
+	s.revive, s.again, s.pause = time.NewTimer(time.Hour), time.NewTimer(time.Hour), h.timing.replayPause
 	s.revive.Stop()
+	s.again.Stop()
 	h.subscriptions[s] = true
 	go func() {
 		defer close(s.done)

@@ -1,0 +1,341 @@
+package parity
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+const blockSize = 4
+
+func environment(t *testing.T, name string) string {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		t.Fatalf("%s is not set: run `make events`, which fetches what these tests need and sets it", name)
+	}
+	return value
+}
+
+// publisher is an engine's publisher in a process of its own.
+type publisher struct {
+	t              testing.TB
+	argv           []string
+	events, replay int // ports; replay 0: none
+	cmd            *exec.Cmd
+	in             io.WriteCloser
+	out            *bufio.Scanner
+}
+
+// newPublisher starts a publisher that keeps so many batches for replays; 0: it offers none.
+func newPublisher(t *testing.T, engine string, steps int) *publisher {
+	t.Helper()
+	p := &publisher{t: t, events: freePort(t)}
+	if steps > 0 {
+		p.replay = freePort(t)
+	}
+	p.argv = []string{filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python"), "publisher.py", engine,
+		filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"), fmt.Sprint(p.events), fmt.Sprint(p.replay), fmt.Sprint(max(steps, 1))}
+	p.start()
+	t.Cleanup(p.kill)
+	return p
+}
+
+// freePort returns a port that is free on loopback, below those from which the system takes ports for connections.
+func freePort(t testing.TB) int {
+	t.Helper()
+	for range 1000 {
+		port := 20000 + rand.IntN(12000)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
+	}
+	t.Fatal("no free port")
+	return 0
+}
+
+// start starts the process, as the engine's next life.
+func (p *publisher) start() {
+	p.t.Helper()
+	p.cmd = exec.Command(p.argv[0], p.argv[1:]...)
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		p.t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.says("ready")
+}
+
+func (p *publisher) says(want string) {
+	p.t.Helper()
+	if !p.out.Scan() || p.out.Text() != want {
+		p.t.Fatalf("the publisher said %q, want %q", p.out.Text(), want)
+	}
+}
+
+// kill ends the process as a crash does.
+func (p *publisher) kill() {
+	p.in.Close()
+	p.cmd.Process.Kill()
+	p.cmd.Wait()
+}
+
+type event map[string]any
+
+// publish publishes a batch. With drop its live message is lost.
+func (p *publisher) publish(drop bool, events ...event) {
+	p.t.Helper()
+	line, err := json.Marshal(map[string]any{"events": events, "drop": drop})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := fmt.Fprintln(p.in, string(line)); err != nil {
+		p.t.Fatal(err)
+	}
+	p.says("sent")
+}
+
+// store is a BlockStored of as many blocks as hashes; parent nil is none. more are pairs of key and value.
+func (p *publisher) store(hashes []any, parent any, tokens []kvblock.Token, more ...any) event {
+	e := event{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": blockSize,
+		"lora_id": nil, "medium": "GPU"}
+	if p.argv[2] == "vllm" {
+		e["lora_name"] = nil
+	}
+	for i := 0; i < len(more); i += 2 {
+		e[more[i].(string)] = more[i+1]
+	}
+	return e
+}
+
+func removed(hashes ...any) event {
+	return event{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
+}
+
+var cleared = event{"type": "AllBlocksCleared"}
+
+// endpoint is the publisher as the pool knows it.
+func (p *publisher) endpoint(name string) pool.Endpoint {
+	e := pool.Endpoint{Name: name, Address: "127.0.0.1:1", KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", p.events)}
+	if p.replay != 0 {
+		e.KVReplay = fmt.Sprintf("tcp://127.0.0.1:%d", p.replay)
+	}
+	return e
+}
+
+// house is a feed with what it feeds.
+type house struct {
+	t     testing.TB
+	pool  *pool.Pool
+	index *indexer.Index
+	m     *metrics.Metrics
+}
+
+func newHouse(t testing.TB) *house {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{t: t, pool: pool.New(log), index: index, m: metrics.New()}
+	events, err := feed.New(feed.Config{}, h.pool, index, h.m, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { events.Close() })
+	h.pool.Watch(events)
+	h.pool.Watch(forgetful{index})
+	return h
+}
+
+// forgetful makes the index forget workers that leave.
+type forgetful struct{ index *indexer.Index }
+
+func (forgetful) WorkerJoined(pool.Worker)      {}
+func (f forgetful) WorkerLeft(w kvblock.Worker) { f.index.Forget(w) }
+
+// match returns how many leading blocks of tokens a worker holds.
+func (h *house) match(name string, tokens []kvblock.Token, o kvblock.HashOptions) int {
+	s := h.pool.Acquire()
+	defer s.Release()
+	o.BlockSize = blockSize
+	chain := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, o))
+	for i := range s.Workers {
+		if s.Workers[i].Name == name {
+			var scores indexer.OverlapScores
+			h.index.FindMatches(chain, &scores)
+			return scores.Blocks(s.Workers[i].Worker)
+		}
+	}
+	return -1
+}
+
+// count returns how often this happened to a subscription.
+func (h *house) count(outcome string) int {
+	families, err := h.m.Registry.Gather()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	n := 0.0
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "kvepp_events_total" && m.Label[0].GetValue() == "subscription" && m.Label[1].GetValue() == outcome {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return int(n)
+}
+
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); <-time.After(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// tokens returns n tokens from a number on.
+func tokens(from, n int) []kvblock.Token {
+	ids := make([]kvblock.Token, n)
+	for i := range ids {
+		ids[i] = kvblock.Token(from + i)
+	}
+	return ids
+}
+
+// TestPublishers: the publishers of vLLM 0.33.0 and SGLang 0.5.21, with and without a replay.
+func TestPublishers(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang"} {
+		for _, steps := range []int{1000, 0} {
+			t.Run(fmt.Sprintf("%s,replay=%v", engine, steps > 0), func(t *testing.T) {
+				h, p := newHouse(t), newPublisher(t, engine, steps)
+				plain := kvblock.HashOptions{}
+				holds := func(want int) func() bool { return func() bool { return h.match("a", tokens(0, 16), plain) == want } }
+
+				// What was published before kvepp came is known by replay, or not at all.
+				p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8)))
+				h.pool.Update([]pool.Endpoint{p.endpoint("a")})
+				if steps > 0 {
+					eventually(t, "what was published before", holds(2))
+				} else {
+					eventually(t, "a message heard", func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
+				}
+				p.publish(false, p.store([]any{3}, 2, tokens(8, 4)), p.store([]any{4}, 3, tokens(12, 4)))
+				eventually(t, "four blocks", holds(4))
+
+				// A live message is lost, and the next one shows it.
+				p.publish(true, removed(4))
+				p.publish(false, removed(3))
+				if steps > 0 {
+					eventually(t, "two blocks", holds(2))
+					p.publish(false, p.store([]any{3, 4}, 2, tokens(8, 8)))
+					eventually(t, "four blocks again", holds(4))
+				} else {
+					eventually(t, "nothing that may be untrue", holds(0))
+					p.publish(false, cleared, p.store([]any{1, 2, 3, 4}, nil, tokens(0, 16)))
+					eventually(t, "four blocks again", holds(4))
+				}
+
+				// Another life of the engine, in which more happens than in the first before anybody looks.
+				p.kill()
+				p.start()
+				for i := range 20 {
+					p.publish(false, p.store([]any{100 + i}, nil, tokens(1000+4*i, 4)))
+				}
+				eventually(t, "a message of the new life", func() bool {
+					p.publish(false, p.store([]any{200}, nil, tokens(2000, 4)))
+					return h.match("a", tokens(2000, 4), plain) == 1
+				})
+				if steps > 0 {
+					eventually(t, "all of the new life", func() bool {
+						for i := range 20 {
+							if h.match("a", tokens(1000+4*i, 4), plain) != 1 {
+								return false
+							}
+						}
+						return true
+					})
+				}
+				if !holds(0)() {
+					t.Error("blocks of the engine's former life are believed")
+				}
+
+				// What is in the fields.
+				salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
+				if engine == "vllm" {
+					digest := func(n int) string { return fmt.Sprintf("%064x", n) }
+					p.publish(false, p.store([]any{digest(7), digest(8)}, nil, tokens(3000, 8), "extra_keys", []any{[]any{"tenant-a"}, nil}),
+						p.store([]any{digest(9)}, digest(8), tokens(3008, 4)),
+						p.store([]any{digest(10)}, nil, tokens(3000, 4), "lora_id", 1, "lora_name", "sql", "extra_keys", []any{[]any{"sql"}}))
+					eventually(t, "an adapter's block", func() bool { return h.match("a", tokens(3000, 4), adapted) == 1 })
+				} else {
+					p.publish(false, p.store([]any{-7, -8}, nil, tokens(3000, 8), "cache_salt", "tenant-a"),
+						p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"))
+				}
+				eventually(t, "three salted blocks", func() bool { return h.match("a", tokens(3000, 12), salted) == 3 })
+				if h.match("a", tokens(3000, 12), plain) != 0 {
+					t.Error("salted blocks are found without the salt")
+				}
+				if engine == "sglang" {
+					var pairs [][2]int
+					for i := range 8 {
+						pairs = append(pairs, [2]int{4000 + i, 4001 + i})
+					}
+					p.publish(false, p.store([]any{11, 12}, nil, nil, "token_ids", pairs))
+				} else {
+					p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids", [][]int{{4004}, {4008}}))
+				}
+				eventually(t, "two blocks of EAGLE's", func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 })
+				s := h.pool.Acquire()
+				defer s.Release()
+				if !s.Workers[0].EAGLE || s.Workers[0].BlockSize != blockSize {
+					t.Errorf("the pool knows %+v", s.Workers[0])
+				}
+			})
+		}
+	}
+}
+
+// The goldens of kvblock are what their script makes.
+func TestGoldens(t *testing.T) {
+	want, err := os.ReadFile("../../../kvblock/testdata/goldens.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := exec.Command(filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python"), "../../../kvblock/testdata/goldens.py").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Error("kvblock/testdata/goldens.py makes other goldens than goldens.json")
+	}
+}
