@@ -189,6 +189,11 @@ type replayer struct {
 // offerReplay serves the messages that answer returns, each without the empty delimiter; nil frames end it without an end.
 func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
 	t.Helper()
+	return offerReplayAt(t, "tcp://127.0.0.1:*", answer)
+}
+
+func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]any) *replayer {
+	t.Helper()
 	ctx, err := zmq.NewContext()
 	if err != nil {
 		t.Fatal(err)
@@ -197,7 +202,7 @@ func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(router.SetLinger(0), router.SetRcvtimeo(10*time.Millisecond), router.Bind("tcp://127.0.0.1:*")); err != nil {
+	if err := errors.Join(router.SetLinger(0), router.SetRcvtimeo(10*time.Millisecond), router.Bind(endpoint)); err != nil {
 		t.Fatal(err)
 	}
 	r := &replayer{asked: make(chan uint64, 100)}
@@ -536,6 +541,79 @@ func TestReplayUnreachable(t *testing.T) {
 	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped != 2 {
 		t.Errorf("%d replays tried and %d skipped, want 1 and 2", tried, skipped)
 	}
+}
+
+// What is lost while the replay socket is not there is had when it is.
+func TestReplayComesLater(t *testing.T) {
+	gone := publish(t, "")
+	gone.close()
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.replayConnect, h.timing.replayPause = 50*time.Millisecond, 200*time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	p.send("", 2, "p2")
+	r.want(t, "gap 0-2", "2 :p2")
+	offerReplayAt(t, gone.endpoint, func(from uint64) [][]any { return threeFrames(from, 3) })
+	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2")
+	p.send("", 3, "p3")
+	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3")
+}
+
+// A publisher whose socket is full leaves out what comes next, be it the end.
+func TestReplayInPieces(t *testing.T) {
+	asked := 0
+	replays := offerReplay(t, func(from uint64) [][]any {
+		whole := threeFrames(from, 8)
+		switch asked++; asked {
+		case 1:
+			return whole[:3] // 0 to 2
+		case 2:
+			return append(slices.Clone(whole[:3]), whole[5:]...) // 2 to 4, then 7
+		}
+		return whole
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	r.want(t, "0 :p0", "1 :p1", "2 :p2", "3 :p3", "4 :p4", "5 :p5", "6 :p6", "7 :p7")
+	for _, want := range []uint64{0, 2, 4} {
+		if from := <-replays.asked; from != want {
+			t.Errorf("asked from %d, want %d", from, want)
+		}
+	}
+}
+
+// A publisher that dies before it answers holds nobody.
+func TestReplayCut(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any { return nil })
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Hour})
+	p.subscribed(1)
+	<-replays.asked
+	p.close()
+	r.until(t, "the end of the replay and of the connection", func() bool { return r.count("replay_cut") == 1 && r.count("disconnected") == 1 })
+}
+
+// A message between the first replay and the arrival of the subscription is not missed until the next message comes.
+func TestSecondLook(t *testing.T) {
+	asked := 0
+	replays := offerReplay(t, func(from uint64) [][]any {
+		asked++
+		return threeFrames(0, uint64(asked)-1)
+	})
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.lookAgain = 50 * time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	r.want(t, "0 :p0")
 }
 
 func TestReplayMalformed(t *testing.T) {
