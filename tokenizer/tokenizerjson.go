@@ -50,11 +50,7 @@ type modelJSON struct {
 
 	vocab  tokenTexts
 	merges []merge // by rank
-	made   int     // place in vocab of what the last merge makes
 }
-
-// merge is two tokens and what they become.
-type merge struct{ left, right, into kvblock.Token }
 
 type patternJSON struct {
 	String *string
@@ -242,7 +238,9 @@ func (m *modelJSON) read(r *jsonReader) error {
 			return m.readVocab(r)
 		case "merges":
 			if len(m.vocab.tokens) > 0 {
-				return m.readMerges(r)
+				var err error
+				m.merges, err = readMerges(r, &m.vocab)
+				return err
 			}
 			var err error
 			late, err = r.raw()
@@ -267,7 +265,9 @@ func (m *modelJSON) read(r *jsonReader) error {
 		return err
 	}
 	if late != nil && len(m.vocab.tokens) > 0 {
-		return m.readMerges(&jsonReader{data: late})
+		var err error
+		m.merges, err = readMerges(&jsonReader{data: late}, &m.vocab)
+		return err
 	}
 	return nil
 }
@@ -292,62 +292,6 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 	})
 	m.vocab.index()
 	return err
-}
-
-// readMerges reads merges in both forms: ["a b"] and [["a","b"]].
-func (m *modelJSON) readMerges(r *jsonReader) error {
-	m.merges = make([]merge, 0, min(len(r.data)/48, 1<<20))
-	var both, left []byte
-	err := r.array(func() error {
-		if r.peek() == '[' {
-			parts := 0
-			if err := r.array(func() error {
-				part, err := r.text()
-				switch parts++; parts {
-				case 1:
-					left = append(left[:0], part...)
-					both = append(both[:0], part...)
-				default:
-					both = append(both, part...)
-				}
-				return err
-			}); err != nil {
-				return err
-			}
-			if parts != 2 {
-				return fmt.Errorf("entry %d has %d parts instead of two", len(m.merges), parts)
-			}
-			return m.addMerge(both, len(left))
-		}
-		line, err := r.text()
-		if err != nil {
-			return err
-		}
-		space := bytes.IndexByte(line, ' ')
-		if space < 0 || bytes.IndexByte(line[space+1:], ' ') >= 0 {
-			return fmt.Errorf("entry %d, %q, is not two parts with a space between", len(m.merges), line)
-		}
-		both = append(append(both[:0], line[:space]...), line[space+1:]...)
-		return m.addMerge(both, space)
-	})
-	if err != nil {
-		return fmt.Errorf("merges: %w", err)
-	}
-	return nil
-}
-
-// addMerge adds the merge of the first n bytes of both with the rest.
-func (m *modelJSON) addMerge(both []byte, n int) error {
-	text := alias(both)
-	left, okLeft := m.vocab.id(text[:n])
-	right, okRight := m.vocab.id(text[n:])
-	into, okInto := m.vocab.findNear(text, m.made)
-	if !okLeft || !okRight || !okInto {
-		return fmt.Errorf("%q and %q, or what they merge into, are not in vocab", both[:n], both[n:])
-	}
-	m.made = into
-	m.merges = append(m.merges, merge{left, right, m.vocab.tokens[into].id})
-	return nil
 }
 
 func parseNormalizer(raw json.RawMessage) (normalizer, error) {

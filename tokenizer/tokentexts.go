@@ -29,39 +29,59 @@ func (v *tokenTexts) index() {
 	v.slots = make([]uint64, tableSize(len(v.tokens)))
 	kept := 0
 	for _, token := range v.tokens {
-		slot, at, found := v.find(token.text)
-		if found {
-			v.tokens[at].id = token.id
+		hash := hashText(token.text)
+		slot := v.search(token.text, hash)
+		if entry := v.slots[slot]; entry != 0 {
+			v.tokens[place(entry)].id = token.id
 			continue
 		}
 		v.tokens[kept] = token
 		kept++
-		v.slots[slot] = hashText(token.text)>>32<<32 | uint64(kept)
+		v.slots[slot] = hash>>32<<32 | uint64(kept)
 	}
 	v.tokens = v.tokens[:kept]
 }
 
-// find returns a text's place in tokens; if it is not there, the slot where it would be.
-func (v *tokenTexts) find(text string) (slot, at int, found bool) {
-	if len(v.slots) == 0 {
-		return 0, 0, false
-	}
-	h := hashText(text)
+// place returns the place in tokens that a slot which is not free names.
+func place(entry uint64) int { return int(uint32(entry)) - 1 }
+
+// search returns the slot of a text, or the free one where it would be. The table must have been made.
+func (v *tokenTexts) search(text string, hash uint64) int {
 	mask := len(v.slots) - 1
-	for i := int(h) & mask; ; i = (i + 1) & mask {
-		entry := v.slots[i]
-		if entry == 0 {
-			return i, 0, false
-		}
-		if at := int(uint32(entry)) - 1; (entry^h)>>32 == 0 && v.tokens[at].text == text {
-			return i, at, true
+	for slot := int(hash) & mask; ; slot = (slot + 1) & mask {
+		entry := v.slots[slot]
+		if entry == 0 || (entry^hash)>>32 == 0 && v.tokens[place(entry)].text == text {
+			return slot
 		}
 	}
 }
 
+// touch reads what the search for a hash will read first: 0 the slot, 1 the token it names, 2 that token's text. A table that
+// was touched for many hashes at once is waited for once.
+func (v *tokenTexts) touch(hash uint64, what int) uint64 {
+	entry := v.slots[int(hash)&(len(v.slots)-1)]
+	if what == 0 || entry == 0 {
+		return entry
+	}
+	token := &v.tokens[place(entry)]
+	if what == 1 || token.text == "" {
+		return uint64(token.id)
+	}
+	return uint64(token.text[0])
+}
+
+// find returns a text's place in tokens. hash is its hashText.
+func (v *tokenTexts) find(text string, hash uint64) (at int, found bool) {
+	if len(v.slots) == 0 {
+		return 0, false
+	}
+	entry := v.slots[v.search(text, hash)]
+	return place(entry), entry != 0
+}
+
 // id returns the token of a text.
 func (v *tokenTexts) id(text string) (kvblock.Token, bool) {
-	_, at, found := v.find(text)
+	at, found := v.find(text, hashText(text))
 	if !found {
 		return 0, false
 	}
@@ -76,8 +96,7 @@ func (v *tokenTexts) findNear(text string, near int) (at int, found bool) {
 			return at, true
 		}
 	}
-	_, at, found = v.find(text)
-	return at, found
+	return v.find(text, hashText(text))
 }
 
 // alias returns bytes as a string that is valid only as long as they stay as they are.
