@@ -61,7 +61,11 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 func answerTo(words []string) (any, error) {
 	switch {
 	case len(words) == 2 && words[0] == "decode":
-		return decode(words[1])
+		m, err := newMessages(words[1], 4096)
+		if err != nil {
+			return nil, err
+		}
+		return decode(m)
 	case len(words) == 5 && words[0] == "receive":
 		count, err := strconv.Atoi(words[4])
 		if err != nil {

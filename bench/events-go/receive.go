@@ -134,6 +134,10 @@ func receiveIndex(endpoint string, m *messages) error {
 	return f.Close()
 }
 
+// decodeTogether is how many messages are timed together in one step: few enough for their batches to stay in the cache, as
+// the one does that a subscription has.
+const decodeTogether = 8
+
 // decoded is what the steps of an event cost a block, in ns.
 type decoded struct {
 	Decode    float64 `json:"decode_ns"`    // DecodeBatch
@@ -141,19 +145,13 @@ type decoded struct {
 	Apply     float64 `json:"apply_ns"`     // to the index
 }
 
-// decode takes a worker's messages through all steps without a socket.
-func decode(kind string) (*decoded, error) {
-	const count = 4096
-	m, err := newMessages(kind, count)
-	if err != nil {
-		return nil, err
-	}
+// decode takes a worker's messages, a multiple of decodeTogether, through all steps without a socket.
+func decode(m *messages) (*decoded, error) {
 	x, err := indexer.New(indexer.Config{})
 	if err != nil {
 		return nil, err
 	}
-	// Few enough at a time to stay in the cache, as the one does that a subscription has.
-	batches := make([]kvblock.Batch, 8)
+	batches := make([]kvblock.Batch, decodeTogether)
 	operations := make([][]kvblock.Operation, len(batches))
 	normalizers := make([]*kvblock.Normalizer, len(batches))
 	for i := range normalizers {
@@ -161,7 +159,7 @@ func decode(kind string) (*decoded, error) {
 	}
 	var d decoded
 	runtime.GC()
-	for at := 0; at < count; at += len(batches) {
+	for at := 0; at < len(m.payloads); at += len(batches) {
 		start := cpuTime()
 		for i := range batches {
 			if err := kvblock.DecodeBatch(m.payloads[at+i], &batches[i]); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"container/list"
 	"encoding/binary"
 	"errors"
@@ -22,7 +23,11 @@ func generate(args []string, stderr io.Writer) error {
 	kind := flags.String("kind", "tree", "tree, trace or micro")
 	out := flags.String("o", "", "the file")
 	users := flags.Int("users", 9300, "tree: users; each has about 100 blocks")
+	requests := flags.Int("requests", 20_000, "trace: requests")
+	cache := flags.Int("cache", 16_384, "trace: blocks that a worker holds")
 	shape := flags.String("shape", "flat", "micro: flat, turns or stagger")
+	queries := flags.Int("queries", 0, "of each phase that has nothing else; 0: tree 20,000, micro 4,096")
+	entries := flags.Int("entries", 1<<22, "micro: blocks stored, all workers together")
 	workers := flags.Int("workers", 64, "workers")
 	seed := flags.Uint64("seed", 42, "of everything random")
 	if err := flags.Parse(args); err != nil {
@@ -38,15 +43,15 @@ func generate(args []string, stderr io.Writer) error {
 	g.word(uint64(*workers))
 	switch {
 	case *kind == "tree":
-		g.tree(*workers, *users)
+		g.tree(*workers, *users, cmp.Or(*queries, 20_000))
 	case *kind == "trace":
-		g.trace(*workers)
+		g.trace(*workers, *requests, *cache)
 	case *kind == "micro" && *shape == "flat":
-		g.micro(*workers, g.flat)
+		g.micro(*workers, *entries, cmp.Or(*queries, 4096), g.flat)
 	case *kind == "micro" && *shape == "turns":
-		g.micro(*workers, g.turns)
+		g.micro(*workers, *entries, cmp.Or(*queries, 4096), g.turns)
 	case *kind == "micro" && *shape == "stagger":
-		g.micro(*workers, g.stagger)
+		g.micro(*workers, *entries, cmp.Or(*queries, 4096), g.stagger)
 	default:
 		return fmt.Errorf("no workload is called %s %s", *kind, *shape)
 	}
@@ -145,13 +150,12 @@ const (
 	treeAnswer  = 2
 	treeTurn    = treePrompt + treeAnswer
 	treeTurns   = 8
-	treeQueries = 20_000
 )
 
 // tree is chats: users of a few system prompts talk in turns, each with a worker of its own that now and then is another
 // one. Seven turns are loaded, then asked for; the eighth comes among queries; then a tenth of all that a user has on a
 // worker goes, from the end on, 8 blocks an event, and another tenth block by block, as vLLM does.
-func (g *generator) tree(workers, users int) {
+func (g *generator) tree(workers, users, queries int) {
 	systems := make([]chain, treeSystems)
 	for i := range systems {
 		systems[i] = g.grow(chain{}, treeSystem)
@@ -205,7 +209,7 @@ func (g *generator) tree(workers, users int) {
 		}
 	}
 	g.phase(phaseFind)
-	for range treeQueries {
+	for range queries {
 		query()
 	}
 	g.phase(phaseMixed)
@@ -232,17 +236,15 @@ func reversed(seqs []kvblock.SequenceHash) []kvblock.SequenceHash {
 
 // Shapes of trace.
 const (
-	traceRequests = 20_000
-	traceUnit     = 8      // blocks in which lengths are counted: 512 tokens at 64 a block
-	traceCache    = 16_384 // blocks of each worker
-	traceEvent    = 128    // blocks an event stores at most: a prefill of 8,192 tokens
+	traceUnit  = 8   // blocks in which lengths are counted: 512 tokens at 64 a block
+	traceEvent = 128 // blocks an event stores at most: a prefill of 8,192 tokens
 )
 
 // trace is requests in the manner of the conversation trace that was published with Mooncake: long prompts, whose lengths
 // spread widely; four in ten requests begin a conversation, the others continue one of the latest; all share their first
 // block unit with many. Each request is asked for, goes where most of it is cached (one in eight: to the least loaded
 // worker), and pushes out what that worker has not used for longest, a prompt's end before its beginning.
-func (g *generator) trace(workers int) {
+func (g *generator) trace(workers, requests, cacheBlocks int) {
 	caches := make([]*lru, workers)
 	load := make([]int, workers)
 	for i := range caches {
@@ -255,7 +257,7 @@ func (g *generator) trace(workers int) {
 	units := func(median float64) int { return 1 + int(math.Min(median*math.Exp(g.rng.NormFloat64()), 200)) }
 	var talks []chain
 	g.phase(phaseMixed)
-	for range traceRequests {
+	for range requests {
 		var c chain
 		if len(talks) == 0 || g.rng.IntN(10) < 4 {
 			c = g.grow(systems[g.rng.IntN(len(systems))], traceUnit*units(11))
@@ -265,6 +267,8 @@ func (g *generator) trace(workers int) {
 			c = g.grow(talks[i], traceUnit*units(2))
 			talks[i] = c
 		}
+		// No prompt is longer than half a cache, or a worker would drop what it is about to store.
+		c = c.to(min(len(c.seq), cacheBlocks/2))
 		g.query(c)
 		best, most := 0, -1
 		for worker, cache := range caches {
@@ -286,7 +290,7 @@ func (g *generator) trace(workers int) {
 			cache.use(c.seq[i])
 		}
 		var out []kvblock.SequenceHash
-		for cache.order.Len() > traceCache {
+		for cache.order.Len() > cacheBlocks {
 			out = append(out, cache.evict())
 		}
 		g.remove(best, out, 8)
@@ -326,16 +330,11 @@ func (l *lru) evict() kvblock.SequenceHash {
 	return seq
 }
 
-// Shapes of micro.
-const (
-	microLength  = 512 // blocks of a prompt
-	microEntries = 1 << 22
-	microQueries = 4096
-)
+const microLength = 512 // blocks of a prompt
 
 // micro is prompts that all workers store, each in its own way, and queries that match them to the end, half, or not at all.
-func (g *generator) micro(workers int, store func(prompt, worker, workers int, c chain)) {
-	prompts := make([]chain, microEntries/microLength/workers)
+func (g *generator) micro(workers, entries, queries int, store func(prompt, worker, workers int, c chain)) {
+	prompts := make([]chain, max(1, entries/microLength/workers))
 	g.phase(phaseLoad)
 	for p := range prompts {
 		prompts[p] = g.grow(chain{}, microLength)
@@ -345,7 +344,7 @@ func (g *generator) micro(workers int, store func(prompt, worker, workers int, c
 	}
 	for _, q := range []struct{ phase, matching int }{{phaseFull, microLength}, {phaseHalf, microLength / 2}, {phaseNone, 0}} {
 		g.phase(q.phase)
-		for range microQueries {
+		for range queries {
 			c := prompts[g.rng.IntN(len(prompts))]
 			g.query(g.grow(c.to(q.matching), microLength-q.matching))
 		}

@@ -16,18 +16,18 @@ import (
 
 // result is what one phase took.
 type result struct {
-	StoreNS   float64 `json:"store_ns"`
-	Stored    int     `json:"stored"`
-	RemoveNS  float64 `json:"remove_ns"`
-	Removed   int     `json:"removed"`
-	FindNS    float64 `json:"find_ns"`  // FindMatches
-	ChainNS   float64 `json:"chain_ns"` // making the sequence hashes that it takes
-	Queries   int     `json:"queries"`
-	Queried   int     `json:"queried"` // blocks
-	GCNS      float64 `json:"gc_ns"`   // of all this, collecting garbage
-	AllNS     float64 `json:"all_ns"`  // the whole process
-	HashMixed string  `json:"digest"`  // of all answers
-	digest    uint64
+	StoreNS  float64 `json:"store_ns"`
+	Stored   int     `json:"stored"`
+	RemoveNS float64 `json:"remove_ns"`
+	Removed  int     `json:"removed"`
+	FindNS   float64 `json:"find_ns"`  // FindMatches
+	ChainNS  float64 `json:"chain_ns"` // making the sequence hashes that it takes
+	Queries  int     `json:"queries"`
+	Queried  int     `json:"queried"` // blocks
+	GCNS     float64 `json:"gc_ns"`   // of all this, collecting garbage
+	AllNS    float64 `json:"all_ns"`  // the whole process
+	Digest   string  `json:"digest"`  // of all answers
+	digest   uint64
 }
 
 // mixed is the finisher of splitmix64.
@@ -75,11 +75,14 @@ func replay(path string) (map[int]*result, error) {
 	r.enter(phases)
 	delete(r.phases, phases)
 	for _, p := range r.phases {
-		p.HashMixed = fmt.Sprintf("%016x", p.digest)
+		p.Digest = fmt.Sprintf("%016x", p.digest)
 	}
 	runtime.KeepAlive(x)
 	return r.phases, nil
 }
+
+// queryBatch is how many queries are timed together at most.
+const queryBatch = 4096
 
 // replayer applies operations and keeps the time. Runs of operations of one kind are timed as a whole.
 type replayer struct {
@@ -110,7 +113,7 @@ func (r *replayer) step(op *operation) error {
 			r.stop()
 		}
 		r.queries = append(r.queries, op.query)
-		if r.id != phaseMixed && len(r.queries) == microQueries {
+		if r.id != phaseMixed && len(r.queries) == queryBatch {
 			r.answer()
 		}
 	default:

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+// naive answers a workload's queries from sets of blocks, one for each worker.
+func naive(t *testing.T, path string) map[int]string {
+	w, err := openWorkload(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	held := map[kvblock.Worker]map[kvblock.SequenceHash]bool{}
+	digests := map[int]uint64{}
+	var waiting [][]kvblock.LocalHash
+	phase, window := 0, 0
+	answer := func() {
+		for _, q := range waiting {
+			chain := kvblock.AppendSequenceHashes(nil, q)
+			for worker, blocks := range held {
+				n := 0
+				for n < len(chain) && blocks[chain[n]] {
+					n++
+				}
+				if n > 0 {
+					digests[phase] += mixed(uint64(worker+1)<<32 | uint64(n))
+				}
+			}
+		}
+		waiting = nil
+	}
+	var op operation
+	for {
+		if err := w.next(&op); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		switch op.kind {
+		case opPhase:
+			answer()
+			phase, window = op.phase, 0
+			continue
+		case opStore:
+			if held[op.worker] == nil {
+				held[op.worker] = map[kvblock.SequenceHash]bool{}
+			}
+			for _, b := range op.store.Blocks {
+				held[op.worker][kvblock.SequenceHash(b.Engine)] = true
+			}
+		case opRemove:
+			for _, h := range op.remove.Hashes {
+				delete(held[op.worker], kvblock.SequenceHash(h))
+			}
+		case opQuery:
+			waiting = append(waiting, op.query)
+		}
+		if window++; phase != phaseMixed || window == mixedWindow {
+			answer()
+			window = 0
+		}
+	}
+	answer()
+	all := map[int]string{}
+	for phase, digest := range digests {
+		all[phase] = fmt.Sprintf("%016x", digest)
+	}
+	return all
+}
+
+// The digests that engines are compared by are those of the right answers.
+func TestReplayEqualsNaive(t *testing.T) {
+	for _, args := range [][]string{
+		{"-kind", "tree", "-users", "40", "-workers", "8"},
+		{"-kind", "trace", "-requests", "150", "-workers", "5", "-cache", "600"},
+		{"-kind", "micro", "-shape", "flat", "-workers", "8", "-entries", "8192"},
+		{"-kind", "micro", "-shape", "turns", "-workers", "8", "-entries", "8192"},
+		{"-kind", "micro", "-shape", "stagger", "-workers", "8", "-entries", "8192"},
+	} {
+		path := filepath.Join(t.TempDir(), "workload")
+		if err := generate(append(args, "-queries", "200", "-o", path), io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		phases, err := replay(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := naive(t, path)
+		if len(want) == 0 {
+			t.Errorf("%v: nobody holds anything that is asked for", args)
+		}
+		for phase, r := range phases {
+			if digest, asked := want[phase]; asked && r.Digest != digest || !asked && r.digest != 0 {
+				t.Errorf("%v, phase %d: digest %s, want %s", args, phase, r.Digest, digest)
+			}
+		}
+	}
+}
