@@ -135,35 +135,36 @@ func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
 	return s.out.String(), nil
 }
 
+// mostLikely bounds the buffer that a render begins with, in bytes.
+const mostLikely = 1 << 20
+
 // likelySize returns about how long the text of a render will be, in bytes, for its buffer to begin with: the strings of
-// vars, as deep as messages with parts have them, and what a template writes between them.
+// vars, as deep as messages with parts have them, and what a template writes between them. It looks no further than
+// mostLikely.
 func likelySize(vars *Dict) int {
 	const (
 		around = 48 // bytes beside each value
 		deep   = 6  // vars, messages, a message, its parts, a part, its text
 	)
-	var size func(v any, depth int) int
-	size = func(v any, depth int) int {
-		total := around
+	total := 0
+	var add func(v any, depth int)
+	add = func(v any, depth int) {
+		total += around
 		switch c := v.(type) {
 		case string:
 			total += len(c)
 		case *List:
-			for i := range c.Len() {
-				if depth < deep {
-					total += size(c.Items[i], depth+1)
-				}
+			for i := 0; depth < deep && i < c.Len() && total < mostLikely; i++ {
+				add(c.Items[i], depth+1)
 			}
 		case *Dict:
-			for i := range c.Len() {
-				if depth < deep {
-					total += size(c.values[i], depth+1)
-				}
+			for i := 0; depth < deep && i < c.Len() && total < mostLikely; i++ {
+				add(c.values[i], depth+1)
 			}
 		}
-		return total
 	}
-	return size(vars, 1)
+	add(vars, 1)
+	return min(total, mostLikely)
 }
 
 // execution is the state of one render, shared by all its scopes. One goroutine.
