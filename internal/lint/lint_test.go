@@ -34,7 +34,7 @@ var may = map[string]string{
 	"pool":                "kvblock",
 	"indexer":             "kvblock",
 	"pool/dynamo":         "pool",
-	"indexer/feed/parity": "indexer/feed indexer kvblock pool internal/metrics",
+	"indexer/feed/parity": "indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router":              "indexer kvblock pool scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
 	"internal/service":    "indexer indexer/feed kvblock pool scoring internal/metrics",
