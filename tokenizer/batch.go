@@ -8,18 +8,24 @@ import (
 	"kvepp/kvblock"
 )
 
-// batch holds pieces that were cut but not looked up yet. A large vocabulary does not fit into the caches, so that nearly
-// every new word waits for memory; the slots of a whole batch are touched at once, and the waits overlap.
-type batch struct {
-	count   int
-	pieces  [batchSize + windowSize]piece
-	ids     [batchSize + windowSize]kvblock.Token // by piece, of those that are tokens
-	others  [batchSize + windowSize]uint8         // the pieces that are not
-	touched uint64                                // keeps the compiler from leaving the touching out
+// batches are two batches of pieces that were cut but not looked up yet. A large vocabulary does not fit into the caches, so
+// that nearly every new word waits for memory. So when a piece comes into a batch its slot is sent for, and it is looked up
+// when the batch after it is full.
+type batches struct {
+	filling int // which one
+	both    [2]batch
 }
 
-// batchSize is the number of pieces from which on a batch is looked up.
-const batchSize = 64
+type batch struct {
+	count     int
+	pieces    [batchSize + windowSize]piece
+	addresses [batchSize + windowSize]uintptr       // of the slots, of pieces of at most maxShort
+	ids       [batchSize + windowSize]kvblock.Token // by piece, of those that are tokens
+	others    [batchSize + windowSize]uint8         // the pieces that are not
+}
+
+// batchSize is the number of pieces from which on a batch is full.
+const batchSize = 192
 
 // piece is a piece of text, and where it would be in the vocabulary.
 type piece struct {
@@ -45,31 +51,30 @@ var keepLow, keepHigh = func() (low, high [maxShort + 1]uint64) {
 	return low, high
 }()
 
-// add puts the piece s[i:j] into the batch, and appends the ids of all of it when it is full.
+// add puts the piece s[i:j] into the batch, and appends ids of earlier ones when it is full.
 func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	p := &sc.batch.pieces[sc.batch.count]
+	batch := &sc.batches.both[sc.batches.filling]
+	p := &batch.pieces[batch.count]
 	p.start, p.size = uint32(i), uint32(j-i)
 	if p.size <= maxShort {
 		p.low, p.high = load128(s, i, j-i)
 	}
-	if sc.batch.count++; sc.batch.count >= batchSize {
-		return b.flush(out, s, sc)
-	}
-	return out
+	batch.addresses[batch.count] = b.vocabulary.place(p)
+	prefetch(&batch.addresses[batch.count], 1)
+	batch.count++
+	return b.flushFull(out, s, sc)
 }
 
 // addToken puts a token into the batch, so that the batch goes on over it.
 func (b *bpe) addToken(out []kvblock.Token, s string, id kvblock.Token, sc *scratch) []kvblock.Token {
-	p := &sc.batch.pieces[sc.batch.count]
-	p.low, p.size = uint64(id), isToken
-	if sc.batch.count++; sc.batch.count >= batchSize {
-		return b.flush(out, s, sc)
-	}
-	return out
+	batch := &sc.batches.both[sc.batches.filling]
+	batch.pieces[batch.count] = piece{low: uint64(id), size: isToken}
+	batch.count++
+	return b.flushFull(out, s, sc)
 }
 
 // addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and appends
-// the ids of all of it when it is full. size is at most windowSize.
+// ids of earlier ones when it is full. size is at most windowSize.
 func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, sc *scratch) []kvblock.Token {
 	var text *[windowSize + maxShort]byte
 	if rest := unsafe.Slice(unsafe.StringData(s), len(s))[i:]; len(rest) >= len(text) {
@@ -78,44 +83,82 @@ func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, 
 		text = new([windowSize + maxShort]byte)
 		copy(text[:], rest)
 	}
-	batch := &sc.batch
-	count := batch.count
+	batch := &sc.batches.both[sc.batches.filling]
+	first := batch.count
+	count := first
 	starts &= 1<<uint(size) - 1
 	for starts != 0 {
 		from := bits.TrailingZeros64(starts) % windowSize
 		starts &= starts - 1
 		n := uint(min(bits.TrailingZeros64(starts), size) - from)
 		p := &batch.pieces[count]
-		count++
 		p.start, p.size = uint32(i+from), uint32(n)
 		n = min(n, maxShort)
 		p.low = binary.LittleEndian.Uint64(text[from:from+8]) & keepLow[n]
 		p.high = binary.LittleEndian.Uint64(text[from+8:from+16]) & keepHigh[n]
+		batch.addresses[count] = b.vocabulary.place(p)
+		count++
 	}
+	prefetch(&batch.addresses[first], count-first)
 	batch.count = count
-	if count >= batchSize {
-		return b.flush(out, s, sc)
-	}
-	return out
+	return b.flushFull(out, s, sc)
 }
 
-// flush appends the ids of the batch.
+// flushFull begins the other batch if one is full, and appends the ids of what that held.
+func (b *bpe) flushFull(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
+	both := &sc.batches
+	if both.both[both.filling].count < batchSize {
+		return out
+	}
+	both.filling = 1 - both.filling
+	return b.flushOne(out, s, &both.both[both.filling], sc)
+}
+
+// flush appends the ids of all pieces that are left.
 func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
-	batch := &sc.batch
-	b.vocabulary.touch(batch)
-	others := b.find(sc)
-	done := 0
-	for _, k := range others {
+	both := &sc.batches
+	out = b.flushOne(out, s, &both.both[1-both.filling], sc)
+	return b.flushOne(out, s, &both.both[both.filling], sc)
+}
+
+// flushOne appends the ids of a batch.
+func (b *bpe) flushOne(out []kvblock.Token, s string, batch *batch, sc *scratch) []kvblock.Token {
+	others := b.vocabulary.find(batch)
+	for i, k := range others {
 		p := &batch.pieces[k]
-		out = append(out, batch.ids[done:k]...)
-		done = int(k) + 1
-		switch {
-		case p.size <= maxShort:
-			out = b.appendShort(out, s, p, sc)
-		case p.size == isToken:
-			out = append(out, kvblock.Token(p.low))
-		default:
-			out = b.appendLong(out, s, int(p.start), int(p.start+p.size), sc)
+		p.slot = pieceSlot(p.low, p.high, p.size)
+		batch.addresses[i] = uintptr(unsafe.Pointer(&sc.pieces[p.slot]))
+	}
+	prefetch(&batch.addresses[0], len(others))
+	done := 0
+	for len(others) > 0 {
+		group := others[:min(len(others), maxTogether)]
+		others = others[len(group):]
+		var merged [maxTogether]bool
+		words := sc.together[:0]
+		for i, k := range group {
+			if p := &batch.pieces[k]; p.size <= maxShort && !sc.pieces[p.slot].knows(p) {
+				words = words[:len(words)+1]
+				merged[i] = true
+				b.begin(&words[len(words)-1], s[p.start:p.start+p.size], sc) // so short that it always can
+			}
+		}
+		mergeByTurns(&b.pairs, words)
+		for i, k := range group {
+			p := &batch.pieces[k]
+			out = append(out, batch.ids[done:k]...)
+			done = int(k) + 1
+			switch {
+			case merged[i]:
+				before := len(out)
+				out = words[0].appendTo(out)
+				words = words[1:]
+				sc.pieces[p.slot].learn(p, out[before:])
+			case p.size <= maxShort:
+				out = b.appendShort(out, s, p, sc)
+			default:
+				out = b.appendLong(out, s, int(p.start), int(p.start+p.size), sc)
+			}
 		}
 	}
 	out = append(out, batch.ids[done:batch.count]...)
@@ -123,28 +166,19 @@ func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token 
 	return out
 }
 
-// touch reads from the slots of all pieces.
-func (v *vocabulary) touch(batch *batch) {
-	pieces := batch.pieces[:batch.count]
-	var touched uint64
-	for k := range pieces {
-		p := &pieces[k]
-		if p.size <= 8 {
-			p.slot = v.shortSlot(p.low, p.size)
-			touched += v.short[p.slot].text
-		} else if p.size <= maxShort {
-			p.slot = v.middleSlot(p.low, p.high, p.size)
-			touched += v.middle[p.slot].low
-		}
+// place finds the slot of a piece, and returns its address.
+func (v *vocabulary) place(p *piece) uintptr {
+	if p.size <= 8 {
+		p.slot = v.shortSlot(p.low, p.size)
+		return uintptr(unsafe.Pointer(&v.short[p.slot]))
 	}
-	batch.touched = touched
+	p.slot = v.middleSlot(p.low, p.high, p.size)
+	return uintptr(unsafe.Pointer(&v.middle[p.slot]))
 }
 
 // find finds the ids of those pieces that are tokens, and returns the others.
-func (b *bpe) find(sc *scratch) []uint8 {
-	batch, v := &sc.batch, b.vocabulary
+func (v *vocabulary) find(batch *batch) []uint8 {
 	pieces := batch.pieces[:batch.count]
-	var touched uint64
 	others := 0
 	for k := range pieces {
 		p := &pieces[k]
@@ -153,13 +187,13 @@ func (b *bpe) find(sc *scratch) []uint8 {
 			batch.ids[k], found = v.findShort(p.slot, p.low, p.size)
 		} else if p.size <= maxShort {
 			batch.ids[k], found = v.findMiddle(p.slot, p.low, p.high, p.size)
+		} else if p.size == isToken {
+			batch.ids[k], found = kvblock.Token(p.low), true
 		}
 		if !found {
 			batch.others[others] = uint8(k)
 			others++
-			touched += sc.pieces[pieceSlot(p.low, p.high, p.size)].low
 		}
 	}
-	batch.touched += touched
 	return batch.others[:others]
 }

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"math/bits"
 	"slices"
 	"unicode/utf8"
 
@@ -29,18 +28,17 @@ type bpe struct {
 }
 
 const (
-	// fewSymbols is the number of symbols up to which looking at all candidates beats a heap; the bits of a word.
-	fewSymbols = 64
 	// keepScratch is the number of symbols up to which buffers are kept for the next request.
 	keepScratch = 1 << 16
 )
 
 // scratch holds the caches and buffers of one encoding. It belongs to one model.
 type scratch struct {
-	pieces [pieceSlots]pieceEntry
-	words  [wordSlots]wordEntry
-	batch  batch
-	few    few
+	pieces   [pieceSlots]pieceEntry
+	words    [wordSlots]wordEntry
+	batches  batches
+	few      few
+	together [maxTogether]few // words of a batch
 
 	symbols  []kvblock.Token
 	previous []int32
@@ -88,23 +86,33 @@ func (b *bpe) appendPiece(out []kvblock.Token, s string, i, j int, sc *scratch) 
 
 // encode appends the ids of s[i:j] by merging.
 func (b *bpe) encode(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
-	if b.byteLevel && j-i <= fewSymbols {
-		b.fewBytes(s[i:j], sc)
-		return b.mergeFew(out, j-i, sc)
+	if !b.begin(&sc.few, s[i:j], sc) {
+		return b.mergeHeap(out, sc)
+	}
+	for sc.few.step(&b.pairs) {
+	}
+	return sc.few.appendTo(out)
+}
+
+// begin puts the symbols of text, which is not empty, into f, or, if they are too many, into sc.symbols, and reports which.
+func (b *bpe) begin(f *few, text string, sc *scratch) bool {
+	if b.byteLevel && len(text) <= fewSymbols {
+		f.beginBytes(b, text)
+		return true
 	}
 	sc.symbols = sc.symbols[:0]
 	if b.byteLevel {
-		for k := i; k < j; k++ {
-			sc.symbols = append(sc.symbols, b.byteToken[s[k]])
+		for k := range len(text) {
+			sc.symbols = append(sc.symbols, b.byteToken[text[k]])
 		}
 	} else {
-		b.runeSymbols(s[i:j], sc)
+		b.runeSymbols(text, sc)
 	}
-	if n := len(sc.symbols); n <= fewSymbols {
-		b.fewRunes(sc)
-		return b.mergeFew(out, n, sc)
+	if len(sc.symbols) > fewSymbols {
+		return false
 	}
-	return b.mergeHeap(out, sc)
+	f.beginSymbols(&b.pairs, sc.symbols)
+	return true
 }
 
 // runeSymbols puts the symbols of a SentencePiece-style piece into the scratch: a token per character, or its bytes, or
@@ -147,90 +155,6 @@ func (b *bpe) hasBytes(character string) bool {
 		}
 	}
 	return true
-}
-
-// few holds up to fewSymbols symbols while they merge. A symbol keeps its place; the one that merges into its left neighbour
-// leaves its place empty.
-type few struct {
-	symbols [fewSymbols]kvblock.Token
-	// candidates are the possible merges of the symbol at a place with its right neighbour: the rank, then, in the lowest
-	// bits, the place. So the smallest is the next one to do.
-	candidates [fewSymbols]uint32
-	into       [fewSymbols]kvblock.Token // what the symbol and its neighbour become, where there is a candidate
-}
-
-// placeBits is what a place takes of a candidate.
-const placeBits = 6
-
-// noCandidate is larger than any candidate.
-const noCandidate = noRank << placeBits
-
-func (f *few) set(place int, m pairMerge) {
-	f.candidates[place%fewSymbols] = m.rank<<placeBits | uint32(place)
-	f.into[place%fewSymbols] = m.into
-}
-
-// fewBytes begins with the bytes of s.
-func (b *bpe) fewBytes(s string, sc *scratch) {
-	f := &sc.few
-	for k := range len(s) - 1 {
-		f.symbols[k] = b.byteToken[s[k]]
-		f.set(k, b.bytePairs[int(s[k])<<8|int(s[k+1])])
-	}
-	f.symbols[len(s)-1] = b.byteToken[s[len(s)-1]]
-}
-
-// fewRunes begins with sc.symbols.
-func (b *bpe) fewRunes(sc *scratch) {
-	n := copy(sc.few.symbols[:], sc.symbols)
-	for k := range n - 1 {
-		sc.few.set(k, b.pairs.get(sc.few.symbols[k], sc.few.symbols[k+1]))
-	}
-}
-
-// mergeFew merges the n symbols of sc.few.
-func (b *bpe) mergeFew(out []kvblock.Token, n int, sc *scratch) []kvblock.Token {
-	if n == 0 {
-		return out
-	}
-	f := &sc.few
-	f.candidates[n-1] = noCandidate
-	places := ^uint64(0) >> uint(fewSymbols-n) // those that are not empty
-	for {
-		best := uint32(noCandidate)
-		for _, candidate := range f.candidates[:n] {
-			best = min(best, candidate)
-		}
-		if best >= noCandidate {
-			break
-		}
-		at := int(best % fewSymbols)
-		behind := places &^ (2<<uint(at) - 1)
-		f.candidates[bits.TrailingZeros64(behind)%fewSymbols] = noCandidate
-		behind &= behind - 1
-		before := places & (1<<uint(at) - 1)
-		places = before | 1<<uint(at) | behind
-		symbol := f.into[at]
-		f.symbols[at] = symbol
-		left, right := bits.Len64(before)-1, bits.TrailingZeros64(behind)
-		switch {
-		case before != 0 && behind != 0:
-			first, second := b.pairs.getBoth(f.symbols[left%fewSymbols], symbol, f.symbols[right%fewSymbols])
-			f.set(left, first)
-			f.set(at, second)
-		case before != 0:
-			f.set(left, b.pairs.get(f.symbols[left%fewSymbols], symbol))
-			f.candidates[at] = noCandidate
-		case behind != 0:
-			f.set(at, b.pairs.get(symbol, f.symbols[right%fewSymbols]))
-		default:
-			f.candidates[at] = noCandidate
-		}
-	}
-	for ; places != 0; places &= places - 1 {
-		out = append(out, f.symbols[bits.TrailingZeros64(places)%fewSymbols])
-	}
-	return out
 }
 
 // mergeCandidate is a possible merge of the symbol at a position with its right neighbour.

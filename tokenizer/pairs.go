@@ -1,18 +1,11 @@
 package tokenizer
 
-import (
-	"math/bits"
+import "kvepp/kvblock"
 
-	"kvepp/kvblock"
-)
-
-// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become: an open-addressing table.
-// It is far larger than a processor's caches, and half of the pairs that are asked for do not merge. So before it stands a
-// filter, which is small enough to stay near: a bit for each of many hashes, set for those of pairs that merge.
+// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become: an open-addressing table
+// whose length is a power of two.
 type pairTable struct {
-	slots       []pairSlot
-	filter      []uint64
-	filterShift uint // what brings a hash to the number of a bit of the filter
+	slots []pairSlot
 }
 
 // pairSlot is a pair and what becomes of it.
@@ -41,63 +34,43 @@ func pairKey(left, right kvblock.Token) uint64 { return uint64(left)<<32 | uint6
 // newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in Hugging
 // Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
 func newPairTable(merges []merge, byToken bool) pairTable {
-	size := tableSize(len(merges) * 3 / 4)
-	t := pairTable{
-		slots:       make([]pairSlot, size),
-		filter:      make([]uint64, max(1, size*4/64)),
-		filterShift: uint(64 - bits.Len(uint(size*4-1))),
-	}
+	t := pairTable{slots: make([]pairSlot, tableSize(len(merges)*3/4))}
 	for i := range t.slots {
 		t.slots[i].pair = freeSlot
 	}
-	mask := uint64(size - 1)
 	for rank, m := range merges {
 		if byToken {
 			rank = int(m.into)
 		}
 		key := pairKey(m.left, m.right)
-		hash := mix(key)
-		bit := hash >> t.filterShift
-		t.filter[bit/64] |= 1 << (bit % 64)
-		h := hash & mask
+		h := t.slot(key)
 		for t.slots[h].pair != freeSlot && t.slots[h].pair != key {
-			h = (h + 1) & mask
+			h = t.next(h)
 		}
 		t.slots[h] = pairSlot{key, pairMerge{uint32(rank), m.into}}
 	}
 	return t
 }
 
-// maybe reports whether the pair of a hash may merge.
-func (t *pairTable) maybe(hash uint64) bool {
-	bit := hash >> t.filterShift
-	return t.filter[bit/64]>>(bit%64)&1 != 0
-}
+// slot returns where the search for a pair begins.
+func (t *pairTable) slot(key uint64) uint32 { return uint32(mix(key) & uint64(len(t.slots)-1)) }
+
+func (t *pairTable) next(slot uint32) uint32 { return (slot + 1) & uint32(len(t.slots)-1) }
 
 // get returns what becomes of a pair.
 func (t *pairTable) get(left, right kvblock.Token) pairMerge {
 	key := pairKey(left, right)
-	hash := mix(key)
-	if !t.maybe(hash) {
-		return pairMerge{rank: noRank}
-	}
-	return t.search(key, hash)
+	return t.search(key, t.slot(key))
 }
 
-// getBoth is get of two pairs that share a token; the two waits for memory overlap.
-func (t *pairTable) getBoth(left, middle, right kvblock.Token) (pairMerge, pairMerge) {
-	return t.get(left, middle), t.get(middle, right)
-}
-
-// search returns what becomes of a pair with its hash.
-func (t *pairTable) search(key, hash uint64) pairMerge {
-	mask := uint64(len(t.slots) - 1)
-	for h := hash & mask; ; h = (h + 1) & mask {
-		slot := &t.slots[h]
-		if slot.pair == key {
-			return slot.pairMerge
+// search returns what becomes of a pair, searched for from its slot on.
+func (t *pairTable) search(key uint64, slot uint32) pairMerge {
+	for ; ; slot = t.next(slot) {
+		s := &t.slots[slot]
+		if s.pair == key {
+			return s.pairMerge
 		}
-		if slot.pair == freeSlot {
+		if s.pair == freeSlot {
 			return pairMerge{rank: noRank}
 		}
 	}

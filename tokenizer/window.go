@@ -48,15 +48,12 @@ const windowSize = 64
 
 // window has a bit for each byte, from the lowest.
 type window struct {
-	known      uint64 // ASCII but for control characters that are no white space
-	letter     uint64
-	upper      uint64 // capital letters
-	number     uint64
-	space      uint64 // white space, newlines included
-	newline    uint64 // \r and \n
-	blank      uint64 // the space itself
-	apostrophe uint64
-	slash      uint64
+	letter  uint64
+	number  uint64
+	space   uint64 // white space, newlines included
+	newline uint64 // \r and \n
+	blank   uint64 // the space itself
+	other   uint64 // not ASCII, or control characters that are no white space
 }
 
 // The lanes of a word are its bytes. What compares them works below the highest bit of each and answers in it.
@@ -71,42 +68,58 @@ func atLeast(a uint64, c byte) uint64 { return a + lanes*uint64(0x80-c) }
 // equal marks the lanes of a, all below 0x80, that are c.
 func equal(a uint64, c byte) uint64 { return highBits - (a ^ lanes*uint64(c)) }
 
-// gather makes a byte of the marks of eight lanes: a multiplication that moves each to its place in the highest byte.
-func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 >> 56 }
+// gather makes the highest byte of the marks of eight lanes: a multiplication moves each to its place there.
+func gather(marks uint64) uint64 { return (marks & highBits) * 0x0002040810204081 &^ (1<<56 - 1) }
 
-// read classifies the bytes of a window.
-func (w *window) read(text *[windowSize]byte) {
-	*w = window{}
-	for k := uint(0); k < windowSize; k += 8 {
-		raw := binary.LittleEndian.Uint64(text[k:])
+// readWindow classifies the bytes of a window.
+func readWindow(text *[windowSize]byte) window {
+	var letter, number, space, newline, blank uint64
+	others := uint64(0)
+	for k := 0; k < windowSize; k += 8 {
+		raw := binary.LittleEndian.Uint64(text[k : k+8])
 		a := raw &^ highBits
 		small := a | lanes*0x20
-		space := atLeast(a, '\t')&^atLeast(a, '\r'+1) | equal(a, ' ')
-		w.known |= gather((atLeast(a, ' ')|space)&^atLeast(a, 0x7F)&^raw) << k
-		w.letter |= gather(atLeast(small, 'a')&^atLeast(small, 'z'+1)) << k
-		w.upper |= gather(atLeast(a, 'A')&^atLeast(a, 'Z'+1)) << k
-		w.number |= gather(atLeast(a, '0')&^atLeast(a, '9'+1)) << k
-		w.space |= gather(space) << k
-		w.newline |= gather(equal(a, '\n')|equal(a, '\r')) << k
-		w.blank |= gather(equal(a, ' ')) << k
-		w.apostrophe |= gather(equal(a, '\'')) << k
-		w.slash |= gather(equal(a, '/')) << k
+		blanks := equal(a, ' ')
+		spaces := atLeast(a, '\t')&^atLeast(a, '\r'+1) | blanks
+		// The first eight bytes are gathered to the highest byte, and move down with each step.
+		letter = letter>>8 | gather(atLeast(small, 'a')&^atLeast(small, 'z'+1))
+		number = number>>8 | gather(atLeast(a, '0')&^atLeast(a, '9'+1))
+		space = space>>8 | gather(spaces)
+		newline = newline>>8 | gather(equal(a, '\n')|equal(a, '\r'))
+		blank = blank>>8 | gather(blanks)
+		others |= raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | spaces)
 	}
+	w := window{letter: letter, number: number, space: space, newline: newline, blank: blank}
+	if others&highBits != 0 {
+		w.other = mark(text, func(raw, a uint64) uint64 {
+			return raw | atLeast(a, 0x7F) | ^(atLeast(a, ' ') | atLeast(a, '\t')&^atLeast(a, '\r'+1))
+		})
+	}
+	return w
+}
+
+// mark returns the bits of the bytes that class marks, given eight of them and the same without their highest bits.
+func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64) {
+	for k := 0; k < windowSize; k += 8 {
+		raw := binary.LittleEndian.Uint64(text[k : k+8])
+		bits = bits>>8 | gather(class(raw, raw&^highBits))
+	}
+	return bits
 }
 
 // starts finds pieces of s[i:end], of which s[i] begins one. It returns where pieces begin, as a bit for each byte from i, and
 // how many bytes are cut with certainty; the piece that begins last among these may go on after them unless they reach to
 // end. 0 means that nothing is certain.
 func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
-	var w window
+	var text *[windowSize]byte
 	if end-i >= windowSize {
-		w.read((*[windowSize]byte)(unsafe.Slice(unsafe.StringData(s), len(s))[i:end]))
+		text = (*[windowSize]byte)(unsafe.Slice(unsafe.StringData(s), len(s))[i:end])
 	} else {
-		var tail [windowSize]byte // the rest is zeros, which are not known
-		copy(tail[:], s[i:end])
-		w.read(&tail)
+		text = new([windowSize]byte) // the rest is zeros, which are of no class
+		copy(text[:], s[i:end])
 	}
-	size = bits.TrailingZeros64(^w.known)
+	w := readWindow(text)
+	size = bits.TrailingZeros64(w.other)
 	if size == 0 {
 		return 0, 0
 	}
@@ -117,7 +130,11 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	// Newlines after symbols belong to them: adding its first bit to a run of ones clears the run.
 	absorbed := newline &^ (newline + newline&(symbol<<1))
 	if r.slashes {
-		if slash := w.slash & valid & (absorbed << 1); slash != 0 {
+		slash := symbol & (absorbed << 1)
+		for slash != 0 && text[bits.TrailingZeros64(slash)] != '/' {
+			slash &= slash - 1
+		}
+		if slash != 0 {
 			size = bits.TrailingZeros64(slash)
 			valid = ^uint64(0) >> uint(windowSize-size)
 			letter, number, space, newline, blank = letter&valid, number&valid, space&valid, newline&valid, blank&valid
@@ -163,10 +180,11 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	alone := symbolStart &^ (symbol >> 1)
 	starts |= symbolStart | letter&^((letter|inLine|alone)<<1)
 	if r.cased {
-		starts |= w.upper & valid & ((letter &^ w.upper) << 1)
+		upper := letter & mark(text, func(_, a uint64) uint64 { return atLeast(a, 'A') &^ atLeast(a, 'Z'+1) })
+		starts |= upper & ((letter &^ upper) << 1)
 	}
 
-	if quotes := w.apostrophe & alone & (letter >> 1); quotes != 0 && r.contractions != noContractions {
+	if quotes := alone & (letter >> 1); quotes != 0 && r.contractions != noContractions {
 		starts = r.cutContractions(starts, quotes, letter, s, i, end)
 	}
 
@@ -181,7 +199,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	return starts, size
 }
 
-// cutContractions returns starts with the contractions at quotes cut: apostrophes, alone, before a letter.
+// cutContractions returns starts with the contractions cut. They can be where the bits of quotes are: symbols, alone, before a
+// letter.
 func (r *windowRules) cutContractions(starts, quotes, letter uint64, s string, i, end int) uint64 {
 	if r.contractions == contractionEnd {
 		quotes &= letter << 1

@@ -29,22 +29,32 @@ type wordEntry struct {
 	count uint8
 }
 
-func pieceSlot(low, high uint64, size uint32) uint64 {
-	return mix2(low, high+uint64(size)) % pieceSlots
+func pieceSlot(low, high uint64, size uint32) uint32 {
+	return uint32(mix2(low, high+uint64(size)) % pieceSlots)
+}
+
+// knows reports whether the entry is of a piece.
+func (e *pieceEntry) knows(p *piece) bool {
+	return e.low == p.low && e.high == p.high && uint32(e.size) == p.size
+}
+
+// learn makes the entry that of a piece, if it has room for its ids.
+func (e *pieceEntry) learn(p *piece, ids []kvblock.Token) {
+	if len(ids) <= len(e.ids) {
+		e.low, e.high, e.size = p.low, p.high, uint16(p.size)
+		e.count = uint16(copy(e.ids[:], ids))
+	}
 }
 
 // appendShort appends the ids of a piece of at most maxShort bytes that is no token by itself.
 func (b *bpe) appendShort(out []kvblock.Token, s string, p *piece, sc *scratch) []kvblock.Token {
-	e := &sc.pieces[pieceSlot(p.low, p.high, p.size)]
-	if e.low == p.low && e.high == p.high && uint32(e.size) == p.size {
+	e := &sc.pieces[p.slot]
+	if e.knows(p) {
 		return append(out, e.ids[:e.count]...)
 	}
 	before := len(out)
 	out = b.encode(out, s, int(p.start), int(p.start+p.size), sc)
-	if ids := out[before:]; len(ids) <= len(e.ids) {
-		e.low, e.high, e.size = p.low, p.high, uint16(p.size)
-		e.count = uint16(copy(e.ids[:], ids))
-	}
+	e.learn(p, out[before:])
 	return out
 }
 

@@ -1,0 +1,17 @@
+#include "textflag.h"
+
+// func prefetch(addresses *uintptr, count int)
+TEXT ·prefetch(SB), NOSPLIT, $0-16
+	MOVD addresses+0(FP), R0
+	MOVD count+8(FP), R1
+	B    test
+
+next:
+	MOVD.P 8(R0), R2
+	PRFM   (R2), PLDL1KEEP
+	SUB    $1, R1
+
+test:
+	CMP $0, R1
+	BGT next
+	RET
