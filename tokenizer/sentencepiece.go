@@ -163,7 +163,7 @@ func (t *joints) starts(s string, i, end int) (starts uint64, size int) {
 	x, size := utf8.DecodeRuneInString(s[i:])
 	for size < limit {
 		if at := i + size; x < utf8.RuneSelf && at+8 <= len(s) {
-			if w := load64(s, at, 8); w&0x8080808080808080 == 0 {
+			if w := load64(s, at, 8); w&highBits == 0 {
 				// Eight characters at once, those behind end included. Each pair is the index of its place in the table.
 				var apart uint64
 				apart = uint64(t.apart[(uint64(x)|w<<8)&0x7F7F])
