@@ -25,10 +25,11 @@ func (m *Model) Tokenize(request *apibody.Request) ([]Prompt, error) {
 		return given, nil
 	}
 	if request.API != apibody.Completions {
-		if request.API != apibody.ChatCompletions && m.options.Engine != Dynamo {
-			return nil, errNotReproduced(request.API.String())
+		chat, err := m.asChat(request)
+		if err != nil {
+			return nil, err
 		}
-		prompt, err := m.tokenizeChat(request)
+		prompt, err := m.tokenizeChat(chat)
 		if err != nil {
 			return nil, err
 		}

@@ -66,6 +66,9 @@ type Options struct {
 	// ReasoningEffortMap is a JSON object of reasoning efforts, and what a template gets instead of each, as vLLM's
 	// --reasoning-effort-map says; "" means none.
 	ReasoningEffortMap string
+	// AnthropicDisabledThinkingEffort is the reasoning effort that stands for disabled thinking in /v1/messages, as vLLM's
+	// flag of that name says; "" and "auto" mean that the templates decide.
+	AnthropicDisabledThinkingEffort string
 	// HFChatTemplateName names which of a folder's templates is used, as SGLang's --hf-chat-template-name says; "" means the
 	// first.
 	HFChatTemplateName string
@@ -90,8 +93,11 @@ func (o *Options) check() error {
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
 		return errors.New("tokenizer: a Hugging Face chat template is chosen by name on SGLang only")
 	}
-	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "") && o.Engine != VLLM {
+	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") && o.Engine != VLLM {
 		return errors.New("tokenizer: tools are excluded, and reasoning efforts mapped, on vLLM only")
+	}
+	if e := o.AnthropicDisabledThinkingEffort; e != "" && e != "auto" && (e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
+		return fmt.Errorf("tokenizer: the effort %q for disabled thinking is none that vLLM takes", e)
 	}
 	return nil
 }

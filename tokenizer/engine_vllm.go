@@ -537,13 +537,16 @@ func vllmToolCalls(value any) (*chattemplate.List, error) {
 		if kind, _ := call.Get("type"); !ok || kind != "function" {
 			return nil, errRefused("tool_calls[%d] is not of type function", i)
 		}
-		text, ok := get[string](function, "arguments")
+		arguments, ok := get[*chattemplate.Dict](function, "arguments") // of a tool use in messages
 		if !ok {
-			return nil, errRefused("tool_calls[%d].function.arguments is not a string", i)
-		}
-		arguments, err := vllmArguments(text)
-		if err != nil {
-			return nil, err
+			text, ok := get[string](function, "arguments")
+			if !ok {
+				return nil, errRefused("tool_calls[%d].function.arguments is not a string", i)
+			}
+			var err error
+			if arguments, err = vllmArguments(text); err != nil {
+				return nil, err
+			}
 		}
 		function = inOrder(function, "arguments", "name")
 		function.Set("arguments", arguments)

@@ -32,16 +32,20 @@ func FuzzEngines(f *testing.F) {
 			models = append(models, m)
 		}
 	}
+	f.Add([]byte(`{"model":"m","system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image"}]}]},{"role":"assistant","content":[{"type":"tool_use","id":"i","input":{}}]}],"thinking":{"type":"disabled"}}`), true)
 	f.Fuzz(func(t *testing.T, body []byte, chat bool) {
-		path := "/v1/completions"
+		paths := []string{"/v1/completions"}
 		if chat {
-			path = "/v1/chat/completions"
+			paths = []string{"/v1/chat/completions", "/v1/messages"}
 		}
-		request, err := apibody.ParseRequest(path, body)
-		if err != nil {
-			return
+		var requests []*apibody.Request
+		for _, path := range paths {
+			if request, err := apibody.ParseRequest(path, body); err == nil {
+				requests = append(requests, request)
+			}
 		}
-		for _, m := range models {
+		for i := range len(models) * len(requests) {
+			m, request := models[i/len(requests)], requests[i%len(requests)]
 			first, err := m.Tokenize(request)
 			again, errAgain := m.Tokenize(request)
 			if (err == nil) != (errAgain == nil) || len(first) != len(again) {

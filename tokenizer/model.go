@@ -45,7 +45,9 @@ type Model struct {
 	certainty *certainty
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
 	rebuilt bool
-	options Options
+	// messages is what vLLM finds out for Anthropic's API.
+	messages *vllmMessagesProbe
+	options  Options
 	// dynamoWorkers are the settings that SetDynamo told; nil before.
 	dynamoWorkers atomic.Pointer[[]DynamoSettings]
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil without.
@@ -100,6 +102,7 @@ func Load(dir string, o Options) (*Model, error) {
 	if m.options.Engine == Dynamo {
 		m.dynamo = m.newDynamoChat()
 	}
+	m.messages = m.probeMessages()
 	return m, nil
 }
 

@@ -45,7 +45,11 @@ func (m *Model) Prompts(request *apibody.Request) ([]Prompt, error) {
 		case request.API == apibody.Completions:
 			prompts[i].Text = request.Prompts[i].Text
 		default:
-			if prompts[i].Text, err = m.renderChat(request); err != nil {
+			chat, err := m.asChat(request)
+			if err != nil {
+				return nil, err
+			}
+			if prompts[i].Text, err = m.renderChat(chat); err != nil {
 				return nil, err
 			}
 		}

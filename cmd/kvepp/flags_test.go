@@ -38,6 +38,7 @@ var settings = []struct {
 	{"default-chat-template-kwargs", "KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.defaultChatTemplateKwargs }},
 	{"exclude-tools-when-tool-choice-none", "KVEPP_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.excludeTools }},
 	{"reasoning-effort-map", "KVEPP_REASONING_EFFORT_MAP", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.reasoningEffortMap }},
+	{"anthropic-disabled-thinking-effort", "KVEPP_ANTHROPIC_DISABLED_THINKING_EFFORT", "", [3]string{"none", "low", "max"}, func(o *options) any { return o.disabledThinkingEffort }},
 	{"hf-chat-template-name", "KVEPP_HF_CHAT_TEMPLATE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.hfChatTemplateName }},
 	{"dynamo-runtime-config", "KVEPP_DYNAMO_RUNTIME_CONFIG", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.dynamoRuntimeConfig }},
 	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},

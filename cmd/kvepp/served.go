@@ -18,6 +18,7 @@ type served struct {
 	trustRequestChatTemplate  bool
 	excludeTools              bool
 	reasoningEffortMap        string
+	disabledThinkingEffort    string
 	hfChatTemplateName        string
 	dynamoRuntimeConfig       string
 }
@@ -30,6 +31,7 @@ func (s *served) add(f *pflag.FlagSet) {
 	f.StringVar(&s.dynamoRuntimeConfig, "dynamo-runtime-config", "", "with --engine dynamo, what the workers' model cards say of parsers, thinking and tools: a `JSON` object like a card's runtime_config, such as {\"reasoning_parser\": \"kimi_k25\"}. Cards that are read by --dynamo-discovery come before it")
 	f.BoolVar(&s.excludeTools, "exclude-tools-when-tool-choice-none", false, "tools do not reach the template when tool_choice is none, as given to vLLM")
 	f.StringVar(&s.reasoningEffortMap, "reasoning-effort-map", "", "what the template gets for a request's reasoning_effort, as given to vLLM: a `JSON` object such as {\"max\": \"high\"}")
+	f.StringVar(&s.disabledThinkingEffort, "anthropic-disabled-thinking-effort", "auto", "reasoning `EFFORT` that stands for disabled thinking in /v1/messages, as given to vLLM")
 	f.StringVar(&s.hfChatTemplateName, "hf-chat-template-name", "", "`NAME` of the chat template among several in the model's folder, as given to SGLang. Absent: the first")
 }
 
@@ -45,7 +47,12 @@ func (s *served) options(engine tokenizer.Engine) (tokenizer.Options, error) {
 		ReasoningEffortMap:             s.reasoningEffortMap,
 		HFChatTemplateName:             s.hfChatTemplateName,
 	}
+	if s.disabledThinkingEffort != "auto" {
+		o.AnthropicDisabledThinkingEffort = s.disabledThinkingEffort
+	}
 	switch {
+	case o.AnthropicDisabledThinkingEffort != "" && engine != tokenizer.VLLM:
+		return o, errors.New("--anthropic-disabled-thinking-effort is vLLM's flag: it needs --engine vllm")
 	case s.excludeTools && engine != tokenizer.VLLM:
 		return o, errors.New("--exclude-tools-when-tool-choice-none is vLLM's flag: it needs --engine vllm")
 	case s.reasoningEffortMap != "" && engine != tokenizer.VLLM:

@@ -5,7 +5,7 @@ choice of a template's content format, and Transformers' rendering.
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
-"effort_map": {...} if they are set, and answers {"text": ..., "ids": [...]} or {"error": ...};
+"effort_map": {...} if they are set, and with "messages": true if the body is for Anthropic's API; and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
@@ -24,6 +24,8 @@ import types
 REAL = {
     "vllm": [
         "vllm.config.utils",
+        "vllm.entrypoints.anthropic.protocol",
+        "vllm.entrypoints.anthropic.serving",
         "vllm.entrypoints.generate.base.protocol",
         "vllm.entrypoints.openai.chat_completion.protocol",
         "vllm.entrypoints.openai.completion.protocol",
@@ -207,13 +209,37 @@ class VLLM:
     def detect(self, template):
         return self.hf._detect_content_format(template, default="string")
 
-    def text(self, template, given_format, defaults, body, architecture=None, exclude_tools=False, effort_map=None):
+    def messages(self, template, given_format, defaults, body, flags):
+        """After AnthropicServingMessages.create_messages."""
+        import asyncio
+
+        import vllm.entrypoints.anthropic.protocol as protocol
+        import vllm.entrypoints.anthropic.serving as serving
+
+        async def probed(effort):
+            request = self.request(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+            try:
+                return self.chat(request, given_format, defaults, **flags)
+            except Exception:
+                return None
+
+        request = protocol.AnthropicMessagesRequest.model_validate(body)
+        resolver = serving.DisabledThinkingEffortResolver(None)
+        resolver._render_probe_prompt = probed
+        effort = asyncio.run(resolver.resolve_for(request))
+        merge = serving.AnthropicServingMessages._detect_merge_inline_system(template)
+        chat = serving.AnthropicServingMessages.to_chat_completion_request(request, merge_inline_system=merge, disabled_thinking_effort=effort)
+        return self.chat(chat, given_format, defaults, **flags)
+
+    def text(self, template, given_format, defaults, body, messages=False, **flags):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
+        if messages:
+            return self.messages(template, given_format, defaults, body, flags)
         request = self.request.model_validate(body)
         if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
             raise ValueError("not rendered")
-        return self.chat(request, given_format, defaults, architecture, exclude_tools, effort_map)
+        return self.chat(request, given_format, defaults, **flags)
 
     def chat(self, request, given_format, defaults, architecture=None, exclude_tools=False, effort_map=None):
         if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
@@ -347,7 +373,7 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map") if name in asked}
+                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages") if name in asked}
                 text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one

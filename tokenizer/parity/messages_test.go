@@ -1,0 +1,167 @@
+package parity
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/tokenizer"
+)
+
+// anthropicTurns are messages for Anthropic's API.
+var anthropicTurns = []string{
+	`{"role":"user","content":"Hello"}`,
+	`{"role":"user","content":""}`,
+	`{"role":"user","content":[]}`,
+	`{"role":"assistant","content":[]}`,
+	`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":""},{"type":"text","text":"two"}]}`,
+	`{"role":"user","content":[{"type":"text","text":"alone","cache_control":{"type":"ephemeral"}}]}`,
+	`{"role":"assistant","content":"Hi"}`,
+	`{"role":"assistant","content":[{"type":"thinking","thinking":"I think","signature":"s"},{"type":"text","text":"so"},{"type":"thinking","thinking":" more"}]}`,
+	`{"role":"assistant","content":[{"type":"redacted_thinking","data":"x"},{"type":"tool_use","id":"t1","name":"f","input":{"b":1.0,"a":["é",null,{"c":1e-7}]}}]}`,
+	`{"role":"assistant","content":[{"type":"text","text":"Let me see."},{"type":"tool_use","id":"t2","name":"g","input":{}},{"type":"tool_use","id":"t3","name":"h"}]}`,
+	`{"role":"assistant","content":[{"type":"tool_result","tool_use_id":"t1","content":"odd"},{"type":"text","text":"x"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"sunny"},{"type":"text","text":"and?"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t2","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}],"is_error":true},{"type":"tool_result","tool_use_id":"t3"}]}`,
+	`{"role":"user","content":[{"type":"text","text":"before"},{"type":"tool_result","content":[]}]}`,
+	`{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AAAA"}},{"type":"text","text":"what?"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"see"},{"type":"image","source":{"type":"url","url":"http://h/i"}}]}]}`,
+	`{"role":"system","content":"In the middle."}`,
+	`{"role":"system","content":"x-anthropic-billing-header: 1\nlost"}`,
+	`{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"kept"}]}`,
+	`{"role":"robot","content":"x"}`,
+	`{"role":"user","content":[{"type":"unknown"}]}`,
+}
+
+// anthropicFields are further fields.
+var anthropicFields = []string{
+	`"system":"Be brief."`,
+	`"system":"x-anthropic-billing-header: 1\nBe brief."`,
+	`"system":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"Be brief."},{"type":"text","text":"And kind."}]`,
+	`"system":""`,
+	`"thinking":{"type":"disabled"}`,
+	`"thinking":{"type":"enabled","budget_tokens":1024}`,
+	`"thinking":{"type":"adaptive"}`,
+	`"output_config":{"effort":"high"}`,
+	`"tools":[{"name":"f","description":"d","input_schema":{"properties":{"x":{"type":"integer"}}}},{"name":"g","input_schema":{"type":"object"},"strict":true}]`,
+	`"tools":[{"name":"f","input_schema":{"type":"object"},"defer_loading":true}]`,
+	`"tool_choice":{"type":"none"}`,
+	`"tool_choice":{"type":"any"}`,
+	`"chat_template_kwargs":{"enable_thinking":false,"custom":[1,"x"]}`,
+	`"chat_template_kwargs":{"reasoning_effort":"low"}`,
+	`"cache_salt":"s"`,
+}
+
+// The templates that vLLM tries a conversation with a late system message on, and efforts.
+var messagesTemplates = []string{
+	`{%- for m in messages -%}{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('late') }}{%- endif -%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort }} {{ enable_thinking }}`,
+	`{%- for m in messages -%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort if reasoning_effort in ['low', 'high'] else 'high' }} {% if strftime_now is defined %}now{% endif %}`,
+	`{%- if reasoning_effort == 'none' -%}{{ raise_exception('none') }}{%- endif -%}{%- for m in messages -%}<|im_start|>{{ m.role }}{{ m.content }}{{ m.reasoning }}{%- endfor -%}{{ reasoning_effort }}`,
+	`{%- for m in messages -%}<|im_start|>{{ m.role }}{%- if m.content is not string -%}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}{%- endif -%}{% generation %}{% endgeneration %}{%- endfor -%}`,
+}
+
+// TestAnthropicMessages holds what kvepp makes of Anthropic's messages on vLLM against vLLM's own code.
+func TestAnthropicMessages(t *testing.T) {
+	if testing.Short() {
+		t.Log("the engine itself is asked in make test-long")
+		return
+	}
+	folder := mediaFolder(t, "LlavaForConditionalGeneration", []string{"<image>"})
+	paths, err := filepath.Glob("../testdata/templates/*.jinja")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := slices.Clone(messagesTemplates)
+	for _, path := range paths {
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, string(source))
+	}
+	random := rand.New(rand.NewPCG(7, 7))
+	pick := func(from []string, n int) []string {
+		var chosen []string
+		for range n {
+			chosen = append(chosen, from[random.IntN(len(from))])
+		}
+		return chosen
+	}
+	var bodies []json.RawMessage
+	body := func(turns []string, fields ...string) {
+		fields = append([]string{`"model":"m"`, `"max_tokens":4096`, `"messages":[` + strings.Join(turns, ",") + `]`}, fields...)
+		bodies = append(bodies, json.RawMessage("{"+strings.Join(fields, ",")+"}"))
+	}
+	for _, turn := range anthropicTurns {
+		body([]string{anthropicTurns[0], turn}, anthropicFields[0])
+	}
+	for _, field := range anthropicFields {
+		body(anthropicTurns[:1], field)
+	}
+	for range 60 {
+		fields := pick(anthropicFields, random.IntN(4))
+		names := map[string]bool{}
+		fields = slices.DeleteFunc(fields, func(field string) bool {
+			name, _, _ := strings.Cut(field, ":")
+			twice := names[name]
+			names[name] = true
+			return twice
+		})
+		body(pick(anthropicTurns[:len(anthropicTurns)-2], 1+random.IntN(5)), fields...)
+	}
+	type question struct {
+		Template string          `json:"template"`
+		Body     json.RawMessage `json:"body"`
+		Messages bool            `json:"messages"`
+		// Architecture lets images in.
+		Architecture string `json:"architecture"`
+		model        *tokenizer.Model
+	}
+	var questions []any
+	for i, source := range sources {
+		path := filepath.Join(folder, "template.jinja")
+		if err := os.WriteFile(path, []byte(source), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		m, err := tokenizer.Load(folder, tokenizer.Options{ChatTemplate: path})
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		for _, body := range bodies {
+			questions = append(questions, question{source, body, true, "LlavaForConditionalGeneration", m})
+		}
+	}
+	equal, refused, unknown, wrong := 0, 0, 0, 0
+	for i, answer := range engineAnswers[rendered](t, tokenizer.VLLM, folder, questions) {
+		q, _ := questions[i].(question)
+		if answer.Error != "" {
+			refused++
+			continue
+		}
+		request, err := apibody.ParseRequest("/v1/messages", q.Body)
+		if err != nil {
+			t.Errorf("%s: %v", q.Body, err)
+			continue
+		}
+		prompts, err := q.model.Prompts(request)
+		switch {
+		case err != nil && tokenizer.IsUnknown(err):
+			unknown++
+		case err != nil || prompts[0].Text != answer.Text || !slices.Equal(prompts[0].IDs, answer.IDs):
+			wrong++
+			t.Errorf("%s\nwith %.60s\n got %+v, %v\nwant %q", q.Body, q.Template, prompts, err, answer.Text)
+		default:
+			equal++
+		}
+	}
+	if equal < 300 || unknown > equal/10 {
+		t.Error("too few are equal to show anything")
+	}
+	t.Logf("%d equal, %d refused by the engine, %d not known here, %d differ", equal, refused, unknown, wrong)
+	count(equal+wrong, 0, wrong)
+}
