@@ -20,13 +20,14 @@ from report import Engine, goal, median, once, turns
 
 KINDS = {"prefill16": 64, "prefill64": 16, "decode16": 40}  # blocks that a message announces
 MODES = ("binding", "zmqsub", "index")
-MESSAGES = 8192
+MESSAGES = {"binding": 40960, "zmqsub": 40960, "index": 8192}
 
 
 def received(programs, mode, kind):
-    publisher = subprocess.Popen([programs.go, "publish", kind, str(MESSAGES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    count = str(MESSAGES[mode])
+    publisher = subprocess.Popen([programs.go, "publish", kind, count], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     endpoint = publisher.stdout.readline().strip() or sys.exit("the publisher does not start")
-    answer = once([programs.go, "engine"], "receive %s %s %s %d" % (mode, endpoint, kind, MESSAGES), cores=2)
+    answer = once([programs.go, "engine"], "receive %s %s %s %s" % (mode, endpoint, kind, count), cores=2)
     publisher.stdin.close()
     if publisher.wait() != 0:
         sys.exit("the publisher failed")

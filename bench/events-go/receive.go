@@ -22,7 +22,6 @@ import (
 type took struct {
 	Message float64 `json:"message_ns"`
 	Block   float64 `json:"block_ns"`
-	Wall    float64 `json:"wall_ns"` // by message, on the clock on the wall
 }
 
 // receive receives count messages from a publisher and answers what that took, from before the connection on:
@@ -31,12 +30,15 @@ type took struct {
 //	zmqsub    package zmqsub, which also watches order and connection
 //	index     package feed, from the wire to the index
 func receive(mode, endpoint, kind string, count int) (*took, error) {
-	m, err := newMessages(kind, count)
+	m, err := newMessages(kind, min(count, maxMessages))
 	if err != nil {
 		return nil, err
 	}
+	if mode == "index" && count > maxMessages {
+		return nil, fmt.Errorf("%d messages, but the index takes each once, and there are %d", count, maxMessages)
+	}
 	runtime.GC()
-	start, wall := cpuTime(), time.Now()
+	start := cpuTime()
 	switch mode {
 	case "binding":
 		err = receiveBinding(endpoint, count)
@@ -51,7 +53,8 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 		return nil, err
 	}
 	cpu := cpuTime() - start
-	return &took{Message: cpu / float64(count), Block: cpu / float64(m.blocks), Wall: float64(time.Since(wall)) / float64(count)}, nil
+	each := cpu / float64(count)
+	return &took{Message: each, Block: each * float64(len(m.payloads)) / float64(m.blocks)}, nil
 }
 
 func receiveBinding(endpoint string, count int) error {
