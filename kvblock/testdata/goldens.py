@@ -52,7 +52,7 @@ big = [2**63 + 5, 7]
 trail = "group_idx? kv_cache_spec_kind? kv_cache_spec_sliding_window?"
 versions = {
     "vLLM 0.11": ("block_hashes parent_block_hash token_ids block_size lora_id medium", "block_hashes medium", True),
-    "vLLM 0.14": ("block_hashes parent_block_hash token_ids block_size lora_id medium lora_name", "block_hashes medium", True),
+    "vLLM with names of adapters": ("block_hashes parent_block_hash token_ids block_size lora_id medium lora_name", "block_hashes medium", True),
     "vLLM 0.19": ("block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys?", "block_hashes medium", True),
     "vLLM with groups": ("block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys? " + trail,
                          "block_hashes medium group_idx?", True),
