@@ -129,6 +129,38 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	p.ReportBlockSize(99, 16) // of a worker that has left meanwhile
 }
 
+// What the events say of a worker's blocks, and that it sends none, outlives updates, and ends with the worker.
+func TestTraitsAreTheWorkersOwn(t *testing.T) {
+	p := New(quiet)
+	eagle := endpoint("eagle", 2)
+	eagle.EAGLE = true
+	p.Update([]Endpoint{endpoint("plain", 1), eagle})
+	if w := workers(p); w["plain/0"].EAGLE || !w["eagle/0"].EAGLE {
+		t.Errorf("at first: %+v", w)
+	}
+	plain := workers(p)["plain/0"].Worker
+	p.ReportTraits(plain, true, true)
+	p.ReportTraits(workers(p)["eagle/0"].Worker, false, false)
+	p.ReportSilent(plain, true)
+	before := p.current.Load()
+	p.ReportTraits(plain, true, true)
+	p.ReportSilent(plain, true)
+	if p.current.Load() != before {
+		t.Error("a snapshot was published although nothing changed")
+	}
+	p.Update([]Endpoint{endpoint("plain", 1), eagle})
+	if w := workers(p); !w["plain/0"].EAGLE || !w["plain/0"].UpperBound || !w["plain/0"].Silent || w["eagle/0"].EAGLE || w["eagle/0"].Silent {
+		t.Errorf("after an update: %+v", w)
+	}
+	p.Update([]Endpoint{eagle})
+	p.ReportTraits(plain, false, false) // it has left
+	p.ReportSilent(plain, false)
+	p.Update([]Endpoint{endpoint("plain", 1), eagle})
+	if w := workers(p)["plain/0"]; w.EAGLE || w.UpperBound || w.Silent {
+		t.Errorf("after it left and came back: %+v", w)
+	}
+}
+
 func TestLearningKeepsNoSnapshots(t *testing.T) {
 	p := New(quiet)
 	var es []Endpoint

@@ -246,6 +246,59 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	})
 }
 
+// A worker whose address changes is another worker: what the old one held is forgotten, and the old address not heard.
+func TestAddressChanges(t *testing.T) {
+	h := newHouse(t)
+	h.pool.Watch(forgetful{h.index})
+	old, now := newEngine(t, 0), newEngine(t, 0)
+	h.update(old, 4)
+	h.connected(1)
+	eventually(t, "a block", func() bool { old.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	h.update(now, 4)
+	if h.match(4, 1, 2, 3, 4) != 0 || h.index.Stats().Entries != 0 {
+		t.Errorf("%d entries are left of the old address", h.index.Stats().Entries)
+	}
+	h.connected(1)
+	eventually(t, "the other engine's block", func() bool { now.publish(0, stored(1, nil, 4, 5, 6, 7, 8)); return h.match(4, 5, 6, 7, 8) == 1 })
+	if h.match(4, 1, 2, 3, 4) != 0 {
+		t.Error("the old address is still heard")
+	}
+	// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+	eventually(t, "the subscriber gone", func() bool {
+		frame, err := old.socket.RecvBytes(zmq.DONTWAIT)
+		return err == nil && len(frame) > 0 && frame[0] == 0
+	})
+}
+
+// forgetful makes the index forget workers that leave, as kvepp does.
+type forgetful struct{ index *indexer.Index }
+
+func (forgetful) WorkerJoined(pool.Worker)      {}
+func (f forgetful) WorkerLeft(w kvblock.Worker) { f.index.Forget(w) }
+
+// What cannot be used is left out and counted by cause, and what nobody knows is passed over and counted.
+func TestCauses(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.update(e, 4)
+	h.connected(1)
+	eventually(t, "a block", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	window := stored(2, nil, 4, 1, 1, 1, 1)
+	window = append(window, 1, "sliding_window", 128, nil)
+	e.publish(0, window, []any{"BlockMoved", 1}, []any{"AllBlocksCleared", nil, "new"}, stored(3, nil, 4, 5, 6, 7, 8))
+	eventually(t, "a block after all that", func() bool { return h.match(4, 5, 6, 7, 8) == 1 })
+	for _, c := range []struct{ kind, outcome string }{{"stored", kvblock.DropNonMainAttention}, {"unknown", "skipped"}, {"unknown", "skipped_field"}} {
+		if got := h.count(c.kind, c.outcome); got != 1 {
+			t.Errorf("%s %s: %v, want 1", c.kind, c.outcome, got)
+		}
+	}
+	s := h.pool.Acquire()
+	defer s.Release()
+	if !s.Workers[0].UpperBound {
+		t.Error("a model with a sliding window is not known as one")
+	}
+}
+
 func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	h := newHouse(t)
 	e := newEngine(t, 0)
