@@ -95,18 +95,16 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 	}
 	hashes := words[runHeader+first : runHeader+n]
 	rest := chain[i:]
+	who := atomic.LoadUint64(&words[1])
 	if len(hashes) > len(rest) {
 		hashes = hashes[:len(rest)]
 	}
-	for k < len(hashes) && atomic.LoadUint64(&hashes[k]) == uint64(rest[k]) {
-		k++
-	}
+	k = matching(hashes, rest[:len(hashes)])
 	if k == 0 {
 		return 0, false
 	}
 
 	q := &s.query
-	who := atomic.LoadUint64(&words[1])
 	if who&manyHolders == 0 {
 		lead := leading(atomic.LoadUint64(&words[2]), first, k)
 		if atomic.LoadUint64(&words[0]) != version {
@@ -200,6 +198,22 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 	q.all = false
 	q.set, q.next = q.next, q.set
 	return k, q.narrow()
+}
+
+// matching returns how many leading hashes are equal. Want has the length of hashes.
+func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
+	for len(hashes)-k >= 4 && len(want)-k >= 4 { // the processor does these at once
+		h, w := (*[4]uint64)(hashes[k:]), (*[4]kvblock.SequenceHash)(want[k:])
+		if (atomic.LoadUint64(&h[0])^uint64(w[0]))|(atomic.LoadUint64(&h[1])^uint64(w[1]))|
+			(atomic.LoadUint64(&h[2])^uint64(w[2]))|(atomic.LoadUint64(&h[3])^uint64(w[3])) != 0 {
+			break
+		}
+		k += 4
+	}
+	for k < len(hashes) && k < len(want) && atomic.LoadUint64(&hashes[k]) == uint64(want[k]) {
+		k++
+	}
+	return k
 }
 
 // leading returns how many of k blocks from bit first on are in mask without a gap.

@@ -507,7 +507,7 @@ func TestAgainstOracle(t *testing.T) {
 	for _, workers := range []int{2, 5, 40} {
 		for seed := range uint64(4) {
 			t.Run(fmt.Sprintf("workers%d/seed%d", workers, seed), func(t *testing.T) {
-				newPlay(t, workers, randomScript(seed, 150_000)).run(true)
+				newPlay(t, workers, randomScript(seed, 60_000)).run(true)
 			})
 		}
 	}

@@ -151,6 +151,10 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 	}
 	words, names, locals := t.arena.record(r), t.arena.namesOf(r), local(r)
+	shared := words[1]&manyHolders != 0
+	if shared {
+		t.collect(r, 0, n, noWorker) // before the masks' bits from n on mean something
+	}
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
 		if k > 0 {
@@ -173,7 +177,27 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		k++
 	}
-	atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
+	if shared {
+		old := words[1]
+		for i := range t.list {
+			if t.list[i].worker == w {
+				t.list[i].mask |= ones(k) << n
+			}
+		}
+		who, mask, ok := t.makeHolders(n + k)
+		if !ok {
+			for i := n; i < n+k; i++ {
+				t.dropNames(r, words, runHeader+i)
+			}
+			end(words, n)
+			return 0
+		}
+		atomic.StoreUint64(&words[1], who)
+		atomic.StoreUint64(&words[2], mask)
+		t.arena.release(ref(old))
+	} else {
+		atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
+	}
 	end(words, n+k)
 	t.blocks += k
 	h.blocks += k
@@ -181,8 +205,12 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	return k
 }
 
-// extensible returns the run that ends before p, and its length, if w is its only holder and it has room for another
-// block, or can be moved to where there is room. In any case it returns how many blocks come before p.
+// maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it, which
+// takes a place in a list each; a run for every length would take a lookup each.
+const maxSharers = 64
+
+// extensible returns the run that ends before p, and its length, if w holds its end, few others do, and it has room for
+// another block, or can be moved to where there is room. In any case it returns how many blocks come before p.
 func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
 	at, ok := t.table.find(&t.arena, p.seq)
 	if !ok {
@@ -191,8 +219,14 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	r, i := t.runOf(at)
 	words := t.arena.record(r)
 	n, depth = length(words[0]), depthOf(words[0])+i+1
-	if i != n-1 || n == maxRun || words[1] != uint64(w) {
+	if i != n-1 || n == maxRun || t.maskOf(r, w)>>i&1 == 0 {
 		return 0, 0, depth, false
+	}
+	if words[1]&manyHolders != 0 {
+		_, nlist, full := holderCounts(t.arena.record(ref(words[1]))[0])
+		if full+nlist > maxSharers {
+			return 0, 0, depth, false
+		}
 	}
 	if want = min(n+want, maxRun); runHeader+want > len(words) {
 		to, ok := t.copyRun(r, 0, n, want)
@@ -242,6 +276,14 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	}
 }
 
+// dropNames takes the block in word at of run r out of the tables.
+func (t *tier) dropNames(r run, words []uint64, at int) {
+	t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+	if names := t.arena.namesOf(r); names != nil && names[at] != 0 {
+		t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
+	}
+}
+
 // drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its own.
 // Should the arena be exhausted, blocks stay that nobody holds.
 func (t *tier) drop(r run, n int, dead uint64) {
@@ -255,10 +297,7 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		n = bits.Len64(^dead & ones(end)) // its start
 		words := t.arena.record(r)
 		for i := n; i < end; i++ {
-			t.table.remove(kvblock.SequenceHash(words[runHeader+i]), r+ref(runHeader+i))
-			if names := t.arena.namesOf(r); names != nil && names[runHeader+i] != 0 {
-				t.names.remove(kvblock.SequenceHash(names[runHeader+i]), r+ref(runHeader+i))
-			}
+			t.dropNames(r, words, runHeader+i)
 		}
 		t.blocks -= end - n
 		if n == 0 {
