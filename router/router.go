@@ -495,7 +495,11 @@ func (r *Router) predict(d *decision, w *pool.Worker) {
 
 func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
 	at := time.Now()
-	v := variant{blockSize: blockSize, eagle: eagle}
+	var before variant // whose memory is used again
+	if n := len(d.variants); n < cap(d.variants) {
+		before = d.variants[:n+1][n]
+	}
+	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
 	for _, t := range p.tokens {
