@@ -60,8 +60,10 @@ func (s *Subscription) takeLive(n int) (more bool) {
 		if s.stopped() {
 			return false
 		}
-		if !s.live.buffered() {
-			s.followConnection() // the connection came before its messages
+		// A connection comes before its messages, and the end of the one before is known long before that. So while there
+		// is one, the token is enough: asking the monitor costs a system call.
+		if !s.live.buffered() && (!s.connected || len(s.monitor.ready) > 0) {
+			s.followConnection()
 		}
 		frames, ok, err := s.live.receive()
 		if err != nil || !ok { // an error means that the context ended

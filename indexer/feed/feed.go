@@ -196,11 +196,12 @@ type subscriber struct {
 	normalizer *kvblock.Normalizer
 	batch      kvblock.Batch
 	operations []kvblock.Operation
-	announced  int            // the last block size reported to the pool
-	traits     kvblock.Traits // the last ones reported to the pool
-	otherRank  bool           // said already that batches name another rank
-	malformed  bool           // said already that something cannot be decoded
-	online     bool           // between Connected and Disconnected
+	applied    struct{ stored, removed, unknown int } // operations and blocks that are not counted yet
+	announced  int                                    // the last block size reported to the pool
+	traits     kvblock.Traits                         // the last ones reported to the pool
+	otherRank  bool                                   // said already that batches name another rank
+	malformed  bool                                   // said already that something cannot be decoded
+	online     bool                                   // between Connected and Disconnected
 }
 
 // reset forgets what was learned from the events so far.
@@ -243,9 +244,19 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 		s.apply(&s.operations[i])
 		stored = stored || s.operations[i].Kind == kvblock.OpStored
 	}
+	s.counted()
 	if stored {
 		s.reportTraits(s.normalizer.Traits())
 	}
+}
+
+// counted counts the operations applied since the last call: one by one, a metric costs as much as decoding an event.
+func (s *subscriber) counted() {
+	m := s.feed.metrics
+	m.Event("stored", "applied", s.applied.stored)
+	m.Event("removed", "applied", s.applied.removed)
+	m.Event("removed", "unknown_block", s.applied.unknown)
+	s.applied.stored, s.applied.removed, s.applied.unknown = 0, 0, 0
 }
 
 func (s *subscriber) apply(op *kvblock.Operation) {
@@ -258,10 +269,14 @@ func (s *subscriber) apply(op *kvblock.Operation) {
 		if s.unnumbered { // what the dump has in it already must not count twice
 			store = f.index.Load
 		}
-		f.metrics.Event("stored", outcome(store(s.worker, op.Stored)), 1)
+		if err := store(s.worker, op.Stored); err != nil {
+			f.metrics.Event("stored", outcome(err), 1)
+		} else {
+			s.applied.stored++
+		}
 	case kvblock.OpRemoved:
-		f.metrics.Event("removed", "applied", 1)
-		f.metrics.Event("removed", "unknown_block", f.index.Removed(s.worker, op.Removed))
+		s.applied.removed++
+		s.applied.unknown += f.index.Removed(s.worker, op.Removed)
 	case kvblock.OpCleared:
 		f.index.Cleared(s.worker)
 		f.metrics.Event("cleared", "applied", 1)
@@ -300,8 +315,6 @@ func (s *subscriber) report(blockSize int) {
 
 func outcome(err error) string {
 	switch {
-	case err == nil:
-		return "applied"
 	case errors.Is(err, indexer.ErrKeptAside):
 		return "kept_aside"
 	case errors.Is(err, indexer.ErrParentNotFound):

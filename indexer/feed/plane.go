@@ -80,4 +80,5 @@ func (s *planeSubscriber) events(seq uint64, b *kvblock.PlaneBatch) {
 		}
 		s.apply(&e.Operation)
 	}
+	s.counted()
 }
