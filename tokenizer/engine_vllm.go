@@ -101,6 +101,9 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if c.messages, err = convertMessages(request, m.vllmMessage, t.wantsParts); err != nil {
 		return "", err
 	}
+	if request.API == apibody.Responses {
+		orderCalls(c.messages)
+	}
 	if !strings.Contains(t.source, `"developer"`) && !strings.Contains(t.source, `'developer'`) {
 		c.messages = developerToSystem(c.messages)
 	}

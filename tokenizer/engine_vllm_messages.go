@@ -99,9 +99,16 @@ func (m *Model) asChat(request *apibody.Request) (*apibody.Request, error) {
 	switch {
 	case request.API == apibody.ChatCompletions || m.options.Engine == Dynamo:
 		return request, nil
-	case request.API != apibody.Messages || m.options.Engine != VLLM || m.usesHarmony():
+	case m.options.Engine != VLLM || m.usesHarmony():
 		return nil, errNotReproduced(request.API.String())
+	case request.API == apibody.Responses:
+		return m.chatOfResponses(request)
 	}
+	return m.chatOfMessages(request)
+}
+
+// chatOfMessages returns the chat of a request to Messages.
+func (m *Model) chatOfMessages(request *apibody.Request) (*apibody.Request, error) {
 	if transfer, _ := request.Body.Get("kv_transfer_params"); transfer != nil {
 		return nil, errNotReproduced("kv_transfer_params in messages")
 	}

@@ -33,10 +33,11 @@ func FuzzEngines(f *testing.F) {
 		}
 	}
 	f.Add([]byte(`{"model":"m","system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image"}]}]},{"role":"assistant","content":[{"type":"tool_use","id":"i","input":{}}]}],"thinking":{"type":"disabled"}}`), true)
+	f.Add([]byte(`{"model":"m","input":[{"role":"assistant","content":"a"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"reasoning","summary":[]}],"tools":[{"type":"function","name":"f"}]}`), true)
 	f.Fuzz(func(t *testing.T, body []byte, chat bool) {
 		paths := []string{"/v1/completions"}
 		if chat {
-			paths = []string{"/v1/chat/completions", "/v1/messages"}
+			paths = []string{"/v1/chat/completions", "/v1/messages", "/v1/responses"}
 		}
 		var requests []*apibody.Request
 		for _, path := range paths {

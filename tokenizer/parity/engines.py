@@ -5,7 +5,7 @@ choice of a template's content format, and Transformers' rendering.
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
-"effort_map": {...} if they are set, and with "messages": true if the body is for Anthropic's API; and answers {"text": ..., "ids": [...]} or {"error": ...};
+"effort_map": {...} if they are set, and with "messages" or "responses": true if the body is for these APIs; and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
@@ -28,6 +28,8 @@ REAL = {
         "vllm.entrypoints.anthropic.serving",
         "vllm.entrypoints.generate.base.protocol",
         "vllm.entrypoints.openai.chat_completion.protocol",
+        "vllm.entrypoints.openai.responses.protocol",
+        "vllm.entrypoints.openai.responses.utils",
         "vllm.entrypoints.openai.completion.protocol",
         "vllm.entrypoints.scale_out.token_in_token_out.protocol",
         "vllm.entrypoints.serve.engine.protocol",
@@ -42,6 +44,7 @@ REAL = {
         "vllm.renderers.chat_utils.types",
         "vllm.renderers.hf",
         "vllm.renderers.params",
+        "vllm.tool_parsers.utils",
         "vllm.utils.func_utils",
     ],
     "sglang": [
@@ -231,25 +234,40 @@ class VLLM:
         chat = serving.AnthropicServingMessages.to_chat_completion_request(request, merge_inline_system=merge, disabled_thinking_effort=effort)
         return self.chat(chat, given_format, defaults, **flags)
 
-    def text(self, template, given_format, defaults, body, messages=False, **flags):
+    def responses(self, body, given_format, defaults, exclude_tools=False, effort_map=None, architecture=None):
+        """After OnlineRenderer.render_responses."""
+        import vllm.entrypoints.openai.responses.protocol as protocol
+        import vllm.entrypoints.openai.responses.utils as utils
+
+        request = protocol.ResponsesRequest.model_validate(body)
+        if request.previous_response_id is not None or request.truncation != "disabled":
+            raise ValueError("not rendered")
+        tools = utils.construct_tool_dicts(request.tools, request.tool_choice, exclude_tools_when_tool_choice_none=exclude_tools)
+        request.messages = utils.construct_input_messages(request_instructions=request.instructions, request_input=request.input)
+        request.chat_template = None
+        return self.chat(request, given_format, defaults, architecture, tools=tools, effort_map=effort_map)
+
+    def text(self, template, given_format, defaults, body, messages=False, responses=False, **flags):
         """After OnlineRenderer.render_chat and preprocess_chat, and HfRenderer.render_messages."""
         self.tokenizer.chat_template = template
         if messages:
             return self.messages(template, given_format, defaults, body, flags)
+        if responses:
+            return self.responses(body, given_format, defaults, **flags)
         request = self.request.model_validate(body)
         if request.truncate_prompt_tokens is not None or (request.kv_transfer_params or {}).get("prompt_token_ids"):
             raise ValueError("not rendered")
         return self.chat(request, given_format, defaults, **flags)
 
-    def chat(self, request, given_format, defaults, architecture=None, exclude_tools=False, effort_map=None):
+    def chat(self, request, given_format, defaults, architecture=None, exclude_tools=False, effort_map=None, tools=False):
         if request.chat_template is not None or (request.chat_template_kwargs or {}).get("chat_template") is not None:
             raise ValueError("a template in the request")
-        tools = None
-        if request.tools is not None and not (request.tool_choice == "none" and exclude_tools):
-            tools = [tool.model_dump() for tool in request.tools]
+        if tools is False:
+            shown = request.tools is not None and not (exclude_tools and request.tool_choice == "none")
+            tools = [tool.model_dump() for tool in request.tools] if shown else None
         self.placeholder = self.placeholder_of(architecture) if architecture else None
         self.hf._CONTENT_FORMATS.clear()
-        params = request.build_chat_params(None, given_format, effort_map).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
+        params = request.build_chat_params(None, given_format, *[effort_map] * bool(effort_map)).with_defaults(self.merge(defaults, {"tools": tools, "tokenize": False}))
         content_format = self.hf.resolve_chat_template_content_format(
             chat_template=params.chat_template, tools=params.chat_template_kwargs.get("tools"),
             given_format=params.chat_template_content_format, tokenizer=self.tokenizer, model_config=self.config)
@@ -373,7 +391,7 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages") if name in asked}
+                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages", "responses") if name in asked}
                 text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one

@@ -1,0 +1,274 @@
+package tokenizer
+
+import (
+	"fmt"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+)
+
+// What vLLM makes of a request to OpenAI's /v1/responses: a chat, whose prompt is encoded with special tokens. Items whose
+// form leaves open which of OpenAI's types it is are left to the engine.
+// Source: vLLM 0.33.0, entrypoints/openai/responses/utils and protocol.
+
+// chatOfResponses returns the chat of a request to Responses.
+func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, error) {
+	for _, name := range []string{"previous_response_id", "prompt", "kv_transfer_params", "previous_input_messages"} {
+		if v, _ := request.Body.Get(name); v != nil {
+			return nil, errNotReproduced(name)
+		}
+	}
+	if truncation, given := request.Body.Get("truncation"); given && truncation != "disabled" {
+		return nil, errNotReproduced("truncation")
+	}
+	c := &responsesChat{}
+	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
+		c.messages = append(c.messages, dict("role", "system", "content", instructions))
+	}
+	switch input, _ := request.Body.Get("input"); input := input.(type) {
+	case string:
+		c.messages = append(c.messages, dict("role", "user", "content", input))
+	case *chattemplate.List:
+		for i, item := range input.Items {
+			if err := c.add(item, i == len(input.Items)-1); err != nil {
+				return nil, fmt.Errorf("%w (input item %d)", err, i)
+			}
+		}
+	default:
+		return nil, errRefused("input is neither a string nor a list of items")
+	}
+	if len(c.messages) == 0 {
+		return nil, errNotReproduced("an empty input")
+	}
+	body := dict("model", request.Model, "messages", chattemplate.NewList(c.messages...))
+	for _, name := range []string{"chat_template_kwargs", "cache_salt", "tool_choice"} {
+		if v, _ := request.Body.Get(name); v != nil {
+			body.Set(name, v)
+		}
+	}
+	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
+		if effort, _ := reasoning.Get("effort"); effort != nil {
+			body.Set("reasoning_effort", effort)
+		}
+	}
+	tools, err := responsesTools(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	if tools != nil {
+		body.Set("tools", tools)
+	}
+	chat := chatOf(request, body)
+	chat.API = apibody.Responses // see orderCalls
+	special := true
+	chat.AddSpecialTokens = &special
+	return chat, nil
+}
+
+// orderCalls puts the name of each called function before its arguments: these messages do not go through vLLM's model of a
+// chat's, which has them the other way round.
+func orderCalls(messages []any) {
+	for _, item := range messages {
+		message, _ := item.(*chattemplate.Dict)
+		calls, _ := get[*chattemplate.List](message, "tool_calls")
+		for i := range calls.Len() {
+			call, _ := calls.Items[i].(*chattemplate.Dict)
+			if function, ok := get[*chattemplate.Dict](call, "function"); ok {
+				call.Set("function", inOrder(function, "name", "arguments"))
+			}
+		}
+	}
+}
+
+// responsesTools returns the functions as a chat has them; nil without.
+func responsesTools(body *chattemplate.Dict) (*chattemplate.List, error) {
+	given, _ := body.Get("tools")
+	list, ok := given.(*chattemplate.List)
+	if given != nil && !ok {
+		return nil, errRefused("tools is not a list")
+	}
+	if list.Len() == 0 {
+		return nil, nil
+	}
+	tools := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		function := chattemplate.NewDict()
+		for key, value := range tool.All() {
+			switch key {
+			case "type":
+				continue
+			case "name", "description", "parameters", "strict":
+			default:
+				return nil, errNotReproduced("a tool that is more than a function")
+			}
+			name, _ := key.(string)
+			function.Set(name, value)
+		}
+		if kind, _ := tool.Get("type"); kind != "function" {
+			return nil, errNotReproduced("a tool that is no function")
+		}
+		tools[i] = dict("type", "function", "function", function)
+	}
+	return chattemplate.NewList(tools...), nil
+}
+
+// responsesChat collects a chat's messages.
+type responsesChat struct{ messages []any }
+
+// assistant returns the last message if it is the assistant's; nil otherwise.
+func (c *responsesChat) assistant() *chattemplate.Dict {
+	if len(c.messages) == 0 {
+		return nil
+	}
+	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
+	if role(last) != "assistant" {
+		return nil
+	}
+	return last
+}
+
+// say gives an assistant's message a field: the last message, if it is one without, or else a new one.
+func (c *responsesChat) say(field string, value any) {
+	if last := c.assistant(); last != nil {
+		if has, _ := last.Get(field); has == nil {
+			last.Set(field, value)
+			return
+		}
+	}
+	c.messages = append(c.messages, dict("role", "assistant", field, value))
+}
+
+func (c *responsesChat) add(item any, last bool) error {
+	given, ok := item.(*chattemplate.Dict)
+	if !ok {
+		return errRefused("an item that is not an object")
+	}
+	status, _ := given.Get("status")
+	if last && (status == "in_progress" || status == "incomplete") {
+		return errNotReproduced("an item to be continued")
+	}
+	if status != nil && status != "completed" && status != "in_progress" && status != "incomplete" {
+		return errNotReproduced("an item of another status")
+	}
+	kind, _ := given.Get("type")
+	switch kind {
+	case "function_call":
+		return c.call(given)
+	case "function_call_output":
+		id, isID := get[string](given, "call_id")
+		output, isText := get[string](given, "output")
+		if !isID || !isText {
+			return errNotReproduced("a function's output that is no text")
+		}
+		c.messages = append(c.messages, dict("role", "tool", "tool_call_id", id, "content", output))
+		return nil
+	case "reasoning":
+		return c.reasoning(given)
+	case "message", nil:
+		return c.message(given, kind != nil)
+	}
+	return errNotReproduced(fmt.Sprintf("an item of type %v", kind))
+}
+
+func (c *responsesChat) call(item *chattemplate.Dict) error {
+	id, isID := get[string](item, "call_id")
+	name, isName := get[string](item, "name")
+	arguments, isText := get[string](item, "arguments")
+	if namespace, _ := item.Get("namespace"); !isID || !isName || !isText || namespace != nil {
+		return errNotReproduced("such a function call")
+	}
+	call := dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments))
+	if last := c.assistant(); last != nil {
+		if calls, ok := get[*chattemplate.List](last, "tool_calls"); ok {
+			last.Set("tool_calls", chattemplate.NewList(append(calls.Items[:len(calls.Items):len(calls.Items)], call)...))
+			return nil
+		}
+	}
+	c.say("tool_calls", chattemplate.NewList(call))
+	return nil
+}
+
+func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
+	texts := func(field, kind string) (first string, n int, err error) {
+		value, given := item.Get(field)
+		list, ok := value.(*chattemplate.List)
+		if !ok && (field == "summary" || given && value != nil) {
+			return "", 0, errNotReproduced("such reasoning")
+		}
+		for i := range list.Len() {
+			part, _ := list.Items[i].(*chattemplate.Dict)
+			text, ok := get[string](part, "text")
+			if of, _ := part.Get("type"); !ok || of != kind {
+				return "", 0, errNotReproduced("such reasoning")
+			}
+			if i == 0 {
+				first = text
+			}
+		}
+		return first, list.Len(), nil
+	}
+	if encrypted, _ := item.Get("encrypted_content"); encrypted != nil {
+		return errNotReproduced("encrypted reasoning")
+	}
+	text, n, err := texts("content", "reasoning_text")
+	summary, _, errSummary := texts("summary", "summary_text")
+	switch {
+	case err != nil:
+		return err
+	case errSummary != nil:
+		return errSummary
+	case n == 0:
+		text = summary
+	}
+	c.say("reasoning", text)
+	return nil
+}
+
+// message adds a message; typed says that the item has the type of one.
+func (c *responsesChat) message(item *chattemplate.Dict, typed bool) error {
+	role, _ := get[string](item, "role")
+	content, _ := item.Get("content")
+	text, isText := content.(string)
+	list, isList := content.(*chattemplate.List)
+	switch {
+	case role == "assistant" && isText:
+		c.say("content", text)
+		return nil
+	case role == "assistant":
+		first, ok := "", isList && typed && list.Len() > 0
+		for i := 0; ok && i < list.Len(); i++ {
+			part, _ := list.Items[i].(*chattemplate.Dict)
+			kind, _ := part.Get("type")
+			text, isText := get[string](part, "text")
+			ok = kind == "output_text" && isText
+			if i == 0 {
+				first = text
+			}
+		}
+		if !ok {
+			return errNotReproduced("such a message of the assistant's")
+		}
+		c.say("content", first)
+		return nil
+	case role != "user" && role != "system" && role != "developer":
+		return errNotReproduced("a message of the role " + role)
+	case isText:
+		c.messages = append(c.messages, dict("role", role, "content", text))
+		return nil
+	case !isList:
+		return errRefused("content is neither a string nor a list of parts")
+	}
+	parts := make([]any, list.Len())
+	for i, item := range list.Items {
+		part, _ := item.(*chattemplate.Dict)
+		kind, _ := part.Get("type")
+		text, ok := get[string](part, "text")
+		if kind != "input_text" || !ok {
+			return errNotReproduced("a part other than text")
+		}
+		parts[i] = textPart(text)
+	}
+	c.messages = append(c.messages, dict("role", role, "content", chattemplate.NewList(parts...)))
+	return nil
+}
