@@ -335,6 +335,9 @@ func FuzzDecodeBatch(f *testing.F) {
 	for _, c := range decodeCases {
 		f.Add(c.payload)
 	}
+	for _, payload := range captured(f) {
+		f.Add(payload)
+	}
 	for _, g := range goldens(f) {
 		f.Add(mustHex(g.Hex))
 	}

