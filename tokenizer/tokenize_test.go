@@ -3,6 +3,8 @@ package tokenizer
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -201,6 +203,51 @@ func BenchmarkEncode(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+		})
+	}
+}
+
+// BenchmarkEncodeCold encodes text that is new, a few words of it too, while the processor's caches hold something else: what
+// an encode costs in a program that does other things as well. KVEPP_MODELS names folders of real models, whose tables do not
+// fit into these caches; without it the small models of the tests are measured.
+func BenchmarkEncodeCold(b *testing.B) {
+	folders := strings.Fields(os.Getenv("KVEPP_MODELS"))
+	if len(folders) == 0 {
+		for _, name := range modelNames {
+			folders = append(folders, filepath.Join(modelsDir, name))
+		}
+	}
+	syllables := strings.Fields("ba ber cla da fen gro hel ish jor kel lan mor nor qui shi tor val wen xi yor zan")
+	rng := rand.New(rand.NewPCG(11, 12))
+	other := make([]byte, 64<<20)
+	for _, folder := range folders {
+		m, err := Load(folder, Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(filepath.Base(folder), func(b *testing.B) {
+			b.ReportAllocs()
+			tokens := 0
+			for b.Loop() {
+				b.StopTimer()
+				words := strings.Fields(prose(26 << 10))
+				for i := range words {
+					if rng.IntN(33) == 0 {
+						words[i] = syllables[rng.IntN(len(syllables))] + syllables[rng.IntN(len(syllables))] + syllables[rng.IntN(len(syllables))]
+					}
+				}
+				text := strings.Join(words, " ")
+				for i := 0; i < len(other); i += 64 {
+					other[i]++
+				}
+				b.StartTimer()
+				ids, err := m.Encode(text, true)
+				if err != nil {
+					b.Fatal(err)
+				}
+				tokens += len(ids)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(tokens), "ns/token")
 		})
 	}
 }
