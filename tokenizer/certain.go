@@ -68,11 +68,6 @@ func (c *certainty) open(text string, end int) int {
 // pre-tokenizer, no merge joins the two.
 func (e *encoder) cutsBehind() string {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all(), e.addedNormalized.all()) {
-		if joinsWords(token.content) {
-			return ""
-		}
-	}
 	scans, space := e.scan != nil || e.deepSeek, ""
 	if e.spacing != nil {
 		space = " "
@@ -91,6 +86,11 @@ func (e *encoder) cutsBehind() string {
 			return ""
 		}
 	}
+	for _, token := range slices.Concat(e.boundaries.all(), e.addedRaw.all(), e.addedNormalized.all()) {
+		if joinsWords(token.content, " ") || space != "" && joinsWords(token.content, space) {
+			return ""
+		}
+	}
 	switch {
 	case scans:
 		return letters
@@ -105,10 +105,10 @@ func (e *encoder) cutsBehind() string {
 	}, letters)
 }
 
-// joinsWords reports whether s holds an ASCII letter with a space or its marker behind it.
-func joinsWords(s string) bool {
+// joinsWords reports whether s holds an ASCII letter with a space behind it.
+func joinsWords(s, space string) bool {
 	for i := 1; i < len(s); i++ {
-		if isASCIILetter(s[i-1]) && (s[i] == ' ' || s[i] == spaceMarker[0]) {
+		if isASCIILetter(s[i-1]) && strings.HasPrefix(s[i:], space) {
 			return true
 		}
 	}
