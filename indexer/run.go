@@ -26,7 +26,8 @@ import (
 //	word 1.. a bitset of workers that hold the whole run
 //	then     the list: a worker's number, its mask; for those who hold a part, or are not worth a bitset
 //
-// Beside them a run has as many words with its blocks' names (names.go), from word 3 on; and, if local hashes are kept
+// Beside them a run has as many words again: in word 2 whether prompts are known to part at its end, and from word 3 on its
+// blocks' names (names.go); and, if local hashes are kept
 // (Config.KeepLocalHashes), as many again: in word 0 the sequence hash of the block before the run, in word 1 whether there is
 // one, and from word 3 on the local hashes. Only writers look at these.
 //
@@ -351,6 +352,9 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	end(words, n)
 	if from, to := t.arena.namesOf(r), t.arena.namesOf(to); from != nil {
+		if to[2] = 0; i+n == t.runLen(r) {
+			to[2] = from[2]
+		}
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
 	if from, to := t.arena.localOf(r), t.arena.localOf(to); from != nil {
@@ -401,5 +405,8 @@ func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
 	if _, ok := t.copyRun(r, i, n, n); ok {
 		t.cut(r, i)
+		if names := t.arena.namesOf(r); names != nil {
+			names[2] = 1
+		}
 	}
 }

@@ -146,6 +146,9 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		words := t.arena.record(r)
 		atomic.StoreUint64(&words[1], uint64(w))
 		atomic.StoreUint64(&words[2], 0)
+		if names := t.arena.namesOf(r); names != nil {
+			names[2] = 0
+		}
 		if local := local(r); local != nil {
 			local[0], local[1] = uint64(p.seq), uint64(b2i(p.after))
 		}
@@ -209,8 +212,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 // takes a place in a list each; a run for every length would take a lookup each.
 const maxSharers = 64
 
-// extensible returns the run that ends before p, and its length, if w holds its end, few others do, and it has room for
-// another block, or can be moved to where there is room. In any case it returns how many blocks come before p.
+// extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
+// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks come before p.
 func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
 	at, ok := t.table.find(&t.arena, p.seq)
 	if !ok {
@@ -223,8 +226,9 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 		return 0, 0, depth, false
 	}
 	if words[1]&manyHolders != 0 {
+		names := t.arena.namesOf(r)
 		_, nlist, full := holderCounts(t.arena.record(ref(words[1]))[0])
-		if full+nlist > maxSharers {
+		if full+nlist > maxSharers || names == nil || names[2] != 0 {
 			return 0, 0, depth, false
 		}
 	}
