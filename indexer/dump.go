@@ -134,7 +134,7 @@ func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
 			if i > 0 {
 				b.parent, b.hasParent = kvblock.SequenceHash(words[at-1]), true
 			} else {
-				b.parent, b.hasParent = kvblock.SequenceHash(local[0]), local[1] != 0
+				b.parent, b.hasParent = kvblock.SequenceHash(names[0]), names[1] != 0
 			}
 			if h.aliased.has(kvblock.EngineHash(b.block)) {
 				aliased[b.block] = b

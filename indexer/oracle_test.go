@@ -294,6 +294,12 @@ func checkTier(t *testing.T, x *tier) {
 			t.Errorf("run %d of %d: blocks %b in the table, %b held, version %d", r, n, found, x.union(r), words[0]>>32)
 		}
 		used[1]++
+		if way := wayOn(words[1]); way != 0 && way != wayParts {
+			to := run(way-1) << minClass
+			if runs[to] == 0 || x.arena.namesOf(to)[1] != 1 || x.arena.namesOf(to)[0] != words[runHeader+x.runLen(r)-1] {
+				t.Errorf("run %d leads to %d, which does not follow it", r, to)
+			}
+		}
 		if words[1]&manyHolders == 0 {
 			continue
 		}

@@ -16,7 +16,8 @@ import (
 // A run is a record of the arena:
 //
 //	word 0   version << 32 | blocks before it in the prompt << 6 | number of blocks
-//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more
+//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more;
+//	         and above 32 bits, the way on (see wayOn)
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
@@ -26,10 +27,9 @@ import (
 //	word 1.. a bitset of workers that hold the whole run
 //	then     the list: a worker's number, its mask; for those who hold a part, or are not worth a bitset
 //
-// Beside them a run has as many words again: in word 2 whether prompts are known to part at its end, and from word 3 on its
-// blocks' names (names.go); and, if local hashes are kept
-// (Config.KeepLocalHashes), as many again: in word 0 the sequence hash of the block before the run, in word 1 whether there is
-// one, and from word 3 on the local hashes. Only writers look at these.
+// Beside them a run has as many words again: in word 0 the sequence hash of the block before the run, in word 1 whether there
+// is one, in word 2 whether prompts are known to part at its end, and from word 3 on its blocks' names (names.go); and, if
+// local hashes are kept (Config.KeepLocalHashes), as many with these, from word 3 on. Only writers look at them.
 //
 // Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and after
 // has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes, which would
@@ -40,7 +40,37 @@ const (
 	maxRun      = 1<<maxRunClass - runHeader // 61: a mask fits a word
 
 	manyHolders = 1 << 63
+	holderMask  = manyHolders | 1<<32 - 1 // of word 1, what says who
 )
+
+// The way on is the run that follows a run in its prompt, if there is one and no other: it saves lookups the table. It is a
+// hint, in 31 bits of word 1: 0 for none, wayParts if there are several, else the run's address / 8 + 1. Who follows it must
+// find there what he expects.
+const wayParts = 1<<31 - 1
+
+func wayOn(word uint64) uint64 { return word >> 32 & wayParts }
+
+func wayTo(r run) uint64 { return uint64(r>>minClass) + 1 }
+
+// setWayOn changes the way on of r.
+func (t *tier) setWayOn(r run, way uint64) {
+	words := t.arena.record(r)
+	atomic.StoreUint64(&words[1], words[1]&holderMask|way<<32)
+}
+
+// redirect makes the way on from the block before r lead elsewhere, if it leads to r. In a tier without names it does
+// nothing: there are no ways on.
+func (t *tier) redirect(r run, way uint64) {
+	names := t.arena.namesOf(r)
+	if names == nil || names[1] == 0 {
+		return
+	}
+	if at, ok := t.table.find(&t.arena, kvblock.SequenceHash(names[0])); ok {
+		if before, i := t.runOf(at); i == t.runLen(before)-1 && wayOn(t.arena.record(before)[1]) == wayTo(r) {
+			t.setWayOn(before, way)
+		}
+	}
+}
 
 // run is the address of a run's word 0.
 type run = ref
@@ -87,7 +117,7 @@ type holder struct {
 func (t *tier) maskOf(r run, w kvblock.Worker) uint64 {
 	words := t.arena.record(r)
 	if words[1]&manyHolders == 0 {
-		if words[1] == uint64(w) {
+		if kvblock.Worker(words[1]) == w {
 			return words[2]
 		}
 		return 0
@@ -163,7 +193,7 @@ func (h *holders) find(w kvblock.Worker) int {
 func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	words := t.arena.record(r)
 	n := length(words[0])
-	if words[1] == uint64(w) { // the only holder
+	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
 		begin(words)
 		atomic.StoreUint64(&words[2], mask)
 		end(words, n)
@@ -261,7 +291,7 @@ func (t *tier) setHolders(r run, n int) bool {
 	words := t.arena.record(r)
 	old := words[1]
 	begin(words)
-	atomic.StoreUint64(&words[1], who)
+	atomic.StoreUint64(&words[1], who|old&^holderMask)
 	atomic.StoreUint64(&words[2], mask)
 	end(words, n)
 	if old&manyHolders != 0 {
@@ -345,6 +375,9 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		return 0, false
 	}
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
+	if i+n == t.runLen(r) {
+		who |= t.arena.record(r)[1] &^ holderMask
+	}
 	atomic.StoreUint64(&words[1], who)
 	atomic.StoreUint64(&words[2], mask)
 	for j := range n {
@@ -352,16 +385,16 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	end(words, n)
 	if from, to := t.arena.namesOf(r), t.arena.namesOf(to); from != nil {
+		to[0], to[1] = from[0], from[1]
+		if i > 0 {
+			to[0], to[1] = t.arena.record(r)[runHeader+i-1], 1
+		}
 		if to[2] = 0; i+n == t.runLen(r) {
 			to[2] = from[2]
 		}
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
 	if from, to := t.arena.localOf(r), t.arena.localOf(to); from != nil {
-		to[0], to[1] = from[0], from[1]
-		if i > 0 {
-			to[0], to[1] = t.arena.record(r)[runHeader+i-1], 1
-		}
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
 	for j := range n {
@@ -373,6 +406,9 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 				t.names.move(kvblock.SequenceHash(e), r+ref(runHeader+i+j), to+ref(runHeader+j))
 			}
 		}
+	}
+	if i == 0 {
+		t.redirect(r, wayTo(to))
 	}
 	return to, true
 }
@@ -393,6 +429,7 @@ func (t *tier) freeRun(r run) {
 func (t *tier) cut(r run, n int) {
 	words := t.arena.record(r)
 	begin(words)
+	atomic.StoreUint64(&words[1], words[1]&holderMask)
 	end(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the same.
 	t.collect(r, 0, n, noWorker)
@@ -403,10 +440,11 @@ func (t *tier) cut(r run, n int) {
 // there. If the arena is exhausted r stays as it is.
 func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
-	if _, ok := t.copyRun(r, i, n, n); ok {
+	if to, ok := t.copyRun(r, i, n, n); ok {
 		t.cut(r, i)
 		if names := t.arena.namesOf(r); names != nil {
 			names[2] = 1
+			t.setWayOn(r, wayTo(to))
 		}
 	}
 }

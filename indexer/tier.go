@@ -18,6 +18,8 @@ type tier struct {
 	names  table    // the same blocks by their names (names.go)
 	blocks int      // in the table
 	list   []holder // scratch
+	before run      // scratch, see extensible
+	last   bool
 
 	touched uint64 // of no use but to keep touches from being optimised away
 
@@ -135,7 +137,6 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	if p.after {
 		r, n, depth, ok = t.extensible(w, p, len(seqs))
 	}
-	local := t.arena.localOf
 	if ok {
 		begin(t.arena.record(r))
 	} else {
@@ -147,13 +148,17 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		atomic.StoreUint64(&words[1], uint64(w))
 		atomic.StoreUint64(&words[2], 0)
 		if names := t.arena.namesOf(r); names != nil {
-			names[2] = 0
-		}
-		if local := local(r); local != nil {
-			local[0], local[1] = uint64(p.seq), uint64(b2i(p.after))
+			names[0], names[1], names[2] = uint64(p.seq), uint64(b2i(p.after)), 0
+			if p.after && t.last {
+				way := wayTo(r)
+				if wayOn(t.arena.record(t.before)[1]) != 0 {
+					way = wayParts
+				}
+				t.setWayOn(t.before, way)
+			}
 		}
 	}
-	words, names, locals := t.arena.record(r), t.arena.namesOf(r), local(r)
+	words, names, locals := t.arena.record(r), t.arena.namesOf(r), t.arena.localOf(r)
 	shared := words[1]&manyHolders != 0
 	if shared {
 		t.collect(r, 0, n, noWorker) // before the masks' bits from n on mean something
@@ -199,6 +204,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		atomic.StoreUint64(&words[2], mask)
 		t.arena.release(ref(old))
 	} else {
+		atomic.StoreUint64(&words[1], words[1]&holderMask) // what came behind the run's end comes behind its middle now
 		atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
 	}
 	end(words, n+k)
@@ -213,14 +219,16 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 const maxSharers = 64
 
 // extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
-// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks come before p.
+// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks
+// come before p, and sets t.before to the run of the block before p and t.last to whether it ends there.
 func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
 	at, ok := t.table.find(&t.arena, p.seq)
-	if !ok {
+	if t.last = false; !ok {
 		return 0, 0, p.depth, false
 	}
 	r, i := t.runOf(at)
 	words := t.arena.record(r)
+	t.before, t.last = r, i == length(words[0])-1
 	n, depth = length(words[0]), depthOf(words[0])+i+1
 	if i != n-1 || n == maxRun || t.maskOf(r, w)>>i&1 == 0 {
 		return 0, 0, depth, false
@@ -305,6 +313,7 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		}
 		t.blocks -= end - n
 		if n == 0 {
+			t.redirect(r, 0)
 			t.freeRun(r)
 			return
 		}
