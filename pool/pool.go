@@ -252,8 +252,8 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			e.Role = Aggregated
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
-		for rank := e.DataParallelStartRank; rank < e.DataParallelStartRank+e.DataParallelSize; rank++ {
-			w := Worker{Endpoint: &e, Rank: rank, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
+		for i := range e.DataParallelSize { // not up to the last rank: behind the highest number there is none to end at
+			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
 			if was, ok := known[w.identity()]; ok {
 				delete(known, w.identity())
 				w.Worker = was.Worker

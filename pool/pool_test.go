@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -242,5 +243,15 @@ func TestConcurrentReaders(t *testing.T) {
 	p.Update(es)
 	if p.next != high {
 		t.Errorf("%d numbers were lost", p.next-high)
+	}
+}
+
+// A rank may have the highest number there is.
+func TestHighestRank(t *testing.T) {
+	p := New(quiet)
+	last := Endpoint{Name: "last", Address: "10.0.0.1:8000", DataParallelStartRank: math.MaxUint32}
+	p.Update([]Endpoint{last})
+	if w, ok := workers(p)["last/4294967295"]; !ok || w.Rank != math.MaxUint32 {
+		t.Errorf("workers %v", workers(p))
 	}
 }

@@ -140,13 +140,23 @@ func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.Loca
 		answer(w, 0, nil, err)
 		return
 	}
+	result, known := r.look(want, hash)
+	if !known {
+		answer(w, 0, nil, refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group))
+		return
+	}
+	answer(w, http.StatusOK, result, nil)
+}
+
+// look returns the answer for a prompt that hash cuts into blocks; known is false when no worker serves it. The snapshot is
+// let go here, before anything is written: a client that does not read must not keep numbers of workers that left.
+func (r *Reader) look(want served, hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash) (result overlaps, known bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	l := r.idle.Get().(*lookup)
 	defer r.idle.Put(l)
 
-	result := overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{}, Instances: map[string]*instance{}}
-	known := false
+	result = overlaps{Scores: map[string]map[string]int{}, Frequencies: []int{}, Instances: map[string]*instance{}}
 	var cut kvblock.HashOptions // how l.scores was made
 	for i := range snapshot.Workers {
 		worker := &snapshot.Workers[i]
@@ -166,11 +176,7 @@ func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.Loca
 		}
 		result.add(worker, &l.scores)
 	}
-	if !known {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group))
-		return
-	}
-	answer(w, http.StatusOK, result, nil)
+	return result, known
 }
 
 // add counts one worker's blocks.

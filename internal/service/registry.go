@@ -21,6 +21,9 @@ const maxRegistered = 1 << 16
 // maxPeers bounds the list of peers.
 const maxPeers = 1 << 10
 
+// maxText bounds each text that is kept for a worker or a peer, in bytes.
+const maxText = 1 << 10
+
 // Registry is Dynamo's standalone indexer: workers are registered by request, and their events followed. Create it with
 // NewRegistry.
 type Registry struct {
@@ -130,6 +133,13 @@ func (b *Registration) registered() (registered, error) {
 	if b.ReplayEndpoint != nil {
 		g.replay = *b.ReplayEndpoint
 	}
+	for _, field := range []struct{ name, text string }{
+		{"endpoint", g.endpoint}, {"model_name", g.model}, {"routing_group", g.group}, {"replay_endpoint", g.replay},
+	} {
+		if len(field.text) > maxText {
+			return g, refuse(http.StatusBadRequest, "%s is longer than %d bytes", field.name, maxText)
+		}
+	}
 	if g.blockSize < 1 || g.blockSize > scoring.MaxBlockSize {
 		return g, refuse(http.StatusBadRequest, "block_size %d is not a number of tokens from 1 to %d", g.blockSize, scoring.MaxBlockSize)
 	}
@@ -216,7 +226,8 @@ func (r *Registry) publish() {
 	for i := range r.workers {
 		g := &r.workers[i]
 		endpoints = append(endpoints, pool.Endpoint{
-			Name: fmt.Sprintf("%s/%d/%d", g.served, g.instance, g.rank), InstanceID: g.instance, Model: modelOf(g.served),
+			// Quoted, so that no two workers have one name: the pool could not tell them apart.
+			Name: fmt.Sprintf("%s/%d/%d", modelOf(g.served), g.instance, g.rank), InstanceID: g.instance, Model: modelOf(g.served),
 			DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay, BlockSize: g.blockSize})
 	}
 	r.pool.Update(endpoints)
@@ -310,6 +321,8 @@ func (r *Registry) AddPeer(url string) error {
 	switch {
 	case there:
 		return nil
+	case len(url) > maxText:
+		return refuse(http.StatusBadRequest, "url is longer than %d bytes", maxText)
 	case len(r.peers) == maxPeers:
 		return refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
 	}

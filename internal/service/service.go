@@ -97,9 +97,14 @@ func read(w http.ResponseWriter, req *http.Request, v any) error {
 		return refuse(http.StatusBadRequest, "the body ends early: %v", err)
 	}
 	err = json.Unmarshal(body, v)
-	switch syntax := (*json.SyntaxError)(nil); {
+	syntax, kind := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil)
+	switch {
 	case errors.As(err, &syntax):
 		return refuse(http.StatusBadRequest, "the body is not JSON: byte %d: %v", syntax.Offset, err)
+	case errors.As(err, &kind) && kind.Field == "":
+		return refuse(http.StatusUnprocessableEntity, "the body must be a JSON object, not %s", kind.Value)
+	case errors.As(err, &kind):
+		return refuse(http.StatusUnprocessableEntity, "%s: %s has the wrong type or is out of range", kind.Field, kind.Value)
 	case err != nil:
 		return refuse(http.StatusUnprocessableEntity, "%v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -90,7 +91,11 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		part       string
 	}{
 		{"/register", `{`, http.StatusBadRequest, "not JSON"},
-		{"/register", `[]`, http.StatusUnprocessableEntity, "array"},
+		{"/register", `[]`, http.StatusUnprocessableEntity, "must be a JSON object, not array"},
+		{"/register", strings.Replace(good, `"m"`, `1`, 1), http.StatusUnprocessableEntity, "model_name: number"},
+		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest, "model_name is longer"},
+		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest, "endpoint is longer"},
+		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest, "url is longer"},
 		{"/register", `{"instance_id": 7}`, http.StatusUnprocessableEntity, "endpoint is missing"},
 		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity, "instance_id"},
 		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict, "block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
@@ -103,7 +108,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/unregister", `{"instance_id": 7, "model_name": "m", "routing_group": "other"}`, http.StatusNotFound, "registered for model="},
 		{"/query", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids is missing"},
 		{"/query", `{"token_ids": []}`, http.StatusUnprocessableEntity, "model_name is missing"},
-		{"/query", `{"token_ids": [4294967296], "model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids"},
+		{"/query", `{"token_ids": [4294967296], "model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids: number 4294967296 has the wrong type or is out of range"},
+		{"/query", `{"token_ids": [1], "model_name": 1}`, http.StatusUnprocessableEntity, "model_name: number has"},
 		{"/query", `{"token_ids": [1], "model_name": "m", "routing_group": "g"}`, http.StatusNotFound, "no indexer for model=m routing_group=g"},
 		{"/query", `{"token_ids": [` + strings.Repeat("1,", maxBody/2) + `1], "model_name": "m"}`, http.StatusRequestEntityTooLarge, "longer than"},
 		{"/query_by_hash", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "block_hashes is missing"},
@@ -152,6 +158,35 @@ func TestNamesAreKeptApart(t *testing.T) {
 		if got := groupOf(modelOf(s)); got != s {
 			t.Errorf("%q became %q", s, got)
 		}
+	}
+}
+
+// TestWorkersAreKeptApart: two models and groups whose names read alike side by side are two workers, which stay as they are
+// when others come, and go when they are unregistered.
+func TestWorkersAreKeptApart(t *testing.T) {
+	h := newHouse(t)
+	const worker = `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "block_size": 4, "dp_rank": 4294967295, `
+	numbers := func() map[kvblock.Worker]bool {
+		s := h.pool.Acquire()
+		defer s.Release()
+		all := map[kvblock.Worker]bool{}
+		for _, w := range s.Workers {
+			all[w.Worker] = true
+		}
+		return all
+	}
+	h.want("/register", worker+`"model_name": "a:b", "routing_group": "c"}`, http.StatusCreated, "ok")
+	h.want("/register", worker+`"model_name": "a", "routing_group": "b:c"}`, http.StatusCreated, "ok")
+	before := numbers()
+	h.want("/register", worker+`"model_name": "other"}`, http.StatusCreated, "ok")
+	h.want("/unregister", `{"instance_id": 7, "model_name": "other"}`, http.StatusOK, "ok")
+	if after := numbers(); len(before) != 2 || !maps.Equal(before, after) {
+		t.Errorf("workers %v became %v", before, after)
+	}
+	h.want("/unregister", `{"instance_id": 7, "model_name": "a", "routing_group": "b:c"}`, http.StatusOK, "ok")
+	h.want("/unregister", `{"instance_id": 7, "model_name": "a:b", "routing_group": "c"}`, http.StatusOK, "ok")
+	if connected, connecting := h.feed.Subscriptions(); connected+connecting != 0 {
+		t.Errorf("%d+%d subscriptions are left", connected, connecting)
 	}
 }
 
