@@ -113,6 +113,45 @@ func TestCertainCuts(t *testing.T) {
 	}
 }
 
+// TestCertainJoins has tokens that what follows can undo.
+func TestCertainJoins(t *testing.T) {
+	m := mediaModel(t, VLLM, "", mediaStrings, "<a>", "<a>b", "z<a>cc", "two words", "<!")
+	c := newCertainty(m.encoder)
+	if c.letters != "" {
+		t.Errorf("a token holds two words, and yet they are cut behind %q", c.letters)
+	}
+	for text, want := range map[string]string{
+		"<!x<a>":      "<!",     // <a>b may come of it
+		"<!x<a>d":     "<!x<a>", // and no more
+		"<!z<a>":      "<!",     // z<a>cc may
+		"<!z<a>c":     "<!",
+		"<!z<a>cd":    "<!z<a>",
+		"<!one two w": "<!",
+		"<!<a":        "<!",
+		"<!":          "<!",
+	} {
+		for _, behind := range []string{"", "b", "cc", "c", "ords", ">", ">b", "x"} {
+			if got := text[:certainHolds(t, m.encoder, c, text, len(text), behind)]; got != want {
+				t.Errorf("of %q %q is certain, want %q", text, got, want)
+			}
+		}
+	}
+	// Without a pre-tokenizer, a merge may join a letter and the space behind it.
+	e, err := parseTokenizerJSON([]byte(`{"added_tokens":[],"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"pre_tokenizer":null,
+		"model":{"type":"BPE","unk_token":"<unk>","fuse_unk":true,"vocab":{"<unk>":0,"▁":1,"a":2,"b":3,"a▁":4,"▁b":5,"bb":6},"merges":[["▁","b"],["a","▁"],["b","b"]]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = newCertainty(e)
+	for text, want := range map[string]string{"a b": "", "b b": "b", "b a b": "b", "b b a b": "b b"} {
+		for _, behind := range []string{"", "b", " ", "a"} {
+			if got := text[:certainHolds(t, e, c, text, len(text), behind)]; got != want {
+				t.Errorf("of %q %q is certain, want %q", text, got, want)
+			}
+		}
+	}
+}
+
 // FuzzCertain puts any text behind any other.
 func FuzzCertain(f *testing.F) {
 	f.Add("one two", " three")
