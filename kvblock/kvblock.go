@@ -12,6 +12,9 @@ type Token uint32
 // and reused only after everybody has forgotten the old holder, so that they can index slices and bitsets.
 type Worker uint32
 
+// MaxBlockSize is the largest block size that anything here believes, in tokens.
+const MaxBlockSize = 1 << 20
+
 // LocalHash identifies a block by its own tokens alone.
 type LocalHash uint64
 

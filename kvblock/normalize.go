@@ -282,7 +282,7 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 	if n.duplicate(e) {
 		return drop(DropDuplicateHash)
 	}
-	if n.traits.BlockSize == 0 && tier == TierDevice && e.BlockSize <= 1<<20 {
+	if n.traits.BlockSize == 0 && tier == TierDevice && e.BlockSize <= MaxBlockSize {
 		n.traits.BlockSize = int(e.BlockSize)
 	}
 	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {

@@ -55,8 +55,9 @@ func (i *id) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// maxRanks bounds dataParallelSize: more ranks than any engine has, few enough that a typing error costs no memory.
-const maxRanks = 1024
+// MaxRanks bounds an endpoint's DataParallelSize: more ranks than any engine has, few enough that a typing error costs no
+// memory.
+const MaxRanks = 1024
 
 // ParseFile reads the endpoints file. The error names the line; an unknown key, a name given twice, and whatever could
 // not be dialled are errors. Where neither instanceId nor dynamo is given, the instance id is derived from the name as
@@ -132,8 +133,10 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		return fail("role", "%q is none of aggregated, prefill, decode", f.Role)
 	case f.Dynamo != "" && f.InstanceID != nil:
 		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
-	case e.DataParallelSize > maxRanks || e.DataParallelStartRank > 1<<31:
-		return fail("dataParallelSize", "ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, maxRanks)
+	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
+		return fail("dataParallelSize", "ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, MaxRanks)
+	case f.BlockSize > kvblock.MaxBlockSize:
+		return fail("blockSize", "%d is out of range: at most %d tokens", f.BlockSize, kvblock.MaxBlockSize)
 	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
 		return fail("blockSize", "blockSize, totalKvBlocks and maxNumBatchedTokens may not be negative")
 	}

@@ -71,6 +71,7 @@ func TestParseFileRefuses(t *testing.T) {
 		{"more ranks than ports", head + "  dataParallelSize: 8\n  kvEvents: tcp://10.0.0.1:65530\n", "line 5", "8 ranks"},
 		{"too many ranks", head + "  dataParallelSize: 4000000000\n", "line 4", "out of range"},
 		{"a role that is none", head + "  role: both\n", "line 4", `"both" is none of`},
+		{"a block size out of range", head + "  blockSize: 1048577\n", "line 4", "at most 1048576 tokens"},
 		{"a negative block size", head + "  blockSize: -1\n", "line 4", "negative"},
 		{"an id and a path", head + "  instanceId: 1\n  dynamo: a/b/c\n", "line 4", "leave out one"},
 		{"an id out of range", head + "  instanceId: 18446744073709551616\n", "line 4", ""},
@@ -98,7 +99,7 @@ func FuzzParseFile(f *testing.F) {
 		}
 		names := map[string]bool{}
 		for _, e := range entries {
-			if e.Name == "" || names[e.Name] || checkHostPort(e.Address, 1) != nil || e.DataParallelSize < 1 || e.DataParallelSize > maxRanks {
+			if e.Name == "" || names[e.Name] || checkHostPort(e.Address, 1) != nil || e.DataParallelSize < 1 || e.DataParallelSize > MaxRanks {
 				t.Errorf("accepted: %+v", e)
 			}
 			names[e.Name] = true

@@ -276,7 +276,8 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 }
 
 // ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing else
-// said it; one that differs from what is known makes the worker load-only until they agree again.
+// said it; one that differs from what is known, or is none that can be believed, makes the worker load-only until they agree
+// again.
 func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -290,11 +291,14 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	}
 	after := &Snapshot{Workers: slices.Clone(before.Workers)}
 	x := &after.Workers[i]
-	switch x.BlockSize {
-	case 0:
+	switch {
+	case x.BlockSize == 0 && (announced < 1 || announced > kvblock.MaxBlockSize):
+		x.Announced = announced
+		p.log.Error("block size announced for a worker is out of range: this worker is routed to by load only", "worker", x.String(), "announced", announced)
+	case x.BlockSize == 0:
 		x.BlockSize, x.Announced = announced, 0
 		p.log.Info("block size taken from the engine's events", "worker", x.String(), "block_size", announced)
-	case announced:
+	case x.BlockSize == announced:
 		x.Announced = 0
 		p.log.Info("block size of the engine's events agrees again", "worker", x.String(), "block_size", announced)
 	default:

@@ -128,6 +128,17 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 		t.Errorf("agreeing again: announced %d", w.Announced)
 	}
 	p.ReportBlockSize(99, 16) // of a worker that has left meanwhile
+	for _, absurd := range []int{-1, kvblock.MaxBlockSize + 1} {
+		p.Update(nil)
+		p.Update([]Endpoint{endpoint("absurd", 3)})
+		number := workers(p)["absurd/0"].Worker
+		if p.ReportBlockSize(number, absurd); workers(p)["absurd/0"].BlockSize != 0 || workers(p)["absurd/0"].Announced != absurd {
+			t.Errorf("of %d tokens: %+v", absurd, workers(p)["absurd/0"])
+		}
+		if p.ReportBlockSize(number, 16); workers(p)["absurd/0"].BlockSize != 16 || workers(p)["absurd/0"].Announced != 0 {
+			t.Errorf("after %d tokens: %+v", absurd, workers(p)["absurd/0"])
+		}
+	}
 }
 
 // What the events say of a worker's blocks, and that it sends none, outlives updates, and ends with the worker.

@@ -19,7 +19,7 @@ const (
 	MaxWorkers = 1 << 16
 
 	// MaxBlockSize is the largest block size accepted, in tokens.
-	MaxBlockSize = 1 << 20
+	MaxBlockSize = kvblock.MaxBlockSize
 
 	// MaxISLTokens is the longest prompt accepted, in tokens; sums over many requests then stay far from overflow.
 	MaxISLTokens = 1 << 32

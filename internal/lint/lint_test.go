@@ -33,7 +33,7 @@ var may = map[string]string{
 	"scoring":             "kvblock",
 	"pool":                "kvblock",
 	"indexer":             "kvblock",
-	"pool/dynamo":         "pool",
+	"pool/dynamo":         "kvblock pool",
 	"indexer/feed/parity": "indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router":              "indexer kvblock pool scoring tokenizer tokenizer/remote internal/apibody internal/metrics",

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"time"
 
+	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
@@ -101,6 +102,12 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		if err := json.Unmarshal(c.Runtime, &runtime); err != nil {
 			return "", 0, nil, fmt.Errorf("card_json: runtime_config: %w", err)
 		}
+	}
+	switch {
+	case c.BlockSize < 0 || c.BlockSize > kvblock.MaxBlockSize:
+		return "", 0, nil, fmt.Errorf("card_json: kv_cache_block_size %d is not a number of tokens up to %d", c.BlockSize, kvblock.MaxBlockSize)
+	case runtime.DataParallelSize > pool.MaxRanks:
+		return "", 0, nil, fmt.Errorf("card_json: runtime_config: data_parallel_size %d: at most %d ranks are followed", runtime.DataParallelSize, pool.MaxRanks)
 	}
 	return path, *r.InstanceID, &Card{
 		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,

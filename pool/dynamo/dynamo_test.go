@@ -142,6 +142,19 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// A card that no worker can have is refused: it would cost a worker for each of its ranks, or every decision.
+func TestCardsOutOfRange(t *testing.T) {
+	for _, c := range []struct{ card, says string }{
+		{`{"kv_cache_block_size":-1}`, "kv_cache_block_size"},
+		{`{"kv_cache_block_size":1048577}`, "kv_cache_block_size"},
+		{`{"runtime_config":{"data_parallel_size":4294967295}}`, "data_parallel_size"},
+	} {
+		if _, _, _, err := parseCard([]byte(`{"instance_id":1,"card_json":` + c.card + `}`)); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", c.card, err)
+		}
+	}
+}
+
 // FuzzRecords looks for panics, and for an instance without a path or a card without its fields.
 func FuzzRecords(f *testing.F) {
 	f.Add([]byte(`{"namespace":"a","component":"b","endpoint":"c","instance_id":1,"card_json":{"runtime_config":null}}`))
