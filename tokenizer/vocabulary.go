@@ -116,9 +116,10 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	return v
 }
 
-// shortSlot and middleSlot return where the search for a text of the given bytes and size begins.
+// shortSlot and middleSlot return where the search for a text of the given bytes and size begins. That is where a cache line of
+// shortEntries does, so that most searches end in one.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
-	return uint32(mix(text+uint64(size)) & uint64(len(v.short)-1))
+	return uint32(mix(text+uint64(size))&uint64(len(v.short)-1)) &^ 3
 }
 
 func (v *vocabulary) middleSlot(low, high uint64, size uint32) uint32 {
