@@ -24,9 +24,10 @@ const tokenizeHelp = `kvepp tokenize shows what kvepp makes of a request: the pr
   kvepp tokenize --model-path DIR --jsonl < bodies.jsonl         a body a line in, an answer a line out
   kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
 
-The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids are certain to be the engine's. That is all
-of them, but for a chat with images, video or audio: those end what is certain. A request with several prompts answers an array. With --jsonl a line that cannot be answered answers {"error": message}, and the
-exit status is 1 at the end.
+The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids are certain to be the engine's. That
+is all of them, but for a chat with images, video or audio: those end what is certain. A request with several prompts
+answers an array. With --jsonl a line that cannot be answered answers {"error": message}, and the exit status is 1 at
+the end.
 
 Compare "token_ids" with the engine's own: vLLM's POST /tokenize takes the same body.
 
