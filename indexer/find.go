@@ -23,7 +23,7 @@ type query struct {
 const maxRetries = 64
 
 // FindMatches sets scores to the number of leading blocks of the prompt that each worker holds. chain[i] is the sequence
-// hash of the prompt's block i. A lower tier counts as far as it continues what the tiers above it hold (lower.go).
+// hash of the prompt's block i; chain[0] is its first. A lower tier counts as far as it continues what the tiers above it hold (lower.go).
 //
 // Beside writers the answer is as exact as a moving thing can be: every block counted for a worker was held by it at some
 // time during the call, and a worker's count stops at a block that it did not hold at some time during the call.
@@ -43,6 +43,9 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 
 // findMatches appends to s.hits what each worker holds in t.
 func (t *tier) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
+	if len(chain) == 0 || !t.firsts.may(chain[0], t.table.seed) {
+		return
+	}
 	before := len(s.hits)
 	if !t.find(chain, s, maxRetries) {
 		s.hits = s.hits[:before]

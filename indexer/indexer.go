@@ -140,6 +140,7 @@ func New(c Config) (*Index, error) {
 		x.tiers[i].init()
 		x.tiers[i].arena.names, x.tiers[i].arena.local = true, c.KeepLocalHashes
 	}
+	x.tiers[kvblock.TierDevice].firsts = make(firsts, 1<<firstsBits)
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
 	return x, nil

@@ -319,7 +319,11 @@ func checkTier(t *testing.T, x *tier) {
 		t.Errorf("%d records in use, %d known", used[0], used[1])
 	}
 	names := 0
+	first := make(firsts, len(x.firsts))
 	for r := range runs {
+		if x.firsts != nil && x.arena.namesOf(r)[1] == 0 {
+			first.add(kvblock.SequenceHash(x.arena.record(r)[runHeader]), x.table.seed, 1)
+		}
 		for i, e := range x.arena.namesOf(r)[:min(x.runLen(r)+runHeader, len(x.arena.namesOf(r)))] {
 			if i < runHeader || e == 0 {
 				continue
@@ -332,6 +336,9 @@ func checkTier(t *testing.T, x *tier) {
 	}
 	for i := range x.names.segments {
 		names -= x.names.segments[i].live
+	}
+	if !slices.Equal(first, x.firsts) {
+		t.Error("the filter of first blocks is off")
 	}
 	if names != 0 {
 		t.Errorf("the table of names lacks %d", names)

@@ -16,6 +16,7 @@ type tier struct {
 	arena  arena
 	table  table
 	names  table    // the same blocks by their names (names.go)
+	firsts firsts   // filter of prompts' first blocks; nil: all may be there
 	blocks int      // in the table
 	list   []holder // scratch
 	before run      // scratch, see extensible
@@ -156,6 +157,9 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 				}
 				t.setWayOn(t.before, way)
 			}
+			if !p.after {
+				t.firsts.add(seqs[0], t.table.seed, 1)
+			}
 		}
 	}
 	words, names, locals := t.arena.record(r), t.arena.namesOf(r), t.arena.localOf(r)
@@ -291,8 +295,12 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 // dropNames takes the block in word at of run r out of the tables.
 func (t *tier) dropNames(r run, words []uint64, at int) {
 	t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
-	if names := t.arena.namesOf(r); names != nil && names[at] != 0 {
+	names := t.arena.namesOf(r)
+	if names != nil && names[at] != 0 {
 		t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
+	}
+	if names != nil && at == runHeader && names[1] == 0 {
+		t.firsts.add(kvblock.SequenceHash(words[at]), t.table.seed, ^uint32(0))
 	}
 }
 
