@@ -27,7 +27,8 @@ type batch struct {
 // batchSize is the number of pieces from which on a batch is full.
 const batchSize = 192
 
-// piece is a piece of text, and where it would be in the vocabulary.
+// piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
+// scratch.pieces.
 type piece struct {
 	low, high uint64 // its bytes, if it is of at most 16
 	start     uint32
