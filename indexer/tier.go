@@ -138,9 +138,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	if p.after {
 		r, n, depth, ok = t.extensible(w, p, len(seqs))
 	}
-	if ok {
-		begin(t.arena.record(r))
-	} else {
+	longer := ok // than it was: lookups may be at it, and see the new blocks all at once
+	if !longer {
 		if r, ok = t.newRun(len(seqs), depth); !ok {
 			return 0
 		}
@@ -176,7 +175,6 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		at := runHeader + n + k
 		atomic.StoreUint64(&words[at], uint64(seqs[k]))
-		t.table.insert(seqs[k], r+ref(at))
 		if names != nil {
 			names[at] = 0
 		}
@@ -189,29 +187,35 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		k++
 	}
+	who, mask := words[1]&holderMask, words[2]|ones(k)<<n // no way on: what came behind the run's end comes behind its middle now
 	if shared {
-		old := words[1]
 		for i := range t.list {
 			if t.list[i].worker == w {
 				t.list[i].mask |= ones(k) << n
 			}
 		}
-		who, mask, ok := t.makeHolders(n + k)
-		if !ok {
-			for i := n; i < n+k; i++ {
-				t.dropNames(r, words, runHeader+i)
+		if who, mask, ok = t.makeHolders(n + k); !ok {
+			for at := runHeader + n; at < runHeader+n+k; at++ {
+				if names != nil && names[at] != 0 {
+					t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
+				}
 			}
-			end(words, n)
 			return 0
 		}
-		atomic.StoreUint64(&words[1], who)
-		atomic.StoreUint64(&words[2], mask)
-		t.arena.release(ref(old))
-	} else {
-		atomic.StoreUint64(&words[1], words[1]&holderMask) // what came behind the run's end comes behind its middle now
-		atomic.StoreUint64(&words[2], words[2]|ones(k)<<n)
 	}
+	old := words[1]
+	if longer {
+		begin(words)
+	}
+	atomic.StoreUint64(&words[1], who)
+	atomic.StoreUint64(&words[2], mask)
 	end(words, n+k)
+	if shared {
+		t.arena.release(ref(old))
+	}
+	for i := range k {
+		t.table.insert(seqs[i], r+ref(runHeader+n+i))
+	}
 	t.blocks += k
 	h.blocks += k
 	h.n += k
