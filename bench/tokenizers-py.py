@@ -13,6 +13,13 @@ def resident():
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
 
 
+def settle():
+    """Keeps the process busy before the clock starts, as every engine is: see README.md."""
+    start = time.process_time_ns()
+    while time.process_time_ns() - start < 8_000_000:
+        pass
+
+
 def main():
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
 
@@ -27,7 +34,9 @@ def main():
         if operation != b"e":
             sys.exit("unknown operation %r" % operation)
         answers = []
-        for text in [stdin.read(number()).decode() for _ in range(number())]:
+        texts = [stdin.read(number()).decode() for _ in range(number())]
+        settle()
+        for text in texts:
             start = time.process_time_ns()
             ids = tokenizer.encode(text).ids
             answers.append((time.process_time_ns() - start, ids))

@@ -181,9 +181,8 @@ func threads(out io.Writer, texts []string, m *tokenizer.Model, n int) error {
 	return binary.Write(out, binary.LittleEndian, took)
 }
 
-// settle keeps the process busy until Go's runtime has noticed. When a Go program wakes after a pause, the runtime's monitor
-// thread looks at it every 20 microseconds for the first milliseconds, which with all its timers and switches takes a fifth of a
-// core; it is no part of encoding, but of having been asleep while the other engines had their turn.
+// settle keeps the process busy before the clock starts, as every engine is: when a Go program wakes after a pause, the
+// runtime's monitor thread looks at it every 20 microseconds for the first milliseconds, which is no part of encoding.
 func settle() {
 	const enough = 8_000_000 // ns
 	for start := cpuTime(); cpuTime()-start < enough; {
