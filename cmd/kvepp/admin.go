@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"time"
 )
 
 // adminToken reads the token that requests to the admin address must bring; "" when none is asked for.
@@ -23,6 +24,12 @@ func adminToken(file string) (string, error) {
 		return "", errors.New("--admin-token-file: the file is empty; put a secret into it, in one line")
 	}
 	return token, nil
+}
+
+// webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a minute.
+// What takes longer by nature, as a dump does, sets deadlines of its own.
+func webServer(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute}
 }
 
 // guarded lets requests through that bring the token, and whoever asks for health.

@@ -325,13 +325,14 @@ func (o *options) withoutEffect() []string {
 	}
 	if o.scoring.OverlapScoreCredit == 0 {
 		add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
-			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes")
+			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout")
 		return unread
 	}
 	if o.kvEvents {
 		add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
 	} else {
-		add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes")
+		add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes", "index-peers", "warmup-timeout")
 	}
 	return unread
 }

@@ -375,6 +375,7 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-max-tree-size=9", "--router-prune-target-ratio=0.5", "--router-approximate-cache-policy=lru"}, 0},
 		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 2},
 		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
+		{[]string{"--no-router-kv-events", "--index-peers=http://10.0.0.9:9091", "--warmup-timeout=1s"}, 2},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.withoutEffect(); len(got) != c.want {

@@ -178,9 +178,8 @@ func runIndexer(o *indexerOptions) error {
 	mux := http.NewServeMux()
 	registry.Handle(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
-	indexerGauges(m, registry, events)
-	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
-	server := &http.Server{Handler: service.Counted(mux, m.NewIndexerService()), ReadHeaderTimeout: 10 * time.Second}
+	indexerGauges(m, registry, events, index)
+	server := webServer(service.Counted(mux, m.NewIndexerService()))
 	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
 	if err != nil {
 		return err
@@ -198,8 +197,9 @@ func runIndexer(o *indexerOptions) error {
 	return server.Shutdown(last)
 }
 
-// indexerGauges shows what the registry and the feed count.
-func indexerGauges(m *metrics.Metrics, registry *service.Registry, events *feed.Feed) {
+// indexerGauges shows what the registry, the feed and the index count.
+func indexerGauges(m *metrics.Metrics, registry *service.Registry, events *feed.Feed, index *indexer.Index) {
+	indexGauges(m, index)
 	m.Source(metrics.IndexerModels, metrics.IndexerModelsHelp, nil, func() float64 { models, _ := registry.Counts(); return float64(models) })
 	m.Source(metrics.IndexerWorkers, metrics.IndexerWorkersHelp, nil, func() float64 { _, workers := registry.Counts(); return float64(workers) })
 	for _, status := range []string{"active", "pending"} {

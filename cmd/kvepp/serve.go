@@ -189,27 +189,7 @@ func warnOnce(log *slog.Logger, text string) {
 // gauges shows what the packages without metrics of their own count.
 func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
-	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
-	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
-	m.Source(metrics.IndexPredicted, metrics.IndexPredictedHelp, nil, func() float64 { return float64(index.Stats().Predicted) })
-	m.Source(metrics.IndexMaxBytes, metrics.IndexMaxBytesHelp, nil, func() float64 { return float64(index.Stats().MaxBytes) })
-	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
-		if index.AtBound() {
-			return 1
-		}
-		return 0
-	})
-	for outcome, count := range map[string]func(indexer.Stats) uint64{
-		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
-		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
-		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
-		"expired":          func(s indexer.Stats) uint64 { return s.Expired },
-		"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
-		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
-	} {
-		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},
-			func() float64 { return float64(count(index.Stats())) })
-	}
+	indexGauges(m, index)
 	if events != nil {
 		m.Source(metrics.SilentWorkers, metrics.SilentWorkersHelp, nil, func() float64 { return float64(events.Silent()) })
 	}
@@ -230,6 +210,31 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 			}
 			return float64(no)
 		})
+	}
+}
+
+// indexGauges shows what the index counts.
+func indexGauges(m *metrics.Metrics, index *indexer.Index) {
+	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
+	m.Source(metrics.IndexPredicted, metrics.IndexPredictedHelp, nil, func() float64 { return float64(index.Stats().Predicted) })
+	m.Source(metrics.IndexMaxBytes, metrics.IndexMaxBytesHelp, nil, func() float64 { return float64(index.Stats().MaxBytes) })
+	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
+		if index.AtBound() {
+			return 1
+		}
+		return 0
+	})
+	for outcome, count := range map[string]func(indexer.Stats) uint64{
+		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
+		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
+		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
+		"expired":          func(s indexer.Stats) uint64 { return s.Expired },
+		"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
+		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
+	} {
+		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count(index.Stats())) })
 	}
 }
 
@@ -277,9 +282,9 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
-	web := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	web := webServer(mux)
 	defer web.Close()
-	questions := &http.Server{Handler: admin, ReadHeaderTimeout: 10 * time.Second}
+	questions := webServer(admin)
 	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
