@@ -171,7 +171,7 @@ func runIndexer(o *indexerOptions) error {
 	}
 	if len(peers) > 0 {
 		warm, cancel := context.WithTimeout(ctx, warmUpTimeout)
-		service.WarmUp(warm, peers, "", workers, events, log)
+		registry.WarmUp(warm, peers, "")
 		cancel()
 	}
 

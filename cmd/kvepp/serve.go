@@ -100,9 +100,10 @@ func serve(o *options) error {
 			return err
 		}
 	}
+	reader := service.NewReader(endpoints, index, events, log)
 	if events != nil && len(o.indexPeers) > 0 {
 		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
-		service.WarmUp(warm, o.indexPeers, token, endpoints, events, log)
+		reader.WarmUp(warm, o.indexPeers, token)
 		cancel()
 	}
 	gauges(m, book, index, endpoints, events)
@@ -118,7 +119,7 @@ func serve(o *options) error {
 	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
 		router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
 	mux := http.NewServeMux()
-	service.NewReader(endpoints, index, events, log).Handle(mux)
+	reader.Handle(mux)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
 }
 

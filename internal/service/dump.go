@@ -167,24 +167,26 @@ func (d *dumped) stored() (s kvblock.Stored, ok bool) {
 	return s, true
 }
 
-// readDump reads a dump, and gives every event to event with the block size of its model.
-func readDump(in *bufio.Reader, event func(blockSize int, d *dumped) error) error {
+// readDump reads a dump, and gives every event to event with the name and the block size of the part that it stands in.
+func readDump(in *bufio.Reader, event func(part string, blockSize int, d *dumped) error) error {
 	dec := json.NewDecoder(in)
 	if err := expect(dec, json.Delim('{')); err != nil {
 		return err
 	}
 	for dec.More() {
-		if _, err := dec.Token(); err != nil { // the model
+		key, err := dec.Token()
+		if err != nil {
 			return err
 		}
-		if err := readModel(dec, event); err != nil {
+		part, _ := key.(string) // as every key is
+		if err := readPart(dec, func(blockSize int, d *dumped) error { return event(part, blockSize, d) }); err != nil {
 			return err
 		}
 	}
 	return expect(dec, json.Delim('}'))
 }
 
-func readModel(dec *json.Decoder, event func(blockSize int, d *dumped) error) error {
+func readPart(dec *json.Decoder, event func(blockSize int, d *dumped) error) error {
 	if err := expect(dec, json.Delim('{')); err != nil {
 		return err
 	}

@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
 	"kvepp/indexer/feed"
 	"kvepp/kvblock"
-	"kvepp/pool"
 )
 
 // maxDumpBytes bounds what is read of a peer's dump.
@@ -23,15 +21,16 @@ const maxDumpBytes = 4 << 30
 // and the subscription would be lost, and the worker's part of the dump with it.
 const connectFirst = 2 * time.Second
 
-// WarmUp fills the index of p's workers from the peers' dumps, while f holds back their events, and returns when that is done
-// or ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only leave the index
-// as empty as it was. token may be empty. The workers must have joined after f.Hold; WarmUp releases f.
-func WarmUp(ctx context.Context, peers []string, token string, p *pool.Pool, f *feed.Feed, log *slog.Logger) {
-	defer f.Release()
+// WarmUp fills the index from the peers' dumps, while the feed holds back the workers' events, and returns when that is done or
+// ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only leave the index as
+// empty as it was. token may be empty. There must be a feed, and the workers must have joined after its Hold; WarmUp calls its
+// Release.
+func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
+	defer r.feed.Release()
 	connected, cancel := context.WithTimeout(ctx, connectFirst)
 	defer cancel()
 	for tick := time.NewTicker(10 * time.Millisecond); connected.Err() == nil; {
-		if _, missing := f.Subscriptions(); missing == 0 {
+		if _, missing := r.feed.Subscriptions(); missing == 0 {
 			break
 		}
 		select {
@@ -39,7 +38,7 @@ func WarmUp(ctx context.Context, peers []string, token string, p *pool.Pool, f *
 		case <-connected.Done():
 		}
 	}
-	l := newLoader(p, f)
+	l := r.newLoader()
 	for _, peer := range peers {
 		if len(l.wanted) == 0 {
 			break
@@ -47,10 +46,10 @@ func WarmUp(ctx context.Context, peers []string, token string, p *pool.Pool, f *
 		begin, before := time.Now(), l.blocks
 		err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump", token)
 		if err != nil {
-			log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
+			r.log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
 			continue
 		}
-		log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
+		r.log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
 	}
 }
 
@@ -68,21 +67,26 @@ type worker struct {
 
 type wanted struct {
 	number    kvblock.Worker
+	part      string // of a dump that is about the worker; empty: the one that it stands in first
 	blockSize int
 	learn     func(blockSize int)
 	at        feed.Position
 	begun     bool
 }
 
-func newLoader(p *pool.Pool, f *feed.Feed) *loader {
-	l := &loader{feed: f, wanted: map[worker]*wanted{}}
-	s := p.Acquire()
+func (r *Reader) newLoader() *loader {
+	l := &loader{feed: r.feed, wanted: map[worker]*wanted{}}
+	s := r.pool.Acquire()
 	defer s.Release()
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		number := w.Worker
-		l.wanted[worker{w.InstanceID, w.Rank}] = &wanted{number: number, blockSize: w.BlockSize,
-			learn: func(blockSize int) { p.ReportBlockSize(number, blockSize) }}
+		part := ""
+		if r.named {
+			part = r.serves(w).String()
+		}
+		l.wanted[worker{w.InstanceID, w.Rank}] = &wanted{number: number, part: part, blockSize: w.BlockSize,
+			learn: func(blockSize int) { r.pool.ReportBlockSize(number, blockSize) }}
 	}
 	return l
 }
@@ -113,14 +117,16 @@ func (l *loader) load(ctx context.Context, url, token string) error {
 	return err
 }
 
-// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over.
-func (l *loader) event(blockSize int, d *dumped) error {
+// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over. Instance ids
+// may be small numbers that people chose, so that two models of a dump have a worker of the same.
+func (l *loader) event(part string, blockSize int, d *dumped) error {
 	w := l.wanted[worker{d.WorkerID, d.Event.Rank}]
 	s, ok := d.stored()
-	if w == nil || !ok || w.blockSize != 0 && blockSize != w.blockSize {
+	if w == nil || !ok || w.part != "" && part != w.part || w.blockSize != 0 && blockSize != w.blockSize {
 		return nil
 	}
 	if !w.begun {
+		w.part = part
 		if w.begun = true; d.Position != nil {
 			w.at = feed.Position{Known: true, Next: d.Position.Next, Timestamp: d.Position.Timestamp}
 		}

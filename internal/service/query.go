@@ -19,7 +19,9 @@ type Reader struct {
 	feed  *feed.Feed // nil: there are no events
 	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
-	serves  func(w *pool.Worker) served
+	serves func(w *pool.Worker) served
+	// named says that the workers of another's dump must have the same model and routing group.
+	named   bool
 	idle    sync.Pool  // of *lookup
 	dumping sync.Mutex // held while a dump is written
 }

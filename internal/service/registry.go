@@ -61,6 +61,7 @@ type Registration struct {
 func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
 	r := &Registry{pool: p}
 	r.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
+	r.named = true
 	return r
 }
 

@@ -203,29 +203,29 @@ func TestReadDump(t *testing.T) {
 	var got []string
 	// An event of data "cleared" is no object: the whole dump is then in doubt from there.
 	text := strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)
-	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(blockSize int, d *dumped) error {
+	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(part string, blockSize int, d *dumped) error {
 		s, ok := d.stored()
-		got = append(got, fmt.Sprint(blockSize, d.WorkerID, d.Event.Rank, d.Position != nil, s, ok))
+		got = append(got, fmt.Sprint(part, blockSize, d.WorkerID, d.Event.Rank, d.Position != nil, s, ok))
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		fmt.Sprint(4, 7, 0, true, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 1<<64 - 1}}}, true),
-		fmt.Sprint(4, 7, 1, false, kvblock.Stored{HasParent: true, Parent: 1, Tier: kvblock.TierHostPinned, Blocks: []kvblock.StoredBlock{{Engine: 2, Local: 3}}}, true),
-		fmt.Sprint(4, 7, 0, false, kvblock.Stored{}, false),
-		fmt.Sprint(4, 7, 0, false, kvblock.Stored{}, false),
+		fmt.Sprint("m:default", 4, 7, 0, true, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 1<<64 - 1}}}, true),
+		fmt.Sprint("m:default", 4, 7, 1, false, kvblock.Stored{HasParent: true, Parent: 1, Tier: kvblock.TierHostPinned, Blocks: []kvblock.StoredBlock{{Engine: 2, Local: 3}}}, true),
+		fmt.Sprint("m:default", 4, 7, 0, false, kvblock.Stored{}, false),
+		fmt.Sprint("m:default", 4, 7, 0, false, kvblock.Stored{}, false),
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, bad := range []string{"", "[", "{", `{"m": 1}`, `{"m": {"events": 1}}`, `{"m": {"events": [1]}}`, text[:len(text)-3], dumpText} {
-		if readDump(bufio.NewReader(strings.NewReader(bad)), func(int, *dumped) error { return nil }) == nil {
+		if readDump(bufio.NewReader(strings.NewReader(bad)), func(string, int, *dumped) error { return nil }) == nil {
 			t.Errorf("%.40q was read", bad)
 		}
 	}
 	stop := errors.New("stop")
-	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(int, *dumped) error { return stop }); !errors.Is(err, stop) {
+	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(string, int, *dumped) error { return stop }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
 }
@@ -234,7 +234,7 @@ func FuzzReadDump(f *testing.F) {
 	f.Add(dumpText)
 	f.Add(strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1))
 	f.Fuzz(func(t *testing.T, text string) {
-		_ = readDump(bufio.NewReader(strings.NewReader(text)), func(_ int, d *dumped) error {
+		_ = readDump(bufio.NewReader(strings.NewReader(text)), func(_ string, _ int, d *dumped) error {
 			if s, ok := d.stored(); ok && len(s.Blocks) == 0 {
 				t.Fatal("a store of no block")
 			}
@@ -296,6 +296,28 @@ func TestDump(t *testing.T) {
 	h.registry.dumping.Unlock()
 }
 
+// TestPartsAreKeptApart: of a dump in which two models have a worker of one instance id, one part is a worker's.
+func TestPartsAreKeptApart(t *testing.T) {
+	h := newHouse(t)
+	h.want("/register", `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	first := strings.Replace(dumpText[:strings.Index(dumpText, ",\n\t{")], `"next": 5`, `"next": 99`, 1)
+	text := strings.Replace(first, "m:default", "a:default", 1) + "]}, " + strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)[1:]
+	for _, c := range []struct {
+		named bool
+		part  string
+		next  uint64
+	}{{true, "m:default", 5}, {false, "a:default", 99}} {
+		h.registry.named = c.named
+		l := h.registry.newLoader()
+		if err := readDump(bufio.NewReader(strings.NewReader(text)), l.event); err != nil {
+			t.Fatal(err)
+		}
+		if w := l.wanted[worker{7, 0}]; !w.begun || w.part != c.part || w.at.Next != c.next {
+			t.Errorf("named %t: %+v", c.named, w)
+		}
+	}
+}
+
 // TestWarmUpEnds, whatever the peers do.
 func TestWarmUpEnds(t *testing.T) {
 	hang := make(chan struct{})
@@ -323,7 +345,7 @@ func TestWarmUpEnds(t *testing.T) {
 	defer cancel()
 	done := make(chan struct{})
 	go func() {
-		WarmUp(ctx, []string{"http://127.0.0.1:9", "::", peer.URL + "/broken/", peer.URL + "/slow"}, "secret", h.pool, h.feed, quiet)
+		h.registry.WarmUp(ctx, []string{"http://127.0.0.1:9", "::", peer.URL + "/broken/", peer.URL + "/slow"}, "secret")
 		close(done)
 	}()
 	select {
