@@ -50,8 +50,11 @@ static int zmqsub_receive(void *socket, zmqsub_batch *b) {
 			int keep = m->frames < ZMQSUB_FRAMES;
 			zmq_msg_t *msg = keep ? &m->msg[m->frames] : &surplus;
 			zmq_msg_init(msg);
-			if (zmq_msg_recv(msg, socket, ZMQ_DONTWAIT) < 0) {
-				int error = zmq_errno();
+			int error;
+			do // a signal must not look like the end of what is there
+				error = zmq_msg_recv(msg, socket, ZMQ_DONTWAIT) < 0 ? zmq_errno() : 0;
+			while (error == EINTR);
+			if (error) {
 				zmq_msg_close(msg);
 				zmqsub_release(m); // the frames of a message arrive together: only the first can be missing
 				return b->messages > 0 ? 0 : error;
@@ -78,21 +81,24 @@ static void zmqsub_free(zmqsub_batch *b) {
 	free(b);
 }
 
-// These return 0 or the error number, which Go would otherwise read in another call.
-static int zmqsub_set_int(void *s, int option, int value) { return zmq_setsockopt(s, option, &value, sizeof value) ? zmq_errno() : 0; }
-static int zmqsub_set_int64(void *s, int option, int64_t value) { return zmq_setsockopt(s, option, &value, sizeof value) ? zmq_errno() : 0; }
-static int zmqsub_set_bytes(void *s, int option, const void *p, size_t n) { return zmq_setsockopt(s, option, p, n) ? zmq_errno() : 0; }
-static int zmqsub_fd(void *s, int *fd) { size_t n = sizeof *fd; return zmq_getsockopt(s, ZMQ_FD, fd, &n) ? zmq_errno() : 0; }
-static int zmqsub_connect(void *s, const char *endpoint) { return zmq_connect(s, endpoint) ? zmq_errno() : 0; }
-static int zmqsub_disconnect(void *s, const char *endpoint) { return zmq_disconnect(s, endpoint) ? zmq_errno() : 0; }
-static int zmqsub_monitor(void *s, const char *endpoint, int events) { return zmq_socket_monitor(s, endpoint, events) ? zmq_errno() : 0; }
+// These return 0 or the error number, which Go would otherwise read in another call. Each is called again when a signal
+// interrupted it before it did anything: Go's scheduler sends signals all the time.
+#define ZMQSUB_DO(call) int error; do error = (call) < 0 ? zmq_errno() : 0; while (error == EINTR); return error
+
+static int zmqsub_set_int(void *s, int option, int value) { ZMQSUB_DO(zmq_setsockopt(s, option, &value, sizeof value)); }
+static int zmqsub_set_int64(void *s, int option, int64_t value) { ZMQSUB_DO(zmq_setsockopt(s, option, &value, sizeof value)); }
+static int zmqsub_set_bytes(void *s, int option, const void *p, size_t n) { ZMQSUB_DO(zmq_setsockopt(s, option, p, n)); }
+static int zmqsub_fd(void *s, int *fd) { size_t n = sizeof *fd; ZMQSUB_DO(zmq_getsockopt(s, ZMQ_FD, fd, &n)); }
+static int zmqsub_connect(void *s, const char *endpoint) { ZMQSUB_DO(zmq_connect(s, endpoint)); }
+static int zmqsub_disconnect(void *s, const char *endpoint) { ZMQSUB_DO(zmq_disconnect(s, endpoint)); }
+static int zmqsub_monitor(void *s, const char *endpoint, int events) { ZMQSUB_DO(zmq_socket_monitor(s, endpoint, events)); }
+static int zmqsub_send(void *s, const void *p, size_t n, int flags) { ZMQSUB_DO(zmq_send(s, p, n, flags | ZMQ_DONTWAIT)); }
 static void *zmqsub_socket(void *ctx, int kind, int *error) { void *s = zmq_socket(ctx, kind); *error = s ? 0 : zmq_errno(); return s; }
 
 // An empty frame and one more, at once or not at all: a socket that is ready for the first is ready for both.
 static int zmqsub_request(void *s, const void *p, size_t n) {
-	if (zmq_send(s, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
-		return zmq_errno();
-	return zmq_send(s, p, n, ZMQ_DONTWAIT) < 0 ? zmq_errno() : 0;
+	int error = zmqsub_send(s, "", 0, ZMQ_SNDMORE);
+	return error ? error : zmqsub_send(s, p, n, 0);
 }
 */
 import "C"
@@ -204,7 +210,7 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	if s.next == int(s.batch.messages) {
 		s.next = 0
 		if number := C.zmqsub_receive(s.p, s.batch); number != 0 {
-			if number == C.EAGAIN || number == C.EINTR {
+			if number == C.EAGAIN {
 				return nil, false, nil
 			}
 			return nil, false, failure(number)

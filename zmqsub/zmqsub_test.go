@@ -523,14 +523,32 @@ func TestReplayTimesOut(t *testing.T) {
 	r.want(t, "0 :p0", "1 :p1", "gap 2-4", "4 :p4")
 }
 
+// reserve takes a port on which nobody listens: connections to it are refused, and nobody else gets it before free.
+func reserve(t *testing.T) (endpoint string, free func()) {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free = sync.OnceFunc(func() { syscall.Close(fd) })
+	t.Cleanup(free)
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	address, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("tcp://127.0.0.1:%d", address.(*syscall.SockaddrInet4).Port), free
+}
+
 func TestReplayUnreachable(t *testing.T) {
-	gone := publish(t, "")
-	gone.close()
+	gone, _ := reserve(t)
 	p := publish(t, "")
 	h := newHub(t)
 	h.timing.replayConnect = 50 * time.Millisecond
 	r := newRecorder()
-	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint, ReplayTimeout: time.Hour}, r); err != nil {
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone, ReplayTimeout: time.Hour}, r); err != nil {
 		t.Fatal(err)
 	}
 	p.subscribed(1)
@@ -545,19 +563,19 @@ func TestReplayUnreachable(t *testing.T) {
 
 // What is lost while the replay socket is not there is had when it is.
 func TestReplayComesLater(t *testing.T) {
-	gone := publish(t, "")
-	gone.close()
+	gone, free := reserve(t)
 	p := publish(t, "")
 	h := newHub(t)
 	h.timing.replayConnect, h.timing.replayPause = 50*time.Millisecond, 200*time.Millisecond
 	r := newRecorder()
-	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone.endpoint}, r); err != nil {
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone}, r); err != nil {
 		t.Fatal(err)
 	}
 	p.subscribed(1)
 	p.send("", 2, "p2")
 	r.want(t, "gap 0-2", "2 :p2")
-	offerReplayAt(t, gone.endpoint, func(from uint64) [][]any { return threeFrames(from, 3) })
+	free()
+	offerReplayAt(t, gone, func(from uint64) [][]any { return threeFrames(from, 3) })
 	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2")
 	p.send("", 3, "p3")
 	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3")
