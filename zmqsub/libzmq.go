@@ -225,6 +225,10 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	return s.view[:n], true, nil
 }
 
+// unmonitor ends the observation. While somebody observes, libzmq waits for them: an observer that is closed before stops the
+// I/O thread for good.
+func (s *socket) unmonitor() { _ = failure(C.zmqsub_monitor(s.p, nil, 0)) }
+
 // buffered says whether the next message was taken off the queue already.
 func (s *socket) buffered() bool { return s.batch != nil && s.next < int(s.batch.messages) }
 

@@ -22,8 +22,11 @@ const breath = 100 * time.Microsecond
 
 // run follows the subscription until it is stopped. It is the only goroutine that touches its sockets and its handler.
 func (s *Subscription) run() {
-	defer s.live.close()
-	defer s.monitor.close()
+	defer func() {
+		s.live.unmonitor()
+		s.live.close()
+		s.monitor.close()
+	}()
 	pause := time.NewTimer(time.Hour)
 	defer pause.Stop()
 	defer s.revive.Stop()

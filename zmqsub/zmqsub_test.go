@@ -984,6 +984,27 @@ func TestCloseDuringReplay(t *testing.T) {
 	}
 }
 
+// Subscriptions that end while they try to connect leave the others, who share their I/O threads, alone.
+func TestCloseWhileConnecting(t *testing.T) {
+	refused, _ := reserve(t)
+	p := publish(t, "")
+	h := newHub(t)
+	for range 200 {
+		s, err := h.Subscribe(Config{Endpoint: refused}, newRecorder())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+	for range 2 * ioThreads {
+		r := newRecorder()
+		if _, err := h.Subscribe(Config{Endpoint: p.endpoint}, r); err != nil {
+			t.Fatal(err)
+		}
+		r.until(t, "the connection", func() bool { return r.count("connected") == 1 })
+	}
+}
+
 func TestHubClose(t *testing.T) {
 	before := openFiles(t)
 	h, err := NewHub()

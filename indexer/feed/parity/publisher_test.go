@@ -315,11 +315,11 @@ func TestPublishers(t *testing.T) {
 					p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids", [][]int{{4004}, {4008}}))
 				}
 				eventually(t, "two blocks of EAGLE's", func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 })
-				s := h.pool.Acquire()
-				defer s.Release()
-				if !s.Workers[0].EAGLE || s.Workers[0].BlockSize != blockSize {
-					t.Errorf("the pool knows %+v", s.Workers[0])
-				}
+				eventually(t, "the pool knows of both", func() bool {
+					s := h.pool.Acquire()
+					defer s.Release()
+					return s.Workers[0].EAGLE && s.Workers[0].BlockSize == blockSize
+				})
 			})
 		}
 	}
