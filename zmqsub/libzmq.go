@@ -80,126 +80,60 @@ static void zmqsub_free(zmqsub_batch *b) {
 		zmqsub_release(&b->message[i]);
 	free(b);
 }
-
-// These return 0 or the error number, which Go would otherwise read in another call. Each is called again when a signal
-// interrupted it before it did anything: Go's scheduler sends signals all the time.
-#define ZMQSUB_DO(call) int error; do error = (call) < 0 ? zmq_errno() : 0; while (error == EINTR); return error
-
-static int zmqsub_set_int(void *s, int option, int value) { ZMQSUB_DO(zmq_setsockopt(s, option, &value, sizeof value)); }
-static int zmqsub_set_int64(void *s, int option, int64_t value) { ZMQSUB_DO(zmq_setsockopt(s, option, &value, sizeof value)); }
-static int zmqsub_set_bytes(void *s, int option, const void *p, size_t n) { ZMQSUB_DO(zmq_setsockopt(s, option, p, n)); }
-static int zmqsub_fd(void *s, int *fd) { size_t n = sizeof *fd; ZMQSUB_DO(zmq_getsockopt(s, ZMQ_FD, fd, &n)); }
-static int zmqsub_connect(void *s, const char *endpoint) { ZMQSUB_DO(zmq_connect(s, endpoint)); }
-static int zmqsub_disconnect(void *s, const char *endpoint) { ZMQSUB_DO(zmq_disconnect(s, endpoint)); }
-static int zmqsub_monitor(void *s, const char *endpoint, int events) { ZMQSUB_DO(zmq_socket_monitor(s, endpoint, events)); }
-static int zmqsub_send(void *s, const void *p, size_t n, int flags) { ZMQSUB_DO(zmq_send(s, p, n, flags | ZMQ_DONTWAIT)); }
-static void *zmqsub_socket(void *ctx, int kind, int *error) { void *s = zmq_socket(ctx, kind); *error = s ? 0 : zmq_errno(); return s; }
-
-// An empty frame and one more, at once or not at all: a socket that is ready for the first is ready for both.
-static int zmqsub_request(void *s, const void *p, size_t n) {
-	int error = zmqsub_send(s, "", 0, ZMQ_SNDMORE);
-	return error ? error : zmqsub_send(s, p, n, 0);
-}
 */
 import "C"
 
 import (
 	"errors"
 	"syscall"
-	"time"
 	"unsafe"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // maxFrames is how many frames of a message are kept.
 const maxFrames = C.ZMQSUB_FRAMES
 
-type socketKind C.int
+// observedEvents are those that tell the state of a connection, and whether libzmq goes on trying.
+const observedEvents = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED |
+	zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
-const (
-	kindSub    socketKind = C.ZMQ_SUB
-	kindPair   socketKind = C.ZMQ_PAIR
-	kindDealer socketKind = C.ZMQ_DEALER
-)
-
-func (k socketKind) String() string {
-	return map[socketKind]string{kindSub: "SUB", kindPair: "PAIR", kindDealer: "DEALER"}[k]
-}
-
-// The events of a connection that a monitor tells.
-const (
-	eventConnected          = C.ZMQ_EVENT_CONNECTED
-	eventConnectRetried     = C.ZMQ_EVENT_CONNECT_RETRIED
-	eventHandshakeSucceeded = C.ZMQ_EVENT_HANDSHAKE_SUCCEEDED
-
-	// observedEvents are those that tell the state of a connection, and whether libzmq goes on trying.
-	observedEvents = eventConnected | eventConnectRetried | C.ZMQ_EVENT_DISCONNECTED | eventHandshakeSucceeded |
-		C.ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | C.ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | C.ZMQ_EVENT_HANDSHAKE_FAILED_AUTH
-)
-
-// failure turns libzmq's error number into an error, nil for 0.
-func failure(number C.int) error {
-	switch number {
-	case 0:
-		return nil
-	case C.EAGAIN:
-		return syscall.EAGAIN
-	}
-	return errors.New(C.GoString(C.zmq_strerror(number)))
-}
-
-// zmqContext is libzmq's context: its I/O threads and sockets.
-type zmqContext struct{ p unsafe.Pointer }
-
-func newContext(threads, sockets int) (*zmqContext, error) {
-	p, err := C.zmq_ctx_new()
-	if p == nil {
+// newContext makes libzmq's context: its I/O threads and sockets.
+func newContext(threads, sockets int) (*zmq.Context, error) {
+	ctx, err := zmq.NewContext()
+	if err != nil {
 		return nil, err
 	}
-	for option, value := range map[C.int]C.int{C.ZMQ_IO_THREADS: C.int(threads), C.ZMQ_MAX_SOCKETS: C.int(sockets), C.ZMQ_BLOCKY: 0} {
-		if C.zmq_ctx_set(p, option, value) != 0 {
-			err := failure(C.zmq_errno())
-			C.zmq_ctx_term(p)
-			return nil, err
-		}
+	if err := errors.Join(ctx.SetIoThreads(threads), ctx.SetMaxSockets(sockets), ctx.SetBlocky(false)); err != nil {
+		return nil, errors.Join(err, ctx.Term())
 	}
-	return &zmqContext{p}, nil
-}
-
-// term waits for the sockets to be closed.
-func (c *zmqContext) term() error {
-	for {
-		n, err := C.zmq_ctx_term(c.p)
-		if n == 0 {
-			return nil
-		}
-		if !errors.Is(err, syscall.EINTR) {
-			return err
-		}
-	}
+	return ctx, nil
 }
 
 // socket is one of libzmq's. One goroutine at a time may use it; it may move between OS threads as long as a full memory
 // barrier lies in between, which a goroutine's move between threads is.
 type socket struct {
-	p     unsafe.Pointer
+	*zmq.Socket
 	batch *C.zmqsub_batch // made when the first message is received
 	next  int             // the next message of batch to give out
 	view  [maxFrames][]byte
 }
 
-func newSocket(ctx *zmqContext, kind socketKind) (*socket, error) {
-	var number C.int
-	p := C.zmqsub_socket(ctx.p, C.int(kind), &number)
-	if p == nil {
-		return nil, failure(number)
+func newSocket(ctx *zmq.Context, kind zmq.Type) (*socket, error) {
+	s, err := ctx.NewSocket(kind)
+	if err != nil {
+		return nil, err
 	}
-	return &socket{p: p}, nil
+	return &socket{Socket: s}, nil
 }
 
 func (s *socket) close() {
 	C.zmqsub_free(s.batch)
-	C.zmq_close(s.p)
+	s.Socket.Close()
 }
+
+// handle is what libzmq calls the socket. The binding tells nobody, but keeps it in its first field; a test holds it to that.
+func (s *socket) handle() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s.Socket)) }
 
 // receive takes the next message off the queue without waiting; ok is false if there is none. Frames beyond maxFrames are
 // dropped. The frames are libzmq's memory, valid until the next call.
@@ -209,11 +143,11 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	}
 	if s.next == int(s.batch.messages) {
 		s.next = 0
-		if number := C.zmqsub_receive(s.p, s.batch); number != 0 {
+		if number := C.zmqsub_receive(s.handle(), s.batch); number != 0 {
 			if number == C.EAGAIN {
 				return nil, false, nil
 			}
-			return nil, false, failure(number)
+			return nil, false, zmq.Errno(number)
 		}
 	}
 	m := &s.batch.message[s.next]
@@ -227,71 +161,38 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 
 // unmonitor ends the observation. While somebody observes, libzmq waits for them: an observer that is closed before stops the
 // I/O thread for good.
-func (s *socket) unmonitor() { _ = failure(C.zmqsub_monitor(s.p, nil, 0)) }
+func (s *socket) unmonitor() { _ = s.Monitor("", 0) }
 
 // buffered says whether the next message was taken off the queue already.
 func (s *socket) buffered() bool { return s.batch != nil && s.next < int(s.batch.messages) }
 
-// request sends an empty frame and p. The error is EAGAIN while there is no connection.
+// request sends an empty frame and p, at once or not at all: a socket that is ready for the first is ready for both. The
+// error is EAGAIN while there is no connection.
 func (s *socket) request(p []byte) error {
-	return failure(C.zmqsub_request(s.p, unsafe.Pointer(unsafe.SliceData(p)), C.size_t(len(p))))
-}
-
-func (s *socket) fd() (int, error) {
-	var fd C.int
-	err := failure(C.zmqsub_fd(s.p, &fd))
-	return int(fd), err
-}
-
-func (s *socket) setInt(option C.int, value int) error {
-	return failure(C.zmqsub_set_int(s.p, option, C.int(value)))
-}
-
-func (s *socket) setMilliseconds(option C.int, d time.Duration) error {
-	return s.setInt(option, int(d/time.Millisecond))
-}
-
-// subscribe asks for the topics with this prefix.
-func (s *socket) subscribe(prefix string) error {
-	return failure(C.zmqsub_set_bytes(s.p, C.ZMQ_SUBSCRIBE, unsafe.Pointer(unsafe.StringData(prefix)), C.size_t(len(prefix))))
+	_, err := s.SendMessageDontwait("", p)
+	if err != nil && zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
+		return syscall.EAGAIN
+	}
+	return err
 }
 
 // configure sets the options of every connection.
 func (s *socket) configure(c *Config, t *timing) error {
 	return errors.Join(
-		s.setInt(C.ZMQ_LINGER, 0),
-		s.setInt(C.ZMQ_IPV6, 1),
-		s.setInt(C.ZMQ_RCVHWM, t.highWaterMark),
-		s.setInt(C.ZMQ_TCP_KEEPALIVE, 1),
-		s.setMilliseconds(C.ZMQ_RECONNECT_IVL, t.reconnect),
-		s.setMilliseconds(C.ZMQ_RECONNECT_IVL_MAX, t.reconnectMax),
-		s.setMilliseconds(C.ZMQ_HANDSHAKE_IVL, t.handshake),
-		s.setMilliseconds(C.ZMQ_HEARTBEAT_IVL, t.heartbeat),
-		s.setMilliseconds(C.ZMQ_HEARTBEAT_TIMEOUT, t.heartbeatTimeout),
-		s.setMilliseconds(C.ZMQ_HEARTBEAT_TTL, t.heartbeatTimeout),
-		s.setMilliseconds(C.ZMQ_CONNECT_TIMEOUT, t.connect),
-		failure(C.zmqsub_set_int64(s.p, C.ZMQ_MAXMSGSIZE, C.int64_t(c.MaxMessageBytes))),
+		s.SetLinger(0),
+		s.SetIpv6(true),
+		s.SetRcvhwm(t.highWaterMark),
+		s.SetTcpKeepalive(1),
+		s.SetReconnectIvl(t.reconnect),
+		s.SetReconnectIvlMax(t.reconnectMax),
+		s.SetHandshakeIvl(t.handshake),
+		s.SetHeartbeatIvl(t.heartbeat),
+		s.SetHeartbeatTimeout(t.heartbeatTimeout),
+		s.SetHeartbeatTtl(t.heartbeatTimeout),
+		s.SetConnectTimeout(t.connect),
+		s.SetMaxmsgsize(c.MaxMessageBytes),
 	)
 }
 
 // onlyConnected keeps messages from being queued for a connection that is not there yet.
-func (s *socket) onlyConnected() error { return s.setInt(C.ZMQ_IMMEDIATE, 1) }
-
-func (s *socket) connect(endpoint string) error {
-	c := C.CString(endpoint)
-	defer C.free(unsafe.Pointer(c))
-	return failure(C.zmqsub_connect(s.p, c))
-}
-
-func (s *socket) disconnect(endpoint string) error {
-	c := C.CString(endpoint)
-	defer C.free(unsafe.Pointer(c))
-	return failure(C.zmqsub_disconnect(s.p, c))
-}
-
-// monitor lets a PAIR that connects to endpoint observe the socket.
-func (s *socket) monitor(endpoint string, events int) error {
-	c := C.CString(endpoint)
-	defer C.free(unsafe.Pointer(c))
-	return failure(C.zmqsub_monitor(s.p, c, C.int(events)))
-}
+func (s *socket) onlyConnected() error { return s.SetImmediate(true) }

@@ -7,6 +7,8 @@ import (
 	"hash/maphash"
 	"slices"
 	"time"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // digestSeed makes digests that mean something within this process only.
@@ -53,8 +55,8 @@ func (s *Subscription) run() {
 			for s.takeLive(burst) == burst {
 			}
 			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
-			_ = s.live.disconnect(s.config.Endpoint)
-			_ = s.live.connect(s.config.Endpoint)
+			_ = s.live.Disconnect(s.config.Endpoint)
+			_ = s.live.Connect(s.config.Endpoint)
 		}
 	}
 }
@@ -166,8 +168,8 @@ func (s *Subscription) followConnection() {
 // disconnects says whether the live connection has ended, of which followConnection has yet to hear.
 func (s *Subscription) disconnects() bool {
 	s.takeEvents()
-	return slices.ContainsFunc(s.unhandled, func(event uint16) bool {
-		return event != eventConnected && event != eventConnectRetried && event != eventHandshakeSucceeded
+	return slices.ContainsFunc(s.unhandled, func(event zmq.Event) bool {
+		return event != zmq.EVENT_CONNECTED && event != zmq.EVENT_CONNECT_RETRIED && event != zmq.EVENT_HANDSHAKE_SUCCEEDED
 	})
 }
 
@@ -180,17 +182,17 @@ func (s *Subscription) takeEvents() {
 		}
 		// The first frame begins with the event's number, 16 bits in the machine's byte order.
 		if len(frames[0]) >= 2 {
-			s.unhandled = append(s.unhandled, binary.NativeEndian.Uint16(frames[0]))
+			s.unhandled = append(s.unhandled, zmq.Event(binary.NativeEndian.Uint16(frames[0])))
 		}
 	}
 }
 
 // onConnection handles one of libzmq's events.
-func (s *Subscription) onConnection(event uint16) {
+func (s *Subscription) onConnection(event zmq.Event) {
 	s.revive.Stop()
 	switch event {
-	case eventConnected, eventConnectRetried:
-	case eventHandshakeSucceeded:
+	case zmq.EVENT_CONNECTED, zmq.EVENT_CONNECT_RETRIED:
+	case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 		if s.connected {
 			return
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"syscall"
 	"time"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // Replay is the outcome of asking a publisher for past messages.
@@ -83,7 +85,7 @@ func (s *Subscription) runReplay() {
 // or because the answer stopped after it brought something.
 func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
 	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
-	src, err := s.hub.connect(kindDealer, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
+	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
 	if err != nil {
 		s.malformed("cannot replay: %w", err)
 		return ReplayUnreachable, 0, false

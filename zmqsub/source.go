@@ -5,6 +5,8 @@ import (
 	"os"
 	"sync"
 	"syscall"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // source is a socket whose messages are waited for without a thread: ready has a token when something may have arrived.
@@ -15,13 +17,13 @@ type source struct {
 	ready  chan struct{}
 }
 
-func (h *Hub) newSource(kind socketKind) (*source, error) {
+func (h *Hub) newSource(kind zmq.Type) (*source, error) {
 	soc, err := newSocket(h.ctx, kind)
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new %v socket: %w", kind, err)
 	}
 	s := &source{socket: soc, poller: h.poller, ready: make(chan struct{}, 1)}
-	if s.fd, err = soc.fd(); err == nil {
+	if s.fd, err = soc.GetFd(); err == nil {
 		err = h.poller.add(s)
 	}
 	if err != nil {

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	zmq "github.com/pebbe/zmq4"
 )
 
 // ErrClosed says that the hub was closed.
@@ -132,7 +134,7 @@ var defaultTiming = timing{
 
 // Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
 type Hub struct {
-	ctx     *zmqContext
+	ctx     *zmq.Context
 	poller  *poller
 	timing  timing
 	replays chan struct{} // a token for each replay that runs
@@ -155,7 +157,7 @@ func NewHub() (*Hub, error) {
 		h.room, err = room()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("zmqsub: new hub: %w", errors.Join(err, ctx.term()))
+		return nil, fmt.Errorf("zmqsub: new hub: %w", errors.Join(err, ctx.Term()))
 	}
 	return h, nil
 }
@@ -200,7 +202,7 @@ func (h *Hub) Close() error {
 		<-s.done
 	}
 	h.poller.close()
-	return h.ctx.term()
+	return h.ctx.Term()
 }
 
 // Subscription is one running subscription.
@@ -214,9 +216,9 @@ type Subscription struct {
 	done chan struct{} // closed when run has ended
 
 	// The rest is run's.
-	live          *source  // the SUB socket
-	monitor       *source  // observes live
-	unhandled     []uint16 // events of the live connection that were read and not handled
+	live          *source     // the SUB socket
+	monitor       *source     // observes live
+	unhandled     []zmq.Event // events of the live connection that were read and not handled
 	connected     bool
 	revive        *time.Timer // runs while libzmq has not said that it will try again
 	sequence      sequence
@@ -250,7 +252,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	}
 	if config.ReplayEndpoint != "" {
 		// The socket for a replay is made when it is needed; a wrong endpoint should be known now.
-		probe, err := h.connect(kindDealer, config.ReplayEndpoint, &config, (*source).onlyConnected)
+		probe, err := h.connect(zmq.DEALER, config.ReplayEndpoint, &config, (*source).onlyConnected)
 		if err != nil {
 			return nil, err
 		}
@@ -261,15 +263,15 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 	h.monitors++
 	address := fmt.Sprintf("inproc://monitor-%d", h.monitors)
 	var err error
-	s.live, err = h.connect(kindSub, config.Endpoint, &config, func(live *source) error {
+	s.live, err = h.connect(zmq.SUB, config.Endpoint, &config, func(live *source) error {
 		// Observed from before it connects, so that no change of state is missed.
-		if err := live.socket.monitor(address, observedEvents); err != nil {
+		if err := live.Monitor(address, observedEvents); err != nil {
 			return err
 		}
-		if s.monitor, err = h.newSource(kindPair); err != nil {
+		if s.monitor, err = h.newSource(zmq.PAIR); err != nil {
 			return err
 		}
-		return errors.Join(s.monitor.connect(address), live.subscribe(config.Topic))
+		return errors.Join(s.monitor.Connect(address), live.SetSubscribe(config.Topic))
 	})
 	if err != nil {
 		if s.monitor != nil {
@@ -301,7 +303,7 @@ func (s *Subscription) Close() {
 func (s *Subscription) end() { s.once.Do(func() { close(s.stop) }) }
 
 // connect makes a socket with the options of every connection, lets prepare add to it, and connects it.
-func (h *Hub) connect(kind socketKind, endpoint string, config *Config, prepare func(*source) error) (*source, error) {
+func (h *Hub) connect(kind zmq.Type, endpoint string, config *Config, prepare func(*source) error) (*source, error) {
 	if err := checkEndpoint(endpoint); err != nil {
 		return nil, err
 	}
@@ -316,7 +318,7 @@ func (h *Hub) connect(kind socketKind, endpoint string, config *Config, prepare 
 		src.close()
 		return nil, fmt.Errorf("zmqsub: prepare a %v socket: %w", kind, err)
 	}
-	if err := src.connect(endpoint); err != nil {
+	if err := src.Connect(endpoint); err != nil {
 		src.close()
 		return nil, fmt.Errorf("zmqsub: connect to %q: %w", endpoint, err)
 	}

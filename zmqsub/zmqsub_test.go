@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"reflect"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -555,9 +556,10 @@ func TestReplayUnreachable(t *testing.T) {
 	p.send("", 2, "p2")
 	p.send("", 4, "p4")
 	r.want(t, "gap 0-2", "2 :p2", "gap 3-4", "4 :p4")
-	// Once in vain is enough for a while. One is for the connection, the others for the gaps.
-	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped != 2 {
-		t.Errorf("%d replays tried and %d skipped, want 1 and 2", tried, skipped)
+	// Once in vain is enough for a while. There is one for each gap, and one for the connection, unless the first message was
+	// read before it.
+	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped < 1 || skipped > 2 {
+		t.Errorf("%d replays tried and %d skipped, want 1 and 1 or 2", tried, skipped)
 	}
 }
 
@@ -1074,5 +1076,13 @@ func TestRefusedEndpoints(t *testing.T) {
 	}
 	if after := openFiles(t); after > before {
 		t.Errorf("%d files are open, %d were before", after, before)
+	}
+}
+
+// TestHandle holds the binding to the field that handle reads.
+func TestHandle(t *testing.T) {
+	field := reflect.TypeOf(zmq.Socket{}).Field(0)
+	if field.Name != "soc" || field.Offset != 0 || field.Type.Kind() != reflect.UnsafePointer {
+		t.Fatalf("the first field of a socket is %s of type %v now: socket.handle must be corrected", field.Name, field.Type)
 	}
 }
