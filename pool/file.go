@@ -59,6 +59,9 @@ func (i *id) UnmarshalYAML(node *yaml.Node) error {
 // memory.
 const MaxRanks = 1024
 
+// maxWorkers bounds the ranks of all endpoints together: index and load book have no more numbers.
+const maxWorkers = 1 << 16
+
 // ParseFile reads the endpoints file. The error names the line; an unknown key, a name given twice, and whatever could
 // not be dialled are errors. Where neither instanceId nor dynamo is given, the instance id is derived from the name as
 // Dynamo derives it from a pod's name.
@@ -89,6 +92,7 @@ func ParseFile(text []byte) ([]Entry, error) {
 	entries := make([]Entry, 0, len(doc.Endpoints))
 	lines := make(map[string]int, len(doc.Endpoints))
 	joins := make(map[string]string)
+	workers := uint32(0)
 	for i := range doc.Endpoints {
 		node := &at.Endpoints[i]
 		e, err := doc.Endpoints[i].entry(node)
@@ -99,6 +103,9 @@ func ParseFile(text []byte) ([]Entry, error) {
 			return nil, fmt.Errorf("line %d: name %q is taken by the endpoint of line %d", node.Line, e.Name, line)
 		}
 		lines[e.Name] = node.Line
+		if workers += e.DataParallelSize; workers > maxWorkers {
+			return nil, fmt.Errorf("line %d: more than %d workers, all ranks counted: spread them over several kvepps", node.Line, maxWorkers)
+		}
 		if other, twice := joins[e.Dynamo]; twice && e.Dynamo != "" {
 			// Two entries could take each other's instance, and with it the wrong event socket.
 			return nil, fmt.Errorf("line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or instanceId",

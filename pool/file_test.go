@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -51,6 +52,16 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
+// manyRanks is a file of n endpoints of 1,024 ranks, three lines each.
+func manyRanks(n int) string {
+	var b strings.Builder
+	b.WriteString("endpoints:\n")
+	for i := range n {
+		fmt.Fprintf(&b, "- name: w%d\n  address: 10.0.0.1:8000\n  dataParallelSize: 1024\n", i)
+	}
+	return b.String()
+}
+
 func TestParseFileRefuses(t *testing.T) {
 	const head = "endpoints:\n- name: a\n  address: 10.0.0.1:8000\n"
 	for _, c := range []struct{ name, text, line, says string }{
@@ -70,6 +81,7 @@ func TestParseFileRefuses(t *testing.T) {
 		{"an event address without tcp", head + "  kvEvents: 10.0.0.1:5557\n", "line 4", "tcp://HOST:PORT"},
 		{"more ranks than ports", head + "  dataParallelSize: 8\n  kvEvents: tcp://10.0.0.1:65530\n", "line 5", "8 ranks"},
 		{"too many ranks", head + "  dataParallelSize: 4000000000\n", "line 4", "out of range"},
+		{"too many workers", manyRanks(65), "line 194", "more than 65536 workers"},
 		{"a role that is none", head + "  role: both\n", "line 4", `"both" is none of`},
 		{"a block size out of range", head + "  blockSize: 1048577\n", "line 4", "at most 1048576 tokens"},
 		{"a negative block size", head + "  blockSize: -1\n", "line 4", "negative"},

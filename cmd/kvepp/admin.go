@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -30,6 +31,16 @@ func adminToken(file string) (string, error) {
 // What takes longer by nature, as a dump does, sets deadlines of its own.
 func webServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute}
+}
+
+// checkPeers says which of the URLs is none.
+func checkPeers(flag string, peers []string) error {
+	for _, peer := range peers {
+		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("%s %q: must look like http://HOST:PORT", flag, peer)
+		}
+	}
+	return nil
 }
 
 // guarded lets requests through that bring the token, and whoever asks for health.

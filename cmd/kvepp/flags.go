@@ -389,6 +389,9 @@ func (o *options) check() error {
 	if _, err := o.adapted(); err != nil {
 		return err
 	}
+	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
+		return err
+	}
 	t, err := o.tokenizerOptions()
 	if err != nil {
 		return err

@@ -97,7 +97,13 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	case o.maxBytes < 0 || o.maxBytes > 0 && o.maxBytes < minIndexBytes:
 		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	}
+	if err := checkPeers("--peers", o.peerList()); err != nil {
+		return err
+	}
 	if o.workers == "" {
+		if o.blockSize != 0 {
+			return errors.New("--block-size is that of the workers that --workers names; those registered over HTTP bring their own")
+		}
 		return nil
 	}
 	if o.blockSize == 0 {
@@ -111,6 +117,10 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 		o.registrations = append(o.registrations, r)
 	}
 	return nil
+}
+
+func (o *indexerOptions) peerList() []string {
+	return strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' })
 }
 
 // registration reads one of --workers.
@@ -152,7 +162,7 @@ func runIndexer(o *indexerOptions) error {
 		return err
 	}
 	defer events.Close()
-	peers := strings.FieldsFunc(o.peers, func(c rune) bool { return c == ',' })
+	peers := o.peerList()
 	if len(peers) > 0 {
 		events.Hold()
 	}

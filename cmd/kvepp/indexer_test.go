@@ -1,47 +1,58 @@
 package main
 
 import (
-	"io"
-	"log/slog"
-	"slices"
+	"strings"
 	"testing"
-
-	"kvepp/indexer"
-	"kvepp/indexer/feed"
-	"kvepp/internal/metrics"
-	"kvepp/internal/service"
-	"kvepp/pool"
+	"time"
 )
 
-// What --index-max-bytes promises to count is there to be read.
-func TestIndexerGauges(t *testing.T) {
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	index, err := indexer.New(indexer.Config{MaxBytes: minIndexBytes, KeepLocalHashes: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, workers := metrics.New(), pool.New(log)
-	events, err := feed.New(feed.Config{}, workers, index, m, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer events.Close()
-	indexerGauges(m, service.NewRegistry(workers, index, events, log), events, index)
-	families, err := m.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, f := range families {
-		names = append(names, f.GetName())
-		if f.GetName() == metrics.IndexMaxBytes && f.GetMetric()[0].GetGauge().GetValue() != minIndexBytes {
-			t.Errorf("%v", f)
+func TestIndexerFlags(t *testing.T) {
+	for _, c := range []struct {
+		args, env string // env is the value of KVEPP_INDEXER_WORKERS
+		want      string // of the error; empty for none
+	}{
+		{"", "", ""},
+		{"--workers 1=tcp://a:1,1:3=tcp://b:2 --block-size 16", "", ""},
+		{"--block-size 16", "1=tcp://a:1", ""},
+		{"--workers 1=tcp://a:1", "", "needs --block-size"},
+		{"--block-size 16", "", "that --workers names"},
+		{"--workers 1 --block-size 16", "", "must look like INSTANCE"},
+		{"--workers x=tcp://a:1 --block-size 16", "", "must look like INSTANCE"},
+		{"--workers 1:-1=tcp://a:1 --block-size 16", "", "must look like INSTANCE"},
+		{"--peers http://a:1,https://b", "", ""},
+		{"--peers a:1", "", "--peers"},
+		{"--port 0", "", "--port"},
+		{"--index-max-bytes 1", "", "--index-max-bytes"},
+		{"more", "", "unexpected argument"},
+	} {
+		var o indexerOptions
+		err := parseIndexer(&o, strings.Fields(c.args), func(name string) string {
+			if name == "KVEPP_INDEXER_WORKERS" {
+				return c.env
+			}
+			return ""
+		})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q with %q: %v, want %q", c.args, c.env, err, c.want)
 		}
 	}
-	for _, want := range []string{metrics.IndexerModels, metrics.IndexerWorkers, metrics.IndexerListeners, metrics.IndexBlocks, metrics.IndexBytes,
-		metrics.IndexMaxBytes, metrics.IndexAtBound, metrics.IndexOutcomes} {
-		if !slices.Contains(names, want) {
-			t.Errorf("%s is missing", want)
+}
+
+// TestIndexerThatCannotStart ends, although events would be on hold for its peers.
+func TestIndexerThatCannotStart(t *testing.T) {
+	var o indexerOptions
+	if err := parseIndexer(&o, strings.Fields("--workers 1=tcp://127.0.0.1:9,1=tcp://127.0.0.1:9 --block-size 16 --peers http://127.0.0.1:9 --log-level error"),
+		func(string) string { return "" }); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- runIndexer(&o) }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "already registered") {
+			t.Errorf("it ended with %v", err)
 		}
+	case <-time.After(time.Minute):
+		t.Fatal("it hangs")
 	}
 }

@@ -98,7 +98,16 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 		return 1
 	}
 	out := bufio.NewWriter(stdout)
-	defer out.Flush()
+	status := o.run(out, model, stdin, stderr)
+	if err := out.Flush(); err != nil {
+		fmt.Fprintf(stderr, "kvepp tokenize: writing: %v\n", err)
+		return 1
+	}
+	return status
+}
+
+// run answers the whole input. It returns the exit status.
+func (o *tokenizeOptions) run(out io.Writer, model *tokenizer.Model, stdin io.Reader, stderr io.Writer) int {
 	if !o.jsonl {
 		input, err := io.ReadAll(stdin)
 		if err == nil {
@@ -163,8 +172,8 @@ type tokenized struct {
 	Prompt         string                 `json:"prompt"`
 	TokenIDs       []kvblock.Token        `json:"token_ids"`
 	Certain        int                    `json:"certain"`
-	LocalHashes    []kvblock.LocalHash    `json:"local_hashes,omitempty"`
-	SequenceHashes []kvblock.SequenceHash `json:"sequence_hashes,omitempty"`
+	LocalHashes    []kvblock.LocalHash    `json:"local_hashes,omitzero"` // nil without --blocks
+	SequenceHashes []kvblock.SequenceHash `json:"sequence_hashes,omitzero"`
 }
 
 // answer writes what becomes of one input, as one line.
@@ -215,8 +224,8 @@ func (o *tokenizeOptions) tokenized(p tokenizer.Prompt, salt string) tokenized {
 		if o.cacheSalt != "" {
 			salt = o.cacheSalt
 		}
-		t.LocalHashes = kvblock.AppendLocalHashes(nil, p.IDs[:p.Certain], kvblock.HashOptions{BlockSize: o.blockSize, LoRAName: o.lora, CacheNamespace: salt})
-		t.SequenceHashes = kvblock.AppendSequenceHashes(nil, t.LocalHashes)
+		t.LocalHashes = kvblock.AppendLocalHashes([]kvblock.LocalHash{}, p.IDs[:p.Certain], kvblock.HashOptions{BlockSize: o.blockSize, LoRAName: o.lora, CacheNamespace: salt})
+		t.SequenceHashes = kvblock.AppendSequenceHashes([]kvblock.SequenceHash{}, t.LocalHashes)
 	}
 	return t
 }

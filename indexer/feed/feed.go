@@ -36,6 +36,7 @@ type Feed struct {
 
 	released chan struct{} // closed unless events are on hold
 	never    chan struct{} // closed
+	release  sync.Once
 
 	mu            sync.Mutex
 	subscriptions map[kvblock.Worker]subscription // guarded by mu
@@ -95,6 +96,7 @@ func (f *Feed) leave() {
 
 // Close ends all subscriptions. The index stays as it is.
 func (f *Feed) Close() error {
+	f.Release() // a callback that waits would be waited for
 	f.nats.close()
 	return f.hub.Close()
 }

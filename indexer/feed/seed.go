@@ -24,11 +24,15 @@ var (
 	ErrBegun         = errors.New("feed: events of the worker itself were applied already")
 )
 
-// Hold makes all events wait until Release. Call it before the first worker joins.
+// Hold makes all events wait until Release. Call it once at most, before the first worker joins.
 func (f *Feed) Hold() { f.released = make(chan struct{}) }
 
-// Release lets the events go on. It must be called once after Hold.
-func (f *Feed) Release() { close(f.released) }
+// Release lets the events go on. Close does it too. Only the first call counts, and none without Hold.
+func (f *Feed) Release() {
+	if f.released != f.never {
+		f.release.Do(func() { close(f.released) })
+	}
+}
 
 // Seed adds one store to what w is believed to hold, from a dump that says what w held at that position, the same for each of
 // its stores. Events must be on hold. An unknown position is one of a service that does not say: then every message that

@@ -3,6 +3,7 @@ package feed
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -121,4 +122,25 @@ func TestLeavingWhileOnHold(t *testing.T) {
 	if on, off := h.Subscriptions(); on+off != 0 {
 		t.Errorf("%d connected, %d connecting after the worker left", on, off)
 	}
+}
+
+// TestCloseWhileOnHold must not wait for a release that nobody will give.
+func TestCloseWhileOnHold(t *testing.T) {
+	e := newEngine(t, 0)
+	h := seeded(t, e, Position{})
+	eventually(t, "the publisher heard", func() bool { return e.subscribed() })
+	for range 10 {
+		e.publish(0)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- h.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it hangs")
+	}
+	h.Release() // harmless
 }

@@ -183,6 +183,11 @@ func (r *Registry) Register(b Registration) error {
 	at, _ := slices.BinarySearchFunc(r.workers, g, order)
 	r.workers = slices.Insert(r.workers, at, g)
 	r.publish()
+	if err := r.feed.Room(); err != nil {
+		r.workers = slices.Delete(r.workers, at, at+1)
+		r.publish()
+		return refuse(http.StatusServiceUnavailable, "%v", err)
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"runtime/debug"
 	"sync/atomic"
 
 	"kvepp/internal/apibody"
@@ -110,6 +111,12 @@ type difference struct {
 // difference tokenizes a request on both sides and returns where they part, nil if they do not. known says that both sides
 // have ids.
 func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
+	defer func() {
+		if r := recover(); r != nil { // a defect, which the router contains on a request's own way as well
+			c.log.Error("panic while a request is compared with the engine", "panic", r, "stack", string(debug.Stack()))
+			d, known = nil, false
+		}
+	}()
 	request, err := apibody.ParseRequest(s.path, s.body)
 	if err != nil {
 		return nil, false
