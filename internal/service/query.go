@@ -19,7 +19,8 @@ type Reader struct {
 	feed  *feed.Feed // nil: there are no events
 	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
-	serves func(w *pool.Worker) served
+	serves  func(w *pool.Worker) served
+	unnamed bool // a worker without a model's name serves whatever a request names
 	// named says that the workers of another's dump must have the same model and routing group.
 	named   bool
 	idle    sync.Pool  // of *lookup
@@ -41,7 +42,9 @@ type lookup struct {
 // NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the default.
 // f feeds the index; nil if nothing does, and then there is no dump either.
 func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
-	return newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
+	r := newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
+	r.unnamed = true
+	return r
 }
 
 func newReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger, serves func(*pool.Worker) served) *Reader {
@@ -162,7 +165,7 @@ func (r *Reader) look(want served, hash func([]kvblock.LocalHash, kvblock.HashOp
 	var cut kvblock.HashOptions // how l.scores was made
 	for i := range snapshot.Workers {
 		worker := &snapshot.Workers[i]
-		if r.serves(worker) != want {
+		if of := r.serves(worker); of != want && !(r.unnamed && of == served{group: want.group}) {
 			continue
 		}
 		known = true

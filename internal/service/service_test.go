@@ -243,6 +243,34 @@ func FuzzReadDump(f *testing.F) {
 	})
 }
 
+// TestWorkerWithoutAModel serves whatever a request names, as kvepp serve routes to it.
+func TestWorkerWithoutAModel(t *testing.T) {
+	h := newHouse(t)
+	h.pool.Update([]pool.Endpoint{{Name: "a", InstanceID: 7, BlockSize: 1}, {Name: "b", InstanceID: 8, BlockSize: 1, Model: "other"}})
+	s := h.pool.Acquire()
+	defer s.Release()
+	local := kvblock.AppendLocalHashes(nil, []kvblock.Token{5}, kvblock.HashOptions{BlockSize: 1})
+	for _, w := range s.Workers {
+		if err := h.index.Stored(w.Worker, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: local[0]}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mux := http.NewServeMux()
+	NewReader(h.pool, h.index, nil, quiet).Handle(mux)
+	for body, want := range map[string]string{
+		`{"model_name": "m", "token_ids": [5]}`:                             `"scores":{"7":{"0":1}}`,
+		`{"model_name": "other", "token_ids": [5]}`:                         `"scores":{"7":{"0":1},"8":{"0":1}}`,
+		`{"model_name": "m", "token_ids": [5], "routing_group": "another"}`: "no indexer",
+	} {
+		req := httptest.NewRequest("POST", "/query", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		if mux.ServeHTTP(w, req); !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s: %s, want %s", body, w.Body, want)
+		}
+	}
+}
+
 // TestDump: what a dump of an index says is what the index holds.
 func TestDump(t *testing.T) {
 	h := newHouse(t)
