@@ -41,6 +41,9 @@ func TestAlikeEqualsOthers(t *testing.T) {
 				if k == 1 {
 					candidates[rng.IntN(n)].CostMultiplier = 1
 				}
+				if all, err := look(req, candidates, cfg); err == nil && all.alike != (k == 0 && p.Chains != nil) {
+					t.Fatalf("book %d: the candidates are taken for alike: %v", k, all.alike)
+				}
 				costs[k] = make([]float64, n)
 				var b Booking
 				selections[k], b, errs[k] = books[k].SelectAndAdd(req, candidates, cfg, draws[k], costs[k])
