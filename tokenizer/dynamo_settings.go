@@ -154,10 +154,7 @@ func argumentsAsObjects(messages []any) error {
 // checkArguments refuses what the frontend may print otherwise: numbers that it may keep as text, because it seeks them by
 // their key in the arguments' text.
 func checkArguments(text string, arguments any) error {
-	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && depth(arguments) > maxRustDepth {
-		return errNotReproduced("arguments nested this deep")
-	}
-	if err := chattemplate.CheckRustNumbers(arguments); err != nil {
+	if err := checkRustJSON(text, arguments); err != nil {
 		return err
 	}
 	object, _ := arguments.(*chattemplate.Dict)

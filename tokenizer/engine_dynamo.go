@@ -706,32 +706,19 @@ func parseArguments(of *chattemplate.Dict, key string) error {
 	if err != nil {
 		return nil
 	}
-	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && depth(parsed) > maxRustDepth {
-		return errNotReproduced("arguments nested this deep")
-	}
-	if err := chattemplate.CheckRustNumbers(parsed); err != nil {
+	if err := checkRustJSON(text, parsed); err != nil {
 		return err
 	}
 	function.Set("arguments", parsed)
 	return nil
 }
 
-// depth is how deep lists and objects nest in a JSON value.
-func depth(v any) int {
-	deepest := 0
-	switch c := v.(type) {
-	case *chattemplate.List:
-		for _, item := range c.Items {
-			deepest = max(deepest, depth(item))
-		}
-	case *chattemplate.Dict:
-		for _, item := range c.All() {
-			deepest = max(deepest, depth(item))
-		}
-	default:
-		return 0
+// checkRustJSON refuses arguments that serde_json does not read, or reads as other numbers. parsed is what text says.
+func checkRustJSON(text string, parsed any) error {
+	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && nesting(parsed) > maxRustDepth {
+		return errNotReproduced("arguments nested this deep")
 	}
-	return deepest + 1
+	return chattemplate.CheckRustNumbers(parsed)
 }
 
 // fitReasoning puts an assistant's reasoning into its content, between <think> tags, for a template that does not read it,

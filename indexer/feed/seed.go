@@ -58,9 +58,10 @@ func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error 
 	return f.index.Load(w, stored)
 }
 
-// Dump calls yield with stores that together say what w holds, as indexer.Dump does, and returns the position at which that
-// is so. w's own events wait meanwhile.
-func (f *Feed) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (at Position, omitted int, err error) {
+// Dump calls yield with stores that together say what w holds, as indexer.Dump does, and with the position at which that is so,
+// the same for each. w's own events wait meanwhile. Errors: those of indexer.Dump.
+func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) error {
+	var at Position
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
 	f.mu.Unlock()
@@ -69,8 +70,8 @@ func (f *Feed) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (at Posit
 		defer s.applying.Unlock()
 		at = s.position
 	}
-	omitted, err = f.index.Dump(w, yield)
-	return at, omitted, err
+	_, err := f.index.Dump(w, func(s kvblock.Stored) bool { return yield(at, s) })
+	return err
 }
 
 // begin waits while events are on hold. It returns false when the worker leaves meanwhile; else end must follow.

@@ -72,7 +72,8 @@ func TestSeed(t *testing.T) {
 			if got := h.match(4, all...); got != c.want {
 				t.Errorf("%d blocks, want %d", got, c.want)
 			}
-			at, _, err := h.Dump(h.worker(), func(kvblock.Stored) bool { return true })
+			var at Position
+			err := h.Dump(h.worker(), func(says Position, _ kvblock.Stored) bool { at = says; return true })
 			if want := (Position{Known: true, Next: c.first + 4, Timestamp: 1.5}); err != nil || at != want {
 				t.Errorf("position %+v, %v; want %+v", at, err, want)
 			}

@@ -80,17 +80,17 @@ type dumper struct {
 
 // worker writes the events of one worker.
 func (d *dumper) worker(f *feed.Feed, w *pool.Worker) error {
-	begin := d.out.Len()
-	first := -1 // where the first event's position is to be put in
-	at, _, err := f.Dump(w.Worker, func(s kvblock.Stored) bool {
+	first := true
+	return f.Dump(w.Worker, func(at feed.Position, s kvblock.Stored) bool {
 		if d.events > 0 {
 			d.out.WriteByte(',')
 		}
 		d.out.WriteString(`{"worker_id":`)
 		d.unsigned(w.InstanceID)
-		if first < 0 {
-			first = d.out.Len()
+		if first && at.Known {
+			fmt.Fprintf(d.out, `,"position":{"next":%d,"timestamp":%s}`, at.Next, strconv.FormatFloat(at.Timestamp, 'g', -1, 64))
 		}
+		first = false
 		fmt.Fprintf(d.out, `,"storage_tier":"%s","residency_domain":"worker","event":{"event_id":%d,"data":{"stored":{"parent_hash":`, s.Tier, d.events)
 		if s.HasParent {
 			d.unsigned(uint64(s.Parent))
@@ -112,14 +112,6 @@ func (d *dumper) worker(f *feed.Feed, w *pool.Worker) error {
 		d.events++
 		return true
 	})
-	if err != nil || first < 0 || !at.Known {
-		return err
-	}
-	position := fmt.Appendf(nil, `,"position":{"next":%d,"timestamp":%s}`, at.Next, strconv.FormatFloat(at.Timestamp, 'g', -1, 64))
-	rest := slices.Insert(bytes.Clone(d.out.Bytes()[begin:]), first-begin, position...)
-	d.out.Truncate(begin)
-	d.out.Write(rest)
-	return nil
 }
 
 func (d *dumper) unsigned(v uint64) {

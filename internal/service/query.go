@@ -19,9 +19,9 @@ type Reader struct {
 	feed  *feed.Feed // nil: there are no events
 	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
-	serves  func(w *pool.Worker) served
-	unnamed bool // a worker without a model's name serves whatever a request names
-	// named says that the workers of another's dump must have the same model and routing group.
+	serves func(w *pool.Worker) served
+	// named says that every worker has a model and a routing group. Else one without a model's name serves whatever a request
+	// names, and a dump may tell of ours under other names.
 	named   bool
 	idle    sync.Pool  // of *lookup
 	dumping sync.Mutex // held while a dump is written
@@ -42,9 +42,7 @@ type lookup struct {
 // NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the default.
 // f feeds the index; nil if nothing does, and then there is no dump either.
 func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
-	r := newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
-	r.unnamed = true
-	return r
+	return newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
 }
 
 func newReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger, serves func(*pool.Worker) served) *Reader {
@@ -165,7 +163,7 @@ func (r *Reader) look(want served, hash func([]kvblock.LocalHash, kvblock.HashOp
 	var cut kvblock.HashOptions // how l.scores was made
 	for i := range snapshot.Workers {
 		worker := &snapshot.Workers[i]
-		if of := r.serves(worker); of != want && !(r.unnamed && of == served{group: want.group}) {
+		if of := r.serves(worker); of != want && (r.named || of != served{group: want.group}) {
 			continue
 		}
 		known = true
