@@ -79,6 +79,8 @@ type Request struct {
 	// HasMedia says that the prompt is not text alone (an image, audio, video, file or embedding): its tokens are known to
 	// the engine only.
 	HasMedia bool
+	// Hints are the body's. Headers are not known here.
+	Hints Hints
 	// TokenData is nvext.token_data: the prompt's token ids, computed by the client. nil when absent.
 	TokenData []uint32
 	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: no, completions: yes).

@@ -1,0 +1,58 @@
+package router
+
+import (
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
+)
+
+// Config is what an operator chooses.
+type Config struct {
+	// Models maps a model's name, as requests give it, to its tokenizer.
+	Models map[string]*tokenizer.Model
+	// Adapters maps the name of a LoRA adapter, as requests give it for a model and engines announce it with its blocks, to
+	// the model that it adapts, whose tokenizer and workers it has. nil: there are none.
+	Adapters map[string]string
+	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize; nil
+	// asks nobody.
+	Remote map[string]*remote.Client
+	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
+	Checks map[string]*remote.Check
+	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
+	// 0 if that is not known. nil: nobody is.
+	Served func(w kvblock.Worker, tokens, blockSize int)
+	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 the index
+	// is never asked.
+	Scoring scoring.Config
+	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
+	Predict Predict
+}
+
+// Predict is how routing decisions count as stores. The zero value: they do not.
+type Predict struct {
+	// TTL is how long a block counts after the latest request with it. 0: not at all.
+	TTL time.Duration
+	// LRU lets blocks count until the worker's cache would be full, instead of for a time; TTL still holds for workers of
+	// which the number of blocks is not known.
+	LRU bool
+	// Alone says that there are no events: overlap is predicted or not known.
+	Alone bool
+	// Silent is the TTL for a worker that should send events and does not. 0: TTL.
+	Silent time.Duration
+}
+
+// lifetime returns how long w is believed to hold a block it was sent.
+func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
+	if p.LRU && w.TotalKVBlocks > 0 {
+		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
+	}
+	if w.Silent && p.Silent > 0 {
+		return indexer.Lifetime{TTL: p.Silent}
+	}
+	return indexer.Lifetime{TTL: p.TTL}
+}

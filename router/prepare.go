@@ -1,0 +1,138 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
+)
+
+// prompt is a request's body as routing sees it.
+type prompt struct {
+	model  string             // without an adapter's; empty when the body was not read
+	lora   string             // the adapter; empty without one
+	salt   string             // cache namespace
+	tokens []tokenizer.Prompt // nil without a tokenizer
+	isl    int                // tokens over all prompts, or an estimate
+	hints  apibody.Hints      // of headers and body
+	reason Reason             // ReasonKV or ReasonMediaPrefix when tokens are there
+}
+
+// bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
+// English text in JSON is near it; nothing depends on it but the balance among such requests.
+const bytesPerToken = 4
+
+// prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
+func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error) {
+	p = prompt{hints: req.Hints, reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
+	if req.Without != "" {
+		return p, nil
+	}
+	defer func() {
+		if c := recover(); c != nil {
+			r.log.Error("panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
+			p, err = prompt{model: p.model, reason: ReasonPanic, isl: p.isl}, nil
+		}
+	}()
+	at := time.Now()
+	body, err := apibody.ParseRequest(req.Path, req.Body)
+	at = r.metrics.Phase("parse", at)
+	if errors.Is(err, apibody.ErrUnknownAPI) {
+		p.reason = ReasonUnknownAPI
+		return p, nil
+	}
+	if err != nil {
+		return p, err
+	}
+	p.model, p.salt = body.Model, body.CacheSalt
+	if adapted, ok := r.cfg.Adapters[body.Model]; ok {
+		p.model, p.lora = adapted, body.Model
+	}
+	p.tokens, p.reason, err = r.tokenize(ctx, p.model, body, req)
+	r.metrics.Phase("tokenize", at)
+	if err != nil {
+		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
+	}
+	if p.tokens == nil {
+		return p, nil
+	}
+	p.isl = 0
+	for _, t := range p.tokens {
+		p.isl += len(t.IDs)
+		if t.Certain < len(t.IDs) {
+			p.reason = ReasonMediaPrefix
+		}
+	}
+	return p, nil
+}
+
+// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none. err is for
+// the log.
+func (r *Router) tokenize(ctx context.Context, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
+	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
+	switch {
+	case check.Differs():
+		return nil, ReasonTokenizerDiffers, nil
+	case body.HasMedia && model == nil:
+		return nil, ReasonMedia, nil
+	case body.Unmapped != "":
+		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
+	case model != nil:
+		if prompts, err = model.Tokenize(body); err == nil {
+			check.Offer(req.Path, req.Body)
+		}
+	default:
+		given := *body
+		if engine != nil {
+			given.TokenData = nil // a field of Dynamo's, which this engine does not read
+		}
+		prompts, err = tokenizer.Given(&given) // token ids from the client need no tokenizer
+	}
+	switch {
+	case err == nil:
+		return prompts, ReasonKV, nil
+	case reason == "":
+		reason = reasonOf(err)
+	}
+	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
+		return nil, reason, err
+	}
+	at := time.Now()
+	ids, remoteErr := engine.Tokenize(ctx, body, req.Body)
+	r.metrics.Phase("tokenizer_url", at)
+	switch remote.OutcomeOf(remoteErr) {
+	case remote.OK:
+		return tokenizer.Certain(ids), ReasonKV, nil
+	case remote.Failed:
+		reason = ReasonRemoteError
+	case remote.TimedOut, remote.Busy:
+		reason = ReasonRemoteTimeout
+	case remote.Open:
+		reason = ReasonRemoteOpen
+	}
+	return nil, reason, errors.Join(err, remoteErr)
+}
+
+// engineMayKnow reports whether what kvepp could not tokenize is something that the engine can: not a request that it
+// refuses, and not a template that raised an error.
+func engineMayKnow(err error, reason Reason) bool {
+	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate || tokenizer.IsUnknown(err)
+}
+
+// reasonOf names why a request could not be tokenized.
+func reasonOf(err error) Reason {
+	switch {
+	case errors.Is(err, tokenizer.ErrNoIDs):
+		return ReasonNoTokenizer
+	case errors.Is(err, tokenizer.ErrMedia):
+		return ReasonMedia
+	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+		return ReasonNoChatTemplate
+	}
+	return ReasonTokenize
+}

@@ -1,0 +1,28 @@
+package router
+
+// Reason says on what a decision rests. It is a metric's label: few values, none from a client.
+type Reason string
+
+// The reasons. Every one but ReasonKV, ReasonMediaPrefix and ReasonApproximate means that only load was priced.
+const (
+	ReasonKV               Reason = "kv"                    // overlap and load
+	ReasonMediaPrefix      Reason = "media_prefix"          // overlap of the prompt up to its first image, audio or video, and load
+	ReasonNoBody           Reason = "no_body"               // a request without a body, a GET for example
+	ReasonBodyMode         Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
+	ReasonBodyTooLarge     Reason = "body_too_large"        // above the size that is parsed
+	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read
+	ReasonNoTokenizer      Reason = "no_tokenizer"          // no --model for the request's model
+	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt, and where it stands is not known
+	ReasonUnmapped         Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
+	ReasonNoChatTemplate   Reason = "no_chat_template"      // a chat, and the model's folder has no template
+	ReasonTokenize         Reason = "tokenize_error"        // what only the engine can tokenize, or refuses; the debug log says which
+	ReasonRemoteError      Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
+	ReasonRemoteTimeout    Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
+	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
+	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
+	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
+	ReasonApproximate      Reason = "approximate"           // no events, at all or of the chosen worker: overlap by where requests went before, and load
+	ReasonNoCredit         Reason = "no_credit"             // cached blocks have no worth in the cost function
+	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
+	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
+)
