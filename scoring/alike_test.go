@@ -45,8 +45,14 @@ func TestAlikeEqualsOthers(t *testing.T) {
 					t.Fatalf("book %d: the candidates are taken for alike: %v", k, all.alike)
 				}
 				costs[k] = make([]float64, n)
+				req.Terms = make([]Terms, n)
 				var b Booking
 				selections[k], b, errs[k] = books[k].SelectAndAdd(req, candidates, cfg, draws[k], costs[k])
+				for i := range req.Terms {
+					if errs[k] == nil && math.Float64bits(cfg.Cost(&req.Terms[i])) != math.Float64bits(costs[k][i]) {
+						t.Fatalf("book %d: candidate %d cost %v, but its terms %+v say %v", k, i, costs[k][i], req.Terms[i], cfg.Cost(&req.Terms[i]))
+					}
+				}
 				if step%3 == 0 {
 					b.MarkPrefillCompleted()
 				}

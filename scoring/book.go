@@ -43,6 +43,10 @@ type Request struct {
 	// ISLTokens is the number of prompt tokens, over all prompts of the request. An estimate does where there is no
 	// tokenizer.
 	ISLTokens int
+
+	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it was
+	// when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
+	Terms []Terms
 }
 
 // Prompt is a request's prompt cut into the blocks of one block size. Candidates of the same block size point to the same
@@ -170,6 +174,9 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	if costs != nil && len(costs) != len(candidates) {
 		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs, but %d candidates", len(costs), len(candidates))
 	}
+	if req.Terms != nil && len(req.Terms) != len(candidates) {
+		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d terms, but %d candidates", len(req.Terms), len(candidates))
+	}
 	all, err := look(req, candidates, cfg)
 	if err != nil {
 		return Selection{}, Booking{}, err
@@ -192,6 +199,9 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	if err != nil {
 		a.closeWalks()
 		return Selection{}, Booking{}, err
+	}
+	if req.Terms != nil {
+		a.explain(req, candidates, cfg, &all)
 	}
 	sel, b := a.add(req, candidates, i, cfg, all.unit)
 	sel.Cost = costs[i]
@@ -422,6 +432,31 @@ func (a *ActiveSequences) closeWalks() {
 
 // price sets costs[i] for each candidate i.
 func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config, unit int, costs []float64) {
+	t := a.common(req, candidates, cfg, unit)
+	for i := range candidates {
+		a.terms(&t, &candidates[i], a.added[i])
+		costs[i] = cfg.Cost(&t)
+	}
+}
+
+// explain sets req.Terms[i] for each candidate i, between open and add.
+func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Config, all *overview) {
+	t := a.common(req, candidates, cfg, all.unit)
+	for i := range candidates {
+		c := &candidates[i]
+		added := 0
+		if all.alike {
+			added = a.variants[0].distinct - int(a.walker.held[c.Worker])
+		} else {
+			added = a.added[i]
+		}
+		a.terms(&t, c, added)
+		req.Terms[i] = t
+	}
+}
+
+// common returns the terms that all candidates have in common.
+func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Config, unit int) Terms {
 	t := Terms{ISLTokens: req.ISLTokens, UnitTokens: unit}
 	if cfg.OverlapScoreCreditDecay != 0 {
 		t.LeastPrefillTokens = math.MaxInt
@@ -429,16 +464,17 @@ func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config
 			t.LeastPrefillTokens = min(t.LeastPrefillTokens, a.loads[candidates[i].Worker].PrefillTokens)
 		}
 	}
-	for i := range candidates {
-		c := &candidates[i]
-		load := &a.loads[c.Worker]
-		c.overlap(&t, unit)
-		t.PrefillTokens = load.PrefillTokens
-		t.DecodeBlocks = float64(load.ActiveTokens)/float64(t.BlockSize) + float64(a.added[i])
-		t.ActiveRequests = load.Requests
-		t.CostMultiplier = c.CostMultiplier
-		costs[i] = cfg.Cost(&t)
-	}
+	return t
+}
+
+// terms sets in t, which has common's, those of one candidate, to which the request would add so many blocks.
+func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
+	load := &a.loads[c.Worker]
+	c.overlap(t, t.UnitTokens)
+	t.PrefillTokens = load.PrefillTokens
+	t.DecodeBlocks = float64(load.ActiveTokens)/float64(t.BlockSize) + float64(added)
+	t.ActiveRequests = load.Requests
+	t.CostMultiplier = c.CostMultiplier
 }
 
 // plain says that c tracks everything, and that Cost has no terms under it but those that chooseAlike adds up.
