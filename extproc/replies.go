@@ -131,6 +131,7 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 	}
 	headers := []*corev3.HeaderValueOption{
 		set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
+		set("x-kvepp-request-id", s.head.id),
 		set("x-kvepp-reason", string(d.Reason)),
 		set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
 		set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),

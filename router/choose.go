@@ -16,6 +16,7 @@ type decision struct {
 	workers    []pool.Worker // the candidates
 	candidates []scoring.Candidate
 	costs      []float64
+	terms      []scoring.Terms
 	variants   []variant
 	local      []kvblock.LocalHash // of one prompt
 	scores     indexer.OverlapScores
@@ -80,8 +81,15 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		d.costs = make([]float64, len(d.candidates))
 	}
 	costs := d.costs[:len(d.candidates)]
+	var terms []scoring.Terms // nil: nobody wants to know
+	if r.explains() {
+		if cap(d.terms) < len(d.candidates) {
+			d.terms = make([]scoring.Terms, len(d.candidates))
+		}
+		terms = d.terms[:len(d.candidates)]
+	}
 	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
-	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl}, d.candidates, &r.cfg.Scoring, nil, costs)
+	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms}, d.candidates, &r.cfg.Scoring, nil, costs)
 	r.metrics.Phase("select", at)
 	if err != nil {
 		return nil, fmt.Errorf("router: %w", err)
@@ -97,14 +105,17 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		PredictedCachedTokens: (chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks) * w.BlockSize,
 		UpperBound:            w.UpperBound && chosen.DeviceBlocks+chosen.HostBlocks+chosen.DiskBlocks > 0,
 		IndexAtBound:          r.index.AtBound(),
-		Costs:                 make([]Cost, len(costs)),
+		Chosen:                sel.Index,
+		Temperature:           r.cfg.Scoring.Temperature,
 	}}
 	if p.tokens != nil {
 		route.served = r.cfg.Served
 	}
-	for i := range costs {
-		c := &d.candidates[i]
-		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], c.DeviceBlocks, c.HostBlocks, c.DiskBlocks}
+	if terms != nil {
+		route.Costs = make([]Cost, len(terms))
+	}
+	for i := range terms {
+		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], terms[i], r.cfg.Scoring.Credit(&terms[i])}
 	}
 	return route, nil
 }

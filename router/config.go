@@ -31,6 +31,10 @@ type Config struct {
 	Scoring scoring.Config
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
 	Predict Predict
+	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
+	Explain bool
+	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.
+	Keep int
 }
 
 // Predict is how routing decisions count as stores. The zero value: they do not.

@@ -62,17 +62,11 @@ type Decision struct {
 	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
 	IndexAtBound bool
-	Costs        []Cost
-}
-
-// Cost is one candidate's price; lower is better.
-type Cost struct {
-	Name string
-	Rank uint32
-	Cost float64
-	// CachedBlocks is how many leading blocks of the prompt the candidate holds on its device; HostBlocks and DiskBlocks
-	// are how many more it holds behind them in host memory, and on disk or in external storage.
-	CachedBlocks, HostBlocks, DiskBlocks int
+	// Costs are the candidates' and their terms, and Chosen is which of them was taken. Nil when nobody wants to know, see
+	// Config.Explain.
+	Costs       []Cost
+	Chosen      int
+	Temperature float64 // at which it was drawn
 }
 
 // Route is a decision that is booked. Free it exactly where the request ends.
@@ -104,11 +98,13 @@ type Router struct {
 	metrics *metrics.Metrics
 	log     *slog.Logger
 	scratch sync.Pool // *decision
+	records records
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
 func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
 	r := &Router{cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
+	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	r.scratch.New = func() any { return new(decision) }
 	return r
 }
@@ -131,6 +127,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	route, err := r.choose(d, snapshot, req, &p)
+	r.record(ctx, req, &p, route, err)
 	if err != nil {
 		return nil, err
 	}
@@ -140,10 +137,5 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		r.metrics.UpperBound.Inc()
 	}
 	r.metrics.Phase("pick", start)
-	if r.log.Enabled(ctx, slog.LevelDebug) {
-		r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
-			"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-			"predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "costs", route.Costs)
-	}
 	return route, nil
 }

@@ -43,7 +43,7 @@ func newHouse(t testing.TB, endpoints ...pool.Endpoint) *house {
 	}
 	h := &house{t: t, pool: pool.New(log), index: index, book: scoring.NewActiveSequences()}
 	h.pool.Update(endpoints)
-	h.Router = New(Config{Scoring: scoring.DefaultConfig()}, h.pool, index, h.book, metrics.New(), log)
+	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Explain: true}, h.pool, index, h.book, metrics.New(), log)
 	return h
 }
 
@@ -137,7 +137,10 @@ func TestLowerTiersArePriced(t *testing.T) {
 	r := h.route(completion("m", ids))
 	defer r.Free()
 	// 6.25 raw blocks less the credit, and 6 blocks to be held.
-	want := []Cost{{"w0", 0, 12.25 - 2 - 0.75*2, 2, 2, 0}, {"w1", 0, 12.25 - 0.75*4, 0, 4, 0}, {"w2", 0, 12.25 - 0.25*3, 0, 0, 3}}
+	terms := func(device, host, disk int) scoring.Terms {
+		return scoring.Terms{BlockSize: 16, ISLTokens: 100, DeviceBlocks: device, HostBlocks: host, DiskBlocks: disk, DecodeBlocks: 6, UnitTokens: 16}
+	}
+	want := []Cost{{"w0", 0, 12.25 - 2 - 0.75*2, terms(2, 2, 0), 3.5}, {"w1", 0, 12.25 - 0.75*4, terms(0, 4, 0), 3}, {"w2", 0, 12.25 - 0.25*3, terms(0, 0, 3), 0.75}}
 	if !slices.Equal(r.Costs, want) || r.Name != "w0" || r.PredictedCachedTokens != 64 {
 		t.Errorf("got %+v, want costs %+v", r.Decision, want)
 	}
@@ -288,7 +291,7 @@ func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
 	s.Release()
 	r := h.route(completion("m", tokens(0, 16)))
 	defer r.Free()
-	if r.Costs[0].CachedBlocks != 0 || r.Reason != ReasonKV {
+	if r.Costs[0].Terms.DeviceBlocks != 0 || r.Reason != ReasonKV {
 		t.Errorf("its blocks were believed: %+v", r.Decision)
 	}
 }
@@ -452,15 +455,16 @@ func BenchmarkRoute(b *testing.B) {
 // BenchmarkPick is the part after tokenization.
 func BenchmarkPick(b *testing.B) {
 	for _, blockSize := range []int{16, 64} {
-		for _, cached := range []bool{false, true} {
-			b.Run(fmt.Sprintf("8k-tokens/64-workers/block-%d/cached-%v", blockSize, cached), func(b *testing.B) {
+		for _, c := range []struct{ cached, explained bool }{{false, false}, {true, false}, {true, true}} {
+			b.Run(fmt.Sprintf("8k-tokens/64-workers/block-%d/cached-%v/explained-%v", blockSize, c.cached, c.explained), func(b *testing.B) {
 				es := workers(64)
 				for i := range es {
 					es[i].BlockSize = blockSize
 				}
 				h := newHouse(b, es...)
+				h.cfg.Explain = c.explained
 				ids := tokens(0, 8192)
-				if cached {
+				if c.cached {
 					for i := range es {
 						h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
 					}
@@ -573,7 +577,7 @@ func TestOtherTokenizer(t *testing.T) {
 	h.warm("w0", 0, tokens(0, 40), blocksOfFour)
 	h.warm("w1", 0, tokens(0, 12), blocksOfFour)
 	r := h.route(completion("m", tokens(0, 42)))
-	if r.Name != "w1" || r.Reason != ReasonKV || r.PredictedCachedTokens != 12 || r.Costs[0].CachedBlocks != 0 {
+	if r.Name != "w1" || r.Reason != ReasonKV || r.PredictedCachedTokens != 12 || r.Costs[0].Terms.DeviceBlocks != 0 {
 		t.Errorf("decision: %+v", r.Decision)
 	}
 	r.Free()
@@ -615,7 +619,7 @@ func TestApproximateMode(t *testing.T) {
 		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} { // the second prompt was asked for again meanwhile
 			r := h.route(completion("m", tokens(c.from, 8)))
 			r.Free()
-			if most := slices.MaxFunc(r.Costs, func(a, b Cost) int { return a.CachedBlocks - b.CachedBlocks }); 4*most.CachedBlocks != c.want {
+			if most := slices.MaxFunc(r.Costs, func(a, b Cost) int { return a.Terms.DeviceBlocks - b.Terms.DeviceBlocks }); 4*most.Terms.DeviceBlocks != c.want {
 				t.Errorf("from %d: %+v, want %d tokens", c.from, r.Decision, c.want)
 			}
 		}

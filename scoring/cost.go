@@ -45,11 +45,7 @@ type Terms struct {
 func (c *Config) Cost(t *Terms) float64 {
 	blockSize := float64(t.BlockSize)
 	isl := float64(t.ISLTokens)
-
-	device := float64(t.DeviceBlocks)
-	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
-	disk := float64(c.DiskCacheHitWeight * float64(t.DiskBlocks))
-	credit := float64(c.OverlapScoreCredit*c.creditDecay(t)*device) + host + disk + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
+	credit, cachedBlocks := c.worth(t)
 
 	decode, requests := 0.0, 0.0
 	if !t.LoadUnknown {
@@ -66,7 +62,7 @@ func (c *Config) Cost(t *Terms) float64 {
 			if !t.LoadUnknown {
 				// Dynamo adds max(isl-cached, 0) + cached, which is more than isl only where the index claims
 				// more than the prompt has; rounding cannot lift cached over the whole number isl.
-				if cached := (device + host + disk) * blockSize; cached > isl {
+				if cached := cachedBlocks * blockSize; cached > isl {
 					rawTokens = math.Round(cached)
 				}
 				rawTokens += float64(t.PrefillTokens)
@@ -84,6 +80,21 @@ func (c *Config) Cost(t *Terms) float64 {
 	return cost
 }
 
+// Credit is what Cost takes off the blocks to prefill for those that the worker would find cached, in blocks of the worker.
+func (c *Config) Credit(t *Terms) float64 {
+	credit, _ := c.worth(t)
+	return credit
+}
+
+// worth returns the credit, and the cached blocks, each counted by the weight of its tier.
+func (c *Config) worth(t *Terms) (credit, cachedBlocks float64) {
+	device := float64(t.DeviceBlocks)
+	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
+	disk := float64(c.DiskCacheHitWeight * float64(t.DiskBlocks))
+	credit = float64(c.OverlapScoreCredit*c.creditDecay(t)*device) + host + disk + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
+	return credit, device + host + disk
+}
+
 // creditDecay is the factor in (0, 1] by which the device credit shrinks on a worker with more prefill waiting than the
 // least busy candidate, measured in multiples of this request.
 func (c *Config) creditDecay(t *Terms) float64 {
@@ -99,7 +110,7 @@ func (c *Config) creditDecay(t *Terms) float64 {
 // CachedTokens estimates how many of the prompt's tokens the worker would not have to prefill: each cached block counts
 // by the weight of its tier, rounded half away from zero. At most ISLTokens, so that what is left is never negative.
 func (c *Config) CachedTokens(t *Terms) int {
-	blocks := float64(t.DeviceBlocks) + float64(c.HostCacheHitWeight*float64(t.HostBlocks)) + float64(c.DiskCacheHitWeight*float64(t.DiskBlocks))
+	_, blocks := c.worth(t)
 	if tokens := math.Round(blocks * float64(t.BlockSize)); tokens < float64(t.ISLTokens) {
 		return max(int(tokens), 0)
 	}

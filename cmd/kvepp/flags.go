@@ -49,6 +49,7 @@ type options struct {
 	tokenizerURLKeyFile string
 	tokenizerCheck      int
 
+	debugDecisions  int
 	headerAliases   bool
 	decisionHeaders bool
 	maxParseBytes   int
@@ -133,8 +134,9 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
-	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them. Empty: none")
+	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; and /debug/decisions. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Absent: anybody may ask")
+	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
 	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
@@ -338,6 +340,17 @@ func (o *options) withoutEffect() []string {
 	return unread
 }
 
+// maxDebugDecisions bounds the memory of decisions that are kept.
+const maxDebugDecisions = 100_000
+
+// keptDecisions returns how many decisions are kept: none that nobody could ask for.
+func (o *options) keptDecisions() int {
+	if o.adminAddress == "" {
+		return 0
+	}
+	return o.debugDecisions
+}
+
 // minIndexBytes is the least memory in which an index is of any use.
 const minIndexBytes = 1 << 20
 
@@ -367,6 +380,8 @@ func (o *options) check() error {
 		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
 	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
 		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
+	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
+		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.maxParseBytes < 1:
 		return errors.New("--max-parse-bytes must be at least 1")
 	case o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes:

@@ -53,6 +53,7 @@ var settings = []struct {
 	{"metrics-port", "KVEPP_METRICS_PORT", "DYN_EPP_METRICS_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.metricsPort }},
 	{"admin-address", "KVEPP_ADMIN_ADDRESS", "", [3]string{"a:1", "b:2", "c:3"}, func(o *options) any { return o.adminAddress }},
 	{"admin-token-file", "KVEPP_ADMIN_TOKEN_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.adminTokenFile }},
+	{"debug-decisions", "KVEPP_DEBUG_DECISIONS", "", [3]string{"0", "1", "2"}, func(o *options) any { return o.debugDecisions }},
 	{"index-peers", "KVEPP_INDEX_PEERS", "", [3]string{"http://a,http://b", "http://c", "http://d"}, func(o *options) any { return strings.Join(o.indexPeers, ",") }},
 	{"warmup-timeout", "KVEPP_WARMUP_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.warmUpTimeout }},
 	{"secure-serving", "KVEPP_SECURE_SERVING", "DYN_SECURE_SERVING", [3]string{"false", "true", "false"}, func(o *options) any { return o.secureServing }},

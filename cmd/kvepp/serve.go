@@ -116,10 +116,12 @@ func serve(o *options) error {
 	if events != nil {
 		served = events.Served
 	}
-	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes},
-		router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring, Served: served, Predict: o.predict()}, endpoints, index, book, m, log), m, log)
+	decides := router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring,
+		Served: served, Predict: o.predict(), Explain: o.decisionHeaders, Keep: o.keptDecisions()}, endpoints, index, book, m, log)
+	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes}, decides, m, log)
 	mux := http.NewServeMux()
 	reader.Handle(mux)
+	service.HandleDecisions(mux, decides)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
 }
 

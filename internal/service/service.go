@@ -1,7 +1,8 @@
-// Package service answers HTTP requests about the index: which worker holds how much of a prompt.
+// Package service answers HTTP requests about the index: which worker holds how much of a prompt; and about decisions.
 //
 // It owns the requests and answers of Dynamo's standalone indexer, field for field: the part that only reads, which
-// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`. It never routes a request
+// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; and /debug/decisions of
+// `kvepp serve`. It never routes a request
 // and never touches the index but through package indexer and its feed.
 //
 // Concurrency: handlers are called from any goroutine.

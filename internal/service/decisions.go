@@ -1,0 +1,115 @@
+package service
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"kvepp/router"
+)
+
+// HandleDecisions adds GET /debug/decisions: the latest decisions of r, the newest first, each with every term of each
+// candidate's cost. ?n=N wants N of them, ?request_id=ID those of one request.
+func HandleDecisions(mux *http.ServeMux, r *router.Router) {
+	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
+		query := req.URL.Query()
+		n := 20
+		if given := query.Get("n"); given != "" {
+			var err error
+			if n, err = strconv.Atoi(given); err != nil || n < 1 {
+				answer(w, 0, nil, refuse(http.StatusBadRequest, "n must be a number of decisions, at least 1"))
+				return
+			}
+		}
+		found := struct {
+			Decisions []decision `json:"decisions"`
+		}{[]decision{}}
+		for _, record := range r.Records(n, query.Get("request_id")) {
+			found.Decisions = append(found.Decisions, asJSON(record))
+		}
+		answer(w, http.StatusOK, found, nil)
+	})
+}
+
+// decision is a router.Record as JSON.
+type decision struct {
+	Time                  time.Time     `json:"time"`
+	RequestID             string        `json:"request_id"`
+	Path                  string        `json:"path"`
+	Model                 string        `json:"model,omitempty"`
+	LoRA                  string        `json:"lora,omitempty"`
+	Error                 string        `json:"error,omitempty"`
+	Reason                router.Reason `json:"reason"`
+	PromptTokens          int           `json:"prompt_tokens"`
+	PredictedCachedTokens int           `json:"predicted_cached_tokens"`
+	UpperBound            bool          `json:"upper_bound,omitempty"`
+	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
+	Worker                *destination  `json:"worker,omitempty"`
+	// UnitTokens is the block, in tokens, in which costs are expressed.
+	UnitTokens  int         `json:"unit_tokens,omitempty"`
+	Temperature float64     `json:"temperature"`
+	Ties        int         `json:"ties"`
+	Candidates  []candidate `json:"candidates"`
+}
+
+type destination struct {
+	Name       string `json:"name"`
+	Rank       uint32 `json:"dp_rank"`
+	InstanceID uint64 `json:"instance_id"`
+	Address    string `json:"address"`
+}
+
+// candidate has a worker's cost and what it was made of; blocks are the worker's.
+type candidate struct {
+	Name   string   `json:"name"`
+	Rank   uint32   `json:"dp_rank"`
+	Chosen bool     `json:"chosen,omitempty"`
+	Cost   *float64 `json:"cost"` // null: it could not be chosen
+
+	BlockSize      int      `json:"block_size"`
+	RequestTokens  int      `json:"request_tokens"`
+	PrefillTokens  int      `json:"waiting_prefill_tokens"`
+	DeviceBlocks   int      `json:"device_blocks"`
+	HostBlocks     int      `json:"host_blocks"`
+	DiskBlocks     int      `json:"disk_blocks"`
+	SharedBlocks   int      `json:"shared_blocks"`
+	Credit         *float64 `json:"credit_blocks"`
+	DecodeBlocks   *float64 `json:"decode_blocks"`
+	ActiveRequests int      `json:"active_requests"`
+	LeastPrefill   int      `json:"least_waiting_prefill_tokens,omitempty"` // among the candidates; the credit's decay reads it
+	CostMultiplier *float64 `json:"cost_multiplier"`
+	LoadUnknown    bool     `json:"load_unknown,omitempty"`
+}
+
+func asJSON(r *router.Record) decision {
+	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
+		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound,
+		Temperature: r.Temperature, Ties: r.Ties(), Candidates: []candidate{}}
+	if r.Error == "" {
+		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
+	}
+	for i := range r.Costs {
+		c := &r.Costs[i]
+		t := &c.Terms
+		multiplier := t.CostMultiplier
+		if multiplier == 0 {
+			multiplier = 1
+		}
+		d.UnitTokens = t.UnitTokens
+		d.Candidates = append(d.Candidates, candidate{Name: c.Name, Rank: c.Rank, Chosen: i == r.Chosen, Cost: finite(c.Cost),
+			BlockSize: t.BlockSize, RequestTokens: t.ISLTokens, PrefillTokens: t.PrefillTokens,
+			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks, SharedBlocks: t.SharedBlocks,
+			Credit: finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
+			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown})
+	}
+	return d
+}
+
+// finite returns nil for what JSON has no number for.
+func finite(x float64) *float64 {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return nil
+	}
+	return &x
+}

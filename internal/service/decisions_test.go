@@ -1,0 +1,81 @@
+package service
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/router"
+	"kvepp/scoring"
+)
+
+func TestDecisions(t *testing.T) {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	index, err := indexer.New(indexer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pool.New(log)
+	p.Update([]pool.Endpoint{{Name: "w0", Address: "10.0.0.1:8000", InstanceID: 7, BlockSize: 4, KVEvents: "tcp://10.0.0.1:5557"}})
+	r := router.New(router.Config{Scoring: scoring.DefaultConfig(), Keep: 5}, p, index, scoring.NewActiveSequences(), metrics.New(), log)
+	mux := http.NewServeMux()
+	HandleDecisions(mux, r)
+	get := func(query string) (status int, list []map[string]any) {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest("GET", "/debug/decisions"+query, nil))
+		var found struct{ Decisions []map[string]any }
+		if err := json.Unmarshal(w.Body.Bytes(), &found); err != nil {
+			t.Fatalf("%s: %v", w.Body, err)
+		}
+		return w.Code, found.Decisions
+	}
+	for _, id := range []string{"a", "b"} {
+		route, err := r.Route(t.Context(), &router.Request{ID: id, Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":[1,2,3,4,5,6]}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer route.Free()
+	}
+	if status, list := get(""); status != http.StatusOK || len(list) != 2 || list[0]["request_id"] != "b" {
+		t.Errorf("%d, %v: want b, then a", status, list)
+	}
+	for _, bad := range []string{"?n=0", "?n=x"} {
+		if status, _ := get(bad); status != http.StatusBadRequest {
+			t.Errorf("%s: %d", bad, status)
+		}
+	}
+	if _, list := get("?n=1"); len(list) != 1 {
+		t.Errorf("n=1: %v", list)
+	}
+	_, list := get("?request_id=b")
+	if len(list) != 1 {
+		t.Fatalf("request_id=b: %v", list)
+	}
+	c := list[0]["candidates"].([]any)[0].(map[string]any)
+	// 6 tokens of its own and 6 that wait are 3 blocks; the block that both hold counts once.
+	for key, want := range map[string]any{"name": "w0", "chosen": true, "cost": 4.0, "block_size": 4.0, "request_tokens": 6.0, "waiting_prefill_tokens": 6.0,
+		"device_blocks": 0.0, "credit_blocks": 0.0, "decode_blocks": 1.0, "active_requests": 1.0, "cost_multiplier": 1.0} {
+		if c[key] != want {
+			t.Errorf("%s: %v, want %v", key, c[key], want)
+		}
+	}
+	if w := list[0]["worker"].(map[string]any); w["name"] != "w0" || w["instance_id"] != 7.0 {
+		t.Errorf("worker: %v", w)
+	}
+}
+
+// Costs of workers that cannot be chosen may be no numbers, for which JSON has no word.
+func TestDecisionWithoutFiniteCost(t *testing.T) {
+	d := asJSON(&router.Record{Decision: router.Decision{Costs: []router.Cost{{Name: "a", Cost: math.NaN()}, {Name: "b", Cost: math.Inf(1)}}}})
+	text, err := json.Marshal(d)
+	if err != nil || d.Candidates[0].Cost != nil || d.Candidates[1].Cost != nil {
+		t.Errorf("%s, %v", text, err)
+	}
+}

@@ -1,0 +1,140 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"kvepp/scoring"
+)
+
+// Cost is one candidate's price; lower is better.
+type Cost struct {
+	Name string
+	Rank uint32
+	Cost float64
+	// Terms is what the cost was made of, as the load book had it when the choice was made, and Credit what came off for
+	// cached blocks. Blocks are of the worker's size.
+	Terms  scoring.Terms
+	Credit float64
+}
+
+// String is the cost and its terms on one line.
+func (c *Cost) String() string {
+	t := &c.Terms
+	return fmt.Sprintf("%.2f (block_size %d, device_blocks %d, host_blocks %d, disk_blocks %d, shared_blocks %d, credit_blocks %.2f, waiting_prefill_tokens %d, decode_blocks %.2f, active_requests %d, cost_multiplier %v)",
+		c.Cost, t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, c.Credit, t.PrefillTokens, t.DecodeBlocks, t.ActiveRequests, multiplier(t))
+}
+
+func multiplier(t *scoring.Terms) float64 {
+	if t.CostMultiplier == 0 {
+		return 1
+	}
+	return t.CostMultiplier
+}
+
+// Record is a decision as it is kept for people. It holds nothing of the prompt. What a client chooses in it is cut to a
+// bounded length.
+type Record struct {
+	Time      time.Time
+	RequestID string
+	Path      string // without the query
+	Model     string // as routing took it; empty: the body was not read
+	LoRA      string
+	Error     string // why no worker was chosen: then the decision has a Reason at most
+	Decision
+}
+
+// Ties is how many candidates had the least cost; one of them was drawn.
+func (r *Record) Ties() int {
+	least, ties := math.Inf(1), 0
+	for i := range r.Costs {
+		switch c := r.Costs[i].Cost; {
+		case c < least:
+			least, ties = c, 1
+		case c == least:
+			ties++
+		}
+	}
+	return ties
+}
+
+// records are the latest decisions, up to as many as ring has room for.
+type records struct {
+	mu   sync.Mutex // guards all below
+	ring []*Record
+	next int // where the next one goes
+}
+
+func (r *records) add(record *Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ring[r.next] = record
+	r.next = (r.next + 1) % len(r.ring)
+}
+
+// Records returns the latest decisions, the newest first: at most n, of the request with this id, if one is named. They do
+// not change. Without Config.Keep there are none.
+func (r *Router) Records(n int, requestID string) []*Record {
+	r.records.mu.Lock()
+	defer r.records.mu.Unlock()
+	var out []*Record
+	size := len(r.records.ring)
+	requestID = clip(requestID)
+	for i := 1; i <= size && len(out) < n; i++ {
+		record := r.records.ring[(r.records.next-i+size)%size]
+		if record == nil {
+			break
+		}
+		if requestID == "" || record.RequestID == requestID {
+			out = append(out, record)
+		}
+	}
+	return out
+}
+
+// explains says that somebody will look at the terms of decisions.
+func (r *Router) explains() bool {
+	return r.cfg.Explain || r.cfg.Keep > 0 || r.log.Enabled(context.Background(), slog.LevelDebug)
+}
+
+// record tells of a decision those who want to know. Nothing is done for nobody.
+func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Route, err error) {
+	if r.cfg.Keep > 0 {
+		path, _, _ := strings.Cut(req.Path, "?")
+		record := &Record{Time: time.Now(), RequestID: clip(req.ID), Path: clip(path), Model: clip(p.model), LoRA: clip(p.lora)}
+		if err != nil {
+			record.Error, record.Reason = clip(err.Error()), p.reason
+		} else {
+			record.Decision = route.Decision
+		}
+		r.records.add(record)
+	}
+	if err != nil || !r.log.Enabled(ctx, slog.LevelDebug) {
+		return // whoever refuses the request logs why
+	}
+	costs := make([]any, len(route.Costs))
+	for i := range route.Costs {
+		c := &route.Costs[i]
+		costs[i] = slog.String(fmt.Sprintf("%s/%d", c.Name, c.Rank), c.String())
+	}
+	r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
+		"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
+		"predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound,
+		slog.Group("costs", costs...))
+}
+
+// maxText bounds what a record keeps of a text that a client chose, in bytes.
+const maxText = 256
+
+// clip returns the beginning of s, sharing no memory with it.
+func clip(s string) string {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "")
+	}
+	return strings.Clone(s)
+}
