@@ -128,7 +128,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1),
 		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic,
 		BlockSize: f.BlockSize, TotalKVBlocks: f.TotalKVBlocks, MaxNumBatchedTokens: f.MaxNumBatchedTokens,
-		Model: f.Model, DeviceType: f.DeviceType, Taints: f.Taints,
+		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
 	}}
 	if e.Role == "" {
 		e.Role = Aggregated

@@ -26,6 +26,9 @@ const (
 	Decode     Role = "decode"
 )
 
+// CPU is the DeviceType of an endpoint without an accelerator, as Dynamo's workers announce theirs.
+const CPU = "cpu"
+
 // Endpoint is one address that Envoy can send a request to, and what is known of the engine behind it. It stands for
 // DataParallelSize workers, one for each rank.
 type Endpoint struct {
@@ -48,7 +51,7 @@ type Endpoint struct {
 	TotalKVBlocks       int    // device blocks per rank; 0: not known
 	MaxNumBatchedTokens int    // prefill tokens per engine step; 0: not known
 	Model               string // the model served; empty: whatever the request names
-	DeviceType          string
+	DeviceType          string // CPU for one without an accelerator; empty: not known
 	Taints              []string
 	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
 	// be matched with prompts: it is routed to by load only.

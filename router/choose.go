@@ -66,7 +66,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		reason = r.match(d, p)
 	}
 	for _, w := range d.workers {
-		c := scoring.Candidate{Worker: w.Worker}
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
 		if v := d.variantOf(&w); v != nil {
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)
@@ -143,6 +143,8 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 		return ReasonTokenizerDiffers
 	case !sized:
 		return ReasonNoBlockSize
+	case r.cfg.Scoring.Mode != scoring.KV:
+		return ReasonMode
 	case r.cfg.Scoring.OverlapScoreCredit == 0:
 		return ReasonNoCredit
 	case r.cfg.Predict.Alone && p.reason == ReasonKV:
@@ -157,7 +159,7 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 // knows.
 func (r *Router) predict(d *decision, w *pool.Worker) {
 	v, life := d.variantOf(w), r.cfg.Predict.lifetime(w)
-	if v == nil || life == (indexer.Lifetime{}) || r.cfg.Scoring.OverlapScoreCredit == 0 {
+	if v == nil || life == (indexer.Lifetime{}) || !r.cfg.asksIndex() {
 		return
 	}
 	at := time.Now()
@@ -183,7 +185,7 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	at = r.metrics.Phase("hash", at)
 	for _, chain := range v.prompt.Chains {
 		v.certain = append(v.certain, len(chain))
-		if r.cfg.Scoring.OverlapScoreCredit == 0 {
+		if !r.cfg.asksIndex() {
 			continue
 		}
 		r.index.FindMatches(chain, &d.scores)

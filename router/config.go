@@ -26,9 +26,12 @@ type Config struct {
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
 	// 0 if that is not known. nil: nobody is.
 	Served func(w kvblock.Worker, tokens, blockSize int)
-	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 the index
-	// is never asked.
+	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 or its Mode
+	// another than KV the index is never asked.
 	Scoring scoring.Config
+	// CountTokens has prompts tokenized in modes that read nothing of them as well, because something else wants their numbers.
+	// false: such a prompt's load is estimated from its size.
+	CountTokens bool
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
 	Predict Predict
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
@@ -59,4 +62,9 @@ func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
 		return indexer.Lifetime{TTL: p.Silent}
 	}
 	return indexer.Lifetime{TTL: p.TTL}
+}
+
+// asksIndex reports whether what workers hold has any part in a choice.
+func (c *Config) asksIndex() bool {
+	return c.Scoring.Mode == scoring.KV && c.Scoring.OverlapScoreCredit != 0
 }

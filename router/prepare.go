@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvepp/internal/apibody"
+	"kvepp/scoring"
 	"kvepp/tokenizer"
 	"kvepp/tokenizer/remote"
 )
@@ -52,6 +53,10 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	p.model, p.salt = body.Model, body.CacheSalt
 	if adapted, ok := r.cfg.Adapters[body.Model]; ok {
 		p.model, p.lora = adapted, body.Model
+	}
+	if r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens {
+		p.reason = ReasonMode
+		return p, nil
 	}
 	p.tokens, p.reason, err = r.tokenize(ctx, p.model, body, req)
 	r.metrics.Phase("tokenize", at)

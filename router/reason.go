@@ -24,5 +24,6 @@ const (
 	ReasonApproximate      Reason = "approximate"           // no events, at all or of the chosen worker: overlap by where requests went before, and load
 	ReasonNoCredit         Reason = "no_credit"             // cached blocks have no worth in the cost function
 	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
+	ReasonMode             Reason = "router_mode"           // --router-mode is one that looks at nothing of the prompt
 	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
 )

@@ -78,6 +78,9 @@ type Candidate struct {
 
 	// CostMultiplier scales the cost, as preferred taints do. 0 means 1.
 	CostMultiplier float64
+
+	// CPU says that the worker runs without an accelerator. Only DeviceAwareWeighted reads it.
+	CPU bool
 }
 
 // Selection is the outcome of a choice.
@@ -121,6 +124,8 @@ type ActiveSequences struct {
 	free     []uint32          // indices in bookings that are unused
 	byID     map[string]uint32 // named requests -> index in bookings
 	blocks   activeBlocks
+	turns    []uint64 // indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
+	turn     uint64   // number of the last turn of all
 
 	// Scratch memory of SelectAndAdd.
 	walker   walker
@@ -164,7 +169,7 @@ type Booking struct {
 // together, the second sees the first's load.
 //
 // If costs is not nil it must have the length of candidates, and receives the cost of each (NaN or infinite: that one
-// could not be chosen). Nil costs are not reported. cfg must have passed [Config.Validate]. rng is used only while the
+// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil costs are not reported. cfg must have passed [Config.Validate]. rng is used only while the
 // book is locked, so that the callers of one book can share one; nil means math/rand/v2's global source. Nothing passed
 // in is kept.
 //
@@ -190,9 +195,15 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 		costs = grown(&a.costs, len(candidates))
 	}
 	var i int
-	if all.alike {
+	switch {
+	case cfg.Mode != KV:
+		i = a.chooseByMode(candidates, cfg, rng)
+		for j := range candidates {
+			costs[j] = float64(a.requests(&candidates[j]))
+		}
+	case all.alike:
 		i, err = a.chooseAlike(req, candidates, cfg, all.unit, rng, costs)
-	} else {
+	default:
 		a.price(req, candidates, cfg, all.unit, costs)
 		i, err = Choose(costs, cfg.Temperature, rng)
 	}
@@ -263,6 +274,7 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 			a.end(uint32(i))
 		}
 	}
+	a.forgetTurn(w)
 }
 
 // Load returns what one worker carries.

@@ -10,6 +10,14 @@ import (
 //
 // Source: dynamo-kv-router 1.6.1, scheduling.
 type Config struct {
+	// Mode is how a worker is chosen. Default KV; the other modes read nothing of what follows but what says how requests are
+	// booked, and CUDAToCPURatio.
+	Mode Mode
+
+	// CUDAToCPURatio is how many times as much as a worker on a CPU one with an accelerator can do, at least 1. Only
+	// DeviceAwareWeighted reads it. Default 8.
+	CUDAToCPURatio int
+
 	// OverlapScoreCredit is what one block cached on the device is worth, in blocks that need not be prefilled.
 	// 0 makes the choice blind to device caches. Default 1.
 	OverlapScoreCredit float64
@@ -61,6 +69,7 @@ type Config struct {
 // Source: dynamo-kv-router 1.6.1, scheduling configuration.
 func DefaultConfig() Config {
 	return Config{
+		CUDAToCPURatio:     8,
 		OverlapScoreCredit: 1,
 		PrefillLoadScale:   1,
 		HostCacheHitWeight: 0.75,
@@ -80,7 +89,10 @@ func (c *Config) SetOverlapScoreWeight(weight float64) {
 	}
 }
 
-// Validate reports the first weight that is negative, infinite or not a number.
+// maxCUDAToCPURatio keeps products with it far from overflow.
+const maxCUDAToCPURatio = 1 << 20
+
+// Validate reports the first weight that is negative, infinite or not a number, and a mode that is none.
 func (c *Config) Validate() error {
 	for _, w := range []struct {
 		name  string
@@ -99,6 +111,12 @@ func (c *Config) Validate() error {
 		if !(w.value >= 0) || math.IsInf(w.value, 0) {
 			return fmt.Errorf("scoring: %s is %v, but must be a finite number of at least 0", w.name, w.value)
 		}
+	}
+	switch {
+	case int(c.Mode) >= len(modeNames):
+		return fmt.Errorf("scoring: mode %d is none", c.Mode)
+	case c.Mode == DeviceAwareWeighted && (c.CUDAToCPURatio < 1 || c.CUDAToCPURatio > maxCUDAToCPURatio):
+		return fmt.Errorf("scoring: ratio of accelerator to CPU is %d, but must be 1 to %d", c.CUDAToCPURatio, maxCUDAToCPURatio)
 	}
 	return nil
 }

@@ -43,6 +43,7 @@ type options struct {
 
 	engine string
 	served
+	scheduling
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -94,6 +95,8 @@ var dynamoEnv = map[string]string{
 	"router-snapshot-threshold":            "DYN_ROUTER_SNAPSHOT_THRESHOLD",
 	"router-reset-states":                  "DYN_ROUTER_RESET_STATES",
 	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
+	"router-mode":                          "DYN_ROUTER_MODE",
+	"encoder-cuda-to-cpu-ratio":            "DYN_ENCODER_CUDA_TO_CPU_RATIO",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
 	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
@@ -148,6 +151,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 
 	d := scoring.DefaultConfig()
+	o.scheduling.add(f, &o.scoring)
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: approximate mode, where a worker is believed to hold what it was sent, for --router-ttl-secs")
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "in approximate mode, and for workers that should send KV events and do not, `SECONDS` for which a worker is believed to hold a block after the latest request with it")
 	f.IntVar(&o.maxTreeSize, "router-max-tree-size", indexer.DefaultMaxPredicted, "in approximate mode, most `BLOCKS` believed held over all workers; beyond it the oldest are forgotten ...")
@@ -226,7 +230,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
 	}
-	if err := fromEnvironment(f, "", getenv); err != nil {
+	if err := fromEnvironment(f, "", o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
 	o.given = map[string]bool{}
@@ -326,6 +330,19 @@ func (o *options) withoutEffect() []string {
 			}
 		}
 	}
+	if o.inheritedDirect {
+		unread = append(unread, "DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by --router-mode "+o.mode)
+	}
+	if o.scoring.Mode != scoring.DeviceAwareWeighted {
+		add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
+	}
+	if o.scoring.Mode != scoring.KV {
+		add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
+			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature")
+		return unread
+	}
 	if o.scoring.OverlapScoreCredit == 0 {
 		add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
 			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
@@ -369,6 +386,9 @@ func (o *options) indexBytes(goLimit int64) int64 {
 func (o *options) check() error {
 	if !math.IsNaN(o.overlapWeight) {
 		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
+	if err := o.scheduling.check(&o.scoring); err != nil {
+		return err
 	}
 	if err := o.scoring.Validate(); err != nil {
 		return fmt.Errorf("a --router-* flag: %w", err)

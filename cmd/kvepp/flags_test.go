@@ -16,6 +16,7 @@ import (
 
 	"kvepp/pool/dynamo"
 	"kvepp/router"
+	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
 
@@ -75,6 +76,8 @@ var settings = []struct {
 	{"router-snapshot-threshold", "KVEPP_ROUTER_SNAPSHOT_THRESHOLD", "DYN_ROUTER_SNAPSHOT_THRESHOLD", [3]string{"1", "2", "3"}, func(o *options) any { return o.snapshotThreshold }},
 	{"router-reset-states", "KVEPP_ROUTER_RESET_STATES", "DYN_ROUTER_RESET_STATES", [3]string{"true", "false", "true"}, func(o *options) any { return o.resetStates }},
 	{"use-remote-indexer", "KVEPP_USE_REMOTE_INDEXER", "DYN_USE_REMOTE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.remoteIndexer }},
+	{"router-mode", "KVEPP_ROUTER_MODE", "DYN_ROUTER_MODE", [3]string{"random", "least-loaded", "round-robin"}, func(o *options) any { return o.scoring.Mode }},
+	{"encoder-cuda-to-cpu-ratio", "KVEPP_ENCODER_CUDA_TO_CPU_RATIO", "DYN_ENCODER_CUDA_TO_CPU_RATIO", [3]string{"1", "2", "3"}, func(o *options) any { return o.scoring.CUDAToCPURatio }},
 	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
 	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},
 	{"router-prefill-load-scale", "KVEPP_ROUTER_PREFILL_LOAD_SCALE", "DYN_ROUTER_PREFILL_LOAD_SCALE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.PrefillLoadScale }},
@@ -169,6 +172,18 @@ func TestDeprecatedWeight(t *testing.T) {
 	}
 	if o := parsed(t, base, nil); !math.IsNaN(o.overlapWeight) || o.scoring.PrefillLoadScale != 1 || o.drainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
+	}
+}
+
+// TestInheritedDirect: the environment of a frontend is no reason not to choose.
+func TestInheritedDirect(t *testing.T) {
+	env := map[string]string{"DYN_ROUTER_MODE": "direct"}
+	if o := parsed(t, []string{"--endpoints=x"}, env); o.scoring.Mode != scoring.KV || !strings.Contains(strings.Join(o.withoutEffect(), "\n"), "DYN_ROUTER_MODE=direct") {
+		t.Errorf("mode %v; %q", o.scoring.Mode, o.withoutEffect())
+	}
+	env["KVEPP_ROUTER_MODE"] = "random"
+	if o := parsed(t, []string{"--endpoints=x"}, env); o.scoring.Mode != scoring.Random || o.withoutEffect() != nil {
+		t.Errorf("mode %v; %q", o.scoring.Mode, o.withoutEffect())
 	}
 }
 
@@ -273,6 +288,9 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--kv-cache-block-size=-1"}, nil, "number of tokens"},
 		{[]string{"--endpoints=x", "--router-temperature=-1"}, nil, "temperature"},
 		{[]string{"--endpoints=x", "--router-temperature=nan"}, nil, "temperature"},
+		{[]string{"--endpoints=x", "--router-mode=cheapest"}, nil, "least-loaded"},
+		{[]string{"--endpoints=x", "--router-mode=direct"}, nil, "frontends"},
+		{[]string{"--endpoints=x", "--router-mode=device-aware-weighted", "--encoder-cuda-to-cpu-ratio=0"}, nil, "1 to "},
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
 		{[]string{"--endpoints=x", "--engine=llama"}, nil, "--engine"},
 		{[]string{"--endpoints=x", "--chat-template-content-format=parts"}, nil, "auto, string or openai"},

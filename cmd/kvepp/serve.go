@@ -79,7 +79,7 @@ func serve(o *options) error {
 	for _, unread := range o.withoutEffect() {
 		log.Warn("a flag has no effect", "flag", unread)
 	}
-	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 {
+	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV {
 		o.feed.Engine = o.engine
 		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
 			return err

@@ -19,6 +19,7 @@ import (
 type Instance struct {
 	Path       string // NAMESPACE/COMPONENT/ENDPOINT
 	InstanceID uint64
+	DeviceType string              // what the worker runs on: cuda or cpu; empty: not said
 	Seen       time.Time           // when it was first seen alive, or for what was there at the start, when it last said so
 	Card       *Card               // nil while the worker has published none
 	Channels   []pool.EventChannel // of its KV events, ordered by rank
@@ -39,21 +40,22 @@ type Card struct {
 	RuntimeConfig         json.RawMessage // runtime_config, for settings that change the prompts that a frontend makes
 }
 
-// parseInstance decodes the record of v1/instances.
-func parseInstance(record []byte) (path string, id uint64, err error) {
+// parseInstance decodes the record of v1/instances into Path, InstanceID and DeviceType.
+func parseInstance(record []byte) (Instance, error) {
 	var r struct {
 		Namespace  string  `json:"namespace"`
 		Component  string  `json:"component"`
 		Endpoint   string  `json:"endpoint"`
 		InstanceID *uint64 `json:"instance_id"`
+		DeviceType string  `json:"device_type"`
 	}
 	if err := json.Unmarshal(record, &r); err != nil {
-		return "", 0, err
+		return Instance{}, err
 	}
 	if r.Namespace == "" || r.Component == "" || r.Endpoint == "" || r.InstanceID == nil {
-		return "", 0, fmt.Errorf("namespace, component, endpoint or instance_id is missing")
+		return Instance{}, fmt.Errorf("namespace, component, endpoint or instance_id is missing")
 	}
-	return r.Namespace + "/" + r.Component + "/" + r.Endpoint, *r.InstanceID, nil
+	return Instance{Path: r.Namespace + "/" + r.Component + "/" + r.Endpoint, InstanceID: *r.InstanceID, DeviceType: r.DeviceType}, nil
 }
 
 // parseCard decodes the record of v1/mdc.
@@ -244,6 +246,9 @@ func complete(e pool.Endpoint, in *Instance) pool.Endpoint {
 	}
 	if e.Role == pool.Aggregated && (c.Role == pool.Prefill || c.Role == pool.Decode) {
 		e.Role = c.Role
+	}
+	if e.DeviceType == "" {
+		e.DeviceType = in.DeviceType
 	}
 	if len(e.Taints) == 0 {
 		e.Taints = c.Taints

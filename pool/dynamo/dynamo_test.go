@@ -127,7 +127,7 @@ func TestJoin(t *testing.T) {
 		t.Fatalf("joined: %+v", got)
 	}
 	j := got[1]
-	if j.InstanceID != 2 || j.BlockSize != 16 || j.TotalKVBlocks != 2048 || j.DataParallelSize != 2 || j.Model != "tiny" || !j.EAGLE {
+	if j.InstanceID != 2 || j.BlockSize != 16 || j.TotalKVBlocks != 2048 || j.DataParallelSize != 2 || j.Model != "tiny" || !j.EAGLE || j.DeviceType != "cuda" {
 		t.Errorf("of two instances the living one, completed by its card: %+v", j)
 	}
 	if j.MaxNumBatchedTokens != 100 {
@@ -160,8 +160,8 @@ func FuzzRecords(f *testing.F) {
 	f.Add([]byte(`{"namespace":"a","component":"b","endpoint":"c","instance_id":1,"card_json":{"runtime_config":null}}`))
 	f.Add([]byte(`{"instance_id":-1,"card_json":[]}`))
 	f.Fuzz(func(t *testing.T, record []byte) {
-		if path, _, err := parseInstance(record); err == nil && len(path) < len("a/b/c") {
-			t.Errorf("path %q of an instance", path)
+		if in, err := parseInstance(record); err == nil && len(in.Path) < len("a/b/c") {
+			t.Errorf("path %q of an instance", in.Path)
 		}
 		parseCard(record)
 	})

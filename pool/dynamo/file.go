@@ -111,11 +111,11 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		if err != nil {
 			return err
 		}
-		path, id, err := parseInstance(record)
+		in, err := parseInstance(record)
 		if err != nil {
 			return err
 		}
-		k := key{path, id}
+		k := key{in.Path, in.InstanceID}
 		seen, known := s.first[k]
 		switch {
 		case known:
@@ -125,7 +125,8 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			seen = info.ModTime()
 		}
 		alive[k] = seen
-		instances = append(instances, Instance{Path: path, InstanceID: id, Seen: seen, Card: cards[k], Channels: channels[k]})
+		in.Seen, in.Card, in.Channels = seen, cards[k], channels[k]
+		instances = append(instances, in)
 		return nil
 	})
 	s.first, s.started = alive, true

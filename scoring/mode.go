@@ -1,0 +1,129 @@
+package scoring
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"kvepp/kvblock"
+)
+
+// Mode is how a worker is chosen among the candidates. Whatever the mode, the request is booked in the same step.
+//
+// Source: dynamo-runtime 1.6.1, routing_policy; names as of Dynamo's --router-mode.
+type Mode uint8
+
+// The modes. All but KV look at nothing of the prompt.
+const (
+	KV                  Mode = iota // the least cost, see Config.Cost
+	RoundRobin                      // in turn
+	Random                          // any, evenly
+	PowerOfTwo                      // of two drawn at random, the one with fewer requests
+	LeastLoaded                     // the one with the fewest requests, ties at random
+	Direct                          // the one that the request names: the caller offers no other. Of several ranks, as LeastLoaded
+	DeviceAwareWeighted             // as LeastLoaded, with a share for workers without an accelerator, see Config.CUDAToCPURatio
+)
+
+var modeNames = [...]string{"kv", "round-robin", "random", "power-of-two", "least-loaded", "direct", "device-aware-weighted"}
+
+// ParseMode returns the mode of that name.
+func ParseMode(name string) (Mode, error) {
+	for m, n := range modeNames {
+		if n == name {
+			return Mode(m), nil
+		}
+	}
+	return 0, fmt.Errorf("%q: must be one of %s", name, strings.Join(modeNames[:], ", "))
+}
+
+// String returns the mode's name.
+func (m Mode) String() string {
+	if int(m) >= len(modeNames) {
+		return fmt.Sprintf("mode(%d)", uint8(m))
+	}
+	return modeNames[m]
+}
+
+// chooseByMode returns the index of the candidate that a mode other than KV takes, of at least one. The book is locked.
+func (a *ActiveSequences) chooseByMode(candidates []Candidate, cfg *Config, rng *rand.Rand) int {
+	switch cfg.Mode {
+	case RoundRobin:
+		return a.longestAgo(candidates)
+	case Random:
+		return intN(rng, len(candidates))
+	case PowerOfTwo:
+		return a.lessLoadedOfTwo(candidates, rng)
+	case DeviceAwareWeighted:
+		return a.leastLoadedOfDevice(candidates, cfg.CUDAToCPURatio, rng)
+	}
+	return a.leastLoaded(candidates, func(*Candidate) bool { return true }, rng)
+}
+
+// longestAgo takes the candidate whose last turn lies furthest back, the first of those that had none. Over candidates that
+// stay the same that is their order; and where they differ from request to request (by model, by subset) a position in a
+// list would not be fair, and this is.
+func (a *ActiveSequences) longestAgo(candidates []Candidate) int {
+	if n := len(a.loads); n > len(a.turns) {
+		a.turns = append(a.turns, make([]uint64, n-len(a.turns))...)
+	}
+	chosen := 0
+	for i := range candidates {
+		if a.turns[candidates[i].Worker] < a.turns[candidates[chosen].Worker] {
+			chosen = i
+		}
+	}
+	a.turn++
+	a.turns[candidates[chosen].Worker] = a.turn
+	return chosen
+}
+
+func (a *ActiveSequences) requests(c *Candidate) int { return a.loads[c.Worker].Requests }
+
+func (a *ActiveSequences) lessLoadedOfTwo(candidates []Candidate, rng *rand.Rand) int {
+	n := len(candidates)
+	first := intN(rng, n)
+	if n == 1 {
+		return first
+	}
+	second := (first + 1 + intN(rng, n-1)) % n
+	if a.requests(&candidates[first]) <= a.requests(&candidates[second]) {
+		return first
+	}
+	return second
+}
+
+// leastLoaded takes one with the fewest requests among the candidates of a kind, -1 if there is none of the kind.
+func (a *ActiveSequences) leastLoaded(candidates []Candidate, kind func(*Candidate) bool, rng *rand.Rand) int {
+	best := newLowest()
+	for i := range candidates {
+		if kind(&candidates[i]) {
+			best.offer(i, float64(a.requests(&candidates[i])), rng)
+		}
+	}
+	return best.index
+}
+
+// leastLoadedOfDevice lets workers on CPUs have requests until each has the ratio's part of what an accelerator has on
+// average, rounded down over all of them; the rest goes to the accelerators.
+//
+// Source: dynamo-runtime 1.6.1, routing_policy/picker.
+func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int, rng *rand.Rand) int {
+	var workers, requests [2]int // 0: accelerators, 1: CPUs
+	for i := range candidates {
+		kind := 0
+		if candidates[i].CPU {
+			kind = 1
+		}
+		workers[kind]++
+		requests[kind] += a.requests(&candidates[i])
+	}
+	cpu := workers[0] == 0 || workers[1] > 0 && requests[1] < requests[0]*workers[1]/(ratio*workers[0])
+	return a.leastLoaded(candidates, func(c *Candidate) bool { return c.CPU == cpu }, rng)
+}
+
+// forgetTurn makes a worker that gets this number one that had no turn yet.
+func (a *ActiveSequences) forgetTurn(w kvblock.Worker) {
+	if int(w) < len(a.turns) {
+		a.turns[w] = 0
+	}
+}
