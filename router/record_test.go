@@ -24,7 +24,7 @@ func keeping(t *testing.T, n int, endpoints ...pool.Endpoint) (*house, *bytes.Bu
 }
 
 func TestRecords(t *testing.T) {
-	h, log := keeping(t, 3, workers(2)...)
+	h, _ := keeping(t, 3, workers(2)...)
 	h.warm("w1", 0, tokens(0, 8), blocksOfFour)
 	ids := func(n int, id string) string {
 		var all []string
@@ -50,8 +50,10 @@ func TestRecords(t *testing.T) {
 	if got := ids(10, "r3"); got != "r3" {
 		t.Errorf("by request: %q", got)
 	}
+}
 
-	h, log = keeping(t, 3, workers(2)...)
+func TestRecordHasAllTerms(t *testing.T) {
+	h, log := keeping(t, 3, workers(2)...)
 	h.warm("w1", 0, tokens(0, 8), blocksOfFour)
 	req := completion("m", tokens(0, 10))
 	req.ID, req.Path = "first", "/v1/completions?secret=1"

@@ -62,8 +62,8 @@ func run(ctx context.Context, check bool) error {
 	}
 	fmt.Printf("\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at once, through\nEnvoy and kvepp:\n\n",
 		conversations, turns, len(systems))
-	fmt.Printf("%-12s %-9s %7s  %17s  %9s  %s\n", "", "", "prompt", "cached tokens", "time to", "cost of each worker (lower is better)")
-	fmt.Printf("%-12s %-9s %7s  %8s %8s  %9s  %s\n", "request", "worker", "tokens", "kvepp", "Dynamo", "1st token", "")
+	fmt.Printf("%-9s %6s  %13s  %5s  %s\n", "", "prompt", "cached tokens", "first", "cost in blocks: the prompt's, and of each worker (* chosen)")
+	fmt.Printf("%-9s %6s  %6s %6s  %5s  %s\n", "request", "tokens", "kvepp", "Dynamo", "token", "+ those waiting before it - cached + held by requests = cost")
 	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, printRow)
 
 	// The same conversations again, each request to the next worker, as round-robin would. One word in front keeps them
@@ -147,7 +147,7 @@ func ttft(sum time.Duration, turns int) string {
 // converse holds all conversations at once, each turn after the one before, and returns the sum. target says where the
 // next request goes.
 func converse(ctx context.Context, s *stack.Stack, run string, target func(conversation int) (string, http.Header, error),
-	row func(conversation, turn int, a *stack.Answer)) *result {
+	row func(conversation, turn int, a *stack.Answer, d *stack.Decision)) *result {
 	var (
 		sum  result
 		mu   sync.Mutex // guards sum, and keeps rows whole
@@ -161,6 +161,10 @@ func converse(ctx context.Context, s *stack.Stack, run string, target func(conve
 				a, err := ask(ctx, target, c, messages)
 				if ctx.Err() != nil {
 					return
+				}
+				var d *stack.Decision
+				if row != nil && err == nil {
+					d, err = s.Decision(ctx, a.Header.Get("x-kvepp-request-id"))
 				}
 				mu.Lock()
 				sum.requests++
@@ -189,7 +193,7 @@ func converse(ctx context.Context, s *stack.Stack, run string, target func(conve
 					}
 				}
 				if row != nil {
-					row(c, t, a)
+					row(c, t, a, d)
 				}
 				mu.Unlock()
 				messages = append(messages, stack.Message{Role: "assistant", Content: a.Text})
@@ -208,8 +212,19 @@ func ask(ctx context.Context, target func(int) (string, http.Header, error), c i
 	return stack.Chat(ctx, http.DefaultClient, url, header, messages, true, map[string]any{"max_tokens": 16})
 }
 
-func printRow(conversation, turn int, a *stack.Answer) {
-	fmt.Printf("%-12s %-9s %7d  %8d %8d  %9s  %s\n", fmt.Sprintf("%d, turn %d", conversation+1, turn+1), strings.TrimSuffix(a.Worker, "/0"),
-		a.PromptTokens, a.KveppCached, a.CachedTokens, a.TTFT.Round(time.Millisecond),
-		strings.ReplaceAll(strings.ReplaceAll(a.Costs, "worker-", ""), "/0=", ": "))
+// printRow prints a decision as one line: what it rested on, and what came of it.
+func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
+	fmt.Printf("%-9s %6d  %6d %6d  %3dms ", fmt.Sprintf("%d, turn %d", conversation+1, turn+1), a.PromptTokens, a.KveppCached, a.CachedTokens, a.TTFT.Milliseconds())
+	for i, c := range d.Candidates {
+		if i == 0 {
+			fmt.Printf("%4d ", c.RequestTokens/c.BlockSize)
+		}
+		mark := " "
+		if c.Chosen {
+			mark = "*"
+		}
+		block := float64(c.BlockSize)
+		fmt.Printf(" %s%-16s", mark, fmt.Sprintf("+%.0f-%.0f+%.0f=%.0f", float64(c.WaitingTokens)/block, c.CreditBlocks, c.DecodeBlocks, c.Cost))
+	}
+	fmt.Println()
 }
