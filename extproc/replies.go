@@ -9,6 +9,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"kvepp/internal/apibody"
 	"kvepp/router"
 )
 
@@ -106,6 +107,9 @@ func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse 
 		if !ours[name] {
 			mutation.RemoveHeaders = append(mutation.RemoveHeaders, name)
 		}
+	}
+	if s.cfg.IgnoreHints {
+		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.DynamoHintHeaders...)
 	}
 	return &extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{

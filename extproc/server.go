@@ -36,6 +36,8 @@ type Config struct {
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients the
 	// workers' names and loads.
 	DecisionHeaders bool
+	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router does.
+	IgnoreHints bool
 	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
 	MaxParseBytes int
 }

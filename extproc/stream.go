@@ -9,6 +9,7 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"kvepp/internal/apibody"
 	"kvepp/router"
 )
 
@@ -48,6 +49,7 @@ type head struct {
 	path, id string
 	idMade   bool // the client sent no request id; kvepp made one
 	subset   *subset
+	hints    apibody.Hints
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -167,7 +169,7 @@ func (s *stream) requestTrailers(m *extprocv3.ProcessingRequest_RequestTrailers)
 
 // request returns what the router is to route. The body is joined only here, and not copied when it came in one piece.
 func (s *stream) request() *router.Request {
-	r := &router.Request{ID: s.head.id, Path: s.head.path}
+	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}
@@ -248,14 +250,18 @@ func (s *stream) responseBody(b *extprocv3.HttpBody) effect {
 
 func readHead(m *corev3.HeaderMap) head {
 	var h head
+	var hints apibody.HeaderHints
 	for _, v := range m.GetHeaders() {
-		switch strings.ToLower(v.GetKey()) {
+		switch name := strings.ToLower(v.GetKey()); name {
 		case ":path":
 			h.path = headerValue(v)
 		case "x-request-id":
 			h.id = headerValue(v)
+		default:
+			hints.Add(name, headerValue(v))
 		}
 	}
+	h.hints = hints.Hints()
 	return h
 }
 

@@ -105,6 +105,7 @@ func play(s *stream, line string) (effect, error) {
 	case "config":
 		s.cfg.HeaderAliases = args["aliases"] != "false"
 		s.cfg.DecisionHeaders = args["decision-headers"] == "true"
+		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
 			s.cfg.MaxParseBytes = n
 		}
@@ -170,6 +171,7 @@ func describe(s *stream, e effect) string {
 		} else {
 			fmt.Fprintf(&b, " body=%s", shown(r.Body))
 		}
+		b.WriteString(hints(r.Hints))
 		if r.Allowed != nil {
 			for _, address := range []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::7]:8000"} {
 				if r.Allowed(address) {
@@ -220,6 +222,27 @@ func describe(s *stream, e effect) string {
 	}
 	if e.Close {
 		b.WriteString("close\n")
+	}
+	return b.String()
+}
+
+// hints writes those that are there.
+func hints(h apibody.Hints) string {
+	var b strings.Builder
+	for _, x := range []struct{ name, value string }{{"policy-class", h.PolicyClass}, {"tenant", h.Tenant}, {"session", h.Session},
+		{"parent", h.ParentSession}, {"malformed", strings.Join(h.Malformed, ",")}} {
+		if x.value != "" {
+			fmt.Fprintf(&b, " %s=%s", x.name, x.value)
+		}
+	}
+	if h.Priority != nil {
+		fmt.Fprintf(&b, " priority=%d", *h.Priority)
+	}
+	if h.StrictPriority != 0 {
+		fmt.Fprintf(&b, " strict-priority=%d", h.StrictPriority)
+	}
+	if h.SessionFinal {
+		b.WriteString(" final")
 	}
 	return b.String()
 }

@@ -23,6 +23,10 @@ type Config struct {
 	Remote map[string]*remote.Client
 	// Checks maps a model's name to the comparison of Models' ids with its engine's; nil compares nothing.
 	Checks map[string]*remote.Check
+	// IgnoreHints drops what clients say of their requests' routing, in headers and nvext.
+	IgnoreHints bool
+	// TenantSalts says that the tenant of a request is its cache salt: Dynamo's frontends make it one, other servers do not.
+	TenantSalts bool
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
 	// 0 if that is not known. nil: nobody is.
 	Served func(w kvblock.Worker, tokens, blockSize int)

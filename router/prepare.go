@@ -30,7 +30,9 @@ const bytesPerToken = 4
 
 // prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
 func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error) {
-	p = prompt{hints: req.Hints, reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
+	given := req.Hints
+	defer func() { p.hints = r.follow(given) }()
+	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.Without != "" {
 		return p, nil
 	}
@@ -50,7 +52,11 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if err != nil {
 		return p, err
 	}
+	given = req.Hints.Over(body.Hints)
 	p.model, p.salt = body.Model, body.CacheSalt
+	if r.cfg.TenantSalts && !r.cfg.IgnoreHints && given.Tenant != "" {
+		p.salt = given.Tenant
+	}
 	if adapted, ok := r.cfg.Adapters[body.Model]; ok {
 		p.model, p.lora = adapted, body.Model
 	}

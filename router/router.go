@@ -105,6 +105,7 @@ type Router struct {
 func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
 	r := &Router{cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
+	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
 	return r
 }

@@ -64,6 +64,8 @@ type options struct {
 	pruneTarget               float64
 	cachePolicy               string
 
+	ignoreHints bool
+
 	durableEvents, resetStates, remoteIndexer bool // refused when set
 	snapshotThreshold                         int
 
@@ -180,6 +182,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 		"router-durable-kv-events", "router-reset-states", "use-remote-indexer"} {
 		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
 	}
+
+	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")

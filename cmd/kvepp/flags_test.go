@@ -87,6 +87,7 @@ var settings = []struct {
 	{"router-track-active-blocks", "KVEPP_ROUTER_TRACK_ACTIVE_BLOCKS", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
 	{"router-track-prefill-tokens", "KVEPP_ROUTER_TRACK_PREFILL_TOKENS", "DYN_ROUTER_TRACK_PREFILL_TOKENS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackPrefillTokens }},
 	{"router-assume-kv-reuse", "KVEPP_ROUTER_ASSUME_KV_REUSE", "DYN_ROUTER_ASSUME_KV_REUSE", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
+	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
 	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
 	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
 }

@@ -59,6 +59,10 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
+	engine, err := o.tokenizerOptions()
+	if err != nil {
+		return err
+	}
 	adapters, err := o.adapted()
 	if err != nil {
 		return err
@@ -117,8 +121,10 @@ func serve(o *options) error {
 		served = events.Served
 	}
 	decides := router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring,
-		Served: served, Predict: o.predict(), Explain: o.decisionHeaders, Keep: o.keptDecisions()}, endpoints, index, book, m, log)
-	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, MaxParseBytes: o.maxParseBytes}, decides, m, log)
+		Served: served, Predict: o.predict(), Explain: o.decisionHeaders, Keep: o.keptDecisions(),
+		IgnoreHints: o.ignoreHints, TenantSalts: engine.Engine == tokenizer.Dynamo}, endpoints, index, book, m, log)
+	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, IgnoreHints: o.ignoreHints,
+		MaxParseBytes: o.maxParseBytes}, decides, m, log)
 	mux := http.NewServeMux()
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)

@@ -202,6 +202,7 @@ func (r *Request) readShared() {
 		}
 	}
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
+		r.Hints = readHints(nvext)
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")
 		if list, ok := field[*chattemplate.List](nvext, "token_data"); ok {
 			if ids, bad := tokenIDs(list); bad < 0 {

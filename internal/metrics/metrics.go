@@ -24,6 +24,7 @@ type Metrics struct {
 	phases    *prometheus.HistogramVec
 	remote    *prometheus.CounterVec
 	checks    *prometheus.CounterVec
+	hints     *prometheus.CounterVec
 
 	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and longer
 	// than most events take to be applied.
@@ -75,6 +76,10 @@ func New() *Metrics {
 			Name: "kvepp_tokenizer_check_requests_total",
 			Help: "Requests whose token ids --tokenizer-check compared with the engine's, by outcome: equal, differs (the model is routed by load only from then on), unknown (one side has none).",
 		}, []string{"model", "outcome"}),
+		hints: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_hints_ignored_total",
+			Help: "Routing hints of clients, in headers or nvext, that were not followed, by hint and cause: malformed, disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given).",
+		}, []string{"hint", "cause"}),
 		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
@@ -108,7 +113,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -128,6 +133,11 @@ func (m *Metrics) RemoteTokenize(model, outcome string) {
 // TokenizerCheck counts one comparison of a model's token ids with its engine's. The model's name is the operator's.
 func (m *Metrics) TokenizerCheck(model, outcome string) {
 	m.checks.WithLabelValues(model, outcome).Inc()
+}
+
+// HintsIgnored counts n hints that were not followed for one cause; 0 shows the series.
+func (m *Metrics) HintsIgnored(hint, cause string, n int) {
+	m.hints.WithLabelValues(hint, cause).Add(float64(n))
 }
 
 // Event counts n events of a kind with one outcome.
