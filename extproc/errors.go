@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -21,20 +22,32 @@ type httpError struct {
 	code    string // OpenAI's "code"; also Envoy's response code details
 	param   string // the key of the body at fault; "" for none
 	message string
+	// retryAfter is sent as Retry-After, in seconds; 0: not at all.
+	retryAfter int
 }
 
 // toHTTP is the one place where errors become HTTP.
-func toHTTP(err error) *httpError {
+func (c *Config) toHTTP(err error) *httpError {
 	var body *apibody.Error
 	switch {
 	case errors.As(err, &body):
-		return &httpError{http.StatusBadRequest, "invalid_request_error", body.Code, body.Param, body.Message}
+		return &httpError{status: http.StatusBadRequest, kind: "invalid_request_error", code: body.Code, param: body.Param, message: body.Message}
 	case errors.Is(err, router.ErrUnknownModel):
-		return &httpError{http.StatusNotFound, "invalid_request_error", "model_not_found", "model", err.Error()}
+		return &httpError{status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model", message: err.Error()}
 	case errors.Is(err, router.ErrNoEndpoints):
-		return &httpError{http.StatusServiceUnavailable, "service_unavailable", "no_endpoints", "", err.Error()}
+		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_endpoints", message: err.Error()}
+	case errors.Is(err, router.ErrOverloaded):
+		return c.shed("overloaded", err)
 	}
-	return &httpError{http.StatusInternalServerError, "internal_error", "internal_error", "", "kvepp could not route the request; its log says why"}
+	return &httpError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error", message: "kvepp could not route the request; its log says why"}
+}
+
+// overloadedError is the type of errors that tell of load, and of nothing else that is wrong.
+const overloadedError = "overloaded_error"
+
+// shed is the answer to a request that is turned away because of load.
+func (c *Config) shed(code string, err error) *httpError {
+	return &httpError{status: c.OverloadStatus, kind: overloadedError, code: code, message: err.Error(), retryAfter: c.RetryAfter}
 }
 
 func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
@@ -52,12 +65,14 @@ func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
 	if err != nil { // strings always marshal
 		body = fmt.Appendf(nil, `{"error":{"message":"error","type":%q,"param":null,"code":%q}}`, e.kind, e.code)
 	}
+	headers := []*corev3.HeaderValueOption{set("content-type", "application/json")}
+	if e.retryAfter > 0 {
+		headers = append(headers, set("retry-after", strconv.Itoa(e.retryAfter)))
+	}
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
 		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status: &typev3.HttpStatus{Code: typev3.StatusCode(e.status)},
-			Headers: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
-				set("content-type", "application/json"),
-			}},
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.status)},
+			Headers: &extprocv3.HeaderMutation{SetHeaders: headers},
 			Body:    body,
 			Details: "kvepp_" + e.code,
 		}}}

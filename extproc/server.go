@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -40,6 +41,10 @@ type Config struct {
 	IgnoreHints bool
 	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
 	MaxParseBytes int
+	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
+	OverloadStatus int
+	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
+	RetryAfter int
 }
 
 // Server implements envoy.service.ext_proc.v3.ExternalProcessor.
@@ -56,6 +61,9 @@ type Server struct {
 func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logger) *Server {
 	if cfg.MaxParseBytes == 0 {
 		cfg.MaxParseBytes = 32 << 20
+	}
+	if cfg.OverloadStatus == 0 {
+		cfg.OverloadStatus = http.StatusTooManyRequests
 	}
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
 }
@@ -116,8 +124,8 @@ func (x *exchange) ask(ctx context.Context) effect {
 	}
 	route, err := x.router.Route(ctx, x.request())
 	if err != nil {
-		e := toHTTP(err)
-		if e.status >= 500 {
+		e := x.Server.cfg.toHTTP(err)
+		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second
 			x.log.Warn("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
 		} else {
 			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)

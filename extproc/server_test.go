@@ -22,8 +22,9 @@ import (
 // bench is a server over a pool of two endpoints, without tokenizers: every decision is by load.
 type bench struct {
 	*extproctest.Envoy
-	book *scoring.ActiveSequences
-	pool *pool.Pool
+	book   *scoring.ActiveSequences
+	pool   *pool.Pool
+	router *router.Router
 }
 
 func newBench(t *testing.T, cfg Config) *bench {
@@ -39,8 +40,8 @@ func newBench(t *testing.T, cfg Config) *bench {
 		t.Fatal(err)
 	}
 	m := metrics.New()
-	r := router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, m, log)
-	b.Envoy = extproctest.Serve(t, NewServer(cfg, r, m, log))
+	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, m, log)
+	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, m, log))
 	return b
 }
 
@@ -161,6 +162,36 @@ func TestErrors(t *testing.T) {
 	}
 	if b.book.Len() != 0 {
 		t.Errorf("%d refused requests are booked", b.book.Len())
+	}
+}
+
+// TestOverload refuses at once what no endpoint may take because of its load, and says when to come again.
+func TestOverload(t *testing.T) {
+	for _, c := range []struct {
+		cfg    Config
+		status int
+		after  string
+	}{
+		{Config{RetryAfter: 1}, 429, "1"},
+		{Config{RetryAfter: 30, OverloadStatus: 529}, 529, "30"},
+		{Config{OverloadStatus: 503}, 503, ""},
+	} {
+		b := newBench(t, c.cfg)
+		none := uint64(0)
+		b.router.SetThresholds("m", router.Thresholds{ActivePrefillTokens: &none})
+		for range 2 {
+			if _, err := b.router.Route(t.Context(), &router.Request{Path: "/v1/chat/completions", Body: []byte(chatBody)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}})
+		if err != nil || out.Immediate == nil {
+			t.Fatalf("%+v: not refused: %v %v", c.cfg, out, err)
+		}
+		if status := int(out.Immediate.GetStatus().GetCode()); status != c.status || out.Set["retry-after"] != c.after ||
+			!strings.Contains(string(out.Immediate.GetBody()), `"type":"overloaded_error"`) {
+			t.Errorf("%+v: status %d, retry-after %q, %s", c.cfg, status, out.Set["retry-after"], out.Immediate.GetBody())
+		}
 	}
 }
 

@@ -150,7 +150,7 @@ func play(s *stream, line string) (effect, error) {
 		if !ok {
 			return effect{}, fmt.Errorf("no such error")
 		}
-		return s.refused(toHTTP(e)), nil
+		return s.refused(new(Config).toHTTP(e)), nil
 	default:
 		return effect{}, fmt.Errorf("no such step")
 	}

@@ -20,6 +20,8 @@ type decision struct {
 	variants   []variant
 	local      []kvblock.LocalHash // of one prompt
 	scores     indexer.OverlapScores
+	loads      []scoring.Load // indexed by worker number
+	overloaded []bool         // indexed like the snapshot's workers
 }
 
 // variant is a prompt cut for one block size. Workers of one model usually share one.
@@ -43,18 +45,23 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 
 func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
 	d.workers, d.candidates, d.variants = d.workers[:0], d.candidates[:0], d.variants[:0]
-	otherModel := 0
-	for _, w := range snapshot.Workers {
+	otherModel, overloaded := 0, 0
+	over := r.overloaded(d, snapshot, p.model)
+	for i, w := range snapshot.Workers {
 		switch {
 		case w.Role != pool.Aggregated: // prefill and decode workers need a second leg, which is not there yet
 		case req.Allowed != nil && !req.Allowed(w.Address):
 		case p.model != "" && w.Model != "" && w.Model != p.model:
 			otherModel++
+		case over != nil && over[i]:
+			overloaded++
 		default:
 			d.workers = append(d.workers, w)
 		}
 	}
 	switch {
+	case len(d.workers) == 0 && overloaded > 0:
+		return nil, ErrOverloaded
 	case len(d.workers) == 0 && otherModel > 0:
 		return nil, fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
 	case len(d.workers) == 0:

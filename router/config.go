@@ -36,6 +36,9 @@ type Config struct {
 	// CountTokens has prompts tokenized in modes that read nothing of them as well, because something else wants their numbers.
 	// false: such a prompt's load is estimated from its size.
 	CountTokens bool
+	// Thresholds say above which load a worker is no candidate. The zero value: whatever its load, it is one. They hold for
+	// every model until SetThresholds changes them.
+	Thresholds Thresholds
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
 	Predict Predict
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.

@@ -91,14 +91,15 @@ func (r *Route) Free() { r.booking.Free() }
 
 // Router routes the requests of one pool.
 type Router struct {
-	cfg     Config
-	pool    *pool.Pool
-	index   *indexer.Index
-	book    *scoring.ActiveSequences
-	metrics *metrics.Metrics
-	log     *slog.Logger
-	scratch sync.Pool // *decision
-	records records
+	cfg        Config
+	pool       *pool.Pool
+	index      *indexer.Index
+	book       *scoring.ActiveSequences
+	metrics    *metrics.Metrics
+	log        *slog.Logger
+	scratch    sync.Pool // *decision
+	records    records
+	thresholds thresholds
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
@@ -107,13 +108,15 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
+	r.thresholds.start(cfg.Thresholds)
+	m.Rejections(rejections...)
 	return r
 }
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ctx's own. Every other trouble
-// is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrOverloaded; ctx's own. Every
+// other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	p, err := r.prepare(ctx, req)
@@ -130,6 +133,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	route, err := r.choose(d, snapshot, req, &p)
 	r.record(ctx, req, &p, route, err)
 	if err != nil {
+		r.countRejection(err)
 		return nil, err
 	}
 	r.metrics.Decision(string(route.Reason))

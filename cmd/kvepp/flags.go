@@ -69,6 +69,11 @@ type options struct {
 	durableEvents, resetStates, remoteIndexer bool // refused when set
 	snapshotThreshold                         int
 
+	thresholds     router.Thresholds
+	busyThreshold  *float64 // older name of thresholds.ActiveDecodeBlocks
+	retryAfter     uint16
+	overloadStatus int
+
 	given   map[string]bool // flags given, by flag or environment
 	feed    feed.Config
 	scoring scoring.Config
@@ -108,6 +113,11 @@ var dynamoEnv = map[string]string{
 	"router-track-active-blocks":           "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
 	"router-track-prefill-tokens":          "DYN_ROUTER_TRACK_PREFILL_TOKENS",
 	"router-assume-kv-reuse":               "DYN_ROUTER_ASSUME_KV_REUSE",
+	"active-decode-blocks-threshold":       "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+	"active-prefill-tokens-threshold":      "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+	"active-prefill-tokens-threshold-frac": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+	"shed-retry-after":                     "DYN_EPP_SHED_RETRY_AFTER_SECS",
+	"overload-status-code":                 "DYN_HTTP_OVERLOAD_STATUS_CODE",
 }
 
 // kveppEnv is kvepp's own name for a flag's environment variable.
@@ -139,7 +149,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
-	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; and /debug/decisions. Empty: none")
+	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; of /busy_threshold, as dynamo.frontend does; and /debug/decisions. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Absent: anybody may ask")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
@@ -184,6 +194,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	}
 
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
+	loadFlags(f, o)
 
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
@@ -421,6 +432,9 @@ func (o *options) check() error {
 		}
 	}
 	if err := o.checkRouting(); err != nil {
+		return err
+	}
+	if err := o.checkLoad(); err != nil {
 		return err
 	}
 	if _, err := o.modelFolders(); err != nil {

@@ -88,6 +88,14 @@ var settings = []struct {
 	{"router-track-prefill-tokens", "KVEPP_ROUTER_TRACK_PREFILL_TOKENS", "DYN_ROUTER_TRACK_PREFILL_TOKENS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackPrefillTokens }},
 	{"router-assume-kv-reuse", "KVEPP_ROUTER_ASSUME_KV_REUSE", "DYN_ROUTER_ASSUME_KV_REUSE", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
 	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
+	{"active-decode-blocks-threshold", "KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
+	{"busy-threshold", "KVEPP_BUSY_THRESHOLD", "", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.busyThreshold}.String() }},
+	{"active-prefill-tokens-threshold", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", [3]string{"0", "2", "3"}, func(o *options) any { return optionalValue[uint64]{value: &o.thresholds.ActivePrefillTokens}.String() }},
+	{"active-prefill-tokens-threshold-frac", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", [3]string{"0", "2", "3"}, func(o *options) any {
+		return optionalValue[float64]{value: &o.thresholds.ActivePrefillTokensFrac}.String()
+	}},
+	{"shed-retry-after", "KVEPP_SHED_RETRY_AFTER", "DYN_EPP_SHED_RETRY_AFTER_SECS", [3]string{"0", "2", "3"}, func(o *options) any { return o.retryAfter }},
+	{"overload-status-code", "KVEPP_OVERLOAD_STATUS_CODE", "DYN_HTTP_OVERLOAD_STATUS_CODE", [3]string{"503", "529", "503"}, func(o *options) any { return o.overloadStatus }},
 	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
 	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
 }
@@ -160,6 +168,21 @@ func TestNegatedFlags(t *testing.T) {
 	o := parsed(t, []string{"--no-router-kv-events", "--no-router-track-active-blocks"}, map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
 	if o.kvEvents || o.scoring.TrackActiveBlocks || !o.scoring.TrackPrefillTokens {
 		t.Errorf("--no-router-kv-events --no-router-track-active-blocks: %+v", o)
+	}
+}
+
+func TestBusyThresholdFlags(t *testing.T) {
+	base := []string{"--endpoints=x"}
+	if o := parsed(t, base, nil); !o.thresholds.None() || o.retryAfter != 1 || o.overloadStatus != 429 {
+		t.Errorf("defaults: %+v", o.thresholds)
+	}
+	for _, flag := range []string{"--busy-threshold=0.5", "--active-decode-blocks-threshold=0.5"} {
+		if o := parsed(t, append(base, flag), nil); o.thresholds.ActiveDecodeBlocks == nil || *o.thresholds.ActiveDecodeBlocks != 0.5 {
+			t.Errorf("%s: %+v", flag, o.thresholds)
+		}
+	}
+	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"), map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.thresholds.None() {
+		t.Errorf("None: %+v", o.thresholds)
 	}
 }
 
@@ -317,6 +340,12 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-reset-states"}, nil, "JetStream"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_SNAPSHOT_THRESHOLD": "1000000"}, "JetStream"},
 		{[]string{"--endpoints=x", "--use-remote-indexer"}, nil, "its own"},
+		{[]string{"--endpoints=x", "--active-decode-blocks-threshold=85"}, nil, "between 0.0 and 1.0"},
+		{[]string{"--endpoints=x", "--active-decode-blocks-threshold=nan"}, nil, "between 0.0 and 1.0"},
+		{[]string{"--endpoints=x", "--active-prefill-tokens-threshold=-1"}, nil, "or None"},
+		{[]string{"--endpoints=x", "--active-prefill-tokens-threshold-frac=inf"}, nil, "finite"},
+		{[]string{"--endpoints=x", "--busy-threshold=0.5", "--active-decode-blocks-threshold=0.6"}, nil, "one of the two"},
+		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},

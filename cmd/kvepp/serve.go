@@ -120,14 +120,30 @@ func serve(o *options) error {
 	if events != nil {
 		served = events.Served
 	}
-	decides := router.New(router.Config{Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log), Scoring: o.scoring,
-		Served: served, Predict: o.predict(), Explain: o.decisionHeaders, Keep: o.keptDecisions(),
-		IgnoreHints: o.ignoreHints, TenantSalts: engine.Engine == tokenizer.Dynamo}, endpoints, index, book, m, log)
-	picker := extproc.NewServer(extproc.Config{HeaderAliases: o.headerAliases, DecisionHeaders: o.decisionHeaders, IgnoreHints: o.ignoreHints,
-		MaxParseBytes: o.maxParseBytes}, decides, m, log)
+	decides := router.New(router.Config{
+		Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
+		Scoring:     o.scoring,
+		Served:      served,
+		Predict:     o.predict(),
+		Explain:     o.decisionHeaders,
+		Keep:        o.keptDecisions(),
+		IgnoreHints: o.ignoreHints,
+		TenantSalts: engine.Engine == tokenizer.Dynamo,
+		Thresholds:  o.thresholds,
+	}, endpoints, index, book, m, log)
+	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(decides.Overloaded()) })
+	picker := extproc.NewServer(extproc.Config{
+		HeaderAliases:   o.headerAliases,
+		DecisionHeaders: o.decisionHeaders,
+		IgnoreHints:     o.ignoreHints,
+		MaxParseBytes:   o.maxParseBytes,
+		OverloadStatus:  o.overloadStatus,
+		RetryAfter:      int(o.retryAfter),
+	}, decides, m, log)
 	mux := http.NewServeMux()
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)
+	service.HandleBusyThreshold(mux, decides, log)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
 }
 

@@ -25,6 +25,7 @@ type Metrics struct {
 	remote    *prometheus.CounterVec
 	checks    *prometheus.CounterVec
 	hints     *prometheus.CounterVec
+	rejected  *prometheus.CounterVec
 
 	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and longer
 	// than most events take to be applied.
@@ -80,6 +81,10 @@ func New() *Metrics {
 			Name: "kvepp_hints_ignored_total",
 			Help: "Routing hints of clients, in headers or nvext, that were not followed, by hint and cause: malformed, disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given).",
 		}, []string{"hint", "cause"}),
+		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_rejections_total",
+			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold).",
+		}, []string{"cause"}),
 		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
@@ -113,7 +118,8 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected)
+	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -124,6 +130,16 @@ func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() 
 
 // Decision counts one decision.
 func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).Inc() }
+
+// Rejections declares the causes that Rejection counts, at zero.
+func (m *Metrics) Rejections(causes ...string) {
+	for _, cause := range causes {
+		m.rejected.WithLabelValues(cause)
+	}
+}
+
+// Rejection counts one request that was turned away because of load.
+func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).Inc() }
 
 // RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
 func (m *Metrics) RemoteTokenize(model, outcome string) {
@@ -181,28 +197,30 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 
 // Names and help of what Source and CounterSource are called with.
 const (
-	GeneralPattern     = "kvepp_general_pattern_runs_total"
-	GeneralPatternHelp = "Texts whose pre-tokenizer pattern ran on the general engine, which is exact but slower."
-	RemoteOpen         = "kvepp_tokenizer_url_open"
-	RemoteOpenHelp     = "1 while the engine at --tokenizer-url is left alone because it failed too often, else 0."
-	ActiveRequests     = "kvepp_active_requests"
-	ActiveRequestsHelp = "Running bookings: requests that were routed and have not ended."
-	IndexBlocks        = "kvepp_index_blocks"
-	IndexBlocksHelp    = "Entries of the index: one for each block of each worker in each tier."
-	IndexBytes         = "kvepp_index_bytes"
-	IndexBytesHelp     = "Memory of the index in use, in bytes."
-	IndexMaxBytes      = "kvepp_index_max_bytes"
-	IndexMaxBytesHelp  = "Bound on the memory of the index, in bytes."
-	IndexPredicted     = "kvepp_index_predicted_blocks"
-	IndexPredictedHelp = "Blocks that workers are believed to hold because they were sent requests with them, over all workers."
-	IndexAtBound       = "kvepp_index_at_bound"
-	IndexAtBoundHelp   = "1 while overlap may be counted short because blocks were evicted to keep the index within its bound."
-	IndexOutcomes      = "kvepp_index_outcomes_total"
-	IndexOutcomesHelp  = "What became of events in the index: blocks stored again while held (duplicate) or evicted at the bound, stores whose parent came later (joined) or that were given up waiting for it (parent_not_found); predicted blocks that grew too old (expired) or were too many (pruned)."
-	Subscriptions      = "kvepp_subscriptions"
-	SubscriptionsHelp  = "Subscriptions to engines' KV events by state (connected, connecting)."
-	SilentWorkers      = "kvepp_silent_workers"
-	SilentWorkersHelp  = "Workers that have served requests and sent no KV event: wrong address, blocked port, or events that are off."
-	Workers            = "kvepp_workers"
-	WorkersHelp        = "Workers (endpoint and rank) in the pool."
+	GeneralPattern        = "kvepp_general_pattern_runs_total"
+	GeneralPatternHelp    = "Texts whose pre-tokenizer pattern ran on the general engine, which is exact but slower."
+	RemoteOpen            = "kvepp_tokenizer_url_open"
+	RemoteOpenHelp        = "1 while the engine at --tokenizer-url is left alone because it failed too often, else 0."
+	ActiveRequests        = "kvepp_active_requests"
+	ActiveRequestsHelp    = "Running bookings: requests that were routed and have not ended."
+	IndexBlocks           = "kvepp_index_blocks"
+	IndexBlocksHelp       = "Entries of the index: one for each block of each worker in each tier."
+	IndexBytes            = "kvepp_index_bytes"
+	IndexBytesHelp        = "Memory of the index in use, in bytes."
+	IndexMaxBytes         = "kvepp_index_max_bytes"
+	IndexMaxBytesHelp     = "Bound on the memory of the index, in bytes."
+	IndexPredicted        = "kvepp_index_predicted_blocks"
+	IndexPredictedHelp    = "Blocks that workers are believed to hold because they were sent requests with them, over all workers."
+	IndexAtBound          = "kvepp_index_at_bound"
+	IndexAtBoundHelp      = "1 while overlap may be counted short because blocks were evicted to keep the index within its bound."
+	IndexOutcomes         = "kvepp_index_outcomes_total"
+	IndexOutcomesHelp     = "What became of events in the index: blocks stored again while held (duplicate) or evicted at the bound, stores whose parent came later (joined) or that were given up waiting for it (parent_not_found); predicted blocks that grew too old (expired) or were too many (pruned)."
+	Subscriptions         = "kvepp_subscriptions"
+	SubscriptionsHelp     = "Subscriptions to engines' KV events by state (connected, connecting)."
+	SilentWorkers         = "kvepp_silent_workers"
+	SilentWorkersHelp     = "Workers that have served requests and sent no KV event: wrong address, blocked port, or events that are off."
+	OverloadedWorkers     = "kvepp_overloaded_workers"
+	OverloadedWorkersHelp = "Workers that are no candidates because their load is above a busy threshold."
+	Workers               = "kvepp_workers"
+	WorkersHelp           = "Workers (endpoint and rank) in the pool."
 )

@@ -1,0 +1,156 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+// metric returns the counters or gauges of a metric with one label, by its value.
+func (h *house) metric(name string) map[string]float64 {
+	h.t.Helper()
+	families, err := h.metrics.Registry.Gather()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name {
+				values[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return values
+}
+
+func set[T any](v T) *T { return &v }
+
+// Whatever threshold a worker is above, it is no candidate until it is below again.
+func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		limits    Thresholds
+		overloads int // of 4 requests of 100 tokens in 25 blocks, the first that finds both workers overloaded; 0: none
+	}{
+		{"none", Thresholds{}, 0},
+		{"prefill tokens", Thresholds{ActivePrefillTokens: set[uint64](99)}, 3},
+		{"prefill tokens, not exceeded", Thresholds{ActivePrefillTokens: set[uint64](200)}, 0},
+		{"no prefill at all", Thresholds{ActivePrefillTokens: set[uint64](0)}, 3},
+		{"part of a step", Thresholds{ActivePrefillTokensFrac: set(0.5)}, 3},
+		{"one step", Thresholds{ActivePrefillTokensFrac: set(1.0)}, 0},
+		{"blocks", Thresholds{ActiveDecodeBlocks: set(0.5)}, 3},
+		{"all blocks", Thresholds{ActiveDecodeBlocks: set(1.0)}, 0},
+		{"one of several", Thresholds{ActiveDecodeBlocks: set(1.0), ActivePrefillTokens: set[uint64](1000), ActivePrefillTokensFrac: set(0.3)}, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			endpoints := workers(2)
+			for i := range endpoints {
+				endpoints[i].MaxNumBatchedTokens, endpoints[i].TotalKVBlocks = 150, 40
+			}
+			h := newHouse(t, endpoints...)
+			h.thresholds.start(c.limits)
+			var routes []*Route
+			for i := 1; i <= 4; i++ {
+				r, err := h.Route(context.Background(), completion("m", tokens(1000*i, 100)))
+				if refused := err != nil; refused != (c.overloads > 0 && i >= c.overloads) || refused && !errors.Is(err, ErrOverloaded) {
+					t.Fatalf("request %d: %v", i, err)
+				}
+				if r != nil {
+					routes = append(routes, r)
+				}
+				if c.overloads == 0 && i == 2 {
+					break // one on each worker
+				}
+			}
+			over := 0
+			if c.overloads > 0 {
+				over = 2
+			}
+			if n := h.Overloaded(); n != over {
+				t.Errorf("%d workers are overloaded, want %d", n, over)
+			}
+			for _, r := range routes {
+				r.Free()
+			}
+			if h.Overloaded() != 0 {
+				t.Error("idle workers are overloaded")
+			}
+			h.route(completion("m", tokens(0, 100))).Free()
+		})
+	}
+}
+
+// What is not known of a worker never makes it overloaded, and neither does an idle rank beside a busy one.
+func TestNotOverloaded(t *testing.T) {
+	limits := Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokensFrac: set(0.001)}
+	h := newHouse(t, workers(1)...)
+	h.thresholds.start(limits)
+	for i := range 3 {
+		h.route(completion("m", tokens(1000*i, 100)))
+	}
+	ranks := workers(1)
+	ranks[0].DataParallelSize, ranks[0].TotalKVBlocks, ranks[0].MaxNumBatchedTokens = 2, 100, 100
+	h = newHouse(t, ranks...)
+	h.thresholds.start(limits)
+	h.route(completion("m", tokens(0, 100)))
+	if h.Overloaded() != 0 {
+		t.Error("overloaded, though one rank is idle")
+	}
+	h.route(completion("m", tokens(1000, 100)))
+	if _, err := h.Route(context.Background(), completion("m", tokens(2000, 100))); !errors.Is(err, ErrOverloaded) || h.Overloaded() != 2 {
+		t.Errorf("both ranks are busy: %v, %d overloaded", err, h.Overloaded())
+	}
+	if got := h.metric("kvepp_rejections_total"); len(got) != len(rejections) || got["overloaded"] != 1 {
+		t.Errorf("kvepp_rejections_total: %v", got)
+	}
+}
+
+// An endpoint that may not take the request does not make it overloaded, and each model has thresholds of its own.
+func TestThresholdsOfModels(t *testing.T) {
+	endpoints := workers(2)
+	endpoints[1].Model = "other"
+	h := newHouse(t, endpoints...)
+	if _, ok := h.SetThresholds("nobody's", Thresholds{ActivePrefillTokens: set[uint64](1)}); ok {
+		t.Error("thresholds for a model that nobody serves")
+	}
+	if got := h.Models(); len(got) != 2 || got[0] != "m" || got[1] != "other" {
+		t.Errorf("models %v", got)
+	}
+	h.SetThresholds("m", Thresholds{ActivePrefillTokens: set[uint64](7)})
+	now, ok := h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.5)})
+	if !ok || *now.ActivePrefillTokens != 7 || *now.ActiveDecodeBlocks != 0.5 || now.ActivePrefillTokensFrac != nil {
+		t.Errorf("%+v", now)
+	}
+	if other := h.Thresholds("other"); !other.None() {
+		t.Errorf("%+v for another model", other)
+	}
+	first := h.route(completion("m", tokens(0, 100)))
+	if _, err := h.Route(context.Background(), completion("m", tokens(0, 100))); !errors.Is(err, ErrOverloaded) {
+		t.Error(err)
+	}
+	only := completion("m", tokens(0, 100))
+	only.Allowed = func(address string) bool { return address == endpoints[1].Address }
+	if _, err := h.Route(context.Background(), only); !errors.Is(err, ErrUnknownModel) {
+		t.Error(err)
+	}
+	for range 3 {
+		h.route(completion("other", tokens(0, 100)))
+	}
+	first.MarkPrefillCompleted()
+	h.route(completion("m", tokens(0, 100)))
+}
+
+// Routing allocates nothing more because thresholds are set, once it has met as many workers.
+func TestThresholdsDoNotAllocate(t *testing.T) {
+	h := newHouse(t, workers(50)...)
+	req := &Request{Path: "/v1/models", Without: ReasonNoBody}
+	count := func() float64 { return testing.AllocsPerRun(50, func() { h.route(req).Free() }) }
+	count()
+	before := count()
+	h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](1 << 40)})
+	count()
+	if after := count(); after > before {
+		t.Errorf("%v allocations, %v without thresholds", after, before)
+	}
+}
