@@ -18,7 +18,7 @@ type Engine string
 const (
 	VLLM   Engine = "vllm"   // vLLM 0.33.0's OpenAI server
 	SGLang Engine = "sglang" // SGLang 0.5.21's
-	TRTLLM Engine = "trtllm" // TensorRT-LLM's
+	TRTLLM Engine = "trtllm" // TensorRT-LLM 1.3's, as its source says
 	Dynamo Engine = "dynamo" // Dynamo 1.6.1's frontend, which sends its workers token ids
 )
 
@@ -136,7 +136,7 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	case SGLang:
 		ids, err = m.givenSGLang(request)
 	case TRTLLM:
-		err = checkTRTLLM(request)
+		ids, err = givenTRTLLM(request)
 	}
 	if ids != nil || err != nil {
 		return Certain(ids), err

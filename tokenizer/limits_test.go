@@ -52,9 +52,6 @@ func TestHostileTools(t *testing.T) {
 	}
 	dir := copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": recursiveTemplate})
 	for _, engine := range Engines {
-		if engine == TRTLLM {
-			continue // tools are not rendered for it at all
-		}
 		m, err := Load(dir, Options{Engine: engine})
 		if err != nil {
 			t.Fatal(err)

@@ -1,7 +1,7 @@
 """Says what an engine's own code makes of requests, before it tokenizes them: its pydantic models, its parsing of messages, its
 choice of a template's content format, and Transformers' rendering.
 
-    engines.py vllm|sglang SOURCES FOLDER
+    engines.py vllm|sglang|trtllm SOURCES FOLDER
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
@@ -9,7 +9,8 @@ SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for ea
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
-kernels, servers) is stood in for, because nothing of it is called.
+kernels, servers) is stood in for, because nothing of it is called. TensorRT-LLM's code is on no registry, so that for it this file says
+what its source says; OpenAI's types, pydantic and Transformers are the real ones.
 """
 
 import ast
@@ -374,12 +375,143 @@ class SGLang:
         return answer.model_dump()
 
 
+class TRTLLM:
+    """What openai_chat of TensorRT-LLM 1.3's serve/openai_server does, read and told again."""
+
+    def __init__(self, sources, tokenizer):
+        import typing
+
+        import typing_extensions
+        from openai.types import chat
+        from pydantic import BaseModel, ConfigDict
+
+        self.tokenizer = tokenizer
+        config, required, typed = ConfigDict(extra="allow"), typing_extensions.Required, typing_extensions.TypedDict
+
+        def open_dict(name, fields):
+            made = typed(name, fields, total=False)
+            made.__pydantic_config__ = config
+            return made
+
+        # serve/openai_protocol: OpenAI's own types first, then anything with a role.
+        part = typing.Union[chat.ChatCompletionContentPartParam, open_dict("Part", {"type": required[str]})]
+        content = typing.Union[str, list[part], None]
+        with_tools = open_dict("WithTools", {
+            "role": required[typing.Literal["system"]], "tools": required[list[dict]], "content": content, "name": str})
+        any_role = open_dict("AnyRole", {"role": required[str], "content": content, "name": str})
+
+        class Strict(BaseModel):
+            model_config = ConfigDict(extra="forbid")
+
+        class Reasoning(chat.ChatCompletionAssistantMessageParam):
+            reasoning: str | None
+            reasoning_content: str | None
+
+        class FunctionDefinition(Strict):
+            name: str
+            description: str | None = None
+            parameters: dict | None = None
+            strict: bool | None = None
+
+        class Tool(Strict):
+            type: typing.Literal["function"] = "function"
+            function: FunctionDefinition
+
+        class Request(Strict):
+            messages: list[typing.Union[with_tools, chat.ChatCompletionMessageParam, any_role, Reasoning]]
+            tools: list[Tool] | None = None
+            add_generation_prompt: bool = True
+            add_special_tokens: bool = False
+            documents: list[dict[str, str]] | None = None
+            chat_template_kwargs: dict | None = None
+
+        class OpenFunction(BaseModel):
+            model_config = config
+            name: str | None = None
+            arguments: str | dict | None = None
+
+        class OpenCall(BaseModel):
+            model_config = config
+            id: str | None = None
+            type: str | None = None
+            function: OpenFunction
+
+        self.request, self.call = Request, OpenCall
+
+    # Fields of a request that do not reach the prompt. Whatever is neither these nor the model's is refused.
+    OTHERS = ("model", "max_tokens", "stream", "temperature", "tool_choice", "reasoning_effort", "user", "seed", "cache_salt")
+
+    def text(self, template, given_format, defaults, body):
+        from pydantic import ValidationError
+
+        if defaults:
+            raise ValueError("there is no flag for defaults")
+        request = self.request.model_validate({k: v for k, v in body.items() if k not in self.OTHERS})
+        try:
+            conversation = [self.message(message) for message in request.messages]
+        except ValidationError:
+            conversation = [self.message(message) for message in body["messages"]]
+        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        self.tokenizer.chat_template = template
+        text = self.tokenizer.apply_chat_template(
+            conversation=conversation, tokenize=False, return_dict=False, add_generation_prompt=request.add_generation_prompt,
+            tools=tools, documents=request.documents, chat_template=self.tokenizer.get_chat_template(None, tools=tools),
+            **(request.chat_template_kwargs or {}))
+        return text, self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+
+    def message(self, given):
+        """serve/chat_utils, parse_chat_message_content."""
+        content = given.get("content")
+        if content is None or isinstance(content, str):
+            content = [content or ""]
+        texts = []
+        for part in content:
+            if not isinstance(part, str):
+                if part["type"] != "text":
+                    raise ValueError("not text")
+                part = part.get("text")
+            if part is not None and not isinstance(part, str):
+                raise ValueError("a text that is none")
+            if part:
+                texts.append(part)
+        message = {"role": given["role"], "content": "\n".join(texts), "media": []}
+        if given["role"] == "assistant":
+            reasoning = given.get("reasoning") if given.get("reasoning") is not None else given.get("reasoning_content")
+            if reasoning is not None:
+                message["reasoning_content"] = reasoning
+            calls = given.get("tool_calls")
+            if isinstance(calls, list):
+                calls = [self.call.model_validate(call, strict=False).model_dump(exclude_unset=True) for call in calls]
+            if calls is not None:
+                message["tool_calls"] = [self.with_arguments(call) for call in calls]
+        elif given["role"] == "tool" and "tool_call_id" in given:
+            message["tool_call_id"] = given["tool_call_id"]
+        elif given["role"] == "system" and given.get("tools") is not None:
+            message["tools"] = given["tools"]
+        return message
+
+    def with_arguments(self, call):
+        call = {**call, "function": {**call["function"]}}
+        arguments = call["function"].get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except json.JSONDecodeError:
+                return call
+        if arguments is None:
+            arguments = {} if call["function"].get("arguments") is None else None
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments are no object")
+        call["function"]["arguments"] = arguments
+        return call
+
+
 def main(engine, sources, folder):
     from transformers import AutoTokenizer
 
     logging.disable(logging.CRITICAL)  # what goes wrong is in the answers
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    engine = {"vllm": VLLM, "sglang": SGLang}[engine](sources, tokenizer)
+    engine = {"vllm": VLLM, "sglang": SGLang, "trtllm": TRTLLM}[engine](sources, tokenizer)
     for line in sys.stdin:
         asked = json.loads(line)
         if "detect" in asked:
