@@ -119,41 +119,53 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 		if len(waiting) == 0 {
 			continue
 		}
-		if _, ok := x.placeAfter(w, wk, waiting[0].tier, next[0].Engine); !ok {
+		if _, ok := x.lockAfter(w, wk, waiting[0].tier, next[0].Engine); !ok {
 			continue // the name was of no use in the end
 		}
+		x.tiers[waiting[0].tier].mu.Unlock()
 		delete(a.parent, next[0].Engine)
 		for _, s := range waiting {
 			a.settle(s)
-			p, _ := x.placeAfter(w, wk, s.tier, s.parent)
-			for i := range x.tiers {
-				p.depth = max(p.depth, x.tiers[i].depth(p.seq)+1)
+			p, ok := x.lockAfter(w, wk, s.tier, s.parent)
+			if !ok { // the one before it gave the name to another block, which is gone again
+				x.parentNotFound.Add(1)
+				continue
 			}
 			next = append(next, x.joinStore(w, wk, p, s)...)
+			x.tiers[s.tier].unlock()
 			x.joined.Add(1)
 		}
 	}
 }
 
-// joinStore stores the blocks of s from p on, without those that are gone or whose name went to another block meanwhile. It
-// returns the blocks that it stored.
+// joinStore stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name went to
+// another block meanwhile. It returns the blocks that it stored.
 func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) []kvblock.StoredBlock {
+	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock
-	from, start := 0, p // a stretch of blocks to store, and where it goes
-	flush := func(to int) {
-		if from < to {
-			n := x.store(w, wk, s.tier, start, s.blocks[from:to])
+	from := 0                    // of a stretch of blocks to store, which goes to p
+	flush := func(to int) bool { // moves p to behind that stretch
+		n := x.store(w, wk, s.tier, p, s.blocks[from:to])
+		stored = append(stored, s.blocks[from:from+n]...)
+		if from+n < to {
 			x.refused.Add(uint64(to - from - n))
-			stored = append(stored, s.blocks[from:from+n]...)
+			return false
 		}
+		if n > 0 {
+			p = t.behind(wk.seqs[n-1], t.latest)
+		}
+		return true
 	}
-	at := p
+	seq := p.seq
 	for i, b := range s.blocks {
-		at = place{after: true, seq: kvblock.NextSequenceHash(at.seq, b.Local), depth: at.depth + 1}
-		old, named := x.named(w, wk, s.tier, b.Engine)
-		if s.gone[i] || named && old != at.seq {
-			flush(i)
-			from, start = i+1, at
+		seq = kvblock.NextSequenceHash(seq, b.Local)
+		old, _, named := t.named(w, h, b.Engine)
+		if s.gone[i] || named && old != seq {
+			if !flush(i) {
+				return stored
+			}
+			at, _ := t.next(p, seq)
+			from, p = i+1, place{after: true, seq: seq, at: at, depth: p.depth + 1}
 		}
 	}
 	flush(len(s.blocks))

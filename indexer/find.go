@@ -13,7 +13,6 @@ type query struct {
 	many bool // if not all: candidates are in set, else the only one is one
 	one  kvblock.Worker
 	set  []uint64 // by worker number / 64
-	way  ref      // where the next block is, unless the way on misleads; 0 if nothing is known of that
 
 	next []uint64 // set after the current run
 	drop []uint64 // those of set who hold a part of the current run, or nothing
@@ -59,19 +58,12 @@ func (t *tier) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
 // which a writer spoiled.
 func (t *tier) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int) bool {
 	q := &s.query
-	q.all, q.many, q.way = true, false, 0
+	q.all, q.many = true, false
 	for i := 0; i < len(chain); {
-		at, ok := q.way, false
-		if at != 0 {
-			q.way = 0
-			word, inRun := t.arena.load(at)
-			ok = inRun && word == uint64(chain[i])
-		}
+		at, ok := t.starts.find(&t.arena, chain[i])
 		if !ok {
-			if at, ok = t.table.find(&t.arena, chain[i]); !ok {
-				s.recordAll(i)
-				return true
-			}
+			s.recordAll(i)
+			return true
 		}
 		hits := len(s.hits)
 		k, more := t.step(at, chain, i, s)
@@ -116,9 +108,6 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 	}
 
 	q := &s.query
-	if way := wayOn(who); first+k == n && way != 0 && way != wayParts {
-		q.way = ref(way-1)<<minClass + runHeader
-	}
 	if who&manyHolders == 0 {
 		lead := leading(atomic.LoadUint64(&words[2]), first, k)
 		if atomic.LoadUint64(&words[0]) != version {

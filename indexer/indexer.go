@@ -141,6 +141,10 @@ func New(c Config) (*Index, error) {
 		x.tiers[i].arena.names, x.tiers[i].arena.local = true, c.KeepLocalHashes
 	}
 	x.tiers[kvblock.TierDevice].firsts = make(firsts, 1<<firstsBits)
+	for i := range x.tiers {
+		// Below the device a prompt is met in its middle, where a worker's part above ends.
+		x.tiers[i].every.Store(i != int(kvblock.TierDevice))
+	}
 	x.predictions.init(c)
 	x.workers.Store(&[]*worker{})
 	return x, nil
@@ -234,14 +238,20 @@ func (x *Index) apply(w kvblock.Worker, e kvblock.Stored, load bool) error {
 }
 
 func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
-	p := place{}
-	if e.HasParent {
-		var ok bool
-		if p, ok = x.placeAfter(w, wk, e.Tier, e.Parent); !ok {
-			return x.setAside(wk, e)
-		}
+	t := &x.tiers[e.Tier]
+	if device := &x.tiers[kvblock.TierDevice]; t != device && !device.every.Load() {
+		device.mu.Lock()
+		device.findEvery() // see lockAfter
+		device.unlock()
+	}
+	p, ok := place{}, true
+	if !e.HasParent {
+		t.mu.Lock()
+	} else if p, ok = x.lockAfter(w, wk, e.Tier, e.Parent); !ok {
+		return x.setAside(wk, e)
 	}
 	n := x.store(w, wk, e.Tier, p, e.Blocks)
+	t.unlock()
 	if wk.aside.stores > 0 {
 		x.join(w, wk, e.Blocks[:n])
 	}
@@ -252,31 +262,40 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// named returns the block that w calls e in a tier.
-func (x *Index) named(w kvblock.Worker, wk *worker, in kvblock.Tier, e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
-	t, h := &x.tiers[in], &wk.held[in]
-	if h.n == 0 {
-		return 0, false
-	}
+// lockAfter locks a tier and returns the place after the block that w calls parent: in this tier if it is there, else in
+// another. If it is in none the tier is not locked.
+//
+// A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier finds
+// every block once w has any in another tier.
+func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
+	t := &x.tiers[in]
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.named(w, h, e)
-}
-
-// placeAfter returns the place after the block that w calls parent: in the given tier if it is there, else in another.
-func (x *Index) placeAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
-	if seq, ok := x.named(w, wk, in, parent); ok {
-		return place{after: true, seq: seq}, true
+	if seq, at, ok := t.named(w, &wk.held[in], parent); ok {
+		return t.behind(seq, at), true
 	}
+	t.mu.Unlock()
 	for i := range x.tiers {
-		if seq, ok := x.named(w, wk, kvblock.Tier(i), parent); ok {
-			return place{after: true, seq: seq, depth: x.tiers[i].depth(seq) + 1}, true
+		other, h := &x.tiers[i], &wk.held[i]
+		if i == int(in) || h.n == 0 {
+			continue
+		}
+		other.mu.Lock()
+		seq, at, ok := other.named(w, h, parent)
+		p := place{}
+		if ok {
+			p = other.behind(seq, at)
+		}
+		other.mu.Unlock()
+		if ok {
+			t.mu.Lock()
+			p.at, _ = t.table.find(&t.arena, seq)
+			return p, true
 		}
 	}
 	return place{}, false
 }
 
-// store stores blocks in a tier, from p on, until something is full. It returns how many it did.
+// store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
 func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
 	t, h := &x.tiers[in], &wk.held[in]
 	seqs := wk.seqs[:0]
@@ -292,9 +311,7 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 	wk.seqs = seqs
 	h.loading, h.repeats = wk.loading, 0
 	before := h.n
-	t.mu.Lock()
 	n := t.store(w, h, p, seqs, blocks)
-	t.unlock()
 	x.entries.Add(int64(h.n - before))
 	if h.repeats > 0 {
 		x.duplicates.Add(uint64(h.repeats))
@@ -425,7 +442,7 @@ func (x *Index) Stats() Stats {
 		t := &x.tiers[i]
 		t.mu.Lock()
 		s.Blocks += t.blocks
-		s.Bytes += t.arena.bytes() + t.table.size + t.names.size
+		s.Bytes += t.arena.bytes() + t.tableBytes()
 		t.mu.Unlock()
 	}
 	return s

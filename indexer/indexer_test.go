@@ -612,7 +612,7 @@ func TestFindMatchesUnderTheLock(t *testing.T) {
 	mustStore(t, x, 1, stores(1, local, 0, 30))
 	tier := &x.tiers[0]
 	tier.mu.Lock()
-	at, ok := tier.table.find(&tier.arena, chain[0])
+	at, ok := tier.starts.find(&tier.arena, chain[0])
 	if !ok {
 		t.Fatal("block 0 not found")
 	}
@@ -656,38 +656,4 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { x.FindMatches(chain, &s) }); n != 0 || !s.HasExtensions() {
 		t.Errorf("%v allocations with lower tiers, want none", n)
 	}
-}
-
-// Runs lead to those that follow them, so that a long prompt needs few lookups: until prompts part there.
-func TestWaysOn(t *testing.T) {
-	x := newIndex(t)
-	local, chain := chainOf(1, 300)
-	for at := 0; at < 300; at += 10 {
-		mustStore(t, x, 1, stores(1, local, at, at+10))
-	}
-	tier := &x.tiers[0]
-	ways := func() (next, parts int) {
-		tier.arena.eachRun(func(r run) bool {
-			switch wayOn(tier.arena.record(r)[1]) {
-			case 0:
-			case wayParts:
-				parts++
-			default:
-				next++
-			}
-			return true
-		})
-		return next, parts
-	}
-	if next, parts := ways(); next != 4 || parts != 0 {
-		t.Errorf("%d runs lead on, prompts part at %d", next, parts)
-	}
-	forked, _ := chainOf(2, 300)
-	copy(forked, local[:maxRun])
-	mustStore(t, x, 1, stores(1000, forked, 0, 300))
-	if next, parts := ways(); next != 6 || parts != 1 {
-		t.Errorf("after a fork %d runs lead on, prompts part at %d", next, parts)
-	}
-	wantMatches(t, x, chain, matches{1: 300})
-	wantMatches(t, x, kvblock.AppendSequenceHashes(nil, forked), matches{1: 300})
 }

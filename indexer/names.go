@@ -66,18 +66,21 @@ func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
 	return !ok || a&1 != 0
 }
 
-// named returns the block that w calls e.
-func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
-	if seq, ok := h.private.get(e); ok {
-		return seq, true
+// named returns the block that w calls e, and where it is.
+func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblock.SequenceHash, at ref, ok bool) {
+	if h.n == 0 {
+		return 0, 0, false
 	}
-	at, ok := t.names.findName(&t.arena, e)
-	if !ok {
-		return 0, false
+	if seq, ok := h.private.get(e); ok {
+		at, _ := t.table.find(&t.arena, seq)
+		return seq, at, true
+	}
+	if at, ok = t.names.findName(&t.arena, e); !ok {
+		return 0, 0, false
 	}
 	r, i := t.runOf(at)
-	seq := kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
-	return seq, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
+	seq = kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
+	return seq, at, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
 }
 
 // store makes w hold blocks, whose sequence hashes are seqs, each the successor of the one before it, from p on. It returns
@@ -86,10 +89,10 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequence
 	depth := p.depth
 	for i := 0; i < len(seqs); {
 		if i > 0 {
-			p = place{after: true, seq: seqs[i-1], depth: depth + i}
+			p = place{after: true, seq: seqs[i-1], at: t.latest, depth: depth + i}
 		}
 		k := 0
-		if at, ok := t.table.find(&t.arena, seqs[i]); ok {
+		if at, ok := t.next(p, seqs[i]); ok {
 			k = t.join(w, h, at, seqs[i:], blocks[min(i, len(blocks)):])
 		} else {
 			k = t.append(w, h, p, seqs[i:], blocks[min(i, len(blocks)):], false)
@@ -109,13 +112,18 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequence
 // arena is exhausted.
 func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.SequenceHash, b kvblock.StoredBlock) bool {
 	e := b.Engine
-	if old, known := t.named(w, h, e); known {
+	t.findEvery() // private names lead to blocks by their sequence hashes
+	if old, at, known := t.named(w, h, e); known {
 		if old == seq {
 			h.addCopy(e)
+			t.latest = at
 			return true
 		}
 		delete(h.copies, e)
 		t.unname(w, h, []kvblock.EngineHash{e})
+		if p.after {
+			p.at, _ = t.table.find(&t.arena, p.seq) // which may have moved, or gone
+		}
 	}
 	one, blocks := []kvblock.SequenceHash{seq}, []kvblock.StoredBlock{b}
 	at, ok := t.table.find(&t.arena, seq)
@@ -152,6 +160,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.Sequence
 	}
 	h.private.put(e, seq)
 	h.n++
+	t.latest = at
 	return true
 }
 

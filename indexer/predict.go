@@ -83,6 +83,7 @@ const tickLength = time.Second / 16
 
 func (p *predictions) init(c Config) {
 	p.tier.init()
+	p.tier.every.Store(true) // what is forgotten is anywhere in a prompt
 	p.begin = time.Now()
 	p.max = c.MaxPredicted
 	p.target = int(float64(c.MaxPredicted) * c.PruneTarget)
@@ -118,10 +119,11 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 	}
 	if fresh < len(chain) {
 		place := place{depth: fresh}
+		p.tier.mu.Lock()
 		if fresh > 0 {
 			place.after, place.seq = true, chain[fresh-1]
+			place.at, _ = p.tier.table.find(&p.tier.arena, place.seq)
 		}
-		p.tier.mu.Lock()
 		n := p.tier.store(w, new(held), place, chain[fresh:], nil)
 		p.tier.unlock()
 		chain = chain[:fresh+n]

@@ -8,16 +8,19 @@ import (
 )
 
 // A run is a stretch of one prompt: up to maxRun blocks, each the successor of the one before it, with who holds which.
-// Runs are what makes lookups fast, not what makes them right: the table finds every single block, so a prompt may be cut
-// into runs in any way. It is cut where prompts part, where holders differ, and where a block in the middle goes.
+// A prompt may be cut into runs in any way. It is cut where prompts part, where holders differ, and where a block in the
+// middle goes.
 //
-// Invariants, whenever Indet.mu is free: every block is in one run and in the table; every block has a holder.
+// Where a block is follows from where the block before it is: right behind that, or else at the start of a run, and the table
+// of starts has these. So it is found by going along its prompt, and no table needs to have all blocks.
+//
+// Invariants, whenever tier.mu is free: every block is in one run, of which tier.starts has the first block; every block has a
+// holder.
 //
 // A run is a record of the arena:
 //
 //	word 0   version << 32 | blocks before it in the prompt << 6 | number of blocks
-//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more;
-//	         and above 32 bits, the way on (see wayOn)
+//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
@@ -40,37 +43,7 @@ const (
 	maxRun      = 1<<maxRunClass - runHeader // 61: a mask fits a word
 
 	manyHolders = 1 << 63
-	holderMask  = manyHolders | 1<<32 - 1 // of word 1, what says who
 )
-
-// The way on is the run that follows a run in its prompt, if there is one and no other: it saves lookups the table. It is a
-// hint, in 31 bits of word 1: 0 for none, wayParts if there are several, else the run's address / 8 + 1. Who follows it must
-// find there what he expects.
-const wayParts = 1<<31 - 1
-
-func wayOn(word uint64) uint64 { return word >> 32 & wayParts }
-
-func wayTo(r run) uint64 { return uint64(r>>minClass) + 1 }
-
-// setWayOn changes the way on of r.
-func (t *tier) setWayOn(r run, way uint64) {
-	words := t.arena.record(r)
-	atomic.StoreUint64(&words[1], words[1]&holderMask|way<<32)
-}
-
-// redirect makes the way on from the block before r lead elsewhere, if it leads to r. In a tier without names it does
-// nothing: there are no ways on.
-func (t *tier) redirect(r run, way uint64) {
-	names := t.arena.namesOf(r)
-	if names == nil || names[1] == 0 {
-		return
-	}
-	if at, ok := t.table.find(&t.arena, kvblock.SequenceHash(names[0])); ok {
-		if before, i := t.runOf(at); i == t.runLen(before)-1 && wayOn(t.arena.record(before)[1]) == wayTo(r) {
-			t.setWayOn(before, way)
-		}
-	}
-}
 
 // run is the address of a run's word 0.
 type run = ref
@@ -291,7 +264,7 @@ func (t *tier) setHolders(r run, n int) bool {
 	words := t.arena.record(r)
 	old := words[1]
 	begin(words)
-	atomic.StoreUint64(&words[1], who|old&^holderMask)
+	atomic.StoreUint64(&words[1], who)
 	atomic.StoreUint64(&words[2], mask)
 	end(words, n)
 	if old&manyHolders != 0 {
@@ -360,7 +333,7 @@ func (t *tier) newRun(n, depth int) (run, bool) {
 }
 
 // copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all. The
-// table names the blocks there afterwards; r still has them. It reports failure if the arena is exhausted.
+// tables say that the blocks are there afterwards; r still has them. It reports failure if the arena is exhausted.
 func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	t.collect(r, i, n, noWorker)
 	who, mask, ok := t.makeHolders(n)
@@ -375,9 +348,6 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		return 0, false
 	}
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
-	if i+n == t.runLen(r) {
-		who |= t.arena.record(r)[1] &^ holderMask
-	}
 	atomic.StoreUint64(&words[1], who)
 	atomic.StoreUint64(&words[2], mask)
 	for j := range n {
@@ -398,7 +368,14 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
 	for j := range n {
-		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
+		if t.every.Load() {
+			t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
+		}
+	}
+	if i == 0 {
+		t.starts.move(kvblock.SequenceHash(from[0]), r+runHeader, to+runHeader)
+	} else {
+		t.starts.insert(kvblock.SequenceHash(from[0]), to+runHeader)
 	}
 	if names := t.arena.namesOf(to); names != nil {
 		for j := range n {
@@ -407,13 +384,10 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 			}
 		}
 	}
-	if i == 0 {
-		t.redirect(r, wayTo(to))
-	}
 	return to, true
 }
 
-// freeRun gives r back. The table must not name its blocks any more.
+// freeRun gives r back. The tables must not say that its blocks are there any more.
 func (t *tier) freeRun(r run) {
 	words := t.arena.record(r)
 	who := words[1]
@@ -425,11 +399,10 @@ func (t *tier) freeRun(r run) {
 	t.arena.release(r)
 }
 
-// cut makes r end after n blocks. The table must not name the rest there any more.
+// cut makes r end after n blocks. The tables must not say that the rest is there any more.
 func (t *tier) cut(r run, n int) {
 	words := t.arena.record(r)
 	begin(words)
-	atomic.StoreUint64(&words[1], words[1]&holderMask)
 	end(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the same.
 	t.collect(r, 0, n, noWorker)
@@ -440,11 +413,10 @@ func (t *tier) cut(r run, n int) {
 // there. If the arena is exhausted r stays as it is.
 func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
-	if to, ok := t.copyRun(r, i, n, n); ok {
+	if _, ok := t.copyRun(r, i, n, n); ok {
 		t.cut(r, i)
 		if names := t.arena.namesOf(r); names != nil {
 			names[2] = 1
-			t.setWayOn(r, wayTo(to))
 		}
 	}
 }

@@ -9,18 +9,22 @@ import (
 	"kvepp/kvblock"
 )
 
-// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through a
-// table (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
+// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through
+// tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
 type tier struct {
 	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
 	arena  arena
-	table  table
-	names  table    // the same blocks by their names (names.go)
+	starts table    // the first blocks of runs
+	names  table    // all blocks by their names (names.go)
 	firsts firsts   // filter of prompts' first blocks; nil: all may be there
-	blocks int      // in the table
+	blocks int      // in all runs
 	list   []holder // scratch
-	before run      // scratch, see extensible
-	last   bool
+	latest ref      // where the block is that join, append or storeOne did last
+
+	// table has all blocks by sequence hash, if every says so: for those who must find a block without going along its
+	// prompt. Once needed it is kept up.
+	table table
+	every atomic.Bool
 
 	touched uint64 // of no use but to keep touches from being optimised away
 
@@ -31,13 +35,13 @@ type tier struct {
 
 // init makes t an empty tier.
 func (t *tier) init() {
-	t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64()
+	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 }
 
 // unlock ends a change.
 func (t *tier) unlock() {
-	t.size.Store(int64(t.arena.used()) + int64(t.table.size+t.names.size))
+	t.size.Store(int64(t.arena.used()) + int64(t.tableBytes()))
 	t.spare.Store(int64(t.arena.bytes() - t.arena.used()))
 	if busy := t.blocks > 0; busy != t.busy.Load() {
 		t.busy.Store(busy)
@@ -45,25 +49,48 @@ func (t *tier) unlock() {
 	t.mu.Unlock()
 }
 
-// depth returns how many blocks come before the block with this sequence hash, 0 if it is not there. It takes no lock, and
-// may be off by a change under way.
-func (t *tier) depth(seq kvblock.SequenceHash) int {
-	at, ok := t.table.find(&t.arena, seq)
-	if !ok {
-		return 0
+// tableBytes returns the bytes of all tables.
+func (t *tier) tableBytes() int { return t.starts.size + t.names.size + t.table.size }
+
+// findEvery makes every block be found by its sequence hash alone, from now on.
+func (t *tier) findEvery() {
+	if t.every.Load() {
+		return
 	}
-	words, i := t.arena.around(at)
-	if words == nil {
-		return 0
-	}
-	return depthOf(atomic.LoadUint64(&words[0])) + i
+	t.arena.eachRun(func(r run) bool {
+		words := t.arena.record(r)
+		for at := runHeader; at < runHeader+length(words[0]); at++ {
+			t.table.insert(kvblock.SequenceHash(words[at]), r+ref(at))
+		}
+		return true
+	})
+	t.every.Store(true)
 }
 
 // place is where in a prompt blocks go.
 type place struct {
 	after bool                 // whether a block comes before them
 	seq   kvblock.SequenceHash // that block; meaningless without after
+	at    ref                  // where that block is, 0 if it is not in the tier
 	depth int                  // how many blocks come before them, if it is not known of that block
+}
+
+// behind returns the place behind the block seq, which is at address at.
+func (t *tier) behind(seq kvblock.SequenceHash, at ref) place {
+	r, i := t.runOf(at)
+	return place{after: true, seq: seq, at: at, depth: depthOf(t.arena.record(r)[0]) + i + 1}
+}
+
+// next returns where the block seq is, which comes at p.
+func (t *tier) next(p place, seq kvblock.SequenceHash) (ref, bool) {
+	if p.at != 0 {
+		r, i := t.runOf(p.at)
+		words := t.arena.record(r)
+		if i++; i < length(words[0]) && words[runHeader+i] == uint64(seq) {
+			return p.at + 1, true
+		}
+	}
+	return t.starts.find(&t.arena, seq)
 }
 
 // join makes w hold the blocks of seqs that follow each other in one run from address at on, as far as they go by their own
@@ -91,6 +118,7 @@ func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHa
 	if want != mask && !t.setMask(r, w, want) {
 		return 0
 	}
+	t.latest = r + ref(runHeader+i+k-1)
 	added := bits.OnesCount64(want &^ mask)
 	h.blocks += added
 	h.n += added
@@ -115,7 +143,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	named := t.arena.names && !nameless
 	seqs = seqs[:min(len(seqs), maxRun)]
 	for k, seq := range seqs {
-		t.touched += t.table.touch(seq)
+		t.touched += t.starts.touch(seq)
 		if named {
 			t.touched += t.names.touch(kvblock.SequenceHash(blocks[k].Engine))
 		}
@@ -149,13 +177,6 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		atomic.StoreUint64(&words[2], 0)
 		if names := t.arena.namesOf(r); names != nil {
 			names[0], names[1], names[2] = uint64(p.seq), uint64(b2i(p.after)), 0
-			if p.after && t.last {
-				way := wayTo(r)
-				if wayOn(t.arena.record(t.before)[1]) != 0 {
-					way = wayParts
-				}
-				t.setWayOn(t.before, way)
-			}
 			if !p.after {
 				t.firsts.add(seqs[0], t.table.seed, 1)
 			}
@@ -169,7 +190,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
 		if k > 0 {
-			if _, held := t.table.find(&t.arena, seqs[k]); held || !free(k) {
+			if _, held := t.starts.find(&t.arena, seqs[k]); held || !free(k) {
 				break
 			}
 		}
@@ -187,7 +208,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		k++
 	}
-	who, mask := words[1]&holderMask, words[2]|ones(k)<<n // no way on: what came behind the run's end comes behind its middle now
+	who, mask := words[1], words[2]|ones(k)<<n
 	if shared {
 		for i := range t.list {
 			if t.list[i].worker == w {
@@ -213,9 +234,15 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	if shared {
 		t.arena.release(ref(old))
 	}
-	for i := range k {
-		t.table.insert(seqs[i], r+ref(runHeader+n+i))
+	if !longer {
+		t.starts.insert(seqs[0], r+runHeader)
 	}
+	if t.every.Load() {
+		for i := range k {
+			t.table.insert(seqs[i], r+ref(runHeader+n+i))
+		}
+	}
+	t.latest = r + ref(runHeader+n+k-1)
 	t.blocks += k
 	h.blocks += k
 	h.n += k
@@ -228,15 +255,13 @@ const maxSharers = 64
 
 // extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
 // there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks
-// come before p, and sets t.before to the run of the block before p and t.last to whether it ends there.
+// come before p.
 func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
-	at, ok := t.table.find(&t.arena, p.seq)
-	if t.last = false; !ok {
+	if p.at == 0 {
 		return 0, 0, p.depth, false
 	}
-	r, i := t.runOf(at)
+	r, i := t.runOf(p.at)
 	words := t.arena.record(r)
-	t.before, t.last = r, i == length(words[0])-1
 	n, depth = length(words[0]), depthOf(words[0])+i+1
 	if i != n-1 || n == maxRun || t.maskOf(r, w)>>i&1 == 0 {
 		return 0, 0, depth, false
@@ -259,7 +284,7 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	return r, n, depth, true
 }
 
-// unhold makes w hold none of these blocks, in a tier without names.
+// unhold makes w hold none of these blocks, in a tier without names where every block is found.
 func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 	var r run
 	var mask uint64 // of blocks of r to be cleared
@@ -298,7 +323,12 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 
 // dropNames takes the block in word at of run r out of the tables.
 func (t *tier) dropNames(r run, words []uint64, at int) {
-	t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+	if at == runHeader {
+		t.starts.remove(kvblock.SequenceHash(words[at]), r+runHeader)
+	}
+	if t.every.Load() {
+		t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+	}
 	names := t.arena.namesOf(r)
 	if names != nil && names[at] != 0 {
 		t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
@@ -325,7 +355,6 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		}
 		t.blocks -= end - n
 		if n == 0 {
-			t.redirect(r, 0)
 			t.freeRun(r)
 			return
 		}
