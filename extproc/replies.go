@@ -24,23 +24,30 @@ const (
 
 // The headers that Dynamo's frontend reads in direct mode. Source: dynamo-llm 1.6.1, protocols::common::extensions.
 const (
-	workerHeader = "x-dynamo-worker-instance-id"
-	rankHeader   = "x-dynamo-dp-rank"
+	workerHeader      = "x-dynamo-worker-instance-id"
+	rankHeader        = "x-dynamo-dp-rank"
+	prefillHeader     = "x-dynamo-prefill-instance-id"
+	prefillRankHeader = "x-dynamo-prefill-dp-rank"
 )
 
-// workerAliases and rankAliases are the names that older frontends and engines read.
+// prefillerHeader tells llm-d's routing sidecar, which stands before a stock decode engine, where the prompt is to be computed.
+const prefillerHeader = "x-prefiller-host-port"
+
+// These are the names that older frontends and engines read.
 var (
-	workerAliases = []string{"x-worker-instance-id"}
-	rankAliases   = []string{"x-dp-rank", "x-data-parallel-rank"}
+	workerAliases      = []string{"x-worker-instance-id"}
+	rankAliases        = []string{"x-dp-rank", "x-data-parallel-rank"}
+	prefillAliases     = []string{"x-prefill-instance-id"}
+	prefillRankAliases = []string{"x-prefill-dp-rank"}
 )
 
 // inbound are the routing headers that a client must never choose: whatever kvepp does not set itself is removed from
 // every request.
 var inbound = []string{
 	endpointHeader, subsetKey, servedKey,
-	workerHeader, rankHeader, "x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank", "x-dynamo-routing-mode",
+	workerHeader, rankHeader, prefillHeader, prefillRankHeader, "x-dynamo-routing-mode",
 	"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-instance-id", "x-prefill-dp-rank",
-	"x-prefiller-host-port",
+	prefillerHeader,
 }
 
 type direction int
@@ -83,29 +90,45 @@ func set(name, value string) *corev3.HeaderValueOption {
 }
 
 // headersReply names the endpoint twice, because "both MUST be set" (proposal 004): as a header and as dynamic metadata;
-// and the worker for Dynamo's frontend.
+// and the workers for Dynamo's frontend.
 func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse {
-	id, rank := strconv.FormatUint(d.InstanceID, 10), strconv.FormatUint(uint64(d.Rank), 10)
-	mutation := &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
-		set(endpointHeader, d.Address), set(workerHeader, id), set(rankHeader, rank),
-	}}
-	ours := map[string]bool{endpointHeader: true, workerHeader: true, rankHeader: true}
-	if s.cfg.HeaderAliases {
-		for _, name := range workerAliases {
-			mutation.SetHeaders = append(mutation.SetHeaders, set(name, id))
-			ours[name] = true
+	type line struct {
+		value, header string
+		aliases       []string
+	}
+	lines := []line{
+		{d.Address, endpointHeader, nil},
+		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
+		{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases},
+	}
+	if x := d.Prefill; x != nil {
+		lines = append(lines, line{strconv.FormatUint(x.InstanceID, 10), prefillHeader, prefillAliases},
+			line{strconv.FormatUint(uint64(x.Rank), 10), prefillRankHeader, prefillRankAliases})
+		if s.cfg.PrefillerHeader {
+			lines = append(lines, line{x.Address, prefillerHeader, nil})
 		}
-		for _, name := range rankAliases {
-			mutation.SetHeaders = append(mutation.SetHeaders, set(name, rank))
-			ours[name] = true
+	}
+	mutation, ours := &extprocv3.HeaderMutation{}, map[string]bool{}
+	name := func(header, value string) {
+		mutation.SetHeaders = append(mutation.SetHeaders, set(header, value))
+		ours[header] = true
+	}
+	for _, l := range lines {
+		name(l.header, l.value)
+	}
+	for _, l := range lines {
+		for _, alias := range l.aliases {
+			if s.cfg.HeaderAliases {
+				name(alias, l.value)
+			}
 		}
 	}
 	if s.head.idMade {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
 	}
-	for _, name := range inbound {
-		if !ours[name] {
-			mutation.RemoveHeaders = append(mutation.RemoveHeaders, name)
+	for _, header := range inbound {
+		if !ours[header] {
+			mutation.RemoveHeaders = append(mutation.RemoveHeaders, header)
 		}
 	}
 	if s.cfg.IgnoreHints {
@@ -126,20 +149,17 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 		return &extprocv3.HeadersResponse{}
 	}
 	d := s.decision
-	var costs strings.Builder
-	for i, c := range d.Costs {
-		if i > 0 {
-			costs.WriteString(", ")
-		}
-		fmt.Fprintf(&costs, "%s/%d=%.2f", c.Name, c.Rank, c.Cost)
-	}
 	headers := []*corev3.HeaderValueOption{
 		set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
 		set("x-kvepp-request-id", s.head.id),
 		set("x-kvepp-reason", string(d.Reason)),
 		set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
 		set("x-kvepp-predicted-cached-tokens", strconv.Itoa(d.PredictedCachedTokens)),
-		set("x-kvepp-costs", costs.String()),
+		set("x-kvepp-costs", costs(d.Costs)),
+	}
+	if x := d.Prefill; x != nil {
+		headers = append(headers, set("x-kvepp-prefill-worker", x.Name+"/"+strconv.FormatUint(uint64(x.Rank), 10)),
+			set("x-kvepp-prefill-costs", costs(x.Costs)))
 	}
 	if d.UpperBound {
 		headers = append(headers, set("x-kvepp-upper-bound", "true"))
@@ -149,4 +169,16 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 	}
 	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
 		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: headers}}}
+}
+
+// costs lists what each candidate of a leg costs.
+func costs(all []router.Cost) string {
+	var b strings.Builder
+	for i, c := range all {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s/%d=%.2f", c.Name, c.Rank, c.Cost)
+	}
+	return b.String()
 }

@@ -32,8 +32,11 @@ import (
 
 // Config is what an operator chooses.
 type Config struct {
-	// HeaderAliases also sets the worker headers' older names (x-worker-instance-id, x-dp-rank, x-data-parallel-rank).
+	// HeaderAliases also sets the worker headers' older names (x-worker-instance-id, x-dp-rank, x-data-parallel-rank,
+	// x-prefill-instance-id, x-prefill-dp-rank).
 	HeaderAliases bool
+	// PrefillerHeader also names a prefill worker by its address, for llm-d's routing sidecar (x-prefiller-host-port).
+	PrefillerHeader bool
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients the
 	// workers' names and loads.
 	DecisionHeaders bool

@@ -104,6 +104,7 @@ func play(s *stream, line string) (effect, error) {
 	switch fields[0] {
 	case "config":
 		s.cfg.HeaderAliases = args["aliases"] != "false"
+		s.cfg.PrefillerHeader = args["prefiller"] == "true"
 		s.cfg.DecisionHeaders = args["decision-headers"] == "true"
 		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
@@ -140,11 +141,16 @@ func play(s *stream, line string) (effect, error) {
 	case "routed":
 		id, _ := strconv.ParseUint(args["id"], 10, 64)
 		rank, _ := strconv.ParseUint(args["rank"], 10, 32)
-		return s.routed(&router.Decision{Name: args["name"], Address: args["address"], InstanceID: id, Rank: uint32(rank),
+		d := &router.Decision{Name: args["name"], Address: args["address"], InstanceID: id, Rank: uint32(rank),
 			Reason: router.ReasonKV, PromptTokens: 100, PredictedCachedTokens: 64,
-			Costs: []router.Cost{{Name: args["name"], Rank: uint32(rank), Cost: 12.25}, {Name: "other", Cost: 18}}}), nil
+			Costs: []router.Cost{{Name: args["name"], Rank: uint32(rank), Cost: 12.25}, {Name: "other", Cost: 18}}}
+		if id, err := strconv.ParseUint(args["prefill-id"], 10, 64); err == nil {
+			d.Prefill = &router.Prefill{Name: args["prefill"], Address: args["prefill-address"], InstanceID: id, Rank: 3,
+				Costs: []router.Cost{{Name: args["prefill"], Rank: 3, Cost: 6.5}}}
+		}
+		return s.routed(d), nil
 	case "refused":
-		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel,
+		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel, "no-prefill": router.ErrNoPrefill,
 			"bad-body": &apibody.Error{Code: "invalid_type", Param: "model", Message: "'model' must be a string."},
 			"defect":   fmt.Errorf("something else")}[words[0]]
 		if !ok {

@@ -21,6 +21,8 @@ type Entry struct {
 	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. When set, the entry is an endpoint only while discovery has a live
 	// instance there.
 	Dynamo string
+	// AllInstances says that the entry stands for as many endpoints as there are live instances.
+	AllInstances bool
 }
 
 // fileEntry is the YAML of one endpoint. Pointers tell "absent" from zero.
@@ -28,6 +30,7 @@ type fileEntry struct {
 	Name                  string   `yaml:"name"`
 	Address               string   `yaml:"address"`
 	Dynamo                string   `yaml:"dynamo"`
+	AllInstances          bool     `yaml:"allInstances"`
 	InstanceID            *id      `yaml:"instanceId"`
 	Role                  Role     `yaml:"role"`
 	DataParallelStartRank uint32   `yaml:"dataParallelStartRank"`
@@ -123,7 +126,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	fail := func(key, format string, args ...any) (Entry, error) {
 		return Entry{}, fmt.Errorf("line %d: %s: %s", keyLine(node, key), key, fmt.Sprintf(format, args...))
 	}
-	e := Entry{Dynamo: f.Dynamo, Endpoint: Endpoint{
+	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
 		Name: f.Name, Address: f.Address, Role: f.Role,
 		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1),
 		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic,
@@ -138,6 +141,10 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		return fail("name", "every endpoint needs one")
 	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
 		return fail("role", "%q is none of aggregated, prefill, decode", f.Role)
+	case f.AllInstances && f.Dynamo == "":
+		return fail("allInstances", "the instances are those of a dynamo path: give one")
+	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
+		return fail("allInstances", "kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane")
 	case f.Dynamo != "" && f.InstanceID != nil:
 		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
 	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
@@ -147,7 +154,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
 		return fail("blockSize", "blockSize, totalKvBlocks and maxNumBatchedTokens may not be negative")
 	}
-	if err := checkHostPort(f.Address, 1); err != nil {
+	if f.Address == "" && e.Role == Prefill { // no request is sent there: the decode worker's frontend knows the way
+	} else if err := checkHostPort(f.Address, 1); err != nil {
 		return fail("address", "%v", err)
 	}
 	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {

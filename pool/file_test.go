@@ -28,6 +28,7 @@ const full = `endpoints:
   address: "[fd00::7]:8001"
   dynamo: ns/backend/generate
 - {name: worker-2, address: "gpu-2.example:8000"}
+- {name: prefill, role: prefill, dynamo: ns/prefill/generate, allInstances: true}
 `
 
 func TestParseFile(t *testing.T) {
@@ -46,6 +47,9 @@ func TestParseFile(t *testing.T) {
 	}
 	if e := entries[2]; e.InstanceID != kvblock.InstanceID("worker-2") || e.InstanceID == 0 {
 		t.Errorf("worker-2 must have the id that Dynamo derives from its name, has %d", e.InstanceID)
+	}
+	if e := entries[3]; e.Role != Prefill || e.Address != "" || !e.AllInstances || e.Dynamo != "ns/prefill/generate" {
+		t.Errorf("prefill: %+v", e)
 	}
 	if entries, err := ParseFile([]byte("endpoints: []\n")); err != nil || len(entries) != 0 {
 		t.Errorf("an empty list: %v, %v", entries, err)
@@ -75,6 +79,9 @@ func TestParseFileRefuses(t *testing.T) {
 		{"no name", "endpoints:\n- address: 10.0.0.1:8000\n", "line 2", "name"},
 		{"a name twice", head + "- name: a\n  address: 10.0.0.2:8000\n", "line 4", `"a" is taken by the endpoint of line 2`},
 		{"no address", "endpoints:\n- name: a\n", "line 2", "address"},
+		{"no address of a decode worker", "endpoints:\n- name: a\n  role: decode\n", "line 2", "address"},
+		{"all instances of nothing", head + "  allInstances: true\n", "line 4", "dynamo path"},
+		{"one socket for all instances", head + "  dynamo: a/b/c\n  allInstances: true\n  kvEvents: tcp://10.0.0.1:5557\n", "line 5", "event plane"},
 		{"an address without port", "endpoints:\n- name: a\n  address: 10.0.0.1\n", "line 3", "HOST:PORT"},
 		{"a port out of range", "endpoints:\n- name: a\n  address: 10.0.0.1:80000\n", "line 3", "1 to 65535"},
 		{"an address to bind", head + "  kvEvents: tcp://*:5557\n", "line 4", "names no host"},
@@ -111,7 +118,7 @@ func FuzzParseFile(f *testing.F) {
 		}
 		names := map[string]bool{}
 		for _, e := range entries {
-			if e.Name == "" || names[e.Name] || checkHostPort(e.Address, 1) != nil || e.DataParallelSize < 1 || e.DataParallelSize > MaxRanks {
+			if e.Name == "" || names[e.Name] || checkHostPort(e.Address, 1) != nil && (e.Address != "" || e.Role != Prefill) || e.DataParallelSize < 1 || e.DataParallelSize > MaxRanks {
 				t.Errorf("accepted: %+v", e)
 			}
 			names[e.Name] = true

@@ -24,6 +24,7 @@ const (
 	Aggregated Role = "aggregated"
 	Prefill    Role = "prefill"
 	Decode     Role = "decode"
+	Encode     Role = "encode" // turns images into embeddings; never routed to
 )
 
 // CPU is the DeviceType of an endpoint without an accelerator, as Dynamo's workers announce theirs.
@@ -33,7 +34,10 @@ const CPU = "cpu"
 // DataParallelSize workers, one for each rank.
 type Endpoint struct {
 	Name    string // unique in the pool; a pod's name in Kubernetes
-	Address string // host:port as Envoy dials it; several endpoints may share one (a shared frontend)
+	Address string // host:port as Envoy dials it; several endpoints may share one (a shared frontend). A prefill worker's may be empty
+	// Namespace is Dynamo's, as discovery says it; empty: not known. The prefill and the decode worker of a request are of
+	// one namespace.
+	Namespace string
 
 	InstanceID            uint64 // Dynamo's id of the worker process
 	Role                  Role

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -11,17 +10,16 @@ import (
 	"kvepp/scoring"
 )
 
-// decision is the scratch memory of one choice, reused.
+// decision is the scratch memory of one decision, reused.
 type decision struct {
-	workers    []pool.Worker // the candidates
-	candidates []scoring.Candidate
-	costs      []float64
-	terms      []scoring.Terms
-	variants   []variant
-	local      []kvblock.LocalHash // of one prompt
-	scores     indexer.OverlapScores
-	loads      []scoring.Load // indexed by worker number
-	overloaded []bool         // indexed like the snapshot's workers
+	aggregated, prefill, decode leg
+	pairs                       []pairing
+	variants                    []variant           // of all legs
+	sized                       []*scoring.Prompt   // one for each block size met, kept from decision to decision
+	local                       []kvblock.LocalHash // of one prompt
+	scores                      indexer.OverlapScores
+	loads                       []scoring.Load // indexed by worker number
+	overloaded                  []bool         // indexed like the snapshot's workers
 }
 
 // variant is a prompt cut for one block size. Workers of one model usually share one.
@@ -43,95 +41,36 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 	return overlap{}
 }
 
+// choose decides who serves a request, and books it there.
 func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
-	d.workers, d.candidates, d.variants = d.workers[:0], d.candidates[:0], d.variants[:0]
-	otherModel, overloaded := 0, 0
-	over := r.overloaded(d, snapshot, p.model)
-	for i, w := range snapshot.Workers {
-		switch {
-		case w.Role != pool.Aggregated: // prefill and decode workers need a second leg, which is not there yet
-		case req.Allowed != nil && !req.Allowed(w.Address):
-		case p.model != "" && w.Model != "" && w.Model != p.model:
-			otherModel++
-		case over != nil && over[i]:
-			overloaded++
-		default:
-			d.workers = append(d.workers, w)
+	if err := r.gather(d, snapshot, req, p); err != nil {
+		return nil, err
+	}
+	var alone, pair *Route
+	var err error
+	if len(d.aggregated.workers) > 0 {
+		if alone, err = r.chooseOne(d, p); err != nil {
+			return nil, err
 		}
 	}
-	switch {
-	case len(d.workers) == 0 && overloaded > 0:
-		return nil, ErrOverloaded
-	case len(d.workers) == 0 && otherModel > 0:
-		return nil, fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
-	case len(d.workers) == 0:
-		return nil, ErrNoEndpoints
-	}
-
-	reason := p.reason
-	if p.tokens != nil {
-		reason = r.match(d, p)
-	}
-	for _, w := range d.workers {
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
-		if v := d.variantOf(&w); v != nil {
-			c.Prompt = &v.prompt
-			o := v.overlapOf(w.Worker)
-			c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
-		} else if w.BlockSize > 0 {
-			c.Prompt = &scoring.Prompt{BlockSize: w.BlockSize}
+	if len(d.decode.workers) > 0 {
+		if pair, err = r.choosePair(d, p); err != nil {
+			if alone != nil {
+				alone.Free()
+			}
+			return nil, err
 		}
-		d.candidates = append(d.candidates, c)
 	}
-	at := time.Now()
-	if cap(d.costs) < len(d.candidates) {
-		d.costs = make([]float64, len(d.candidates))
-	}
-	costs := d.costs[:len(d.candidates)]
-	var terms []scoring.Terms // nil: nobody wants to know
-	if r.explains() {
-		if cap(d.terms) < len(d.candidates) {
-			d.terms = make([]scoring.Terms, len(d.candidates))
-		}
-		terms = d.terms[:len(d.candidates)]
-	}
-	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
-	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms}, d.candidates, &r.cfg.Scoring, nil, costs)
-	r.metrics.Phase("select", at)
-	if err != nil {
-		return nil, fmt.Errorf("router: %w", err)
-	}
-	w, chosen := &d.workers[sel.Index], &d.candidates[sel.Index]
-	if w.Silent && reason == ReasonKV {
-		reason = ReasonApproximate
-	}
-	r.predict(d, w)
-	route := &Route{booking: booking, worker: w.Worker, Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize,
-		Reason: reason, PromptTokens: p.isl,
-		PredictedCachedTokens: (chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks) * w.BlockSize,
-		UpperBound:            w.UpperBound && chosen.DeviceBlocks+chosen.HostBlocks+chosen.DiskBlocks > 0,
-		IndexAtBound:          r.index.AtBound(),
-		Chosen:                sel.Index,
-		Temperature:           r.cfg.Scoring.Temperature,
-	}}
-	if p.tokens != nil {
-		route.served = r.cfg.Served
-	}
-	if terms != nil {
-		route.Costs = make([]Cost, len(terms))
-	}
-	for i := range terms {
-		route.Costs[i] = Cost{d.workers[i].Name, d.workers[i].Rank, costs[i], terms[i], r.cfg.Scoring.Credit(&terms[i])}
-	}
+	route := cheaper(alone, pair)
+	r.predict(d, route)
 	return route, nil
 }
 
 // match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.
-func (r *Router) match(d *decision, p *prompt) Reason {
+func (r *Router) match(d *decision, l *leg, p *prompt) Reason {
 	sized, announcing, differs := false, false, false
-	for i := range d.workers {
-		w := &d.workers[i]
+	for i := range l.workers {
+		w := &l.workers[i]
 		if w.OtherTokenizer {
 			differs = true
 			continue
@@ -162,9 +101,10 @@ func (r *Router) match(d *decision, p *prompt) Reason {
 	return p.reason
 }
 
-// predict tells the index what the chosen worker is about to compute, so that the next request with the same beginning
+// predict tells the index what the worker that prefills is about to compute, so that the next request with the same beginning
 // knows.
-func (r *Router) predict(d *decision, w *pool.Worker) {
+func (r *Router) predict(d *decision, route *Route) {
+	w := &route.computes
 	v, life := d.variantOf(w), r.cfg.Predict.lifetime(w)
 	if v == nil || life == (indexer.Lifetime{}) || !r.cfg.asksIndex() {
 		return

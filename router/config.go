@@ -45,6 +45,10 @@ type Config struct {
 	Explain bool
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.
 	Keep int
+	// StockPrefill says that prefill workers are stock engines, which the destination reaches at their addresses, and not
+	// Dynamo's, which its frontend reaches by their ids: a prefill worker without an address is no candidate, and decode
+	// workers serve alone where there is none.
+	StockPrefill bool
 }
 
 // Predict is how routing decisions count as stores. The zero value: they do not.

@@ -41,7 +41,7 @@ func TestCountTokensInOtherModes(t *testing.T) {
 	if r.Reason != ReasonMode || r.PromptTokens != 40 || r.PredictedCachedTokens != 0 {
 		t.Errorf("%+v", r.Decision)
 	}
-	if load := h.book.Load(r.worker); load.ActiveBlocks != 10 || load.PrefillTokens != 40 {
+	if load := h.book.Load(r.computes.Worker); load.ActiveBlocks != 10 || load.PrefillTokens != 40 {
 		t.Errorf("load %+v", load)
 	}
 }

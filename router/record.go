@@ -117,15 +117,24 @@ func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Rou
 	if err != nil || !r.log.Enabled(ctx, slog.LevelDebug) {
 		return // whoever refuses the request logs why
 	}
-	costs := make([]any, len(route.Costs))
-	for i := range route.Costs {
-		c := &route.Costs[i]
-		costs[i] = slog.String(fmt.Sprintf("%s/%d", c.Name, c.Rank), c.String())
+	log := r.log
+	if x := route.Prefill; x != nil {
+		log = log.With("prefill_worker", x.Name, "prefill_rank", x.Rank, logged("prefill_costs", x.Costs))
 	}
-	r.log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
+	log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
 		"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
 		"predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound,
-		slog.Group("costs", costs...))
+		logged("costs", route.Costs))
+}
+
+// logged is a leg's costs as a log has them.
+func logged(name string, costs []Cost) slog.Attr {
+	attrs := make([]any, len(costs))
+	for i := range costs {
+		c := &costs[i]
+		attrs[i] = slog.String(fmt.Sprintf("%s/%d", c.Name, c.Rank), c.String())
+	}
+	return slog.Group(name, attrs...)
 }
 
 // maxText bounds what a record keeps of a text that a client chose, in bytes.

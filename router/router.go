@@ -29,6 +29,8 @@ var (
 	ErrNoEndpoints = errors.New("no endpoint is available for this request")
 	// ErrUnknownModel says that there are endpoints, but each of them serves another model.
 	ErrUnknownModel = errors.New("no endpoint serves this model")
+	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is ready.
+	ErrNoPrefill = errors.New("no prefill worker is ready, and the decode workers of this model need one")
 )
 
 // Request is what is to be routed.
@@ -56,24 +58,38 @@ type Decision struct {
 
 	Reason                Reason
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
-	PredictedCachedTokens int // tokens of the leading blocks that the index holds for the worker, in whatever tier
-	BlockSize             int // the worker's; 0: not known
+	PredictedCachedTokens int // tokens of the leading blocks that the index holds for that worker, in whatever tier
+	BlockSize             int // of the worker that computes the prompt; 0: not known
 	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits.
 	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
 	IndexAtBound bool
-	// Costs are the candidates' and their terms, and Chosen is which of them was taken. Nil when nobody wants to know, see
-	// Config.Explain.
+	// Costs are the candidates' of the destination's leg and their terms, and Chosen is which of them was taken. Nil when
+	// nobody wants to know, see Config.Explain.
 	Costs       []Cost
 	Chosen      int
 	Temperature float64 // at which it was drawn
+	// Prefill is the worker that computes the prompt, if the destination does not.
+	Prefill *Prefill
+}
+
+// Prefill is the prefill leg of a decision.
+type Prefill struct {
+	Name       string
+	Address    string // host:port; empty for a worker that is reached through Dynamo alone
+	InstanceID uint64
+	Rank       uint32
+	Costs      []Cost // as Decision's, and Chosen as well
+	Chosen     int
 }
 
 // Route is a decision that is booked. Free it exactly where the request ends.
 type Route struct {
 	Decision
-	booking   scoring.Booking
-	worker    kvblock.Worker
+	booking   scoring.Booking                               // on the destination
+	prefill   scoring.Booking                               // on the prefill worker; the zero value without one
+	computes  pool.Worker                                   // who computes the prompt
+	cost      float64                                       // of all legs, in tokens
 	served    func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
 	prefilled atomic.Bool
 }
@@ -81,13 +97,17 @@ type Route struct {
 // MarkPrefillCompleted says that the first content came: the prompt is prefilled. Only the first call counts.
 func (r *Route) MarkPrefillCompleted() {
 	r.booking.MarkPrefillCompleted()
+	r.prefill.Free() // the prefill worker has done its part
 	if r.served != nil && !r.prefilled.Swap(true) {
-		r.served(r.worker, r.PromptTokens, r.BlockSize)
+		r.served(r.computes.Worker, r.PromptTokens, r.BlockSize)
 	}
 }
 
 // Free ends the request. Only the first call counts.
-func (r *Route) Free() { r.booking.Free() }
+func (r *Route) Free() {
+	r.booking.Free()
+	r.prefill.Free()
+}
 
 // Router routes the requests of one pool.
 type Router struct {
@@ -115,8 +135,8 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrOverloaded; ctx's own. Every
-// other trouble is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrNoPrefill; ErrOverloaded; ctx's
+// own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	p, err := r.prepare(ctx, req)
@@ -137,6 +157,12 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		return nil, err
 	}
 	r.metrics.Decision(string(route.Reason))
+	if route.Prefill != nil {
+		r.metrics.PrefillSelections.Inc()
+		r.metrics.DecodeSelections.Inc()
+	} else {
+		r.metrics.AggregatedSelections.Inc()
+	}
 	r.metrics.Predicted.Add(float64(route.PredictedCachedTokens))
 	if route.UpperBound {
 		r.metrics.UpperBound.Inc()

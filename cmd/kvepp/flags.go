@@ -52,6 +52,7 @@ type options struct {
 
 	debugDecisions  int
 	headerAliases   bool
+	prefillerHeader bool
 	decisionHeaders bool
 	maxParseBytes   int
 	indexMaxBytes   int64
@@ -157,7 +158,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
 
-	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank")
+	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank, x-prefill-instance-id, x-prefill-dp-rank")
+	f.BoolVar(&o.prefillerHeader, "prefiller-header", false, "the prefill and decode workers are stock engines, with llm-d's routing sidecar before each decode one: also set x-prefiller-host-port, the prefill worker's address. Decode workers then serve alone while there is no prefill worker")
 	f.BoolVar(&o.decisionHeaders, "decision-headers", false, "show each decision in the response as x-kvepp-* headers. They tell clients the workers' names and loads")
 	f.IntVar(&o.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
 	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")

@@ -59,6 +59,7 @@ var settings = []struct {
 	{"warmup-timeout", "KVEPP_WARMUP_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.warmUpTimeout }},
 	{"secure-serving", "KVEPP_SECURE_SERVING", "DYN_SECURE_SERVING", [3]string{"false", "true", "false"}, func(o *options) any { return o.secureServing }},
 	{"drain-timeout", "KVEPP_DRAIN_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainTimeout }},
+	{"prefiller-header", "KVEPP_PREFILLER_HEADER", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.prefillerHeader }},
 	{"header-aliases", "KVEPP_HEADER_ALIASES", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.headerAliases }},
 	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
 	{"max-parse-bytes", "KVEPP_MAX_PARSE_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxParseBytes }},

@@ -122,18 +122,20 @@ func serve(o *options) error {
 	}
 	decides := router.New(router.Config{
 		Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
-		Scoring:     o.scoring,
-		Served:      served,
-		Predict:     o.predict(),
-		Explain:     o.decisionHeaders,
-		Keep:        o.keptDecisions(),
-		IgnoreHints: o.ignoreHints,
-		TenantSalts: engine.Engine == tokenizer.Dynamo,
-		Thresholds:  o.thresholds,
+		Scoring:      o.scoring,
+		Served:       served,
+		Predict:      o.predict(),
+		Explain:      o.decisionHeaders,
+		Keep:         o.keptDecisions(),
+		IgnoreHints:  o.ignoreHints,
+		TenantSalts:  engine.Engine == tokenizer.Dynamo,
+		Thresholds:   o.thresholds,
+		StockPrefill: o.prefillerHeader,
 	}, endpoints, index, book, m, log)
 	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(decides.Overloaded()) })
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
+		PrefillerHeader: o.prefillerHeader,
 		DecisionHeaders: o.decisionHeaders,
 		IgnoreHints:     o.ignoreHints,
 		MaxParseBytes:   o.maxParseBytes,
@@ -167,18 +169,18 @@ func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*to
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
-		ignored := 0
+		ignored := 0 // encode workers
 		for i := range endpoints {
 			if o.blockSize > 0 {
 				endpoints[i].BlockSize = o.blockSize
 			}
-			if endpoints[i].Role != pool.Aggregated {
+			if endpoints[i].Role == pool.Encode {
 				ignored++
 			}
 		}
 		m.IgnoredEndpoints.Set(float64(ignored))
 		if ignored > 0 {
-			warnOnce(log, "endpoints of role prefill or decode are no candidates: kvepp routes aggregated workers only, so far")
+			warnOnce(log, "endpoints whose model card says that they are encode workers are no candidates")
 		}
 		p.Update(endpoints)
 	}

@@ -39,8 +39,12 @@ type Metrics struct {
 	Reported prometheus.Counter
 	// EndpointFileRefused counts readings of the endpoints file that were refused.
 	EndpointFileRefused prometheus.Counter
-	// IgnoredEndpoints is the number of endpoints whose role kvepp does not route to yet.
+	// IgnoredEndpoints is the number of encode workers, which are no candidates.
 	IgnoredEndpoints prometheus.Gauge
+	// AggregatedSelections, PrefillSelections and DecodeSelections count the workers chosen, by role.
+	AggregatedSelections, PrefillSelections, DecodeSelections prometheus.Counter
+	// Unpaired counts requests that were refused because no prefill worker was ready.
+	Unpaired prometheus.Counter
 	// ModelFileMismatches is the number of model files that workers have in another version than kvepp.
 	ModelFileMismatches prometheus.Gauge
 }
@@ -103,13 +107,23 @@ func New() *Metrics {
 		}),
 		IgnoredEndpoints: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "kvepp_ignored_endpoints",
-			Help: "Endpoints that are no candidates because of their role (prefill and decode are not routed yet).",
+			Help: "Endpoints that are no candidates: Dynamo's encode workers.",
+		}),
+		Unpaired: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_unpaired_requests_total",
+			Help: "Requests refused because decode workers could take them and no prefill worker that goes with one was ready.",
 		}),
 		ModelFileMismatches: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "kvepp_model_file_mismatches",
 			Help: "Tokenizer and template files of which a worker's model card names another checksum than that of kvepp's file. Such workers are routed to by load only.",
 		}),
 	}
+	selections := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "kvepp_selections_total",
+		Help: "Workers chosen, by role: an aggregated one, or a prefill and a decode one, for each request that was routed.",
+	}, []string{"role"})
+	m.AggregatedSelections, m.PrefillSelections, m.DecodeSelections =
+		selections.WithLabelValues("aggregated"), selections.WithLabelValues("prefill"), selections.WithLabelValues("decode")
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -118,7 +132,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, selections, m.Unpaired)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -51,6 +51,14 @@ type decision struct {
 	Temperature float64     `json:"temperature"`
 	Ties        int         `json:"ties"`
 	Candidates  []candidate `json:"candidates"`
+	// Prefill is the leg of the worker that computes the prompt, where that is not the destination.
+	Prefill *prefillLeg `json:"prefill,omitempty"`
+}
+
+type prefillLeg struct {
+	Worker     destination `json:"worker"`
+	UnitTokens int         `json:"unit_tokens,omitempty"`
+	Candidates []candidate `json:"candidates"`
 }
 
 type destination struct {
@@ -85,25 +93,36 @@ type candidate struct {
 func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
 		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound,
-		Temperature: r.Temperature, Ties: r.Ties(), Candidates: []candidate{}}
+		Temperature: r.Temperature, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
-	for i := range r.Costs {
-		c := &r.Costs[i]
+	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
+	if x := r.Prefill; x != nil {
+		d.Prefill = &prefillLeg{Worker: destination{x.Name, x.Rank, x.InstanceID, x.Address}}
+		d.Prefill.Candidates, d.Prefill.UnitTokens = candidates(x.Costs, x.Chosen)
+	}
+	return d
+}
+
+// candidates returns those of one leg, and the block in tokens in which their costs are expressed.
+func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
+	all = []candidate{}
+	for i := range costs {
+		c := &costs[i]
 		t := &c.Terms
 		multiplier := t.CostMultiplier
 		if multiplier == 0 {
 			multiplier = 1
 		}
-		d.UnitTokens = t.UnitTokens
-		d.Candidates = append(d.Candidates, candidate{Name: c.Name, Rank: c.Rank, Chosen: i == r.Chosen, Cost: finite(c.Cost),
+		unit = t.UnitTokens
+		all = append(all, candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: finite(c.Cost),
 			BlockSize: t.BlockSize, RequestTokens: t.ISLTokens, PrefillTokens: t.PrefillTokens,
 			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks, SharedBlocks: t.SharedBlocks,
 			Credit: finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
 			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown})
 	}
-	return d
+	return all, unit
 }
 
 // finite returns nil for what JSON has no number for.

@@ -9,6 +9,7 @@ package dynamo
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"kvepp/kvblock"
@@ -79,9 +80,10 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		return path, *r.InstanceID, nil, nil // an adapter's card: it repeats the base model's runtime
 	}
 	var c struct {
-		DisplayName string    `json:"display_name"`
-		BlockSize   int       `json:"kv_cache_block_size"`
-		WorkerType  pool.Role `json:"worker_type"`
+		DisplayName string          `json:"display_name"`
+		BlockSize   int             `json:"kv_cache_block_size"`
+		WorkerType  pool.Role       `json:"worker_type"`
+		ModelType   json.RawMessage `json:"model_type"`
 
 		Tokenizer       json.RawMessage `json:"tokenizer"`
 		PromptFormatter json.RawMessage `json:"prompt_formatter"`
@@ -104,6 +106,9 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		if err := json.Unmarshal(c.Runtime, &runtime); err != nil {
 			return "", 0, nil, fmt.Errorf("card_json: runtime_config: %w", err)
 		}
+	}
+	if c.WorkerType == "" && strings.Contains(string(c.ModelType), "Prefill") {
+		c.WorkerType = pool.Prefill // as workers said it before there were worker types
 	}
 	switch {
 	case c.BlockSize < 0 || c.BlockSize > kvblock.MaxBlockSize:
@@ -196,23 +201,40 @@ func (s *scope) path() string {
 }
 
 // Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as it
-// is, but for the event channels of the instance that it names. One with a path becomes an endpoint only while an instance
-// with a card is alive there; what the file gives itself goes before the card. Of several instances on a path the one seen last counts: after a crash the old one lingers until
-// its lease ends, and the file has one event socket for both.
+// is, but for the namespace and the event channels of the instance that it names. One with a path becomes an endpoint only
+// while an instance with a card is alive there; what the file gives itself goes before the card. Of several instances on a
+// path the one seen last counts: after a crash the old one lingers until its lease ends, and the file has one event socket for
+// both. With AllInstances each is an endpoint, named NAME:ID, the id in hexadecimal digits.
 func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	newest := make(map[string]*Instance)
 	channels := make(map[uint64][]pool.EventChannel)
+	namespaces := make(map[uint64]string)
 	for i := range instances {
 		in := &instances[i]
 		if len(in.Channels) > 0 {
 			channels[in.InstanceID] = in.Channels
 		}
+		namespaces[in.InstanceID], _, _ = strings.Cut(in.Path, "/")
 		if was := newest[in.Path]; in.Card != nil && (was == nil || in.Seen.After(was.Seen)) {
 			newest[in.Path] = in
 		}
 	}
 	endpoints := make([]pool.Endpoint, 0, len(entries))
+	add := func(e pool.Endpoint) {
+		e.Namespace, e.EventChannels = namespaces[e.InstanceID], channels[e.InstanceID]
+		endpoints = append(endpoints, e)
+	}
 	for _, e := range entries {
+		if e.AllInstances {
+			for i := range instances {
+				if in := &instances[i]; in.Path == e.Dynamo && in.Card != nil {
+					one := complete(e.Endpoint, in)
+					one.Name = fmt.Sprintf("%s:%x", e.Name, in.InstanceID)
+					add(one)
+				}
+			}
+			continue
+		}
 		if e.Dynamo != "" {
 			in := newest[e.Dynamo]
 			if in == nil {
@@ -220,8 +242,7 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 			}
 			e.Endpoint = complete(e.Endpoint, in)
 		}
-		e.EventChannels = channels[e.InstanceID]
-		endpoints = append(endpoints, e.Endpoint)
+		add(e.Endpoint)
 	}
 	return endpoints
 }
@@ -244,7 +265,7 @@ func complete(e pool.Endpoint, in *Instance) pool.Endpoint {
 	if e.Model == "" {
 		e.Model = c.Model
 	}
-	if e.Role == pool.Aggregated && (c.Role == pool.Prefill || c.Role == pool.Decode) {
+	if e.Role == pool.Aggregated && (c.Role == pool.Prefill || c.Role == pool.Decode || c.Role == pool.Encode) {
 		e.Role = c.Role
 	}
 	if e.DeviceType == "" {

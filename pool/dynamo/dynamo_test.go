@@ -142,6 +142,67 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// An entry may stand for every instance on its path, and each has the role and the namespace that discovery gives it.
+func TestJoinAllInstances(t *testing.T) {
+	now := time.Now()
+	s := store{t, t.TempDir()}
+	for id := range uint64(3) {
+		s.instance("ns", 0x1a0+id, now)
+	}
+	s.card("ns", 0x1a0, 16, now)
+	s.card("ns", 0x1a2, 16, now)
+	reader := NewFileStore(s.dir, quiet)
+	entries, err := pool.ParseFile([]byte(`endpoints:
+- {name: p, role: prefill, dynamo: ns/backend/generate, allInstances: true, maxNumBatchedTokens: 100}
+- {name: known, address: "10.0.0.1:1", instanceId: 417}
+- {name: unknown, address: "10.0.0.1:1", instanceId: 9}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := Join(entries, reader.scan(now))
+	if len(got) != 4 {
+		t.Fatalf("joined: %+v", got)
+	}
+	for i, want := range []struct {
+		name, namespace string
+		id              uint64
+	}{{"p:1a0", "ns", 0x1a0}, {"p:1a2", "ns", 0x1a2}, {"known", "ns", 0x1a1}, {"unknown", "", 9}} {
+		if e := got[i]; e.Name != want.name || e.Namespace != want.namespace || e.InstanceID != want.id {
+			t.Errorf("%d: %+v, want %+v", i, e, want)
+		}
+	}
+	if e := got[1]; e.Role != pool.Prefill || e.BlockSize != 16 || e.MaxNumBatchedTokens != 100 {
+		t.Errorf("each is completed by its card: %+v", e)
+	}
+}
+
+func TestRoles(t *testing.T) {
+	for card, want := range map[string]pool.Role{
+		`{"worker_type":"prefill"}`:     pool.Prefill,
+		`{"worker_type":"decode"}`:      pool.Decode,
+		`{"worker_type":"encode"}`:      pool.Encode,
+		`{"worker_type":"aggregated"}`:  pool.Aggregated,
+		`{"worker_type":"of tomorrow"}`: pool.Aggregated,
+		`{}`:                            pool.Aggregated,
+		`{"model_type":"Prefill"}`:      pool.Prefill, // before worker types
+		`{"worker_type":null,"model_type":"Chat|Completions"}`: pool.Aggregated,
+		`{"worker_type":"decode","model_type":"Prefill"}`:      pool.Decode,
+	} {
+		_, _, c, err := parseCard([]byte(`{"instance_id":1,"card_json":` + card + `}`))
+		if err != nil {
+			t.Errorf("%s: %v", card, err)
+			continue
+		}
+		if got := complete(pool.Endpoint{Role: pool.Aggregated}, &Instance{Card: c}).Role; got != want {
+			t.Errorf("%s: role %q, want %q", card, got, want)
+		}
+		if got := complete(pool.Endpoint{Role: pool.Decode}, &Instance{Card: c}).Role; got != pool.Decode {
+			t.Errorf("%s: role %q, but the file says decode", card, got)
+		}
+	}
+}
+
 // A card that no worker can have is refused: it would cost a worker for each of its ranks, or every decision.
 func TestCardsOutOfRange(t *testing.T) {
 	for _, c := range []struct{ card, says string }{

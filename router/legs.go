@@ -1,0 +1,284 @@
+package router
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// A request is served by one aggregated worker, or by two: a prefill worker computes its prompt, and the decode worker that
+// it is sent to fetches the blocks from there and goes on. Each of these choices is a leg: a pool of candidates, priced and
+// booked in one step.
+
+// leg is the scratch memory of one choice.
+type leg struct {
+	cfg        scoring.Config
+	workers    []pool.Worker // the candidates
+	candidates []scoring.Candidate
+	costs      []float64
+	terms      []scoring.Terms
+}
+
+func (l *leg) reset() { l.workers, l.candidates = l.workers[:0], l.candidates[:0] }
+
+// prefillConfig prices the leg of the prompt: an engine that only prefills holds no blocks for decoding.
+//
+// Source: dynamo-llm 1.6.1, discovery: what the prefill router of a decode endpoint is configured with.
+func prefillConfig(c scoring.Config) scoring.Config {
+	c.TrackActiveBlocks = false
+	return c
+}
+
+// decodeConfig prices the leg of the answer, by load alone: its blocks come from the prefill worker, each time anew.
+//
+// Source: dynamo-llm 1.6.1, kv_router::prefill_router: what the decode part of a disaggregated request is routed with.
+func decodeConfig(c scoring.Config) scoring.Config {
+	c.OverlapScoreCredit, c.AssumeKVReuse, c.TrackPrefillTokens = 0, false, false
+	return c
+}
+
+// pairing is what a prefill and a decode worker must have in common: a direct frontend sends the prompt to workers of its own
+// namespace and model alone. Empty is not known, and goes with all.
+type pairing struct{ model, namespace string }
+
+func pairingOf(w *pool.Worker) pairing { return pairing{w.Model, w.Namespace} }
+
+func (a pairing) with(b pairing) bool {
+	return (a.model == b.model || a.model == "" || b.model == "") &&
+		(a.namespace == b.namespace || a.namespace == "" || b.namespace == "")
+}
+
+// gather sorts the pool's workers into the legs that they may be candidates of.
+//
+// The proxy's subset says where it can send a request, and so binds destinations alone.
+func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) error {
+	d.aggregated.reset()
+	d.prefill.reset()
+	d.decode.reset()
+	d.pairs, d.variants = d.pairs[:0], d.variants[:0]
+	d.aggregated.cfg = r.cfg.Scoring
+	otherModel, overloaded, busyPrefill := 0, 0, 0
+	over := r.overloaded(d, snapshot, p.model)
+	for i, w := range snapshot.Workers {
+		known := p.model == "" || w.Model == "" || w.Model == p.model
+		switch {
+		case w.Role == pool.Prefill:
+			if !known || r.cfg.StockPrefill && w.Address == "" {
+				continue
+			}
+			if over != nil && over[i] {
+				busyPrefill++
+				continue
+			}
+			d.prefill.workers = append(d.prefill.workers, w)
+			if g := pairingOf(&w); !slices.Contains(d.pairs, g) {
+				d.pairs = append(d.pairs, g)
+			}
+		case req.Allowed != nil && !req.Allowed(w.Address):
+		case !known:
+			otherModel++
+		case over != nil && over[i]:
+			overloaded++
+		case w.Role == pool.Decode:
+			d.decode.workers = append(d.decode.workers, w)
+		case w.Role == pool.Aggregated:
+			d.aggregated.workers = append(d.aggregated.workers, w)
+		}
+	}
+	unpaired := d.pairUp(r.cfg.StockPrefill)
+	switch alone, pairs := len(d.aggregated.workers), len(d.decode.workers); {
+	case alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV:
+		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
+		if rand.IntN(alone+pairs) < alone {
+			d.decode.reset()
+		} else {
+			d.aggregated.reset()
+		}
+		return nil
+	case alone+pairs > 0:
+		return nil
+	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
+		return ErrOverloaded
+	case unpaired > 0:
+		r.metrics.Unpaired.Inc()
+		return ErrNoPrefill
+	case otherModel > 0:
+		return fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
+	}
+	return ErrNoEndpoints
+}
+
+// pairUp takes the decode workers that no prefill worker goes with out of their leg, and returns how many cannot serve for
+// that. A stock engine is given the role of a decode worker by how it is sent requests only: alone it serves all of one.
+func (d *decision) pairUp(stock bool) (unpaired int) {
+	kept := d.decode.workers[:0]
+	for i := range d.decode.workers {
+		w := d.decode.workers[i]
+		switch {
+		case slices.ContainsFunc(d.pairs, pairingOf(&w).with):
+			kept = append(kept, w)
+		case stock:
+			d.aggregated.workers = append(d.aggregated.workers, w)
+		default:
+			unpaired++
+		}
+	}
+	d.decode.workers = kept
+	return unpaired
+}
+
+// chooseOne books an aggregated worker.
+func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
+	l := &d.aggregated
+	reason, sel, booking, err := r.bookPrompt(d, l, p)
+	if err != nil {
+		return nil, err
+	}
+	w := &l.workers[sel.Index]
+	route := &Route{booking: booking, computes: *w, Decision: Decision{
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
+	}}
+	r.explain(route, l, sel, p, reason)
+	return route, nil
+}
+
+// choosePair books a decode worker, and a prefill worker that goes with it.
+func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
+	l := &d.decode
+	l.cfg = decodeConfig(d.aggregated.cfg)
+	for i := range l.workers {
+		w := &l.workers[i]
+		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU})
+	}
+	at := time.Now()
+	last, booking, err := r.bookLeg(l, p)
+	r.metrics.Phase("select", at)
+	if err != nil {
+		return nil, err
+	}
+	w := &l.workers[last.Index]
+	if l := &d.prefill; len(d.pairs) > 1 {
+		l.workers = slices.DeleteFunc(l.workers, func(x pool.Worker) bool { return !pairingOf(&x).with(pairingOf(w)) })
+	}
+	d.prefill.cfg = prefillConfig(d.aggregated.cfg)
+	reason, first, prefill, err := r.bookPrompt(d, &d.prefill, p)
+	if err != nil {
+		booking.Free()
+		return nil, err
+	}
+	x := &d.prefill.workers[first.Index]
+	route := &Route{booking: booking, prefill: prefill, computes: *x, Decision: Decision{
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
+		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index},
+	}}
+	r.explain(route, &d.prefill, first, p, reason)
+	route.cost += last.Cost * float64(last.UnitTokens)
+	return route, nil
+}
+
+// bookPrompt looks up what the candidates of a leg hold of the prompt, and books the prompt with one of them.
+func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Selection, scoring.Booking, error) {
+	reason := p.reason
+	if p.tokens != nil {
+		reason = r.match(d, l, p)
+	}
+	for i := range l.workers {
+		w := &l.workers[i]
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
+		if v := d.variantOf(w); v != nil {
+			c.Prompt = &v.prompt
+			o := v.overlapOf(w.Worker)
+			c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
+		} else {
+			c.Prompt = d.promptOf(w.BlockSize)
+		}
+		l.candidates = append(l.candidates, c)
+	}
+	at := time.Now()
+	sel, booking, err := r.bookLeg(l, p)
+	r.metrics.Phase("select", at)
+	return reason, sel, booking, err
+}
+
+// bookLeg prices a leg's candidates, chooses one and books it, in one step.
+func (r *Router) bookLeg(l *leg, p *prompt) (scoring.Selection, scoring.Booking, error) {
+	l.costs = slices.Grow(l.costs[:0], len(l.candidates))[:len(l.candidates)]
+	l.terms = l.terms[:0]
+	var terms []scoring.Terms // nil: nobody wants to know
+	if r.explains() {
+		l.terms = slices.Grow(l.terms, len(l.candidates))[:len(l.candidates)]
+		terms = l.terms
+	}
+	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
+	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms}, l.candidates, &l.cfg, nil, l.costs)
+	if err != nil {
+		return sel, booking, fmt.Errorf("router: %w", err)
+	}
+	return sel, booking, nil
+}
+
+// explain completes a decision with what is known of the leg that computes the prompt.
+func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
+	w, chosen := &route.computes, &l.candidates[sel.Index]
+	if w.Silent && reason == ReasonKV {
+		reason = ReasonApproximate
+	}
+	cached := chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks
+	route.Reason, route.PromptTokens = reason, p.isl
+	route.PredictedCachedTokens = cached * w.BlockSize
+	route.UpperBound = w.UpperBound && cached > 0
+	route.IndexAtBound = r.index.AtBound()
+	route.Temperature = l.cfg.Temperature
+	route.cost = sel.Cost * float64(sel.UnitTokens)
+	if p.tokens != nil {
+		route.served = r.cfg.Served
+	}
+}
+
+// cheaper returns the route that costs less, and frees the other. Either may be nil, not both. An aggregated worker's cost is
+// made of the same terms as those of a prefill and a decode worker together, so they compare; at the same cost one worker is
+// better than two.
+func cheaper(alone, pair *Route) *Route {
+	switch {
+	case alone == nil:
+		return pair
+	case pair == nil:
+		return alone
+	case pair.cost < alone.cost:
+		alone.Free()
+		return pair
+	}
+	pair.Free()
+	return alone
+}
+
+// prices returns what each candidate costs, nil if nobody wants to know.
+func (l *leg) prices() []Cost {
+	if len(l.terms) == 0 {
+		return nil
+	}
+	prices := make([]Cost, len(l.terms))
+	for i := range l.terms {
+		prices[i] = Cost{l.workers[i].Name, l.workers[i].Rank, l.costs[i], l.terms[i], l.cfg.Credit(&l.terms[i])}
+	}
+	return prices
+}
+
+// promptOf returns the prompt of a candidate of which no more than the block size is known, nil without that.
+func (d *decision) promptOf(blockSize int) *scoring.Prompt {
+	if blockSize <= 0 {
+		return nil
+	}
+	for _, p := range d.sized {
+		if p.BlockSize == blockSize {
+			return p
+		}
+	}
+	p := &scoring.Prompt{BlockSize: blockSize}
+	d.sized = append(d.sized, p)
+	return p
+}

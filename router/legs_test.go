@@ -1,0 +1,341 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// disaggregated returns p prefill and d decode workers, named p0 and d0, with blocks of four tokens.
+func disaggregated(p, d int) []pool.Endpoint {
+	var es []pool.Endpoint
+	for i := range p {
+		es = append(es, pool.Endpoint{Name: fmt.Sprintf("p%d", i), InstanceID: uint64(200 + i), Role: pool.Prefill,
+			BlockSize: 4, KVEvents: "tcp://10.0.1.1:5557", Model: "m"})
+	}
+	for i := range d {
+		es = append(es, pool.Endpoint{Name: fmt.Sprintf("d%d", i), Address: fmt.Sprintf("10.0.2.%d:8000", i+1), InstanceID: uint64(300 + i),
+			Role: pool.Decode, BlockSize: 4, Model: "m"})
+	}
+	return es
+}
+
+func (h *house) load(name string) scoring.Load {
+	s := h.pool.Acquire()
+	defer s.Release()
+	for _, w := range s.Workers {
+		if w.Name == name {
+			return h.book.Load(w.Worker)
+		}
+	}
+	return scoring.Load{}
+}
+
+// TestTwoLegs: the prompt goes where its blocks are, the answer where load is least, and each is booked for its own part.
+func TestTwoLegs(t *testing.T) {
+	h := newHouse(t, disaggregated(3, 2)...)
+	var served []kvblock.Worker
+	h.cfg.Served = func(w kvblock.Worker, _, _ int) { served = append(served, w) }
+	h.warm("p1", 0, tokens(0, 32), blocksOfFour)
+	h.warm("d0", 0, tokens(0, 40), blocksOfFour) // which must not count
+	r := h.route(completion("m", tokens(0, 42)))
+	x := r.Prefill
+	if x == nil || x.Name != "p1" || x.InstanceID != 201 || r.Name[0] != 'd' || r.Address == "" || r.PredictedCachedTokens != 32 || r.Reason != ReasonKV {
+		t.Fatalf("decision: %+v, prefill %+v", r.Decision, x)
+	}
+	// Prefill: 10.5 blocks less the overlap, and nothing to be held. Decode: 10 blocks to be held, and no more.
+	prefill := scoring.Terms{BlockSize: 4, ISLTokens: 42, UnitTokens: 4}
+	warm := prefill
+	warm.DeviceBlocks = 8
+	if want := []Cost{{"p0", 0, 10.5, prefill, 0}, {"p1", 0, 2.5, warm, 8}, {"p2", 0, 10.5, prefill, 0}}; !slices.Equal(x.Costs, want) || x.Chosen != 1 {
+		t.Errorf("prefill costs %+v, want %+v", x.Costs, want)
+	}
+	decode := scoring.Terms{BlockSize: 4, ISLTokens: 42, DecodeBlocks: 10, UnitTokens: 4}
+	if want := []Cost{{"d0", 0, 10, decode, 0}, {"d1", 0, 10, decode, 0}}; !slices.Equal(r.Costs, want) || r.Costs[r.Chosen].Name != r.Name {
+		t.Errorf("decode costs %+v, want %+v", r.Costs, want)
+	}
+	if got, want := h.load("p1"), (scoring.Load{Requests: 1, PrefillTokens: 10}); got != want {
+		t.Errorf("prefill load %+v, want %+v", got, want)
+	}
+	if got, want := h.load(r.Name), (scoring.Load{Requests: 1, ActiveBlocks: 10, ActiveTokens: 40}); got != want {
+		t.Errorf("decode load %+v, want %+v", got, want)
+	}
+	// A second one shares none of the first's blocks on its decode worker: it is not assumed that the engine reuses them.
+	again := h.route(completion("m", tokens(0, 42)))
+	if again.Name == r.Name || again.Costs[0].Cost+again.Costs[1].Cost != 30 {
+		t.Errorf("the second went to %s as well, costs %+v", again.Name, again.Costs)
+	}
+	again.Free()
+	r.MarkPrefillCompleted()
+	r.MarkPrefillCompleted()
+	if got := h.load("p1"); got != (scoring.Load{}) {
+		t.Errorf("after the first byte the prefill worker has %+v", got)
+	}
+	if got := h.load(r.Name); got.ActiveBlocks != 10 || got.Requests != 1 {
+		t.Errorf("and the decode worker %+v", got)
+	}
+	s := h.pool.Acquire()
+	defer s.Release()
+	if len(served) != 1 || s.Workers[1].Worker != served[0] {
+		t.Errorf("served: %v, want the prefill worker", served)
+	}
+	r.Free()
+	r.Free()
+	if h.book.Len() != 0 {
+		t.Errorf("%d booked after the end", h.book.Len())
+	}
+}
+
+// TestTwoLegsEndBeforeTheFirstByte: a client that goes away leaves no load on either worker.
+func TestTwoLegsEndBeforeTheFirstByte(t *testing.T) {
+	h := newHouse(t, disaggregated(1, 1)...)
+	r := h.route(completion("m", tokens(0, 42)))
+	if h.book.Len() != 2 {
+		t.Fatalf("%d booked, want both legs", h.book.Len())
+	}
+	r.Free()
+	if h.book.Len() != 0 || h.load("p0") != (scoring.Load{}) || h.load("d0") != (scoring.Load{}) {
+		t.Errorf("%d booked after the end", h.book.Len())
+	}
+}
+
+// TestBurstSpreadsOverBothLegs: choosing and booking is one step on each leg.
+func TestBurstSpreadsOverBothLegs(t *testing.T) {
+	h := newHouse(t, disaggregated(3, 4)...)
+	var wait sync.WaitGroup
+	routes := make([]*Route, 600)
+	for i := range routes {
+		wait.Go(func() { routes[i] = h.route(completion("m", tokens(0, 64))) })
+	}
+	wait.Wait()
+	count := map[string]int{}
+	for _, r := range routes {
+		count[r.Name]++
+		count[r.Prefill.Name]++
+	}
+	for name, want := range map[string]int{"p0": 200, "p1": 200, "p2": 200, "d0": 150, "d1": 150, "d2": 150, "d3": 150} {
+		if n := count[name]; n < want-1 || n > want+1 {
+			t.Errorf("requests per worker: %v", count)
+			break
+		}
+	}
+	for _, r := range routes {
+		wait.Go(func() { r.MarkPrefillCompleted(); r.Free() })
+	}
+	wait.Wait()
+	for _, l := range h.book.Loads(nil) {
+		if l != (scoring.Load{}) {
+			t.Errorf("load left: %+v", l)
+		}
+	}
+}
+
+// TestNoPrefillWorker: a direct frontend would answer 500 without a prefill worker, so kvepp says why instead.
+func TestNoPrefillWorker(t *testing.T) {
+	h := newHouse(t, disaggregated(0, 2)...)
+	request := completion("m", tokens(0, 16))
+	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoPrefill) {
+		t.Errorf("no prefill worker: %v", err)
+	}
+	other := disaggregated(1, 0)
+	other[0].Model = "another"
+	h.pool.Update(append(disaggregated(0, 2), other...))
+	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoPrefill) {
+		t.Errorf("a prefill worker of another model: %v", err)
+	}
+	h.pool.Update(disaggregated(2, 0))
+	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoEndpoints) {
+		t.Errorf("prefill workers alone: %v", err)
+	}
+	h.pool.Update([]pool.Endpoint{{Name: "e", Address: "10.0.0.1:1", Role: pool.Encode, Model: "m"}})
+	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoEndpoints) {
+		t.Errorf("an encode worker alone: %v", err)
+	}
+	h.pool.Update(append(disaggregated(0, 1), workers(1)...))
+	if r := h.route(request); r.Name != "w0" || r.Prefill != nil {
+		t.Errorf("with an aggregated worker beside: %+v", r.Decision)
+	} else {
+		r.Free()
+	}
+	if h.book.Len() != 0 {
+		t.Errorf("%d refused requests are booked", h.book.Len())
+	}
+}
+
+// TestStockPrefill: a stock engine that only decodes when it is told to can do all of a request, and a prefill worker is
+// reached at its address.
+func TestStockPrefill(t *testing.T) {
+	es := disaggregated(2, 1)
+	h := newHouse(t, es...)
+	h.cfg.StockPrefill = true
+	h.warm("d0", 0, tokens(0, 16), blocksOfFour)
+	r := h.route(completion("m", tokens(0, 16)))
+	if r.Name != "d0" || r.Prefill != nil || r.PredictedCachedTokens != 16 {
+		t.Errorf("no prefill worker has an address: %+v, prefill %+v", r.Decision, r.Prefill)
+	}
+	r.Free()
+	es[1].Address = "10.0.1.1:8000"
+	h.pool.Update(es)
+	r = h.route(completion("m", tokens(0, 16)))
+	if r.Name != "d0" || r.Prefill == nil || r.Prefill.Address != "10.0.1.1:8000" {
+		t.Errorf("one has: %+v, prefill %+v", r.Decision, r.Prefill)
+	}
+	r.Free()
+}
+
+// TestPairs: both workers of a request are of one Dynamo namespace and one model, since a direct frontend knows no others.
+func TestPairs(t *testing.T) {
+	es := disaggregated(4, 6)
+	for i := range es {
+		es[i].Namespace = []string{"blue", "green"}[i%2]
+		es[i].Model = []string{"m", "other"}[i/2%2]
+	}
+	es[9].Namespace = "red"                 // d5: nobody prefills for it
+	es[1].KVEvents, es[1].BlockSize = "", 0 // and one of which little is known
+	h := newHouse(t, es...)
+	of := map[string]pool.Endpoint{}
+	for _, e := range es {
+		of[e.Name] = e
+	}
+	seen := map[string]bool{}
+	for i := range 200 {
+		request := completion("m", tokens(i, 16))
+		if i%2 == 0 { // one whose model is not known
+			request = &Request{Path: "/v1/models", Without: ReasonNoBody}
+		}
+		r := h.route(request)
+		p, d := of[r.Prefill.Name], of[r.Name]
+		if p.Namespace != d.Namespace || p.Model != d.Model || i%2 == 1 && p.Model != "m" {
+			t.Fatalf("%s (%s, %s) prefills for %s (%s, %s)", p.Name, p.Namespace, p.Model, d.Name, d.Namespace, d.Model)
+		}
+		seen[p.Name], seen[d.Name] = true, true
+	}
+	if len(seen) != 9 || seen["d5"] {
+		t.Errorf("chosen: %v, want all but d5", seen)
+	}
+}
+
+// TestOneOrTwo: where a model has aggregated workers and pairs, a request goes where all of it costs least.
+func TestOneOrTwo(t *testing.T) {
+	h := newHouse(t, append(disaggregated(1, 1), workers(1)...)...)
+	request := func() *Request { return completion("m", tokens(0, 40)) }
+	h.warm("p0", 0, tokens(0, 20), blocksOfFour)
+	pair := h.route(request()) // 5+10 against 10+10
+	if pair.Prefill == nil || pair.Name != "d0" || h.book.Len() != 2 {
+		t.Errorf("a warm prefill worker: %+v, %d booked", pair.Decision, h.book.Len())
+	}
+	alone := h.route(request()) // 5+5+20 against 20
+	if alone.Prefill != nil || alone.Name != "w0" || h.book.Len() != 3 {
+		t.Errorf("a busy pair: %+v, %d booked", alone.Decision, h.book.Len())
+	}
+	pair.Free()
+	alone.Free()
+	h.warm("w0", 0, tokens(0, 20), blocksOfFour)
+	even := h.route(request())
+	if even.Prefill != nil {
+		t.Errorf("at the same cost one worker is better than two: %+v", even.Decision)
+	}
+	even.Free()
+	if h.book.Len() != 0 {
+		t.Errorf("%d booked after the end", h.book.Len())
+	}
+}
+
+// TestOneOrTwoByMode: in a mode that knows no costs, each way has its part by the number of its destinations.
+func TestOneOrTwoByMode(t *testing.T) {
+	h := newHouse(t, append(disaggregated(1, 1), workers(3)...)...)
+	h.cfg.Scoring.Mode = scoring.RoundRobin
+	count := map[string]int{}
+	for range 4000 {
+		r := h.route(completion("m", tokens(0, 40)))
+		count[r.Name]++
+		if (r.Prefill != nil) != (r.Name == "d0") {
+			t.Fatalf("%+v", r.Decision)
+		}
+		r.Free()
+	}
+	for _, name := range []string{"d0", "w0", "w1", "w2"} {
+		if n := count[name]; n < 800 || n > 1200 { // more than six standard deviations off
+			t.Errorf("requests per worker: %v, want 1000 each", count)
+			break
+		}
+	}
+}
+
+// TestBusyLegs: a leg's workers above a busy threshold are no candidates, and the reason for a refusal is theirs.
+func TestBusyLegs(t *testing.T) {
+	h := newHouse(t, disaggregated(2, 2)...)
+	limit := uint64(40)
+	h.thresholds.start(Thresholds{ActivePrefillTokens: &limit})
+	names := map[string]bool{}
+	for range 2 {
+		r := h.route(completion("m", tokens(0, 41)))
+		defer r.Free()
+		names[r.Prefill.Name] = true
+	}
+	if len(names) != 2 {
+		t.Errorf("prefill workers: %v", names)
+	}
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 41))); !errors.Is(err, ErrOverloaded) {
+		t.Errorf("both prefill workers are busy: %v", err)
+	}
+}
+
+// TestSubsetBindsDestinations: where the proxy can send a request to says nothing of prefill workers, which it sends none.
+func TestSubsetBindsDestinations(t *testing.T) {
+	h := newHouse(t, disaggregated(1, 3)...)
+	request := completion("m", tokens(0, 16))
+	request.Allowed = func(address string) bool { return address == "10.0.2.2:8000" }
+	r := h.route(request)
+	if r.Name != "d1" || r.Prefill == nil {
+		t.Errorf("decision: %+v", r.Decision)
+	}
+	r.Free()
+}
+
+// TestPredictedPrefill: what is believed of a worker without events is believed of the one that computes the prompt.
+func TestPredictedPrefill(t *testing.T) {
+	es := disaggregated(3, 3)
+	for i := range es {
+		es[i].KVEvents = ""
+	}
+	h := newHouse(t, es...)
+	h.cfg.Predict = Predict{TTL: 1e9, Alone: true}
+	first := h.route(completion("m", tokens(0, 40)))
+	first.MarkPrefillCompleted()
+	again := h.route(completion("m", tokens(0, 40)))
+	if again.Prefill.Name != first.Prefill.Name || again.PredictedCachedTokens != 40 || again.Name == first.Name || again.Reason != ReasonApproximate {
+		t.Errorf("%+v, prefill %+v, after %s with %s", again.Decision, again.Prefill, first.Name, first.Prefill.Name)
+	}
+	first.Free()
+	again.Free()
+}
+
+// TestPairAllocates: no candidate costs memory of its own, whatever its role, but for its place in the list of costs.
+func TestPairAllocates(t *testing.T) {
+	allocations := func(n int) float64 {
+		h := newHouse(t, append(disaggregated(n, n), workers(n)...)...)
+		h.cfg.Explain = false
+		s := h.pool.Acquire()
+		defer s.Release()
+		d, p := new(decision), prompt{isl: 40, reason: ReasonNoTokenizer}
+		route := func() {
+			r, err := h.choose(d, s, &Request{}, &p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Free()
+		}
+		route()
+		return testing.AllocsPerRun(20, route)
+	}
+	if few, many := allocations(4), allocations(200); many > few {
+		t.Errorf("%v allocations with 200 workers of each role, %v with 4", many, few)
+	}
+}
