@@ -25,6 +25,8 @@ type Config struct {
 	Checks map[string]*remote.Check
 	// IgnoreHints drops what clients say of their requests' routing, in headers and nvext.
 	IgnoreHints bool
+	// Pinning lets requests name the worker that they go to, in nvext.
+	Pinning bool
 	// TenantSalts says that the tenant of a request is its cache salt: Dynamo's frontends make it one, other servers do not.
 	TenantSalts bool
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,

@@ -1,8 +1,12 @@
 package router
 
 import (
+	"fmt"
+
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/scoring"
 )
 
 // The causes for which a client's hint is not followed.
@@ -33,4 +37,61 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 		r.metrics.HintsIgnored(hint, hintMalformed, 1)
 	}
 	return given
+}
+
+// followOverrides returns the configuration by which a request with these overrides is priced; nil: the router's.
+func (r *Router) followOverrides(o *apibody.Overrides) *scoring.Config {
+	switch {
+	case *o == (apibody.Overrides{}):
+		return nil
+	case r.cfg.IgnoreHints:
+		r.metrics.HintsIgnored("override", hintDisabled, 1)
+		return nil
+	}
+	c := r.cfg.Scoring
+	for _, x := range []struct{ to, from *float64 }{
+		{&c.OverlapScoreCredit, o.OverlapScoreCredit}, {&c.PrefillLoadScale, o.PrefillLoadScale},
+		{&c.Temperature, o.RouterTemperature}, {&c.SharedCacheMultiplier, o.SharedCacheMultiplier},
+	} {
+		if x.from != nil {
+			*x.to = *x.from
+		}
+	}
+	if o.AssumeKVReuse != nil {
+		c.AssumeKVReuse = *o.AssumeKVReuse
+	}
+	if o.TrackPrefillTokens != nil {
+		c.TrackPrefillTokens = *o.TrackPrefillTokens
+	}
+	return &c
+}
+
+// followPins returns the workers that a request asks for, none if it may not.
+func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
+	switch {
+	case !p.Given():
+	case r.cfg.IgnoreHints:
+		r.metrics.HintsIgnored("pin", hintDisabled, 1)
+	case !r.cfg.Pinning:
+		r.metrics.HintsIgnored("pin", hintNotAllowed, 1)
+	case p.Err != nil:
+		return apibody.Pins{}, p.Err
+	default:
+		return p, nil
+	}
+	return apibody.Pins{}, nil
+}
+
+// asked reports whether w is the worker that a request asks for, or any will do.
+func asked(p *apibody.Pin, w *pool.Worker) bool {
+	return p.Key == "" || w.InstanceID == p.InstanceID && (!p.HasRank || w.Rank == p.Rank)
+}
+
+// unknownPin says that none of the workers that may serve a request is the one that it asks for.
+func unknownPin(p *apibody.Pin) error {
+	what := fmt.Sprintf("%d", p.InstanceID)
+	if p.HasRank {
+		what += fmt.Sprintf(", rank %d,", p.Rank)
+	}
+	return &apibody.Error{Code: apibody.CodeInvalidValue, Param: p.Key, Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what)}
 }

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -96,5 +97,103 @@ func TestIgnoredHintsAreCounted(t *testing.T) {
 		if n := h.counted("kvepp_hints_ignored_total{" + series + "}"); n != want {
 			t.Errorf("%s: %v, want %v", series, n, want)
 		}
+	}
+}
+
+// with returns a request with further fields in its body.
+func with(req *Request, fields string) *Request {
+	r := *req
+	r.Body = append(append([]byte{}, req.Body[:len(req.Body)-1]...), ","+fields+"}"...)
+	return &r
+}
+
+// An override acts on its own request, and on no other.
+func TestOverridesArePerRequest(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	ids := tokens(0, 40)
+	h.warm("w0", 0, ids[:20], blocksOfFour)
+	busy := h.route(completion("m", ids)) // to w0, which holds half of the prompt
+	if busy.Name != "w0" {
+		t.Fatalf("routed to %s", busy.Name)
+	}
+	h.cfg.Explain = true
+	plain := completion("m", ids)
+	for _, c := range []struct {
+		fields      string
+		w0          float64 // cost
+		temperature float64
+	}{
+		// To prefill: 5 blocks of the one before and 10 of this one, less 5 that are cached. Held: 10, which are this one's too.
+		{`"temperature":2`, 10 + 10, 0},
+		{`"nvext":{"router_config_override":{"overlap_score_credit":0}}`, 15 + 10, 0},
+		{`"nvext":{"router_config_override":{"prefill_load_scale":3}}`, 3*10 + 10, 0},
+		{`"nvext":{"agent_hints":{"kv_overlap_score_weight":3}}`, 3*10 + 10, 0},
+		{`"nvext":{"router_config_override":{"assume_kv_reuse":false}}`, 10 + 20, 0},
+		{`"nvext":{"router_config_override":{"track_prefill_tokens":false}}`, 10, 0},
+		{`"nvext":{"router_config_override":{"router_temperature":0.25}}`, 10 + 10, 0.25},
+		{`"nvext":{}`, 10 + 10, 0},
+	} {
+		before := h.book.Load(0)
+		r := h.route(with(plain, c.fields))
+		if got := r.Costs[0].Cost; got != c.w0 || r.Temperature != c.temperature {
+			t.Errorf("%s: w0 costs %v at temperature %v, want %v at %v", c.fields, got, r.Temperature, c.w0, c.temperature)
+		}
+		r.Free()
+		if after := h.book.Load(0); after != before {
+			t.Errorf("%s: left %+v, want %+v", c.fields, after, before)
+		}
+	}
+	h.cfg.IgnoreHints = true
+	if r := h.route(with(plain, `"nvext":{"router_config_override":{"prefill_load_scale":3}}`)); r.Costs[0].Cost != 20 {
+		t.Errorf("an ignored override changed the cost to %v", r.Costs[0].Cost)
+	}
+	if n := h.counted(`kvepp_hints_ignored_total{cause="disabled",hint="override"}`); n != 1 {
+		t.Errorf("counted %v ignored overrides, want 1", n)
+	}
+}
+
+func TestPinning(t *testing.T) {
+	es := workers(3)
+	es[1].DataParallelSize = 2
+	es[2].Model = "other"
+	h := newHouse(t, es...)
+	req := completion("m", tokens(0, 40))
+	h.cfg.Pinning = true
+	for pin, want := range map[string]string{
+		`"backend_instance_id":100`:                                    "w0/0",
+		`"backend_instance_id":101,"dp_rank":1`:                        "w1/1",
+		`"backend_instance_id":100,"decode_worker_id":101,"dp_rank":0`: "w1/0",
+	} {
+		for range 8 {
+			if r := h.route(with(req, `"nvext":{`+pin+`}`)); fmt.Sprintf("%s/%d", r.Name, r.Rank) != want {
+				t.Fatalf("%s: routed to %s/%d", pin, r.Name, r.Rank)
+			}
+		}
+	}
+	for pin, key := range map[string]string{
+		`"backend_instance_id":99`:              "nvext.backend_instance_id",
+		`"decode_worker_id":102`:                "nvext.decode_worker_id", // serves another model
+		`"backend_instance_id":100,"dp_rank":1`: "nvext.backend_instance_id",
+		`"dp_rank":1`:                           "nvext.dp_rank",
+		`"backend_instance_id":"100"`:           "nvext.backend_instance_id",
+	} {
+		_, err := h.Route(t.Context(), with(req, `"nvext":{`+pin+`}`))
+		var e *apibody.Error
+		if !errors.As(err, &e) || e.Param != key {
+			t.Errorf("%s: %v, want an error of %s", pin, err, key)
+		}
+	}
+	// Without leave a pin is ignored, a bad one too, and counted.
+	h.cfg.Pinning = false
+	for _, pin := range []string{`"backend_instance_id":99`, `"dp_rank":-1`} {
+		h.route(with(req, `"nvext":{`+pin+`}`))
+	}
+	if n := h.counted(`kvepp_hints_ignored_total{cause="not_allowed",hint="pin"}`); n != 2 {
+		t.Errorf("counted %v pins that are not allowed, want 2", n)
+	}
+	h.cfg.Pinning, h.cfg.IgnoreHints = true, true
+	h.route(with(req, `"nvext":{"backend_instance_id":99}`))
+	if n := h.counted(`kvepp_hints_ignored_total{cause="disabled",hint="pin"}`); n != 1 {
+		t.Errorf("counted %v ignored pins, want 1", n)
 	}
 }

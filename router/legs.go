@@ -61,13 +61,20 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	d.decode.reset()
 	d.pairs, d.variants = d.pairs[:0], d.variants[:0]
 	d.aggregated.cfg = r.cfg.Scoring
-	otherModel, overloaded, busyPrefill := 0, 0, 0
+	if p.scoring != nil {
+		d.aggregated.cfg = *p.scoring
+	}
+	otherModel, overloaded, busyPrefill, others, otherPrefill := 0, 0, 0, 0, 0
 	over := r.overloaded(d, snapshot, p.model)
 	for i, w := range snapshot.Workers {
 		known := p.model == "" || w.Model == "" || w.Model == p.model
 		switch {
 		case w.Role == pool.Prefill:
 			if !known || r.cfg.StockPrefill && w.Address == "" {
+				continue
+			}
+			if !asked(&p.pins.Prefill, &w) {
+				otherPrefill++
 				continue
 			}
 			if over != nil && over[i] {
@@ -81,6 +88,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		case req.Allowed != nil && !req.Allowed(w.Address):
 		case !known:
 			otherModel++
+		case !asked(&p.pins.Worker, &w):
+			others++
 		case over != nil && over[i]:
 			overloaded++
 		case w.Role == pool.Decode:
@@ -103,9 +112,13 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil
 	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
 		return ErrOverloaded
+	case unpaired > 0 && otherPrefill > 0:
+		return unknownPin(&p.pins.Prefill)
 	case unpaired > 0:
 		r.metrics.Unpaired.Inc()
 		return ErrNoPrefill
+	case others > 0:
+		return unknownPin(&p.pins.Worker)
 	case otherModel > 0:
 		return fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
 	}

@@ -21,7 +21,10 @@ type prompt struct {
 	tokens []tokenizer.Prompt // nil without a tokenizer
 	isl    int                // tokens over all prompts, or an estimate
 	hints  apibody.Hints      // of headers and body
-	reason Reason             // ReasonKV or ReasonMediaPrefix when tokens are there
+	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
+	scoring *scoring.Config
+	pins    apibody.Pins // none if they are not allowed
+	reason  Reason       // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
@@ -53,6 +56,10 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, err
 	}
 	given = req.Hints.Over(body.Hints)
+	if p.pins, err = r.followPins(body.Pins); err != nil {
+		return p, err
+	}
+	p.scoring = r.followOverrides(&body.Overrides)
 	p.model, p.salt = body.Model, body.CacheSalt
 	if r.cfg.TenantSalts && !r.cfg.IgnoreHints && given.Tenant != "" {
 		p.salt = given.Tenant

@@ -65,7 +65,7 @@ type options struct {
 	pruneTarget               float64
 	cachePolicy               string
 
-	ignoreHints bool
+	ignoreHints, allowPinning bool
 
 	durableEvents, resetStates, remoteIndexer bool // refused when set
 	snapshotThreshold                         int
@@ -195,6 +195,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
 	}
 
+	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are ignored, and counted. Headers are never followed")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	loadFlags(f, o)
 

@@ -128,6 +128,7 @@ func serve(o *options) error {
 		Explain:      o.decisionHeaders,
 		Keep:         o.keptDecisions(),
 		IgnoreHints:  o.ignoreHints,
+		Pinning:      o.allowPinning,
 		TenantSalts:  engine.Engine == tokenizer.Dynamo,
 		Thresholds:   o.thresholds,
 		StockPrefill: o.prefillerHeader,

@@ -81,6 +81,9 @@ type Request struct {
 	HasMedia bool
 	// Hints are the body's. Headers are not known here.
 	Hints Hints
+	// Overrides are the settings of the router that the request changes for itself, and Pins the workers that it asks for.
+	Overrides Overrides
+	Pins      Pins
 	// TokenData is nvext.token_data: the prompt's token ids, computed by the client. nil when absent.
 	TokenData []uint32
 	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: no, completions: yes).
@@ -151,7 +154,9 @@ func ParseRequest(path string, body []byte) (*Request, error) {
 	default:
 		return nil, wrongType("model", "a string")
 	}
-	r.readShared()
+	if err := r.readShared(); err != nil {
+		return nil, err
+	}
 	read := r.readPrompts
 	switch api {
 	case ChatCompletions:
@@ -190,7 +195,7 @@ func wrongType(param, want string) *Error {
 	return &Error{Code: CodeInvalidType, Param: param, Message: fmt.Sprintf("'%s' must be %s.", param, want)}
 }
 
-func (r *Request) readShared() {
+func (r *Request) readShared() (err error) {
 	b := r.Body
 	if stream := optionalBool(b, "stream"); stream != nil {
 		r.Stream = *stream
@@ -202,7 +207,10 @@ func (r *Request) readShared() {
 		}
 	}
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
-		r.Hints = readHints(nvext)
+		r.Hints, r.Pins = readHints(nvext), readPins(nvext)
+		if r.Overrides, err = readOverrides(nvext); err != nil {
+			return err
+		}
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")
 		if list, ok := field[*chattemplate.List](nvext, "token_data"); ok {
 			if ids, bad := tokenIDs(list); bad < 0 {
@@ -213,6 +221,7 @@ func (r *Request) readShared() {
 	if r.CacheSalt == "" {
 		r.CacheSalt, _ = field[string](b, "cache_salt")
 	}
+	return nil
 }
 
 func (r *Request) readChat() error {
