@@ -28,6 +28,8 @@ type activeBlocks struct {
 	setWords int
 	freeSets []uint32
 	extra    table // set<<32 | worker -> how many requests beyond the first hold the run there
+
+	weights map[runOn]float64 // what a block of the run counts for there, less 1, where it is not 1
 }
 
 // activeRun is a stretch of blocks. runs[0] is unused, so that 0 can mean none.
@@ -140,6 +142,9 @@ func (b *activeBlocks) split(id uint32, n int) uint32 {
 	r.hashes = append(r.hashes[:0], r.hashes[n:]...)
 	r.parent = first
 	b.list(id)
+	if len(b.weights) > 0 {
+		b.copyWeights(id, first)
+	}
 	if r.set != 0 {
 		set := b.newSet()
 		f.set = set

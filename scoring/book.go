@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"kvepp/kvblock"
 )
@@ -43,6 +44,9 @@ type Request struct {
 	// ISLTokens is the number of prompt tokens, over all prompts of the request. An estimate does where there is no
 	// tokenizer.
 	ISLTokens int
+
+	// Expires has the booking end by itself after ActiveSequences.Expiry, because nothing that ends with the request holds it.
+	Expires bool
 
 	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it was
 	// when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
@@ -118,16 +122,28 @@ type Load struct {
 //
 // Source: dynamo-kv-router 1.6.1, sequences.
 type ActiveSequences struct {
-	mu       sync.Mutex // guards everything below
-	loads    []Load     // indexed by worker
-	bookings []booking
+	// Expiry is how long after it was made a booking with Request.Expires ends. 0: never. Set it before the first call.
+	Expiry time.Duration
+	// Prefill says how the load of prompts is counted while they are prefilled. Set it before the first call.
+	Prefill PrefillModel
+
+	epoch    time.Time         // the time that the book counts from
+	mu       sync.Mutex        // guards everything below
+	loads    []Load            // indexed by worker; whole blocks and whole prompts, see soft and prefills
+	prefills []prefills        // indexed by worker
+	soft     []soft            // indexed by worker
+	softened int               // workers whose soft is in use
+	bookings []booking         // the first is unused, so that 0 can mean none
 	free     []uint32          // indices in bookings that are unused
 	byID     map[string]uint32 // named requests -> index in bookings
+	expiring order             // bookings that expire, oldest first
+	expired  uint64
 	blocks   activeBlocks
 	turns    []uint64 // indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
 	turn     uint64   // number of the last turn of all
 
 	// Scratch memory of SelectAndAdd.
+	now      time.Duration // of the call
 	walker   walker
 	variants []variant
 	added    []int // indexed like the candidates: blocks that the request would add to the worker
@@ -139,10 +155,15 @@ type booking struct {
 	generation    uint64
 	id            string
 	worker        kvblock.Worker
-	prefillTokens int      // 0 once completed
-	leaves        []uint32 // the runs with which its chains end in activeBlocks: it holds these and all before them
-	ownBlocks     int      // further blocks, shared with nobody
-	ownBlockSize  int
+	since         time.Duration // when it was made
+	blockSize     int           // tokens
+	prefillTokens int           // 0 once completed
+	leaves        []uint32      // the runs with which its chains end in activeBlocks: it holds these and all before them
+	ownBlocks     int           // further blocks of the prompt, shared with nobody
+	output        output
+	prefilling    links // among the worker's bookings with prefillTokens
+	expiring      links // among those that expire
+	expires       bool
 }
 
 // variant is one distinct Prompt among the candidates: its chains end with the runs walker.leaves[from:to].
@@ -154,7 +175,7 @@ type variant struct {
 
 // NewActiveSequences returns an empty book.
 func NewActiveSequences() *ActiveSequences {
-	return &ActiveSequences{byID: map[string]uint32{}, blocks: newActiveBlocks()}
+	return &ActiveSequences{epoch: time.Now(), bookings: make([]booking, 1), byID: map[string]uint32{}, blocks: newActiveBlocks()}
 }
 
 // Booking is one request's place in the book. It is a small value that may be copied and used from any goroutine; it
@@ -186,8 +207,9 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	if err != nil {
 		return Selection{}, Booking{}, err
 	}
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
+	all.alike = all.alike && !a.weighs()
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -228,7 +250,7 @@ func (a *ActiveSequences) AddRequest(req Request, c Candidate, cfg *Config) (Boo
 	if err != nil {
 		return Booking{}, err
 	}
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Booking{}, err
@@ -237,36 +259,57 @@ func (a *ActiveSequences) AddRequest(req Request, c Candidate, cfg *Config) (Boo
 	return b, nil
 }
 
-// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load; it goes on holding its blocks.
-// Only the first call has an effect, and none after Free or after the worker was forgotten.
+// Named returns the booking of the active request with this ID.
+func (a *ActiveSequences) Named(id string) (Booking, bool) {
+	a.lock()
+	defer a.mu.Unlock()
+	index, ok := a.byID[id]
+	if !ok {
+		return Booking{}, false
+	}
+	return Booking{book: a, index: index, generation: a.bookings[index].generation}, true
+}
+
+// Worker returns the worker that the request is booked on; false if it has ended.
+func (b Booking) Worker() (w kvblock.Worker, ok bool) {
+	b.do(func(a *ActiveSequences) { w, ok = a.bookings[b.index].worker, true })
+	return w, ok
+}
+
+// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load, because the first of the answer was
+// just seen; it goes on holding its blocks. The time that it took is remembered, see PrefillModel.
+// Only the first call of this and ReleasePrefill has an effect, and none after Free or after the worker was forgotten.
 func (b Booking) MarkPrefillCompleted() {
-	if b.book == nil {
-		return
-	}
-	b.book.mu.Lock()
-	defer b.book.mu.Unlock()
-	if b.book.bookings[b.index].generation == b.generation {
-		b.book.completePrefill(b.index)
-	}
+	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, true) })
+}
+
+// ReleasePrefill is MarkPrefillCompleted when it is not known for how long the prefill has been over.
+func (b Booking) ReleasePrefill() {
+	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, false) })
 }
 
 // Free ends the request: all that it added to the worker's load is taken off. Only the first call has an effect, and
 // none after the worker was forgotten.
 func (b Booking) Free() {
+	b.do(func(a *ActiveSequences) { a.end(b.index) })
+}
+
+// do runs step with the book locked, if the request is still active.
+func (b Booking) do(step func(*ActiveSequences)) {
 	if b.book == nil {
 		return
 	}
-	b.book.mu.Lock()
+	b.book.lock()
 	defer b.book.mu.Unlock()
 	if b.book.bookings[b.index].generation == b.generation {
-		b.book.end(b.index)
+		step(b.book)
 	}
 }
 
 // Forget ends all requests of a worker, so that its number can be given to another. Bookings made before have no effect
 // any more. The caller must have stopped offering the worker as a candidate.
 func (a *ActiveSequences) Forget(w kvblock.Worker) {
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
 	// Workers leave rarely: a pass over all requests is cheaper than a list for each worker, kept at every request.
 	for i := range a.bookings {
@@ -275,31 +318,112 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 		}
 	}
 	a.forgetTurn(w)
+	if int(w) < len(a.prefills) {
+		a.prefills[w] = prefills{}
+	}
 }
 
 // Load returns what one worker carries.
 func (a *ActiveSequences) Load(w kvblock.Worker) Load {
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
 	if int(w) >= len(a.loads) {
 		return Load{}
 	}
-	return a.loads[w]
+	return a.load(w, a.clock())
 }
 
 // Loads appends to dst a snapshot of all loads, indexed by worker; a worker numbered beyond it carries nothing.
 func (a *ActiveSequences) Loads(dst []Load) []Load {
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
-	return append(dst, a.loads...)
+	now := a.clock()
+	for w := range a.loads {
+		dst = append(dst, a.load(kvblock.Worker(w), now))
+	}
+	return dst
+}
+
+// load is what worker w carries, all things weighed.
+func (a *ActiveSequences) load(w kvblock.Worker, now time.Duration) Load {
+	load := a.loads[w]
+	load.PrefillTokens = a.waiting(w, now)
+	if s := &a.soft[w]; s.used {
+		load.ActiveBlocks = int(math.Round(float64(load.ActiveBlocks) + s.blocks))
+		load.ActiveTokens = int(math.Round(float64(load.ActiveTokens) + s.tokens))
+	}
+	return load
+}
+
+// PotentialLoad is what a worker carries and would carry.
+type PotentialLoad struct {
+	Load
+	// CachedTokens is how much of the prompt the worker is expected to find in its caches.
+	CachedTokens int
+	// PotentialPrefillTokens is Load's with what it would have to prefill of the prompt.
+	PotentialPrefillTokens int
+	// PotentialActiveBlocks is Load's, in blocks of the candidate's size, with those that the request would add.
+	PotentialActiveBlocks int
+}
+
+// PotentialLoads appends to dst, for each candidate, what it carries and would carry with the request. Nothing is booked, and
+// the request's ID does not matter.
+//
+// Errors: as of SelectAndAdd.
+func (a *ActiveSequences) PotentialLoads(req Request, candidates []Candidate, cfg *Config, dst []PotentialLoad) ([]PotentialLoad, error) {
+	all, err := look(req, candidates, cfg)
+	if err != nil {
+		return dst, err
+	}
+	req.ID, all.alike = "", false
+	a.lock()
+	defer a.mu.Unlock()
+	if err := a.open(req, candidates, cfg, &all); err != nil {
+		return dst, err
+	}
+	defer a.closeWalks()
+	t := a.common(req, candidates, cfg, all.unit)
+	for i := range candidates {
+		c := &candidates[i]
+		a.terms(&t, c, a.added[i])
+		p := PotentialLoad{Load: a.load(c.Worker, a.now), CachedTokens: cfg.CachedTokens(&t), PotentialActiveBlocks: int(math.Round(t.DecodeBlocks))}
+		p.PotentialPrefillTokens = p.PrefillTokens
+		if cfg.TrackPrefillTokens {
+			p.PotentialPrefillTokens += req.ISLTokens - p.CachedTokens
+		}
+		dst = append(dst, p)
+	}
+	return dst, nil
 }
 
 // Len returns the number of active requests.
 func (a *ActiveSequences) Len() int {
-	a.mu.Lock()
+	a.lock()
 	defer a.mu.Unlock()
-	return len(a.bookings) - len(a.free)
+	return len(a.bookings) - 1 - len(a.free)
 }
+
+// Expired returns how many bookings have ended by Expiry.
+func (a *ActiveSequences) Expired() uint64 {
+	a.lock()
+	defer a.mu.Unlock()
+	return a.expired
+}
+
+// lock locks the book and ends the bookings whose time is over, so that nobody ever meets one.
+func (a *ActiveSequences) lock() {
+	a.mu.Lock()
+	if a.expiring.first == 0 {
+		return
+	}
+	for now := a.clock(); a.expiring.first != 0 && now-a.bookings[a.expiring.first].since >= a.Expiry; {
+		a.end(a.expiring.first)
+		a.expired++
+	}
+}
+
+// clock returns the time that has passed since the book was made.
+func (a *ActiveSequences) clock() time.Duration { return time.Since(a.epoch) }
 
 // overview is what one look at all candidates tells.
 type overview struct {
@@ -384,10 +508,13 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 	}
 	if n := int(all.top) + 1; n > len(a.loads) {
 		a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
+		a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
+		a.soft = append(a.soft, make([]soft, n-len(a.soft))...)
 		a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
 		a.blocks.fit(n)
 	}
 
+	a.now = a.clock()
 	a.variants, a.walker.leaves, a.walker.made = a.variants[:0], a.walker.leaves[:0], a.walker.made[:0]
 	if all.alike {
 		a.walk(candidates[0].Prompt)
@@ -473,7 +600,7 @@ func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Confi
 	if cfg.OverlapScoreCreditDecay != 0 {
 		t.LeastPrefillTokens = math.MaxInt
 		for i := range candidates {
-			t.LeastPrefillTokens = min(t.LeastPrefillTokens, a.loads[candidates[i].Worker].PrefillTokens)
+			t.LeastPrefillTokens = min(t.LeastPrefillTokens, a.waiting(candidates[i].Worker, a.now))
 		}
 	}
 	return t
@@ -483,8 +610,11 @@ func (a *ActiveSequences) common(req Request, candidates []Candidate, cfg *Confi
 func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	load := &a.loads[c.Worker]
 	c.overlap(t, t.UnitTokens)
-	t.PrefillTokens = load.PrefillTokens
+	t.PrefillTokens = a.waiting(c.Worker, a.now)
 	t.DecodeBlocks = float64(load.ActiveTokens)/float64(t.BlockSize) + float64(added)
+	if s := &a.soft[c.Worker]; s.tokens != 0 {
+		t.DecodeBlocks = math.Round((float64(load.ActiveTokens)+s.tokens)/float64(t.BlockSize)) + float64(added)
+	}
 	t.ActiveRequests = load.Requests
 	t.CostMultiplier = c.CostMultiplier
 }
@@ -569,14 +699,19 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	}
 	b := &a.bookings[index]
 	b.generation++
-	b.id, b.worker, b.prefillTokens = req.ID, c.Worker, sel.PrefillTokens
+	b.id, b.worker, b.since, b.blockSize = req.ID, c.Worker, a.now, t.BlockSize
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}
 
 	load := &a.loads[c.Worker]
 	load.Requests++
-	load.PrefillTokens += sel.PrefillTokens
+	if sel.PrefillTokens > 0 {
+		a.beginPrefill(index, sel.PrefillTokens)
+	}
+	if b.expires = req.Expires && a.Expiry > 0; b.expires {
+		a.expiring.push(a.bookings, index, expiringLinks)
+	}
 	if v := a.variantOf(c.Prompt); v != nil {
 		b.leaves = append(b.leaves[:0], a.walker.leaves[v.from:v.to]...)
 		a.blocks.pass()
@@ -590,19 +725,13 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 			}
 		}
 	} else {
-		b.ownBlocks, b.ownBlockSize = a.added[i], t.BlockSize
+		b.ownBlocks = a.added[i]
 		sel.ActiveBlocks = b.ownBlocks
-		load.ActiveTokens += b.ownBlocks * b.ownBlockSize
+		load.ActiveTokens += b.ownBlocks * b.blockSize
 	}
 	load.ActiveBlocks += sel.ActiveBlocks
 	a.closeWalks()
 	return sel, Booking{book: a, index: index, generation: b.generation}
-}
-
-func (a *ActiveSequences) completePrefill(index uint32) {
-	b := &a.bookings[index]
-	a.loads[b.worker].PrefillTokens -= b.prefillTokens
-	b.prefillTokens = 0
 }
 
 // active says whether the booking is in use.
@@ -610,12 +739,16 @@ func (b *booking) active() bool { return b.generation%2 == 1 }
 
 // end takes an active booking out of the book.
 func (a *ActiveSequences) end(index uint32) {
-	a.completePrefill(index)
+	a.completePrefill(index, false)
 	b := &a.bookings[index]
+	if b.expires {
+		a.expiring.remove(a.bookings, index, expiringLinks)
+	}
 	load := &a.loads[b.worker]
 	load.Requests--
 	load.ActiveBlocks -= b.ownBlocks
-	load.ActiveTokens -= b.ownBlocks * b.ownBlockSize
+	load.ActiveTokens -= b.ownBlocks * b.blockSize
+	a.endOutput(b)
 	a.blocks.pass()
 	for _, id := range b.leaves {
 		for id != 0 && a.blocks.meet(id) {
@@ -624,19 +757,22 @@ func (a *ActiveSequences) end(index uint32) {
 			if a.blocks.release(id, b.worker) {
 				load.ActiveBlocks -= blocks
 				load.ActiveTokens -= blocks * tokens
+				a.endWeight(id, b.worker, blocks, tokens)
 			}
 			id = parent
 		}
 	}
+	if load.Requests == 0 {
+		a.harden(b.worker)
+	}
 	if b.id != "" {
 		delete(a.byID, b.id)
 	}
-	b.id, b.ownBlocks, b.ownBlockSize = "", 0, 0
-	b.generation++
-	if cap(b.leaves) > keptBlocks {
-		b.leaves = nil
+	leaves := b.leaves[:0]
+	if cap(leaves) > keptBlocks {
+		leaves = nil
 	}
-	b.leaves = b.leaves[:0]
+	*b = booking{generation: b.generation + 1, leaves: leaves}
 	a.free = append(a.free, index)
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kvepp/kvblock"
 )
@@ -151,6 +153,100 @@ func TestDuplicateRequest(t *testing.T) {
 	mustAdd(t, a, Request{}, candidates[0])
 }
 
+func TestNamed(t *testing.T) {
+	a := NewActiveSequences()
+	if _, ok := a.Named("r1"); ok {
+		t.Error("a booking of nobody's")
+	}
+	mustAdd(t, a, Request{ID: "r1", ISLTokens: 8}, Candidate{Worker: 2, Prompt: prompt(4, chain(1, 2))})
+	b, ok := a.Named("r1")
+	if w, active := b.Worker(); !ok || !active || w != 2 {
+		t.Errorf("r1: %v %v on worker %d", ok, active, w)
+	}
+	b.MarkPrefillCompleted()
+	b.AddOutputBlocks(1, NotKnown)
+	wantLoad(t, a, 2, Load{Requests: 1, ActiveBlocks: 3, ActiveTokens: 12})
+	b.Free()
+	if _, ok := a.Named("r1"); ok {
+		t.Error("r1 has ended")
+	}
+	if _, active := b.Worker(); active {
+		t.Error("r1 has ended, its booking has not")
+	}
+	wantEmpty(t, a)
+}
+
+// What a worker would carry is what it does carry once the request is booked there; asking books nothing, and a name that is
+// taken does not matter.
+func TestPotentialLoads(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := defaults()
+	candidates := workers(3, prompt(16, chain(1, 6)))
+	candidates[1].DeviceBlocks = 4
+	req := Request{ID: "r1", ISLTokens: 100}
+	mustAdd(t, a, req, candidates[1])
+	mustAdd(t, a, Request{ISLTokens: 40}, Candidate{Worker: 2})
+	potential, err := a.PotentialLoads(req, candidates, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := a.Loads(nil)
+	if want := []PotentialLoad{
+		{Load{}, 0, 100, 6},
+		{Load{1, 36, 6, 96}, 64, 72, 6},
+		{Load{1, 40, 2, 32}, 0, 140, 8},
+	}; !slices.Equal(potential, want) {
+		t.Errorf("potential loads %+v, want %+v", potential, want)
+	}
+	for i, c := range candidates {
+		mustAdd(t, a, Request{ISLTokens: 100}, c)
+		if load := a.Load(c.Worker); potential[i].Load != before[i] || load.PrefillTokens != potential[i].PotentialPrefillTokens || load.ActiveBlocks != potential[i].PotentialActiveBlocks {
+			t.Errorf("worker %d: %+v, booked %+v", i, potential[i], load)
+		}
+	}
+	if _, err := a.PotentialLoads(req, nil, cfg, nil); !errors.Is(err, ErrNoCandidates) {
+		t.Errorf("error %v, want ErrNoCandidates", err)
+	}
+	cfg.TrackPrefillTokens = false
+	if p, err := a.PotentialLoads(req, candidates[:1], cfg, nil); err != nil || p[0].PotentialPrefillTokens != 100 {
+		t.Errorf("untracked: %+v, %v", p, err)
+	}
+	for _, c := range candidates {
+		a.Forget(c.Worker)
+	}
+	wantEmpty(t, a)
+}
+
+// Only bookings that nothing else would end expire, each on its time.
+func TestExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := NewActiveSequences()
+		a.Expiry = 300 * time.Second
+		c := Candidate{Worker: 1, Prompt: prompt(4, chain(1, 2))}
+		live := mustAdd(t, a, Request{ISLTokens: 8}, c)
+		mustAdd(t, a, Request{ID: "old", ISLTokens: 8, Expires: true}, c)
+		ended := mustAdd(t, a, Request{ID: "ended", ISLTokens: 8, Expires: true}, c)
+		<-time.After(100 * time.Second) // of the bubble, which does not wait
+		young := mustAdd(t, a, Request{ID: "young", ISLTokens: 8, Expires: true}, c)
+		ended.Free()
+		<-time.After(200*time.Second - 1) // of the bubble, which does not wait
+		wantLoad(t, a, 1, Load{Requests: 3, PrefillTokens: 24, ActiveBlocks: 2, ActiveTokens: 8})
+		<-time.After(1) // of the bubble, which does not wait
+		wantLoad(t, a, 1, Load{Requests: 2, PrefillTokens: 16, ActiveBlocks: 2, ActiveTokens: 8})
+		if _, ok := a.Named("old"); ok || a.Expired() != 1 {
+			t.Errorf("old is there: %v; %d expired", ok, a.Expired())
+		}
+		mustAdd(t, a, Request{ID: "old", ISLTokens: 8, Expires: true}, c) // the name is free
+		<-time.After(time.Hour)                                           // of the bubble, which does not wait
+		young.Free()
+		if a.Len() != 1 || a.Expired() != 3 {
+			t.Errorf("%d requests are active, %d have expired", a.Len(), a.Expired())
+		}
+		live.Free()
+		wantEmpty(t, a)
+	})
+}
+
 func TestRefused(t *testing.T) {
 	good := Candidate{Prompt: prompt(4, chain(1, 2))}
 	with := func(change func(*Candidate)) []Candidate {
@@ -209,6 +305,14 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	}
 	if n := a.Len(); n != 0 {
 		t.Errorf("%d requests are still active", n)
+	}
+	if a.expiring != (order{}) || a.softened != 0 || len(a.blocks.weights) != 0 {
+		t.Errorf("still known: expiring %v, %d softened workers, %d weights", a.expiring, a.softened, len(a.blocks.weights))
+	}
+	for w := range a.prefills {
+		if a.prefills[w].waiting != (order{}) || a.soft[w] != (soft{}) {
+			t.Errorf("worker %d: still waiting %v, weighs %v", w, a.prefills[w].waiting, a.soft[w])
+		}
 	}
 	if len(a.byID) != 0 {
 		t.Errorf("%d request IDs are still taken", len(a.byID))

@@ -2,56 +2,166 @@ package scoring
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kvepp/kvblock"
 )
 
 // oracle is the load book in its plainest form: a list of requests, everything else counted anew when asked for.
 type oracle struct {
+	model    PrefillModel
 	requests map[int]*oracleRequest
+	prefills map[kvblock.Worker]*oraclePrefills
+	weights  map[oracleBlock]float64 // of blocks that do not count for 1
+}
+
+type oracleBlock struct {
+	worker kvblock.Worker
+	hash   kvblock.SequenceHash
+}
+
+// oraclePrefills are a worker's, by request, oldest first.
+type oraclePrefills struct {
+	waiting []int
+	since   time.Time
 }
 
 type oracleRequest struct {
 	worker        kvblock.Worker
 	prefillTokens int
 	blockSize     int
+	chains        [][]kvblock.SequenceHash
 	hashes        map[kvblock.SequenceHash]bool
 	ownBlocks     int
+	ownWeight     float64
+	outputBlocks  int
+	outputWeight  float64
+	expires       time.Time // zero: never
+}
+
+func newOracle(model PrefillModel) *oracle {
+	return &oracle{model: model, requests: map[int]*oracleRequest{}, prefills: map[kvblock.Worker]*oraclePrefills{}, weights: map[oracleBlock]float64{}}
 }
 
 func (o *oracle) load(w kvblock.Worker) Load {
-	var load Load
-	tokens := map[kvblock.SequenceHash]int{}
+	load, blocks, tokens := o.weigh(w)
+	load.ActiveBlocks, load.ActiveTokens = int(math.Round(blocks)), int(math.Round(tokens))
+	return load
+}
+
+// plain is the oracle as if nothing had ever been generated.
+func (o *oracle) plain() *oracle {
+	plain := newOracle(PrefillModel{})
+	for name, r := range o.requests {
+		plain.requests[name] = &oracleRequest{worker: r.worker, blockSize: r.blockSize, hashes: r.hashes, ownBlocks: r.ownBlocks, ownWeight: 1}
+	}
+	return plain
+}
+
+// weigh counts what a worker carries; blocks and tokens may be fractions.
+func (o *oracle) weigh(w kvblock.Worker) (load Load, blocks, tokens float64) {
+	sizes := map[kvblock.SequenceHash]int{}
 	for _, r := range o.requests {
 		if r.worker != w {
 			continue
 		}
 		load.Requests++
 		load.PrefillTokens += r.prefillTokens
-		load.ActiveBlocks += r.ownBlocks
-		load.ActiveTokens += r.ownBlocks * r.blockSize
+		own := float64(r.ownBlocks)*r.ownWeight + r.outputWeight
+		blocks += own
+		tokens += own * float64(r.blockSize)
 		for h := range r.hashes {
-			tokens[h] = r.blockSize
+			sizes[h] = r.blockSize
 		}
 	}
-	load.ActiveBlocks += len(tokens)
-	for _, n := range tokens {
-		load.ActiveTokens += n
+	for h, size := range sizes {
+		weight := o.weight(w, h)
+		blocks += weight
+		tokens += weight * float64(size)
 	}
-	return load
+	if p := o.prefills[w]; o.model.Linear && p != nil && load.PrefillTokens > 0 {
+		done := int(o.model.TokensPerSecond * time.Since(p.since).Seconds())
+		load.PrefillTokens = max(load.PrefillTokens-done, 0)
+	}
+	return load, blocks, tokens
+}
+
+func (o *oracle) weight(w kvblock.Worker, h kvblock.SequenceHash) float64 {
+	if weight, ok := o.weights[oracleBlock{w, h}]; ok {
+		return weight
+	}
+	return 1
+}
+
+// holders returns how many requests of the worker hold the block.
+func (o *oracle) holders(w kvblock.Worker, h kvblock.SequenceHash) (n int) {
+	for _, r := range o.requests {
+		if r.worker == w && r.hashes[h] {
+			n++
+		}
+	}
+	return n
+}
+
+func (o *oracle) output(name, n int, left float64) {
+	r := o.requests[name]
+	r.outputBlocks += n
+	r.outputWeight += float64(n)
+	if left == NotKnown {
+		return
+	}
+	r.outputWeight, r.ownWeight = left*float64(r.outputBlocks), left
+	for _, chain := range r.chains {
+		for i := len(chain) - 1; i >= 0 && o.holders(r.worker, chain[i]) == 1; i-- {
+			o.weights[oracleBlock{r.worker, chain[i]}] = left
+		}
+	}
+}
+
+func (o *oracle) completePrefill(name int) {
+	r := o.requests[name]
+	p := o.prefills[r.worker]
+	if r.prefillTokens == 0 {
+		return
+	}
+	if i := slices.Index(p.waiting, name); i == 0 {
+		p.since = time.Now()
+	} else if o.model.TokensPerSecond > 0 {
+		p.since = p.since.Add(time.Duration(float64(r.prefillTokens) / o.model.TokensPerSecond * float64(time.Second)))
+		if p.since.After(time.Now()) {
+			p.since = time.Now()
+		}
+	}
+	p.waiting = slices.DeleteFunc(p.waiting, func(n int) bool { return n == name })
+	r.prefillTokens = 0
+}
+
+func (o *oracle) end(name int) {
+	o.completePrefill(name)
+	r := o.requests[name]
+	delete(o.requests, name)
+	for h := range r.hashes {
+		if o.holders(r.worker, h) == 0 {
+			delete(o.weights, oracleBlock{r.worker, h})
+		}
+	}
 }
 
 // add books the request and returns how many blocks that adds to its worker.
 func (o *oracle) add(name int, req Request, c Candidate, cfg *Config, unit int) int {
-	r := &oracleRequest{worker: c.Worker, blockSize: unit, hashes: map[kvblock.SequenceHash]bool{}}
+	r := &oracleRequest{worker: c.Worker, blockSize: unit, ownWeight: 1, hashes: map[kvblock.SequenceHash]bool{}}
 	chains := 0
 	known := c.Prompt != nil && c.Prompt.BlockSize > 0 && c.Prompt.Chains != nil
 	if c.Prompt != nil && c.Prompt.BlockSize > 0 {
 		r.blockSize = c.Prompt.BlockSize
 	}
 	if known {
+		r.chains = c.Prompt.Chains
 		for _, chain := range c.Prompt.Chains {
 			chains += len(chain)
 			for _, h := range chain {
@@ -63,25 +173,41 @@ func (o *oracle) add(name int, req Request, c Candidate, cfg *Config, unit int) 
 	case !known:
 		r.ownBlocks = req.ISLTokens / r.blockSize
 	case !cfg.AssumeKVReuse:
-		r.ownBlocks, r.hashes = chains, nil
+		r.ownBlocks, r.chains, r.hashes = chains, nil, nil
 	}
 	if cfg.TrackPrefillTokens {
 		r.prefillTokens = max(req.ISLTokens-c.DeviceBlocks*r.blockSize, 0)
 	}
-	before := o.load(c.Worker).ActiveBlocks
+	before := o.plain().load(c.Worker).ActiveBlocks
 	o.requests[name] = r
-	return o.load(c.Worker).ActiveBlocks - before
+	added := o.plain().load(c.Worker).ActiveBlocks - before
+	if name >= 0 && r.prefillTokens > 0 {
+		p := o.prefills[c.Worker]
+		if p == nil {
+			p = &oraclePrefills{}
+			o.prefills[c.Worker] = p
+		}
+		if len(p.waiting) == 0 {
+			p.since = time.Now()
+		}
+		p.waiting = append(p.waiting, name)
+	}
+	return added
 }
 
 func (o *oracle) cost(req Request, c Candidate, cfg *Config, unit int) float64 {
-	load := o.load(c.Worker)
+	load, _, tokens := o.weigh(c.Worker)
 	added := o.add(-1, req, c, cfg, unit)
 	blockSize := o.requests[-1].blockSize
 	delete(o.requests, -1)
+	held := tokens / float64(blockSize)
+	if plain := o.plain().load(c.Worker).ActiveTokens; tokens != float64(plain) {
+		held = math.Round(held)
+	}
 	return cfg.Cost(&Terms{
 		BlockSize: blockSize, ISLTokens: req.ISLTokens, DeviceBlocks: c.DeviceBlocks,
 		PrefillTokens: load.PrefillTokens, ActiveRequests: load.Requests, UnitTokens: unit,
-		DecodeBlocks: float64(load.ActiveTokens)/float64(blockSize) + float64(added),
+		DecodeBlocks: held + float64(added),
 	})
 }
 
@@ -91,7 +217,7 @@ func TestHistoriesEqualOracle(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			history(t, rand.New(rand.NewPCG(seed, 0)))
+			synctest.Test(t, func(t *testing.T) { history(t, rand.New(rand.NewPCG(seed, 0))) })
 		})
 	}
 }
@@ -106,7 +232,14 @@ func history(t *testing.T, rng *rand.Rand) {
 	cfgs[2].TrackPrefillTokens = rng.IntN(2) == 0
 
 	a := NewActiveSequences()
-	o := &oracle{requests: map[int]*oracleRequest{}}
+	a.Expiry = 5 * time.Second
+	switch rng.IntN(3) {
+	case 0:
+		a.Prefill.Linear = true // at a speed that stays unknown: nothing is timed
+	case 1:
+		a.Prefill = PrefillModel{Linear: true, TokensPerSecond: 64}
+	}
+	o := newOracle(a.Prefill)
 	bookings := map[int]Booking{}
 	ended := []Booking{{}}
 	pick := func() (int, bool) {
@@ -123,12 +256,20 @@ func history(t *testing.T, rng *rand.Rand) {
 	end := func(name int) {
 		ended = append(ended, bookings[name])
 		delete(bookings, name)
-		delete(o.requests, name)
+		o.end(name)
 	}
 	for step := range 400 {
-		switch op := rng.IntN(20); {
+		if rng.IntN(4) == 0 {
+			<-time.After(time.Duration(rng.IntN(8)) * time.Second / 4) // of the bubble, which does not wait
+			for name, r := range o.requests {
+				if !r.expires.IsZero() && !r.expires.After(time.Now()) {
+					end(name)
+				}
+			}
+		}
+		switch op := rng.IntN(24); {
 		case op < 9:
-			req := Request{ISLTokens: rng.IntN(200)}
+			req := Request{ISLTokens: rng.IntN(200), Expires: rng.IntN(3) == 0}
 			if rng.IntN(2) == 0 {
 				req.ID = fmt.Sprint(step)
 			}
@@ -179,13 +320,16 @@ func history(t *testing.T, rng *rand.Rand) {
 			if want := o.add(step, req, candidates[sel.Index], cfg, unit); sel.ActiveBlocks != want {
 				t.Fatalf("step %d: %d blocks added, want %d", step, sel.ActiveBlocks, want)
 			}
+			if req.Expires {
+				o.requests[step].expires = time.Now().Add(a.Expiry)
+			}
 			if want := o.requests[step].prefillTokens; sel.PrefillTokens != want {
 				t.Fatalf("step %d: %d prefill tokens booked, want %d", step, sel.PrefillTokens, want)
 			}
 		case op < 13:
 			if name, ok := pick(); ok {
-				bookings[name].MarkPrefillCompleted()
-				o.requests[name].prefillTokens = 0
+				bookings[name].ReleasePrefill()
+				o.completePrefill(name)
 			}
 		case op < 18:
 			if name, ok := pick(); ok {
@@ -195,7 +339,17 @@ func history(t *testing.T, rng *rand.Rand) {
 		case op < 19:
 			stale := ended[rng.IntN(len(ended))]
 			stale.MarkPrefillCompleted()
+			stale.AddOutputBlocks(1, 0)
 			stale.Free()
+		case op < 23:
+			if name, ok := pick(); ok {
+				n, left := 1+rng.IntN(2), float64(rng.IntN(10)-1)/8 // eighths add up without rounding; up to all, and NotKnown
+				if left < 0 {
+					left = NotKnown
+				}
+				bookings[name].AddOutputBlocks(n, left)
+				o.output(name, n, left)
+			}
 		default:
 			w := numbers[rng.IntN(len(numbers))]
 			a.Forget(w)

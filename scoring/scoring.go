@@ -3,7 +3,7 @@
 //
 // It owns Dynamo's cost function ([Config.Cost]), the choice among costs ([Choose]) and the load book ([ActiveSequences]),
 // which prices, chooses and books in one atomic step so that a burst does not pile onto one worker. It never does I/O,
-// never reads a clock, and never looks at a prompt's text: it is handed token counts, block counts and block hashes.
+// and never looks at a prompt's text: it is handed token counts, block counts and block hashes. Only the book reads a clock.
 //
 // Concurrency: ActiveSequences is safe for concurrent use; everything else is pure. It starts no goroutine.
 package scoring

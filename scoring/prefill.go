@@ -1,0 +1,175 @@
+package scoring
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"kvepp/kvblock"
+)
+
+// PrefillModel says how the load of prompts is counted while they are prefilled. The zero value counts each in full until its
+// prefill ends, and learns how fast workers prefill.
+type PrefillModel struct {
+	// Linear lets a worker's waiting prompts shrink as it works through them, at its speed; until that is known, in full.
+	// Dynamo calls the same a prefill load model, and takes the times from a table of engines and GPUs.
+	Linear bool
+
+	// TokensPerSecond is every worker's speed. 0: learned for each from the times between a booking and the first of its
+	// answer, once enough have been seen.
+	TokensPerSecond float64
+}
+
+// Validate reports a speed that is none.
+func (m PrefillModel) Validate() error {
+	if !(m.TokensPerSecond >= 0) || math.IsInf(m.TokensPerSecond, 0) {
+		return fmt.Errorf("scoring: %v prefill tokens a second, but must be a finite number of at least 0", m.TokensPerSecond)
+	}
+	return nil
+}
+
+const (
+	// learnedAfter is how many prefills of a worker must have been timed before its speed is believed.
+	learnedAfter = 20
+	// forgetting is the weight that what was learned keeps when a prefill more is timed: about the last 100 count.
+	forgetting = 0.99
+)
+
+// prefills is what is known of the prompts that one worker has to prefill, besides their sum.
+//
+// The worker is taken to work through them in the order of their arrival, without pause, beginning when the oldest became the
+// oldest. One that ends before its turn has been worked on in that time too, which then does not count for the others.
+//
+// Source: dynamo-kv-router 1.6.1, sequences/prefill_tracker.
+type prefills struct {
+	waiting order         // bookings with tokens to prefill
+	since   time.Duration // when the work on the oldest of them began
+
+	// The speed learned: tokens over seconds, in which a prefill counts from its booking, or from the end of the one before it.
+	ended           time.Duration // when the last prefill ended
+	timed           int
+	tokens, seconds float64
+}
+
+// speed returns how many tokens a second the worker prefills; 0: not known.
+func (a *ActiveSequences) speed(w kvblock.Worker) float64 {
+	if a.Prefill.TokensPerSecond > 0 {
+		return a.Prefill.TokensPerSecond
+	}
+	if p := &a.prefills[w]; p.timed >= learnedAfter && p.seconds > 0 {
+		return p.tokens / p.seconds
+	}
+	return 0
+}
+
+// waiting returns the tokens that count as yet to be prefilled by worker w.
+func (a *ActiveSequences) waiting(w kvblock.Worker, now time.Duration) int {
+	if !a.Prefill.Linear {
+		return a.loads[w].PrefillTokens
+	}
+	return a.remaining(w, now)
+}
+
+// remaining returns the tokens that worker w has yet to prefill, by its speed.
+func (a *ActiveSequences) remaining(w kvblock.Worker, now time.Duration) int {
+	all := a.loads[w].PrefillTokens
+	if all == 0 {
+		return 0
+	}
+	done := a.speed(w) * (now - a.prefills[w].since).Seconds()
+	if done >= float64(all) {
+		return 0
+	}
+	return all - int(done)
+}
+
+// beginPrefill adds the tokens of a new booking.
+func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
+	b := &a.bookings[index]
+	p := &a.prefills[b.worker]
+	if p.waiting.first == 0 {
+		p.since = a.now
+	}
+	p.waiting.push(a.bookings, index, prefillingLinks)
+	b.prefillTokens = tokens
+	a.loads[b.worker].PrefillTokens += tokens
+}
+
+// completePrefill takes the booking's tokens off, if they are still there. Seen says that the prefill ended just now.
+func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
+	b := &a.bookings[index]
+	if b.prefillTokens == 0 {
+		return
+	}
+	now := a.clock()
+	p := &a.prefills[b.worker]
+	if seen {
+		p.timed++
+		p.tokens = forgetting*p.tokens + float64(b.prefillTokens)
+		p.seconds = forgetting*p.seconds + (now - max(b.since, p.ended)).Seconds()
+		p.ended = now
+	}
+	first := p.waiting.first == index
+	p.waiting.remove(a.bookings, index, prefillingLinks)
+	if first {
+		p.since = now
+	} else if speed := a.speed(b.worker); speed > 0 {
+		p.since = min(p.since+seconds(float64(b.prefillTokens)/speed), now)
+	}
+	a.loads[b.worker].PrefillTokens -= b.prefillTokens
+	b.prefillTokens = 0
+}
+
+// PrefillEstimate returns in what time the worker will have prefilled the request, going by what waited there before it and by
+// the worker's speed; false if that is not known, or if there is nothing to prefill any more.
+func (b Booking) PrefillEstimate() (d time.Duration, ok bool) {
+	b.do(func(a *ActiveSequences) {
+		booked := &a.bookings[b.index]
+		if speed := a.speed(booked.worker); speed > 0 && booked.prefillTokens > 0 {
+			d, ok = seconds(float64(a.remaining(booked.worker, a.clock()))/speed), true
+		}
+	})
+	return d, ok
+}
+
+// seconds is a duration, a century if it is longer.
+func seconds(s float64) time.Duration {
+	const century = 100 * 365 * 24 * time.Hour
+	if s >= century.Seconds() {
+		return century
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+// order is a list of bookings in the order in which they came, threaded through them.
+type order struct{ first, last uint32 }
+
+type links struct{ before, after uint32 }
+
+func prefillingLinks(b *booking) *links { return &b.prefilling }
+func expiringLinks(b *booking) *links   { return &b.expiring }
+
+func (o *order) push(bookings []booking, index uint32, of func(*booking) *links) {
+	*of(&bookings[index]) = links{before: o.last}
+	if o.last == 0 {
+		o.first = index
+	} else {
+		of(&bookings[o.last]).after = index
+	}
+	o.last = index
+}
+
+func (o *order) remove(bookings []booking, index uint32, of func(*booking) *links) {
+	l := of(&bookings[index])
+	if l.before == 0 {
+		o.first = l.after
+	} else {
+		of(&bookings[l.before]).after = l.after
+	}
+	if l.after == 0 {
+		o.last = l.before
+	} else {
+		of(&bookings[l.after]).before = l.before
+	}
+	*l = links{}
+}
