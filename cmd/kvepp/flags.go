@@ -114,6 +114,7 @@ var dynamoEnv = map[string]string{
 	"router-track-active-blocks":           "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
 	"router-track-prefill-tokens":          "DYN_ROUTER_TRACK_PREFILL_TOKENS",
 	"router-assume-kv-reuse":               "DYN_ROUTER_ASSUME_KV_REUSE",
+	"active-request-expiry-secs":           "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
 	"active-decode-blocks-threshold":       "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
 	"active-prefill-tokens-threshold":      "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
 	"active-prefill-tokens-threshold-frac": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
@@ -164,7 +165,6 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.IntVar(&o.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
 	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 
-	d := scoring.DefaultConfig()
 	o.scheduling.add(f, &o.scoring)
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: approximate mode, where a worker is believed to hold what it was sent, for --router-ttl-secs")
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "in approximate mode, and for workers that should send KV events and do not, `SECONDS` for which a worker is believed to hold a block after the latest request with it")
@@ -179,21 +179,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.remoteIndexer, "use-remote-indexer", false, "refused: kvepp does not ask another process's index")
 	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, with --dynamo-discovery, for endpoints without kvEvents. Default: whichever discovery names for each worker")
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
-	f.Float64Var(&o.scoring.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
-	f.Float64Var(&o.scoring.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
-	f.Float64Var(&o.scoring.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
-	f.Float64Var(&o.overlapWeight, "router-kv-overlap-score-weight", math.NaN(), "deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
-	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
-	f.Float64Var(&o.scoring.DecodeActiveRequestWeight, "router-decode-active-request-weight", d.DecodeActiveRequestWeight, "cost of each request active on a worker, in blocks")
-	f.Float64Var(&o.scoring.Temperature, "router-temperature", d.Temperature, "0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even")
-	f.BoolVar(&o.scoring.TrackActiveBlocks, "router-track-active-blocks", d.TrackActiveBlocks, "count the blocks that active requests hold")
-	f.BoolVar(&o.scoring.TrackPrefillTokens, "router-track-prefill-tokens", d.TrackPrefillTokens, "count the prompt tokens that workers have yet to prefill")
-	f.BoolVar(&o.scoring.AssumeKVReuse, "router-assume-kv-reuse", d.AssumeKVReuse, "count a block that several requests of one worker share once")
-	// As in Dynamo, --no-router-X is --router-X=false.
-	for _, name := range []string{"router-kv-events", "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse",
-		"router-durable-kv-events", "router-reset-states", "use-remote-indexer"} {
-		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
-	}
+	costFlags(f, &o.scoring, &o.overlapWeight)
+	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer")
 
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are ignored, and counted. Headers are never followed")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
@@ -201,9 +188,33 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
-	o.scoring.HostCacheHitWeight, o.scoring.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
 	documentEnvironment(f, "")
 	return f
+}
+
+// costFlags declares the knobs of the cost function over c, with the defaults in it. weight is that of the deprecated flag, which
+// goes before two of them; NaN when not given.
+func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
+	d := scoring.DefaultConfig()
+	f.Float64Var(&c.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
+	f.Float64Var(&c.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
+	f.Float64Var(&c.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
+	f.Float64Var(weight, "router-kv-overlap-score-weight", math.NaN(), "deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
+	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
+	f.Float64Var(&c.DecodeActiveRequestWeight, "router-decode-active-request-weight", d.DecodeActiveRequestWeight, "cost of each request active on a worker, in blocks")
+	f.Float64Var(&c.Temperature, "router-temperature", d.Temperature, "0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even")
+	f.BoolVar(&c.TrackActiveBlocks, "router-track-active-blocks", d.TrackActiveBlocks, "count the blocks that active requests hold")
+	f.BoolVar(&c.TrackPrefillTokens, "router-track-prefill-tokens", d.TrackPrefillTokens, "count the prompt tokens that workers have yet to prefill")
+	f.BoolVar(&c.AssumeKVReuse, "router-assume-kv-reuse", d.AssumeKVReuse, "count a block that several requests of one worker share once")
+	negatable(f, "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse")
+	c.HostCacheHitWeight, c.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
+}
+
+// negatable declares --no-X beside --X for each of the flags, as Dynamo has it.
+func negatable(f *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		f.VarPF(negated{f.Lookup(name)}, "no-"+name, "", "the same as --"+name+"=false").NoOptDefVal = "true"
+	}
 }
 
 // documentEnvironment adds to each flag's help the environment variables that say the same, where prefix stands before its
@@ -215,11 +226,20 @@ func documentEnvironment(f *pflag.FlagSet, prefix string) {
 			return
 		}
 		env := kveppEnv(prefix + flag.Name)
-		if dyn := dynamoEnv[prefix+flag.Name]; dyn != "" {
+		if dyn := dynamoName(prefix, flag.Name); dyn != "" {
 			env += ", " + dyn
 		}
 		flag.Usage += " [" + env + "]"
 	})
+}
+
+// dynamoName returns the environment variable by which Dynamo takes the same setting; "" if there is none. Its selection service
+// has its router's.
+func dynamoName(prefix, flag string) string {
+	if prefix == indexerPrefix {
+		return ""
+	}
+	return dynamoEnv[flag]
 }
 
 // negated is the flag --no-X of a boolean flag --X.
@@ -263,7 +283,7 @@ func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string
 		if flag.Changed || flag.Hidden {
 			return
 		}
-		for _, name := range []string{kveppEnv(prefix + flag.Name), dynamoEnv[prefix+flag.Name]} {
+		for _, name := range []string{kveppEnv(prefix + flag.Name), dynamoName(prefix, flag.Name)} {
 			value := ""
 			if name != "" {
 				value = getenv(name)

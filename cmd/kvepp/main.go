@@ -23,6 +23,7 @@ Usage:
   kvepp serve --help                                      all flags, each with its environment variables
   kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
   kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
+  kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
   kvepp version                                           what was built
 
 A first run:
@@ -76,6 +77,22 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		}
 		if err := runIndexer(&o); err != nil {
 			fmt.Fprintf(stderr, "kvepp indexer: %v\n", err)
+			return 1
+		}
+		return 0
+	case "select":
+		var o selectOptions
+		err := parseSelect(&o, args[1:], getenv)
+		if errors.Is(err, pflag.ErrHelp) {
+			fmt.Fprint(stdout, selectHelp, selectFlags(new(selectOptions)).FlagUsagesWrapped(120))
+			return 0
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "kvepp select: %v\n\"kvepp select --help\" lists the flags.\n", err)
+			return 2
+		}
+		if err := runSelect(&o); err != nil {
+			fmt.Fprintf(stderr, "kvepp select: %v\n", err)
 			return 1
 		}
 		return 0

@@ -52,3 +52,40 @@ func (s *IndexerService) Answered(endpoint, method string, status int, start tim
 		s.errors.WithLabelValues(endpoint, strconv.Itoa(status/100)+"xx").Inc()
 	}
 }
+
+// SelectionService is what `kvepp select` exports beside Metrics.
+type SelectionService struct {
+	requests *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+// Names and help of the gauges that the service's wiring declares.
+const (
+	SelectionGroups           = "kvepp_selection_groups"
+	SelectionGroupsHelp       = "Pairs of a model and a routing group that are known."
+	SelectionReservations     = "kvepp_selection_reservations"
+	SelectionReservationsHelp = "Reservations that have not ended."
+	SelectionPending          = "kvepp_selection_pending"
+	SelectionPendingHelp      = "Selections that may yet become reservations."
+)
+
+// NewSelectionService declares the metrics among m's.
+func (m *Metrics) NewSelectionService() *SelectionService {
+	s := &SelectionService{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_selection_requests_total", Help: "HTTP requests to the selection service.",
+		}, []string{"endpoint", "method", "code"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvepp_selection_request_duration_seconds", Help: "Time to answer an HTTP request.",
+			Buckets: prometheus.ExponentialBuckets(1e-5, 4, 12), // 10 us .. 42 s
+		}, []string{"endpoint"}),
+	}
+	m.Registry.MustRegister(s.requests, s.duration)
+	return s
+}
+
+// Answered counts one request to a known path, which began at start.
+func (s *SelectionService) Answered(endpoint, method string, status int, start time.Time) {
+	s.requests.WithLabelValues(endpoint, method, strconv.Itoa(status)).Inc()
+	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
+}

@@ -184,25 +184,31 @@ func (r *Reader) look(want served, hash func([]kvblock.LocalHash, kvblock.HashOp
 
 // add counts one worker's blocks.
 func (o *overlaps) add(w *pool.Worker, scores *indexer.OverlapScores) {
-	device, more := scores.Blocks(w.Worker), scores.Extension(w.Worker)
-	if device+more.Total() == 0 {
+	device := scores.Blocks(w.Worker)
+	if device+scores.Extension(w.Worker).Total() == 0 {
 		return
 	}
-	id, rank := strconv.FormatUint(w.InstanceID, 10), strconv.FormatUint(uint64(w.Rank), 10)
+	id := strconv.FormatUint(w.InstanceID, 10)
 	if device > 0 {
 		if o.Scores[id] == nil {
 			o.Scores[id] = map[string]int{}
 		}
-		o.Scores[id][rank] = device * w.BlockSize
+		o.Scores[id][rankName(w)] = device * w.BlockSize
 	}
-	in := o.Instances[id]
-	if in == nil {
-		in = &instance{DP: map[string]int{}}
-		o.Instances[id] = in
+	if o.Instances[id] == nil {
+		o.Instances[id] = &instance{DP: map[string]int{}}
 	}
-	in.DP[rank] = device * w.BlockSize
+	o.Instances[id].add(w, scores)
+}
+
+// add counts the blocks of one of the instance's ranks.
+func (in *instance) add(w *pool.Worker, scores *indexer.OverlapScores) {
+	device, more := scores.Blocks(w.Worker), scores.Extension(w.Worker)
+	in.DP[rankName(w)] = device * w.BlockSize
 	in.GPU = max(in.GPU, device*w.BlockSize)
 	in.CPU = max(in.CPU, (device+more.Host)*w.BlockSize)
 	in.Disk = max(in.Disk, (device+more.Total())*w.BlockSize)
 	in.LongestMatched = in.Disk
 }
+
+func rankName(w *pool.Worker) string { return strconv.FormatUint(uint64(w.Rank), 10) }

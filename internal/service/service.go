@@ -1,13 +1,15 @@
-// Package service answers HTTP requests about the index: which worker holds how much of a prompt; and about decisions.
+// Package service answers HTTP requests about the index, which worker holds how much of a prompt; about decisions; and those
+// that have workers chosen and booked for prompts that others send.
 //
 // It owns the requests and answers of Dynamo's standalone indexer, field for field: the part that only reads, which
-// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; and /debug/decisions of
-// `kvepp serve`. It never routes a request
-// and never touches the index but through package indexer and its feed.
+// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; those of Dynamo's selection
+// service, which are `kvepp select`'s; and /debug/decisions of `kvepp serve`. It never sends a request to a worker, and never
+// touches the index but through package indexer and its feed.
 //
 // Concurrency: handlers are called from any goroutine.
 //
-// Source: dynamo-kv-router 1.6.1, services::indexer, and what `python -m dynamo.indexer` answers.
+// Source: dynamo-kv-router 1.6.1, services::indexer and services::selection, and what `python -m dynamo.indexer` and
+// `python -m dynamo.select_service` answer.
 package service
 
 import (
@@ -86,6 +88,9 @@ func answer(w http.ResponseWriter, status int, v any, err error) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
+// shared takes the names of parts that several bodies have in common out of a field's, where the decoder puts them.
+var shared = strings.NewReplacer("asked.", "", "promptFields.", "", "workerFields.", "")
+
 // read decodes a request's JSON body into v. Keys that v does not have are ignored, as Dynamo does.
 func read(w http.ResponseWriter, req *http.Request, v any) error {
 	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
@@ -105,7 +110,7 @@ func read(w http.ResponseWriter, req *http.Request, v any) error {
 	case errors.As(err, &kind) && kind.Field == "":
 		return refuse(http.StatusUnprocessableEntity, "the body must be a JSON object, not %s", kind.Value)
 	case errors.As(err, &kind):
-		return refuse(http.StatusUnprocessableEntity, "%s: %s has the wrong type or is out of range", kind.Field, kind.Value)
+		return refuse(http.StatusUnprocessableEntity, "%s: %s has the wrong type or is out of range", shared.Replace(kind.Field), kind.Value)
 	case err != nil:
 		return refuse(http.StatusUnprocessableEntity, "%v", err)
 	}

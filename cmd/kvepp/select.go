@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/pflag"
+
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
+	"kvepp/internal/metrics"
+	"kvepp/internal/service"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+const selectHelp = `kvepp select chooses workers for prompts and books them, over HTTP, and leaves the requests themselves to its clients. It stands
+in for "python -m dynamo.select_service": the same requests, the same answers.
+
+  kvepp select --port 8092
+  curl -H 'Content-Type: application/json' localhost:8092/workers -d '{"worker_id": 1, "endpoint": "http://10.0.0.7:8000",
+    "block_size": 16, "kv_events_endpoint": "tcp://10.0.0.7:5557"}'
+  curl -H 'Content-Type: application/json' localhost:8092/select_and_reserve -d '{"selection_id": "a", "token_ids": [1, 2, 3]}'
+  curl -X DELETE localhost:8092/reservations/a
+
+Flags, with the environment variables that say the same:
+`
+
+// selectOptions is everything that "kvepp select" can be told.
+type selectOptions struct {
+	host    string
+	port    uint16
+	threads int
+
+	indexerPeers     string
+	replicaPort      uint16
+	replicaPeers     string
+	affinitySeconds  uint64
+	trackingHash     string
+	trackingKeyFile  string
+	trackingKeyID    string
+	cacheSeconds     uint64
+	reservationsSecs uint64
+	ttlSecs          float64
+	overlapWeight    float64
+	maxBytes         int64
+	logLevel         string
+	logFormat        string
+
+	service service.SelectorConfig
+}
+
+// selectPrefix keeps kvepp's own environment variables of these flags apart from those of "kvepp serve".
+const selectPrefix = "select-"
+
+func selectFlags(o *selectOptions) *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvepp select", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
+	f.Uint16Var(&o.port, "port", 8092, "`PORT` to listen on")
+	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for dynamo.select_service, and without effect: each worker's events are applied beside the others'")
+	f.Uint64Var(&o.cacheSeconds, "selection-cache-ttl-secs", 120, "how long, in `SECONDS`, a selection waits to become a reservation ...")
+	f.IntVar(&o.service.PendingEntries, "selection-cache-max-entries", 4096, "... among at most `N` others; beyond that the oldest are forgotten ...")
+	f.IntVar(&o.service.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
+	f.Uint64Var(&o.reservationsSecs, "active-request-expiry-secs", 300, "after how many `SECONDS` a reservation ends that its client does not end")
+	costFlags(f, &o.service.Scoring, &o.overlapWeight)
+	f.BoolVar(&o.service.Events, "router-kv-events", true, "subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for --router-ttl-secs")
+	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it")
+	negatable(f, "router-kv-events")
+	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
+	f.StringVar(&o.trackingHash, "router-tracking-hash", "public-xxh3-v1", "`HASH` by which bookings know blocks; no other than the default")
+	f.StringVar(&o.trackingKeyFile, "router-tracking-key-file", "", "`FILE`; refused: belongs to another hash")
+	f.StringVar(&o.trackingKeyID, "router-tracking-key-id", "", "`ID`; refused: belongs to another hash")
+	f.StringVar(&o.indexerPeers, "indexer-peers", "", "`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold")
+	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
+	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
+	f.Uint64Var(&o.affinitySeconds, "session-affinity-ttl-secs", 0, "`SECONDS`; refused: a session's worker is not remembered")
+	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	documentEnvironment(f, selectPrefix)
+	return f
+}
+
+// parseSelect reads arguments, then what they leave unset from the environment.
+func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
+	f := selectFlags(o)
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
+	}
+	if err := fromEnvironment(f, selectPrefix, getenv); err != nil {
+		return err
+	}
+	for _, refused := range []struct{ flag, why string }{
+		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says what they hold"},
+		{"replica-sync-port", "kvepp select does not share loads with other replicas"},
+		{"replica-sync-peers", "kvepp select does not share loads with other replicas"},
+		{"session-affinity-ttl-secs", "kvepp select does not remember sessions; name the worker with pinned_worker or affinity_target"},
+		{"router-tracking-key-file", "kvepp knows no tracking hash with a key"},
+		{"router-tracking-key-id", "kvepp knows no tracking hash with a key"},
+	} {
+		if f.Lookup(refused.flag).Changed {
+			return fmt.Errorf("--%s: %s; leave it out", refused.flag, refused.why)
+		}
+	}
+	if !math.IsNaN(o.overlapWeight) {
+		o.service.Scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
+	if err := o.service.Scoring.Validate(); err != nil {
+		return err
+	}
+	limit := uint64(maxTTL / time.Second)
+	switch {
+	case o.port == 0:
+		return errors.New("--port must be from 1 to 65535")
+	case o.trackingHash != "public-xxh3-v1":
+		return fmt.Errorf("--router-tracking-hash %q: must be public-xxh3-v1", o.trackingHash)
+	case o.cacheSeconds < 1 || o.cacheSeconds > limit:
+		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year", o.cacheSeconds)
+	case o.reservationsSecs < 1 || o.reservationsSecs > limit:
+		return fmt.Errorf("--active-request-expiry-secs %d: must be from 1 to a year", o.reservationsSecs)
+	case !(o.ttlSecs > 0 && o.ttlSecs <= maxTTL.Seconds()):
+		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year", o.ttlSecs)
+	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
+		return errors.New("--selection-cache-max-entries and --selection-cache-max-bytes must be at least 1")
+	case o.maxBytes < 0 || o.maxBytes > 0 && o.maxBytes < minIndexBytes:
+		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
+	}
+	o.service.PredictTTL = seconds(o.ttlSecs)
+	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
+	o.service.ReservationLife = time.Duration(o.reservationsSecs) * time.Second
+	return nil
+}
+
+// runSelect runs the service until SIGTERM or SIGINT.
+func runSelect(o *selectOptions) error {
+	log, err := (&options{logLevel: o.logLevel, logFormat: o.logFormat}).logger()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+
+	m := metrics.New()
+	bounds := indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1)), KeepLocalHashes: true}
+	if !o.service.Events {
+		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
+	}
+	index, err := indexer.New(bounds)
+	if err != nil {
+		return err
+	}
+	workers, book := pool.New(log), scoring.NewActiveSequences()
+	var events *feed.Feed
+	if o.service.Events {
+		if events, err = feed.New(feed.Config{}, workers, index, m, log); err != nil {
+			return err
+		}
+		defer events.Close()
+		workers.Watch(events)
+	}
+	workers.Watch(forgetful{index.Forget})
+	selector := service.NewSelector(o.service, workers, index, events, book, m.NewSelectionService(), log)
+
+	mux := http.NewServeMux()
+	mux.Handle("/", selector.Handler())
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	indexGauges(m, index)
+	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
+	m.Source(metrics.SelectionGroups, metrics.SelectionGroupsHelp, nil, func() float64 { return float64(selector.Stats().Groups) })
+	m.Source(metrics.SelectionReservations, metrics.SelectionReservationsHelp, nil, func() float64 { return float64(selector.Stats().Reservations) })
+	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
+	server := webServer(mux)
+	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "for", "selections", "address", l.Addr().String())
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return server.Shutdown(last)
+}

@@ -1,0 +1,442 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+const (
+	// maxRanks is how many data-parallel ranks a worker may have. Source: dynamo-kv-router 1.6.1, sequences::topology.
+	maxRanks = 4096
+
+	// maxGroups bounds the pairs of model and routing group that are known.
+	maxGroups = 1 << 12
+
+	// maxWorkers bounds the records of workers.
+	maxWorkers = 1 << 16
+
+	// maxItems bounds each list and map of a worker's record.
+	maxItems = maxRanks
+)
+
+// workerFields is what a client says of a worker. Nil is what was not said.
+type workerFields struct {
+	Endpoint                *string           `json:"endpoint"`
+	KVEvents                *string           `json:"kv_events_endpoint"`
+	KVEventsOf              map[uint32]string `json:"kv_events_endpoints,omitempty"` // by rank; if there is any, KVEvents is not read
+	Replay                  *string           `json:"replay_endpoint"`
+	BlockSize               *uint32           `json:"block_size"`
+	StartRank               *uint32           `json:"data_parallel_start_rank"`
+	Size                    *uint32           `json:"data_parallel_size"`
+	MaxNumBatchedTokens     *uint64           `json:"max_num_batched_tokens"`
+	TotalKVBlocks           *uint64           `json:"total_kv_blocks"`
+	StableRoutingID         *string           `json:"stable_routing_id"`
+	EAGLE                   *bool             `json:"is_eagle"`
+	Taints                  []string          `json:"taints"`
+	TopologyDomains         map[string]string `json:"topology_domains"`
+	TransferDomain          *string           `json:"kv_transfer_domain"`
+	TransferEnforcement     *enforcement      `json:"kv_transfer_enforcement"`
+	TransferPreferredWeight *float32          `json:"kv_transfer_preferred_weight"`
+	HintWorkerType          *string           `json:"router_hint_worker_type,omitempty"`
+	HintEndpointsOf         map[uint32]string `json:"router_hint_source_control_endpoints,omitempty"`
+	EventSourceMode         *string           `json:"kv_event_source_mode,omitempty"`
+}
+
+// enforcement is one of two words.
+type enforcement string
+
+func (e *enforcement) UnmarshalText(text []byte) error {
+	if *e = enforcement(text); *e != "required" && *e != "preferred" {
+		return fmt.Errorf("kv_transfer_enforcement: %q is neither required nor preferred", text)
+	}
+	return nil
+}
+
+// record is a worker as the service answers it.
+type record struct {
+	ID        uint64 `json:"worker_id"`
+	Model     string `json:"model_name"`
+	Group     string `json:"routing_group"`
+	Lifecycle string `json:"lifecycle"`
+	workerFields
+	Reasons []string `json:"not_schedulable_reasons,omitempty"`
+}
+
+// Lifecycles.
+const (
+	incomplete    = "incomplete"
+	schedulable   = "schedulable"
+	unschedulable = "unschedulable"
+)
+
+// group is one model's and routing group's workers: all have blocks of one size. It stays when its last worker leaves, until
+// another one needs the room or brings another size.
+type group struct {
+	name      string // as the pool's workers have it
+	blockSize int
+	eagle     bool
+	workers   int // schedulable ones
+}
+
+func (r *record) served() served { return served{r.Model, r.Group} }
+
+func (r *record) startRank() uint32 { return deref(r.StartRank, 0) }
+func (r *record) size() uint32      { return deref(r.Size, 1) }
+
+// endRank is the one behind the last rank.
+func (r *record) endRank() uint32 {
+	return uint32(min(uint64(r.startRank())+uint64(r.size()), 1<<32-1))
+}
+
+func deref[T any](p *T, otherwise T) T {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+// eventsOf returns where a rank's events come from; "" when nobody said.
+func (r *record) eventsOf(rank uint32) string {
+	if len(r.KVEventsOf) > 0 {
+		return r.KVEventsOf[rank]
+	}
+	if r.size() == 1 {
+		return deref(r.KVEvents, "")
+	}
+	return ""
+}
+
+// check refuses what would take too much memory.
+func (r *record) check() error {
+	if r.size() > maxRanks {
+		return refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(), maxRanks)
+	}
+	longest, items := max(len(r.Model), len(r.Group)), max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
+	for _, text := range []*string{r.Endpoint, r.KVEvents, r.Replay, r.StableRoutingID, r.TransferDomain, r.HintWorkerType, r.EventSourceMode} {
+		longest = max(longest, len(deref(text, "")))
+	}
+	for _, text := range r.Taints {
+		longest = max(longest, len(text))
+	}
+	for key, text := range r.TopologyDomains {
+		longest = max(longest, len(key), len(text))
+	}
+	for _, of := range []map[uint32]string{r.KVEventsOf, r.HintEndpointsOf} {
+		for _, text := range of {
+			longest = max(longest, len(text))
+		}
+	}
+	switch {
+	case longest > maxText:
+		return refuse(http.StatusBadRequest, "a text of the worker is longer than %d bytes", maxText)
+	case items > maxItems:
+		return refuse(http.StatusBadRequest, "a list of the worker has more than %d items", maxItems)
+	}
+	return nil
+}
+
+// lacks lists what is missing before the worker can be chosen.
+func (s *Selector) lacks(r *record) (reasons []string) {
+	if deref(r.Endpoint, "") == "" {
+		reasons = append(reasons, "endpoint is required")
+	}
+	switch size := deref(r.BlockSize, 0); {
+	case size == 0:
+		reasons = append(reasons, "block_size must be greater than 0")
+	case size > kvblock.MaxBlockSize:
+		reasons = append(reasons, fmt.Sprintf("block_size must be at most %d", kvblock.MaxBlockSize))
+	}
+	if r.size() == 0 {
+		reasons = append(reasons, "data_parallel_size must be greater than 0")
+	}
+	if !s.cfg.Events {
+		return reasons
+	}
+	for rank := r.startRank(); rank < r.endRank(); rank++ {
+		if r.eventsOf(rank) == "" {
+			reasons = append(reasons, fmt.Sprintf("kv_events endpoint is required for dp_rank %d", rank))
+		}
+	}
+	if r.size() > 1 && r.Replay != nil {
+		reasons = append(reasons, "replay_endpoint is supported only for data_parallel_size 1")
+	}
+	return reasons
+}
+
+// addresses says which of the event addresses is none.
+func (r *record) addresses() error {
+	for rank := r.startRank(); rank < r.endRank(); rank++ {
+		if err := pool.CheckTCP(r.eventsOf(rank), 1); err != nil {
+			return fmt.Errorf("invalid kv_events endpoint for worker %d dp_rank %d: %w", r.ID, rank, err)
+		}
+	}
+	if r.Replay != nil {
+		if err := pool.CheckTCP(*r.Replay, 1); err != nil {
+			return fmt.Errorf("invalid replay endpoint for worker %d: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+// put makes r the record of its worker. What cannot be used of it is kept, and said in its reasons. The caller holds
+// s.changing.
+func (s *Selector) put(r *record) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	slices.Sort(r.Taints)
+	if r.Taints = slices.Compact(r.Taints); r.Taints == nil {
+		r.Taints = []string{}
+	}
+	if r.TopologyDomains == nil {
+		r.TopologyDomains = map[string]string{}
+	}
+	r.Lifecycle, r.Reasons = incomplete, s.lacks(r)
+	if len(r.Reasons) == 0 && s.cfg.Events {
+		if err := r.addresses(); err != nil {
+			r.Reasons = []string{"reconciliation failed: " + err.Error()}
+		}
+	}
+	if err := s.replace(r); err != nil {
+		return err
+	}
+	s.publish()
+	if s.feed == nil || r.Lifecycle != schedulable {
+		return nil
+	}
+	if err := s.feed.Room(); err != nil {
+		without := *r
+		without.Lifecycle, without.Reasons = incomplete, []string{"reconciliation failed: " + err.Error()}
+		*r = without
+		if err := s.replace(&without); err != nil {
+			return err
+		}
+		s.publish()
+	}
+	return nil
+}
+
+// replace makes r the record of its worker, and schedulable if it has no reason not to be. The caller holds s.changing.
+func (s *Selector) replace(r *record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.workers[r.ID]
+	if was == nil && len(s.workers) == maxWorkers {
+		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
+	}
+	s.count(was, -1)
+	if len(r.Reasons) == 0 {
+		if err := s.join(r); err != nil {
+			r.Reasons = []string{"reconciliation failed: " + err.Error()}
+		} else {
+			r.Lifecycle = schedulable
+		}
+	}
+	s.workers[r.ID] = r
+	s.count(r, 1)
+	return nil
+}
+
+// count notes that a worker joins its group, or leaves it. The caller holds s.mu.
+func (s *Selector) count(r *record, by int) {
+	if r != nil && r.Lifecycle == schedulable {
+		s.groups[r.served()].workers += by
+		s.ranks += by * int(r.size())
+	}
+}
+
+// join makes the worker's group, or says why the worker is none of its. The caller holds s.mu.
+func (s *Selector) join(r *record) error {
+	size, eagle := int(*r.BlockSize), deref(r.EAGLE, false)
+	if s.ranks+int(r.size()) > maxRegistered {
+		return fmt.Errorf("%d data-parallel ranks are registered, of at most %d", s.ranks, maxRegistered)
+	}
+	g := s.groups[r.served()]
+	if g == nil {
+		if len(s.groups) == maxGroups {
+			maps.DeleteFunc(s.groups, func(_ served, g *group) bool { return g.workers == 0 })
+		}
+		if len(s.groups) == maxGroups {
+			return fmt.Errorf("%d models and routing groups have workers, which is the limit", maxGroups)
+		}
+		g = &group{name: modelOf(r.served()), blockSize: size, eagle: eagle}
+		s.groups[r.served()] = g
+	}
+	if g.workers == 0 {
+		g.blockSize, g.eagle = size, eagle
+	}
+	switch {
+	case g.blockSize != size:
+		return fmt.Errorf("block_size mismatch for %s: existing=%d requested=%d", r.served().describe(), g.blockSize, size)
+	case g.eagle != eagle:
+		return fmt.Errorf("is_eagle mismatch for %s: existing=%v requested=%v", r.served().describe(), g.eagle, eagle)
+	}
+	return nil
+}
+
+// publish makes the schedulable workers the pool's, each rank an endpoint. The caller holds s.changing, but not s.mu: selections
+// go on while the pool waits for the last event of a worker that leaves.
+func (s *Selector) publish() {
+	var endpoints []pool.Endpoint
+	for _, r := range s.ordered() {
+		if r.Lifecycle != schedulable {
+			continue
+		}
+		g := s.groups[r.served()]
+		for rank := r.startRank(); rank < r.endRank(); rank++ {
+			// The address that clients are given stays out: with another one it is the same cache all the same.
+			e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", g.name, r.ID, rank), InstanceID: r.ID, Model: g.name,
+				DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: g.blockSize, EAGLE: g.eagle, Taints: r.Taints}
+			if s.cfg.Events {
+				e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
+			}
+			endpoints = append(endpoints, e)
+		}
+	}
+	s.pool.Update(endpoints)
+}
+
+// ordered returns all records by model, group and worker id. The caller holds s.mu, at least for reading.
+func (s *Selector) ordered() []*record {
+	return slices.SortedFunc(maps.Values(s.workers), func(a, b *record) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// putWorker answers POST /workers.
+func (s *Selector) putWorker(w http.ResponseWriter, req *http.Request) {
+	var body struct {
+		ID    *uint64 `json:"worker_id"`
+		Model *string `json:"model_name"`
+		Group *string `json:"routing_group"`
+		workerFields
+	}
+	err := read(w, req, &body)
+	if err == nil && body.ID == nil {
+		err = missing("worker_id")
+	}
+	if err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	of := named(body.Model, body.Group)
+	r := &record{ID: *body.ID, Model: of.model, Group: of.group, workerFields: body.workerFields}
+	s.changing.Lock()
+	err = s.put(r)
+	s.changing.Unlock()
+	answer(w, http.StatusCreated, r, err)
+}
+
+// patchWorker answers PATCH /workers/{id}: what the body does not name stays.
+func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
+	id, ok := workerID(w, req)
+	if !ok {
+		return
+	}
+	var body workerFields
+	if err := read(w, req, &body); err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.mu.RLock()
+	was := s.workers[id]
+	s.mu.RUnlock()
+	if was == nil {
+		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))
+		return
+	}
+	r := *was
+	to, from := reflect.ValueOf(&r.workerFields).Elem(), reflect.ValueOf(&body).Elem()
+	for i := range from.NumField() {
+		if !from.Field(i).IsNil() {
+			to.Field(i).Set(from.Field(i))
+		}
+	}
+	err := s.put(&r)
+	answer(w, http.StatusOK, &r, err)
+}
+
+// deleteWorker answers DELETE /workers/{id}.
+func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
+	id, ok := workerID(w, req)
+	if !ok {
+		return
+	}
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.mu.Lock()
+	r := s.workers[id]
+	s.count(r, -1)
+	delete(s.workers, id)
+	s.mu.Unlock()
+	if r == nil {
+		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))
+		return
+	}
+	s.publish()
+	gone := *r
+	gone.Lifecycle, gone.Reasons = unschedulable, nil
+	answer(w, http.StatusOK, &gone, nil)
+}
+
+// workerID reads a path's; if there is none, it answers.
+func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
+	id, err := strconv.ParseUint(req.PathValue("id"), 10, 64)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("Invalid URL: Cannot parse `%s` to a `u64`", req.PathValue("id")), http.StatusBadRequest)
+	}
+	return id, err == nil
+}
+
+// asked returns the records of the model and group that the request's query names.
+func (s *Selector) asked(req *http.Request) []*record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all := s.ordered()
+	return slices.DeleteFunc(all, func(r *record) bool { return !asksFor(req, r.served()) })
+}
+
+// asksFor says whether a request's query names a group, or none.
+func asksFor(req *http.Request, of served) bool {
+	query := req.URL.Query()
+	return (!query.Has("model_name") || query.Get("model_name") == of.model) && (!query.Has("routing_group") || query.Get("routing_group") == of.group)
+}
+
+func (s *Selector) listWorkers(w http.ResponseWriter, req *http.Request) {
+	all := s.asked(req)
+	if all == nil {
+		all = []*record{}
+	}
+	answer(w, http.StatusOK, all, nil)
+}
+
+// ready answers whether there is a worker to choose.
+func (s *Selector) ready(w http.ResponseWriter, _ *http.Request) {
+	s.mu.RLock()
+	all := s.ordered()
+	s.mu.RUnlock()
+	if all == nil {
+		all = []*record{}
+	}
+	count, status := 0, http.StatusServiceUnavailable
+	for _, r := range all {
+		if r.Lifecycle == schedulable {
+			count, status = count+1, http.StatusOK
+		}
+	}
+	answer(w, status, struct {
+		Ready   bool      `json:"ready"`
+		Count   int       `json:"schedulable_workers"`
+		Workers []*record `json:"workers"`
+	}{count > 0, count, all}, nil)
+}

@@ -1,0 +1,169 @@
+package service
+
+import (
+	"cmp"
+	"maps"
+	"net/http"
+	"slices"
+
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// question is the body of POST /potential_loads and /overlap_scores.
+type question struct {
+	Model *string `json:"model_name"`
+	Group *string `json:"routing_group"`
+	promptFields
+	Override *override `json:"router_config_override"`
+}
+
+// potentialLoad is what a rank carries, and would carry with one more request.
+type potentialLoad struct {
+	Worker        uint64 `json:"worker_id"`
+	Rank          uint32 `json:"dp_rank"`
+	PrefillTokens int    `json:"potential_prefill_tokens"`
+	DecodeBlocks  int    `json:"potential_decode_blocks"`
+	Requests      int    `json:"active_requests"`
+}
+
+// groupLoads is one group's part of the answer of GET /loads. Nothing waits.
+type groupLoads struct {
+	Model         string          `json:"model_name"`
+	Group         string          `json:"routing_group"`
+	Loads         []potentialLoad `json:"loads"`
+	Pending       int             `json:"pending_count"`
+	PendingTokens int             `json:"pending_isl_tokens"`
+}
+
+// loads answers GET /loads.
+func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
+	s.reservations.expire()
+	s.mu.RLock()
+	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b served) int {
+		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group))
+	})
+	s.mu.RUnlock()
+	snapshot := s.pool.Acquire()
+	loads := s.loadBook.Loads(nil)
+	byName := map[string][]potentialLoad{}
+	for i := range snapshot.Workers {
+		x := &snapshot.Workers[i]
+		l := potentialLoad{Worker: x.InstanceID, Rank: x.Rank}
+		if int(x.Worker) < len(loads) {
+			load := &loads[x.Worker]
+			l.PrefillTokens, l.DecodeBlocks, l.Requests = load.PrefillTokens, load.ActiveBlocks, load.Requests
+		}
+		byName[x.Model] = append(byName[x.Model], l)
+	}
+	snapshot.Release()
+	all := []groupLoads{}
+	for _, of := range groups {
+		if asksFor(req, of) {
+			all = append(all, groupLoads{Model: of.model, Group: of.group, Loads: append([]potentialLoad{}, byName[modelOf(of)]...)})
+		}
+	}
+	answer(w, http.StatusOK, all, nil)
+}
+
+// ask reads a question, cuts its prompt, and looks up what all workers of its group have of it. Then f is called with these
+// workers.
+func (s *Selector) ask(w http.ResponseWriter, req *http.Request, f func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error)) {
+	var q question
+	d := s.scratch.Get().(*choice)
+	defer s.scratch.Put(d)
+	result, err := func() (any, error) {
+		if err := read(w, req, &q); err != nil {
+			return nil, err
+		}
+		cfg, err := q.Override.apply(s.cfg.Scoring)
+		if err != nil {
+			return nil, err
+		}
+		g, err := s.groupNamed(named(q.Model, q.Group))
+		if err != nil {
+			return nil, err
+		}
+		if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
+			return nil, err
+		}
+		cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
+		snapshot := s.pool.Acquire()
+		defer snapshot.Release()
+		d.workers = d.workers[:0]
+		for i := range snapshot.Workers {
+			if x := &snapshot.Workers[i]; x.Model == g.name {
+				d.workers = append(d.workers, x)
+			}
+		}
+		if len(d.workers) == 0 {
+			return nil, errNoEndpoints // they left just now
+		}
+		s.look(d, g, nil)
+		return f(d, g, &cfg, d.workers)
+	}()
+	answer(w, http.StatusOK, result, err)
+}
+
+// potentialLoads answers POST /potential_loads.
+func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
+	s.reservations.expire()
+	s.ask(w, req, func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error) {
+		_, booking, err := s.loadBook.SelectAndAdd(scoring.Request{ISLTokens: d.prompt.isl, Terms: d.terms}, d.candidates, cfg, nil, d.costs)
+		if err != nil {
+			return nil, refuse(http.StatusBadRequest, "%v", err)
+		}
+		booking.Free()
+		all := make([]potentialLoad, len(workers))
+		for i, x := range workers {
+			t := &d.terms[i]
+			all[i] = potentialLoad{x.InstanceID, x.Rank, t.PrefillTokens, int(t.DecodeBlocks), t.ActiveRequests}
+			if cfg.TrackPrefillTokens {
+				all[i].PrefillTokens += d.prompt.isl - cfg.CachedTokens(t)
+			}
+		}
+		return all, nil
+	})
+}
+
+// overlapScore is what one rank holds of a prompt: each tier counts what the tiers before it hold, too, and an extension does
+// not.
+type overlapScore struct {
+	Worker         uint64 `json:"worker_id"`
+	Rank           uint32 `json:"dp_rank"`
+	Device         int    `json:"device_blocks"`
+	Host           int    `json:"host_pinned_blocks"`
+	Disk           int    `json:"disk_blocks"`
+	HostExtension  int    `json:"host_pinned_extension_blocks"`
+	DiskExtension  int    `json:"disk_extension_blocks"`
+	SharedPastThis *int   `json:"shared_beyond_device_blocks"` // not known
+}
+
+// sharedCache is Dynamo's cache of all workers, which kvepp does not ask.
+type sharedCache struct {
+	Enabled bool     `json:"enabled"`
+	Blocks  int      `json:"total_hit_blocks"`
+	Ranges  [][2]int `json:"ranges"`
+	Error   *string  `json:"error"`
+}
+
+// overlapScores answers POST /overlap_scores.
+func (s *Selector) overlapScores(w http.ResponseWriter, req *http.Request) {
+	s.ask(w, req, func(d *choice, g group, _ *scoring.Config, workers []*pool.Worker) (any, error) {
+		all := make([]overlapScore, len(workers))
+		for i, x := range workers {
+			device, more := d.scores.Blocks(x.Worker), d.scores.Extension(x.Worker)
+			all[i] = overlapScore{Worker: x.InstanceID, Rank: x.Rank, Device: device, Host: device + more.Host, Disk: device + more.Total(),
+				HostExtension: more.Host, DiskExtension: more.Disk + more.External}
+		}
+		slices.SortFunc(all, func(a, b overlapScore) int {
+			return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+		})
+		return struct {
+			BlockSize int            `json:"block_size"`
+			Blocks    int            `json:"num_blocks"`
+			Workers   []overlapScore `json:"workers"`
+			Shared    sharedCache    `json:"shared_cache"`
+		}{g.blockSize, len(d.prompt.local), all, sharedCache{Ranges: [][2]int{}}}, nil
+	})
+}

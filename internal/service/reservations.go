@@ -1,0 +1,384 @@
+package service
+
+import (
+	"container/list"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+const (
+	// maxReservations bounds the reservations that are held at once, and maxReservedBlocks the blocks of their prompts.
+	maxReservations   = 1 << 17
+	maxReservedBlocks = 1 << 25
+)
+
+// reservations are the bookings that clients hold, by the names they gave them. Nobody streams their responses, so that each
+// ends with its time, if the client does not end it before. The zero value is not ready: see newReservations.
+type reservations struct {
+	life time.Duration
+
+	mu     sync.Mutex
+	byID   map[string]*list.Element // of order
+	order  *list.List               // of *reservation, the oldest first
+	blocks int                      // of all
+}
+
+type reservation struct {
+	id      string
+	booking scoring.Booking
+	worker  kvblock.Worker
+	blocks  int // of its prompt
+	at      time.Time
+}
+
+func newReservations(life time.Duration) *reservations {
+	return &reservations{life: life, byID: map[string]*list.Element{}, order: list.New()}
+}
+
+func conflict(id string) error {
+	return refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
+}
+
+// has says whether there is a reservation of that name.
+func (r *reservations) has(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byID[id] != nil
+}
+
+// add keeps a new reservation, or says why not; then the caller ends the booking.
+func (r *reservations) add(n *reservation) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.byID[n.id] != nil:
+		return conflict(n.id)
+	case len(r.byID) == maxReservations:
+		return refuse(http.StatusTooManyRequests, "%d reservations are held, which is the limit", maxReservations)
+	case r.blocks+n.blocks > maxReservedBlocks:
+		return refuse(http.StatusTooManyRequests, "reservations hold %d blocks, of at most %d", r.blocks, maxReservedBlocks)
+	}
+	n.at = time.Now()
+	r.blocks += n.blocks
+	r.byID[n.id] = r.order.PushBack(n)
+	return nil
+}
+
+// with calls f for the reservation of that name, or says that there is none. If last is set, that is its end.
+func (r *reservations) with(id string, last bool, f func(*reservation)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.byID[id]
+	if e == nil {
+		return refuse(http.StatusNotFound, "reservation %s not found", id)
+	}
+	f(e.Value.(*reservation))
+	if last {
+		r.remove(e)
+	}
+	return nil
+}
+
+// remove forgets a reservation. The caller holds r.mu.
+func (r *reservations) remove(e *list.Element) {
+	n := r.order.Remove(e).(*reservation)
+	delete(r.byID, n.id)
+	r.blocks -= n.blocks
+}
+
+// expire ends the reservations whose time is over.
+func (r *reservations) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e := r.order.Front(); e != nil && time.Since(e.Value.(*reservation).at) > r.life; e = r.order.Front() {
+		e.Value.(*reservation).booking.Free()
+		r.remove(e)
+	}
+}
+
+// forget drops the reservations on a worker that left.
+func (r *reservations) forget(w kvblock.Worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var next *list.Element
+	for e := r.order.Front(); e != nil; e = next {
+		next = e.Next()
+		if e.Value.(*reservation).worker == w {
+			r.remove(e)
+		}
+	}
+}
+
+func (r *reservations) len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.byID)
+}
+
+// pendingSelections are selections that may yet become reservations, by the names that clients gave them.
+type pendingSelections struct {
+	life      time.Duration
+	most      int
+	mostBytes int
+
+	mu    sync.Mutex
+	byKey map[pendingKey]*list.Element // of order
+	order *list.List                   // of *pendingSelection, the oldest first
+	bytes int
+}
+
+type pendingKey struct {
+	served
+	id string
+}
+
+type pendingSelection struct {
+	key     pendingKey
+	worker  uint64
+	rank    uint32
+	tracked []kvblock.SequenceHash
+	local   []kvblock.LocalHash // where the index shall learn what was booked; else nil
+	prefill int                 // tokens to book for it
+	at      time.Time
+}
+
+func newPendingSelections(c *SelectorConfig) *pendingSelections {
+	return &pendingSelections{life: c.PendingTTL, most: c.PendingEntries, mostBytes: c.PendingBytes, byKey: map[pendingKey]*list.Element{}, order: list.New()}
+}
+
+func (n *pendingSelection) size() int {
+	return 8*(len(n.tracked)+len(n.local)) + len(n.key.model) + len(n.key.group) + len(n.key.id)
+}
+
+// put keeps a selection in place of an earlier one of its name; the oldest go for want of room.
+func (p *pendingSelections) put(n *pendingSelection) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.byKey[n.key]; e != nil {
+		p.remove(e)
+	}
+	n.at = time.Now()
+	p.bytes += n.size()
+	p.byKey[n.key] = p.order.PushBack(n)
+	for e := p.order.Front(); e != nil && (len(p.byKey) > p.most || p.bytes > p.mostBytes || p.over(e)); e = p.order.Front() {
+		p.remove(e)
+	}
+}
+
+func (p *pendingSelections) over(e *list.Element) bool {
+	return time.Since(e.Value.(*pendingSelection).at) > p.life
+}
+
+// get returns a selection, nil if there is none.
+func (p *pendingSelections) get(key pendingKey) *pendingSelection {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.byKey[key]
+	if e == nil || p.over(e) {
+		return nil
+	}
+	return e.Value.(*pendingSelection)
+}
+
+// drop forgets a selection; if n is not nil, only if it is this one.
+func (p *pendingSelections) drop(key pendingKey, n *pendingSelection) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.byKey[key]; e != nil && (n == nil || e.Value == n) {
+		p.remove(e)
+	}
+}
+
+func (p *pendingSelections) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.byKey)
+}
+
+// remove forgets a selection. The caller holds p.mu.
+func (p *pendingSelections) remove(e *list.Element) {
+	n := p.order.Remove(e).(*pendingSelection)
+	delete(p.byKey, n.key)
+	p.bytes -= n.size()
+}
+
+// reserveRequest is the body of POST /reservations. Without a worker it takes up the selection of its name, and the rest is
+// not read.
+type reserveRequest struct {
+	Model  *string `json:"model_name"`
+	Group  *string `json:"routing_group"`
+	ID     *string `json:"selection_id"`
+	Worker *uint64 `json:"worker_id"`
+	Rank   *uint32 `json:"dp_rank"`
+	promptFields
+	Override             *override `json:"router_config_override"`
+	ExpectedOutputTokens *uint32   `json:"expected_output_tokens"`
+	Effective            *uint64   `json:"effective_prefill_tokens"` // not given: none are booked
+	TrackPrefill         *bool     `json:"track_prefill_tokens"`
+}
+
+func (q *reserveRequest) check() error {
+	switch {
+	case q.ID == nil:
+		return missing("selection_id")
+	case len(*q.ID) > maxText:
+		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
+	}
+	return nil
+}
+
+// reserveResponse is its answer.
+type reserveResponse struct {
+	ID       string `json:"selection_id"`
+	Model    string `json:"model_name"`
+	Group    string `json:"routing_group"`
+	Worker   uint64 `json:"worker_id"`
+	Rank     uint32 `json:"dp_rank"`
+	Endpoint string `json:"endpoint"`
+}
+
+// reserve answers POST /reservations.
+func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
+	var q reserveRequest
+	err := readChecked(w, req, &q, q.check)
+	if err == nil {
+		_, err = q.Override.apply(s.cfg.Scoring)
+	}
+	var response *reserveResponse
+	if err == nil && q.Worker == nil {
+		response, err = s.takeUp(pendingKey{named(q.Model, q.Group), *q.ID})
+	} else if err == nil {
+		response, err = s.reserveOn(&q)
+	}
+	answer(w, http.StatusCreated, response, err)
+}
+
+// takeUp reserves what a selection chose.
+func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
+	n := s.pending.get(key)
+	if n == nil {
+		return nil, refuse(http.StatusNotFound, "no pending selection %s for %s (expired, already used, or never selected)", key.id, key.describe())
+	}
+	g, err := s.groupNamed(key.served)
+	if err != nil {
+		return nil, err
+	}
+	r := s.recordOf(n.worker)
+	if !r.serves(key.served) || n.rank < r.startRank() || n.rank >= r.endRank() {
+		return nil, refuse(http.StatusNotFound, "schedulable worker %d (dp_rank %d) not found for %s", n.worker, n.rank, key.describe())
+	}
+	if err := s.book(g, key.id, n.worker, n.rank, &prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill); err != nil {
+		return nil, err
+	}
+	s.pending.drop(key, n)
+	return &reserveResponse{key.id, key.model, key.group, n.worker, n.rank, deref(r.Endpoint, "")}, nil
+}
+
+// reserveOn reserves on the worker that the client chose.
+func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
+	of := named(q.Model, q.Group)
+	s.pending.drop(pendingKey{of, *q.ID}, nil)
+	g, err := s.groupNamed(of)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := q.Override.apply(s.cfg.Scoring)
+	if err != nil {
+		return nil, err
+	}
+	var p prompt
+	if err := q.cut(&p, g, false, cfg.AssumeKVReuse); err != nil {
+		return nil, err
+	}
+	prefill := deref(q.Effective, 0)
+	if prefill > uint64(p.isl) {
+		return nil, refuse(http.StatusBadRequest, "effective_prefill_tokens (%d) must not exceed isl_tokens (%d)", prefill, p.isl)
+	}
+	if !deref(q.TrackPrefill, true) { // given, it is what counts; else the tokens that are
+		prefill = 0
+	}
+	r := s.recordOf(*q.Worker)
+	if !r.serves(of) {
+		return nil, refuse(http.StatusNotFound, "schedulable worker %d not found for %s", *q.Worker, of.describe())
+	}
+	rank := deref(q.Rank, 0)
+	if err := s.book(g, *q.ID, *q.Worker, rank, &p, int(prefill)); err != nil {
+		return nil, err
+	}
+	return &reserveResponse{*q.ID, of.model, of.group, *q.Worker, rank, deref(r.Endpoint, "")}, nil
+}
+
+// serves says whether r is a worker of a group that can be chosen; nil is none.
+func (r *record) serves(of served) bool {
+	return r != nil && r.Lifecycle == schedulable && r.served() == of
+}
+
+// book books a prompt on a worker, for which so many tokens are to be prefilled.
+func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int) error {
+	if s.reservations.has(id) {
+		return conflict(id)
+	}
+	snapshot := s.pool.Acquire()
+	defer snapshot.Release()
+	var at *pool.Worker
+	for i := range snapshot.Workers {
+		if w := &snapshot.Workers[i]; w.InstanceID == worker && w.Rank == rank && w.Model == g.name {
+			at = w
+		}
+	}
+	if at == nil {
+		return refuse(http.StatusNotFound, "Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found", worker, rank)
+	}
+	cfg := s.cfg.Scoring
+	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true // prefill is what shall be booked, and hashes say what is shared
+	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
+	b, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill}, scoring.Candidate{Worker: at.Worker, Prompt: &cut}, &cfg)
+	if err = s.booked(b, err, id, at.Worker, len(p.tracked)); err == nil {
+		s.predict(at.Worker, p)
+	}
+	return err
+}
+
+// booked keeps a booking as a reservation; err is what booking it gave.
+func (s *Selector) booked(b scoring.Booking, err error, id string, w kvblock.Worker, blocks int) error {
+	switch {
+	case errors.Is(err, scoring.ErrDuplicateRequest):
+		return conflict(id)
+	case err != nil:
+		return refuse(http.StatusBadRequest, "%v", err)
+	}
+	if err := s.reservations.add(&reservation{id: id, booking: b, worker: w, blocks: blocks}); err != nil {
+		b.Free()
+		return err
+	}
+	return nil
+}
+
+// prefillComplete answers POST /reservations/{id}/prefill_complete.
+func (s *Selector) prefillComplete(w http.ResponseWriter, req *http.Request) {
+	s.reservations.expire()
+	err := s.reservations.with(req.PathValue("id"), false, func(r *reservation) { r.booking.MarkPrefillCompleted() })
+	answer(w, http.StatusOK, done, err)
+}
+
+// free answers DELETE /reservations/{id}.
+func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
+	s.reservations.expire()
+	err := s.reservations.with(req.PathValue("id"), true, func(r *reservation) { r.booking.Free() })
+	answer(w, http.StatusOK, done, err)
+}
+
+// WorkerJoined makes a Selector a pool.Watcher; it keeps nothing for a worker before the first reservation.
+func (s *Selector) WorkerJoined(pool.Worker) {}
+
+// WorkerLeft drops a worker's reservations.
+func (s *Selector) WorkerLeft(w kvblock.Worker) {
+	s.loadBook.Forget(w)
+	s.reservations.forget(w)
+}

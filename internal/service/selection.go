@@ -1,0 +1,510 @@
+package service
+
+import (
+	"crypto/rand"
+	"fmt"
+	"math"
+	mrand "math/rand/v2"
+	"net/http"
+	"slices"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// promptFields are a prompt: token ids, those of a model's processor for one with media, or hashes.
+type promptFields struct {
+	Tokens         []kvblock.Token `json:"token_ids"`
+	Media          *mediaPrompt    `json:"mm_routing_info"` // goes first, if it has tokens
+	BlockMedia     []*blockMedia   `json:"block_mm_infos"`  // of Tokens, by block
+	BlockHashes    []int64         `json:"block_hashes"`    // local hashes
+	SequenceHashes []int64         `json:"sequence_hashes"` // of the same blocks
+	ISLTokens      *uint64         `json:"isl_tokens"`
+	LoRAName       string          `json:"lora_name"`
+	CacheSalt      string          `json:"cache_salt"`
+	EAGLE          *bool           `json:"is_eagle"`
+}
+
+type mediaPrompt struct {
+	Tokens     []kvblock.Token `json:"routing_token_ids"`
+	BlockMedia []*blockMedia   `json:"block_mm_infos"`
+}
+
+// blockMedia names what a block has placeholders of.
+type blockMedia struct {
+	Objects []struct {
+		Hash uint64 `json:"mm_hash"`
+	} `json:"mm_objects"`
+}
+
+// prompt is a prompt cut into the blocks of a group.
+type prompt struct {
+	local   []kvblock.LocalHash
+	chain   []kvblock.SequenceHash // what the index knows the blocks by
+	tracked []kvblock.SequenceHash // what the book shall know them by
+	isl     int
+}
+
+// cut fills p with the prompt in blocks of g. whole says that local and chain are wanted, and not only what is to be booked;
+// reuse, that equal blocks are the same.
+func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
+	o := kvblock.HashOptions{BlockSize: g.blockSize, EAGLE: deref(f.EAGLE, g.eagle), LoRAName: f.LoRAName, CacheNamespace: f.CacheSalt}
+	tokens, media := f.Tokens, f.BlockMedia
+	if f.Media != nil && len(f.Media.Tokens) > 0 {
+		tokens, media = f.Media.Tokens, f.Media.BlockMedia
+	}
+	if tokens != nil {
+		for _, m := range media {
+			var hashes []uint64
+			if m != nil {
+				for _, object := range m.Objects {
+					hashes = append(hashes, object.Hash)
+				}
+			}
+			o.MediaHashes = append(o.MediaHashes, hashes)
+		}
+		p.isl = len(tokens)
+		p.local = kvblock.AppendLocalHashes(p.local[:0], tokens, o)
+		p.chain = kvblock.AppendSequenceHashes(p.chain[:0], p.local)
+		p.tracked = append(p.tracked[:0], p.chain...)
+		if !reuse {
+			for i := range p.tracked {
+				p.tracked[i] = kvblock.SequenceHash(mrand.Uint64())
+			}
+		}
+		return nil
+	}
+	for _, field := range []struct {
+		name string
+		lack bool
+	}{{"block_hashes", whole && f.BlockHashes == nil}, {"sequence_hashes", f.SequenceHashes == nil}, {"isl_tokens", f.ISLTokens == nil}} {
+		if field.lack {
+			return refuse(http.StatusBadRequest, "%s is required without token_ids", field.name)
+		}
+	}
+	switch isl := *f.ISLTokens; {
+	case isl > scoring.MaxISLTokens:
+		return refuse(http.StatusBadRequest, "isl_tokens must be at most %d", int64(scoring.MaxISLTokens))
+	case whole && isl == 0:
+		return refuse(http.StatusBadRequest, "isl_tokens must be greater than 0")
+	case whole && len(f.BlockHashes) != len(f.SequenceHashes):
+		return refuse(http.StatusBadRequest, "block_hashes length %d must match sequence_hashes length %d", len(f.BlockHashes), len(f.SequenceHashes))
+	}
+	p.isl = int(*f.ISLTokens)
+	p.local, p.tracked = p.local[:0], p.tracked[:0]
+	for _, h := range f.BlockHashes {
+		p.local = append(p.local, kvblock.LocalHash(h))
+	}
+	for _, h := range f.SequenceHashes {
+		p.tracked = append(p.tracked, kvblock.SequenceHash(h))
+	}
+	p.chain = kvblock.AppendSequenceHashes(p.chain[:0], p.local)
+	return nil
+}
+
+// override is what a request wants otherwise than configured.
+type override struct {
+	OverlapScoreCredit    *float64 `json:"overlap_score_credit"`
+	PrefillLoadScale      *float64 `json:"prefill_load_scale"`
+	OverlapScoreWeight    *float64 `json:"overlap_score_weight"` // deprecated
+	Temperature           *float64 `json:"router_temperature"`
+	AssumeKVReuse         *bool    `json:"assume_kv_reuse"`
+	TrackPrefillTokens    *bool    `json:"track_prefill_tokens"`
+	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier"`
+}
+
+// apply returns c as the request wants it.
+func (o *override) apply(c scoring.Config) (scoring.Config, error) {
+	if o == nil {
+		return c, nil
+	}
+	for _, field := range []struct {
+		name  string
+		value *float64
+		most  float64
+		to    *float64
+	}{
+		{"overlap_score_credit", o.OverlapScoreCredit, math.MaxFloat64, &c.OverlapScoreCredit},
+		{"prefill_load_scale", o.PrefillLoadScale, math.MaxFloat64, &c.PrefillLoadScale},
+		{"overlap_score_weight", o.OverlapScoreWeight, math.MaxFloat64, nil},
+		{"router_temperature", o.Temperature, math.MaxFloat64, &c.Temperature},
+		{"shared_cache_multiplier", o.SharedCacheMultiplier, 1, &c.SharedCacheMultiplier},
+	} {
+		if field.value == nil {
+			continue
+		}
+		if !(*field.value >= 0 && *field.value <= field.most) {
+			return c, refuse(http.StatusUnprocessableEntity, "router_config_override: %s is %v, but must be a number from 0 to %v", field.name, *field.value, field.most)
+		}
+		if field.to != nil {
+			*field.to = *field.value
+		}
+	}
+	// The old weight stands in for what is not given under the new names.
+	if w := o.OverlapScoreWeight; w != nil {
+		if o.PrefillLoadScale == nil {
+			c.PrefillLoadScale = *w
+		}
+		if *w == 0 && o.OverlapScoreCredit == nil {
+			c.OverlapScoreCredit = 0
+		}
+	}
+	c.AssumeKVReuse = deref(o.AssumeKVReuse, c.AssumeKVReuse)
+	c.TrackPrefillTokens = deref(o.TrackPrefillTokens, c.TrackPrefillTokens)
+	return c, nil
+}
+
+// ranked is one rank of a worker; without a rank, all of them.
+type ranked struct {
+	ID   *uint64 `json:"worker_id"`
+	Rank *uint32 `json:"dp_rank"`
+}
+
+// selectRequest is the body of POST /select and /select_and_reserve.
+type selectRequest struct {
+	Model *string `json:"model_name"`
+	Group *string `json:"routing_group"`
+	ID    *string `json:"selection_id"`
+	promptFields
+	Override *override `json:"router_config_override"`
+	// ExpectedOutputTokens is how long the answer is thought to become.
+	ExpectedOutputTokens *uint32  `json:"expected_output_tokens"`
+	PriorityJump         *float64 `json:"priority_jump"`   // read, and without effect: nothing waits
+	StrictPriority       *uint32  `json:"strict_priority"` // likewise
+	SessionID            *string  `json:"session_id"`
+	Session              *session `json:"session_context"`
+	Affinity             *ranked  `json:"affinity_target"` // goes first, if it may be chosen at all
+	Pinned               *ranked  `json:"pinned_worker"`   // or nobody
+	Allowed              []uint64 `json:"allowed_worker_ids"`
+	Constraints          struct {
+		Required  []string           `json:"required_taints"`
+		Preferred map[string]float32 `json:"preferred_taints"`
+	} `json:"routing_constraints"`
+	Advisory bool `json:"advisory"`
+}
+
+type session struct {
+	ID           *string             `json:"session_id"`
+	Parent       *string             `json:"parent_session_id"`
+	Final        *bool               `json:"session_final"`
+	InputTrigger *inputTrigger       `json:"input_trigger"`
+	Headers      map[string][]string `json:"agent_headers"`
+}
+
+// inputTrigger is one of three words.
+type inputTrigger string
+
+func (t *inputTrigger) UnmarshalText(text []byte) error {
+	switch *t = inputTrigger(text); *t {
+	case "user_message", "tool_result", "other":
+		return nil
+	}
+	return fmt.Errorf("session_context: input_trigger %q is none of user_message, tool_result, other", text)
+}
+
+// check says which required part of a part is missing.
+func (q *selectRequest) check() error {
+	switch {
+	case q.Pinned != nil && q.Pinned.ID == nil:
+		return missing("pinned_worker.worker_id")
+	case q.Pinned != nil && q.Pinned.Rank == nil:
+		return missing("pinned_worker.dp_rank")
+	case q.Affinity != nil && q.Affinity.ID == nil:
+		return missing("affinity_target.worker_id")
+	case q.Session != nil && q.Session.ID == nil:
+		return missing("session_context.session_id")
+	case q.ID != nil && len(*q.ID) > maxText:
+		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
+	}
+	return nil
+}
+
+// choice is the scratch memory of one selection, reused.
+type choice struct {
+	prompt     prompt
+	cut        scoring.Prompt
+	chains     [1][]kvblock.SequenceHash
+	scores     indexer.OverlapScores
+	workers    []*pool.Worker // the candidates
+	candidates []scoring.Candidate
+	terms      []scoring.Terms
+	costs      []float64
+}
+
+// selected is what a selection chose.
+type selected struct {
+	of     served
+	group  group
+	record *record
+	rank   uint32
+	worker kvblock.Worker
+
+	blocks    int // of the prompt that are tracked
+	overlap   instance
+	effective int // tokens to prefill
+	terms     scoring.Terms
+	cfg       scoring.Config
+}
+
+// groupNamed returns a group that has workers, or says that it has none.
+func (s *Selector) groupNamed(of served) (group, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if g := s.groups[of]; g != nil && g.workers > 0 {
+		return *g, nil
+	}
+	for _, g := range s.groups {
+		if g.workers > 0 {
+			return group{}, refuse(http.StatusServiceUnavailable, "no schedulable workers for %s", of.describe())
+		}
+	}
+	return group{}, refuse(http.StatusServiceUnavailable, "no schedulable workers are available")
+}
+
+func (s *Selector) recordOf(id uint64) *record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.workers[id]
+}
+
+var errNoEndpoints = refuse(http.StatusServiceUnavailable, "no endpoints available to route work")
+
+// choose selects a worker for q, and books it there as id unless that is empty. d holds the prompt afterwards.
+func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, error) {
+	of := named(q.Model, q.Group)
+	g, err := s.groupNamed(of)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := q.Override.apply(s.cfg.Scoring)
+	if err != nil {
+		return nil, err
+	}
+	s.reservations.expire()
+	if id != "" && s.reservations.has(id) {
+		return nil, conflict(id)
+	}
+	if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
+		return nil, err
+	}
+	cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
+	snapshot := s.pool.Acquire()
+	defer snapshot.Release()
+	if err := s.eligible(d, q, g, snapshot); err != nil {
+		return nil, err
+	}
+	s.look(d, g, q.Constraints.Preferred)
+	sel, booking, err := s.loadBook.SelectAndAdd(scoring.Request{ID: id, ISLTokens: d.prompt.isl, Terms: d.terms}, d.candidates, &cfg, nil, d.costs)
+	w := d.workers[sel.Index]
+	if id == "" && err == nil {
+		booking.Free()
+	} else if err := s.booked(booking, err, id, w.Worker, len(d.prompt.tracked)); err != nil {
+		return nil, err
+	}
+	c := &selected{of: of, group: g, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
+		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: cfg, overlap: instance{DP: map[string]int{}}}
+	if c.record == nil {
+		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
+	}
+	for i := range snapshot.Workers {
+		if x := &snapshot.Workers[i]; x.InstanceID == w.InstanceID && x.Model == g.name {
+			c.overlap.add(x, &d.scores)
+		}
+	}
+	return c, nil
+}
+
+// eligible lists the workers that q may have.
+func (s *Selector) eligible(d *choice, q *selectRequest, g group, snapshot *pool.Snapshot) error {
+	d.workers = d.workers[:0]
+	preferred := false // whether the affinity target is among them
+	for i := range snapshot.Workers {
+		w := &snapshot.Workers[i]
+		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) || !containsAll(w.Taints, q.Constraints.Required) {
+			continue
+		}
+		d.workers = append(d.workers, w)
+		preferred = preferred || q.Affinity.means(w)
+	}
+	if preferred {
+		d.workers = slices.DeleteFunc(d.workers, func(w *pool.Worker) bool { return !q.Affinity.means(w) })
+	}
+	if p := q.Pinned; p != nil {
+		if q.Allowed != nil && !slices.Contains(q.Allowed, *p.ID) || preferred && *q.Affinity.ID != *p.ID {
+			return refuse(http.StatusBadRequest, "pinned worker %d is not in allowed worker set", *p.ID)
+		}
+		d.workers = slices.DeleteFunc(d.workers, func(w *pool.Worker) bool { return !p.means(w) })
+	}
+	if len(d.workers) == 0 {
+		return errNoEndpoints
+	}
+	return nil
+}
+
+// means says whether w is the worker, or a rank of it.
+func (r *ranked) means(w *pool.Worker) bool {
+	return r != nil && *r.ID == w.InstanceID && (r.Rank == nil || *r.Rank == w.Rank)
+}
+
+// containsAll says whether all of some taints are among a worker's, which are sorted.
+func containsAll(taints, of []string) bool {
+	for _, taint := range of {
+		if _, there := slices.BinarySearch(taints, taint); !there {
+			return false
+		}
+	}
+	return true
+}
+
+// look makes candidates of the workers.
+func (s *Selector) look(d *choice, g group, preferred map[string]float32) {
+	s.index.FindMatches(d.prompt.chain, &d.scores)
+	d.chains[0] = d.prompt.tracked
+	d.cut = scoring.Prompt{BlockSize: g.blockSize, Chains: d.chains[:]}
+	d.candidates = d.candidates[:0]
+	for _, w := range d.workers {
+		lower := d.scores.Extension(w.Worker)
+		d.candidates = append(d.candidates, scoring.Candidate{Worker: w.Worker, Prompt: &d.cut, DeviceBlocks: d.scores.Blocks(w.Worker),
+			HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External, CostMultiplier: multiplier(w.Taints, preferred)})
+	}
+	n := len(d.candidates)
+	d.terms, d.costs = slices.Grow(d.terms[:0], n)[:n], slices.Grow(d.costs[:0], n)[:n]
+}
+
+// multiplier is what preferred taints make of a worker's cost; 0 is none.
+//
+// Source: dynamo-kv-router 1.6.1, protocols (RoutingConstraints).
+func multiplier(taints []string, preferred map[string]float32) float64 {
+	if len(preferred) == 0 {
+		return 0
+	}
+	sum := 0.0
+	for _, taint := range taints { // sorted, so that the sum is the same every time
+		sum += float64(preferred[taint])
+	}
+	return math.Exp(-math.Tanh(sum))
+}
+
+// selectResponse is the answer of POST /select and /select_and_reserve.
+type selectResponse struct {
+	ID             string      `json:"selection_id,omitempty"`
+	SequenceHashes *[]int64    `json:"sequence_hashes,omitempty"` // this and the next two with a reservation
+	ISLTokens      *int        `json:"isl_tokens,omitempty"`
+	TrackPrefill   *bool       `json:"track_prefill_tokens,omitempty"`
+	Model          string      `json:"model_name"`
+	Group          string      `json:"routing_group"`
+	Worker         uint64      `json:"worker_id"`
+	Rank           uint32      `json:"dp_rank"`
+	Endpoint       string      `json:"endpoint"`
+	BlockSize      int         `json:"block_size"`
+	Overlap        instance    `json:"overlap"`
+	Effective      int         `json:"effective_prefill_tokens"`
+	DecodeBlocks   int         `json:"potential_decode_blocks"`
+	Load           *workerLoad `json:"worker_load,omitempty"` // of an advisory selection
+}
+
+type workerLoad struct {
+	PrefillTokens   int     `json:"active_prefill_tokens"`
+	PrefillCapacity uint64  `json:"prefill_token_capacity"`
+	TotalKVBlocks   *uint64 `json:"total_kv_blocks,omitempty"`
+}
+
+// unknownCapacity is what a worker is taken to prefill at once that does not say. Source: dynamo-kv-router 1.6.1, scheduling.
+const unknownCapacity = 10_000_000
+
+func (c *selected) response(isl int) *selectResponse {
+	untracked := max((isl+c.group.blockSize-1)/c.group.blockSize-c.blocks, 0)
+	return &selectResponse{Model: c.of.model, Group: c.of.group, Worker: c.record.ID, Rank: c.rank, Endpoint: deref(c.record.Endpoint, ""),
+		BlockSize: c.group.blockSize, Overlap: c.overlap, Effective: c.effective, DecodeBlocks: int(math.Round(c.terms.DecodeBlocks)) + untracked}
+}
+
+// selectOnly answers POST /select.
+func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
+	var q selectRequest
+	if err := readChecked(w, req, &q, q.check); err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	d := s.scratch.Get().(*choice)
+	defer s.scratch.Put(d)
+	c, err := s.choose(d, &q, "")
+	if err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	response := c.response(d.prompt.isl)
+	if q.ID != nil {
+		response.ID = *q.ID
+		n := &pendingSelection{key: pendingKey{c.of, *q.ID}, worker: c.record.ID, rank: c.rank, tracked: slices.Clone(d.prompt.tracked), prefill: c.booking()}
+		if !s.cfg.Events {
+			n.local = slices.Clone(d.prompt.local)
+		}
+		s.pending.put(n)
+	}
+	if q.Advisory {
+		response.Load = &workerLoad{PrefillTokens: c.terms.PrefillTokens, PrefillCapacity: deref(c.record.MaxNumBatchedTokens, unknownCapacity),
+			TotalKVBlocks: c.record.TotalKVBlocks}
+	}
+	answer(w, http.StatusOK, response, nil)
+}
+
+// booking is how many tokens a reservation of the selection books to be prefilled.
+func (c *selected) booking() int {
+	if !c.cfg.TrackPrefillTokens {
+		return 0
+	}
+	return c.effective
+}
+
+// selectAndReserve answers POST /select_and_reserve.
+func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
+	var q selectRequest
+	if err := readChecked(w, req, &q, q.check); err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	id := deref(q.ID, "")
+	if q.ID == nil {
+		id = uuid()
+	}
+	d := s.scratch.Get().(*choice)
+	defer s.scratch.Put(d)
+	c, err := s.choose(d, &q, id)
+	if err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	response := c.response(d.prompt.isl)
+	hashes := make([]int64, len(d.prompt.tracked))
+	for i, h := range d.prompt.tracked {
+		hashes[i] = int64(h)
+	}
+	response.ID, response.SequenceHashes, response.ISLTokens, response.TrackPrefill = id, &hashes, &d.prompt.isl, &c.cfg.TrackPrefillTokens
+	s.predict(c.worker, &d.prompt)
+	answer(w, http.StatusOK, response, nil)
+}
+
+// predict tells the index what the worker is about to compute, if nothing else will.
+func (s *Selector) predict(w kvblock.Worker, p *prompt) {
+	if !s.cfg.Events {
+		s.index.Predict(w, p.chain, indexer.Lifetime{TTL: s.cfg.PredictTTL})
+	}
+}
+
+// readChecked reads a body that check, if it is read at all, may refuse.
+func readChecked(w http.ResponseWriter, req *http.Request, body any, check func() error) error {
+	if err := read(w, req, body); err != nil {
+		return err
+	}
+	return check()
+}
+
+// uuid returns a random name (RFC 9562, version 4).
+func uuid() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // which never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
