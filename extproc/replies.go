@@ -161,6 +161,9 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 		headers = append(headers, set("x-kvepp-prefill-worker", x.Name+"/"+strconv.FormatUint(uint64(x.Rank), 10)),
 			set("x-kvepp-prefill-costs", costs(x.Costs)))
 	}
+	if d.Session != "" {
+		headers = append(headers, set("x-kvepp-session", d.Session))
+	}
 	if d.UpperBound {
 		headers = append(headers, set("x-kvepp-upper-bound", "true"))
 	}

@@ -42,8 +42,21 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 }
 
 // choose decides who serves a request, and books it there.
-func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*Route, error) {
-	if err := r.gather(d, snapshot, req, p); err != nil {
+func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (route *Route, err error) {
+	if a := r.affinityOf(p); a.wanted {
+		route, err = r.chooseInSession(d, snapshot, req, p, a)
+	} else {
+		route, err = r.chooseAt(d, snapshot, req, p, &target{})
+	}
+	if err == nil {
+		r.predict(d, route)
+	}
+	return route, err
+}
+
+// chooseAt decides who serves a request that is to go to t, and books it there.
+func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) (*Route, error) {
+	if err := r.gather(d, snapshot, req, p, t); err != nil {
 		return nil, err
 	}
 	var alone, pair *Route
@@ -61,9 +74,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			return nil, err
 		}
 	}
-	route := cheaper(alone, pair)
-	r.predict(d, route)
-	return route, nil
+	return cheaper(alone, pair), nil
 }
 
 // match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.

@@ -25,6 +25,8 @@ type Config struct {
 	Checks map[string]*remote.Check
 	// IgnoreHints drops what clients say of their requests' routing, in headers and nvext.
 	IgnoreHints bool
+	// Sessions is the table of session affinity. The caller tells it which workers left. nil: there is no affinity.
+	Sessions *Sessions
 	// Pinning lets requests name the worker that they go to, in nvext.
 	Pinning bool
 	// TenantSalts says that the tenant of a request is its cache salt: Dynamo's frontends make it one, other servers do not.

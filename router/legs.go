@@ -54,8 +54,9 @@ func (a pairing) with(b pairing) bool {
 
 // gather sorts the pool's workers into the legs that they may be candidates of.
 //
-// The proxy's subset says where it can send a request, and so binds destinations alone.
-func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) error {
+// The proxy's subset says where it can send a request, and so binds destinations alone. So does t, the target of the request's
+// session.
+func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) error {
 	d.aggregated.reset()
 	d.prefill.reset()
 	d.decode.reset()
@@ -92,6 +93,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			others++
 		case over != nil && over[i]:
 			overloaded++
+			t.overloaded = t.overloaded || w.Worker == t.worker
 		case w.Role == pool.Decode:
 			d.decode.workers = append(d.decode.workers, w)
 		case w.Role == pool.Aggregated:
@@ -99,6 +101,9 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		}
 	}
 	unpaired := d.pairUp(r.cfg.StockPrefill)
+	if err := d.holdTo(t); err != nil {
+		return err
+	}
 	switch alone, pairs := len(d.aggregated.workers), len(d.decode.workers); {
 	case alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV:
 		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
@@ -152,7 +157,7 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[sel.Index]
-	route := &Route{booking: booking, computes: *w, Decision: Decision{
+	route := &Route{booking: booking, destination: w.Worker, computes: *w, Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
 	}}
 	r.explain(route, l, sel, p, reason)
@@ -184,7 +189,7 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 		return nil, err
 	}
 	x := &d.prefill.workers[first.Index]
-	route := &Route{booking: booking, prefill: prefill, computes: *x, Decision: Decision{
+	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, computes: *x, Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
 		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index},
 	}}

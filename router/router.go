@@ -69,6 +69,8 @@ type Decision struct {
 	Costs       []Cost
 	Chosen      int
 	Temperature float64 // at which it was drawn
+	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
+	Session string
 	// Prefill is the worker that computes the prompt, if the destination does not.
 	Prefill *Prefill
 }
@@ -86,12 +88,18 @@ type Prefill struct {
 // Route is a decision that is booked. Free it exactly where the request ends.
 type Route struct {
 	Decision
-	booking   scoring.Booking                               // on the destination
-	prefill   scoring.Booking                               // on the prefill worker; the zero value without one
-	computes  pool.Worker                                   // who computes the prompt
-	cost      float64                                       // of all legs, in tokens
-	served    func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
-	prefilled atomic.Bool
+	booking     scoring.Booking                               // on the destination
+	prefill     scoring.Booking                               // on the prefill worker; the zero value without one
+	computes    pool.Worker                                   // who computes the prompt
+	cost        float64                                       // of all legs, in tokens
+	destination kvblock.Worker                                // who is sent the request
+	served      func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
+	prefilled   atomic.Bool
+
+	sessions *Sessions
+	session  *session // held; nil: none
+	final    bool     // it ends with this request
+	freed    atomic.Bool
 }
 
 // MarkPrefillCompleted says that the first content came: the prompt is prefilled. Only the first call counts.
@@ -107,6 +115,9 @@ func (r *Route) MarkPrefillCompleted() {
 func (r *Route) Free() {
 	r.booking.Free()
 	r.prefill.Free()
+	if r.session != nil && !r.freed.Swap(true) {
+		r.sessions.release(r.session, r.final)
+	}
 }
 
 // Router routes the requests of one pool.

@@ -67,6 +67,9 @@ type options struct {
 
 	ignoreHints, allowPinning bool
 
+	sessionTTLSecs int
+	sessionMode    string
+
 	durableEvents, resetStates, remoteIndexer bool // refused when set
 	snapshotThreshold                         int
 
@@ -111,6 +114,8 @@ var dynamoEnv = map[string]string{
 	"router-prefill-load-scale":            "DYN_ROUTER_PREFILL_LOAD_SCALE",
 	"router-decode-active-request-weight":  "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
 	"router-temperature":                   "DYN_ROUTER_TEMPERATURE",
+	"router-session-affinity-ttl-secs":     "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+	"router-session-affinity-mode":         "DYN_ROUTER_SESSION_AFFINITY_MODE",
 	"router-track-active-blocks":           "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
 	"router-track-prefill-tokens":          "DYN_ROUTER_TRACK_PREFILL_TOKENS",
 	"router-assume-kv-reuse":               "DYN_ROUTER_ASSUME_KV_REUSE",
@@ -182,6 +187,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	costFlags(f, &o.scoring, &o.overlapWeight)
 	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer")
 
+	f.IntVar(&o.sessionTTLSecs, "router-session-affinity-ttl-secs", 0, "keep the requests of a session (x-dynamo-session-id, or what a coding agent sends) on one worker, until `SECONDS` after the end of the latest. 0: only sessions that requests open with nvext.session_control")
+	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard", "what a session does whose worker is above a busy threshold, `hard or soft`. hard: its requests are refused; soft: it moves to another worker")
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are ignored, and counted. Headers are never followed")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	loadFlags(f, o)
@@ -453,6 +460,9 @@ func (o *options) check() error {
 		if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); !ok || dir == "" {
 			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
 		}
+	}
+	if err := o.checkSessions(); err != nil {
+		return err
 	}
 	if err := o.checkRouting(); err != nil {
 		return err

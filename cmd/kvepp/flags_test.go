@@ -88,6 +88,8 @@ var settings = []struct {
 	{"router-track-active-blocks", "KVEPP_ROUTER_TRACK_ACTIVE_BLOCKS", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
 	{"router-track-prefill-tokens", "KVEPP_ROUTER_TRACK_PREFILL_TOKENS", "DYN_ROUTER_TRACK_PREFILL_TOKENS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackPrefillTokens }},
 	{"router-assume-kv-reuse", "KVEPP_ROUTER_ASSUME_KV_REUSE", "DYN_ROUTER_ASSUME_KV_REUSE", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
+	{"router-session-affinity-ttl-secs", "KVEPP_ROUTER_SESSION_AFFINITY_TTL_SECS", "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS", [3]string{"1", "2", "3"}, func(o *options) any { return o.sessionTTLSecs }},
+	{"router-session-affinity-mode", "KVEPP_ROUTER_SESSION_AFFINITY_MODE", "DYN_ROUTER_SESSION_AFFINITY_MODE", [3]string{"soft", "hard", "soft"}, func(o *options) any { return o.sessionMode }},
 	{"allow-client-pinning", "KVEPP_ALLOW_CLIENT_PINNING", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.allowPinning }},
 	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
 	{"active-decode-blocks-threshold", "KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},

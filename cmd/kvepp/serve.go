@@ -96,6 +96,8 @@ func serve(o *options) error {
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
+	conversations := sessions(o, m)
+	endpoints.Watch(forgetful{conversations.Forget})
 	if err := follow(ctx, o, endpoints, models, files, m, log); err != nil {
 		return err
 	}
@@ -128,6 +130,7 @@ func serve(o *options) error {
 		Explain:      o.decisionHeaders,
 		Keep:         o.keptDecisions(),
 		IgnoreHints:  o.ignoreHints,
+		Sessions:     conversations,
 		Pinning:      o.allowPinning,
 		TenantSalts:  engine.Engine == tokenizer.Dynamo,
 		Thresholds:   o.thresholds,

@@ -211,6 +211,12 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 
 // Names and help of what Source and CounterSource are called with.
 const (
+	Sessions              = "kvepp_sessions"
+	SessionsHelp          = "Sessions that session affinity keeps on a worker."
+	SessionRequests       = "kvepp_session_requests_total"
+	SessionRequestsHelp   = "Requests of sessions by what became of the session: new, kept on its worker, or moved to another (its own overloaded, or not to be had)."
+	SessionsEnded         = "kvepp_sessions_ended_total"
+	SessionsEndedHelp     = "Sessions that ended, by cause: final (a request said so), expired, evicted (the table was full), worker_left."
 	GeneralPattern        = "kvepp_general_pattern_runs_total"
 	GeneralPatternHelp    = "Texts whose pre-tokenizer pattern ran on the general engine, which is exact but slower."
 	RemoteOpen            = "kvepp_tokenizer_url_open"

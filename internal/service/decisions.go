@@ -49,6 +49,7 @@ type decision struct {
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens  int         `json:"unit_tokens,omitempty"`
 	Temperature float64     `json:"temperature"`
+	Session     string      `json:"session,omitempty"` // new, kept or moved
 	Ties        int         `json:"ties"`
 	Candidates  []candidate `json:"candidates"`
 	// Prefill is the leg of the worker that computes the prompt, where that is not the destination.
@@ -93,7 +94,7 @@ type candidate struct {
 func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
 		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound,
-		Temperature: r.Temperature, Ties: r.Ties()}
+		Temperature: r.Temperature, Session: r.Session, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}

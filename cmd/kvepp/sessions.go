@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kvepp/internal/metrics"
+	"kvepp/router"
+)
+
+// checkSessions checks the flags of session affinity.
+func (o *options) checkSessions() error {
+	switch longest := int(router.MaxSessionTTL / time.Second); {
+	case o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest:
+		return fmt.Errorf("--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: no affinity but for sessions that requests open)", o.sessionTTLSecs, longest)
+	case o.sessionMode != "hard" && o.sessionMode != "soft":
+		return fmt.Errorf("--router-session-affinity-mode %q: must be hard or soft", o.sessionMode)
+	}
+	return nil
+}
+
+// sessions makes the table of session affinity, and shows what it counts.
+func sessions(o *options, m *metrics.Metrics) *router.Sessions {
+	s := router.NewSessions(router.SessionConfig{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"})
+	m.Source(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
+	for outcome, count := range map[string]func(router.SessionStats) uint64{
+		router.SessionNew:   func(x router.SessionStats) uint64 { return x.New },
+		router.SessionKept:  func(x router.SessionStats) uint64 { return x.Kept },
+		router.SessionMoved: func(x router.SessionStats) uint64 { return x.Moved },
+	} {
+		m.CounterSource(metrics.SessionRequests, metrics.SessionRequestsHelp, prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count(s.Stats())) })
+	}
+	for cause, count := range map[string]func(router.SessionStats) uint64{
+		"final":       func(x router.SessionStats) uint64 { return x.Final },
+		"expired":     func(x router.SessionStats) uint64 { return x.Expired },
+		"evicted":     func(x router.SessionStats) uint64 { return x.Evicted },
+		"worker_left": func(x router.SessionStats) uint64 { return x.WorkerLeft },
+	} {
+		m.CounterSource(metrics.SessionsEnded, metrics.SessionsEndedHelp, prometheus.Labels{"cause": cause},
+			func() float64 { return float64(count(s.Stats())) })
+	}
+	return s
+}

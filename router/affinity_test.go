@@ -1,0 +1,465 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+const minute = time.Minute
+
+// newSessionHouse is newHouse with session affinity.
+func newSessionHouse(t testing.TB, cfg SessionConfig, endpoints ...pool.Endpoint) *house {
+	h := newHouse(t, endpoints...)
+	h.cfg.Sessions = NewSessions(cfg)
+	h.pool.Watch(forgetting{h.cfg.Sessions.Forget})
+	return h
+}
+
+// forgetting is a watcher that only forgets.
+type forgetting struct{ forget func(kvblock.Worker) }
+
+func (forgetting) WorkerJoined(pool.Worker)      {}
+func (f forgetting) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+
+// of returns a request of a session.
+func of(session string, req *Request) *Request {
+	r := *req
+	r.Hints.Session = session
+	return &r
+}
+
+// control returns a request with session_control.
+func control(fields string, req *Request) *Request {
+	return with(req, `"nvext":{"session_control":{`+fields+`}}`)
+}
+
+// A session stays with its worker while another would be cheaper; others of the same prompt do not.
+func TestSessionStaysWithItsWorker(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(3)...)
+	req := completion("m", tokens(0, 40))
+	first := h.route(of("s", req))
+	if first.Session != SessionNew {
+		t.Errorf("the first request's session is %q", first.Session)
+	}
+	for i := range 5 { // none of them ends: the worker gets dearer and dearer
+		r := h.route(of("s", req))
+		if r.Name != first.Name || r.Session != SessionKept {
+			t.Fatalf("request %d: to %s, session %s; want %s, kept", i, r.Name, r.Session, first.Name)
+		}
+	}
+	for _, other := range []*Request{req, of("s2", req), of("s", completion("unread", tokens(0, 40)))} {
+		if r, err := h.Route(t.Context(), other); err == nil && r.Name == first.Name {
+			t.Errorf("a request of another session went to the busy worker too")
+		}
+	}
+	if n := h.cfg.Sessions.Active(); n != 2 {
+		t.Errorf("%d sessions, want 2", n)
+	}
+}
+
+// A session lives as long as its requests come within the time, counted from the end of the latest.
+func TestSessionExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(2)...)
+		req := of("s", completion("m", tokens(0, 40)))
+		r := h.route(req)
+		<-time.After(5 * minute) // the answer takes long
+		if again := h.route(req); again.Session != SessionKept {
+			t.Errorf("while a request runs, the session is %s", again.Session)
+		} else {
+			again.Free()
+		}
+		<-time.After(5 * minute)
+		r.Free()
+		r.Free() // only the first counts
+		for range 3 {
+			<-time.After(minute - time.Nanosecond)
+			r = h.route(req)
+			r.Free()
+			if r.Session != SessionKept {
+				t.Errorf("within the time the session is %s", r.Session)
+			}
+		}
+		<-time.After(minute)
+		if r = h.route(req); r.Session != SessionNew {
+			t.Errorf("after the time the session is %s", r.Session)
+		}
+		r.Free()
+		<-time.After(minute)
+		if n, stats := h.cfg.Sessions.Active(), h.cfg.Sessions.Stats(); n != 0 || stats.Expired != 2 || stats.New != 2 {
+			t.Errorf("%d sessions, %+v", n, stats)
+		}
+	})
+}
+
+func TestSessionEnds(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(2)...)
+	req := of("s", completion("m", tokens(0, 40)))
+	final := *req
+	final.Hints.SessionFinal = true
+	for name, last := range map[string]*Request{"final": &final, "close": control(`"session_id":"s","action":"close"`, completion("m", tokens(0, 40)))} {
+		one := h.route(req)
+		ending := h.route(last)
+		if ending.Session != SessionKept || ending.Name != one.Name {
+			t.Errorf("%s: the last request's session is %s", name, ending.Session)
+		}
+		if n := h.cfg.Sessions.Active(); n != 1 {
+			t.Errorf("%s: %d sessions before its end", name, n)
+		}
+		ending.Free()
+		if n := h.cfg.Sessions.Active(); n != 0 {
+			t.Errorf("%s: %d sessions after its end", name, n)
+		}
+		two := h.route(req)
+		if two.Session != SessionNew {
+			t.Errorf("%s: the next request's session is %s", name, two.Session)
+		}
+		one.Free() // ends no more than its own hold
+		if n := h.cfg.Sessions.Active(); n != 1 {
+			t.Errorf("%s: %d sessions, want the new one", name, n)
+		}
+		two.Free()
+		h.route(last).Free()
+	}
+}
+
+// Without a TTL only sessions that requests open are kept, as long as they say.
+func TestSessionControl(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newSessionHouse(t, SessionConfig{}, workers(2)...)
+		req := completion("m", tokens(0, 40))
+		said := func(r *Request) string {
+			route := h.route(r)
+			route.Free()
+			return route.Session
+		}
+		turn := control(`"session_id":"s"`, req)
+		for _, c := range []struct {
+			name string
+			wait time.Duration
+			req  *Request
+			want string
+		}{
+			{"a header opens nothing", 0, of("s", req), ""},
+			{"nor does a turn", 0, turn, ""},
+			{"open", 0, control(`"session_id":"s","action":"open","timeout":60`, req), SessionNew},
+			{"turn", 59 * time.Second, turn, SessionKept},
+			{"header", 59 * time.Second, of("s", req), SessionKept},
+			{"late", 60 * time.Second, turn, ""},
+			{"bind", 0, control(`"session_id":"s","action":"bind"`, req), SessionNew},
+			{"bind again", 299 * time.Second, control(`"session_id":"s","action":"bind","timeout":10`, req), SessionKept},
+			{"late for the new time", 10 * time.Second, turn, ""},
+			{"open once more", 0, control(`"session_id":"s","action":"open"`, req), SessionNew},
+			{"close", 0, control(`"session_id":"s","action":"close"`, req), SessionKept},
+			{"closed", 0, turn, ""},
+			{"close what is not open", 0, control(`"session_id":"s","action":"close"`, req), ""},
+		} {
+			<-time.After(c.wait)
+			if got := said(c.req); got != c.want {
+				t.Fatalf("%s: the session is %q, want %q", c.name, got, c.want)
+			}
+		}
+		h.cfg.IgnoreHints = true
+		if got := said(control(`"session_id":"s","action":"open"`, req)); got != "" {
+			t.Errorf("ignored, and yet the session is %q", got)
+		}
+	})
+}
+
+// The children of one session are kept together, apart from it. None of them ends the others.
+func TestChildrenAreKeptTogether(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(4)...)
+	req := completion("m", tokens(0, 40))
+	child := func(id string) *Request {
+		r := of(id, req)
+		r.Hints.ParentSession = "s"
+		return r
+	}
+	parent, a, b := h.route(of("s", req)), h.route(child("a")), h.route(child("b"))
+	if a.Name == parent.Name || b.Name != a.Name || a.Session != SessionNew || b.Session != SessionKept {
+		t.Errorf("parent on %s, children on %s (%s) and %s (%s)", parent.Name, a.Name, a.Session, b.Name, b.Session)
+	}
+	last := child("a")
+	last.Hints.SessionFinal = true
+	h.route(last).Free()
+	if r := h.route(child("c")); r.Session != SessionKept || r.Name != a.Name {
+		t.Errorf("a third child on %s (%s)", r.Name, r.Session)
+	}
+}
+
+// A session's worker that is overloaded refuses in hard mode, and is left in soft mode; any other may be as busy as it likes.
+func TestSessionOnAnOverloadedWorker(t *testing.T) {
+	for _, soft := range []bool{false, true} {
+		h := newSessionHouse(t, SessionConfig{TTL: minute, Soft: soft}, workers(2)...)
+		h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](50)})
+		req := of("s", completion("m", tokens(0, 40)))
+		first := h.route(req)
+		h.route(req) // 80 tokens wait
+		r, err := h.Route(t.Context(), req)
+		switch {
+		case soft && (err != nil || r.Name == first.Name || r.Session != SessionMoved):
+			t.Errorf("soft: %v, %+v", err, r)
+		case soft:
+			first.Free() // the old worker is idle again, and not the session's any more
+			if again := h.route(req); again.Name != r.Name || again.Session != SessionKept {
+				t.Errorf("soft: the next request went to %s (%s), want %s", again.Name, again.Session, r.Name)
+			}
+		case !errors.Is(err, ErrOverloaded):
+			t.Errorf("hard: %v, want %v", err, ErrOverloaded)
+		default:
+			if other := h.route(of("s2", completion("m", tokens(0, 40)))); other.Name == first.Name {
+				t.Error("hard: another session on the overloaded worker")
+			}
+			first.Free()
+			if again := h.route(req); again.Name != first.Name || again.Session != SessionKept {
+				t.Errorf("hard: afterwards to %s (%s)", again.Name, again.Session)
+			}
+		}
+	}
+}
+
+// A session whose worker left begins anew; one whose worker the proxy's subset leaves out moves; one that is pinned follows.
+func TestSessionWithoutItsWorker(t *testing.T) {
+	es := workers(3)
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, es...)
+	req := of("s", completion("m", tokens(0, 40)))
+	first := h.route(req)
+	elsewhere := *req
+	elsewhere.Allowed = func(address string) bool { return address != first.Address }
+	moved := h.route(&elsewhere)
+	if moved.Name == first.Name || moved.Session != SessionMoved {
+		t.Errorf("outside the subset: to %s, %s", moved.Name, moved.Session)
+	}
+	if r := h.route(req); r.Name != moved.Name || r.Session != SessionKept {
+		t.Errorf("after it moved: to %s, %s", r.Name, r.Session)
+	}
+	h.cfg.Pinning = true
+	if r := h.route(with(req, fmt.Sprintf(`"nvext":{"backend_instance_id":%d}`, first.InstanceID))); r.Name != first.Name || r.Session != SessionMoved {
+		t.Errorf("pinned to %s: to %s, %s", first.Name, r.Name, r.Session)
+	}
+	if r := h.route(req); r.Name != first.Name || r.Session != SessionKept {
+		t.Errorf("after it was pinned: to %s, %s", r.Name, r.Session)
+	}
+	h.pool.Update(slices.DeleteFunc(es, func(e pool.Endpoint) bool { return e.Name == first.Name }))
+	if n, stats := h.cfg.Sessions.Active(), h.cfg.Sessions.Stats(); n != 0 || stats.WorkerLeft != 1 {
+		t.Errorf("the worker left: %d sessions, %+v", n, stats)
+	}
+	first.Free()
+	if r := h.route(req); r.Name == first.Name || r.Session != SessionNew {
+		t.Errorf("after its worker left: to %s, %s", r.Name, r.Session)
+	}
+}
+
+// All requests of a session go to one worker, however many come at once.
+func TestSessionRace(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(8)...)
+	for session := range 20 {
+		var all sync.WaitGroup
+		routes := make([]*Route, 16)
+		for i := range routes {
+			all.Go(func() {
+				routes[i], _ = h.Route(t.Context(), of(fmt.Sprint(session), completion("m", tokens(i, 40))))
+			})
+		}
+		all.Wait()
+		for i, r := range routes {
+			if r == nil || r.Name != routes[0].Name {
+				t.Fatalf("session %d: request %d went to %+v, the first to %s", session, i, r, routes[0].Name)
+			}
+			r.Free()
+		}
+	}
+	stats := h.cfg.Sessions.Stats()
+	if h.book.Len() != 0 || stats.New != 20 || stats.Kept != 20*15 || stats.Moved != 0 {
+		t.Errorf("%d bookings left, %+v", h.book.Len(), stats)
+	}
+}
+
+// Whoever comes new is served when the table is full: the session that was used longest ago goes, an idle one first.
+func TestSessionsAreBounded(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute, Max: 3}, workers(2)...)
+	req := completion("m", tokens(0, 40))
+	running := h.route(of("running", req))
+	for _, s := range []string{"a", "b", "a", "c"} { // b was used longest ago
+		h.route(of(s, req)).Free()
+	}
+	for s, want := range map[string]string{"running": SessionKept, "a": SessionKept, "c": SessionKept} {
+		if r := h.route(of(s, req)); r.Session != want {
+			t.Errorf("%s is %s, want %s", s, r.Session, want)
+		}
+	}
+	if r := h.route(of("d", req)); r.Session != SessionNew { // now all are running
+		t.Errorf("a new session is %s", r.Session)
+	}
+	running.Free()
+	if n, stats := h.cfg.Sessions.Active(), h.cfg.Sessions.Stats(); n != 3 || stats.Evicted != 2 {
+		t.Errorf("%d sessions, %+v", n, stats)
+	}
+	h.route(of(strings.Repeat("long", 1<<16), req)) // of whatever length
+}
+
+// oracleSession is a session of the naive table below.
+type oracleSession struct {
+	worker  kvblock.Worker
+	ttl     time.Duration
+	running int
+	used    time.Time
+	order   int // of the latest use
+}
+
+// The table says the same as a naive one after every step of random histories, in which time passes too.
+func TestSessionsAgainstANaiveTable(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			const most, ttl = 5, 10 * time.Second
+			s, naive := NewSessions(SessionConfig{TTL: ttl, Max: most}), map[sessionKey]*oracleSession{}
+			type held struct {
+				e *session
+				o *oracleSession
+				k sessionKey
+			}
+			var running []held
+			steps, want := 0, SessionStats{}
+			use := func(o *oracleSession) { steps++; o.order, o.used = steps, time.Now() }
+			expire := func() {
+				for k, o := range naive {
+					if o.running == 0 && time.Since(o.used) >= o.ttl {
+						delete(naive, k)
+						want.Expired++
+					}
+				}
+			}
+			for range 300 {
+				s.Active() // so that both have ended what has expired
+				expire()
+				key := sessionKey{byte(rng.IntN(8))}
+				switch rng.IntN(7) {
+				case 0, 1, 2:
+					was, bound := s.find(key)
+					o := naive[key]
+					if bound != (o != nil) || bound && was != o.worker {
+						t.Fatalf("seed %d: found %v %v, want %+v", seed, was, bound, o)
+					}
+					to, own := kvblock.Worker(rng.IntN(3)), time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
+					if rng.IntN(2) == 0 && bound {
+						to = was
+					}
+					e, outcome := s.hold(key, was, bound, to, own)
+					switch {
+					case o == nil:
+						if len(naive) == most {
+							idle, all := sessionKey{}, sessionKey{}
+							for k, x := range naive {
+								if x.running == 0 && (naive[idle] == nil || naive[idle].running > 0 || x.order < naive[idle].order) {
+									idle = k
+								}
+								if naive[all] == nil || x.order < naive[all].order {
+									all = k
+								}
+							}
+							if naive[idle] == nil || naive[idle].running > 0 {
+								idle = all
+							}
+							delete(naive, idle)
+							want.Evicted++
+						}
+						o = &oracleSession{ttl: ttl}
+						naive[key] = o
+						want.New++
+					case o.worker == to:
+						want.Kept++
+					default:
+						want.Moved++
+					}
+					if e == nil || outcome == "" {
+						t.Fatalf("seed %d: not held", seed)
+					}
+					if o.worker = to; own > 0 {
+						o.ttl = own
+					}
+					o.running++
+					use(o)
+					running = append(running, held{e, o, key})
+				case 3, 4:
+					if len(running) == 0 {
+						continue
+					}
+					i := rng.IntN(len(running))
+					x, final := running[i], rng.IntN(4) == 0
+					running = slices.Delete(running, i, i+1)
+					s.release(x.e, final)
+					x.o.running--
+					if naive[x.k] != x.o {
+						continue // it has ended before
+					}
+					if use(x.o); final {
+						delete(naive, x.k)
+						want.Final++
+					}
+				case 5:
+					w := kvblock.Worker(rng.IntN(3))
+					if rng.IntN(5) > 0 {
+						continue
+					}
+					s.Forget(w)
+					for k, o := range naive {
+						if o.worker == w {
+							delete(naive, k)
+							want.WorkerLeft++
+						}
+					}
+				case 6:
+					<-time.After(time.Duration(rng.IntN(5000)) * time.Millisecond)
+					continue
+				}
+				if n := s.Active(); n != len(naive) || s.idle.Len()+s.held.Len() != n {
+					t.Fatalf("seed %d: %d sessions, %d idle and %d held; want %d", seed, n, s.idle.Len(), s.held.Len(), len(naive))
+				}
+				if got := s.Stats(); got != want {
+					t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
+				}
+			}
+		})
+	}
+}
+
+// What others did to a session meanwhile is not undone: whoever saw another state has to look again.
+func TestHoldWantsWhatWasSeen(t *testing.T) {
+	s := NewSessions(SessionConfig{TTL: minute})
+	key := sessionKey{1}
+	s.hold(key, 0, false, 5, 0)
+	for _, c := range []struct {
+		was   kvblock.Worker
+		bound bool
+		to    kvblock.Worker
+		want  string
+	}{
+		{0, false, 6, ""},           // has been bound meanwhile
+		{7, true, 6, ""},            // has moved meanwhile
+		{0, false, 5, SessionKept},  // has been bound to where it is to be
+		{5, true, 6, SessionMoved},  // nothing happened
+		{5, true, 6, SessionKept},   // has moved to where it is to be
+		{9, true, 9, ""},            //
+		{6, true, 6, SessionKept},   //
+		{6, true, 10, SessionMoved}, //
+	} {
+		if _, outcome := s.hold(key, c.was, c.bound, c.to, 0); outcome != c.want {
+			t.Errorf("%+v: %q", c, outcome)
+		}
+	}
+	s.Forget(10)
+	if e, _ := s.hold(key, 10, true, 10, 0); e != nil {
+		t.Error("held, though it has ended")
+	}
+}
