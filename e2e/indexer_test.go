@@ -190,7 +190,7 @@ func (p *publisher) evict(rng *rand.Rand, n int) {
 
 // indexers are both services and the publishers that both follow.
 type indexers struct {
-	*stack.Indexers
+	*stack.Services
 	t          *testing.T
 	publishers []*publisher
 }
@@ -205,7 +205,7 @@ func startIndexers(t *testing.T) *indexers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &indexers{Indexers: services, t: t}
+	x := &indexers{Services: services, t: t}
 	t.Cleanup(func() {
 		services.Close()
 		for _, p := range x.publishers {

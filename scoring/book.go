@@ -48,6 +48,9 @@ type Request struct {
 	// Expires has the booking end by itself after ActiveSequences.Expiry, because nothing that ends with the request holds it.
 	Expires bool
 
+	// DryRun books nothing: the choice is what it would be.
+	DryRun bool
+
 	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it was
 	// when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
 	Terms []Terms
@@ -98,7 +101,7 @@ type Selection struct {
 	CachedTokens  int
 	PrefillTokens int
 
-	// ActiveBlocks is how many blocks the request added to the worker's.
+	// ActiveBlocks is how many blocks the request added to the worker's; 0 after a DryRun.
 	ActiveBlocks int
 
 	// UnitTokens is the block, in tokens, in which all costs of this selection are expressed: the smallest block size
@@ -236,7 +239,14 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	if req.Terms != nil {
 		a.explain(req, candidates, cfg, &all)
 	}
-	sel, b := a.add(req, candidates, i, cfg, all.unit)
+	var sel Selection
+	var b Booking
+	if req.DryRun {
+		sel, _ = a.selection(req, candidates, i, cfg, all.unit)
+		a.closeWalks()
+	} else {
+		sel, b = a.add(req, candidates, i, cfg, all.unit)
+	}
 	sel.Cost = costs[i]
 	return sel, b, nil
 }
@@ -679,16 +689,21 @@ func (c *Candidate) overlap(t *Terms, unit int) {
 	t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks = c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks
 }
 
-// add books a request for which open was called on candidates[i].
-func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
-	c := &candidates[i]
-	t := Terms{ISLTokens: req.ISLTokens}
+// selection is what choosing candidates[i] comes to, but for cost and blocks, and that candidate's block size.
+func (a *ActiveSequences) selection(req Request, candidates []Candidate, i int, cfg *Config, unit int) (sel Selection, blockSize int) {
+	c, t := &candidates[i], Terms{ISLTokens: req.ISLTokens}
 	c.overlap(&t, unit)
-	sel := Selection{Index: i, Worker: c.Worker, UnitTokens: unit, CachedTokens: cfg.CachedTokens(&t)}
+	sel = Selection{Index: i, Worker: c.Worker, UnitTokens: unit, CachedTokens: cfg.CachedTokens(&t)}
 	if cfg.TrackPrefillTokens {
 		sel.PrefillTokens = req.ISLTokens - sel.CachedTokens
 	}
+	return sel, t.BlockSize
+}
 
+// add books a request for which open was called on candidates[i].
+func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
+	c := &candidates[i]
+	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
 	var index uint32
 	if n := len(a.free); n > 0 {
 		index = a.free[n-1]
@@ -699,7 +714,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	}
 	b := &a.bookings[index]
 	b.generation++
-	b.id, b.worker, b.since, b.blockSize = req.ID, c.Worker, a.now, t.BlockSize
+	b.id, b.worker, b.since, b.blockSize = req.ID, c.Worker, a.now, blockSize
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}

@@ -142,7 +142,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	}
 	o.service.PredictTTL = seconds(o.ttlSecs)
 	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
-	o.service.ReservationLife = time.Duration(o.reservationsSecs) * time.Second
 	return nil
 }
 
@@ -173,7 +172,9 @@ func runSelect(o *selectOptions) error {
 		defer events.Close()
 		workers.Watch(events)
 	}
+	book.Expiry = time.Duration(o.reservationsSecs) * time.Second
 	workers.Watch(forgetful{index.Forget})
+	workers.Watch(forgetful{book.Forget})
 	selector := service.NewSelector(o.service, workers, index, events, book, m.NewSelectionService(), log)
 
 	mux := http.NewServeMux()

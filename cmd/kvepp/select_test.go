@@ -48,7 +48,7 @@ func TestSelectFlags(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if s := o.service; s.Events || s.PredictTTL != 2500*time.Millisecond || s.ReservationLife != 7*time.Second || s.PendingTTL != 2*time.Minute ||
+	if s := o.service; s.Events || s.PredictTTL != 2500*time.Millisecond || o.reservationsSecs != 7 || s.PendingTTL != 2*time.Minute ||
 		s.Scoring.OverlapScoreCredit != 0 || s.Scoring.PrefillLoadScale != 0 || s.Scoring.HostCacheHitWeight != 0.75 {
 		t.Errorf("read as %+v", s)
 	}

@@ -38,7 +38,6 @@ type groupLoads struct {
 
 // loads answers GET /loads.
 func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
-	s.reservations.expire()
 	s.mu.RLock()
 	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b served) int {
 		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group))
@@ -107,20 +106,14 @@ func (s *Selector) ask(w http.ResponseWriter, req *http.Request, f func(d *choic
 
 // potentialLoads answers POST /potential_loads.
 func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
-	s.reservations.expire()
 	s.ask(w, req, func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error) {
-		_, booking, err := s.loadBook.SelectAndAdd(scoring.Request{ISLTokens: d.prompt.isl, Terms: d.terms}, d.candidates, cfg, nil, d.costs)
+		loads, err := s.loadBook.PotentialLoads(scoring.Request{ISLTokens: d.prompt.isl}, d.candidates, cfg, nil)
 		if err != nil {
 			return nil, refuse(http.StatusBadRequest, "%v", err)
 		}
-		booking.Free()
 		all := make([]potentialLoad, len(workers))
 		for i, x := range workers {
-			t := &d.terms[i]
-			all[i] = potentialLoad{x.InstanceID, x.Rank, t.PrefillTokens, int(t.DecodeBlocks), t.ActiveRequests}
-			if cfg.TrackPrefillTokens {
-				all[i].PrefillTokens += d.prompt.isl - cfg.CachedTokens(t)
-			}
+			all[i] = potentialLoad{x.InstanceID, x.Rank, loads[i].PotentialPrefillTokens, loads[i].PotentialActiveBlocks, loads[i].Requests}
 		}
 		return all, nil
 	})

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,107 +19,38 @@ const (
 	maxReservedBlocks = 1 << 25
 )
 
-// reservations are the bookings that clients hold, by the names they gave them. Nobody streams their responses, so that each
-// ends with its time, if the client does not end it before. The zero value is not ready: see newReservations.
-type reservations struct {
-	life time.Duration
-
-	mu     sync.Mutex
-	byID   map[string]*list.Element // of order
-	order  *list.List               // of *reservation, the oldest first
-	blocks int                      // of all
-}
-
-type reservation struct {
-	id      string
-	booking scoring.Booking
-	worker  kvblock.Worker
-	blocks  int // of its prompt
-	at      time.Time
-}
-
-func newReservations(life time.Duration) *reservations {
-	return &reservations{life: life, byID: map[string]*list.Element{}, order: list.New()}
-}
-
 func conflict(id string) error {
 	return refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
 }
 
-// has says whether there is a reservation of that name.
-func (r *reservations) has(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.byID[id] != nil
-}
-
-// add keeps a new reservation, or says why not; then the caller ends the booking.
-func (r *reservations) add(n *reservation) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.byID[n.id] != nil:
-		return conflict(n.id)
-	case len(r.byID) == maxReservations:
-		return refuse(http.StatusTooManyRequests, "%d reservations are held, which is the limit", maxReservations)
-	case r.blocks+n.blocks > maxReservedBlocks:
-		return refuse(http.StatusTooManyRequests, "reservations hold %d blocks, of at most %d", r.blocks, maxReservedBlocks)
+// room says whether so many more blocks may be reserved under a name. Nobody streams the responses of reservations, so that each
+// is in the load book by its name, and ends there with its time if its client does not end it before.
+func (s *Selector) room(id string, blocks int) error {
+	if _, taken := s.loadBook.Named(id); taken {
+		return conflict(id)
 	}
-	n.at = time.Now()
-	r.blocks += n.blocks
-	r.byID[n.id] = r.order.PushBack(n)
-	return nil
-}
-
-// with calls f for the reservation of that name, or says that there is none. If last is set, that is its end.
-func (r *reservations) with(id string, last bool, f func(*reservation)) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.byID[id]
-	if e == nil {
-		return refuse(http.StatusNotFound, "reservation %s not found", id)
+	if n := s.loadBook.Len(); n >= maxReservations {
+		return refuse(http.StatusTooManyRequests, "%d reservations are held, which is the limit", n)
 	}
-	f(e.Value.(*reservation))
-	if last {
-		r.remove(e)
+	held := 0
+	for _, load := range s.loadBook.Loads(nil) {
+		held += load.ActiveBlocks
+	}
+	if held+blocks > maxReservedBlocks {
+		return refuse(http.StatusTooManyRequests, "reservations hold %d blocks, of at most %d", held, maxReservedBlocks)
 	}
 	return nil
 }
 
-// remove forgets a reservation. The caller holds r.mu.
-func (r *reservations) remove(e *list.Element) {
-	n := r.order.Remove(e).(*reservation)
-	delete(r.byID, n.id)
-	r.blocks -= n.blocks
-}
-
-// expire ends the reservations whose time is over.
-func (r *reservations) expire() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for e := r.order.Front(); e != nil && time.Since(e.Value.(*reservation).at) > r.life; e = r.order.Front() {
-		e.Value.(*reservation).booking.Free()
-		r.remove(e)
+// onReservation calls f for the booking of that name, or answers that there is none.
+func (s *Selector) onReservation(w http.ResponseWriter, req *http.Request, f func(scoring.Booking)) {
+	booking, ok := s.loadBook.Named(req.PathValue("id"))
+	if !ok {
+		answer(w, 0, nil, refuse(http.StatusNotFound, "reservation %s not found", req.PathValue("id")))
+		return
 	}
-}
-
-// forget drops the reservations on a worker that left.
-func (r *reservations) forget(w kvblock.Worker) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var next *list.Element
-	for e := r.order.Front(); e != nil; e = next {
-		next = e.Next()
-		if e.Value.(*reservation).worker == w {
-			r.remove(e)
-		}
-	}
-}
-
-func (r *reservations) len() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.byID)
+	f(booking)
+	answer(w, http.StatusOK, done, nil)
 }
 
 // pendingSelections are selections that may yet become reservations, by the names that clients gave them.
@@ -321,64 +253,57 @@ func (r *record) serves(of served) bool {
 
 // book books a prompt on a worker, for which so many tokens are to be prefilled.
 func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int) error {
-	if s.reservations.has(id) {
-		return conflict(id)
+	if err := s.room(id, len(p.tracked)); err != nil {
+		return err
 	}
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	var at *pool.Worker
-	for i := range snapshot.Workers {
-		if w := &snapshot.Workers[i]; w.InstanceID == worker && w.Rank == rank && w.Model == g.name {
-			at = w
-		}
-	}
-	if at == nil {
+	at := slices.IndexFunc(snapshot.Workers, func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name })
+	if at < 0 {
 		return refuse(http.StatusNotFound, "Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found", worker, rank)
 	}
 	cfg := s.cfg.Scoring
 	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true // prefill is what shall be booked, and hashes say what is shared
+	w := snapshot.Workers[at].Worker
 	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
-	b, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill}, scoring.Candidate{Worker: at.Worker, Prompt: &cut}, &cfg)
-	if err = s.booked(b, err, id, at.Worker, len(p.tracked)); err == nil {
-		s.predict(at.Worker, p)
+	_, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill, Expires: true}, scoring.Candidate{Worker: w, Prompt: &cut}, &cfg)
+	if err != nil {
+		return bookingError(id, err)
 	}
-	return err
+	s.predict(w, p)
+	return nil
 }
 
-// booked keeps a booking as a reservation; err is what booking it gave.
-func (s *Selector) booked(b scoring.Booking, err error, id string, w kvblock.Worker, blocks int) error {
-	switch {
-	case errors.Is(err, scoring.ErrDuplicateRequest):
+// bookingError is what a client is told of an error of the load book's.
+func bookingError(id string, err error) error {
+	if errors.Is(err, scoring.ErrDuplicateRequest) {
 		return conflict(id)
-	case err != nil:
-		return refuse(http.StatusBadRequest, "%v", err)
 	}
-	if err := s.reservations.add(&reservation{id: id, booking: b, worker: w, blocks: blocks}); err != nil {
-		b.Free()
-		return err
-	}
-	return nil
+	return refuse(http.StatusBadRequest, "%v", err)
 }
 
 // prefillComplete answers POST /reservations/{id}/prefill_complete.
 func (s *Selector) prefillComplete(w http.ResponseWriter, req *http.Request) {
-	s.reservations.expire()
-	err := s.reservations.with(req.PathValue("id"), false, func(r *reservation) { r.booking.MarkPrefillCompleted() })
-	answer(w, http.StatusOK, done, err)
+	s.onReservation(w, req, scoring.Booking.MarkPrefillCompleted)
+}
+
+// outputBlock answers POST /reservations/{id}/output_block: one more block of the answer is there.
+func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
+	var body struct {
+		Left *float64 `json:"decay_fraction"`
+	}
+	err := read(w, req, &body)
+	if err == nil && body.Left != nil && !(*body.Left >= 0 && *body.Left <= 1) {
+		err = refuse(http.StatusBadRequest, "decay_fraction must be between 0.0 and 1.0")
+	}
+	if err != nil {
+		answer(w, 0, nil, err)
+		return
+	}
+	s.onReservation(w, req, func(b scoring.Booking) { b.AddOutputBlocks(1, deref(body.Left, scoring.NotKnown)) })
 }
 
 // free answers DELETE /reservations/{id}.
 func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
-	s.reservations.expire()
-	err := s.reservations.with(req.PathValue("id"), true, func(r *reservation) { r.booking.Free() })
-	answer(w, http.StatusOK, done, err)
-}
-
-// WorkerJoined makes a Selector a pool.Watcher; it keeps nothing for a worker before the first reservation.
-func (s *Selector) WorkerJoined(pool.Worker) {}
-
-// WorkerLeft drops a worker's reservations.
-func (s *Selector) WorkerLeft(w kvblock.Worker) {
-	s.loadBook.Forget(w)
-	s.reservations.forget(w)
+	s.onReservation(w, req, scoring.Booking.Free)
 }

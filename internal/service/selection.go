@@ -282,8 +282,7 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 	if err != nil {
 		return nil, err
 	}
-	s.reservations.expire()
-	if id != "" && s.reservations.has(id) {
+	if _, taken := s.loadBook.Named(id); taken {
 		return nil, conflict(id)
 	}
 	if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
@@ -296,16 +295,21 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 		return nil, err
 	}
 	s.look(d, g, q.Constraints.Preferred)
-	sel, booking, err := s.loadBook.SelectAndAdd(scoring.Request{ID: id, ISLTokens: d.prompt.isl, Terms: d.terms}, d.candidates, &cfg, nil, d.costs)
-	w := d.workers[sel.Index]
-	if id == "" && err == nil {
-		booking.Free()
-	} else if err := s.booked(booking, err, id, w.Worker, len(d.prompt.tracked)); err != nil {
-		return nil, err
+	if id != "" {
+		if err := s.room(id, len(d.prompt.tracked)); err != nil {
+			return nil, err
+		}
 	}
+	asked := scoring.Request{ID: id, ISLTokens: d.prompt.isl, Expires: true, DryRun: id == "", Terms: d.terms}
+	sel, booking, err := s.loadBook.SelectAndAdd(asked, d.candidates, &cfg, nil, d.costs)
+	if err != nil {
+		return nil, bookingError(id, err)
+	}
+	w := d.workers[sel.Index]
 	c := &selected{of: of, group: g, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
 		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: cfg, overlap: instance{DP: map[string]int{}}}
 	if c.record == nil {
+		booking.Free()
 		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
 	}
 	for i := range snapshot.Workers {

@@ -22,13 +22,12 @@ import (
 // Source: dynamo-kv-router 1.6.1, services::selection, and what `python -m dynamo.select_service` answers.
 type Selector struct {
 	*Reader
-	cfg          SelectorConfig
-	pool         *pool.Pool
-	loadBook     *scoring.ActiveSequences
-	reservations *reservations
-	pending      *pendingSelections
-	metrics      *metrics.SelectionService
-	scratch      sync.Pool // of *choice
+	cfg      SelectorConfig
+	pool     *pool.Pool
+	loadBook *scoring.ActiveSequences
+	pending  *pendingSelections
+	metrics  *metrics.SelectionService
+	scratch  sync.Pool // of *choice
 
 	changing sync.Mutex // held over a change of the catalog, and of the pool after it
 	mu       sync.RWMutex
@@ -49,19 +48,16 @@ type SelectorConfig struct {
 	PendingTTL     time.Duration
 	PendingEntries int
 	PendingBytes   int
-	// ReservationLife is when a reservation ends that its client does not end.
-	ReservationLife time.Duration
 }
 
-// NewSelector returns a Selector without workers. p is its own: nobody else may update it, and the Selector watches it. f, which
-// watches it too, follows the workers' events; nil if nothing does.
+// NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows the
+// workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
 func NewSelector(cfg SelectorConfig, p *pool.Pool, index *indexer.Index, f *feed.Feed, book *scoring.ActiveSequences, m *metrics.SelectionService, log *slog.Logger) *Selector {
 	s := &Selector{cfg: cfg, pool: p, loadBook: book, metrics: m, workers: map[uint64]*record{}, groups: map[served]*group{},
-		reservations: newReservations(cfg.ReservationLife), pending: newPendingSelections(&cfg)}
+		pending: newPendingSelections(&cfg)}
 	s.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	s.named = true
 	s.scratch.New = func() any { return new(choice) }
-	p.Watch(s)
 	return s
 }
 
@@ -77,6 +73,7 @@ func (s *Selector) Handler() http.Handler {
 	r.add("/reservations", handlers{"POST": s.reserve})
 	r.add("/reservations/{id}", handlers{"DELETE": s.free})
 	r.add("/reservations/{id}/prefill_complete", handlers{"POST": s.prefillComplete})
+	r.add("/reservations/{id}/output_block", handlers{"POST": s.outputBlock})
 	r.add("/loads", handlers{"GET": s.loads})
 	r.add("/potential_loads", handlers{"POST": s.potentialLoads})
 	r.add("/overlap_scores", handlers{"POST": s.overlapScores})
@@ -169,8 +166,7 @@ type SelectorStats struct{ Groups, Reservations, Pending int }
 
 // Stats returns what s holds at this moment.
 func (s *Selector) Stats() SelectorStats {
-	s.reservations.expire()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return SelectorStats{len(s.groups), s.reservations.len(), s.pending.len()}
+	return SelectorStats{len(s.groups), s.loadBook.Len(), s.pending.len()}
 }

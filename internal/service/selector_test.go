@@ -36,8 +36,7 @@ func newCounter(t *testing.T, edit func(*SelectorConfig)) *counter {
 		t.Fatal(err)
 	}
 	c := &counter{t: t, pool: pool.New(quiet), index: index, book: scoring.NewActiveSequences(), metrics: metrics.New()}
-	cfg := SelectorConfig{Scoring: scoring.DefaultConfig(), PredictTTL: time.Minute, PendingTTL: 2 * time.Minute, PendingEntries: 10, PendingBytes: 1 << 20,
-		ReservationLife: 5 * time.Minute}
+	cfg := SelectorConfig{Scoring: scoring.DefaultConfig(), PredictTTL: time.Minute, PendingTTL: 2 * time.Minute, PendingEntries: 10, PendingBytes: 1 << 20}
 	if edit != nil {
 		edit(&cfg)
 	}
@@ -49,10 +48,18 @@ func newCounter(t *testing.T, edit func(*SelectorConfig)) *counter {
 		c.pool.Watch(events)
 		t.Cleanup(func() { events.Close() })
 	}
+	c.book.Expiry = 5 * time.Minute
+	c.pool.Watch(leaving{c.book})
 	c.selector = NewSelector(cfg, c.pool, index, events, c.book, c.metrics.NewSelectionService(), quiet)
 	c.handler = c.selector.Handler()
 	return c
 }
+
+// leaving has the book forget who leaves.
+type leaving struct{ book *scoring.ActiveSequences }
+
+func (leaving) WorkerJoined(pool.Worker)      {}
+func (l leaving) WorkerLeft(w kvblock.Worker) { l.book.Forget(w) }
 
 func (c *counter) ask(method, path, body string) (int, string) {
 	c.t.Helper()
@@ -141,6 +148,9 @@ func TestSelectionRefuses(t *testing.T) {
 		{"POST /reservations", `{"selection_id": "a", "worker_id": 1, "token_ids": [1], "effective_prefill_tokens": 2}`, http.StatusBadRequest, "effective_prefill_tokens (2) must not exceed isl_tokens (1)"},
 		{"POST /reservations", `{"selection_id": "a", "worker_id": 1, "token_ids": [1], "router_config_override": {"prefill_load_scale": -1}}`, http.StatusUnprocessableEntity, "prefill_load_scale"},
 		{"POST /reservations/a/prefill_complete", "", http.StatusNotFound, "reservation a not found"},
+		{"POST /reservations/a/output_block", `{}`, http.StatusNotFound, "reservation a not found"},
+		{"POST /reservations/a/output_block", `{"decay_fraction": 1.5}`, http.StatusBadRequest, "decay_fraction must be between 0.0 and 1.0"},
+		{"POST /reservations/a/output_block", "", http.StatusUnsupportedMediaType, "application/json"},
 		{"DELETE /reservations/a%2Fb", "", http.StatusNotFound, "reservation a/b not found"},
 		{"POST /workers", `{}`, http.StatusUnprocessableEntity, "worker_id is missing"},
 		{"POST /workers", `{"worker_id": 3, "block_size": "x"}`, http.StatusUnprocessableEntity, `"block_size: string`},
@@ -212,6 +222,10 @@ func TestReservationsAreBooked(t *testing.T) {
 	c.want("POST /reservations/d/prefill_complete", "", http.StatusOK, `{"status":"ok"}`)
 	c.want("POST /reservations/d/prefill_complete", "", http.StatusOK, `{"status":"ok"}`)
 	load(three, `"potential_prefill_tokens":0,"potential_decode_blocks":4,"active_requests":3}`)
+	c.want("POST /reservations/d/output_block", `{}`, http.StatusOK, `{"status":"ok"}`)
+	load(three, `"potential_prefill_tokens":0,"potential_decode_blocks":5,"active_requests":3}`)
+	c.want("POST /reservations/d/output_block", `{"decay_fraction": 0.25}`, http.StatusOK, `{"status":"ok"}`) // two blocks more, a quarter each
+	load(three, `"potential_prefill_tokens":0,"potential_decode_blocks":5,"active_requests":3}`)
 	for _, id := range []string{"c", "d", "e"} {
 		c.want("DELETE /reservations/"+id, "", http.StatusOK, `{"status":"ok"}`)
 		c.want("DELETE /reservations/"+id, "", http.StatusNotFound, "reservation "+id+" not found")
