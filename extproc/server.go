@@ -78,6 +78,8 @@ type exchange struct {
 	route *router.Route // set while the request is booked
 	usage *apibody.UsageReader
 	code  string // what kvepp_requests_total counts
+
+	prefilled bool // the route knows
 }
 
 // Process serves one HTTP request.
@@ -151,11 +153,29 @@ func (x *exchange) observe(e *effect) {
 			x.usage = apibody.NewUsageReader(e.ContentType)
 		}
 	}
-	if e.FirstByte && x.route != nil {
-		x.route.MarkPrefillCompleted()
-	}
 	if len(e.Body) > 0 && x.usage != nil {
 		x.usage.Write(e.Body)
+	}
+	if x.route != nil && len(e.Body) > 0 {
+		x.follow()
+	}
+}
+
+// follow tells the route how far the answer has come.
+func (x *exchange) follow() {
+	stream := x.usage != nil && x.usage.Streaming()
+	switch {
+	case x.prefilled:
+	case stream && !x.usage.SawContent() && x.route.Prefill == nil: // the worker still prefills
+	case stream && x.code == "200":
+		x.route.MarkPrefillCompleted()
+		x.prefilled = true
+	default: // an answer in one piece, one that cannot be read, an error: the prefill is over, and was so before
+		x.route.ReleasePrefill()
+		x.prefilled = true
+	}
+	if stream && x.route.TracksAnswer() {
+		x.route.Generated(x.usage.Generated())
 	}
 }
 

@@ -22,15 +22,18 @@ import (
 // bench is a server over a pool of two endpoints, without tokenizers: every decision is by load.
 type bench struct {
 	*extproctest.Envoy
-	book   *scoring.ActiveSequences
-	pool   *pool.Pool
-	router *router.Router
+	book    *scoring.ActiveSequences
+	pool    *pool.Pool
+	index   *indexer.Index
+	router  *router.Router
+	metrics *metrics.Metrics
+	log     *slog.Logger
 }
 
 func newBench(t *testing.T, cfg Config) *bench {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	b := &bench{book: scoring.NewActiveSequences(), pool: pool.New(log)}
+	b := &bench{book: scoring.NewActiveSequences(), pool: pool.New(log), metrics: metrics.New(), log: log}
 	b.pool.Update([]pool.Endpoint{
 		{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m"},
 		{Name: "b", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m"},
@@ -39,9 +42,9 @@ func newBench(t *testing.T, cfg Config) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := metrics.New()
-	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, m, log)
-	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, m, log))
+	b.index = index
+	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, b.metrics, log)
+	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, b.metrics, log))
 	return b
 }
 

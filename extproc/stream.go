@@ -58,8 +58,6 @@ type effect struct {
 	Send []*extprocv3.ProcessingResponse
 	// Ask: the request is ready to be routed. The server calls routed or refused with the outcome.
 	Ask bool
-	// FirstByte: the response's first content has passed: the prefill is done.
-	FirstByte bool
 	// Status is the response's HTTP status, when it was just seen; "" otherwise.
 	Status string
 	// ContentType and ContentEncoding of the response, with Status.
@@ -238,7 +236,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 }
 
 func (s *stream) responseBody(b *extprocv3.HttpBody) effect {
-	e := effect{Body: b.GetBody(), FirstByte: len(b.GetBody()) > 0}
+	e := effect{Body: b.GetBody()}
 	if s.responseMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
 		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseBody{
 			ResponseBody: &extprocv3.BodyResponse{}}}}

@@ -217,9 +217,6 @@ func describe(s *stream, e effect) string {
 		}
 		b.WriteString("\n")
 	}
-	if e.FirstByte {
-		b.WriteString("prefill completed\n")
-	}
 	if e.Status != "" {
 		fmt.Fprintf(&b, "status=%s content-type=%q content-encoding=%q\n", e.Status, e.ContentType, e.ContentEncoding)
 	}

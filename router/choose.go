@@ -48,10 +48,17 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	} else {
 		route, err = r.chooseAt(d, snapshot, req, p, &target{})
 	}
-	if err == nil {
-		r.predict(d, route)
+	if err != nil {
+		return nil, err
 	}
-	return route, err
+	r.predict(d, route)
+	if p.whole {
+		route.expectPrefill()
+	}
+	if r.cfg.TrackOutput {
+		route.answer = newAnswer(p.isl, route.unit, p.hints.ExpectedOutputTokens)
+	}
+	return route, nil
 }
 
 // chooseAt decides who serves a request that is to go to t, and books it there.

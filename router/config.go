@@ -37,6 +37,8 @@ type Config struct {
 	// Scoring holds the knobs of the cost function. It must have passed Validate. If its OverlapScoreCredit is 0 or its Mode
 	// another than KV the index is never asked.
 	Scoring scoring.Config
+	// TrackOutput counts the blocks of answers while they are generated, for as long as the proxy shows them.
+	TrackOutput bool
 	// CountTokens has prompts tokenized in modes that read nothing of them as well, because something else wants their numbers.
 	// false: such a prompt's load is estimated from its size.
 	CountTokens bool

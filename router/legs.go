@@ -157,7 +157,7 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[sel.Index]
-	route := &Route{booking: booking, destination: w.Worker, computes: *w, Decision: Decision{
+	route := &Route{booking: booking, destination: w.Worker, computes: *w, unit: blockSizeOf(w, sel), Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
 	}}
 	r.explain(route, l, sel, p, reason)
@@ -189,13 +189,21 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 		return nil, err
 	}
 	x := &d.prefill.workers[first.Index]
-	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, computes: *x, Decision: Decision{
+	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, computes: *x, unit: blockSizeOf(w, last), Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
 		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index},
 	}}
 	r.explain(route, &d.prefill, first, p, reason)
 	route.cost += last.Cost * float64(last.UnitTokens)
 	return route, nil
+}
+
+// blockSizeOf returns the tokens of a block of the worker that was chosen; where that is not known, of what it was priced in.
+func blockSizeOf(w *pool.Worker, sel scoring.Selection) int {
+	if w.BlockSize > 0 {
+		return w.BlockSize
+	}
+	return sel.UnitTokens
 }
 
 // bookPrompt looks up what the candidates of a leg hold of the prompt, and books the prompt with one of them.

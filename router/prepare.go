@@ -24,6 +24,7 @@ type prompt struct {
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring *scoring.Config
 	pins    apibody.Pins // none if they are not allowed
+	whole   bool         // the answer is to come in one piece, and not as a stream
 	reason  Reason       // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
@@ -60,7 +61,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, err
 	}
 	p.scoring = r.followOverrides(&body.Overrides)
-	p.model, p.salt = body.Model, body.CacheSalt
+	p.model, p.salt, p.whole = body.Model, body.CacheSalt, !body.Stream
 	if r.cfg.TenantSalts && !r.cfg.IgnoreHints && given.Tenant != "" {
 		p.salt = given.Tenant
 	}

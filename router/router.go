@@ -92,32 +92,17 @@ type Route struct {
 	prefill     scoring.Booking                               // on the prefill worker; the zero value without one
 	computes    pool.Worker                                   // who computes the prompt
 	cost        float64                                       // of all legs, in tokens
+	unit        int                                           // a block of the destination, in tokens
 	destination kvblock.Worker                                // who is sent the request
 	served      func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
 	prefilled   atomic.Bool
+	estimate    *time.Timer // ends the prefill by estimate; nil without one
+	answer      answer
 
 	sessions *Sessions
 	session  *session // held; nil: none
 	final    bool     // it ends with this request
 	freed    atomic.Bool
-}
-
-// MarkPrefillCompleted says that the first content came: the prompt is prefilled. Only the first call counts.
-func (r *Route) MarkPrefillCompleted() {
-	r.booking.MarkPrefillCompleted()
-	r.prefill.Free() // the prefill worker has done its part
-	if r.served != nil && !r.prefilled.Swap(true) {
-		r.served(r.computes.Worker, r.PromptTokens, r.BlockSize)
-	}
-}
-
-// Free ends the request. Only the first call counts.
-func (r *Route) Free() {
-	r.booking.Free()
-	r.prefill.Free()
-	if r.session != nil && !r.freed.Swap(true) {
-		r.sessions.release(r.session, r.final)
-	}
 }
 
 // Router routes the requests of one pool.

@@ -108,6 +108,17 @@ var dynamoEnv = map[string]string{
 	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
 	"router-mode":                          "DYN_ROUTER_MODE",
 	"encoder-cuda-to-cpu-ratio":            "DYN_ENCODER_CUDA_TO_CPU_RATIO",
+	"load-aware":                           "DYN_ROUTER_LOAD_AWARE",
+	"router-host-cache-hit-weight":         "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+	"router-disk-cache-hit-weight":         "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+	"shared-cache-type":                    "DYN_SHARED_CACHE_TYPE",
+	"shared-cache-multiplier":              "DYN_SHARED_CACHE_MULTIPLIER",
+	"router-track-output-blocks":           "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
+	"router-prefill-load-model":            "DYN_ROUTER_PREFILL_LOAD_MODEL",
+	"router-replica-sync":                  "DYN_ROUTER_REPLICA_SYNC",
+	"serve-indexer":                        "DYN_SERVE_INDEXER",
+	"kv-overlap-score-weight":              "DYN_OVERLAP_SCORE_WEIGHT",
+	"system-port":                          "DYN_SYSTEM_PORT",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 	"router-kv-overlap-score-credit-decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
 	"router-kv-overlap-score-weight":       "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
@@ -185,7 +196,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, with --dynamo-discovery, for endpoints without kvEvents. Default: whichever discovery names for each worker")
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
 	costFlags(f, &o.scoring, &o.overlapWeight)
-	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer")
+	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer", "load-aware", "router-track-output-blocks",
+		"router-replica-sync", "serve-indexer")
 
 	f.IntVar(&o.sessionTTLSecs, "router-session-affinity-ttl-secs", 0, "keep the requests of a session (x-dynamo-session-id, or what a coding agent sends) on one worker, until `SECONDS` after the end of the latest. 0: only sessions that requests open with nvext.session_control")
 	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard", "what a session does whose worker is above a busy threshold, `hard or soft`. hard: its requests are refused; soft: it moves to another worker")
@@ -195,6 +207,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	addAliases(f)
 	documentEnvironment(f, "")
 	return f
 }
@@ -205,6 +218,8 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 	d := scoring.DefaultConfig()
 	f.Float64Var(&c.OverlapScoreCredit, "router-kv-overlap-score-credit", d.OverlapScoreCredit, "worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches")
 	f.Float64Var(&c.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", d.OverlapScoreCreditDecay, "shrinks that credit on workers with more prefill waiting than the least busy one. 0: never")
+	f.Float64Var(&c.HostCacheHitWeight, "router-host-cache-hit-weight", d.HostCacheHitWeight, "worth of a cached block in the worker's host memory, as --router-kv-overlap-score-credit is of one on its device")
+	f.Float64Var(&c.DiskCacheHitWeight, "router-disk-cache-hit-weight", d.DiskCacheHitWeight, "the same for a block on disk or in external storage")
 	f.Float64Var(&c.PrefillLoadScale, "router-prefill-load-scale", d.PrefillLoadScale, "weight of blocks to prefill against blocks held for decoding: higher favours time to first token")
 	f.Float64Var(weight, "router-kv-overlap-score-weight", math.NaN(), "deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
 	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
@@ -214,7 +229,6 @@ func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
 	f.BoolVar(&c.TrackPrefillTokens, "router-track-prefill-tokens", d.TrackPrefillTokens, "count the prompt tokens that workers have yet to prefill")
 	f.BoolVar(&c.AssumeKVReuse, "router-assume-kv-reuse", d.AssumeKVReuse, "count a block that several requests of one worker share once")
 	negatable(f, "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse")
-	c.HostCacheHitWeight, c.DiskCacheHitWeight = d.HostCacheHitWeight, d.DiskCacheHitWeight
 }
 
 // negatable declares --no-X beside --X for each of the flags, as Dynamo has it.
@@ -230,6 +244,8 @@ func documentEnvironment(f *pflag.FlagSet, prefix string) {
 	f.VisitAll(func(flag *pflag.Flag) {
 		if flag.Value.Type() == (negated{}).Type() {
 			flag.Hidden = true
+		}
+		if flag.Hidden {
 			return
 		}
 		env := kveppEnv(prefix + flag.Name)
@@ -287,7 +303,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {
-		if flag.Changed || flag.Hidden {
+		if of, ok := flag.Value.(alias); flag.Changed || flag.Hidden || ok && of.of.Changed {
 			return
 		}
 		for _, name := range []string{kveppEnv(prefix + flag.Name), dynamoName(prefix, flag.Name)} {
@@ -375,9 +391,7 @@ func (o *options) withoutEffect() []string {
 			}
 		}
 	}
-	if o.inheritedDirect {
-		unread = append(unread, "DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by --router-mode "+o.mode)
-	}
+	unread = append(unread, o.scheduling.unused(o.given)...)
 	if o.scoring.Mode != scoring.DeviceAwareWeighted {
 		add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
 	}
@@ -385,7 +399,8 @@ func (o *options) withoutEffect() []string {
 		add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
 			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
 			"index-peers", "warmup-timeout", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
-			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature")
+			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature", "router-host-cache-hit-weight",
+			"router-disk-cache-hit-weight")
 		return unread
 	}
 	if o.scoring.OverlapScoreCredit == 0 {
@@ -432,7 +447,8 @@ func (o *options) check() error {
 	if !math.IsNaN(o.overlapWeight) {
 		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
-	if err := o.scheduling.check(&o.scoring); err != nil {
+	var err error
+	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents); err != nil {
 		return err
 	}
 	if err := o.scoring.Validate(); err != nil {

@@ -79,6 +79,23 @@ var settings = []struct {
 	{"use-remote-indexer", "KVEPP_USE_REMOTE_INDEXER", "DYN_USE_REMOTE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.remoteIndexer }},
 	{"router-mode", "KVEPP_ROUTER_MODE", "DYN_ROUTER_MODE", [3]string{"random", "least-loaded", "round-robin"}, func(o *options) any { return o.scoring.Mode }},
 	{"encoder-cuda-to-cpu-ratio", "KVEPP_ENCODER_CUDA_TO_CPU_RATIO", "DYN_ENCODER_CUDA_TO_CPU_RATIO", [3]string{"1", "2", "3"}, func(o *options) any { return o.scoring.CUDAToCPURatio }},
+	{"load-aware", "KVEPP_LOAD_AWARE", "DYN_ROUTER_LOAD_AWARE", [3]string{"true", "false", "true"}, func(o *options) any { return o.loadAware }},
+	{"router-host-cache-hit-weight", "KVEPP_ROUTER_HOST_CACHE_HIT_WEIGHT", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.HostCacheHitWeight }},
+	{"router-disk-cache-hit-weight", "KVEPP_ROUTER_DISK_CACHE_HIT_WEIGHT", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.DiskCacheHitWeight }},
+	{"shared-cache-multiplier", "KVEPP_SHARED_CACHE_MULTIPLIER", "DYN_SHARED_CACHE_MULTIPLIER", [3]string{"0.5", "0.25", "1"}, func(o *options) any { return o.sharedCacheMultiplier }},
+	{"router-track-output-blocks", "KVEPP_ROUTER_TRACK_OUTPUT_BLOCKS", "DYN_ROUTER_TRACK_OUTPUT_BLOCKS", [3]string{"true", "false", "true"}, func(o *options) any { return o.trackOutput }},
+	{"router-prefill-load-model", "KVEPP_ROUTER_PREFILL_LOAD_MODEL", "DYN_ROUTER_PREFILL_LOAD_MODEL", [3]string{"linear", "aic", "ais"}, func(o *options) any { return o.prefillModel }},
+	{"router-prefill-tokens-per-second", "KVEPP_ROUTER_PREFILL_TOKENS_PER_SECOND", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.prefill().TokensPerSecond }},
+	{"router-replica-sync", "KVEPP_ROUTER_REPLICA_SYNC", "DYN_ROUTER_REPLICA_SYNC", [3]string{"true", "false", "true"}, func(o *options) any { return o.replicaSync }},
+	{"serve-indexer", "KVEPP_SERVE_INDEXER", "DYN_SERVE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.serveIndexer }},
+	{"kv-overlap-score-weight", "KVEPP_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.overlapWeight }},
+	{"kv-events", "KVEPP_KV_EVENTS", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
+	{"track-active-blocks", "KVEPP_TRACK_ACTIVE_BLOCKS", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
+	{"track-output-blocks", "KVEPP_TRACK_OUTPUT_BLOCKS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trackOutput }},
+	{"assume-kv-reuse", "KVEPP_ASSUME_KV_REUSE", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
+	{"router-block-size", "KVEPP_ROUTER_BLOCK_SIZE", "", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
+	{"system-port", "KVEPP_SYSTEM_PORT", "DYN_SYSTEM_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.metricsPort }},
+	{"shared-cache-type", "KVEPP_SHARED_CACHE_TYPE", "DYN_SHARED_CACHE_TYPE", [3]string{"hicache", "none", "hicache"}, func(o *options) any { return o.sharedCache }},
 	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
 	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},
 	{"router-prefill-load-scale", "KVEPP_ROUTER_PREFILL_LOAD_SCALE", "DYN_ROUTER_PREFILL_LOAD_SCALE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.PrefillLoadScale }},
@@ -109,7 +126,7 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	t.Helper()
 	var o options
 	err := parseServe(&o, args, func(name string) string { return env[name] })
-	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") && !strings.Contains(err.Error(), "needs a server") {
+	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") && !strings.Contains(err.Error(), "needs a server") && !strings.Contains(err.Error(), "asks no cache") {
 		t.Fatalf("%v %v: %v", args, env, err)
 	}
 	return &o
@@ -201,6 +218,32 @@ func TestDeprecatedWeight(t *testing.T) {
 	}
 	if o := parsed(t, base, nil); !math.IsNaN(o.overlapWeight) || o.scoring.PrefillLoadScale != 1 || o.drainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
+	}
+}
+
+// TestOlderNames set what their newer ones set, with no- too.
+func TestOlderNames(t *testing.T) {
+	o := parsed(t, []string{"--no-kv-events", "--no-track-active-blocks", "--assume-kv-reuse=false", "--kv-overlap-score-weight=0", "--router-block-size", "32"}, nil)
+	if o.kvEvents || o.scoring.TrackActiveBlocks || o.scoring.AssumeKVReuse || o.scoring.OverlapScoreCredit != 0 || o.scoring.PrefillLoadScale != 0 || o.blockSize != 32 {
+		t.Errorf("%+v", o)
+	}
+	if o := parsed(t, []string{"--track-output-blocks", "--no-router-assume-kv-reuse"}, nil); !o.trackOutput || o.scoring.AssumeKVReuse {
+		t.Errorf("%+v", o)
+	}
+	// A newer name goes before an older one, wherever it is given.
+	env := map[string]string{"DYN_OVERLAP_SCORE_WEIGHT": "2", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3", "DYN_SYSTEM_PORT": "-1"}
+	if o := parsed(t, nil, env); o.scoring.PrefillLoadScale != 3 || o.metricsPort != 0 {
+		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
+	}
+	if o := parsed(t, []string{"--metrics-port=7", "--kv-overlap-score-weight=4"}, env); o.scoring.PrefillLoadScale != 4 || o.metricsPort != 7 {
+		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
+	}
+}
+
+func TestLoadAware(t *testing.T) {
+	o := parsed(t, []string{"--load-aware", "--no-router-track-active-blocks"}, nil)
+	if c := o.scoring; o.kvEvents || c.OverlapScoreCredit != 0 || c.AssumeKVReuse || !c.TrackActiveBlocks || !c.TrackPrefillTokens {
+		t.Errorf("%+v, events %v", c, o.kvEvents)
 	}
 }
 
@@ -320,6 +363,13 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-mode=cheapest"}, nil, "least-loaded"},
 		{[]string{"--endpoints=x", "--router-mode=direct"}, nil, "frontends"},
 		{[]string{"--endpoints=x", "--router-mode=device-aware-weighted", "--encoder-cuda-to-cpu-ratio=0"}, nil, "1 to "},
+		{[]string{"--endpoints=x", "--router-track-output-blocks", "--no-router-track-active-blocks"}, nil, "one of the two"},
+		{[]string{"--endpoints=x", "--router-prefill-load-model=linear", "--no-router-track-prefill-tokens"}, nil, "one of the two"},
+		{[]string{"--endpoints=x", "--router-prefill-load-model=quadratic"}, nil, "none or linear"},
+		{[]string{"--endpoints=x", "--router-prefill-tokens-per-second=nan"}, nil, "tokens-per-second"},
+		{[]string{"--endpoints=x", "--shared-cache-type=hicache"}, nil, "shared-cache-type"},
+		{[]string{"--endpoints=x", "--shared-cache-multiplier=1.5"}, nil, "0 to 1"},
+		{[]string{"--endpoints=x", "--kv-overlap-score-weight=-1"}, nil, "prefill load scale"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
 		{[]string{"--endpoints=x", "--engine=llama"}, nil, "--engine"},
 		{[]string{"--endpoints=x", "--chat-template-content-format=parts"}, nil, "auto, string or openai"},
@@ -430,6 +480,10 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 2},
 		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
 		{[]string{"--no-router-kv-events", "--index-peers=http://10.0.0.9:9091", "--warmup-timeout=1s"}, 2},
+		{[]string{"--router-mode=random", "--router-temperature=1", "--router-assume-kv-reuse=false"}, 1},
+		{[]string{"--encoder-cuda-to-cpu-ratio=2"}, 1},
+		{[]string{"--router-prefill-load-model=aic", "--aic-backend=vllm", "--ais-tp-size", "2"}, 3},
+		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5"}, 3},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.withoutEffect(); len(got) != c.want {

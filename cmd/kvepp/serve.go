@@ -77,6 +77,7 @@ func serve(o *options) error {
 		return err
 	}
 	book := scoring.NewActiveSequences()
+	book.Prefill = o.prefill()
 
 	endpoints := pool.New(log)
 	var events *feed.Feed
@@ -125,6 +126,7 @@ func serve(o *options) error {
 	decides := router.New(router.Config{
 		Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
 		Scoring:      o.scoring,
+		TrackOutput:  o.trackOutput,
 		Served:       served,
 		Predict:      o.predict(),
 		Explain:      o.decisionHeaders,

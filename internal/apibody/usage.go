@@ -28,6 +28,7 @@ type UsageReader struct {
 	usage      Usage
 	found      bool
 	sawContent bool
+	events     int // since the content began
 
 	carry    []byte // streaming: the unfinished line; else: the usage object so far
 	skipping bool   // streaming: passing over a line longer than maxCarry
@@ -53,6 +54,18 @@ func (r *UsageReader) Usage() (Usage, bool) {
 // SawContent reports whether generated content has begun: the first non-empty delta of a stream (text, reasoning, a
 // tool call or a finish reason), or the first byte of a JSON body.
 func (r *UsageReader) SawContent() bool { return r.sawContent }
+
+// Streaming reports whether the response is an event stream.
+func (r *UsageReader) Streaming() bool { return r.streaming }
+
+// Generated returns how many tokens a stream has brought: what its latest usage says, or else one for each event since the
+// first with content, which is too few from engines that put several into one. 0 for other responses.
+func (r *UsageReader) Generated() int {
+	if !r.streaming {
+		return 0
+	}
+	return max(r.events, r.usage.CompletionTokens)
+}
 
 // Write takes the next bytes of the body, in any chunking. It does not keep p.
 func (r *UsageReader) Write(p []byte) {
@@ -95,8 +108,11 @@ func (r *UsageReader) line(line []byte) {
 		return
 	}
 	usage := holdsUsage(data)
-	if r.sawContent && !usage {
-		return
+	if r.sawContent {
+		r.events++
+		if !usage {
+			return
+		}
 	}
 	value, err := chattemplate.ParseJSON(data)
 	if err != nil {
@@ -112,7 +128,10 @@ func (r *UsageReader) line(line []byte) {
 			r.take(response)
 		}
 	}
-	r.sawContent = r.sawContent || hasContent(event)
+	if !r.sawContent && hasContent(event) {
+		r.sawContent = true
+		r.events++
+	}
 }
 
 // holdsUsage reports whether data has a key "usage" whose value is an object: engines send "usage":null in every event.

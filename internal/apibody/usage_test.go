@@ -96,6 +96,25 @@ func TestUsageReader(t *testing.T) {
 	}
 }
 
+// Tokens are counted by events, from the first with content on, or as the engine counts them.
+func TestGenerated(t *testing.T) {
+	for name, c := range map[string]struct {
+		contentType, body string
+		want              int
+	}{
+		"events": {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`) + event(`{"choices":[{"delta":{"content":"a"}}]}`) +
+			": ping\n\n" + event(`{"choices":[{"delta":{"content":"b"}}]}`) + event(`{"choices":[{"delta":{"content":"c"}}]}`), 3},
+		"usage in each event": {stream, event(`{"choices":[{"delta":{"content":"a b c"}}],"usage":{"completion_tokens":3}}`) +
+			event(`{"choices":[{"delta":{"content":"d e"}}],"usage":{"completion_tokens":5}}`), 5},
+		"no content": {stream, event(`{"choices":[]}`), 0},
+		"one piece":  {"application/json", `{"usage":` + usageJSON + `}`, 0},
+	} {
+		if got := read(c.contentType, c.body, 7).Generated(); got != c.want {
+			t.Errorf("%s: %d tokens, want %d", name, got, c.want)
+		}
+	}
+}
+
 // TestUsageReaderAgainstParser holds the body scanner against a whole parse, over random objects and cuts.
 func TestUsageReaderAgainstParser(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -1,0 +1,196 @@
+package extproc
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/router"
+	"kvepp/scoring"
+)
+
+// running is a request whose answer is about to come.
+func (b *bench) running(t *testing.T, cfg router.Config, body string) *exchange {
+	t.Helper()
+	cfg.Scoring = scoring.DefaultConfig()
+	r := router.New(cfg, b.pool, b.index, b.book, b.metrics, b.log)
+	route, err := r.Route(context.Background(), &router.Request{Path: "/v1/chat/completions", Body: []byte(body)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &exchange{Server: NewServer(Config{}, r, b.metrics, b.log), route: route}
+}
+
+// load adds up what all workers carry.
+func (b *bench) load() (sum scoring.Load) {
+	for _, l := range b.book.Loads(nil) {
+		sum.Requests += l.Requests
+		sum.PrefillTokens += l.PrefillTokens
+		sum.ActiveBlocks += l.ActiveBlocks
+	}
+	return sum
+}
+
+const roleEvent = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
+
+func contentEvent(text string) string {
+	return fmt.Sprintf("data: {\"choices\":[{\"delta\":{\"content\":%q}}]}\n\n", text)
+}
+
+// The prefill is over when the first content comes: not with headers, comments or the role of who speaks.
+func TestPrefillEndsWithContent(t *testing.T) {
+	const sse = "text/event-stream"
+	for _, c := range []struct {
+		name, status, contentType, encoding string
+		before, after                       string // pieces that do not end it, and one that does
+	}{
+		{"stream", "200", sse, "", ": ping\n\n" + roleEvent, contentEvent("H")},
+		{"stream, a tool's call", "200", sse + "; charset=utf-8", "", roleEvent, "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n"},
+		{"stream that cannot be read", "200", sse, "gzip", "", "\x1f"},
+		{"one piece", "200", "application/json", "", "", "{"},
+		{"an error", "500", "application/json", "", "", "{"},
+	} {
+		b := newBench(t, Config{})
+		x := b.running(t, router.Config{}, chatBody)
+		waiting := b.load().PrefillTokens
+		x.observe(&effect{Status: c.status, ContentType: c.contentType, ContentEncoding: c.encoding})
+		x.observe(&effect{Body: []byte(c.before)})
+		if got := b.load().PrefillTokens; waiting == 0 || got != waiting {
+			t.Errorf("%s: %d tokens wait before the first content, want %d", c.name, got, waiting)
+		}
+		for range 2 {
+			x.observe(&effect{Body: []byte(c.after)})
+			if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
+				t.Errorf("%s: %+v after the first content", c.name, got)
+			}
+		}
+		x.end()
+		if got := b.load(); got != (scoring.Load{}) {
+			t.Errorf("%s: %+v at the end", c.name, got)
+		}
+	}
+}
+
+// A client that goes away before the first content leaves nothing behind.
+func TestClientGoneBeforeContent(t *testing.T) {
+	b := newBench(t, Config{})
+	x := b.running(t, router.Config{}, chatBody)
+	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
+	x.end()
+	if got := b.load(); got != (scoring.Load{}) {
+		t.Errorf("%+v is left", got)
+	}
+}
+
+// The blocks of an answer are counted as it grows past the end of a block, and all count for less towards its expected end.
+func TestAnswerIsCounted(t *testing.T) {
+	b := newBench(t, Config{})
+	body := `{"model":"m","stream":true,"nvext":{"agent_hints":{"osl":36}},"messages":[{"role":"user","content":"-"}]}`
+	isl := len(body) / 4
+	x := b.running(t, router.Config{TrackOutput: true}, body)
+	prompt := b.load().ActiveBlocks
+	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
+	x.observe(&effect{Body: []byte(roleEvent)})
+	blocks, held := (isl+15)/16, float64(prompt)
+	for tokens := range 80 {
+		if n := (isl + tokens + 15) / 16; n > blocks {
+			blocks = n
+			held = (float64(prompt) + float64(blocks-(isl+15)/16)) * max(1-float64(tokens)/36, 0)
+		}
+		if got := b.load().ActiveBlocks; got != int(held+0.5) {
+			t.Fatalf("after %d tokens of an answer: %d blocks, want %v", tokens, got, held)
+		}
+		x.observe(&effect{Body: []byte(contentEvent("x"))})
+	}
+	x.end()
+	if got := b.load(); got != (scoring.Load{}) {
+		t.Errorf("%+v is left", got)
+	}
+	// What the engine says of its count goes before the number of events.
+	x = b.running(t, router.Config{TrackOutput: true}, chatBody)
+	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
+	before := b.load().ActiveBlocks
+	x.observe(&effect{Body: []byte(`data: {"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":1,"completion_tokens":160}}` + "\n\n")})
+	if got := b.load().ActiveBlocks; got != before+10 {
+		t.Errorf("160 tokens are %d blocks", got-before)
+	}
+	x.end()
+}
+
+// Once a worker's speed is known, a request that asks for its answer in one piece is taken off the prefill load when its
+// prompt should be done, long before anything of the answer shows. A stream is not: it will show.
+func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, Config{})
+		b.book.Prefill.TokensPerSecond = 10
+		whole := b.running(t, router.Config{}, chatBody)
+		tokens := b.load().PrefillTokens
+		<-time.After(time.Duration(tokens)*time.Second/10 - 1) // of the bubble, which does not wait
+		synctest.Wait()
+		if got := b.load().PrefillTokens; got != tokens {
+			t.Errorf("too early: %d tokens wait, want %d", got, tokens)
+		}
+		<-time.After(1) // of the bubble, which does not wait
+		synctest.Wait()
+		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
+			t.Errorf("%+v when the prompt should be prefilled", got)
+		}
+		whole.end()
+
+		stream := b.running(t, router.Config{}, `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)
+		tokens = b.load().PrefillTokens
+		<-time.After(time.Hour) // of the bubble, which does not wait
+		synctest.Wait()
+		if got := b.load().PrefillTokens; got != tokens {
+			t.Errorf("a stream: %d tokens wait, want %d", got, tokens)
+		}
+		stream.end()
+
+		ended := b.running(t, router.Config{}, chatBody)
+		ended.end()
+		next := b.running(t, router.Config{}, chatBody)
+		<-time.After(time.Millisecond) // of the bubble, which does not wait
+		if got := b.load().PrefillTokens; got != next.route.PromptTokens {
+			t.Errorf("the estimate of a request that ended took %d tokens off another", next.route.PromptTokens-got)
+		}
+		next.end()
+		if got := b.load(); got != (scoring.Load{}) {
+			t.Errorf("%+v is left", got)
+		}
+	})
+}
+
+// The speed is learned from streams, and not from answers in one piece: those say when all was generated.
+func TestSpeedIsLearnedFromStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, Config{})
+		answer := func(contentType, body string) {
+			x := b.running(t, router.Config{}, `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)
+			<-time.After(time.Second) // of the bubble, which does not wait
+			x.observe(&effect{Status: "200", ContentType: contentType})
+			x.observe(&effect{Body: []byte(body)})
+			x.end()
+		}
+		known := func() bool {
+			x := b.running(t, router.Config{}, chatBody)
+			defer x.end()
+			<-time.After(time.Minute) // of the bubble, which does not wait
+			synctest.Wait()
+			return b.load().PrefillTokens == 0
+		}
+		for range 100 {
+			answer("application/json", "{}")
+		}
+		if known() {
+			t.Error("learned from answers in one piece")
+		}
+		for range 100 { // over two workers
+			answer("text/event-stream", contentEvent("x"))
+		}
+		if !known() {
+			t.Error("not learned from streams")
+		}
+	})
+}
