@@ -15,9 +15,12 @@ import (
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer.
 	Models map[string]*tokenizer.Model
-	// Adapters maps the name of a LoRA adapter, as requests give it for a model and engines announce it with its blocks, to
-	// the model that it adapts, whose tokenizer and workers it has. nil: there are none.
-	Adapters map[string]string
+	// Adapters are the LoRA adapters, each of which has the tokenizer and the workers of its model, and blocks of its own. A name
+	// in Models or Remote is a model's, whatever events call an adapter. nil: there are none.
+	Adapters *Adapters
+	// StrictModel refuses requests for a model that neither this configuration nor a worker names. Otherwise workers that do not
+	// say which model they serve are sent them.
+	StrictModel bool
 	// Remote maps a model's name to the engine that is asked for the token ids of requests that Models cannot tokenize; nil
 	// asks nobody.
 	Remote map[string]*remote.Client

@@ -68,7 +68,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	otherModel, overloaded, busyPrefill, others, otherPrefill := 0, 0, 0, 0, 0
 	over := r.overloaded(d, snapshot, p.model)
 	for i, w := range snapshot.Workers {
-		known := p.model == "" || w.Model == "" || w.Model == p.model
+		known := p.model == "" || w.Model == p.model || w.Model == "" && !p.mustBeNamed
 		switch {
 		case w.Role == pool.Prefill:
 			if !known || r.cfg.StockPrefill && w.Address == "" {

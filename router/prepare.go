@@ -15,12 +15,14 @@ import (
 
 // prompt is a request's body as routing sees it.
 type prompt struct {
-	model  string             // without an adapter's; empty when the body was not read
-	lora   string             // the adapter; empty without one
-	salt   string             // cache namespace
-	tokens []tokenizer.Prompt // nil without a tokenizer
-	isl    int                // tokens over all prompts, or an estimate
-	hints  apibody.Hints      // of headers and body
+	model string // without an adapter's; empty when the body was not read
+	lora  string // the adapter; empty without one
+	// mustBeNamed says that only workers that name the model may serve it.
+	mustBeNamed bool
+	salt        string             // cache namespace
+	tokens      []tokenizer.Prompt // nil without a tokenizer
+	isl         int                // tokens over all prompts, or an estimate
+	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring *scoring.Config
 	pins    apibody.Pins // none if they are not allowed
@@ -65,9 +67,11 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if r.cfg.TenantSalts && !r.cfg.IgnoreHints && given.Tenant != "" {
 		p.salt = given.Tenant
 	}
-	if adapted, ok := r.cfg.Adapters[body.Model]; ok {
+	configured := r.cfg.Models[body.Model] != nil || r.cfg.Remote[body.Model] != nil
+	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model
 	}
+	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
 	if r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens {
 		p.reason = ReasonMode
 		return p, nil

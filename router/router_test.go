@@ -211,7 +211,7 @@ func TestSaltedPromptMatchesItsOwn(t *testing.T) {
 // TestAdapterMatchesItsOwn: an adapter has its model's workers, and blocks of its own.
 func TestAdapterMatchesItsOwn(t *testing.T) {
 	h := newHouse(t, workers(2)...)
-	h.cfg.Adapters = map[string]string{"sql": "m"}
+	h.cfg.Adapters = NewAdapters(map[string]string{"sql": "m"})
 	h.warm("w0", 0, tokens(0, 16), kvblock.HashOptions{BlockSize: 4})
 	h.warm("w1", 0, tokens(0, 8), kvblock.HashOptions{BlockSize: 4, LoRAName: "sql"})
 	for model, want := range map[string]struct {

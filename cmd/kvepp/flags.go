@@ -35,11 +35,12 @@ type options struct {
 	endpoints       string
 	dynamoDiscovery string
 
-	models    []string
-	modelPath string
-	modelName string
-	adapters  []string
-	blockSize int
+	models      []string
+	modelPath   string
+	modelName   string
+	adapters    []string
+	strictModel bool
+	blockSize   int
 
 	engine string
 	served
@@ -154,7 +155,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
-	f.StringArrayVar(&o.adapters, "lora", nil, "a LoRA adapter, as requests give it for a model (vLLM: --lora-modules), and the model that it adapts, `NAME=MODEL`; may be repeated. In the environment: a comma-separated list")
+	f.StringArrayVar(&o.adapters, "lora", nil, "a LoRA adapter, as requests give it for a model (vLLM: --lora-modules), and the model that it adapts, `NAME=MODEL`; the name alone for a single --model; may be repeated. Adapters that KV events name need not be listed. Not with Dynamo's frontends. In the environment: a comma-separated list")
+	f.BoolVar(&o.strictModel, "strict-model", false, "answer 404 for a model that neither --model, --lora, --tokenizer-url, an endpoint nor KV events name. Off: endpoints that do not say which model they serve are sent its requests, by load")
 	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
 	o.served.add(f)
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
@@ -503,6 +505,9 @@ func (o *options) check() error {
 	switch {
 	case err != nil:
 		return err
+	case len(o.adapters) > 0 && t.Engine == tokenizer.Dynamo:
+		return errors.New("--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), so there are none to route to; " +
+			"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these")
 	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
 		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
 	case o.tokenizerCheck < 0:
@@ -549,12 +554,36 @@ func (o *options) modelFolders() (map[string]string, error) {
 	return folders, nil
 }
 
+// onlyModel returns the model if there is a single one, else "".
+func (o *options) onlyModel() string {
+	names := map[string]bool{}
+	folders, _ := o.modelFolders() // what is wrong with them, check says
+	urls, _ := o.tokenizerURLsByModel()
+	for name := range folders {
+		names[name] = true
+	}
+	for name := range urls {
+		names[name] = true
+	}
+	if len(names) == 1 {
+		for name := range names {
+			return name
+		}
+	}
+	return ""
+}
+
 // adapted returns adapter -> model.
 func (o *options) adapted() (map[string]string, error) {
 	adapted := map[string]string{}
 	for _, a := range o.adapters {
 		name, model, ok := strings.Cut(a, "=")
-		if !ok || name == "" || model == "" {
+		if !ok {
+			if model = o.onlyModel(); model == "" {
+				return nil, fmt.Errorf("--lora %q: say of which model, as NAME=MODEL: there is not just one", a)
+			}
+		}
+		if name == "" || model == "" {
 			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
 		}
 		if _, twice := adapted[name]; twice {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math"
@@ -32,6 +33,7 @@ var settings = []struct {
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
 	{"model-name", "KVEPP_MODEL_NAME", "DYN_MODEL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelName }},
+	{"strict-model", "KVEPP_STRICT_MODEL", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.strictModel }},
 	{"lora", "KVEPP_LORA", "", [3]string{"a=m", "b=m,c=m", "d=m"}, func(o *options) any { return strings.Join(o.adapters, ",") }},
 	{"engine", "KVEPP_ENGINE", "", [3]string{"sglang", "trtllm", "dynamo"}, func(o *options) any { return o.engine }},
 	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
@@ -357,6 +359,15 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--model=a=b", "--model=a=c"}, nil, "given twice"},
 		{[]string{"--endpoints=x", "--model-path=a"}, nil, "belong together"},
 		{[]string{"--endpoints=x", "--model=a=b", "--model-name=a", "--model-path=c"}, nil, "given by --model already"},
+		{[]string{"--endpoints=x", "--lora=a"}, nil, "of which model"},
+		{[]string{"--endpoints=x", "--model=m=d", "--model=n=e", "--lora=a"}, nil, "of which model"},
+		{[]string{"--endpoints=x", "--model=m=d", "--lora=a="}, nil, "NAME=MODEL"},
+		{[]string{"--endpoints=x", "--model=m=d", "--lora=a", "--lora=a=m"}, nil, "given twice"},
+		{[]string{"--endpoints=x", "--model=m=d", "--lora=a", "--engine=dynamo"}, nil, "direct mode"},
+		{[]string{"--endpoints=x", "--model=m=d", "--lora=a", "--dynamo-discovery=file:y"}, nil, "direct mode"},
+		{[]string{"--endpoints=x", "--router-session-affinity-ttl-secs=-1"}, nil, "from 1 to 31536000"},
+		{[]string{"--endpoints=x", "--router-session-affinity-ttl-secs=31536001"}, nil, "from 1 to 31536000"},
+		{[]string{"--endpoints=x", "--router-session-affinity-mode=firm"}, nil, "hard or soft"},
 		{[]string{"--endpoints=x", "--kv-cache-block-size=-1"}, nil, "number of tokens"},
 		{[]string{"--endpoints=x", "--router-temperature=-1"}, nil, "temperature"},
 		{[]string{"--endpoints=x", "--router-temperature=nan"}, nil, "temperature"},
@@ -509,6 +520,22 @@ func TestPredict(t *testing.T) {
 		o := parsed(t, c.args, nil)
 		if got := o.predict(); got != c.want || o.index(math.MaxInt64).MaxPredicted != c.most {
 			t.Errorf("%v: %+v, want %+v", c.args, got, c.want)
+		}
+	}
+}
+
+func TestAdaptersOfTheOnlyModel(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--model=m=d", "--lora=a", "--lora=b=n"}, "map[a:m b:n]"},
+		{[]string{"--model-name=m", "--model-path=d", "--lora=a"}, "map[a:m]"},
+		{[]string{"--tokenizer-url=m=http://e", "--lora=a"}, "map[a:m]"},
+		{[]string{"--model=m=d", "--tokenizer-url=http://e", "--lora=a"}, "map[a:m]"},
+	} {
+		if got, err := parsed(t, append(c.args, "--endpoints=x"), nil).adapted(); err != nil || fmt.Sprint(got) != c.want {
+			t.Errorf("%v: %v, %v; want %s", c.args, got, err, c.want)
 		}
 	}
 }

@@ -63,10 +63,11 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	adapters, err := o.adapted()
+	named, err := o.adapted()
 	if err != nil {
 		return err
 	}
+	adapters := router.NewAdapters(named)
 	m := metrics.New()
 	engines, err := remoteTokenizers(o, m, log)
 	if err != nil {
@@ -86,6 +87,11 @@ func serve(o *options) error {
 	}
 	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV {
 		o.feed.Engine = o.engine
+		if engine.Engine != tokenizer.Dynamo {
+			o.feed.Adapter = func(w kvblock.Worker, name string) {
+				adapters.Seen(name, func() string { return modelOf(endpoints, w, o.onlyModel()) })
+			}
+		}
 		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
 			return err
 		}
@@ -132,6 +138,7 @@ func serve(o *options) error {
 		Explain:      o.decisionHeaders,
 		Keep:         o.keptDecisions(),
 		IgnoreHints:  o.ignoreHints,
+		StrictModel:  o.strictModel,
 		Sessions:     conversations,
 		Pinning:      o.allowPinning,
 		TenantSalts:  engine.Engine == tokenizer.Dynamo,
@@ -153,6 +160,18 @@ func serve(o *options) error {
 	service.HandleDecisions(mux, decides)
 	service.HandleBusyThreshold(mux, decides, log)
 	return listen(ctx, o, picker, guarded(mux, token), m, log)
+}
+
+// modelOf returns the model that a worker says it serves, else fallback.
+func modelOf(p *pool.Pool, w kvblock.Worker, fallback string) string {
+	s := p.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		if x := &s.Workers[i]; x.Worker == w && x.Model != "" {
+			return x.Model
+		}
+	}
+	return fallback
 }
 
 // forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.

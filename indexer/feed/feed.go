@@ -56,6 +56,8 @@ type Config struct {
 	Threads int
 	// Engine is the --engine of the workers, for a hint in the log. May be empty.
 	Engine string
+	// Adapter is told of LoRA adapters that stores name, again and again. nil: nobody is.
+	Adapter func(w kvblock.Worker, name string)
 }
 
 // subscription is one worker's, with what applies its events.
@@ -201,6 +203,7 @@ type subscriber struct {
 	applied    struct{ stored, removed, unknown int } // operations and blocks that are not counted yet
 	announced  int                                    // the last block size reported to the pool
 	traits     kvblock.Traits                         // the last ones reported to the pool
+	adapter    string                                 // the last one told of
 	otherRank  bool                                   // said already that batches name another rank
 	malformed  bool                                   // said already that something cannot be decoded
 	online     bool                                   // between Connected and Disconnected
@@ -248,6 +251,7 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	}
 	s.counted()
 	if stored {
+		s.reportAdapters()
 		s.reportTraits(s.normalizer.Traits())
 	}
 }
@@ -304,6 +308,19 @@ func (s *subscriber) reportTraits(now kvblock.Traits) {
 	if now != s.traits {
 		s.traits = now
 		s.feed.pool.ReportTraits(s.worker, now.EAGLE, now.UpperBound)
+	}
+}
+
+// reportAdapters tells of the adapters that the batch names, but for the one that was named last.
+func (s *subscriber) reportAdapters() {
+	if s.feed.config.Adapter == nil {
+		return
+	}
+	for i := range s.batch.Events {
+		if name := s.batch.Events[i].LoRAName; len(name) > 0 && string(name) != s.adapter {
+			s.adapter = string(name)
+			s.feed.config.Adapter(s.worker, s.adapter)
+		}
 	}
 }
 

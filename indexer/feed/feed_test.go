@@ -326,3 +326,30 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 		t.Errorf("%d connected, %d connecting, %v failed", on, off, h.count("subscription", "failed"))
 	}
 }
+
+// TestAdaptersAreTold: whoever wants to know hears of each adapter that stores name.
+func TestAdaptersAreTold(t *testing.T) {
+	h := newHouse(t)
+	told := make(chan string, 1000)
+	h.config.Adapter = func(w kvblock.Worker, name string) { told <- name }
+	e := newEngine(t, 0)
+	h.update(e, 4)
+	h.connected(1)
+	of := func(name string, hash uint64) []any {
+		event := stored(hash, nil, 4, 1, 2, 3, 4)
+		event[7] = name
+		return event
+	}
+	eventually(t, "a first store", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	e.publish(0, of("sql", 2), of("sql", 3), of("chat", 4))
+	e.publish(0, of("chat", 5))
+	e.publish(0, of("sql", 6))
+	for i, want := range []string{"sql", "chat", "sql"} {
+		if got := <-told; got != want {
+			t.Errorf("%d: told of %q, want %q", i, got, want)
+		}
+	}
+	if len(told) != 0 {
+		t.Errorf("told of %q too", <-told)
+	}
+}
