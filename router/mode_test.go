@@ -1,8 +1,11 @@
 package router
 
 import (
+	"context"
+	"errors"
 	"testing"
 
+	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -12,9 +15,12 @@ import (
 func TestOtherModes(t *testing.T) {
 	for mode := scoring.RoundRobin; mode <= scoring.DeviceAwareWeighted; mode++ {
 		h := newHouse(t, workers(3)...)
-		h.cfg.Scoring.Mode = mode
+		h.cfg.Scoring.Mode, h.cfg.Pinning = mode, true
 		h.warm("w1", 0, tokens(0, 40), kvblock.HashOptions{BlockSize: 4})
 		req := completion("m", tokens(0, 40))
+		if mode == scoring.Direct {
+			req = with(req, `"nvext":{"backend_instance_id":101}`)
+		}
 		used := map[string]int{}
 		for range 9 {
 			r := h.route(req)
@@ -24,6 +30,9 @@ func TestOtherModes(t *testing.T) {
 			}
 		}
 		if even := mode == scoring.RoundRobin || mode == scoring.LeastLoaded; even && (used["w0"] != 3 || used["w1"] != 3) {
+			t.Errorf("%v: %v", mode, used)
+		}
+		if mode == scoring.Direct && used["w1"] != 9 {
 			t.Errorf("%v: %v", mode, used)
 		}
 		if n := h.book.Len(); n != 9 {
@@ -58,5 +67,32 @@ func TestDeviceTypeIsHeeded(t *testing.T) {
 	}
 	if r := h.route(completion("m", tokens(0, 4))); r.Name != "w0" {
 		t.Errorf("the ninth went to %s, want the CPU", r.Name)
+	}
+}
+
+// In direct mode a request names its worker, and kvepp says so if it does not; of the worker's ranks the least loaded serves.
+// What is no request to a model goes anywhere.
+func TestDirectMode(t *testing.T) {
+	endpoints := workers(2)
+	endpoints[1].DataParallelSize = 3
+	h := newHouse(t, endpoints...)
+	h.cfg.Scoring.Mode, h.cfg.Pinning = scoring.Direct, true
+	req := completion("m", tokens(0, 4))
+	var refused *apibody.Error
+	if _, err := h.Route(context.Background(), req); !errors.As(err, &refused) || refused.Param != "nvext.backend_instance_id" {
+		t.Errorf("a request that names no worker: %v", err)
+	}
+	ranks := map[uint32]int{}
+	for range 6 {
+		ranks[h.route(with(req, `"nvext":{"backend_instance_id":101}`)).Rank]++
+	}
+	if ranks[0] != 2 || ranks[1] != 2 || ranks[2] != 2 {
+		t.Errorf("requests by rank: %v", ranks)
+	}
+	if r := h.route(with(req, `"nvext":{"decode_worker_id":101,"dp_rank":2}`)); r.Name != "w1" || r.Rank != 2 {
+		t.Errorf("%s/%d", r.Name, r.Rank)
+	}
+	if r := h.route(&Request{Path: "/v1/models", Without: ReasonNoBody}); r.Name != "w0" {
+		t.Errorf("a request without a body went to %s", r.Name)
 	}
 }

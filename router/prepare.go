@@ -34,6 +34,10 @@ type prompt struct {
 // English text in JSON is near it; nothing depends on it but the balance among such requests.
 const bytesPerToken = 4
 
+// errNotDirected refuses a request that should name its worker and does not.
+var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
+	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
+
 // prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
 func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error) {
 	given := req.Hints
@@ -61,6 +65,9 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	given = req.Hints.Over(body.Hints)
 	if p.pins, err = r.followPins(body.Pins); err != nil {
 		return p, err
+	}
+	if r.cfg.Scoring.Mode == scoring.Direct && p.pins.Worker.Key == "" {
+		return p, errNotDirected
 	}
 	p.scoring = r.followOverrides(&body.Overrides)
 	p.model, p.salt, p.whole = body.Model, body.CacheSalt, !body.Stream

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The published numeric cases: block 16, 100 prompt tokens (7 blocks, none active anywhere yet), and three workers.
+// The published numeric cases: block 16, 100 prompt tokens (7 blocks, none active anywhere yet), and three workers. Effective
+// is the overlap in blocks of the device, from which cached tokens follow; chosen is the worker that Dynamo takes.
 // Source: specs/dynamo.md §6.1, measured with dynamo-kv-router 1.6.1.
 func TestCostPublishedCases(t *testing.T) {
 	loads := [3]struct{ prefill, decode, requests int }{{0, 10, 2}, {512, 4, 1}, {0, 0, 0}}
@@ -19,43 +20,63 @@ func TestCostPublishedCases(t *testing.T) {
 		multiplier  float64 // of worker 0
 		loadUnknown bool
 		want        [3]float64
+		effective   [3]float64
+		decay       float64 // of worker 1, if not 1
+		chosen      int
 		within      float64
 	}{
-		{name: "S1 defaults", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25}},
-		{name: "S2 tiers", overlap: [3]overlap{{device: 2, host: 2}, {host: 4}, {disk: 3}}, want: [3]float64{19.75, 46.25, 12.5}},
+		{name: "S1 defaults", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 3},
+		{
+			name: "S2 tiers", overlap: [3]overlap{{device: 2, host: 2}, {host: 4}, {disk: 3}}, want: [3]float64{19.75, 46.25, 12.5},
+			effective: [3]float64{3.5, 3, 0.75}, chosen: 3,
+		},
 		{
 			name: "S3 decay", overlap: deviceOnly, want: [3]float64{18.25, 48.173, 13.25}, within: 0.0005,
+			effective: [3]float64{5, 6, 0}, decay: 0.1795, chosen: 3,
 			change: func(c *Config) { c.OverlapScoreCreditDecay = 1 },
 		},
 		{
-			name: "S4 weights", overlap: deviceOnly, want: [3]float64{30.5, 84.5, 19.5},
+			name: "S4 weights", overlap: deviceOnly, want: [3]float64{30.5, 84.5, 19.5}, effective: [3]float64{5, 6, 0}, chosen: 3,
 			change: func(c *Config) {
 				c.OverlapScoreCredit, c.PrefillLoadScale, c.DecodeActiveRequestWeight = 0.5, 2, 3
 			},
 		},
 		{
-			name: "S5 no prefill tracking", overlap: deviceOnly, want: [3]float64{17, 11, 7},
+			name: "S5 no prefill tracking", overlap: deviceOnly, want: [3]float64{17, 11, 7}, effective: [3]float64{5, 6, 0}, chosen: 3,
 			change: func(c *Config) { c.TrackPrefillTokens = false },
 		},
 		{
-			name: "S6 decode role", overlap: deviceOnly, want: [3]float64{12, 5, 7},
+			name: "S6 decode role", overlap: deviceOnly, want: [3]float64{12, 5, 7}, effective: [3]float64{5, 6, 0}, chosen: 2,
 			change: func(c *Config) { c.TrackPrefillTokens, c.DecodeRole = false, true },
 		},
 		{
 			name: "S7 shared cache of 6 blocks", overlap: [3]overlap{{device: 5, shared: 1}, {shared: 6}, {shared: 6}},
-			want: [3]float64{17.75, 46.25, 10.25}, change: func(c *Config) { c.SharedCacheMultiplier = 0.5 },
+			want: [3]float64{17.75, 46.25, 10.25}, effective: [3]float64{5, 0, 0}, chosen: 3,
+			change: func(c *Config) { c.SharedCacheMultiplier = 0.5 },
 		},
 		{
 			name: "S8 preferred taint", overlap: deviceOnly, multiplier: math.Exp(-math.Tanh(1)),
-			want: [3]float64{8.521317150934577, 43.25, 13.25},
+			want: [3]float64{8.521317150934577, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 1,
 		},
-		{name: "S9 no load information", overlap: deviceOnly, loadUnknown: true, want: [3]float64{1.25, 0.25, 6.25}},
+		{
+			name: "S9 no load information", overlap: deviceOnly, loadUnknown: true, want: [3]float64{1.25, 0.25, 6.25},
+			effective: [3]float64{5, 6, 0}, chosen: 2,
+		},
+		{
+			name: "decode role without credit: load alone", overlap: deviceOnly, want: [3]float64{17, 11, 7}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			change: func(c *Config) { c.OverlapScoreCredit, c.TrackPrefillTokens, c.DecodeRole = 0, false, true },
+		},
+		{
+			name: "decode role that also prefills: as any other", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			change: func(c *Config) { c.DecodeRole = true },
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := DefaultConfig()
 			if test.change != nil {
 				test.change(&cfg)
 			}
+			var costs []float64
 			for w, load := range loads {
 				o := test.overlap[w]
 				terms := Terms{
@@ -67,9 +88,23 @@ func TestCostPublishedCases(t *testing.T) {
 				if w == 0 {
 					terms.CostMultiplier = test.multiplier
 				}
-				if got := cfg.Cost(&terms); math.Abs(got-test.want[w]) > test.within {
-					t.Errorf("worker %d: cost %v, want %v", w+1, got, test.want[w])
+				costs = append(costs, cfg.Cost(&terms))
+				if math.Abs(costs[w]-test.want[w]) > test.within {
+					t.Errorf("worker %d: cost %v, want %v", w+1, costs[w], test.want[w])
 				}
+				if got, want := cfg.CachedTokens(&terms), int(16*test.effective[w]); got != want {
+					t.Errorf("worker %d: %d cached tokens, want %d", w+1, got, want)
+				}
+				decay := 1.0
+				if w == 1 && test.decay != 0 {
+					decay = test.decay
+				}
+				if got := cfg.creditDecay(&terms); math.Abs(got-decay) > test.within {
+					t.Errorf("worker %d: decay %v, want %v", w+1, got, decay)
+				}
+			}
+			if i, err := Choose(costs, 0, nil); err != nil || i+1 != test.chosen {
+				t.Errorf("worker %d is chosen, %v; want %d", i+1, err, test.chosen)
 			}
 		})
 	}

@@ -450,7 +450,7 @@ func (o *options) check() error {
 		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
 	var err error
-	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents); err != nil {
+	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents, o.allowPinning && !o.ignoreHints); err != nil {
 		return err
 	}
 	if err := o.scoring.Validate(); err != nil {

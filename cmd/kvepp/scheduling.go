@@ -30,7 +30,7 @@ type scheduling struct {
 // add declares the flags, over s and c, with the defaults in them.
 func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	d := scoring.DefaultConfig()
-	f.StringVar(&s.mode, "router-mode", d.Mode.String(), "how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at random the one with fewer requests), least-loaded (the fewest requests), or device-aware-weighted. All but kv read no prompts: nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the frontends behind kvepp, changes nothing")
+	f.StringVar(&s.mode, "router-mode", d.Mode.String(), "how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at random the one with fewer requests), least-loaded (the fewest requests), device-aware-weighted, or direct (the worker that the request names, with --allow-client-pinning). All but kv read no prompts: nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the frontends behind kvepp, changes nothing")
 	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio, "with device-aware-weighted, how many times the requests of a worker on a CPU (deviceType: cpu) one with an accelerator is given")
 	f.BoolVar(&s.loadAware, "load-aware", false, "choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill tokens. Dynamo's preset")
 	f.StringVar(&s.sharedCache, "shared-cache-type", "none", "`TYPE`: none; hicache is refused, because kvepp asks no cache that workers share")
@@ -102,14 +102,15 @@ func (s *scheduling) inherited(getenv func(string) string) func(string) string {
 	}
 }
 
-// check sets in c what the flags say in words, and returns whether KV events are wanted, given that kvEvents says so.
-func (s *scheduling) check(c *scoring.Config, kvEvents bool) (bool, error) {
+// check sets in c what the flags say in words, and returns whether KV events are wanted, given that kvEvents says so. Pinning
+// says that requests may name their worker.
+func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, error) {
 	mode, err := scoring.ParseMode(s.mode)
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("--router-mode %w", err)
-	case mode == scoring.Direct:
-		return false, errors.New("--router-mode direct is how Dynamo's frontends run behind kvepp, which chooses their workers: give it to the frontends, and leave it out here (kv)")
+	case mode == scoring.Direct && !pinning:
+		return false, errors.New("--router-mode direct sends each request to the worker that it names, and needs --allow-client-pinning, without --ignore-client-hints. (Dynamo's frontends run in direct mode behind kvepp, which chooses for them: that is theirs to be told; leave it out here)")
 	}
 	c.Mode = mode
 	if s.loadAware {
