@@ -34,6 +34,8 @@ type Answer struct {
 	KveppPrompt, KveppCached int // prompt tokens, and those that kvepp predicted to be cached
 	Costs                    string
 	UpstreamWorker           string // the instance that Dynamo says it used; "" unless asked for
+	PrefillWorker            string // as Worker; "" without a prefill leg
+	UpstreamPrefill          string // the instance that Dynamo says prefilled; "" unless asked for
 	Finished                 bool   // the response came to its proper end
 }
 
@@ -75,7 +77,8 @@ func Do(client *http.Client, req *http.Request) (*Answer, error) {
 	}
 	defer resp.Body.Close()
 	a := &Answer{Status: resp.StatusCode, Header: resp.Header, PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1,
-		Worker: resp.Header.Get("x-kvepp-worker"), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs")}
+		Worker: resp.Header.Get("x-kvepp-worker"), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs"),
+		PrefillWorker: resp.Header.Get("x-kvepp-prefill-worker")}
 	a.KveppPrompt, _ = strconv.Atoi(resp.Header.Get("x-kvepp-prompt-tokens"))
 	a.KveppCached, _ = strconv.Atoi(resp.Header.Get("x-kvepp-predicted-cached-tokens"))
 	if !strings.HasPrefix(resp.Header.Get("content-type"), "text/event-stream") {
@@ -123,7 +126,8 @@ func (a *Answer) read(object []byte) {
 		}
 		NVExt struct {
 			WorkerID struct {
-				Decode json.Number `json:"decode_worker_id"`
+				Decode  json.Number `json:"decode_worker_id"`
+				Prefill json.Number `json:"prefill_worker_id"`
 			} `json:"worker_id"`
 		} `json:"nvext"`
 	}
@@ -141,6 +145,9 @@ func (a *Answer) read(object []byte) {
 	}
 	if id := r.NVExt.WorkerID.Decode.String(); id != "" {
 		a.UpstreamWorker = id
+	}
+	if id := r.NVExt.WorkerID.Prefill.String(); id != "" {
+		a.UpstreamPrefill = id
 	}
 }
 

@@ -36,6 +36,7 @@ type Config struct {
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
 	Workers int    // mocker processes; 0: 4
+	Prefill int    // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
 	Model   string // folder of the model, from the root; empty: the byte-level one of e2e/models
 	Ranks   int    // data-parallel ranks of each worker; 0: 1
 	Blocks  int    // KV blocks of each rank; 0: 2048
@@ -94,7 +95,9 @@ type Worker struct {
 	Address   string // of its frontend
 
 	stack          *Stack
+	component      string // Dynamo's
 	instance       uint64 // with a shared frontend: its id
+	bootstrap      int    // of a prefill worker: where decode workers fetch blocks
 	events, replay int
 	port           int
 	mocker         *process
@@ -112,6 +115,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	}
 	if cfg.Ranks == 0 {
 		cfg.Ranks = 1
+	}
+	if cfg.Prefill > 0 {
+		cfg.SharedFrontend, cfg.EventPlane = true, "zmq"
 	}
 	if cfg.Blocks == 0 {
 		cfg.Blocks = 2048
@@ -179,7 +185,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 		cfg.Progress("%s is ready", w.Name)
 	}
-	if err := s.Settled(ctx, len(s.Workers)*cfg.Ranks); err != nil {
+	if err := s.settled(ctx, len(s.Workers)*cfg.Ranks, s.announcing()*cfg.Ranks); err != nil {
 		return nil, err
 	}
 	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
@@ -207,8 +213,11 @@ func (s *Stack) allocate() (err error) {
 	s.grpc, s.health, s.prom, s.admin, s.natsPort = take(1), take(1), take(1), take(1), take(1)
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
-		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), stack: s,
+		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), component: "backend", stack: s,
 			events: take(s.cfg.Ranks), replay: take(s.cfg.Ranks), port: sharedPort}
+		if i < s.cfg.Prefill {
+			w.Name, w.component, w.bootstrap = fmt.Sprintf("prefill-%d", i), "prefill", take(1)
+		}
 		if s.cfg.SharedFrontend {
 			w.Namespace = "shared"
 		} else {
@@ -265,11 +274,17 @@ func (s *Stack) python() string { return filepath.Join(s.cfg.Tools, "bin/python"
 func (w *Worker) startMocker() (err error) {
 	s := w.stack
 	args := []string{s.python(), "-m", "dynamo.mocker",
-		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + ".backend.generate",
+		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + "." + w.component + ".generate",
 		"--block-size", strconv.Itoa(BlockSize), "--num-gpu-blocks-override", strconv.Itoa(s.cfg.Blocks),
 		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks)}
 	if s.cfg.EventPlane == "" {
 		args = append(args, "--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+	}
+	switch {
+	case w.bootstrap != 0:
+		args = append(args, "--disaggregation-mode", "prefill", "--bootstrap-ports", strconv.Itoa(w.bootstrap))
+	case s.cfg.Prefill > 0:
+		args = append(args, "--disaggregation-mode", "decode")
 	}
 	w.mocker, err = s.spawn(w.Name+"-mocker", s.dynamoEnv(), args...)
 	return err
@@ -302,7 +317,7 @@ func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
 			if err != nil {
 				return err
 			}
-			hex, ok := strings.CutPrefix(name, w.Namespace+"/backend/generate/")
+			hex, ok := strings.CutPrefix(name, w.Namespace+"/"+w.component+"/generate/")
 			if !ok {
 				continue
 			}
@@ -342,6 +357,12 @@ func (w *Worker) Ready(ctx context.Context) error {
 // Kill ends the mocker as a crash would. Its frontend stays.
 func (w *Worker) Kill() { w.mocker.kill() }
 
+// Stop ends the mocker in order: it leaves discovery before it goes.
+func (w *Worker) Stop() { w.mocker.stop() }
+
+// Instance is the id of a worker behind a shared frontend.
+func (w *Worker) Instance() string { return strconv.FormatUint(w.instance, 10) }
+
 // Restart starts the mocker again, on the same ports; it gets a new instance id.
 func (w *Worker) Restart() error { return w.startMocker() }
 
@@ -364,7 +385,8 @@ func (w *Worker) Entry() string {
 // EndpointsFile is the file that kvepp reads.
 func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.yaml") }
 
-// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would.
+// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill it names those that
+// discovery has, whichever they are.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	var b strings.Builder
 	if b.WriteString("endpoints:\n"); len(workers) == 0 {
@@ -372,7 +394,13 @@ func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 		b.WriteString("endpoints: []\n")
 	}
 	for _, w := range workers {
-		b.WriteString(w.Entry())
+		if s.cfg.Prefill == 0 {
+			b.WriteString(w.Entry())
+		}
+	}
+	if s.cfg.Prefill > 0 {
+		fmt.Fprintf(&b, "- {name: prefill, role: prefill, dynamo: shared/prefill/generate, allInstances: true}\n"+
+			"- {name: decode, address: %q, dynamo: shared/backend/generate, allInstances: true}\n", s.Workers[0].Address)
 	}
 	return s.ReplaceEndpoints(b.String())
 }
@@ -410,14 +438,24 @@ func (s *Stack) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", s.adm
 func (s *Stack) KillKvepp() { s.kvepp.kill() }
 
 // Settled waits until kvepp has n workers and is connected to the events of each.
-func (s *Stack) Settled(ctx context.Context, n int) error {
+func (s *Stack) Settled(ctx context.Context, n int) error { return s.settled(ctx, n, n) }
+
+// announcing is how many workers announce their blocks: those that prefill.
+func (s *Stack) announcing() int {
+	if s.cfg.Prefill > 0 {
+		return s.cfg.Prefill
+	}
+	return len(s.Workers)
+}
+
+func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 	return s.up(ctx, "kvepp to see all workers", func() error {
 		m, err := s.Metrics(ctx)
 		if err != nil {
 			return err
 		}
-		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(n) || on != float64(n) {
-			return fmt.Errorf("%v workers, %v subscriptions connected, of %d", got, on, n)
+		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) || on != float64(subscriptions) {
+			return fmt.Errorf("%v workers of %d, %v subscriptions connected of %d", got, workers, on, subscriptions)
 		}
 		return nil
 	}, s.kvepp)

@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kvepp/e2e/stack"
+)
+
+// TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for both
+// legs, conversations stay with the prefill worker that holds them, and what happens when prefill workers go.
+func TestPrefillAndDecode(t *testing.T) {
+	s := start(t, stack.Config{Workers: 4, Prefill: 2, Speedup: 20})
+	nothingLeft(t, s)
+	id := func(worker string) string { // of "prefill:1f/0", as kvepp names an instance that it has from discovery
+		hex, _, _ := strings.Cut(worker[strings.IndexByte(worker, ':')+1:], "/")
+		n, err := strconv.ParseUint(hex, 16, 64)
+		if err != nil {
+			t.Fatalf("worker %q has no instance id", worker)
+		}
+		return strconv.FormatUint(n, 10)
+	}
+	asked := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
+	ask := func(messages []stack.Message, stream bool) *stack.Answer {
+		t.Helper()
+		a := chat(t, s.Envoy.URL, messages, stream, asked)
+		if !strings.HasPrefix(a.PrefillWorker, "prefill:") || !strings.HasPrefix(a.Worker, "decode:") {
+			t.Fatalf("prefilled by %q, decoded by %q", a.PrefillWorker, a.Worker)
+		}
+		if id(a.PrefillWorker) != a.UpstreamPrefill || id(a.Worker) != a.UpstreamWorker {
+			t.Fatalf("kvepp chose %s and %s, Dynamo took %s and %s", a.PrefillWorker, a.Worker, a.UpstreamPrefill, a.UpstreamWorker)
+		}
+		return a
+	}
+	prefillers, decoders := map[string]bool{}, map[string]bool{}
+	for i := 0; i < 8 || len(prefillers) < 2 || len(decoders) < 2; i++ { // of equal workers, which one is left to chance
+		if i == 100 {
+			t.Fatalf("only %v and %v were used", prefillers, decoders)
+		}
+		stream := i%2 == 0
+		messages := conversation(fmt.Sprint(t.Name(), i), 1)
+		known := metric(t, s, "kvepp_index_blocks")
+		first := ask(messages, stream)
+		messages = append(messages, stack.Message{Role: "assistant", Content: first.Text}, stack.Message{Role: "user", Content: "Go on."})
+		full := first.PromptTokens / stack.BlockSize
+		eventually(t, func() error { // until its events have come
+			if n := metric(t, s, "kvepp_index_blocks"); n < known+float64(full) {
+				return fmt.Errorf("%v blocks are known, %v before a prompt of %d", n, known, full)
+			}
+			return nil
+		})
+		again := ask(messages, stream)
+		if again.PrefillWorker != first.PrefillWorker || again.Reason != "kv" || again.KveppCached < full*stack.BlockSize {
+			t.Errorf("conversation %d: prefilled by %s, then by %s, by %s: %d tokens cached of a prompt that was %d",
+				i, first.PrefillWorker, again.PrefillWorker, again.Reason, again.KveppCached, first.PromptTokens)
+		}
+		prefillers[first.PrefillWorker], decoders[first.Worker], decoders[again.Worker] = true, true, true
+	}
+	before := metric(t, s, `kvepp_selections_total{role="prefill"}`)
+	if decoded := metric(t, s, `kvepp_selections_total{role="decode"}`); before < 16 || decoded != before {
+		t.Errorf("%v prefill and %v decode workers were chosen", before, decoded)
+	}
+
+	killed, left := s.Workers[0], s.Workers[1]
+	killed.Kill()
+	eventually(t, func() error { // until its lease has ended
+		if n := metric(t, s, "kvepp_workers"); n != 3 {
+			return fmt.Errorf("%v workers", n)
+		}
+		return nil
+	})
+	for range 4 {
+		if a := ask(novel(), false); a.UpstreamPrefill != left.Instance() {
+			t.Errorf("prefilled by %s, want the one that is left, %s", a.UpstreamPrefill, left.Instance())
+		}
+	}
+	left.Stop()
+	eventually(t, func() error {
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil)
+		switch {
+		case err != nil:
+			return err
+		case a.Status != http.StatusServiceUnavailable || !strings.Contains(a.Body, "no prefill worker is ready"):
+			return errors.New(a.Body)
+		}
+		return nil
+	})
+	if n := metric(t, s, "kvepp_unpaired_requests_total"); n < 1 {
+		t.Errorf("%v requests were counted as unpaired", n)
+	}
+}
