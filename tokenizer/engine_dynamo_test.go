@@ -96,12 +96,12 @@ func TestDynamoDeclines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: SGLang})
+	m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: TRTLLM})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if ids, err := m.Tokenize(request); !IsUnknown(err) {
-		t.Errorf("SGLang's /v1/responses: got %v, %v", ids, err)
+		t.Errorf("TensorRT-LLM's /v1/responses: got %v, %v", ids, err)
 	}
 }
 

@@ -97,40 +97,58 @@ func (m *Model) renderSGLang(request *apibody.Request) (string, error) {
 	return chat.text + chat.prefix, err
 }
 
+// parseSGLang renders a chat; more than once if it must be found out whether something unknown matters.
 func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
-	var done sglangChat
+	done, source, err := m.parseSGLangWith(request, nil)
+	if err != nil {
+		return done, err
+	}
+	for _, more := range sglangThinking(request, source) {
+		if other, _, err := m.parseSGLangWith(request, more); err != nil || other != done {
+			return sglangChat{}, errNotReproduced("thinking that matters to the template, and of which SGLang's --reasoning-parser decides,")
+		}
+	}
+	return done, nil
+}
+
+// parseSGLangWith renders a chat with further variables and returns the template's source too.
+func (m *Model) parseSGLangWith(request *apibody.Request, more *chattemplate.Dict) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case slices.Contains(sglangConversations, m.modelType),
 		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"), strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
-		return done, errNotReproduced("a chat of " + m.modelType + " " + arch)
+		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
 	case m.rereadsSGLang() && !m.encoder.rereads:
-		return done, errNotReproduced("a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes again,")
+		return done, "", errNotReproduced("a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes again,")
 	}
 	own, _ := request.ChatTemplateKwargs.Get("chat_template") // the request's own field of that name is not SGLang's
 	t, err := m.requestTemplate(own, false)
 	if err != nil {
-		return done, err
+		return done, "", err
 	}
 	if strings.Contains(t.source, "reasoning_mode_token") && strings.Contains(t.source, "no_think") {
-		return done, errNotReproduced("a chat template of Hunyuan's")
+		return done, "", errNotReproduced("a chat template of Hunyuan's")
 	}
 	kwargs, err := m.sglangKwargs(request)
 	if err != nil {
-		return done, err
+		return done, "", err
+	}
+	for name, value := range more.All() {
+		name, _ := name.(string)
+		kwargs.Set(name, value)
 	}
 	if effort, _ := kwargs.Get("reasoning_effort"); effort == "low" && strings.Contains(t.source, "low_effort") {
-		return done, errNotReproduced("low reasoning_effort with a template that has low_effort")
+		return done, "", errNotReproduced("low reasoning_effort with a template that has low_effort")
 	}
 	c := &chat{kwargs: kwargs, addGenerationPrompt: true}
 	if documents, given := kwargs.Get("documents"); given {
 		c.documents, _ = documents.(*chattemplate.List)
 	}
 	if c.messages, err = convertMessages(request, sglangMessage, t.wantsParts); err != nil {
-		return done, err
+		return done, "", err
 	}
 	if c.tools, err = sglangTools(request, c.messages); err != nil {
-		return done, err
+		return done, "", err
 	}
 	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
 	if role, _ := last.Get("role"); role == "assistant" {
@@ -142,7 +160,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 		}
 	}
 	if len(c.messages) == 0 {
-		return done, errRefused("there is nothing before the message to continue")
+		return done, "", errRefused("there is nothing before the message to continue")
 	}
 	done.text, err = m.apply(t, c)
 	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) {
@@ -155,7 +173,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 		c.tools = chattemplate.NewList(bare...)
 		done.text, err = m.apply(t, c)
 	}
-	return done, err
+	return done, t.source, err
 }
 
 // sglangKwargs returns the template's variables besides messages and tools.
@@ -189,7 +207,7 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 	if effort, err = sglangEffort(effort); err != nil {
 		return nil, err
 	}
-	if effort != nil {
+	if effort != nil && request.API != apibody.Messages { // where the effort comes too late for that
 		thinking = effort != "none"
 	}
 	// A copy with the request's own values; reasoning_effort leaves it and takes the place of the request's.

@@ -14,19 +14,20 @@ import (
 // What vLLM makes of a request to Anthropic's /v1/messages: a chat, of which it finds out by rendering what the template takes.
 // Source: vLLM 0.33.0, entrypoints/anthropic/serving and protocol.
 
-// vllmMessagesProbe is what vLLM found out about a model's templates.
-type vllmMessagesProbe struct {
+// messagesProbe is what vLLM or SGLang found out about a model's templates.
+type messagesProbe struct {
 	// mergeSystem: system messages in the middle join the one at the front.
 	mergeSystem func() (bool, error)
-	// disabledEffort is the reasoning_effort that stands for thinking that is disabled.
+	// disabledEffort is the reasoning_effort that stands for thinking that is disabled, on vLLM.
 	disabledEffort func() (string, error)
 }
 
-func (m *Model) probeMessages() *vllmMessagesProbe {
-	return &vllmMessagesProbe{
-		mergeSystem:    sync.OnceValues(m.mergesSystem),
-		disabledEffort: sync.OnceValues(m.effortOfDisabled),
+func (m *Model) probeMessages() *messagesProbe {
+	merges := m.mergesSystem
+	if m.options.Engine == SGLang {
+		merges = m.mergesSystemSGLang
 	}
+	return &messagesProbe{mergeSystem: sync.OnceValues(merges), disabledEffort: sync.OnceValues(m.effortOfDisabled)}
 }
 
 // plainNames are the functions that templates have in Transformers and not where vLLM tries them.
@@ -99,6 +100,10 @@ func (m *Model) asChat(request *apibody.Request) (*apibody.Request, error) {
 	switch {
 	case request.API == apibody.ChatCompletions || m.options.Engine == Dynamo:
 		return request, nil
+	case m.options.Engine == SGLang && request.API == apibody.Responses:
+		return m.chatOfResponsesSGLang(request)
+	case m.options.Engine == SGLang:
+		return m.chatOfMessagesSGLang(request)
 	case m.options.Engine != VLLM || m.usesHarmony():
 		return nil, errNotReproduced(request.API.String())
 	case request.API == apibody.Responses:

@@ -46,7 +46,7 @@ type Model struct {
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
 	rebuilt bool
 	// messages is what vLLM finds out for Anthropic's API.
-	messages *vllmMessagesProbe
+	messages *messagesProbe
 	options  Options
 	// dynamoWorkers are the settings that SetDynamo told; nil before.
 	dynamoWorkers atomic.Pointer[[]DynamoSettings]

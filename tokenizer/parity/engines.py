@@ -5,7 +5,8 @@ choice of a template's content format, and Transformers' rendering.
 
 SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
-"effort_map": {...} if they are set, and with "messages" or "responses": true if the body is for these APIs; and answers {"text": ..., "ids": [...]} or {"error": ...};
+"effort_map": {...} if they are set, with SGLang's "reasoning_parser" if it has one, and with "messages" or "responses": true if the
+body is for these APIs; and answers {"text": ..., "ids": [...]} or {"error": ...};
 {"detect": TEMPLATE} answers {"format": ...}. With "endpoint": "render" or "tokenize" the answer is what the engine's endpoint of that
 name makes of the body, in its own response's class. With "architecture" the model is of that one, which takes media, and the body may
 hold some; nothing is fetched, and the ids are those before media's own take the places of marks. Only the modules named below are the engine's; what else they import (PyTorch,
@@ -49,8 +50,12 @@ REAL = {
         "vllm.utils.func_utils",
     ],
     "sglang": [
+        "sglang.srt.entrypoints.anthropic.protocol",
+        "sglang.srt.entrypoints.anthropic.serving",
         "sglang.srt.entrypoints.openai.protocol",
+        "sglang.srt.entrypoints.openai.responses_adapters",
         "sglang.srt.entrypoints.openai.serving_chat",
+        "sglang.srt.entrypoints.openai.serving_responses",
         "sglang.srt.entrypoints.openai.serving_tokenize",
         "sglang.srt.parser.hunyuan_reasoning",
         "sglang.srt.parser.jinja_template_utils",
@@ -312,7 +317,9 @@ class SGLang:
         import sglang.srt.entrypoints.openai.protocol as protocol
         import sglang.srt.entrypoints.openai.serving_chat as serving_chat
         import sglang.srt.parser.jinja_template_utils as utils
+        import sglang.srt.parser.template_detection as detection
 
+        self.detection = detection
         serving_chat.envs = types.SimpleNamespace(SGLANG_DEFAULT_THINKING=types.SimpleNamespace(get=lambda: False))
         serving_chat.OpenAIServingChat._patch_reasoning_skip_special_tokens = lambda self, request: None
         serving_chat.OpenAIServingChat._get_reasoning_from_request = lambda self, request: False
@@ -332,19 +339,44 @@ class SGLang:
     def detect(self, template):
         return self.utils.detect_jinja_template_content_format(template)
 
-    def text(self, template, given_format, defaults, body, architecture=None):
+    def messages(self, body):
+        """AnthropicServing._convert_to_chat_completion_request."""
+        import sglang.srt.entrypoints.anthropic.protocol as protocol
+        import sglang.srt.entrypoints.anthropic.serving as serving
+
+        return serving.AnthropicServing(self.serving)._convert_to_chat_completion_request(protocol.AnthropicMessagesRequest.model_validate(body))
+
+    def responses(self, body):
+        """OpenAIServingResponses._make_request."""
+        import asyncio
+
+        import sglang.srt.entrypoints.openai.serving_responses as serving_responses
+
+        request = self.protocol.ResponsesRequest.model_validate(body)
+        if request.previous_response_id is not None:
+            raise ValueError("not rendered")
+        serving = serving_responses.OpenAIServingResponses.__new__(serving_responses.OpenAIServingResponses)
+        serving.__dict__.update(self.serving.__dict__)
+        serving.tokenizer_manager.model_config = types.SimpleNamespace(is_multimodal=False)
+        return None, list(asyncio.run(serving._make_request(request, None, self.tokenizer))[2][0])
+
+    def text(self, template, given_format, defaults, body, architecture=None, messages=False, responses=False, reasoning_parser=None):
         """After OpenAIServingChat._convert_to_internal_request and, with architecture, TokenizerManager._tokenize_texts."""
         self.tokenizer.chat_template = template
         manager = self.serving.template_manager
         manager.jinja_template_content_format = self.detect(template)
         manager.jinja_template_may_reorder_tool_results = self.utils.jinja_template_may_reorder_tool_results(template)
-        request = self.request.model_validate(body)
+        self.serving.default_chat_template_kwargs = defaults
+        self.serving.reasoning_parser = reasoning_parser
+        manager.reasoning_config = self.detection.detect_reasoning_pattern(template)[1] if reasoning_parser else None
+        if responses:
+            return self.responses(body)
+        request = self.messages(body) if messages else self.request.model_validate(body)
         if (request.chat_template_kwargs or {}).get("chat_template") is not None or request.input_ids is not None:
             raise ValueError("not rendered")
         effort = request.chat_template_kwargs.pop("reasoning_effort", None) if request.chat_template_kwargs else None
         if effort is not None:
             request.reasoning_effort = effort
-        self.serving.default_chat_template_kwargs = defaults
         result = self.serving._process_messages(request, bool(architecture))
         if not architecture:
             return None, list(result.prompt_ids)
@@ -523,7 +555,7 @@ def main(engine, sources, folder):
                 answer = {"error": {"message": f"{type(error).__name__}: {error}"[:300]}}
         else:
             try:
-                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages", "responses") if name in asked}
+                more = {name: asked[name] for name in ("architecture", "exclude_tools", "effort_map", "messages", "responses", "reasoning_parser") if name in asked}
                 text, ids = engine.text(asked["template"], asked.get("format", "auto"), asked.get("defaults"), asked["body"], **more)
                 answer = {"text": text if text is not None else tokenizer.decode(ids), "ids": list(ids)}
             except Exception as error:  # the engine answers it with an error, or the template raised one

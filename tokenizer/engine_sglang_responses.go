@@ -1,0 +1,411 @@
+package tokenizer
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+)
+
+// What SGLang makes of a request to OpenAI's /v1/responses: a chat.
+// Source: SGLang 0.5.21, entrypoints/openai/protocol, serving_responses and responses_adapters.
+
+// chatOfResponsesSGLang returns the chat of a request to Responses.
+func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Request, error) {
+	if m.modelType == "gpt_oss" {
+		return nil, errNotReproduced("responses of gpt_oss on SGLang")
+	}
+	if v, _ := request.Body.Get("previous_response_id"); v != nil {
+		return nil, errNotReproduced("previous_response_id")
+	}
+	c := &sglangResponses{}
+	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
+		c.system = append(c.system, instructions)
+	}
+	switch input, _ := request.Body.Get("input"); input := input.(type) {
+	case string:
+		c.say(dict("role", "user", "content", input))
+	case *chattemplate.List:
+		for i, item := range input.Items {
+			given, _ := item.(*chattemplate.Dict)
+			if err := c.add(given); err != nil {
+				return nil, fmt.Errorf("%w (input item %d)", err, i)
+			}
+		}
+	default:
+		return nil, errRefused("input is neither a string nor a list of items")
+	}
+	if c.system != nil {
+		c.messages = slices.Insert(c.messages, 0, any(dict("role", "system", "content", strings.Join(c.system, "\n\n"))))
+	}
+	if len(c.messages) == 0 {
+		return nil, errNotReproduced("an empty input")
+	}
+	body := dict("model", request.Model, "messages", chattemplate.NewList(c.messages...))
+	if kwargs, _ := request.Body.Get("chat_template_kwargs"); kwargs != nil {
+		body.Set("chat_template_kwargs", kwargs)
+	}
+	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
+		if other, _ := reasoning.Get("reasoning_effort"); other != nil {
+			return nil, errNotReproduced("reasoning.reasoning_effort")
+		}
+		effort, given := reasoning.Get("effort")
+		if !given {
+			effort = "medium"
+		}
+		body.Set("reasoning_effort", effort)
+	}
+	if err := sglangResponsesTools(request.Body, body); err != nil {
+		return nil, err
+	}
+	return chatOf(request, body), nil
+}
+
+// sglangUnused are the types of tools that a chat leaves out.
+var sglangUnused = []string{"web_search", "web_search_preview", "code_interpreter", "file_search", "image_generation", "computer_use_preview",
+	"local_shell", "mcp", "namespace", "tool_search"}
+
+// sglangResponsesTools gives a chat's body the functions among a request's tools, and which of them may be called.
+func sglangResponsesTools(given, body *chattemplate.Dict) error {
+	value, has := given.Get("tools")
+	list, ok := value.(*chattemplate.List)
+	if has && !ok {
+		return errRefused("tools is not a list")
+	}
+	var tools []any
+	var names []string
+	for i := range list.Len() {
+		tool, _ := list.Items[i].(*chattemplate.Dict)
+		kind, _ := get[string](tool, "type")
+		if kind == "custom" {
+			return errNotReproduced("a custom tool")
+		}
+		if slices.Contains(sglangUnused, kind) {
+			continue
+		}
+		name, _ := get[string](tool, "name")
+		strict, has := tool.Get("strict")
+		if !has {
+			strict = false
+		}
+		if _, isBool := strict.(bool); kind != "function" || name == "" || !isBool {
+			return errRefused("tools[%d] is no function with a name and a boolean strict", i)
+		}
+		description, _ := tool.Get("description")
+		parameters, _ := tool.Get("parameters")
+		tools = append(tools, dict("type", "function", "function",
+			dict("name", name, "description", description, "parameters", parameters, "strict", strict)))
+		names = append(names, name)
+	}
+	choice, has := given.Get("tool_choice")
+	switch choice := choice.(type) {
+	case string:
+		if choice == "required" && tools == nil {
+			return errRefused("tool_choice is required, without functions")
+		}
+		if choice == "none" {
+			return nil
+		}
+	case *chattemplate.Dict:
+		name, _ := get[string](choice, "name")
+		if function, _ := get[*chattemplate.Dict](choice, "function"); name == "" {
+			name, _ = get[string](function, "name")
+		}
+		if kind, _ := choice.Get("type"); (kind == "function" || kind == "custom") && name != "" {
+			if !slices.Contains(names, name) {
+				return errRefused("tool_choice names a function that is not there")
+			}
+			body.Set("tool_choice", dict("type", "function", "function", dict("name", name)))
+		}
+	default:
+		if has {
+			return errRefused("tool_choice is neither a string nor an object")
+		}
+	}
+	if tools != nil {
+		body.Set("tools", chattemplate.NewList(tools...))
+	}
+	return nil
+}
+
+// sglangResponses collects a chat's messages, and apart from them the texts of the system message.
+type sglangResponses struct {
+	system   []string
+	messages []any
+	// open says that the last message is the last item's too: an item of the assistant's joins an assistant's message.
+	open bool
+	// unpacked are the bytes of reasoning that came compressed.
+	unpacked int64
+}
+
+// maxUnpacked is the most reasoning that is unpacked of a request, in bytes: a body can hold a thousand times its own length.
+const maxUnpacked = 16 << 20
+
+// add adds an input item.
+func (c *sglangResponses) add(item *chattemplate.Dict) error {
+	kind, typed := item.Get("type")
+	switch kind {
+	case "function_call":
+		call, err := sglangResponsesCall(item)
+		if err != nil {
+			return err
+		}
+		c.say(dict("role", "assistant", "tool_calls", chattemplate.NewList(call)))
+		return nil
+	case "function_call_output":
+		id, ok := get[string](item, "call_id")
+		output, err := sglangOutput(item)
+		if err != nil || !ok {
+			return errNotReproduced("a function's output that is no text")
+		}
+		c.say(dict("role", "tool", "tool_call_id", id, "content", output))
+		return nil
+	case "reasoning":
+		text, err := c.reasoning(item)
+		if err != nil || text == "" {
+			return err
+		}
+		c.say(dict("role", "assistant", "reasoning_content", text))
+		return nil
+	case "message", nil:
+		if typed && kind == nil {
+			return errNotReproduced("an item whose type is null")
+		}
+		return c.message(item)
+	case "custom_tool_call", "custom_tool_call_output":
+		return errNotReproduced("a custom tool")
+	}
+	return errRefused("an item of type %v", kind)
+}
+
+// say adds a message, or joins it with an assistant's before it.
+func (c *sglangResponses) say(message *chattemplate.Dict) {
+	last := c.last()
+	if role(message) != "assistant" || role(last) != "assistant" || !c.open {
+		c.messages, c.open = append(c.messages, message), true
+		return
+	}
+	if phase, of := field(message, "phase"), field(last, "phase"); phase != of {
+		c.messages = append(c.messages, message)
+		return
+	}
+	if content := field(message, "content"); content != nil && content != "" {
+		before := field(last, "content")
+		text, isText := content.(string)
+		textBefore, wasText := before.(string)
+		switch {
+		case before == nil || before == "":
+			last.Set("content", content)
+		case isText && wasText:
+			last.Set("content", textBefore+"\n\n"+text)
+		default:
+			last.Set("content", chattemplate.NewList(slices.Concat(asParts(before), asParts(content))...))
+		}
+	}
+	if calls, _ := get[*chattemplate.List](message, "tool_calls"); calls.Len() > 0 {
+		before, _ := get[*chattemplate.List](last, "tool_calls")
+		var all []any
+		if before != nil {
+			all = append(all, before.Items...)
+		}
+		last.Set("tool_calls", chattemplate.NewList(append(all, calls.Items...)...))
+	}
+	if reasoning, _ := get[string](message, "reasoning_content"); reasoning != "" {
+		if before, _ := get[string](last, "reasoning_content"); before != "" {
+			reasoning = before + "\n" + reasoning
+		}
+		last.Set("reasoning_content", reasoning)
+	}
+}
+
+func (c *sglangResponses) last() *chattemplate.Dict {
+	if len(c.messages) == 0 {
+		return nil
+	}
+	last, _ := c.messages[len(c.messages)-1].(*chattemplate.Dict)
+	return last
+}
+
+// field returns a field's value, nil if absent.
+func field(d *chattemplate.Dict, name string) any { v, _ := d.Get(name); return v }
+
+// asParts returns content as parts.
+func asParts(content any) []any {
+	switch content := content.(type) {
+	case string:
+		if content != "" {
+			return []any{textPart(content)}
+		}
+	case *chattemplate.List:
+		return content.Items
+	}
+	return nil
+}
+
+// developerLabel begins a developer's message, which becomes a system message.
+const developerLabel = "Developer instructions:\n"
+
+// message adds a message.
+func (c *sglangResponses) message(item *chattemplate.Dict) error {
+	role, _ := get[string](item, "role")
+	if !slices.Contains([]string{"user", "assistant", "system", "developer"}, role) ||
+		!onlyFields(item, "type", "id", "status", "role", "content", "phase", "summary") {
+		return errNotReproduced("such a message of the role " + role)
+	}
+	content, _ := item.Get("content")
+	if list, isList := content.(*chattemplate.List); isList {
+		parts, err := sglangInputParts(list)
+		if err != nil {
+			return err
+		}
+		content = parts
+	} else if _, isText := content.(string); !isText {
+		return errNotReproduced("a message without content")
+	}
+	if role == "system" || role == "developer" {
+		var texts []string
+		for _, part := range asParts(content) {
+			part, _ := part.(*chattemplate.Dict)
+			text, _ := get[string](part, "text")
+			texts = append(texts, text)
+		}
+		if text, isText := content.(string); isText {
+			texts = []string{text} // the empty one too
+		}
+		switch {
+		case role == "system":
+		case texts == nil:
+			texts = []string{strings.TrimSuffix(developerLabel, "\n")}
+		default:
+			texts[0] = developerLabel + texts[0]
+		}
+		c.system = append(c.system, texts...)
+		c.open = false
+		return nil
+	}
+	message := dict("role", role)
+	if phase, _ := item.Get("phase"); phase != nil {
+		if phase != "commentary" && phase != "final_answer" {
+			return errNotReproduced("a message of another phase")
+		}
+		message.Set("phase", phase)
+	}
+	message.Set("content", content)
+	c.say(message)
+	return nil
+}
+
+// sglangInputParts returns a message's parts, which are texts.
+func sglangInputParts(list *chattemplate.List) (*chattemplate.List, error) {
+	parts := make([]any, list.Len())
+	for i, item := range list.Items {
+		part, _ := item.(*chattemplate.Dict)
+		text, ok := get[string](part, "text")
+		switch kind, _ := get[string](part, "type"); kind {
+		case "input_text", "output_text", "text":
+			if !ok {
+				return nil, errNotReproduced("a part without text")
+			}
+		default:
+			return nil, errNotReproduced("a part other than text")
+		}
+		parts[i] = textPart(text)
+	}
+	return chattemplate.NewList(parts...), nil
+}
+
+// sglangOutput returns a function's output as one text.
+func sglangOutput(item *chattemplate.Dict) (string, error) {
+	output, _ := item.Get("output")
+	list, isList := output.(*chattemplate.List)
+	if text, ok := output.(string); ok || !isList {
+		if !ok {
+			return "", errNotReproduced("an output of another type")
+		}
+		return text, nil
+	}
+	parts, err := sglangInputParts(list)
+	if err != nil {
+		return "", err
+	}
+	text, _ := joinTexts(parts, "")
+	return text, nil
+}
+
+// sglangResponsesCall returns a function call as a chat's; arguments that are no object count as {}.
+func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
+	id, isID := get[string](item, "call_id")
+	name, isName := get[string](item, "name")
+	if !isID || id == "" || !isName {
+		return nil, errNotReproduced("a function call without call_id and name")
+	}
+	arguments, _ := item.Get("arguments")
+	if text, isText := arguments.(string); isText {
+		var err error
+		if arguments, err = chattemplate.ParseJSON([]byte(text)); err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") && !strings.Contains(text, "Infinity") {
+			return nil, errNotReproduced("tool call arguments that only orjson may read")
+		}
+	}
+	object, ok := arguments.(*chattemplate.Dict)
+	if !ok {
+		object = chattemplate.NewDict()
+	}
+	if hasBigInteger(object) {
+		return nil, errNotReproduced("tool call arguments with an integer beyond 64 bits")
+	}
+	return dict("id", id, "type", "function", "function", dict("name", name, "arguments", object)), nil
+}
+
+// reasoning returns what a reasoning item tells: its summary, or else its content, or else what SGLang packed into its
+// encrypted content, which is not encrypted; "" for nothing.
+func (c *sglangResponses) reasoning(item *chattemplate.Dict) (string, error) {
+	for _, name := range []string{"summary", "content"} {
+		value, _ := item.Get(name)
+		list, ok := value.(*chattemplate.List)
+		if value != nil && !ok {
+			return "", errNotReproduced("such reasoning")
+		}
+		var texts []string
+		for i := range list.Len() {
+			part, _ := list.Items[i].(*chattemplate.Dict)
+			text, ok := get[string](part, "text")
+			if !ok {
+				return "", errNotReproduced("such reasoning")
+			}
+			if text != "" {
+				texts = append(texts, text)
+			}
+		}
+		if texts != nil {
+			return strings.Join(texts, "\n"), nil
+		}
+	}
+	packed, _ := get[string](item, "encrypted_content")
+	packed, own := strings.CutPrefix(packed, "sglang-reasoning-v1.")
+	if !own {
+		return "", nil
+	}
+	compressed, err := base64.URLEncoding.DecodeString(packed)
+	if err != nil {
+		return "", errNotReproduced("packed reasoning that is no base64")
+	}
+	reader, err := zlib.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		return "", nil // nor can SGLang read it
+	}
+	text, err := io.ReadAll(io.LimitReader(reader, maxUnpacked-c.unpacked+1))
+	switch c.unpacked += int64(len(text)); {
+	case c.unpacked > maxUnpacked:
+		return "", errNotReproduced("packed reasoning of that length")
+	case err != nil || !utf8.Valid(text):
+		return "", nil
+	}
+	return string(text), nil
+}
