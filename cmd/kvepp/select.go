@@ -120,6 +120,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if !math.IsNaN(o.overlapWeight) {
 		o.service.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
+	o.service.Scoring.DecodeRole = true // as dynamo.select_service has it, whatever the workers are
 	if err := o.service.Scoring.Validate(); err != nil {
 		return err
 	}
