@@ -40,6 +40,10 @@ func (c *Config) toHTTP(err error) *httpError {
 		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_prefill_worker", message: err.Error()}
 	case errors.Is(err, router.ErrOverloaded):
 		return c.shed("overloaded", err)
+	case errors.Is(err, router.ErrQueueFull):
+		return c.shed("queue_full", err)
+	case errors.Is(err, router.ErrQueueTimeout):
+		return c.shed("queue_timeout", err)
 	}
 	return &httpError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error", message: "kvepp could not route the request; its log says why"}
 }

@@ -18,6 +18,7 @@ type decision struct {
 	sized                       []*scoring.Prompt   // one for each block size met, kept from decision to decision
 	local                       []kvblock.LocalHash // of one prompt
 	scores                      indexer.OverlapScores
+	both                        []pool.Worker  // of aggregated and prefill
 	loads                       []scoring.Load // indexed by worker number
 	overloaded                  []bool         // indexed like the snapshot's workers
 }
@@ -52,6 +53,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil, err
 	}
 	r.predict(d, route)
+	route.released = r.onRelease
 	if p.whole {
 		route.expectPrefill()
 	}
@@ -63,8 +65,16 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 
 // chooseAt decides who serves a request that is to go to t, and books it there.
 func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) (*Route, error) {
-	if err := r.gather(d, snapshot, req, p, t); err != nil {
+	if err := r.gather(d, snapshot, req, p, t, r.overloaded(d, snapshot, p.model)); err != nil {
 		return nil, err
+	}
+	if alone, pairs := len(d.aggregated.workers), len(d.decode.workers); alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV {
+		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
+		if rand.IntN(alone+pairs) < alone {
+			d.decode.reset()
+		} else {
+			d.aggregated.reset()
+		}
 	}
 	var alone, pair *Route
 	var err error
@@ -85,10 +95,10 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 }
 
 // match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.
-func (r *Router) match(d *decision, l *leg, p *prompt) Reason {
+func (r *Router) match(d *decision, candidates []pool.Worker, p *prompt) Reason {
 	sized, announcing, differs := false, false, false
-	for i := range l.workers {
-		w := &l.workers[i]
+	for i := range candidates {
+		w := &candidates[i]
 		if w.OtherTokenizer {
 			differs = true
 			continue
@@ -147,13 +157,27 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 		d.local = kvblock.AppendLocalHashes(d.local[:0], t.IDs[:t.Certain], options)
 		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))
 	}
-	at = r.metrics.Phase("hash", at)
-	for _, chain := range v.prompt.Chains {
-		v.certain = append(v.certain, len(chain))
-		if !r.cfg.asksIndex() {
-			continue
+	r.metrics.Phase("hash", at)
+	for i, t := range p.tokens {
+		v.certain = append(v.certain, len(v.prompt.Chains[i]))
+		if t.Certain < len(t.IDs) {
+			v.prompt.Chains[i] = appendOwn(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
 		}
-		r.index.FindMatches(chain, &d.scores)
+	}
+	r.lookUp(d, &v)
+	return v
+}
+
+// lookUp sets what the workers hold of the prompt.
+func (r *Router) lookUp(d *decision, v *variant) {
+	at := time.Now()
+	clear(v.overlap)
+	v.overlap = v.overlap[:0]
+	for i, chain := range v.prompt.Chains {
+		if !r.cfg.asksIndex() {
+			break
+		}
+		r.index.FindMatches(chain[:v.certain[i]], &d.scores)
 		for _, o := range d.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
 				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
@@ -164,13 +188,14 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 			sum.disk += int32(lower.Disk + lower.External)
 		}
 	}
-	for i, t := range p.tokens {
-		if t.Certain < len(t.IDs) {
-			v.prompt.Chains[i] = appendOwn(v.prompt.Chains[i], options.Blocks(len(t.IDs)))
-		}
-	}
 	r.metrics.Phase("match", at)
-	return v
+}
+
+// lookAgain looks up once more what the workers hold, after a time.
+func (r *Router) lookAgain(d *decision) {
+	for i := range d.variants {
+		r.lookUp(d, &d.variants[i])
+	}
 }
 
 // appendOwn appends what stands, in the load book alone, for the blocks behind a prompt's certain tokens: their hashes are

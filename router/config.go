@@ -48,6 +48,8 @@ type Config struct {
 	// Thresholds say above which load a worker is no candidate. The zero value: whatever its load, it is one. They hold for
 	// every model until SetThresholds changes them.
 	Thresholds Thresholds
+	// Queue has requests wait while every worker is busy. nil: none ever does.
+	Queue *Queue
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
 	Predict Predict
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.

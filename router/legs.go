@@ -2,7 +2,6 @@ package router
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -52,21 +51,21 @@ func (a pairing) with(b pairing) bool {
 		(a.namespace == b.namespace || a.namespace == "" || b.namespace == "")
 }
 
-// gather sorts the pool's workers into the legs that they may be candidates of.
+// gather sorts the pool's workers into the legs that they may be candidates of. over says which of the snapshot's workers are
+// overloaded; nil: none counts as that.
 //
 // The proxy's subset says where it can send a request, and so binds destinations alone. So does t, the target of the request's
 // session.
-func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) error {
+func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target, over []bool) error {
 	d.aggregated.reset()
 	d.prefill.reset()
 	d.decode.reset()
-	d.pairs, d.variants = d.pairs[:0], d.variants[:0]
+	d.pairs = d.pairs[:0]
 	d.aggregated.cfg = r.cfg.Scoring
 	if p.scoring != nil {
 		d.aggregated.cfg = *p.scoring
 	}
 	otherModel, overloaded, busyPrefill, others, otherPrefill := 0, 0, 0, 0, 0
-	over := r.overloaded(d, snapshot, p.model)
 	for i, w := range snapshot.Workers {
 		known := p.model == "" || w.Model == p.model || w.Model == "" && !p.mustBeNamed
 		switch {
@@ -105,14 +104,6 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return err
 	}
 	switch alone, pairs := len(d.aggregated.workers), len(d.decode.workers); {
-	case alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV:
-		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
-		if rand.IntN(alone+pairs) < alone {
-			d.decode.reset()
-		} else {
-			d.aggregated.reset()
-		}
-		return nil
 	case alone+pairs > 0:
 		return nil
 	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
@@ -120,7 +111,6 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	case unpaired > 0 && otherPrefill > 0:
 		return unknownPin(&p.pins.Prefill)
 	case unpaired > 0:
-		r.metrics.Unpaired.Inc()
 		return ErrNoPrefill
 	case others > 0:
 		return unknownPin(&p.pins.Worker)
@@ -210,7 +200,7 @@ func blockSizeOf(w *pool.Worker, sel scoring.Selection) int {
 func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Selection, scoring.Booking, error) {
 	reason := p.reason
 	if p.tokens != nil {
-		reason = r.match(d, l, p)
+		reason = r.match(d, l.workers, p)
 	}
 	for i := range l.workers {
 		w := &l.workers[i]

@@ -26,6 +26,9 @@ func (r *Route) ReleasePrefill() {
 func (r *Route) endPrefill() {
 	r.booking.ReleasePrefill()
 	r.prefill.Free() // the prefill worker has done its part
+	if r.released != nil && !r.computed.Swap(true) {
+		r.released()
+	}
 }
 
 // expectPrefill has the prefill load of a request end when the worker should be done with it, as far as its speed is known:
@@ -87,7 +90,13 @@ func (r *Route) Free() {
 	}
 	r.booking.Free()
 	r.prefill.Free()
-	if r.session != nil && !r.freed.Swap(true) {
+	if r.freed.Swap(true) {
+		return
+	}
+	if r.session != nil {
 		r.sessions.release(r.session, r.final)
+	}
+	if r.released != nil {
+		r.released()
 	}
 }

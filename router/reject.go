@@ -1,13 +1,27 @@
 package router
 
-import "errors"
+import (
+	"errors"
+
+	"kvepp/router/queue"
+)
 
 // rejections are the causes for which requests are turned away because of load, as a metric has them.
-var rejections = []string{"overloaded"}
+var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout"}
 
 // countRejection counts an error of load; any other is none of its business.
 func (r *Router) countRejection(err error) {
-	if errors.Is(err, ErrOverloaded) {
+	limit := (*queue.LimitError)(nil)
+	switch {
+	case errors.Is(err, ErrOverloaded):
 		r.metrics.Rejection("overloaded")
+	case errors.As(err, &limit):
+		r.metrics.Rejection("queue_limit")
+	case errors.Is(err, ErrQueueFull):
+		r.metrics.Rejection("queue_full")
+	case errors.Is(err, ErrQueueTimeout):
+		r.metrics.Rejection("queue_timeout")
+	case errors.Is(err, ErrNoPrefill):
+		r.metrics.Unpaired.Inc()
 	}
 }

@@ -103,6 +103,9 @@ type Route struct {
 	session  *session // held; nil: none
 	final    bool     // it ends with this request
 	freed    atomic.Bool
+
+	released func()      // says that there is less load than before; nil: nobody waits for it
+	computed atomic.Bool // released was told that the prompt is prefilled
 }
 
 // Router routes the requests of one pool.
@@ -116,6 +119,8 @@ type Router struct {
 	scratch    sync.Pool // *decision
 	records    records
 	thresholds thresholds
+	waits      *waits // nil: no request ever waits
+	onRelease  func() // released, if there are waits
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
@@ -125,14 +130,17 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
 	r.thresholds.start(cfg.Thresholds)
+	if cfg.Queue != nil {
+		r.waits, r.onRelease = newWaits(), r.released
+	}
 	m.Rejections(rejections...)
 	return r
 }
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrNoPrefill; ErrOverloaded; ctx's
-// own. Every other trouble is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrNoPrefill; ErrOverloaded;
+// ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	p, err := r.prepare(ctx, req)
@@ -144,9 +152,8 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	}
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
-	snapshot := r.pool.Acquire()
-	defer snapshot.Release()
-	route, err := r.choose(d, snapshot, req, &p)
+	d.variants = d.variants[:0]
+	route, waited, err := r.decide(ctx, d, req, &p)
 	r.record(ctx, req, &p, route, err)
 	if err != nil {
 		r.countRejection(err)
@@ -163,6 +170,6 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	if route.UpperBound {
 		r.metrics.UpperBound.Inc()
 	}
-	r.metrics.Phase("pick", start)
+	r.metrics.Phase("pick", start.Add(waited)) // waiting is no work
 	return route, nil
 }

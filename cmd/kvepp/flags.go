@@ -74,10 +74,7 @@ type options struct {
 	durableEvents, resetStates, remoteIndexer bool // refused when set
 	snapshotThreshold                         int
 
-	thresholds     router.Thresholds
-	busyThreshold  *float64 // older name of thresholds.ActiveDecodeBlocks
-	retryAfter     uint16
-	overloadStatus int
+	busy
 
 	given   map[string]bool // flags given, by flag or environment
 	feed    feed.Config
@@ -135,6 +132,9 @@ var dynamoEnv = map[string]string{
 	"active-decode-blocks-threshold":       "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
 	"active-prefill-tokens-threshold":      "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
 	"active-prefill-tokens-threshold-frac": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+	"router-queue-threshold":               "DYN_ROUTER_QUEUE_THRESHOLD",
+	"router-queue-policy":                  "DYN_ROUTER_QUEUE_POLICY",
+	"router-policy-config":                 "DYN_ROUTER_POLICY_CONFIG",
 	"shed-retry-after":                     "DYN_EPP_SHED_RETRY_AFTER_SECS",
 	"overload-status-code":                 "DYN_HTTP_OVERLOAD_STATUS_CODE",
 }
@@ -205,7 +205,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard", "what a session does whose worker is above a busy threshold, `hard or soft`. hard: its requests are refused; soft: it moves to another worker")
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are ignored, and counted. Headers are never followed")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
-	loadFlags(f, o)
+	o.busy.add(f)
 
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
@@ -294,6 +294,9 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
 	}
 	if err := fromEnvironment(f, "", o.scheduling.inherited(getenv)); err != nil {
+		return err
+	}
+	if err := o.busy.readPolicies(f); err != nil {
 		return err
 	}
 	o.given = map[string]bool{}
@@ -394,6 +397,7 @@ func (o *options) withoutEffect() []string {
 		}
 	}
 	unread = append(unread, o.scheduling.unused(o.given)...)
+	unread = append(unread, o.busy.unused(o.given, o.scoring.TrackPrefillTokens)...)
 	if o.scoring.Mode != scoring.DeviceAwareWeighted {
 		add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
 	}
@@ -485,7 +489,7 @@ func (o *options) check() error {
 	if err := o.checkRouting(); err != nil {
 		return err
 	}
-	if err := o.checkLoad(); err != nil {
+	if err := o.busy.check(); err != nil {
 		return err
 	}
 	if _, err := o.modelFolders(); err != nil {

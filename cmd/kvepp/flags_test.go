@@ -112,7 +112,12 @@ var settings = []struct {
 	{"allow-client-pinning", "KVEPP_ALLOW_CLIENT_PINNING", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.allowPinning }},
 	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
 	{"active-decode-blocks-threshold", "KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
-	{"busy-threshold", "KVEPP_BUSY_THRESHOLD", "", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.busyThreshold}.String() }},
+	{"busy-threshold", "KVEPP_BUSY_THRESHOLD", "", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
+	{"router-queue-threshold", "KVEPP_ROUTER_QUEUE_THRESHOLD", "DYN_ROUTER_QUEUE_THRESHOLD", [3]string{"0", "2", "4"}, func(o *options) any { return optionalValue[float64]{value: &o.queueThreshold}.String() }},
+	{"router-queue-policy", "KVEPP_ROUTER_QUEUE_POLICY", "DYN_ROUTER_QUEUE_POLICY", [3]string{"wspt", "lcfs", "wspt"}, func(o *options) any { return o.queuePolicy }},
+	{"router-policy-config", "KVEPP_ROUTER_POLICY_CONFIG", "DYN_ROUTER_POLICY_CONFIG", [3]string{"testdata/policy.yaml", "testdata/policy2.yaml", "testdata/policy.yaml"}, func(o *options) any { return o.policyConfig }},
+	{"router-queue-timeout", "KVEPP_ROUTER_QUEUE_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.queueTimeout }},
+	{"router-queue-size", "KVEPP_ROUTER_QUEUE_SIZE", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.queueSize }},
 	{"active-prefill-tokens-threshold", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", [3]string{"0", "2", "3"}, func(o *options) any { return optionalValue[uint64]{value: &o.thresholds.ActivePrefillTokens}.String() }},
 	{"active-prefill-tokens-threshold-frac", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", [3]string{"0", "2", "3"}, func(o *options) any {
 		return optionalValue[float64]{value: &o.thresholds.ActivePrefillTokensFrac}.String()
@@ -192,6 +197,54 @@ func TestNegatedFlags(t *testing.T) {
 	o := parsed(t, []string{"--no-router-kv-events", "--no-router-track-active-blocks"}, map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
 	if o.kvEvents || o.scoring.TrackActiveBlocks || !o.scoring.TrackPrefillTokens {
 		t.Errorf("--no-router-kv-events --no-router-track-active-blocks: %+v", o)
+	}
+}
+
+func TestQueueFlags(t *testing.T) {
+	base := []string{"--endpoints=x"}
+	for _, c := range []struct {
+		args   []string
+		waits  bool
+		unused int
+	}{
+		{nil, false, 0},
+		{[]string{"--router-queue-threshold=None"}, false, 0},
+		{[]string{"--router-queue-policy=wspt", "--router-queue-timeout=1s"}, false, 2},
+		{[]string{"--router-queue-threshold=2.0", "--router-queue-policy=wspt"}, true, 0},
+		{[]string{"--router-queue-threshold=2.0", "--no-router-track-prefill-tokens"}, true, 1},
+		{[]string{"--router-policy-config=testdata/policy.yaml"}, true, 0},
+		{[]string{"--router-policy-config=testdata/policy.yaml", "--router-queue-threshold=2.0"}, true, 1},
+		{[]string{"--router-policy-config=testdata/policy2.yaml"}, false, 0},
+	} {
+		o := parsed(t, append(base, c.args...), nil)
+		if q := o.busy.queue(); (q != nil) != c.waits || q != nil && (q.Bound != 65536 || q.Timeout != 30*time.Second) {
+			t.Errorf("%v: %+v", c.args, q)
+		}
+		if unused := o.withoutEffect(); len(unused) != c.unused {
+			t.Errorf("%v: without effect: %v", c.args, unused)
+		}
+	}
+	// What the file says under router goes before flags, and those before the environment.
+	o := parsed(t, append(base, "--router-policy-config=testdata/policy2.yaml", "--router-ttl-secs=9", "--router-track-active-blocks"), map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
+	if o.ttlSecs != 60.5 || o.scoring.TrackActiveBlocks || o.kvEvents || o.predictedTTLSecs != 0 || o.scoring.HostCacheHitWeight != 0.5 {
+		t.Errorf("%+v", o.scoring)
+	}
+	classes := parsed(t, append(base, "--router-policy-config=testdata/policy.yaml"), nil).busy.queue().Profiles.Classes()
+	if strings.Join(classes, " ") != "cached uncached" {
+		t.Errorf("classes %v", classes)
+	}
+}
+
+// The keys of router are all Dynamo's, and each has a flag.
+func TestPolicySettings(t *testing.T) {
+	f := serveFlags(new(options))
+	for key, flag := range settingFlags {
+		if f.Lookup(flag) == nil || refusedSettings[key] != "" {
+			t.Errorf("%s: no flag --%s", key, flag)
+		}
+	}
+	if n := len(settingFlags) + len(refusedSettings); n != 20 {
+		t.Errorf("%d settings, Dynamo has 20", n)
 	}
 }
 
@@ -410,7 +463,16 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--active-decode-blocks-threshold=nan"}, nil, "between 0.0 and 1.0"},
 		{[]string{"--endpoints=x", "--active-prefill-tokens-threshold=-1"}, nil, "or None"},
 		{[]string{"--endpoints=x", "--active-prefill-tokens-threshold-frac=inf"}, nil, "finite"},
-		{[]string{"--endpoints=x", "--busy-threshold=0.5", "--active-decode-blocks-threshold=0.6"}, nil, "one of the two"},
+		{[]string{"--endpoints=x", "--router-queue-threshold=-1"}, nil, "finite"},
+		{[]string{"--endpoints=x", "--router-queue-threshold=nan"}, nil, "finite"},
+		{[]string{"--endpoints=x", "--router-queue-policy=edf"}, nil, "fcfs, wspt or lcfs"},
+		{[]string{"--endpoints=x", "--router-queue-timeout=-1s"}, nil, "negative"},
+		{[]string{"--endpoints=x", "--router-queue-size=0"}, nil, "at least 1"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/nopolicy.yaml"}, nil, "nopolicy.yaml"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil, "testdata/refused.yaml: line 3: worker_selection: kvepp"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil, "refused2.yaml: line 3: router_tracking_hash:"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil, `refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil, "refused4.yaml: line 2: router_ttl_secs:"},
 		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},

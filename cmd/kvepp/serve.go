@@ -143,9 +143,12 @@ func serve(o *options) error {
 		Pinning:      o.allowPinning,
 		TenantSalts:  engine.Engine == tokenizer.Dynamo,
 		Thresholds:   o.thresholds,
+		Queue:        o.busy.queue(),
+		CountTokens:  o.busy.countsTokens(),
 		StockPrefill: o.prefillerHeader,
 	}, endpoints, index, book, m, log)
 	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(decides.Overloaded()) })
+	showQueue(m, o.busy.queue(), decides)
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,
@@ -262,6 +265,17 @@ func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.In
 			}
 			return float64(no)
 		})
+	}
+}
+
+// showQueue shows how many requests wait in each policy class.
+func showQueue(m *metrics.Metrics, q *router.Queue, r *router.Router) {
+	classes := []string{"default"}
+	if q != nil {
+		classes = q.Profiles.Classes()
+	}
+	for _, class := range classes {
+		m.Source(metrics.QueuedRequests, metrics.QueuedRequestsHelp, prometheus.Labels{"policy_class": class}, func() float64 { return float64(r.Waiting(class)) })
 	}
 }
 

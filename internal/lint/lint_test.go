@@ -37,7 +37,7 @@ var may = map[string]string{
 	"indexer/feed/parity": "indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router/queue":        "",
-	"router":              "indexer kvblock pool scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
+	"router":              "indexer kvblock pool router/queue scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
 	"internal/service":    "indexer indexer/feed kvblock pool router scoring internal/metrics",
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",

@@ -26,6 +26,7 @@ type Metrics struct {
 	checks    *prometheus.CounterVec
 	hints     *prometheus.CounterVec
 	rejected  *prometheus.CounterVec
+	waited    prometheus.Histogram
 
 	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and longer
 	// than most events take to be applied.
@@ -87,8 +88,13 @@ func New() *Metrics {
 		}, []string{"hint", "cause"}),
 		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_rejections_total",
-			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold).",
+			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold), queue_full, queue_limit (its policy class holds as much as it may), queue_timeout.",
 		}, []string{"cause"}),
+		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "kvepp_queue_wait_seconds",
+			Help:    "How long requests waited in the queue that did, those included that left it or were turned away.",
+			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18), // 1 ms .. 131 s
+		}),
 		Predicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_predicted_cached_tokens_total",
 			Help: "Prompt tokens that the chosen worker's KV cache was believed to hold.",
@@ -132,7 +138,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, selections, m.Unpaired)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.waited, selections, m.Unpaired)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -154,6 +160,9 @@ func (m *Metrics) Rejections(causes ...string) {
 
 // Rejection counts one request that was turned away because of load.
 func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).Inc() }
+
+// QueueWait observes for how long one request waited.
+func (m *Metrics) QueueWait(d time.Duration) { m.waited.Observe(d.Seconds()) }
 
 // RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
 func (m *Metrics) RemoteTokenize(model, outcome string) {
@@ -239,6 +248,8 @@ const (
 	SubscriptionsHelp     = "Subscriptions to engines' KV events by state (connected, connecting)."
 	SilentWorkers         = "kvepp_silent_workers"
 	SilentWorkersHelp     = "Workers that have served requests and sent no KV event: wrong address, blocked port, or events that are off."
+	QueuedRequests        = "kvepp_queued_requests"
+	QueuedRequestsHelp    = "Requests that wait for a worker, by policy class."
 	OverloadedWorkers     = "kvepp_overloaded_workers"
 	OverloadedWorkersHelp = "Workers that are no candidates because their load is above a busy threshold."
 	Workers               = "kvepp_workers"

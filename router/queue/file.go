@@ -34,23 +34,8 @@ type Setting struct {
 	Line       int
 }
 
-// Profile returns the profile of a model; nil where the file has none.
-func (f *File) Profile(model string) *Profile {
-	if p := f.models[model]; p != nil {
-		return p
-	}
-	return f.root
-}
-
-// Models returns the models that have a profile of their own, sorted.
-func (f *File) Models() []string {
-	var names []string
-	for name := range f.models {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+// HasRoot reports whether the file has a profile for all models that have none of their own.
+func (f *File) HasRoot() bool { return f.root != nil }
 
 // The keys of the file, as Dynamo has them.
 var (
@@ -378,7 +363,7 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 
 	c.Policy = FCFS
 	if v := o.values["queue_policy"]; v != nil {
-		if c.Policy = Policy(v.Value); v.Kind != yaml.ScalarNode || !c.Policy.valid() {
+		if c.Policy = Policy(v.Value); v.Kind != yaml.ScalarNode || !c.Policy.Valid() {
 			return c, "", 0, wrong(v, "queue_policy %q: must be fcfs, wspt or lcfs", v.Value)
 		}
 	}

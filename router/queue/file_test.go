@@ -1,7 +1,9 @@
 package queue
 
 import (
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -36,7 +38,12 @@ func TestParseFile(t *testing.T) {
 	if want := []Setting{{"router_track_active_blocks", "false", 3}, {"router_ttl_secs", "60.5", 4}, {"router_predicted_ttl_secs", "None", 5}}; !reflect.DeepEqual(f.Router, want) {
 		t.Errorf("router: %+v", f.Router)
 	}
-	p := f.Profile("anything")
+	fallback := Single(WSPT, nil)
+	all := f.Profiles(fallback)
+	p, own := all.Of("anything")
+	if own || !f.HasRoot() {
+		t.Error("a profile for anything")
+	}
 	want := []Class{
 		{Name: "cached", Policy: FCFS, Quantum: 2048, BusyFrac: set(16.0)},
 		{Name: "uncached", Policy: WSPT, Quantum: 1024, BusyTokens: set(100), MaxRequests: set(8)},
@@ -62,11 +69,16 @@ func TestParseFile(t *testing.T) {
 			t.Errorf("%q with %d tokens: %s, want %s", c.name, c.tokens, got, c.want)
 		}
 	}
-	if own := f.Profile("other/model"); own == p || own.Classes[own.Class("urgent", 5000)].Name != "only" || own.Waits() || !p.Waits() {
-		t.Errorf("other/model: %+v", own)
+	if other, own := all.Of("other/model"); !own || other == p || other.Classes[other.Class("urgent", 5000)].Name != "only" || other.Waits() || !p.Waits() || !all.Waits() {
+		t.Errorf("other/model: %+v", other)
 	}
-	if got := f.Models(); len(got) != 1 || got[0] != "other/model" {
-		t.Errorf("models %v", got)
+	if got := strings.Join(all.Classes(), " "); got != "batch.all cached only uncached urgent_cached urgent_uncached" {
+		t.Errorf("classes %s", got)
+	}
+	for _, none := range []*File{nil, {}} {
+		if p, own := none.Profiles(fallback).Of("m"); p != fallback || own || none.Profiles(fallback).Waits() {
+			t.Errorf("%+v", p)
+		}
 	}
 	if c := &p.Classes[3]; !c.Rejects() || c.Waits() || p.Classes[1].Rejects() || !p.Classes[1].Waits() {
 		t.Errorf("%+v", c)
@@ -157,7 +169,7 @@ func TestRefusedFiles(t *testing.T) {
 func TestAliases(t *testing.T) {
 	text := "models:\n  m: &m\n    default_policy_family: f\n    uncached_isl_buckets: [{min_tokens: 0, bucket: b}]\n    policy_classes:\n    - {name: k, policy_family: f, cache_bucket: b, quantum: 1}\n"
 	f, err := ParseFile([]byte(text + "  n: *m\n"))
-	if err != nil || f.Profile("n").Classes[0].Name != "k" || f.Profile("x") != nil {
+	if err != nil || f.models["n"].Classes[0].Name != "k" || f.HasRoot() {
 		t.Fatalf("%+v, %v", f, err)
 	}
 	var many strings.Builder
@@ -187,15 +199,13 @@ func FuzzParseFile(f *testing.F) {
 			}
 			return
 		}
-		for _, model := range append(file.Models(), "") {
-			p := file.Profile(model)
-			if p == nil {
-				continue
-			}
+		all := file.Profiles(Single(FCFS, nil))
+		for _, model := range append(slices.Collect(maps.Keys(file.models)), "") {
+			p, _ := all.Of(model)
 			q := New[int](p, 10)
 			for _, name := range []string{"", "x", p.Classes[len(p.Classes)-1].Name} {
 				for _, tokens := range []int{0, 1, 1 << 40} {
-					if c := p.Class(name, tokens); c < 0 || c >= len(p.Classes) || p.Classes[c].Quantum < 1 || !p.Classes[c].Policy.valid() {
+					if c := p.Class(name, tokens); c < 0 || c >= len(p.Classes) || p.Classes[c].Quantum < 1 || !p.Classes[c].Policy.Valid() {
 						t.Fatalf("class %d of %+v", c, p.Classes)
 					} else if _, err := q.Push(Request{Class: c, Lane: Any, Tokens: tokens}, 1, 0); err == nil && q.Pop(always[int]) == nil {
 						t.Fatal("what was pushed is not popped")

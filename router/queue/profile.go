@@ -1,6 +1,10 @@
 package queue
 
-import "sort"
+import (
+	"maps"
+	"slices"
+	"sort"
+)
 
 // Class is one policy class: who waits when, in which order, and how many.
 type Class struct {
@@ -80,4 +84,54 @@ func (p *Profile) Class(name string, uncachedTokens int) int {
 	}
 	bucket := sort.Search(len(p.buckets), func(i int) bool { return p.buckets[i] > uncachedTokens }) - 1
 	return p.members[member{family, max(bucket, 0)}]
+}
+
+// Profiles are the profiles of all models.
+type Profiles struct {
+	byModel map[string]*Profile
+	others  *Profile // of every other model
+}
+
+// Profiles returns the profiles of the file; fallback is that of models for which it has none. A nil File has none at all.
+func (f *File) Profiles(fallback *Profile) *Profiles {
+	if f == nil {
+		return &Profiles{others: fallback}
+	}
+	if f.root != nil {
+		fallback = f.root
+	}
+	return &Profiles{byModel: f.models, others: fallback}
+}
+
+// Of returns the profile of a model, and whether the model has one of its own.
+func (p *Profiles) Of(model string) (profile *Profile, own bool) {
+	if profile, own = p.byModel[model]; own {
+		return profile, true
+	}
+	return p.others, false
+}
+
+// Waits reports whether requests to any model ever wait or are turned away.
+func (p *Profiles) Waits() bool {
+	for _, own := range p.byModel {
+		if own.Waits() {
+			return true
+		}
+	}
+	return p.others.Waits()
+}
+
+// Classes returns the names of all classes, sorted.
+func (p *Profiles) Classes() []string {
+	names := map[string]bool{}
+	add := func(profile *Profile) {
+		for i := range profile.Classes {
+			names[profile.Classes[i].Name] = true
+		}
+	}
+	add(p.others)
+	for _, own := range p.byModel {
+		add(own)
+	}
+	return slices.Sorted(maps.Keys(names))
 }

@@ -26,8 +26,8 @@ const (
 	WSPT Policy = "wspt" // the least work first: tokens that are not cached, divided by 1 + jump
 )
 
-// valid reports whether p is one of the policies.
-func (p Policy) valid() bool { return p == FCFS || p == LCFS || p == WSPT }
+// Valid reports whether p is one of the policies.
+func (p Policy) Valid() bool { return p == FCFS || p == LCFS || p == WSPT }
 
 // score is what the class is ordered by, highest first. arrival is in seconds.
 func (p Policy) score(arrival, jump float64, cost int) float64 {
@@ -142,7 +142,8 @@ func (q *Queue[T]) Len() int { return q.length }
 func (q *Queue[T]) Load(class int) Load { return q.classes[class].load }
 
 // Push adds a request. The class's limits are for each of workers; they are compared with what waits already, so that the
-// request that crosses one is still taken.
+// request that crosses one is still taken. A class that [Class.Rejects] takes any: whoever pops them sends them on or turns
+// them away at once.
 //
 // Errors: ErrFull, *LimitError.
 func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
@@ -150,7 +151,7 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 	if q.length >= q.bound {
 		return nil, ErrFull
 	}
-	if err := c.limited(workers); err != nil {
+	if err := q.Limited(r.Class, workers); err != nil && !c.Rejects() {
 		return nil, err
 	}
 	item := &Item[T]{Request: r, Value: value, score: c.Policy.score(r.Arrival, r.Jump, r.cost()), sequence: q.sequence}
@@ -170,8 +171,9 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 	return item, nil
 }
 
-// limited returns the first limit that the class has reached.
-func (c *class[T]) limited(workers int) error {
+// Limited returns the first limit that a class has reached, as a *LimitError; nil if there is none.
+func (q *Queue[T]) Limited(class, workers int) error {
+	c := &q.classes[class]
 	for _, l := range []struct {
 		kind    string
 		current int

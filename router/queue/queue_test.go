@@ -44,7 +44,7 @@ func (o *oracle) load(class int) (l Load) {
 func (o *oracle) push(r Request, workers, id int) bool {
 	c, l := &o.profile.Classes[r.Class], o.load(r.Class)
 	for current, each := range map[*int]*int{&l.Requests: c.MaxRequests, &l.Tokens: c.MaxTokens, &l.CachedTokens: c.MaxCachedTokens} {
-		if each != nil && *current >= *each*workers {
+		if each != nil && *current >= *each*workers && !c.Rejects() {
 			return false
 		}
 	}
@@ -302,7 +302,7 @@ func TestLimits(t *testing.T) {
 		{Class{MaxRequests: set(2)}, Request{}, 6, "requests"},
 		{Class{MaxTokens: set(100)}, Request{Tokens: 70}, 5, "raw_isl_tokens"}, // the one that crosses the limit is taken
 		{Class{MaxCachedTokens: set(10)}, Request{Tokens: 8, CachedTokens: 9}, 4, "cached_tokens"},
-		{Class{MaxRequests: set(0)}, Request{}, 0, "requests"},
+		{Class{MaxRequests: set(0)}, Request{}, 20, ""}, // for whoever pops them to turn away
 		{Class{MaxTokens: set(math.MaxInt)}, Request{Tokens: math.MaxInt / 30}, 20, ""},
 	} {
 		c.class.Name, c.class.Quantum, c.r.Lane = "k", 1, Any
@@ -318,6 +318,17 @@ func TestLimits(t *testing.T) {
 		if taken != c.taken || (c.kind == "") != errors.Is(err, ErrFull) || errors.As(err, &limit) && (limit.Kind != c.kind || limit.Class != "k") {
 			t.Errorf("%+v: took %d, then %v; want %d and %s", c.class, taken, err, c.taken, c.kind)
 		}
+	}
+}
+
+func TestLimited(t *testing.T) {
+	q := New[int](&Profile{Classes: []Class{{Name: "a", Quantum: 1, MaxTokens: set(0)}, {Name: "b", Quantum: 1}}}, 20)
+	limit := (*LimitError)(nil)
+	if err := q.Limited(0, 3); !errors.As(err, &limit) || *limit != (LimitError{"a", "raw_isl_tokens", 0, 0}) {
+		t.Error(err)
+	}
+	if err := q.Limited(1, 3); err != nil {
+		t.Error(err)
 	}
 }
 

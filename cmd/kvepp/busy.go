@@ -1,0 +1,210 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/router"
+	"kvepp/router/queue"
+)
+
+// busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests wait for
+// them.
+type busy struct {
+	thresholds     router.Thresholds
+	retryAfter     uint16
+	overloadStatus int
+
+	queueThreshold *float64 // nil: requests do not wait
+	queuePolicy    string
+	policyConfig   string // file
+	queueSize      int
+	queueTimeout   time.Duration
+
+	policies *queue.File // what policyConfig holds; nil without one
+}
+
+// add declares the flags.
+func (b *busy) add(f *pflag.FlagSet) {
+	f.Var(optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat), "active-decode-blocks-threshold", "an endpoint is overloaded, and in every router mode no candidate, while active requests hold more than this `PART` (0 to 1) of its KV blocks; while all are, requests are refused at once. None: whatever they hold. /busy_threshold at --admin-address changes it for one model")
+	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
+	f.Var(optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint), "active-prefill-tokens-threshold", "the same while more than this many prompt `TOKENS` wait to be prefilled. None: however many")
+	f.Var(optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat), "active-prefill-tokens-threshold-frac", "the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model card's); without effect where that is not known")
+	f.Uint16Var(&b.retryAfter, "shed-retry-after", 1, "`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header")
+	f.IntVar(&b.overloadStatus, "overload-status-code", 429, "their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend")
+
+	f.Var(optional(&b.queueThreshold, "float", parseFloat), "router-queue-threshold", "requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this `MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 and 4.0")
+	f.StringVar(&b.queuePolicy, "router-queue-policy", "fcfs", "who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to prefill, for its priority), or lcfs (who came last; for comparisons)")
+	f.StringVar(&b.policyConfig, "router-policy-config", "", "YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it says under router goes before flags")
+	f.DurationVar(&b.queueTimeout, "router-queue-timeout", 30*time.Second, "how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit")
+	f.IntVar(&b.queueSize, "router-queue-size", 65536, "at most this many requests, `N`, wait for the workers of one model; beyond, they are refused")
+}
+
+// settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router 1.6.1,
+// scheduling::policy_config.
+var settingFlags = map[string]string{
+	"host_cache_hit_weight":           "router-host-cache-hit-weight",
+	"disk_cache_hit_weight":           "router-disk-cache-hit-weight",
+	"use_kv_events":                   "router-kv-events",
+	"router_replica_sync":             "router-replica-sync",
+	"router_track_active_blocks":      "router-track-active-blocks",
+	"router_track_output_blocks":      "router-track-output-blocks",
+	"router_assume_kv_reuse":          "router-assume-kv-reuse",
+	"router_track_prefill_tokens":     "router-track-prefill-tokens",
+	"router_prefill_load_model":       "router-prefill-load-model",
+	"router_ttl_secs":                 "router-ttl-secs",
+	"router_approximate_cache_policy": "router-approximate-cache-policy",
+	"router_event_threads":            "router-event-threads",
+	"use_remote_indexer":              "use-remote-indexer",
+	"serve_indexer":                   "serve-indexer",
+	"shared_cache_type":               "shared-cache-type",
+	"router_predicted_ttl_secs":       "router-predicted-ttl-secs",
+}
+
+// refusedSettings are Dynamo's others, and why kvepp does not follow them.
+var refusedSettings = map[string]string{
+	"router_tracking_hash":        "bookings are no other process's to read, so there is one hash",
+	"router_tracking_key_file":    "bookings are no other process's to read, so there is one hash",
+	"router_tracking_key_id":      "bookings are no other process's to read, so there is one hash",
+	"enable_session_prefix_index": "kvepp has no index of sessions' prefixes",
+}
+
+// readPolicies reads the policy file, if there is one, and sets the flags of f that it has settings for.
+func (b *busy) readPolicies(f *pflag.FlagSet) error {
+	if b.policyConfig == "" {
+		return nil
+	}
+	text, err := os.ReadFile(b.policyConfig)
+	if err != nil {
+		return fmt.Errorf("--router-policy-config: %w", err)
+	}
+	if b.policies, err = queue.ParseFile(text); err != nil {
+		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
+	}
+	for _, s := range b.policies.Router {
+		if err := set(f, s); err != nil {
+			return fmt.Errorf("--router-policy-config %s: line %d: %w", b.policyConfig, s.Line, err)
+		}
+	}
+	return nil
+}
+
+func set(f *pflag.FlagSet, s queue.Setting) error {
+	name, known := settingFlags[s.Key]
+	if why, not := refusedSettings[s.Key]; not {
+		return fmt.Errorf("%s: %s; leave this key out", s.Key, why)
+	} else if !known {
+		return fmt.Errorf("%q is not a key of router, which has: %s", s.Key, strings.Join(slices.Sorted(maps.Keys(settingFlags)), ", "))
+	}
+	flag := f.Lookup(name)
+	var err error
+	if s.Value == "None" {
+		flag.Changed, err = false, flag.Value.Set(flag.DefValue)
+	} else {
+		err = f.Set(name, s.Value)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.Key, err)
+	}
+	return nil
+}
+
+// check checks these flags.
+func (b *busy) check() error {
+	if err := b.thresholds.Validate(); err != nil {
+		return fmt.Errorf("a busy threshold flag: %w", err)
+	}
+	switch {
+	case b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529:
+		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", b.overloadStatus)
+	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 && *b.queueThreshold <= math.MaxFloat64): // also what is not a number
+		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, or None", *b.queueThreshold)
+	case !queue.Policy(b.queuePolicy).Valid():
+		return fmt.Errorf("--router-queue-policy %q: must be fcfs, wspt or lcfs", b.queuePolicy)
+	case b.queueTimeout < 0:
+		return errors.New("--router-queue-timeout may not be negative")
+	case b.queueSize < 1:
+		return errors.New("--router-queue-size must be at least 1")
+	}
+	return nil
+}
+
+// queue returns how requests wait; nil: never.
+func (b *busy) queue() *router.Queue {
+	profiles := b.policies.Profiles(queue.Single(queue.Policy(b.queuePolicy), b.queueThreshold))
+	if !profiles.Waits() {
+		return nil
+	}
+	return &router.Queue{Profiles: profiles, Bound: b.queueSize, Timeout: b.queueTimeout}
+}
+
+// countsTokens reports whether the numbers of tokens matter in every router mode.
+func (b *busy) countsTokens() bool {
+	return b.queue() != nil || b.thresholds.ActivePrefillTokens != nil || b.thresholds.ActivePrefillTokensFrac != nil
+}
+
+// unused lists what was given and means nothing. tracked says that prompt tokens are counted.
+func (b *busy) unused(given map[string]bool, tracked bool) (unused []string) {
+	add := func(why string, flags ...string) {
+		for _, flag := range flags {
+			if given[flag] {
+				unused = append(unused, "--"+flag+": "+why)
+			}
+		}
+	}
+	switch {
+	case b.queue() == nil:
+		add("no request ever waits: neither --router-queue-threshold nor --router-policy-config says when", "router-queue-policy", "router-queue-timeout", "router-queue-size")
+	case b.policies != nil && b.policies.HasRoot():
+		add("the policy classes of --router-policy-config say this", "router-queue-threshold", "router-queue-policy")
+	}
+	if !tracked {
+		add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold", "active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
+	}
+	return unused
+}
+
+// optionalValue is a flag that may be absent, or None, as Dynamo's documents write it.
+type optionalValue[T any] struct {
+	value **T
+	kind  string // for help
+	parse func(string) (T, error)
+}
+
+func optional[T any](value **T, kind string, parse func(string) (T, error)) optionalValue[T] {
+	return optionalValue[T]{value, kind, parse}
+}
+
+func (o optionalValue[T]) Set(s string) error {
+	if s == "None" || s == "none" {
+		*o.value = nil
+		return nil
+	}
+	v, err := o.parse(s)
+	if err != nil {
+		return errors.New("must be a number, or None")
+	}
+	*o.value = &v
+	return nil
+}
+
+func (o optionalValue[T]) String() string {
+	if o.value == nil || *o.value == nil {
+		return ""
+	}
+	return fmt.Sprint(**o.value)
+}
+
+func (o optionalValue[T]) Type() string { return o.kind }
+
+func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+func parseUint(s string) (uint64, error)   { return strconv.ParseUint(s, 10, 64) }

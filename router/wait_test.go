@@ -1,0 +1,387 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/pool"
+	"kvepp/router/queue"
+)
+
+// newQueueHouse is a house where requests wait while every worker has a prompt to prefill.
+func newQueueHouse(t testing.TB, policy queue.Policy, endpoints ...pool.Endpoint) *house {
+	t.Helper()
+	return withProfiles(t, (*queue.File)(nil).Profiles(queue.Single(policy, set(0.0))), endpoints...)
+}
+
+func withProfiles(t testing.TB, p *queue.Profiles, endpoints ...pool.Endpoint) *house {
+	t.Helper()
+	h := newHouse(t, endpoints...)
+	cfg := h.cfg
+	cfg.Queue = &Queue{Profiles: p, Bound: 1 << 16}
+	h.Router = New(cfg, h.pool, h.index, h.book, h.metrics, h.log)
+	return h
+}
+
+// arrivals are requests on their way, each in a goroutine of its own.
+type arrivals struct {
+	h    *house
+	mu   sync.Mutex
+	went []string          // in the order in which they were routed, or "name: error"
+	by   map[string]*Route // those that run
+}
+
+// send routes a request in the bubble, and returns when it has been routed or waits.
+func (a *arrivals) send(ctx context.Context, name string, req *Request) {
+	go func() {
+		r, err := a.h.Route(ctx, req)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if err != nil {
+			a.went = append(a.went, name+": "+err.Error())
+			return
+		}
+		a.went = append(a.went, name)
+		a.by[name] = r
+	}()
+	synctest.Wait()
+}
+
+// prefilled ends the prefill of a request that runs, and returns when everything has come to rest.
+func (a *arrivals) prefilled(name string) {
+	a.mu.Lock()
+	r := a.by[name]
+	a.mu.Unlock()
+	r.MarkPrefillCompleted()
+	synctest.Wait()
+}
+
+func (a *arrivals) order() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return strings.Join(a.went, " ")
+}
+
+func arriveAt(h *house) *arrivals { return &arrivals{h: h, by: map[string]*Route{}} }
+
+// A request waits exactly while every worker is busy, and goes where it is then best; nobody goes before it.
+func TestRequestsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
+		a := arriveAt(h)
+		for i, name := range []string{"b", "a", "c", "d"} {
+			a.send(t.Context(), name, completion("m", tokens(1000*i, 40)))
+		}
+		if a.order() != "b a" || h.AllWaiting() != 2 || h.Waiting("default") != 2 || h.Waiting("other") != 0 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		}
+		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // which c could not know when it came
+		a.prefilled("b")
+		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 {
+			t.Fatalf("went: %s, c to %+v", a.order(), a.by["c"].Decision)
+		}
+		if a.send(t.Context(), "e", completion("m", tokens(9000, 40))); a.order() != "b a c" {
+			t.Fatalf("went: %s", a.order())
+		}
+		a.by["a"].Free()
+		synctest.Wait()
+		if a.order() != "b a c d" {
+			t.Fatalf("went: %s", a.order())
+		}
+		a.prefilled("d")
+		if a.order() != "b a c d e" || h.AllWaiting() != 0 {
+			t.Fatalf("went: %s", a.order())
+		}
+		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 3 {
+			t.Errorf("%d waits were observed, want those of c, d and e", waits)
+		}
+	})
+}
+
+func maxed(endpoints []pool.Endpoint, tokens int) []pool.Endpoint {
+	for i := range endpoints {
+		endpoints[i].MaxNumBatchedTokens = tokens
+	}
+	return endpoints
+}
+
+func (h *house) histogram(name string) (n uint64) {
+	h.t.Helper()
+	families, err := h.metrics.Registry.Gather()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			n += f.GetMetric()[0].GetHistogram().GetSampleCount()
+		}
+	}
+	return n
+}
+
+// TestOrderOfWaiting: who goes next is the policy's to say, whenever they came.
+func TestOrderOfWaiting(t *testing.T) {
+	for _, c := range []struct {
+		policy queue.Policy
+		want   string
+	}{
+		// Strict priorities first. A priority of 5 is worth 5 seconds, and they come one a second.
+		{queue.FCFS, "first strict urgent long short sensitive"},
+		{queue.LCFS, "first strict urgent sensitive short long"},
+		{queue.WSPT, "first strict urgent short sensitive long"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newQueueHouse(t, c.policy, maxed(workers(1), 100)...)
+			a := arriveAt(h)
+			for i, x := range []struct {
+				name   string
+				tokens int
+				hints  string
+			}{
+				{"first", 10, `{}`},
+				{"long", 400, `{}`},
+				{"short", 20, `{"priority":-3,"latency_sensitivity":99}`},
+				{"sensitive", 40, `{"latency_sensitivity":0.5}`},
+				{"urgent", 100, `{"priority":5}`},
+				{"strict", 900, `{"strict_priority":1}`},
+			} {
+				req := completion("m", tokens(1000*i, x.tokens))
+				req.Body = append(req.Body[:len(req.Body)-1], `,"nvext":{"agent_hints":`+x.hints+`}}`...)
+				a.send(t.Context(), x.name, req)
+				<-time.After(time.Second) // of the bubble's time
+			}
+			for range 6 {
+				went := strings.Fields(a.order())
+				a.prefilled(went[len(went)-1])
+			}
+			if got := a.order(); got != c.want {
+				t.Errorf("%s: %s, want %s", c.policy, got, c.want)
+			}
+		})
+	}
+}
+
+func TestLeavingTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
+		h.cfg.Queue.Timeout = 10 * time.Second
+		a := arriveAt(h)
+		ctx, gone := context.WithCancel(t.Context())
+		a.send(t.Context(), "a", completion("m", tokens(0, 40)))
+		a.send(ctx, "b", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "c", completion("m", tokens(0, 40)))
+		gone()
+		synctest.Wait()
+		if h.AllWaiting() != 1 || a.order() != "a b: context canceled" {
+			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		}
+		<-time.After(11 * time.Second)
+		if want := "a b: context canceled c: " + ErrQueueTimeout.Error(); h.AllWaiting() != 0 || a.order() != want {
+			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		}
+		if got := h.metric("kvepp_rejections_total"); got["queue_timeout"] != 1 || got["queue_full"] != 0 {
+			t.Errorf("rejections %v", got)
+		}
+		a.by["a"].Free()
+		if h.book.Len() != 0 {
+			t.Errorf("%d booked", h.book.Len())
+		}
+	})
+}
+
+// A worker that joins is found without anything being released, and one that leaves takes what waited for it alone along.
+func TestQueueSeesThePoolChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		endpoints := maxed(workers(3), 100)
+		h := newQueueHouse(t, queue.FCFS, endpoints[:2]...)
+		a := arriveAt(h)
+		a.send(t.Context(), "a", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "b", completion("m", tokens(0, 40)))
+		pinned := completion("m", tokens(0, 40))
+		pinned.Allowed = func(address string) bool { return address == endpoints[0].Address }
+		a.send(t.Context(), "pinned", pinned)
+		a.send(t.Context(), "c", completion("m", tokens(0, 40)))
+		h.pool.Update(endpoints[1:])
+		<-time.After(2 * tick)
+		synctest.Wait()
+		if got := a.order(); got != "a b pinned: "+ErrNoEndpoints.Error()+" c" || a.by["c"].Name != "w2" {
+			t.Errorf("went: %s", got)
+		}
+	})
+}
+
+// Beside requests to any worker, those that are pinned to one wait for it alone.
+func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
+		h.cfg.Pinning = true
+		pin := func(id uint64) *Request {
+			return &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":[1,2,3,4,5],"nvext":{"backend_instance_id":%d}}`, id)}
+		}
+		a := arriveAt(h)
+		a.send(t.Context(), "a", pin(100))
+		a.send(t.Context(), "b", pin(100))
+		a.send(t.Context(), "c", completion("m", tokens(0, 40))) // the other worker is idle
+		a.send(t.Context(), "d", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "e", pin(101))
+		if a.order() != "a c" {
+			t.Fatalf("went: %s", a.order())
+		}
+		a.prefilled("c") // b is older, but must not have this worker
+		if a.order() != "a c d" {
+			t.Fatalf("went: %s", a.order())
+		}
+		a.prefilled("a")
+		a.prefilled("d")
+		if a.order() != "a c d b e" || a.by["b"].InstanceID != 100 || a.by["e"].InstanceID != 101 {
+			t.Fatalf("went: %s", a.order())
+		}
+	})
+}
+
+const classes = `
+default_policy_family: all
+uncached_isl_buckets: [{min_tokens: 0, bucket: short}, {min_tokens: 100, bucket: long}]
+policy_classes:
+- {name: short, policy_family: all, cache_bucket: short, quantum: 1000, prefill_busy_threshold: 0, request_queue_limit_per_worker: 2}
+- {name: long, policy_family: all, cache_bucket: long, quantum: 1, prefill_busy_threshold: 50, raw_isl_token_queue_limit_per_worker: 0}
+- {name: always, quantum: 1}
+models:
+  other:
+    default_policy_family: f
+    uncached_isl_buckets: [{min_tokens: 0, bucket: b}]
+    policy_classes: [{name: lenient, policy_family: f, cache_bucket: b, quantum: 1, prefill_busy_threshold: 1000}]
+`
+
+// TestPolicyClasses: each class has its own idea of busy, and of how many may wait.
+func TestPolicyClasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := queue.ParseFile([]byte(classes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		endpoints := maxed(workers(1), 100)
+		endpoints[0].Model = "" // it serves all
+		h := withProfiles(t, f.Profiles(queue.Single(queue.FCFS, nil)), endpoints...)
+		a := arriveAt(h)
+		a.send(t.Context(), "a", completion("m", tokens(0, 40)))     // short, an idle worker
+		a.send(t.Context(), "b", completion("m", tokens(1000, 120))) // long: 40 tokens are not too many
+		a.send(t.Context(), "c", completion("m", tokens(2000, 120))) // 160 are
+		for _, name := range []string{"d", "e", "f"} {
+			a.send(t.Context(), name, completion("m", tokens(0, 40)))
+		}
+		always := completion("m", tokens(3000, 40))
+		always.Hints.PolicyClass = "always"
+		a.send(t.Context(), "g", always)
+		a.send(t.Context(), "h", completion("other", tokens(3000, 40)))
+		want := []string{"a", "b",
+			"c: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`,
+			"f: " + ErrQueueFull.Error() + `: policy class "short": the queue holds 2 requests, and its limit is 2`,
+			"g", "h"}
+		if !slices.Equal(a.went, want) {
+			t.Fatalf("went: %q, want %q", a.went, want)
+		}
+		if got := h.metric("kvepp_rejections_total"); got["queue_limit"] != 2 {
+			t.Errorf("rejections %v", got)
+		}
+		if h.Waiting("short") != 2 || h.Waiting("long") != 0 || h.Waiting("lenient") != 0 {
+			t.Errorf("%d short ones wait", h.Waiting("short"))
+		}
+		for _, name := range []string{"a", "b", "g", "h"} {
+			a.by[name].Free()
+		}
+		synctest.Wait()
+		if a.prefilled("d"); !slices.Equal(a.went, append(want, "d", "e")) {
+			t.Errorf("went: %q", a.went)
+		}
+	})
+}
+
+// The queue has a bound for each model, and an overloaded pool is no reason to wait.
+func TestFullAndOverloaded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
+		h.cfg.Queue.Bound = 1
+		a := arriveAt(h)
+		for _, name := range []string{"a", "b", "c"} {
+			a.send(t.Context(), name, completion("m", tokens(0, 40)))
+		}
+		if want := []string{"a", "c: " + ErrQueueFull.Error() + ": the queue is full"}; !slices.Equal(a.went, want) {
+			t.Fatalf("went: %q, want %q", a.went, want)
+		}
+		h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokens: set[uint64](0)})
+		a.prefilled("a")
+		a.send(t.Context(), "d", completion("m", tokens(0, 40)))
+		if got := h.metric("kvepp_rejections_total"); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.AllWaiting() != 1 {
+			t.Errorf("went: %q, rejections %v: d waits behind b, which fits", a.went, got)
+		}
+	})
+}
+
+// TestQueueUnderLoad: whatever the interleaving, every request is routed or leaves, never two to a worker that has one to
+// prefill, and nothing is left.
+func TestQueueUnderLoad(t *testing.T) {
+	endpoints := maxed(workers(4), 100)
+	h := newQueueHouse(t, queue.WSPT, endpoints...)
+	var running [8]atomic.Int32 // by instance
+	var left, routed atomic.Int32
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 1))
+			for range 150 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if rng.IntN(4) == 0 {
+					time.AfterFunc(time.Duration(rng.IntN(200))*time.Microsecond, cancel)
+				}
+				r, err := h.Route(ctx, completion("m", tokens(rng.IntN(1<<20), 8+rng.IntN(80))))
+				cancel()
+				if errors.Is(err, context.Canceled) {
+					left.Add(1)
+					continue
+				} else if err != nil {
+					t.Error(err)
+					return
+				}
+				routed.Add(1)
+				if n := running[r.InstanceID-100].Add(1); n > 1 {
+					t.Errorf("%d prompts are with %s", n, r.Name)
+				}
+				for range rng.IntN(100) {
+					runtime.Gosched()
+				}
+				running[r.InstanceID-100].Add(-1)
+				r.Free() // not its prefill before: a worker with no prompt but many blocks may cost more than one with a short prompt
+			}
+		})
+	}
+	all.Wait()
+	if h.AllWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.waits.taken {
+		t.Errorf("%d wait, %d booked, %d routed, %d left, the turn is taken: %v", h.AllWaiting(), h.book.Len(), routed.Load(), left.Load(), h.waits.taken)
+	}
+}
+
+// Without a queue nothing is computed for one.
+func TestNoQueueNoCost(t *testing.T) {
+	h := newHouse(t, workers(4)...)
+	req := &Request{Path: "/v1/models", Without: ReasonNoBody}
+	without := testing.AllocsPerRun(100, func() { h.route(req).Free() })
+	q := newQueueHouse(t, queue.FCFS, workers(4)...)
+	with := testing.AllocsPerRun(100, func() { q.route(req).Free() })
+	if without >= with || h.waits != nil {
+		t.Errorf("%v allocations without a queue, %v with one", without, with)
+	}
+	if h.AllWaiting() != 0 || h.Waiting("default") != 0 {
+		t.Error("somebody waits where nobody can")
+	}
+}
