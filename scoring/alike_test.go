@@ -5,11 +5,15 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes them
 // differ, so that two books with one history, of which one sees the multiplier, must agree to the last bit.
-func TestAlikeEqualsOthers(t *testing.T) {
+func TestAlikeEqualsOthers(t *testing.T) { synctest.Test(t, alikeEqualsOthers) }
+
+func alikeEqualsOthers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for range 200 {
 		cfg := defaults()
@@ -23,10 +27,13 @@ func TestAlikeEqualsOthers(t *testing.T) {
 		blockSize := 1 << rng.IntN(9)
 		n := 1 + rng.IntN(70)
 		books, draws := [2]*ActiveSequences{}, [2]*rand.Rand{}
+		model := PrefillModel{Linear: rng.IntN(3) == 0, TokensPerSecond: 1000 * rng.Float64()}
 		for k := range books {
 			books[k], draws[k] = NewActiveSequences(), rand.New(rand.NewPCG(9, 9))
+			books[k].Prefill = model
 		}
 		for step := range 30 {
+			wait(time.Duration(rng.IntN(1000)) * time.Millisecond)
 			blocks := rng.IntN(40)
 			req := Request{ISLTokens: blocks*blockSize + rng.IntN(blockSize)}
 			p := prompt(blockSize, chain(rng.IntN(3), blocks))

@@ -3,7 +3,10 @@ package scoring
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"kvepp/kvblock"
 )
@@ -12,17 +15,47 @@ import (
 // request. Each worker has 16 requests whose first half is a system prompt that all share.
 func BenchmarkSelectAndAdd(b *testing.B) {
 	for _, blocks := range []int{128, 512} {
-		for _, n := range []int{2, 32, 64, 1024} {
+		for _, n := range []int{2, 32, 64, 1000} {
 			b.Run(fmt.Sprintf("blocks=%d/workers=%d", blocks, n), func(b *testing.B) {
-				benchmarkSelectAndAdd(b, blocks, n)
+				benchmarkSelectAndAdd(b, NewActiveSequences(), defaults(), blocks, n, 1)
 			})
 		}
 	}
 }
 
-func benchmarkSelectAndAdd(b *testing.B, blocks, n int) {
+// The same among 1,000 workers, where the book weighs more than the default does, and in the other modes.
+func BenchmarkSelectAndAddOtherwise(b *testing.B) {
+	const blocks, n = 128, 1000
+	b.Run("linear", func(b *testing.B) {
+		a := NewActiveSequences()
+		a.Prefill = PrefillModel{Linear: true, TokensPerSecond: 10_000}
+		benchmarkSelectAndAdd(b, a, defaults(), blocks, n, 1)
+	})
+	b.Run("temperature", func(b *testing.B) {
+		cfg := defaults()
+		cfg.Temperature = 0.5
+		benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
+	})
+	for mode := RoundRobin; mode <= DeviceAwareWeighted; mode++ {
+		b.Run(mode.String(), func(b *testing.B) {
+			benchmarkSelectAndAdd(b, NewActiveSequences(), inMode(mode), blocks, n, 1)
+		})
+	}
+}
+
+// The same by several goroutines at once, on one book: what the lock costs.
+func BenchmarkSelectAndAddTogether(b *testing.B) {
+	for _, n := range []int{64, 1000} {
+		for _, together := range []int{1, 2} {
+			b.Run(fmt.Sprintf("workers=%d/goroutines=%d", n, together), func(b *testing.B) {
+				benchmarkSelectAndAdd(b, NewActiveSequences(), defaults(), 128, n, together)
+			})
+		}
+	}
+}
+
+func benchmarkSelectAndAdd(b *testing.B, a *ActiveSequences, cfg *Config, blocks, n, together int) {
 	const prompts = 1024
-	cfg := defaults()
 	rng := rand.New(rand.NewPCG(1, 1))
 	pool := make([]*Prompt, prompts)
 	for i := range pool {
@@ -37,37 +70,61 @@ func benchmarkSelectAndAdd(b *testing.B, blocks, n int) {
 		}
 		pool[i] = prompt(64, hashes)
 	}
-	candidates := workers(n, nil)
-	for i := range candidates {
-		candidates[i].DeviceBlocks = rng.IntN(blocks)
-	}
-	costs := make([]float64, n)
-	a := NewActiveSequences()
-	active := make([]Booking, 16*n)
-	next := 0
-	step := func() {
-		p := pool[next%prompts]
-		for j := range candidates {
-			candidates[j].Prompt = p
+	// player returns what one goroutine does again and again; together they have 16 requests on each worker.
+	player := func(nth int) (step func()) {
+		rng := rand.New(rand.NewPCG(2, uint64(nth)))
+		candidates, costs := workers(n, nil), make([]float64, n)
+		for i := range candidates {
+			candidates[i].DeviceBlocks = rng.IntN(blocks)
 		}
-		_, booking, err := a.SelectAndAdd(Request{ISLTokens: 64*blocks + 5}, candidates, cfg, rng, costs)
-		if err != nil {
-			b.Fatal(err)
+		active := make([]Booking, 16*n/together)
+		next := nth * prompts / together
+		step = func() {
+			p := pool[next%prompts]
+			for j := range candidates {
+				candidates[j].Prompt = p
+			}
+			_, booking, err := a.SelectAndAdd(Request{ISLTokens: 64*blocks + 5}, candidates, cfg, rng, costs)
+			if err != nil {
+				b.Error(err)
+			}
+			oldest := &active[next%len(active)]
+			oldest.Free()
+			booking.MarkPrefillCompleted()
+			*oldest = booking
+			next++
 		}
-		oldest := &active[next%len(active)]
-		oldest.Free()
-		booking.MarkPrefillCompleted()
-		*oldest = booking
-		next++
-	}
-	for range 2 * len(active) {
-		step()
+		for range 2 * len(active) {
+			step()
+		}
+		return step
 	}
 	b.ReportAllocs()
-	for b.Loop() {
-		step()
+	var players []func()
+	for nth := range together {
+		players = append(players, player(nth))
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/worker")
+	b.ResetTimer()
+	spent := cpuTime(b)
+	var wg sync.WaitGroup
+	for _, step := range players {
+		wg.Go(func() {
+			for range b.N / together {
+				step()
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64((cpuTime(b)-spent).Nanoseconds())/float64(b.N), "cpu-ns/op")
+}
+
+// cpuTime is what the process has computed, for machines that do other things too.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func BenchmarkCost(b *testing.B) {

@@ -212,7 +212,7 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	}
 	a.lock()
 	defer a.mu.Unlock()
-	all.alike = all.alike && !a.weighs()
+	all.alike = all.alike && a.softened == 0
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -645,6 +645,7 @@ func (a *ActiveSequences) chooseAlike(req Request, candidates []Candidate, cfg *
 	isl, size := float64(req.ISLTokens), float64(blockSize)
 	perToken := 1 / size
 	credit, scale, weight := cfg.OverlapScoreCredit, cfg.PrefillLoadScale, cfg.DecodeActiveRequestWeight
+	linear := a.Prefill.Linear
 	best := newLowest()
 	if cfg.Temperature != 0 {
 		best.cost = math.Inf(-1) // nothing is offered
@@ -657,7 +658,11 @@ func (a *ActiveSequences) chooseAlike(req Request, candidates []Candidate, cfg *
 		if cached := float64(device * size); cached > isl {
 			raw = cached
 		}
-		raw += float64(load.PrefillTokens)
+		waiting := load.PrefillTokens
+		if linear && waiting > 0 {
+			waiting = a.remaining(c.Worker, a.now)
+		}
+		raw += float64(waiting)
 		prefill := float64(raw*perToken) - float64(credit*device)
 		if prefill < 0 {
 			prefill = 0

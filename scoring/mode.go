@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 
@@ -56,7 +57,7 @@ func (a *ActiveSequences) chooseByMode(candidates []Candidate, cfg *Config, rng 
 	case DeviceAwareWeighted:
 		return a.leastLoadedOfDevice(candidates, cfg.CUDAToCPURatio, rng)
 	}
-	return a.leastLoaded(candidates, func(*Candidate) bool { return true }, rng)
+	return a.leastLoaded(candidates, anyDevice, rng)
 }
 
 // longestAgo takes the candidate whose last turn lies furthest back, the first of those that had none. Over candidates that
@@ -92,15 +93,39 @@ func (a *ActiveSequences) lessLoadedOfTwo(candidates []Candidate, rng *rand.Rand
 	return second
 }
 
-// leastLoaded takes one with the fewest requests among the candidates of a kind, -1 if there is none of the kind.
-func (a *ActiveSequences) leastLoaded(candidates []Candidate, kind func(*Candidate) bool, rng *rand.Rand) int {
-	best := newLowest()
+// device tells candidates apart by what they run on.
+type device int
+
+const (
+	anyDevice device = iota
+	accelerator
+	cpu
+)
+
+func (d device) has(c *Candidate) bool { return d == anyDevice || c.CPU == (d == cpu) }
+
+// leastLoaded takes one with the fewest requests among the candidates of a device, of which there must be one.
+func (a *ActiveSequences) leastLoaded(candidates []Candidate, on device, rng *rand.Rand) int {
+	least, ties := math.MaxInt, 0
 	for i := range candidates {
-		if kind(&candidates[i]) {
-			best.offer(i, float64(a.requests(&candidates[i])), rng)
+		if c := &candidates[i]; on.has(c) {
+			if n := a.requests(c); n < least {
+				least, ties = n, 1
+			} else if n == least {
+				ties++
+			}
 		}
 	}
-	return best.index
+	nth := intN(rng, max(ties, 1))
+	for i := range candidates {
+		if c := &candidates[i]; on.has(c) && a.requests(c) == least {
+			if nth == 0 {
+				return i
+			}
+			nth--
+		}
+	}
+	return 0
 }
 
 // leastLoadedOfDevice lets workers on CPUs have requests until each has the ratio's part of what an accelerator has on
@@ -108,17 +133,20 @@ func (a *ActiveSequences) leastLoaded(candidates []Candidate, kind func(*Candida
 //
 // Source: dynamo-runtime 1.6.1, routing_policy/picker.
 func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int, rng *rand.Rand) int {
-	var workers, requests [2]int // 0: accelerators, 1: CPUs
+	var workers, requests [cpu + 1]int
 	for i := range candidates {
-		kind := 0
+		on := accelerator
 		if candidates[i].CPU {
-			kind = 1
+			on = cpu
 		}
-		workers[kind]++
-		requests[kind] += a.requests(&candidates[i])
+		workers[on]++
+		requests[on] += a.requests(&candidates[i])
 	}
-	cpu := workers[0] == 0 || workers[1] > 0 && requests[1] < requests[0]*workers[1]/(ratio*workers[0])
-	return a.leastLoaded(candidates, func(c *Candidate) bool { return c.CPU == cpu }, rng)
+	on := accelerator
+	if workers[accelerator] == 0 || workers[cpu] > 0 && requests[cpu] < requests[accelerator]*workers[cpu]/(ratio*workers[accelerator]) {
+		on = cpu
+	}
+	return a.leastLoaded(candidates, on, rng)
 }
 
 // forgetTurn makes a worker that gets this number one that had no turn yet.

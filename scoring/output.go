@@ -94,9 +94,6 @@ func (a *ActiveSequences) endWeight(run uint32, w kvblock.Worker, blocks, blockS
 	}
 }
 
-// weighs reports whether any load counts for something else than its number.
-func (a *ActiveSequences) weighs() bool { return a.Prefill.Linear || a.softened > 0 }
-
 // holdsOnce reports whether exactly one request of the worker, which holds the run, does.
 func (b *activeBlocks) holdsOnce(id uint32, w kvblock.Worker) bool {
 	r := &b.runs[id]

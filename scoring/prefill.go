@@ -76,7 +76,7 @@ func (a *ActiveSequences) remaining(w kvblock.Worker, now time.Duration) int {
 	if all == 0 {
 		return 0
 	}
-	done := a.speed(w) * (now - a.prefills[w].since).Seconds()
+	done := a.speed(w) * float64(now-a.prefills[w].since) / float64(time.Second)
 	if done >= float64(all) {
 		return 0
 	}
