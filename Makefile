@@ -10,6 +10,8 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(e2e/tools/mode
 TIMEOUT := 15m
 # How long `make events` lets publishers die and lose messages.
 SOAK := 5m
+# How many times `make quality` plays each scenario.
+SEEDS := 5
 BENCH := .
 BENCHTIME := 0.5s
 COUNT := 5
@@ -65,7 +67,10 @@ bench-events: libzmq ## KV events from the wire to the index, hashing and choosi
 bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
 	@bench/tokenizers.sh $(MODELS)
 
+quality: ## the same traffic through kvepp and through Dynamo's own routers, over mocked workers: cached share, times, balance (SEEDS=1: a quarter of an hour shorter)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)")
+
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers libzmq
+.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers quality libzmq

@@ -55,7 +55,17 @@ type Config struct {
 	// KveppModel is the folder that kvepp gets for the model; empty: Model.
 	KveppModel string
 	KveppFlags []string
-	Progress   func(format string, args ...any) // nil: silent
+
+	// Frontend is a router mode of Dynamo's frontend: one such frontend, with FrontendFlags, then stands before all workers in
+	// place of Envoy and kvepp. Empty: Envoy and kvepp.
+	Frontend      string
+	FrontendFlags []string
+	// Later is how many of the workers, the last ones, are not running at first: Restart starts them.
+	Later int
+	// Kill has Close end everything by force, which is quicker.
+	Kill bool
+
+	Progress func(format string, args ...any) // nil: silent
 }
 
 // BlockSize is the workers' KV block size in tokens.
@@ -158,7 +168,8 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 	}
 	cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
-	for _, w := range s.Workers {
+	running := s.Workers[:cfg.Workers-cfg.Later]
+	for _, w := range running {
 		if err := w.startMocker(); err != nil {
 			return nil, err
 		}
@@ -167,6 +178,12 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 				return nil, err
 			}
 		}
+	}
+	if cfg.Frontend != "" {
+		if err := s.startRouter(ctx, len(running)); err != nil {
+			return nil, err
+		}
+		return s, nil
 	}
 	for _, w := range s.Workers {
 		if err := w.startFrontend(); err != nil {
@@ -179,13 +196,13 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if s.Envoy, err = s.StartEnvoy(ctx, "override-host.yaml", nil); err != nil {
 		return nil, err
 	}
-	for _, w := range s.Workers {
+	for _, w := range running {
 		if err := w.Ready(ctx); err != nil {
 			return nil, err
 		}
 		cfg.Progress("%s is ready", w.Name)
 	}
-	if err := s.settled(ctx, len(s.Workers)*cfg.Ranks, s.announcing()*cfg.Ranks); err != nil {
+	if err := s.settled(ctx, len(running)*cfg.Ranks, (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
 	}
 	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
@@ -218,7 +235,7 @@ func (s *Stack) allocate() (err error) {
 		if i < s.cfg.Prefill {
 			w.Name, w.component, w.bootstrap = fmt.Sprintf("prefill-%d", i), "prefill", take(1)
 		}
-		if s.cfg.SharedFrontend {
+		if s.cfg.SharedFrontend || s.cfg.Frontend != "" {
 			w.Namespace = "shared"
 		} else {
 			w.port = take(1)
@@ -648,7 +665,11 @@ func (s *Stack) Close() {
 		}
 		var wait sync.WaitGroup
 		for _, p := range all {
-			wait.Go(p.stop)
+			if s.cfg.Kill {
+				wait.Go(p.kill)
+			} else {
+				wait.Go(p.stop)
+			}
 		}
 		wait.Wait()
 		if s.temp {

@@ -44,6 +44,7 @@ var may = map[string]string{
 	"internal/lint":       "",
 	"bench/events-go":     "indexer indexer/feed kvblock pool scoring zmqsub internal/metrics",
 	"bench/index-go":      "indexer kvblock",
+	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
 	"e2e":                 "e2e/stack internal/apibody kvblock tokenizer zmqsub",
 	"e2e/stack":           "",

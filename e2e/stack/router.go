@@ -1,0 +1,65 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+)
+
+// startRouter starts the frontend that routes to all workers, and waits until it knows n of them.
+func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
+	w := s.Workers[0]
+	args := append([]string{s.python(), "-m", "dynamo.frontend", "--router-mode", s.cfg.Frontend, "--http-host", "127.0.0.1",
+		"--http-port", strconv.Itoa(w.port)}, s.cfg.FrontendFlags...)
+	if s.shared, err = s.spawn("frontend", s.dynamoEnv(), args...); err != nil {
+		return err
+	}
+	for _, w := range s.Workers {
+		w.frontend = s.shared
+	}
+	if err := w.Ready(ctx); err != nil {
+		return err
+	}
+	return s.up(ctx, "the frontend to see all workers", func() error {
+		known, err := s.Known(ctx)
+		if err == nil && known != n {
+			err = fmt.Errorf("it knows %d of %d", known, n)
+		}
+		return err
+	}, s.shared)
+}
+
+// Known is how many workers a router sends requests to now.
+func (s *Stack) Known(ctx context.Context) (int, error) {
+	if s.cfg.Frontend == "" {
+		m, err := s.Metrics(ctx)
+		return int(m["kvepp_workers"]), err
+	}
+	var health struct{ Instances []struct{ Endpoint string } }
+	if err := getJSON(ctx, s.URL()+"/health", &health); err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, in := range health.Instances {
+		if in.Endpoint == "generate" {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// URL is where clients send requests.
+func (s *Stack) URL() string {
+	if s.cfg.Frontend != "" {
+		return "http://" + s.Workers[0].Address
+	}
+	return s.Envoy.URL
+}
+
+// RouterMetrics is the URL of the routing program's metrics: kvepp's, or those of Dynamo's frontend.
+func (s *Stack) RouterMetrics() string {
+	if s.cfg.Frontend != "" {
+		return s.URL() + "/metrics"
+	}
+	return s.MetricsURL()
+}
