@@ -187,13 +187,17 @@ func (x *exchange) end() {
 		return
 	}
 	x.route.Free()
+	answer := router.Answer{CachedTokens: -1}
 	if x.usage != nil {
-		if u, ok := x.usage.Usage(); ok && u.HasCached {
+		u, ok := x.usage.Usage()
+		if answer.Tokens = max(x.usage.Generated(), u.CompletionTokens); ok && u.HasCached {
+			answer.CachedTokens = u.CachedTokens
 			x.metrics.Reported.Add(float64(u.CachedTokens))
 			x.log.Debug("request ended", "request_id", x.head.id, "status", x.code, "prompt_tokens", u.PromptTokens,
 				"cached_tokens", u.CachedTokens, "predicted_cached_tokens", x.route.PredictedCachedTokens)
 		}
 	}
+	x.route.Answered(answer)
 }
 
 // note logs something unusual that was tolerated, once for each kind.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -21,6 +22,7 @@ type decision struct {
 	both                        []pool.Worker  // of aggregated and prefill
 	loads                       []scoring.Load // indexed by worker number
 	overloaded                  []bool         // indexed like the snapshot's workers
+	took                        metrics.Overhead
 }
 
 // variant is a prompt cut for one block size. Workers of one model usually share one.
@@ -145,7 +147,7 @@ func (r *Router) predict(d *decision, route *Route) {
 }
 
 func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant {
-	at := time.Now()
+	began := time.Now()
 	var before variant // whose memory is used again
 	if n := len(d.variants); n < cap(d.variants) {
 		before = d.variants[:n+1][n]
@@ -153,11 +155,14 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	v := variant{blockSize: blockSize, eagle: eagle, certain: before.certain[:0], overlap: before.overlap[:0]}
 	v.prompt = scoring.Prompt{BlockSize: blockSize, Chains: make([][]kvblock.SequenceHash, 0, len(p.tokens))}
 	options := kvblock.HashOptions{BlockSize: blockSize, EAGLE: eagle, LoRAName: p.lora, CacheNamespace: p.salt}
+	at := began
 	for _, t := range p.tokens {
 		d.local = kvblock.AppendLocalHashes(d.local[:0], t.IDs[:t.Certain], options)
+		at = lap(&d.took.BlockHashing, at)
 		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))
+		at = lap(&d.took.SeqHashing, at)
 	}
-	r.metrics.Phase("hash", at)
+	r.metrics.Took("hash", at.Sub(began))
 	for i, t := range p.tokens {
 		v.certain = append(v.certain, len(v.prompt.Chains[i]))
 		if t.Certain < len(t.IDs) {
@@ -178,7 +183,7 @@ func (r *Router) lookUp(d *decision, v *variant) {
 			break
 		}
 		r.index.FindMatches(chain[:v.certain[i]], &d.scores)
-		for o := range d.scores.Overlaps() {
+		for _, o := range d.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
 				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
 			}
@@ -188,7 +193,7 @@ func (r *Router) lookUp(d *decision, v *variant) {
 			sum.disk += int32(lower.Disk + lower.External)
 		}
 	}
-	r.metrics.Phase("match", at)
+	r.metrics.Took("match", lap(&d.took.FindMatches, at).Sub(at))
 }
 
 // lookAgain looks up once more what the workers hold, after a time.
@@ -196,6 +201,13 @@ func (r *Router) lookAgain(d *decision) {
 	for i := range d.variants {
 		r.lookUp(d, &d.variants[i])
 	}
+}
+
+// lap adds the time since at to sum, and returns now.
+func lap(sum *time.Duration, at time.Time) time.Time {
+	now := time.Now()
+	*sum += now.Sub(at)
+	return now
 }
 
 // appendOwn appends what stands, in the load book alone, for the blocks behind a prompt's certain tokens: their hashes are

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -52,6 +53,8 @@ type Config struct {
 	Queue *Queue
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.
 	Predict Predict
+	// Metrics is told of choices and answers, under the names of Dynamo's own router; nil: nobody is.
+	Metrics *metrics.Router
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
 	Explain bool
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.

@@ -65,7 +65,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if p.scoring != nil {
 		d.aggregated.cfg = *p.scoring
 	}
-	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill := 0, 0, 0, 0, 0, 0, 0
+	otherModel, overloaded, busyPrefill, others, otherPrefill := 0, 0, 0, 0, 0
 	for i, w := range snapshot.Workers {
 		known := p.model == "" || w.Model == p.model || w.Model == "" && !p.mustBeNamed
 		switch {
@@ -75,10 +75,6 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			}
 			if !asked(&p.pins.Prefill, &w) {
 				otherPrefill++
-				continue
-			}
-			if !p.constraints.Allow(w.Taints) {
-				untaintedPrefill++
 				continue
 			}
 			if over != nil && over[i] {
@@ -94,8 +90,6 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			otherModel++
 		case !asked(&p.pins.Worker, &w):
 			others++
-		case !p.constraints.Allow(w.Taints):
-			untainted++
 		case over != nil && over[i]:
 			overloaded++
 			t.overloaded = t.overloaded || w.Worker == t.worker
@@ -114,8 +108,6 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil
 	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
 		return ErrOverloaded
-	case untainted > 0 || unpaired > 0 && untaintedPrefill > 0:
-		return fmt.Errorf("%w: %.200q", ErrConstraints, p.constraints.Required)
 	case unpaired > 0 && otherPrefill > 0:
 		return unknownPin(&p.pins.Prefill)
 	case unpaired > 0:
@@ -168,12 +160,9 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	l.cfg = decodeConfig(d.aggregated.cfg)
 	for i := range l.workers {
 		w := &l.workers[i]
-		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-			CostMultiplier: p.constraints.Multiplier(w.Taints)})
+		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU})
 	}
-	at := time.Now()
-	last, booking, err := r.bookLeg(l, p)
-	r.metrics.Phase("select", at)
+	last, booking, err := r.bookLeg(d, l, p)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +202,7 @@ func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Sel
 	}
 	for i := range l.workers {
 		w := &l.workers[i]
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, CostMultiplier: p.constraints.Multiplier(w.Taints)}
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
 		if v := d.variantOf(w); v != nil {
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)
@@ -223,14 +212,12 @@ func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Sel
 		}
 		l.candidates = append(l.candidates, c)
 	}
-	at := time.Now()
-	sel, booking, err := r.bookLeg(l, p)
-	r.metrics.Phase("select", at)
+	sel, booking, err := r.bookLeg(d, l, p)
 	return reason, sel, booking, err
 }
 
 // bookLeg prices a leg's candidates, chooses one and books it, in one step.
-func (r *Router) bookLeg(l *leg, p *prompt) (scoring.Selection, scoring.Booking, error) {
+func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, scoring.Booking, error) {
 	l.costs = slices.Grow(l.costs[:0], len(l.candidates))[:len(l.candidates)]
 	l.terms = l.terms[:0]
 	var terms []scoring.Terms // nil: nobody wants to know
@@ -239,7 +226,9 @@ func (r *Router) bookLeg(l *leg, p *prompt) (scoring.Selection, scoring.Booking,
 		terms = l.terms
 	}
 	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
+	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms}, l.candidates, &l.cfg, nil, l.costs)
+	r.metrics.Took("select", lap(&d.took.Scheduling, at).Sub(at))
 	if err != nil {
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}

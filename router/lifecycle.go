@@ -9,6 +9,7 @@ import (
 // MarkPrefillCompleted says that the first of the answer was just seen: the prompt is prefilled. Only the first call of this
 // and ReleasePrefill counts.
 func (r *Route) MarkPrefillCompleted() {
+	r.observed.sawFirstToken(r)
 	r.booking.MarkPrefillCompleted()
 	r.prefill.MarkPrefillCompleted()
 	r.ReleasePrefill()

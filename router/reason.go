@@ -27,3 +27,11 @@ const (
 	ReasonMode             Reason = "router_mode"           // --router-mode is one that looks at nothing of the prompt
 	ReasonPanic            Reason = "panic"                 // a defect of kvepp's, contained; the log has the stack
 )
+
+// reasons are all of them.
+var reasons = []Reason{
+	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyTooLarge, ReasonUnknownAPI,
+	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
+	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonApproximate, ReasonNoCredit,
+	ReasonNoEvents, ReasonMode, ReasonPanic,
+}

@@ -29,8 +29,6 @@ var (
 	ErrNoEndpoints = errors.New("no endpoint is available for this request")
 	// ErrUnknownModel says that there are endpoints, but each of them serves another model.
 	ErrUnknownModel = errors.New("no endpoint serves this model")
-	// ErrConstraints says that there are endpoints, but none has all taints that the request requires.
-	ErrConstraints = errors.New("no endpoint has all the taints that this request requires")
 	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is ready.
 	ErrNoPrefill = errors.New("no prefill worker is ready, and the decode workers of this model need one")
 )
@@ -100,6 +98,7 @@ type Route struct {
 	prefilled   atomic.Bool
 	estimate    *time.Timer // ends the prefill by estimate; nil without one
 	answer      answer
+	observed    observed
 
 	sessions *Sessions
 	session  *session // held; nil: none
@@ -123,6 +122,7 @@ type Router struct {
 	thresholds thresholds
 	waits      *waits // nil: no request ever waits
 	onRelease  func() // released, if there are waits
+	latest     lastAnswers
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
@@ -136,13 +136,17 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 		r.waits, r.onRelease = newWaits(), r.released
 	}
 	m.Rejections(rejections...)
+	for _, reason := range reasons {
+		m.ShowDecision(string(reason))
+	}
+	cfg.Metrics.Workers(r.Workers)
 	return r
 }
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints; ErrNoPrefill;
-// ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrNoPrefill; ErrOverloaded;
+// ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	p, err := r.prepare(ctx, req)
@@ -154,13 +158,14 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	}
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
-	d.variants = d.variants[:0]
+	d.variants, d.took = d.variants[:0], metrics.Overhead{}
 	route, waited, err := r.decide(ctx, d, req, &p)
 	r.record(ctx, req, &p, route, err)
 	if err != nil {
 		r.countRejection(err)
 		return nil, err
 	}
+	r.observeChoice(d, route, &p, start)
 	r.metrics.Decision(string(route.Reason))
 	if route.Prefill != nil {
 		r.metrics.PrefillSelections.Inc()

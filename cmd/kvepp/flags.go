@@ -52,6 +52,9 @@ type options struct {
 	tokenizerCheck      int
 
 	debugDecisions  int
+	dynamoNamespace string
+	dynamoComponent string
+	routerID        uint64
 	headerAliases   bool
 	prefillerHeader bool
 	decisionHeaders bool
@@ -91,6 +94,7 @@ var dynamoEnv = map[string]string{
 	"model-name":                           "DYN_MODEL_NAME",
 	"secure-serving":                       "DYN_SECURE_SERVING",
 	"metrics-port":                         "DYN_EPP_METRICS_PORT",
+	"dynamo-namespace":                     "DYN_NAMESPACE",
 	"event-plane":                          "DYN_EVENT_PLANE",
 	"nats-server":                          "NATS_SERVER",
 	"router-kv-events":                     "DYN_ROUTER_USE_KV_EVENTS",
@@ -169,6 +173,9 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
+	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo", "`NAME` in the label dynamo_namespace of the metrics that have Dynamo's names: that of the workers")
+	f.StringVar(&o.dynamoComponent, "dynamo-component", "backend", "`NAME` in their label dynamo_component: that of the workers")
+	f.Uint64Var(&o.routerID, "router-id", 0, "`NUMBER` in their label router_id. 0: made from the host's name, as Dynamo makes the id of a pod")
 	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; of /busy_threshold, as dynamo.frontend does; and /debug/decisions. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Absent: anybody may ask")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
@@ -135,6 +136,7 @@ func serve(o *options) error {
 		TrackOutput:  o.trackOutput,
 		Served:       served,
 		Predict:      o.predict(),
+		Metrics:      m.NewRouter(o.identity()),
 		Explain:      o.decisionHeaders,
 		Keep:         o.keptDecisions(),
 		IgnoreHints:  o.ignoreHints,
@@ -182,6 +184,16 @@ type forgetful struct{ forget func(kvblock.Worker) }
 
 func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+
+// identity is what the labels of the metrics that have Dynamo's names say.
+func (o *options) identity() metrics.Identity {
+	id := o.routerID
+	if id == 0 {
+		host, _ := os.Hostname() // without a name, the id of the empty one
+		id = kvblock.InstanceID(host)
+	}
+	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
+}
 
 // follow keeps the pool at what the endpoints file and Dynamo's discovery say together.
 func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) error {

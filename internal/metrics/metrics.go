@@ -27,6 +27,7 @@ type Metrics struct {
 	hints     *prometheus.CounterVec
 	rejected  *prometheus.CounterVec
 	waited    prometheus.Histogram
+	known     map[string]prometheus.Observer // those of phases: finding one there is quicker. Not changed after New
 
 	// counters are those of events that were counted before, replaced whole: finding one in events takes a lock, and longer
 	// than most events take to be applied.
@@ -130,6 +131,16 @@ func New() *Metrics {
 	}, []string{"role"})
 	m.AggregatedSelections, m.PrefillSelections, m.DecodeSelections =
 		selections.WithLabelValues("aggregated"), selections.WithLabelValues("prefill"), selections.WithLabelValues("decode")
+	m.known = map[string]prometheus.Observer{}
+	for _, phase := range []string{"parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict", "pick"} {
+		m.known[phase] = m.phases.WithLabelValues(phase)
+	}
+	for _, code := range []string{"200", "400", "404", "429", "500", "503", "none"} {
+		m.requests.WithLabelValues(code)
+	}
+	for _, kind := range []string{"stored", "removed", "cleared"} {
+		m.events.WithLabelValues(kind, "applied")
+	}
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -203,9 +214,21 @@ func (m *Metrics) Event(kind, outcome string, n int) {
 // Phase observes one phase that began at start, and returns now, the start of the next.
 func (m *Metrics) Phase(phase string, start time.Time) time.Time {
 	now := time.Now()
-	m.phases.WithLabelValues(phase).Observe(now.Sub(start).Seconds())
+	m.Took(phase, now.Sub(start))
 	return now
 }
+
+// Took observes how long a phase took.
+func (m *Metrics) Took(phase string, d time.Duration) {
+	observer := m.known[phase]
+	if observer == nil {
+		observer = m.phases.WithLabelValues(phase)
+	}
+	observer.Observe(d.Seconds())
+}
+
+// ShowDecision declares the series of a reason, at zero.
+func (m *Metrics) ShowDecision(reason string) { m.decisions.WithLabelValues(reason) }
 
 // Source declares a gauge that is read when Prometheus asks: a package without metrics of its own has a Stats method,
 // and whoever wires it turns that into a gauge here.

@@ -2,13 +2,10 @@ package service
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -336,48 +333,4 @@ func FuzzSelectionBodies(f *testing.F) {
 			t.Fatalf("%q: %d bookings for %d reservations", body, n, stats.Reservations)
 		}
 	})
-}
-
-// TestSelectionsAtOnce lets clients do all that they can do at the same time, and wants nothing left of it at the end.
-func TestSelectionsAtOnce(t *testing.T) {
-	c := newCounter(t, nil)
-	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
-	var wait sync.WaitGroup
-	for client := range 8 {
-		wait.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(client), 1))
-			for step := range 300 {
-				id := fmt.Sprintf("%d-%d", client, step%7)
-				body := fmt.Sprintf(`{"selection_id": %q, "token_ids": [1,2,3,4,5,6,7,8,%d,1,1,1], "worker_id": 1}`, id, rng.IntN(3))
-				request := []string{"POST /select", "POST /select_and_reserve", "POST /reservations", "POST /potential_loads", "POST /overlap_scores",
-					"DELETE /reservations/" + id, "POST /reservations/" + id + "/prefill_complete", "GET /loads", "GET /ready"}[rng.IntN(9)]
-				switch rng.IntN(40) {
-				case 0:
-					request, body = "POST /workers", workerTwo
-				case 1:
-					request = "DELETE /workers/2"
-				case 2:
-					request, body = "PATCH /workers/2", fmt.Sprintf(`{"data_parallel_size": %d}`, 1+rng.IntN(4))
-				case 3:
-					request, body = "POST /reservations/"+id+"/output_block", `{"decay_fraction": 0.5}`
-				}
-				method, path, _ := strings.Cut(request, " ")
-				if status, text := c.ask(method, path, body); !json.Valid([]byte(text)) || status >= 500 && !strings.Contains(text, "no longer schedulable") {
-					t.Errorf("%s: %d %s", request, status, text)
-				}
-			}
-			for i := range 7 {
-				c.ask("DELETE", fmt.Sprintf("/reservations/%d-%d", client, i), "")
-			}
-		})
-	}
-	wait.Wait()
-	for w, load := range c.book.Loads(nil) {
-		if load != (scoring.Load{}) {
-			t.Errorf("worker %d carries %+v at the end", w, load)
-		}
-	}
-	if n := c.selector.Stats().Reservations; n != 0 {
-		t.Errorf("%d reservations are left", n)
-	}
 }

@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	prommodel "github.com/prometheus/common/model"
+
+	"kvepp/e2e/stack"
+)
+
+// notExported are Dynamo's series about routing that kvepp does not have, because it does not have what they tell of.
+var notExported = []string{
+	"dynamo_component_router_active_sequence_", // books shared among routers
+	"dynamo_component_router_approximate_",     // its index without events; kvepp_index_outcomes_total here
+	"dynamo_component_router_kv_zmq_ingress_",  // the event plane; kvepp_subscriptions and kvepp_events_total here
+	"dynamo_component_router_kv_transfer_",     // between prefill and decode workers
+}
+
+// TestDynamoMetrics holds every metric that kvepp exports under a name of Dynamo's against that of Dynamo's frontend: type,
+// labels and buckets.
+func TestDynamoMetrics(t *testing.T) {
+	theirs := start(t, stack.Config{Workers: 1, Frontend: "kv", Speedup: 100, Kill: true})
+	for _, s := range []*stack.Stack{theirs, main} {
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.URL(), nil, []stack.Message{{Role: "user", Content: strings.Repeat("Tell me a story. ", 20)}}, true, nil)
+		if err != nil || a.Status != http.StatusOK {
+			t.Fatalf("%v: %+v", err, a)
+		}
+	}
+	want := routerSeries(t, theirs)
+	var got map[string]series
+	eventually(t, func() error { // kvepp counts a request when Envoy has closed its stream
+		got = routerSeries(t, main)
+		if got["dynamo_component_router_requests_total"].counts == 0 {
+			return fmt.Errorf("the request is not counted yet")
+		}
+		return nil
+	})
+	held := 0
+	for name, ours := range got {
+		if !strings.HasPrefix(name, "dynamo_") {
+			continue
+		}
+		held++
+		theirs, known := want[name]
+		switch {
+		case !known:
+			t.Errorf("Dynamo has no %s", name)
+		case ours.kind != theirs.kind:
+			t.Errorf("%s is a %s, Dynamo's a %s", name, ours.kind, theirs.kind)
+		case ours.shape != theirs.shape:
+			t.Errorf("%s:\nkvepp   %s\nDynamo  %s", name, ours.shape, theirs.shape)
+		}
+	}
+	if held < 20 {
+		t.Errorf("only %d metrics have names of Dynamo's", held)
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		about := strings.HasPrefix(name, "dynamo_component_router_") || strings.HasPrefix(name, "dynamo_router_overhead_") || strings.HasPrefix(name, "dynamo_frontend_worker_")
+		left := slices.ContainsFunc(notExported, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if _, have := got[name]; about && !left && !have {
+			t.Errorf("kvepp has no %s", name)
+		}
+	}
+}
+
+// series is what does not differ among the series of a metric.
+type series struct {
+	kind   string
+	shape  string  // its labels' names, and a histogram's buckets
+	counts float64 // a counter's sum
+}
+
+// routerSeries reads the metrics of a stack's routing program.
+func routerSeries(t *testing.T, s *stack.Stack) map[string]series {
+	t.Helper()
+	resp, err := http.Get(s.RouterMetrics())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]series{}
+	for name, family := range families {
+		one := series{kind: family.GetType().String()}
+		for i, m := range family.GetMetric() {
+			one.counts += m.GetCounter().GetValue()
+			if i > 0 {
+				continue
+			}
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetName())
+			}
+			slices.Sort(labels)
+			one.shape = strings.Join(labels, ",")
+			for _, b := range m.GetHistogram().GetBucket() {
+				one.shape += fmt.Sprintf(" %.6g", b.GetUpperBound())
+			}
+		}
+		all[name] = one
+	}
+	return all
+}

@@ -1,0 +1,178 @@
+package router
+
+import (
+	"sync"
+	"time"
+
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// Phases of a request, as Dynamo's metrics call them.
+const (
+	phaseAggregated = "aggregated"
+	phasePrefill    = "prefill"
+	phaseDecode     = "decode"
+)
+
+// observed is what a Route remembers for the metrics that are told later. Only the goroutine that follows the answer uses it.
+type observed struct {
+	router     *Router // nil: there is nothing to be told
+	began      time.Time
+	firstToken time.Time // zero: not seen
+	phase      string    // of the worker that computes the prompt
+	model      string    // a label's
+}
+
+// observeChoice tells the metrics of a choice that came to be.
+func (r *Router) observeChoice(d *decision, route *Route, p *prompt, began time.Time) {
+	if r.cfg.Metrics == nil {
+		return
+	}
+	route.observed = observed{router: r, began: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p)}
+	r.cfg.Metrics.Overhead(&d.took)
+	l := &d.aggregated
+	if route.Prefill != nil {
+		l = &d.prefill
+		route.observed.phase = phasePrefill
+		r.cfg.Metrics.Chosen(&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true})
+	}
+	c := metrics.Chosen{Phase: route.observed.phase, Model: route.observed.model, PromptTokens: p.isl, CachedTokens: route.PredictedCachedTokens,
+		WithoutOverlap: p.tokens == nil || route.BlockSize == 0 || !r.cfg.asksIndex()}
+	if !c.WithoutOverlap {
+		most, chosen := 0.0, 0.0 // blocks, by the weights of their tiers
+		for i := range l.candidates {
+			candidate := &l.candidates[i]
+			if candidate.Prompt == nil {
+				continue
+			}
+			blocks := worth(&l.cfg, candidate)
+			most = max(most, blocks)
+			if candidate.Worker == route.computes.Worker {
+				chosen = blocks
+			}
+			c.BestTokens = max(c.BestTokens, (candidate.DeviceBlocks+candidate.HostBlocks+candidate.DiskBlocks)*candidate.Prompt.BlockSize)
+		}
+		c.LostBlocks = most - chosen
+		if p.isl > 0 {
+			c.HitRate = chosen / float64((p.isl+route.BlockSize-1)/route.BlockSize)
+		}
+	}
+	r.cfg.Metrics.Chosen(&c)
+}
+
+// worth counts the blocks that a candidate holds of the prompt by the weights of their tiers.
+func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
+	return float64(c.DeviceBlocks) + cfg.HostCacheHitWeight*float64(c.HostBlocks) + cfg.DiskCacheHitWeight*float64(c.DiskBlocks)
+}
+
+// labelOf returns the model as a metric's label: a name that the operator gave, never one that only a client did.
+func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
+	if w.Model != "" {
+		return w.Model
+	}
+	if _, ok := r.cfg.Models[p.model]; ok {
+		return p.model
+	}
+	return "unknown"
+}
+
+// sawFirstToken notes when a streamed answer began.
+func (o *observed) sawFirstToken(route *Route) {
+	if o.router == nil || !o.firstToken.IsZero() {
+		return
+	}
+	o.firstToken = time.Now()
+	after := o.firstToken.Sub(o.began)
+	o.router.cfg.Metrics.FirstToken(after)
+	o.router.latest.set(route.computes.Worker, route.computes.InstanceID, func(l *lastAnswer) { l.ttft, l.promptTokens = after, route.PromptTokens })
+}
+
+// Answer is what an answer told of itself.
+type Answer struct {
+	// Tokens is how many it had; 0: not known.
+	Tokens int
+	// CachedTokens is how many of the prompt's tokens it reported as cached; -1: it did not.
+	CachedTokens int
+}
+
+// Answered tells the metrics that the request has ended, and how. Call it once.
+func (r *Route) Answered(a Answer) {
+	o := &r.observed
+	if o.router == nil {
+		return
+	}
+	m := o.router.cfg.Metrics
+	m.Finished()
+	if a.CachedTokens >= 0 {
+		m.Reused(o.phase, o.model, a.CachedTokens)
+	}
+	var between time.Duration
+	if !o.firstToken.IsZero() && a.Tokens > 1 {
+		between = time.Since(o.firstToken) / time.Duration(a.Tokens-1)
+		o.router.latest.set(r.destination, r.InstanceID, func(l *lastAnswer) { l.itl = between })
+	}
+	m.Output(a.Tokens, between)
+}
+
+// lastAnswers is what the latest answers of workers told.
+type lastAnswers struct {
+	mu       sync.Mutex // guards byWorker
+	byWorker []lastAnswer
+}
+
+// lastAnswer is one worker's. It belongs to the worker that has both the number and the instance id: numbers are given again.
+type lastAnswer struct {
+	instance     uint64
+	ttft, itl    time.Duration
+	promptTokens int
+}
+
+func (a *lastAnswers) set(w kvblock.Worker, instance uint64, change func(*lastAnswer)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := int(w) + 1; n > len(a.byWorker) {
+		a.byWorker = append(a.byWorker, make([]lastAnswer, n-len(a.byWorker))...)
+	}
+	l := &a.byWorker[w]
+	if l.instance != instance {
+		*l = lastAnswer{instance: instance}
+	}
+	change(l)
+}
+
+func (a *lastAnswers) of(w *pool.Worker) lastAnswer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if int(w.Worker) < len(a.byWorker) && a.byWorker[w.Worker].instance == w.InstanceID {
+		return a.byWorker[w.Worker]
+	}
+	return lastAnswer{}
+}
+
+// Workers returns what is exported of each worker in the pool.
+func (r *Router) Workers() []metrics.Worker {
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	loads := r.book.Loads(nil)
+	load := func(w kvblock.Worker) scoring.Load {
+		if int(w) < len(loads) {
+			return loads[w]
+		}
+		return scoring.Load{}
+	}
+	all := make([]metrics.Worker, 0, len(snapshot.Workers))
+	for i := range snapshot.Workers {
+		w := &snapshot.Workers[i]
+		if w.Role == pool.Encode {
+			continue
+		}
+		l, last := load(w.Worker), r.latest.of(w)
+		all = append(all, metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
+			WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
+			LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens})
+	}
+	return all
+}

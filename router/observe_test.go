@@ -1,0 +1,145 @@
+package router
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/scoring"
+)
+
+// exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of labels}.
+func exporting(t *testing.T, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
+	h := newHouse(t, endpoints...)
+	m := metrics.New()
+	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
+		h.pool, h.index, h.book, m, h.log)
+	return h, func(name string, labels ...string) float64 {
+		t.Helper()
+		families, err := m.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() != name {
+				continue
+			}
+			for _, s := range f.GetMetric() {
+				text := ""
+				for _, l := range s.GetLabel() {
+					text += fmt.Sprintf("%s=%s,", l.GetName(), l.GetValue())
+				}
+				all := true
+				for _, l := range labels {
+					all = all && strings.Contains(text, l+",")
+				}
+				if all {
+					return s.GetCounter().GetValue() + s.GetGauge().GetValue() + s.GetHistogram().GetSampleSum()
+				}
+			}
+		}
+		return -1 // it is not there
+	}
+}
+
+func TestAnswersAreObserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, sample := exporting(t, workers(2)...)
+		h.warm("w1", 0, tokens(0, 20), blocksOfFour)
+		for _, name := range []string{"requests_started_total", "requests_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
+			"output_sequence_tokens", "kv_hit_rate", "shared_cache_hit_rate", "overlap_blocks_lost"} {
+			if got := sample("dynamo_component_router_"+name, "router_id=255", "worker_id=ff", "dynamo_namespace=n", "dynamo_component=c"); got != 0 {
+				t.Errorf("%s begins with %v", name, got)
+			}
+		}
+		one := []string{"worker_id=101", "dp_rank=0", "worker_type=decode"}
+		for _, name := range []string{"active_decode_blocks", "active_prefill_tokens", "last_time_to_first_token_seconds"} {
+			if got := sample("dynamo_frontend_worker_"+name, one...); got != 0 {
+				t.Errorf("%s begins with %v", name, got)
+			}
+		}
+
+		r := h.route(completion("m", tokens(0, 40)))
+		for name, want := range map[string]float64{"active_decode_blocks": 10, "active_prefill_tokens": 20} {
+			if got := sample("dynamo_frontend_worker_"+name, one...); got != want {
+				t.Errorf("running: %s is %v, want %v", name, got, want)
+			}
+		}
+		<-time.After(250 * time.Millisecond) // of the bubble, which does not wait
+		r.MarkPrefillCompleted()
+		r.MarkPrefillCompleted()
+		<-time.After(900 * time.Millisecond)
+		r.Free()
+		r.Answered(Answer{Tokens: 10, CachedTokens: 16})
+
+		model := []string{"model=m", "phase=aggregated"}
+		for _, c := range []struct {
+			name   string
+			want   float64
+			labels []string
+		}{
+			{"dynamo_component_router_requests_started_total", 1, nil},
+			{"dynamo_component_router_requests_total", 1, nil},
+			{"dynamo_component_router_time_to_first_token_seconds", 0.25, nil},
+			{"dynamo_component_router_inter_token_latency_seconds", 0.1, nil},
+			{"dynamo_component_router_output_sequence_tokens", 10, nil},
+			{"dynamo_component_router_kv_hit_rate", 0.5, nil},
+			{"dynamo_component_router_input_sequence_tokens", 40, model},
+			{"dynamo_component_router_kv_best_eligible_cached_prefix_tokens_total", 20, model},
+			{"dynamo_component_router_kv_selected_cached_prefix_tokens_total", 20, model},
+			{"dynamo_component_router_kv_worker_reused_tokens_total", 16, model},
+			{"dynamo_frontend_worker_last_time_to_first_token_seconds", 0.25, one},
+			{"dynamo_frontend_worker_last_inter_token_latency_seconds", 0.1, one},
+			{"dynamo_frontend_worker_last_input_sequence_tokens", 40, one},
+			{"dynamo_frontend_worker_active_decode_blocks", 0, one},
+		} {
+			if got := sample(c.name, c.labels...); got < c.want*0.999 || got > c.want*1.001 {
+				t.Errorf("%s%v is %v, want %v", c.name, c.labels, got, c.want)
+			}
+		}
+	})
+}
+
+// Series of a worker are there while it is, and nothing of a worker that left is shown of one that got its number.
+func TestSeriesOfWorkers(t *testing.T) {
+	es := workers(3)
+	es[1].KVEvents = ""
+	h, sample := exporting(t, es[:2]...)
+	h.pool.Watch(forget{h})
+	r := h.route(completion("m", tokens(0, 8)))
+	r.MarkPrefillCompleted()
+	r.Free()
+	h.pool.Update(es[:0])
+	if got := sample("dynamo_component_router_worker_registered"); got != -1 {
+		t.Errorf("a worker that left is registered: %v", got)
+	}
+	h.pool.Update(es)
+	for _, id := range []string{"100", "101", "102"} {
+		if got := sample("dynamo_component_router_worker_registered", "router_worker_id="+id, "dp_rank=0", "worker_type=decode", "worker_id=ff"); got != 1 {
+			t.Errorf("worker %s: registered %v", id, got)
+		}
+	}
+	if got := sample("dynamo_component_router_kv_event_source_mismatch_workers", "model=m", "worker_type=decode", "target_namespace=n"); got != 1 {
+		t.Errorf("%v workers without events, want 1", got)
+	}
+	es[2].InstanceID = es[1].InstanceID // a mistake in the endpoints file must not end the metrics
+	h.pool.Update(es)
+	if got := sample("dynamo_component_router_worker_registered", "router_worker_id=101"); got != 1 {
+		t.Errorf("two endpoints with one id: registered %v", got)
+	}
+}
+
+// A label takes no name that only a client gave.
+func TestModelOfLabels(t *testing.T) {
+	es := workers(1)
+	es[0].Model = ""
+	h, sample := exporting(t, es...)
+	h.route(completion("whatever a client says", tokens(0, 8))).Free()
+	if got := sample("dynamo_component_router_input_sequence_tokens", "model=unknown"); got != 8 {
+		t.Errorf("of an unknown model %v tokens, want 8", got)
+	}
+}
