@@ -3,6 +3,7 @@ package extproc
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"strconv"
@@ -194,6 +195,15 @@ func TestOverload(t *testing.T) {
 		if status := int(out.Immediate.GetStatus().GetCode()); status != c.status || out.Set["retry-after"] != c.after ||
 			!strings.Contains(string(out.Immediate.GetBody()), `"type":"overloaded_error"`) {
 			t.Errorf("%+v: status %d, retry-after %q, %s", c.cfg, status, out.Set["retry-after"], out.Immediate.GetBody())
+		}
+	}
+}
+
+func TestErrorsOfLoad(t *testing.T) {
+	for err, code := range map[error]string{router.ErrOverloaded: "overloaded", router.ErrQueueFull: "queue_full", router.ErrQueueTimeout: "queue_timeout"} {
+		cfg := Config{OverloadStatus: 503, RetryAfter: 3}
+		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 3 || e.kind != overloadedError || e.message == "" {
+			t.Errorf("%v: %+v", err, e)
 		}
 	}
 }

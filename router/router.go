@@ -71,6 +71,7 @@ type Decision struct {
 	Temperature float64 // at which it was drawn
 	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
 	Session string
+	Waited  time.Duration // in the queue
 	// Prefill is the worker that computes the prompt, if the destination does not.
 	Prefill *Prefill
 }
@@ -160,6 +161,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	defer r.scratch.Put(d)
 	d.variants, d.took = d.variants[:0], metrics.Overhead{}
 	route, waited, err := r.decide(ctx, d, req, &p)
+	if err == nil {
+		route.Waited = waited
+	}
 	r.record(ctx, req, &p, route, err)
 	if err != nil {
 		r.countRejection(err)

@@ -72,6 +72,7 @@ type line struct {
 type waiter struct {
 	req     *Request
 	prompt  *prompt
+	line    *line         // where it waits
 	workers int           // that serve its model
 	turn    chan struct{} // receives the turn; with err, only that
 	err     error         // set before turn receives: why the request is turned away
@@ -142,6 +143,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 		q.byModel[name] = l
 		q.lines = append(q.lines, l)
 	}
+	w.line = l
 	item, err := l.Push(entry, w.workers, w)
 	if err != nil {
 		q.mu.Unlock()
@@ -250,13 +252,9 @@ func (r *Router) await(ctx context.Context, item *queue.Item[*waiter]) (err erro
 func (r *Router) leave(item *queue.Item[*waiter]) bool {
 	q := r.waits
 	q.mu.Lock()
-	left := false
-	for _, l := range q.lines {
-		if l.Remove(item) {
-			q.length.Add(-1)
-			left = true
-			break
-		}
+	left := item.Value.line.Remove(item)
+	if left {
+		q.length.Add(-1)
 	}
 	q.mu.Unlock()
 	if left {

@@ -85,9 +85,10 @@ func TestRequestsWait(t *testing.T) {
 		if a.order() != "b a" || h.AllWaiting() != 2 || h.Waiting("default") != 2 || h.Waiting("other") != 0 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
 		}
+		<-time.After(time.Second)
 		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // which c could not know when it came
 		a.prefilled("b")
-		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 {
+		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 || a.by["c"].Waited == 0 || a.by["a"].Waited != 0 {
 			t.Fatalf("went: %s, c to %+v", a.order(), a.by["c"].Decision)
 		}
 		if a.send(t.Context(), "e", completion("m", tokens(9000, 40))); a.order() != "b a c" {
@@ -195,6 +196,41 @@ func TestLeavingTheQueue(t *testing.T) {
 		a.by["a"].Free()
 		if h.book.Len() != 0 {
 			t.Errorf("%d booked", h.book.Len())
+		}
+	})
+}
+
+// Each model has a line of its own: nobody waits for another's workers, and who leaves leaves the right one.
+func TestLinesOfModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := queue.ParseFile([]byte(classes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		endpoints := maxed(workers(2), 100)
+		endpoints[0].Model, endpoints[1].Model = "other", "m"
+		h := withProfiles(t, f.Profiles(nil), endpoints...)
+		a := arriveAt(h)
+		a.send(t.Context(), "a", completion("other", tokens(0, 1040)))
+		ctx, gone := context.WithCancel(t.Context())
+		a.send(ctx, "b", completion("other", tokens(0, 1040)))
+		a.send(t.Context(), "c", completion("m", tokens(0, 40)))
+		ctxM, goneM := context.WithCancel(t.Context())
+		a.send(ctxM, "d", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "e", completion("m", tokens(0, 40)))
+		if h.Waiting("lenient") != 1 || h.Waiting("short") != 2 || h.AllWaiting() != 3 {
+			t.Fatalf("went: %s; %d and %d wait", a.order(), h.Waiting("lenient"), h.Waiting("short"))
+		}
+		goneM()
+		synctest.Wait()
+		if h.Waiting("lenient") != 1 || h.Waiting("short") != 1 {
+			t.Fatalf("went: %s; %d and %d wait", a.order(), h.Waiting("lenient"), h.Waiting("short"))
+		}
+		gone()
+		synctest.Wait()
+		a.prefilled("c")
+		if want := "a c d: context canceled b: context canceled e"; a.order() != want || h.AllWaiting() != 0 {
+			t.Errorf("went: %s, want %s", a.order(), want)
 		}
 	})
 }

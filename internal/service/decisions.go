@@ -45,6 +45,7 @@ type decision struct {
 	PredictedCachedTokens int           `json:"predicted_cached_tokens"`
 	UpperBound            bool          `json:"upper_bound,omitempty"`
 	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
+	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens  int         `json:"unit_tokens,omitempty"`
@@ -93,7 +94,7 @@ type candidate struct {
 
 func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
-		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound,
+		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound, WaitedSeconds: r.Waited.Seconds(),
 		Temperature: r.Temperature, Session: r.Session, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
