@@ -104,7 +104,9 @@ func (m *Model) asChat(request *apibody.Request) (*apibody.Request, error) {
 		return m.chatOfResponsesSGLang(request)
 	case m.options.Engine == SGLang:
 		return m.chatOfMessagesSGLang(request)
-	case m.options.Engine != VLLM || m.usesHarmony():
+	case m.usesHarmony() && request.API == apibody.Responses:
+		return request, nil // see harmonyIDs
+	case m.options.Engine != VLLM:
 		return nil, errNotReproduced(request.API.String())
 	case request.API == apibody.Responses:
 		return m.chatOfResponses(request)
@@ -117,7 +119,7 @@ func (m *Model) chatOfMessages(request *apibody.Request) (*apibody.Request, erro
 	if transfer, _ := request.Body.Get("kv_transfer_params"); transfer != nil {
 		return nil, errNotReproduced("kv_transfer_params in messages")
 	}
-	c := &anthropicChat{}
+	c := &anthropicChat{asText: m.usesHarmony()}
 	var err error
 	if c.merge, err = m.messages.mergeSystem(); err != nil {
 		return nil, err
@@ -197,6 +199,7 @@ func anthropicTools(body *chattemplate.Dict) (*chattemplate.List, error) {
 // anthropicChat collects a chat's messages.
 type anthropicChat struct {
 	merge    bool
+	asText   bool // arguments are JSON, as harmony shows them; else objects
 	messages []any
 	media    bool
 }
@@ -333,7 +336,14 @@ func (c *anthropicChat) add(message *chattemplate.Dict) error {
 			if input == nil {
 				input = chattemplate.NewDict()
 			}
-			calls = append(calls, dict("id", id, "type", "function", "function", dict("name", name, "arguments", input)))
+			arguments := any(input)
+			if c.asText {
+				var err error
+				if arguments, err = pythonJSON(input); err != nil {
+					return err
+				}
+			}
+			calls = append(calls, dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments)))
 		case "tool_result":
 			if role == "user" {
 				if err := c.toolResult(block); err != nil {
@@ -368,6 +378,24 @@ func (c *anthropicChat) add(message *chattemplate.Dict) error {
 	}
 	c.messages = append(c.messages, converted)
 	return nil
+}
+
+// dumping is a template that prints as Python's json.dumps.
+var dumping = sync.OnceValues(func() (*chattemplate.Template, error) {
+	return chattemplate.Compile("json.dumps", "{{ value | tojson(ensure_ascii=true) }}")
+})
+
+// pythonJSON returns a value as Python's json.dumps prints it.
+func pythonJSON(value any) (string, error) {
+	t, err := dumping()
+	if err != nil {
+		return "", fmt.Errorf("tokenizer: %w", err)
+	}
+	text, err := t.Render(dict("value", value), chattemplate.Limits{})
+	if err != nil {
+		return "", fmt.Errorf("tokenizer: a tool use's input: %w", err)
+	}
+	return text, nil
 }
 
 // image returns a part of an image, whose address does not matter here.

@@ -11,15 +11,23 @@ import (
 // form leaves open which of OpenAI's types it is are left to the engine.
 // Source: vLLM 0.33.0, entrypoints/openai/responses/utils and protocol.
 
-// chatOfResponses returns the chat of a request to Responses.
-func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, error) {
+// checkResponses returns an error for a request with fields of which the engine makes something that is not known here.
+func checkResponses(request *apibody.Request) error {
 	for _, name := range []string{"previous_response_id", "prompt", "kv_transfer_params", "previous_input_messages"} {
 		if v, _ := request.Body.Get(name); v != nil {
-			return nil, errNotReproduced(name)
+			return errNotReproduced(name)
 		}
 	}
 	if truncation, given := request.Body.Get("truncation"); given && truncation != "disabled" {
-		return nil, errNotReproduced("truncation")
+		return errNotReproduced("truncation")
+	}
+	return nil
+}
+
+// chatOfResponses returns the chat of a request to Responses.
+func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, error) {
+	if err := checkResponses(request); err != nil {
+		return nil, err
 	}
 	c := &responsesChat{}
 	if instructions, _ := get[string](request.Body, "instructions"); instructions != "" {
@@ -171,14 +179,23 @@ func (c *responsesChat) add(item any, last bool) error {
 	return errNotReproduced(fmt.Sprintf("an item of type %v", kind))
 }
 
-func (c *responsesChat) call(item *chattemplate.Dict) error {
+// responsesCall reads a function call.
+func responsesCall(item *chattemplate.Dict) (called harmonyCalled, err error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
 	arguments, isText := get[string](item, "arguments")
 	if namespace, _ := item.Get("namespace"); !isID || !isName || !isText || namespace != nil {
-		return errNotReproduced("such a function call")
+		return called, errNotReproduced("such a function call")
 	}
-	call := dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments))
+	return harmonyCalled{id, name, arguments}, nil
+}
+
+func (c *responsesChat) call(item *chattemplate.Dict) error {
+	called, err := responsesCall(item)
+	if err != nil {
+		return err
+	}
+	call := dict("id", called.id, "type", "function", "function", dict("name", called.name, "arguments", called.arguments))
 	if last := c.assistant(); last != nil {
 		if calls, ok := get[*chattemplate.List](last, "tool_calls"); ok {
 			last.Set("tool_calls", chattemplate.NewList(append(calls.Items[:len(calls.Items):len(calls.Items)], call)...))
@@ -189,39 +206,47 @@ func (c *responsesChat) call(item *chattemplate.Dict) error {
 	return nil
 }
 
-func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
-	texts := func(field, kind string) (first string, n int, err error) {
+// responsesReasoning reads what a reasoning item tells.
+func responsesReasoning(item *chattemplate.Dict) (content, summary []string, err error) {
+	texts := func(field, kind string) ([]string, error) {
 		value, given := item.Get(field)
 		list, ok := value.(*chattemplate.List)
 		if !ok && (field == "summary" || given && value != nil) {
-			return "", 0, errNotReproduced("such reasoning")
+			return nil, errNotReproduced("such reasoning")
 		}
+		var texts []string
 		for i := range list.Len() {
 			part, _ := list.Items[i].(*chattemplate.Dict)
 			text, ok := get[string](part, "text")
 			if of, _ := part.Get("type"); !ok || of != kind {
-				return "", 0, errNotReproduced("such reasoning")
+				return nil, errNotReproduced("such reasoning")
 			}
-			if i == 0 {
-				first = text
-			}
+			texts = append(texts, text)
 		}
-		return first, list.Len(), nil
+		return texts, nil
 	}
 	if encrypted, _ := item.Get("encrypted_content"); encrypted != nil {
-		return errNotReproduced("encrypted reasoning")
+		return nil, nil, errNotReproduced("encrypted reasoning")
 	}
-	text, n, err := texts("content", "reasoning_text")
-	summary, _, errSummary := texts("summary", "summary_text")
-	switch {
-	case err != nil:
+	if content, err = texts("content", "reasoning_text"); err != nil {
+		return nil, nil, err
+	}
+	summary, err = texts("summary", "summary_text")
+	return content, summary, err
+}
+
+func (c *responsesChat) reasoning(item *chattemplate.Dict) error {
+	content, summary, err := responsesReasoning(item)
+	if err != nil {
 		return err
-	case errSummary != nil:
-		return errSummary
-	case n == 0:
-		text = summary
 	}
-	c.say("reasoning", text)
+	for _, texts := range [][]string{content, summary} {
+		if texts != nil {
+			c.say("reasoning", texts[0])
+			return nil
+		}
+	}
+	c.say("reasoning", "")
 	return nil
 }
 

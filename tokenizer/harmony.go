@@ -44,7 +44,7 @@ type harmonyPiece struct {
 //
 // Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
 func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
-	messages, err := m.harmonyConversation(request, now)
+	messages, err := m.harmonyMessages(request, now)
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +67,14 @@ func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.T
 		out = append(out, id)
 	}
 	return out, nil
+}
+
+// harmonyMessages returns the messages that vLLM makes of a chat or of a request to Responses.
+func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
+	if request.API == apibody.Responses {
+		return m.harmonyOfResponses(request, now)
+	}
+	return m.harmonyConversation(request, now)
 }
 
 // appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids as in
@@ -143,17 +151,7 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 	if request.ContinueFinalMessage && request.AddGenerationPrompt != nil && *request.AddGenerationPrompt {
 		return nil, errRefused("continue_final_message and add_generation_prompt exclude each other")
 	}
-	effort := "medium"
-	switch given, _ := request.Body.Get("reasoning_effort"); given := given.(type) {
-	case nil:
-	case string:
-		effort = m.mapped(given)
-		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, effort) {
-			return nil, errRefused("a reasoning_effort that is not low, medium or high")
-		}
-	default:
-		return nil, errRefused("reasoning_effort is not a string")
-	}
+	effort, _ := request.Body.Get("reasoning_effort")
 	tools, err := m.vllmTools(request)
 	if err != nil {
 		return nil, err
@@ -169,33 +167,15 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 		}
 	}
 
-	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
-		now.Format(time.DateOnly) + "\n\nReasoning: " + effort +
-		"\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
-	if tools != nil {
-		system += "\nCalls to these tools must go to the commentary channel: 'functions'."
-	}
-	messages := []harmonyMessage{{author: "system", texts: []string{system}}}
-
 	// A system or developer message at the front is the developer's, together with the tools.
 	var instructions *string
 	if len(chat) > 0 && chat[0].instructs() {
 		instructions = chat[0].joined()
 		chat = chat[1:]
 	}
-	if tools != nil || instructions != nil && *instructions != "" {
-		var sections []string
-		if instructions != nil {
-			sections = append(sections, instructionsTitle, *instructions)
-		}
-		if tools != nil {
-			section, err := harmonyTools(tools)
-			if err != nil {
-				return nil, err
-			}
-			sections = append(sections, section)
-		}
-		messages = append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}})
+	messages, err := m.harmonyPreamble(effort, instructions, tools, now)
+	if err != nil {
+		return nil, err
 	}
 
 	names := map[string]string{} // of called functions, by the call's id
@@ -211,6 +191,43 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 }
 
 const instructionsTitle = "# Instructions"
+
+// harmonyPreamble returns the system's message and, with instructions or tools, the developer's. A nil effort is medium.
+func (m *Model) harmonyPreamble(effort any, instructions *string, tools *chattemplate.List, now time.Time) ([]harmonyMessage, error) {
+	level := "medium"
+	switch given := effort.(type) {
+	case nil:
+	case string:
+		level = m.mapped(given)
+		if !slices.Contains(reasoningEfforts, given) || !slices.Contains([]string{"low", "medium", "high"}, level) {
+			return nil, errRefused("a reasoning effort that is not low, medium or high")
+		}
+	default:
+		return nil, errRefused("the reasoning effort is not a string")
+	}
+	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
+		now.Format(time.DateOnly) + "\n\nReasoning: " + level +
+		"\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
+	if tools != nil {
+		system += "\nCalls to these tools must go to the commentary channel: 'functions'."
+	}
+	messages := []harmonyMessage{{author: "system", texts: []string{system}}}
+	if tools == nil && (instructions == nil || *instructions == "") {
+		return messages, nil
+	}
+	var sections []string
+	if instructions != nil {
+		sections = append(sections, instructionsTitle, *instructions)
+	}
+	if tools != nil {
+		section, err := harmonyTools(tools)
+		if err != nil {
+			return nil, err
+		}
+		sections = append(sections, section)
+	}
+	return append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}}), nil
+}
 
 // dropAnalysis removes the thoughts before the last final answer.
 func dropAnalysis(messages []harmonyMessage) []harmonyMessage {

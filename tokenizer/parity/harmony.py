@@ -3,11 +3,13 @@
     harmony.py SOURCES DATE COUNT
 
 SOURCES holds vLLM's package, DATE is the day of the conversations (2026-11-21). Makes up COUNT requests, always the same, and
-answers each in a line: {"body": ..., "ids": [...], "text": ...} or {"body": ..., "error": ...}.
+answers each in a line: {"body": ..., "ids": [...], "text": ...} or {"body": ..., "error": ...}. A body with "input" is for /v1/responses,
+one with "max_tokens" for /v1/messages.
 """
 
 import copy
 import importlib
+import itertools
 import json
 import os
 import random
@@ -20,10 +22,13 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "engines.py")
     exec(compile(f.read().rsplit("\nmain(", 1)[0], "engines.py", "exec"), engines.__dict__)
 
 UTILS = "vllm.entrypoints.openai.parser.harmony_utils"
+RENDERER = "vllm.renderers.online_renderer"
 
 
 def main(sources, date, count):
-    engines.REAL["vllm"] = [name for name in engines.REAL["vllm"] if name != "vllm.renderers.hf"] + [UTILS]
+    engines.REAL["vllm"] = [name for name in engines.REAL["vllm"] if name != "vllm.renderers.hf"]
+    engines.REAL["vllm"] += [UTILS, RENDERER, "vllm.entrypoints.openai.responses.harmony"]
+    engines.REAL["vllm"] = list(dict.fromkeys(engines.REAL["vllm"]))
     engines.stand_in("vllm", sources)
     import vllm.envs
 
@@ -37,11 +42,39 @@ def main(sources, date, count):
         setattr(vllm.renderers, name, getattr(params, name))
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    utils = importlib.import_module(UTILS)
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    utils, online = importlib.import_module(UTILS), importlib.import_module(RENDERER)
+    renderer = online.OnlineRenderer.__new__(online.OnlineRenderer)
+    renderer.parser = renderer.reasoning_effort_map = None
+    renderer.renderer = types.SimpleNamespace(tokenizer=None)
+    renderer.create_error_response = lambda message, **more: ValueError(message)
+    online.tokens_input = lambda ids, cache_salt: {"ids": ids}
+    online.TokensPrompt = dict
+    online.ResponsesRenderResult = lambda messages, engine_input: engine_input
+    renderer.model_config = types.SimpleNamespace(max_model_len=1 << 20)
+
+    def responses(body):
+        """OnlineRenderer._render_responses_with_harmony, for a server without tools of its own."""
+        request = ResponsesRequest.model_validate(body)
+        result = renderer._render_responses_with_harmony(request, previous_messages=None, previous_response_outputs=None, tool_server=None)
+        if isinstance(result, Exception):
+            raise result
+        return result["ids"]
+
+    import vllm.entrypoints.anthropic.protocol as anthropic
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    def messages(body):
+        """After AnthropicServingMessages.create_messages, for a folder without a template."""
+        request = anthropic.AnthropicMessagesRequest.model_validate(body)
+        return chat(AnthropicServingMessages.to_chat_completion_request(request, merge_inline_system=True, disabled_thinking_effort="low"))
 
     def ids(body):
+        return chat(ChatCompletionRequest.model_validate(body))
+
+    def chat(request):
         """After OnlineRenderer._make_request_with_harmony, tokenizers.mistral.maybe_serialize_tool_calls before it."""
-        request = ChatCompletionRequest.model_validate(body)
         for message in request.messages:
             if message.get("role") == "assistant":
                 calls = message.get("tool_calls", None)
@@ -56,7 +89,7 @@ def main(sources, date, count):
 
     for body in requests(int(count)):
         try:
-            tokens = ids(copy.deepcopy(body))
+            tokens = (responses if "input" in body else messages if "max_tokens" in body else ids)(copy.deepcopy(body))
             answer = {"body": body, "ids": tokens, "text": utils.get_encoding().decode(tokens)}
         except Exception as e:
             answer = {"body": body, "error": "%s: %s" % (type(e).__name__, str(e)[:100])}
@@ -174,11 +207,78 @@ class Chats:
             body["chat_template_kwargs"] = {"enable_thinking": False, "reasoning_effort": "low"}
         return body
 
+    def parts(self, kind):
+        if self.chance(0.5):
+            return self.text()
+        return [{"type": kind, "text": self.text()} for _ in range(self.random.randrange(0 if self.chance(0.2) else 1, 4))]
+
+    def item(self):
+        kind = self.one(["user", "user", "user", "assistant", "assistant", "developer", "system", "call", "call", "output", "reasoning", "other" if self.chance(0.2) else "user"])
+        if kind == "call":
+            return {"type": "function_call", "call_id": "call_%d" % self.random.randrange(3), "name": self.one(NAMES), "arguments": self.one(['{"a": 1}', "", "{}", "not json <|call|>"])}
+        if kind == "output":
+            return {"type": "function_call_output", "call_id": "call_%d" % self.random.randrange(3), "output": self.text()}
+        if kind == "reasoning":
+            item = {"type": "reasoning", "summary": self.one([[], [{"type": "summary_text", "text": "short"}]])}
+            if self.chance(0.7):
+                item["content"] = self.one([None, [], [{"type": "reasoning_text", "text": self.text()} for _ in range(self.random.randrange(1, 3))]])
+            return item
+        item = {"role": kind, "content": self.parts("output_text" if kind == "assistant" else "input_text")}
+        if kind == "assistant" and isinstance(item["content"], list) or self.chance(0.5):
+            item["type"] = "message"
+        return item
+
+    def responses(self):
+        items = [self.item() for _ in range(self.random.randrange(1, 8))]
+        for place in range(len(items) - 1, -1, -1):  # most outputs are those of a call
+            if items[place].get("type") == "function_call_output" and self.chance(0.9):
+                items.insert(self.random.randrange(place + 1), {"type": "function_call", "call_id": items[place]["call_id"], "name": self.one(NAMES), "arguments": "{}"})
+        body = {"model": "gpt-oss", "input": self.text() if self.chance(0.1) else items}
+        if self.chance(0.5):
+            body["instructions"] = self.one([self.text(), "", None])
+        if self.chance(0.4):
+            body["tools"] = [{"type": "function", **tool["function"]} for tool in (self.tool() for _ in range(self.random.randrange(0, 4)))]
+            body["tool_choice"] = self.one(["auto", "none"])
+        if self.chance(0.3):
+            body["reasoning"] = {"effort": self.one(["low", "medium", "high", "high", None, "none", "minimal"])}
+        return body
+
+    def blocks(self, role):
+        blocks = [{"type": "text", "text": self.text()} for _ in range(self.random.randrange(3))]
+        if role == "assistant":
+            if self.chance(0.4):
+                blocks.insert(0, {"type": "thinking", "thinking": self.text(), "signature": "s"})
+            for _ in range(self.random.randrange(3)):
+                blocks.append({"type": "tool_use", "id": "call_%d" % self.random.randrange(3), "name": self.one(NAMES),
+                               "input": {self.text(): self.value() for _ in range(self.random.randrange(3))}})
+        else:
+            for _ in range(self.random.randrange(2)):
+                blocks.insert(self.random.randrange(len(blocks) + 1), {
+                    "type": "tool_result", "tool_use_id": "call_%d" % self.random.randrange(3), "content": self.one([self.text(), [{"type": "text", "text": self.text()}]])})
+        return blocks
+
+    def anthropic(self):
+        turns = []
+        for _ in range(self.random.randrange(1, 7)):
+            role = self.one(["user", "user", "assistant", "assistant", "system" if self.chance(0.3) else "user"])
+            turns.append({"role": role, "content": self.text() if role == "system" or self.chance(0.4) else self.blocks(role)})
+        body = {"model": "gpt-oss", "max_tokens": 4096, "messages": turns}
+        if self.chance(0.5):
+            body["system"] = self.one([self.text(), [{"type": "text", "text": self.text()}]])
+        if self.chance(0.4):
+            body["tools"] = [{"name": self.one(NAMES), "description": self.one([self.text(), None]), "input_schema": self.schema()} for _ in range(self.random.randrange(1, 4))]
+        if self.chance(0.3):
+            body["output_config"] = {"effort": self.one(["low", "medium", "high", "max"])}
+        if self.chance(0.2):
+            body["thinking"] = self.one([{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}])
+        return body
+
 
 def requests(count):
-    """count made-up requests, the same each time."""
-    chats = Chats(20261121)
-    return (chats.body() for _ in range(count))
+    """count made-up requests, the same each time: chats, and behind them a third as many each for the other APIs."""
+    chats, responses, messages = Chats(20261121), Chats(4), Chats(5)
+    third = range(count // 3)
+    return itertools.chain((chats.body() for _ in range(count)), (responses.responses() for _ in third), (messages.anthropic() for _ in third))
 
 
 main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+)
+
+// What vLLM makes of a request to OpenAI's /v1/responses for gpt-oss: a conversation in harmony.
+// Source: vLLM 0.33.0, renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
+
+// harmonyOfResponses returns the messages that vLLM makes of a request to Responses.
+func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
+	if err := checkResponses(request); err != nil {
+		return nil, err
+	}
+	effort := any(nil)
+	if reasoning, _ := get[*chattemplate.Dict](request.Body, "reasoning"); reasoning != nil {
+		effort, _ = reasoning.Get("effort")
+	}
+	tools, err := responsesTools(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	var instructions *string
+	if text, given := get[string](request.Body, "instructions"); given {
+		instructions = &text
+	}
+	var items []any
+	switch input, _ := request.Body.Get("input"); input := input.(type) {
+	case string:
+		items = []any{dict("role", "user", "content", input)}
+	case *chattemplate.List:
+		items = input.Items
+		if instructions == nil && len(items) > 0 {
+			// A system or developer message at the front is the developer's, together with the tools.
+			first, _ := items[0].(*chattemplate.Dict)
+			if role(first) == "system" || role(first) == "developer" {
+				texts, err := responsesTexts(first)
+				if err != nil {
+					return nil, err
+				}
+				instructions = harmonyInput{texts: texts}.joined()
+				items = items[1:]
+			}
+		}
+	default:
+		return nil, errRefused("input is neither a string nor a list of items")
+	}
+	messages, err := m.harmonyPreamble(effort, instructions, tools, now)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]string{} // of the functions called so far, by the call's id
+	for i, item := range items {
+		given, ok := item.(*chattemplate.Dict)
+		if !ok {
+			return nil, errRefused("input[%d] is not an object", i)
+		}
+		message, err := harmonyItem(given, names)
+		if err != nil {
+			return nil, fmt.Errorf("%w (input item %d)", err, i)
+		}
+		if message != nil {
+			messages = append(messages, *message)
+		}
+	}
+	return dropAnalysis(messages), nil
+}
+
+// harmonyItem returns what becomes of an input item; nil if nothing does.
+func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMessage, error) {
+	if status, _ := item.Get("status"); status != nil && status != "completed" && status != "in_progress" && status != "incomplete" {
+		return nil, errNotReproduced("an item of another status")
+	}
+	kind, typed := item.Get("type")
+	switch kind {
+	case "function_call":
+		call, err := responsesCall(item)
+		if err != nil {
+			return nil, err
+		}
+		if strings.Contains(call.name, "<|") { // see readHarmonyCalls
+			return nil, errNotReproduced("the name of a special token in that of a function")
+		}
+		names[call.id] = call.name
+		return &harmonyMessage{author: "assistant", channel: "commentary", recipient: "functions." + call.name, texts: []string{call.arguments}}, nil
+	case "function_call_output":
+		id, isID := get[string](item, "call_id")
+		output, isText := get[string](item, "output")
+		if !isID || !isText {
+			return nil, errNotReproduced("a function's output that is no text")
+		}
+		name, called := names[id]
+		if !called {
+			return nil, errRefused("the output of a call that is not there")
+		}
+		return &harmonyMessage{author: "functions." + name, channel: "commentary", recipient: "assistant", texts: []string{output}}, nil
+	case "reasoning":
+		content, _, err := responsesReasoning(item)
+		if err != nil || content == nil {
+			return nil, err
+		}
+		return &harmonyMessage{author: "assistant", channel: "analysis", texts: []string{strings.Join(content, "\n")}}, nil
+	case "message", nil:
+	default:
+		return nil, errNotReproduced(fmt.Sprintf("an item of type %v", kind))
+	}
+	texts, err := responsesTexts(item)
+	if err != nil {
+		return nil, err
+	}
+	switch role := role(item); role {
+	case "user":
+		return &harmonyMessage{author: role, texts: texts}, nil
+	case "assistant":
+		if content, _ := item.Get("content"); !typed {
+			if _, isText := content.(string); !isText {
+				return nil, errNotReproduced("such a message of the assistant's")
+			}
+		}
+		return &harmonyMessage{author: role, channel: "final", texts: texts}, nil
+	case "system", "developer":
+		if text := strings.Join(texts, ""); text != "" {
+			return &harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + text}}, nil
+		}
+		return nil, nil
+	default:
+		return nil, errNotReproduced("a message of the role " + role)
+	}
+}
+
+// responsesTexts returns a message's texts: of a string one, of a list one for each part.
+func responsesTexts(item *chattemplate.Dict) ([]string, error) {
+	want := "input_text"
+	if role(item) == "assistant" {
+		want = "output_text"
+	}
+	switch content, _ := item.Get("content"); content := content.(type) {
+	case string:
+		return []string{content}, nil
+	case *chattemplate.List:
+		texts := make([]string, content.Len())
+		for i, item := range content.Items {
+			part, _ := item.(*chattemplate.Dict)
+			text, ok := get[string](part, "text")
+			if kind, _ := part.Get("type"); kind != want || !ok {
+				return nil, errNotReproduced("a part other than text")
+			}
+			texts[i] = text
+		}
+		return texts, nil
+	}
+	return nil, errRefused("content is neither a string nor a list of parts")
+}
