@@ -135,8 +135,8 @@ func TestOverridesArePerRequest(t *testing.T) {
 	} {
 		before := h.book.Load(0)
 		r := h.route(with(plain, c.fields))
-		if got := r.Costs[0].Cost; got != c.w0 || r.Temperature != c.temperature {
-			t.Errorf("%s: w0 costs %v at temperature %v, want %v at %v", c.fields, got, r.Temperature, c.w0, c.temperature)
+		if got := r.Costs[0].Cost; got != c.w0 || r.Weights.Temperature != c.temperature {
+			t.Errorf("%s: w0 costs %v at temperature %v, want %v at %v", c.fields, got, r.Weights.Temperature, c.w0, c.temperature)
 		}
 		r.Free()
 		if after := h.book.Load(0); after != before {

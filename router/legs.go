@@ -148,7 +148,7 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 	}
 	w := &l.workers[sel.Index]
 	route := &Route{booking: booking, destination: w.Worker, computes: *w, unit: blockSizeOf(w, sel), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
 	}}
 	r.explain(route, l, sel, p, reason)
 	return route, nil
@@ -178,8 +178,8 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	}
 	x := &d.prefill.workers[first.Index]
 	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, computes: *x, unit: blockSizeOf(w, last), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
-		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index},
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
+		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index, Weights: d.prefill.weights()},
 	}}
 	r.explain(route, &d.prefill, first, p, reason)
 	route.cost += last.Cost * float64(last.UnitTokens)
@@ -246,7 +246,6 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	route.PredictedCachedTokens = cached * w.BlockSize
 	route.UpperBound = w.UpperBound && cached > 0
 	route.IndexAtBound = r.index.AtBound()
-	route.Temperature = l.cfg.Temperature
 	route.cost = sel.Cost * float64(sel.UnitTokens)
 	if p.tokens != nil {
 		route.served = r.cfg.Served
@@ -280,6 +279,15 @@ func (l *leg) prices() []Cost {
 		prices[i] = Cost{l.workers[i].Name, l.workers[i].Rank, l.costs[i], l.terms[i], l.cfg.Credit(&l.terms[i])}
 	}
 	return prices
+}
+
+// weights returns what the costs of prices were made with.
+func (l *leg) weights() *scoring.Config {
+	if len(l.terms) == 0 {
+		return nil
+	}
+	cfg := l.cfg
+	return &cfg
 }
 
 // promptOf returns the prompt of a candidate of which no more than the block size is known, nil without that.

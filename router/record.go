@@ -45,6 +45,7 @@ type Record struct {
 	Path      string // without the query
 	Model     string // as routing took it; empty: the body was not read
 	LoRA      string
+	Pinned    bool   // the request named its worker itself
 	Error     string // why no worker was chosen: then the decision has a Reason at most
 	Decision
 }
@@ -103,12 +104,12 @@ func (r *Router) explains() bool {
 }
 
 // record tells of a decision those who want to know. Nothing is done for nobody.
-func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Route, err error) {
+func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Route, waited time.Duration, err error) {
 	if r.cfg.Keep > 0 {
 		path, _, _ := strings.Cut(req.Path, "?")
-		record := &Record{Time: time.Now(), RequestID: clip(req.ID), Path: clip(path), Model: clip(p.model), LoRA: clip(p.lora)}
+		record := &Record{Time: time.Now(), RequestID: clip(req.ID), Path: clip(path), Model: clip(p.model), LoRA: clip(p.lora), Pinned: p.pins.Given()}
 		if err != nil {
-			record.Error, record.Reason = clip(err.Error()), p.reason
+			record.Error, record.Reason, record.Waited = clip(err.Error()), p.reason, waited
 		} else {
 			record.Decision = route.Decision
 		}

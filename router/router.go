@@ -66,9 +66,10 @@ type Decision struct {
 	IndexAtBound bool
 	// Costs are the candidates' of the destination's leg and their terms, and Chosen is which of them was taken. Nil when
 	// nobody wants to know, see Config.Explain.
-	Costs       []Cost
-	Chosen      int
-	Temperature float64 // at which it was drawn
+	Costs  []Cost
+	Chosen int
+	// Weights are those of the costs, of this request and leg, and how the choice was made; nil with Costs.
+	Weights *scoring.Config
 	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
@@ -82,8 +83,9 @@ type Prefill struct {
 	Address    string // host:port; empty for a worker that is reached through Dynamo alone
 	InstanceID uint64
 	Rank       uint32
-	Costs      []Cost // as Decision's, and Chosen as well
+	Costs      []Cost // as Decision's; so are the next two
 	Chosen     int
+	Weights    *scoring.Config
 }
 
 // Route is a decision that is booked. Free it exactly where the request ends.
@@ -164,7 +166,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	if err == nil {
 		route.Waited = waited
 	}
-	r.record(ctx, req, &p, route, err)
+	r.record(ctx, req, &p, route, waited, err)
 	if err != nil {
 		r.countRejection(err)
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kvepp/router"
+	"kvepp/scoring"
 )
 
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, the newest first, each with every term of each
@@ -48,11 +49,12 @@ type decision struct {
 	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
 	// UnitTokens is the block, in tokens, in which costs are expressed.
-	UnitTokens  int         `json:"unit_tokens,omitempty"`
-	Temperature float64     `json:"temperature"`
-	Session     string      `json:"session,omitempty"` // new, kept or moved
-	Ties        int         `json:"ties"`
-	Candidates  []candidate `json:"candidates"`
+	UnitTokens int         `json:"unit_tokens,omitempty"`
+	Weights    *weights    `json:"weights,omitempty"`
+	Pinned     bool        `json:"pinned,omitempty"`  // the request named its worker itself
+	Session    string      `json:"session,omitempty"` // new, kept or moved
+	Ties       int         `json:"ties"`
+	Candidates []candidate `json:"candidates"`
 	// Prefill is the leg of the worker that computes the prompt, where that is not the destination.
 	Prefill *prefillLeg `json:"prefill,omitempty"`
 }
@@ -60,7 +62,32 @@ type decision struct {
 type prefillLeg struct {
 	Worker     destination `json:"worker"`
 	UnitTokens int         `json:"unit_tokens,omitempty"`
+	Weights    *weights    `json:"weights,omitempty"`
 	Candidates []candidate `json:"candidates"`
+}
+
+// weights are what the terms of the costs were multiplied with, under the names of the flags.
+type weights struct {
+	Mode                      string  `json:"mode"`
+	OverlapScoreCredit        float64 `json:"kv_overlap_score_credit"`
+	OverlapScoreCreditDecay   float64 `json:"kv_overlap_score_credit_decay"`
+	PrefillLoadScale          float64 `json:"prefill_load_scale"`
+	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight"`
+	HostCacheHitWeight        float64 `json:"host_cache_hit_weight"`
+	DiskCacheHitWeight        float64 `json:"disk_cache_hit_weight"`
+	SharedCacheMultiplier     float64 `json:"shared_cache_multiplier"`
+	Temperature               float64 `json:"temperature"`
+	TrackPrefillTokens        bool    `json:"track_prefill_tokens"`
+	TrackActiveBlocks         bool    `json:"track_active_blocks"`
+	AssumeKVReuse             bool    `json:"assume_kv_reuse"`
+}
+
+func weightsOf(c *scoring.Config) *weights {
+	if c == nil {
+		return nil
+	}
+	return &weights{c.Mode.String(), c.OverlapScoreCredit, c.OverlapScoreCreditDecay, c.PrefillLoadScale, c.DecodeActiveRequestWeight,
+		c.HostCacheHitWeight, c.DiskCacheHitWeight, c.SharedCacheMultiplier, c.Temperature, c.TrackPrefillTokens, c.TrackActiveBlocks, c.AssumeKVReuse}
 }
 
 type destination struct {
@@ -95,13 +122,14 @@ type candidate struct {
 func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
 		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound, WaitedSeconds: r.Waited.Seconds(),
-		Temperature: r.Temperature, Session: r.Session, Ties: r.Ties()}
+		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
 	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
 	if x := r.Prefill; x != nil {
 		d.Prefill = &prefillLeg{Worker: destination{x.Name, x.Rank, x.InstanceID, x.Address}}
+		d.Prefill.Weights = weightsOf(x.Weights)
 		d.Prefill.Candidates, d.Prefill.UnitTokens = candidates(x.Costs, x.Chosen)
 	}
 	return d

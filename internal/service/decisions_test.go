@@ -66,6 +66,9 @@ func TestDecisions(t *testing.T) {
 			t.Errorf("%s: %v, want %v", key, c[key], want)
 		}
 	}
+	if w := list[0]["weights"].(map[string]any); w["mode"] != "kv" || w["prefill_load_scale"] != 1.0 || w["host_cache_hit_weight"] != 0.75 {
+		t.Errorf("weights: %v", w)
+	}
 	if w := list[0]["worker"].(map[string]any); w["name"] != "w0" || w["instance_id"] != 7.0 {
 		t.Errorf("worker: %v", w)
 	}
