@@ -98,6 +98,45 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 	b.idle(t)
 }
 
+// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address, whatever the
+// client says, and is free again at the first byte of the answer.
+func TestPrefillerHeader(t *testing.T) {
+	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
+	b.pool.Update([]pool.Endpoint{
+		{Name: "p", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", Role: pool.Prefill},
+		{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode},
+	})
+	claimed := map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-prefiller-host-port": "10.9.9.9:1",
+		"x-dynamo-prefill-instance-id": "9", "x-prefill-instance-id": "9"}
+	for _, gone := range []bool{false, true} {
+		request := &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}, Upstream: func(r *extproctest.Routed) extproctest.Response {
+			for name, want := range map[string]string{endpointHeader: "10.0.0.2:8000", workerHeader: "2", prefillerHeader: "10.0.0.1:8000",
+				prefillHeader: "1", prefillRankHeader: "0", "x-prefill-instance-id": "1", "x-prefill-dp-rank": "0"} {
+				if got := r.Set[name]; got != want {
+					t.Errorf("%s: %s, want %s", name, got, want)
+				}
+			}
+			if b.book.Len() != 2 {
+				t.Errorf("%d bookings before the first byte, want one for each worker", b.book.Len())
+			}
+			return answer("data: {}\n\n", "data: [DONE]\n\n")(r)
+		}}
+		if gone {
+			request.Upstream = nil // the client goes away while the upstream thinks
+		}
+		if out, err := b.Do(t.Context(), request); err != nil || out.Immediate != nil {
+			t.Fatal(out, err)
+		}
+		b.idle(t)
+	}
+	// This router takes its workers for Dynamo's, which need one.
+	b.pool.Update([]pool.Endpoint{{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode}})
+	out, err := b.Do(t.Context(), &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}})
+	if err != nil || out.Immediate.GetStatus().GetCode() != 503 || !strings.Contains(string(out.Immediate.GetBody()), "no_prefill_worker") {
+		t.Errorf("without a prefill worker: %v %v", out, err)
+	}
+}
+
 func TestBookingEndsWithTheStream(t *testing.T) {
 	b := newBench(t, Config{})
 	// The client goes away while the upstream thinks.

@@ -99,7 +99,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			d.aggregated.workers = append(d.aggregated.workers, w)
 		}
 	}
-	unpaired := d.pairUp(r.cfg.StockPrefill)
+	unpaired := d.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
 	if err := d.holdTo(t); err != nil {
 		return err
 	}
@@ -121,15 +121,16 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 }
 
 // pairUp takes the decode workers that no prefill worker goes with out of their leg, and returns how many cannot serve for
-// that. A stock engine is given the role of a decode worker by how it is sent requests only: alone it serves all of one.
-func (d *decision) pairUp(stock bool) (unpaired int) {
+// that. alone says that they serve without one: a stock engine, which only decodes when it is told where the prompt is
+// computed, and any for a request that has nothing to prefill.
+func (d *decision) pairUp(alone bool) (unpaired int) {
 	kept := d.decode.workers[:0]
 	for i := range d.decode.workers {
 		w := d.decode.workers[i]
 		switch {
 		case slices.ContainsFunc(d.pairs, pairingOf(&w).with):
 			kept = append(kept, w)
-		case stock:
+		case alone:
 			d.aggregated.workers = append(d.aggregated.workers, w)
 		default:
 			unpaired++

@@ -143,6 +143,13 @@ func TestNoPrefillWorker(t *testing.T) {
 	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoPrefill) {
 		t.Errorf("no prefill worker: %v", err)
 	}
+	for _, nothing := range []*Request{{Path: "/v1/models", Without: ReasonNoBody}, {Path: "/v1/embeddings", Body: []byte(`{"model":"m"}`)}} {
+		if r := h.route(nothing); r.Name[0] != 'd' || r.Prefill != nil {
+			t.Errorf("%s has nothing to prefill: %+v", nothing.Path, r.Decision)
+		} else {
+			r.Free()
+		}
+	}
 	other := disaggregated(1, 0)
 	other[0].Model = "another"
 	h.pool.Update(append(disaggregated(0, 2), other...))
@@ -207,7 +214,7 @@ func TestPairs(t *testing.T) {
 	for i := range 200 {
 		request := completion("m", tokens(i, 16))
 		if i%2 == 0 { // one whose model is not known
-			request = &Request{Path: "/v1/models", Without: ReasonNoBody}
+			request = &Request{Path: "/v1/chat/completions", Without: ReasonBodyMode}
 		}
 		r := h.route(request)
 		p, d := of[r.Prefill.Name], of[r.Name]

@@ -51,15 +51,16 @@ type options struct {
 	tokenizerURLKeyFile string
 	tokenizerCheck      int
 
-	debugDecisions  int
-	dynamoNamespace string
-	dynamoComponent string
-	routerID        uint64
-	headerAliases   bool
-	prefillerHeader bool
-	decisionHeaders bool
-	maxParseBytes   int
-	indexMaxBytes   int64
+	debugDecisions    int
+	dynamoNamespace   string
+	dynamoComponent   string
+	routerID          uint64
+	headerAliases     bool
+	prefillerHeader   bool
+	decisionHeaders   bool
+	maxParseBytes     int
+	indexMaxBytes     int64
+	minInitialWorkers int
 
 	overlapWeight float64 // deprecated; NaN when not given
 	kvEvents      bool
@@ -109,6 +110,7 @@ var dynamoEnv = map[string]string{
 	"router-reset-states":                  "DYN_ROUTER_RESET_STATES",
 	"use-remote-indexer":                   "DYN_USE_REMOTE_INDEXER",
 	"router-mode":                          "DYN_ROUTER_MODE",
+	"router-min-initial-workers":           "DYN_ROUTER_MIN_INITIAL_WORKERS",
 	"encoder-cuda-to-cpu-ratio":            "DYN_ENCODER_CUDA_TO_CPU_RATIO",
 	"load-aware":                           "DYN_ROUTER_LOAD_AWARE",
 	"router-host-cache-hit-weight":         "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
@@ -183,6 +185,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
 	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
+
+	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0, "health checks say that kvepp is not ready until it has first seen `N` endpoints that requests can be sent to; prefill workers do not count")
 
 	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank, x-prefill-instance-id, x-prefill-dp-rank")
 	f.BoolVar(&o.prefillerHeader, "prefiller-header", false, "the prefill and decode workers are stock engines, with llm-d's routing sidecar before each decode one: also set x-prefiller-host-port, the prefill worker's address. Decode workers then serve alone while there is no prefill worker")
@@ -476,6 +480,8 @@ func (o *options) check() error {
 		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
 	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
+	case o.minInitialWorkers < 0:
+		return errors.New("--router-min-initial-workers may not be negative")
 	case o.maxParseBytes < 1:
 		return errors.New("--max-parse-bytes must be at least 1")
 	case o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes:

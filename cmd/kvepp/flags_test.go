@@ -64,6 +64,7 @@ var settings = []struct {
 	{"warmup-timeout", "KVEPP_WARMUP_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.warmUpTimeout }},
 	{"secure-serving", "KVEPP_SECURE_SERVING", "DYN_SECURE_SERVING", [3]string{"false", "true", "false"}, func(o *options) any { return o.secureServing }},
 	{"drain-timeout", "KVEPP_DRAIN_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainTimeout }},
+	{"router-min-initial-workers", "KVEPP_ROUTER_MIN_INITIAL_WORKERS", "DYN_ROUTER_MIN_INITIAL_WORKERS", [3]string{"1", "2", "3"}, func(o *options) any { return o.minInitialWorkers }},
 	{"prefiller-header", "KVEPP_PREFILLER_HEADER", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.prefillerHeader }},
 	{"header-aliases", "KVEPP_HEADER_ALIASES", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.headerAliases }},
 	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
@@ -480,6 +481,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=0"}, nil, "at least 1"},
+		{[]string{"--endpoints=x", "--router-min-initial-workers=-1"}, nil, "negative"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_TEMPERATURE": "hot"}, "DYN_ROUTER_TEMPERATURE"},
 		{[]string{"--endpoints=x"}, map[string]string{"KVEPP_GRPC_PORT": "x", "DYN_KV_CACHE_BLOCK_SIZE": "y"}, "DYN_KV_CACHE_BLOCK_SIZE"},
 	} {

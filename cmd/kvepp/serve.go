@@ -106,6 +106,8 @@ func serve(o *options) error {
 	endpoints.Watch(forgetful{book.Forget})
 	conversations := sessions(o, m)
 	endpoints.Watch(forgetful{conversations.Forget})
+	first := awaitWorkers(endpoints, o.minInitialWorkers)
+	endpoints.Watch(first)
 	if err := follow(ctx, o, endpoints, models, files, m, log); err != nil {
 		return err
 	}
@@ -164,7 +166,7 @@ func serve(o *options) error {
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)
 	service.HandleBusyThreshold(mux, decides, log)
-	return listen(ctx, o, picker, guarded(mux, token), m, log)
+	return listen(ctx, o, picker, guarded(mux, token), first.there, m, log)
 }
 
 // modelOf returns the model that a worker says it serves, else fallback.
@@ -316,14 +318,17 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 	}
 }
 
-// healthServices are the names that gateways and probes ask for. Source: GAIE's endpoint picker and its charts.
-var healthServices = []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"}
-
-// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending.
-func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.Handler, m *metrics.Metrics, log *slog.Logger) error {
+// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
+// health says so, until ready is closed.
+func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.Handler, ready <-chan struct{}, m *metrics.Metrics, log *slog.Logger) error {
 	checks := health.NewServer()
-	for _, name := range healthServices {
-		checks.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+	select {
+	case <-ready:
+		announce(checks, true)
+		ready = nil // it is closed for ever
+	default:
+		announce(checks, false)
+		log.Info("not ready before there are so many endpoints", "wanted", o.minInitialWorkers)
 	}
 	limits := []grpc.ServerOption{
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
@@ -382,14 +387,19 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 			return fmt.Errorf("--admin-address: %w", err)
 		}
 	}
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
+	for ctx.Err() == nil {
+		select {
+		case err := <-failed:
+			return err
+		case <-ready:
+			log.Info("ready: there are as many endpoints as are wanted at first", "wanted", o.minInitialWorkers)
+			announce(checks, true)
+			ready = nil
+		case <-ctx.Done():
+		}
 	}
 	log.Info("stopping: running requests may end", "within", o.drainTimeout)
-	checks.Shutdown()
-	checks.SetServingStatus("liveness", healthv1.HealthCheckResponse_SERVING)
+	announce(checks, false)
 	drained := make(chan struct{})
 	go func() { main.GracefulStop(); close(drained) }()
 	select {

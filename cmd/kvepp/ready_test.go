@@ -1,0 +1,58 @@
+package main
+
+import (
+	"log/slog"
+	"testing"
+
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"kvepp/pool"
+)
+
+func TestAnnounce(t *testing.T) {
+	checks := health.NewServer()
+	for _, wanted := range []bool{false, true, false} { // at start, then, and while the last requests end
+		announce(checks, wanted)
+		for _, name := range healthServices {
+			answer, err := checks.Check(t.Context(), &healthv1.HealthCheckRequest{Service: name})
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if want := wanted || name == liveness; (answer.Status == healthv1.HealthCheckResponse_SERVING) != want {
+				t.Errorf("requests wanted: %v; %q answers %v", wanted, name, answer.Status)
+			}
+		}
+	}
+}
+
+func TestFirstWorkers(t *testing.T) {
+	there := func(w *firstWorkers) bool {
+		select {
+		case <-w.there:
+			return true
+		default:
+			return false
+		}
+	}
+	p := pool.New(slog.New(slog.DiscardHandler))
+	none, two := awaitWorkers(p, 0), awaitWorkers(p, 2)
+	p.Watch(two)
+	if !there(none) || there(two) {
+		t.Errorf("of an empty pool: none %v, two %v", there(none), there(two))
+	}
+	prefill := pool.Endpoint{Name: "p", Role: pool.Prefill}
+	a := pool.Endpoint{Name: "a", Address: "10.0.0.1:1", DataParallelSize: 4}
+	b := pool.Endpoint{Name: "b", Address: "10.0.0.1:2", Role: pool.Decode}
+	if p.Update([]pool.Endpoint{prefill, a, {Name: "e", Role: pool.Encode}}); there(two) {
+		t.Error("one worker of four ranks is two, or a worker counts that no request is sent to")
+	}
+	if p.Update([]pool.Endpoint{prefill, a, b}); !there(two) {
+		t.Error("two workers are not enough")
+	}
+	p.Update(nil)
+	p.Update([]pool.Endpoint{a, b})
+	if !there(two) {
+		t.Error("it does not last")
+	}
+}
