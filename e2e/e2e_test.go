@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		main, err = stack.Start(context.Background(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20})
+		main, err = stack.Start(context.Background(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
+			KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}}) // nothing to requests without sessions and pins
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

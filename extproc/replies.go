@@ -126,6 +126,9 @@ func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse 
 	if s.head.idMade {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
 	}
+	if s.instead != nil && s.head.length {
+		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
+	}
 	for _, header := range inbound {
 		if !ours[header] {
 			mutation.RemoveHeaders = append(mutation.RemoveHeaders, header)

@@ -138,7 +138,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.code = fmt.Sprint(e.status)
 		return x.refused(e)
 	}
-	x.route = route
+	x.route, x.instead = route, route.Body
 	return x.routed(&route.Decision)
 }
 

@@ -39,6 +39,7 @@ type stream struct {
 	head         head
 	chunks       [][]byte // request body as received, in order
 	size         int      // bytes in chunks
+	instead      []byte   // what goes upstream in place of chunks; nil: they do
 	ended        bool     // the request is complete, by an end-of-stream flag or by trailers
 	trailers     *extprocv3.ProcessingRequest_RequestTrailers
 	decision     *router.Decision // set when routed; explains itself in response headers when cfg says so
@@ -50,6 +51,7 @@ type head struct {
 	idMade   bool // the client sent no request id; kvepp made one
 	subset   *subset
 	hints    apibody.Hints
+	length   bool // the client said how long the body is
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -190,6 +192,9 @@ func (s *stream) request() *router.Request {
 // pieces, trailers, in this order.
 func (s *stream) routed(d *router.Decision) effect {
 	s.decision = d
+	if s.instead != nil { // then the body is complete
+		s.chunks = [][]byte{s.instead}
+	}
 	out := []*extprocv3.ProcessingResponse{s.headersReply(d)}
 	if s.requestMode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
 		for i, c := range s.chunks {
@@ -255,6 +260,8 @@ func readHead(m *corev3.HeaderMap) head {
 			h.path = headerValue(v)
 		case "x-request-id":
 			h.id = headerValue(v)
+		case "content-length":
+			h.length = true
 		default:
 			hints.Add(name, headerValue(v))
 		}

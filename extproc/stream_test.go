@@ -138,6 +138,9 @@ func play(s *stream, line string) (effect, error) {
 	case "response-trailers":
 		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
 	case "no-request":
+	case "instead":
+		s.instead = []byte(args["text"])
+		return effect{}, nil
 	case "routed":
 		id, _ := strconv.ParseUint(args["id"], 10, 64)
 		rank, _ := strconv.ParseUint(args["rank"], 10, 32)

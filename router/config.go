@@ -33,8 +33,9 @@ type Config struct {
 	Sessions *Sessions
 	// Pinning lets requests name the worker that they go to, in nvext.
 	Pinning bool
-	// TenantSalts says that the tenant of a request is its cache salt: Dynamo's frontends make it one, other servers do not.
-	TenantSalts bool
+	// Frontends says that the endpoints are Dynamo's frontends: they make the tenant of a request its cache salt, and refuse what
+	// is for kvepp alone in a body.
+	Frontends bool
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
 	// 0 if that is not known. nil: nobody is.
 	Served func(w kvblock.Worker, tokens, blockSize int)

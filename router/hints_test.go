@@ -60,7 +60,7 @@ func TestTenantIsTheCacheSaltOfDynamosFrontends(t *testing.T) {
 		{true, true, "t", req, "w0"}, // taken off the request
 		{true, true, "t", salted, "w2"},
 	} {
-		h.cfg.TenantSalts, h.cfg.IgnoreHints = c.salts, c.ignore
+		h.cfg.Frontends, h.cfg.IgnoreHints = c.salts, c.ignore
 		r := *c.req
 		r.Hints = apibody.Hints{Tenant: c.tenant}
 		route := h.route(&r)
@@ -195,5 +195,21 @@ func TestPinning(t *testing.T) {
 	h.route(with(req, `"nvext":{"backend_instance_id":99}`))
 	if n := h.counted(`kvepp_hints_ignored_total{cause="disabled",hint="pin"}`); n != 1 {
 		t.Errorf("counted %v ignored pins, want 1", n)
+	}
+}
+
+// What is for kvepp alone does not go on to a frontend that would refuse it; everything else goes as it came.
+func TestFrontendsGetWhatTheyKnow(t *testing.T) {
+	h := newHouse(t, workers(1)...)
+	req := with(completion("m", tokens(0, 8)), `"nvext":{"router_config_override":{"router_temperature":1},"dp_rank":0}`)
+	for _, frontends := range []bool{false, true} {
+		h.cfg.Frontends = frontends
+		body := string(h.route(req).Body)
+		if frontends && !strings.HasSuffix(body, `,"nvext":{"dp_rank":0}}`) || !frontends && body != "" {
+			t.Errorf("frontends %v: the endpoint gets %q", frontends, body)
+		}
+		if body := h.route(completion("m", tokens(0, 8))).Body; body != nil {
+			t.Errorf("frontends %v: the endpoint gets %q in place of what it knows", frontends, body)
+		}
 	}
 }

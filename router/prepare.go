@@ -22,6 +22,7 @@ type prompt struct {
 	salt        string             // cache namespace
 	tokens      []tokenizer.Prompt // nil without a tokenizer
 	isl         int                // tokens over all prompts, or an estimate
+	forward     []byte             // what goes on in place of the body; nil: the body
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring *scoring.Config
@@ -62,6 +63,9 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if err != nil {
 		return p, err
 	}
+	if r.cfg.Frontends {
+		p.forward = body.Forward(req.Body)
+	}
 	given = req.Hints.Over(body.Hints)
 	if p.pins, err = r.followPins(body.Pins); err != nil {
 		return p, err
@@ -71,7 +75,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	}
 	p.scoring = r.followOverrides(&body.Overrides)
 	p.model, p.salt, p.whole = body.Model, body.CacheSalt, !body.Stream
-	if r.cfg.TenantSalts && !r.cfg.IgnoreHints && given.Tenant != "" {
+	if r.cfg.Frontends && !r.cfg.IgnoreHints && given.Tenant != "" {
 		p.salt = given.Tenant
 	}
 	configured := r.cfg.Models[body.Model] != nil || r.cfg.Remote[body.Model] != nil

@@ -91,6 +91,8 @@ type Prefill struct {
 // Route is a decision that is booked. Free it exactly where the request ends.
 type Route struct {
 	Decision
+	// Body is what the endpoint is to get in place of the request's body; nil: that body.
+	Body        []byte
 	booking     scoring.Booking                               // on the destination
 	prefill     scoring.Booking                               // on the prefill worker; the zero value without one
 	computes    pool.Worker                                   // who computes the prompt
@@ -172,6 +174,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		return nil, err
 	}
 	r.observeChoice(d, route, &p, start)
+	route.Body = p.forward
 	r.metrics.Decision(string(route.Reason))
 	if route.Prefill != nil {
 		r.metrics.PrefillSelections.Inc()

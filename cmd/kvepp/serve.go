@@ -145,7 +145,7 @@ func serve(o *options) error {
 		StrictModel:  o.strictModel,
 		Sessions:     conversations,
 		Pinning:      o.allowPinning,
-		TenantSalts:  engine.Engine == tokenizer.Dynamo,
+		Frontends:    engine.Engine == tokenizer.Dynamo,
 		Thresholds:   o.thresholds,
 		Queue:        o.busy.queue(),
 		CountTokens:  o.busy.countsTokens(),
