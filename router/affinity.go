@@ -267,6 +267,15 @@ type target struct {
 	soft       bool // then another will do
 }
 
+// waitsFor returns the target for which a request waits while other workers are ready: that of its session, if the session may
+// not move.
+func (r *Router) waitsFor(p *prompt) (t target) {
+	if p.affinity.wanted && !r.cfg.Sessions.cfg.Soft {
+		t.worker, t.bound = r.cfg.Sessions.find(p.affinity.key)
+	}
+	return t
+}
+
 // holdTo leaves, of the destinations, the one that the session is bound to, if it is among them.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: an eligible target is exclusive in the default policy; dynamo-llm 1.6.1,
@@ -299,7 +308,7 @@ const maxTries = 4
 //
 // No lock is held meanwhile, so requests of one session may race: A and B both find it unbound, A binds it to the worker that
 // it chose, and B, which chose another, cannot: it lets go of its choice and chooses again, now bound.
-func (r *Router) chooseInSession(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, a affinity) (*Route, error) {
+func (r *Router) chooseInSession(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, a *affinity) (*Route, error) {
 	for try := 1; ; try++ {
 		t := target{soft: r.cfg.Sessions.cfg.Soft}
 		t.worker, t.bound = r.cfg.Sessions.find(a.key)

@@ -13,6 +13,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/queue"
 )
 
 const minute = time.Minute
@@ -461,5 +462,37 @@ func TestHoldWantsWhatWasSeen(t *testing.T) {
 	s.Forget(10)
 	if e, _ := s.hold(key, 10, true, 10, 0); e != nil {
 		t.Error("held, though it has ended")
+	}
+}
+
+// A request waits for the worker of its session, though another is ready, and nobody behind it has to wait for that; not if the
+// session may move.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling::queue: a pin narrows whom a request waits for, a preference does not.
+func TestSessionsWaitForTheirWorker(t *testing.T) {
+	for _, soft := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
+			h.cfg.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft})
+			req := completion("m", tokens(0, 40))
+			a := arriveAt(h)
+			a.send(t.Context(), "first", of("s", req))
+			a.send(t.Context(), "second", of("s", req))
+			a.send(t.Context(), "other", req)
+			if soft {
+				// Somebody is ready, so nobody waits; the session's worker may take it, so it stays.
+				if a.order() != "first second other" || a.by["second"].Name != a.by["first"].Name || a.by["other"].Name == a.by["first"].Name {
+					t.Errorf("soft: went %s", a.order())
+				}
+				return
+			}
+			if a.order() != "first other" || a.by["other"].Name == a.by["first"].Name {
+				t.Errorf("hard: went %s", a.order())
+			}
+			a.prefilled("first")
+			if a.order() != "first other second" || a.by["second"].Name != a.by["first"].Name || a.by["second"].Session != SessionKept {
+				t.Errorf("hard: went %s", a.order())
+			}
+		})
 	}
 }

@@ -46,8 +46,8 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 
 // choose decides who serves a request, and books it there.
 func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (route *Route, err error) {
-	if a := r.affinityOf(p); a.wanted {
-		route, err = r.chooseInSession(d, snapshot, req, p, a)
+	if p.affinity.wanted {
+		route, err = r.chooseInSession(d, snapshot, req, p, &p.affinity)
 	} else {
 		route, err = r.chooseAt(d, snapshot, req, p, &target{})
 	}

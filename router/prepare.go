@@ -25,10 +25,11 @@ type prompt struct {
 	forward     []byte             // what goes on in place of the body; nil: the body
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
-	scoring *scoring.Config
-	pins    apibody.Pins // none if they are not allowed
-	whole   bool         // the answer is to come in one piece, and not as a stream
-	reason  Reason       // ReasonKV or ReasonMediaPrefix when tokens are there
+	scoring  *scoring.Config
+	pins     apibody.Pins // none if they are not allowed
+	affinity affinity     // what follows from the request's session
+	whole    bool         // the answer is to come in one piece, and not as a stream
+	reason   Reason       // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.

@@ -161,6 +161,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err // the client has gone: do not book for nobody
 	}
+	p.affinity = r.affinityOf(&p)
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
 	d.variants, d.took = d.variants[:0], metrics.Overhead{}

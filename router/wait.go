@@ -121,7 +121,8 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 
 // enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it.
 func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*queue.Item[*waiter], error) {
-	if err := r.gather(d, snapshot, req, p, &target{}, nil); err != nil {
+	t := r.waitsFor(p)
+	if err := r.gather(d, snapshot, req, p, &t, nil); err != nil {
 		return nil, err
 	}
 	q := r.waits
@@ -130,7 +131,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 	entry := queue.Request{Lane: queue.Any, Tokens: p.isl, CachedTokens: r.bestCached(d, p), Arrival: time.Since(q.began).Seconds(),
 		Jump: jump(p), StrictPriority: p.hints.StrictPriority}
 	entry.Class = profile.Class(p.hints.PolicyClass, max(entry.Tokens-entry.CachedTokens, 0))
-	if p.pins.Given() {
+	if p.pins.Given() || t.bound && len(d.prompters()) == 1 {
 		entry.Lane = int(d.prompters()[0].Worker)
 	}
 	held := *p // p itself stays where it is, for requests that never wait
@@ -328,7 +329,11 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 // allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are overloaded is
 // another matter, for when it is the request's turn.
 func (r *Router) allBusy(d *decision, snapshot *pool.Snapshot, c *queue.Class, w *waiter) bool {
-	if !c.Waits() || r.gather(d, snapshot, w.req, w.prompt, &target{}, nil) != nil {
+	if !c.Waits() {
+		return false
+	}
+	t := r.waitsFor(w.prompt)
+	if r.gather(d, snapshot, w.req, w.prompt, &t, nil) != nil {
 		return false // its turn is there to say what is wrong
 	}
 	candidates := d.prompters()
