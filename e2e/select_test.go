@@ -67,13 +67,13 @@ type selectable struct {
 	taints     []string
 }
 
-func startSelectors(t *testing.T, w weights) *selectors {
+func startSelectors(t *testing.T, w weights, args ...string) *selectors {
 	t.Helper()
 	root, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	services, err := stack.StartSelectors(t.Context(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS")}, w.env()...)
+	services, err := stack.StartSelectors(t.Context(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS")}, w.env(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -764,4 +764,81 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		{"DELETE /workers/1", ""}, {"POST /reservations/b/prefill_complete", ""}, {"POST /select", `{` + tokens + `}`}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /ready", ""},
 	}...)
 	t.Logf("%d answers alike", x.counts["answers alike"])
+}
+
+// TestSessionsAsDynamos has sessions begin, go on, be led elsewhere and lose their worker in both selection services.
+func TestSessionsAsDynamos(t *testing.T) {
+	x := startSelectors(t, weights{credit: 1, scale: 1, track: true, unheard: true}, "--session-affinity-ttl-secs", "600")
+	x.rng = rand.New(rand.NewPCG(uint64(begun), 9))
+	for id := range uint64(3) {
+		x.add(id+1, "default", 0, 1)
+	}
+	boundTo := map[string]uint64{}
+	for step := range 600 {
+		name, id := fmt.Sprintf("session-%d", x.rng.IntN(6)), 1+x.rng.Uint64N(3)
+		tokens := x.prompt()
+		selection := object{"token_ids": tokens}
+		if x.rng.IntN(2) == 0 {
+			selection["session_id"] = name
+		} else {
+			selection["session_context"], selection["session_id"] = object{"session_id": name}, "another"
+		}
+		reservation := maps.Clone(selection)
+		reservation["selection_id"] = fmt.Sprintf("r%d", step)
+		on, there := boundTo[name]
+		want := func(a answer, id uint64) {
+			t.Helper()
+			if got, _ := chose(a); a.status >= 300 || got != id {
+				t.Fatalf("step %d: %v is bound to %d, but %v", step, name, id, a)
+			}
+		}
+		switch n := x.rng.IntN(20); {
+		case !there:
+			// Only one worker may take it, so that both services take the same.
+			reservation["allowed_worker_ids"] = []uint64{id}
+			if x.rng.IntN(2) == 0 {
+				x.same("POST", "/select", reservation) // a look binds nothing ...
+				want(x.same("POST", "/reservations", object{"selection_id": reservation["selection_id"]}), id)
+			} else {
+				want(x.same("POST", "/select_and_reserve", reservation), id)
+			}
+			boundTo[name] = id
+		case n == 0: // it must go elsewhere: refused, and it begins anew
+			if id == on {
+				id = 1 + on%3
+			}
+			reservation["allowed_worker_ids"] = []uint64{id}
+			if a := x.same("POST", "/select_and_reserve", reservation); a.status != http.StatusBadRequest {
+				t.Fatalf("step %d: %v is bound to %d, but %v", step, name, on, a)
+			}
+			delete(boundTo, name)
+			continue
+		case n == 1: // who names a worker has no session
+			reservation["pinned_worker"] = object{"worker_id": id, "dp_rank": 0}
+			want(x.same("POST", "/select_and_reserve", reservation), id)
+		case n == 2:
+			x.same("DELETE", fmt.Sprintf("/workers/%d", id), nil)
+			x.counts["workers that left"]++
+			for session, at := range boundTo {
+				if at == id { // it begins anew on another
+					next := 1 + id%3
+					want(x.same("POST", "/select_and_reserve", object{"token_ids": tokens, "session_id": session, "selection_id": session + fmt.Sprint(step),
+						"allowed_worker_ids": []uint64{next}}), next)
+					boundTo[session] = next
+				}
+			}
+			x.register(x.worker(id))
+			continue
+		default:
+			want(x.same("POST", "/select", selection), on)
+			want(x.same("POST", "/select_and_reserve", reservation), on)
+		}
+		x.counts["requests in sessions"]++
+		if x.rng.IntN(2) == 0 {
+			x.same("DELETE", "/reservations/"+reservation["selection_id"].(string), nil)
+		}
+	}
+	x.same("POST", "/select", object{"token_ids": []int{1}, "session_id": strings.Repeat("s", 257)})
+	x.same("POST", "/select_and_reserve", object{"token_ids": []int{1}, "session_id": strings.Repeat("s", 257)})
+	t.Log(x.counts)
 }

@@ -245,12 +245,7 @@ func (r *Router) affinityOf(p *prompt) (a affinity) {
 	if h.ParentSession != "" && p.pins.Worker.Key == "" {
 		kind, id = "children", h.ParentSession
 	}
-	sum := sha256.New()
-	for _, part := range []string{kind, "\x00", p.model, "\x00", id} {
-		sum.Write([]byte(part))
-	}
-	sum.Sum(a.key[:0])
-	a.wanted = true
+	a.key, a.wanted = keyOf(kind, p.model, id), true
 	a.binds = r.cfg.Sessions.cfg.TTL > 0 || h.SessionOpen
 	a.final = h.SessionFinal && kind == "session"
 	if h.SessionOpen {

@@ -86,7 +86,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f.StringVar(&o.indexerPeers, "indexer-peers", "", "`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold")
 	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
 	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
-	f.Uint64Var(&o.affinitySeconds, "session-affinity-ttl-secs", 0, "`SECONDS`; refused: a session's worker is not remembered")
+	f.Uint64Var(&o.affinitySeconds, "session-affinity-ttl-secs", 0, "keep the reservations of a session (session_id) on one worker, until `SECONDS` after the end of the latest. 0: not")
 	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 	documentEnvironment(f, selectPrefix)
@@ -109,7 +109,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says what they hold"},
 		{"replica-sync-port", "kvepp select does not share loads with other replicas"},
 		{"replica-sync-peers", "kvepp select does not share loads with other replicas"},
-		{"session-affinity-ttl-secs", "kvepp select does not remember sessions; name the worker with pinned_worker or affinity_target"},
 		{"router-tracking-key-file", "kvepp knows no tracking hash with a key"},
 		{"router-tracking-key-id", "kvepp knows no tracking hash with a key"},
 	} {
@@ -134,6 +133,8 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year", o.cacheSeconds)
 	case o.reservationsSecs < 1 || o.reservationsSecs > limit:
 		return fmt.Errorf("--active-request-expiry-secs %d: must be from 1 to a year", o.reservationsSecs)
+	case o.affinitySeconds > limit || f.Lookup("session-affinity-ttl-secs").Changed && o.affinitySeconds == 0:
+		return fmt.Errorf("--session-affinity-ttl-secs %d: must be from 1 to %d", o.affinitySeconds, limit)
 	case !(o.ttlSecs > 0 && o.ttlSecs <= maxTTL.Seconds()):
 		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year", o.ttlSecs)
 	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
@@ -176,6 +177,10 @@ func runSelect(o *selectOptions) error {
 	book.Expiry = time.Duration(o.reservationsSecs) * time.Second
 	workers.Watch(forgetful{index.Forget})
 	workers.Watch(forgetful{book.Forget})
+	if o.affinitySeconds > 0 {
+		o.service.Sessions = sessions(&options{sessionTTLSecs: int(o.affinitySeconds)}, m)
+		workers.Watch(forgetful{o.service.Sessions.Forget})
+	}
 	selector := service.NewSelector(o.service, workers, index, events, book, m.NewSelectionService(), log)
 
 	mux := http.NewServeMux()

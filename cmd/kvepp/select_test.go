@@ -28,7 +28,9 @@ func TestSelectFlags(t *testing.T) {
 		{"--replica-sync-port 1", "", "--replica-sync-port"},
 		{"", "KVEPP_SELECT_REPLICA_SYNC_PEERS=tcp://a:1", "--replica-sync-peers"},
 		{"--indexer-peers http://a", "", "--indexer-peers"},
-		{"--session-affinity-ttl-secs 60", "", "--session-affinity-ttl-secs"},
+		{"--session-affinity-ttl-secs 60", "", ""},
+		{"--session-affinity-ttl-secs 0", "", "--session-affinity-ttl-secs"},
+		{"--session-affinity-ttl-secs 31536001", "", "--session-affinity-ttl-secs"},
 		{"more", "", "unexpected argument"},
 	} {
 		var o selectOptions

@@ -26,13 +26,13 @@ func StartIndexers(ctx context.Context, cfg Config) (*Services, error) {
 	return startServices(ctx, cfg, &Services{kind: "indexer"})
 }
 
-// StartSelectors starts the two selection services, each with this in its environment, and waits until they answer. On an error
-// nothing is left running.
-func StartSelectors(ctx context.Context, cfg Config, env ...string) (*Services, error) {
-	return startServices(ctx, cfg, &Services{kind: "select", env: env})
+// StartSelectors starts the two selection services, each with this in its environment and these arguments, and waits until they
+// answer. On an error nothing is left running.
+func StartSelectors(ctx context.Context, cfg Config, env []string, args ...string) (*Services, error) {
+	return startServices(ctx, cfg, &Services{kind: "select", env: env}, args...)
 }
 
-func startServices(ctx context.Context, cfg Config, x *Services) (_ *Services, err error) {
+func startServices(ctx context.Context, cfg Config, x *Services, args ...string) (_ *Services, err error) {
 	if cfg.Tools == "" {
 		return nil, errors.New("stack: Dynamo is not installed: run this through make, or set KVEPP_TOOLS to what " +
 			"e2e/tools/install.sh tools prints")
@@ -46,10 +46,10 @@ func startServices(ctx context.Context, cfg Config, x *Services) (_ *Services, e
 			x.Close()
 		}
 	}()
-	if x.Dynamo, err = x.StartDynamo(ctx); err != nil {
+	if x.Dynamo, err = x.StartDynamo(ctx, args...); err != nil {
 		return nil, err
 	}
-	x.Kvepp, err = x.StartKvepp(ctx)
+	x.Kvepp, err = x.StartKvepp(ctx, args...)
 	return x, err
 }
 

@@ -77,6 +77,7 @@ type pendingSelection struct {
 	tracked []kvblock.SequenceHash
 	local   []kvblock.LocalHash // where the index shall learn what was booked; else nil
 	prefill int                 // tokens to book for it
+	session string
 	at      time.Time
 }
 
@@ -85,7 +86,7 @@ func newPendingSelections(c *SelectorConfig) *pendingSelections {
 }
 
 func (n *pendingSelection) size() int {
-	return 8*(len(n.tracked)+len(n.local)) + len(n.key.model) + len(n.key.group) + len(n.key.id)
+	return 8*(len(n.tracked)+len(n.local)) + len(n.key.model) + len(n.key.group) + len(n.key.id) + len(n.session)
 }
 
 // put keeps a selection in place of an earlier one of its name; the oldest go for want of room.
@@ -205,7 +206,16 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	if !r.serves(key.served) || n.rank < r.startRank() || n.rank >= r.endRank() {
 		return nil, refuse(http.StatusNotFound, "schedulable worker %d (dp_rank %d) not found for %s", n.worker, n.rank, key.describe())
 	}
-	if err := s.book(g, key.id, n.worker, n.rank, &prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill); err != nil {
+	var session bound
+	if n.session != "" {
+		if session, err = s.sessionOf(g, &n.session); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.book(g, key.id, n.worker, n.rank, &prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill, session); err != nil {
+		if r := (*refusal)(nil); errors.As(err, &r) && r.status == http.StatusBadRequest {
+			s.pending.drop(key, n) // its session has moved: it can never be
+		}
 		return nil, err
 	}
 	s.pending.drop(key, n)
@@ -240,7 +250,7 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 		return nil, refuse(http.StatusNotFound, "schedulable worker %d not found for %s", *q.Worker, of.describe())
 	}
 	rank := deref(q.Rank, 0)
-	if err := s.book(g, *q.ID, *q.Worker, rank, &p, int(prefill)); err != nil {
+	if err := s.book(g, *q.ID, *q.Worker, rank, &p, int(prefill), bound{}); err != nil {
 		return nil, err
 	}
 	return &reserveResponse{*q.ID, of.model, of.group, *q.Worker, rank, deref(r.Endpoint, "")}, nil
@@ -252,7 +262,7 @@ func (r *record) serves(of served) bool {
 }
 
 // book books a prompt on a worker, for which so many tokens are to be prefilled.
-func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int) error {
+func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *prompt, prefill int, session bound) error {
 	if err := s.room(id, len(p.tracked)); err != nil {
 		return err
 	}
@@ -264,13 +274,17 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	}
 	cfg := s.cfg.Scoring
 	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true // prefill is what shall be booked, and hashes say what is shared
-	w := snapshot.Workers[at].Worker
+	w := &snapshot.Workers[at]
 	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
-	_, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill, Expires: true}, scoring.Candidate{Worker: w, Prompt: &cut}, &cfg)
+	booking, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill, Expires: true}, scoring.Candidate{Worker: w.Worker, Prompt: &cut}, &cfg)
 	if err != nil {
 		return bookingError(id, err)
 	}
-	s.predict(w, p)
+	if err := s.bind(session, id, w, snapshot.Workers); err != nil {
+		booking.Free()
+		return err
+	}
+	s.predict(w.Worker, p)
 	return nil
 }
 
@@ -305,5 +319,8 @@ func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 
 // free answers DELETE /reservations/{id}.
 func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
-	s.onReservation(w, req, scoring.Booking.Free)
+	s.onReservation(w, req, func(b scoring.Booking) {
+		s.leases.release(req.PathValue("id"))
+		b.Free()
+	})
 }

@@ -204,6 +204,17 @@ func (t *inputTrigger) UnmarshalText(text []byte) error {
 	return fmt.Errorf("session_context: input_trigger %q is none of user_message, tool_result, other", text)
 }
 
+// session returns the id of the request's session; nil without one, and for requests that name a worker themselves.
+func (q *selectRequest) session() *string {
+	switch {
+	case q.Affinity != nil || q.Pinned != nil:
+		return nil
+	case q.Session != nil:
+		return q.Session.ID
+	}
+	return q.SessionID
+}
+
 // check says which required part of a part is missing.
 func (q *selectRequest) check() error {
 	switch {
@@ -240,6 +251,8 @@ type selected struct {
 	record *record
 	rank   uint32
 	worker kvblock.Worker
+
+	session string // if it counts
 
 	blocks    int // of the prompt that are tracked
 	overlap   instance
@@ -285,13 +298,17 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 	if _, taken := s.loadBook.Named(id); taken {
 		return nil, conflict(id)
 	}
+	session, err := s.sessionOf(g, q.session())
+	if err != nil {
+		return nil, err
+	}
 	if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
 		return nil, err
 	}
 	cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	if err := s.eligible(d, q, g, snapshot); err != nil {
+	if err := s.eligible(d, q, g, session, snapshot); err != nil {
 		return nil, err
 	}
 	s.look(d, g, q.Constraints.Preferred)
@@ -306,9 +323,16 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 		return nil, bookingError(id, err)
 	}
 	w := d.workers[sel.Index]
-	c := &selected{of: of, group: g, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
+	if id != "" {
+		if err := s.bind(session, id, w, snapshot.Workers); err != nil {
+			booking.Free()
+			return nil, err
+		}
+	}
+	c := &selected{of: of, group: g, session: session.id, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
 		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: cfg, overlap: instance{DP: map[string]int{}}}
 	if c.record == nil {
+		s.leases.release(id)
 		booking.Free()
 		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
 	}
@@ -321,8 +345,12 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 }
 
 // eligible lists the workers that q may have.
-func (s *Selector) eligible(d *choice, q *selectRequest, g group, snapshot *pool.Snapshot) error {
+func (s *Selector) eligible(d *choice, q *selectRequest, g group, session bound, snapshot *pool.Snapshot) error {
 	d.workers = d.workers[:0]
+	means := q.Affinity.means
+	if session.there {
+		means = func(w *pool.Worker) bool { return w.Worker == session.worker }
+	}
 	preferred := false // whether the affinity target is among them
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
@@ -330,10 +358,10 @@ func (s *Selector) eligible(d *choice, q *selectRequest, g group, snapshot *pool
 			continue
 		}
 		d.workers = append(d.workers, w)
-		preferred = preferred || q.Affinity.means(w)
+		preferred = preferred || means(w)
 	}
 	if preferred {
-		d.workers = slices.DeleteFunc(d.workers, func(w *pool.Worker) bool { return !q.Affinity.means(w) })
+		d.workers = slices.DeleteFunc(d.workers, func(w *pool.Worker) bool { return !means(w) })
 	}
 	if p := q.Pinned; p != nil {
 		if q.Allowed != nil && !slices.Contains(q.Allowed, *p.ID) || preferred && *q.Affinity.ID != *p.ID {
@@ -441,7 +469,7 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	response := c.response(d.prompt.isl)
 	if q.ID != nil {
 		response.ID = *q.ID
-		n := &pendingSelection{key: pendingKey{c.of, *q.ID}, worker: c.record.ID, rank: c.rank, tracked: slices.Clone(d.prompt.tracked), prefill: c.booking()}
+		n := &pendingSelection{key: pendingKey{c.of, *q.ID}, worker: c.record.ID, rank: c.rank, tracked: slices.Clone(d.prompt.tracked), prefill: c.booking(), session: c.session}
 		if !s.cfg.Events {
 			n.local = slices.Clone(d.prompt.local)
 		}

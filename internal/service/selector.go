@@ -10,6 +10,7 @@ import (
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/router"
 	"kvepp/scoring"
 )
 
@@ -26,6 +27,7 @@ type Selector struct {
 	pool     *pool.Pool
 	loadBook *scoring.ActiveSequences
 	pending  *pendingSelections
+	leases   leases
 	metrics  *metrics.SelectionService
 	scratch  sync.Pool // of *choice
 
@@ -48,6 +50,8 @@ type SelectorConfig struct {
 	PendingTTL     time.Duration
 	PendingEntries int
 	PendingBytes   int
+	// Sessions is the table of session affinity; who leaves the pool leaves it too. nil: there is no affinity.
+	Sessions *router.Sessions
 }
 
 // NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows the

@@ -2,10 +2,13 @@ package service
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +18,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router"
 	"kvepp/scoring"
 )
 
@@ -331,6 +335,82 @@ func FuzzSelectionBodies(f *testing.F) {
 		}
 		if n, stats := c.book.Len(), c.selector.Stats(); n != stats.Reservations {
 			t.Fatalf("%q: %d bookings for %d reservations", body, n, stats.Reservations)
+		}
+	})
+}
+
+// TestSelectionsAtOnce lets clients do all that they can do at the same time, and wants nothing left of it at the end.
+func TestSelectionsAtOnce(t *testing.T) {
+	c := newCounter(t, nil)
+	c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
+	var wait sync.WaitGroup
+	for client := range 8 {
+		wait.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(client), 1))
+			for step := range 300 {
+				id := fmt.Sprintf("%d-%d", client, step%7)
+				body := fmt.Sprintf(`{"selection_id": %q, "token_ids": [1,2,3,4,5,6,7,8,%d,1,1,1], "worker_id": 1}`, id, rng.IntN(3))
+				request := []string{"POST /select", "POST /select_and_reserve", "POST /reservations", "POST /potential_loads", "POST /overlap_scores",
+					"DELETE /reservations/" + id, "POST /reservations/" + id + "/prefill_complete", "GET /loads", "GET /ready"}[rng.IntN(9)]
+				switch rng.IntN(40) {
+				case 0:
+					request, body = "POST /workers", workerTwo
+				case 1:
+					request = "DELETE /workers/2"
+				case 2:
+					request, body = "PATCH /workers/2", fmt.Sprintf(`{"data_parallel_size": %d}`, 1+rng.IntN(4))
+				case 3:
+					request, body = "POST /reservations/"+id+"/output_block", `{"decay_fraction": 0.5}`
+				}
+				method, path, _ := strings.Cut(request, " ")
+				if status, text := c.ask(method, path, body); !json.Valid([]byte(text)) || status >= 500 && !strings.Contains(text, "no longer schedulable") {
+					t.Errorf("%s: %d %s", request, status, text)
+				}
+			}
+			for i := range 7 {
+				c.ask("DELETE", fmt.Sprintf("/reservations/%d-%d", client, i), "")
+			}
+		})
+	}
+	wait.Wait()
+	for w, load := range c.book.Loads(nil) {
+		if load != (scoring.Load{}) {
+			t.Errorf("worker %d carries %+v at the end", w, load)
+		}
+	}
+	if n := c.selector.Stats().Reservations; n != 0 {
+		t.Errorf("%d reservations are left", n)
+	}
+}
+
+// TestSessionsOfSelections lets a session's reservation run out, and then the session itself.
+func TestSessionsOfSelections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounter(t, func(cfg *SelectorConfig) { cfg.Sessions = router.NewSessions(router.SessionConfig{TTL: 10 * time.Minute}) })
+		c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
+		c.want("POST /workers", workerTwo, http.StatusCreated, "schedulable")
+		c.want("POST /select_and_reserve", `{"selection_id": "a", "session_id": "s", "token_ids": [1], "allowed_worker_ids": [1]}`, http.StatusOK, `"worker_id":1`)
+		c.want("POST /select", `{"session_id": "s", "token_ids": [1], "selection_id": "b"}`, http.StatusOK, `"worker_id":1`)
+		c.want("POST /select", `{"session_id": "s", "token_ids": [1], "allowed_worker_ids": [2]}`, http.StatusOK, `"worker_id":2`)
+		c.want("POST /select", `{"session_context": {"session_id": "`+strings.Repeat("s", 257)+`"}, "token_ids": [1]}`, http.StatusBadRequest, "must not exceed 256 bytes")
+		<-time.After(14 * time.Minute) // 5 until the reservation ends, and 9 more
+		c.want("POST /select", `{"session_id": "s", "token_ids": [1]}`, http.StatusOK, `"worker_id":1`)
+		<-time.After(10*time.Minute + time.Second)
+		if b, err := c.selector.sessionOf(group{name: modelOf(served{"default", "default"})}, new("s")); err != nil || b.there {
+			t.Errorf("the session is still on worker %d, %v", b.worker, err)
+		}
+		if c.selector.leases.order.Len() != 0 {
+			t.Error("the lease of a reservation that has run out is still held")
+		}
+
+		// A selection whose session meanwhile is elsewhere is given up.
+		c.want("POST /select", `{"selection_id": "c", "session_id": "t", "token_ids": [1], "allowed_worker_ids": [1]}`, http.StatusOK, `"worker_id":1`)
+		c.want("POST /select_and_reserve", `{"selection_id": "d", "session_id": "t", "token_ids": [1], "allowed_worker_ids": [2]}`, http.StatusOK, `"worker_id":2`)
+		c.want("POST /reservations", `{"selection_id": "c"}`, http.StatusBadRequest, "session t is bound to worker 2, not 1")
+		c.want("POST /reservations", `{"selection_id": "c"}`, http.StatusNotFound, "no pending selection c")
+		c.want("DELETE /reservations/d", "", http.StatusOK, "ok")
+		if n := c.book.Len(); n != 0 {
+			t.Errorf("%d reservations are left", n)
 		}
 	})
 }
