@@ -25,14 +25,15 @@ import (
 // weights are the knobs of the cost function that both selection services are started with.
 type weights struct {
 	credit, decay, scale, request float64
-	track                         bool
+	track                         bool // prompts' tokens count until they are prefilled
+	unheard                       bool // no events are followed: workers hold what they were sent
 }
 
 func (w weights) env() []string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	return []string{"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT=" + number(w.credit), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY=" + number(w.decay),
 		"DYN_ROUTER_PREFILL_LOAD_SCALE=" + number(w.scale), "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT=" + number(w.request),
-		"DYN_ROUTER_TRACK_PREFILL_TOKENS=" + strconv.FormatBool(w.track)}
+		"DYN_ROUTER_TRACK_PREFILL_TOKENS=" + strconv.FormatBool(w.track), "DYN_ROUTER_USE_KV_EVENTS=" + strconv.FormatBool(!w.unheard)}
 }
 
 // selectors are both selection services and what has been done to both.
@@ -63,7 +64,8 @@ type selectable struct {
 	id         uint64
 	group      string
 	start      int
-	publishers []*publisher // by rank
+	ranks      int
+	publishers []*publisher // by rank; none if nobody listens
 	taints     []string
 }
 
@@ -211,7 +213,7 @@ func (x *selectors) register(w *selectable) {
 		endpoints[strconv.Itoa(w.start+i)] = p.address
 	}
 	a := x.same("POST", "/workers", object{"worker_id": w.id, "routing_group": w.group, "endpoint": fmt.Sprintf("http://w%d:8000", w.id), "block_size": indexerBlock,
-		"data_parallel_start_rank": w.start, "data_parallel_size": len(w.publishers), "kv_events_endpoints": endpoints, "taints": w.taints, "total_kv_blocks": 1000})
+		"data_parallel_start_rank": w.start, "data_parallel_size": w.ranks, "kv_events_endpoints": endpoints, "taints": w.taints, "total_kv_blocks": 1000})
 	if a.object()["lifecycle"] != "schedulable" {
 		x.t.Fatalf("worker %d: %v", w.id, a)
 	}
@@ -227,7 +229,9 @@ func (x *selectors) add(id uint64, group string, start, ranks int, taints ...str
 	x.t.Helper()
 	w := &selectable{id: id, group: group, start: start, taints: append([]string{}, taints...)}
 	for i := range ranks {
-		w.publishers = append(w.publishers, newPublisher(x.t, id, start+i))
+		if w.ranks++; !x.weights.unheard {
+			w.publishers = append(w.publishers, newPublisher(x.t, id, start+i))
+		}
 	}
 	x.publishers = append(x.publishers, w.publishers...)
 	x.workers = append(x.workers, w)
@@ -540,6 +544,7 @@ func (x *selectors) compare(s *selection) *rank {
 // book reserves a selection on one worker with both services, in one of the ways.
 func (x *selectors) book(s *selection, r *rank) {
 	x.t.Helper()
+	defer x.predicted(s)
 	x.names++
 	name := fmt.Sprintf("r/%d", x.names)
 	body := maps.Clone(s.body)
@@ -583,11 +588,33 @@ func (x *selectors) book(s *selection, r *rank) {
 	x.reserved = append(x.reserved, reserved{name, r.id})
 }
 
+// predicted waits until Dynamo believes that the prompt is where it was sent, if that is how it knows. kvepp does when it
+// answers.
+func (x *selectors) predicted(s *selection) {
+	x.t.Helper()
+	if !x.weights.unheard {
+		return
+	}
+	question := object{}
+	for _, key := range []string{"routing_group", "token_ids", "cache_salt", "block_hashes", "sequence_hashes", "isl_tokens"} {
+		if v, ok := s.body[key]; ok {
+			question[key] = v
+		}
+	}
+	ours := x.ask(x.Kvepp, "POST", "/overlap_scores", question)
+	eventually(x.t, func() error {
+		if theirs := x.ask(x.Dynamo, "POST", "/overlap_scores", question); !reflect.DeepEqual(theirs, ours) {
+			return fmt.Errorf("/overlap_scores %v: Dynamo %v, kvepp %v", question, theirs, ours)
+		}
+		return nil
+	})
+}
+
 // play does steps at random to both services.
 func (x *selectors) play(steps int) {
 	x.t.Helper()
 	for step := range steps {
-		if step%40 == 0 {
+		if step%40 == 0 && !x.weights.unheard {
 			x.churn(30)
 		}
 		x.counts["steps"]++
@@ -617,8 +644,9 @@ func (x *selectors) play(steps int) {
 				x.same("DELETE", r.path(), nil)
 				return true
 			})
-			x.register(w)
-			x.settle()
+			if x.register(w); !x.weights.unheard {
+				x.settle()
+			}
 		case len(x.reserved) == 0:
 		case n < 68:
 			x.same("POST", x.reserved[i].path()+"/prefill_complete", nil)
@@ -662,6 +690,7 @@ func TestSelectionsAsDynamos(t *testing.T) {
 		{"defaults", 5000, weights{credit: 1, scale: 1, track: true}},
 		{"every weight", 3000, weights{credit: 0.5, decay: 1, scale: 2, request: 3, track: true}},
 		{"prefill not tracked", 1000, weights{credit: 1, scale: 1}},
+		{"without events", 1000, weights{credit: 1, scale: 1, track: true, unheard: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := startSelectors(t, c.weights)
