@@ -36,6 +36,8 @@ func (c *Config) toHTTP(err error) *httpError {
 		return &httpError{status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model", message: err.Error()}
 	case errors.Is(err, router.ErrNoEndpoints):
 		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_endpoints", message: err.Error()}
+	case errors.Is(err, router.ErrConstraints):
+		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "constraints_not_met", param: "nvext.routing_constraints", message: err.Error()}
 	case errors.Is(err, router.ErrNoPrefill):
 		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_prefill_worker", message: err.Error()}
 	case errors.Is(err, router.ErrOverloaded):

@@ -153,7 +153,7 @@ func play(s *stream, line string) (effect, error) {
 		}
 		return s.routed(d), nil
 	case "refused":
-		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel, "no-prefill": router.ErrNoPrefill,
+		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel, "no-prefill": router.ErrNoPrefill, "constraints": router.ErrConstraints,
 			"bad-body": &apibody.Error{Code: "invalid_type", Param: "model", Message: "'model' must be a string."},
 			"defect":   fmt.Errorf("something else")}[words[0]]
 		if !ok {

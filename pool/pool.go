@@ -51,12 +51,12 @@ type Endpoint struct {
 	// They matter only when KVEvents is empty.
 	EventChannels []EventChannel
 
-	BlockSize           int    // tokens per KV block; 0: not known yet
-	TotalKVBlocks       int    // device blocks per rank; 0: not known
-	MaxNumBatchedTokens int    // prefill tokens per engine step; 0: not known
-	Model               string // the model served; empty: whatever the request names
-	DeviceType          string // CPU for one without an accelerator; empty: not known
-	Taints              []string
+	BlockSize           int      // tokens per KV block; 0: not known yet
+	TotalKVBlocks       int      // device blocks per rank; 0: not known
+	MaxNumBatchedTokens int      // prefill tokens per engine step; 0: not known
+	Model               string   // the model served; empty: whatever the request names
+	DeviceType          string   // CPU for one without an accelerator; empty: not known
+	Taints              []string // sorted, each once, in a snapshot
 	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
 	// be matched with prompts: it is routed to by load only.
 	OtherTokenizer bool
@@ -259,6 +259,7 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			e.Role = Aggregated
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
+		e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
 		for i := range e.DataParallelSize { // not up to the last rank: behind the highest number there is none to end at
 			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
 			if was, ok := known[w.identity()]; ok {

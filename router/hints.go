@@ -82,6 +82,15 @@ func (r *Router) followPins(p apibody.Pins) (apibody.Pins, error) {
 	return apibody.Pins{}, nil
 }
 
+// followConstraints returns what a request says of its workers' taints.
+func (r *Router) followConstraints(c *apibody.Constraints) scoring.Constraints {
+	if c.Given() && r.cfg.IgnoreHints {
+		r.metrics.HintsIgnored("routing_constraints", hintDisabled, 1)
+		return scoring.Constraints{}
+	}
+	return scoring.Constraints(*c)
+}
+
 // asked reports whether w is the worker that a request asks for, or any will do.
 func asked(p *apibody.Pin, w *pool.Worker) bool {
 	return p.Key == "" || w.InstanceID == p.InstanceID && (!p.HasRank || w.Rank == p.Rank)

@@ -65,7 +65,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if p.scoring != nil {
 		d.aggregated.cfg = *p.scoring
 	}
-	otherModel, overloaded, busyPrefill, others, otherPrefill := 0, 0, 0, 0, 0
+	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill := 0, 0, 0, 0, 0, 0, 0
 	for i, w := range snapshot.Workers {
 		known := p.model == "" || w.Model == p.model || w.Model == "" && !p.mustBeNamed
 		switch {
@@ -75,6 +75,10 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			}
 			if !asked(&p.pins.Prefill, &w) {
 				otherPrefill++
+				continue
+			}
+			if !p.constraints.Allow(w.Taints) {
+				untaintedPrefill++
 				continue
 			}
 			if over != nil && over[i] {
@@ -90,6 +94,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			otherModel++
 		case !asked(&p.pins.Worker, &w):
 			others++
+		case !p.constraints.Allow(w.Taints):
+			untainted++
 		case over != nil && over[i]:
 			overloaded++
 			t.overloaded = t.overloaded || w.Worker == t.worker
@@ -108,6 +114,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil
 	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
 		return ErrOverloaded
+	case untainted > 0 || unpaired > 0 && untaintedPrefill > 0:
+		return fmt.Errorf("%w: %.200q", ErrConstraints, p.constraints.Required)
 	case unpaired > 0 && otherPrefill > 0:
 		return unknownPin(&p.pins.Prefill)
 	case unpaired > 0:
@@ -161,7 +169,8 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	l.cfg = decodeConfig(d.aggregated.cfg)
 	for i := range l.workers {
 		w := &l.workers[i]
-		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU})
+		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
+			CostMultiplier: p.constraints.Multiplier(w.Taints)})
 	}
 	last, booking, err := r.bookLeg(d, l, p)
 	if err != nil {
@@ -203,7 +212,7 @@ func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Sel
 	}
 	for i := range l.workers {
 		w := &l.workers[i]
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, CostMultiplier: p.constraints.Multiplier(w.Taints)}
 		if v := d.variantOf(w); v != nil {
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)

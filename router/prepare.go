@@ -25,11 +25,12 @@ type prompt struct {
 	forward     []byte             // what goes on in place of the body; nil: the body
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
-	scoring  *scoring.Config
-	pins     apibody.Pins // none if they are not allowed
-	affinity affinity     // what follows from the request's session
-	whole    bool         // the answer is to come in one piece, and not as a stream
-	reason   Reason       // ReasonKV or ReasonMediaPrefix when tokens are there
+	scoring     *scoring.Config
+	pins        apibody.Pins // none if they are not allowed
+	affinity    affinity     // what follows from the request's session
+	constraints scoring.Constraints
+	whole       bool   // the answer is to come in one piece, and not as a stream
+	reason      Reason // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
@@ -74,7 +75,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if r.cfg.Scoring.Mode == scoring.Direct && p.pins.Worker.Key == "" {
 		return p, errNotDirected
 	}
-	p.scoring = r.followOverrides(&body.Overrides)
+	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
 	p.model, p.salt, p.whole = body.Model, body.CacheSalt, !body.Stream
 	if r.cfg.Frontends && !r.cfg.IgnoreHints && given.Tenant != "" {
 		p.salt = given.Tenant

@@ -29,6 +29,8 @@ var (
 	ErrNoEndpoints = errors.New("no endpoint is available for this request")
 	// ErrUnknownModel says that there are endpoints, but each of them serves another model.
 	ErrUnknownModel = errors.New("no endpoint serves this model")
+	// ErrConstraints says that there are endpoints, but none has all taints that the request requires.
+	ErrConstraints = errors.New("no endpoint has all the taints that this request requires")
 	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is ready.
 	ErrNoPrefill = errors.New("no prefill worker is ready, and the decode workers of this model need one")
 )
@@ -150,8 +152,8 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrNoPrefill; ErrOverloaded;
-// ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints; ErrNoPrefill;
+// ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	p, err := r.prepare(ctx, req)

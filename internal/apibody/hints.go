@@ -51,7 +51,7 @@ type Hints struct {
 
 // HintNames are the names of hints, as metrics have them.
 var HintNames = []string{"priority", "strict_priority", "latency_sensitivity", "osl", "policy_class", "tenant", "session",
-	"session_final", "session_control", "pin", "override"}
+	"session_final", "session_control", "pin", "override", "routing_constraints"}
 
 // DefaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
 const DefaultSessionTimeoutSecs = 300

@@ -84,6 +84,8 @@ type Request struct {
 	// Overrides are the settings of the router that the request changes for itself, and Pins the workers that it asks for.
 	Overrides Overrides
 	Pins      Pins
+	// Constraints are what the request says of its workers' taints.
+	Constraints Constraints
 	// TokenData is nvext.token_data: the prompt's token ids, computed by the client. nil when absent.
 	TokenData []uint32
 	// AddSpecialTokens is add_special_tokens; nil means the API's default (chat: no, completions: yes).
@@ -209,6 +211,9 @@ func (r *Request) readShared() (err error) {
 	if nvext, ok := field[*chattemplate.Dict](b, "nvext"); ok {
 		r.Hints, r.Pins = readHints(nvext), readPins(nvext)
 		if r.Overrides, err = readOverrides(nvext); err != nil {
+			return err
+		}
+		if r.Constraints, err = readConstraints(nvext); err != nil {
 			return err
 		}
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")

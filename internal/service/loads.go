@@ -98,7 +98,7 @@ func (s *Selector) ask(w http.ResponseWriter, req *http.Request, f func(d *choic
 		if len(d.workers) == 0 {
 			return nil, errNoEndpoints // they left just now
 		}
-		s.look(d, g, nil)
+		s.look(d, g, &scoring.Constraints{})
 		return f(d, g, &cfg, d.workers)
 	}()
 	answer(w, http.StatusOK, result, err)

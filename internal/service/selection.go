@@ -185,6 +185,11 @@ type selectRequest struct {
 	Advisory bool `json:"advisory"`
 }
 
+func (q *selectRequest) constraints() *scoring.Constraints {
+	c := scoring.Constraints(q.Constraints)
+	return &c
+}
+
 type session struct {
 	ID           *string             `json:"session_id"`
 	Parent       *string             `json:"parent_session_id"`
@@ -311,7 +316,7 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 	if err := s.eligible(d, q, g, session, snapshot); err != nil {
 		return nil, err
 	}
-	s.look(d, g, q.Constraints.Preferred)
+	s.look(d, g, q.constraints())
 	if id != "" {
 		if err := s.room(id, len(d.prompt.tracked)); err != nil {
 			return nil, err
@@ -351,10 +356,10 @@ func (s *Selector) eligible(d *choice, q *selectRequest, g group, session bound,
 	if session.there {
 		means = func(w *pool.Worker) bool { return w.Worker == session.worker }
 	}
-	preferred := false // whether the affinity target is among them
+	preferred, constraints := false, q.constraints() // preferred: whether the affinity target is among them
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
-		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) || !containsAll(w.Taints, q.Constraints.Required) {
+		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) || !constraints.Allow(w.Taints) {
 			continue
 		}
 		d.workers = append(d.workers, w)
@@ -380,18 +385,8 @@ func (r *ranked) means(w *pool.Worker) bool {
 	return r != nil && *r.ID == w.InstanceID && (r.Rank == nil || *r.Rank == w.Rank)
 }
 
-// containsAll says whether all of some taints are among a worker's, which are sorted.
-func containsAll(taints, of []string) bool {
-	for _, taint := range of {
-		if _, there := slices.BinarySearch(taints, taint); !there {
-			return false
-		}
-	}
-	return true
-}
-
 // look makes candidates of the workers.
-func (s *Selector) look(d *choice, g group, preferred map[string]float32) {
+func (s *Selector) look(d *choice, g group, constraints *scoring.Constraints) {
 	s.index.FindMatches(d.prompt.chain, &d.scores)
 	d.chains[0] = d.prompt.tracked
 	d.cut = scoring.Prompt{BlockSize: g.blockSize, Chains: d.chains[:]}
@@ -399,24 +394,10 @@ func (s *Selector) look(d *choice, g group, preferred map[string]float32) {
 	for _, w := range d.workers {
 		lower := d.scores.Extension(w.Worker)
 		d.candidates = append(d.candidates, scoring.Candidate{Worker: w.Worker, Prompt: &d.cut, DeviceBlocks: d.scores.Blocks(w.Worker),
-			HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External, CostMultiplier: multiplier(w.Taints, preferred)})
+			HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External, CostMultiplier: constraints.Multiplier(w.Taints)})
 	}
 	n := len(d.candidates)
 	d.terms, d.costs = slices.Grow(d.terms[:0], n)[:n], slices.Grow(d.costs[:0], n)[:n]
-}
-
-// multiplier is what preferred taints make of a worker's cost; 0 is none.
-//
-// Source: dynamo-kv-router 1.6.1, protocols (RoutingConstraints).
-func multiplier(taints []string, preferred map[string]float32) float64 {
-	if len(preferred) == 0 {
-		return 0
-	}
-	sum := 0.0
-	for _, taint := range taints { // sorted, so that the sum is the same every time
-		sum += float64(preferred[taint])
-	}
-	return math.Exp(-math.Tanh(sum))
 }
 
 // selectResponse is the answer of POST /select and /select_and_reserve.
