@@ -7,7 +7,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// query is the state of one FindMatches: who holds every block so far.
+// query is the state of one FindMatches in one tier: who holds every block so far.
 type query struct {
 	all  bool // everybody may: no block was looked at yet
 	many bool // if not all: candidates are in set, else the only one is one
@@ -15,7 +15,8 @@ type query struct {
 	set  []uint64 // by worker number / 64
 
 	next []uint64 // set after the current run
-	drop []uint64 // those of set who hold a part of the current run, or nothing
+	drop []uint64 // those of set who hold nothing of the current run
+	part []uint64 // those who hold its beginning
 }
 
 // maxRetries is how often one FindMatches may meet a change in progress before it locks the writers out.
@@ -30,8 +31,7 @@ const maxRetries = 64
 // It takes no lock, and allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
 	scores.reset()
-	x.tiers[kvblock.TierDevice].findMatches(chain, scores)
-	scores.publish()
+	x.tiers[kvblock.TierDevice].findMatches(chain, &scores.device)
 	x.predictions.findMatches(chain, scores)
 	for i := kvblock.TierHostPinned; int(i) < tiers; i++ {
 		if x.tiers[i].busy.Load() {
@@ -40,35 +40,32 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 	}
 }
 
-// findMatches appends to s.hits what each worker holds in t.
-func (t *tier) findMatches(chain []kvblock.SequenceHash, s *OverlapScores) {
+// findMatches sets a, which says nothing yet, to what each worker holds in t.
+func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
 	if len(chain) == 0 || !t.firsts.may(chain[0], t.table.seed) {
 		return
 	}
-	before := len(s.hits)
-	if !t.find(chain, s, maxRetries) {
-		s.hits = s.hits[:before]
+	if !t.find(chain, a, maxRetries) {
+		clear(a.met)
 		t.mu.Lock()
-		t.find(chain, s, 1) // nothing moves now, so nothing needs another try
+		t.find(chain, a, 1) // nothing moves now, so nothing needs another try
 		t.mu.Unlock()
 	}
 }
 
 // find walks the prompt run by run, keeping those who hold everything so far. It reports failure after that many tries
 // which a writer spoiled.
-func (t *tier) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int) bool {
-	q := &s.query
+func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
+	q := &a.query
 	q.all, q.many = true, false
 	for i := 0; i < len(chain); {
-		at, ok := t.starts.find(&t.arena, chain[i])
-		if !ok {
-			s.recordAll(i)
+		words := t.starts.findRun(&t.arena, chain[i])
+		if words == nil {
+			a.recordAll(i)
 			return true
 		}
-		hits := len(s.hits)
-		k, more := t.step(at, chain, i, s)
+		k, more := t.step(words, chain, i, a)
 		if k == 0 {
-			s.hits = s.hits[:hits]
 			if retries--; retries == 0 {
 				return false
 			}
@@ -79,43 +76,34 @@ func (t *tier) find(chain []kvblock.SequenceHash, s *OverlapScores, retries int)
 		}
 		i += k
 	}
-	s.recordAll(len(chain))
+	a.recordAll(len(chain))
 	return true
 }
 
-// step matches the run with block i of the prompt, which lies at address at, and records everybody who drops out there.
-// It returns how many blocks matched and whether anybody is left. If a writer interfered it returns 0, with q untouched
-// and nonsense recorded.
-func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int, more bool) {
-	words, first := t.arena.around(at)
-	if words == nil {
-		return 0, false
-	}
+// step matches a run with the prompt from its block i on, and records everybody who drops out there. It returns how many
+// blocks matched and whether anybody is left. If a writer interfered it returns 0, with nothing changed but scratch memory.
+func (t *tier) step(words []uint64, chain []kvblock.SequenceHash, i int, a *answer) (k int, more bool) {
 	version := atomic.LoadUint64(&words[0])
 	n := length(version)
-	if version>>32&1 != 0 || first < 0 || first >= n || runHeader+n > len(words) {
+	if version>>32&1 != 0 || runHeader+n > len(words) {
 		return 0, false
 	}
-	hashes := words[runHeader+first : runHeader+n]
 	rest := chain[i:]
-	who := atomic.LoadUint64(&words[1])
-	if len(hashes) > len(rest) {
-		hashes = hashes[:len(rest)]
-	}
-	k = matching(hashes, rest[:len(hashes)])
+	k = matching(words[runHeader:runHeader+min(n, len(rest))], rest)
 	if k == 0 {
 		return 0, false
 	}
 
-	q := &s.query
+	who := atomic.LoadUint64(&words[1])
 	if who&manyHolders == 0 {
-		lead := leading(atomic.LoadUint64(&words[2]), first, k)
+		lead := leading(atomic.LoadUint64(&words[2]), k)
 		if atomic.LoadUint64(&words[0]) != version {
 			return 0, false
 		}
-		return k, s.meetOne(kvblock.Worker(who), lead, k, i)
+		return k, a.meetOne(kvblock.Worker(who), lead, k, i)
 	}
 
+	q := &a.query
 	record := t.arena.record(ref(who))
 	if len(record) == 0 {
 		return 0, false
@@ -125,32 +113,14 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 		return 0, false
 	}
 	all, list := record[1:1+nbits], record[1+nbits:1+nbits+2*nlist]
-	switch {
-	case q.all:
-		q.next = grow(q.next[:0], nbits)
-		for j := range all {
-			q.next[j] = atomic.LoadUint64(&all[j])
-		}
-		for j := 0; j < len(list); j += 2 {
-			w, lead := kvblock.Worker(atomic.LoadUint64(&list[j])), leading(atomic.LoadUint64(&list[j+1]), first, k)
-			if w >= maxWorkers {
-				return 0, false
-			}
-			if lead == k {
-				q.next = grow(q.next, int(w/64)+1)
-				q.next[w/64] |= 1 << (w % 64)
-			} else if lead > 0 {
-				s.hits = append(s.hits, Overlap{w, lead})
-			}
-		}
-	case !q.many:
+	if !q.all && !q.many {
 		lead := 0
 		if j := int(q.one / 64); j < nbits && atomic.LoadUint64(&all[j])>>(q.one%64)&1 != 0 {
 			lead = k
 		} else {
 			for j := 0; j < len(list); j += 2 {
 				if atomic.LoadUint64(&list[j]) == uint64(q.one) {
-					lead = leading(atomic.LoadUint64(&list[j+1]), first, k)
+					lead = leading(atomic.LoadUint64(&list[j+1]), k)
 					break
 				}
 			}
@@ -159,13 +129,19 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 			return 0, false
 		}
 		if lead < k {
-			s.hits = append(s.hits, Overlap{q.one, i + lead})
+			a.record(q.one, i+lead)
 		}
 		return k, lead == k
-	default:
-		var dropped uint64
-		q.drop = grow(q.drop[:0], len(q.set))
-		q.next = grow(q.next[:0], len(q.set))
+	}
+
+	var dropped uint64
+	if q.all {
+		q.next, q.drop = grow(q.next[:0], nbits), q.drop[:0]
+		for j := range all {
+			q.next[j] = atomic.LoadUint64(&all[j])
+		}
+	} else {
+		q.next, q.drop = grow(q.next[:0], len(q.set)), grow(q.drop[:0], len(q.set))
 		for j, set := range q.set {
 			have := uint64(0)
 			if j < nbits {
@@ -180,49 +156,63 @@ func (t *tier) step(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 			}
 			return k, true
 		}
-		for j := 0; j < len(list); j += 2 {
-			w := kvblock.Worker(atomic.LoadUint64(&list[j]))
-			if int(w/64) >= len(q.drop) || q.drop[w/64]>>(w%64)&1 == 0 {
-				continue
-			}
-			lead := leading(atomic.LoadUint64(&list[j+1]), first, k)
-			if lead == k {
-				q.next[w/64] |= 1 << (w % 64)
-			} else {
-				s.hits = append(s.hits, Overlap{w, i + lead})
-			}
-			q.drop[w/64] &^= 1 << (w % 64)
+	}
+	q.part = grow(q.part[:0], len(q.drop))
+	for ; len(list) >= 2; list = list[2:] {
+		w, mask := kvblock.Worker(atomic.LoadUint64(&list[0])), atomic.LoadUint64(&list[1])
+		if w >= maxWorkers {
+			return 0, false
 		}
-		s.recordSet(q.drop, i)
+		j, bit := int(w/64), uint64(1)<<(w%64)
+		if q.all && j >= len(q.part) {
+			q.next, q.part = grow(q.next, j+1), grow(q.part, j+1)
+		}
+		switch lead := leading(mask, k); {
+		case !q.all && (j >= len(q.drop) || q.drop[j]&bit == 0): // no candidate
+		case lead == k:
+			q.next[j] |= bit
+			q.part[j] |= bit
+		case i+lead > 0:
+			a.fit(j + 1)
+			a.depth[w] = uint32(i + lead) // means nothing before it is in met
+			q.part[j] |= bit
+		}
 	}
 	if atomic.LoadUint64(&words[0]) != version {
 		return 0, false
 	}
+	for j, part := range q.part {
+		if j < len(q.drop) {
+			q.drop[j] &^= part
+		}
+		if part &^= q.next[j]; part != 0 {
+			a.met[j] |= part
+		}
+	}
+	a.recordSet(q.drop, i)
 	q.all = false
 	q.set, q.next = q.next, q.set
 	return k, q.narrow()
 }
 
-// matching returns how many leading hashes are equal. Want has the length of hashes.
+// matching returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a hash is
+// equal, those before it are, so it looks at one in every line of memory as far as these are equal, then at all. (To look at
+// the last one first is slower: the processor does not foresee where that is, and memory that it does not foresee is slow.)
 func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
-	for len(hashes)-k >= 4 && len(want)-k >= 4 { // the processor does these at once
-		h, w := (*[4]uint64)(hashes[k:]), (*[4]kvblock.SequenceHash)(want[k:])
-		if (atomic.LoadUint64(&h[0])^uint64(w[0]))|(atomic.LoadUint64(&h[1])^uint64(w[1]))|
-			(atomic.LoadUint64(&h[2])^uint64(w[2]))|(atomic.LoadUint64(&h[3])^uint64(w[3])) != 0 {
-			break
-		}
-		k += 4
+	n := len(hashes)
+	want = want[:n]
+	const line = 8
+	for k+line < n && atomic.LoadUint64(&hashes[k+line-1]) == uint64(want[k+line-1]) {
+		k += line
 	}
-	for k < len(hashes) && k < len(want) && atomic.LoadUint64(&hashes[k]) == uint64(want[k]) {
+	for k < n && atomic.LoadUint64(&hashes[k]) == uint64(want[k]) {
 		k++
 	}
 	return k
 }
 
-// leading returns how many of k blocks from bit first on are in mask without a gap.
-func leading(mask uint64, first, k int) int {
-	return min(k, bits.TrailingZeros64(^(mask >> first)))
-}
+// leading returns how many of k blocks are in mask without a gap.
+func leading(mask uint64, k int) int { return min(k, bits.TrailingZeros64(^mask)) }
 
 // grow returns b with at least n words, new ones zero.
 func grow(b []uint64, n int) []uint64 {
@@ -247,13 +237,13 @@ func (q *query) narrow() bool {
 
 // meetOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the first
 // lead of k matching blocks. It reports whether w is left.
-func (s *OverlapScores) meetOne(w kvblock.Worker, lead, k, i int) bool {
-	q := &s.query
+func (a *answer) meetOne(w kvblock.Worker, lead, k, i int) bool {
+	q := &a.query
 	switch {
 	case q.all:
 	case !q.many:
 		if q.one != w {
-			s.hits = append(s.hits, Overlap{q.one, i})
+			a.record(q.one, i)
 			return false
 		}
 	default:
@@ -261,7 +251,7 @@ func (s *OverlapScores) meetOne(w kvblock.Worker, lead, k, i int) bool {
 		if in {
 			q.set[w/64] &^= 1 << (w % 64)
 		}
-		s.recordSet(q.set, i)
+		a.recordSet(q.set, i)
 		if !in {
 			return false
 		}
@@ -269,29 +259,20 @@ func (s *OverlapScores) meetOne(w kvblock.Worker, lead, k, i int) bool {
 	q.all, q.many, q.one = false, false, w
 	if lead < k {
 		if i+lead > 0 {
-			s.hits = append(s.hits, Overlap{w, i + lead})
+			a.record(w, i+lead)
 		}
 		return false
 	}
 	return true
 }
 
-// recordSet records n blocks for everybody in set.
-func (s *OverlapScores) recordSet(set []uint64, n int) {
-	for j, word := range set {
-		for ; word != 0; word &= word - 1 {
-			s.hits = append(s.hits, Overlap{kvblock.Worker(64*j + bits.TrailingZeros64(word)), n})
-		}
-	}
-}
-
 // recordAll records n blocks for everybody left.
-func (s *OverlapScores) recordAll(n int) {
-	switch q := &s.query; {
+func (a *answer) recordAll(n int) {
+	switch q := &a.query; {
 	case q.all:
 	case q.many:
-		s.recordSet(q.set, n)
+		a.recordSet(q.set, n)
 	default:
-		s.hits = append(s.hits, Overlap{q.one, n})
+		a.record(q.one, n)
 	}
 }

@@ -30,8 +30,8 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 		}
 	}
 	mark(0)
-	for _, h := range s.hits {
-		mark(s.reach(h.Worker))
+	for o := range s.Overlaps() {
+		mark(s.reach(o.Worker))
 	}
 	retries := maxRetries
 	locked := false
@@ -94,7 +94,7 @@ func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 		if reach < i || reach >= i+k {
 			return
 		}
-		if lead := leading(mask, first+reach-i, k-(reach-i)); lead > 0 {
+		if lead := leading(mask>>(first+reach-i), k-(reach-i)); lead > 0 {
 			s.found = append(s.found, found{w, lead})
 		}
 	}

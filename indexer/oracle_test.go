@@ -203,14 +203,14 @@ func (o *oracle) count() Stats {
 func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	t.Helper()
 	answer := map[kvblock.Worker]overlap{}
-	for _, o := range s.Overlaps() {
+	for o := range s.Overlaps() {
 		e := s.Extension(o.Worker)
 		if _, twice := answer[o.Worker]; twice || o.Blocks+e.Total() < 1 || s.Blocks(o.Worker) != o.Blocks {
 			t.Errorf("worker %d: %d blocks and %+v listed (before: %v), Blocks says %d", o.Worker, o.Blocks, e, twice, s.Blocks(o.Worker))
 		}
 		answer[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
 	}
-	for w := range max(len(s.depth), len(s.lower)) {
+	for w := range max(len(s.device.depth), len(s.lower)) {
 		w := kvblock.Worker(w)
 		e := s.Extension(w)
 		if got := (overlap{s.Blocks(w), e.Host, e.Disk, e.External}); got != answer[w] {

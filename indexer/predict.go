@@ -1,6 +1,7 @@
 package indexer
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -267,18 +268,14 @@ func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores
 		p.expire(now)
 		p.mu.Unlock()
 	}
-	known := len(s.hits)
-	p.tier.findMatches(chain, s)
-	added := s.hits[known:]
-	s.hits = s.hits[:known]
-	for _, h := range added {
-		s.fit(h.Worker)
-		if s.depth[h.Worker] == 0 {
-			s.hits = append(s.hits, h)
+	clear(s.predicted.met)
+	p.tier.findMatches(chain, &s.predicted)
+	for j, word := range s.predicted.met {
+		for ; word != 0; word &= word - 1 {
+			w := kvblock.Worker(64*j + bits.TrailingZeros64(word))
+			if n := s.predicted.blocks(w); n > s.device.blocks(w) {
+				s.device.record(w, n)
+			}
 		}
-		s.depth[h.Worker] = max(s.depth[h.Worker], uint32(h.Blocks))
-	}
-	for i := range s.hits[:known] {
-		s.hits[i].Blocks = int(s.depth[s.hits[i].Worker])
 	}
 }

@@ -71,6 +71,35 @@ again:
 	}
 }
 
+// findRun returns the run whose first block has hash h, nil if there is none. It is safe beside writers, and for a table of
+// starts.
+func (t *table) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
+	m := mix(uint64(h), t.seed)
+	seg := &t.segments[m>>(64-segmentBits)]
+	tag := uint32(m)
+again:
+	slots := seg.slots.Load()
+	if slots == nil {
+		return nil
+	}
+	mask := uint32(len(*slots) - 1)
+	for i := tag & mask; ; i = (i + 1) & mask {
+		slot := atomic.LoadUint64(&(*slots)[i])
+		if slot == slotEmpty {
+			return nil
+		}
+		if uint32(slot>>32) != tag || slot == slotGone {
+			continue
+		}
+		if words, first := a.around(ref(slot)); words != nil && first == 0 && atomic.LoadUint64(&words[runHeader]) == uint64(h) {
+			return words
+		}
+		if atomic.LoadUint64(&(*slots)[i]) != slot || seg.slots.Load() != slots {
+			goto again // moved meanwhile
+		}
+	}
+}
+
 // touch reads where the search for h begins, so that the processor waits for the memory of several searches at once. What it
 // returns means nothing.
 func (t *table) touch(h kvblock.SequenceHash) uint64 {

@@ -263,6 +263,9 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	r, i := t.runOf(p.at)
 	words := t.arena.record(r)
 	n, depth = length(words[0]), depthOf(words[0])+i+1
+	if i != n-1 && t.endingAt(r, i+1) >= minEnding {
+		t.split(r, i+1)
+	}
 	if i != n-1 || n == maxRun || t.maskOf(r, w)>>i&1 == 0 {
 		return 0, 0, depth, false
 	}
@@ -282,6 +285,23 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 		r = to
 	}
 	return r, n, depth, true
+}
+
+// minEnding is how many holders must hold a run up to the same place, where prompts part, for it to be cut there: they hold
+// all of its first part then, and need no place in a list.
+const minEnding = 4
+
+// endingAt returns how many holders of r hold its first i blocks and no other, not counting a single one.
+func (t *tier) endingAt(r run, i int) (n int) {
+	who := t.arena.record(r)[1]
+	if who&manyHolders == 0 {
+		return 0
+	}
+	h := holdersOf(t.arena.record(ref(who)))
+	for j := 1; j < len(h.list); j += 2 {
+		n += b2i(h.list[j] == ones(i))
+	}
+	return n
 }
 
 // unhold makes w hold none of these blocks, in a tier without names where every block is found.

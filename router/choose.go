@@ -183,7 +183,7 @@ func (r *Router) lookUp(d *decision, v *variant) {
 			break
 		}
 		r.index.FindMatches(chain[:v.certain[i]], &d.scores)
-		for _, o := range d.scores.Overlaps() {
+		for o := range d.scores.Overlaps() {
 			if n := int(o.Worker) + 1; n > len(v.overlap) {
 				v.overlap = append(v.overlap, make([]overlap, n-len(v.overlap))...)
 			}

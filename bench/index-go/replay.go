@@ -39,7 +39,7 @@ func mixed(z uint64) uint64 {
 
 // digest is equal for equal answers, in whatever order they list the workers.
 func digest(scores *indexer.OverlapScores) (sum uint64) {
-	for _, o := range scores.Overlaps() {
+	for o := range scores.Overlaps() {
 		sum += mixed(uint64(o.Worker+1)<<32 | uint64(o.Blocks))
 	}
 	return sum

@@ -386,7 +386,9 @@ func TestSelectionsAtOnce(t *testing.T) {
 // TestSessionsOfSelections lets a session's reservation run out, and then the session itself.
 func TestSessionsOfSelections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounter(t, func(cfg *SelectorConfig) { cfg.Sessions = router.NewSessions(router.SessionConfig{TTL: 10 * time.Minute}) })
+		c := newCounter(t, func(cfg *SelectorConfig) {
+			cfg.Sessions = router.NewSessions(router.SessionConfig{TTL: 10 * time.Minute})
+		})
 		c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
 		c.want("POST /workers", workerTwo, http.StatusCreated, "schedulable")
 		c.want("POST /select_and_reserve", `{"selection_id": "a", "session_id": "s", "token_ids": [1], "allowed_worker_ids": [1]}`, http.StatusOK, `"worker_id":1`)
