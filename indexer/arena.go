@@ -226,7 +226,7 @@ func (a *arena) close(s sort, class uint8, n uint32) {
 func (a *arena) release(r ref) {
 	p, n, at := a.page(r), uint32(r)>>pageBits, uint32(r)&(pageWords-1)
 	in := &a.info[n]
-	atomic.StoreUint64(&p.words[at+1], uint64(in.free))
+	put(&p.words[at+1], uint64(in.free))
 	in.free = at + 1
 	in.used--
 	a.inUse -= a.size(p.sort, p.class)

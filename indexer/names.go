@@ -169,8 +169,9 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.Sequence
 func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	if len(hashes) > 1 {
 		for _, e := range hashes {
-			t.touched += t.names.touch(kvblock.SequenceHash(e))
+			t.ask(t.names.near(uint64(e)))
 		}
+		t.prefetch()
 	}
 	var r run
 	var mask uint64 // of blocks of r to be cleared

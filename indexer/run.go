@@ -60,12 +60,12 @@ func (t *tier) runOf(r ref) (at run, i int) {
 
 func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
-// begin starts a change of run r: readers wait until end.
+// begin starts a change of run r: readers wait until end. (Not by put: the compiler may leave out what end overwrites.)
 func begin(words []uint64) { atomic.StoreUint64(&words[0], words[0]+1<<32) }
 
 // end publishes the run with n blocks.
 func end(words []uint64, n int) {
-	atomic.StoreUint64(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
+	put(&words[0], (words[0]>>32+1)<<32|words[0]&(maxDepth<<lengthBits)|uint64(n))
 }
 
 const (
@@ -143,7 +143,7 @@ func holderCounts(word uint64) (nbits, nlist, full int) {
 }
 
 func (h *holders) setCounts(full, nlist int) {
-	atomic.StoreUint64(&h.words[0], uint64(len(h.bits))|uint64(nlist)<<16|uint64(full)<<40)
+	put(&h.words[0], uint64(len(h.bits))|uint64(nlist)<<16|uint64(full)<<40)
 }
 
 func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
@@ -168,7 +168,7 @@ func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	n := length(words[0])
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
 		begin(words)
-		atomic.StoreUint64(&words[2], mask)
+		put(&words[2], mask)
 		end(words, n)
 		return true
 	}
@@ -195,21 +195,21 @@ func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	}
 	begin(words)
 	if inBits != toBits {
-		atomic.StoreUint64(&h.bits[w/64], h.bits[w/64]^1<<(w%64))
+		put(&h.bits[w/64], h.bits[w/64]^1<<(w%64))
 		full += 1 - 2*b2i(inBits)
 	}
 	list := h.words[1+len(h.bits):]
 	switch {
 	case toList && at >= 0:
-		atomic.StoreUint64(&list[2*at+1], mask)
+		put(&list[2*at+1], mask)
 	case toList:
-		atomic.StoreUint64(&list[2*nlist], uint64(w))
-		atomic.StoreUint64(&list[2*nlist+1], mask)
+		put(&list[2*nlist], uint64(w))
+		put(&list[2*nlist+1], mask)
 		nlist++
 	case at >= 0: // the last one takes its place
 		nlist--
-		atomic.StoreUint64(&list[2*at], list[2*nlist])
-		atomic.StoreUint64(&list[2*at+1], list[2*nlist+1])
+		put(&list[2*at], list[2*nlist])
+		put(&list[2*at+1], list[2*nlist+1])
 	}
 	h.setCounts(full, nlist)
 	end(words, n)
@@ -264,8 +264,8 @@ func (t *tier) setHolders(r run, n int) bool {
 	words := t.arena.record(r)
 	old := words[1]
 	begin(words)
-	atomic.StoreUint64(&words[1], who)
-	atomic.StoreUint64(&words[2], mask)
+	put(&words[1], who)
+	put(&words[2], mask)
 	end(words, n)
 	if old&manyHolders != 0 {
 		t.arena.release(ref(old))
@@ -304,17 +304,17 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 	}
 	words := t.arena.record(at)
 	for i := range nbits {
-		atomic.StoreUint64(&words[1+i], 0)
+		put(&words[1+i], 0)
 	}
 	h := holders{words: words, bits: words[1 : 1+nbits]}
 	list := words[1+nbits:]
 	for _, e := range t.list {
 		if nbits > 0 && e.mask == ones(n) {
-			atomic.StoreUint64(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
+			put(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
 			continue
 		}
-		atomic.StoreUint64(&list[0], uint64(e.worker))
-		atomic.StoreUint64(&list[1], e.mask)
+		put(&list[0], uint64(e.worker))
+		put(&list[1], e.mask)
 		list = list[2:]
 	}
 	h.setCounts(full, nlist)
@@ -348,10 +348,10 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		return 0, false
 	}
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
-	atomic.StoreUint64(&words[1], who)
-	atomic.StoreUint64(&words[2], mask)
+	put(&words[1], who)
+	put(&words[2], mask)
 	for j := range n {
-		atomic.StoreUint64(&words[runHeader+j], from[j])
+		put(&words[runHeader+j], from[j])
 	}
 	end(words, n)
 	if from, to := t.arena.namesOf(r), t.arena.namesOf(to); from != nil {

@@ -3,6 +3,7 @@ package indexer
 import (
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 
 	"kvepp/kvblock"
 )
@@ -100,15 +101,14 @@ again:
 	}
 }
 
-// touch reads where the search for h begins, so that the processor waits for the memory of several searches at once. What it
-// returns means nothing.
-func (t *table) touch(h kvblock.SequenceHash) uint64 {
-	m := mix(uint64(h), t.seed)
+// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none.
+func (t *table) near(h uint64) uintptr {
+	m := mix(h, t.seed)
 	slots := t.segments[m>>(64-segmentBits)].slots.Load()
 	if slots == nil {
 		return 0
 	}
-	return atomic.LoadUint64(&(*slots)[uint32(m)&uint32(len(*slots)-1)])
+	return uintptr(unsafe.Pointer(&(*slots)[uint32(m)&uint32(len(*slots)-1)]))
 }
 
 // findName returns the address of the block whose name is e, in a table of names, which writers alone use.
@@ -131,24 +131,58 @@ func (t *table) findName(a *arena, e kvblock.EngineHash) (ref, bool) {
 
 // insert adds a block that is not in the table.
 func (t *table) insert(h kvblock.SequenceHash, r ref) {
-	m := mix(uint64(h), t.seed)
-	seg := &t.segments[m>>(64-segmentBits)]
-	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*3 {
-		t.rebuild(seg, seg.live+1)
-	}
+	seg, m := t.room(uint64(h))
 	slots := *seg.slots.Load()
 	mask := uint32(len(slots) - 1)
 	for i := uint32(m) & mask; ; i = (i + 1) & mask {
-		switch slots[i] { // only writers write slots, and we are the writer
-		case slotGone:
-			seg.gone--
-			fallthrough
-		case slotEmpty:
-			atomic.StoreUint64(&slots[i], m<<32|uint64(r))
-			seg.live++
+		if slot := slots[i]; slot == slotEmpty || slot == slotGone { // only writers write slots, and we are the writer
+			seg.take(&slots[i], m, r)
 			return
 		}
 	}
+}
+
+// insertName adds the block at r to a table of names, by the name e. It reports whether that is free.
+func (t *table) insertName(a *arena, e kvblock.EngineHash, r ref) bool {
+	seg, m := t.room(uint64(e))
+	slots := *seg.slots.Load()
+	tag, mask := uint32(m), uint32(len(slots)-1)
+	var into *uint64 // the first slot with slotGone
+	for i := tag & mask; ; i = (i + 1) & mask {
+		switch slot := slots[i]; {
+		case slot == slotEmpty:
+			if into == nil {
+				into = &slots[i]
+			}
+			seg.take(into, m, r)
+			return true
+		case slot == slotGone:
+			if into == nil {
+				into = &slots[i]
+			}
+		case uint32(slot>>32) == tag && a.nameAt(ref(slot)) == e:
+			return false
+		}
+	}
+}
+
+// room returns the segment of a hash, with room for one more, and the mixed hash.
+func (t *table) room(h uint64) (seg *segment, m uint64) {
+	m = mix(h, t.seed)
+	seg = &t.segments[m>>(64-segmentBits)]
+	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*3 {
+		t.rebuild(seg, seg.live+1)
+	}
+	return seg, m
+}
+
+// take puts r into a slot that is empty or slotGone.
+func (seg *segment) take(slot *uint64, m uint64, r ref) {
+	if *slot == slotGone {
+		seg.gone--
+	}
+	put(slot, m<<32|uint64(r))
+	seg.live++
 }
 
 // move changes the address of a block from one place to another.
@@ -156,7 +190,7 @@ func (t *table) move(h kvblock.SequenceHash, from, to ref) {
 	m := mix(uint64(h), t.seed)
 	slots := *t.segments[m>>(64-segmentBits)].slots.Load()
 	i := slotOf(slots, m, from)
-	atomic.StoreUint64(&slots[i], m<<32|uint64(to))
+	put(&slots[i], m<<32|uint64(to))
 }
 
 // remove takes away a block.
@@ -168,12 +202,12 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 	i := slotOf(slots, m, r)
 	seg.live--
 	if slots[(i+1)&mask] != slotEmpty {
-		atomic.StoreUint64(&slots[i], slotGone)
+		put(&slots[i], slotGone)
 		seg.gone++
 	} else { // nobody probes past here any more
-		atomic.StoreUint64(&slots[i], slotEmpty)
+		put(&slots[i], slotEmpty)
 		for i = (i - 1) & mask; slots[i] == slotGone; i = (i - 1) & mask {
-			atomic.StoreUint64(&slots[i], slotEmpty)
+			put(&slots[i], slotEmpty)
 			seg.gone--
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -26,7 +27,8 @@ type tier struct {
 	table table
 	every atomic.Bool
 
-	touched uint64 // of no use but to keep touches from being optimised away
+	asked [2 * maxRun]uintptr // memory to prefetch
+	asks  int
 
 	size  atomic.Int64 // bytes in use after the latest change
 	spare atomic.Int64 // bytes of the arena's pages that are not
@@ -143,24 +145,17 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	named := t.arena.names && !nameless
 	seqs = seqs[:min(len(seqs), maxRun)]
 	for k, seq := range seqs {
-		t.touched += t.starts.touch(seq)
+		t.ask(t.starts.near(uint64(seq)))
 		if named {
-			t.touched += t.names.touch(kvblock.SequenceHash(blocks[k].Engine))
+			t.ask(t.names.near(uint64(blocks[k].Engine)))
 		}
 	}
-	free := func(k int) bool {
-		if !named {
-			return true
+	t.prefetch()
+	if named {
+		e := blocks[0].Engine
+		if _, taken := t.names.findName(&t.arena, e); taken || e == 0 || h.private.has(e) {
+			return 0
 		}
-		e := blocks[k].Engine
-		if e == 0 || h.private.has(e) {
-			return false
-		}
-		_, taken := t.names.findName(&t.arena, e)
-		return !taken
-	}
-	if !free(0) {
-		return 0
 	}
 	r, n, depth, ok := run(0), 0, p.depth, false
 	if p.after {
@@ -173,8 +168,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		n = 0
 		words := t.arena.record(r)
-		atomic.StoreUint64(&words[1], uint64(w))
-		atomic.StoreUint64(&words[2], 0)
+		put(&words[1], uint64(w))
+		put(&words[2], 0)
 		if names := t.arena.namesOf(r); names != nil {
 			names[0], names[1], names[2] = uint64(p.seq), uint64(b2i(p.after)), 0
 			if !p.after {
@@ -190,18 +185,23 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
 		if k > 0 {
-			if _, held := t.starts.find(&t.arena, seqs[k]); held || !free(k) {
+			if _, held := t.starts.find(&t.arena, seqs[k]); held {
 				break
 			}
 		}
 		at := runHeader + n + k
-		atomic.StoreUint64(&words[at], uint64(seqs[k]))
+		if named {
+			e := blocks[k].Engine
+			if e == 0 || h.private.has(e) || !t.names.insertName(&t.arena, e, r+ref(at)) {
+				break
+			}
+		}
+		put(&words[at], uint64(seqs[k]))
 		if names != nil {
 			names[at] = 0
 		}
 		if named {
 			names[at] = uint64(blocks[k].Engine)
-			t.names.insert(kvblock.SequenceHash(blocks[k].Engine), r+ref(at))
 		}
 		if locals != nil {
 			locals[at] = uint64(blocks[k].Local)
@@ -228,8 +228,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	if longer {
 		begin(words)
 	}
-	atomic.StoreUint64(&words[1], who)
-	atomic.StoreUint64(&words[2], mask)
+	put(&words[1], who)
+	put(&words[2], mask)
 	end(words, n+k)
 	if shared {
 		t.arena.release(ref(old))
@@ -247,6 +247,21 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	h.blocks += k
 	h.n += k
 	return k
+}
+
+// ask adds memory that will be needed.
+func (t *tier) ask(address uintptr) {
+	if t.asks == len(t.asked) {
+		t.prefetch()
+	}
+	t.asked[t.asks] = address
+	t.asks++
+}
+
+// prefetch sends for the memory asked for, so that the processor waits for all of it at once.
+func (t *tier) prefetch() {
+	prefetch.Words(&t.asked[0], t.asks)
+	t.asks = 0
 }
 
 // maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it, which

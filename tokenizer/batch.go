@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"unsafe"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -61,7 +62,7 @@ func (b *bpe) add(out []kvblock.Token, s string, i, j int, sc *scratch) []kvbloc
 		p.low, p.high = load128(s, i, j-i)
 	}
 	batch.addresses[batch.count] = b.vocabulary.place(p)
-	prefetch(&batch.addresses[batch.count], 1)
+	prefetch.Words(&batch.addresses[batch.count], 1)
 	batch.count++
 	return b.flushFull(out, s, sc)
 }
@@ -100,7 +101,7 @@ func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, 
 		batch.addresses[count] = b.vocabulary.place(p)
 		count++
 	}
-	prefetch(&batch.addresses[first], count-first)
+	prefetch.Words(&batch.addresses[first], count-first)
 	batch.count = count
 	return b.flushFull(out, s, sc)
 }
@@ -130,7 +131,7 @@ func (b *bpe) flushOne(out []kvblock.Token, s string, batch *batch, sc *scratch)
 		p.slot = pieceSlot(p.low, p.high, p.size)
 		batch.addresses[i] = uintptr(unsafe.Pointer(&sc.pieces[p.slot]))
 	}
-	prefetch(&batch.addresses[0], len(others))
+	prefetch.Words(&batch.addresses[0], len(others))
 	done := 0
 	for len(others) > 0 {
 		group := others[:min(len(others), maxTogether)]

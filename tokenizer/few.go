@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"unsafe"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -132,7 +133,7 @@ func mergeByTurns(t *pairTable, words []few) {
 	var running [maxTogether]uint8
 	for k := range words {
 		running[k] = uint8(k)
-		prefetch(&words[k].addresses[0], words[k].askedCount)
+		prefetch.Words(&words[k].addresses[0], words[k].askedCount)
 	}
 	for count := len(words); count > 0; {
 		still := 0
@@ -141,7 +142,7 @@ func mergeByTurns(t *pairTable, words []few) {
 			if f.step(t) {
 				running[still] = k
 				still++
-				prefetch(&f.addresses[0], f.askedCount)
+				prefetch.Words(&f.addresses[0], f.askedCount)
 			}
 		}
 		count = still

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func prefetch(addresses *uintptr, count int)
-TEXT ·prefetch(SB), NOSPLIT, $0-16
+// func Words(addresses *uintptr, count int)
+TEXT ·Words(SB), NOSPLIT, $0-16
 	MOVD addresses+0(FP), R0
 	MOVD count+8(FP), R1
 	B    test

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func prefetch(addresses *uintptr, count int)
-TEXT ·prefetch(SB), NOSPLIT, $0-16
+// func Words(addresses *uintptr, count int)
+TEXT ·Words(SB), NOSPLIT, $0-16
 	MOVQ addresses+0(FP), SI
 	MOVQ count+8(FP), CX
 	JMP  test
