@@ -457,8 +457,13 @@ func (s *Stack) KillKvepp() { s.kvepp.kill() }
 // Settled waits until kvepp has n workers and is connected to the events of each.
 func (s *Stack) Settled(ctx context.Context, n int) error { return s.settled(ctx, n, n) }
 
-// announcing is how many workers announce their blocks: those that prefill.
+// announcing is how many workers' blocks kvepp wants to know: of those that prefill.
 func (s *Stack) announcing() int {
+	for _, flag := range s.cfg.KveppFlags {
+		if mode, ok := strings.CutPrefix(flag, "--router-mode="); ok && mode != "kv" {
+			return 0
+		}
+	}
 	if s.cfg.Prefill > 0 {
 		return s.cfg.Prefill
 	}
