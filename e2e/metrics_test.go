@@ -61,7 +61,7 @@ func TestDynamoMetrics(t *testing.T) {
 		t.Errorf("only %d metrics have names of Dynamo's", held)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		about := strings.HasPrefix(name, "dynamo_component_router_") || strings.HasPrefix(name, "dynamo_router_overhead_") || strings.HasPrefix(name, "dynamo_frontend_worker_")
+		about := strings.HasPrefix(name, "dynamo_component_router_") || strings.HasPrefix(name, "dynamo_router_overhead_") || strings.HasPrefix(name, "dynamo_frontend_worker_") || strings.HasPrefix(name, "dynamo_frontend_router_queue_")
 		left := slices.ContainsFunc(notExported, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 		if _, have := got[name]; about && !left && !have {
 			t.Errorf("kvepp has no %s", name)

@@ -1,12 +1,14 @@
 package router
 
 import (
+	"errors"
 	"sync"
 	"time"
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 
@@ -76,7 +78,57 @@ func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 	if _, ok := r.cfg.Models[p.model]; ok {
 		return p.model
 	}
-	return "unknown"
+	return otherModels
+}
+
+// otherModels is the label of what only clients name.
+const otherModels = "unknown"
+
+// observeLimit counts a request that a class of the queue has no room for.
+func (r *Router) observeLimit(l *line, err error) {
+	if limit := (*queue.LimitError)(nil); errors.As(err, &limit) {
+		r.cfg.Metrics.Backpressure(l.model, limit.Class, limit.Kind)
+	}
+}
+
+// Queues returns what waits, by model and policy class: those of the models that the configuration names, and others once
+// there was a request.
+func (r *Router) Queues() []metrics.Queue {
+	var all []metrics.Queue
+	seen := map[string]bool{}
+	if r.waits != nil {
+		r.waits.mu.Lock()
+		defer r.waits.mu.Unlock()
+		for _, l := range r.waits.lines {
+			seen[l.model] = true
+			for i := range l.profile.Classes {
+				load := l.Load(i)
+				all = append(all, metrics.Queue{Model: l.model, Class: l.profile.Classes[i].Name, Requests: load.Requests, Tokens: load.Tokens, CachedTokens: load.CachedTokens})
+			}
+		}
+	}
+	for model := range r.cfg.Models {
+		if seen[model] {
+			continue
+		}
+		for _, class := range r.classesOf(model) {
+			all = append(all, metrics.Queue{Model: model, Class: class})
+		}
+	}
+	return all
+}
+
+// classesOf returns the policy classes of a model's requests.
+func (r *Router) classesOf(model string) []string {
+	if r.cfg.Queue == nil {
+		return []string{"default"}
+	}
+	profile, _ := r.cfg.Queue.Profiles.Of(model)
+	var names []string
+	for i := range profile.Classes {
+		names = append(names, profile.Classes[i].Name)
+	}
+	return names
 }
 
 // sawFirstToken notes when a streamed answer began.

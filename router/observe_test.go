@@ -9,14 +9,15 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 
 // exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of labels}.
-func exporting(t *testing.T, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
+func exporting(t *testing.T, q *Queue, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
 	h := newHouse(t, endpoints...)
 	m := metrics.New()
-	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
+	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Queue: q, Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
 		h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()
@@ -48,7 +49,7 @@ func exporting(t *testing.T, endpoints ...pool.Endpoint) (*house, func(name stri
 
 func TestAnswersAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, sample := exporting(t, workers(2)...)
+		h, sample := exporting(t, nil, workers(2)...)
 		h.warm("w1", 0, tokens(0, 20), blocksOfFour)
 		for _, name := range []string{"requests_started_total", "requests_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
 			"output_sequence_tokens", "kv_hit_rate", "shared_cache_hit_rate", "overlap_blocks_lost"} {
@@ -108,7 +109,7 @@ func TestAnswersAreObserved(t *testing.T) {
 func TestSeriesOfWorkers(t *testing.T) {
 	es := workers(3)
 	es[1].KVEvents = ""
-	h, sample := exporting(t, es[:2]...)
+	h, sample := exporting(t, nil, es[:2]...)
 	h.pool.Watch(forget{h})
 	r := h.route(completion("m", tokens(0, 8)))
 	r.MarkPrefillCompleted()
@@ -137,9 +138,39 @@ func TestSeriesOfWorkers(t *testing.T) {
 func TestModelOfLabels(t *testing.T) {
 	es := workers(1)
 	es[0].Model = ""
-	h, sample := exporting(t, es...)
+	h, sample := exporting(t, nil, es...)
 	h.route(completion("whatever a client says", tokens(0, 8))).Free()
 	if got := sample("dynamo_component_router_input_sequence_tokens", "model=unknown"); got != 8 {
 		t.Errorf("of an unknown model %v tokens, want 8", got)
 	}
+}
+
+func TestWhatWaitsIsExported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := queue.ParseFile([]byte(classes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, sample := exporting(t, &Queue{Profiles: f.Profiles(queue.Single(queue.FCFS, nil)), Bound: 100}, maxed(workers(1), 100)...)
+		a := arriveAt(h)
+		a.send(t.Context(), "a", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "b", completion("m", tokens(1000, 120)))
+		for _, name := range []string{"c", "d", "e"} { // two may wait
+			a.send(t.Context(), name, completion("m", tokens(0, 40)))
+		}
+		short := []string{"model=m", "policy_class=short", "worker_type=decode"}
+		for name, want := range map[string]float64{"pending_requests": 2, "pending_isl_tokens": 80, "pending_cached_tokens": 0, "backpressure_total": 1} {
+			if got := sample("dynamo_frontend_router_queue_"+name, short...); got != want {
+				t.Errorf("%s is %v, want %v; %v", name, got, want, a.went)
+			}
+		}
+		if got := sample("dynamo_frontend_router_queue_pending_requests", "policy_class=long"); got != 0 {
+			t.Errorf("of the other class %v wait", got)
+		}
+		a.prefilled("a")
+		a.prefilled("b")
+		if got := sample("dynamo_frontend_router_queue_pending_requests", short...); got >= 2 {
+			t.Errorf("%v wait for a worker that is ready", got)
+		}
+	})
 }

@@ -147,6 +147,12 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 		m.ShowDecision(string(reason))
 	}
 	cfg.Metrics.Workers(r.Workers)
+	cfg.Metrics.Queues(r.Queues)
+	for model := range cfg.Models {
+		for _, class := range r.classesOf(model) {
+			cfg.Metrics.ShowBackpressure(model, class)
+		}
+	}
 	return r
 }
 

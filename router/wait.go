@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +65,7 @@ type waits struct {
 
 // line is the queue of one model's workers.
 type line struct {
+	model   string // a label's
 	profile *queue.Profile
 	*queue.Queue[*waiter]
 }
@@ -140,7 +142,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 	q.mu.Lock()
 	l := q.byModel[name]
 	if l == nil {
-		l = &line{profile, queue.New[*waiter](profile, r.cfg.Queue.Bound)}
+		l = &line{cmp.Or(name, otherModels), profile, queue.New[*waiter](profile, r.cfg.Queue.Bound)}
 		q.byModel[name] = l
 		q.lines = append(q.lines, l)
 	}
@@ -148,6 +150,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 	item, err := l.Push(entry, w.workers, w)
 	if err != nil {
 		q.mu.Unlock()
+		r.observeLimit(l, err)
 		return nil, fmt.Errorf("%w: %w", ErrQueueFull, err)
 	}
 	q.length.Add(1)
@@ -317,7 +320,9 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 		q.length.Add(-1)
 		w := item.Value
 		if c := &l.profile.Classes[item.Class]; c.Rejects() && r.allBusy(d, snapshot, c, w) {
-			w.err = fmt.Errorf("%w: %w", ErrQueueFull, l.Limited(item.Class, w.workers))
+			err := l.Limited(item.Class, w.workers)
+			r.observeLimit(l, err)
+			w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
 		}
 		return w, false
 	}

@@ -35,7 +35,7 @@ const (
 	workers = 4
 	blocks  = 1024 // of 16 tokens: a cache that the traffic does not fit into
 	// speedup slows the mocked GPUs down, so that they and not this machine's cores set the times.
-	speedup = 0.5
+	speedup = 0.25
 )
 
 // system is a way to route.

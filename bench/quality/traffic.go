@@ -34,7 +34,7 @@ type scenario struct {
 var scenarios = []scenario{
 	{name: "hot prompt", about: "four of five conversations begin with one system prompt of 2,000 tokens, the fifth with its own", make: func(w *writer) (all []session) {
 		hot := w.text(2000)
-		for at := range w.arrivals(7*time.Second, 9) {
+		for at := range w.arrivals(6*time.Second, 6) {
 			s := session{at: at, system: hot}
 			if len(all)%5 == 4 {
 				s.system = w.text(2000)
@@ -51,23 +51,23 @@ var scenarios = []scenario{
 	}},
 	{name: "agents", about: "agents of four kinds take five steps each, with little new text and long answers", make: func(w *writer) (all []session) {
 		kinds := []string{w.text(1200), w.text(1200), w.text(1200), w.text(1200)}
-		for at := range w.arrivals(3*time.Second, 6) {
+		for at := range w.arrivals(2500*time.Millisecond, 6) {
 			s := session{at: at, system: kinds[w.IntN(len(kinds))]}
-			all = append(all, w.turns(s, 5, 150, 80, 50*time.Millisecond))
+			all = append(all, w.turns(s, 5, 150, 50, 50*time.Millisecond))
 		}
 		return all
 	}},
-	{name: "burst", about: "every two seconds 24 requests at once, over one new prompt of 3,000 tokens", make: func(w *writer) (all []session) {
+	{name: "burst", about: "every two seconds 16 requests at once, over one new prompt of 3,000 tokens", make: func(w *writer) (all []session) {
 		for burst := range 4 {
 			shared := w.text(3000)
-			for range 24 {
+			for range 16 {
 				all = append(all, session{at: time.Duration(burst) * 2 * time.Second, system: shared, turns: []turn{{text: w.text(100), output: 24}}})
 			}
 		}
 		return all
 	}},
 	{name: "worker added", about: "conversations of five turns over three workers; the fourth joins after three seconds", later: 3 * time.Second, make: func(w *writer) (all []session) {
-		for at := range w.arrivals(6*time.Second, 6) {
+		for at := range w.arrivals(6*time.Second, 4) {
 			s := session{at: at, system: w.text(800)}
 			all = append(all, w.turns(s, 5, 300, 24, 200*time.Millisecond))
 		}

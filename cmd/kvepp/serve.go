@@ -364,7 +364,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 		return nil
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})) // of one series that is wrong the others do not suffer
 	web := webServer(mux)
 	defer web.Close()
 	questions := webServer(admin)

@@ -29,6 +29,8 @@ type Router struct {
 
 	blockHashing, seqHashing, findMatches, scheduling, total prometheus.Histogram
 
+	backpressure *prometheus.CounterVec
+
 	models sync.Map // modelPhase -> *modelSeries
 }
 
@@ -97,7 +99,11 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 	nonMax := prometheus.NewCounterVec(counter("non_max_overlap_selections_total", "Prefill workers that were chosen though another one held more of the prompt."), []string{"worker_type"})
 	lost := prometheus.NewHistogramVec(histogram("overlap_blocks_lost", "How many more blocks that other one held.", prometheus.ExponentialBuckets(0.25, 2, 16)), []string{"worker_type"})
 	r.nonMax, r.lost = nonMax.With(prefill), lost.With(prefill).(prometheus.Histogram)
-	m.Registry.MustRegister(r.started, r.finished, r.ttft, r.itl, r.input, r.output, r.hitRate, r.best, r.selected, r.reused, nonMax, lost,
+	r.backpressure = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "dynamo_frontend_router_queue_backpressure_total",
+		Help: "Requests that were turned away because their policy class holds as much as it may.",
+	}, []string{"model", "worker_type", "policy_class", "reason"})
+	m.Registry.MustRegister(r.backpressure, r.started, r.finished, r.ttft, r.itl, r.input, r.output, r.hitRate, r.best, r.selected, r.reused, nonMax, lost,
 		prometheus.NewHistogram(histogram("shared_cache_hit_rate", "Part of the prompt's blocks in a cache that workers share (0 to 1).", rateBuckets)),
 		prometheus.NewHistogram(histogram("shared_cache_beyond_blocks", "Blocks in it beyond the chosen worker's own.", prometheus.ExponentialBuckets(1, 2, 12))),
 		r.blockHashing, r.seqHashing, r.findMatches, r.scheduling, r.total, overhead("shared_cache_query", "Time to ask a cache that workers share", waiting))
@@ -196,6 +202,64 @@ func (r *Router) ofModel(phase, model string) *modelSeries {
 	s, _ := r.models.LoadOrStore(key, &modelSeries{input: r.input.WithLabelValues(phase, model), best: r.best.WithLabelValues(phase, model),
 		selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)})
 	return s.(*modelSeries)
+}
+
+// backpressureReasons are Dynamo's names for the limits of a policy class.
+var backpressureReasons = map[string]string{"requests": "request_limit", "raw_isl_tokens": "raw_isl_token_limit", "cached_tokens": "cached_token_limit"}
+
+// ShowBackpressure declares the series of a policy class, at zero.
+func (r *Router) ShowBackpressure(model, class string) {
+	if r == nil {
+		return
+	}
+	for _, reason := range backpressureReasons {
+		r.backpressure.WithLabelValues(model, "decode", class, reason)
+	}
+}
+
+// Backpressure counts a request that was turned away at a limit of its policy class: requests, raw_isl_tokens or cached_tokens.
+func (r *Router) Backpressure(model, class, limit string) {
+	if r != nil {
+		r.backpressure.WithLabelValues(model, "decode", class, backpressureReasons[limit]).Inc()
+	}
+}
+
+// Queue is what waits of one model in one policy class.
+type Queue struct {
+	Model, Class                   string
+	Requests, Tokens, CachedTokens int
+}
+
+// Queues exports what read returns whenever it is asked.
+func (r *Router) Queues(read func() []Queue) {
+	if r == nil {
+		return
+	}
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("dynamo_frontend_router_queue_pending_"+name, help, []string{"model", "worker_type", "policy_class"}, nil)
+	}
+	r.registry.MustRegister(&queues{read, desc("requests", "Requests that wait for a worker."),
+		desc("isl_tokens", "Prompt tokens of the requests that wait."), desc("cached_tokens", "Those of them that a worker holds.")})
+}
+
+// queues collects the series of what waits.
+type queues struct {
+	read                     func() []Queue
+	requests, tokens, cached *prometheus.Desc
+}
+
+func (q *queues) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{q.requests, q.tokens, q.cached} {
+		to <- d
+	}
+}
+
+func (q *queues) Collect(to chan<- prometheus.Metric) {
+	for _, x := range q.read() {
+		to <- prometheus.MustNewConstMetric(q.requests, prometheus.GaugeValue, float64(x.Requests), x.Model, "decode", x.Class)
+		to <- prometheus.MustNewConstMetric(q.tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode", x.Class)
+		to <- prometheus.MustNewConstMetric(q.cached, prometheus.GaugeValue, float64(x.CachedTokens), x.Model, "decode", x.Class)
+	}
 }
 
 // Worker is what is exported of one worker.
