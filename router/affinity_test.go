@@ -496,3 +496,20 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 		})
 	}
 }
+
+// Of a prefill and a decode worker it is the decode worker that a session stays with.
+func TestSessionOfTwoLegs(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, disaggregated(2, 3)...)
+	prefills := map[string]bool{}
+	first := h.route(of("s", completion("m", tokens(0, 40))))
+	for i := range 6 {
+		r := h.route(of("s", completion("m", tokens(100*i, 40))))
+		if r.Name != first.Name || r.Session != SessionKept {
+			t.Errorf("request %d: decoded by %s (%s), the first by %s", i, r.Name, r.Session, first.Name)
+		}
+		prefills[r.Prefill.Name] = true
+	}
+	if len(prefills) != 2 {
+		t.Errorf("all were prefilled by one: %v", prefills)
+	}
+}

@@ -14,6 +14,7 @@ const (
 	hintMalformed  = "malformed"
 	hintDisabled   = "disabled"    // Config.IgnoreHints
 	hintNotAllowed = "not_allowed" // a pin, without leave
+	hintUnheard    = "unheard"     // a tenant, where the endpoints do not know of tenants
 )
 
 // showIgnored makes the series of ignored hints visible, at zero.
@@ -23,6 +24,7 @@ func showIgnored(m *metrics.Metrics) {
 		m.HintsIgnored(hint, hintDisabled, 0)
 	}
 	m.HintsIgnored("pin", hintNotAllowed, 0)
+	m.HintsIgnored("tenant", hintUnheard, 0)
 }
 
 // follow returns the hints of a request that are followed, and counts the others.
@@ -32,6 +34,9 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 			r.metrics.HintsIgnored(hint, hintDisabled, 1)
 		}
 		return apibody.Hints{}
+	}
+	if given.Tenant != "" && !r.cfg.Frontends {
+		r.metrics.HintsIgnored("tenant", hintUnheard, 1)
 	}
 	for _, hint := range given.Malformed {
 		r.metrics.HintsIgnored(hint, hintMalformed, 1)

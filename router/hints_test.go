@@ -91,6 +91,7 @@ func TestIgnoredHintsAreCounted(t *testing.T) {
 	h.route(req)
 	for series, want := range map[string]float64{
 		`cause="malformed",hint="priority"`: 1, `cause="malformed",hint="osl"`: 1, `cause="malformed",hint="tenant"`: 0,
+		`cause="unheard",hint="tenant"`:    1,
 		`cause="disabled",hint="priority"`: 1, `cause="disabled",hint="osl"`: 1, `cause="disabled",hint="tenant"`: 1,
 		`cause="disabled",hint="strict_priority"`: 1, `cause="disabled",hint="session"`: 0,
 	} {
@@ -210,6 +211,38 @@ func TestFrontendsGetWhatTheyKnow(t *testing.T) {
 		}
 		if body := h.route(completion("m", tokens(0, 8))).Body; body != nil {
 			t.Errorf("frontends %v: the endpoint gets %q in place of what it knows", frontends, body)
+		}
+	}
+}
+
+func TestPinningOfTwoLegs(t *testing.T) {
+	h := newHouse(t, disaggregated(3, 3)...)
+	h.cfg.Pinning = true
+	req := completion("m", tokens(0, 40))
+	for pin, want := range map[string][2]string{
+		`"decode_worker_id":301`:  {"", "d1"},
+		`"prefill_worker_id":202`: {"p2", ""},
+		`"prefill_worker_id":200,"prefill_dp_rank":0,"decode_worker_id":302`:    {"p0", "d2"},
+		`"backend_instance_id":300,"dp_rank":0,"prefill_worker_id":201`:         {"p1", "d0"},
+		`"decode_worker_id":302,"backend_instance_id":1,"prefill_dp_rank":null`: {"", "d2"},
+	} {
+		for range 6 {
+			r := h.route(with(req, `"nvext":{`+pin+`}`))
+			if want[0] != "" && r.Prefill.Name != want[0] || want[1] != "" && r.Name != want[1] {
+				t.Fatalf("%s: %s and %s, want %q", pin, r.Prefill.Name, r.Name, want)
+			}
+		}
+	}
+	for pin, key := range map[string]string{
+		`"prefill_worker_id":300`:                     "nvext.prefill_worker_id", // decodes
+		`"decode_worker_id":200`:                      "nvext.decode_worker_id",  // prefills
+		`"backend_instance_id":200`:                   "nvext.backend_instance_id",
+		`"prefill_worker_id":201,"prefill_dp_rank":1`: "nvext.prefill_worker_id",
+	} {
+		_, err := h.Route(t.Context(), with(req, `"nvext":{`+pin+`}`))
+		var e *apibody.Error
+		if !errors.As(err, &e) || e.Param != key {
+			t.Errorf("%s: %v, want an error of %s", pin, err, key)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func New() *Metrics {
 		}, []string{"model", "outcome"}),
 		hints: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_hints_ignored_total",
-			Help: "Routing hints of clients, in headers or nvext, that were not followed, by hint and cause: malformed, disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given).",
+			Help: "Routing hints of clients, in headers or nvext, that were not followed, by hint and cause: malformed, disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given), unheard (a tenant, where endpoints are no frontends of Dynamo).",
 		}, []string{"hint", "cause"}),
 		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_rejections_total",
