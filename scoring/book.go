@@ -193,9 +193,9 @@ type Booking struct {
 // together, the second sees the first's load.
 //
 // If costs is not nil it must have the length of candidates, and receives the cost of each (NaN or infinite: that one
-// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil costs are not reported. cfg must have passed [Config.Validate]. rng is used only while the
-// book is locked, so that the callers of one book can share one; nil means math/rand/v2's global source. Nothing passed
-// in is kept.
+// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil costs
+// are not reported. cfg must have passed [Config.Validate]. rng is used only while the book is locked, so that the callers
+// of one book can share one; nil means math/rand/v2's global source. Nothing passed in is kept.
 //
 // Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, and a description of any number
 // that is out of range.
@@ -246,6 +246,9 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 		a.closeWalks()
 	} else {
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
+		if cfg.Mode == RoundRobin {
+			a.takeTurn(sel.Worker)
+		}
 	}
 	sel.Cost = costs[i]
 	return sel, b, nil
@@ -278,12 +281,6 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 		return Booking{}, false
 	}
 	return Booking{book: a, index: index, generation: a.bookings[index].generation}, true
-}
-
-// Worker returns the worker that the request is booked on; false if it has ended.
-func (b Booking) Worker() (w kvblock.Worker, ok bool) {
-	b.do(func(a *ActiveSequences) { w, ok = a.bookings[b.index].worker, true })
-	return w, ok
 }
 
 // MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load, because the first of the answer was

@@ -73,9 +73,12 @@ func (a *ActiveSequences) longestAgo(candidates []Candidate) int {
 			chosen = i
 		}
 	}
-	a.turn++
-	a.turns[candidates[chosen].Worker] = a.turn
 	return chosen
+}
+
+func (a *ActiveSequences) takeTurn(w kvblock.Worker) {
+	a.turn++
+	a.turns[w] = a.turn
 }
 
 func (a *ActiveSequences) requests(c *Candidate) int { return a.loads[c.Worker].Requests }

@@ -105,6 +105,11 @@ func TestRoundRobin(t *testing.T) {
 		}
 	}
 	a.Forget(2)
+	for range 2 { // to look is not to have a turn
+		if sel, _, err := a.SelectAndAdd(Request{DryRun: true}, all, cfg, nil, nil); err != nil || sel.Worker != 2 {
+			t.Errorf("worker %d would be next, %v; want 2", sel.Worker, err)
+		}
+	}
 	if got, _ = take(t, a, cfg, nil, 1, all); got[0] != 2 {
 		t.Errorf("a new worker with the number of one that left: worker %d has the first turn, want 2", got[0])
 	}

@@ -190,6 +190,7 @@ func runSelect(o *selectOptions) error {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.Source(metrics.SelectionGroups, metrics.SelectionGroupsHelp, nil, func() float64 { return float64(selector.Stats().Groups) })
 	m.Source(metrics.SelectionReservations, metrics.SelectionReservationsHelp, nil, func() float64 { return float64(selector.Stats().Reservations) })
+	m.CounterSource(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil, func() float64 { return float64(book.Expired()) })
 	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
 	server := webServer(mux)
 	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))

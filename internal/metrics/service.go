@@ -65,6 +65,8 @@ const (
 	SelectionGroupsHelp       = "Pairs of a model and a routing group that are known."
 	SelectionReservations     = "kvepp_selection_reservations"
 	SelectionReservationsHelp = "Reservations that have not ended."
+	SelectionExpired          = "kvepp_selection_reservations_expired_total"
+	SelectionExpiredHelp      = "Reservations that no client ended within --active-request-expiry-secs."
 	SelectionPending          = "kvepp_selection_pending"
 	SelectionPendingHelp      = "Selections that may yet become reservations."
 )
