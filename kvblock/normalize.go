@@ -57,6 +57,14 @@ const (
 	DropLocalSalted    = "unsalted_tokens_hashes"     // local hashes made by the publisher, for a salted prompt
 )
 
+// DropReasons are all of them but DropIgnored, which is that of events that say nothing of blocks.
+var DropReasons = []string{
+	DropUnsupportedOwner, DropUnknownOwner, DropNonLocal, DropUnknownMedium,
+	DropNonMainAttention, DropUnknownKind, DropNonMainGroup, DropUnlearnedGroup,
+	DropAmbiguousNamespace, DropBlockSize, DropShortTokens, DropDuplicateHash,
+	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted,
+}
+
 // maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device holds
 // far fewer.
 const maxNamespaced = 1 << 22

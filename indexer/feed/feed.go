@@ -76,6 +76,7 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if config.Threads > 0 {
 		threads = make(chan struct{}, config.Threads)
 	}
+	showCounted(m)
 	never := make(chan struct{})
 	close(never)
 	return &Feed{released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,

@@ -138,9 +138,6 @@ func New() *Metrics {
 	for _, code := range []string{"200", "400", "404", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
-	for _, kind := range []string{"stored", "removed", "cleared"} {
-		m.events.WithLabelValues(kind, "applied")
-	}
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -175,6 +172,16 @@ func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).In
 // QueueWait observes for how long one request waited.
 func (m *Metrics) QueueWait(d time.Duration) { m.waited.Observe(d.Seconds()) }
 
+// ShowRemoteTokenize declares the series of an outcome, at zero.
+func (m *Metrics) ShowRemoteTokenize(model, outcome string) {
+	m.remote.WithLabelValues(model, outcome)
+}
+
+// ShowTokenizerCheck declares the series of an outcome, at zero.
+func (m *Metrics) ShowTokenizerCheck(model, outcome string) {
+	m.checks.WithLabelValues(model, outcome)
+}
+
 // RemoteTokenize counts one request for a model's token ids to its engine. The model's name is the operator's.
 func (m *Metrics) RemoteTokenize(model, outcome string) {
 	m.remote.WithLabelValues(model, outcome).Inc()
@@ -189,6 +196,9 @@ func (m *Metrics) TokenizerCheck(model, outcome string) {
 func (m *Metrics) HintsIgnored(hint, cause string, n int) {
 	m.hints.WithLabelValues(hint, cause).Add(float64(n))
 }
+
+// ShowEvent declares the series of a kind of events with one outcome, at zero.
+func (m *Metrics) ShowEvent(kind, outcome string) { m.events.WithLabelValues(kind, outcome) }
 
 // Event counts n events of a kind with one outcome.
 func (m *Metrics) Event(kind, outcome string, n int) {

@@ -43,6 +43,9 @@ type sample struct {
 func NewCheck(own func(*apibody.Request) ([]tokenizer.Prompt, error), engine *Client, n int) *Check {
 	c := &Check{own: own, engine: engine, queue: make(chan sample, checkQueue), metrics: engine.metrics, log: engine.log}
 	c.wanted.Store(int64(n))
+	for _, outcome := range []string{"equal", "differs", "unknown"} {
+		c.metrics.ShowTokenizerCheck(engine.cfg.Model, outcome)
+	}
 	return c
 }
 
