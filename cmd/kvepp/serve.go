@@ -104,6 +104,7 @@ func serve(o *options) error {
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
+	m.Source(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 	conversations := sessions(o, m)
 	endpoints.Watch(forgetful{conversations.Forget})
 	first := awaitWorkers(endpoints, o.minInitialWorkers)

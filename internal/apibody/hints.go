@@ -143,6 +143,7 @@ type HeaderHints struct {
 	first       [headers]string // trimmed; empty if the first occurrence cannot be read
 	seen        [headers]bool
 	policyClass string
+	policySeen  bool
 	tenant      string
 	malformed   []string
 }
@@ -165,8 +166,8 @@ func (h *HeaderHints) Add(name, value string) {
 		switch {
 		case !readable:
 			h.malformed = append(h.malformed, "policy_class")
-		case h.policyClass == "" && !(len(value) >= 7 && strings.EqualFold(value[:7], "bearer ")):
-			h.policyClass = value
+		case !h.policySeen && !(len(value) >= 7 && strings.EqualFold(value[:7], "bearer ")):
+			h.policyClass, h.policySeen = value, true
 		}
 	default:
 		if h.seen[i] {

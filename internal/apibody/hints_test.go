@@ -65,6 +65,7 @@ func TestHeaderHints(t *testing.T) {
 		{"x-tenant-id=a|x-tenant-id=\xc3\xa9", "tenant=a malformed=tenant"},
 		{"x-tenant-id= \t", ""},
 		{"x-dynamo-meta-policy-class= latency |x-dynamo-meta-policy-class=batch", "class=latency"},
+		{"x-dynamo-meta-policy-class= |x-dynamo-meta-policy-class=batch", ""},
 		{"x-dynamo-meta-policy-class=Bearer x|x-dynamo-meta-policy-class=batch", "class=batch"},
 		{"x-dynamo-meta-policy-class=\x01|x-dynamo-meta-policy-class=batch", "class=batch malformed=policy_class"},
 

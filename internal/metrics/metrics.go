@@ -253,6 +253,8 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 
 // Names and help of what Source and CounterSource are called with.
 const (
+	Adapters              = "kvepp_lora_adapters"
+	AdaptersHelp          = "LoRA adapters that are known: from --lora, and from KV events."
 	Sessions              = "kvepp_sessions"
 	SessionsHelp          = "Sessions that session affinity keeps on a worker."
 	SessionRequests       = "kvepp_session_requests_total"
