@@ -224,7 +224,8 @@ func (r *Router) Workers() []metrics.Worker {
 		l, last := load(w.Worker), r.latest.of(w)
 		all = append(all, metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
 			WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
-			LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens})
+			LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
+			PrefillSpeed: r.book.PrefillSpeed(w.Worker)})
 	}
 	return all
 }

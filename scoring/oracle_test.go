@@ -1,10 +1,12 @@
 package scoring
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -398,4 +400,68 @@ func (p paths) hashes(blockSize int) [][]kvblock.SequenceHash {
 		}
 	}
 	return chains
+}
+
+// Random histories of several goroutines on one book: whatever the order in which their steps fell, nothing is left.
+func TestHistoriesTogetherLeaveNothing(t *testing.T) {
+	a := NewActiveSequences()
+	a.Expiry = time.Millisecond
+	a.Prefill.Linear = true
+	var together sync.WaitGroup
+	for goroutine := range uint64(4) {
+		together.Go(func() {
+			rng := rand.New(rand.NewPCG(goroutine, 1))
+			var mine []Booking
+			for range 3000 {
+				cfg := inMode(Mode(rng.IntN(int(DeviceAwareWeighted) + 1)))
+				cfg.AssumeKVReuse = rng.IntN(4) > 0
+				req := Request{ISLTokens: rng.IntN(200), Expires: rng.IntN(8) == 0}
+				if req.Expires {
+					req.ID = fmt.Sprint(rng.IntN(50))
+				}
+				candidates := workers(8, &Prompt{BlockSize: 4, Chains: randomPaths(rng).hashes(4)})
+				_, b, err := a.SelectAndAdd(req, candidates, cfg, nil, nil)
+				switch {
+				case err == nil:
+					mine = append(mine, b)
+				case !errors.Is(err, ErrDuplicateRequest):
+					t.Error(err)
+				}
+				for range rng.IntN(4) {
+					if len(mine) == 0 {
+						break
+					}
+					i := rng.IntN(len(mine))
+					switch rng.IntN(5) {
+					case 0:
+						mine[i].MarkPrefillCompleted()
+					case 1:
+						mine[i].ReleasePrefill()
+					case 2:
+						mine[i].AddOutputBlocks(1, rng.Float64())
+					case 3:
+						mine[i].Free()
+						mine = append(mine[:i], mine[i+1:]...)
+					case 4:
+						if rng.IntN(50) == 0 {
+							a.Forget(kvblock.Worker(rng.IntN(8)))
+						}
+						for _, load := range a.Loads(nil) {
+							if load.Requests < 0 || load.PrefillTokens < 0 || load.ActiveBlocks < 0 || load.ActiveTokens < 0 {
+								t.Errorf("a worker carries %+v", load)
+							}
+						}
+					}
+				}
+			}
+			for _, b := range mine {
+				b.Free()
+			}
+		})
+	}
+	together.Wait()
+	for deadline := time.Now().Add(30 * time.Second); a.Len() > 0 && time.Now().Before(deadline); { // what expires has a millisecond
+		<-time.After(time.Millisecond)
+	}
+	wantEmpty(t, a)
 }

@@ -51,6 +51,16 @@ type prefills struct {
 	tokens, seconds float64
 }
 
+// PrefillSpeed returns how many tokens a second the worker is believed to prefill; 0: not known.
+func (a *ActiveSequences) PrefillSpeed(w kvblock.Worker) float64 {
+	a.lock()
+	defer a.mu.Unlock()
+	if int(w) >= len(a.prefills) {
+		return a.Prefill.TokensPerSecond
+	}
+	return a.speed(w)
+}
+
 // speed returns how many tokens a second the worker prefills; 0: not known.
 func (a *ActiveSequences) speed(w kvblock.Worker) float64 {
 	if a.Prefill.TokensPerSecond > 0 {

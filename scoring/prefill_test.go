@@ -94,6 +94,9 @@ func TestLearnedSpeed(t *testing.T) {
 		if !ok || math.Abs(d.Seconds()-0.5) > 1e-6 {
 			t.Errorf("500 tokens after 20 prompts: %v, %v; want 500 ms", d, ok)
 		}
+		if known, unknown := a.PrefillSpeed(0), a.PrefillSpeed(9); math.Abs(known-1000) > 1e-3 || unknown != 0 {
+			t.Errorf("%v and %v tokens a second; want 1000, and 0 for not known", known, unknown)
+		}
 		if d, ok := estimate(Candidate{Worker: 1}); ok {
 			t.Errorf("of a worker that has prefilled nothing: %v", d)
 		}

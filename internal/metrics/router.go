@@ -274,6 +274,7 @@ type Worker struct {
 	// Of the latest answer from it that told; 0: none did.
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
+	PrefillSpeed      float64 // tokens a second, as it is believed; 0: not known
 }
 
 // Workers exports the workers that read returns whenever it is asked; the call is made at every scrape.
@@ -293,6 +294,9 @@ func (r *Router) Workers(read func() []Worker) {
 		ttft:   frontend("last_time_to_first_token_seconds", "Time to first token of a worker's latest answer that was streamed."),
 		itl:    frontend("last_inter_token_latency_seconds", "Mean time between tokens of a worker's latest answer that was streamed."),
 		isl:    frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request."),
+		speed: prometheus.NewDesc("kvepp_worker_prefill_tokens_per_second",
+			"Prompt tokens that a worker is believed to prefill in a second: given, or learned from the times to the first of its streamed answers. 0: not known yet.",
+			[]string{"worker_id", "dp_rank", "worker_type"}, nil),
 		registered: prometheus.NewDesc("dynamo_component_router_worker_registered", "1 for every worker that requests can go to.",
 			[]string{"router_worker_id", "dp_rank", "worker_type"}, component),
 		mismatch: prometheus.NewDesc("dynamo_component_router_kv_event_source_mismatch_workers", "Workers that do not announce their KV blocks.",
@@ -303,13 +307,13 @@ func (r *Router) Workers(read func() []Worker) {
 
 // workers collects the series that have a worker's labels.
 type workers struct {
-	read                                                 func() []Worker
-	blocks, tokens, ttft, itl, isl, registered, mismatch *prometheus.Desc
-	identity                                             Identity
+	read                                                        func() []Worker
+	blocks, tokens, ttft, itl, isl, speed, registered, mismatch *prometheus.Desc
+	identity                                                    Identity
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.registered, w.mismatch} {
+	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.registered, w.mismatch} {
 		to <- d
 	}
 }
@@ -339,7 +343,7 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 			value float64
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
-			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.registered, 1},
+			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed}, {w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
 		}
