@@ -11,9 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/queue"
+	"kvepp/scoring"
 )
 
 const minute = time.Minute
@@ -511,5 +513,88 @@ func TestSessionOfTwoLegs(t *testing.T) {
 	}
 	if len(prefills) != 2 {
 		t.Errorf("all were prefilled by one: %v", prefills)
+	}
+}
+
+// However workers are chosen, a session stays with its own.
+func TestSessionsInEveryMode(t *testing.T) {
+	for _, mode := range []scoring.Mode{scoring.KV, scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo, scoring.LeastLoaded, scoring.DeviceAwareWeighted} {
+		h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(4)...)
+		h.cfg.Scoring.Mode = mode
+		first := h.route(of("s", completion("m", tokens(0, 40))))
+		for i := range 12 {
+			if r := h.route(of("s", completion("m", tokens(i, 40)))); r.Name != first.Name || r.Session != SessionKept {
+				t.Errorf("%v: request %d went to %s (%s), the first to %s", mode, i, r.Name, r.Session, first.Name)
+			}
+		}
+	}
+}
+
+// Whatever requests say, in whatever order they end, and whoever leaves meanwhile: in the end nothing is booked and no session
+// is held.
+func TestHistoriesOfHintsEndEmpty(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		es := append(workers(3), disaggregated(2, 2)...)
+		h := newSessionHouse(t, SessionConfig{TTL: minute, Max: 6, Soft: seed%2 == 0}, es...)
+		h.cfg.Pinning = true
+		if seed%3 == 0 {
+			h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](100)})
+		}
+		var running []*Route
+		refused := 0
+		for range 300 {
+			switch rng.IntN(5) {
+			case 0, 1, 2:
+				fields := []string{`"x":1`,
+					fmt.Sprintf(`"session_control":{"session_id":"%d","action":%q}`, rng.IntN(9), []string{"open", "bind", "close"}[rng.IntN(3)]),
+					fmt.Sprintf(`"router_config_override":{"overlap_score_weight":%d,"router_temperature":%d,"assume_kv_reuse":%v,"track_prefill_tokens":%v}`,
+						rng.IntN(3), rng.IntN(2), rng.IntN(2) == 0, rng.IntN(2) == 0),
+					fmt.Sprintf(`"backend_instance_id":%d`, 100+rng.IntN(4)),
+					fmt.Sprintf(`"decode_worker_id":%d,"prefill_worker_id":%d`, 300+rng.IntN(3), 200+rng.IntN(3)),
+				}
+				req := with(completion("m", tokens(rng.IntN(4), 8+rng.IntN(60))), `"nvext":{`+fields[rng.IntN(len(fields))]+`}`)
+				if rng.IntN(2) == 0 {
+					req = of(fmt.Sprint(rng.IntN(9)), req)
+					req.Hints.SessionFinal = rng.IntN(4) == 0
+				}
+				r, err := h.Route(t.Context(), req)
+				var bad *apibody.Error
+				switch {
+				case err == nil:
+					running = append(running, r)
+				case errors.As(err, &bad), errors.Is(err, ErrOverloaded), errors.Is(err, ErrNoPrefill):
+					refused++
+				default:
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			case 3:
+				if len(running) > 0 {
+					i := rng.IntN(len(running))
+					if running[i].MarkPrefillCompleted(); rng.IntN(2) == 0 {
+						running[i].Free()
+						running = slices.Delete(running, i, i+1)
+					}
+				}
+			case 4:
+				if rng.IntN(10) == 0 { // one leaves, or all are back
+					h.pool.Update(es[:len(es)-rng.IntN(2)*2])
+				}
+			}
+		}
+		if len(running) == 0 || refused == 0 {
+			t.Errorf("seed %d: %d requests run, %d were refused: too few of one to test with", seed, len(running), refused)
+		}
+		for _, r := range running {
+			r.Free()
+		}
+		for w, load := range h.book.Loads(nil) {
+			if load != (scoring.Load{}) {
+				t.Errorf("seed %d: worker %d still carries %+v", seed, w, load)
+			}
+		}
+		if s := h.cfg.Sessions; h.book.Len() != 0 || s.held.Len() != 0 || s.Active() > 6 {
+			t.Errorf("seed %d: %d bookings, %d sessions held of %d", seed, h.book.Len(), s.held.Len(), s.Active())
+		}
 	}
 }
