@@ -130,20 +130,20 @@ type ActiveSequences struct {
 	// Prefill says how the load of prompts is counted while they are prefilled. Set it before the first call.
 	Prefill PrefillModel
 
-	epoch    time.Time         // the time that the book counts from
-	mu       sync.Mutex        // guards everything below
-	loads    []Load            // indexed by worker; whole blocks and whole prompts, see soft and prefills
-	prefills []prefills        // indexed by worker
-	soft     []soft            // indexed by worker
-	softened int               // workers whose soft is in use
-	bookings []booking         // the first is unused, so that 0 can mean none
-	free     []uint32          // indices in bookings that are unused
-	byID     map[string]uint32 // named requests -> index in bookings
-	expiring order             // bookings that expire, oldest first
-	expired  uint64
-	blocks   activeBlocks
-	turns    []uint64 // indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
-	turn     uint64   // number of the last turn of all
+	epoch           time.Time         // the time that the book counts from
+	mu              sync.Mutex        // guards everything below
+	loads           []Load            // indexed by worker; whole blocks and whole prompts, see adjusted and prefills
+	prefills        []prefills        // indexed by worker
+	adjusted        []adjustment      // indexed by worker
+	adjustedWorkers int               // workers whose adjustment is in use
+	bookings        []booking         // the first is unused, so that 0 can mean none
+	free            []uint32          // indices in bookings that are unused
+	byID            map[string]uint32 // named requests -> index in bookings
+	expiring        order             // bookings that expire, oldest first
+	expired         uint64
+	blocks          activeBlocks
+	turns           []uint64 // indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
+	turn            uint64   // number of the last turn of all
 
 	// Scratch memory of SelectAndAdd.
 	now      time.Duration // of the call
@@ -212,7 +212,7 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	}
 	a.lock()
 	defer a.mu.Unlock()
-	all.alike = all.alike && a.softened == 0
+	all.alike = all.alike && a.adjustedWorkers == 0
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
 	}
@@ -355,7 +355,7 @@ func (a *ActiveSequences) Loads(dst []Load) []Load {
 func (a *ActiveSequences) load(w kvblock.Worker, now time.Duration) Load {
 	load := a.loads[w]
 	load.PrefillTokens = a.waiting(w, now)
-	if s := &a.soft[w]; s.used {
+	if s := &a.adjusted[w]; s.used {
 		load.ActiveBlocks = int(math.Round(float64(load.ActiveBlocks) + s.blocks))
 		load.ActiveTokens = int(math.Round(float64(load.ActiveTokens) + s.tokens))
 	}
@@ -516,7 +516,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 	if n := int(all.top) + 1; n > len(a.loads) {
 		a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
 		a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
-		a.soft = append(a.soft, make([]soft, n-len(a.soft))...)
+		a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
 		a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
 		a.blocks.fit(n)
 	}
@@ -619,7 +619,7 @@ func (a *ActiveSequences) terms(t *Terms, c *Candidate, added int) {
 	c.overlap(t, t.UnitTokens)
 	t.PrefillTokens = a.waiting(c.Worker, a.now)
 	t.DecodeBlocks = float64(load.ActiveTokens)/float64(t.BlockSize) + float64(added)
-	if s := &a.soft[c.Worker]; s.tokens != 0 {
+	if s := &a.adjusted[c.Worker]; s.tokens != 0 {
 		t.DecodeBlocks = math.Round((float64(load.ActiveTokens)+s.tokens)/float64(t.BlockSize)) + float64(added)
 	}
 	t.ActiveRequests = load.Requests
@@ -780,7 +780,7 @@ func (a *ActiveSequences) end(index uint32) {
 		}
 	}
 	if load.Requests == 0 {
-		a.harden(b.worker)
+		a.dropAdjustment(b.worker)
 	}
 	if b.id != "" {
 		delete(a.byID, b.id)

@@ -303,12 +303,12 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	if n := a.Len(); n != 0 {
 		t.Errorf("%d requests are still active", n)
 	}
-	if a.expiring != (order{}) || a.softened != 0 || len(a.blocks.weights) != 0 {
-		t.Errorf("still known: expiring %v, %d softened workers, %d weights", a.expiring, a.softened, len(a.blocks.weights))
+	if a.expiring != (order{}) || a.adjustedWorkers != 0 || len(a.blocks.weights) != 0 {
+		t.Errorf("still known: expiring %v, %d adjusted workers, %d weights", a.expiring, a.adjustedWorkers, len(a.blocks.weights))
 	}
 	for w := range a.prefills {
-		if a.prefills[w].waiting != (order{}) || a.soft[w] != (soft{}) {
-			t.Errorf("worker %d: still waiting %v, weighs %v", w, a.prefills[w].waiting, a.soft[w])
+		if a.prefills[w].waiting != (order{}) || a.adjusted[w] != (adjustment{}) {
+			t.Errorf("worker %d: still waiting %v, weighs %v", w, a.prefills[w].waiting, a.adjusted[w])
 		}
 	}
 	if len(a.byID) != 0 {

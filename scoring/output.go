@@ -13,9 +13,9 @@ type output struct {
 	own    float64 // what each of the booking's own blocks counts for, less 1
 }
 
-// soft is what a worker's blocks count for beyond their number: less for blocks of requests whose end is near, more for
+// adjustment is what a worker's blocks count for beyond their number: less for blocks of requests whose end is near, more for
 // generated ones.
-type soft struct {
+type adjustment struct {
 	used           bool
 	blocks, tokens float64
 }
@@ -38,7 +38,7 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 		booked := &a.bookings[b.index]
 		booked.output.blocks += n
 		booked.output.weight += float64(n)
-		a.soften(booked.worker, float64(n), booked.blockSize)
+		a.adjust(booked.worker, float64(n), booked.blockSize)
 		if left >= 0 {
 			a.weigh(booked, min(left, 1))
 		}
@@ -48,49 +48,49 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 // weigh makes what the request alone holds of its worker count for so much.
 func (a *ActiveSequences) weigh(b *booking, part float64) {
 	all := part * float64(b.output.blocks)
-	a.soften(b.worker, all-b.output.weight, b.blockSize)
+	a.adjust(b.worker, all-b.output.weight, b.blockSize)
 	b.output.weight = all
-	a.soften(b.worker, float64(b.ownBlocks)*(part-1-b.output.own), b.blockSize)
+	a.adjust(b.worker, float64(b.ownBlocks)*(part-1-b.output.own), b.blockSize)
 	b.output.own = part - 1
 	a.blocks.pass()
 	for _, id := range b.leaves {
 		for ; id != 0 && a.blocks.meet(id) && a.blocks.holdsOnce(id, b.worker); id = a.blocks.runs[id].parent {
 			r := &a.blocks.runs[id]
-			a.soften(b.worker, float64(len(r.hashes))*(part-1-a.blocks.weigh(id, b.worker, part-1)), int(r.tokens))
+			a.adjust(b.worker, float64(len(r.hashes))*(part-1-a.blocks.weigh(id, b.worker, part-1)), int(r.tokens))
 		}
 	}
 }
 
-// soften changes what a worker's blocks count for.
-func (a *ActiveSequences) soften(w kvblock.Worker, blocks float64, blockSize int) {
-	s := &a.soft[w]
+// adjust changes what a worker's blocks count for.
+func (a *ActiveSequences) adjust(w kvblock.Worker, blocks float64, blockSize int) {
+	s := &a.adjusted[w]
 	if !s.used {
 		s.used = true
-		a.softened++
+		a.adjustedWorkers++
 	}
 	s.blocks += blocks
 	s.tokens += blocks * float64(blockSize)
 }
 
-// harden forgets what is left by rounding on a worker that has no more requests.
-func (a *ActiveSequences) harden(w kvblock.Worker) {
-	if a.soft[w].used {
-		a.soft[w] = soft{}
-		a.softened--
+// dropAdjustment forgets what is left by rounding on a worker that has no more requests.
+func (a *ActiveSequences) dropAdjustment(w kvblock.Worker) {
+	if a.adjusted[w].used {
+		a.adjusted[w] = adjustment{}
+		a.adjustedWorkers--
 	}
 }
 
 // endOutput takes off what a booking that ends had beyond its prompt.
 func (a *ActiveSequences) endOutput(b *booking) {
 	if b.output != (output{}) {
-		a.soften(b.worker, -b.output.weight-float64(b.ownBlocks)*b.output.own, b.blockSize)
+		a.adjust(b.worker, -b.output.weight-float64(b.ownBlocks)*b.output.own, b.blockSize)
 	}
 }
 
 // endWeight forgets what a run that the worker released counted for.
 func (a *ActiveSequences) endWeight(run uint32, w kvblock.Worker, blocks, blockSize int) {
 	if less := a.blocks.weigh(run, w, 0); less != 0 {
-		a.soften(w, -less*float64(blocks), blockSize)
+		a.adjust(w, -less*float64(blocks), blockSize)
 	}
 }
 

@@ -163,6 +163,7 @@ func addAlias(f *pflag.FlagSet, name, of, more string) {
 func addAliases(f *pflag.FlagSet) {
 	addAlias(f, "kv-overlap-score-weight", "router-kv-overlap-score-weight", "")
 	addAlias(f, "kv-events", "router-kv-events", "")
+	addAlias(f, "durable-kv-events", "router-durable-kv-events", "")
 	addAlias(f, "track-active-blocks", "router-track-active-blocks", "")
 	addAlias(f, "track-output-blocks", "router-track-output-blocks", "")
 	addAlias(f, "assume-kv-reuse", "router-assume-kv-reuse", "")
