@@ -72,7 +72,10 @@ func (x *Index) largest() (kvblock.Worker, *worker) {
 		if wk == nil {
 			continue
 		}
-		if s := wk.bytes.Load() + nameBytes*wk.n.Load(); s > size {
+		wk.mu.Lock()
+		s := int64(wk.bytes + nameBytes*wk.entries())
+		wk.mu.Unlock()
+		if s > size {
 			of, most, size = kvblock.Worker(w), wk, s
 		}
 	}
@@ -129,7 +132,6 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 			}
 		})
 		t.purge(h)
-		x.entries.Add(int64(h.n - before))
 		x.evicted.Add(uint64(before - h.n))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -88,7 +89,6 @@ type Stats struct {
 type Index struct {
 	maxBytes int64
 	tiers    [tiers]tier
-	entries  atomic.Int64
 	private  atomic.Int64 // bytes that belong to one worker each
 
 	workers   atomic.Pointer[[]*worker] // by number, nil for those without blocks; replaced whole
@@ -109,8 +109,7 @@ type worker struct {
 	gone    bool       // forgotten: whoever still has the pointer must look the worker up again
 	held    [tiers]held
 	aside   aside
-	n       atomic.Int64 // names, over all tiers
-	bytes   atomic.Int64 // as counted in Index.private
+	bytes   int // as counted in Index.private
 
 	seqs []kvblock.SequenceHash
 }
@@ -191,15 +190,24 @@ func (x *Index) replaceWorker(w kvblock.Worker, old, now *worker) {
 
 // settle counts what wk holds after a change, and unlocks it.
 func (x *Index) settle(wk *worker) {
-	n, bytes := 0, wk.aside.bytes()
+	bytes := wk.aside.bytes()
 	for i := range wk.held {
 		h := &wk.held[i]
-		n += h.n
 		bytes += h.private.bytes() + h.aliased.bytes() + mapEntry*len(h.copies)
 	}
-	wk.n.Store(int64(n))
-	x.private.Add(int64(bytes) - wk.bytes.Swap(int64(bytes)))
+	if bytes != wk.bytes {
+		x.private.Add(int64(bytes - wk.bytes))
+		wk.bytes = bytes
+	}
 	wk.mu.Unlock()
+}
+
+// entries returns the names that wk has, over all tiers.
+func (wk *worker) entries() (n int) {
+	for i := range wk.held {
+		n += wk.held[i].n
+	}
+	return n
 }
 
 // mapEntry is about what an entry of a Go map of numbers takes, in bytes.
@@ -243,6 +251,12 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		device.mu.Lock()
 		device.findEvery() // see lockAfter
 		device.unlock()
+	}
+	if near := [2]uintptr{t.names.near(uint64(e.Blocks[0].Engine))}; true {
+		if e.HasParent {
+			near[1] = t.names.near(uint64(e.Parent))
+		}
+		prefetch.Words(&near[0], len(near))
 	}
 	p, ok := place{}, true
 	if !e.HasParent {
@@ -310,9 +324,7 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 	}
 	wk.seqs = seqs
 	h.loading, h.repeats = wk.loading, 0
-	before := h.n
 	n := t.store(w, h, p, seqs, blocks)
-	x.entries.Add(int64(h.n - before))
 	if h.repeats > 0 {
 		x.duplicates.Add(uint64(h.repeats))
 	}
@@ -340,11 +352,9 @@ func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
 			}
 		}
 	}
-	before := h.n
 	t.mu.Lock()
 	unknown = t.unname(w, h, hashes)
 	t.unlock()
-	x.entries.Add(int64(h.n - before))
 	if unknown > 0 {
 		x.unknownRemoved.Add(uint64(unknown))
 	}
@@ -388,7 +398,6 @@ func (x *Index) clear(w kvblock.Worker, wk *worker) {
 				return h.blocks > 0
 			})
 			t.unlock()
-			x.entries.Add(-int64(h.n))
 		}
 		*h = held{private: names{seed: h.private.seed}, aliased: names{seed: h.aliased.seed}}
 	}
@@ -401,7 +410,9 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	if int(w) >= len(all) || all[w] == nil {
 		return 0
 	}
-	return int(all[w].n.Load())
+	all[w].mu.Lock()
+	defer all[w].mu.Unlock()
+	return all[w].entries()
 }
 
 // used returns the bytes in use.
@@ -416,7 +427,6 @@ func (x *Index) used() int64 {
 // Stats returns the counts at this moment.
 func (x *Index) Stats() Stats {
 	s := Stats{
-		Entries:        int(x.entries.Load()),
 		Used:           int(x.used()),
 		Bytes:          int(x.private.Load()),
 		MaxBytes:       int(x.maxBytes),
@@ -434,6 +444,7 @@ func (x *Index) Stats() Stats {
 	for _, wk := range *x.workers.Load() {
 		if wk != nil {
 			wk.mu.Lock()
+			s.Entries += wk.entries()
 			s.Aside += len(wk.aside.blocks)
 			wk.mu.Unlock()
 		}

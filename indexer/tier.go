@@ -43,8 +43,12 @@ func (t *tier) init() {
 
 // unlock ends a change.
 func (t *tier) unlock() {
-	t.size.Store(int64(t.arena.used()) + int64(t.tableBytes()))
-	t.spare.Store(int64(t.arena.bytes() - t.arena.used()))
+	if size := t.arena.used() + t.tableBytes(); size != int(t.size.Load()) { // most changes do not change it
+		t.size.Store(int64(size))
+	}
+	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spare.Load()) {
+		t.spare.Store(int64(spare))
+	}
 	if busy := t.blocks > 0; busy != t.busy.Load() {
 		t.busy.Store(busy)
 	}
