@@ -35,8 +35,7 @@ type arena struct {
 	freed []uint32                               // free page numbers
 	inUse int                                    // words of all records in use
 	paged int                                    // words of all pages
-	names bool                                   // whether pages of runs have names
-	local bool                                   // whether they have local hashes
+	names bool                                   // whether pages of runs say what blocks were stored as
 }
 
 // sort tells what a record is.
@@ -51,9 +50,9 @@ const (
 type page struct {
 	words []uint64
 	// As many, for what only writers need of a run, if it is kept; guarded by tier.mu.
-	names, local []uint64
-	class        uint8
-	sort         sort
+	stored []kvblock.StoredBlock
+	class  uint8
+	sort   sort
 }
 
 // pageInfo is what only writers need to know of a page.
@@ -101,30 +100,30 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 func (a *arena) size(s sort, class uint8) int {
 	words := 1 << class
 	if s == sortRun {
-		words += b2i(a.names)<<class + b2i(a.local)<<class
+		words += b2i(a.names) * 2 << class
 	}
 	return words
 }
 
-// namesOf and localOf return the names and the local hashes of the run at r, nil if they are not kept.
-func (a *arena) namesOf(r ref) []uint64 { p := a.page(r); return recordIn(p.names, p.class, r) }
-func (a *arena) localOf(r ref) []uint64 { p := a.page(r); return recordIn(p.local, p.class, r) }
-
-func recordIn(words []uint64, class uint8, r ref) []uint64 {
-	if words == nil {
+// storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is the
+// sequence hash of the block before the run, [1].Engine says whether there is one, and from runHeader on are the blocks as they
+// were stored when nobody had them, with no name (0) if that is not the block's own.
+func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
+	p := a.page(r)
+	if p.stored == nil {
 		return nil
 	}
 	at := int(r) & (pageWords - 1)
-	return words[at : at+1<<class]
+	return p.stored[at : at+1<<p.class]
 }
 
 // nameAt returns the name of the block at r, 0 if it has none or r is in no run.
 func (a *arena) nameAt(r ref) kvblock.EngineHash {
 	p := a.page(r)
-	if p == nil || p.names == nil {
+	if p == nil || p.stored == nil {
 		return 0
 	}
-	return kvblock.EngineHash(p.names[r&(pageWords-1)])
+	return p.stored[r&(pageWords-1)].Engine
 }
 
 // eachRun calls f with every run until f returns false. f may change, cut and free the run it is called with; whether the
@@ -201,13 +200,10 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	a.open[s][class] = append(a.open[s][class], n)
 	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
 	if s == sortRun && a.names {
-		p.names = make([]uint64, len(p.words))
-	}
-	if s == sortRun && a.local {
-		p.local = make([]uint64, len(p.words))
+		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
 	(*a.dir.Load())[n].Store(p)
-	a.paged += len(p.words) + len(p.names) + len(p.local)
+	a.paged += len(p.words) + 2*len(p.stored)
 	return true
 }
 
@@ -237,7 +233,7 @@ func (a *arena) release(r ref) {
 	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
 		a.close(p.sort, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
-		a.paged -= len(p.words) + len(p.names) + len(p.local)
+		a.paged -= len(p.words) + 2*len(p.stored)
 		a.freed = append(a.freed, n)
 	}
 }

@@ -152,7 +152,7 @@ func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) 
 			return false
 		}
 		if n > 0 {
-			p = t.behind(wk.seqs[n-1], t.latest)
+			p = t.behind(t.seqAt(t.latest), t.latest)
 		}
 		return true
 	}

@@ -1,14 +1,10 @@
 package indexer
 
 import (
-	"errors"
 	"math/bits"
 
 	"kvepp/kvblock"
 )
-
-// ErrNotKept: the index was made without Config.KeepLocalHashes.
-var ErrNotKept = errors.New("indexer: local hashes are not kept, so nothing can be dumped")
 
 // maxDumpBlocks is how many blocks one store of a dump has at most.
 const maxDumpBlocks = 256
@@ -20,14 +16,11 @@ const maxDumpBlocks = 256
 // out (or, if it is in another tier, come as stores whose parent never comes): no store can say where they are. It returns how many these were. Predictions and what is kept aside are no part of it.
 //
 // Writers wait while each tier's runs are looked through, not while yield runs. Beside the index it takes about 150 bytes for
-// each block of w, while it runs. Errors: ErrNotKept.
-func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted int, err error) {
-	if !x.tiers[0].arena.local {
-		return 0, ErrNotKept
-	}
+// each block of w, while it runs.
+func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted int) {
 	wk := x.lock(w, false)
 	if wk == nil {
-		return 0, nil
+		return 0
 	}
 	var all [tiers][]dumped
 	for i := range wk.held {
@@ -49,7 +42,7 @@ func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted
 			break
 		}
 	}
-	return omitted, nil
+	return omitted
 }
 
 // dumped is one block of a dump: a node in the tree of its tier's blocks, linked by place in a slice.
@@ -125,16 +118,16 @@ func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
 	blocks := make([]dumped, 0, h.n)
 	aliased := map[kvblock.SequenceHash]dumped{}
 	t.eachHeld(w, h, func(r run, mask uint64, _ int) {
-		words, names, local := t.arena.record(r), t.arena.namesOf(r), t.arena.localOf(r)
+		words, stored := t.arena.record(r), t.arena.storedOf(r)
 		for ; mask != 0; mask &= mask - 1 {
 			i := bits.TrailingZeros64(mask)
 			at := runHeader + i
-			b := dumped{local: kvblock.LocalHash(local[at]), child: -1, sibling: -1}
-			b.name = name{kvblock.EngineHash(names[at]), kvblock.SequenceHash(words[at])}
+			b := dumped{local: stored[at].Local, child: -1, sibling: -1}
+			b.name = name{stored[at].Engine, kvblock.SequenceHash(words[at])}
 			if i > 0 {
 				b.parent, b.hasParent = kvblock.SequenceHash(words[at-1]), true
 			} else {
-				b.parent, b.hasParent = kvblock.SequenceHash(names[0]), names[1] != 0
+				b.parent, b.hasParent = kvblock.SequenceHash(stored[0].Engine), stored[1].Engine != 0
 			}
 			if h.aliased.has(kvblock.EngineHash(b.block)) {
 				aliased[b.block] = b

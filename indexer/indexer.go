@@ -51,9 +51,6 @@ type Config struct {
 	// top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
 	MaxBytes int64
 
-	// KeepLocalHashes keeps every block's local hash and parent, so that Dump can tell them: about 10 bytes a block.
-	KeepLocalHashes bool
-
 	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the oldest go,
 	// until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
 	MaxPredicted int
@@ -110,8 +107,6 @@ type worker struct {
 	held    [tiers]held
 	aside   aside
 	bytes   int // as counted in Index.private
-
-	seqs []kvblock.SequenceHash
 }
 
 // New returns an empty index. It fails if a bound makes no sense.
@@ -137,7 +132,7 @@ func New(c Config) (*Index, error) {
 	x := &Index{maxBytes: c.MaxBytes}
 	for i := range x.tiers {
 		x.tiers[i].init()
-		x.tiers[i].arena.names, x.tiers[i].arena.local = true, c.KeepLocalHashes
+		x.tiers[i].arena.names = true
 	}
 	x.tiers[kvblock.TierDevice].firsts = make(firsts, 1<<firstsBits)
 	for i := range x.tiers {
@@ -252,12 +247,8 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		device.findEvery() // see lockAfter
 		device.unlock()
 	}
-	if near := [2]uintptr{t.names.near(uint64(e.Blocks[0].Engine))}; true {
-		if e.HasParent {
-			near[1] = t.names.near(uint64(e.Parent))
-		}
-		prefetch.Words(&near[0], len(near))
-	}
+	near := [2]uintptr{t.names.near(uint64(e.Blocks[0].Engine)), t.names.near(uint64(e.Parent))}
+	prefetch.Words(&near[0], len(near))
 	p, ok := place{}, true
 	if !e.HasParent {
 		t.mu.Lock()
@@ -312,19 +303,8 @@ func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
 func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
 	t, h := &x.tiers[in], &wk.held[in]
-	seqs := wk.seqs[:0]
-	prev := p.seq
-	for i, b := range blocks {
-		if i == 0 && !p.after {
-			prev = kvblock.FirstSequenceHash(b.Local)
-		} else {
-			prev = kvblock.NextSequenceHash(prev, b.Local)
-		}
-		seqs = append(seqs, prev)
-	}
-	wk.seqs = seqs
 	h.loading, h.repeats = wk.loading, 0
-	n := t.store(w, h, p, seqs, blocks)
+	n := t.store(w, h, p, blocks)
 	if h.repeats > 0 {
 		x.duplicates.Add(uint64(h.repeats))
 	}

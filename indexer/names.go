@@ -83,25 +83,45 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblo
 	return seq, at, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
 }
 
-// store makes w hold blocks, whose sequence hashes are seqs, each the successor of the one before it, from p on. It returns
-// how many it did: fewer than all if the arena is exhausted. In a tier without names blocks is nil.
-func (t *tier) store(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
-	depth := p.depth
-	for i := 0; i < len(seqs); {
+// store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than all if
+// the arena is exhausted.
+func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.StoredBlock) int {
+	for i := 0; i < len(blocks); {
 		if i > 0 {
-			p = place{after: true, seq: seqs[i-1], at: t.latest, depth: depth + i}
+			p = t.behind(t.seqAt(t.latest), t.latest)
 		}
 		k := 0
-		if at, ok := t.next(p, seqs[i]); ok {
-			k = t.join(w, h, at, seqs[i:], blocks[min(i, len(blocks)):])
+		if at, ok := t.nextLocal(p, blocks[i].Local); ok {
+			k = t.joinNamed(w, h, at, blocks[i:])
 		} else {
-			k = t.append(w, h, p, seqs[i:], blocks[min(i, len(blocks)):], false)
+			some := blocks[i:min(len(blocks), i+maxRun)]
+			k = t.append(w, h, p, t.chain(p, some), some, false)
 		}
 		if k == 0 {
-			if !t.arena.names || !t.storeOne(w, h, p, seqs[i], blocks[i]) {
+			if !t.storeOne(w, h, p, blocks[i]) {
 				return i
 			}
 			k = 1
+		}
+		i += k
+	}
+	return len(blocks)
+}
+
+// storeNameless does the same in a tier without names, with blocks whose sequence hashes are seqs.
+func (t *tier) storeNameless(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash) int {
+	for i := 0; i < len(seqs); {
+		if i > 0 {
+			p = t.behind(seqs[i-1], t.latest)
+		}
+		k := 0
+		if at, ok := t.next(p, seqs[i]); ok {
+			k = t.join(w, h, at, seqs[i:])
+		} else {
+			k = t.append(w, h, p, seqs[i:], nil, true)
+		}
+		if k == 0 {
+			return i
 		}
 		i += k
 	}
@@ -110,8 +130,8 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequence
 
 // storeOne makes w hold one block under a name that is private, or was another block's until now. It reports failure if the
 // arena is exhausted.
-func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.SequenceHash, b kvblock.StoredBlock) bool {
-	e := b.Engine
+func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBlock) bool {
+	e, seq := b.Engine, p.hash(b.Local)
 	t.findEvery() // private names lead to blocks by their sequence hashes
 	if old, at, known := t.named(w, h, e); known {
 		if old == seq {
@@ -138,11 +158,11 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, seq kvblock.Sequence
 		h.aliased.put(kvblock.EngineHash(seq), 2)
 		return true
 	}
-	if t.join(w, h, at, one, blocks) == 1 {
+	if t.joinNamed(w, h, at, blocks) == 1 {
 		return true
 	}
 	r, i := t.runOf(at)
-	if t.arena.namesOf(r)[runHeader+i] == uint64(e) && e != 0 {
+	if t.arena.storedOf(r)[runHeader+i].Engine == e && e != 0 {
 		return false // join failed for want of memory
 	}
 	if mask := t.maskOf(r, w); mask>>i&1 != 0 {
@@ -228,17 +248,17 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 
 // forget makes w hold none of the blocks of r that are in mask, by whatever names, but for the private ones: see purge.
 func (t *tier) forget(w kvblock.Worker, h *held, r run, mask uint64) {
-	words, names := t.arena.record(r), t.arena.namesOf(r)
+	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	mask &= t.maskOf(r, w)
 	h.blocks -= bits.OnesCount64(mask)
 	h.n -= bits.OnesCount64(mask)
-	for m := mask; m != 0 && names != nil && len(h.copies)+h.aliased.n > 0; m &= m - 1 {
+	for m := mask; m != 0 && stored != nil && len(h.copies)+h.aliased.n > 0; m &= m - 1 {
 		i := runHeader + bits.TrailingZeros64(m)
 		if a, ok := h.aliased.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
 			h.n++ // it was not held by its own name
 			continue
 		}
-		delete(h.copies, kvblock.EngineHash(names[i]))
+		delete(h.copies, stored[i].Engine)
 	}
 	t.clearMask(r, w, mask)
 }

@@ -298,14 +298,14 @@ func checkTier(t *testing.T, x *tier) {
 	blocks := 0
 	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.names: {}, &x.table: {}} // what each should have: the address, what it is found by
 	x.arena.eachRun(func(r run) bool {
-		words, names := x.arena.record(r), x.arena.namesOf(r)
+		words, stored := x.arena.record(r), x.arena.storedOf(r)
 		tables[&x.starts][r+runHeader] = words[runHeader]
 		for at := runHeader; at < runHeader+x.runLen(r); at++ {
 			if x.every.Load() {
 				tables[&x.table][r+ref(at)] = words[at]
 			}
-			if names != nil && names[at] != 0 {
-				tables[&x.names][r+ref(at)] = names[at]
+			if stored != nil && stored[at].Engine != 0 {
+				tables[&x.names][r+ref(at)] = uint64(stored[at].Engine)
 			}
 		}
 		blocks += x.runLen(r)
@@ -327,7 +327,7 @@ func checkTier(t *testing.T, x *tier) {
 		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
 			t.Errorf("run %d of %d: blocks %b held, version %d", r, n, x.union(r), words[0]>>32)
 		}
-		if x.firsts != nil && x.arena.namesOf(r)[1] == 0 {
+		if x.firsts != nil && x.arena.storedOf(r)[1].Engine == 0 {
 			first.add(kvblock.SequenceHash(words[runHeader]), x.table.seed, 1)
 		}
 		used[1]++
@@ -503,7 +503,7 @@ func (p *play) run(leave bool) {
 }
 
 func newPlay(t *testing.T, workers int, script []byte) *play {
-	x, err := New(Config{KeepLocalHashes: true})
+	x, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

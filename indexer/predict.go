@@ -125,7 +125,7 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 			place.after, place.seq = true, chain[fresh-1]
 			place.at, _ = p.tier.table.find(&p.tier.arena, place.seq)
 		}
-		n := p.tier.store(w, new(held), place, chain[fresh:], nil)
+		n := p.tier.storeNameless(w, new(held), place, chain[fresh:])
 		p.tier.unlock()
 		chain = chain[:fresh+n]
 	}

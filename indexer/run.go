@@ -30,9 +30,8 @@ import (
 //	word 1.. a bitset of workers that hold the whole run
 //	then     the list: a worker's number, its mask; for those who hold a part, or are not worth a bitset
 //
-// Beside them a run has as many words again: in word 0 the sequence hash of the block before the run, in word 1 whether there
-// is one, in word 2 whether prompts are known to part at its end, and from word 3 on its blocks' names (names.go); and, if
-// local hashes are kept (Config.KeepLocalHashes), as many with these, from word 3 on. Only writers look at them.
+// Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the run, and
+// what its blocks were stored as.
 //
 // Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and after
 // has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes, which would
@@ -354,17 +353,14 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		put(&words[runHeader+j], from[j])
 	}
 	end(words, n)
-	if from, to := t.arena.namesOf(r), t.arena.namesOf(to); from != nil {
+	if from, to := t.arena.storedOf(r), t.arena.storedOf(to); from != nil {
 		to[0], to[1] = from[0], from[1]
 		if i > 0 {
-			to[0], to[1] = t.arena.record(r)[runHeader+i-1], 1
+			to[0].Engine, to[1].Engine = kvblock.EngineHash(t.arena.record(r)[runHeader+i-1]), 1
 		}
-		if to[2] = 0; i+n == t.runLen(r) {
+		if to[2].Engine = 0; i+n == t.runLen(r) {
 			to[2] = from[2]
 		}
-		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
-	}
-	if from, to := t.arena.localOf(r), t.arena.localOf(to); from != nil {
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
 	for j := range n {
@@ -377,9 +373,9 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	} else {
 		t.starts.insert(kvblock.SequenceHash(from[0]), to+runHeader)
 	}
-	if names := t.arena.namesOf(to); names != nil {
+	if stored := t.arena.storedOf(to); stored != nil {
 		for j := range n {
-			if e := names[runHeader+j]; e != 0 {
+			if e := stored[runHeader+j].Engine; e != 0 {
 				t.names.move(kvblock.SequenceHash(e), r+ref(runHeader+i+j), to+ref(runHeader+j))
 			}
 		}
@@ -415,8 +411,8 @@ func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
 	if _, ok := t.copyRun(r, i, n, n); ok {
 		t.cut(r, i)
-		if names := t.arena.namesOf(r); names != nil {
-			names[2] = 1
+		if stored := t.arena.storedOf(r); stored != nil {
+			stored[2].Engine = 1
 		}
 	}
 }

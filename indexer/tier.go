@@ -15,12 +15,13 @@ import (
 type tier struct {
 	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
 	arena  arena
-	starts table    // the first blocks of runs
-	names  table    // all blocks by their names (names.go)
-	firsts firsts   // filter of prompts' first blocks; nil: all may be there
-	blocks int      // in all runs
-	list   []holder // scratch
-	latest ref      // where the block is that join, append or storeOne did last
+	starts table                  // the first blocks of runs
+	names  table                  // all blocks by their names (names.go)
+	firsts firsts                 // filter of prompts' first blocks; nil: all may be there
+	blocks int                    // in all runs
+	list   []holder               // scratch
+	seqs   []kvblock.SequenceHash // scratch
+	latest ref                    // where the block is that hold, append or storeOne did last
 
 	// table has all blocks by sequence hash, if every says so: for those who must find a block without going along its
 	// prompt. Once needed it is kept up.
@@ -99,47 +100,102 @@ func (t *tier) next(p place, seq kvblock.SequenceHash) (ref, bool) {
 	return t.starts.find(&t.arena, seq)
 }
 
-// join makes w hold the blocks of seqs that follow each other in one run from address at on, as far as they go by their own
-// names. It returns how many these are: 0 if the first does not, or if the arena is exhausted. In a tier with names, blocks
-// says what w calls them.
-func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock) int {
+// nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash where
+// the block before it is known, and needs no hashing.
+func (t *tier) nextLocal(p place, local kvblock.LocalHash) (ref, bool) {
+	if p.at != 0 {
+		r, i := t.runOf(p.at)
+		if i++; i < t.runLen(r) && t.arena.storedOf(r)[runHeader+i].Local == local {
+			return p.at + 1, true
+		}
+	}
+	return t.starts.find(&t.arena, p.hash(local))
+}
+
+// hash returns the sequence hash of a block at p.
+func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
+	if !p.after {
+		return kvblock.FirstSequenceHash(local)
+	}
+	return kvblock.NextSequenceHash(p.seq, local)
+}
+
+// chain sets t.seqs to the sequence hashes of blocks at p.
+func (t *tier) chain(p place, blocks []kvblock.StoredBlock) []kvblock.SequenceHash {
+	t.seqs = t.seqs[:0]
+	for _, b := range blocks {
+		p.seq, p.after = p.hash(b.Local), true
+		t.seqs = append(t.seqs, p.seq)
+	}
+	return t.seqs
+}
+
+// seqAt returns the sequence hash of the block at r.
+func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t.arena.record(r)[0]) }
+
+// joinNamed makes w hold the blocks that follow each other in one run from address at on, as far as they go by their own names.
+// It returns how many these are: 0 if the first does not, or if the arena is exhausted.
+func (t *tier) joinNamed(w kvblock.Worker, h *held, at ref, blocks []kvblock.StoredBlock) int {
 	r, i := t.runOf(at)
-	words, names := t.arena.record(r), t.arena.namesOf(r)
-	n := length(words[0])
-	k, more := 0, true
-	for k < len(seqs) && i+k < n && words[runHeader+i+k] == uint64(seqs[k]) {
-		if names != nil {
-			e := blocks[k].Engine
-			if more = names[runHeader+i+k] == uint64(e) && e != 0 && !h.private.has(e); !more {
+	n := t.runLen(r)
+	stored := t.arena.storedOf(r)[runHeader+i : runHeader+n]
+	k := 0
+	for k < len(stored) && k < len(blocks) && stored[k] == blocks[k] && blocks[k].Engine != 0 {
+		k++
+	}
+	if h.private.n > 0 {
+		for j := range k {
+			if h.private.has(blocks[j].Engine) {
+				k = j
 				break
 			}
 		}
-		k++
 	}
 	if k == 0 {
 		return 0
 	}
-	mask := t.maskOf(r, w)
-	want := mask | ones(k)<<i
-	if want != mask && !t.setMask(r, w, want) {
+	had, ok := t.hold(w, h, r, i, k)
+	if !ok {
 		return 0
 	}
-	t.latest = r + ref(runHeader+i+k-1)
-	added := bits.OnesCount64(want &^ mask)
-	h.blocks += added
-	h.n += added
-	if names != nil && added < k {
-		for j := range k {
-			if mask>>(i+j)&1 != 0 {
-				h.again(seqs[j], blocks[j].Engine)
-			}
-		}
+	for ; had != 0; had &= had - 1 {
+		j := bits.TrailingZeros64(had) - i
+		h.again(t.seqAt(at+ref(j)), blocks[j].Engine)
 	}
 	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
-	if more && k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
+	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && t.arena.record(r)[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
 	return k
+}
+
+// join does the same in a tier without names, with blocks whose sequence hashes are seqs.
+func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash) int {
+	r, i := t.runOf(at)
+	words := t.arena.record(r)
+	n := length(words[0])
+	k := matching(words[runHeader+i:runHeader+min(n, i+len(seqs))], seqs)
+	if _, ok := t.hold(w, h, r, i, k); !ok {
+		return 0
+	}
+	if k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
+		t.split(r, i+k)
+	}
+	return k
+}
+
+// hold makes w hold k blocks of r from block i on, and returns those of them that it held already. It reports failure,
+// changing nothing, if the arena is exhausted.
+func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok bool) {
+	mask, more := t.maskOf(r, w), ones(k)<<i
+	if mask|more != mask && !t.setMask(r, w, mask|more) {
+		return 0, false
+	}
+	t.latest = r + ref(runHeader+i+k-1)
+	added := bits.OnesCount64(more &^ mask)
+	h.blocks += added
+	h.n += added
+	return more & mask, true
 }
 
 // append adds the first blocks of seqs, which nobody holds, as held by w, in one run, as far as their names are free. It
@@ -174,14 +230,14 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		words := t.arena.record(r)
 		put(&words[1], uint64(w))
 		put(&words[2], 0)
-		if names := t.arena.namesOf(r); names != nil {
-			names[0], names[1], names[2] = uint64(p.seq), uint64(b2i(p.after)), 0
+		if stored := t.arena.storedOf(r); stored != nil {
+			stored[0].Engine, stored[1].Engine, stored[2].Engine = kvblock.EngineHash(p.seq), kvblock.EngineHash(b2i(p.after)), 0
 			if !p.after {
 				t.firsts.add(seqs[0], t.table.seed, 1)
 			}
 		}
 	}
-	words, names, locals := t.arena.record(r), t.arena.namesOf(r), t.arena.localOf(r)
+	words, stored := t.arena.record(r), t.arena.storedOf(r)
 	shared := words[1]&manyHolders != 0
 	if shared {
 		t.collect(r, 0, n, noWorker) // before the masks' bits from n on mean something
@@ -201,14 +257,10 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 			}
 		}
 		put(&words[at], uint64(seqs[k]))
-		if names != nil {
-			names[at] = 0
-		}
-		if named {
-			names[at] = uint64(blocks[k].Engine)
-		}
-		if locals != nil {
-			locals[at] = uint64(blocks[k].Local)
+		if stored != nil {
+			if stored[at] = blocks[k]; nameless {
+				stored[at].Engine = 0
+			}
 		}
 		k++
 	}
@@ -221,8 +273,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		if who, mask, ok = t.makeHolders(n + k); !ok {
 			for at := runHeader + n; at < runHeader+n+k; at++ {
-				if names != nil && names[at] != 0 {
-					t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
+				if stored != nil && stored[at].Engine != 0 {
+					t.names.remove(kvblock.SequenceHash(stored[at].Engine), r+ref(at))
 				}
 			}
 			return 0
@@ -289,9 +341,9 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 		return 0, 0, depth, false
 	}
 	if words[1]&manyHolders != 0 {
-		names := t.arena.namesOf(r)
+		stored := t.arena.storedOf(r)
 		_, nlist, full := holderCounts(t.arena.record(ref(words[1]))[0])
-		if full+nlist > maxSharers || names == nil || names[2] != 0 {
+		if full+nlist > maxSharers || stored == nil || stored[2].Engine != 0 {
 			return 0, 0, depth, false
 		}
 	}
@@ -368,11 +420,11 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 	if t.every.Load() {
 		t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
 	}
-	names := t.arena.namesOf(r)
-	if names != nil && names[at] != 0 {
-		t.names.remove(kvblock.SequenceHash(names[at]), r+ref(at))
+	stored := t.arena.storedOf(r)
+	if stored != nil && stored[at].Engine != 0 {
+		t.names.remove(kvblock.SequenceHash(stored[at].Engine), r+ref(at))
 	}
-	if names != nil && at == runHeader && names[1] == 0 {
+	if stored != nil && at == runHeader && stored[1].Engine == 0 {
 		t.firsts.add(kvblock.SequenceHash(words[at]), t.table.seed, ^uint32(0))
 	}
 }

@@ -348,7 +348,7 @@ func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string
 
 // index returns the bounds of the index. goLimit is indexBytes's.
 func (o *options) index(goLimit int64) indexer.Config {
-	c := indexer.Config{MaxBytes: o.indexBytes(goLimit), KeepLocalHashes: o.adminAddress != ""}
+	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
 	if !o.kvEvents {
 		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
 	}

@@ -146,7 +146,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1)), KeepLocalHashes: true})
+	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err
 	}

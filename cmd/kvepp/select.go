@@ -157,7 +157,7 @@ func runSelect(o *selectOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	bounds := indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1)), KeepLocalHashes: true}
+	bounds := indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))}
 	if !o.service.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}

@@ -124,7 +124,7 @@ type house struct {
 
 func newHouse(t *testing.T) *house {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	index, err := indexer.New(indexer.Config{KeepLocalHashes: true})
+	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,8 +59,8 @@ func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error 
 }
 
 // Dump calls yield with stores that together say what w holds, as indexer.Dump does, and with the position at which that is so,
-// the same for each. w's own events wait meanwhile. Errors: those of indexer.Dump.
-func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) error {
+// the same for each. w's own events wait meanwhile.
+func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) {
 	var at Position
 	f.mu.Lock()
 	s, ok := f.subscriptions[w]
@@ -70,8 +70,7 @@ func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Sto
 		defer s.applying.Unlock()
 		at = s.position
 	}
-	_, err := f.index.Dump(w, func(s kvblock.Stored) bool { return yield(at, s) })
-	return err
+	f.index.Dump(w, func(s kvblock.Stored) bool { return yield(at, s) })
 }
 
 // begin waits while events are on hold. It returns false when the worker leaves meanwhile; else end must follow.

@@ -35,7 +35,7 @@ type counter struct {
 
 func newCounter(t *testing.T, edit func(*SelectorConfig)) *counter {
 	t.Helper()
-	index, err := indexer.New(indexer.Config{KeepLocalHashes: true, MaxPredicted: indexer.DefaultMaxPredicted, PruneTarget: indexer.DefaultPruneTarget})
+	index, err := indexer.New(indexer.Config{MaxPredicted: indexer.DefaultMaxPredicted, PruneTarget: indexer.DefaultPruneTarget})
 	if err != nil {
 		t.Fatal(err)
 	}

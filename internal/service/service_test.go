@@ -37,7 +37,7 @@ type house struct {
 
 func newHouse(t *testing.T) *house {
 	t.Helper()
-	index, err := indexer.New(indexer.Config{KeepLocalHashes: true})
+	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
