@@ -43,9 +43,9 @@ var scenarios = []scenario{
 		}
 		return all
 	}},
-	{name: "zero reuse", about: "every request is one of a kind, 500 to 5,000 tokens", make: func(w *writer) (all []session) {
-		for at := range w.arrivals(8*time.Second, 8) {
-			all = append(all, session{at: at, turns: []turn{{text: w.text(500 + w.IntN(4500)), output: 8 + w.IntN(48)}}})
+	{name: "zero reuse", about: "every request is one of a kind, 500 to 3,500 tokens", make: func(w *writer) (all []session) {
+		for at := range w.arrivals(8*time.Second, 6) {
+			all = append(all, session{at: at, turns: []turn{{text: w.text(500 + w.IntN(3000)), output: 8 + w.IntN(32)}}})
 		}
 		return all
 	}},

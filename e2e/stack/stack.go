@@ -51,6 +51,8 @@ type Config struct {
 	RuntimeConfigs []string
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
+	// DecodeSpeedup is a further one of decoding alone; 0: 1.
+	DecodeSpeedup float64
 
 	// KveppModel is the folder that kvepp gets for the model; empty: Model.
 	KveppModel string
@@ -296,6 +298,9 @@ func (w *Worker) startMocker() (err error) {
 		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks)}
 	if s.cfg.EventPlane == "" {
 		args = append(args, "--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+	}
+	if s.cfg.DecodeSpeedup != 0 {
+		args = append(args, "--decode-speedup-ratio", strconv.FormatFloat(s.cfg.DecodeSpeedup, 'f', -1, 64))
 	}
 	switch {
 	case w.bootstrap != 0:
