@@ -47,7 +47,7 @@ var may = map[string]string{
 	"bench/index-go":      "indexer kvblock",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/stack internal/apibody kvblock tokenizer zmqsub",
+	"e2e":                 "e2e/stack internal/apibody kvblock router/queue tokenizer zmqsub",
 	"e2e/stack":           "",
 	"e2e/demo":            "e2e/stack",
 }

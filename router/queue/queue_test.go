@@ -72,7 +72,7 @@ func (o *oracle) first(class int, ready func(lane int) bool) *entry {
 		return a.score > b.score || a.score == b.score && a.id < b.id
 	}
 	for _, e := range o.waiting {
-		if e.Class == class && (lanes[e.Lane] == nil || better(e, lanes[e.Lane])) {
+		if e.Class == class && !o.profile.Classes[class].Rejects() && (lanes[e.Lane] == nil || better(e, lanes[e.Lane])) {
 			lanes[e.Lane] = e
 		}
 	}
@@ -86,6 +86,17 @@ func (o *oracle) first(class int, ready func(lane int) bool) *entry {
 }
 
 func (o *oracle) pop(ready func(lane int) bool) *entry {
+	var direct *entry
+	for _, e := range o.waiting {
+		if o.profile.Classes[e.Class].Rejects() && (direct == nil || e.StrictPriority > direct.StrictPriority ||
+			e.StrictPriority == direct.StrictPriority && e.score > direct.score) {
+			direct = e
+		}
+	}
+	if direct != nil && ready(direct.Lane) {
+		o.remove(direct.id)
+		return direct
+	}
 	work := func(e *entry) int { return max(1, e.Tokens-min(e.CachedTokens, e.Tokens)) }
 	take := func(e *entry) *entry {
 		o.remove(e.id)
