@@ -307,6 +307,7 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 	q := r.waits
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.taken = false // should what follows panic, the others go on
 	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool {
 		return c.Rejects() || !r.allBusy(d, snapshot, c, item.Value)
 	}
@@ -317,6 +318,7 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 		if item == nil {
 			continue
 		}
+		q.taken = true
 		q.length.Add(-1)
 		w := item.Value
 		if c := &l.profile.Classes[item.Class]; c.Rejects() && r.allBusy(d, snapshot, c, w) {
@@ -326,9 +328,8 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 		}
 		return w, false
 	}
-	more = q.again
-	q.taken, q.again = more, false
-	return nil, more
+	q.taken, q.again = q.again, false
+	return nil, q.taken
 }
 
 // allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are overloaded is
