@@ -57,10 +57,19 @@ type Endpoint struct {
 	Model               string   // the model served; empty: whatever the request names
 	DeviceType          string   // CPU for one without an accelerator; empty: not known
 	Taints              []string // sorted, each once, in a snapshot
+	Transfer            Transfer // of a prefill worker
 	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
 	// be matched with prompts: it is routed to by load only.
 	OtherTokenizer bool
 	EAGLE          bool // blocks are hashed over windows of BlockSize+1 tokens
+}
+
+// Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach soonest. The
+// zero value says nothing.
+type Transfer struct {
+	Taint    string  // which these decode workers have
+	Required bool    // no others will do
+	Weight   float32 // else how much they are preferred, as in a request's preferred taints
 }
 
 // EventChannel is where Dynamo's event plane carries the KV events of one rank of one worker process. The zero value is

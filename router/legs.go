@@ -40,15 +40,28 @@ func decodeConfig(c scoring.Config) scoring.Config {
 	return c
 }
 
-// pairing is what a prefill and a decode worker must have in common: a direct frontend sends the prompt to workers of its own
-// namespace and model alone. Empty is not known, and goes with all.
-type pairing struct{ model, namespace string }
+// pairing is what a prefill worker wants of the decode workers of its prompts: a direct frontend sends the prompt to workers of
+// its own namespace and model alone, and blocks may have to stay within a part of the cluster. Empty is not known, or not
+// wanted, and goes with all.
+type pairing struct{ model, namespace, taint string }
 
-func pairingOf(w *pool.Worker) pairing { return pairing{w.Model, w.Namespace} }
+func pairingOf(prefill *pool.Worker) pairing {
+	g := pairing{prefill.Model, prefill.Namespace, ""}
+	if prefill.Transfer.Required {
+		g.taint = prefill.Transfer.Taint
+	}
+	return g
+}
 
-func (a pairing) with(b pairing) bool {
-	return (a.model == b.model || a.model == "" || b.model == "") &&
-		(a.namespace == b.namespace || a.namespace == "" || b.namespace == "")
+// with reports whether a decode worker goes with the prefill worker.
+func (g *pairing) with(decode *pool.Worker) bool {
+	if g.taint != "" {
+		if _, has := slices.BinarySearch(decode.Taints, g.taint); !has {
+			return false
+		}
+	}
+	return (g.model == decode.Model || g.model == "" || decode.Model == "") &&
+		(g.namespace == decode.Namespace || g.namespace == "" || decode.Namespace == "")
 }
 
 // gather sorts the pool's workers into the legs that they may be candidates of. over says which of the snapshot's workers are
@@ -109,6 +122,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if err := d.holdTo(t); err != nil {
 		return err
 	}
+	d.dropLone()
 	switch alone, pairs := len(d.aggregated.workers), len(d.decode.workers); {
 	case alone+pairs > 0:
 		return nil
@@ -134,18 +148,34 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 func (d *decision) pairUp(alone bool) (unpaired int) {
 	kept := d.decode.workers[:0]
 	for i := range d.decode.workers {
-		w := d.decode.workers[i]
+		w := &d.decode.workers[i]
 		switch {
-		case slices.ContainsFunc(d.pairs, pairingOf(&w).with):
-			kept = append(kept, w)
+		case slices.ContainsFunc(d.pairs, func(g pairing) bool { return g.with(w) }):
+			kept = append(kept, *w)
 		case alone:
-			d.aggregated.workers = append(d.aggregated.workers, w)
+			d.aggregated.workers = append(d.aggregated.workers, *w)
 		default:
 			unpaired++
 		}
 	}
 	d.decode.workers = kept
 	return unpaired
+}
+
+// dropLone takes the prefill workers that no decode worker goes with out of their leg.
+func (d *decision) dropLone() {
+	all := len(d.pairs)
+	d.pairs = slices.DeleteFunc(d.pairs, func(g pairing) bool {
+		for i := range d.decode.workers {
+			if g.with(&d.decode.workers[i]) {
+				return false
+			}
+		}
+		return true
+	})
+	if len(d.pairs) < all {
+		d.prefill.workers = slices.DeleteFunc(d.prefill.workers, func(w pool.Worker) bool { return !slices.Contains(d.pairs, pairingOf(&w)) })
+	}
 }
 
 // chooseOne books an aggregated worker.
@@ -163,30 +193,34 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 	return route, nil
 }
 
-// choosePair books a decode worker, and a prefill worker that goes with it.
+// choosePair books a prefill worker, and a decode worker that goes with it.
 func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
-	l := &d.decode
-	l.cfg = decodeConfig(d.aggregated.cfg)
-	for i := range l.workers {
-		w := &l.workers[i]
-		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-			CostMultiplier: p.constraints.Multiplier(w.Taints)})
-	}
-	last, booking, err := r.bookLeg(d, l, p)
-	if err != nil {
-		return nil, err
-	}
-	w := &l.workers[last.Index]
-	if l := &d.prefill; len(d.pairs) > 1 {
-		l.workers = slices.DeleteFunc(l.workers, func(x pool.Worker) bool { return !pairingOf(&x).with(pairingOf(w)) })
-	}
 	d.prefill.cfg = prefillConfig(d.aggregated.cfg)
 	reason, first, prefill, err := r.bookPrompt(d, &d.prefill, p)
 	if err != nil {
-		booking.Free()
 		return nil, err
 	}
 	x := &d.prefill.workers[first.Index]
+	l := &d.decode
+	l.cfg = decodeConfig(d.aggregated.cfg)
+	if g := pairingOf(x); len(d.pairs) > 1 {
+		l.workers = slices.DeleteFunc(l.workers, func(w pool.Worker) bool { return !g.with(&w) })
+	}
+	constraints := &p.constraints
+	if t := &x.Transfer; t.Taint != "" && !t.Required {
+		constraints = constraints.Preferring(t.Taint, t.Weight)
+	}
+	for i := range l.workers {
+		w := &l.workers[i]
+		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
+			CostMultiplier: constraints.Multiplier(w.Taints)})
+	}
+	last, booking, err := r.bookLeg(d, l, p)
+	if err != nil {
+		prefill.Free()
+		return nil, err
+	}
+	w := &l.workers[last.Index]
 	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, computes: *x, unit: blockSizeOf(w, last), Decision: Decision{
 		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
 		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index, Weights: d.prefill.weights()},

@@ -3,6 +3,7 @@ package router
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -225,6 +226,53 @@ func TestPairs(t *testing.T) {
 	}
 	if len(seen) != 9 || seen["d5"] {
 		t.Errorf("chosen: %v, want all but d5", seen)
+	}
+}
+
+// TestTransfer: a prefill worker's blocks stay in its zone if they must, and are drawn to it if they should.
+func TestTransfer(t *testing.T) {
+	const here, there = "dynamo.topology/zone=here", "dynamo.topology/zone=there"
+	es := disaggregated(2, 4)
+	es[2].Taints, es[3].Taints, es[4].Taints = []string{here, "x"}, []string{"x", here}, []string{there}
+	es[0].Transfer = pool.Transfer{Taint: here, Required: true}
+	es[1].Transfer = pool.Transfer{Taint: there, Weight: 0.5}
+	h := newHouse(t, es...)
+	h.warm("p0", 0, tokens(0, 40), blocksOfFour)
+	h.warm("p1", 0, tokens(500, 40), blocksOfFour)
+	for range 8 {
+		r := h.route(completion("m", tokens(0, 40)))
+		if r.Prefill.Name != "p0" || len(r.Costs) != 2 || r.Name != "d0" && r.Name != "d1" {
+			t.Errorf("prefilled by %s, decoded by %s of %+v", r.Prefill.Name, r.Name, r.Costs)
+		}
+		r.Free()
+		r = h.route(completion("m", tokens(500, 40)))
+		near := 10 * math.Exp(-math.Tanh(0.5))
+		if r.Prefill.Name != "p1" || r.Name != "d2" || len(r.Costs) != 4 || r.Costs[0].Cost != 10 || r.Costs[2].Cost != near {
+			t.Errorf("prefilled by %s, decoded by %s of %+v", r.Prefill.Name, r.Name, r.Costs)
+		}
+		r.Free()
+	}
+	// What the request prefers counts beside, and what is required of both holds for both.
+	req := completion("m", tokens(500, 40))
+	req.Body = append(req.Body[:len(req.Body)-1], `,"nvext":{"routing_constraints":{"preferred_taints":{"x":2}}}}`...)
+	r := h.route(req)
+	if r.Costs[0].Cost != 10*math.Exp(-math.Tanh(2)) || r.Name == "d2" {
+		t.Errorf("%s of %+v", r.Name, r.Costs)
+	}
+	r.Free()
+	// A prefill worker whose zone has no decode worker is no candidate, however much it has cached.
+	h.pool.Update([]pool.Endpoint{es[0], es[1], es[4], es[5]})
+	r = h.route(completion("m", tokens(0, 40)))
+	if r.Prefill.Name != "p1" || len(r.Prefill.Costs) != 1 {
+		t.Errorf("prefilled by %s of %+v", r.Prefill.Name, r.Prefill.Costs)
+	}
+	r.Free()
+	h.pool.Update([]pool.Endpoint{es[0], es[4]})
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 40))); !errors.Is(err, ErrNoPrefill) {
+		t.Errorf("no decode worker in the prefill worker's zone: %v", err)
+	}
+	if h.book.Len() != 0 {
+		t.Errorf("%d booked after the end", h.book.Len())
 	}
 }
 

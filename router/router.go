@@ -32,7 +32,7 @@ var (
 	// ErrConstraints says that there are endpoints, but none has all taints that the request requires.
 	ErrConstraints = errors.New("no endpoint has all the taints that this request requires")
 	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is ready.
-	ErrNoPrefill = errors.New("no prefill worker is ready, and the decode workers of this model need one")
+	ErrNoPrefill = errors.New("no prefill worker is ready for the decode workers of this model (of their Dynamo namespace, and of their zone where a card requires that)")
 )
 
 // Request is what is to be routed.

@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"maps"
 	"math"
 	"slices"
 )
@@ -23,6 +24,14 @@ func (c *Constraints) Allow(taints []string) bool {
 		}
 	}
 	return true
+}
+
+// Preferring returns the constraints with one more preferred taint.
+func (c *Constraints) Preferring(taint string, weight float32) *Constraints {
+	more := &Constraints{Required: c.Required, Preferred: map[string]float32{}}
+	maps.Copy(more.Preferred, c.Preferred)
+	more.Preferred[taint] = weight
+	return more
 }
 
 // Multiplier is what the preferred taints make of the cost of a worker with these taints, from exp(-1) to exp(1); 0, which

@@ -37,6 +37,7 @@ type Card struct {
 	EAGLE                 bool
 	Role                  pool.Role
 	Taints                []string
+	Transfer              pool.Transfer
 	Files                 ModelFiles
 	RuntimeConfig         json.RawMessage // runtime_config, for settings that change the prompts that a frontend makes
 }
@@ -98,6 +99,7 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		DataParallelSize      uint32   `json:"data_parallel_size"`
 		EnableEAGLE           bool     `json:"enable_eagle"`
 		Taints                []string `json:"taints"`
+		transfer
 	}
 	if err := json.Unmarshal(r.Card, &c); err != nil {
 		return "", 0, nil, fmt.Errorf("card_json: %w", err)
@@ -110,6 +112,12 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	if c.WorkerType == "" && strings.Contains(string(c.ModelType), "Prefill") {
 		c.WorkerType = pool.Prefill // as workers said it before there were worker types
 	}
+	var near pool.Transfer
+	if c.WorkerType == pool.Prefill {
+		if near, err = runtime.transfer.parse(); err != nil {
+			return "", 0, nil, fmt.Errorf("card_json: runtime_config: %w", err)
+		}
+	}
 	switch {
 	case c.BlockSize < 0 || c.BlockSize > kvblock.MaxBlockSize:
 		return "", 0, nil, fmt.Errorf("card_json: kv_cache_block_size %d is not a number of tokens up to %d", c.BlockSize, kvblock.MaxBlockSize)
@@ -120,10 +128,37 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
 		TotalKVBlocks: runtime.TotalKVBlocks, MaxNumBatchedTokens: runtime.MaxNumBatchedTokens,
 		DataParallelStartRank: runtime.DataParallelStartRank, DataParallelSize: runtime.DataParallelSize,
-		EAGLE: runtime.EnableEAGLE, Taints: runtime.Taints,
+		EAGLE: runtime.EnableEAGLE, Taints: runtime.Taints, Transfer: near,
 		RuntimeConfig: c.Runtime,
 		Files:         ModelFiles{checksum(c.Tokenizer), checksum(c.PromptFormatter), checksum(c.ChatTemplate)},
 	}, nil
+}
+
+// transfer is what a card's runtime_config says of the way that KV blocks may take. Source: dynamo-llm 1.6.1, local_model and
+// discovery.
+type transfer struct {
+	Domains     map[string]string `json:"topology_domains"`
+	Domain      string            `json:"kv_transfer_domain"`
+	Enforcement string            `json:"kv_transfer_enforcement"`
+	Weight      *float32          `json:"kv_transfer_preferred_weight"`
+}
+
+func (t *transfer) parse() (pool.Transfer, error) {
+	value, there := t.Domains[t.Domain]
+	near := pool.Transfer{Taint: "dynamo.topology/" + t.Domain + "=" + value}
+	switch {
+	case t.Domain == "":
+		return pool.Transfer{}, nil
+	case !there:
+		return near, fmt.Errorf("kv_transfer_domain %q is not among topology_domains", t.Domain)
+	case t.Enforcement == "required":
+		near.Required = true
+		return near, nil
+	case t.Enforcement == "preferred" && t.Weight != nil:
+		near.Weight = *t.Weight
+		return near, nil
+	}
+	return near, fmt.Errorf("kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight")
 }
 
 // parseSource decodes the record of v1/event_sources: whose blocks a publisher speaks of. publisher is 0 for sources of
@@ -271,6 +306,7 @@ func complete(e pool.Endpoint, in *Instance) pool.Endpoint {
 	if e.DeviceType == "" {
 		e.DeviceType = in.DeviceType
 	}
+	e.Transfer = c.Transfer
 	if len(e.Taints) == 0 {
 		e.Taints = c.Taints
 	}

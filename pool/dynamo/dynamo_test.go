@@ -203,6 +203,38 @@ func TestRoles(t *testing.T) {
 	}
 }
 
+// A prefill worker's card may say which decode workers its blocks should stay with.
+func TestTransfer(t *testing.T) {
+	const zone = `"topology_domains":{"zone":"z1","rack":"r7"},"kv_transfer_domain":"zone"`
+	for _, c := range []struct {
+		worker, runtime string
+		want            pool.Transfer
+		refused         bool
+	}{
+		{"prefill", `"topology_domains":{"zone":"z1"}`, pool.Transfer{}, false},
+		{"prefill", zone + `,"kv_transfer_enforcement":"required"`, pool.Transfer{Taint: "dynamo.topology/zone=z1", Required: true}, false},
+		{"prefill", zone + `,"kv_transfer_enforcement":"preferred","kv_transfer_preferred_weight":0.85`, pool.Transfer{Taint: "dynamo.topology/zone=z1", Weight: 0.85}, false},
+		{"prefill", zone + `,"kv_transfer_enforcement":"preferred"`, pool.Transfer{}, true},
+		{"prefill", zone, pool.Transfer{}, true},
+		{"prefill", `"topology_domains":{"rack":"r7"},"kv_transfer_domain":"zone","kv_transfer_enforcement":"required"`, pool.Transfer{}, true},
+		{"decode", zone, pool.Transfer{}, false}, // nobody asks it
+	} {
+		_, _, card, err := parseCard([]byte(`{"instance_id":1,"card_json":{"worker_type":"` + c.worker + `","runtime_config":{` + c.runtime + `}}}`))
+		switch {
+		case c.refused:
+			if err == nil || !strings.Contains(err.Error(), "kv_transfer_domain") {
+				t.Errorf("%s: %v", c.runtime, err)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", c.runtime, err)
+		default:
+			if got := complete(pool.Endpoint{}, &Instance{Card: card}).Transfer; got != c.want {
+				t.Errorf("%s: %+v, want %+v", c.runtime, got, c.want)
+			}
+		}
+	}
+}
+
 // A card that no worker can have is refused: it would cost a worker for each of its ranks, or every decision.
 func TestCardsOutOfRange(t *testing.T) {
 	for _, c := range []struct{ card, says string }{
