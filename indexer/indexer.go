@@ -247,14 +247,19 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		device.findEvery() // see lockAfter
 		device.unlock()
 	}
-	near := [2]uintptr{t.names.near(uint64(e.Blocks[0].Engine)), t.names.near(uint64(e.Parent))}
-	prefetch.Words(&near[0], len(near))
+	near := [1 + maxNearNames]uintptr{t.names.near(uint64(e.Parent))}
+	few := e.Blocks[:min(len(e.Blocks), maxNearNames)]
+	for i, b := range few {
+		near[1+i] = t.names.near(uint64(b.Engine))
+	}
+	prefetch.Words(&near[0], 1+len(few))
 	p, ok := place{}, true
 	if !e.HasParent {
 		t.mu.Lock()
 	} else if p, ok = x.lockAfter(w, wk, e.Tier, e.Parent); !ok {
 		return x.setAside(wk, e)
 	}
+	t.nearNames = len(few)
 	n := x.store(w, wk, e.Tier, p, e.Blocks)
 	t.unlock()
 	if wk.aside.stores > 0 {
@@ -299,6 +304,9 @@ func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent 
 	}
 	return place{}, false
 }
+
+// maxNearNames is how many names of a store are asked for together with its parent's, whether they will be needed or not.
+const maxNearNames = 8
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
 func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {

@@ -88,7 +88,7 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblo
 func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.StoredBlock) int {
 	for i := 0; i < len(blocks); {
 		if i > 0 {
-			p = t.behind(t.seqAt(t.latest), t.latest)
+			p, t.nearNames = t.behind(t.seqAt(t.latest), t.latest), 0
 		}
 		k := 0
 		if at, ok := t.nextLocal(p, blocks[i].Local); ok {
@@ -105,6 +105,7 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.Stored
 		}
 		i += k
 	}
+	t.nearNames = 0
 	return len(blocks)
 }
 

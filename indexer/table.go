@@ -17,7 +17,8 @@ import (
 // than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
 type table struct {
 	seed     uint64
-	size     int // bytes of all slots
+	sparse   bool // half empty or more, so that searches in vain are short
+	size     int  // bytes of all slots
 	segments [1 << segmentBits]segment
 }
 
@@ -170,7 +171,7 @@ func (t *table) insertName(a *arena, e kvblock.EngineHash, r ref) bool {
 func (t *table) room(h uint64) (seg *segment, m uint64) {
 	m = mix(h, t.seed)
 	seg = &t.segments[m>>(64-segmentBits)]
-	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*3 {
+	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
 		t.rebuild(seg, seg.live+1)
 	}
 	return seg, m
@@ -211,7 +212,7 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 			seg.gone--
 		}
 	}
-	if len(slots) > minSlots && seg.live*8 < len(slots) || seg.live == 0 {
+	if len(slots) > minSlots && seg.live*10 < len(slots) || seg.live == 0 {
 		t.rebuild(seg, seg.live)
 	}
 }
@@ -238,7 +239,7 @@ func (t *table) rebuild(seg *segment, live int) {
 		seg.gone = 0
 		return
 	}
-	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2))))
+	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)
 	mask := uint32(len(slots) - 1)
 	if old := seg.slots.Load(); old != nil {

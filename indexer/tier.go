@@ -28,8 +28,9 @@ type tier struct {
 	table table
 	every atomic.Bool
 
-	asked [2 * maxRun]uintptr // memory to prefetch
-	asks  int
+	asked     [2 * maxRun]uintptr // memory to prefetch
+	asks      int
+	nearNames int // names of the store under way that were asked for before it began
 
 	size  atomic.Int64 // bytes in use after the latest change
 	spare atomic.Int64 // bytes of the arena's pages that are not
@@ -38,6 +39,7 @@ type tier struct {
 
 // init makes t an empty tier.
 func (t *tier) init() {
+	t.starts.sparse = true
 	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 }
@@ -206,7 +208,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	seqs = seqs[:min(len(seqs), maxRun)]
 	for k, seq := range seqs {
 		t.ask(t.starts.near(uint64(seq)))
-		if named {
+		if named && k >= t.nearNames {
 			t.ask(t.names.near(uint64(blocks[k].Engine)))
 		}
 	}
@@ -223,7 +225,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	}
 	longer := ok // than it was: lookups may be at it, and see the new blocks all at once
 	if !longer {
-		if r, ok = t.newRun(len(seqs), depth); !ok {
+		if r, ok = t.newRun(roomFor(len(seqs)), depth); !ok {
 			return 0
 		}
 		n = 0
@@ -320,6 +322,15 @@ func (t *tier) prefetch() {
 	t.asks = 0
 }
 
+// roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few will
+// often be a long one, and it costs more to move blocks, of each of which a table says where it is.
+func roomFor(n int) int {
+	if n > 1<<4-runHeader {
+		return maxRun
+	}
+	return n
+}
+
 // maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it, which
 // takes a place in a list each; a run for every length would take a lookup each.
 const maxSharers = 64
@@ -348,7 +359,7 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 		}
 	}
 	if want = min(n+want, maxRun); runHeader+want > len(words) {
-		to, ok := t.copyRun(r, 0, n, want)
+		to, ok := t.copyRun(r, 0, n, roomFor(want))
 		if !ok {
 			return 0, 0, depth, false
 		}
