@@ -134,21 +134,18 @@ func (t *tier) step(words []uint64, chain []kvblock.SequenceHash, i int, a *answ
 		return k, lead == k
 	}
 
-	var dropped uint64
 	if q.all {
 		q.next, q.drop = grow(q.next[:0], nbits), q.drop[:0]
 		for j := range all {
 			q.next[j] = atomic.LoadUint64(&all[j])
 		}
 	} else {
-		q.next, q.drop = grow(q.next[:0], len(q.set)), grow(q.drop[:0], len(q.set))
+		var dropped uint64
 		for j, set := range q.set {
-			have := uint64(0)
-			if j < nbits {
-				have = atomic.LoadUint64(&all[j])
+			if j < len(all) {
+				set &^= atomic.LoadUint64(&all[j])
 			}
-			q.next[j], q.drop[j] = set&have, set&^have
-			dropped |= set &^ have
+			dropped |= set
 		}
 		if dropped == 0 {
 			if atomic.LoadUint64(&words[0]) != version {
@@ -156,37 +153,61 @@ func (t *tier) step(words []uint64, chain []kvblock.SequenceHash, i int, a *answ
 			}
 			return k, true
 		}
+		q.next, q.drop = grow(q.next[:0], len(q.set)), grow(q.drop[:0], len(q.set))
+		for j, set := range q.set {
+			have := uint64(0)
+			if j < len(all) {
+				have = atomic.LoadUint64(&all[j])
+			}
+			q.next[j], q.drop[j] = set&have, set&^have
+		}
 	}
+	// Most who are in a list are there with their neighbours, so a word of the sets is put together before it is put down.
 	q.part = grow(q.part[:0], len(q.drop))
+	at, candidates, next, part := -1, ^uint64(0), uint64(0), uint64(0)
 	for ; len(list) >= 2; list = list[2:] {
 		w, mask := kvblock.Worker(atomic.LoadUint64(&list[0])), atomic.LoadUint64(&list[1])
 		if w >= maxWorkers {
 			return 0, false
 		}
-		j, bit := int(w/64), uint64(1)<<(w%64)
-		if q.all && j >= len(q.part) {
-			q.next, q.part = grow(q.next, j+1), grow(q.part, j+1)
-		}
-		switch lead := leading(mask, k); {
-		case !q.all && (j >= len(q.drop) || q.drop[j]&bit == 0): // no candidate
-		case lead == k:
-			q.next[j] |= bit
-			q.part[j] |= bit
-		case i+lead > 0:
+		if j := int(w / 64); j != at {
+			if !q.all && j >= len(q.drop) {
+				continue
+			}
+			if at >= 0 {
+				q.next[at], q.part[at] = q.next[at]|next, q.part[at]|part
+			}
+			if q.all {
+				q.next, q.part = grow(q.next, j+1), grow(q.part, j+1)
+			} else {
+				candidates = q.drop[j]
+			}
 			a.fit(j + 1)
-			a.depth[w] = uint32(i + lead) // means nothing before it is in met
-			q.part[j] |= bit
+			at, next, part = j, 0, 0
 		}
+		bit := uint64(1) << (w % 64)
+		if candidates&bit == 0 {
+			continue
+		}
+		if lead := leading(mask, k); lead == k {
+			next |= bit
+		} else if i+lead > 0 {
+			a.depth[w] = uint32(i + lead) // means nothing before it is in met
+			part |= bit
+		}
+	}
+	if at >= 0 {
+		q.next[at], q.part[at] = q.next[at]|next, q.part[at]|part
 	}
 	if atomic.LoadUint64(&words[0]) != version {
 		return 0, false
 	}
 	for j, part := range q.part {
-		if j < len(q.drop) {
-			q.drop[j] &^= part
-		}
-		if part &^= q.next[j]; part != 0 {
+		if part != 0 {
 			a.met[j] |= part
+		}
+		if j < len(q.drop) {
+			q.drop[j] &^= q.next[j] | part
 		}
 	}
 	a.recordSet(q.drop, i)

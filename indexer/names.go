@@ -228,8 +228,12 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 			continue
 		}
 		in, i := t.runOf(at)
-		key := kvblock.EngineHash(t.arena.record(in)[runHeader+i])
-		a, aliased := h.aliased.get(key)
+		var key, a = kvblock.EngineHash(0), kvblock.SequenceHash(0)
+		aliased := false
+		if h.aliased.n > 0 {
+			key = kvblock.EngineHash(t.arena.record(in)[runHeader+i])
+			a, aliased = h.aliased.get(key)
+		}
 		switch {
 		case t.maskOf(in, w)>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
 			unknown++
