@@ -79,18 +79,20 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		d.aggregated.cfg = *p.scoring
 	}
 	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill := 0, 0, 0, 0, 0, 0, 0
-	for i, w := range snapshot.Workers {
+	pinned, constrained := p.pins.Given(), len(p.constraints.Required) > 0
+	for i := range snapshot.Workers {
+		w := &snapshot.Workers[i]
 		known := p.model == "" || w.Model == p.model || w.Model == "" && !p.mustBeNamed
 		switch {
 		case w.Role == pool.Prefill:
 			if !known || r.cfg.StockPrefill && w.Address == "" {
 				continue
 			}
-			if !asked(&p.pins.Prefill, &w) {
+			if pinned && !asked(&p.pins.Prefill, w) {
 				otherPrefill++
 				continue
 			}
-			if !p.constraints.Allow(w.Taints) {
+			if constrained && !p.constraints.Allow(w.Taints) {
 				untaintedPrefill++
 				continue
 			}
@@ -98,24 +100,24 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 				busyPrefill++
 				continue
 			}
-			d.prefill.workers = append(d.prefill.workers, w)
-			if g := pairingOf(&w); !slices.Contains(d.pairs, g) {
+			if g := pairingOf(w); len(d.pairs) == 0 || g != d.pairs[len(d.pairs)-1] && !slices.Contains(d.pairs, g) {
 				d.pairs = append(d.pairs, g)
 			}
+			d.prefill.workers = append(d.prefill.workers, *w)
 		case req.Allowed != nil && !req.Allowed(w.Address):
 		case !known:
 			otherModel++
-		case !asked(&p.pins.Worker, &w):
+		case pinned && !asked(&p.pins.Worker, w):
 			others++
-		case !p.constraints.Allow(w.Taints):
+		case constrained && !p.constraints.Allow(w.Taints):
 			untainted++
 		case over != nil && over[i]:
 			overloaded++
 			t.overloaded = t.overloaded || w.Worker == t.worker
 		case w.Role == pool.Decode:
-			d.decode.workers = append(d.decode.workers, w)
+			d.decode.workers = append(d.decode.workers, *w)
 		case w.Role == pool.Aggregated:
-			d.aggregated.workers = append(d.aggregated.workers, w)
+			d.aggregated.workers = append(d.aggregated.workers, *w)
 		}
 	}
 	unpaired := d.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
@@ -244,9 +246,13 @@ func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Sel
 	if p.tokens != nil {
 		reason = r.match(d, l.workers, p)
 	}
+	preferring := len(p.constraints.Preferred) > 0
 	for i := range l.workers {
 		w := &l.workers[i]
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, CostMultiplier: p.constraints.Multiplier(w.Taints)}
+		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU}
+		if preferring {
+			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
+		}
 		if v := d.variantOf(w); v != nil {
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // disaggregated returns p prefill and d decode workers, named p0 and d0, with blocks of four tokens.
@@ -392,5 +394,87 @@ func TestPairAllocates(t *testing.T) {
 	}
 	if few, many := allocations(4), allocations(200); many > few {
 		t.Errorf("%v allocations with 200 workers of each role, %v with 4", many, few)
+	}
+}
+
+// TestLegsComeAndGo: whatever happens to requests and workers of all roles in whatever order, no load is left at the end.
+func TestLegsComeAndGo(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	h := newHouse(t)
+	h.pool.Watch(forget{h})
+	all := append(disaggregated(3, 3), workers(1)...)
+	var running []*Route
+	pairs, refused := 0, 0
+	for range 5000 {
+		i := 0
+		if len(running) > 0 {
+			i = rng.IntN(len(running))
+		}
+		switch step := rng.IntN(10); {
+		case step < 4:
+			r, err := h.Route(t.Context(), completion("m", tokens(rng.IntN(3)*1000, 20+rng.IntN(40))))
+			switch {
+			case err == nil:
+				running = append(running, r)
+				if r.Prefill != nil {
+					pairs++
+				}
+			case errors.Is(err, ErrNoPrefill) || errors.Is(err, ErrNoEndpoints):
+				refused++
+			default:
+				t.Fatal(err)
+			}
+		case step == 4:
+			var some []pool.Endpoint
+			for _, e := range all {
+				if rng.IntN(3) > 0 {
+					some = append(some, e)
+				}
+			}
+			h.pool.Update(some)
+		case len(running) == 0:
+		case step < 7:
+			running[i].MarkPrefillCompleted()
+		case step == 7:
+			running[i].ReleasePrefill()
+		default:
+			running[i].Free()
+			running = slices.Delete(running, i, i+1)
+		}
+	}
+	for _, r := range running {
+		r.Free()
+	}
+	if pairs < 100 || refused < 10 {
+		t.Errorf("%d pairs and %d refusals: this shows little", pairs, refused)
+	}
+	for _, l := range h.book.Loads(nil) {
+		if l != (scoring.Load{}) {
+			t.Errorf("load left: %+v", l)
+		}
+	}
+	if h.book.Len() != 0 {
+		t.Errorf("%d booked after the end", h.book.Len())
+	}
+}
+
+// BenchmarkPair is the choice of a prefill and a decode worker, among as many of each, after tokenization.
+func BenchmarkPair(b *testing.B) {
+	h := newHouse(b, disaggregated(500, 500)...)
+	h.cfg.Explain = false
+	ids := tokens(0, 64)
+	for i := range 500 {
+		h.warm(fmt.Sprintf("p%d", i), 0, ids[:4+i%60/4*4], blocksOfFour)
+	}
+	d, s := new(decision), h.pool.Acquire()
+	defer s.Release()
+	p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
+	b.ReportAllocs()
+	for b.Loop() {
+		r, err := h.choose(d, s, &Request{}, &p)
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Free()
 	}
 }
