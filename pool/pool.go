@@ -262,12 +262,17 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 		known[w.identity()] = w
 	}
 	after := &Snapshot{}
+	tooMany := 0
 	for i := range endpoints {
 		e := endpoints[i]
 		if e.Role == "" {
 			e.Role = Aggregated
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
+		if len(after.Workers)+int(e.DataParallelSize) > maxWorkers { // what discovery has was not counted with the endpoints file
+			tooMany++
+			continue
+		}
 		e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
 		for i := range e.DataParallelSize { // not up to the last rank: behind the highest number there is none to end at
 			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
@@ -282,6 +287,10 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			}
 			after.Workers = append(after.Workers, w)
 		}
+	}
+	if tooMany > 0 {
+		p.log.Error("more workers than kvepp has numbers for: the last endpoints are left out; spread them over several kvepps",
+			"left_out", tooMany, "workers", len(after.Workers), "most", maxWorkers)
 	}
 	p.publish(after)
 	for _, w := range before.Workers {

@@ -266,3 +266,19 @@ func TestHighestRank(t *testing.T) {
 		t.Errorf("workers %v", workers(p))
 	}
 }
+
+// What discovery has is not bounded by the endpoints file, so the pool is.
+func TestUpdateIsBounded(t *testing.T) {
+	p := New(slog.New(slog.DiscardHandler))
+	var es []Endpoint
+	for i := range maxWorkers/MaxRanks + 2 {
+		es = append(es, Endpoint{Name: fmt.Sprint(i), DataParallelSize: MaxRanks})
+	}
+	es = append(es, Endpoint{Name: "one more"})
+	p.Update(es)
+	s := p.Acquire()
+	defer s.Release()
+	if n := len(s.Workers); n != maxWorkers {
+		t.Errorf("%d workers of %d endpoints", n, len(es))
+	}
+}

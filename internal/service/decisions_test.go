@@ -74,6 +74,23 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
+// Both legs of a request that two workers serve are there.
+func TestDecisionOfTwoLegs(t *testing.T) {
+	cost := func(name string, cost float64) []router.Cost {
+		return []router.Cost{{Name: "other", Cost: 99}, {Name: name, Cost: cost, Terms: scoring.Terms{BlockSize: 4, UnitTokens: 4}}}
+	}
+	d := asJSON(&router.Record{Decision: router.Decision{Name: "d", Costs: cost("d", 2), Chosen: 1,
+		Prefill: &router.Prefill{Name: "p", Rank: 3, InstanceID: 9, Costs: cost("p", 1), Chosen: 1}}})
+	x := d.Prefill
+	if x == nil || x.Worker != (destination{"p", 3, 9, ""}) || len(x.Candidates) != 2 || !x.Candidates[1].Chosen || x.Candidates[0].Chosen ||
+		*x.Candidates[1].Cost != 1 || x.UnitTokens != 4 {
+		t.Errorf("prefill leg: %+v", x)
+	}
+	if d.Worker.Name != "d" || len(d.Candidates) != 2 || *d.Candidates[1].Cost != 2 {
+		t.Errorf("decode leg: %+v", d)
+	}
+}
+
 // Costs of workers that cannot be chosen may be no numbers, for which JSON has no word.
 func TestDecisionWithoutFiniteCost(t *testing.T) {
 	d := asJSON(&router.Record{Decision: router.Decision{Costs: []router.Cost{{Name: "a", Cost: math.NaN()}, {Name: "b", Cost: math.Inf(1)}}}})
