@@ -2,6 +2,7 @@ package queue
 
 import (
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -103,6 +104,26 @@ func TestBusy(t *testing.T) {
 		}
 	}
 	if p := Single(FCFS, nil); p.Waits() || p.Class("anything", 9) != 0 {
+		t.Errorf("%+v", p)
+	}
+}
+
+// The example that README.md shows is one.
+func TestReadmeExample(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, from, found := strings.Cut(string(readme), "```yaml\ndefault_policy_family:")
+	text, _, closed := strings.Cut(from, "```")
+	if !found || !closed {
+		t.Fatal("no policy file in README.md")
+	}
+	f, err := ParseFile([]byte("default_policy_family:" + text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := f.Profiles(nil).Of("m"); len(p.Classes) != 2 || !p.Waits() || p.Classes[p.Class("", 5000)].Name != "long" {
 		t.Errorf("%+v", p)
 	}
 }
