@@ -46,7 +46,7 @@ func (b *busy) add(f *pflag.FlagSet) {
 	f.StringVar(&b.queuePolicy, "router-queue-policy", "fcfs", "who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to prefill, for its priority), or lcfs (who came last; for comparisons)")
 	f.StringVar(&b.policyConfig, "router-policy-config", "", "YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it says under router goes before flags")
 	f.DurationVar(&b.queueTimeout, "router-queue-timeout", 30*time.Second, "how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit")
-	f.IntVar(&b.queueSize, "router-queue-size", 65536, "at most this many requests, `N`, wait for the workers of one model; beyond, they are refused")
+	f.IntVar(&b.queueSize, "router-queue-size", 65536, "at most this many requests, `N`, wait for the workers of one model, each with its body in memory; beyond, they are refused")
 }
 
 // settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router 1.6.1,
