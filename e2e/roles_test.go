@@ -12,9 +12,10 @@ import (
 )
 
 // TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for both
-// legs, conversations stay with the prefill worker that holds them, and what happens when prefill workers go.
+// legs, conversations stay with the prefill worker that holds them, blocks stay in their zone, and what happens when prefill
+// workers go.
 func TestPrefillAndDecode(t *testing.T) {
-	s := start(t, stack.Config{Workers: 4, Prefill: 2, Speedup: 20})
+	s := start(t, stack.Config{Workers: 4, Prefill: 2, Zones: 2, Speedup: 20})
 	nothingLeft(t, s)
 	id := func(worker string) string { // of "prefill:1f/0", as kvepp names an instance that it has from discovery
 		hex, _, _ := strings.Cut(worker[strings.IndexByte(worker, ':')+1:], "/")
@@ -23,6 +24,10 @@ func TestPrefillAndDecode(t *testing.T) {
 			t.Fatalf("worker %q has no instance id", worker)
 		}
 		return strconv.FormatUint(n, 10)
+	}
+	zones := map[string]string{}
+	for _, w := range s.Workers {
+		zones[w.Instance()] = w.Zone
 	}
 	asked := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
 	ask := func(messages []stack.Message, stream bool) *stack.Answer {
@@ -33,6 +38,9 @@ func TestPrefillAndDecode(t *testing.T) {
 		}
 		if id(a.PrefillWorker) != a.UpstreamPrefill || id(a.Worker) != a.UpstreamWorker {
 			t.Fatalf("kvepp chose %s and %s, Dynamo took %s and %s", a.PrefillWorker, a.Worker, a.UpstreamPrefill, a.UpstreamWorker)
+		}
+		if from, to := zones[a.UpstreamPrefill], zones[a.UpstreamWorker]; from != to || from == "" {
+			t.Fatalf("blocks went from zone %q to %q", from, to)
 		}
 		return a
 	}

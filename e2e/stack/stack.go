@@ -38,6 +38,7 @@ type Config struct {
 	Workers int    // mocker processes; 0: 4
 	Prefill int    // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
 	Model   string // folder of the model, from the root; empty: the byte-level one of e2e/models
+	Zones   int    // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
 	Ranks   int    // data-parallel ranks of each worker; 0: 1
 	Blocks  int    // KV blocks of each rank; 0: 2048
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
@@ -105,6 +106,7 @@ type Worker struct {
 	Name      string
 	Namespace string // Dynamo's
 	Address   string // of its frontend
+	Zone      string // of the cluster; empty: none is known
 
 	stack          *Stack
 	component      string // Dynamo's
@@ -237,6 +239,9 @@ func (s *Stack) allocate() (err error) {
 		if i < s.cfg.Prefill {
 			w.Name, w.component, w.bootstrap = fmt.Sprintf("prefill-%d", i), "prefill", take(1)
 		}
+		if s.cfg.Zones > 0 {
+			w.Zone = fmt.Sprintf("z%d", i%s.cfg.Zones)
+		}
 		if s.cfg.SharedFrontend || s.cfg.Frontend != "" {
 			w.Namespace = "shared"
 		} else {
@@ -308,7 +313,18 @@ func (w *Worker) startMocker() (err error) {
 	case s.cfg.Prefill > 0:
 		args = append(args, "--disaggregation-mode", "decode")
 	}
-	w.mocker, err = s.spawn(w.Name+"-mocker", s.dynamoEnv(), args...)
+	env := s.dynamoEnv()
+	if w.Zone != "" {
+		dir := filepath.Join(s.dir, w.Name+"-topology")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "zone"), []byte(w.Zone), 0o644); err != nil {
+			return err
+		}
+		env = append(env, "DYN_TOPOLOGY_ENABLED=1", "DYN_TOPOLOGY_MOUNT_PATH="+dir, "DYN_KV_TRANSFER_DOMAIN=zone")
+	}
+	w.mocker, err = s.spawn(w.Name+"-mocker", env, args...)
 	return err
 }
 
