@@ -145,21 +145,54 @@ func TestOriginalDestination(t *testing.T) {
 	}
 }
 
-// TestBufferedMode: an Envoy that waits for the header reply before it sends the body gets its answer, by load.
-func TestBufferedMode(t *testing.T) {
+// TestBodyModes: an Envoy that sends a body whole, once its headers were answered, is told the decision with the answer to the
+// body, as exact as ever; one that would not heed it then is told at the headers, by load.
+func TestBodyModes(t *testing.T) {
 	nothingLeft(t, main)
-	for _, mode := range []string{"BUFFERED", "STREAMED", "NONE"} {
+	for _, mode := range []string{"BUFFERED", "BUFFERED_PARTIAL", "STREAMED", "NONE"} {
 		envoy, err := main.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
-			extProc["processing_mode"] = map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND",
+			processing := map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND",
 				"request_body_mode": mode, "response_body_mode": mode}
+			if mode == "BUFFERED" { // as gateways have it whose other filters want trailers
+				processing["request_trailer_mode"], processing["response_trailer_mode"] = "SEND", "SEND"
+			}
+			extProc["processing_mode"] = processing
 		})
 		if err != nil {
 			t.Fatal(mode, err)
 		}
+		whole := mode == "BUFFERED" || mode == "BUFFERED_PARTIAL"
 		for _, stream := range []bool{false, true} {
-			if a := chat(t, envoy.URL, novel(), stream, nil); a.Reason != "body_mode" {
+			if whole {
+				a := warm(t, envoy.URL, conversation(t.Name()+mode, 2), stream, nil)
+				if a.CachedTokens == 0 {
+					t.Errorf("%s: %+v", mode, a)
+				}
+				// The body changes on its way: kvepp takes out what is for it alone, and Envoy wants the right length.
+				chat(t, envoy.URL, novel(), stream, map[string]any{"nvext": map[string]any{"session_control": map[string]any{"session_id": mode, "action": "open"}}})
+			} else if a := chat(t, envoy.URL, novel(), stream, nil); a.Reason != "body_mode" {
 				t.Errorf("%s: reason %s", mode, a.Reason)
 			}
+		}
+		// More than Envoy's buffer holds: an error of Envoy's own, a part of the body, or no matter.
+		long := []stack.Message{{Role: "user", Content: strings.Repeat("all work and no play ", 60_000)}}
+		a, err := stack.Chat(t.Context(), http.DefaultClient, envoy.URL, nil, long, false, nil)
+		switch {
+		case err != nil:
+			t.Errorf("%s: %v", mode, err)
+		case mode == "BUFFERED" && a.Status != http.StatusRequestEntityTooLarge:
+			t.Errorf("%s: status %d", mode, a.Status)
+		case mode == "BUFFERED_PARTIAL" && a.Reason != "body_cut":
+			t.Errorf("%s: status %d, reason %q", mode, a.Status, a.Reason)
+		}
+		// Refusals and requests without a body.
+		if a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/chat/completions", nil, map[string]any{"model": 1}); err != nil || whole && a.Status != http.StatusBadRequest {
+			t.Errorf("%s: a bad request: %v %+v", mode, err, a)
+		}
+		if resp, err := http.Get(envoy.URL + "/v1/models"); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get("x-kvepp-reason") != "no_body" {
+			t.Errorf("%s: a GET: %v %+v", mode, err, resp)
+		} else {
+			resp.Body.Close()
 		}
 	}
 }

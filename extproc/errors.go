@@ -50,6 +50,16 @@ func (c *Config) toHTTP(err error) *httpError {
 	return &httpError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error", message: "kvepp could not route the request; its log says why"}
 }
 
+// headersTooLarge answers requests with more headers than kvepp looks at.
+var headersTooLarge = &httpError{status: http.StatusRequestHeaderFieldsTooLarge, kind: "invalid_request_error", code: "headers_too_large",
+	message: fmt.Sprintf("The request's headers are larger than %d bytes.", maxHeaderBytes)}
+
+// bodyTooLarge answers requests with a larger body than the operator allows.
+func (c *Config) bodyTooLarge() *httpError {
+	return &httpError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
+		message: fmt.Sprintf("The request body is larger than %d bytes, the most that is accepted here.", c.MaxBodyBytes)}
+}
+
 // overloadedError is the type of errors that tell of load, and of nothing else that is wrong.
 const overloadedError = "overloaded_error"
 

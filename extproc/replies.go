@@ -57,20 +57,29 @@ const (
 	responseDirection
 )
 
+// body wraps an answer to a piece of a body.
+func (d direction) body(reply *extprocv3.BodyResponse) *extprocv3.ProcessingResponse {
+	if d == requestDirection {
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: reply}}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: reply}}
+}
+
+// streamed wraps a piece of a body that goes on.
+func (d direction) streamed(piece *extprocv3.StreamedBodyResponse) *extprocv3.ProcessingResponse {
+	return d.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+		Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: piece}}}})
+}
+
 // appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are not
 // copied. An empty piece is one message: it may carry the end of the stream.
 func appendBody(out []*extprocv3.ProcessingResponse, d direction, body []byte, end bool) []*extprocv3.ProcessingResponse {
 	for {
 		piece := body[:min(len(body), maxChunk)]
 		body = body[len(piece):]
-		reply := &extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-			Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: &extprocv3.StreamedBodyResponse{
-				Body: piece, EndOfStream: end && len(body) == 0}}}}}
-		if d == requestDirection {
-			out = append(out, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: reply}})
-		} else {
-			out = append(out, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: reply}})
-		}
+		// "The server sets this flag to true if it has received a body request with end_of_stream set to true, and this is the
+		// last chunk of body responses" (external_processor.proto).
+		out = append(out, d.streamed(&extprocv3.StreamedBodyResponse{Body: piece, EndOfStream: end && len(body) == 0}))
 		if len(body) == 0 {
 			return out
 		}
@@ -89,9 +98,8 @@ func set(name, value string) *corev3.HeaderValueOption {
 	}
 }
 
-// headersReply names the endpoint twice, because "both MUST be set" (proposal 004): as a header and as dynamic metadata;
-// and the workers for Dynamo's frontend.
-func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse {
+// headerMutation names the endpoint, and the workers for Dynamo's frontend.
+func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	type line struct {
 		value, header string
 		aliases       []string
@@ -126,7 +134,7 @@ func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse 
 	if s.head.idMade {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
 	}
-	if s.instead != nil && s.head.length {
+	if s.instead != nil && s.head.length >= 0 {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
 	}
 	for _, header := range inbound {
@@ -137,13 +145,14 @@ func (s *stream) headersReply(d *router.Decision) *extprocv3.ProcessingResponse 
 	if s.cfg.IgnoreHints {
 		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.DynamoHintHeaders...)
 	}
-	return &extprocv3.ProcessingResponse{
-		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
-			Response: &extprocv3.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}}},
-		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-			endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-				endpointHeader: structpb.NewStringValue(d.Address)}})}},
-	}
+	return mutation
+}
+
+// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata.
+func endpointMetadata(d *router.Decision) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{
+		endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			endpointHeader: structpb.NewStringValue(d.Address)}})}}
 }
 
 // responseHeadersReply changes nothing, unless the configuration asks for the decision to be shown to the client.

@@ -44,6 +44,8 @@ type Config struct {
 	IgnoreHints bool
 	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
 	MaxParseBytes int
+	// MaxBodyBytes is the size above which a body is refused. 0: none is.
+	MaxBodyBytes int
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
@@ -107,7 +109,12 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		if e.Note != "" {
 			s.note(e.Note)
 		}
-		if e.Ask {
+		switch {
+		case e.Refuse != nil:
+			x.code = fmt.Sprint(e.Refuse.status)
+			s.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.Refuse.status, "error", e.Refuse.message)
+			e = x.refused(e.Refuse)
+		case e.Ask:
 			e = x.ask(envoy.Context())
 		}
 		for _, m := range e.Send {
@@ -128,6 +135,12 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.head.id, x.head.idMade = newRequestID(), true
 	}
 	route, err := x.router.Route(ctx, x.request())
+	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
+		if err == nil {
+			x.route = route // so that it is freed
+		}
+		return effect{Close: true}
+	}
 	if err != nil {
 		e := x.Server.cfg.toHTTP(err)
 		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second

@@ -3,6 +3,7 @@ package extproc
 import (
 	"bytes"
 	"net/http"
+	"strconv"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -17,15 +18,38 @@ import (
 // several proxies cap a gRPC message at 64 KiB.
 const maxChunk = 62000
 
-// phase is where a stream stands. It only ever moves forward.
+// maxHeaderBytes bounds a request's names and values of headers. Envoy's own limit is 60 KiB unless it is raised.
+const maxHeaderBytes = 512 << 10
+
+// maxClaim is the most bytes that a request counts for by its content-length alone: a word, which weighs nothing to say.
+const maxClaim = 1 << 20
+
+// The modes in which a proxy may send bodies.
+const (
+	fullDuplex      = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	buffered        = filterv3.ProcessingMode_BUFFERED
+	bufferedPartial = filterv3.ProcessingMode_BUFFERED_PARTIAL
+	grpcMessages    = filterv3.ProcessingMode_GRPC
+)
+
+// phase is where the request of a stream stands. It only ever moves forward; the response has its own messages, at any time.
 type phase int
 
 const (
 	awaitHeaders phase = iota // nothing received yet
-	collect                   // request body arriving, nothing answered: the header reply waits for the decision
-	relay                     // decided before the body was complete; each further piece is answered as it comes
-	respond                   // request phase answered; the response comes
+	collect                   // request body arriving, not decided
+	relay                     // decided, and the request goes on: each further piece is answered as it comes
+	answered                  // nothing of the request is to come, or to be heeded
 	closed                    // nothing more may be sent
+)
+
+// reply is the message in which a decision is told.
+type reply int
+
+const (
+	inHeaders  reply = iota // the usual
+	inBody                  // the headers were answered before
+	inTrailers              // so were they, and there was no body
 )
 
 // stream is one HTTP request as Envoy tells it over one ext_proc stream. Its methods are pure: messages in, messages and
@@ -37,11 +61,15 @@ type stream struct {
 	requestMode  filterv3.ProcessingMode_BodySendMode
 	responseMode filterv3.ProcessingMode_BodySendMode
 	head         head
-	chunks       [][]byte // request body as received, in order
-	size         int      // bytes in chunks
-	instead      []byte   // what goes upstream in place of chunks; nil: they do
-	ended        bool     // the request is complete, by an end-of-stream flag or by trailers
-	trailers     *extprocv3.ProcessingRequest_RequestTrailers
+	without      router.Reason    // why the decision is made without the body; "": it has it
+	tell         reply            // where
+	chunks       [][]byte         // request body as received, in order
+	size         int              // bytes in chunks
+	passed       int              // bytes of the request body seen, those included that are no longer in chunks
+	instead      []byte           // what goes upstream in place of chunks; nil: they do
+	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
+	trailers     bool             // they wait for the decision
+	responding   bool             // the response has begun
 	decision     *router.Decision // set when routed; explains itself in response headers when cfg says so
 }
 
@@ -51,7 +79,9 @@ type head struct {
 	idMade   bool // the client sent no request id; kvepp made one
 	subset   *subset
 	hints    apibody.Hints
-	length   bool // the client said how long the body is
+	length   int  // content-length; -1: the client did not say how long the body is
+	opaque   bool // whatever follows is not a body that kvepp reads: another protocol, gRPC
+	bytes    int  // of all names and values
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -60,6 +90,8 @@ type effect struct {
 	Send []*extprocv3.ProcessingResponse
 	// Ask: the request is ready to be routed. The server calls routed or refused with the outcome.
 	Ask bool
+	// Refuse: the request is to be answered so. The server calls refused.
+	Refuse *httpError
 	// Status is the response's HTTP status, when it was just seen; "" otherwise.
 	Status string
 	// ContentType and ContentEncoding of the response, with Status.
@@ -74,8 +106,13 @@ type effect struct {
 
 // step takes one message from Envoy.
 func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
-	if s.phase == closed {
+	switch {
+	case s.phase == closed:
 		return effect{Close: true}
+	case in.GetObservabilityMode():
+		// "The server should not respond to this message, as any responses will be ignored" (external_processor.proto): there
+		// is nothing that could be decided.
+		return effect{Note: "observability_mode: kvepp cannot route what it may not answer"}
 	}
 	switch m := in.Request.(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
@@ -83,16 +120,18 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	case *extprocv3.ProcessingRequest_RequestBody:
 		return s.requestBody(m.RequestBody)
 	case *extprocv3.ProcessingRequest_RequestTrailers:
-		return s.requestTrailers(m)
+		return s.requestTrailers()
 	case *extprocv3.ProcessingRequest_ResponseHeaders:
 		return s.responseHeaders(in, m.ResponseHeaders)
 	case *extprocv3.ProcessingRequest_ResponseBody:
-		return s.responseBody(m.ResponseBody)
+		return s.responseBody(in, m.ResponseBody)
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		s.beginResponse(in)
 		return effect{Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extprocv3.TrailersResponse{}}}}}
 	}
-	// Flow-control messages carry no request. The protocol: a server that never sent a window update is sent none.
+	// Flow-control messages carry no request. "The data plane must not send a message containing only this field unless the
+	// ext_proc server has sent a window update" (external_processor.proto), and kvepp sends none.
 	return effect{Note: "message without a request"}
 }
 
@@ -100,33 +139,67 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 // message from the client to the server" (external_processor.proto). A proxy that sends none is taken to do what the
 // endpoint-picker protocol demands: FULL_DUPLEX_STREAMED both ways.
 func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
-	s.requestMode = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
-	s.responseMode = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	s.requestMode, s.responseMode = fullDuplex, fullDuplex
 	p := in.GetProtocolConfig()
 	if p == nil {
 		return "no protocol_config: FULL_DUPLEX_STREAMED assumed"
 	}
 	s.requestMode, s.responseMode = p.GetRequestBodyMode(), p.GetResponseBodyMode()
-	if s.requestMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		return "request_body_mode " + s.requestMode.String() + ": the body cannot be waited for, requests are routed by load only"
+	switch s.requestMode {
+	case fullDuplex, buffered:
+		return ""
+	case bufferedPartial:
+		return "request_body_mode BUFFERED_PARTIAL: requests are routed by load only where the proxy's buffer holds less than the whole body"
 	}
-	return ""
+	return "request_body_mode " + s.requestMode.String() + ": the body cannot be waited for, requests are routed by load only"
 }
+
+// holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for that.
+func (s *stream) holds() bool { return s.requestMode == buffered || s.requestMode == bufferedPartial }
 
 func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
 	if s.phase != awaitHeaders {
-		return effect{Note: "request headers twice"}
+		return effect{Note: "request headers twice, or after the response"}
 	}
-	note := s.learnModes(in)
+	e := effect{Note: s.learnModes(in)}
 	s.head = readHead(h.GetHeaders())
 	s.head.subset = readSubset(in.GetMetadataContext())
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
-	// Header-only requests are answered at once. So are requests in the other body modes: in BUFFERED mode Envoy waits
-	// for the header reply before it sends the body, and in STREAMED and NONE later header mutations are ignored.
-	ask := s.ended || s.requestMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
-	return effect{Ask: ask, Note: note}
+	switch {
+	case s.head.bytes > maxHeaderBytes:
+		e.Refuse = headersTooLarge
+	case s.tooLarge(s.head.length):
+		e.Refuse = s.cfg.bodyTooLarge()
+	case s.ended:
+		// "If true, then there is no message body associated with this request" (external_processor.proto).
+		s.without = router.ReasonNoBody
+		e.Ask = true
+	case s.head.opaque || !apibody.Reads(s.head.path):
+		// Nobody would read the body, so nothing is to be waited for: a WebSocket or a gRPC stream of which each side waits for
+		// the other would wait for ever.
+		s.without = router.ReasonUnknownAPI
+		e.Ask = true
+	case s.requestMode == fullDuplex:
+		// "The server may also choose to buffer the entire message, including the headers, the entire body, and the trailers,
+		// before sending back any response" (processing_mode.proto).
+	case s.holds():
+		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done once the
+		// headers were answered, and so they are, with no change. The decision comes with the answer to the body.
+		s.tell = inBody
+		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{}}}}
+	default:
+		// "When responding to an HttpBody request, header mutations will only take effect if the current processing mode for the
+		// body is BUFFERED" (external_processor.proto): now or never.
+		s.without = router.ReasonBodyMode
+		e.Ask = true
+	}
+	return e
 }
+
+// tooLarge reports whether a body of n bytes is more than may be sent.
+func (s *stream) tooLarge(n int) bool { return s.cfg.MaxBodyBytes > 0 && n > s.cfg.MaxBodyBytes }
 
 func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	switch {
@@ -135,80 +208,126 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 	case s.ended:
 		// envoy#46237: the last chunk may come again with end_of_stream. Answering it twice is an error to Envoy.
 		return effect{Note: "request body after its end"}
-	case s.requestMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED:
-		s.ended = b.GetEndOfStream()
-		return effect{Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_RequestBody{
-			RequestBody: &extprocv3.BodyResponse{}}}}}
+	case s.phase == answered:
+		return effect{Note: "request body after an answer that did not wait for it"}
 	}
 	s.ended = b.GetEndOfStream()
+	if s.passed += len(b.GetBody()); s.tooLarge(s.passed) && !s.responding {
+		return effect{Refuse: s.cfg.bodyTooLarge()}
+	}
 	if s.phase == relay {
 		if s.ended {
-			s.phase = respond
+			s.phase = answered
 		}
-		return effect{Send: appendBody(nil, requestDirection, b.GetBody(), s.ended)}
+		return effect{Send: s.relayBody(requestDirection, s.requestMode, b)}
 	}
 	s.size += len(b.GetBody())
 	s.chunks = append(s.chunks, b.GetBody())
-	return effect{Ask: s.ended || s.size > s.cfg.MaxParseBytes}
+	if s.requestMode == bufferedPartial && !s.ended {
+		// "If the body exceeds the configured buffer limit, then the body contents up to the buffer limit will be sent"
+		// (processing_mode.proto). Trailers to come would look the same.
+		s.without = router.ReasonBodyCut
+	}
+	return effect{Ask: s.ended || s.holds() || s.size > s.cfg.MaxParseBytes}
 }
 
-func (s *stream) requestTrailers(m *extprocv3.ProcessingRequest_RequestTrailers) effect {
+// relayBody answers a piece of a body as it is.
+func (s *stream) relayBody(d direction, mode filterv3.ProcessingMode_BodySendMode, b *extprocv3.HttpBody) []*extprocv3.ProcessingResponse {
+	switch mode {
+	case fullDuplex:
+		// "The server needs to send StreamedBodyResponse to the client in the body response" (processing_mode.proto).
+		return appendBody(nil, d, b.GetBody(), b.GetEndOfStream())
+	case grpcMessages:
+		// "Contains a serialized gRPC message" (external_processor.proto): one that is never cut.
+		return []*extprocv3.ProcessingResponse{d.streamed(&extprocv3.StreamedBodyResponse{Body: b.GetBody(), EndOfStream: b.GetEndOfStream(),
+			EndOfStreamWithoutMessage: b.GetEndOfStreamWithoutMessage(), GrpcMessageCompressed: b.GetGrpcMessageCompressed()})}
+	}
+	return []*extprocv3.ProcessingResponse{d.body(&extprocv3.BodyResponse{})}
+}
+
+func (s *stream) requestTrailers() effect {
 	switch {
 	case s.phase == awaitHeaders:
 		return effect{Note: "request trailers before the headers"}
-	case s.phase == relay, s.requestMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED:
-		s.ended, s.phase = true, respond
-		return effect{Send: []*extprocv3.ProcessingResponse{trailersReply()}}
 	case s.ended:
 		return effect{Note: "request trailers after the end"}
+	case s.phase == answered:
+		return effect{Note: "request trailers after an answer that did not wait for them"}
 	}
-	// A request with trailers has no end-of-stream body chunk: this is the moment when it is complete.
-	s.ended, s.trailers = true, m
+	s.ended = true
+	if s.phase == relay {
+		s.phase = answered
+		return effect{Send: []*extprocv3.ProcessingResponse{trailersReply()}}
+	}
+	// "Sending the trailers (if present) is to inform the server that the complete body has arrived" (processing_mode.proto): no
+	// body chunk has end_of_stream then.
+	if s.holds() { // and no body was sent: there is none
+		s.tell = inTrailers
+	} else {
+		s.trailers = true
+	}
 	return effect{Ask: true}
 }
 
 // request returns what the router is to route. The body is joined only here, and not copied when it came in one piece.
 func (s *stream) request() *router.Request {
-	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints}
+	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, Without: s.without}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}
 	switch {
-	case s.requestMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED && !s.ended:
-		r.Without = router.ReasonBodyMode
-	case len(s.chunks) == 0 || s.size == 0:
+	case s.without == router.ReasonNoBody:
+	case s.without != "":
+		r.BodyBytes = max(s.size, min(s.head.length, maxClaim))
+	case s.size == 0:
 		r.Without = router.ReasonNoBody
 	case s.size > s.cfg.MaxParseBytes:
 		r.Without, r.BodyBytes = router.ReasonBodyTooLarge, s.size
-	case len(s.chunks) == 1 || len(s.chunks[0]) == s.size:
-		r.Body = s.chunks[0]
 	default:
-		r.Body = bytes.Join(s.chunks, nil)
+		if len(s.chunks) > 1 && len(s.chunks[0]) < s.size {
+			s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // one copy is held, not two
+		}
+		r.Body = s.chunks[0]
 	}
 	return r
 }
 
-// routed answers the request phase: "you may delay the header reply until after the full body", then header reply, body
-// pieces, trailers, in this order.
+// routed tells a decision. "The server response has to maintain the headers-body-trailers ordering" (processing_mode.proto).
 func (s *stream) routed(d *router.Decision) effect {
 	s.decision = d
-	if s.instead != nil { // then the body is complete
-		s.chunks = [][]byte{s.instead}
+	common := &extprocv3.CommonResponse{HeaderMutation: s.headerMutation(d), ClearRouteCache: true}
+	var first *extprocv3.ProcessingResponse
+	switch s.tell {
+	case inHeaders:
+		first = &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{Response: common}}}
+	case inBody:
+		if s.instead != nil {
+			common.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.instead}}
+		}
+		first = requestDirection.body(&extprocv3.BodyResponse{Response: common})
+	case inTrailers:
+		first = trailersReply() // headers can be changed no more; the metadata name the endpoint
 	}
-	out := []*extprocv3.ProcessingResponse{s.headersReply(d)}
-	if s.requestMode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		for i, c := range s.chunks {
-			last := i == len(s.chunks)-1 && s.ended && s.trailers == nil
+	first.DynamicMetadata = endpointMetadata(d)
+	out := []*extprocv3.ProcessingResponse{first}
+	if s.tell == inHeaders {
+		chunks := s.chunks
+		if s.instead != nil { // then the body is complete
+			chunks = [][]byte{s.instead}
+		}
+		for i, c := range chunks {
+			last := i == len(chunks)-1 && s.ended && !s.trailers
 			if len(c) > 0 || last {
 				out = appendBody(out, requestDirection, c, last)
 			}
 		}
-	}
-	if s.trailers != nil {
-		out = append(out, trailersReply())
+		if s.trailers {
+			out = append(out, trailersReply())
+		}
 	}
 	s.chunks = nil // Envoy has them now
-	if s.phase = respond; !s.ended {
+	if s.phase = answered; !s.ended {
 		s.phase = relay
 	}
 	return effect{Send: out}
@@ -220,11 +339,22 @@ func (s *stream) refused(e *httpError) effect {
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse()}, Close: true}
 }
 
-func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
+// beginResponse notes that a message of the response has come.
+func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) {
+	if s.responding {
+		return
+	}
+	s.responding = true
 	if s.phase == awaitHeaders { // a stream that begins in the response phase: nothing to decide, only to relay
 		s.learnModes(in)
 	}
-	s.phase = respond
+	if s.phase < relay { // Envoy's own answer to a request that is not complete: nothing to decide any more
+		s.phase, s.chunks = answered, nil
+	}
+}
+
+func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
+	s.beginResponse(in)
 	e := effect{Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
 		ResponseHeaders: s.responseHeadersReply()}}}}
 	for _, v := range h.GetHeaders().GetHeaders() {
@@ -240,28 +370,31 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 	return e
 }
 
-func (s *stream) responseBody(b *extprocv3.HttpBody) effect {
-	e := effect{Body: b.GetBody()}
-	if s.responseMode != filterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseBody{
-			ResponseBody: &extprocv3.BodyResponse{}}}}
-		return e
-	}
-	e.Send = appendBody(nil, responseDirection, b.GetBody(), b.GetEndOfStream())
-	return e
+func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
+	s.beginResponse(in)
+	return effect{Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
 }
 
 func readHead(m *corev3.HeaderMap) head {
-	var h head
+	h := head{length: -1}
 	var hints apibody.HeaderHints
 	for _, v := range m.GetHeaders() {
+		h.bytes += len(v.GetKey()) + len(v.GetRawValue()) + len(v.GetValue())
 		switch name := strings.ToLower(v.GetKey()); name {
 		case ":path":
 			h.path = headerValue(v)
+		case ":method":
+			h.opaque = h.opaque || headerValue(v) == http.MethodConnect
+		case "upgrade":
+			h.opaque = h.opaque || strings.EqualFold(headerValue(v), "websocket")
+		case "content-type":
+			h.opaque = h.opaque || strings.HasPrefix(headerValue(v), "application/grpc")
 		case "x-request-id":
 			h.id = headerValue(v)
 		case "content-length":
-			h.length = true
+			if n, err := strconv.ParseUint(headerValue(v), 10, 62); err == nil {
+				h.length = int(n)
+			}
 		default:
 			hints.Add(name, headerValue(v))
 		}

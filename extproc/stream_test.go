@@ -87,7 +87,7 @@ func play(s *stream, line string) (effect, error) {
 	headers := func() *extprocv3.HttpHeaders {
 		h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
 		for _, f := range fields[1:] {
-			if k, v, ok := strings.Cut(f, "="); ok && !slices.Contains([]string{"request-mode", "response-mode", "subset"}, k) {
+			if k, v, ok := strings.Cut(f, "="); ok && !slices.Contains([]string{"request-mode", "response-mode", "subset", "served"}, k) {
 				h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
 			}
 		}
@@ -100,7 +100,7 @@ func play(s *stream, line string) (effect, error) {
 		}
 		return b
 	}
-	in := &extprocv3.ProcessingRequest{}
+	in := &extprocv3.ProcessingRequest{ObservabilityMode: slices.Contains(words, "observed")}
 	switch fields[0] {
 	case "config":
 		s.cfg.HeaderAliases = args["aliases"] != "false"
@@ -110,6 +110,7 @@ func play(s *stream, line string) (effect, error) {
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
 			s.cfg.MaxParseBytes = n
 		}
+		s.cfg.MaxBodyBytes, _ = strconv.Atoi(args["max-body-bytes"])
 		return effect{}, nil
 	case "request-headers":
 		in.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: headers()}
@@ -118,14 +119,28 @@ func play(s *stream, line string) (effect, error) {
 				if v, ok := filterv3.ProcessingMode_BodySendMode_value[name]; ok {
 					return filterv3.ProcessingMode_BodySendMode(v)
 				}
+				if v, err := strconv.Atoi(name); err == nil {
+					return filterv3.ProcessingMode_BodySendMode(v)
+				}
 				return filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
 			}
 			in.ProtocolConfig = &extprocv3.ProtocolConfiguration{
 				RequestBodyMode: mode(args["request-mode"]), ResponseBodyMode: mode(args["response-mode"])}
 		}
 		if v, ok := args["subset"]; ok {
+			hint := structpb.NewStringValue(v)
+			if strings.HasPrefix(v, "[\"") || v == "[]" {
+				hint = new(structpb.Value)
+				if err := hint.UnmarshalJSON([]byte(v)); err != nil {
+					return effect{}, err
+				}
+			}
 			in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{subsetNamespace: {
-				Fields: map[string]*structpb.Value{subsetKey: structpb.NewStringValue(v)}}}}
+				Fields: map[string]*structpb.Value{subsetKey: hint}}}}
+		}
+		if slices.Contains(words, "large") {
+			h := in.GetRequestHeaders().Headers
+			h.Headers = append(h.Headers, &corev3.HeaderValue{Key: "x", RawValue: make([]byte, maxHeaderBytes)})
 		}
 	case "request-body":
 		in.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: body()}
@@ -182,13 +197,17 @@ func describe(s *stream, e effect) string {
 		}
 		b.WriteString(hints(r.Hints))
 		if r.Allowed != nil {
-			for _, address := range []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::7]:8000"} {
+			for _, address := range []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::7]:8000", "[fd00::7]:8001", "worker.example:8000"} {
 				if r.Allowed(address) {
 					fmt.Fprintf(&b, " allows=%s", address)
 				}
 			}
 		}
 		b.WriteString("\n")
+	}
+	if e.Refuse != nil {
+		b.WriteString("refuse\n")
+		e.Send, e.Close = s.refused(e.Refuse).Send, true
 	}
 	for _, m := range e.Send {
 		b.WriteString("send ")
@@ -265,7 +284,15 @@ func mutation(b *strings.Builder, m *extprocv3.HeaderMutation) {
 func piece(b *strings.Builder, name string, r *extprocv3.BodyResponse) {
 	streamed := r.GetResponse().GetBodyMutation().GetStreamedResponse()
 	if streamed == nil {
-		fmt.Fprintf(b, "%s unchanged", name)
+		if whole := r.GetResponse().GetBodyMutation(); whole != nil {
+			fmt.Fprintf(b, "%s becomes %s", name, shown(whole.GetBody()))
+		} else {
+			fmt.Fprintf(b, "%s unchanged", name)
+		}
+		if r.GetResponse() != nil {
+			fmt.Fprintf(b, " clear_route_cache=%v", r.GetResponse().GetClearRouteCache())
+			mutation(b, r.GetResponse().GetHeaderMutation())
+		}
 		return
 	}
 	fmt.Fprintf(b, "%s %s", name, shown(streamed.GetBody()))

@@ -9,8 +9,9 @@ const (
 	ReasonMediaPrefix      Reason = "media_prefix"          // overlap of the prompt up to its first image, audio or video, and load
 	ReasonNoBody           Reason = "no_body"               // a request without a body, a GET for example
 	ReasonBodyMode         Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
+	ReasonBodyCut          Reason = "body_cut"              // the proxy's buffer held less than the whole body
 	ReasonBodyTooLarge     Reason = "body_too_large"        // above the size that is parsed
-	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read
+	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read, a WebSocket, gRPC
 	ReasonNoTokenizer      Reason = "no_tokenizer"          // no --model for the request's model
 	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt, and where it stands is not known
 	ReasonUnmapped         Reason = "unmapped"              // of /v1/responses or /v1/messages: something that no chat holds
@@ -30,7 +31,7 @@ const (
 
 // reasons are all of them.
 var reasons = []Reason{
-	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyTooLarge, ReasonUnknownAPI,
+	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonApproximate, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,

@@ -174,6 +174,9 @@ func ParseRequest(path string, body []byte) (*Request, error) {
 	return r, nil
 }
 
+// Reads reports whether the path is that of an API whose bodies are understood.
+func Reads(path string) bool { return apiOfPath(path) != 0 }
+
 func apiOfPath(path string) API {
 	path, _, _ = strings.Cut(path, "?")
 	switch {
