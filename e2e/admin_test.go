@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 
 	"kvepp/e2e/stack"
@@ -48,4 +50,40 @@ func TestAdminAddress(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestDecisions asks kvepp why a request went where it did: the terms of the costs are those of the costs.
+func TestDecisions(t *testing.T) {
+	nothingLeft(t, main)
+	secret := fmt.Sprintf("a secret of %d", begun)
+	a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil, []stack.Message{{Role: "user", Content: strings.Repeat("Keep it: "+secret+". ", 20)}}, true, nil)
+	if err != nil || a.Status != http.StatusOK {
+		t.Fatalf("%v: %+v", err, a)
+	}
+	d, err := main.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var chosen []string
+	for _, c := range d.Candidates {
+		block := float64(c.BlockSize)
+		want := max(float64(c.RequestTokens+c.WaitingTokens)/block-c.CreditBlocks, 0) + c.DecodeBlocks
+		if c.RequestTokens != a.PromptTokens || c.Cost < want-1e-9 || c.Cost > want+1e-9 {
+			t.Errorf("%+v: its terms make %v, and the prompt had %d tokens", c, want, a.PromptTokens)
+		}
+		if c.Chosen {
+			chosen = append(chosen, fmt.Sprintf("%s/%d", c.Name, c.Rank))
+		}
+	}
+	if len(d.Candidates) != len(main.Workers) || len(chosen) != 1 || chosen[0] != a.Worker || d.Reason != a.Reason {
+		t.Errorf("chosen %v of %d candidates for %q, the response says %s for %q", chosen, len(d.Candidates), d.Reason, a.Worker, a.Reason)
+	}
+	resp, err := http.Get(main.Admin() + "/debug/decisions?n=1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if all, err := io.ReadAll(resp.Body); err != nil || len(all) == 0 || bytes.Contains(all, []byte(secret)) {
+		t.Errorf("%v: %d bytes, or the prompt is among them", err, len(all))
+	}
 }

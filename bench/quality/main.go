@@ -37,7 +37,7 @@ const (
 	blocks  = 1024 // of 16 tokens: a cache that the traffic does not fit into
 	// speedup slows the mocked GPUs down, so that they and not this machine's cores set the times; decoding less, so that a run
 	// does not take minutes.
-	speedup, decodeSpeedup = 0.25, 3
+	speedup, decodeSpeedup = 0.15, 5
 )
 
 // system is a way to route.
