@@ -212,6 +212,7 @@ func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*to
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
+		tellMixed(endpoints, log)
 		ignored := 0 // encode workers
 		for i := range endpoints {
 			if o.blockSize > 0 {
