@@ -95,6 +95,30 @@ func TestTwoLegs(t *testing.T) {
 	}
 }
 
+// TestLegsAreCounted: by role, from zero.
+func TestLegsAreCounted(t *testing.T) {
+	h := newHouse(t, disaggregated(1, 1)...)
+	count := func(unpaired, aggregated, pairs float64) {
+		t.Helper()
+		for series, want := range map[string]float64{"kvepp_unpaired_requests_total": unpaired, `kvepp_selections_total{role="aggregated"}`: aggregated,
+			`kvepp_selections_total{role="prefill"}`: pairs, `kvepp_selections_total{role="decode"}`: pairs} {
+			if n := h.counted(series); n != want {
+				t.Errorf("%s is %v, want %v", series, n, want)
+			}
+		}
+	}
+	count(0, 0, 0)
+	h.route(completion("m", tokens(0, 8))).Free()
+	count(0, 0, 1)
+	h.pool.Update(disaggregated(0, 1))
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 8))); err == nil {
+		t.Error("routed without a prefill worker")
+	}
+	h.pool.Update(workers(1))
+	h.route(completion("m", tokens(0, 8))).Free()
+	count(1, 1, 1)
+}
+
 // TestTwoLegsEndBeforeTheFirstByte: a client that goes away leaves no load on either worker.
 func TestTwoLegsEndBeforeTheFirstByte(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 1)...)

@@ -60,8 +60,8 @@ type Decision struct {
 
 	Reason                Reason
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
-	PredictedCachedTokens int // tokens of the leading blocks that the index holds for that worker, in whatever tier
-	BlockSize             int // of the worker that computes the prompt; 0: not known
+	PredictedCachedTokens int // tokens of the leading blocks that the index holds, in whatever tier, for the worker that computes the prompt
+	BlockSize             int // that worker's; 0: not known
 	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits.
 	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.

@@ -127,7 +127,7 @@ func New() *Metrics {
 	}
 	selections := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_selections_total",
-		Help: "Workers chosen, by role: an aggregated one, or a prefill and a decode one, for each request that was routed.",
+		Help: "Workers chosen, by the part they were chosen for: aggregated (all of a request), or one for prefill and one for decode.",
 	}, []string{"role"})
 	m.AggregatedSelections, m.PrefillSelections, m.DecodeSelections =
 		selections.WithLabelValues("aggregated"), selections.WithLabelValues("prefill"), selections.WithLabelValues("decode")
