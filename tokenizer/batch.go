@@ -22,11 +22,12 @@ type batch struct {
 	pieces    [batchSize + windowSize]piece
 	addresses [batchSize + windowSize]uintptr       // of the slots, of pieces of at most maxShort
 	ids       [batchSize + windowSize]kvblock.Token // by piece, of those that are tokens
-	others    [batchSize + windowSize]uint8         // the pieces that are not
+	others    [batchSize + windowSize]uint16        // the pieces that are not
 }
 
-// batchSize is the number of pieces from which on a batch is full.
-const batchSize = 192
+// batchSize is the number of pieces from which on a batch is full: so many that those among them that must merge, some three
+// of a hundred, are enough to merge by turns.
+const batchSize = 704
 
 // piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
 // scratch.pieces.
@@ -179,7 +180,7 @@ func (v *vocabulary) place(p *piece) uintptr {
 }
 
 // find finds the ids of those pieces that are tokens, and returns the others.
-func (v *vocabulary) find(batch *batch) []uint8 {
+func (v *vocabulary) find(batch *batch) []uint16 {
 	pieces := batch.pieces[:batch.count]
 	others := 0
 	for k := range pieces {
@@ -193,7 +194,7 @@ func (v *vocabulary) find(batch *batch) []uint8 {
 			batch.ids[k], found = kvblock.Token(p.low), true
 		}
 		if !found {
-			batch.others[others] = uint8(k)
+			batch.others[others] = uint16(k)
 			others++
 		}
 	}

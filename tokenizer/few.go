@@ -39,16 +39,27 @@ const (
 	// noCandidate is not larger than the candidate of a pair that does not merge, and larger than all others.
 	noCandidate = noRank << placeBits
 	// maxTogether is the number of words that merge by turns.
-	maxTogether = 16
+	maxTogether = 32
+	// strideOfMin is how many candidates are compared at once.
+	strideOfMin = 8
 )
 
-// begin takes the n symbols, with candidates for all but the last, or pairs asked for.
+// smaller is min without a branch: which of two candidates is smaller cannot be foretold.
+func smaller(a, b uint32) uint32 {
+	less := int64(a) - int64(b)
+	return b + uint32(less&(less>>63))
+}
+
+// begin takes the n symbols, with candidates for all but the last, or pairs asked for. There is no candidate behind them, up to
+// where comparing ends.
 func (f *few) begin(n int) {
 	f.count = n
 	f.places = 0
 	if n > 0 {
 		f.places = ^uint64(0) >> uint(fewSymbols-n)
-		f.candidates[n-1] = noCandidate
+		for k := n - 1; k == n-1 || k%strideOfMin != 0; k++ {
+			f.candidates[k] = noCandidate
+		}
 	}
 }
 
@@ -97,8 +108,9 @@ func (f *few) step(t *pairTable) bool {
 	}
 	f.askedCount = 0
 	best := uint32(noCandidate)
-	for _, candidate := range f.candidates[:f.count] {
-		best = min(best, candidate)
+	for k := 0; k < f.count; k += strideOfMin {
+		c := f.candidates[k%fewSymbols:][:strideOfMin]
+		best = smaller(best, smaller(smaller(smaller(c[0], c[1]), smaller(c[2], c[3])), smaller(smaller(c[4], c[5]), smaller(c[6], c[7]))))
 	}
 	if best >= noCandidate {
 		return false

@@ -34,7 +34,7 @@ func pairKey(left, right kvblock.Token) uint64 { return uint64(left)<<32 | uint6
 // newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in Hugging
 // Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
 func newPairTable(merges []merge, byToken bool) pairTable {
-	t := pairTable{slots: make([]pairSlot, tableSize(len(merges)*3/4))}
+	t := pairTable{slots: hugeSlice[pairSlot](tableSize(len(merges) * 3 / 4))}
 	for i := range t.slots {
 		t.slots[i].pair = freeSlot
 	}

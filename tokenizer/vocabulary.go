@@ -87,8 +87,8 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 		}
 	}
 	v := &vocabulary{
-		short:  make([]shortEntry, tableSize(short)),
-		middle: make([]middleEntry, tableSize(middle)),
+		short:  hugeSlice[shortEntry](tableSize(short)),
+		middle: hugeSlice[middleEntry](tableSize(middle)),
 		long:   map[string]kvblock.Token{},
 	}
 	for _, token := range tokens {
