@@ -52,8 +52,8 @@ test-vllm: build ## KV events, prompts and prefix cache of a whole vLLM on the C
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./indexer/feed/parity
 
-bench: ## the Go benchmarks, then index, events and tokenizer beside their peers
-	@for part in go index events tokenizers; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
+bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
+	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole pick
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./tokenizer ./router ./zmqsub
@@ -67,10 +67,13 @@ bench-events: libzmq ## KV events from the wire to the index, hashing and choosi
 bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, real models (MODELS="qwen3 llama2": these)
 	@bench/tokenizers.sh $(MODELS)
 
+bench-path: libzmq ## what a request costs behind a real Envoy, beside Envoy alone and a processor that only echoes (PART=streams: that part)
+	@bench/path.sh $(if $(PART),-only $(PART))
+
 quality: ## the same traffic through kvepp and through Dynamo's own routers, over mocked workers: cached share, times, balance (a quarter of an hour; SEEDS=1: three minutes)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)")
 
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers quality libzmq
+.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// column is one way through Envoy.
+type column struct {
+	name      string
+	listen    int
+	processor *program // nil: none
+	// requests: the processor is not shown responses.
+	requests bool
+}
+
+type object = map[string]any
+
+// envoyConfig is Envoy's configuration: a listener for each column, the same upstream for all, so that only what the columns
+// are about differs.
+func envoyConfig(columns []*column, upstream int) ([]byte, error) {
+	typed := func(name string, more object) object {
+		more["@type"] = "type.googleapis.com/" + name
+		return more
+	}
+	address := func(port int) object {
+		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
+	}
+	cluster := func(name string, port int, http2 bool) object {
+		c := object{"name": name, "type": "STATIC", "connect_timeout": "2s",
+			"circuit_breakers": object{"thresholds": []object{{"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 65536}}},
+			"load_assignment":  object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{{"endpoint": object{"address": address(port)}}}}}}}
+		if http2 {
+			c["typed_extension_protocol_options"] = object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions", object{"explicit_http_config": object{"http2_protocol_options": object{}}})}
+		}
+		return c
+	}
+	clusters, listeners := []object{cluster("upstream", upstream, false)}, []object{}
+	for i, c := range columns {
+		filters := []object{}
+		if c.processor != nil {
+			name := fmt.Sprintf("processor-%d", i)
+			clusters = append(clusters, cluster(name, c.processor.port, true))
+			mode := object{"request_header_mode": "SEND", "request_body_mode": "FULL_DUPLEX_STREAMED", "request_trailer_mode": "SEND",
+				"response_header_mode": "SEND", "response_body_mode": "FULL_DUPLEX_STREAMED", "response_trailer_mode": "SEND"}
+			if c.requests {
+				mode["response_header_mode"], mode["response_body_mode"], mode["response_trailer_mode"] = "SKIP", "NONE", "SKIP"
+			}
+			filters = append(filters, object{"name": "envoy.filters.http.ext_proc", "typed_config": typed(
+				"envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", object{
+					"grpc_service":    object{"envoy_grpc": object{"cluster_name": name}, "timeout": "0s"},
+					"message_timeout": "30s", "processing_mode": mode,
+					"metadata_options": object{"receiving_namespaces": object{"untyped": []string{"envoy.lb"}}}})})
+		}
+		filters = append(filters, object{"name": "envoy.filters.http.router", "typed_config": typed(
+			"envoy.extensions.filters.http.router.v3.Router", object{})})
+		listeners = append(listeners, object{"name": strings.ReplaceAll(c.name, " ", "-"), "address": address(c.listen),
+			"per_connection_buffer_limit_bytes": 1 << 20,
+			"filter_chains": []object{{"filters": []object{{"name": "envoy.filters.network.http_connection_manager", "typed_config": typed(
+				"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{
+					"stat_prefix": "bench", "codec_type": "AUTO", "http_filters": filters,
+					"route_config": object{"virtual_hosts": []object{{"name": "all", "domains": []string{"*"}, "routes": []object{{
+						"match": object{"prefix": "/"}, "route": object{"cluster": "upstream", "timeout": "0s"}}}}}}})}}}}})
+	}
+	return json.MarshalIndent(object{"static_resources": object{"listeners": listeners, "clusters": clusters}}, "", " ")
+}

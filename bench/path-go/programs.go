@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// program is one that was started.
+type program struct {
+	port    int // where it serves
+	metrics int // where it says how much it allocated
+	cmd     *exec.Cmd
+}
+
+// programs are all that a run needs, and the ways through them.
+type programs struct {
+	folder                                     string
+	started                                    []*program
+	envoy                                      *program
+	alone, echo, leastLoaded, kv, echoRequests *column
+	leastLoadedRequests                        *column
+	columns                                    []*column
+	words                                      words
+}
+
+// spawn starts a program that ends when this one does, however that happens.
+func (p *programs) spawn(name string, argv ...string) (*program, error) {
+	log, err := os.Create(filepath.Join(p.folder, name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	x := &program{cmd: exec.Command(argv[0], argv[1:]...)}
+	x.cmd.Stdout, x.cmd.Stderr = log, log
+	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	for _, v := range os.Environ() { // without what tunes Go's collector, so that it is measured as it comes
+		if name, _, _ := strings.Cut(v, "="); name != "GOGC" && name != "GOMEMLIMIT" && name != "GODEBUG" && !strings.HasPrefix(name, "KVEPP_") {
+			x.cmd.Env = append(x.cmd.Env, v)
+		}
+	}
+	started := make(chan error)
+	go func() { // Pdeathsig means the death of the thread that started the child, so that thread must live as long
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := x.cmd.Start()
+		started <- err
+		if err == nil {
+			x.cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	p.started = append(p.started, x)
+	return x, nil
+}
+
+func (p *programs) close() {
+	for _, x := range p.started {
+		x.cmd.Process.Kill()
+	}
+	os.RemoveAll(p.folder)
+}
+
+// ports returns n consecutive ports that were free a moment ago, none of them given before.
+func ports(n int, taken map[int]bool) (first int, err error) {
+search:
+	for range 1000 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return 0, err
+		}
+		first = l.Addr().(*net.TCPAddr).Port
+		l.Close()
+		for p := first; p < first+n; p++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+			if err != nil || taken[p] {
+				continue search
+			}
+			l.Close()
+		}
+		for p := first; p < first+n; p++ {
+			taken[p] = true
+		}
+		return first, nil
+	}
+	return 0, errors.New("no free ports")
+}
+
+// start starts everything and waits until it serves.
+func start(ctx context.Context, o *options) (p *programs, err error) {
+	p = &programs{}
+	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	taken := map[int]bool{}
+	free := func(n int) (first int) {
+		if err == nil {
+			first, err = ports(n, taken)
+		}
+		return first
+	}
+	own, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	upstream, echoes := free(1), free(2)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = p.spawn("upstream", own, "upstream", strconv.Itoa(upstream)); err != nil {
+		return nil, err
+	}
+	echo, err := p.spawn("echo", own, "echo", strconv.Itoa(echoes))
+	if err != nil {
+		return nil, err
+	}
+	echo.port, echo.metrics = echoes, echoes+1
+	endpoints := filepath.Join(p.folder, "endpoints.yaml")
+	text := fmt.Sprintf("endpoints:\n- {name: a, address: \"127.0.0.1:%d\", model: m, blockSize: 16}\n"+
+		"- {name: b, address: \"localhost:%d\", model: m, blockSize: 16}\n", upstream, upstream)
+	if err = os.WriteFile(endpoints, []byte(text), 0o644); err != nil {
+		return nil, err
+	}
+	kvepp := func(name string, flags ...string) *program {
+		port := free(3)
+		if err != nil {
+			return nil
+		}
+		var x *program
+		x, err = p.spawn(name, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
+			"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
+		if x != nil {
+			x.port, x.metrics = port, port+2
+		}
+		return x
+	}
+	least := kvepp("least-loaded", "--router-mode", "least-loaded")
+	// Without events nothing is held but what was sent before: so a grown chat finds its first turn.
+	kv := kvepp("kv", "--model", "m="+o.model, "--no-router-kv-events")
+	if err != nil {
+		return nil, err
+	}
+	p.alone = &column{name: "Envoy alone"}
+	p.echo = &column{name: "echo", processor: echo}
+	p.leastLoaded = &column{name: "least-loaded", processor: least}
+	p.kv = &column{name: "kv", processor: kv}
+	p.echoRequests = &column{name: "echo, requests", processor: echo, requests: true}
+	p.leastLoadedRequests = &column{name: "least-l., requests", processor: least, requests: true}
+	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoRequests, p.leastLoadedRequests}
+	for _, c := range p.columns {
+		c.listen = free(1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	config, err := envoyConfig(p.columns, upstream)
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(p.folder, "envoy.json")
+	if err = os.WriteFile(file, config, 0o644); err != nil {
+		return nil, err
+	}
+	if p.envoy, err = p.spawn("envoy", o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "2", "-l", "error"); err != nil {
+		return nil, err
+	}
+	if p.words, err = readWords(o.root); err != nil {
+		return nil, err
+	}
+	for _, c := range p.columns {
+		if err = c.await(ctx, p.words.writer().chat(nil, 1000, false)); err != nil {
+			for _, x := range p.started {
+				text, _ := os.ReadFile(filepath.Join(p.folder, filepath.Base(x.cmd.Path)+".log"))
+				os.Stderr.Write(text)
+			}
+			return nil, fmt.Errorf("%s does not answer: %w", c.name, err)
+		}
+	}
+	return p, nil
+}
+
+// await waits until requests pass.
+func (c *column) await(ctx context.Context, body []byte) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		conn, err := dial(c.listen)
+		if err == nil {
+			err = conn.ask(body)
+			conn.Close()
+		}
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// cpu is the time that a process's threads have run for.
+func (x *program) cpu() (time.Duration, error) {
+	if x == nil {
+		return 0, nil
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", x.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, name := range threads {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // a thread that ended
+		}
+		ran, _, _ := strings.Cut(string(text), " ")
+		ns, err := strconv.ParseInt(ran, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(ns)
+	}
+	return sum, nil
+}
+
+// series returns numbers that a program's metrics have by these names, labels included.
+func (x *program) series(names ...string) (map[string]float64, error) {
+	out := map[string]float64{}
+	if x == nil {
+		return out, nil
+	}
+	r, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", x.metrics))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	lines := bufio.NewScanner(r.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		for _, name := range names {
+			if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+				n, err := strconv.ParseFloat(value, 64)
+				if err != nil {
+					return nil, err
+				}
+				out[name] = n
+			}
+		}
+	}
+	for _, name := range names {
+		if _, ok := out[name]; !ok {
+			return nil, fmt.Errorf("metrics without %s", name)
+		}
+	}
+	return out, lines.Err()
+}
