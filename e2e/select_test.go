@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"kvepp/e2e/stack"
 	"kvepp/kvblock"
@@ -25,15 +27,19 @@ import (
 // weights are the knobs of the cost function that both selection services are started with.
 type weights struct {
 	credit, decay, scale, request float64
+	host, disk                    float64
 	track                         bool // prompts' tokens count until they are prefilled
 	unheard                       bool // no events are followed: workers hold what they were sent
+
+	more string // of the environment, separated by blanks
 }
 
 func (w weights) env() []string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	return []string{"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT=" + number(w.credit), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY=" + number(w.decay),
-		"DYN_ROUTER_PREFILL_LOAD_SCALE=" + number(w.scale), "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT=" + number(w.request),
-		"DYN_ROUTER_TRACK_PREFILL_TOKENS=" + strconv.FormatBool(w.track), "DYN_ROUTER_USE_KV_EVENTS=" + strconv.FormatBool(!w.unheard)}
+	return append(strings.Fields(w.more), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT="+number(w.credit), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY="+number(w.decay),
+		"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT="+number(w.host), "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT="+number(w.disk),
+		"DYN_ROUTER_PREFILL_LOAD_SCALE="+number(w.scale), "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT="+number(w.request),
+		"DYN_ROUTER_TRACK_PREFILL_TOKENS="+strconv.FormatBool(w.track), "DYN_ROUTER_USE_KV_EVENTS="+strconv.FormatBool(!w.unheard))
 }
 
 // selectors are both selection services and what has been done to both.
@@ -47,6 +53,7 @@ type selectors struct {
 	reserved   []reserved
 	names      int
 	markers    int
+	class      string // policy class of requests
 	counts     map[string]int
 }
 
@@ -103,38 +110,52 @@ func (a answer) object() object { o, _ := a.body.(object); return o }
 // ask sends a request to one service.
 func (x *selectors) ask(url, method, path string, body any) answer {
 	x.t.Helper()
+	a, err := send(x.t.Context(), url, method, path, x.class, body)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return a
+}
+
+// send sends a request of a policy class, "" for none. A body that is text is sent as it is.
+func send(ctx context.Context, url, method, path, class string, body any) (a answer, err error) {
 	var text []byte
 	switch body := body.(type) {
 	case nil:
 	case string:
 		text = []byte(body)
 	default:
-		text, _ = json.Marshal(body)
+		if text, err = json.Marshal(body); err != nil {
+			return a, err
+		}
 	}
-	req, err := http.NewRequestWithContext(x.t.Context(), method, url+path, bytes.NewReader(text))
+	req, err := http.NewRequestWithContext(ctx, method, url+path, bytes.NewReader(text))
 	if err != nil {
-		x.t.Fatal(err)
+		return a, err
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	if class != "" {
+		req.Header.Set("x-dynamo-meta-policy-class", class)
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		x.t.Fatal(err)
+		return a, err
 	}
 	defer resp.Body.Close()
 	answered, err := io.ReadAll(resp.Body)
 	if err != nil {
-		x.t.Fatal(err)
+		return a, err
 	}
-	a := answer{status: resp.StatusCode}
+	a.status = resp.StatusCode
 	dec := json.NewDecoder(bytes.NewReader(answered))
 	dec.UseNumber()
 	if dec.Decode(&a.body) != nil {
 		a.body = strings.TrimSpace(string(answered))
 	}
 	sortLists(a.body)
-	return a
+	return a, nil
 }
 
 // sortLists brings lists into an order: Dynamo's of workers, loads and taints have none.
@@ -213,7 +234,7 @@ func (x *selectors) register(w *selectable) {
 		endpoints[strconv.Itoa(w.start+i)] = p.address
 	}
 	a := x.same("POST", "/workers", object{"worker_id": w.id, "routing_group": w.group, "endpoint": fmt.Sprintf("http://w%d:8000", w.id), "block_size": indexerBlock,
-		"data_parallel_start_rank": w.start, "data_parallel_size": w.ranks, "kv_events_endpoints": endpoints, "taints": w.taints, "total_kv_blocks": 1000})
+		"data_parallel_start_rank": w.start, "data_parallel_size": w.ranks, "kv_events_endpoints": endpoints, "taints": w.taints, "total_kv_blocks": 1000, "max_num_batched_tokens": 20})
 	if a.object()["lifecycle"] != "schedulable" {
 		x.t.Fatalf("worker %d: %v", w.id, a)
 	}
@@ -428,7 +449,7 @@ func (x *selectors) ranks(s *selection) []rank {
 		if constraints, ok := s.body["routing_constraints"].(object); ok && constraints["required_taints"] != nil && !slices.Contains(r.taints, "b") {
 			r.allowed = false
 		}
-		r.cachedIfChosen = math.Round((r.device + 0.75*r.host + 0.25*r.disk) * indexerBlock)
+		r.cachedIfChosen = math.Round((r.device + x.weights.host*r.host + x.weights.disk*r.disk) * indexerBlock)
 		all = append(all, r)
 	}
 	least := math.Inf(1)
@@ -455,7 +476,7 @@ func (r *rank) price(s *selection, w weights, least float64) float64 {
 		decay = 1 / (1 + w.decay*((r.prefill-least)/indexerBlock)/requestBlocks)
 		raw = r.prefill + max(isl-r.cachedIfChosen, 0) + r.cachedIfChosen
 	}
-	credit := w.credit*decay*r.device + 0.75*r.host + 0.25*r.disk
+	credit := w.credit*decay*r.device + w.host*r.host + w.disk*r.disk
 	cost := w.scale*max(raw/indexerBlock-credit, 0) + r.decode + w.request*r.requests
 	if !w.track && w.credit > 0 { // as of decode workers, which the selection service takes all for
 		cost = max(r.decode-credit, 0) + w.request*r.requests
@@ -687,10 +708,10 @@ func TestSelectionsAsDynamos(t *testing.T) {
 		steps int
 		weights
 	}{
-		{"defaults", 5000, weights{credit: 1, scale: 1, track: true}},
-		{"every weight", 3000, weights{credit: 0.5, decay: 1, scale: 2, request: 3, track: true}},
-		{"prefill not tracked", 1000, weights{credit: 1, scale: 1}},
-		{"without events", 1000, weights{credit: 1, scale: 1, track: true, unheard: true}},
+		{"defaults", 5000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true}},
+		{"every weight", 3000, weights{credit: 0.5, decay: 1, scale: 2, request: 3, host: 0.5, disk: 0.125, track: true}},
+		{"prefill not tracked", 1000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25}},
+		{"without events", 1000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := startSelectors(t, c.weights)
@@ -715,7 +736,7 @@ func TestSelectionsAsDynamos(t *testing.T) {
 // TestSelectionsRefusedAsDynamos wants refusals, and what is odd but good, answered as Dynamo's selection service does: with the
 // same status, and the same body but where the words are a JSON decoder's.
 func TestSelectionsRefusedAsDynamos(t *testing.T) {
-	x := startSelectors(t, weights{credit: 1, scale: 1, track: true})
+	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true})
 	same := func(requests ...[2]string) {
 		t.Helper()
 		for _, r := range requests {
@@ -797,7 +818,7 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 
 // TestSessionsAsDynamos has sessions begin, go on, be led elsewhere and lose their worker in both selection services.
 func TestSessionsAsDynamos(t *testing.T) {
-	x := startSelectors(t, weights{credit: 1, scale: 1, track: true, unheard: true}, "--session-affinity-ttl-secs", "600")
+	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true}, "--session-affinity-ttl-secs", "600")
 	x.rng = rand.New(rand.NewPCG(uint64(begun), 9))
 	for id := range uint64(3) {
 		x.add(id+1, "default", 0, 1)
@@ -870,4 +891,181 @@ func TestSessionsAsDynamos(t *testing.T) {
 	x.same("POST", "/select", object{"token_ids": []int{1}, "session_id": strings.Repeat("s", 257)})
 	x.same("POST", "/select_and_reserve", object{"token_ids": []int{1}, "session_id": strings.Repeat("s", 257)})
 	t.Log(x.counts)
+}
+
+// TestSelectionsWaitAsDynamos has selections wait in both services while the worker that they may have is busy, and wants them to go
+// on in the same order.
+func TestSelectionsWaitAsDynamos(t *testing.T) {
+	policies := filepath.Join(t.TempDir(), "policies.yaml")
+	if err := os.WriteFile(policies, []byte(`
+default_policy_family: standard
+uncached_isl_buckets: [{min_tokens: 0, bucket: short}, {min_tokens: 30, bucket: long}]
+policy_classes:
+- {name: short, policy_family: standard, cache_bucket: short, quantum: 60, prefill_busy_threshold_frac: 1, request_queue_limit_per_worker: 2}
+- {name: long, policy_family: standard, cache_bucket: long, queue_policy: wspt, quantum: 30, prefill_busy_threshold: 20, raw_isl_token_queue_limit_per_worker: 60}
+- {name: refused, quantum: 1, prefill_busy_threshold: 20, request_queue_limit_per_worker: 0}
+- {name: free, quantum: 1}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, env string }{
+		{"first come", "DYN_ROUTER_QUEUE_THRESHOLD=1"},
+		{"shortest first", "DYN_ROUTER_QUEUE_THRESHOLD=1 DYN_ROUTER_QUEUE_POLICY=wspt"},
+		{"classes", "DYN_ROUTER_POLICY_CONFIG=" + policies},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true, more: c.env})
+			x.rng = rand.New(rand.NewPCG(uint64(begun), 11))
+			x.same("POST", "/workers", object{"worker_id": 1, "endpoint": "e", "block_size": indexerBlock})
+			x.add(1, "default", 0, 1)
+			x.add(2, "default", 0, 1)
+			for round := range 25 {
+				x.waitInLine(round, c.name == "classes")
+			}
+			t.Log(x.counts)
+		})
+	}
+}
+
+// wentOn is what became of one selection that waited.
+type wentOn struct {
+	name string
+	answer
+}
+
+// waitInLine makes both workers busy, has selections wait for them, and lets them go on one by one.
+func (x *selectors) waitInLine(round int, classes bool) {
+	x.t.Helper()
+	x.class = ""
+	fresh := func(n int) []int { // tokens that nobody has seen
+		tokens := make([]int, n)
+		for i := range tokens {
+			tokens[i] = 1<<24 + round<<12 + x.rng.IntN(1<<12)
+		}
+		return tokens
+	}
+	last := map[uint64]string{} // the reservation that keeps a worker busy
+	for id := range uint64(2) {
+		last[id+1] = fmt.Sprintf("busy-%d-%d", round, id+1)
+		x.same("POST", "/select_and_reserve", object{"selection_id": last[id+1], "token_ids": fresh(30), "pinned_worker": object{"worker_id": id + 1, "dp_rank": 0}})
+	}
+	urls := []string{x.Dynamo, x.Kvepp}
+	over := []chan wentOn{make(chan wentOn, 100), make(chan wentOn, 100)}
+	pending := func(want int) {
+		x.t.Helper()
+		for _, url := range urls {
+			eventually(x.t, func() error {
+				loads := x.ask(url, "GET", "/loads", nil).body.([]any)[0].(object)
+				if n := int(integer(loads["pending_count"])); n != want {
+					return fmt.Errorf("%s: %d selections wait, want %d: %v", url, n, want, loads)
+				}
+				return nil
+			})
+		}
+	}
+	next := func() (wentOn, wentOn) { // the same from both
+		x.t.Helper()
+		var went [2]wentOn
+		for k := range went {
+			select {
+			case went[k] = <-over[k]:
+			case <-time.After(time.Minute):
+				x.t.Fatalf("round %d: nothing goes on in %s", round, urls[k])
+			}
+		}
+		theirs, ours := went[0], went[1]
+		if theirs.name != ours.name {
+			x.t.Fatalf("round %d: %s goes on in Dynamo, and %s in kvepp", round, theirs.name, ours.name)
+		}
+		x.equal("/select_and_reserve", theirs.name, theirs.answer, ours.answer)
+		return theirs, ours
+	}
+	const anywhere = 0
+	waiting, at := map[uint64]int{}, map[string]uint64{} // by the worker that it must be
+	total := 0
+	for i := range 2 + x.rng.IntN(7) {
+		name, id := fmt.Sprintf("wait-%d-%d", round, i), x.rng.Uint64N(3)
+		body := object{"selection_id": name, "token_ids": fresh(21 + x.rng.IntN(20)), "strict_priority": x.rng.IntN(2), "priority_jump": 1000 * x.rng.IntN(5)}
+		if classes {
+			x.class = []string{"", "standard", "standard", "refused", "free", "unknown"}[x.rng.IntN(6)]
+		}
+		if x.class == "free" {
+			id = 1 // it goes on at once, and both must know where
+		}
+		if id != anywhere {
+			body["pinned_worker"] = object{"worker_id": id, "dp_rank": 0}
+		}
+		class := x.class
+		for k, url := range urls {
+			go func() {
+				a, err := send(x.t.Context(), url, "POST", "/select_and_reserve", class, body)
+				if err != nil {
+					a.body = err.Error()
+				}
+				over[k] <- wentOn{name, a}
+			}()
+		}
+		// It waits, or its answer is there at once.
+		there := 0
+		eventually(x.t, func() error {
+			loads := x.ask(x.Dynamo, "GET", "/loads", nil).body.([]any)[0].(object)
+			if int(integer(loads["pending_count"])) == total+1 {
+				there = 1
+			} else if len(over[0]) == 0 {
+				return fmt.Errorf("%s neither waits nor is answered", name)
+			}
+			return nil
+		})
+		if there == 0 {
+			theirs, _ := next()
+			x.counts[fmt.Sprintf("answered %d at once", theirs.status)]++
+			if theirs.status == http.StatusOK {
+				at[name] = id
+				x.reserved = append(x.reserved, reserved{name, id})
+			}
+			continue
+		}
+		total++
+		waiting[id]++
+		at[name] = id
+		pending(total)
+		x.same("POST", "/select_and_reserve", body) // whose name is taken
+	}
+	x.class = ""
+	x.counts["waited"] += total
+	for total > 0 {
+		id := 1 + x.rng.Uint64N(2)
+		released := last[id]
+		if released == "" {
+			continue
+		}
+		for _, r := range x.reserved { // of the class that never waits
+			if r.worker == id {
+				x.same("DELETE", r.path(), nil)
+			}
+		}
+		x.reserved = slices.DeleteFunc(x.reserved, func(r reserved) bool { return r.worker == id })
+		x.same("POST", "/reservations/"+released+"/prefill_complete", nil)
+		if last[id] = ""; waiting[id]+waiting[anywhere] > 0 {
+			theirs, _ := next() // this worker costs less than the other, whose last prompt is not prefilled
+			if on, _ := chose(theirs.answer); on != id {
+				x.t.Fatalf("round %d: worker %d was released, and %s goes on at %d", round, id, theirs.name, on)
+			}
+			last[id] = theirs.name
+			waiting[at[theirs.name]]--
+			total--
+			pending(total)
+		}
+		x.same("DELETE", "/reservations/"+released, nil)
+	}
+	for _, url := range urls {
+		for name := range at {
+			x.ask(url, "DELETE", "/reservations/"+name, nil)
+		}
+		for id := range uint64(2) {
+			x.ask(url, "DELETE", fmt.Sprintf("/reservations/busy-%d-%d", round, id+1), nil)
+		}
+	}
+	x.reserved = nil
+	x.same("GET", "/loads", nil)
 }

@@ -41,7 +41,11 @@ func (b *busy) add(f *pflag.FlagSet) {
 	f.Var(optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat), "active-prefill-tokens-threshold-frac", "the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model card's); without effect where that is not known")
 	f.Uint16Var(&b.retryAfter, "shed-retry-after", 1, "`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header")
 	f.IntVar(&b.overloadStatus, "overload-status-code", 429, "their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend")
+	b.addQueue(f)
+}
 
+// addQueue declares those that say how requests wait.
+func (b *busy) addQueue(f *pflag.FlagSet) {
 	f.Var(optional(&b.queueThreshold, "float", parseFloat), "router-queue-threshold", "requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this `MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 and 4.0")
 	f.StringVar(&b.queuePolicy, "router-queue-policy", "fcfs", "who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to prefill, for its priority), or lcfs (who came last; for comparisons)")
 	f.StringVar(&b.policyConfig, "router-policy-config", "", "YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it says under router goes before flags")
@@ -106,6 +110,9 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 		return fmt.Errorf("%q is not a key of router, which has: %s", s.Key, strings.Join(slices.Sorted(maps.Keys(settingFlags)), ", "))
 	}
 	flag := f.Lookup(name)
+	if flag == nil {
+		return fmt.Errorf("%s: %s has no --%s; leave this key out", s.Key, f.Name(), name)
+	}
 	var err error
 	if s.Value == "None" {
 		flag.Changed, err = false, flag.Value.Set(flag.DefValue)
@@ -123,9 +130,15 @@ func (b *busy) check() error {
 	if err := b.thresholds.Validate(); err != nil {
 		return fmt.Errorf("a busy threshold flag: %w", err)
 	}
-	switch {
-	case b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529:
+	if b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529 {
 		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", b.overloadStatus)
+	}
+	return b.checkQueue()
+}
+
+// checkQueue checks those that say how requests wait.
+func (b *busy) checkQueue() error {
+	switch {
 	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 && *b.queueThreshold <= math.MaxFloat64): // also what is not a number
 		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, or None", *b.queueThreshold)
 	case !queue.Policy(b.queuePolicy).Valid():

@@ -58,6 +58,7 @@ type selectOptions struct {
 	logLevel         string
 	logFormat        string
 
+	busy    busy // of which only what says how selections wait
 	service service.SelectorConfig
 }
 
@@ -79,6 +80,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f.BoolVar(&o.service.Events, "router-kv-events", true, "subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for --router-ttl-secs")
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it")
 	negatable(f, "router-kv-events")
+	o.busy.addQueue(f)
 	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 	f.StringVar(&o.trackingHash, "router-tracking-hash", "public-xxh3-v1", "`HASH` by which bookings know blocks; no other than the default")
 	f.StringVar(&o.trackingKeyFile, "router-tracking-key-file", "", "`FILE`; refused: belongs to another hash")
@@ -116,6 +118,13 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 			return fmt.Errorf("--%s: %s; leave it out", refused.flag, refused.why)
 		}
 	}
+	if err := o.busy.readPolicies(f); err != nil {
+		return err
+	}
+	if err := o.busy.checkQueue(); err != nil {
+		return err
+	}
+	o.service.Queue = o.busy.queue()
 	if !math.IsNaN(o.overlapWeight) {
 		o.service.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
@@ -191,6 +200,7 @@ func runSelect(o *selectOptions) error {
 	m.Source(metrics.SelectionGroups, metrics.SelectionGroupsHelp, nil, func() float64 { return float64(selector.Stats().Groups) })
 	m.Source(metrics.SelectionReservations, metrics.SelectionReservationsHelp, nil, func() float64 { return float64(selector.Stats().Reservations) })
 	m.CounterSource(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil, func() float64 { return float64(book.Expired()) })
+	m.Source(metrics.SelectionWaiting, metrics.SelectionWaitingHelp, nil, func() float64 { return float64(selector.Stats().Waiting) })
 	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
 	server := webServer(mux)
 	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))

@@ -39,7 +39,7 @@ var may = map[string]string{
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router/queue":        "",
 	"router":              "indexer kvblock pool router/queue scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
-	"internal/service":    "indexer indexer/feed kvblock pool router scoring internal/metrics",
+	"internal/service":    "indexer indexer/feed kvblock pool router router/queue scoring internal/metrics",
 	"extproc":             "router internal/apibody internal/metrics",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",

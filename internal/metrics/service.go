@@ -67,6 +67,8 @@ const (
 	SelectionReservationsHelp = "Reservations that have not ended."
 	SelectionExpired          = "kvepp_selection_reservations_expired_total"
 	SelectionExpiredHelp      = "Reservations that no client ended within --active-request-expiry-secs."
+	SelectionWaiting          = "kvepp_selection_waiting"
+	SelectionWaitingHelp      = "Selections that wait because every worker is busy."
 	SelectionPending          = "kvepp_selection_pending"
 	SelectionPendingHelp      = "Selections that may yet become reservations."
 )

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"reflect"
 	"slices"
@@ -83,7 +84,8 @@ type group struct {
 	name      string // as the pool's workers have it
 	blockSize int
 	eagle     bool
-	workers   int // schedulable ones
+	workers   int   // schedulable ones
+	line      *line // of the selections that wait; nil: none does
 }
 
 func (r *record) served() served { return served{r.Model, r.Group} }
@@ -156,6 +158,9 @@ func (s *Selector) lacks(r *record) (reasons []string) {
 	}
 	if r.size() == 0 {
 		reasons = append(reasons, "data_parallel_size must be greater than 0")
+	}
+	if r.MaxNumBatchedTokens == nil && s.queueing(r.Model) {
+		reasons = append(reasons, "max_num_batched_tokens is required while queueing is enabled")
 	}
 	if !s.cfg.Events {
 		return reasons
@@ -267,7 +272,7 @@ func (s *Selector) join(r *record) error {
 		if len(s.groups) == maxGroups {
 			return fmt.Errorf("%d models and routing groups have workers, which is the limit", maxGroups)
 		}
-		g = &group{name: modelOf(r.served()), blockSize: size, eagle: eagle}
+		g = &group{name: modelOf(r.served()), blockSize: size, eagle: eagle, line: newLine(s.cfg.Queue, r.Model)}
 		s.groups[r.served()] = g
 	}
 	if g.workers == 0 {
@@ -294,7 +299,8 @@ func (s *Selector) publish() {
 		for rank := r.startRank(); rank < r.endRank(); rank++ {
 			// The address that clients are given stays out: with another one it is the same cache all the same.
 			e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", g.name, r.ID, rank), InstanceID: r.ID, Model: g.name,
-				DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: g.blockSize, EAGLE: g.eagle, Taints: r.Taints}
+				DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: g.blockSize, EAGLE: g.eagle, Taints: r.Taints,
+				MaxNumBatchedTokens: int(min(deref(r.MaxNumBatchedTokens, 0), math.MaxInt))}
 			if s.cfg.Events {
 				e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
 			}
@@ -302,6 +308,7 @@ func (s *Selector) publish() {
 		}
 	}
 	s.pool.Update(endpoints)
+	s.released()
 }
 
 // ordered returns all records by model, group and worker id. The caller holds s.mu, at least for reading.

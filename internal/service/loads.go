@@ -27,7 +27,7 @@ type potentialLoad struct {
 	Requests      int    `json:"active_requests"`
 }
 
-// groupLoads is one group's part of the answer of GET /loads. Nothing waits.
+// groupLoads is one group's part of the answer of GET /loads.
 type groupLoads struct {
 	Model         string          `json:"model_name"`
 	Group         string          `json:"routing_group"`
@@ -42,6 +42,10 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b served) int {
 		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group))
 	})
+	lines := make([]*line, len(groups))
+	for i, of := range groups {
+		lines[i] = s.groups[of].line
+	}
 	s.mu.RUnlock()
 	snapshot := s.pool.Acquire()
 	loads := s.loadBook.Loads(nil)
@@ -57,9 +61,11 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	}
 	snapshot.Release()
 	all := []groupLoads{}
-	for _, of := range groups {
+	for i, of := range groups {
 		if asksFor(req, of) {
-			all = append(all, groupLoads{Model: of.model, Group: of.group, Loads: append([]potentialLoad{}, byName[modelOf(of)]...)})
+			l := groupLoads{Model: of.model, Group: of.group, Loads: append([]potentialLoad{}, byName[modelOf(of)]...)}
+			l.Pending, l.PendingTokens = lines[i].pending()
+			all = append(all, l)
 		}
 	}
 	answer(w, http.StatusOK, all, nil)

@@ -266,6 +266,9 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	if err := s.room(id, len(p.tracked)); err != nil {
 		return err
 	}
+	if _, claimed := s.claims.Load(id); claimed {
+		return conflict(id)
+	}
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
 	at := slices.IndexFunc(snapshot.Workers, func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name })
@@ -299,6 +302,7 @@ func bookingError(id string, err error) error {
 // prefillComplete answers POST /reservations/{id}/prefill_complete.
 func (s *Selector) prefillComplete(w http.ResponseWriter, req *http.Request) {
 	s.onReservation(w, req, scoring.Booking.MarkPrefillCompleted)
+	s.released()
 }
 
 // outputBlock answers POST /reservations/{id}/output_block: one more block of the answer is there.
@@ -323,4 +327,5 @@ func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
 		s.leases.release(req.PathValue("id"))
 		b.Free()
 	})
+	s.released()
 }

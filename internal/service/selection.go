@@ -7,6 +7,8 @@ import (
 	mrand "math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
+	"time"
 
 	"kvepp/indexer"
 	"kvepp/kvblock"
@@ -171,8 +173,8 @@ type selectRequest struct {
 	Override *override `json:"router_config_override"`
 	// ExpectedOutputTokens is how long the answer is thought to become.
 	ExpectedOutputTokens *uint32  `json:"expected_output_tokens"`
-	PriorityJump         *float64 `json:"priority_jump"`   // read, and without effect: nothing waits
-	StrictPriority       *uint32  `json:"strict_priority"` // likewise
+	PriorityJump         *float64 `json:"priority_jump"` // these two for selections that wait
+	StrictPriority       *uint32  `json:"strict_priority"`
 	SessionID            *string  `json:"session_id"`
 	Session              *session `json:"session_context"`
 	Affinity             *ranked  `json:"affinity_target"` // goes first, if it may be chosen at all
@@ -289,41 +291,52 @@ func (s *Selector) recordOf(id uint64) *record {
 
 var errNoEndpoints = refuse(http.StatusServiceUnavailable, "no endpoints available to route work")
 
-// choose selects a worker for q, and books it there as id unless that is empty. d holds the prompt afterwards.
-func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, error) {
-	of := named(q.Model, q.Group)
-	g, err := s.groupNamed(of)
-	if err != nil {
+// prepared is what a selection begins with.
+type prepared struct {
+	of    served
+	group group
+	cfg   scoring.Config
+}
+
+// prepare reads what q asks for; d holds the prompt afterwards. id is the reservation that it shall become, "" for none.
+func (s *Selector) prepare(d *choice, q *selectRequest, id string) (*prepared, error) {
+	p := &prepared{of: named(q.Model, q.Group)}
+	var err error
+	if p.group, err = s.groupNamed(p.of); err != nil {
 		return nil, err
 	}
-	cfg, err := q.Override.apply(s.cfg.Scoring)
-	if err != nil {
+	if p.cfg, err = q.Override.apply(s.cfg.Scoring); err != nil {
 		return nil, err
 	}
 	if _, taken := s.loadBook.Named(id); taken {
 		return nil, conflict(id)
 	}
-	session, err := s.sessionOf(g, q.session())
+	if err := q.cut(&d.prompt, p.group, true, p.cfg.AssumeKVReuse); err != nil {
+		return nil, err
+	}
+	p.cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
+	return p, nil
+}
+
+// decide selects a worker for q, and books it there as id unless that is empty.
+func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (*selected, error) {
+	session, err := s.sessionOf(p.group, q.session())
 	if err != nil {
 		return nil, err
 	}
-	if err := q.cut(&d.prompt, g, true, cfg.AssumeKVReuse); err != nil {
-		return nil, err
-	}
-	cfg.AssumeKVReuse = true // what shall not be shared has hashes of its own by now
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	if err := s.eligible(d, q, g, session, snapshot); err != nil {
+	if err := s.eligible(d, q, p.group, session, snapshot); err != nil {
 		return nil, err
 	}
-	s.look(d, g, q.constraints())
+	s.look(d, p.group, q.constraints())
 	if id != "" {
 		if err := s.room(id, len(d.prompt.tracked)); err != nil {
 			return nil, err
 		}
 	}
 	asked := scoring.Request{ID: id, ISLTokens: d.prompt.isl, Expires: true, DryRun: id == "", Terms: d.terms}
-	sel, booking, err := s.loadBook.SelectAndAdd(asked, d.candidates, &cfg, nil, d.costs)
+	sel, booking, err := s.loadBook.SelectAndAdd(asked, d.candidates, &p.cfg, nil, d.costs)
 	if err != nil {
 		return nil, bookingError(id, err)
 	}
@@ -334,15 +347,15 @@ func (s *Selector) choose(d *choice, q *selectRequest, id string) (*selected, er
 			return nil, err
 		}
 	}
-	c := &selected{of: of, group: g, session: session.id, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
-		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: cfg, overlap: instance{DP: map[string]int{}}}
+	c := &selected{of: p.of, group: p.group, session: session.id, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
+		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: p.cfg, overlap: instance{DP: map[string]int{}}}
 	if c.record == nil {
 		s.leases.release(id)
 		booking.Free()
 		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
 	}
 	for i := range snapshot.Workers {
-		if x := &snapshot.Workers[i]; x.InstanceID == w.InstanceID && x.Model == g.name {
+		if x := &snapshot.Workers[i]; x.InstanceID == w.InstanceID && x.Model == p.group.name {
 			c.overlap.add(x, &d.scores)
 		}
 	}
@@ -442,7 +455,8 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	}
 	d := s.scratch.Get().(*choice)
 	defer s.scratch.Put(d)
-	c, err := s.choose(d, &q, "")
+	c, err := s.inTurn(req.Context(), d, &q, "", policyClass(req))
+	control(w)
 	if err != nil {
 		answer(w, 0, nil, err)
 		return
@@ -462,6 +476,19 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	}
 	answer(w, http.StatusOK, response, nil)
 }
+
+// policyClass is the one that a request asks for.
+func policyClass(req *http.Request) string {
+	return strings.TrimSpace(req.Header.Get("x-dynamo-meta-policy-class"))
+}
+
+// control gives the answer of a selection, which may have waited, time of its own. Not every connection has deadlines.
+func control(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerPatience))
+}
+
+// answerPatience is how long a client may take for an answer.
+const answerPatience = time.Minute
 
 // booking is how many tokens a reservation of the selection books to be prefilled.
 func (c *selected) booking() int {
@@ -484,7 +511,8 @@ func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	}
 	d := s.scratch.Get().(*choice)
 	defer s.scratch.Put(d)
-	c, err := s.choose(d, &q, id)
+	c, err := s.inTurn(req.Context(), d, &q, id, policyClass(req))
+	control(w)
 	if err != nil {
 		answer(w, 0, nil, err)
 		return

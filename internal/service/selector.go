@@ -27,6 +27,8 @@ type Selector struct {
 	pool     *pool.Pool
 	loadBook *scoring.ActiveSequences
 	pending  *pendingSelections
+	claims   sync.Map // names of reservations whose selections wait
+	began    time.Time
 	leases   leases
 	metrics  *metrics.SelectionService
 	scratch  sync.Pool // of *choice
@@ -50,6 +52,8 @@ type SelectorConfig struct {
 	PendingTTL     time.Duration
 	PendingEntries int
 	PendingBytes   int
+	// Queue says how selections wait while all workers are busy; nil: none does.
+	Queue *router.Queue
 	// Sessions is the table of session affinity; who leaves the pool leaves it too. nil: there is no affinity.
 	Sessions *router.Sessions
 }
@@ -58,7 +62,7 @@ type SelectorConfig struct {
 // workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
 func NewSelector(cfg SelectorConfig, p *pool.Pool, index *indexer.Index, f *feed.Feed, book *scoring.ActiveSequences, m *metrics.SelectionService, log *slog.Logger) *Selector {
 	s := &Selector{cfg: cfg, pool: p, loadBook: book, metrics: m, workers: map[uint64]*record{}, groups: map[served]*group{},
-		pending: newPendingSelections(&cfg)}
+		pending: newPendingSelections(&cfg), began: time.Now()}
 	s.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	s.named = true
 	s.scratch.New = func() any { return new(choice) }
@@ -166,11 +170,16 @@ const defaultModel = "default"
 func (s served) describe() string { return "model=" + s.model + " routing_group=" + s.group }
 
 // SelectorStats is what a Selector holds.
-type SelectorStats struct{ Groups, Reservations, Pending int }
+type SelectorStats struct{ Groups, Reservations, Pending, Waiting int }
 
 // Stats returns what s holds at this moment.
 func (s *Selector) Stats() SelectorStats {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return SelectorStats{len(s.groups), s.loadBook.Len(), s.pending.len()}
+	stats := SelectorStats{Reservations: s.loadBook.Len(), Pending: s.pending.len()}
+	lines := s.lines()
+	for _, l := range lines {
+		waiting, _ := l.pending()
+		stats.Waiting += waiting
+	}
+	stats.Groups = len(lines)
+	return stats
 }

@@ -63,24 +63,28 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // refusal is an error with the HTTP status that says it.
 type refusal struct {
-	status int
-	text   string
+	status  int
+	text    string
+	details any // if there are any
 }
 
 func (r *refusal) Error() string { return r.text }
 
 func refuse(status int, format string, args ...any) error {
-	return &refusal{status, fmt.Sprintf(format, args...)}
+	return &refusal{status: status, text: fmt.Sprintf(format, args...)}
 }
 
-// answer writes v, or err as {"error": …}.
+// answer writes v, or err as {"error": …}, with its details if it has any.
 func answer(w http.ResponseWriter, status int, v any, err error) {
 	if err != nil {
 		status = http.StatusInternalServerError
+		body := map[string]any{"error": err.Error()}
 		if r := (*refusal)(nil); errors.As(err, &r) {
-			status = r.status
+			if status = r.status; r.details != nil {
+				body["details"] = r.details
+			}
 		}
-		v = map[string]string{"error": err.Error()}
+		v = body
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

@@ -1,0 +1,277 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"kvepp/pool"
+	"kvepp/router"
+	"kvepp/router/queue"
+	"kvepp/scoring"
+)
+
+// tick is how often selections that wait are looked at although nothing was released: reservations end by themselves.
+const tick = time.Second
+
+// statusClientGone is the status of answers that nobody is there to read, for metrics. Source: nginx.
+const statusClientGone = 499
+
+// line is the selections that wait for the workers of one group, while each that they may have has more prompts to prefill than
+// its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
+type line struct {
+	mu      sync.Mutex // guards all below
+	profile *queue.Profile
+	queue   *queue.Queue[*waiting]
+	ticking bool
+}
+
+// waiting is a selection in a line. What it names is the waiting request's own, and used by whoever holds the line meanwhile.
+type waiting struct {
+	workers int                       // of the group
+	busy    func(c *queue.Class) bool // whether all workers are that it may have
+	choose  func()
+	err     error         // why it was turned away
+	done    chan struct{} // closed after choose, or with err
+}
+
+func newLine(c *router.Queue, model string) *line {
+	if c == nil {
+		return nil
+	}
+	profile, _ := c.Profiles.Of(model)
+	return &line{profile: profile, queue: queue.New[*waiting](profile, c.Bound)}
+}
+
+// queueing says whether selections for the model ever wait.
+func (s *Selector) queueing(model string) bool {
+	if s.cfg.Queue == nil {
+		return false
+	}
+	profile, _ := s.cfg.Queue.Profiles.Of(model)
+	return profile.Waits()
+}
+
+// advance has those choose whose turn it is.
+func (l *line) advance() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advanceLocked()
+}
+
+func (l *line) advanceLocked() {
+	for {
+		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return c.Rejects() || !item.Value.busy(c) })
+		if item == nil {
+			return
+		}
+		w, c := item.Value, &l.profile.Classes[item.Class]
+		if c.Rejects() && w.busy(c) {
+			w.err = rejected(l.queue.Limited(item.Class, w.workers))
+		} else {
+			w.choose()
+		}
+		close(w.done)
+	}
+}
+
+// keepTicking has the line looked at from time to time while selections wait. The caller holds l.mu.
+func (l *line) keepTicking() {
+	if l.ticking || l.queue.Len() == 0 {
+		return
+	}
+	l.ticking = true
+	time.AfterFunc(tick, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.ticking = false
+		l.advanceLocked()
+		l.keepTicking()
+	})
+}
+
+// rejected is the answer to a selection that may not wait. Source: what dynamo.select_service answers.
+func rejected(err error) error {
+	limit := (*queue.LimitError)(nil)
+	if !errors.As(err, &limit) {
+		return refuse(http.StatusTooManyRequests, "%v", err)
+	}
+	return &refusal{status: http.StatusTooManyRequests,
+		text:    fmt.Sprintf("router policy class %q queue %s limit reached (current=%d, limit=%d)", limit.Class, limit.Kind, limit.Current, limit.Limit),
+		details: map[string]any{"policy_class": limit.Class, "limit_kind": limit.Kind, "current": limit.Current, "limit": limit.Limit}}
+}
+
+// inTurn is choose for a selection that may have to wait; class is the policy class that it asks for. If an error says that its
+// client went away, nothing is booked.
+func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, class string) (*selected, error) {
+	p, err := s.prepare(d, q, id)
+	if err != nil {
+		return nil, err
+	}
+	l := p.group.line
+	if l == nil || !l.profile.Waits() || q.Advisory && id == "" {
+		return s.decide(d, q, p, id)
+	}
+	if id != "" {
+		if _, taken := s.claims.LoadOrStore(id, true); taken {
+			return nil, conflict(id)
+		}
+		defer s.claims.Delete(id)
+	}
+	entry, w, err := s.entry(d, q, p, class)
+	if err != nil {
+		return nil, err
+	}
+	var result *selected
+	var failed error
+	w.choose = func() { result, failed = s.decide(d, q, p, id) }
+
+	l.mu.Lock()
+	item, err := l.queue.Push(entry, w.workers, w)
+	if err == nil {
+		l.advanceLocked()
+		l.keepTicking()
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return nil, rejected(err)
+	}
+	var late <-chan time.Time
+	if timeout := s.cfg.Queue.Timeout; timeout > 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		err = s.leave(l, item, id, refuse(statusClientGone, "the client has gone"))
+	case <-late:
+		err = s.leave(l, item, "", refuse(http.StatusTooManyRequests, "no worker was ready for this selection in time; try again later"))
+	}
+	switch {
+	case err != nil: // and choose has not run, or nobody is there to know
+		return nil, err
+	case w.err != nil:
+		return nil, w.err
+	}
+	return result, failed
+}
+
+// leave takes a selection out of its line, or what it booked as id out of the book, and returns err; nil if it has chosen
+// meanwhile and nothing was to be taken out of the book.
+func (s *Selector) leave(l *line, item *queue.Item[*waiting], id string, err error) error {
+	l.mu.Lock()
+	left := l.queue.Remove(item)
+	if left {
+		l.advanceLocked() // it may have stood before one for whom a worker is ready
+	}
+	l.mu.Unlock()
+	if left {
+		return err
+	}
+	<-item.Value.done
+	if id == "" {
+		return nil
+	}
+	s.end(id)
+	return err
+}
+
+// entry describes a selection for its line.
+func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string) (queue.Request, *waiting, error) {
+	snapshot := s.pool.Acquire()
+	defer snapshot.Release()
+	if err := s.eligible(d, q, p.group, bound{}, snapshot); err != nil {
+		return queue.Request{}, nil, err
+	}
+	s.look(d, p.group, q.constraints())
+	most := 0
+	for i := range d.candidates {
+		c := &d.candidates[i]
+		most = max(most, p.cfg.CachedTokens(&scoring.Terms{BlockSize: p.group.blockSize, ISLTokens: d.prompt.isl, DeviceBlocks: c.DeviceBlocks,
+			HostBlocks: c.HostBlocks, DiskBlocks: c.DiskBlocks}))
+	}
+	entry := queue.Request{Lane: queue.Any, Tokens: d.prompt.isl, CachedTokens: most, Arrival: time.Since(s.began).Seconds(),
+		Jump: max(deref(q.PriorityJump, 0), 0), StrictPriority: deref(q.StrictPriority, 0)}
+	entry.Class = p.group.line.profile.Class(class, d.prompt.isl-most)
+	if q.Pinned != nil {
+		entry.Lane = int(d.workers[0].Worker)
+	}
+	s.mu.RLock()
+	workers := s.groups[p.of].workers
+	s.mu.RUnlock()
+	w := &waiting{workers: workers, done: make(chan struct{})}
+	w.busy = func(c *queue.Class) bool {
+		snapshot := s.pool.Acquire()
+		defer snapshot.Release()
+		if s.eligible(d, q, p.group, bound{}, snapshot) != nil {
+			return false // its turn is there to say so
+		}
+		for _, x := range d.workers {
+			if !c.Busy(s.loadBook.Load(x.Worker).PrefillTokens, capacity(x)) {
+				return false
+			}
+		}
+		return true
+	}
+	return entry, w, nil
+}
+
+// capacity is how many tokens a worker prefills in one step.
+func capacity(w *pool.Worker) int {
+	if w.MaxNumBatchedTokens > 0 {
+		return w.MaxNumBatchedTokens
+	}
+	return unknownCapacity
+}
+
+// end ends a reservation, whatever holds it.
+func (s *Selector) end(id string) {
+	s.leases.release(id)
+	if b, ok := s.loadBook.Named(id); ok {
+		b.Free()
+	}
+	s.released()
+}
+
+// released has those choose for whom there is room, after some load has gone.
+func (s *Selector) released() {
+	if s.cfg.Queue == nil {
+		return
+	}
+	for _, l := range s.lines() {
+		l.advance()
+	}
+}
+
+// lines returns every group's; nil for one where nothing waits.
+func (s *Selector) lines() []*line {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	lines := make([]*line, 0, len(s.groups))
+	for _, g := range s.groups {
+		lines = append(lines, g.line)
+	}
+	return lines
+}
+
+// pending returns how many selections wait in the line, and the tokens of their prompts.
+func (l *line) pending() (selections, tokens int) {
+	if l == nil {
+		return 0, 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.profile.Classes {
+		load := l.queue.Load(i)
+		selections, tokens = selections+load.Requests, tokens+load.Tokens
+	}
+	return selections, tokens
+}

@@ -1,0 +1,134 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/router"
+	"kvepp/router/queue"
+)
+
+// later sends a request from a goroutine of its own, which ctx may end, and returns where its answer comes.
+func (c *counter) later(ctx context.Context, path, class, body string) <-chan string {
+	answered := make(chan string, 1)
+	go func() {
+		req := httptest.NewRequestWithContext(ctx, "POST", path, strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("x-dynamo-meta-policy-class", class)
+		w := httptest.NewRecorder()
+		c.handler.ServeHTTP(w, req)
+		answered <- http.StatusText(w.Code) + " " + w.Body.String()
+	}()
+	synctest.Wait()
+	return answered
+}
+
+// fresh is a prompt of four tokens that nobody has seen, so that all of it is to be prefilled.
+func fresh() string {
+	return fmt.Sprintf(`"token_ids": [%d,2,3,4]`, seen.Add(1))
+}
+
+var seen atomic.Uint32
+
+func wantAnswer(t *testing.T, answered <-chan string, part string) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case text := <-answered:
+		if part == "" || !strings.Contains(text, part) {
+			t.Errorf("answered %s, want %q", text, part)
+		}
+	default:
+		if part != "" {
+			t.Errorf("not answered, want %q", part)
+		}
+	}
+}
+
+// TestSelectionsWait follows selections through a line: they wait for a busy worker, in order, leave with their clients, are
+// refused after a time, and end with their worker.
+func TestSelectionsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := 1.0
+		c := newCounter(t, func(cfg *SelectorConfig) {
+			cfg.Queue = &router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &one)), Bound: 3, Timeout: 30 * time.Second}
+		})
+		ctx := t.Context()
+		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4}`, http.StatusCreated, `["max_num_batched_tokens is required while queueing is enabled"]`)
+		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
+		c.want("POST /select_and_reserve", `{"selection_id": "a", `+fresh()+`}`, http.StatusOK, `"worker_id":1`)
+		second := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "b", `+fresh()+`}`)
+		third := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "c", "strict_priority": 1, `+fresh()+`}`)
+		gone, goes := context.WithCancel(ctx)
+		fourth := c.later(gone, "/select_and_reserve", "", `{"selection_id": "d", `+fresh()+`}`)
+		c.want("GET /loads", "", http.StatusOK, `"pending_count":3,"pending_isl_tokens":12}`)
+		c.want("POST /select", `{`+fresh()+`}`, http.StatusTooManyRequests, "the queue is full")
+		c.want("POST /select", `{"advisory": true, `+fresh()+`}`, http.StatusOK, `"active_prefill_tokens":4`)
+		c.want("POST /select", `{"pinned_worker": {"worker_id": 9, "dp_rank": 0}, `+fresh()+`}`, http.StatusServiceUnavailable, "no endpoints")
+		c.want("POST /select_and_reserve", `{"selection_id": "b", `+fresh()+`}`, http.StatusConflict, "selection b is already reserved or being reserved")
+		c.want("POST /reservations", `{"selection_id": "b", "worker_id": 1, `+fresh()+`}`, http.StatusConflict, "selection b is already reserved or being reserved")
+		if stats := c.selector.Stats(); stats.Waiting != 3 || stats.Reservations != 1 {
+			t.Errorf("%+v", stats)
+		}
+		goes()
+		wantAnswer(t, fourth, "the client has gone")
+		c.want("GET /loads", "", http.StatusOK, `"pending_count":2,`)
+
+		c.want("POST /reservations/a/prefill_complete", "", http.StatusOK, "ok")
+		wantAnswer(t, third, `OK {"selection_id":"c",`)
+		wantAnswer(t, second, "")
+		c.want("DELETE /reservations/c", "", http.StatusOK, "ok")
+		wantAnswer(t, second, `OK {"selection_id":"b",`)
+
+		late := c.later(ctx, "/select", "", `{`+fresh()+`}`)
+		<-time.After(30 * time.Second)
+		wantAnswer(t, late, "Too Many Requests")
+
+		left := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "e", `+fresh()+`}`)
+		c.want("DELETE /workers/1", "", http.StatusOK, "unschedulable")
+		wantAnswer(t, left, "no endpoints available to route work")
+		if stats := c.selector.Stats(); stats != (SelectorStats{Groups: 1}) {
+			t.Errorf("%+v", stats)
+		}
+
+		// A reservation that nobody ends makes room by itself.
+		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
+		c.want("POST /select_and_reserve", `{"selection_id": "f", `+fresh()+`}`, http.StatusOK, `"worker_id":1`)
+		<-time.After(5*time.Minute - 10*time.Second)
+		after := c.later(ctx, "/select", "", `{`+fresh()+`}`)
+		<-time.After(11 * time.Second)
+		wantAnswer(t, after, `OK {"model_name":`)
+	})
+}
+
+// TestSelectionsThatMayNotWait are refused, and told which limit it was.
+func TestSelectionsThatMayNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := queue.ParseFile([]byte(`
+default_policy_family: all
+uncached_isl_buckets: [{min_tokens: 0, bucket: any}]
+policy_classes:
+- {name: few, policy_family: all, cache_bucket: any, quantum: 1, prefill_busy_threshold: 3, request_queue_limit_per_worker: 1}
+- {name: none, quantum: 1, prefill_busy_threshold: 3, raw_isl_token_queue_limit_per_worker: 0}
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newCounter(t, func(cfg *SelectorConfig) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} })
+		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
+		wantAnswer(t, c.later(t.Context(), "/select_and_reserve", "none", `{"selection_id": "a", `+fresh()+`}`), `OK {"selection_id":"a"`)
+		waits := c.later(t.Context(), "/select", "few", `{`+fresh()+`}`)
+		wantAnswer(t, c.later(t.Context(), "/select", "", `{`+fresh()+`}`),
+			`Too Many Requests {"details":{"current":1,"limit":1,"limit_kind":"requests","policy_class":"few"},"error":"router policy class \"few\" queue requests limit reached (current=1, limit=1)"}`)
+		wantAnswer(t, c.later(t.Context(), "/select", "none", `{`+fresh()+`}`), `"limit_kind":"raw_isl_tokens","policy_class":"none"`)
+		c.want("DELETE /reservations/a", "", http.StatusOK, "ok")
+		wantAnswer(t, waits, `OK {"model_name":`)
+	})
+}
