@@ -238,6 +238,14 @@ func (x *selectors) register(w *selectable) {
 	if a.object()["lifecycle"] != "schedulable" {
 		x.t.Fatalf("worker %d: %v", w.id, a)
 	}
+	eventually(x.t, func() error { // Dynamo's answer comes before its load book knows the worker
+		for _, load := range x.ask(x.Dynamo, "GET", "/loads?routing_group="+w.group, nil).body.([]any)[0].(object)["loads"].([]any) {
+			if integer(load.(object)["worker_id"]) == w.id {
+				return nil
+			}
+		}
+		return fmt.Errorf("Dynamo's load book does not know worker %d", w.id)
+	})
 	for _, p := range w.publishers {
 		p.subscribed(2)
 		clear(p.held)
