@@ -31,7 +31,7 @@ type bench struct {
 	log     *slog.Logger
 }
 
-func newBench(t *testing.T, cfg Config) *bench {
+func newBench(t testing.TB, cfg Config) *bench {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	b := &bench{book: scoring.NewActiveSequences(), pool: pool.New(log), metrics: metrics.New(), log: log}

@@ -1,0 +1,190 @@
+package extproc
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"kvepp/scoring"
+)
+
+// script is a proxy that sends messages in any order, whatever it is answered, and remembers which rules of the protocol the
+// answers break.
+type script struct {
+	grpc.ServerStream
+	ctx  context.Context
+	left []byte // two bytes for each message
+
+	uncut             bool           // some message says that pieces must not be cut
+	asked             map[string]int // messages sent that are to be answered, by kind
+	sent, relayed     []byte         // of the request body
+	complete          bool           // the request was sent to its end
+	over              string         // the answer after which none may follow
+	headers, bodyDone bool
+	broken            error
+}
+
+// What a script's messages hold.
+var (
+	paths  = []string{"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", ""}
+	bodies = [][]byte{[]byte(chatBody), []byte(chatBody[:20]), []byte(chatBody[20:]), nil, []byte("{"), bytes.Repeat([]byte(" "), 70_000)}
+)
+
+func (s *script) Context() context.Context { return s.ctx }
+
+func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(s.left) < 2 {
+		return nil, io.EOF
+	}
+	kind, detail := s.left[0], s.left[1]
+	s.left = s.left[2:]
+	end := detail&0x80 != 0
+	in := &extprocv3.ProcessingRequest{ObservabilityMode: kind > 250}
+	if detail&0x40 != 0 {
+		mode := filterv3.ProcessingMode_BodySendMode(detail % 7)
+		in.ProtocolConfig = &extprocv3.ProtocolConfiguration{RequestBodyMode: mode, ResponseBodyMode: mode}
+		s.uncut = s.uncut || mode == grpcMessages
+	}
+	asked := func(what string) {
+		if !in.ObservabilityMode {
+			s.asked[what]++
+		}
+	}
+	header := func(pairs ...string) *extprocv3.HttpHeaders {
+		h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
+		for i := 0; i < len(pairs); i += 2 {
+			h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+		}
+		return h
+	}
+	body := &extprocv3.HttpBody{Body: bodies[int(detail&0x3f)%len(bodies)], EndOfStream: end}
+	switch kind % 8 {
+	case 0:
+		in.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: header(":path", paths[int(detail&0xf)%len(paths)],
+			"content-length", fmt.Sprint(int(detail)*100), "x-dynamo-session-id", fmt.Sprint(detail))}
+		asked("request_headers")
+	case 1, 2:
+		in.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: body}
+		asked("request_body")
+		if s.asked["request_headers"] > 0 && !in.ObservabilityMode && !s.complete {
+			s.sent = append(s.sent, body.Body...)
+			s.complete = end
+		}
+	case 3:
+		in.Request = &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}
+		asked("request_trailers")
+		s.complete = s.complete || s.asked["request_headers"] > 0 && !in.ObservabilityMode
+	case 4:
+		in.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: header(":status", fmt.Sprint(100+int(detail)*3), "content-type", "text/event-stream")}
+		served := []string{"", "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "nonsense"}[int(detail)%5]
+		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
+			Fields: map[string]*structpb.Value{servedKey: structpb.NewStringValue(served)}}}}
+		asked("response_headers")
+	case 5:
+		in.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: body}
+		asked("response_body")
+	case 6:
+		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
+		asked("response_trailers")
+	}
+	return in, nil
+}
+
+func (s *script) Send(out *extprocv3.ProcessingResponse) error {
+	wrong := func(format string, args ...any) {
+		if s.broken == nil {
+			s.broken = fmt.Errorf(format, args...)
+		}
+	}
+	answer := func(kind string) {
+		if s.over != "" {
+			wrong("%s after %s", kind, s.over)
+		}
+		if s.asked[kind] == 0 {
+			wrong("%s, which nobody asked for", kind)
+		}
+	}
+	switch r := out.Response.(type) {
+	case *extprocv3.ProcessingResponse_RequestHeaders:
+		answer("request_headers")
+		if s.headers {
+			wrong("request_headers twice")
+		}
+		s.headers = true
+	case *extprocv3.ProcessingResponse_RequestBody:
+		answer("request_body")
+		piece := r.RequestBody.GetResponse().GetBodyMutation().GetStreamedResponse()
+		switch {
+		case !s.headers:
+			wrong("request_body before request_headers")
+		case s.bodyDone:
+			wrong("request_body after its end")
+		case len(piece.GetBody()) > maxChunk && !s.uncut:
+			wrong("a piece of %d bytes", len(piece.GetBody()))
+		}
+		s.bodyDone = piece.GetEndOfStream()
+		s.relayed = append(s.relayed, piece.GetBody()...)
+	case *extprocv3.ProcessingResponse_RequestTrailers:
+		answer("request_trailers")
+		s.bodyDone = true
+	case *extprocv3.ProcessingResponse_ResponseHeaders:
+		answer("response_headers")
+	case *extprocv3.ProcessingResponse_ResponseBody:
+		answer("response_body")
+	case *extprocv3.ProcessingResponse_ResponseTrailers:
+		answer("response_trailers")
+	case *extprocv3.ProcessingResponse_ImmediateResponse:
+		if s.over != "" {
+			wrong("two immediate responses")
+		}
+		s.over = "immediate_response"
+	default:
+		wrong("%T", r)
+	}
+	return nil
+}
+
+// FuzzMessageOrder: messages of any kind in any order make no panic, are answered within the rules, relay no byte that was not
+// sent, and leave no booking.
+func FuzzMessageOrder(f *testing.F) {
+	for _, seed := range [][]byte{
+		{0, 0, 1, 0x80}, // headers, body
+		{0, 0, 1, 1, 1, 0x82, 4, 33, 5, 0, 5, 0x83},          // a body in two pieces, and its answer
+		{0, 0, 1, 0, 3, 0, 4, 33, 6, 0},                      // trailers
+		{0, 0x42, 1, 0x80, 4, 34, 5, 0x80},                   // BUFFERED
+		{0, 0, 1, 1, 4, 35, 1, 0x82, 3, 0},                   // an answer before the body is there
+		{0, 3, 1, 5, 4, 36, 1, 5, 5, 0x80, 1, 0x83, 1, 0x80}, // an answer while the body is relayed
+		{4, 33, 0, 0, 1, 0x80},                               // a response first
+		{1, 0x80, 3, 0, 7, 0, 0, 0x82, 0, 0},                 // out of order
+		{0, 0, 1, 5, 1, 5, 1, 5, 1, 5, 1, 0x83, 4, 33},       // more than is parsed
+	} {
+		f.Add(seed)
+	}
+	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, DecisionHeaders: true})
+	server := NewServer(Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, DecisionHeaders: true}, b.router, b.metrics, b.log)
+	f.Fuzz(func(t *testing.T, messages []byte) {
+		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}}
+		if err := server.Process(s); status.Code(err) == codes.Internal {
+			t.Fatal(err)
+		}
+		if s.broken != nil {
+			t.Error(s.broken)
+		}
+		if !bytes.HasPrefix(s.sent, s.relayed) {
+			t.Errorf("%d bytes were relayed that are not what was sent", len(s.relayed))
+		}
+		if b.book.Len() != 0 || b.load() != (scoring.Load{}) {
+			t.Errorf("%d bookings and %+v are left", b.book.Len(), b.load())
+		}
+	})
+}
