@@ -197,6 +197,36 @@ func TestBodyModes(t *testing.T) {
 	}
 }
 
+// TestFallbackEndpoints: Envoy cannot reach the chosen endpoint and goes down kvepp's list; the load goes with the request.
+func TestFallbackEndpoints(t *testing.T) {
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=1"}})
+	nothingLeft(t, s)
+	// The worker, and an endpoint that Envoy does not know: without a list it would take any. Both may be chosen.
+	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: '127.0.0.1:9', instanceId: 9}\n", s.Workers[0].Entry())); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if metric(t, s, "kvepp_workers") != 2 {
+			return fmt.Errorf("the endpoints file is not read yet")
+		}
+		return nil
+	})
+	eventually(t, func() error {
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), true, nil)
+		if err != nil || a.Status == http.StatusServiceUnavailable {
+			t.Fatalf("%v %+v", err, a)
+		}
+		m, err := s.Metrics(t.Context())
+		if err != nil || m[`kvepp_served_total{outcome="unknown"}`] > 0 {
+			t.Fatal(err, m)
+		}
+		if chosen, moved := m[`kvepp_served_total{outcome="as_chosen"}`], m[`kvepp_served_total{outcome="moved"}`]; chosen == 0 || moved == 0 {
+			return fmt.Errorf("%v requests were served as chosen, %v elsewhere", chosen, moved)
+		}
+		return nil
+	})
+}
+
 // TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp.
 func TestKveppDies(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 20})

@@ -105,7 +105,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		aliases       []string
 	}
 	lines := []line{
-		{d.Address, endpointHeader, nil},
+		{endpoints(d), endpointHeader, nil},
 		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
 		{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases},
 	}
@@ -148,11 +148,19 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	return mutation
 }
 
+// endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then those to try in its place.
+func endpoints(d *router.Decision) string {
+	if len(d.Fallbacks) == 0 {
+		return d.Address
+	}
+	return d.Address + "," + strings.Join(d.Fallbacks, ",")
+}
+
 // endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata.
 func endpointMetadata(d *router.Decision) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{
 		endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-			endpointHeader: structpb.NewStringValue(d.Address)}})}}
+			endpointHeader: structpb.NewStringValue(endpoints(d))}})}}
 }
 
 // responseHeadersReply changes nothing, unless the configuration asks for the decision to be shown to the client.

@@ -157,6 +157,11 @@ func (x *exchange) ask(ctx context.Context) effect {
 
 // observe looks at what has been sent on. Relaying comes first: nothing here may delay a byte of the response.
 func (x *exchange) observe(e *effect) {
+	if e.Served != "" && x.route != nil {
+		if outcome := x.router.ServedBy(x.route, e.Served); outcome != router.ServedAsChosen {
+			x.log.Debug("served by another endpoint than was chosen", "request_id", x.head.id, "chosen", x.route.Address, "served", e.Served, "outcome", outcome)
+		}
+	}
 	if e.Status != "" {
 		x.code = "invalid"
 		if validStatus(e.Status) {

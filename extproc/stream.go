@@ -92,6 +92,8 @@ type effect struct {
 	Ask bool
 	// Refuse: the request is to be answered so. The server calls refused.
 	Refuse *httpError
+	// Served is the endpoint that the proxy says has served the request, host:port, when it was just seen; "" otherwise.
+	Served string
 	// Status is the response's HTTP status, when it was just seen; "" otherwise.
 	Status string
 	// ContentType and ContentEncoding of the response, with Status.
@@ -126,8 +128,7 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	case *extprocv3.ProcessingRequest_ResponseBody:
 		return s.responseBody(in, m.ResponseBody)
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
-		s.beginResponse(in)
-		return effect{Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
+		return effect{Served: s.beginResponse(in), Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extprocv3.TrailersResponse{}}}}}
 	}
 	// Flow-control messages carry no request. "The data plane must not send a message containing only this field unless the
@@ -339,10 +340,11 @@ func (s *stream) refused(e *httpError) effect {
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse()}, Close: true}
 }
 
-// beginResponse notes that a message of the response has come.
-func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) {
+// beginResponse notes that a message of the response has come, and returns who has served it, if that is said in the first. It
+// is the last word after all retries, and absent without an override_host policy. Source: proposal 004, v1.0.
+func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) {
 	if s.responding {
-		return
+		return ""
 	}
 	s.responding = true
 	if s.phase == awaitHeaders { // a stream that begins in the response phase: nothing to decide, only to relay
@@ -351,11 +353,11 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) {
 	if s.phase < relay { // Envoy's own answer to a request that is not complete: nothing to decide any more
 		s.phase, s.chunks = answered, nil
 	}
+	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedKey].GetStringValue()
 }
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
-	s.beginResponse(in)
-	e := effect{Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
+	e := effect{Served: s.beginResponse(in), Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
 		ResponseHeaders: s.responseHeadersReply()}}}}
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
@@ -371,8 +373,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 }
 
 func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
-	s.beginResponse(in)
-	return effect{Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
+	return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
 }
 
 func readHead(m *corev3.HeaderMap) head {

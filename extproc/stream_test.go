@@ -162,6 +162,9 @@ func play(s *stream, line string) (effect, error) {
 		d := &router.Decision{Name: args["name"], Address: args["address"], InstanceID: id, Rank: uint32(rank),
 			Reason: router.ReasonKV, PromptTokens: 100, PredictedCachedTokens: 64,
 			Costs: []router.Cost{{Name: args["name"], Rank: uint32(rank), Cost: 12.25}, {Name: "other", Cost: 18}}}
+		if v := args["fallbacks"]; v != "" {
+			d.Fallbacks = strings.Split(v, ",")
+		}
 		if id, err := strconv.ParseUint(args["prefill-id"], 10, 64); err == nil {
 			d.Prefill = &router.Prefill{Name: args["prefill"], Address: args["prefill-address"], InstanceID: id, Rank: 3,
 				Costs: []router.Cost{{Name: args["prefill"], Rank: 3, Cost: 6.5}}}
@@ -177,6 +180,10 @@ func play(s *stream, line string) (effect, error) {
 		return s.refused(new(Config).toHTTP(e)), nil
 	default:
 		return effect{}, fmt.Errorf("no such step")
+	}
+	if v, ok := args["served"]; ok {
+		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
+			Fields: map[string]*structpb.Value{servedKey: structpb.NewStringValue(v)}}}}
 	}
 	return s.step(in), nil
 }
@@ -238,6 +245,9 @@ func describe(s *stream, e effect) string {
 			}
 		}
 		b.WriteString("\n")
+	}
+	if e.Served != "" {
+		fmt.Fprintf(&b, "served by %s\n", e.Served)
 	}
 	if e.Status != "" {
 		fmt.Fprintf(&b, "status=%s content-type=%q content-encoding=%q\n", e.Status, e.ContentType, e.ContentEncoding)

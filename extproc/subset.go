@@ -1,7 +1,7 @@
 package extproc
 
 import (
-	"net"
+	"net/netip"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -9,10 +9,11 @@ import (
 )
 
 // subset is the proxy's restriction of the candidates. An entry with a port allows that endpoint, one without allows
-// every port of the address.
+// every port of the address. IP addresses are compared as such, whatever form they are written in.
 type subset struct {
-	endpoints map[string]bool // host:port
-	hosts     map[string]bool
+	endpoints map[netip.AddrPort]bool
+	addresses map[netip.Addr]bool
+	names     map[string]bool // of hosts, with or without a port
 }
 
 // readSubset reads the hint, nil when there is none. Proposal 004 speaks of a list; proxies also send a comma-separated
@@ -22,7 +23,7 @@ func readSubset(m *corev3.Metadata) *subset {
 	if !ok {
 		return nil
 	}
-	s := &subset{endpoints: map[string]bool{}, hosts: map[string]bool{}}
+	s := &subset{endpoints: map[netip.AddrPort]bool{}, addresses: map[netip.Addr]bool{}, names: map[string]bool{}}
 	s.add(v)
 	return s
 }
@@ -36,16 +37,21 @@ func (s *subset) add(v *structpb.Value) {
 	case *structpb.Value_StringValue:
 		for entry := range strings.SplitSeq(k.StringValue, ",") {
 			entry = strings.TrimSpace(entry)
-			if host, port, err := net.SplitHostPort(entry); err == nil {
-				s.endpoints[net.JoinHostPort(host, port)] = true
+			if endpoint, err := netip.ParseAddrPort(entry); err == nil {
+				s.endpoints[endpoint] = true
+			} else if address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(entry, "["), "]")); err == nil {
+				s.addresses[address] = true
 			} else if entry != "" {
-				s.hosts[strings.Trim(entry, "[]")] = true
+				s.names[entry] = true
 			}
 		}
 	}
 }
 
 func (s *subset) allows(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	return s.endpoints[address] || err == nil && s.hosts[host]
+	if endpoint, err := netip.ParseAddrPort(address); err == nil {
+		return s.endpoints[endpoint] || s.addresses[endpoint.Addr()]
+	}
+	host, _, _ := strings.Cut(address, ":")
+	return s.names[address] || s.names[host]
 }

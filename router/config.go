@@ -58,6 +58,8 @@ type Config struct {
 	Metrics *metrics.Router
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
 	Explain bool
+	// Fallbacks is how many further endpoints a decision names, for a proxy that may try them in order. 0: none.
+	Fallbacks int
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.
 	Keep int
 	// StockPrefill says that prefill workers are stock engines, which the destination reaches at their addresses, and not

@@ -164,7 +164,7 @@ func (r *Route) Answered(a Answer) {
 	var between time.Duration
 	if !o.firstToken.IsZero() && a.Tokens > 1 {
 		between = time.Since(o.firstToken) / time.Duration(a.Tokens-1)
-		o.router.latest.set(r.destination, r.InstanceID, func(l *lastAnswer) { l.itl = between })
+		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
 }

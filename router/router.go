@@ -57,6 +57,8 @@ type Decision struct {
 	Address    string // host:port for Envoy
 	InstanceID uint64
 	Rank       uint32
+	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks wants them.
+	Fallbacks []string
 
 	Reason                Reason
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
@@ -101,6 +103,7 @@ type Route struct {
 	cost        float64                                       // of all legs, in tokens
 	unit        int                                           // a block of the destination, in tokens
 	destination kvblock.Worker                                // who is sent the request
+	instance    uint64                                        // of destination
 	served      func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
 	prefilled   atomic.Bool
 	estimate    *time.Timer // ends the prefill by estimate; nil without one

@@ -513,14 +513,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 			return fmt.Errorf("%w: %q", ErrDuplicateRequest, req.ID)
 		}
 	}
-	if n := int(all.top) + 1; n > len(a.loads) {
-		a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
-		a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
-		a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
-		a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
-		a.blocks.fit(n)
-	}
-
+	a.fit(int(all.top) + 1)
 	a.now = a.clock()
 	a.variants, a.walker.leaves, a.walker.made = a.variants[:0], a.walker.leaves[:0], a.walker.made[:0]
 	if all.alike {
@@ -550,6 +543,18 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 		}
 	}
 	return nil
+}
+
+// fit makes room for workers numbered below n.
+func (a *ActiveSequences) fit(n int) {
+	if n <= len(a.loads) {
+		return
+	}
+	a.loads = append(a.loads, make([]Load, n-len(a.loads))...)
+	a.prefills = append(a.prefills, make([]prefills, n-len(a.prefills))...)
+	a.adjusted = append(a.adjusted, make([]adjustment, n-len(a.adjusted))...)
+	a.walker.held = append(a.walker.held, make([]int32, n-len(a.walker.held))...)
+	a.blocks.fit(n)
 }
 
 // walk makes p a variant, sets walker.held for it, and returns how many distinct blocks it has.
@@ -766,6 +771,24 @@ func (a *ActiveSequences) end(index uint32) {
 	load.ActiveBlocks -= b.ownBlocks
 	load.ActiveTokens -= b.ownBlocks * b.blockSize
 	a.endOutput(b)
+	a.releaseChains(b)
+	if load.Requests == 0 {
+		a.dropAdjustment(b.worker)
+	}
+	if b.id != "" {
+		delete(a.byID, b.id)
+	}
+	leaves := b.leaves[:0]
+	if cap(leaves) > keptBlocks {
+		leaves = nil
+	}
+	*b = booking{generation: b.generation + 1, leaves: leaves}
+	a.free = append(a.free, index)
+}
+
+// releaseChains takes the chains of a booking off its worker.
+func (a *ActiveSequences) releaseChains(b *booking) {
+	load := &a.loads[b.worker]
 	a.blocks.pass()
 	for _, id := range b.leaves {
 		for id != 0 && a.blocks.meet(id) {
@@ -779,18 +802,6 @@ func (a *ActiveSequences) end(index uint32) {
 			id = parent
 		}
 	}
-	if load.Requests == 0 {
-		a.dropAdjustment(b.worker)
-	}
-	if b.id != "" {
-		delete(a.byID, b.id)
-	}
-	leaves := b.leaves[:0]
-	if cap(leaves) > keptBlocks {
-		leaves = nil
-	}
-	*b = booking{generation: b.generation + 1, leaves: leaves}
-	a.free = append(a.free, index)
 }
 
 // keptBlocks is the longest list whose memory an unused booking or run keeps for the next request.

@@ -45,6 +45,7 @@ type options struct {
 	engine string
 	served
 	scheduling
+	proxied
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -58,7 +59,6 @@ type options struct {
 	headerAliases     bool
 	prefillerHeader   bool
 	decisionHeaders   bool
-	maxParseBytes     int
 	indexMaxBytes     int64
 	minInitialWorkers int
 
@@ -191,7 +191,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.headerAliases, "header-aliases", true, "also set the worker headers' older names: x-worker-instance-id, x-dp-rank, x-data-parallel-rank, x-prefill-instance-id, x-prefill-dp-rank")
 	f.BoolVar(&o.prefillerHeader, "prefiller-header", false, "the prefill and decode workers are stock engines, with llm-d's routing sidecar before each decode one: also set x-prefiller-host-port, the prefill worker's address. Decode workers then serve alone while there is no prefill worker")
 	f.BoolVar(&o.decisionHeaders, "decision-headers", false, "show each decision in the response as x-kvepp-* headers. They tell clients the workers' names and loads")
-	f.IntVar(&o.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
+	o.proxied.add(f)
 	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
 
 	o.scheduling.add(f, &o.scoring)
@@ -482,8 +482,6 @@ func (o *options) check() error {
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.minInitialWorkers < 0:
 		return errors.New("--router-min-initial-workers may not be negative")
-	case o.maxParseBytes < 1:
-		return errors.New("--max-parse-bytes must be at least 1")
 	case o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes:
 		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
@@ -516,6 +514,9 @@ func (o *options) check() error {
 	}
 	t, err := o.tokenizerOptions()
 	if err != nil {
+		return err
+	}
+	if err := o.proxied.check(t.Engine); err != nil {
 		return err
 	}
 	urls, err := o.tokenizerURLsByModel()

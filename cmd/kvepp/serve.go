@@ -140,6 +140,7 @@ func serve(o *options) error {
 		Served:       served,
 		Predict:      o.predict(),
 		Metrics:      m.NewRouter(o.identity()),
+		Fallbacks:    o.fallbacks,
 		Explain:      o.decisionHeaders,
 		Keep:         o.keptDecisions(),
 		IgnoreHints:  o.ignoreHints,
@@ -160,6 +161,7 @@ func serve(o *options) error {
 		DecisionHeaders: o.decisionHeaders,
 		IgnoreHints:     o.ignoreHints,
 		MaxParseBytes:   o.maxParseBytes,
+		MaxBodyBytes:    o.maxBodyBytes,
 		OverloadStatus:  o.overloadStatus,
 		RetryAfter:      int(o.retryAfter),
 	}, decides, m, log)

@@ -26,6 +26,7 @@ type Metrics struct {
 	checks    *prometheus.CounterVec
 	hints     *prometheus.CounterVec
 	rejected  *prometheus.CounterVec
+	served    *prometheus.CounterVec
 	waited    prometheus.Histogram
 	known     map[string]prometheus.Observer // those of phases: finding one there is quicker. Not changed after New
 
@@ -91,6 +92,10 @@ func New() *Metrics {
 			Name: "kvepp_rejections_total",
 			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold), queue_full, queue_limit (its policy class holds as much as it may), queue_timeout.",
 		}, []string{"cause"}),
+		served: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_served_total",
+			Help: "Requests of which the proxy said who has served them, by outcome: as_chosen; moved (another endpoint, after a retry or a fallback: its load is counted there); unknown (none that kvepp knows: its load is counted nowhere).",
+		}, []string{"outcome"}),
 		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "kvepp_queue_wait_seconds",
 			Help:    "How long requests waited in the queue that did, those included that left it or were turned away.",
@@ -138,6 +143,9 @@ func New() *Metrics {
 	for _, code := range []string{"200", "400", "404", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
+	for _, outcome := range []string{"as_chosen", "moved", "unknown"} {
+		m.served.WithLabelValues(outcome)
+	}
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -146,7 +154,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.waited, selections, m.Unpaired)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.served, m.waited, selections, m.Unpaired)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -168,6 +176,9 @@ func (m *Metrics) Rejections(causes ...string) {
 
 // Rejection counts one request that was turned away because of load.
 func (m *Metrics) Rejection(cause string) { m.rejected.WithLabelValues(cause).Inc() }
+
+// Served counts one request of which the proxy said who has served it.
+func (m *Metrics) Served(outcome string) { m.served.WithLabelValues(outcome).Inc() }
 
 // QueueWait observes for how long one request waited.
 func (m *Metrics) QueueWait(d time.Duration) { m.waited.Observe(d.Seconds()) }

@@ -1,0 +1,66 @@
+package router
+
+import (
+	"net/netip"
+
+	"kvepp/pool"
+)
+
+// What became of a booking when the proxy said who served the request.
+const (
+	ServedAsChosen = "as_chosen"
+	ServedMoved    = "moved"   // to the endpoint that served it
+	ServedUnknown  = "unknown" // none of the pool's: freed
+)
+
+// ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries and
+// fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It belongs to the
+// goroutine that follows the answer.
+func (r *Router) ServedBy(route *Route, address string) string {
+	outcome := r.servedBy(route, address)
+	r.metrics.Served(outcome)
+	return outcome
+}
+
+func (r *Router) servedBy(route *Route, address string) string {
+	if sameAddress(address, route.Address) {
+		return ServedAsChosen // of several workers behind one address the headers have named one
+	}
+	snapshot := r.pool.Acquire() // a worker's number is not given away while a snapshot is held
+	defer snapshot.Release()
+	w := workerAt(snapshot, address, route.Rank)
+	if w == nil {
+		if _, err := netip.ParseAddrPort(route.Address); err == nil { // the proxy says no names: it may be what a name stands for
+			route.Free()
+			route.served = nil
+		}
+		return ServedUnknown
+	}
+	route.booking.MoveTo(w.Worker, w.BlockSize)
+	if route.Prefill == nil {
+		route.computes = *w
+	}
+	route.destination, route.instance = w.Worker, w.InstanceID
+	return ServedMoved
+}
+
+// workerAt returns the worker at an address, the one of this rank if there are several; nil if there is none.
+func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker) {
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if (found == nil || w.Rank == rank) && w.Role != pool.Prefill && w.Role != pool.Encode && sameAddress(w.Address, address) {
+			found = w
+		}
+	}
+	return found
+}
+
+// sameAddress compares two of host:port: IPv6 has several forms.
+func sameAddress(a, b string) bool {
+	if a == b {
+		return true
+	}
+	x, errX := netip.ParseAddrPort(a)
+	y, errY := netip.ParseAddrPort(b)
+	return errX == nil && errY == nil && x == y
+}
