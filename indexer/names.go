@@ -3,6 +3,7 @@ package indexer
 import (
 	"math/bits"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -189,10 +190,11 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 // have.
 func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	if len(hashes) > 1 {
-		for _, e := range hashes {
-			t.ask(t.names.near(uint64(e)))
+		near := t.near[:0]
+		for _, e := range hashes[:min(len(hashes), len(t.near))] {
+			near = append(near, t.names.near(uint64(e)))
 		}
-		t.prefetch()
+		prefetch.Words(&near[0], len(near))
 	}
 	var r run
 	var mask uint64 // of blocks of r to be cleared

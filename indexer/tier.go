@@ -28,9 +28,8 @@ type tier struct {
 	table table
 	every atomic.Bool
 
-	asked     [2 * maxRun]uintptr // memory to prefetch
-	asks      int
-	nearNames int // names of the store under way that were asked for before it began
+	near      [2 * maxRun]uintptr // scratch, memory to prefetch
+	nearNames int                 // names of the store under way that were sent for before it began
 
 	size  atomic.Int64 // bytes in use after the latest change
 	spare atomic.Int64 // bytes of the arena's pages that are not
@@ -206,13 +205,14 @@ func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok 
 func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock, nameless bool) int {
 	named := t.arena.names && !nameless
 	seqs = seqs[:min(len(seqs), maxRun)]
+	near := t.near[:0]
 	for k, seq := range seqs {
-		t.ask(t.starts.near(uint64(seq)))
+		near = append(near, t.starts.near(uint64(seq)))
 		if named && k >= t.nearNames {
-			t.ask(t.names.near(uint64(blocks[k].Engine)))
+			near = append(near, t.names.near(uint64(blocks[k].Engine)))
 		}
 	}
-	t.prefetch()
+	prefetch.Words(&near[0], len(near))
 	if named {
 		e := blocks[0].Engine
 		if _, taken := t.names.findName(&t.arena, e); taken || e == 0 || h.private.has(e) {
@@ -305,21 +305,6 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	h.blocks += k
 	h.n += k
 	return k
-}
-
-// ask adds memory that will be needed.
-func (t *tier) ask(address uintptr) {
-	if t.asks == len(t.asked) {
-		t.prefetch()
-	}
-	t.asked[t.asks] = address
-	t.asks++
-}
-
-// prefetch sends for the memory asked for, so that the processor waits for all of it at once.
-func (t *tier) prefetch() {
-	prefetch.Words(&t.asked[0], t.asks)
-	t.asks = 0
 }
 
 // roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few will

@@ -7,8 +7,9 @@ TEXT ·Words(SB), NOSPLIT, $0-16
 	JMP  test
 
 next:
-	MOVQ       -8(SI)(CX*8), AX
+	MOVQ       (SI), AX
 	PREFETCHT0 (AX)
+	ADDQ       $8, SI
 	DECQ       CX
 
 test:
