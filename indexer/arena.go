@@ -51,6 +51,7 @@ type page struct {
 	words []uint64
 	// As many, for what only writers need of a run, if it is kept; guarded by tier.mu.
 	stored []kvblock.StoredBlock
+	last   int // word of a record
 	class  uint8
 	sort   sort
 }
@@ -65,9 +66,9 @@ type pageInfo struct {
 
 // page returns the page of r, nil if there is none.
 func (a *arena) page(r ref) *page {
-	dir := a.dir.Load()
-	if n := uint32(r) >> pageBits; dir != nil && n < uint32(len(*dir)) {
-		return (*dir)[n].Load()
+	dir := *a.dir.Load()
+	if n := int(r >> pageBits); n < len(dir) {
+		return dir[n].Load()
 	}
 	return nil
 }
@@ -79,8 +80,7 @@ func (a *arena) record(r ref) []uint64 {
 		return nil
 	}
 	at := int(r) & (pageWords - 1)
-	size := 1 << p.class
-	return p.words[at : at&^(size-1)+size]
+	return p.words[at : at|p.last+1]
 }
 
 // around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is less
@@ -91,9 +91,7 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 		return nil, 0
 	}
 	at := int(r) & (pageWords - 1)
-	size := 1 << p.class
-	start := at &^ (size - 1)
-	return p.words[start : start+size], at - start - runHeader
+	return p.words[at&^p.last : at|p.last+1], at&p.last - runHeader
 }
 
 // size returns the words that a record takes.
@@ -185,20 +183,17 @@ func (a *arena) addPage(s sort, class uint8) bool {
 			return false
 		}
 		a.info = append(a.info, pageInfo{})
-		old := a.dir.Load()
-		if old == nil || len(*old) <= int(n) {
+		if old := *a.dir.Load(); len(old) <= int(n) {
 			dir := make([]atomic.Pointer[page], max(8, 2*n))
-			if old != nil {
-				for i := range *old {
-					dir[i].Store((*old)[i].Load())
-				}
+			for i := range old {
+				dir[i].Store(old[i].Load())
 			}
 			a.dir.Store(&dir)
 		}
 	}
 	a.info[n] = pageInfo{openAt: int32(len(a.open[s][class]))}
 	a.open[s][class] = append(a.open[s][class], n)
-	p := &page{words: make([]uint64, max(pageWords, 1<<class)), class: class, sort: s}
+	p := &page{words: make([]uint64, max(pageWords, 1<<class)), last: 1<<class - 1, class: class, sort: s}
 	if s == sortRun && a.names {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
@@ -243,11 +238,7 @@ func (a *arena) release(r ref) {
 func (a *arena) used() int { return 8 * a.inUse }
 
 func (a *arena) bytes() int {
-	total := 8 * a.paged
-	if dir := a.dir.Load(); dir != nil {
-		total += 8 * len(*dir)
-	}
-	return total
+	return 8 * (a.paged + len(*a.dir.Load()))
 }
 
 // classFor returns the smallest class of at least words words.

@@ -305,7 +305,7 @@ func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent 
 	return place{}, false
 }
 
-// maxNearNames is how many names of a store are asked for together with its parent's, whether they will be needed or not.
+// maxNearNames is how many names of a store are sent for together with its parent's, before it is known whether they are needed.
 const maxNearNames = 8
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.

@@ -41,6 +41,7 @@ func (t *tier) init() {
 	t.starts.sparse = true
 	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
+	t.arena.dir.Store(&[]atomic.Pointer[page]{})
 }
 
 // unlock ends a change.
