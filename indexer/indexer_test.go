@@ -657,3 +657,69 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations with lower tiers, want none", n)
 	}
 }
+
+// Where workers that hold no more of a run part from each other, the run is cut, so that they hold all of what they share.
+func TestCutWhereWorkersPart(t *testing.T) {
+	x := newIndex(t)
+	tier := &x.tiers[0]
+	local, chain := chainOf(1, 50)
+	mustStore(t, x, 1, stores(1, local, 0, 50))
+	want := matches{1: 50}
+	for w := kvblock.Worker(2); w < 10; w++ {
+		own, _ := chainOf(uint64(w), 50)
+		copy(own, local[:32])
+		mustStore(t, x, w, stores(1, local, 0, 32))
+		if words := tier.starts.findRun(&tier.arena, chain[0]); length(words[0]) != 50 && int(w) < 2+minEnding {
+			t.Errorf("cut to %d blocks before worker %d parts", length(words[0]), w)
+		}
+		after := stores(kvblock.EngineHash(1000*int(w)), own, 32, 50)
+		after.HasParent, after.Parent = true, 1+31
+		mustStore(t, x, w, after)
+		want[w] = 32
+		wantMatches(t, x, chain, want)
+	}
+	words := tier.starts.findRun(&tier.arena, chain[0])
+	if got := length(words[0]); got != 32 {
+		t.Errorf("a run of %d blocks, want 32", got)
+	}
+	if nbits, nlist, full := holderCounts(tier.arena.record(ref(words[1]))[0]); nbits != 1 || nlist != 0 || full != 9 {
+		t.Errorf("%d in the bitset, %d in the list", full, nlist)
+	}
+	if tier.every.Load() || tier.table.size > 0 {
+		t.Error("every block is in a table")
+	}
+	checkTier(t, tier)
+}
+
+// Blocks are found by their sequence hash alone once they may have to be: here under names of one worker's own, and with a
+// parent that the worker has in another tier.
+func TestEveryBlockIsFound(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		base kvblock.EngineHash // what the second worker calls block 0
+		tier kvblock.Tier       // where it has the first blocks
+	}{
+		{"private names", 500, kvblock.TierDevice},
+		{"lower tier", 1, kvblock.TierDisk},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			x := newIndex(t)
+			tier := &x.tiers[0]
+			local, chain := chainOf(1, 100)
+			mustStore(t, x, 1, stores(1, local, 0, 100))
+			if tier.every.Load() {
+				t.Error("every block is found before it is needed")
+			}
+			mustStore(t, x, 2, inTier(c.tier, stores(c.base, local, 0, 50)))
+			mustStore(t, x, 2, stores(c.base, local, 50, 100)) // on the device, behind a block in the middle of a run
+			if !tier.every.Load() || tier.blocks != 100 {
+				t.Errorf("%d blocks, want 100; every block is found: %v", tier.blocks, tier.every.Load())
+			}
+			if c.tier != kvblock.TierDevice {
+				mustStore(t, x, 2, stores(c.base, local, 0, 50))
+			}
+			wantMatches(t, x, chain, matches{1: 100, 2: 100})
+			checkTier(t, tier)
+		})
+	}
+}
