@@ -7,8 +7,8 @@ import (
 )
 
 // firsts tells, mostly, that a block is no prompt's first block of which anybody holds anything: it counts the first blocks
-// by a few bits of their hashes. A prompt that nobody holds costs a look at this small table then, where the large one would
-// have to be fetched from memory. Counters are read without a lock; writers are guarded by tier.mu.
+// by a few bits of their hashes. A prompt that nobody holds costs a look at this small table then, where that of all starts
+// might have to be fetched from memory. Counters are read without a lock; writers are guarded by tier.mu.
 type firsts []uint32
 
 const firstsBits = 15

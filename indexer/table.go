@@ -8,8 +8,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// table finds the address of a block by its sequence hash, or by its name: open addressing with linear probing, in 256 segments that grow
-// and shrink on their own, so that no growth takes long.
+// table finds the address of a block by its sequence hash, or by its name: open addressing with linear probing, in 256
+// segments that grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
 //
 // A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that address.
 // Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address before a slot
@@ -102,7 +102,8 @@ again:
 	}
 }
 
-// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none.
+// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It is safe
+// beside writers.
 func (t *table) near(h uint64) uintptr {
 	m := mix(h, t.seed)
 	slots := t.segments[m>>(64-segmentBits)].slots.Load()
