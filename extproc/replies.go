@@ -48,6 +48,8 @@ var inbound = []string{
 	workerHeader, rankHeader, prefillHeader, prefillRankHeader, "x-dynamo-routing-mode",
 	"x-worker-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-instance-id", "x-prefill-dp-rank",
 	prefillerHeader,
+	// Others that llm-d's sidecar sends requests by.
+	"x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
 }
 
 type direction int
@@ -141,6 +143,9 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		if !ours[header] {
 			mutation.RemoveHeaders = append(mutation.RemoveHeaders, header)
 		}
+	}
+	if s.cfg.Frontends && !s.cfg.PassSessions {
+		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.SessionHeaders...)
 	}
 	if s.cfg.IgnoreHints {
 		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.DynamoHintHeaders...)

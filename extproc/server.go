@@ -42,6 +42,9 @@ type Config struct {
 	DecisionHeaders bool
 	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router does.
 	IgnoreHints bool
+	// Frontends says that the endpoints are Dynamo's frontends in direct mode; they are not told of sessions unless
+	// PassSessions.
+	Frontends, PassSessions bool
 	// MaxParseBytes is the size above which a body is streamed through and routed by load only. 0 means 32 MiB.
 	MaxParseBytes int
 	// MaxBodyBytes is the size above which a body is refused. 0: none is.

@@ -107,6 +107,7 @@ func play(s *stream, line string) (effect, error) {
 		s.cfg.PrefillerHeader = args["prefiller"] == "true"
 		s.cfg.DecisionHeaders = args["decision-headers"] == "true"
 		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
+		s.cfg.Frontends, s.cfg.PassSessions = args["frontends"] == "true", args["pass-sessions"] == "true"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
 			s.cfg.MaxParseBytes = n
 		}

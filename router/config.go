@@ -36,6 +36,8 @@ type Config struct {
 	// Frontends says that the endpoints are Dynamo's frontends: they make the tenant of a request its cache salt, and refuse what
 	// is for kvepp alone in a body.
 	Frontends bool
+	// KeepLegacyNvext leaves in a body for Dynamo's frontends what a frontend of Dynamo 1.6.1 refuses, for earlier ones that do not.
+	KeepLegacyNvext bool
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
 	// 0 if that is not known. nil: nobody is.
 	Served func(w kvblock.Worker, tokens, blockSize int)

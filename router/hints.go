@@ -109,3 +109,9 @@ func unknownPin(p *apibody.Pin) error {
 	}
 	return &apibody.Error{Code: apibody.CodeInvalidValue, Param: p.Key, Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what)}
 }
+
+// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint either:
+// Dynamo's frontend follows it.
+func (r *Router) changes() apibody.Changes {
+	return apibody.Changes{WithoutPins: !r.cfg.Pinning || r.cfg.IgnoreHints, WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext}
+}

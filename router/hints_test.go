@@ -199,22 +199,6 @@ func TestPinning(t *testing.T) {
 	}
 }
 
-// What is for kvepp alone does not go on to a frontend that would refuse it; everything else goes as it came.
-func TestFrontendsGetWhatTheyKnow(t *testing.T) {
-	h := newHouse(t, workers(1)...)
-	req := with(completion("m", tokens(0, 8)), `"nvext":{"router_config_override":{"router_temperature":1},"dp_rank":0}`)
-	for _, frontends := range []bool{false, true} {
-		h.cfg.Frontends = frontends
-		body := string(h.route(req).Body)
-		if frontends && !strings.HasSuffix(body, `,"nvext":{"dp_rank":0}}`) || !frontends && body != "" {
-			t.Errorf("frontends %v: the endpoint gets %q", frontends, body)
-		}
-		if body := h.route(completion("m", tokens(0, 8))).Body; body != nil {
-			t.Errorf("frontends %v: the endpoint gets %q in place of what it knows", frontends, body)
-		}
-	}
-}
-
 func TestPinningOfTwoLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(3, 3)...)
 	h.cfg.Pinning = true
@@ -243,6 +227,36 @@ func TestPinningOfTwoLegs(t *testing.T) {
 		var e *apibody.Error
 		if !errors.As(err, &e) || e.Param != key {
 			t.Errorf("%s: %v, want an error of %s", pin, err, key)
+		}
+	}
+}
+
+// What a body says of workers goes on only where it is followed; what frontends refuse only where that is wanted.
+func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
+	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`, `"session_control":{"session_id":"s"}`
+	for _, c := range []struct {
+		pinning, ignore, frontends, keep bool
+		nvext, want                      string // want is "" where the body goes on as it is
+	}{
+		{false, false, false, false, pins, "{}"},
+		{false, false, true, false, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
+		{true, true, true, false, pins, "{}"},
+		{true, false, true, false, pins, ""},
+		{false, false, false, false, legacy, ""},
+		{false, false, true, true, legacy, ""},
+		{false, false, true, true, legacy + "," + pins, "{" + legacy + "}"},
+		{false, false, true, false, legacy + "," + pins, "{}"},
+		{false, false, true, false, `"cache_salt":"s"`, ""},
+	} {
+		h := newHouse(t, workers(1)...)
+		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends, c.keep
+		req := with(completion("m", tokens(0, 8)), `"nvext":{`+c.nvext+`}`)
+		want := ""
+		if c.want != "" {
+			want = strings.Replace(string(req.Body), "{"+c.nvext+"}", c.want, 1)
+		}
+		if route := h.route(req); string(route.Body) != want {
+			t.Errorf("%+v: %s, want %s", c, route.Body, want)
 		}
 	}
 }

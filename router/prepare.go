@@ -65,9 +65,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if err != nil {
 		return p, err
 	}
-	if r.cfg.Frontends {
-		p.forward = body.Forward(req.Body)
-	}
+	p.forward = body.Forward(req.Body, r.changes())
 	given = req.Hints.Over(body.Hints)
 	if p.pins, err = r.followPins(body.Pins); err != nil {
 		return p, err

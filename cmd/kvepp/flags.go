@@ -71,6 +71,7 @@ type options struct {
 	cachePolicy               string
 
 	ignoreHints, allowPinning bool
+	passSessions, keepLegacy  bool
 
 	sessionTTLSecs int
 	sessionMode    string
@@ -214,7 +215,9 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	f.IntVar(&o.sessionTTLSecs, "router-session-affinity-ttl-secs", 0, "keep the requests of a session (x-dynamo-session-id, or what a coding agent sends) on one worker, until `SECONDS` after the end of the latest. 0: only sessions that requests open with nvext.session_control")
 	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard", "what a session does whose worker is above a busy threshold, `hard or soft`. hard: its requests are refused; soft: it moves to another worker")
-	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are ignored, and counted. Headers are never followed")
+	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are taken out of the body, and counted. Headers are never followed")
+	f.BoolVar(&o.passSessions, "pass-session-headers", false, "let Dynamo's frontends see of which session a request is (x-dynamo-session-id and its like, and what coding agents send). A frontend with a --router-session-affinity-ttl-secs of its own would follow these instead of kvepp's choice. Other engines are sent them as they are")
+	f.BoolVar(&o.keepLegacy, "keep-legacy-nvext", false, "leave in a body for Dynamo's frontends what those of 1.6.1 refuse: nvext.session_control, nvext.router_config_override, nvext.agent_hints.kv_overlap_score_weight. For earlier frontends")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	o.busy.add(f)
 

@@ -121,6 +121,8 @@ var settings = []struct {
 	{"router-session-affinity-mode", "KVEPP_ROUTER_SESSION_AFFINITY_MODE", "DYN_ROUTER_SESSION_AFFINITY_MODE", [3]string{"soft", "hard", "soft"}, func(o *options) any { return o.sessionMode }},
 	{"allow-client-pinning", "KVEPP_ALLOW_CLIENT_PINNING", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.allowPinning }},
 	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
+	{"pass-session-headers", "KVEPP_PASS_SESSION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.passSessions }},
+	{"keep-legacy-nvext", "KVEPP_KEEP_LEGACY_NVEXT", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.keepLegacy }},
 	{"active-decode-blocks-threshold", "KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
 	{"busy-threshold", "KVEPP_BUSY_THRESHOLD", "", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
 	{"router-queue-threshold", "KVEPP_ROUTER_QUEUE_THRESHOLD", "DYN_ROUTER_QUEUE_THRESHOLD", [3]string{"0", "2", "4"}, func(o *options) any { return optionalValue[float64]{value: &o.queueThreshold}.String() }},

@@ -4,43 +4,77 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"testing"
 )
 
+var allOut = Changes{WithoutPins: true, WithoutLegacy: true}
+
 func TestForward(t *testing.T) {
-	for _, c := range []struct{ body, want string }{ // want is empty where the body can go as it is
-		{`{"model":"m","prompt":"x"}`, ""},
-		{`{"model":"m","prompt":"x","session_control":{},"nvext":{"agent_hints":{"priority":1},"session_id":"session_control"}}`, ""},
-		{`{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, `{"model":"m","prompt":"x","nvext":{}}`},
-		{` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "session_control" : null , "c\n" : 1.50 } , "prompt" : "\"{x" } ` + "\n",
-			`{"model" : "m","nvext" : {"a" : [ 1 , {"b":"}"} ],"c\n" : 1.50},"prompt" : "\"{x"}`},
-		{`{"nvext":{"session\u005fcontrol":{"session_id":"\\"},"router_config_override":{"router_temperature":1e0}},"model":"m","prompt":"é"}`,
+	for _, c := range []struct {
+		changes    Changes
+		body, want string // want is empty where the body can go as it is
+	}{
+		{allOut, `{"model":"m","prompt":"x"}`, ""},
+		{allOut, `{"model":"m","prompt":"x","dp_rank":1,"session_control":{},"nvext":{"agent_hints":{"priority":1},"session_id":"dp_rank"}}`, ""},
+		{allOut, `{"model":"m","prompt":"x","nvext":"dp_rank"}`, ""},
+		{allOut, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, `{"model":"m","prompt":"x","nvext":{}}`},
+		{allOut, ` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "session_control" : null , "c\n" : 1.50 } , "prompt" : "\"{x" } ` + "\n",
+			` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "c\n" : 1.50 } , "prompt" : "\"{x" } ` + "\n"},
+		{allOut, `{"nvext":{"session\u005fcontrol":{"session_id":"\\"},"router_config_override":{"router_temperature":1e0}},"model":"m","prompt":"é"}`,
 			`{"nvext":{},"model":"m","prompt":"é"}`},
-		{`{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"kv_overlap_score_weight":2,"priority":-1},"dp_rank":0},"n":1}`,
-			`{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"priority":-1},"dp_rank":0},"n":1}`},
-		{`{"nvext":null,"nvext":{"session_control":{"session_id":"s"}},"model":"m","prompt":"x"}`, `{"nvext":null,"nvext":{},"model":"m","prompt":"x"}`},
+		{allOut, `{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"kv_overlap_score_weight":2,"priority":-1},"a":0},"n":1}`,
+			`{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"priority":-1},"a":0},"n":1}`},
+		{allOut, `{"nvext":null,"nvext":{"session_control":{"session_id":"s"}},"model":"m","prompt":"x"}`, `{"nvext":null,"nvext":{},"model":"m","prompt":"x"}`},
+		{Changes{WithoutLegacy: true}, `{"model":"m","prompt":"x","nvext":{"dp_rank":1}}`, ""},
+		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, ""},
+		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"backend_instance_id":1,"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5}}`,
+			`{"model":"m","prompt":"x","nvext":{}}`},
+		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"a":0, "dp_rank":4, "b":[1] ,"prefill_worker_id":3, "dp_rank":"x" }}`,
+			`{"model":"m","prompt":"x","nvext":{"a":0, "b":[1] }}`},
+		{allOut, `{"nvext":{"agent_hints":{"kv_overlap_score_weight":2},"dp_rank":1},"model":"m","prompt":"x"}`,
+			`{"nvext":{"agent_hints":{}},"model":"m","prompt":"x"}`},
+
+		{Changes{CacheSalt: "a\"b"}, ` {"model":"m","prompt":"x"}`, ` {"cache_salt":"a\"b","model":"m","prompt":"x"}`},
+		{Changes{CacheSalt: "a"}, `{"model":"m", "cache_salt" : {"b":1} ,"prompt":"x"}`, `{"model":"m", "cache_salt" : "a" ,"prompt":"x"}`},
+
+		{Changes{TokenData: []uint32{}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[]},"model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1, 4294967295}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1,4294967295]},"model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}, CacheSalt: "s"}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1]},"cache_salt":"s","model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext": null,"prompt":"x"}`, `{"model":"m","nvext": {"token_data":[1]},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ },"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1] },"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ "a":1},"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1], "a":1},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}, WithoutPins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1]},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{"token_data":[2]},"prompt":"x"}`, ""},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":"odd","prompt":"x"}`, ""},
 	} {
 		r, err := ParseRequest("/v1/completions", []byte(c.body))
 		if err != nil {
 			t.Errorf("%s: %v", c.body, err)
-		} else if got := string(r.Forward([]byte(c.body))); got != c.want {
+		} else if got := string(r.Forward([]byte(c.body), c.changes)); got != c.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", c.body, got, c.want)
 		}
 	}
 }
 
-// Whatever the body, what goes on says the same but for the keys that are taken out.
+// Whatever the body and the changes, what goes on says the same but for these.
 func FuzzForward(f *testing.F) {
-	f.Add([]byte(`{"model":"m","prompt":["a\"]",1.5e3],"nvext":{"session_control":{"session_id":"s"},"agent_hints":{"kv_overlap_score_weight":1}}}`))
-	f.Add([]byte(` {"nvext" : {"router_config_override":{}, "x":[{}]} ,"model":"m","prompt":[1]}`))
-	f.Fuzz(func(t *testing.T, body []byte) {
+	for changes := range byte(16) {
+		f.Add([]byte(`{"model":"m","prompt":["a\"]",1.5e3],"nvext":{"session_control":{"session_id":"s"},"agent_hints":{"kv_overlap_score_weight":1}}}`), changes)
+		f.Add([]byte(` {"nvext" : {"router_config_override":{}, "x":[{}],"dp_rank":1} ,"model":"m","prompt":[1],"cache_salt":"\\"}`), changes)
+		f.Add([]byte(` {"nvext":null ,"model":"m","prompt":[1]}`), changes)
+	}
+	f.Fuzz(func(t *testing.T, body []byte, which byte) {
 		r, err := ParseRequest("/v1/completions", body)
 		if err != nil {
 			return
 		}
-		forward := r.Forward(body)
-		if forward == nil {
-			return
+		c := Changes{WithoutPins: which&1 != 0, WithoutLegacy: which&2 != 0}
+		if which&4 != 0 {
+			c.CacheSalt = "\"\\\n\u2028"
+		}
+		if which&8 != 0 {
+			c.TokenData = []uint32{0, 7, 1 << 31}
 		}
 		decode := func(text []byte) (v map[string]any) {
 			d := json.NewDecoder(bytes.NewReader(text))
@@ -50,18 +84,47 @@ func FuzzForward(f *testing.F) {
 			}
 			return v
 		}
-		want, got := decode(body), decode(forward)
-		nvext := want["nvext"].(map[string]any)
-		delete(nvext, "session_control")
-		delete(nvext, "router_config_override")
-		if hints, ok := nvext["agent_hints"].(map[string]any); ok {
-			delete(hints, "kv_overlap_score_weight")
+		want := decode(body)
+		if c.CacheSalt != "" {
+			want["cache_salt"] = c.CacheSalt
 		}
-		if !reflect.DeepEqual(got, want) {
+		nvext, _ := want["nvext"].(map[string]any)
+		if c.WithoutPins {
+			for _, key := range pinKeys {
+				delete(nvext, key)
+			}
+		}
+		if c.WithoutLegacy {
+			for _, key := range legacyKeys {
+				delete(nvext, key)
+			}
+			if hints, ok := nvext["agent_hints"].(map[string]any); ok {
+				delete(hints, legacyHints[0])
+			}
+		}
+		if c.TokenData != nil {
+			if want["nvext"] == nil {
+				nvext = map[string]any{}
+				want["nvext"] = nvext
+			}
+			if _, there := nvext["token_data"]; !there && nvext != nil {
+				nvext["token_data"] = []any{json.Number("0"), json.Number("7"), json.Number("2147483648")}
+			}
+		}
+		before := slices.Clone(body)
+		forward := r.Forward(body, c)
+		if !bytes.Equal(body, before) {
+			t.Fatalf("%s was changed in place", before)
+		}
+		if forward == nil {
+			forward = body
+		} else if again, err := ParseRequest("/v1/completions", forward); err != nil {
+			t.Errorf("%s\nbecame %s, which is no request: %v", body, forward, err)
+		} else if c.CacheSalt = ""; again.Forward(forward, c) != nil {
+			t.Errorf("%s\nbecame %s, which cannot go as it is", body, forward)
+		}
+		if got := decode(forward); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s\nbecame %s", body, forward)
-		}
-		if again, err := ParseRequest("/v1/completions", forward); err != nil || again.Forward(forward) != nil {
-			t.Errorf("%s\nbecame %s, which cannot go as it is (%v)", body, forward, err)
 		}
 	})
 }

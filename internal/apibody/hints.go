@@ -138,6 +138,12 @@ var hintHeaders = map[string]int{
 var DynamoHintHeaders = []string{"x-dynamo-request-priority", "x-dynamo-request-strict-priority", "x-dynamo-session-id",
 	"x-dynamo-parent-session-id", "x-dynamo-session-final", "x-dynamo-meta-policy-class", "x-tenant-id"}
 
+// SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. One with an affinity of its own would send
+// the request to the worker of its session's first, whatever its other headers say.
+var SessionHeaders = []string{"x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final",
+	"x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id",
+	"thread-id", "x-codex-parent-thread-id", "x-session-id", "x-parent-session-id"}
+
 // HeaderHints gathers the hints of a request's headers. The zero value has seen none.
 type HeaderHints struct {
 	first       [headers]string // trimmed; empty if the first occurrence cannot be read

@@ -4,8 +4,8 @@
 // where it goes (model, cache salt), and the token counts that a response reports. A request is parsed once, into
 // chattemplate's values, which the chat template then renders.
 //
-// It never changes a body, never judges what only the engine can judge (sampling parameters, roles, tool schemas), and
-// never decides an HTTP status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
+// A body is never changed in place: the few changes with which one is sent on are spliced into a copy. The package never judges
+// what only the engine can judge (sampling parameters, roles, tool schemas), and never decides an HTTP status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
 package apibody
 
 import (

@@ -32,6 +32,7 @@ type Router struct {
 	backpressure *prometheus.CounterVec
 
 	models sync.Map // modelPhase -> *modelSeries
+	labels modelLabels
 }
 
 // Identity is what the labels of all series of one router say of it.
@@ -193,12 +194,20 @@ func (r *Router) Reused(phase, model string, tokens int) {
 	}
 }
 
+// maxModels bounds the series: workers say what they serve, and whoever may start one could grow them.
+const maxModels = 1000
+
+// otherModels is the label of all models beyond these.
+const otherModels = "other"
+
 // ofModel returns the series of a model in a phase. The router knows few models, so they are found without a lock.
 func (r *Router) ofModel(phase, model string) *modelSeries {
 	key := modelPhase{phase, model}
 	if s, ok := r.models.Load(key); ok {
 		return s.(*modelSeries)
 	}
+	key.model = r.labels.of(model)
+	model = key.model
 	s, _ := r.models.LoadOrStore(key, &modelSeries{input: r.input.WithLabelValues(phase, model), best: r.best.WithLabelValues(phase, model),
 		selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)})
 	return s.(*modelSeries)
@@ -217,10 +226,32 @@ func (r *Router) ShowBackpressure(model, class string) {
 	}
 }
 
+// modelLabels are the models that are labels of metrics. The zero value has none.
+type modelLabels struct {
+	mu    sync.Mutex
+	known map[string]bool // guarded by mu; at most maxModels
+}
+
+// of returns the model itself while there are few, then otherModels.
+func (l *modelLabels) of(model string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.known[model]:
+		return model
+	case len(l.known) >= maxModels:
+		return otherModels
+	case l.known == nil:
+		l.known = map[string]bool{}
+	}
+	l.known[model] = true
+	return model
+}
+
 // Backpressure counts a request that was turned away at a limit of its policy class: requests, raw_isl_tokens or cached_tokens.
 func (r *Router) Backpressure(model, class, limit string) {
 	if r != nil {
-		r.backpressure.WithLabelValues(model, "decode", class, backpressureReasons[limit]).Inc()
+		r.backpressure.WithLabelValues(r.labels.of(model), "decode", class, backpressureReasons[limit]).Inc()
 	}
 }
 
