@@ -24,6 +24,11 @@ const (
 	// maxWorkers bounds the records of workers.
 	maxWorkers = 1 << 16
 
+	// maxWorkerBytes bounds the memory of all records: what each takes without its texts, and each text besides, is estimated.
+	maxWorkerBytes = 256 << 20
+	recordBytes    = 512
+	itemBytes      = 32
+
 	// maxItems bounds each list and map of a worker's record.
 	maxItems = maxRanks
 )
@@ -69,6 +74,8 @@ type record struct {
 	Lifecycle string `json:"lifecycle"`
 	workerFields
 	Reasons []string `json:"not_schedulable_reasons,omitempty"`
+
+	bytes int // an estimate
 }
 
 // Lifecycles.
@@ -116,24 +123,30 @@ func (r *record) eventsOf(rank uint32) string {
 	return ""
 }
 
-// check refuses what would take too much memory.
+// check refuses what would take too much memory, and notes how much the record takes.
 func (r *record) check() error {
 	if r.size() > maxRanks {
 		return refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(), maxRanks)
 	}
-	longest, items := max(len(r.Model), len(r.Group)), max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
+	longest, items := 0, max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
+	r.bytes = recordBytes
+	note := func(texts ...string) {
+		for _, text := range texts {
+			longest = max(longest, len(text))
+			r.bytes += itemBytes + len(text)
+		}
+	}
+	note(r.Model, r.Group)
 	for _, text := range []*string{r.Endpoint, r.KVEvents, r.Replay, r.StableRoutingID, r.TransferDomain, r.HintWorkerType, r.EventSourceMode} {
-		longest = max(longest, len(deref(text, "")))
+		note(deref(text, ""))
 	}
-	for _, text := range r.Taints {
-		longest = max(longest, len(text))
-	}
+	note(r.Taints...)
 	for key, text := range r.TopologyDomains {
-		longest = max(longest, len(key), len(text))
+		note(key, text)
 	}
 	for _, of := range []map[uint32]string{r.KVEventsOf, r.HintEndpointsOf} {
 		for _, text := range of {
-			longest = max(longest, len(text))
+			note(text)
 		}
 	}
 	switch {
@@ -234,9 +247,17 @@ func (s *Selector) replace(r *record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.workers[r.ID]
-	if was == nil && len(s.workers) == maxWorkers {
-		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
+	before := 0
+	if was != nil {
+		before = was.bytes
 	}
+	switch {
+	case was == nil && len(s.workers) == maxWorkers:
+		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
+	case s.bytes-before+r.bytes > maxWorkerBytes:
+		return refuse(http.StatusTooManyRequests, "what is known of workers takes %d bytes, of at most %d", s.bytes, maxWorkerBytes)
+	}
+	s.bytes += r.bytes - before
 	s.count(was, -1)
 	if len(r.Reasons) == 0 {
 		if err := s.join(r); err != nil {
@@ -383,8 +404,10 @@ func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 	defer s.changing.Unlock()
 	s.mu.Lock()
 	r := s.workers[id]
-	s.count(r, -1)
-	delete(s.workers, id)
+	if s.count(r, -1); r != nil {
+		s.bytes -= r.bytes
+		delete(s.workers, id)
+	}
 	s.mu.Unlock()
 	if r == nil {
 		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))

@@ -157,13 +157,10 @@ type reserveRequest struct {
 }
 
 func (q *reserveRequest) check() error {
-	switch {
-	case q.ID == nil:
+	if q.ID == nil {
 		return missing("selection_id")
-	case len(*q.ID) > maxText:
-		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
 	}
-	return nil
+	return checkName(*q.ID)
 }
 
 // reserveResponse is its answer.

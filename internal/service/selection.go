@@ -233,7 +233,18 @@ func (q *selectRequest) check() error {
 		return missing("affinity_target.worker_id")
 	case q.Session != nil && q.Session.ID == nil:
 		return missing("session_context.session_id")
-	case q.ID != nil && len(*q.ID) > maxText:
+	case q.ID != nil:
+		return checkName(*q.ID)
+	}
+	return nil
+}
+
+// checkName says whether a reservation may have that name; one without a name could not be ended.
+func checkName(id string) error {
+	switch {
+	case id == "":
+		return refuse(http.StatusBadRequest, "selection_id is empty")
+	case len(id) > maxText:
 		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
 	}
 	return nil
@@ -253,12 +264,11 @@ type choice struct {
 
 // selected is what a selection chose.
 type selected struct {
-	of     served
-	group  group
-	record *record
-	rank   uint32
-	worker kvblock.Worker
-
+	of      served
+	group   group
+	record  *record
+	rank    uint32
+	worker  kvblock.Worker
 	session string // if it counts
 
 	blocks    int // of the prompt that are tracked

@@ -38,6 +38,7 @@ type Selector struct {
 	workers  map[uint64]*record // by worker id; changed under both, read under either. A record does not change once it is there
 	groups   map[served]*group  // guarded by mu
 	ranks    int                // of all schedulable workers; guarded by mu
+	bytes    int                // of all records, estimated; guarded by mu
 }
 
 // SelectorConfig is what an operator chooses.

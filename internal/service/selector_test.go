@@ -142,6 +142,8 @@ func TestSelectionRefuses(t *testing.T) {
 		{"POST /select", `{"token_ids": [1], "router_config_override": {"overlap_score_weight": 1e999}}`, http.StatusUnprocessableEntity, "overlap_score_weight"},
 		{"POST /potential_loads", `{"token_ids": [1], "router_config_override": {"overlap_score_credit": -1}}`, http.StatusUnprocessableEntity, "overlap_score_credit"},
 		{"POST /overlap_scores", `{"token_ids": [1], "model_name": "m"}`, http.StatusServiceUnavailable, "for model=m"},
+		{"POST /select_and_reserve", `{"token_ids": [1], "selection_id": ""}`, http.StatusBadRequest, "selection_id is empty"},
+		{"POST /reservations", `{"selection_id": "", "worker_id": 1, "token_ids": [1]}`, http.StatusBadRequest, "selection_id is empty"},
 		{"POST /reservations", `{}`, http.StatusUnprocessableEntity, "selection_id is missing"},
 		{"POST /reservations", `{"selection_id": "` + long + `"}`, http.StatusBadRequest, "selection_id is longer"},
 		{"POST /reservations", `{"selection_id": "a"}`, http.StatusNotFound, "no pending selection a for model=default routing_group=default (expired, already used, or never selected)"},
@@ -244,9 +246,33 @@ func TestReservationsAreBooked(t *testing.T) {
 	c.want("GET /loads?model_name=default", "", http.StatusOK, `"loads":[`+three)
 	c.want("GET /loads?routing_group=other", "", http.StatusOK, `[]`)
 	c.want("GET /workers?model_name=default", "", http.StatusOK, `[{"worker_id":2,`)
-	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (SelectorStats{Groups: 1}) {
+	c.want("DELETE /workers/2", "", http.StatusOK, "")
+	if n, stats := c.book.Len(), c.selector.Stats(); n != 0 || stats != (SelectorStats{Groups: 1}) || c.selector.bytes != 0 {
 		t.Errorf("%d requests are booked, %+v are held", n, stats)
 	}
+}
+
+// TestWorkersAreBounded registers workers whose records are as long as they may be until there is no more room.
+func TestWorkersAreBounded(t *testing.T) {
+	c := newCounter(t, nil)
+	long := strings.Repeat(`"`+strings.Repeat("t", maxText-8)+`%08d",`, maxItems/2)
+	var names []any
+	for i := range maxItems / 2 {
+		names = append(names, i)
+	}
+	taints := strings.TrimSuffix(fmt.Sprintf(long, names...), ",")
+	for id := range 1000 {
+		status, text := c.ask("POST", "/workers", fmt.Sprintf(`{"worker_id": %d, "taints": [%s]}`, id, taints))
+		if status == http.StatusTooManyRequests && strings.Contains(text, "what is known of workers takes") && id > 100 {
+			c.want("DELETE /workers/0", "", http.StatusOK, "")
+			c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
+			return
+		}
+		if status != http.StatusCreated {
+			t.Fatalf("worker %d: %d %.200s", id, status, text)
+		}
+	}
+	t.Error("there is no end of room")
 }
 
 // TestSelectionsEnd lets time pass over a selection and a reservation.

@@ -17,9 +17,6 @@ import (
 // tick is how often selections that wait are looked at although nothing was released: reservations end by themselves.
 const tick = time.Second
 
-// statusClientGone is the status of answers that nobody is there to read, for metrics. Source: nginx.
-const statusClientGone = 499
-
 // line is the selections that wait for the workers of one group, while each that they may have has more prompts to prefill than
 // its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
 type line struct {
@@ -65,6 +62,7 @@ func (l *line) advance() {
 	l.advanceLocked()
 }
 
+// advanceLocked is advance for who holds l.mu.
 func (l *line) advanceLocked() {
 	for {
 		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return c.Rejects() || !item.Value.busy(c) })
@@ -107,8 +105,8 @@ func rejected(err error) error {
 		details: map[string]any{"policy_class": limit.Class, "limit_kind": limit.Kind, "current": limit.Current, "limit": limit.Limit}}
 }
 
-// inTurn is choose for a selection that may have to wait; class is the policy class that it asks for. If an error says that its
-// client went away, nothing is booked.
+// inTurn prepares and decides a selection, which may have to wait in between; class is the policy class that it asks for. With an
+// error nothing is booked.
 func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, class string) (*selected, error) {
 	p, err := s.prepare(d, q, id)
 	if err != nil {
@@ -132,13 +130,7 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 	var failed error
 	w.choose = func() { result, failed = s.decide(d, q, p, id) }
 
-	l.mu.Lock()
-	item, err := l.queue.Push(entry, w.workers, w)
-	if err == nil {
-		l.advanceLocked()
-		l.keepTicking()
-	}
-	l.mu.Unlock()
+	item, err := l.enter(entry, w)
 	if err != nil {
 		return nil, rejected(err)
 	}
@@ -151,37 +143,50 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		err = s.leave(l, item, id, refuse(statusClientGone, "the client has gone"))
+		if l.leave(item) {
+			return nil, errClientGone
+		}
+		<-w.done // it was chosen for meanwhile
+		if id != "" && result != nil {
+			s.end(id) // but nobody is there to end it
+		}
+		return nil, errClientGone
 	case <-late:
-		err = s.leave(l, item, "", refuse(http.StatusTooManyRequests, "no worker was ready for this selection in time; try again later"))
+		if l.leave(item) {
+			return nil, refuse(http.StatusTooManyRequests, "no worker was ready for this selection in time; try again later")
+		}
+		<-w.done
 	}
-	switch {
-	case err != nil: // and choose has not run, or nobody is there to know
-		return nil, err
-	case w.err != nil:
+	if w.err != nil {
 		return nil, w.err
 	}
 	return result, failed
 }
 
-// leave takes a selection out of its line, or what it booked as id out of the book, and returns err; nil if it has chosen
-// meanwhile and nothing was to be taken out of the book.
-func (s *Selector) leave(l *line, item *queue.Item[*waiting], id string, err error) error {
+// errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
+var errClientGone = refuse(499, "the client has gone")
+
+// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns.
+func (l *line) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	item, err := l.queue.Push(entry, w.workers, w)
+	if err == nil {
+		l.advanceLocked()
+		l.keepTicking()
+	}
+	return item, err
+}
+
+// leave takes a selection out of its line; false if its turn came before.
+func (l *line) leave(item *queue.Item[*waiting]) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	left := l.queue.Remove(item)
 	if left {
 		l.advanceLocked() // it may have stood before one for whom a worker is ready
 	}
-	l.mu.Unlock()
-	if left {
-		return err
-	}
-	<-item.Value.done
-	if id == "" {
-		return nil
-	}
-	s.end(id)
-	return err
+	return left
 }
 
 // entry describes a selection for its line.
@@ -204,10 +209,7 @@ func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string)
 	if q.Pinned != nil {
 		entry.Lane = int(d.workers[0].Worker)
 	}
-	s.mu.RLock()
-	workers := s.groups[p.of].workers
-	s.mu.RUnlock()
-	w := &waiting{workers: workers, done: make(chan struct{})}
+	w := &waiting{workers: p.group.workers, done: make(chan struct{})}
 	w.busy = func(c *queue.Class) bool {
 		snapshot := s.pool.Acquire()
 		defer snapshot.Release()
