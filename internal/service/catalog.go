@@ -207,12 +207,12 @@ func (r *record) addresses() error {
 // put makes r the record of its worker. What cannot be used of it is kept, and said in its reasons. The caller holds
 // s.changing.
 func (s *Selector) put(r *record) error {
-	if err := r.check(); err != nil {
-		return err
-	}
 	slices.Sort(r.Taints)
 	if r.Taints = slices.Compact(r.Taints); r.Taints == nil {
 		r.Taints = []string{}
+	}
+	if err := r.check(); err != nil {
+		return err
 	}
 	if r.TopologyDomains == nil {
 		r.TopologyDomains = map[string]string{}
