@@ -15,15 +15,15 @@ import (
 // legs, conversations stay with the prefill worker that holds them, blocks stay in their zone, and what happens when prefill
 // workers go.
 func TestPrefillAndDecode(t *testing.T) {
-	s := start(t, stack.Config{Workers: 4, Prefill: 2, Zones: 2, Speedup: 20})
+	s := start(t, stack.Config{Workers: 4, Prefill: 2, Ranks: 2, Zones: 2, Speedup: 20})
 	nothingLeft(t, s)
-	id := func(worker string) string { // of "prefill:1f/0", as kvepp names an instance that it has from discovery
-		hex, _, _ := strings.Cut(worker[strings.IndexByte(worker, ':')+1:], "/")
+	id := func(worker string) (id, rank string) { // of "prefill:1f/0", as kvepp names an instance that it has from discovery
+		hex, rank, _ := strings.Cut(worker[strings.IndexByte(worker, ':')+1:], "/")
 		n, err := strconv.ParseUint(hex, 16, 64)
 		if err != nil {
 			t.Fatalf("worker %q has no instance id", worker)
 		}
-		return strconv.FormatUint(n, 10)
+		return strconv.FormatUint(n, 10), rank
 	}
 	zones := map[string]string{}
 	for _, w := range s.Workers {
@@ -36,8 +36,10 @@ func TestPrefillAndDecode(t *testing.T) {
 		if !strings.HasPrefix(a.PrefillWorker, "prefill:") || !strings.HasPrefix(a.Worker, "decode:") {
 			t.Fatalf("prefilled by %q, decoded by %q", a.PrefillWorker, a.Worker)
 		}
-		if id(a.PrefillWorker) != a.UpstreamPrefill || id(a.Worker) != a.UpstreamWorker {
-			t.Fatalf("kvepp chose %s and %s, Dynamo took %s and %s", a.PrefillWorker, a.Worker, a.UpstreamPrefill, a.UpstreamWorker)
+		prefill, prefillRank := id(a.PrefillWorker)
+		decode, decodeRank := id(a.Worker)
+		if prefill != a.UpstreamPrefill || decode != a.UpstreamWorker || a.UpstreamRanks != [2]string{prefillRank, decodeRank} {
+			t.Fatalf("kvepp chose %s and %s, Dynamo took %s and %s, ranks %v", a.PrefillWorker, a.Worker, a.UpstreamPrefill, a.UpstreamWorker, a.UpstreamRanks)
 		}
 		if from, to := zones[a.UpstreamPrefill], zones[a.UpstreamWorker]; from != to || from == "" {
 			t.Fatalf("blocks went from zone %q to %q", from, to)
@@ -45,7 +47,7 @@ func TestPrefillAndDecode(t *testing.T) {
 		return a
 	}
 	prefillers, decoders := map[string]bool{}, map[string]bool{}
-	for i := 0; i < 8 || len(prefillers) < 2 || len(decoders) < 2; i++ { // of equal workers, which one is left to chance
+	for i := 0; i < 8 || len(prefillers) < 4 || len(decoders) < 4; i++ { // of equal workers, which one is left to chance
 		if i == 100 {
 			t.Fatalf("only %v and %v were used", prefillers, decoders)
 		}
@@ -76,7 +78,7 @@ func TestPrefillAndDecode(t *testing.T) {
 	killed, left := s.Workers[0], s.Workers[1]
 	killed.Kill()
 	eventually(t, func() error { // until its lease has ended
-		if n := metric(t, s, "kvepp_workers"); n != 3 {
+		if n := metric(t, s, "kvepp_workers"); n != 6 {
 			return fmt.Errorf("%v workers", n)
 		}
 		return nil

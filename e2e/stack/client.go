@@ -33,10 +33,11 @@ type Answer struct {
 	Reason                   string
 	KveppPrompt, KveppCached int // prompt tokens, and those that kvepp predicted to be cached
 	Costs                    string
-	UpstreamWorker           string // the instance that Dynamo says it used; "" unless asked for
-	PrefillWorker            string // as Worker; "" without a prefill leg
-	UpstreamPrefill          string // the instance that Dynamo says prefilled; "" unless asked for
-	Finished                 bool   // the response came to its proper end
+	UpstreamWorker           string    // the instance that Dynamo says it used; "" unless asked for
+	PrefillWorker            string    // as Worker; "" without a prefill leg
+	UpstreamPrefill          string    // the instance that Dynamo says prefilled; "" unless asked for
+	UpstreamRanks            [2]string // with it: its rank there, and that of UpstreamWorker
+	Finished                 bool      // the response came to its proper end
 }
 
 // Chat sends a chat request. extra is merged into the body.
@@ -128,6 +129,9 @@ func (a *Answer) read(object []byte) {
 			WorkerID struct {
 				Decode  json.Number `json:"decode_worker_id"`
 				Prefill json.Number `json:"prefill_worker_id"`
+
+				DecodeRank  json.Number `json:"decode_dp_rank"`
+				PrefillRank json.Number `json:"prefill_dp_rank"`
 			} `json:"worker_id"`
 		} `json:"nvext"`
 	}
@@ -148,6 +152,7 @@ func (a *Answer) read(object []byte) {
 	}
 	if id := r.NVExt.WorkerID.Prefill.String(); id != "" {
 		a.UpstreamPrefill = id
+		a.UpstreamRanks = [2]string{r.NVExt.WorkerID.PrefillRank.String(), r.NVExt.WorkerID.DecodeRank.String()}
 	}
 }
 
