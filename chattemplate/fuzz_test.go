@@ -3,6 +3,8 @@ package chattemplate
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math/big"
 	"os"
 	"strings"
 	"testing"
@@ -48,16 +50,74 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 	}
 }
 
+// sameOrAsWritten holds a value of ParseJSONAround against ParseJSON's.
+func sameOrAsWritten(t *testing.T, got, want any, may bool) {
+	t.Helper()
+	switch w := want.(type) {
+	case *Dict:
+		g := got.(*Dict)
+		if g.Len() != w.Len() {
+			t.Fatalf("%d keys, want %d", g.Len(), w.Len())
+		}
+		for key, value := range w.All() {
+			x, ok := g.Get(key.(string))
+			if !ok {
+				t.Fatalf("no %v", key)
+			}
+			sameOrAsWritten(t, x, value, may)
+		}
+	case *List:
+		g := got.(*List)
+		if len(g.Items) != len(w.Items) {
+			t.Fatalf("%d items, want %d", len(g.Items), len(w.Items))
+		}
+		for i := range w.Items {
+			sameOrAsWritten(t, g.Items[i], w.Items[i], may)
+		}
+	case string:
+		g := got.(string)
+		if may && g != w && len(g) >= longString {
+			read, err := ParseJSON([]byte(`"` + g + `"`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g = read.(string)
+		}
+		if g != w {
+			t.Fatalf("%q, want %q", g, w)
+		}
+	case *big.Int:
+		if w.Cmp(got.(*big.Int)) != 0 {
+			t.Fatalf("%v, want %v", got, w)
+		}
+	default:
+		if got != want {
+			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+}
+
 // FuzzParseJSON holds the parser against encoding/json, which accepts the same but for what ParseJSON documents.
 func FuzzParseJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, false, null], "b": {}}`, `[]`, `01`, `1.`, `-`, `"\ud800"`, "\"\x01\"", `{"a":1,}`,
 		`[1,]`, `{"a" 1}`, `nul`, `1 2`, `"abc`, `123456789012345678901234567890`, `1e999`, "\xff", ` [ 1 ] `, `{"a":1,"a":2}`, `""`,
+		`{"a":["` + strings.Repeat(`x\n`, 300) + `"],"decoded":"` + strings.Repeat(`x\n`, 300) + `"}`, `{"a":"` + strings.Repeat("x", 300) + `\ud800"}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		v, err := ParseJSON(body)
+		around, aroundErr := ParseJSONAround(body, func(key string) bool { return key != "decoded" })
+		if fmt.Sprint(err) != fmt.Sprint(aroundErr) {
+			t.Fatalf("%q: %v, but %v where strings may stay as they are written", body, err, aroundErr)
+		}
+		if object, ok := v.(*Dict); err == nil && ok {
+			for key, value := range object.All() {
+				got, _ := around.(*Dict).Get(key.(string))
+				sameOrAsWritten(t, got, value, key != "decoded")
+			}
+		}
 		valid := json.Valid(body)
 		var syntax *SyntaxError
 		switch {

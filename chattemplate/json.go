@@ -40,7 +40,17 @@ func (e *SyntaxError) Error() string {
 // Strings without escapes alias body: body must not be modified while any value from it is in use, and stays in memory
 // as long. Strings with escapes share memory too. Every error is a *SyntaxError.
 func ParseJSON(body []byte) (any, error) {
-	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), open: make([]any, 0, 64)}
+	return parseJSON(body, nil)
+}
+
+// ParseJSONAround reads as strictly as ParseJSON, but leaves long strings with escapes as they are written if they are, at any
+// depth, in a field of the outermost object for whose key left reports true: for those who do not read what they say.
+func ParseJSONAround(body []byte, left func(key string) bool) (any, error) {
+	return parseJSON(body, left)
+}
+
+func parseJSON(body []byte, left func(key string) bool) (any, error) {
+	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), open: make([]any, 0, 64), left: left}
 	if !utf8.Valid(body) {
 		return nil, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
 	}
@@ -74,6 +84,9 @@ type jsonParser struct {
 	open []any
 	// decoded is what is left of the memory for strings with escapes; see room.
 	decoded []byte
+	// left says whose strings may stay as they are written, and asWritten that such a field is being read.
+	left      func(key string) bool
+	asWritten bool
 }
 
 func (p *jsonParser) fail(reason string) error { return p.failAt(p.pos, reason) }
@@ -113,7 +126,7 @@ func (p *jsonParser) value() (any, error) {
 	}
 	switch c := p.text[p.pos]; {
 	case c == '"':
-		text, err := p.string()
+		text, err := p.stringValue()
 		return boxed(text), err
 	case c == '{':
 		return p.object()
@@ -168,6 +181,9 @@ func (p *jsonParser) object() (any, error) {
 		}
 		if !p.accept(':') {
 			return nil, p.fail("expected ':' after the key")
+		}
+		if p.depth == 1 && p.left != nil {
+			p.asWritten = p.left(key)
 		}
 		v, err := p.value()
 		if err != nil {
@@ -318,6 +334,38 @@ func (p *jsonParser) string() (string, error) {
 	return p.decode(start, end)
 }
 
+// longString is from how many bytes on a string may stay as it is written. Shorter ones may name something.
+const longString = 256
+
+// stringValue reads a string that is no key.
+func (p *jsonParser) stringValue() (string, error) {
+	if !p.asWritten {
+		return p.string()
+	}
+	s, start := p.text, p.pos+1
+	for i := start; ; {
+		i = plainEnd(s, i)
+		switch {
+		case i == len(s) || s[i] < 0x20:
+			return p.decode(start, i) // which says what is wrong
+		case s[i] == '"':
+			if i-start < longString {
+				return p.string()
+			}
+			p.pos = i + 1
+			return s[start:i], nil
+		case i+1 < len(s) && shortEscapes[s[i+1]] != 0:
+			i += 2
+		default:
+			size, _, reason := unescape(s[i:])
+			if size == 0 {
+				return "", p.failAt(i, reason)
+			}
+			i += size
+		}
+	}
+}
+
 const (
 	eachByte = 0x0101010101010101
 	highBits = 0x8080808080808080
@@ -360,8 +408,8 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 	dst := p.room(end - start)
 	n := copy(dst, s[start:end])
 	for i := end; ; {
-		if n+16 > len(dst) {
-			dst = slices.Grow(dst[:n], 16)
+		if n+16 > len(dst) { // at most once for a body: what is left of this serves all strings that follow
+			dst = slices.Grow(dst[:n], len(s)-i+16)
 			dst = dst[:cap(dst)]
 		}
 		// Eight bytes are copied whatever they are, and count as far as they are plain.

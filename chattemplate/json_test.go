@@ -239,6 +239,35 @@ func TestDictKeysPythonHoldsEqual(t *testing.T) {
 var benchmarkBody = []byte(`{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`, 19) +
 	`{"role":"assistant","content":"end"}],"stream":true,"max_tokens":100,"temperature":0.7}`)
 
+func TestParseJSONAround(t *testing.T) {
+	long, short := strings.Repeat(`a\n`, 200), strings.Repeat(`a\n`, 20)
+	body := `{"left":{"long":"` + long + `","short":"` + short + `"},"read":"` + long + `"}`
+	v, err := ParseJSONAround([]byte(body), func(key string) bool { return key == "left" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, _ := v.(*Dict).Get("left")
+	for name, want := range map[string]string{"long": long, "short": strings.ReplaceAll(short, `\n`, "\n")} {
+		if got, _ := left.(*Dict).Get(name); got != want {
+			t.Errorf("%s is %q", name, got)
+		}
+	}
+	if got, _ := v.(*Dict).Get("read"); got != strings.ReplaceAll(long, `\n`, "\n") {
+		t.Errorf("what is to be read is %q", got)
+	}
+	for _, bad := range []string{`\x`, `\ud800`, "\x01", `\`, ""} {
+		body := `{"left":"` + long + bad
+		if bad != "" {
+			body += `"}`
+		}
+		_, want := ParseJSON([]byte(body))
+		_, err := ParseJSONAround([]byte(body), func(string) bool { return true })
+		if want == nil || err == nil || err.Error() != want.Error() {
+			t.Errorf("%q: %v, want %v", bad, err, want)
+		}
+	}
+}
+
 func BenchmarkParseJSON(b *testing.B) {
 	b.SetBytes(int64(len(benchmarkBody)))
 	b.ReportAllocs()

@@ -80,6 +80,7 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 type exchange struct {
 	*Server
 	stream
+	in    incoming
 	route *router.Route // set while the request is booked
 	usage *apibody.UsageReader
 	code  string // what kvepp_requests_total counts
@@ -99,7 +100,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		x.end()
 	}()
 	for {
-		in, err := envoy.Recv()
+		err := envoy.RecvMsg(x.in.next())
 		if err != nil {
 			// io.EOF: Envoy closed in order. Canceled: the usual end, and a client that went away. Both are an end like
 			// any other; only what is neither is worth an error.
@@ -108,7 +109,8 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			}
 			return err
 		}
-		e := x.step(in)
+		e := x.step(x.in.ProcessingRequest)
+		x.in.declared = x.head.length
 		if e.Note != "" {
 			s.note(e.Note)
 		}
@@ -119,6 +121,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			e = x.refused(e.Refuse)
 		case e.Ask:
 			e = x.ask(envoy.Context())
+			x.in.release()
 		}
 		for _, m := range e.Send {
 			if err := envoy.Send(m); err != nil {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"kvepp/extproc/extproctest"
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
@@ -45,7 +47,7 @@ func newBench(t testing.TB, cfg Config) *bench {
 	}
 	b.index = index
 	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, b.metrics, log)
-	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, b.metrics, log))
+	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, b.metrics, log), grpc.ForceServerCodecV2(Codec()))
 	return b
 }
 

@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"bytes"
 	"net/http"
 	"strconv"
 	"strings"
@@ -286,7 +285,7 @@ func (s *stream) request() *router.Request {
 		r.Without, r.BodyBytes = router.ReasonBodyTooLarge, s.size
 	default:
 		if len(s.chunks) > 1 && len(s.chunks[0]) < s.size {
-			s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // one copy is held, not two
+			s.chunks = [][]byte{joined(s.chunks, s.size)} // one copy is held, not two
 		}
 		r.Body = s.chunks[0]
 	}

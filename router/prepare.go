@@ -56,7 +56,12 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		}
 	}()
 	at := time.Now()
-	body, err := apibody.ParseRequest(req.Path, req.Body)
+	tokenless := r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens
+	parse := apibody.ParseRequest
+	if tokenless {
+		parse = apibody.ParseRouting
+	}
+	body, err := parse(req.Path, req.Body)
 	at = r.metrics.Phase("parse", at)
 	if errors.Is(err, apibody.ErrUnknownAPI) {
 		p.reason = ReasonUnknownAPI
@@ -83,7 +88,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		p.model, p.lora = adapted, body.Model
 	}
 	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
-	if r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens {
+	if tokenless {
 		p.reason = ReasonMode
 		return p, nil
 	}

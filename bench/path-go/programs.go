@@ -22,6 +22,7 @@ type program struct {
 	port    int // where it serves
 	metrics int // where it says how much it allocated
 	cmd     *exec.Cmd
+	log     string // a file
 }
 
 // programs are all that a run needs, and the ways through them.
@@ -42,7 +43,7 @@ func (p *programs) spawn(name string, argv ...string) (*program, error) {
 		return nil, err
 	}
 	defer log.Close()
-	x := &program{cmd: exec.Command(argv[0], argv[1:]...)}
+	x := &program{cmd: exec.Command(argv[0], argv[1:]...), log: log.Name()}
 	x.cmd.Stdout, x.cmd.Stderr = log, log
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, v := range os.Environ() { // without what tunes Go's collector, so that it is measured as it comes
@@ -100,8 +101,8 @@ search:
 }
 
 // start starts everything and waits until it serves.
-func start(ctx context.Context, o *options) (p *programs, err error) {
-	p = &programs{}
+func start(ctx context.Context, o *options) (_ *programs, err error) {
+	p := &programs{}
 	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {
 		return nil, err
 	}
@@ -188,7 +189,7 @@ func start(ctx context.Context, o *options) (p *programs, err error) {
 	for _, c := range p.columns {
 		if err = c.await(ctx, p.words.writer().chat(nil, 1000, false)); err != nil {
 			for _, x := range p.started {
-				text, _ := os.ReadFile(filepath.Join(p.folder, filepath.Base(x.cmd.Path)+".log"))
+				text, _ := os.ReadFile(x.log)
 				os.Stderr.Write(text)
 			}
 			return nil, fmt.Errorf("%s does not answer: %w", c.name, err)

@@ -340,6 +340,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 	limits := []grpc.ServerOption{
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
 		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20) + 64<<10),
+		grpc.ForceServerCodecV2(extproc.Codec()),
 	}
 	if o.secureServing {
 		certificate, err := selfSigned()

@@ -57,10 +57,10 @@ type Outcome struct {
 }
 
 // Serve runs a processor over an in-memory connection until the test ends.
-func Serve(t testing.TB, processor extprocv3.ExternalProcessorServer) *Envoy {
+func Serve(t testing.TB, processor extprocv3.ExternalProcessorServer, options ...grpc.ServerOption) *Envoy {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	extprocv3.RegisterExternalProcessorServer(server, processor)
 	go server.Serve(listener)
 	t.Cleanup(server.Stop)

@@ -132,11 +132,32 @@ type Prompt struct {
 // not a request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the engine's
 // own answer is the one the client should see. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) {
+	return parseRequest(path, body, chattemplate.ParseJSON)
+}
+
+// ParseRouting is ParseRequest for those who need no tokens. Long texts of prompts are not decoded: where they have escapes, they
+// stay as JSON writes them.
+func ParseRouting(path string, body []byte) (*Request, error) {
+	return parseRequest(path, body, func(body []byte) (any, error) {
+		return chattemplate.ParseJSONAround(body, ofPrompt)
+	})
+}
+
+// ofPrompt reports whether a field is read for the prompt's tokens alone.
+func ofPrompt(key string) bool {
+	switch key {
+	case "messages", "prompt", "input", "instructions", "system", "tools", "documents", "chat_template", "response_format":
+		return true
+	}
+	return false
+}
+
+func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*Request, error) {
 	api := apiOfPath(path)
 	if api == 0 {
 		return nil, ErrUnknownAPI
 	}
-	value, err := chattemplate.ParseJSON(body)
+	value, err := parse(body)
 	if err != nil {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}
 	}

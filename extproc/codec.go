@@ -1,0 +1,246 @@
+package extproc
+
+import (
+	"bytes"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Codec returns protobuf's codec with a short way for pieces of bodies, which are nearly all bytes that pass: they are copied once
+// when they come, out of gRPC's buffers to where the body is put together, and not at all when they go. A server without it
+// (grpc.ForceServerCodecV2) does the same with more copies.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
+
+type codec struct{ encoding.CodecV2 }
+
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if in, ok := v.(*incoming); ok && in.decode(data) {
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if out, ok := v.(*extprocv3.ProcessingResponse); ok {
+		if data := encodePiece(out); data != nil {
+			return data, nil
+		}
+	}
+	return c.CodecV2.Marshal(v)
+}
+
+// incoming is a message from Envoy. It is a protobuf message, so that any codec reads it; this package's puts the pieces of a
+// request body beside each other in memory.
+type incoming struct {
+	*extprocv3.ProcessingRequest
+	declared int    // bytes of the request body, as its headers say; not above 0: they do not
+	received int    // of these, how many came
+	room     []byte // where they are put: what is used of it
+	alone    bool   // pieces need not lie together any more
+}
+
+// next makes room for a message. The one before stays as it is.
+func (in *incoming) next() any {
+	in.ProcessingRequest = new(extprocv3.ProcessingRequest)
+	return in
+}
+
+// release lets go of the request body: what still comes of it passes, piece by piece.
+func (in *incoming) release() { in.room, in.alone = nil, true }
+
+// The fields that a piece of a body has. Source: external_processor.proto.
+const (
+	requestBodyField  protowire.Number = 4 // ProcessingRequest
+	responseBodyField protowire.Number = 5
+	bodyField         protowire.Number = 1 // HttpBody, StreamedBodyResponse
+	endOfStreamField  protowire.Number = 2
+)
+
+// decode reads a message that holds a piece of a body and nothing else, in the order in which protobuf writes its fields. It
+// reports whether data is one; if not, nothing is changed.
+func (in *incoming) decode(data mem.BufferSlice) bool {
+	var start [24]byte // two fields' numbers and lengths
+	head := start[:gather(start[:], data, 0)]
+	at, left := 0, data.Len()
+	field := func(number protowire.Number) bool { // leaves at at the field's bytes, which go on to the message's end
+		n, kind, size := protowire.ConsumeTag(head[at:])
+		if size < 0 || n != number || kind != protowire.BytesType {
+			return false
+		}
+		length, more := protowire.ConsumeVarint(head[at+size:])
+		if more < 0 || length > uint64(left-size-more) {
+			return false
+		}
+		at, left = at+size+more, int(length)
+		return true
+	}
+	request := field(requestBodyField)
+	if !request && !field(responseBodyField) || at+left != data.Len() {
+		return false
+	}
+	length, whole := 0, left
+	if body := at; field(bodyField) {
+		length = left
+		whole -= at - body + length // what follows the bytes
+	}
+	end := false
+	switch whole {
+	case 0:
+	case 2:
+		var last [2]byte
+		gather(last[:], data, at+length)
+		if last[0] != byte(protowire.EncodeTag(endOfStreamField, protowire.VarintType)) || last[1] > 1 {
+			return false
+		}
+		end = last[1] == 1
+	default:
+		return false
+	}
+	if request {
+		m := &struct {
+			field extprocv3.ProcessingRequest_RequestBody
+			body  extprocv3.HttpBody
+		}{}
+		m.field.RequestBody, m.body.EndOfStream = &m.body, end
+		m.body.Body = in.take(length)
+		gather(m.body.Body, data, at)
+		in.Request = &m.field
+		return true
+	}
+	m := &struct {
+		field extprocv3.ProcessingRequest_ResponseBody
+		body  extprocv3.HttpBody
+	}{}
+	m.field.ResponseBody, m.body.EndOfStream = &m.body, end
+	m.body.Body = make([]byte, length)
+	gather(m.body.Body, data, at)
+	in.Request = &m.field
+	return true
+}
+
+// take returns n bytes for the next piece of the request body, right behind the one before if there is room. Headers are
+// believed only as far as four times of what has come, so that a client cannot reserve memory by promises.
+func (in *incoming) take(n int) []byte {
+	if in.alone {
+		return make([]byte, n)
+	}
+	if cap(in.room)-len(in.room) < n {
+		in.room = make([]byte, 0, max(n, min(in.declared-in.received, 4*(in.received+n))))
+	}
+	in.received += n
+	used := len(in.room)
+	in.room = in.room[:used+n]
+	return in.room[used:]
+}
+
+// gather copies what data holds from byte at on, as far as it fits, and returns how much that is.
+func gather(to []byte, data mem.BufferSlice, at int) (n int) {
+	for _, b := range data {
+		if n == len(to) {
+			break
+		}
+		bytes := b.ReadOnlyData()
+		if at >= len(bytes) {
+			at -= len(bytes)
+			continue
+		}
+		n += copy(to[n:], bytes[at:])
+		at = 0
+	}
+	return n
+}
+
+// joined returns the pieces of a body, size bytes in all, as one: without copying if they lie beside each other in one piece of memory, as
+// incoming puts them.
+func joined(pieces [][]byte, size int) []byte {
+	for len(pieces) > 0 && len(pieces[0]) == 0 {
+		pieces = pieces[1:]
+	}
+	if len(pieces) == 0 {
+		return nil
+	}
+	if cap(pieces[0]) < size {
+		return bytes.Join(pieces, nil)
+	}
+	whole, at := pieces[0][:size], 0
+	for _, p := range pieces {
+		if len(p) > 0 && &p[0] != &whole[at] {
+			return bytes.Join(pieces, nil)
+		}
+		at += len(p)
+	}
+	return whole
+}
+
+// smallPiece is how many bytes are rather copied than sent from where they are.
+const smallPiece = 1 << 10
+
+// encodePiece returns the message as protobuf does if it is a streamed piece of a body and nothing else; else nil. The bytes are
+// sent from where they are.
+func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
+	var reply *extprocv3.BodyResponse
+	var field protowire.Number
+	switch r := m.Response.(type) {
+	case *extprocv3.ProcessingResponse_RequestBody:
+		reply, field = r.RequestBody, 3
+	case *extprocv3.ProcessingResponse_ResponseBody:
+		reply, field = r.ResponseBody, 4
+	default:
+		return nil
+	}
+	if m.DynamicMetadata != nil || m.TypedDynamicMetadata != nil || m.ModeOverride != nil || m.RequestDrain || m.RequestDrainRequests ||
+		m.RequestDrainResponses || m.OverrideMessageTimeout != nil || m.ServerWindowUpdate != nil {
+		return nil
+	}
+	common := reply.GetResponse()
+	if common == nil || common.Status != 0 || common.HeaderMutation != nil || common.Trailers != nil || common.ClearRouteCache {
+		return nil
+	}
+	streamed, ok := common.GetBodyMutation().GetMutation().(*extprocv3.BodyMutation_StreamedResponse)
+	if !ok || streamed.StreamedResponse == nil {
+		return nil
+	}
+	piece := streamed.StreamedResponse
+	if piece.EndOfStreamWithoutMessage || piece.GrpcMessageCompressed || piece.DrainComplete {
+		return nil
+	}
+	// From the inside out: StreamedBodyResponse, BodyMutation.streamed_response, CommonResponse.body_mutation,
+	// BodyResponse.response, ProcessingResponse. Fields may come in any order, so that the bytes can be last.
+	const tag = 1 // bytes of each tag here
+	sizes := [5]int{}
+	if piece.EndOfStream {
+		sizes[0] += tag + 1
+	}
+	if len(piece.Body) > 0 {
+		sizes[0] += tag + protowire.SizeBytes(len(piece.Body))
+	}
+	for i := 1; i < len(sizes); i++ {
+		sizes[i] = tag + protowire.SizeBytes(sizes[i-1])
+	}
+	small := len(piece.Body) <= smallPiece
+	size := sizes[4]
+	if !small {
+		size -= len(piece.Body)
+	}
+	out := make([]byte, 0, size)
+	for i, number := range [4]protowire.Number{field, 1, 3, 3} {
+		out = protowire.AppendTag(out, number, protowire.BytesType)
+		out = protowire.AppendVarint(out, uint64(sizes[3-i]))
+	}
+	if piece.EndOfStream {
+		out = protowire.AppendTag(out, endOfStreamField, protowire.VarintType)
+		out = append(out, 1)
+	}
+	if len(piece.Body) == 0 {
+		return mem.BufferSlice{mem.SliceBuffer(out)}
+	}
+	out = protowire.AppendTag(out, bodyField, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(len(piece.Body)))
+	if small {
+		return mem.BufferSlice{mem.SliceBuffer(append(out, piece.Body...))}
+	}
+	return mem.BufferSlice{mem.SliceBuffer(out), mem.SliceBuffer(piece.Body)}
+}

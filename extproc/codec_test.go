@@ -1,0 +1,198 @@
+package extproc
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// cut is data in buffers of random sizes, as it arrives in frames.
+func cut(random *rand.Rand, data []byte) (out mem.BufferSlice) {
+	for len(data) > 0 {
+		n := 1 + random.IntN(min(len(data), 1+random.IntN(40000)))
+		out = append(out, mem.SliceBuffer(data[:n]))
+		data = data[n:]
+	}
+	return out
+}
+
+func body(random *rand.Rand) []byte {
+	b := make([]byte, []int{0, 1, 127, 128, 1000, 1025, 16384, 70000, 3 << 20}[random.IntN(9)])
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+// TestCodecReads: whatever Envoy sends is read as protobuf reads it, in whatever buffers it comes.
+func TestCodecReads(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	short := 0
+	for range 500 {
+		want := &extprocv3.ProcessingRequest{}
+		piece := &extprocv3.HttpBody{Body: body(random), EndOfStream: random.IntN(2) == 0}
+		switch random.IntN(8) {
+		case 0:
+			want.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true}}
+		case 1:
+			want.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: piece}
+			want.MetadataContext = &corev3.Metadata{}
+		case 2:
+			piece.EndOfStreamWithoutMessage = true
+			want.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: piece}
+		case 3, 4:
+			want.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: piece}
+		default:
+			want.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: piece}
+		}
+		wire, err := proto.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := &incoming{}
+		in.next()
+		if err := Codec().Unmarshal(cut(random, wire), in); err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(in.ProcessingRequest, want) {
+			t.Fatalf("a message of %d bytes was read as something else", len(wire))
+		}
+		in.next()
+		if in.decode(cut(random, wire)) {
+			short++
+		}
+	}
+	if short < 250 {
+		t.Errorf("of 500 messages only %d went the short way", short)
+	}
+}
+
+// FuzzCodecReads: what is no message for protobuf is none here, and what is one is the same.
+func FuzzCodecReads(f *testing.F) {
+	for _, m := range []*extprocv3.ProcessingRequest{
+		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("body"), EndOfStream: true}}},
+		{Request: &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: &extprocv3.HttpBody{}}},
+	} {
+		wire, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(wire)
+	}
+	f.Add([]byte("\x22\x06\x0a\x00\x10\x01\x10\x01"))
+	f.Add([]byte("\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x0a\x01x"))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		want := &extprocv3.ProcessingRequest{}
+		err := proto.Unmarshal(wire, want)
+		in := &incoming{}
+		in.next()
+		if in.decode(mem.BufferSlice{mem.SliceBuffer(wire)}) && (err != nil || !proto.Equal(in.ProcessingRequest, want)) {
+			t.Errorf("read %v, which protobuf reads as %v, %v", in.ProcessingRequest, want, err)
+		}
+	})
+}
+
+// TestCodecWrites: a reply with a piece of a body, and one that has any other field besides, arrives as it was.
+func TestCodecWrites(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	check := func(m *extprocv3.ProcessingResponse) {
+		t.Helper()
+		data, err := Codec().Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := &extprocv3.ProcessingResponse{}
+		if err := proto.Unmarshal(data.Materialize(), got); err != nil || !proto.Equal(got, m) {
+			t.Fatalf("%v arrives as %v, %v", m, got, err)
+		}
+	}
+	reply := func(d direction) *extprocv3.ProcessingResponse {
+		return appendBody(nil, d, body(random), random.IntN(2) == 0)[0]
+	}
+	// others sets each field in turn that a message has and is at its zero value, at every depth.
+	var others func(whole *extprocv3.ProcessingResponse, m protoreflect.Message)
+	others = func(whole *extprocv3.ProcessingResponse, m protoreflect.Message) {
+		fields := m.Descriptor().Fields()
+		for i := range fields.Len() {
+			f := fields.Get(i)
+			switch {
+			case m.Has(f):
+				if f.Message() != nil && !f.IsList() && !f.IsMap() {
+					others(whole, m.Mutable(f).Message())
+				}
+				continue
+			case f.ContainingOneof() != nil && m.WhichOneof(f.ContainingOneof()) != nil, f.IsMap():
+				continue
+			case f.IsList():
+				m.Mutable(f).List().Append(m.Mutable(f).List().NewElement())
+			case f.Message() != nil:
+				m.Set(f, m.NewField(f))
+			case f.Kind() == protoreflect.BoolKind:
+				m.Set(f, protoreflect.ValueOfBool(true))
+			case f.Kind() == protoreflect.EnumKind:
+				m.Set(f, protoreflect.ValueOfEnum(1))
+			case f.Kind() == protoreflect.BytesKind:
+				continue // the body, when it is empty
+			default:
+				t.Fatalf("%s is of a kind that this test does not know", f.FullName())
+			}
+			check(whole)
+			m.Clear(f)
+		}
+	}
+	for range 200 {
+		for _, d := range []direction{requestDirection, responseDirection} {
+			m := reply(d)
+			if encodePiece(m) == nil {
+				t.Fatal("a piece of a body does not go the short way")
+			}
+			check(m)
+		}
+	}
+	others(reply(requestDirection), reply(requestDirection).ProtoReflect())
+	m := reply(responseDirection)
+	others(m, m.ProtoReflect())
+	check(&extprocv3.ProcessingResponse{})
+	check(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{}})
+}
+
+// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the same bytes.
+func TestPiecesLieTogether(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for _, declared := range []int{0, 10, 100_000, 300_000} {
+		in := &incoming{declared: declared}
+		var pieces [][]byte
+		var want []byte
+		for len(want) < 100_000 {
+			b := make([]byte, min(random.IntN(30_000), 100_000-len(want)))
+			for i := range b {
+				b[i] = byte(random.Uint32())
+			}
+			want = append(want, b...)
+			p := in.take(len(b))
+			copy(p, b)
+			pieces = append(pieces, p)
+		}
+		got := joined(pieces, len(want))
+		if !bytes.Equal(got, want) {
+			t.Fatal("a body is not what its pieces are")
+		}
+		if cap(in.room) > 4*len(want) {
+			t.Errorf("%d bytes are reserved for %d", cap(in.room), len(want))
+		}
+	}
+	in := &incoming{declared: 1000}
+	pieces := [][]byte{nil, in.take(400), in.take(0), in.take(600)}
+	if got := joined(pieces, 1000); &got[0] != &pieces[1][0] {
+		t.Error("pieces that lie together were copied")
+	}
+	if joined(nil, 0) != nil || joined([][]byte{nil}, 0) != nil {
+		t.Error("nothing is something")
+	}
+}
