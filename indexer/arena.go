@@ -104,8 +104,9 @@ func (a *arena) size(s sort, class uint8) int {
 }
 
 // storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is the
-// sequence hash of the block before the run, [1].Engine says whether there is one, and from runHeader on are the blocks as they
-// were stored when nobody had them, with no name (0) if that is not the block's own.
+// sequence hash of the block before the run, [1].Engine says whether there is one, [2].Engine whether prompts are known to part
+// at the run's end, [2].Local which of its blocks tier.table has if not all, and from runHeader on are the blocks as they were
+// stored when nobody had them, with no name (0) if that is not the block's own.
 func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	p := a.page(r)
 	if p.stored == nil {

@@ -134,7 +134,6 @@ func (t *tier) storeNameless(w kvblock.Worker, h *held, p place, seqs []kvblock.
 // arena is exhausted.
 func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBlock) bool {
 	e, seq := b.Engine, p.hash(b.Local)
-	t.findEvery() // private names lead to blocks by their sequence hashes
 	if old, at, known := t.named(w, h, e); known {
 		if old == seq {
 			h.addCopy(e)
@@ -142,13 +141,16 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 			return true
 		}
 		delete(h.copies, e)
+		if p.at != 0 {
+			t.findAlone(p.at) // it may move now, or go
+		}
 		t.unname(w, h, []kvblock.EngineHash{e})
-		if p.after {
-			p.at, _ = t.table.find(&t.arena, p.seq) // which may have moved, or gone
+		if p.at != 0 {
+			p.at, _ = t.table.find(&t.arena, p.seq)
 		}
 	}
 	one, blocks := []kvblock.SequenceHash{seq}, []kvblock.StoredBlock{b}
-	at, ok := t.table.find(&t.arena, seq)
+	at, ok := t.nextLocal(p, b.Local)
 	if !ok {
 		if t.append(w, h, p, one, blocks, false) == 1 {
 			return true
@@ -158,6 +160,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 		}
 		h.private.put(e, seq)
 		h.aliased.put(kvblock.EngineHash(seq), 2)
+		t.findAlone(t.latest) // which private names lead to by sequence hash
 		return true
 	}
 	if t.joinNamed(w, h, at, blocks) == 1 {
@@ -182,6 +185,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 	}
 	h.private.put(e, seq)
 	h.n++
+	t.findAlone(at)
 	t.latest = at
 	return true
 }

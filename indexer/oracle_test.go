@@ -301,7 +301,7 @@ func checkTier(t *testing.T, x *tier) {
 		words, stored := x.arena.record(r), x.arena.storedOf(r)
 		tables[&x.starts][r+runHeader] = words[runHeader]
 		for at := runHeader; at < runHeader+x.runLen(r); at++ {
-			if x.every.Load() {
+			if x.found(r)>>(at-runHeader)&1 != 0 {
 				tables[&x.table][r+ref(at)] = words[at]
 			}
 			if stored != nil && stored[at].Engine != 0 {

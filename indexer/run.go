@@ -353,20 +353,22 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		put(&words[runHeader+j], from[j])
 	}
 	end(words, n)
+	found := t.found(r) >> i & ones(n)
 	if from, to := t.arena.storedOf(r), t.arena.storedOf(to); from != nil {
 		to[0], to[1] = from[0], from[1]
 		if i > 0 {
 			to[0].Engine, to[1].Engine = kvblock.EngineHash(t.arena.record(r)[runHeader+i-1]), 1
 		}
 		if to[2].Engine = 0; i+n == t.runLen(r) {
-			to[2] = from[2]
+			to[2].Engine = from[2].Engine
 		}
+		to[2].Local = from[2].Local >> i & kvblock.LocalHash(ones(n))
+		from[2].Local &^= to[2].Local << i
 		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
 	}
-	for j := range n {
-		if t.every.Load() {
-			t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
-		}
+	for ; found != 0; found &= found - 1 {
+		j := bits.TrailingZeros64(found)
+		t.table.move(kvblock.SequenceHash(from[j]), r+ref(runHeader+i+j), to+ref(runHeader+j))
 	}
 	if i == 0 {
 		t.starts.move(kvblock.SequenceHash(from[0]), r+runHeader, to+runHeader)

@@ -23,8 +23,8 @@ type tier struct {
 	seqs   []kvblock.SequenceHash // scratch
 	latest ref                    // where the block is that hold, append or storeOne did last
 
-	// table has all blocks by sequence hash, if every says so: for those who must find a block without going along its
-	// prompt. Once needed it is kept up.
+	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
+	// so, which stays so once needed; else those that have, or had, private names.
 	table table
 	every atomic.Bool
 
@@ -69,12 +69,30 @@ func (t *tier) findEvery() {
 	}
 	t.arena.eachRun(func(r run) bool {
 		words := t.arena.record(r)
-		for at := runHeader; at < runHeader+length(words[0]); at++ {
+		for m := ones(length(words[0])) &^ t.found(r); m != 0; m &= m - 1 {
+			at := runHeader + bits.TrailingZeros64(m)
 			t.table.insert(kvblock.SequenceHash(words[at]), r+ref(at))
 		}
 		return true
 	})
 	t.every.Store(true)
+}
+
+// findAlone does the same for the block at r, for as long as anybody holds it.
+func (t *tier) findAlone(r ref) {
+	of, i := t.runOf(r)
+	if t.found(of)>>i&1 == 0 {
+		t.arena.storedOf(of)[2].Local |= 1 << i
+		t.table.insert(t.seqAt(r), r)
+	}
+}
+
+// found returns which blocks of r table has.
+func (t *tier) found(r run) uint64 {
+	if t.every.Load() {
+		return ones(t.runLen(r))
+	}
+	return uint64(t.arena.storedOf(r)[2].Local)
 }
 
 // place is where in a prompt blocks go.
@@ -235,7 +253,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		put(&words[1], uint64(w))
 		put(&words[2], 0)
 		if stored := t.arena.storedOf(r); stored != nil {
-			stored[0].Engine, stored[1].Engine, stored[2].Engine = kvblock.EngineHash(p.seq), kvblock.EngineHash(b2i(p.after)), 0
+			stored[0].Engine, stored[1].Engine = kvblock.EngineHash(p.seq), kvblock.EngineHash(b2i(p.after))
+			stored[2] = kvblock.StoredBlock{}
 			if !p.after {
 				t.firsts.add(seqs[0], t.table.seed, 1)
 			}
@@ -415,10 +434,13 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 	if at == runHeader {
 		t.starts.remove(kvblock.SequenceHash(words[at]), r+runHeader)
 	}
-	if t.every.Load() {
-		t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
-	}
 	stored := t.arena.storedOf(r)
+	if i := at - runHeader; t.found(r)>>i&1 != 0 {
+		t.table.remove(kvblock.SequenceHash(words[at]), r+ref(at))
+		if stored != nil {
+			stored[2].Local &^= 1 << i
+		}
+	}
 	if stored != nil && stored[at].Engine != 0 {
 		t.names.remove(kvblock.SequenceHash(stored[at].Engine), r+ref(at))
 	}
