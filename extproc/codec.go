@@ -191,6 +191,7 @@ func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
 	default:
 		return nil
 	}
+	//lint:ignore SA1019 whatever is set must arrive
 	if m.DynamicMetadata != nil || m.TypedDynamicMetadata != nil || m.ModeOverride != nil || m.RequestDrain || m.RequestDrainRequests ||
 		m.RequestDrainResponses || m.OverrideMessageTimeout != nil || m.ServerWindowUpdate != nil {
 		return nil

@@ -12,7 +12,9 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"kvepp/scoring"
@@ -41,6 +43,19 @@ var (
 )
 
 func (s *script) Context() context.Context { return s.ctx }
+
+// RecvMsg brings the next message over the wire's form, as a server made with Codec has it.
+func (s *script) RecvMsg(m any) error {
+	in, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	wire, err := proto.Marshal(in)
+	if err != nil {
+		return err
+	}
+	return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, m)
+}
 
 func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
 	if len(s.left) < 2 {

@@ -23,6 +23,7 @@ type options struct {
 	length                    time.Duration // of one measurement
 	streams, chunks           int           // of server-sent events
 	only                      string
+	size                      int // of bodies, KB; 0: all
 }
 
 func main() {
@@ -42,6 +43,7 @@ func main() {
 	flag.IntVar(&o.streams, "streams", 500, "answers that are streamed at once")
 	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each, ten a second")
 	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
+	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

@@ -134,6 +134,9 @@ var gaie = map[int]float64{4 << 10: 4.2, 32 << 10: 6.2, 256 << 10: 11.7}
 // bodies measures requests of several sizes, each with a text of its own.
 func bodies(ctx context.Context, o *options, p *programs) error {
 	for _, size := range []int{4 << 10, 32 << 10, 256 << 10, 1 << 20} {
+		if o.size != 0 && o.size != size>>10 {
+			continue
+		}
 		for _, connections := range []int{1, 64} {
 			results, err := o.measureAll(ctx, p.columns, func(c *column) (result, error) {
 				return p.measure(c, func() ([]time.Duration, time.Duration, int, error) {
