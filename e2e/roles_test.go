@@ -75,6 +75,22 @@ func TestPrefillAndDecode(t *testing.T) {
 		t.Errorf("%v prefill and %v decode workers were chosen", before, decoded)
 	}
 
+	// The taints of model cards, which requests may require and a direct frontend leaves alone.
+	required := func(taint string) map[string]any {
+		return map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"},
+			"routing_constraints": map[string]any{"required_taints": []string{taint}}}}
+	}
+	for _, zone := range []string{"z0", "z1", "z0", "z1"} {
+		a := chat(t, s.Envoy.URL, novel(), false, required("dynamo.topology/zone="+zone))
+		if zones[a.UpstreamPrefill] != zone || zones[a.UpstreamWorker] != zone {
+			t.Errorf("prefilled in zone %q, decoded in %q, want %s", zones[a.UpstreamPrefill], zones[a.UpstreamWorker], zone)
+		}
+	}
+	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, required("dynamo.topology/zone=z2"))
+	if err != nil || a.Status != http.StatusServiceUnavailable || !strings.Contains(a.Body, "z2") {
+		t.Errorf("a zone that is not there: %+v, %v", a, err)
+	}
+
 	killed, left := s.Workers[0], s.Workers[1]
 	killed.Kill()
 	eventually(t, func() error { // until its lease has ended
