@@ -171,7 +171,7 @@ type selectRequest struct {
 	ID    *string `json:"selection_id"`
 	promptFields
 	Override *override `json:"router_config_override"`
-	// ExpectedOutputTokens is how long the answer is thought to become.
+	// ExpectedOutputTokens has no effect, as in Dynamo: clients say themselves what is left of an answer, see outputBlock.
 	ExpectedOutputTokens *uint32  `json:"expected_output_tokens"`
 	PriorityJump         *float64 `json:"priority_jump"` // these two for selections that wait
 	StrictPriority       *uint32  `json:"strict_priority"`

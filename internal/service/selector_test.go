@@ -24,7 +24,7 @@ import (
 
 // counter is a selection service behind a handler, and what it stands on.
 type counter struct {
-	t        *testing.T
+	t        testing.TB
 	pool     *pool.Pool
 	index    *indexer.Index
 	book     *scoring.ActiveSequences
@@ -33,7 +33,7 @@ type counter struct {
 	handler  http.Handler
 }
 
-func newCounter(t *testing.T, edit func(*SelectorConfig)) *counter {
+func newCounter(t testing.TB, edit func(*SelectorConfig)) *counter {
 	t.Helper()
 	index, err := indexer.New(indexer.Config{MaxPredicted: indexer.DefaultMaxPredicted, PruneTarget: indexer.DefaultPruneTarget})
 	if err != nil {
