@@ -11,13 +11,14 @@ import (
 	"kvepp/pool"
 	"kvepp/router/queue"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of labels}.
 func exporting(t *testing.T, q *Queue, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
 	h := newHouse(t, endpoints...)
 	m := metrics.New()
-	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Queue: q, Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
+	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Models: map[string]*tokenizer.Model{"m": nil}, Queue: q, Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
 		h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()
@@ -55,6 +56,11 @@ func TestAnswersAreObserved(t *testing.T) {
 			"output_sequence_tokens", "kv_hit_rate", "shared_cache_hit_rate", "overlap_blocks_lost"} {
 			if got := sample("dynamo_component_router_"+name, "router_id=255", "worker_id=ff", "dynamo_namespace=n", "dynamo_component=c"); got != 0 {
 				t.Errorf("%s begins with %v", name, got)
+			}
+		}
+		for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total", "kv_selected_cached_prefix_tokens_total", "kv_worker_reused_tokens_total"} {
+			if got := sample("dynamo_component_router_"+name, "model=m", "phase=aggregated"); got != 0 {
+				t.Errorf("%s of a configured model begins with %v", name, got)
 			}
 		}
 		one := []string{"worker_id=101", "dp_rank=0", "worker_type=decode"}
@@ -159,9 +165,14 @@ func TestWhatWaitsIsExported(t *testing.T) {
 			a.send(t.Context(), name, completion("m", tokens(0, 40)))
 		}
 		short := []string{"model=m", "policy_class=short", "worker_type=decode"}
-		for name, want := range map[string]float64{"pending_requests": 2, "pending_isl_tokens": 80, "pending_cached_tokens": 0, "backpressure_total": 1} {
+		for name, want := range map[string]float64{"pending_requests": 2, "pending_isl_tokens": 80, "pending_cached_tokens": 0} {
 			if got := sample("dynamo_frontend_router_queue_"+name, short...); got != want {
 				t.Errorf("%s is %v, want %v; %v", name, got, want, a.went)
+			}
+		}
+		for reason, want := range map[string]float64{"request_limit": 1, "raw_isl_token_limit": 0, "cached_token_limit": 0} {
+			if got := sample("dynamo_frontend_router_queue_backpressure_total", append(short, "reason="+reason)...); got != want {
+				t.Errorf("turned away at the %s: %v, want %v", reason, got, want)
 			}
 		}
 		if got := sample("dynamo_frontend_router_queue_pending_requests", "policy_class=long"); got != 0 {

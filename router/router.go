@@ -152,6 +152,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	cfg.Metrics.Workers(r.Workers)
 	cfg.Metrics.Queues(r.Queues)
 	for model := range cfg.Models {
+		cfg.Metrics.ShowModel(phaseAggregated, model)
 		for _, class := range r.classesOf(model) {
 			cfg.Metrics.ShowBackpressure(model, class)
 		}

@@ -10,7 +10,7 @@ import (
 
 // Router is what Dynamo's own KV router exports, under its names, labels and buckets, so that dashboards and alerts made
 // for it go on. Series exist from the start, at zero; those of a worker from when it joins until it leaves, those of a
-// model from its first request. A nil Router exports nothing.
+// model that the configuration does not name from its first request. A nil Router exports nothing.
 //
 // Dynamo's frontend counts the time between output tokens only where it counts output blocks; here it is counted for every
 // streamed answer. Series of what kvepp does not have (shared caches) stay at zero.
@@ -199,6 +199,13 @@ const maxModels = 1000
 
 // otherModels is the label of all models beyond these.
 const otherModels = "other"
+
+// ShowModel declares the series of a model in a phase, at zero.
+func (r *Router) ShowModel(phase, model string) {
+	if r != nil {
+		r.ofModel(phase, model)
+	}
+}
 
 // ofModel returns the series of a model in a phase. The router knows few models, so they are found without a lock.
 func (r *Router) ofModel(phase, model string) *modelSeries {
