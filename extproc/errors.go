@@ -60,12 +60,35 @@ func (c *Config) bodyTooLarge() *httpError {
 		message: fmt.Sprintf("The request body is larger than %d bytes, the most that is accepted here.", c.MaxBodyBytes)}
 }
 
+var (
+	errTooManyStreams = errors.New("too many requests are running; try again later")
+	errTooManyBytes   = errors.New("too many long requests are being read; try again later")
+)
+
 // overloadedError is the type of errors that tell of load, and of nothing else that is wrong.
 const overloadedError = "overloaded_error"
 
 // shed is the answer to a request that is turned away because of load.
 func (c *Config) shed(code string, err error) *httpError {
 	return &httpError{status: c.OverloadStatus, kind: overloadedError, code: code, message: err.Error(), retryAfter: c.RetryAfter}
+}
+
+// The headers that say, beside the body, why kvepp itself answered: its own, with OpenAI's code, and the one that clients of
+// llm-d's router know, for requests that were turned away through no fault of theirs. Source of the latter: llm-d-router 0.10.
+const (
+	reasonHeader  = "x-kvepp-reason"
+	droppedHeader = "x-llm-d-request-dropped-reason"
+)
+
+var droppedReasons = map[string]string{
+	"no_endpoints":        "rejected-no-endpoints",
+	"no_prefill_worker":   "rejected-no-endpoints",
+	"constraints_not_met": "rejected-no-endpoints",
+	"overloaded":          "rejected-saturated",
+	"queue_full":          "rejected-saturated",
+	"too_many_requests":   "rejected-saturated",
+	"too_many_bytes":      "rejected-saturated",
+	"queue_timeout":       "rejected-ttl-expired",
 }
 
 func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
@@ -83,7 +106,10 @@ func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
 	if err != nil { // strings always marshal
 		body = fmt.Appendf(nil, `{"error":{"message":"error","type":%q,"param":null,"code":%q}}`, e.kind, e.code)
 	}
-	headers := []*corev3.HeaderValueOption{set("content-type", "application/json")}
+	headers := []*corev3.HeaderValueOption{set("content-type", "application/json"), set(reasonHeader, e.code)}
+	if dropped := droppedReasons[e.code]; dropped != "" {
+		headers = append(headers, set(droppedHeader, dropped))
+	}
 	if e.retryAfter > 0 {
 		headers = append(headers, set("retry-after", strconv.Itoa(e.retryAfter)))
 	}

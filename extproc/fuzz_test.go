@@ -10,7 +10,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
@@ -23,7 +22,7 @@ import (
 // script is a proxy that sends messages in any order, whatever it is answered, and remembers which rules of the protocol the
 // answers break.
 type script struct {
-	grpc.ServerStream
+	extprocv3.ExternalProcessor_ProcessServer
 	ctx  context.Context
 	left []byte // two bytes for each message
 
@@ -44,23 +43,19 @@ var (
 
 func (s *script) Context() context.Context { return s.ctx }
 
-// RecvMsg brings the next message over the wire's form, as a server made with Codec has it.
-func (s *script) RecvMsg(m any) error {
-	in, err := s.Recv()
+// RecvMsg hands the next message over as it comes from the wire, in two pieces of memory.
+func (s *script) RecvMsg(to any) error {
+	if len(s.left) < 2 {
+		return io.EOF
+	}
+	data, err := proto.Marshal(s.next())
 	if err != nil {
 		return err
 	}
-	wire, err := proto.Marshal(in)
-	if err != nil {
-		return err
-	}
-	return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, m)
+	return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data[:len(data)/2]), mem.SliceBuffer(data[len(data)/2:])}, to)
 }
 
-func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
-	if len(s.left) < 2 {
-		return nil, io.EOF
-	}
+func (s *script) next() *extprocv3.ProcessingRequest {
 	kind, detail := s.left[0], s.left[1]
 	s.left = s.left[2:]
 	end := detail&0x80 != 0
@@ -112,7 +107,7 @@ func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
 		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
 		asked("response_trailers")
 	}
-	return in, nil
+	return in
 }
 
 func (s *script) Send(out *extprocv3.ProcessingResponse) error {
@@ -185,11 +180,10 @@ func FuzzMessageOrder(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, DecisionHeaders: true})
-	server := NewServer(Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, DecisionHeaders: true}, b.router, b.metrics, b.log)
+	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, MaxHeldBytes: 200_000, DecisionHeaders: true})
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}}
-		if err := server.Process(s); status.Code(err) == codes.Internal {
+		if err := b.server.Process(s); status.Code(err) == codes.Internal {
 			t.Fatal(err)
 		}
 		if s.broken != nil {
@@ -197,6 +191,9 @@ func FuzzMessageOrder(f *testing.F) {
 		}
 		if !bytes.HasPrefix(s.sent, s.relayed) {
 			t.Errorf("%d bytes were relayed that are not what was sent", len(s.relayed))
+		}
+		if b.server.Streams() != 0 || b.server.HeldBytes() != 0 {
+			t.Errorf("%d streams and %d bytes are left", b.server.Streams(), b.server.HeldBytes())
 		}
 		if b.book.Len() != 0 || b.load() != (scoring.Load{}) {
 			t.Errorf("%d bookings and %+v are left", b.book.Len(), b.load())

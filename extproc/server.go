@@ -13,13 +13,14 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
@@ -49,6 +50,11 @@ type Config struct {
 	MaxParseBytes int
 	// MaxBodyBytes is the size above which a body is refused. 0: none is.
 	MaxBodyBytes int
+	// MaxStreams is how many requests are followed at once; more are turned away as for load. 0: no limit.
+	MaxStreams int
+	// MaxHeldBytes is how many bytes of request bodies are held at once, until their requests are routed; a request whose body
+	// would go beyond is turned away likewise. 0: no limit.
+	MaxHeldBytes int
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
@@ -63,7 +69,21 @@ type Server struct {
 	metrics *metrics.Metrics
 	log     *slog.Logger
 	noted   sync.Map // notes already logged: each peculiarity of a proxy once
+	streams atomic.Int64
+	held    atomic.Int64 // bytes in all streams' chunks
 }
+
+// Streams returns how many requests are followed.
+func (s *Server) Streams() int { return int(s.streams.Load()) }
+
+// HeldBytes returns how many bytes of request bodies are held.
+func (s *Server) HeldBytes() int { return int(s.held.Load()) }
+
+// Causes for which requests are turned away, as a metric has them.
+const (
+	causeStreams   = "streams"
+	causeHeldBytes = "held_bytes"
+)
 
 // NewServer returns a server that asks r where requests go.
 func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logger) *Server {
@@ -73,6 +93,7 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 	if cfg.OverloadStatus == 0 {
 		cfg.OverloadStatus = http.StatusTooManyRequests
 	}
+	m.Rejections(causeStreams, causeHeldBytes)
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
 }
 
@@ -86,6 +107,7 @@ type exchange struct {
 	code  string // what kvepp_requests_total counts
 
 	prefilled bool // the route knows
+	held      int  // of Server.held, this stream's
 }
 
 // Process serves one HTTP request.
@@ -98,7 +120,11 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
 		x.end()
+		s.streams.Add(-1)
 	}()
+	full := s.streams.Add(1) > int64(s.cfg.MaxStreams) && s.cfg.MaxStreams > 0
+	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:
+	// a slow reader on the one side becomes a slow writer on the other, and a stream holds no more than its request's body.
 	for {
 		err := envoy.RecvMsg(x.in.next())
 		if err != nil {
@@ -106,6 +132,9 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			// any other; only what is neither is worth an error.
 			if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
 				return nil
+			}
+			if status.Code(err) == codes.ResourceExhausted {
+				s.note("a message too large to receive, so that its request fails: in Envoy's BUFFERED modes its buffer limit may not be above --max-parse-bytes")
 			}
 			return err
 		}
@@ -115,10 +144,15 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			s.note(e.Note)
 		}
 		switch {
+		case full && x.phase == collect:
+			// Not a gRPC error: a proxy that fails open would send the request on without a decision.
+			e.Refuse = s.turnAway(causeStreams, "too_many_requests", errTooManyStreams)
+		case !x.hold():
+			e.Refuse = s.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
+		}
+		switch {
 		case e.Refuse != nil:
-			x.code = fmt.Sprint(e.Refuse.status)
-			s.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.Refuse.status, "error", e.Refuse.message)
-			e = x.refused(e.Refuse)
+			e = x.refuse(e.Refuse)
 		case e.Ask:
 			e = x.ask(envoy.Context())
 			x.in.release()
@@ -128,11 +162,36 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 				return err
 			}
 		}
+		x.hold()
 		x.observe(&e)
 		if e.Close {
 			return nil
 		}
 	}
+}
+
+// hold accounts for the bytes that the stream holds, and reports whether all streams together may.
+func (x *exchange) hold() bool {
+	more := x.size - x.held
+	if more == 0 {
+		return true
+	}
+	x.held = x.size
+	all := x.Server.held.Add(int64(more))
+	return more < 0 || x.Server.cfg.MaxHeldBytes == 0 || all <= int64(x.Server.cfg.MaxHeldBytes)
+}
+
+// turnAway counts a request that there is no room for, and returns its answer.
+func (s *Server) turnAway(cause, code string, err error) *httpError {
+	s.metrics.Rejection(cause)
+	return s.cfg.shed(code, err)
+}
+
+// refuse answers a request that is not to be routed.
+func (x *exchange) refuse(e *httpError) effect {
+	x.code = strconv.Itoa(e.status)
+	x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", e.message)
+	return x.refused(e)
 }
 
 // ask has the request routed and books it.
@@ -154,7 +213,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		} else {
 			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
 		}
-		x.code = fmt.Sprint(e.status)
+		x.code = strconv.Itoa(e.status)
 		return x.refused(e)
 	}
 	x.route, x.instead = route, route.Body
@@ -173,8 +232,12 @@ func (x *exchange) observe(e *effect) {
 		if validStatus(e.Status) {
 			x.code = e.Status
 		}
-		if x.route != nil && (e.ContentEncoding == "" || e.ContentEncoding == "identity") {
+		switch {
+		case x.route == nil:
+		case e.ContentEncoding == "" || e.ContentEncoding == "identity":
 			x.usage = apibody.NewUsageReader(e.ContentType)
+		default:
+			x.metrics.Unread.Inc()
 		}
 	}
 	if len(e.Body) > 0 && x.usage != nil {
@@ -204,6 +267,7 @@ func (x *exchange) follow() {
 }
 
 func (x *exchange) end() {
+	x.Server.held.Add(int64(-x.held))
 	if x.phase != awaitHeaders {
 		x.metrics.Request(x.code)
 	}

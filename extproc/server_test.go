@@ -25,6 +25,7 @@ import (
 // bench is a server over a pool of two endpoints, without tokenizers: every decision is by load.
 type bench struct {
 	*extproctest.Envoy
+	server  *Server
 	book    *scoring.ActiveSequences
 	pool    *pool.Pool
 	index   *indexer.Index
@@ -47,7 +48,8 @@ func newBench(t testing.TB, cfg Config) *bench {
 	}
 	b.index = index
 	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, b.metrics, log)
-	b.Envoy = extproctest.Serve(t, NewServer(cfg, b.router, b.metrics, log), grpc.ForceServerCodecV2(Codec()))
+	b.server = NewServer(cfg, b.router, b.metrics, log)
+	b.Envoy = extproctest.Serve(t, b.server, grpc.ForceServerCodecV2(Codec()))
 	return b
 }
 

@@ -326,7 +326,7 @@ func (s *stream) routed(d *router.Decision) effect {
 			out = append(out, trailersReply())
 		}
 	}
-	s.chunks = nil // Envoy has them now
+	s.chunks, s.size = nil, 0 // Envoy has them now
 	if s.phase = answered; !s.ended {
 		s.phase = relay
 	}
@@ -335,7 +335,7 @@ func (s *stream) routed(d *router.Decision) effect {
 
 // refused answers the request with an error of kvepp's own. Nothing may follow an ImmediateResponse.
 func (s *stream) refused(e *httpError) effect {
-	s.phase, s.chunks = closed, nil
+	s.phase, s.chunks, s.size = closed, nil, 0
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse()}, Close: true}
 }
 
@@ -350,7 +350,7 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) 
 		s.learnModes(in)
 	}
 	if s.phase < relay { // Envoy's own answer to a request that is not complete: nothing to decide any more
-		s.phase, s.chunks = answered, nil
+		s.phase, s.chunks, s.size = answered, nil, 0
 	}
 	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedKey].GetStringValue()
 }

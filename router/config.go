@@ -60,6 +60,9 @@ type Config struct {
 	Metrics *metrics.Router
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
 	Explain bool
+	// PickTimeout is how long it may take until a prompt's token ids are known; then the request is routed by load. 0: however
+	// long it takes.
+	PickTimeout time.Duration
 	// Fallbacks is how many further endpoints a decision names, for a proxy that may try them in order. 0: none.
 	Fallbacks int
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.

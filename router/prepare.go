@@ -55,14 +55,14 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 			p, err = prompt{model: p.model, reason: ReasonPanic, isl: p.isl}, nil
 		}
 	}()
-	at := time.Now()
+	began := time.Now()
 	tokenless := r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens
 	parse := apibody.ParseRequest
 	if tokenless {
 		parse = apibody.ParseRouting
 	}
 	body, err := parse(req.Path, req.Body)
-	at = r.metrics.Phase("parse", at)
+	at := r.metrics.Phase("parse", began)
 	if errors.Is(err, apibody.ErrUnknownAPI) {
 		p.reason = ReasonUnknownAPI
 		return p, nil
@@ -92,7 +92,11 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		p.reason = ReasonMode
 		return p, nil
 	}
-	p.tokens, p.reason, err = r.tokenize(ctx, p.model, body, req)
+	var until time.Time // zero: there is no deadline
+	if r.cfg.PickTimeout > 0 {
+		until = began.Add(r.cfg.PickTimeout)
+	}
+	p.tokens, p.reason, err = r.tokenize(ctx, until, p.model, body, req)
 	r.metrics.Phase("tokenize", at)
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
@@ -110,9 +114,9 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	return p, nil
 }
 
-// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none. err is for
-// the log.
-func (r *Router) tokenize(ctx context.Context, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
+// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none, which it is at
+// the latest until a time; zero: whenever it is done. err is for the log.
+func (r *Router) tokenize(ctx context.Context, until time.Time, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	switch {
 	case check.Differs():
@@ -122,7 +126,7 @@ func (r *Router) tokenize(ctx context.Context, name string, body *apibody.Reques
 	case body.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
 	case model != nil:
-		if prompts, err = model.Tokenize(body); err == nil {
+		if prompts, err = r.tokenizeBy(ctx, until, model, body, len(req.Body)); err == nil {
 			check.Offer(req.Path, req.Body)
 		}
 	default:
@@ -142,7 +146,9 @@ func (r *Router) tokenize(ctx context.Context, name string, body *apibody.Reques
 		return nil, reason, err
 	}
 	at := time.Now()
-	ids, remoteErr := engine.Tokenize(ctx, body, req.Body)
+	within, cancel := by(ctx, until)
+	defer cancel()
+	ids, remoteErr := engine.Tokenize(within, body, req.Body)
 	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
@@ -166,6 +172,10 @@ func engineMayKnow(err error, reason Reason) bool {
 // reasonOf names why a request could not be tokenized.
 func reasonOf(err error) Reason {
 	switch {
+	case errors.Is(err, errPickTimeout):
+		return ReasonPickTimeout
+	case errors.Is(err, errPanic):
+		return ReasonPanic
 	case errors.Is(err, tokenizer.ErrNoIDs):
 		return ReasonNoTokenizer
 	case errors.Is(err, tokenizer.ErrMedia):

@@ -20,6 +20,7 @@ const (
 	ReasonRemoteError      Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
 	ReasonRemoteTimeout    Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
+	ReasonPickTimeout      Reason = "pick_timeout"          // the prompt was not tokenized within --pick-timeout
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
 	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
 	ReasonApproximate      Reason = "approximate"           // no events, at all or of the chosen worker: overlap by where requests went before, and load
@@ -33,6 +34,6 @@ const (
 var reasons = []Reason{
 	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
-	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonApproximate, ReasonNoCredit,
+	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonApproximate, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,
 }

@@ -127,7 +127,8 @@ type Router struct {
 	book       *scoring.ActiveSequences
 	metrics    *metrics.Metrics
 	log        *slog.Logger
-	scratch    sync.Pool // *decision
+	scratch    sync.Pool     // *decision
+	slots      chan struct{} // see newSlots
 	records    records
 	thresholds thresholds
 	waits      *waits // nil: no request ever waits
@@ -137,7 +138,7 @@ type Router struct {
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
 func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
-	r := &Router{cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
+	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }

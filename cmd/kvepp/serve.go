@@ -140,6 +140,7 @@ func serve(o *options) error {
 		Served:          served,
 		Predict:         o.predict(),
 		Metrics:         m.NewRouter(o.identity()),
+		PickTimeout:     o.pickTimeout,
 		Fallbacks:       o.fallbacks,
 		Explain:         o.decisionHeaders,
 		Keep:            o.keptDecisions(),
@@ -165,9 +166,13 @@ func serve(o *options) error {
 		PassSessions:    o.passSessions,
 		MaxParseBytes:   o.maxParseBytes,
 		MaxBodyBytes:    o.maxBodyBytes,
+		MaxStreams:      o.maxStreams,
+		MaxHeldBytes:    o.maxBufferedBytes,
 		OverloadStatus:  o.overloadStatus,
 		RetryAfter:      int(o.retryAfter),
 	}, decides, m, log)
+	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
+	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
 	mux := http.NewServeMux()
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)

@@ -40,6 +40,8 @@ type Metrics struct {
 	UpperBound prometheus.Counter
 	// Reported counts usage.prompt_tokens_details.cached_tokens of the same requests' responses.
 	Reported prometheus.Counter
+	// Unread counts answers that kvepp could not look into, because they are compressed.
+	Unread prometheus.Counter
 	// EndpointFileRefused counts readings of the endpoints file that were refused.
 	EndpointFileRefused prometheus.Counter
 	// IgnoredEndpoints is the number of encode workers, which are no candidates.
@@ -90,7 +92,7 @@ func New() *Metrics {
 		}, []string{"hint", "cause"}),
 		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_rejections_total",
-			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold), queue_full, queue_limit (its policy class holds as much as it may), queue_timeout.",
+			Help: "Requests that were turned away because of load, by cause: overloaded (every endpoint that might have taken it is above a busy threshold), queue_full, queue_limit (its policy class holds as much as it may), queue_timeout, streams (--max-streams), held_bytes (--max-buffered-bytes).",
 		}, []string{"cause"}),
 		served: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvepp_served_total",
@@ -112,6 +114,10 @@ func New() *Metrics {
 		Reported: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_reported_cached_tokens_total",
 			Help: "Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).",
+		}),
+		Unread: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_unread_answers_total",
+			Help: "Answers that were passed on and not looked into, because they are compressed (content-encoding): their tokens, and the time to the first of them, are in no metric.",
 		}),
 		EndpointFileRefused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_endpoints_file_refused_total",
@@ -140,7 +146,7 @@ func New() *Metrics {
 	for _, phase := range []string{"parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict", "pick"} {
 		m.known[phase] = m.phases.WithLabelValues(phase)
 	}
-	for _, code := range []string{"200", "400", "404", "429", "500", "503", "none"} {
+	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
 	for _, outcome := range []string{"as_chosen", "moved", "unknown"} {
@@ -155,7 +161,7 @@ func New() *Metrics {
 	})
 	build.Set(1)
 	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.served, m.waited, selections, m.Unpaired)
-	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.Unread, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -264,6 +270,10 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 
 // Names and help of what Source and CounterSource are called with.
 const (
+	Streams               = "kvepp_streams"
+	StreamsHelp           = "Requests that the proxy has told of and whose answers have not ended."
+	HeldBytes             = "kvepp_held_body_bytes"
+	HeldBytesHelp         = "Bytes of request bodies that are held until their requests are routed."
 	Adapters              = "kvepp_lora_adapters"
 	AdaptersHelp          = "LoRA adapters that are known: from --lora, and from KV events."
 	Sessions              = "kvepp_sessions"

@@ -1,0 +1,108 @@
+package extproc
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/extproc/extproctest"
+)
+
+// TestStreamsAreLimited: one request more than may be followed is told to come again, in a way that a proxy passes on even when
+// it fails open.
+func TestStreamsAreLimited(t *testing.T) {
+	b := newBench(t, Config{MaxStreams: 3, RetryAfter: 2})
+	var running, done sync.WaitGroup
+	end := make(chan struct{})
+	for range 3 {
+		running.Add(1)
+		done.Go(func() {
+			out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: func(r *extproctest.Routed) extproctest.Response {
+				running.Done()
+				<-end
+				return answer("x")(r)
+			}})
+			if err != nil || out.Immediate != nil {
+				t.Error(out, err)
+			}
+		})
+	}
+	running.Wait()
+	if n := b.server.Streams(); n != 3 {
+		t.Errorf("%d streams are followed, want 3", n)
+	}
+	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}})
+	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || out.Set["retry-after"] != "2" || out.Set[reasonHeader] != "too_many_requests" ||
+		out.Set[droppedHeader] != "rejected-saturated" || out.Immediate.GetDetails() != "kvepp_too_many_requests" {
+		t.Errorf("%v %v %v", err, out.Immediate, out.Set)
+	}
+	close(end)
+	done.Wait()
+	b.idle(t)
+	for deadline := time.Now().Add(30 * time.Second); b.server.Streams() > 0 && time.Now().Before(deadline); {
+		<-time.After(time.Millisecond)
+	}
+	if out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: answer("x")}); err != nil || out.Immediate != nil {
+		t.Errorf("after the others have ended: %v %v", err, out)
+	}
+}
+
+// TestHeldBytesAreLimited counts what is held until it is sent on, and not beyond.
+func TestHeldBytesAreLimited(t *testing.T) {
+	b := newBench(t, Config{MaxHeldBytes: 100_000, MaxParseBytes: 90_000})
+	blank := bytes.Repeat([]byte(" "), 50_000)
+	for name, body := range map[string][][]byte{
+		"short":           {[]byte(chatBody)},
+		"streamed beyond": {blank, blank[:45_000], blank, blank, blank}, // by load once it is above --max-parse-bytes
+	} {
+		out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: body, Upstream: func(r *extproctest.Routed) extproctest.Response {
+			if n := b.server.HeldBytes(); n != 0 {
+				t.Errorf("%s: %d bytes are held while it is answered", name, n)
+			}
+			return answer("x")(r)
+		}})
+		if err != nil || out.Immediate != nil {
+			t.Errorf("%s: %v %v", name, err, out.Immediate)
+		}
+	}
+	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{blank, bytes.Repeat(blank, 2)}})
+	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || !strings.Contains(string(out.Immediate.GetBody()), `"code":"too_many_bytes"`) {
+		t.Errorf("%v %v", err, out)
+	}
+	// A client that goes away gives back what it held.
+	if _, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{blank}}); err != nil {
+		t.Error(err)
+	}
+	b.idle(t)
+	for deadline := time.Now().Add(30 * time.Second); b.server.HeldBytes() != 0; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are held by nobody", b.server.HeldBytes())
+		}
+	}
+}
+
+// TestCompressedAnswersPass and are counted as not looked into.
+func TestCompressedAnswersPass(t *testing.T) {
+	b := newBench(t, Config{})
+	for _, encoding := range []string{"gzip", "identity", ""} {
+		out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: func(*extproctest.Routed) extproctest.Response {
+			return extproctest.Response{Header: map[string]string{":status": "200", "content-encoding": encoding}, Body: [][]byte{{0x1f, 0x8b, 0x08}}}
+		}})
+		if err != nil || !bytes.Equal(out.Body, []byte{0x1f, 0x8b, 0x08}) {
+			t.Errorf("%s: %v %v", encoding, err, out)
+		}
+	}
+	b.idle(t)
+	families, err := b.metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "kvepp_unread_answers_total" && f.GetMetric()[0].GetCounter().GetValue() == 1 {
+			return
+		}
+	}
+	t.Error("one answer should be counted as unread")
+}
