@@ -2,8 +2,8 @@ package main
 
 import (
 	"crypto/subtle"
-	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -11,18 +11,38 @@ import (
 	"time"
 )
 
-// adminToken reads the token that requests to the admin address must bring; "" when none is asked for.
-func adminToken(file string) (string, error) {
+// checkListeners refuses an admin address that anybody could reach: it tells what workers hold, and changes thresholds.
+func (o *options) checkListeners() error {
+	if o.adminAddress != "" {
+		host, _, err := net.SplitHostPort(o.adminAddress)
+		if err != nil {
+			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
+		}
+		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
+			return fmt.Errorf("--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as well, or listen at 127.0.0.1", o.adminAddress)
+		}
+	}
+	if o.metricsAddress == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
+		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
+	}
+	return nil
+}
+
+// bearerToken reads the token that requests to a listener must bring; "" when none is asked for. flag is how file was given.
+func bearerToken(flag, file string) (string, error) {
 	if file == "" {
 		return "", nil
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return "", fmt.Errorf("--admin-token-file: %w", err)
+		return "", fmt.Errorf("%s: %w", flag, err)
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", errors.New("--admin-token-file: the file is empty; put a secret into it, in one line")
+		return "", fmt.Errorf("%s: the file is empty; put a secret into it, in one line", flag)
 	}
 	return token, nil
 }
@@ -52,7 +72,7 @@ func guarded(next http.Handler, token string) http.Handler {
 		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 		if req.URL.Path != "/health" && !(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring the content of --admin-token-file", http.StatusUnauthorized)
+			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, --metrics-token-file)", http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, req)

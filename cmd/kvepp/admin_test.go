@@ -10,19 +10,19 @@ import (
 
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	if _, err := adminToken(file); err == nil {
+	if _, err := bearerToken("--admin-token-file", file); err == nil {
 		t.Error("a file that is not there was taken")
 	}
 	if err := os.WriteFile(file, []byte(" \n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := adminToken(file); err == nil {
+	if _, err := bearerToken("--admin-token-file", file); err == nil {
 		t.Error("an empty file was taken")
 	}
 	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	token, err := adminToken(file)
+	token, err := bearerToken("--admin-token-file", file)
 	if err != nil || token != "secret" {
 		t.Fatalf("%q, %v", token, err)
 	}

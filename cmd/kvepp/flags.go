@@ -21,16 +21,17 @@ import (
 
 // options is everything that `kvepp serve` can be told.
 type options struct {
-	bindAddress    string
-	grpcPort       uint16
-	grpcHealthPort uint16
-	metricsPort    uint16
-	adminAddress   string
-	adminTokenFile string
-	indexPeers     []string
-	warmUpTimeout  time.Duration
-	secureServing  bool
-	drainTimeout   time.Duration
+	bindAddress                      string
+	grpcPort                         uint16
+	grpcHealthPort                   uint16
+	metricsPort                      uint16
+	adminAddress                     string
+	adminTokenFile                   string
+	indexPeers                       []string
+	warmUpTimeout                    time.Duration
+	metricsAddress, metricsTokenFile string
+	transport
+	drainTimeout time.Duration
 
 	endpoints       string
 	dynamoDiscovery string
@@ -176,15 +177,17 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` of the external processor")
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
+	f.StringVar(&o.metricsAddress, "metrics-address", "", "`HOST:PORT` of the same, in place of --bind-address and --metrics-port")
+	f.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "`FILE` with a secret that whoever asks for metrics must bring, as \"Authorization: Bearer SECRET\". Absent: anybody may ask")
 	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo", "`NAME` in the label dynamo_namespace of the metrics that have Dynamo's names: that of the workers")
 	f.StringVar(&o.dynamoComponent, "dynamo-component", "backend", "`NAME` in their label dynamo_component: that of the workers")
 	f.Uint64Var(&o.routerID, "router-id", 0, "`NUMBER` in their label router_id. 0: made from the host's name, as Dynamo makes the id of a pod")
 	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; of /busy_threshold, as dynamo.frontend does; and /debug/decisions. Empty: none")
-	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Absent: anybody may ask")
+	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Without it the address must be one of this machine alone")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
-	f.BoolVar(&o.secureServing, "secure-serving", true, "serve the external processor over TLS, with a self-signed certificate made at start")
+	o.transport.add(f)
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
 
 	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0, "health checks say that kvepp is not ready until it has first seen `N` endpoints that requests can be sent to; prefill workers do not count")
@@ -497,8 +500,10 @@ func (o *options) check() error {
 			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
 		}
 	}
-	if err := o.checkSessions(); err != nil {
-		return err
+	for _, check := range []error{o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+		if check != nil {
+			return check
+		}
 	}
 	if err := o.checkRouting(); err != nil {
 		return err

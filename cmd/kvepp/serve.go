@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,7 +22,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -48,7 +47,11 @@ func serve(o *options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
-	token, err := adminToken(o.adminTokenFile)
+	token, err := bearerToken("--admin-token-file", o.adminTokenFile)
+	if err != nil {
+		return err
+	}
+	metricsToken, err := bearerToken("--metrics-token-file", o.metricsTokenFile)
 	if err != nil {
 		return err
 	}
@@ -70,6 +73,10 @@ func serve(o *options) error {
 	}
 	adapters := router.NewAdapters(named)
 	m := metrics.New()
+	security, err := secured(ctx, o, m, log)
+	if err != nil {
+		return err
+	}
 	engines, err := remoteTokenizers(o, m, log)
 	if err != nil {
 		return err
@@ -177,7 +184,10 @@ func serve(o *options) error {
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)
 	service.HandleBusyThreshold(mux, decides, log)
-	return listen(ctx, o, picker, guarded(mux, token), first.there, m, log)
+	seen := http.NewServeMux()
+	// Of one series that is wrong the others do not suffer.
+	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	return listen(ctx, o, picker, security, guarded(mux, token), guarded(seen, metricsToken), first.there, log)
 }
 
 // modelOf returns the model that a worker says it serves, else fallback.
@@ -332,7 +342,7 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
 // health says so, until ready is closed.
-func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.Handler, ready <-chan struct{}, m *metrics.Metrics, log *slog.Logger) error {
+func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready <-chan struct{}, log *slog.Logger) error {
 	checks := health.NewServer()
 	select {
 	case <-ready:
@@ -342,19 +352,11 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 		announce(checks, false)
 		log.Info("not ready before there are so many endpoints", "wanted", o.minInitialWorkers)
 	}
-	limits := []grpc.ServerOption{
+	limits := append(security,
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20) + 64<<10),
+		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20)+64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
-	}
-	if o.secureServing {
-		certificate, err := selfSigned()
-		if err != nil {
-			return fmt.Errorf("making a certificate: %w", err)
-		}
-		limits = append(limits, grpc.Creds(credentials.NewTLS(&tls.Config{
-			Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}})))
-	}
+	)
 	main := grpc.NewServer(limits...)
 	extprocv3.RegisterExternalProcessorServer(main, picker)
 	healthv1.RegisterHealthServer(main, checks)
@@ -376,9 +378,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 		}()
 		return nil
 	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})) // of one series that is wrong the others do not suffer
-	web := webServer(mux)
+	web := webServer(seen)
 	defer web.Close()
 	questions := webServer(admin)
 	defer questions.Close()
@@ -390,8 +390,8 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, admin http.
 	if err := open("health", port(o.grpcHealthPort), plain.Serve); err != nil {
 		return err
 	}
-	if o.metricsPort != 0 {
-		if err := open("metrics", port(o.metricsPort), web.Serve); err != nil {
+	if address := cmp.Or(o.metricsAddress, port(o.metricsPort)); o.metricsAddress != "" || o.metricsPort != 0 {
+		if err := open("metrics", address, web.Serve); err != nil {
 			return err
 		}
 	}

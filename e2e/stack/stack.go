@@ -6,6 +6,8 @@
 package stack
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -58,6 +60,10 @@ type Config struct {
 	// KveppModel is the folder that kvepp gets for the model; empty: Model.
 	KveppModel string
 	KveppFlags []string
+	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
+	Manifest string
+	// Certificates is a folder that stands for the one in mtls.yaml.
+	Certificates string
 
 	// Frontend is a router mode of Dynamo's frontend: one such frontend, with FrontendFlags, then stands before all workers in
 	// place of Envoy and kvepp. Empty: Envoy and kvepp.
@@ -73,6 +79,9 @@ type Config struct {
 
 // BlockSize is the workers' KV block size in tokens.
 const BlockSize = 16
+
+// ManifestCertificates is the folder of Envoy's certificates in mtls.yaml.
+const ManifestCertificates = "/etc/envoy/kvepp"
 
 // Stack is a running set of programs.
 type Stack struct {
@@ -197,7 +206,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if err := s.StartKvepp(ctx); err != nil {
 		return nil, err
 	}
-	if s.Envoy, err = s.StartEnvoy(ctx, "override-host.yaml", nil); err != nil {
+	if s.Envoy, err = s.StartEnvoy(ctx, cmp.Or(cfg.Manifest, "override-host.yaml"), nil); err != nil {
 		return nil, err
 	}
 	for _, w := range running {
@@ -472,6 +481,9 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 // Admin is the URL of kvepp's admin address.
 func (s *Stack) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", s.admin) }
 
+// ExtProc is the address of kvepp's external processor.
+func (s *Stack) ExtProc() string { return fmt.Sprintf("127.0.0.1:%d", s.grpc) }
+
 // KillKvepp ends kvepp as a crash would.
 func (s *Stack) KillKvepp() { s.kvepp.kill() }
 
@@ -511,6 +523,7 @@ func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extPr
 	if err != nil {
 		return nil, err
 	}
+	text = bytes.ReplaceAll(text, []byte(ManifestCertificates), []byte(s.cfg.Certificates))
 	e := &Envoy{stack: s}
 	for _, port := range []*int{&e.listen, &e.admin} {
 		if *port, err = ports(1); err != nil {

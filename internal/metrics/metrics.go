@@ -268,6 +268,14 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 	m.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, read))
 }
 
+// Names and help of what is exported of the certificates of TLS.
+const (
+	CertificateExpires      = "kvepp_certificate_expires_seconds"
+	CertificateExpiresHelp  = "When the certificate of the external processor's port ends, in seconds since 1970."
+	CertificatesRefused     = "kvepp_certificates_refused_total"
+	CertificatesRefusedHelp = "Changed files of certificates that could not be used."
+)
+
 // Names and help of what Source and CounterSource are called with.
 const (
 	Streams               = "kvepp_streams"
