@@ -1,12 +1,14 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -96,23 +99,7 @@ func TestOriginalDestination(t *testing.T) {
 	}
 	// ... then with the server.
 	address, last := upstream(t)
-	if err := main.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: server, address: '%s', instanceId: 18446744073709551615, dataParallelStartRank: 3}\n", address)); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := main.WriteEndpoints(main.Workers...); err != nil {
-			t.Error(err)
-		}
-		if err := main.Settled(context.Background(), len(main.Workers)); err != nil {
-			t.Error(err)
-		}
-	}()
-	eventually(t, func() error {
-		if metric(t, main, "kvepp_workers") != 1 {
-			return fmt.Errorf("the endpoints file is not read yet")
-		}
-		return nil
-	})
+	alone(t, address)
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
 	h2.Protocols.SetUnencryptedHTTP2(true)
 	defer h2.CloseIdleConnections()
@@ -154,6 +141,112 @@ func TestOriginalDestination(t *testing.T) {
 				t.Errorf("%s: not sent upstream: %v", version, want)
 			}
 		}
+	}
+}
+
+// alone makes a server the only endpoint until the test ends.
+func alone(t *testing.T, address string) {
+	t.Helper()
+	if err := main.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: server, address: '%s', instanceId: 18446744073709551615, dataParallelStartRank: 3}\n", address)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := main.WriteEndpoints(main.Workers...); err != nil {
+			t.Error(err)
+		}
+		if err := main.Settled(context.Background(), len(main.Workers)); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, func() error {
+		if metric(t, main, "kvepp_workers") != 1 {
+			return fmt.Errorf("the endpoints file is not read yet")
+		}
+		return nil
+	})
+}
+
+// TestConversations: where each side waits for the other, as over a WebSocket or in a body that kvepp does not read, every piece
+// arrives as soon as it was sent.
+func TestConversations(t *testing.T) {
+	nothingLeft(t, main)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		if r.Header.Get("upgrade") != "" {
+			conn, buffered, err := control.Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+			io.Copy(conn, buffered)
+			return
+		}
+		control.EnableFullDuplex()
+		w.WriteHeader(http.StatusOK)
+		control.Flush()
+		piece := make([]byte, 100)
+		for {
+			n, err := r.Body.Read(piece)
+			w.Write(piece[:n])
+			control.Flush()
+			if err != nil {
+				return
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	alone(t, server.Listener.Addr().String())
+	envoy, err := main.StartEnvoy(t.Context(), "original-dst.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := func(name string, to io.Writer, from io.Reader) {
+		for _, said := range []string{"one", "two", strings.Repeat("three", 20_000)} {
+			if _, err := io.WriteString(to, said); err != nil {
+				t.Fatal(name, err)
+			}
+			heard := make([]byte, len(said))
+			if _, err := io.ReadFull(from, heard); err != nil || string(heard) != said {
+				t.Fatalf("%s: %d bytes came back, otherwise or not at all: %v", name, len(said), err)
+			}
+		}
+	}
+
+	conn, err := net.Dial("tcp", strings.TrimPrefix(envoy.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+	from := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(from, nil)
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("x-kvepp-reason") != "unknown_api" {
+		t.Fatalf("a WebSocket: %v %+v", err, resp)
+	}
+	echo("a WebSocket", conn, from)
+	conn.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	body, say := io.Pipe()
+	req, err := http.NewRequestWithContext(ctx, "POST", envoy.URL+"/v1/files", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err = http.DefaultClient.Do(req)
+	if err != nil || resp.Header.Get("x-kvepp-reason") != "unknown_api" {
+		t.Fatalf("a body that nobody reads: %v %+v", err, resp)
+	}
+	defer resp.Body.Close()
+	echo("a body that nobody reads", say, resp.Body)
+	say.Close()
+	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+		t.Errorf("%v, %q", err, rest)
 	}
 }
 

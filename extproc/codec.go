@@ -38,6 +38,7 @@ type incoming struct {
 	*extprocv3.ProcessingRequest
 	declared int    // bytes of the request body, as its headers say; not above 0: they do not
 	received int    // of these, how many came
+	reserved int    // bytes of memory that were taken for them
 	room     []byte // where they are put: what is used of it
 	alone    bool   // pieces need not lie together any more
 }
@@ -129,6 +130,7 @@ func (in *incoming) take(n int) []byte {
 	}
 	if cap(in.room)-len(in.room) < n {
 		in.room = make([]byte, 0, max(n, min(in.declared-in.received, 4*(in.received+n))))
+		in.reserved += cap(in.room)
 	}
 	in.received += n
 	used := len(in.room)

@@ -10,6 +10,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/codes"
 
 	"kvepp/internal/apibody"
 	"kvepp/router"
@@ -91,7 +92,18 @@ var droppedReasons = map[string]string{
 	"queue_timeout":       "rejected-ttl-expired",
 }
 
-func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
+// grpcCodes are the codes of HTTP statuses for clients that speak gRPC.
+var grpcCodes = map[int]codes.Code{
+	http.StatusBadRequest:                  codes.InvalidArgument,
+	http.StatusNotFound:                    codes.NotFound,
+	http.StatusRequestEntityTooLarge:       codes.ResourceExhausted,
+	http.StatusTooManyRequests:             codes.ResourceExhausted,
+	http.StatusRequestHeaderFieldsTooLarge: codes.ResourceExhausted,
+	http.StatusServiceUnavailable:          codes.Unavailable,
+	http.StatusInternalServerError:         codes.Internal,
+}
+
+func (e *httpError) immediateResponse(grpc bool) *extprocv3.ProcessingResponse {
 	type detail struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
@@ -106,18 +118,30 @@ func (e *httpError) immediateResponse() *extprocv3.ProcessingResponse {
 	if err != nil { // strings always marshal
 		body = fmt.Appendf(nil, `{"error":{"message":"error","type":%q,"param":null,"code":%q}}`, e.kind, e.code)
 	}
-	headers := []*corev3.HeaderValueOption{set("content-type", "application/json"), set(reasonHeader, e.code)}
+	var headers []*corev3.HeaderValueOption
+	if !grpc {
+		headers = append(headers, set("content-type", "application/json"))
+	}
+	headers = append(headers, set(reasonHeader, e.code))
 	if dropped := droppedReasons[e.code]; dropped != "" {
 		headers = append(headers, set(droppedHeader, dropped))
 	}
 	if e.retryAfter > 0 {
 		headers = append(headers, set("retry-after", strconv.Itoa(e.retryAfter)))
 	}
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.status)},
-			Headers: &extprocv3.HeaderMutation{SetHeaders: headers},
-			Body:    body,
-			Details: "kvepp_" + e.code,
-		}}}
+	response := &extprocv3.ImmediateResponse{
+		Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.status)},
+		Headers: &extprocv3.HeaderMutation{SetHeaders: headers},
+		Body:    body,
+		Details: "kvepp_" + e.code,
+	}
+	if grpc {
+		// "If set, then include a gRPC status trailer"; the body goes "encoded in the grpc-message header" (external_processor.proto).
+		code, known := grpcCodes[e.status]
+		if !known {
+			code = codes.Unavailable // an operator's own status for load
+		}
+		response.GrpcStatus, response.Body = &extprocv3.GrpcStatus{Status: uint32(code)}, []byte(e.message)
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: response}}
 }

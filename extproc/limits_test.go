@@ -71,6 +71,15 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || !strings.Contains(string(out.Immediate.GetBody()), `"code":"too_many_bytes"`) {
 		t.Errorf("%v %v", err, out)
 	}
+	// Memory that is set aside for what is announced counts as well, as it is set aside: at first four times of what has come.
+	announced := map[string]string{"content-length": "1000000"}
+	for k, v := range chat {
+		announced[k] = v
+	}
+	out, err = b.Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
+	if err != nil || out.Immediate.GetStatus().GetCode() != 429 {
+		t.Errorf("%v %v", err, out)
+	}
 	// A client that goes away gives back what it held.
 	if _, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{blank}}); err != nil {
 		t.Error(err)

@@ -52,8 +52,8 @@ type Config struct {
 	MaxBodyBytes int
 	// MaxStreams is how many requests are followed at once; more are turned away as for load. 0: no limit.
 	MaxStreams int
-	// MaxHeldBytes is how many bytes of request bodies are held at once, until their requests are routed; a request whose body
-	// would go beyond is turned away likewise. 0: no limit.
+	// MaxHeldBytes is how many bytes of memory request bodies may take at once, until their requests are routed; a request whose
+	// body would go beyond is turned away likewise. 0: no limit.
 	MaxHeldBytes int
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
@@ -70,7 +70,7 @@ type Server struct {
 	log     *slog.Logger
 	noted   sync.Map // notes already logged: each peculiarity of a proxy once
 	streams atomic.Int64
-	held    atomic.Int64 // bytes in all streams' chunks
+	held    atomic.Int64 // bytes of memory that all streams' chunks take
 }
 
 // Streams returns how many requests are followed.
@@ -170,13 +170,17 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	}
 }
 
-// hold accounts for the bytes that the stream holds, and reports whether all streams together may.
+// hold accounts for the memory that the stream holds of its request's body, and reports whether all streams together may.
 func (x *exchange) hold() bool {
-	more := x.size - x.held
+	now := 0
+	if x.size > 0 {
+		now = max(x.size, x.in.reserved)
+	}
+	more := now - x.held
 	if more == 0 {
 		return true
 	}
-	x.held = x.size
+	x.held = now
 	all := x.Server.held.Add(int64(more))
 	return more < 0 || x.Server.cfg.MaxHeldBytes == 0 || all <= int64(x.Server.cfg.MaxHeldBytes)
 }

@@ -80,6 +80,7 @@ type head struct {
 	hints    apibody.Hints
 	length   int  // content-length; -1: the client did not say how long the body is
 	opaque   bool // whatever follows is not a body that kvepp reads: another protocol, gRPC
+	grpc     bool // gRPC
 	bytes    int  // of all names and values
 }
 
@@ -336,7 +337,7 @@ func (s *stream) routed(d *router.Decision) effect {
 // refused answers the request with an error of kvepp's own. Nothing may follow an ImmediateResponse.
 func (s *stream) refused(e *httpError) effect {
 	s.phase, s.chunks, s.size = closed, nil, 0
-	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse()}, Close: true}
+	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse(s.head.grpc)}, Close: true}
 }
 
 // beginResponse notes that a message of the response has come, and returns who has served it, if that is said in the first. It
@@ -388,7 +389,8 @@ func readHead(m *corev3.HeaderMap) head {
 		case "upgrade":
 			h.opaque = h.opaque || strings.EqualFold(headerValue(v), "websocket")
 		case "content-type":
-			h.opaque = h.opaque || strings.HasPrefix(headerValue(v), "application/grpc")
+			h.grpc = strings.HasPrefix(headerValue(v), "application/grpc")
+			h.opaque = h.opaque || h.grpc
 		case "x-request-id":
 			h.id = headerValue(v)
 		case "content-length":

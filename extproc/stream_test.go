@@ -237,6 +237,9 @@ func describe(s *stream, e effect) string {
 		case *extprocv3.ProcessingResponse_ImmediateResponse:
 			i := r.ImmediateResponse
 			fmt.Fprintf(&b, "immediate_response status=%d details=%s", i.GetStatus().GetCode(), i.GetDetails())
+			if i.GrpcStatus != nil {
+				fmt.Fprintf(&b, " grpc-status=%d", i.GetGrpcStatus().GetStatus())
+			}
 			mutation(&b, i.GetHeaders())
 			fmt.Fprintf(&b, "\n  body: %s", i.GetBody())
 		}

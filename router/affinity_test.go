@@ -598,3 +598,18 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 		}
 	}
 }
+
+// A session is kept without its requests' bodies too, where the proxy's body mode does not let them be waited for.
+func TestSessionWithoutBodies(t *testing.T) {
+	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(3)...)
+	req := &Request{Path: "/v1/chat/completions", Without: ReasonBodyMode}
+	first := h.route(of("s", req))
+	for range 9 {
+		if r := h.route(of("s", req)); r.Name != first.Name || r.Session != SessionKept || r.Reason != ReasonBodyMode {
+			t.Fatalf("to %s, session %q, reason %s; want %s, kept", r.Name, r.Session, r.Reason, first.Name)
+		}
+	}
+	if r := h.route(req); r.Name == first.Name {
+		t.Error("one without a session should go where there is less load")
+	}
+}
