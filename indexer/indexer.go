@@ -21,7 +21,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// DefaultMaxBytes is the bound on memory when Config names none: 2 GiB, some 50 million entries.
+// DefaultMaxBytes is the bound on memory when Config names none: 2 GiB, some 70 million entries.
 const DefaultMaxBytes = 2 << 30
 
 // maxWorkers bounds worker numbers, which index slices and bitsets here.
@@ -247,6 +247,7 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		device.findEvery() // see lockAfter
 		device.unlock()
 	}
+	// What will be looked at first is sent for before the lock is waited for.
 	near := [1 + maxNearNames]uintptr{t.names.near(uint64(e.Parent))}
 	few := e.Blocks[:min(len(e.Blocks), maxNearNames)]
 	for i, b := range few {
@@ -261,6 +262,7 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	}
 	t.nearNames = len(few)
 	n := x.store(w, wk, e.Tier, p, e.Blocks)
+	t.nearNames = 0
 	t.unlock()
 	if wk.aside.stores > 0 {
 		x.join(w, wk, e.Blocks[:n])

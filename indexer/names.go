@@ -106,7 +106,6 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.Stored
 		}
 		i += k
 	}
-	t.nearNames = 0
 	return len(blocks)
 }
 
