@@ -118,12 +118,10 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	begin := time.Now()
 	if sc.later > 0 {
 		wait.Go(func() {
-			if sleep(ctx, sc.later) == nil {
-				if e := s.Workers[workers-1].Restart(); e != nil {
-					mu.Lock()
-					r.err = e
-					mu.Unlock()
-				}
+			if e := join(ctx, s, sc.later); e != nil {
+				mu.Lock()
+				r.err = e
+				mu.Unlock()
 			}
 		})
 	}
@@ -148,6 +146,21 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 		return r, fmt.Errorf("%d of %d requests failed: %w", r.failed, r.failed+len(r.ttft), r.err)
 	}
 	return r, nil
+}
+
+// join starts the last worker after a time. kvepp hears of it when the frontend beside it is ready to serve it, as of a pod.
+func join(ctx context.Context, s *stack.Stack, after time.Duration) error {
+	if err := sleep(ctx, after); err != nil {
+		return err
+	}
+	w := s.Workers[workers-1]
+	if err := w.Restart(); err != nil || s.Envoy == nil {
+		return err
+	}
+	if err := w.Ready(ctx); err != nil {
+		return err
+	}
+	return s.WriteEndpoints(s.Workers...)
 }
 
 // hold has one conversation.

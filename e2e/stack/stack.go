@@ -69,7 +69,8 @@ type Config struct {
 	// place of Envoy and kvepp. Empty: Envoy and kvepp.
 	Frontend      string
 	FrontendFlags []string
-	// Later is how many of the workers, the last ones, are not running at first: Restart starts them.
+	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart and
+	// WriteEndpoints change that.
 	Later int
 	// Kill has Close end everything by force, which is quicker.
 	Kill bool
@@ -464,7 +465,7 @@ func (s *Stack) ReplaceEndpoints(text string) error {
 // StartKvepp starts kvepp and waits until it serves. The endpoints file is written when there is none yet.
 func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	if _, missing := os.Stat(s.EndpointsFile()); missing != nil {
-		if err := s.WriteEndpoints(s.Workers...); err != nil {
+		if err := s.WriteEndpoints(s.Workers[:len(s.Workers)-s.cfg.Later]...); err != nil {
 			return err
 		}
 	}
