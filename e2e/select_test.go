@@ -929,6 +929,7 @@ policy_classes:
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true, more: c.env})
+			t.Logf("seed %d", begun)
 			x.rng = rand.New(rand.NewPCG(uint64(begun), 11))
 			x.same("POST", "/workers", object{"worker_id": 1, "endpoint": "e", "block_size": indexerBlock})
 			x.add(1, "default", 0, 1)

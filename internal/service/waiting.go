@@ -31,8 +31,7 @@ type waiting struct {
 	workers int                       // of the group
 	busy    func(c *queue.Class) bool // whether all workers are that it may have
 	choose  func()
-	err     error         // why it was turned away
-	done    chan struct{} // closed after choose, or with err
+	done    chan struct{} // closed after choose
 }
 
 func newLine(c *router.Queue, model string) *line {
@@ -65,17 +64,12 @@ func (l *line) advance() {
 // advanceLocked is advance for who holds l.mu.
 func (l *line) advanceLocked() {
 	for {
-		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return c.Rejects() || !item.Value.busy(c) })
+		item := l.queue.Pop(func(c *queue.Class, item *queue.Item[*waiting]) bool { return !item.Value.busy(c) })
 		if item == nil {
 			return
 		}
-		w, c := item.Value, &l.profile.Classes[item.Class]
-		if c.Rejects() && w.busy(c) {
-			w.err = rejected(l.queue.Limited(item.Class, w.workers))
-		} else {
-			w.choose()
-		}
-		close(w.done)
+		item.Value.choose()
+		close(item.Value.done)
 	}
 }
 
@@ -134,6 +128,9 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 	if err != nil {
 		return nil, rejected(err)
 	}
+	if item == nil {
+		return result, failed
+	}
 	var late <-chan time.Time
 	if timeout := s.cfg.Queue.Timeout; timeout > 0 {
 		timer := time.NewTimer(timeout)
@@ -157,19 +154,24 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 		}
 		<-w.done
 	}
-	if w.err != nil {
-		return nil, w.err
-	}
 	return result, failed
 }
 
 // errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
 var errClientGone = refuse(499, "the client has gone")
 
-// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns.
+// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns. One of a class that never
+// waits takes no part in the turns of the others: it has chosen, and is nowhere (nil).
 func (l *line) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if c := &l.profile.Classes[entry.Class]; c.Rejects() {
+		if w.busy(c) {
+			return nil, l.queue.Limited(entry.Class, w.workers)
+		}
+		w.choose()
+		return nil, nil
+	}
 	item, err := l.queue.Push(entry, w.workers, w)
 	if err == nil {
 		l.advanceLocked()
