@@ -41,7 +41,7 @@ test-long: ## what takes longer: every real tokenizer against the originals, eng
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
-	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity
+	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
@@ -51,6 +51,8 @@ events: build ## KV events from vLLM's and SGLang's own publishers, killed and c
 test-vllm: build ## KV events, prompts and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./indexer/feed/parity
+	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_VLLM_MEDIA="$$($(INSTALL) media)" \
+	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestMediaProcessors$$' ./tokenizer/parity
 
 bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done

