@@ -2,22 +2,26 @@ package extproc
 
 import (
 	"bytes"
+	"unicode/utf8"
+	"unsafe"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 )
 
-// Codec returns protobuf's codec with a short way for pieces of bodies, which are nearly all bytes that pass: they are copied once
-// when they come, out of gRPC's buffers to where the body is put together, and not at all when they go. A server without it
-// (grpc.ForceServerCodecV2) does the same with more copies.
+// Codec returns protobuf's codec with a short way for headers, which are many small strings, and for pieces of bodies, which are
+// nearly all bytes that pass: they are copied once when they come, out of gRPC's buffers to where the body is put together, and
+// not at all when they go. A server without it (grpc.ForceServerCodecV2) does the same with more copies.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if in, ok := v.(*incoming); ok && in.decode(data) {
+	if in, ok := v.(*incoming); ok && (in.decode(data) || in.decodeHeaders(data)) {
 		return nil
 	}
 	return c.CodecV2.Unmarshal(data, v)
@@ -51,6 +55,135 @@ func (in *incoming) next() any {
 
 // release lets go of the request body: what still comes of it passes, piece by piece.
 func (in *incoming) release() { in.room, in.alone = nil, true }
+
+// The fields of a message with headers. Source: external_processor.proto, core/v3/base.proto.
+const (
+	requestHeadersField  protowire.Number = 2 // ProcessingRequest
+	responseHeadersField protowire.Number = 3
+	lastMessageField     protowire.Number = 7 // of those of which a request has one
+	headersField         protowire.Number = 1 // HttpHeaders, HeaderMap
+	headersEndField      protowire.Number = 3
+	keyField             protowire.Number = 1 // HeaderValue
+	valueField           protowire.Number = 2
+	rawValueField        protowire.Number = 3
+)
+
+// decodeHeaders reads a message with headers, all of whose texts share one piece of memory. It reports whether data is one that it
+// knows whole; if not, protobuf is to read it, whatever was changed.
+func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
+	wire := make([]byte, data.Len())
+	gather(wire, data, 0)
+	var headers, rest []byte
+	var which protowire.Number
+	for left := wire; len(left) > 0; {
+		number, kind, tag := protowire.ConsumeTag(left)
+		if tag < 0 {
+			return false
+		}
+		size := protowire.ConsumeFieldValue(number, kind, left[tag:])
+		switch {
+		case size < 0:
+			return false
+		case number != requestHeadersField && number != responseHeadersField:
+			if number <= lastMessageField { // another message beside it
+				return false
+			}
+			rest = append(rest, left[:tag+size]...)
+		case which != 0 || kind != protowire.BytesType:
+			return false
+		default:
+			which = number
+			headers, _ = protowire.ConsumeBytes(left[tag:])
+		}
+		left = left[tag+size:]
+	}
+	if which == 0 {
+		return false
+	}
+	m := &struct {
+		request  extprocv3.ProcessingRequest_RequestHeaders
+		response extprocv3.ProcessingRequest_ResponseHeaders
+		headers  extprocv3.HttpHeaders
+		all      corev3.HeaderMap
+	}{}
+	for len(headers) > 0 {
+		number, kind, tag := protowire.ConsumeTag(headers)
+		switch {
+		case number == headersField && kind == protowire.BytesType && m.headers.Headers == nil:
+			list, size := protowire.ConsumeBytes(headers[tag:])
+			if size < 0 || !readHeaders(list, &m.all) {
+				return false
+			}
+			m.headers.Headers = &m.all
+			headers = headers[tag+size:]
+		case number == headersEndField && kind == protowire.VarintType:
+			end, size := protowire.ConsumeVarint(headers[tag:])
+			if size < 0 {
+				return false
+			}
+			m.headers.EndOfStream = end != 0
+			headers = headers[tag+size:]
+		default:
+			return false
+		}
+	}
+	if len(rest) > 0 && proto.Unmarshal(rest, in.ProcessingRequest) != nil {
+		return false
+	}
+	if m.request.RequestHeaders, m.response.ResponseHeaders = &m.headers, &m.headers; which == requestHeadersField {
+		in.Request = &m.request
+	} else {
+		in.Request = &m.response
+	}
+	return true
+}
+
+// readHeaders reads a HeaderMap, whose texts stay where they are. It reports whether that is all there is.
+func readHeaders(wire []byte, to *corev3.HeaderMap) bool {
+	n := 0
+	for left := wire; len(left) > 0; n++ {
+		number, kind, tag := protowire.ConsumeTag(left)
+		if number != headersField || kind != protowire.BytesType {
+			return false
+		}
+		_, size := protowire.ConsumeBytes(left[tag:])
+		if size < 0 {
+			return false
+		}
+		left = left[tag+size:]
+	}
+	values := make([]corev3.HeaderValue, n)
+	to.Headers = make([]*corev3.HeaderValue, n)
+	for i := range values {
+		_, _, tag := protowire.ConsumeTag(wire)
+		header, size := protowire.ConsumeBytes(wire[tag:])
+		wire = wire[tag+size:]
+		to.Headers[i] = &values[i]
+		for len(header) > 0 {
+			number, kind, tag := protowire.ConsumeTag(header)
+			if tag < 0 || kind != protowire.BytesType || number > rawValueField {
+				return false
+			}
+			value, size := protowire.ConsumeBytes(header[tag:])
+			if size < 0 || number != rawValueField && !utf8.Valid(value) { // "string" is UTF-8, "bytes" is not
+				return false
+			}
+			header = header[tag+size:]
+			switch number {
+			case keyField:
+				values[i].Key = text(value)
+			case valueField:
+				values[i].Value = text(value)
+			default:
+				values[i].RawValue = value
+			}
+		}
+	}
+	return true
+}
+
+// text is b as a string without a copy; nobody changes b any more.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // The fields that a piece of a body has. Source: external_processor.proto.
 const (

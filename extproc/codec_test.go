@@ -3,6 +3,7 @@ package extproc
 import (
 	"bytes"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -30,6 +31,18 @@ func body(random *rand.Rand) []byte {
 	return b
 }
 
+func someHeaders(random *rand.Rand) *extprocv3.HttpHeaders {
+	h := &extprocv3.HttpHeaders{EndOfStream: random.IntN(2) == 0}
+	if random.IntN(5) > 0 {
+		h.Headers = &corev3.HeaderMap{}
+		for i := range random.IntN(20) {
+			value := []byte(strings.Repeat("\xff", random.IntN(300)))
+			h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: strings.Repeat("k", i), RawValue: value}, &corev3.HeaderValue{Value: "ü"})
+		}
+	}
+	return h
+}
+
 // TestCodecReads: whatever Envoy sends is read as protobuf reads it, in whatever buffers it comes.
 func TestCodecReads(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -39,7 +52,11 @@ func TestCodecReads(t *testing.T) {
 		piece := &extprocv3.HttpBody{Body: body(random), EndOfStream: random.IntN(2) == 0}
 		switch random.IntN(8) {
 		case 0:
-			want.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true}}
+			want.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(random)}
+			want.ProtocolConfig = &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}
+			want.MetadataContext = &corev3.Metadata{}
+		case 7:
+			want.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: someHeaders(random)}
 		case 1:
 			want.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: piece}
 			want.MetadataContext = &corev3.Metadata{}
@@ -64,11 +81,11 @@ func TestCodecReads(t *testing.T) {
 			t.Fatalf("a message of %d bytes was read as something else", len(wire))
 		}
 		in.next()
-		if in.decode(cut(random, wire)) {
+		if in.decode(cut(random, wire)) || in.decodeHeaders(cut(random, wire)) {
 			short++
 		}
 	}
-	if short < 250 {
+	if short < 350 {
 		t.Errorf("of 500 messages only %d went the short way", short)
 	}
 }
@@ -78,6 +95,8 @@ func FuzzCodecReads(f *testing.F) {
 	for _, m := range []*extprocv3.ProcessingRequest{
 		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("body"), EndOfStream: true}}},
 		{Request: &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: &extprocv3.HttpBody{}}},
+		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(rand.New(rand.NewPCG(1, 1)))}, ObservabilityMode: true,
+			ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}},
 	} {
 		wire, err := proto.Marshal(m)
 		if err != nil {
@@ -90,10 +109,13 @@ func FuzzCodecReads(f *testing.F) {
 	f.Fuzz(func(t *testing.T, wire []byte) {
 		want := &extprocv3.ProcessingRequest{}
 		err := proto.Unmarshal(wire, want)
-		in := &incoming{}
-		in.next()
-		if in.decode(mem.BufferSlice{mem.SliceBuffer(wire)}) && (err != nil || !proto.Equal(in.ProcessingRequest, want)) {
-			t.Errorf("read %v, which protobuf reads as %v, %v", in.ProcessingRequest, want, err)
+		data := mem.BufferSlice{mem.SliceBuffer(wire)}
+		for _, decode := range []func(*incoming, mem.BufferSlice) bool{(*incoming).decode, (*incoming).decodeHeaders} {
+			in := &incoming{}
+			in.next()
+			if decode(in, data) && (err != nil || !proto.Equal(in.ProcessingRequest, want)) {
+				t.Errorf("read %v, which protobuf reads as %v, %v", in.ProcessingRequest, want, err)
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -94,10 +95,13 @@ func trailersReply() *extprocv3.ProcessingResponse {
 }
 
 func set(name, value string) *corev3.HeaderValueOption {
-	return &corev3.HeaderValueOption{
-		Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
-		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-	}
+	m := &struct {
+		option corev3.HeaderValueOption
+		value  corev3.HeaderValue
+	}{}
+	m.value.Key, m.value.RawValue = name, []byte(value)
+	m.option.Header, m.option.AppendAction = &m.value, corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
+	return &m.option
 }
 
 // headerMutation names the endpoint, and the workers for Dynamo's frontend.
@@ -118,10 +122,10 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 			lines = append(lines, line{x.Address, prefillerHeader, nil})
 		}
 	}
-	mutation, ours := &extprocv3.HeaderMutation{}, map[string]bool{}
-	name := func(header, value string) {
-		mutation.SetHeaders = append(mutation.SetHeaders, set(header, value))
-		ours[header] = true
+	mutation := &extprocv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 16), RemoveHeaders: make([]string, 0, 16)}
+	name := func(header, value string) { mutation.SetHeaders = append(mutation.SetHeaders, set(header, value)) }
+	ours := func(header string) bool {
+		return slices.ContainsFunc(mutation.SetHeaders, func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header })
 	}
 	for _, l := range lines {
 		name(l.header, l.value)
@@ -140,7 +144,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
 	}
 	for _, header := range inbound {
-		if !ours[header] {
+		if !ours(header) {
 			mutation.RemoveHeaders = append(mutation.RemoveHeaders, header)
 		}
 	}
