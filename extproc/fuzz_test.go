@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
+	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -32,7 +34,12 @@ type script struct {
 	complete          bool           // the request was sent to its end
 	over              string         // the answer after which none may follow
 	headers, bodyDone bool
+	trailersDone      bool
+	responded         bool
 	broken            error
+
+	mode  filterv3.ProcessingMode_BodySendMode // of the request's body
+	order string                               // kinds of the messages so far, until the request is complete: h, b, t; x is any other
 }
 
 // What a script's messages hold.
@@ -78,11 +85,21 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 		return h
 	}
 	body := &extprocv3.HttpBody{Body: bodies[int(detail&0x3f)%len(bodies)], EndOfStream: end}
+	if !s.complete {
+		if s.order == "" && in.ProtocolConfig != nil {
+			s.mode = in.ProtocolConfig.RequestBodyMode
+		}
+		s.order += string("hbbtxxxx"[kind%8])
+		if in.ObservabilityMode {
+			s.order += "x"
+		}
+	}
 	switch kind % 8 {
 	case 0:
 		in.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: header(":path", paths[int(detail&0xf)%len(paths)],
 			"content-length", fmt.Sprint(int(detail)*100), "x-dynamo-session-id", fmt.Sprint(detail))}
 		asked("request_headers")
+		s.complete = s.complete || end && s.order == "h"
 	case 1, 2:
 		in.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: body}
 		asked("request_body")
@@ -127,8 +144,8 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 	switch r := out.Response.(type) {
 	case *extprocv3.ProcessingResponse_RequestHeaders:
 		answer("request_headers")
-		if s.headers {
-			wrong("request_headers twice")
+		if s.headers || s.responded {
+			wrong("request_headers twice, or after the response")
 		}
 		s.headers = true
 	case *extprocv3.ProcessingResponse_RequestBody:
@@ -146,9 +163,10 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 		s.relayed = append(s.relayed, piece.GetBody()...)
 	case *extprocv3.ProcessingResponse_RequestTrailers:
 		answer("request_trailers")
-		s.bodyDone = true
+		s.bodyDone, s.trailersDone = true, true
 	case *extprocv3.ProcessingResponse_ResponseHeaders:
 		answer("response_headers")
+		s.responded = true
 	case *extprocv3.ProcessingResponse_ResponseBody:
 		answer("response_body")
 	case *extprocv3.ProcessingResponse_ResponseTrailers:
@@ -160,6 +178,27 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 		s.over = "immediate_response"
 	default:
 		wrong("%T", r)
+	}
+	return nil
+}
+
+// orders are those of requests in which nothing is amiss.
+var orders = regexp.MustCompile(`^hb*t?$`)
+
+// unanswered says what is missing of the answers to a request that was told in order, and to its end: a proxy would wait for it.
+func (s *script) unanswered() error {
+	streamed := s.mode == fullDuplex || s.mode == grpcMessages
+	switch {
+	case !s.complete || !orders.MatchString(s.order) || s.over != "":
+		return nil
+	case !s.headers:
+		return fmt.Errorf("%s: no answer to the headers", s.order)
+	case strings.HasSuffix(s.order, "t") && !s.trailersDone:
+		return fmt.Errorf("%s: no answer to the trailers", s.order)
+	case strings.HasSuffix(s.order, "b") && streamed && !s.bodyDone:
+		return fmt.Errorf("%s: the body does not end", s.order)
+	case streamed && !bytes.Equal(s.sent, s.relayed):
+		return fmt.Errorf("%s: of %d bytes %d were relayed", s.order, len(s.sent), len(s.relayed))
 	}
 	return nil
 }
@@ -182,12 +221,15 @@ func FuzzMessageOrder(f *testing.F) {
 	}
 	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, MaxHeldBytes: 200_000, DecisionHeaders: true})
 	f.Fuzz(func(t *testing.T, messages []byte) {
-		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}}
+		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}, mode: fullDuplex}
 		if err := b.server.Process(s); status.Code(err) == codes.Internal {
 			t.Fatal(err)
 		}
 		if s.broken != nil {
 			t.Error(s.broken)
+		}
+		if err := s.unanswered(); err != nil {
+			t.Error(err)
 		}
 		if !bytes.HasPrefix(s.sent, s.relayed) {
 			t.Errorf("%d bytes were relayed that are not what was sent", len(s.relayed))

@@ -76,7 +76,7 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	for k, v := range chat {
 		announced[k] = v
 	}
-	out, err = b.Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
+	out, err = newBench(t, Config{MaxHeldBytes: 100_000}).Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
 	if err != nil || out.Immediate.GetStatus().GetCode() != 429 {
 		t.Errorf("%v %v", err, out)
 	}

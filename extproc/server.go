@@ -155,6 +155,8 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			e = x.refuse(e.Refuse)
 		case e.Ask:
 			e = x.ask(envoy.Context())
+		}
+		if x.phase != collect {
 			x.in.release()
 		}
 		for _, m := range e.Send {

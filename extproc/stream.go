@@ -181,6 +181,9 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		// the other would wait for ever.
 		s.without = router.ReasonUnknownAPI
 		e.Ask = true
+	case s.head.length > s.cfg.MaxParseBytes && !s.holds():
+		s.without = router.ReasonBodyTooLarge // as it will be: none of it need be held
+		e.Ask = true
 	case s.requestMode == fullDuplex:
 		// "The server may also choose to buffer the entire message, including the headers, the entire body, and the trailers,
 		// before sending back any response" (processing_mode.proto).

@@ -48,6 +48,7 @@ type decision struct {
 	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
 	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
+	Fallbacks             []string      `json:"fallbacks,omitempty"` // addresses to try in its place, in order
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
 	Weights    *weights    `json:"weights,omitempty"`
@@ -122,7 +123,7 @@ type candidate struct {
 func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
 		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound, WaitedSeconds: r.Waited.Seconds(),
-		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Ties: r.Ties()}
+		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Fallbacks: r.Fallbacks, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
