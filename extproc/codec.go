@@ -71,35 +71,19 @@ const (
 // decodeHeaders reads a message with headers, all of whose texts share one piece of memory. It reports whether data is one that it
 // knows whole; if not, protobuf is to read it, whatever was changed.
 func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
-	wire := make([]byte, data.Len())
-	gather(wire, data, 0)
-	var headers, rest []byte
-	var which protowire.Number
-	for left := wire; len(left) > 0; {
-		number, kind, tag := protowire.ConsumeTag(left)
-		if tag < 0 {
-			return false
-		}
-		size := protowire.ConsumeFieldValue(number, kind, left[tag:])
-		switch {
-		case size < 0:
-			return false
-		case number != requestHeadersField && number != responseHeadersField:
-			if number <= lastMessageField { // another message beside it
-				return false
-			}
-			rest = append(rest, left[:tag+size]...)
-		case which != 0 || kind != protowire.BytesType:
-			return false
-		default:
-			which = number
-			headers, _ = protowire.ConsumeBytes(left[tag:])
-		}
-		left = left[tag+size:]
-	}
-	if which == 0 {
+	var start [16]byte // the first field's number and length
+	head := start[:gather(start[:], data, 0)]
+	which, kind, tag := protowire.ConsumeTag(head)
+	if tag < 0 || which != requestHeadersField && which != responseHeadersField || kind != protowire.BytesType {
 		return false
 	}
+	length, more := protowire.ConsumeVarint(head[tag:])
+	at := tag + more
+	if more < 0 || length > uint64(data.Len()-at) || !in.decodeBeside(data, at+int(length)) {
+		return false
+	}
+	headers := make([]byte, length)
+	gather(headers, data, at)
 	m := &struct {
 		request  extprocv3.ProcessingRequest_RequestHeaders
 		response extprocv3.ProcessingRequest_ResponseHeaders
@@ -126,9 +110,6 @@ func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
 		default:
 			return false
 		}
-	}
-	if len(rest) > 0 && proto.Unmarshal(rest, in.ProcessingRequest) != nil {
-		return false
 	}
 	if m.request.RequestHeaders, m.response.ResponseHeaders = &m.headers, &m.headers; which == requestHeadersField {
 		in.Request = &m.request
@@ -193,8 +174,40 @@ const (
 	endOfStreamField  protowire.Number = 2
 )
 
-// decode reads a message that holds a piece of a body and nothing else, in the order in which protobuf writes its fields. It
-// reports whether data is one; if not, nothing is changed.
+// noMetadata is the metadata_context that Envoy ends its messages with where it has nothing to say, and how that is written.
+var (
+	noMetadata      = &corev3.Metadata{}
+	noMetadataBytes = []byte{8<<3 | byte(protowire.BytesType), 0}
+)
+
+// decodeBeside reads what a message has besides the one of its fields of which a request has one: the bytes from at on. It reports
+// whether there is nothing else.
+func (in *incoming) decodeBeside(data mem.BufferSlice, at int) bool {
+	n := data.Len() - at
+	if n == 0 {
+		return true
+	}
+	var short [2]byte
+	if n == len(short) {
+		if gather(short[:], data, at); bytes.Equal(short[:], noMetadataBytes) {
+			in.MetadataContext = noMetadata
+			return true
+		}
+	}
+	rest := make([]byte, n)
+	gather(rest, data, at)
+	for left := rest; len(left) > 0; {
+		number, _, size := protowire.ConsumeField(left)
+		if size < 0 || number <= lastMessageField {
+			return false
+		}
+		left = left[size:]
+	}
+	return proto.Unmarshal(rest, in.ProcessingRequest) == nil
+}
+
+// decode reads a message that holds a piece of a body, in the order in which protobuf writes its fields. It reports whether data is
+// one; if not, protobuf is to read it, whatever was changed.
 func (in *incoming) decode(data mem.BufferSlice) bool {
 	var start [24]byte // two fields' numbers and lengths
 	head := start[:gather(start[:], data, 0)]
@@ -212,9 +225,10 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 		return true
 	}
 	request := field(requestBodyField)
-	if !request && !field(responseBodyField) || at+left != data.Len() {
+	if !request && !field(responseBodyField) {
 		return false
 	}
+	beside := at + left // where the message's other fields begin
 	length, whole := 0, left
 	if body := at; field(bodyField) {
 		length = left
@@ -231,6 +245,9 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 		}
 		end = last[1] == 1
 	default:
+		return false
+	}
+	if !in.decodeBeside(data, beside) {
 		return false
 	}
 	if request {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // cut is data in buffers of random sizes, as it arrives in frames.
@@ -21,6 +22,21 @@ func cut(random *rand.Rand, data []byte) (out mem.BufferSlice) {
 		data = data[n:]
 	}
 	return out
+}
+
+// inOrder is a message with its fields in the order of their numbers, as Envoy writes them. Go's protobuf begins with others.
+func inOrder(t testing.TB, m *extprocv3.ProcessingRequest) []byte {
+	t.Helper()
+	beside := proto.Clone(m).(*extprocv3.ProcessingRequest)
+	beside.Request = nil
+	var wire []byte
+	for _, part := range []*extprocv3.ProcessingRequest{{Request: m.Request}, beside} {
+		var err error
+		if wire, err = (proto.MarshalOptions{}).MarshalAppend(wire, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return wire
 }
 
 func body(random *rand.Rand) []byte {
@@ -50,16 +66,19 @@ func TestCodecReads(t *testing.T) {
 	for range 500 {
 		want := &extprocv3.ProcessingRequest{}
 		piece := &extprocv3.HttpBody{Body: body(random), EndOfStream: random.IntN(2) == 0}
+		if random.IntN(2) == 0 {
+			want.MetadataContext = &corev3.Metadata{} // as Envoy has it in every message
+		}
 		switch random.IntN(8) {
 		case 0:
 			want.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(random)}
 			want.ProtocolConfig = &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}
-			want.MetadataContext = &corev3.Metadata{}
+			want.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"envoy.lb": {}}}
 		case 7:
 			want.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: someHeaders(random)}
 		case 1:
 			want.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: piece}
-			want.MetadataContext = &corev3.Metadata{}
+			want.Attributes = map[string]*structpb.Struct{"a": {}}
 		case 2:
 			piece.EndOfStreamWithoutMessage = true
 			want.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: piece}
@@ -68,10 +87,7 @@ func TestCodecReads(t *testing.T) {
 		default:
 			want.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: piece}
 		}
-		wire, err := proto.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		wire := inOrder(t, want)
 		in := &incoming{}
 		in.next()
 		if err := Codec().Unmarshal(cut(random, wire), in); err != nil {
@@ -98,12 +114,9 @@ func FuzzCodecReads(f *testing.F) {
 		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(rand.New(rand.NewPCG(1, 1)))}, ObservabilityMode: true,
 			ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}},
 	} {
-		wire, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(wire)
+		f.Add(inOrder(f, m))
 	}
+	f.Add([]byte("\x22\x02\x10\x01\x42\x00")) // Envoy's
 	f.Add([]byte("\x22\x06\x0a\x00\x10\x01\x10\x01"))
 	f.Add([]byte("\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x0a\x01x"))
 	f.Fuzz(func(t *testing.T, wire []byte) {
