@@ -49,6 +49,9 @@ const (
 //  1. the holder of the turn looks at the loads,
 //  2. a request ends, and its load is released; its goroutine finds the turn taken, and sets again,
 //  3. the holder finds nobody ready by the loads of 1, sees again, and goes back to 1 instead of giving up the turn.
+//
+// While nobody waits 2 sets nothing, so that 1 must not come before the lines are locked: a request that was added between the
+// two would be judged by loads from before the release.
 type waits struct {
 	length atomic.Int64 // of all lines; changed under mu
 
@@ -303,10 +306,10 @@ func (r *Router) advance() {
 func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	d.loads = r.book.Loads(d.loads[:0])
 	q := r.waits
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	d.loads = r.book.Loads(d.loads[:0]) // under mu: nobody who is in a line came after them
 	q.taken = false // should what follows panic, the others go on
 	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool {
 		return c.Rejects() || !r.allBusy(d, snapshot, c, item.Value)

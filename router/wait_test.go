@@ -421,3 +421,34 @@ func TestNoQueueNoCost(t *testing.T) {
 		t.Error("somebody waits where nobody can")
 	}
 }
+
+// Whoever has the turn looks at the loads no earlier than at the lines: a request that came while nobody waited, just after a
+// worker was released, is not left behind because of loads from before.
+func TestReleasedBeforeItCame(t *testing.T) {
+	h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
+	before := h.route(completion("m", tokens(0, 40)))
+	req := completion("m", tokens(1000, 40))
+	p, err := h.prepare(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := h.waits
+	q.mu.Lock()
+	q.taken = true
+	go h.advance() // by somebody who has just chosen
+	for range 1000 {
+		runtime.Gosched()
+	}
+	before.Free()
+	w := &waiter{req: req, prompt: &p, line: q.lines[0], workers: 1, turn: make(chan struct{}, 1)}
+	if _, err := q.lines[0].Push(queue.Request{Lane: queue.Any, Tokens: 40}, 1, w); err != nil {
+		t.Error(err)
+	}
+	q.length.Add(1)
+	q.mu.Unlock()
+	select {
+	case <-w.turn:
+	case <-time.After(10 * time.Second):
+		t.Error("a worker is free, and the request still waits")
+	}
+}

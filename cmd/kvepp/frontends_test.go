@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -10,8 +12,9 @@ import (
 )
 
 func TestMixedFrontends(t *testing.T) {
+	run := fmt.Sprint(rand.Uint64()) // what has been warned of once is never again, in no run of this test
 	e := func(address, model, namespace string, role pool.Role) pool.Endpoint {
-		return pool.Endpoint{Address: address, Model: model, Namespace: namespace, Role: role}
+		return pool.Endpoint{Address: address + run, Model: model, Namespace: namespace, Role: role}
 	}
 	for _, c := range []struct {
 		name      string
