@@ -238,19 +238,32 @@ func (x *selectors) register(w *selectable) {
 	if a.object()["lifecycle"] != "schedulable" {
 		x.t.Fatalf("worker %d: %v", w.id, a)
 	}
-	eventually(x.t, func() error { // Dynamo's answer comes before its load book knows the worker
-		for _, load := range x.ask(x.Dynamo, "GET", "/loads?routing_group="+w.group, nil).body.([]any)[0].(object)["loads"].([]any) {
-			if integer(load.(object)["worker_id"]) == w.id {
-				return nil
-			}
-		}
-		return fmt.Errorf("Dynamo's load book does not know worker %d", w.id)
-	})
+	x.booked(w, true)
 	for _, p := range w.publishers {
 		p.subscribed(2)
 		clear(p.held)
 		p.publish([]any{"AllBlocksCleared"})
 	}
+}
+
+// booked waits until Dynamo's load book knows a worker, or knows it no more: its answers about workers come before.
+func (x *selectors) booked(w *selectable, want bool) {
+	x.t.Helper()
+	eventually(x.t, func() error {
+		groups := x.ask(x.Dynamo, "GET", "/loads?routing_group="+w.group, nil).body.([]any)
+		known := len(groups) > 0 && slices.ContainsFunc(groups[0].(object)["loads"].([]any), func(load any) bool { return integer(load.(object)["worker_id"]) == w.id })
+		if known != want {
+			return fmt.Errorf("Dynamo's load book knows worker %d: %v", w.id, known)
+		}
+		return nil
+	})
+}
+
+// remove has a worker leave both services.
+func (x *selectors) remove(w *selectable) {
+	x.t.Helper()
+	x.same("DELETE", fmt.Sprintf("/workers/%d", w.id), nil)
+	x.booked(w, false)
 }
 
 // add makes a new worker and registers it.
@@ -663,7 +676,7 @@ func (x *selectors) play(steps int) {
 			x.same("PATCH", fmt.Sprintf("/workers/%d", w.id), object{"taints": w.taints})
 		case n < 54 && len(x.workers) > 3:
 			w := x.workers[x.rng.IntN(len(x.workers))]
-			x.same("DELETE", fmt.Sprintf("/workers/%d", w.id), nil)
+			x.remove(w)
 			x.counts["workers that left and came back"]++
 			x.reserved = slices.DeleteFunc(x.reserved, func(r reserved) bool {
 				if r.worker != w.id {
@@ -779,6 +792,10 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 			"router_hint_source_control_endpoints": {"3": "c"}, "topology_domains": {"zone": "z"}, "stable_routing_id": "s", "kv_transfer_domain": "d", "is_eagle": false}`},
 		{"POST /workers", `{"worker_id": 1, "endpoint": "http://h:1", "block_size": 4, "data_parallel_size": 2, "data_parallel_start_rank": 3, "max_num_batched_tokens": 50, "total_kv_blocks": 100,
 			"kv_events_endpoints": {"3": "tcp://127.0.0.1:1", "4": "tcp://127.0.0.1:2"}, "taints": ["b", "a", "b"]}`},
+	}...)
+	one := &selectable{id: 1, group: "default"}
+	x.booked(one, true)
+	same([][2]string{
 		{"POST /workers", `{"worker_id": 3, "endpoint": "e", "block_size": 8, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
 		{"POST /workers", `{"worker_id": 4, "endpoint": "e", "block_size": 4, "is_eagle": true, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
 		{"GET /ready", ""}, {"GET /workers?model_name=other", ""}, {"GET /workers?routing_group=default", ""}, {"GET /loads", ""}, {"GET /dump", ""},
@@ -825,7 +842,10 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		{"POST /reservations/x%2Fy/prefill_complete", ""}, {"POST /reservations/c/prefill_complete/", ""}, {"DELETE /reservations/", ""},
 		{"DELETE /reservations/c", ""}, {"DELETE /reservations/c", ""}, {"GET /loads", ""},
 		{"POST /potential_loads", `{}`}, {"POST /overlap_scores", `{}`}, {"POST /potential_loads", `{` + tokens + `}`},
-		{"DELETE /workers/1", ""}, {"POST /reservations/b/prefill_complete", ""}, {"POST /select", `{` + tokens + `}`}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /ready", ""},
+	}...)
+	x.remove(one)
+	same([][2]string{
+		{"POST /reservations/b/prefill_complete", ""}, {"POST /select", `{` + tokens + `}`}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /ready", ""},
 	}...)
 	t.Logf("%d answers alike", x.counts["answers alike"])
 }
@@ -881,7 +901,7 @@ func TestSessionsAsDynamos(t *testing.T) {
 			reservation["pinned_worker"] = object{"worker_id": id, "dp_rank": 0}
 			want(x.same("POST", "/select_and_reserve", reservation), id)
 		case n == 2:
-			x.same("DELETE", fmt.Sprintf("/workers/%d", id), nil)
+			x.remove(x.worker(id))
 			x.counts["workers that left"]++
 			for session, at := range boundTo {
 				if at == id { // it begins anew on another
