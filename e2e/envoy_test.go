@@ -332,6 +332,59 @@ func TestFallbackEndpoints(t *testing.T) {
 	})
 }
 
+// TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp fails.
+func TestStreamsAreLimited(t *testing.T) {
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=2", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
+	nothingLeft(t, s)
+	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(messages []stack.Message, code string) error {
+		for _, e := range []*stack.Envoy{s.Envoy, open} {
+			a, err := stack.Chat(t.Context(), http.DefaultClient, e.URL, nil, messages, false, nil)
+			if err != nil || a.Status != http.StatusTooManyRequests || a.Header.Get("retry-after") != "7" || a.Reason != code ||
+				!strings.HasPrefix(a.Header.Get("content-type"), "application/json") || !strings.Contains(a.Body, `"type":"overloaded_error"`) {
+				return fmt.Errorf("%v %+v, want 429 and %s", err, a, code)
+			}
+		}
+		return nil
+	}
+	long := []stack.Message{{Role: "user", Content: strings.Repeat("all work and no play ", 100_000)}}
+	if err := refused(long, "too_many_bytes"); err != nil {
+		t.Error(err)
+	}
+	var halves []net.Conn // clients that take their time
+	for range 2 {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.Envoy.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+		halves = append(halves, conn)
+	}
+	eventually(t, func() error {
+		if n := metric(t, s, "kvepp_streams"); n != 2 {
+			return fmt.Errorf("%v requests are followed", n)
+		}
+		return nil
+	})
+	if err := refused(novel(), "too_many_requests"); err != nil {
+		t.Error(err)
+	}
+	for _, conn := range halves {
+		conn.Close()
+	}
+	eventually(t, func() error {
+		if n := metric(t, s, "kvepp_streams") + metric(t, s, "kvepp_held_body_bytes"); n != 0 {
+			return fmt.Errorf("%v requests and bytes are left", n)
+		}
+		return nil
+	})
+	chat(t, s.Envoy.URL, novel(), true, nil)
+}
+
 // TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp.
 func TestKveppDies(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 20})

@@ -163,6 +163,9 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 		s.relayed = append(s.relayed, piece.GetBody()...)
 	case *extprocv3.ProcessingResponse_RequestTrailers:
 		answer("request_trailers")
+		if s.bodyDone {
+			wrong("request_trailers after a body that ended the request")
+		}
 		s.bodyDone, s.trailersDone = true, true
 	case *extprocv3.ProcessingResponse_ResponseHeaders:
 		answer("response_headers")

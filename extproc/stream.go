@@ -152,7 +152,11 @@ func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	case bufferedPartial:
 		return "request_body_mode BUFFERED_PARTIAL: requests are routed by load only where the proxy's buffer holds less than the whole body"
 	}
-	return "request_body_mode " + s.requestMode.String() + ": the body cannot be waited for, requests are routed by load only"
+	name := filterv3.ProcessingMode_BodySendMode_name[int32(s.requestMode)]
+	if name == "" {
+		name = "that kvepp does not know" // a note for each number would be one too many
+	}
+	return "request_body_mode " + name + ": the body cannot be waited for, requests are routed by load only"
 }
 
 // holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for that.
