@@ -68,10 +68,16 @@ func (d direction) body(reply *extprocv3.BodyResponse) *extprocv3.ProcessingResp
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: reply}}
 }
 
-// streamed wraps a piece of a body that goes on.
+// streamed wraps a piece of a body that goes on. There are many: all of its parts are one allocation.
 func (d direction) streamed(piece *extprocv3.StreamedBodyResponse) *extprocv3.ProcessingResponse {
-	return d.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-		Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: piece}}}})
+	m := &struct {
+		reply    extprocv3.BodyResponse
+		common   extprocv3.CommonResponse
+		mutation extprocv3.BodyMutation
+		streamed extprocv3.BodyMutation_StreamedResponse
+	}{}
+	m.reply.Response, m.common.BodyMutation, m.mutation.Mutation, m.streamed.StreamedResponse = &m.common, &m.mutation, &m.streamed, piece
+	return d.body(&m.reply)
 }
 
 // appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are not

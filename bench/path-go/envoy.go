@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 )
 
 // column is one way through Envoy.
@@ -11,8 +10,8 @@ type column struct {
 	name      string
 	listen    int
 	processor *program // nil: none
-	// requests: the processor is not shown responses.
-	requests bool
+	// bodiless: the processor is not shown the responses' bodies.
+	bodiless bool
 }
 
 type object = map[string]any
@@ -45,8 +44,8 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 			clusters = append(clusters, cluster(name, c.processor.port, true))
 			mode := object{"request_header_mode": "SEND", "request_body_mode": "FULL_DUPLEX_STREAMED", "request_trailer_mode": "SEND",
 				"response_header_mode": "SEND", "response_body_mode": "FULL_DUPLEX_STREAMED", "response_trailer_mode": "SEND"}
-			if c.requests {
-				mode["response_header_mode"], mode["response_body_mode"], mode["response_trailer_mode"] = "SKIP", "NONE", "SKIP"
+			if c.bodiless {
+				mode["response_body_mode"] = "NONE"
 			}
 			filters = append(filters, object{"name": "envoy.filters.http.ext_proc", "typed_config": typed(
 				"envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", object{
@@ -56,7 +55,7 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 		}
 		filters = append(filters, object{"name": "envoy.filters.http.router", "typed_config": typed(
 			"envoy.extensions.filters.http.router.v3.Router", object{})})
-		listeners = append(listeners, object{"name": strings.ReplaceAll(c.name, " ", "-"), "address": address(c.listen),
+		listeners = append(listeners, object{"name": fmt.Sprintf("listener-%d", i), "address": address(c.listen),
 			"per_connection_buffer_limit_bytes": 1 << 20,
 			"filter_chains": []object{{"filters": []object{{"name": "envoy.filters.network.http_connection_manager", "typed_config": typed(
 				"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{

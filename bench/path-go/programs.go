@@ -30,8 +30,8 @@ type programs struct {
 	folder                                     string
 	started                                    []*program
 	envoy                                      *program
-	alone, echo, leastLoaded, kv, echoRequests *column
-	leastLoadedRequests                        *column
+	alone, echo, leastLoaded, kv, echoBodiless *column
+	leastLoadedBodiless                        *column
 	columns                                    []*column
 	words                                      words
 }
@@ -163,9 +163,9 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p.echo = &column{name: "echo", processor: echo}
 	p.leastLoaded = &column{name: "least-loaded", processor: least}
 	p.kv = &column{name: "kv", processor: kv}
-	p.echoRequests = &column{name: "echo, requests", processor: echo, requests: true}
-	p.leastLoadedRequests = &column{name: "least-l., requests", processor: least, requests: true}
-	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoRequests, p.leastLoadedRequests}
+	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
+	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
+	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
 	for _, c := range p.columns {
 		c.listen = free(1)
 	}
