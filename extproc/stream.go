@@ -131,7 +131,7 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 		return effect{Served: s.beginResponse(in), Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extprocv3.TrailersResponse{}}}}}
 	}
-	// Flow-control messages carry no request. "The data plane must not send a message containing only this field unless the
+	// Flow-control messages carry no request. "The data plane must not send a message containing only this field [...] unless the
 	// ext_proc server has sent a window update" (external_processor.proto), and kvepp sends none.
 	return effect{Note: "message without a request"}
 }
@@ -189,8 +189,8 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		s.without = router.ReasonBodyTooLarge // as it will be: none of it need be held
 		e.Ask = true
 	case s.requestMode == fullDuplex:
-		// "The server may also choose to buffer the entire message, including the headers, the entire body, and the trailers,
-		// before sending back any response" (processing_mode.proto).
+		// "The server may also choose to buffer the entire message, including the headers [...], the entire body, and the
+		// trailers (if present), before sending back any response" (processing_mode.proto).
 	case s.holds():
 		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done once the
 		// headers were answered, and so they are, with no change. The decision comes with the answer to the body.

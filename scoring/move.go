@@ -58,6 +58,9 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	here.ActiveBlocks += b.ownBlocks
 	here.ActiveTokens += b.ownBlocks * b.blockSize
 	b.worker = to
+	if !b.expires { // those that do are kept in the order of their making
+		b.since = a.now // so that the time lost elsewhere is not taken for this worker's
+	}
 	if waiting > 0 {
 		a.beginPrefill(index, waiting)
 	}
