@@ -215,7 +215,8 @@ func (x *exchange) ask(ctx context.Context) effect {
 	if err != nil {
 		e := x.Server.cfg.toHTTP(err)
 		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second
-			x.log.Warn("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
+			path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
+			x.log.Warn("request refused", "request_id", x.head.id, "path", path, "status", e.status, "error", err)
 		} else {
 			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
 		}

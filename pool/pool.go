@@ -61,7 +61,9 @@ type Endpoint struct {
 	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
 	// be matched with prompts: it is routed to by load only.
 	OtherTokenizer bool
-	EAGLE          bool // blocks are hashed over windows of BlockSize+1 tokens
+	// SameTokenizer says that all of them are known to be kvepp's.
+	SameTokenizer bool
+	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
 }
 
 // Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach soonest. The

@@ -38,6 +38,10 @@ type Config struct {
 	Frontends bool
 	// KeepLegacyNvext leaves in a body for Dynamo's frontends what a frontend of Dynamo 1.6.1 refuses, for earlier ones that do not.
 	KeepLegacyNvext bool
+	// InjectTokens puts the token ids of prompts into bodies for Frontends, where these are certain to make the same ones.
+	InjectTokens bool
+	// TenantSalt makes the tenant of a request, or what else its cache namespace is, the cache salt of stock vLLM.
+	TenantSalt bool
 	// Served is told of each prompt that a worker has computed: how many tokens it has, and how many a block of the worker's,
 	// 0 if that is not known. nil: nobody is.
 	Served func(w kvblock.Worker, tokens, blockSize int)

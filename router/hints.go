@@ -35,7 +35,7 @@ func (r *Router) follow(given apibody.Hints) apibody.Hints {
 		}
 		return apibody.Hints{}
 	}
-	if given.Tenant != "" && !r.cfg.Frontends {
+	if given.Tenant != "" && !r.heedsTenants() {
 		r.metrics.HintsIgnored("tenant", hintUnheard, 1)
 	}
 	for _, hint := range given.Malformed {
@@ -108,10 +108,4 @@ func unknownPin(p *apibody.Pin) error {
 		what += fmt.Sprintf(", rank %d,", p.Rank)
 	}
 	return &apibody.Error{Code: apibody.CodeInvalidValue, Param: p.Key, Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what)}
-}
-
-// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint either:
-// Dynamo's frontend follows it.
-func (r *Router) changes() apibody.Changes {
-	return apibody.Changes{WithoutPins: !r.cfg.Pinning || r.cfg.IgnoreHints, WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext}
 }

@@ -230,33 +230,3 @@ func TestPinningOfTwoLegs(t *testing.T) {
 		}
 	}
 }
-
-// What a body says of workers goes on only where it is followed; what frontends refuse only where that is wanted.
-func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
-	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`, `"session_control":{"session_id":"s"}`
-	for _, c := range []struct {
-		pinning, ignore, frontends, keep bool
-		nvext, want                      string // want is "" where the body goes on as it is
-	}{
-		{false, false, false, false, pins, "{}"},
-		{false, false, true, false, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
-		{true, true, true, false, pins, "{}"},
-		{true, false, true, false, pins, ""},
-		{false, false, false, false, legacy, ""},
-		{false, false, true, true, legacy, ""},
-		{false, false, true, true, legacy + "," + pins, "{" + legacy + "}"},
-		{false, false, true, false, legacy + "," + pins, "{}"},
-		{false, false, true, false, `"cache_salt":"s"`, ""},
-	} {
-		h := newHouse(t, workers(1)...)
-		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends, c.keep
-		req := with(completion("m", tokens(0, 8)), `"nvext":{`+c.nvext+`}`)
-		want := ""
-		if c.want != "" {
-			want = strings.Replace(string(req.Body), "{"+c.nvext+"}", c.want, 1)
-		}
-		if route := h.route(req); string(route.Body) != want {
-			t.Errorf("%+v: %s, want %s", c, route.Body, want)
-		}
-	}
-}

@@ -23,6 +23,7 @@ type prompt struct {
 	tokens      []tokenizer.Prompt // nil without a tokenizer
 	isl         int                // tokens over all prompts, or an estimate
 	forward     []byte             // what goes on in place of the body; nil: the body
+	inject      *apibody.Request   // the body, if its token ids may go on with it; nil: they may not
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring     *scoring.Config
@@ -70,8 +71,12 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	if err != nil {
 		return p, err
 	}
-	p.forward = body.Forward(req.Body, r.changes())
 	given = req.Hints.Over(body.Hints)
+	changes, salt := r.changes(), r.namespace(body, given.Tenant)
+	if r.cfg.TenantSalt && salt != "" {
+		changes.CacheSalt = saltPrefix + salt
+	}
+	p.forward = body.Forward(req.Body, changes)
 	if p.pins, err = r.followPins(body.Pins); err != nil {
 		return p, err
 	}
@@ -79,10 +84,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, errNotDirected
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.model, p.salt, p.whole = body.Model, body.CacheSalt, !body.Stream
-	if r.cfg.Frontends && !r.cfg.IgnoreHints && given.Tenant != "" {
-		p.salt = given.Tenant
-	}
+	p.model, p.salt, p.whole = body.Model, salt, !body.Stream
 	configured := r.cfg.Models[body.Model] != nil || r.cfg.Remote[body.Model] != nil
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model
@@ -110,6 +112,9 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		if t.Certain < len(t.IDs) {
 			p.reason = ReasonMediaPrefix
 		}
+	}
+	if r.cfg.InjectTokens && p.reason == ReasonKV && len(p.tokens) == 1 && body.TakesTokenData() {
+		p.inject = body
 	}
 	return p, nil
 }

@@ -96,19 +96,21 @@ type Prefill struct {
 type Route struct {
 	Decision
 	// Body is what the endpoint is to get in place of the request's body; nil: that body.
-	Body        []byte
-	booking     scoring.Booking                               // on the destination
-	prefill     scoring.Booking                               // on the prefill worker; the zero value without one
-	computes    pool.Worker                                   // who computes the prompt
-	cost        float64                                       // of all legs, in tokens
-	unit        int                                           // a block of the destination, in tokens
-	destination kvblock.Worker                                // who is sent the request
-	instance    uint64                                        // of destination
-	served      func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
-	prefilled   atomic.Bool
-	estimate    *time.Timer // ends the prefill by estimate; nil without one
-	answer      answer
-	observed    observed
+	Body    []byte
+	booking scoring.Booking // on the destination
+	prefill scoring.Booking // on the prefill worker; the zero value without one
+	// sameTokenizer says that whoever serves the request has kvepp's tokenizer and template.
+	sameTokenizer bool
+	computes      pool.Worker                                   // who computes the prompt
+	cost          float64                                       // of all legs, in tokens
+	unit          int                                           // a block of the destination, in tokens
+	destination   kvblock.Worker                                // who is sent the request
+	instance      uint64                                        // of destination
+	served        func(w kvblock.Worker, tokens, blockSize int) // Config.Served, for a prompt whose tokens are known
+	prefilled     atomic.Bool
+	estimate      *time.Timer // ends the prefill by estimate; nil without one
+	answer        answer
+	observed      observed
 
 	sessions *Sessions
 	session  *session // held; nil: none
@@ -189,6 +191,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	}
 	r.observeChoice(d, route, &p, start)
 	route.Body = p.forward
+	if p.inject != nil && route.sameTokenizer {
+		route.Body = r.injected(&p, req)
+	}
 	r.metrics.Decision(string(route.Reason))
 	if route.Prefill != nil {
 		r.metrics.PrefillSelections.Inc()

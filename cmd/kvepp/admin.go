@@ -56,8 +56,8 @@ func webServer(h http.Handler) *http.Server {
 // checkPeers says which of the URLs is none.
 func checkPeers(flag string, peers []string) error {
 	for _, peer := range peers {
-		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return fmt.Errorf("%s %q: must look like http://HOST:PORT", flag, peer)
+		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
 		}
 	}
 	return nil

@@ -73,6 +73,7 @@ type options struct {
 
 	ignoreHints, allowPinning bool
 	passSessions, keepLegacy  bool
+	injectTokens, tenantSalt  bool
 
 	sessionTTLSecs int
 	sessionMode    string
@@ -221,6 +222,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.allowPinning, "allow-client-pinning", false, "let requests name the worker that they go to, in nvext: backend_instance_id or decode_worker_id, with dp_rank; prefill_worker_id, with prefill_dp_rank. Off: these are taken out of the body, and counted. Headers are never followed")
 	f.BoolVar(&o.passSessions, "pass-session-headers", false, "let Dynamo's frontends see of which session a request is (x-dynamo-session-id and its like, and what coding agents send). A frontend with a --router-session-affinity-ttl-secs of its own would follow these instead of kvepp's choice. Other engines are sent them as they are")
 	f.BoolVar(&o.keepLegacy, "keep-legacy-nvext", false, "leave in a body for Dynamo's frontends what those of 1.6.1 refuse: nvext.session_control, nvext.router_config_override, nvext.agent_hints.kv_overlap_score_weight. For earlier frontends")
+	f.BoolVar(&o.injectTokens, "inject-token-data", false, "send a prompt's token ids on to Dynamo's frontend (nvext.token_data), which then need not tokenize it again. Only of chats and completions with one prompt of text, for workers whose model cards name the very tokenizer and template that kvepp has, and whose requests want no annotations. A body grows by about 6 bytes a token")
+	f.BoolVar(&o.tenantSalt, "tenant-cache-salt", false, "with --engine vllm: write the tenant of a request (x-tenant-id), or what else its cache namespace is (nvext.cache_salt, cache_salt), into the body as cache_salt, \"dynamo-cache-salt:NAME\" as Dynamo's workers do, so that tenants share no cached blocks")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	o.busy.add(f)
 
@@ -531,6 +534,12 @@ func (o *options) check() error {
 	switch {
 	case err != nil:
 		return err
+	case o.injectTokens && t.Engine != tokenizer.Dynamo:
+		return fmt.Errorf("--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave it out", t.Engine)
+	case o.tenantSalt && t.Engine != tokenizer.VLLM:
+		return fmt.Errorf("--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow x-tenant-id themselves", t.Engine)
+	case o.tenantSalt && o.ignoreHints:
+		return errors.New("--tenant-cache-salt and --ignore-client-hints: the one follows x-tenant-id, the other drops it; leave one of them out")
 	case len(o.adapters) > 0 && t.Engine == tokenizer.Dynamo:
 		return errors.New("--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), so there are none to route to; " +
 			"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these")

@@ -159,6 +159,8 @@ func serve(o *options) error {
 		Pinning:         o.allowPinning,
 		Frontends:       engine.Engine == tokenizer.Dynamo,
 		KeepLegacyNvext: o.keepLegacy,
+		InjectTokens:    o.injectTokens,
+		TenantSalt:      o.tenantSalt,
 		Thresholds:      o.thresholds,
 		Queue:           o.busy.queue(),
 		CountTokens:     o.busy.countsTokens(),

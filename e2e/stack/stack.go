@@ -720,3 +720,21 @@ func (s *Stack) Close() {
 
 // MetricsURL is where kvepp's metrics are.
 func (s *Stack) MetricsURL() string { return fmt.Sprintf("http://127.0.0.1:%d/metrics", s.prom) }
+
+// Logs returns what kvepp has logged, and how often a text is in the logs of the frontends.
+func (s *Stack) Logs(text string) (kvepp string, inFrontends int, err error) {
+	seen := map[*process]bool{}
+	for _, w := range s.Workers {
+		if w.frontend == nil || seen[w.frontend] {
+			continue
+		}
+		seen[w.frontend] = true
+		log, err := os.ReadFile(w.frontend.log)
+		if err != nil {
+			return "", 0, err
+		}
+		inFrontends += strings.Count(string(log), text)
+	}
+	log, err := os.ReadFile(s.kvepp.log)
+	return string(log), inFrontends, err
+}

@@ -101,6 +101,27 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	return s.apply(body)
 }
 
+// TakesTokenData reports whether a Dynamo frontend would take the prompt's token ids from nvext.token_data, and answer no
+// differently for it: one prompt of text, and nobody who wants to see what the frontend makes of it.
+func (r *Request) TakesTokenData() bool {
+	switch {
+	case r.HasMedia || r.TokenData != nil:
+		return false
+	case r.API == Completions:
+		if _, ok := field[string](r.Body, "prompt"); !ok {
+			return false
+		}
+	case r.API != ChatCompletions:
+		return false
+	}
+	nvext, isObject := field[*chattemplate.Dict](r.Body, "nvext")
+	if !isObject {
+		other, _ := r.Body.Get("nvext")
+		return other == nil
+	}
+	return !has(nvext, "token_data") && !has(nvext, "annotations")
+}
+
 func has(d *chattemplate.Dict, key string) bool {
 	_, ok := d.Get(key)
 	return ok

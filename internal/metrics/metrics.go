@@ -50,6 +50,8 @@ type Metrics struct {
 	AggregatedSelections, PrefillSelections, DecodeSelections prometheus.Counter
 	// Unpaired counts requests that were refused because no prefill worker was ready.
 	Unpaired prometheus.Counter
+	// Injected counts requests whose token ids went on with them.
+	Injected prometheus.Counter
 	// ModelFileMismatches is the number of model files that workers have in another version than kvepp.
 	ModelFileMismatches prometheus.Gauge
 }
@@ -131,6 +133,10 @@ func New() *Metrics {
 			Name: "kvepp_unpaired_requests_total",
 			Help: "Requests refused because decode workers could take them and no prefill worker that goes with one was ready.",
 		}),
+		Injected: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_injected_token_data_total",
+			Help: "Requests whose token ids went on with them, so that Dynamo's frontend need not tokenize (--inject-token-data).",
+		}),
 		ModelFileMismatches: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "kvepp_model_file_mismatches",
 			Help: "Tokenizer and template files of which a worker's model card names another checksum than that of kvepp's file. Such workers are routed to by load only.",
@@ -160,7 +166,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.served, m.waited, selections, m.Unpaired)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.served, m.waited, selections, m.Unpaired, m.Injected)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.Unread, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

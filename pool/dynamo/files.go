@@ -105,7 +105,8 @@ type Mismatch struct {
 }
 
 // Compare marks the endpoints whose model card names other files than own has for their model (pool.Endpoint.OtherTokenizer),
-// and says which files those are. own is by model name. Nothing is said of models that own does not have, nor of files that
+// and says which files those are; and those whose card names the tokenizer and its configuration, with none that differs
+// (pool.Endpoint.SameTokenizer). own is by model name. Nothing is said of models that own does not have, nor of files that
 // the card does not name; but a card that names the tokenizer's configuration names a template's file as well if there is one.
 func Compare(endpoints []pool.Endpoint, instances []Instance, own map[string]ModelFiles) []Mismatch {
 	cards := make(map[uint64]*Card, len(instances))
@@ -143,6 +144,7 @@ func Compare(endpoints []pool.Endpoint, instances []Instance, own map[string]Mod
 				all = append(all, Mismatch{e.Name, f.file, f.own, f.worker})
 			}
 		}
+		e.SameTokenizer = !e.OtherTokenizer && theirs.Tokenizer != "" && theirs.TokenizerConfig != ""
 	}
 	return all
 }

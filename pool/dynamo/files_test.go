@@ -163,6 +163,9 @@ func TestCompare(t *testing.T) {
 		for _, named := range []string{c.model, ""} { // by the endpoints file; by the card alone
 			endpoints := []pool.Endpoint{{Name: "w", Model: named, InstanceID: 7}, {Name: "unknown", Model: "m", InstanceID: 8}}
 			got := Compare(endpoints, []Instance{{InstanceID: 7, Card: &Card{Model: c.model, Files: c.theirs}}, {InstanceID: 8}}, own)
+			if same := c.model != "other" && c.want == nil && c.theirs.Tokenizer != "" && c.theirs.TokenizerConfig != ""; endpoints[0].SameTokenizer != same || endpoints[1].SameTokenizer {
+				t.Errorf("%s %+v: %+v", c.model, c.theirs, endpoints)
+			}
 			if !reflect.DeepEqual(got, c.want) || endpoints[0].OtherTokenizer != (c.want != nil) || endpoints[1].OtherTokenizer {
 				t.Errorf("%s %+v: %+v, %+v", c.model, c.theirs, got, endpoints)
 			}

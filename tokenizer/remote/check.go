@@ -96,8 +96,8 @@ func (c *Check) compare(ctx context.Context, s sample) {
 		c.wanted.Store(0)
 		c.log.Error("kvepp's token ids differ from the engine's: the model's requests are routed by load only from now on. Give kvepp the "+
 			"model folder, the --engine and the chat template flags of the engine; \"kvepp tokenize\" shows what kvepp makes of a body",
-			"path", s.path, "prompt", d.prompt, "position", d.position, "own_ids", d.own, "engine_ids", d.engine,
-			"own_tokens", d.ownTokens, "engine_tokens", d.engineTokens)
+			"prompt", d.prompt, "position", d.position, "own_tokens", d.ownTokens, "engine_tokens", d.engineTokens)
+		c.log.Debug("the ids from there", "path", s.path, "own_ids", d.own, "engine_ids", d.engine)
 	default:
 		c.wanted.Add(-1)
 	}
@@ -135,7 +135,8 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	if err != nil {
 		if !c.silent {
 			c.silent = true
-			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", err)
+			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", Brief(err))
+			c.log.Debug("what the engine said to it", "error", err)
 		}
 		return nil, false
 	}

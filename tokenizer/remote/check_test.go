@@ -111,7 +111,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 2 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
-	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "maximum context length") {
+	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "HTTP 400") || strings.Contains(log, "maximum context length") {
 		t.Errorf("log:\n%s", log)
 	}
 	check = checked(t, c, func(*apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)

@@ -49,6 +49,8 @@ const (
 type Error struct {
 	Outcome Outcome
 	err     error
+	// brief is err without what the server said, which may quote the prompt; empty: all of err is for anybody's eyes.
+	brief string
 	// blameless says that the server is not to be called failing for it: a client must not be able to have it left alone.
 	blameless bool
 }
@@ -58,6 +60,14 @@ func (e *Error) Unwrap() error { return e.err }
 
 func fail(o Outcome, format string, args ...any) error {
 	return &Error{Outcome: o, err: fmt.Errorf(format, args...)}
+}
+
+// Brief returns err for a log: without what the engine said, which may quote the prompt.
+func Brief(err error) string {
+	if e := new(Error); errors.As(err, &e) && e.brief != "" {
+		return "tokenizer/remote: " + e.brief
+	}
+	return err.Error()
 }
 
 // OutcomeOf returns how the request of which err came ended; OK for nil.
@@ -225,7 +235,8 @@ func (c *Client) report(err error, probe bool) {
 	}
 	switch c.breaker.done(time.Now(), v, probe) {
 	case opened:
-		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", err)
+		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", Brief(err))
+		c.log.Debug("what it said last", "error", err)
 	case closed:
 		c.log.Info("the engine's tokenizer answers again")
 	}
@@ -262,12 +273,15 @@ func (a *answer) err(path string) error {
 	switch a.status {
 	case http.StatusOK:
 		return nil
-	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
-		return fail(Refused, "%s: %s", path, a.message())
-	case http.StatusInternalServerError, http.StatusNotImplemented: // a defect that some requests meet
-		return &Error{Outcome: Failed, err: fmt.Errorf("%s: %s", path, a.message()), blameless: true}
 	}
-	return fail(Failed, "%s: %s", path, a.message())
+	e := &Error{Outcome: Failed, err: fmt.Errorf("%s: %s", path, a.message()), brief: fmt.Sprintf("%s: HTTP %d", path, a.status)}
+	switch a.status {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+		e.Outcome = Refused
+	case http.StatusInternalServerError, http.StatusNotImplemented: // a defect that some requests meet
+		e.blameless = true
+	}
+	return e
 }
 
 // call sends body, or asks for what is at path if it is nil, and reads the answer.

@@ -466,7 +466,7 @@ func TestBreakerGuards(t *testing.T) {
 		}
 		return err == nil
 	})
-	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 || !strings.Contains(log, "starting") || !strings.Contains(log, "model=m") {
+	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 || !strings.Contains(log, "HTTP 503") || strings.Contains(log, "starting") || !strings.Contains(log, "model=m") {
 		t.Errorf("log:\n%s", log)
 	}
 	if c.IsOpen() || c.counted(Open) < 1 || c.counted(Failed) != breakerFailures || c.counted(OK) != 1 {

@@ -1,0 +1,37 @@
+package router
+
+import "kvepp/internal/apibody"
+
+// What endpoints get in place of the bodies that clients sent.
+
+// saltPrefix marks the cache salts of stock vLLM that are cache namespaces: events give them back. Source: dynamo-kv-router 1.6.1,
+// CacheSaltForwarding::NativeVllm.
+const saltPrefix = "dynamo-cache-salt:"
+
+// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint either:
+// Dynamo's frontend follows it.
+func (r *Router) changes() apibody.Changes {
+	return apibody.Changes{WithoutPins: !r.cfg.Pinning || r.cfg.IgnoreHints, WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext}
+}
+
+// heedsTenants reports whether a tenant's blocks are its own at the endpoints.
+func (r *Router) heedsTenants() bool { return r.cfg.Frontends || r.cfg.TenantSalt }
+
+// namespace returns the cache namespace of a request: its tenant where that is heeded, else what its body says.
+func (r *Router) namespace(body *apibody.Request, tenant string) string {
+	if tenant != "" && r.heedsTenants() && !r.cfg.IgnoreHints {
+		return tenant
+	}
+	return body.CacheSalt
+}
+
+// injected returns the body with the prompt's token ids, so that the frontend need not make them again.
+func (r *Router) injected(p *prompt, req *Request) []byte {
+	changes := r.changes()
+	changes.TokenData = make([]uint32, len(p.tokens[0].IDs))
+	for i, id := range p.tokens[0].IDs {
+		changes.TokenData[i] = uint32(id)
+	}
+	r.metrics.Injected.Inc()
+	return p.inject.Forward(req.Body, changes)
+}

@@ -1,0 +1,182 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+// Token ids go on with a prompt exactly where the frontend would make the same ones of it.
+func TestTokenDataGoesOn(t *testing.T) {
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const chat = `{"model":"m","messages":[{"role":"user","content":"Sing, \u00fc muse!"}]%s}`
+	const completion = `{"model":"m","prompt":%s}`
+	workers := workers(1)
+	h := newHouse(t, workers...)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Frontends, h.cfg.InjectTokens = true, true
+	for _, c := range []struct {
+		path, body string
+		same       bool // the worker's files are kvepp's
+		want       bool
+	}{
+		{"/v1/chat/completions", fmt.Sprintf(chat, ""), true, true},
+		{"/v1/chat/completions", fmt.Sprintf(chat, `,"nvext":{"greed_sampling":true,"dp_rank":3}`), true, true},
+		{"/v1/completions", fmt.Sprintf(completion, `"Sing!"`), true, true},
+		{"/v1/chat/completions", fmt.Sprintf(chat, ""), false, false},
+		{"/v1/chat/completions", fmt.Sprintf(chat, `,"nvext":{"token_data":[1,2]}`), true, false},
+		{"/v1/chat/completions", fmt.Sprintf(chat, `,"nvext":{"annotations":["token_ids"]}`), true, false},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]}`, true, false},
+		{"/v1/chat/completions", `{"model":"other","messages":[{"role":"user","content":"x"}]}`, true, false},
+		{"/v1/completions", fmt.Sprintf(completion, `["Sing!"]`), true, false},
+		{"/v1/completions", fmt.Sprintf(completion, `["Sing!","muse"]`), true, false},
+		{"/v1/completions", fmt.Sprintf(completion, `[1,2,3]`), true, false},
+		{"/v1/responses", `{"model":"m","input":"Sing!"}`, true, false},
+	} {
+		workers[0].SameTokenizer, workers[0].Model = c.same, ""
+		h.pool.Update(workers)
+		before := h.counted("kvepp_injected_token_data_total")
+		route := h.route(&Request{Path: c.path, Body: []byte(c.body)})
+		if n := h.counted("kvepp_injected_token_data_total") - before; (n == 1) != c.want {
+			t.Errorf("%s: counted %v", c.body, n)
+		}
+		if route.Free(); !c.want {
+			if strings.Contains(string(route.Body), "token_data") {
+				t.Errorf("%s: goes on as %s", c.body, route.Body)
+			}
+			continue
+		}
+		request, err := apibody.ParseRequest(c.path, []byte(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		prompts, err := model.Tokenize(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sent struct {
+			Nvext struct {
+				TokenData []kvblock.Token `json:"token_data"`
+				Greed     bool            `json:"greed_sampling"`
+				Rank      *int            `json:"dp_rank"`
+			}
+		}
+		if err := json.Unmarshal(route.Body, &sent); err != nil {
+			t.Fatalf("%s: %v", route.Body, err)
+		}
+		if fmt.Sprint(sent.Nvext.TokenData) != fmt.Sprint(prompts[0].IDs) || len(prompts[0].IDs) == 0 || sent.Nvext.Rank != nil || sent.Nvext.Greed != strings.Contains(c.body, "greed") {
+			t.Errorf("%s: goes on as %s, the ids are %v", c.body, route.Body, prompts[0].IDs)
+		}
+	}
+
+	h.cfg.InjectTokens = false
+	workers[0].SameTokenizer = true
+	h.pool.Update(workers)
+	if route := h.route(&Request{Path: "/v1/completions", Body: []byte(fmt.Sprintf(completion, `"Sing!"`))}); route.Body != nil {
+		t.Errorf("without the flag it goes on as %s", route.Body)
+	}
+}
+
+// Of two workers that serve a request together both must have kvepp's files.
+func TestTokenDataOfTwoLegs(t *testing.T) {
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoints := disaggregated(1, 1)
+	h := newHouse(t, endpoints...)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.Frontends, h.cfg.InjectTokens = true, true
+	for same := range 4 {
+		endpoints[0].SameTokenizer, endpoints[1].SameTokenizer = same&1 != 0, same&2 != 0
+		h.pool.Update(endpoints)
+		route := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"Sing!"}`)})
+		if injected := route.Body != nil; injected != (same == 3) || route.Prefill == nil {
+			t.Errorf("%b: %s, %+v", same, route.Body, route.Decision)
+		}
+		route.Free()
+	}
+}
+
+// A tenant's blocks are its own on stock vLLM, if that is wanted: the salt goes on, and hashes have it.
+func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
+	h := newHouse(t, workers(3)...)
+	ids := tokens(0, 40)
+	h.warm("w0", 0, ids, blocksOfFour)
+	h.warm("w1", 0, ids, kvblock.HashOptions{BlockSize: 4, CacheNamespace: "t"})
+	h.warm("w2", 0, ids, kvblock.HashOptions{BlockSize: 4, CacheNamespace: "s"})
+	for _, c := range []struct {
+		on               bool
+		tenant, in, want string
+		salt             string // in the body that goes on; empty: it goes on as it is
+	}{
+		{false, "t", "", "w0", ""},
+		{false, "", `"cache_salt":"s"`, "w2", ""},
+		{true, "", "", "w0", ""},
+		{true, "t", "", "w1", "dynamo-cache-salt:t"},
+		{true, "t", `"cache_salt":"s"`, "w1", "dynamo-cache-salt:t"},
+		{true, "", `"cache_salt":"s"`, "w2", "dynamo-cache-salt:s"},
+		{true, "", `"nvext":{"cache_salt":"s"}`, "w2", "dynamo-cache-salt:s"},
+	} {
+		h.cfg.TenantSalt = c.on
+		req := completion("m", ids)
+		if c.in != "" {
+			req = with(req, c.in)
+		}
+		req.Hints = apibody.Hints{Tenant: c.tenant}
+		route := h.route(req)
+		if route.Name != c.want || route.PredictedCachedTokens != 40 {
+			t.Errorf("%+v: %s with %d cached tokens", c, route.Name, route.PredictedCachedTokens)
+		}
+		var sent struct {
+			Salt string `json:"cache_salt"`
+		}
+		if route.Body != nil {
+			if err := json.Unmarshal(route.Body, &sent); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if sent.Salt != c.salt {
+			t.Errorf("%+v: goes on as %s", c, route.Body)
+		}
+		route.Free()
+	}
+}
+
+// What a body says of workers goes on only where it is followed; what frontends refuse only where that is wanted.
+func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
+	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`, `"session_control":{"session_id":"s"}`
+	for _, c := range []struct {
+		pinning, ignore, frontends, keep bool
+		nvext, want                      string // want is "" where the body goes on as it is
+	}{
+		{false, false, false, false, pins, "{}"},
+		{false, false, true, false, pins + `,"greed_sampling":true`, `{"greed_sampling":true}`},
+		{true, true, true, false, pins, "{}"},
+		{true, false, true, false, pins, ""},
+		{false, false, false, false, legacy, ""},
+		{false, false, true, true, legacy, ""},
+		{false, false, true, true, legacy + "," + pins, "{" + legacy + "}"},
+		{false, false, true, false, legacy + "," + pins, "{}"},
+		{false, false, true, false, `"cache_salt":"s"`, ""},
+	} {
+		h := newHouse(t, workers(1)...)
+		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends, c.keep
+		req := with(completion("m", tokens(0, 8)), `"nvext":{`+c.nvext+`}`)
+		want := ""
+		if c.want != "" {
+			want = strings.Replace(string(req.Body), "{"+c.nvext+"}", c.want, 1)
+		}
+		if route := h.route(req); string(route.Body) != want {
+			t.Errorf("%+v: %s, want %s", c, route.Body, want)
+		}
+	}
+}
