@@ -120,8 +120,8 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
 		x.end()
-		s.streams.Add(-1)
 	}()
+	defer s.streams.Add(-1)
 	full := s.streams.Add(1) > int64(s.cfg.MaxStreams) && s.cfg.MaxStreams > 0
 	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:
 	// a slow reader on the one side becomes a slow writer on the other, and a stream holds no more than its request's body.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -76,6 +77,25 @@ func TestPickTimeout(t *testing.T) {
 			t.Errorf("%d bookings are left", h.book.Len())
 		}
 	})
+}
+
+// panicking is a log whose writer has a defect.
+type panicking struct{ slog.Handler }
+
+func (panicking) Enabled(context.Context, slog.Level) bool  { return true }
+func (panicking) Handle(context.Context, slog.Record) error { panic("defect") }
+
+// TestPanicAfterBooking: what was booked is not booked for ever.
+func TestPanicAfterBooking(t *testing.T) {
+	h := newHouse(t, workers(2)...)
+	h.log = slog.New(panicking{})
+	defer func() {
+		if recover() == nil || h.book.Len() != 0 {
+			t.Errorf("%d bookings are left", h.book.Len())
+		}
+	}()
+	h.Route(t.Context(), &Request{Path: "/v1/files", Without: ReasonNoBody})
+	t.Error("no panic came")
 }
 
 // TestPanicWhileTokenizing: a defect beside the request's goroutine costs that request its tokens, and nothing else.

@@ -181,6 +181,12 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	defer r.scratch.Put(d)
 	d.variants, d.took = d.variants[:0], metrics.Overhead{}
 	route, waited, err := r.decide(ctx, d, req, &p)
+	returned := false
+	defer func() {
+		if route != nil && !returned { // a panic on the way back: nobody would ever free it
+			route.Free()
+		}
+	}()
 	if err == nil {
 		route.Waited = waited
 	}
@@ -206,5 +212,6 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		r.metrics.UpperBound.Inc()
 	}
 	r.metrics.Phase("pick", start.Add(waited)) // waiting is no work
+	returned = true
 	return route, nil
 }
