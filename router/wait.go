@@ -310,7 +310,7 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	d.loads = r.book.Loads(d.loads[:0]) // under mu: nobody who is in a line came after them
-	q.taken = false // should what follows panic, the others go on
+	q.taken = false                     // should what follows panic, the others go on
 	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool {
 		return c.Rejects() || !r.allBusy(d, snapshot, c, item.Value)
 	}
