@@ -101,6 +101,25 @@ func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
 	return indexer.Lifetime{TTL: p.TTL}
 }
 
+// names reports whether the operator named the model.
+func (c *Config) names(model string) bool {
+	_, own := c.Models[model]
+	_, asked := c.Remote[model]
+	return own || asked
+}
+
+// modelNames returns the models that the operator named.
+func (c *Config) modelNames() map[string]bool {
+	names := make(map[string]bool, len(c.Models)+len(c.Remote))
+	for name := range c.Models {
+		names[name] = true
+	}
+	for name := range c.Remote {
+		names[name] = true
+	}
+	return names
+}
+
 // asksIndex reports whether what workers hold has any part in a choice.
 func (c *Config) asksIndex() bool {
 	return c.Scoring.Mode == scoring.KV && c.Scoring.OverlapScoreCredit != 0

@@ -114,3 +114,21 @@ func TestPanicWhileTokenizing(t *testing.T) {
 		t.Errorf("%d slots are still taken", len(h.slots))
 	}
 }
+
+// TestPanicKeepsWhatWasAsked: a request that lost its tokens to a defect still goes only where it may.
+func TestPanicKeepsWhatWasAsked(t *testing.T) {
+	es := workers(2)
+	es[1].Taints = []string{"gpu"}
+	h := newHouse(t, es...)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // which nobody loaded
+	for range 20 {
+		r := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"x","nvext":{"backend_instance_id":100,"routing_constraints":{"required_taints":["gpu"]}}}`)})
+		if r.Reason != ReasonPanic || r.Name != "w1" {
+			t.Errorf("%s, to %s", r.Reason, r.Name)
+		}
+		if strings.Contains(string(r.Body), "backend_instance_id") || r.Body == nil {
+			t.Errorf("a pin that is not followed goes on: %q", r.Body)
+		}
+		r.Free()
+	}
+}

@@ -75,7 +75,7 @@ func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 	if w.Model != "" {
 		return w.Model
 	}
-	if _, ok := r.cfg.Models[p.model]; ok {
+	if r.cfg.names(p.model) {
 		return p.model
 	}
 	return otherModels
@@ -83,6 +83,14 @@ func (r *Router) labelOf(w *pool.Worker, p *prompt) string {
 
 // otherModels is the label of what only clients name.
 const otherModels = "unknown"
+
+// modelLabels are the labels of models that are known from the start: where the operator names none, the one of all.
+func (c *Config) modelLabels() map[string]bool {
+	if names := c.modelNames(); len(names) > 0 {
+		return names
+	}
+	return map[string]bool{otherModels: true}
+}
 
 // observeLimit counts a request that a class of the queue has no room for.
 func (r *Router) observeLimit(l *line, err error) {
@@ -107,7 +115,7 @@ func (r *Router) Queues() []metrics.Queue {
 			}
 		}
 	}
-	for model := range r.cfg.Models {
+	for model := range r.cfg.modelLabels() {
 		if seen[model] {
 			continue
 		}

@@ -12,14 +12,20 @@ import (
 	"kvepp/router/queue"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
 )
 
 // exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of labels}.
 func exporting(t *testing.T, q *Queue, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
+	return exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}, Queue: q}, endpoints...)
+}
+
+// exportingAs is exporting with a configuration of its own.
+func exportingAs(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
 	h := newHouse(t, endpoints...)
 	m := metrics.New()
-	h.Router = New(Config{Scoring: scoring.DefaultConfig(), Models: map[string]*tokenizer.Model{"m": nil}, Queue: q, Metrics: m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})},
-		h.pool, h.index, h.book, m, h.log)
+	cfg.Scoring, cfg.Metrics = scoring.DefaultConfig(), m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})
+	h.Router = New(cfg, h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()
 		families, err := m.Registry.Gather()
@@ -148,6 +154,45 @@ func TestModelOfLabels(t *testing.T) {
 	h.route(completion("whatever a client says", tokens(0, 8))).Free()
 	if got := sample("dynamo_component_router_input_sequence_tokens", "model=unknown"); got != 8 {
 		t.Errorf("of an unknown model %v tokens, want 8", got)
+	}
+}
+
+// The series of models are there before their first request: of all that the operator names, with whatever tokenizer, else of
+// those that nobody names.
+func TestModelSeriesFromTheStart(t *testing.T) {
+	for model, cfg := range map[string]Config{
+		"own":     {Models: map[string]*tokenizer.Model{"own": nil}},
+		"asked":   {Remote: map[string]*remote.Client{"asked": nil}},
+		"unknown": {},
+	} {
+		_, sample := exportingAs(t, cfg)
+		for _, phase := range []string{"aggregated", "prefill", "decode"} {
+			for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total", "kv_selected_cached_prefix_tokens_total",
+				"kv_worker_reused_tokens_total"} {
+				if got := sample("dynamo_component_router_"+name, "model="+model, "phase="+phase); got != 0 {
+					t.Errorf("%s of %s, %s: begins with %v", name, model, phase, got)
+				}
+			}
+		}
+		for _, name := range []string{"pending_requests", "pending_isl_tokens", "pending_cached_tokens", "backpressure_total"} {
+			if got := sample("dynamo_frontend_router_queue_"+name, "model="+model, "policy_class=default"); got != 0 {
+				t.Errorf("%s of %s: begins with %v", name, model, got)
+			}
+		}
+	}
+}
+
+// A model whose token ids an engine gives is as much the operator's as one with a folder.
+func TestAskedModelsAreNamed(t *testing.T) {
+	es := workers(1)
+	es[0].Model = ""
+	h, sample := exportingAs(t, Config{Remote: map[string]*remote.Client{"asked": nil}}, es...)
+	h.route(completion("asked", tokens(0, 8))).Free()
+	if got := sample("dynamo_component_router_input_sequence_tokens", "model=asked", "phase=aggregated"); got != 8 {
+		t.Errorf("%v tokens under its name, want 8", got)
+	}
+	if got := h.Models(); len(got) != 1 || got[0] != "asked" {
+		t.Errorf("models with busy thresholds: %v", got)
 	}
 }
 

@@ -105,10 +105,7 @@ func (t *thresholds) start(fallback Thresholds) {
 
 // Models returns the names of the models that are configured or that an endpoint says it serves, sorted.
 func (r *Router) Models() []string {
-	names := map[string]bool{}
-	for name := range r.cfg.Models {
-		names[name] = true
-	}
+	names := r.cfg.modelNames()
 	s := r.pool.Acquire()
 	defer s.Release()
 	for i := range s.Workers {

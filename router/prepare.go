@@ -53,7 +53,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	defer func() {
 		if c := recover(); c != nil {
 			r.log.Error("panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
-			p, err = prompt{model: p.model, reason: ReasonPanic, isl: p.isl}, nil
+			p.tokens, p.reason, err = nil, ReasonPanic, nil // what was read of it before holds: where it may go, and what goes on
 		}
 	}()
 	began := time.Now()
@@ -85,7 +85,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
 	p.model, p.salt, p.whole = body.Model, salt, !body.Stream
-	configured := r.cfg.Models[body.Model] != nil || r.cfg.Remote[body.Model] != nil
+	configured := r.cfg.names(body.Model)
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model
 	}

@@ -154,8 +154,10 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	}
 	cfg.Metrics.Workers(r.Workers)
 	cfg.Metrics.Queues(r.Queues)
-	for model := range cfg.Models {
-		cfg.Metrics.ShowModel(phaseAggregated, model)
+	for model := range cfg.modelLabels() {
+		for _, phase := range []string{phaseAggregated, phasePrefill, phaseDecode} {
+			cfg.Metrics.ShowModel(phase, model)
+		}
 		for _, class := range r.classesOf(model) {
 			cfg.Metrics.ShowBackpressure(model, class)
 		}

@@ -168,7 +168,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 
 // lineName returns the model's name if an operator gave it, else "": what clients make up shares one line.
 func (r *Router) lineName(d *decision, model string) string {
-	if _, own := r.cfg.Queue.Profiles.Of(model); own || r.cfg.Models[model] != nil || d.prompters()[0].Model == model {
+	if _, own := r.cfg.Queue.Profiles.Of(model); own || r.cfg.names(model) || d.prompters()[0].Model == model {
 		return model
 	}
 	return ""
