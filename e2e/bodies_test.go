@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -157,3 +160,92 @@ func promptTokens(t *testing.T, body string) string {
 	}
 	return b.String()
 }
+
+// TestChangedBodies: however Envoy and its clients send a body, what is changed of it arrives, with a length that is right if there is one;
+// and an Envoy that trusts its clients' headers sends on none by which they could choose a worker, but all others.
+func TestChangedBodies(t *testing.T) {
+	nothingLeft(t, main)
+	address, last := upstream(t)
+	alone(t, address)
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	defer h2.CloseIdleConnections()
+	prompt := strings.Repeat("0123456789abcdef", 4096)
+	body := []byte(`{"model":"m", "nvext" : {"session_control":{"session_id":"s"}, "greed_sampling":true} ,"prompt":"` + prompt + `", "x":1.0e+2}` + "\n")
+	changed := []byte(`{"model":"m", "nvext" : {"greed_sampling":true} ,"prompt":"` + prompt + `", "x":1.0e+2}` + "\n")
+	for _, mode := range []string{"FULL_DUPLEX_STREAMED", "BUFFERED"} {
+		envoy, err := main.StartEnvoyEdited(t.Context(), "original-dst.yaml", func(connections map[string]any) {
+			delete(connections, "early_header_mutation_extensions")
+			extProc := connections["http_filters"].([]any)[0].(map[string]any)["typed_config"].(map[string]any)
+			processing := extProc["processing_mode"].(map[string]any)
+			processing["request_body_mode"], processing["response_body_mode"] = mode, mode
+			extProc["allow_content_length_header"] = mode == "FULL_DUPLEX_STREAMED"
+		})
+		if err != nil {
+			t.Fatal(mode, err)
+		}
+		for _, c := range []struct {
+			name     string
+			client   *http.Client
+			chunked  bool
+			body     []byte
+			trailers bool
+			want     []byte
+		}{
+			{"length", http.DefaultClient, false, body, false, changed},
+			{"chunked", http.DefaultClient, true, body, false, changed},
+			{"HTTP/2", &http.Client{Transport: h2}, false, body, false, changed},
+			{"HTTP/2 without a length", &http.Client{Transport: h2}, true, body, false, changed},
+			{"trailers", &http.Client{Transport: h2}, true, body, true, changed},
+			{"trailers alone", &http.Client{Transport: h2}, true, nil, true, nil},
+			{"unchanged", http.DefaultClient, false, changed, false, changed},
+		} {
+			var from io.Reader = bytes.NewReader(c.body)
+			if c.chunked {
+				from = io.MultiReader(from) // of which the length is not seen
+			}
+			req, err := http.NewRequestWithContext(t.Context(), "POST", envoy.URL+"/v1/completions", from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range claimed {
+				req.Header.Set(name, "4711")
+			}
+			kept := map[string]string{"X-Forwarded-Host": "api.example", "Forwarded": "for=192.0.2.1", "X-Real-Ip": "192.0.2.1", "Authorization": "Bearer x", "X-Tenant-Id": "t"}
+			for name, value := range kept {
+				req.Header.Set(name, value)
+			}
+			if c.trailers {
+				req.Trailer = http.Header{"X-Sum": {"1"}}
+			}
+			a, err := stack.Do(c.client, req)
+			if err != nil || a.Status != http.StatusOK {
+				t.Fatalf("%s, %s: %v %+v", mode, c.name, err, a)
+			}
+			got := last()
+			if got.size != len(c.want) || got.digest != sha256.Sum256(c.want) {
+				t.Errorf("%s, %s: %d bytes arrived as %d others", mode, c.name, len(c.want), got.size)
+			}
+			if got.length >= 0 && got.length != int64(got.size) {
+				t.Errorf("%s, %s: %d bytes arrived, said to be %d", mode, c.name, got.size, got.length)
+			}
+			for _, name := range claimed {
+				if strings.Contains(strings.Join(got.header.Values(name), ","), "4711") {
+					t.Errorf("%s, %s: the client's %s arrived", mode, c.name, name)
+				}
+			}
+			for name, value := range kept {
+				if got.header.Get(name) != value {
+					t.Errorf("%s, %s: %s arrived as %q", mode, c.name, name, got.header[name])
+				}
+			}
+		}
+	}
+}
+
+// claimed are headers by which a client may try to choose where its request goes.
+var claimed = []string{"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
+	"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-worker-instance-id",
+	"x-prefill-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-dp-rank", "x-prefiller-host-port", "x-dynamo-routing-mode",
+	"x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
+	"x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final", "x-claude-code-session-id", "thread-id", "x-session-id"}

@@ -35,6 +35,7 @@ type seen struct {
 	trailer http.Header
 	digest  [32]byte
 	size    int
+	length  int64 // as the headers say; -1: they do not
 }
 
 // upstream is a server that remembers the last request.
@@ -49,7 +50,7 @@ func upstream(t *testing.T) (address string, last func() seen) {
 			t.Error(err)
 		}
 		mu.Lock()
-		s = seen{r.Header.Clone(), r.Trailer.Clone(), sha256.Sum256(body), len(body)}
+		s = seen{r.Header.Clone(), r.Trailer.Clone(), sha256.Sum256(body), len(body), r.ContentLength}
 		mu.Unlock()
 		w.Header().Set("content-type", "application/json")
 		fmt.Fprint(w, `{"choices":[{"text":"ok"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)

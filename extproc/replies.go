@@ -128,7 +128,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 			lines = append(lines, line{x.Address, prefillerHeader, nil})
 		}
 	}
-	mutation := &extprocv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 16), RemoveHeaders: make([]string, 0, 16)}
+	mutation := &extprocv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 16), RemoveHeaders: make([]string, 0, 32)}
 	name := func(header, value string) { mutation.SetHeaders = append(mutation.SetHeaders, set(header, value)) }
 	ours := func(header string) bool {
 		return slices.ContainsFunc(mutation.SetHeaders, func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header })
@@ -149,18 +149,22 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	if s.instead != nil && s.head.length >= 0 {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
 	}
-	for _, header := range inbound {
-		if !ours(header) {
-			mutation.RemoveHeaders = append(mutation.RemoveHeaders, header)
-		}
-	}
-	if s.cfg.Frontends && !s.cfg.PassSessions {
-		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.SessionHeaders...)
-	}
-	if s.cfg.IgnoreHints {
-		mutation.RemoveHeaders = append(mutation.RemoveHeaders, apibody.DynamoHintHeaders...)
+	if s.tell == inHeaders { // else they are gone
+		mutation.RemoveHeaders = slices.DeleteFunc(s.withheld(mutation.RemoveHeaders), ours)
 	}
 	return mutation
+}
+
+// withheld appends the headers of the client's that the endpoint is not to see.
+func (s *stream) withheld(to []string) []string {
+	to = append(to, inbound...)
+	if s.cfg.Frontends && !s.cfg.PassSessions {
+		to = append(to, apibody.SessionHeaders...)
+	}
+	if s.cfg.IgnoreHints {
+		to = append(to, apibody.DynamoHintHeaders...)
+	}
+	return to
 }
 
 // endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then those to try in its place.

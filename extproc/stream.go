@@ -193,10 +193,12 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		// trailers (if present), before sending back any response" (processing_mode.proto).
 	case s.holds():
 		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done once the
-		// headers were answered, and so they are, with no change. The decision comes with the answer to the body.
+		// headers were answered, and so they are. The decision comes with the answer to the body; but if there is none, trailers
+		// come, when headers can be changed no more, and so what is not trusted goes now.
 		s.tell = inBody
 		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_RequestHeaders{
-			RequestHeaders: &extprocv3.HeadersResponse{}}}}
+			RequestHeaders: &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
+				HeaderMutation: &extprocv3.HeaderMutation{RemoveHeaders: s.withheld(make([]string, 0, 32))}}}}}}
 	default:
 		// "When responding to an HttpBody request, header mutations will only take effect if the current processing mode for the
 		// body is BUFFERED" (external_processor.proto): now or never.

@@ -520,6 +520,15 @@ func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 // StartEnvoy starts an Envoy with one of manifests/envoy and waits until it has found kvepp healthy. The manifest is
 // used with this stack's ports, what a person adapts by hand; edit, which may be nil, changes more.
 func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extProc map[string]any)) (*Envoy, error) {
+	return s.StartEnvoyEdited(ctx, manifest, func(connections map[string]any) {
+		if edit != nil {
+			edit(at(connections, "http_filters", 0, "typed_config").(map[string]any))
+		}
+	})
+}
+
+// StartEnvoyEdited is StartEnvoy where edit changes anything of the HTTP connection manager.
+func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func(connections map[string]any)) (*Envoy, error) {
 	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", manifest))
 	if err != nil {
 		return nil, err
@@ -551,7 +560,7 @@ func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extPr
 	return e, s.up(ctx, "Envoy", func() error { return e.SeesKvepp(ctx, true) }, e.process)
 }
 
-func (e *Envoy) config(manifest []byte, edit func(extProc map[string]any)) ([]byte, error) {
+func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) ([]byte, error) {
 	var c any
 	if err := yaml.Unmarshal(manifest, &c); err != nil {
 		return nil, err
@@ -562,9 +571,7 @@ func (e *Envoy) config(manifest []byte, edit func(extProc map[string]any)) ([]by
 	at(c, "admin").(map[string]any)["address"] = address(e.admin)
 	listener := at(c, "static_resources", "listeners", 0).(map[string]any)
 	listener["address"] = address(e.listen)
-	if edit != nil {
-		edit(at(listener, "filter_chains", 0, "filters", 0, "typed_config", "http_filters", 0, "typed_config").(map[string]any))
-	}
+	edit(at(listener, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
 	for _, cluster := range at(c, "static_resources", "clusters").([]any) {
 		var to []any
 		switch at(cluster, "name") {
