@@ -187,7 +187,7 @@ func serving(s *pool.Snapshot, model string) (n int) {
 	var last *pool.Endpoint
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if w.Endpoint != last && w.Role != pool.Decode && (model == "" || w.Model == "" || w.Model == model) {
+		if w.Endpoint != last && w.Role != pool.Decode && w.Role != pool.Encode && (model == "" || w.Model == "" || w.Model == model) {
 			n++
 		}
 		last = w.Endpoint

@@ -452,3 +452,18 @@ func TestReleasedBeforeItCame(t *testing.T) {
 		t.Error("a worker is free, and the request still waits")
 	}
 }
+
+// Limits of a class are for each endpoint that computes prompts: of its model, and not one that only decodes or encodes.
+func TestLimitsCountWhoComputesPrompts(t *testing.T) {
+	es := workers(6)
+	es[1].Role, es[2].Role, es[3].Role, es[4].Model = pool.Prefill, pool.Decode, pool.Encode, "other"
+	es[5].Model, es[5].DataParallelSize = "", 4
+	h := newHouse(t, es...)
+	s := h.pool.Acquire()
+	defer s.Release()
+	for model, want := range map[string]int{"m": 3, "other": 2, "": 4} {
+		if n := serving(s, model); n != want {
+			t.Errorf("%q: %d endpoints, want %d", model, n, want)
+		}
+	}
+}
