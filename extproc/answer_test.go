@@ -7,6 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
 	"kvepp/router"
 	"kvepp/scoring"
 )
@@ -119,8 +123,20 @@ func TestAnswerIsCounted(t *testing.T) {
 	x.end()
 }
 
+// newStream is a stream that has a streamed chat, with response bodies in a mode.
+func newStream(t *testing.T, response filterv3.ProcessingMode_BodySendMode) *stream {
+	t.Helper()
+	s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}}
+	s.step(&extprocv3.ProcessingRequest{ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex, ResponseBodyMode: response},
+		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{
+			Headers: []*corev3.HeaderValue{{Key: ":path", Value: "/v1/chat/completions"}}}}}})
+	s.step(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{EndOfStream: true,
+		Body: []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)}}})
+	return s
+}
+
 // Once a worker's speed is known, a request that asks for its answer in one piece is taken off the prefill load when its
-// prompt should be done, long before anything of the answer shows. A stream is not: it will show.
+// prompt should be done, long before anything of the answer shows. A stream is not: it will show, if the proxy shows bodies at all.
 func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
@@ -147,6 +163,22 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 			t.Errorf("a stream: %d tokens wait, want %d", got, tokens)
 		}
 		stream.end()
+
+		s := newStream(t, filterv3.ProcessingMode_NONE)
+		request := s.request()
+		if !request.AnswerUnseen || newStream(t, fullDuplex).request().AnswerUnseen {
+			t.Error("a mode without response bodies is not told to the router, or another is")
+		}
+		unseen, err := b.router.Route(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Hour) // of the bubble, which does not wait
+		synctest.Wait()
+		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
+			t.Errorf("a stream that is not shown: %+v", got)
+		}
+		unseen.Free()
 
 		ended := b.running(t, router.Config{}, chatBody)
 		ended.end()

@@ -281,7 +281,8 @@ func (s *stream) requestTrailers() effect {
 
 // request returns what the router is to route. The body is joined only here, and not copied when it came in one piece.
 func (s *stream) request() *router.Request {
-	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, Without: s.without}
+	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, Without: s.without,
+		AnswerUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}

@@ -30,7 +30,7 @@ type prompt struct {
 	pins        apibody.Pins // none if they are not allowed
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
-	whole       bool   // the answer is to come in one piece, and not as a stream
+	whole       bool   // the answer shows nothing before its end: it comes in one piece, or unseen
 	reason      Reason // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
@@ -84,7 +84,7 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		return p, errNotDirected
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.model, p.salt, p.whole = body.Model, salt, !body.Stream
+	p.model, p.salt, p.whole = body.Model, salt, !body.Stream || req.AnswerUnseen
 	configured := r.cfg.names(body.Model)
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model

@@ -47,6 +47,8 @@ type Request struct {
 	BodyBytes int
 	// Hints are the headers'; they go before the body's.
 	Hints apibody.Hints
+	// AnswerUnseen says that nothing of the answer's body will be shown, so that its first content cannot end the prefill.
+	AnswerUnseen bool
 	// Allowed says whether an endpoint's address may be chosen; nil allows all.
 	Allowed func(address string) bool
 }
