@@ -68,9 +68,14 @@ func (l *line) advanceLocked() {
 		if item == nil {
 			return
 		}
-		item.Value.choose()
-		close(item.Value.done)
+		item.Value.decide()
 	}
+}
+
+// decide chooses. Whoever waits for that goes on whatever becomes of it, a panic too.
+func (w *waiting) decide() {
+	defer close(w.done)
+	w.choose()
 }
 
 // keepTicking has the line looked at from time to time while selections wait. The caller holds l.mu.
@@ -121,7 +126,7 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 		return nil, err
 	}
 	var result *selected
-	var failed error
+	failed := errBroken // unless choose comes to an end
 	w.choose = func() { result, failed = s.decide(d, q, p, id) }
 
 	item, err := l.enter(entry, w)
@@ -156,6 +161,9 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 	}
 	return result, failed
 }
+
+// errBroken is the answer to a selection that another's goroutine chose for and did not finish.
+var errBroken = refuse(http.StatusInternalServerError, "the selection broke off: a defect, see the log")
 
 // errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
 var errClientGone = refuse(499, "the client has gone")

@@ -132,3 +132,26 @@ policy_classes:
 		wantAnswer(t, waits, `OK {"model_name":`)
 	})
 }
+
+// Whoever goes first chooses for others too: a defect in one choice is that selection's own end, and nobody waits for ever.
+func TestPanicOfAChoice(t *testing.T) {
+	most := 0.0
+	l := newLine(&router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &most)), Bound: 10}, "m")
+	never := func(*queue.Class) bool { return false }
+	broken := &waiting{workers: 1, busy: never, choose: func() { panic("a defect") }, done: make(chan struct{})}
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = l.enter(queue.Request{Lane: queue.Any, Tokens: 1}, broken)
+		t.Error("no panic")
+	}()
+	select {
+	case <-broken.done:
+	default:
+		t.Error("it would wait for ever")
+	}
+	chosen := false
+	next := &waiting{workers: 1, busy: never, choose: func() { chosen = true }, done: make(chan struct{})}
+	if _, err := l.enter(queue.Request{Lane: queue.Any, Tokens: 1}, next); err != nil || !chosen {
+		t.Errorf("the next one: chosen %v, %v", chosen, err)
+	}
+}
