@@ -2,6 +2,7 @@ package apibody
 
 import (
 	"bytes"
+	"math"
 	"mime"
 	"strings"
 
@@ -164,7 +165,7 @@ func (r *UsageReader) take(response *chattemplate.Dict) {
 	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} { // the latter of /v1/responses
 		if details, ok := field[*chattemplate.Dict](usage, name); ok {
 			if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
-				r.usage.CachedTokens = int(cached)
+				r.usage.CachedTokens = int(min(cached, math.MaxInt32)) // as positiveInt: sums stay in range
 				r.usage.HasCached = true
 			}
 		}

@@ -183,6 +183,34 @@ func FuzzUsageReader(f *testing.F) {
 	})
 }
 
+// Numbers that no engine means stay in range, alone and added up: what they are added to never shrinks.
+func TestUsageOutOfRange(t *testing.T) {
+	const huge = "9223372036854775807"
+	for name, text := range map[string]string{
+		"both names": `{"prompt_tokens":` + huge + `,"input_tokens":` + huge + `,"completion_tokens":` + huge + `,"output_tokens":` + huge +
+			`,"prompt_tokens_details":{"cached_tokens":` + huge + `},"cache_read_input_tokens":` + huge + `}`,
+		"a sum":      `{"prompt_tokens_details":{"cached_tokens":` + huge + `},"cache_read_input_tokens":1}`,
+		"below zero": `{"prompt_tokens":-1,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":-7},"cache_read_input_tokens":-1}`,
+		"beyond":     `{"prompt_tokens":1e300,"completion_tokens":99999999999999999999999,"input_tokens_details":{"cached_tokens":99999999999999999999999}}`,
+	} {
+		for _, kind := range []string{"application/json", stream} {
+			r := NewUsageReader(kind)
+			if kind == stream {
+				r.Write([]byte(event(`{"choices":[],"usage":` + text + `}`)))
+			} else {
+				r.Write([]byte(`{"usage":` + text + `}`))
+			}
+			u, _ := r.Usage()
+			for _, n := range []int{u.PromptTokens, u.CompletionTokens, u.CachedTokens, r.Generated()} {
+				if n < 0 || n > 1<<42 {
+					t.Errorf("%s, %s: %+v, %d generated", name, kind, u, r.Generated())
+					break
+				}
+			}
+		}
+	}
+}
+
 func BenchmarkUsageReaderStream(b *testing.B) {
 	chunk := []byte(event(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}],"usage":null}`))
 	r := NewUsageReader(stream)
