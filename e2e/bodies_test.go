@@ -36,11 +36,14 @@ func TestTokenData(t *testing.T) {
 	if err := os.WriteFile(token, []byte(secrets["the admin secret"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--inject-token-data", "--log-level=info", "--admin-token-file=" + token}})
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--model=broken=/none", "--inject-token-data", "--log-level=info", "--admin-token-file=" + token}})
 	w := s.Workers[0]
 	instance, err := w.InstanceID(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	if n := metric(t, s, "kvepp_models_without_tokenizer"); n != 1 { // of which it is ready all the same
+		t.Errorf("%v models are without a tokenizer", n)
 	}
 	const skipped = "SIDECAR-SKIP-TOKENIZE"
 	header := http.Header{"Authorization": {"Bearer " + secrets["authorization"]}, "Cookie": {secrets["cookie"]}, "X-Tenant-Id": {secrets["tenant"]}}

@@ -14,7 +14,7 @@ import (
 
 // Config is what an operator chooses.
 type Config struct {
-	// Models maps a model's name, as requests give it, to its tokenizer.
+	// Models maps a model's name, as requests give it, to its tokenizer; nil for one that is served though it could not be loaded.
 	Models map[string]*tokenizer.Model
 	// Adapters are the LoRA adapters, each of which has the tokenizer and the workers of its model, and blocks of its own. A name
 	// in Models or Remote is a model's, whatever events call an adapter. nil: there are none.

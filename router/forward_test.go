@@ -180,3 +180,17 @@ func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
 		}
 	}
 }
+
+// A model whose tokenizer could not be loaded is served, by load, however strict kvepp is with names.
+func TestModelWithoutTokenizer(t *testing.T) {
+	endpoints := workers(1)
+	endpoints[0].Model = ""
+	h := newHouse(t, endpoints...)
+	h.cfg.Models, h.cfg.StrictModel = map[string]*tokenizer.Model{"m": nil}, true
+	if route := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"Sing!"}`)}); route.Reason != ReasonNoTokenizer {
+		t.Errorf("%+v", route.Decision)
+	}
+	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(`{"model":"n","prompt":"Sing!"}`)}); err == nil {
+		t.Error("a model that nobody names is served")
+	}
+}

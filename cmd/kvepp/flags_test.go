@@ -405,6 +405,24 @@ func TestRefusedFolderWithURL(t *testing.T) {
 	}
 }
 
+// TestRefusedFolderWithoutURL starts too: to route by load is better than not to route.
+func TestRefusedFolderWithoutURL(t *testing.T) {
+	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--dynamo-discovery=file:x"}, nil)
+	var said bytes.Buffer
+	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+	if gone, named := models["gone"]; err != nil || !named || gone != nil || models["here"] == nil {
+		t.Fatalf("%v, %v", models, err)
+	}
+	if text := said.String(); strings.Count(text, "level=ERROR") != 1 || !strings.Contains(text, "model=gone folder=testdata/nomodel") {
+		t.Errorf("log:\n%s", text)
+	}
+	files, err := modelFiles(o, models)
+	if _, named := files["gone"]; err != nil || named || len(files) != 1 {
+		t.Errorf("%v, %v", files, err)
+	}
+	tellSettings(models, []dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}}, slog.New(slog.NewTextHandler(&said, nil)))
+}
+
 // TestComplaintsOfFiles are made once for each file, and again when it differs again.
 func TestComplaintsOfFiles(t *testing.T) {
 	var log bytes.Buffer
@@ -530,7 +548,6 @@ func TestStartFailsClearly(t *testing.T) {
 		says string
 	}{
 		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
-		{[]string{"--endpoints=testdata/none.yaml", "--model=m=testdata/nomodel"}, "--model m=testdata/nomodel"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a@b"}, "--tokenizer-url m=http://a@b"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a", "--tokenizer-url-api-key-file=testdata/none.key"}, "none.key"},
 		{[]string{"--endpoints=x", "--log-level=loud"}, "debug, info, warn or error"},

@@ -16,7 +16,8 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// loadModels reads the tokenizers.
+// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, and whose engine is not asked in its place,
+// has a nil one: requests for it can still be routed by load.
 func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
 	folders, err := o.modelFolders()
 	if err != nil {
@@ -41,10 +42,12 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", err)
 			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("--model %s=%s: %w", name, dir, err)
-		}
 		models[name] = model
+		if err != nil {
+			models[name] = nil
+			log.Error("the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a folder that it can use", "model", name, "folder", dir, "error", err)
+			continue
+		}
 		if model.GeneralPattern() {
 			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
 		}
@@ -63,7 +66,10 @@ func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dyna
 	if err != nil {
 		return nil, err
 	}
-	for name := range models {
+	for name, model := range models {
+		if model == nil {
+			continue
+		}
 		if files[name], err = dynamo.ReadModelFiles(folders[name], o.chatTemplate); err != nil {
 			return nil, fmt.Errorf("--model %s=%s: %w", name, folders[name], err)
 		}
@@ -140,6 +146,9 @@ func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.M
 	}
 	for name, model := range models {
 		engine := engines[name]
+		if model == nil {
+			continue
+		}
 		if engine == nil {
 			log.Warn("--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked", "model", name)
 			continue
@@ -169,6 +178,8 @@ func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instanc
 		workers[in.Card.Model] = append(workers[in.Card.Model], settings)
 	}
 	for name, model := range models {
-		model.SetDynamo(workers[name])
+		if model != nil {
+			model.SetDynamo(workers[name])
+		}
 	}
 }

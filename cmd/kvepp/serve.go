@@ -133,10 +133,16 @@ func serve(o *options) error {
 		cancel()
 	}
 	gauges(m, book, index, endpoints, events)
+	without := 0
 	for name, model := range models {
+		if model == nil {
+			without++
+			continue
+		}
 		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
 			func() float64 { return float64(model.EngineRuns()) })
 	}
+	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
 
 	var served func(kvblock.Worker, int, int)
 	if events != nil {

@@ -274,6 +274,12 @@ func (m *Metrics) CounterSource(name, help string, labels prometheus.Labels, rea
 	m.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, read))
 }
 
+// Name and help of the gauge of models that lack what they were configured with.
+const (
+	WithoutTokenizer     = "kvepp_models_without_tokenizer"
+	WithoutTokenizerHelp = "Models of --model whose tokenizer could not be loaded: their requests are routed by load only."
+)
+
 // Names and help of what is exported of the certificates of TLS.
 const (
 	CertificateExpires      = "kvepp_certificate_expires_seconds"
