@@ -113,14 +113,14 @@ type exchange struct {
 // Process serves one HTTP request.
 func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
 	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none"}
-	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
-	defer func() {
+	defer func() { // after the end, which may fail too
 		if p := recover(); p != nil {
 			s.log.Error("panic in a stream", "panic", p, "stack", string(debug.Stack()))
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
-		x.end()
 	}()
+	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
+	defer x.end()
 	defer s.streams.Add(-1)
 	full := s.streams.Add(1) > int64(s.cfg.MaxStreams) && s.cfg.MaxStreams > 0
 	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:

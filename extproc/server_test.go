@@ -289,3 +289,26 @@ func TestValidStatus(t *testing.T) {
 		}
 	}
 }
+
+// breaking is a log that fails at the line about the end of a request.
+type breaking struct{ slog.Handler }
+
+func (breaking) Enabled(context.Context, slog.Level) bool { return true }
+func (breaking) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "request ended" {
+		panic("a defect")
+	}
+	return nil
+}
+
+// A defect in what is done at a stream's end is that stream's alone.
+func TestPanicAtTheEnd(t *testing.T) {
+	b := newBench(t, Config{})
+	b.server.log = slog.New(breaking{})
+	for range 3 {
+		_, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
+			Upstream: answer("data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n", "data: [DONE]\n\n", "")})
+		_ = err // whether the stream's own end is in order does not matter
+		b.idle(t)
+	}
+}
