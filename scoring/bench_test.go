@@ -31,11 +31,13 @@ func BenchmarkSelectAndAddOtherwise(b *testing.B) {
 		a.Prefill = PrefillModel{Linear: true, TokensPerSecond: 10_000}
 		benchmarkSelectAndAdd(b, a, defaults(), blocks, n, 1)
 	})
-	b.Run("temperature", func(b *testing.B) {
-		cfg := defaults()
-		cfg.Temperature = 0.5
-		benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
-	})
+	for _, temperature := range []float64{0.01, 0.5, 10} {
+		b.Run(fmt.Sprintf("temperature=%v", temperature), func(b *testing.B) {
+			cfg := defaults()
+			cfg.Temperature = temperature
+			benchmarkSelectAndAdd(b, NewActiveSequences(), cfg, blocks, n, 1)
+		})
+	}
 	for mode := RoundRobin; mode <= DeviceAwareWeighted; mode++ {
 		b.Run(mode.String(), func(b *testing.B) {
 			benchmarkSelectAndAdd(b, NewActiveSequences(), inMode(mode), blocks, n, 1)

@@ -60,40 +60,110 @@ func (l *lowest) choice() (int, error) {
 	return l.index, nil
 }
 
-// draw is Choose above temperature 0.
+// Above temperature 0 a cost is as many steps above the least as makes its weight, relative to that of the least,
+// exp(-steps/stepsPerUnit). What is in the same whole step is alike within 22 %; from lastStep on all is thrown together, which
+// weighs less than 1e-13 each.
+const (
+	stepsPerUnit = 4
+	lastStep     = 30 * stepsPerUnit
+)
+
+// stepWeights is the weight at the beginning of each step, the greatest in it.
+var stepWeights = func() (w [lastStep + 1]float64) {
+	for i := range w {
+		w[i] = math.Exp(-float64(i) / stepsPerUnit)
+	}
+	return w
+}()
+
+// ladder says how many steps a finite cost is above the least.
+type ladder struct {
+	unit   float64 // a power of two
+	least  float64 // in units
+	factor float64 // steps for each unit
+}
+
+func newLadder(least, greatest, temperature float64) ladder {
+	l := ladder{unit: 1}
+	switch spread := greatest - least; {
+	case spread == 0:
+		return l // all on the first step
+	case math.IsInf(spread, 0): // two finite costs can lie further apart than the greatest float64
+		l.unit = 0x1p-2
+	case spread < 0x1p-900: // too little to divide by; so close together the costs are small enough to be multiplied
+		l.unit = 0x1p600
+	}
+	l.least = least * l.unit
+	// The limit is for temperatures of 1e-300, at which even the next cost has no weight.
+	l.factor = min(stepsPerUnit/(greatest*l.unit-l.least)/temperature, math.MaxFloat64)
+	return l
+}
+
+// steps is 0 for the least, and may be +Inf.
+func (l *ladder) steps(cost float64) float64 { return (cost*l.unit - l.least) * l.factor }
+
+// wholeSteps is the same, rounded down, and lastStep if it is more.
+func (l *ladder) wholeSteps(cost float64) int {
+	if s := l.steps(cost); s < lastStep {
+		return int(s)
+	}
+	return lastStep
+}
+
+func finite(cost float64) bool { return math.Abs(cost) <= math.MaxFloat64 }
+
+// draw is Choose above temperature 0. It draws a step by what is in it at most, and one of its costs uniformly, and does so
+// again unless another draw, by what this cost weighs of that most, accepts it. So the shares are exactly those of the weights,
+// and one or two weights are computed instead of all of them.
 func draw(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	least, greatest := math.Inf(1), math.Inf(-1)
 	for _, cost := range costs {
-		if !math.IsInf(cost, 0) && !math.IsNaN(cost) {
-			least, greatest = min(least, cost), max(greatest, cost)
+		if finite(cost) {
+			if cost < least {
+				least = cost
+			}
+			if cost > greatest {
+				greatest = cost
+			}
 		}
 	}
 	if least > greatest {
 		return 0, ErrNoFiniteCost
 	}
-	// Two finite costs can lie further apart than the greatest float64: then compare them scaled down.
-	scale := 1.0
-	if math.IsInf(greatest-least, 0) {
-		scale = max(math.Abs(least), math.Abs(greatest))
-	}
-	spread := greatest/scale - least/scale
-	// Also a reservoir of one, by weight: each candidate takes over with its share of the weight seen so far. That needs
-	// one pass and no memory, where a cumulative table would need both.
-	chosen, total := -1, 0.0
-	for i, cost := range costs {
-		if math.IsInf(cost, 0) || math.IsNaN(cost) {
-			continue
-		}
-		weight := 1.0
-		if spread > 0 {
-			weight = math.Exp(-(cost/scale - least/scale) / spread / temperature)
-		}
-		total += weight
-		if weight > 0 && (chosen < 0 || float(rng)*total < weight) {
-			chosen = i
+	l := newLadder(least, greatest, temperature)
+	var counts [lastStep + 1]int
+	for _, cost := range costs {
+		if finite(cost) {
+			counts[l.wholeSteps(cost)]++
 		}
 	}
-	return chosen, nil
+	total := 0.0
+	for step, n := range counts {
+		total += float64(n) * stepWeights[step]
+	}
+	for {
+		step := 0 // which is never empty; also should rounding leave something of the rest
+		rest := float(rng) * total
+		for i, n := range counts {
+			if rest -= float64(n) * stepWeights[i]; rest < 0 {
+				step = i
+				break
+			}
+		}
+		nth := intN(rng, counts[step])
+		for i, cost := range costs {
+			if !finite(cost) || l.wholeSteps(cost) != step {
+				continue
+			}
+			if nth--; nth >= 0 {
+				continue
+			}
+			if float(rng) < math.Exp((float64(step)-l.steps(cost))/stepsPerUnit) {
+				return i, nil
+			}
+			break
+		}
+	}
 }
 
 func intN(rng *rand.Rand, n int) int {

@@ -67,6 +67,10 @@ func TestChooseFrequencies(t *testing.T) {
 		}
 		return weights
 	}
+	rungs, rungsScaled := make([]float64, 41), make([]float64, 41)
+	for i := range rungs {
+		rungs[i], rungsScaled[i] = float64(7+3*i), float64(i)/40
+	}
 	for _, test := range []struct {
 		name        string
 		costs       []float64
@@ -80,6 +84,10 @@ func TestChooseFrequencies(t *testing.T) {
 		{"all equal", []float64{3, 3, 3, 3}, 0.5, []float64{.25, .25, .25, .25}},
 		{"not finite", []float64{math.NaN(), 1, math.Inf(1), 2, math.Inf(-1)}, 1, softmax(1, math.NaN(), 0, math.NaN(), 1, math.NaN())},
 		{"range beyond float64", []float64{-math.MaxFloat64, math.MaxFloat64, 0}, 1, softmax(1, 0, 1, 0.5)},
+		{"range next to nothing", []float64{0, 1e-323, 5e-324}, 1, softmax(1, 0, 1, 0.5)},
+		{"a small part of a large cost", []float64{1e300, 1e300 + 3e284, 1e300 + 6e284}, 0.5, softmax(0.5, 0, 0.5, 1)},
+		{"two to a step", rungs, 0.2, softmax(0.2, rungsScaled...)},
+		{"many to a step", rungs, 2, softmax(2, rungsScaled...)},
 		{"negative costs", []float64{-3, -1}, 1, softmax(1, 0, 1)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -104,7 +112,7 @@ func TestChooseFrequencies(t *testing.T) {
 				outcomes++
 				chiSquare += (counts[i] - draws*p) * (counts[i] - draws*p) / (draws * p)
 			}
-			quantile := map[int]float64{2: 10.83, 3: 13.82, 4: 16.27}[outcomes]
+			quantile := map[int]float64{2: 10.83, 3: 13.82, 4: 16.27, 41: 73.40}[outcomes]
 			if !(chiSquare < quantile) {
 				t.Errorf("chi-square %.1f, want below %v; counts %v", chiSquare, quantile, counts)
 			}
