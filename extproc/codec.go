@@ -218,7 +218,7 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 			return false
 		}
 		length, more := protowire.ConsumeVarint(head[at+size:])
-		if more < 0 || length > uint64(left-size-more) {
+		if more < 0 || size+more > left || length > uint64(left-size-more) {
 			return false
 		}
 		at, left = at+size+more, int(length)
