@@ -66,7 +66,7 @@ type certificates struct {
 	expires  atomic.Int64 // the server's certificate, in seconds since 1970
 	refused  atomic.Int64 // files that could not be used
 	read     [3][]byte    // the files that current was made of
-	failures int          // reloads in a row
+	failures int          // reloads in a row that failed
 }
 
 // newCertificates reads the files, or makes a certificate.
