@@ -37,12 +37,13 @@ type Config struct {
 	Tools string // the environment that `make tools` installed: KVEPP_TOOLS
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
-	Workers int    // mocker processes; 0: 4
-	Prefill int    // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
-	Model   string // folder of the model, from the root; empty: the byte-level one of e2e/models
-	Zones   int    // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
-	Ranks   int    // data-parallel ranks of each worker; 0: 1
-	Blocks  int    // KV blocks of each rank; 0: 2048
+	Workers int      // mocker processes; 0: 4; -1: none
+	Servers []string // addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
+	Prefill int      // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
+	Model   string   // folder of the model, from the root; empty: the byte-level one of e2e/models
+	Zones   int      // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
+	Ranks   int      // data-parallel ranks of each worker; 0: 1
+	Blocks  int      // KV blocks of each rank; 0: 2048
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
 	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the others'.
 	SharedFrontend bool
@@ -62,6 +63,8 @@ type Config struct {
 	KveppFlags []string
 	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
 	Manifest string
+	// EditEnvoy, unless nil, changes each Envoy's whole configuration once all else is done to it.
+	EditEnvoy func(config any)
 	// Certificates is a folder that stands for the one in mtls.yaml.
 	Certificates string
 
@@ -137,6 +140,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Workers == 0 {
 		cfg.Workers = 4
 	}
+	cfg.Workers = max(cfg.Workers, 0)
 	if cfg.Ranks == 0 {
 		cfg.Ranks = 1
 	}
@@ -216,7 +220,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 		cfg.Progress("%s is ready", w.Name)
 	}
-	if err := s.settled(ctx, len(running)*cfg.Ranks, (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
+	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
 	}
 	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
@@ -437,7 +441,7 @@ func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.
 // discovery has, whichever they are.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	var b strings.Builder
-	if b.WriteString("endpoints:\n"); len(workers) == 0 {
+	if b.WriteString("endpoints:\n"); len(workers)+len(s.cfg.Servers) == 0 {
 		b.Reset()
 		b.WriteString("endpoints: []\n")
 	}
@@ -445,6 +449,9 @@ func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 		if s.cfg.Prefill == 0 {
 			b.WriteString(w.Entry())
 		}
+	}
+	for i, address := range s.cfg.Servers {
+		fmt.Fprintf(&b, "- {name: server-%d, address: %q, model: %s, blockSize: %d}\n", i, address, Model, BlockSize)
 	}
 	if s.cfg.Prefill > 0 {
 		fmt.Fprintf(&b, "- {name: prefill, role: prefill, dynamo: shared/prefill/generate, allInstances: true}\n"+
@@ -485,6 +492,18 @@ func (s *Stack) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", s.adm
 // ExtProc is the address of kvepp's external processor.
 func (s *Stack) ExtProc() string { return fmt.Sprintf("127.0.0.1:%d", s.grpc) }
 
+// KveppMemory is the most memory that kvepp has had resident so far, in bytes, since it started.
+func (s *Stack) KveppMemory() (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.kvepp.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, after, _ := strings.Cut(string(text), "VmHWM:")
+	line, _, _ := strings.Cut(after, "kB")
+	n, err := strconv.Atoi(strings.TrimSpace(line))
+	return n << 10, err
+}
+
 // KillKvepp ends kvepp as a crash would.
 func (s *Stack) KillKvepp() { s.kvepp.kill() }
 
@@ -522,7 +541,7 @@ func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extProc map[string]any)) (*Envoy, error) {
 	return s.StartEnvoyEdited(ctx, manifest, func(connections map[string]any) {
 		if edit != nil {
-			edit(at(connections, "http_filters", 0, "typed_config").(map[string]any))
+			edit(At(connections, "http_filters", 0, "typed_config").(map[string]any))
 		}
 	})
 }
@@ -568,17 +587,17 @@ func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) (
 	address := func(port int) any {
 		return map[string]any{"socket_address": map[string]any{"address": "127.0.0.1", "port_value": port}}
 	}
-	at(c, "admin").(map[string]any)["address"] = address(e.admin)
-	listener := at(c, "static_resources", "listeners", 0).(map[string]any)
+	At(c, "admin").(map[string]any)["address"] = address(e.admin)
+	listener := At(c, "static_resources", "listeners", 0).(map[string]any)
 	listener["address"] = address(e.listen)
-	edit(at(listener, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
-	for _, cluster := range at(c, "static_resources", "clusters").([]any) {
+	edit(At(listener, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
+	for _, cluster := range At(c, "static_resources", "clusters").([]any) {
 		var to []any
-		switch at(cluster, "name") {
+		switch At(cluster, "name") {
 		case "kvepp":
 			to = append(to, map[string]any{"endpoint": map[string]any{"address": address(e.stack.grpc)}})
 		case "pool":
-			if at(cluster, "type") == "ORIGINAL_DST" {
+			if At(cluster, "type") == "ORIGINAL_DST" {
 				continue
 			}
 			seen := map[int]bool{}
@@ -588,14 +607,28 @@ func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) (
 				}
 				seen[w.port] = true
 			}
+			for _, server := range e.stack.cfg.Servers {
+				_, port, err := net.SplitHostPort(server)
+				if err != nil {
+					return nil, err
+				}
+				n, err := strconv.Atoi(port)
+				if err != nil {
+					return nil, err
+				}
+				to = append(to, map[string]any{"endpoint": map[string]any{"address": address(n)}})
+			}
 		}
-		at(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
+		At(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
+	}
+	if e.stack.cfg.EditEnvoy != nil {
+		e.stack.cfg.EditEnvoy(c)
 	}
 	return json.Marshal(c)
 }
 
-// at walks down a decoded document. A path that is not there is a nil, which the caller's assertion reports.
-func at(v any, path ...any) any {
+// At walks down a decoded document. A path that is not there is a nil, which the caller's assertion reports.
+func At(v any, path ...any) any {
 	for _, step := range path {
 		switch k := step.(type) {
 		case string:
