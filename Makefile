@@ -12,6 +12,9 @@ TIMEOUT := 15m
 SOAK := 5m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
+# How many random requests `make storm` sends, and drawn from what.
+STORM := 10000
+SEED := 7
 BENCH := .
 BENCHTIME := 0.5s
 COUNT := 5
@@ -37,8 +40,8 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
-test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a storm of requests, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
@@ -47,6 +50,9 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 
 events: build ## KV events from vLLM's and SGLang's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./indexer/feed/parity -skip '^TestVLLM$$' -soak $(SOAK)
+
+storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)
+	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000
 
 test-vllm: build ## KV events, prompts and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
@@ -78,4 +84,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events test-vllm bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build run check test test-long parity events storm test-vllm bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
