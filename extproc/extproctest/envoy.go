@@ -103,18 +103,24 @@ func (e *Envoy) Do(ctx context.Context, r *Request) (*Outcome, error) {
 			SendBodyWithoutWaitingForHeaderResponse: true,
 		},
 	}
-	if err := stream.Send(first); err != nil {
+	send := func(m *extprocv3.ProcessingRequest) error {
+		if err := stream.Send(m); !errors.Is(err, io.EOF) {
+			return err
+		}
+		return nil // the processor has ended the stream, and what it said before is yet to be received
+	}
+	if err := send(first); err != nil {
 		return nil, err
 	}
 	for i, piece := range r.Body {
 		end := i == len(r.Body)-1 && !r.Trailers
-		if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
+		if err := send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
 			RequestBody: &extprocv3.HttpBody{Body: piece, EndOfStream: end}}}); err != nil {
 			return nil, err
 		}
 	}
 	if r.Trailers {
-		if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{
+		if err := send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{
 			RequestTrailers: &extprocv3.HttpTrailers{}}}); err != nil {
 			return nil, err
 		}
