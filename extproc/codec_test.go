@@ -117,7 +117,7 @@ func FuzzCodecReads(f *testing.F) {
 		f.Add(inOrder(f, m))
 	}
 	f.Add([]byte("\x22\x02\x10\x01\x42\x00")) // Envoy's
-	f.Add([]byte("\x22\x01\x0a\x42\x00")) // a length that is not in the field it belongs to
+	f.Add([]byte("\x22\x01\x0a\x42\x00"))     // a length that is not in the field it belongs to
 	f.Add([]byte("\x22\x06\x0a\x00\x10\x01\x10\x01"))
 	f.Add([]byte("\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x0a\x01x"))
 	f.Fuzz(func(t *testing.T, wire []byte) {
