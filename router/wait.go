@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,10 +58,12 @@ type waits struct {
 
 	mu      sync.Mutex // guards all below, and the lines
 	byModel map[string]*line
-	lines   []*line // the same, in the order in which they came to be
-	next    int     // in lines, who is asked first
-	taken   bool    // somebody has the turn
-	again   bool    // load was released since the holder of the turn looked at the loads
+	lines   []*line   // the same, in the order in which they came to be
+	next    int       // in lines, who is asked first
+	turns   uint64    // how many were given to requests in lines
+	direct  []*waiter // of classes that stand in no line, as they came; they want the turn only
+	taken   bool      // somebody has the turn
+	again   bool      // load was released since the holder of the turn looked at the loads
 	ticking bool
 
 	began time.Time
@@ -73,14 +76,17 @@ type line struct {
 	*queue.Queue[*waiter]
 }
 
-// waiter is a request in a line.
+// waiter is a request in a line, or on its way past it.
 type waiter struct {
 	req     *Request
 	prompt  *prompt
-	line    *line         // where it waits
-	workers int           // that serve its model
-	turn    chan struct{} // receives the turn; with err, only that
-	err     error         // set before turn receives: why the request is turned away
+	line    *line
+	item    *queue.Item[*waiter] // in line; nil: it is one of waits.direct
+	class   int                  // of the line's profile
+	after   uint64               // without item: the turns after which it need not let others go before it
+	workers int                  // that serve its model
+	turn    chan struct{}        // receives the turn; with err, only that
+	err     error                // set before turn receives: why the request is turned away
 }
 
 func newWaits() *waits { return &waits{byModel: map[string]*line{}, began: time.Now()} }
@@ -96,27 +102,31 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 		route, err = r.choose(d, snapshot, req, p)
 		return route, 0, err
 	}
-	item, err := r.enter(d, snapshot, req, p)
+	w, err := r.enter(d, snapshot, req, p)
 	if err != nil {
 		snapshot.Release()
 		return nil, 0, err
 	}
 	select {
-	case <-item.Value.turn:
+	case <-w.turn:
 	default:
 		snapshot.Release() // a worker's number is not given away while a snapshot is held
-		from := time.Now()
-		err = r.await(ctx, item)
-		waited = time.Since(from)
-		r.metrics.QueueWait(waited)
-		if err != nil {
-			return nil, waited, err
+		if w.item == nil {
+			<-w.turn // at the latest when those have chosen who were there before
+		} else {
+			from := time.Now()
+			err = r.await(ctx, w)
+			waited = time.Since(from)
+			r.metrics.QueueWait(waited)
+			if err != nil {
+				return nil, waited, err
+			}
 		}
 		snapshot = r.pool.Acquire()
 		r.lookAgain(d)
 	}
 	defer snapshot.Release()
-	if err := item.Value.err; err != nil {
+	if err := w.err; err != nil {
 		return nil, waited, err
 	}
 	defer r.advance() // whatever becomes of the choice
@@ -124,8 +134,12 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 	return route, waited, err
 }
 
-// enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it.
-func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*queue.Item[*waiter], error) {
+// enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A request of
+// a class that is turned away where others wait stands in no line, so that it takes no part in the turns of the others, nor any
+// room: it is judged, and may choose, as soon as nobody is ready of those who were there before.
+//
+// Source: dynamo-kv-router 1.6.1, scheduling: queue.
+func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*waiter, error) {
 	t := r.waitsFor(p)
 	if err := r.gather(d, snapshot, req, p, &t, nil); err != nil {
 		return nil, err
@@ -140,7 +154,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 		entry.Lane = int(d.prompters()[0].Worker)
 	}
 	held := *p // p itself stays where it is, for requests that never wait
-	w := &waiter{req: req, prompt: &held, workers: serving(snapshot, p.model), turn: make(chan struct{}, 1)}
+	w := &waiter{req: req, prompt: &held, class: entry.Class, workers: serving(snapshot, p.model), turn: make(chan struct{}, 1)}
 
 	q.mu.Lock()
 	l := q.byModel[name]
@@ -150,20 +164,26 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 		q.lines = append(q.lines, l)
 	}
 	w.line = l
-	item, err := l.Push(entry, w.workers, w)
-	if err != nil {
-		q.mu.Unlock()
-		r.observeLimit(l, err)
-		return nil, fmt.Errorf("%w: %w", ErrQueueFull, err)
+	if profile.Classes[entry.Class].Rejects() {
+		w.after = q.turns + uint64(q.length.Load())
+		q.direct = append(q.direct, w)
+	} else {
+		item, err := l.Push(entry, w.workers, w)
+		if err != nil {
+			q.mu.Unlock()
+			r.observeLimit(l, err)
+			return nil, fmt.Errorf("%w: %w", ErrQueueFull, err)
+		}
+		w.item = item
+		q.length.Add(1)
 	}
-	q.length.Add(1)
 	mine := !q.taken
 	q.taken = true
 	q.mu.Unlock()
 	if mine {
 		r.advance()
 	}
-	return item, nil
+	return w, nil
 }
 
 // lineName returns the model's name if an operator gave it, else "": what clients make up shares one line.
@@ -225,8 +245,8 @@ func (r *Router) bestCached(d *decision, p *prompt) (most int) {
 	return most
 }
 
-// await waits for the turn. With an error the request has left the line.
-func (r *Router) await(ctx context.Context, item *queue.Item[*waiter]) (err error) {
+// await waits for the turn of a request in a line. With an error it has left the line.
+func (r *Router) await(ctx context.Context, w *waiter) (err error) {
 	r.waits.keepTicking(r)
 	var late <-chan time.Time
 	if timeout := r.cfg.Queue.Timeout; timeout > 0 {
@@ -235,31 +255,29 @@ func (r *Router) await(ctx context.Context, item *queue.Item[*waiter]) (err erro
 		late = timer.C
 	}
 	select {
-	case <-item.Value.turn:
+	case <-w.turn:
 		return nil
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-late:
 		err = ErrQueueTimeout
 	}
-	if r.leave(item) {
+	if r.leave(w) {
 		return err
 	}
-	<-item.Value.turn // it came meanwhile
+	<-w.turn // it came meanwhile
 	if errors.Is(err, ErrQueueTimeout) {
 		return nil
 	}
-	if item.Value.err == nil {
-		r.advance() // nobody is there to use it
-	}
+	r.advance() // nobody is there to use it
 	return err
 }
 
 // leave takes a request out of its line; false if it is not there any more.
-func (r *Router) leave(item *queue.Item[*waiter]) bool {
+func (r *Router) leave(w *waiter) bool {
 	q := r.waits
 	q.mu.Lock()
-	left := item.Value.line.Remove(item)
+	left := w.line.Remove(w.item)
 	if left {
 		q.length.Add(-1)
 	}
@@ -311,28 +329,40 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 	defer q.mu.Unlock()
 	d.loads = r.book.Loads(d.loads[:0]) // under mu: nobody who is in a line came after them
 	q.taken = false                     // should what follows panic, the others go on
-	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool {
-		return c.Rejects() || !r.allBusy(d, snapshot, c, item.Value)
+	if len(q.direct) > 0 && q.turns >= q.direct[0].after {
+		return r.nextDirect(d, snapshot), false
 	}
+	ready := func(c *queue.Class, item *queue.Item[*waiter]) bool { return !r.allBusy(d, snapshot, c, item.Value) }
 	for range q.lines {
 		l := q.lines[q.next]
 		q.next = (q.next + 1) % len(q.lines)
-		item := l.Pop(ready)
-		if item == nil {
-			continue
+		if item := l.Pop(ready); item != nil {
+			q.taken = true
+			q.turns++
+			q.length.Add(-1)
+			return item.Value, false
 		}
-		q.taken = true
-		q.length.Add(-1)
-		w := item.Value
-		if c := &l.profile.Classes[item.Class]; c.Rejects() && r.allBusy(d, snapshot, c, w) {
-			err := l.Limited(item.Class, w.workers)
-			r.observeLimit(l, err)
-			w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
-		}
-		return w, false
+	}
+	if len(q.direct) > 0 {
+		return r.nextDirect(d, snapshot), false
 	}
 	q.taken, q.again = q.again, false
 	return nil, q.taken
+}
+
+// nextDirect takes out the first of those that stand in no line, with an error unless a worker is ready for it. The caller holds
+// waits.mu, and there is one.
+func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
+	q := r.waits
+	w := q.direct[0]
+	q.direct = slices.Delete(q.direct, 0, 1)
+	q.taken = true
+	if r.allBusy(d, snapshot, &w.line.profile.Classes[w.class], w) {
+		err := w.line.Limited(w.class, w.workers)
+		r.observeLimit(w.line, err)
+		w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
+	}
+	return w
 }
 
 // allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are overloaded is

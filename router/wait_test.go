@@ -343,6 +343,58 @@ func TestPolicyClasses(t *testing.T) {
 	})
 }
 
+// TestPastTheLine: requests of a class that may not wait take no part in the turns of those who do, and need no room beside them.
+func TestPastTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := queue.ParseFile([]byte(classes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := withProfiles(t, f.Profiles(nil), maxed(workers(1), 100)...)
+		h.cfg.Queue.Bound = 2
+		a := arriveAt(h)
+		for _, name := range []string{"a", "b", "c"} {
+			a.send(t.Context(), name, completion("m", tokens(0, 40)))
+		}
+		a.send(t.Context(), "long", completion("m", tokens(1000, 120))) // 40 tokens are not too many; and the line is full
+		if a.order() != "a long" || h.AllWaiting() != 2 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		}
+		a.by["long"].Free()
+		synctest.Wait()
+
+		// While somebody has the turn, the worker becomes free, and then come two that may not wait: b, which was there before
+		// them, has it first, with 40 tokens, which leaves it to the first of them.
+		h.waits.mu.Lock()
+		h.waits.taken = true
+		h.waits.mu.Unlock()
+		a.by["a"].Free()
+		a.send(t.Context(), "first", completion("m", tokens(2000, 120)))
+		a.send(t.Context(), "second", completion("m", tokens(3000, 120)))
+		if a.order() != "a long" || h.AllWaiting() != 2 || h.Waiting("long") != 0 {
+			t.Fatalf("went: %s; %d wait, %d of them long", a.order(), h.AllWaiting(), h.Waiting("long"))
+		}
+		h.advance()
+		synctest.Wait()
+		want := []string{"a", "long", "b", "first",
+			"second: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
+		if !slices.Equal(a.went, want) || h.AllWaiting() != 1 {
+			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.AllWaiting())
+		}
+		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 1 {
+			t.Errorf("%d waits were observed, want b's", waits)
+		}
+		for _, name := range []string{"b", "first"} {
+			a.by[name].Free()
+		}
+		synctest.Wait()
+		a.by["c"].Free()
+		if h.book.Len() != 0 || h.waits.taken {
+			t.Errorf("%d booked; the turn is taken: %v", h.book.Len(), h.waits.taken)
+		}
+	})
+}
+
 // The queue has a bound for each model, and an overloaded pool is no reason to wait.
 func TestFullAndOverloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -115,7 +115,6 @@ type Queue[T any] struct {
 	sequence uint64
 	length   int
 	bound    int
-	direct   lane[T]    // of classes that reject: they have no part in turns
 	heads    []*Item[T] // indexed like classes; scratch memory of Pop
 }
 
@@ -143,8 +142,8 @@ func (q *Queue[T]) Len() int { return q.length }
 func (q *Queue[T]) Load(class int) Load { return q.classes[class].load }
 
 // Push adds a request. The class's limits are for each of workers; they are compared with what waits already, so that the
-// request that crosses one is still taken. A class that [Class.Rejects] takes any, and has them popped before all
-// others: whoever pops them sends them on or turns them away at once.
+// request that crosses one is still taken. Requests of a class that [Class.Rejects] have no part in turns and are never taken:
+// the caller, who knows whether a worker is ready, sends them on or turns them away at once.
 //
 // Errors: ErrFull, *LimitError.
 func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
@@ -152,15 +151,13 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 	if q.length >= q.bound {
 		return nil, ErrFull
 	}
-	if err := q.Limited(r.Class, workers); err != nil && !c.Rejects() {
+	if err := q.Limited(r.Class, workers); err != nil {
 		return nil, err
 	}
 	item := &Item[T]{Request: r, Value: value, score: c.Policy.score(r.Arrival, r.Jump, r.cost()), sequence: q.sequence}
 	q.sequence++
 	item.lane = &c.shared
-	if c.Rejects() {
-		item.lane = &q.direct
-	} else if r.Lane != Any {
+	if r.Lane != Any {
 		if c.pinned[r.Lane] == nil {
 			c.pinned[r.Lane] = &lane[T]{}
 		}
@@ -223,12 +220,6 @@ func (q *Queue[T]) Remove(item *Item[T]) bool {
 // Classes share turns by deficit round robin: in each round a class may spend its quantum, in tokens of work, and what it has
 // left after its turn while more waits.
 func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
-	if len(q.direct.items) > 0 {
-		if item := q.direct.items[0]; ready(q.classes[item.Class].Class, item) {
-			q.Remove(item)
-			return item
-		}
-	}
 	carried := q.carry
 	q.carry = -1
 	if q.length == 0 {

@@ -44,7 +44,7 @@ func (o *oracle) load(class int) (l Load) {
 func (o *oracle) push(r Request, workers, id int) bool {
 	c, l := &o.profile.Classes[r.Class], o.load(r.Class)
 	for current, each := range map[*int]*int{&l.Requests: c.MaxRequests, &l.Tokens: c.MaxTokens, &l.CachedTokens: c.MaxCachedTokens} {
-		if each != nil && *current >= *each*workers && !c.Rejects() {
+		if each != nil && *current >= *each*workers {
 			return false
 		}
 	}
@@ -72,7 +72,7 @@ func (o *oracle) first(class int, ready func(lane int) bool) *entry {
 		return a.score > b.score || a.score == b.score && a.id < b.id
 	}
 	for _, e := range o.waiting {
-		if e.Class == class && !o.profile.Classes[class].Rejects() && (lanes[e.Lane] == nil || better(e, lanes[e.Lane])) {
+		if e.Class == class && (lanes[e.Lane] == nil || better(e, lanes[e.Lane])) {
 			lanes[e.Lane] = e
 		}
 	}
@@ -86,17 +86,6 @@ func (o *oracle) first(class int, ready func(lane int) bool) *entry {
 }
 
 func (o *oracle) pop(ready func(lane int) bool) *entry {
-	var direct *entry
-	for _, e := range o.waiting {
-		if o.profile.Classes[e.Class].Rejects() && (direct == nil || e.StrictPriority > direct.StrictPriority ||
-			e.StrictPriority == direct.StrictPriority && e.score > direct.score) {
-			direct = e
-		}
-	}
-	if direct != nil && ready(direct.Lane) {
-		o.remove(direct.id)
-		return direct
-	}
 	work := func(e *entry) int { return max(1, e.Tokens-min(e.CachedTokens, e.Tokens)) }
 	take := func(e *entry) *entry {
 		o.remove(e.id)
@@ -313,7 +302,7 @@ func TestLimits(t *testing.T) {
 		{Class{MaxRequests: set(2)}, Request{}, 6, "requests"},
 		{Class{MaxTokens: set(100)}, Request{Tokens: 70}, 5, "raw_isl_tokens"}, // the one that crosses the limit is taken
 		{Class{MaxCachedTokens: set(10)}, Request{Tokens: 8, CachedTokens: 9}, 4, "cached_tokens"},
-		{Class{MaxRequests: set(0)}, Request{}, 20, ""}, // for whoever pops them to turn away
+		{Class{MaxRequests: set(0)}, Request{}, 0, "requests"}, // whether or not a worker is ready
 		{Class{MaxTokens: set(math.MaxInt)}, Request{Tokens: math.MaxInt / 30}, 20, ""},
 	} {
 		c.class.Name, c.class.Quantum, c.r.Lane = "k", 1, Any
