@@ -111,16 +111,14 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 	case <-w.turn:
 	default:
 		snapshot.Release() // a worker's number is not given away while a snapshot is held
-		if w.item == nil {
-			<-w.turn // at the latest when those have chosen who were there before
-		} else {
-			from := time.Now()
-			err = r.await(ctx, w)
+		from := time.Now()
+		err = r.await(ctx, w)
+		if w.item != nil {
 			waited = time.Since(from)
 			r.metrics.QueueWait(waited)
-			if err != nil {
-				return nil, waited, err
-			}
+		}
+		if err != nil {
+			return nil, waited, err
 		}
 		snapshot = r.pool.Acquire()
 		r.lookAgain(d)
@@ -245,7 +243,7 @@ func (r *Router) bestCached(d *decision, p *prompt) (most int) {
 	return most
 }
 
-// await waits for the turn of a request in a line. With an error it has left the line.
+// await waits for the turn. With an error the request is gone from where it stood.
 func (r *Router) await(ctx context.Context, w *waiter) (err error) {
 	r.waits.keepTicking(r)
 	var late <-chan time.Time
@@ -269,14 +267,24 @@ func (r *Router) await(ctx context.Context, w *waiter) (err error) {
 	if errors.Is(err, ErrQueueTimeout) {
 		return nil
 	}
-	r.advance() // nobody is there to use it
+	if w.err == nil {
+		r.advance() // nobody is there to use it
+	}
 	return err
 }
 
-// leave takes a request out of its line; false if it is not there any more.
+// leave takes a request away from where it stands; false if it is not there any more.
 func (r *Router) leave(w *waiter) bool {
 	q := r.waits
 	q.mu.Lock()
+	if w.item == nil {
+		defer q.mu.Unlock()
+		i := slices.Index(q.direct, w)
+		if i >= 0 {
+			q.direct = slices.Delete(q.direct, i, i+1)
+		}
+		return i >= 0
+	}
 	left := w.line.Remove(w.item)
 	if left {
 		q.length.Add(-1)
@@ -355,13 +363,13 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	q := r.waits
 	w := q.direct[0]
-	q.direct = slices.Delete(q.direct, 0, 1)
-	q.taken = true
 	if r.allBusy(d, snapshot, &w.line.profile.Classes[w.class], w) {
 		err := w.line.Limited(w.class, w.workers)
 		r.observeLimit(w.line, err)
 		w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
 	}
+	q.direct = slices.Delete(q.direct, 0, 1)
+	q.taken = true
 	return w
 }
 

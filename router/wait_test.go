@@ -363,20 +363,24 @@ func TestPastTheLine(t *testing.T) {
 		a.by["long"].Free()
 		synctest.Wait()
 
-		// While somebody has the turn, the worker becomes free, and then come two that may not wait: b, which was there before
-		// them, has it first, with 40 tokens, which leaves it to the first of them.
+		// While somebody has the turn, the worker becomes free, and then come some that may not wait: b, which was there before
+		// them, has it first, with 40 tokens, which leaves it to the first of them. One does not stay for its answer.
 		h.waits.mu.Lock()
 		h.waits.taken = true
 		h.waits.mu.Unlock()
 		a.by["a"].Free()
 		a.send(t.Context(), "first", completion("m", tokens(2000, 120)))
+		ctx, gone := context.WithCancel(t.Context())
+		a.send(ctx, "gone", completion("m", tokens(4000, 120)))
 		a.send(t.Context(), "second", completion("m", tokens(3000, 120)))
-		if a.order() != "a long" || h.AllWaiting() != 2 || h.Waiting("long") != 0 {
+		gone()
+		synctest.Wait()
+		if a.order() != "a long gone: context canceled" || h.AllWaiting() != 2 || h.Waiting("long") != 0 {
 			t.Fatalf("went: %s; %d wait, %d of them long", a.order(), h.AllWaiting(), h.Waiting("long"))
 		}
 		h.advance()
 		synctest.Wait()
-		want := []string{"a", "long", "b", "first",
+		want := []string{"a", "long", "gone: context canceled", "b", "first",
 			"second: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
 		if !slices.Equal(a.went, want) || h.AllWaiting() != 1 {
 			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.AllWaiting())
