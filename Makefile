@@ -36,12 +36,13 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity)$$') && \
+	go test -timeout $(TIMEOUT) ./indexer && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
-test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a storm of requests, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a storm of requests, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
@@ -54,9 +55,11 @@ events: build ## KV events from vLLM's and SGLang's own publishers, killed and c
 storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)
 	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000
 
-test-vllm: build ## KV events, prompts and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
+test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./indexer/feed/parity
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \
+	go test -v -count=1 -timeout 30m ./e2e/vllm
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_VLLM_MEDIA="$$($(INSTALL) media)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestMediaProcessors$$' ./tokenizer/parity
 

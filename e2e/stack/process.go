@@ -128,7 +128,7 @@ func Until(ctx context.Context, ready func() error) error {
 
 // up waits until ready holds, and gives up at once when a process that it depends on has ended.
 func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*process) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute) // a machine may be busy; who waits for a program that ended does not wait
 	defer cancel()
 	err := Until(ctx, func() error {
 		for _, p := range on {

@@ -35,7 +35,7 @@ var may = map[string]string{
 	"pool":                "kvblock",
 	"indexer":             "kvblock internal/prefetch",
 	"pool/dynamo":         "kvblock pool",
-	"indexer/feed/parity": "indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
+	"indexer/feed/parity": "e2e/stack indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router/queue":        "",
 	"router":              "indexer kvblock pool router/queue scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
@@ -51,6 +51,7 @@ var may = map[string]string{
 	"e2e":                 "e2e/stack internal/apibody kvblock router/queue tokenizer zmqsub",
 	"e2e/stack":           "",
 	"e2e/demo":            "e2e/stack",
+	"e2e/vllm":            "e2e/stack internal/apibody kvblock tokenizer",
 }
 
 // only lists what few packages may import from elsewhere.
