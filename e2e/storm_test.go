@@ -37,6 +37,9 @@ const (
 	stormTrailer = "X-Storm-Sum"    // sha256 of the body before it
 )
 
+// stormMemoryLimit is the GOMEMLIMIT of a container that may have crowdMemory.
+const stormMemoryLimit = "448MiB"
+
 // stormParseLimit is kvepp's --max-parse-bytes in a storm, so that some bodies are above it.
 const stormParseLimit = 1 << 20
 
@@ -480,24 +483,25 @@ func (s *stormServer) start(t *testing.T) {
 // startStorm starts kvepp and two Envoys before servers of the test's own. Trailers pass, and HTTP/2 stays HTTP/2.
 func startStorm(t *testing.T, servers int, handler http.Handler, kveppFlags ...string) (s *stack.Stack, envoys []*stack.Envoy, endpoints []*stormServer) {
 	t.Helper()
-	cfg := stack.Config{Workers: -1, Kill: true, KveppFlags: kveppFlags, EditEnvoy: func(config any) {
-		manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
-		manager["http_protocol_options"] = map[string]any{"enable_trailers": true}
-		hosts := stack.At(manager, "route_config", "virtual_hosts", 0).(map[string]any)
-		route := maps.Clone(stack.At(hosts, "routes", 0, "route").(map[string]any))
-		route["retry_policy"] = map[string]any{"retry_on": "reset", "num_retries": 1}
-		hosts["routes"] = append([]any{map[string]any{"route": route, "match": map[string]any{"prefix": "/",
-			"headers": []any{map[string]any{"name": stormRetry, "present_match": true}}}}}, hosts["routes"].([]any)...)
-		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
-			if cluster := c.(map[string]any); cluster["name"] == "pool" {
-				stack.At(cluster, "circuit_breakers", "thresholds", 0).(map[string]any)["max_retries"] = 1024 // Envoy's default is 3 at once
-				cluster["typed_extension_protocol_options"] = map[string]any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-					"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-					"use_downstream_protocol_config": map[string]any{"http_protocol_options": map[string]any{"enable_trailers": true},
-						"http2_protocol_options": map[string]any{}}}}
+	cfg := stack.Config{Workers: -1, Kill: true, KveppFlags: kveppFlags,
+		KveppEnv: []string{"GOMEMLIMIT=" + stormMemoryLimit}, EditEnvoy: func(config any) {
+			manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
+			manager["http_protocol_options"] = map[string]any{"enable_trailers": true}
+			hosts := stack.At(manager, "route_config", "virtual_hosts", 0).(map[string]any)
+			route := maps.Clone(stack.At(hosts, "routes", 0, "route").(map[string]any))
+			route["retry_policy"] = map[string]any{"retry_on": "reset", "num_retries": 1}
+			hosts["routes"] = append([]any{map[string]any{"route": route, "match": map[string]any{"prefix": "/",
+				"headers": []any{map[string]any{"name": stormRetry, "present_match": true}}}}}, hosts["routes"].([]any)...)
+			for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+				if cluster := c.(map[string]any); cluster["name"] == "pool" {
+					stack.At(cluster, "circuit_breakers", "thresholds", 0).(map[string]any)["max_retries"] = 1024 // Envoy's default is 3 at once
+					cluster["typed_extension_protocol_options"] = map[string]any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
+						"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+						"use_downstream_protocol_config": map[string]any{"http_protocol_options": map[string]any{"enable_trailers": true},
+							"http2_protocol_options": map[string]any{}}}}
+				}
 			}
-		}
-	}}
+		}}
 	for range servers {
 		e := &stormServer{address: "127.0.0.1:0", handler: handler}
 		e.start(t)

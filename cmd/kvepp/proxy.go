@@ -28,7 +28,7 @@ func (p *proxied) add(f *pflag.FlagSet) {
 	f.IntVar(&p.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
 	f.IntVar(&p.maxBodyBytes, "max-body-bytes", 0, "request bodies above this many `BYTES` are refused with 413. 0: none are, and Envoy's own limits hold")
 	f.IntVar(&p.maxStreams, "max-streams", 20_000, "most requests, `N`, that are followed at once, each until its answer has ended; more are refused as are those turned away because of load. 0: no limit")
-	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 256<<20, "most `BYTES` of request bodies that are held at once, until their requests are routed; more are refused likewise. Reading a body takes a few times its size beside. 0: no limit")
+	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 128<<20, "most `BYTES` of request bodies that are held at once, until their requests are routed; more are refused likewise. Reading a body takes a few times its size beside. 0: no limit")
 }
 
 // check says what is wrong with them. engine is who turns requests into token ids.

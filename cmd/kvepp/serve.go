@@ -379,9 +379,10 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20)+64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
 		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
-		// fixed size need no pings to find theirs; a body within one is never waited for.
+		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times
+		// these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
-		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(16<<20),
+		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
 		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
 		grpc.NumStreamWorkers(128),
 	)

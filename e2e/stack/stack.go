@@ -61,6 +61,7 @@ type Config struct {
 	// KveppModel is the folder that kvepp gets for the model; empty: Model.
 	KveppModel string
 	KveppFlags []string
+	KveppEnv   []string // NAME=VALUE
 	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
 	Manifest string
 	// EditEnvoy, unless nil, changes each Envoy's whole configuration once all else is done to it.
@@ -493,7 +494,7 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	if s.cfg.Endpoints == "" {
 		args = append(args, "--dynamo-discovery", "file:"+s.discovery())
 	}
-	if s.kvepp, err = s.spawn("kvepp", nil, args...); err != nil {
+	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
 		return err
 	}
 	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
