@@ -76,8 +76,6 @@ type Config struct {
 	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart and
 	// WriteEndpoints change that.
 	Later int
-	// Endpoints is the endpoints file, for engines that were started elsewhere: there are no mocker workers then.
-	Endpoints string
 	// Kill has Close end everything by force, which is quicker.
 	Kill bool
 
@@ -140,7 +138,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		return nil, errors.New("stack: Envoy and Dynamo are not installed: run this through make (make test, make run), " +
 			"or set KVEPP_TOOLS to what e2e/tools/install.sh tools prints")
 	}
-	if cfg.Workers == 0 && cfg.Endpoints == "" {
+	if cfg.Workers == 0 {
 		cfg.Workers = 4
 	}
 	cfg.Workers = max(cfg.Workers, 0)
@@ -188,13 +186,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			return nil, err
 		}
 	}
-	if cfg.Endpoints != "" {
-		if err := s.ReplaceEndpoints(cfg.Endpoints); err != nil {
-			return nil, err
-		}
-	} else {
-		cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
-	}
+	cfg.Progress("starting %d mocker workers and their frontends", cfg.Workers)
 	running := s.Workers[:cfg.Workers-cfg.Later]
 	for _, w := range running {
 		if err := w.startMocker(); err != nil {
@@ -228,9 +220,6 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			return nil, err
 		}
 		cfg.Progress("%s is ready", w.Name)
-	}
-	if cfg.Endpoints != "" {
-		return s, nil
 	}
 	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
@@ -488,12 +477,10 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
+	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
+		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
 		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
-	if s.cfg.Endpoints == "" {
-		args = append(args, "--dynamo-discovery", "file:"+s.discovery())
-	}
 	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
 		return err
 	}

@@ -236,12 +236,15 @@ func TestConversations(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.vllm.Close)
-	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Endpoints: "endpoints:\n" + b.vllm.Entry(),
+	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
 		KveppModel: folder, KveppFlags: []string{"--engine=vllm"}, Manifest: "original-dst.yaml"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.stack.Close)
+	if err := b.stack.ReplaceEndpoints("endpoints:\n" + b.vllm.Entry()); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.stack.Settled(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
