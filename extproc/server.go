@@ -10,8 +10,6 @@ package extproc
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"io"
 	"log/slog"
@@ -203,7 +201,7 @@ func (x *exchange) refuse(e *httpError) effect {
 // ask has the request routed and books it.
 func (x *exchange) ask(ctx context.Context) effect {
 	if x.head.id == "" {
-		x.head.id, x.head.idMade = newRequestID(), true
+		x.head.id, x.head.idMade = router.NewRequestID(), true
 	}
 	route, err := x.router.Route(ctx, x.request())
 	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
@@ -300,13 +298,4 @@ func (s *Server) note(what string) {
 	if _, seen := s.noted.LoadOrStore(what, true); !seen {
 		s.log.Warn("tolerated from the proxy; said once", "what", what)
 	}
-}
-
-// newRequestID returns 128 random bits in the form of Envoy's own ids (RFC 9562, version 4).
-func newRequestID() string {
-	var b [16]byte
-	rand.Read(b[:]) // never fails: see crypto/rand
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	h := hex.EncodeToString(b[:])
-	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 }

@@ -142,6 +142,19 @@ func (w *Worker) Announces() bool {
 }
 
 // String names a worker in logs: endpoint and rank.
+// UnknownBatchedTokens stands for MaxNumBatchedTokens where it is not known: so many that no part of them is ever exceeded.
+//
+// Source: dynamo-llm 1.6.1, discovery::worker_monitor; dynamo-kv-router 1.6.1, scheduling::queue.
+const UnknownBatchedTokens = 10_000_000
+
+// BatchedTokens is how many prefill tokens the endpoint's engine takes in one step.
+func (e *Endpoint) BatchedTokens() int {
+	if e.MaxNumBatchedTokens > 0 {
+		return e.MaxNumBatchedTokens
+	}
+	return UnknownBatchedTokens
+}
+
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
 // identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an endpoint

@@ -16,12 +16,6 @@ import (
 // ErrOverloaded says that there are endpoints for the request, and that each of them is above a busy threshold.
 var ErrOverloaded = errors.New("every endpoint that may take this request is overloaded; try again later")
 
-// unknownMaxTokens stands for the prefill tokens of one engine step where a worker's are not known: so many that no part of
-// them is ever exceeded.
-//
-// Source: dynamo-llm 1.6.1, discovery::worker_monitor; dynamo-kv-router 1.6.1, scheduling::queue.
-const unknownMaxTokens = 10_000_000
-
 // Thresholds say above which load a worker is overloaded, and no candidate until it is below again. Each may be nil: then
 // it is not looked at. An endpoint with several data-parallel ranks is overloaded when all of them are.
 //
@@ -60,18 +54,10 @@ func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load) bool {
 	switch {
 	case t.ActivePrefillTokens != nil && load.PrefillTokens > 0 && uint64(load.PrefillTokens) > *t.ActivePrefillTokens:
 		return true
-	case t.ActivePrefillTokensFrac != nil && prefill > *t.ActivePrefillTokensFrac*float64(maxTokens(e)):
+	case t.ActivePrefillTokensFrac != nil && prefill > *t.ActivePrefillTokensFrac*float64(e.BatchedTokens()):
 		return true
 	}
 	return t.ActiveDecodeBlocks != nil && e.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.TotalKVBlocks)
-}
-
-// maxTokens is how many prefill tokens the endpoint's engine takes in one step.
-func maxTokens(e *pool.Endpoint) int {
-	if e.MaxNumBatchedTokens > 0 {
-		return e.MaxNumBatchedTokens
-	}
-	return unknownMaxTokens
 }
 
 // thresholds are those of all models. They change at run time.

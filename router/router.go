@@ -10,8 +10,11 @@ package router
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -121,6 +124,15 @@ type Route struct {
 
 	released func()      // says that there is less load than before; nil: nobody waits for it
 	computed atomic.Bool // released was told that the prompt is prefilled
+}
+
+// NewRequestID names a request that came without a name: 128 random bits in the form of Envoy's own ids (RFC 9562, version 4).
+func NewRequestID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails: see crypto/rand
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 }
 
 // Router routes the requests of one pool.

@@ -385,7 +385,7 @@ func (r *Router) allBusy(d *decision, snapshot *pool.Snapshot, c *queue.Class, w
 	}
 	candidates := d.prompters()
 	for i := range candidates {
-		if x := &candidates[i]; !c.Busy(loadOf(d.loads, x).PrefillTokens, maxTokens(x.Endpoint)) {
+		if x := &candidates[i]; !c.Busy(loadOf(d.loads, x).PrefillTokens, x.BatchedTokens()) {
 			return false
 		}
 	}

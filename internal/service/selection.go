@@ -1,10 +1,9 @@
 package service
 
 import (
-	"crypto/rand"
 	"fmt"
 	"math"
-	mrand "math/rand/v2"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router"
 	"kvepp/scoring"
 )
 
@@ -73,7 +73,7 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 		p.tracked = append(p.tracked[:0], p.chain...)
 		if !reuse {
 			for i := range p.tracked {
-				p.tracked[i] = kvblock.SequenceHash(mrand.Uint64())
+				p.tracked[i] = kvblock.SequenceHash(rand.Uint64())
 			}
 		}
 		return nil
@@ -447,9 +447,6 @@ type workerLoad struct {
 	TotalKVBlocks   *uint64 `json:"total_kv_blocks,omitempty"`
 }
 
-// unknownCapacity is what a worker is taken to prefill at once that does not say. Source: dynamo-kv-router 1.6.1, scheduling.
-const unknownCapacity = 10_000_000
-
 func (c *selected) response(isl int) *selectResponse {
 	untracked := max((isl+c.group.blockSize-1)/c.group.blockSize-c.blocks, 0)
 	return &selectResponse{Model: c.of.model, Group: c.of.group, Worker: c.record.ID, Rank: c.rank, Endpoint: deref(c.record.Endpoint, ""),
@@ -481,7 +478,7 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 		s.pending.put(n)
 	}
 	if q.Advisory {
-		response.Load = &workerLoad{PrefillTokens: c.terms.PrefillTokens, PrefillCapacity: deref(c.record.MaxNumBatchedTokens, unknownCapacity),
+		response.Load = &workerLoad{PrefillTokens: c.terms.PrefillTokens, PrefillCapacity: deref(c.record.MaxNumBatchedTokens, pool.UnknownBatchedTokens),
 			TotalKVBlocks: c.record.TotalKVBlocks}
 	}
 	answer(w, http.StatusOK, response, nil)
@@ -517,7 +514,7 @@ func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	}
 	id := deref(q.ID, "")
 	if q.ID == nil {
-		id = uuid()
+		id = router.NewRequestID()
 	}
 	d := s.scratch.Get().(*choice)
 	defer s.scratch.Put(d)
@@ -550,12 +547,4 @@ func readChecked(w http.ResponseWriter, req *http.Request, body any, check func(
 		return err
 	}
 	return check()
-}
-
-// uuid returns a random name (RFC 9562, version 4).
-func uuid() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // which never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

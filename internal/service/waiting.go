@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/router/queue"
 	"kvepp/scoring"
@@ -227,21 +226,13 @@ func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string)
 			return false // its turn is there to say so
 		}
 		for _, x := range d.workers {
-			if !c.Busy(s.loadBook.Load(x.Worker).PrefillTokens, capacity(x)) {
+			if !c.Busy(s.loadBook.Load(x.Worker).PrefillTokens, x.BatchedTokens()) {
 				return false
 			}
 		}
 		return true
 	}
 	return entry, w, nil
-}
-
-// capacity is how many tokens a worker prefills in one step.
-func capacity(w *pool.Worker) int {
-	if w.MaxNumBatchedTokens > 0 {
-		return w.MaxNumBatchedTokens
-	}
-	return unknownCapacity
 }
 
 // end ends a reservation, whatever holds it.
