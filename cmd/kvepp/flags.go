@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
-	"os"
 	"strings"
 	"time"
 
@@ -60,7 +58,6 @@ type options struct {
 	headerAliases     bool
 	prefillerHeader   bool
 	decisionHeaders   bool
-	indexMaxBytes     int64
 	minInitialWorkers int
 
 	overlapWeight float64 // deprecated; NaN when not given
@@ -87,8 +84,8 @@ type options struct {
 	feed    feed.Config
 	scoring scoring.Config
 
-	logLevel  string
-	logFormat string
+	indexMemory
+	logging
 }
 
 // dynamoEnv names the environment variables by which Dynamo's own router takes the same setting. They are not always the
@@ -197,7 +194,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.prefillerHeader, "prefiller-header", false, "the prefill and decode workers are stock engines, with llm-d's routing sidecar before each decode one: also set x-prefiller-host-port, the prefill worker's address. Decode workers then serve alone while there is no prefill worker")
 	f.BoolVar(&o.decisionHeaders, "decision-headers", false, "show each decision in the response as x-kvepp-* headers. They tell clients the workers' names and loads")
 	o.proxied.add(f)
-	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
+	o.indexMemory.add(f)
 
 	o.scheduling.add(f, &o.scoring)
 	f.BoolVar(&o.kvEvents, "router-kv-events", true, "subscribe to the engines' KV events. Off: approximate mode, where a worker is believed to hold what it was sent, for --router-ttl-secs")
@@ -227,8 +224,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	o.busy.add(f)
 
-	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug (one line per request, with the decision), info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	o.logging.add(f, " (one line per request, with the decision)")
 	addAliases(f)
 	documentEnvironment(f, "")
 	return f
@@ -307,13 +303,7 @@ func (n negated) Type() string   { return "negated" }
 // name. An environment variable that is set but empty counts as not set.
 func parseServe(o *options, args []string, getenv func(string) string) error {
 	f := serveFlags(o)
-	if err := f.Parse(args); err != nil {
-		return err
-	}
-	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
-	}
-	if err := fromEnvironment(f, "", o.scheduling.inherited(getenv)); err != nil {
+	if err := parse(f, "", args, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}
 	if err := o.busy.readPolicies(f); err != nil {
@@ -454,20 +444,6 @@ func (o *options) keptDecisions() int {
 	return o.debugDecisions
 }
 
-// minIndexBytes is the least memory in which an index is of any use.
-const minIndexBytes = 1 << 20
-
-// indexBytes returns the bound on the index's memory, given the limit that Go was set, math.MaxInt64 for none.
-func (o *options) indexBytes(goLimit int64) int64 {
-	switch {
-	case o.indexMaxBytes > 0:
-		return o.indexMaxBytes
-	case goLimit == math.MaxInt64:
-		return indexer.DefaultMaxBytes
-	}
-	return max(goLimit/2, minIndexBytes)
-}
-
 // check says what is wrong with the options together, and what to do.
 func (o *options) check() error {
 	if !math.IsNaN(o.overlapWeight) {
@@ -491,8 +467,6 @@ func (o *options) check() error {
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.minInitialWorkers < 0:
 		return errors.New("--router-min-initial-workers may not be negative")
-	case o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes:
-		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
 		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
@@ -507,6 +481,9 @@ func (o *options) check() error {
 		if check != nil {
 			return check
 		}
+	}
+	if err := o.indexMemory.check(); err != nil {
+		return err
 	}
 	if err := o.checkRouting(); err != nil {
 		return err
@@ -656,20 +633,4 @@ func (o *options) tokenizerURLsByModel() (map[string]string, error) {
 		urls[name] = address
 	}
 	return urls, nil
-}
-
-// logger makes the process's logger.
-func (o *options) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.logLevel)
-	}
-	h := &slog.HandlerOptions{Level: level}
-	switch o.logFormat {
-	case "text":
-		return slog.New(slog.NewTextHandler(os.Stderr, h)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, h)), nil
-	}
-	return nil, fmt.Errorf("--log-format %q: must be text or json", o.logFormat)
 }

@@ -588,7 +588,7 @@ func TestIndexBytes(t *testing.T) {
 		{0, 1000, minIndexBytes},
 		{5 << 20, 3 << 30, 5 << 20},
 	} {
-		if got := (&options{indexMaxBytes: c.flag}).indexBytes(c.limit); got != c.want {
+		if got := (&indexMemory{c.flag}).indexBytes(c.limit); got != c.want {
 			t.Errorf("flag %d, GOMEMLIMIT %d: %d, want %d", c.flag, c.limit, got, c.want)
 		}
 	}

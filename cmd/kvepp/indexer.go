@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os/signal"
 	"runtime/debug"
@@ -36,17 +35,12 @@ Flags, with the environment variables that say the same:
 
 // indexerOptions is everything that "kvepp indexer" can be told.
 type indexerOptions struct {
-	host      string
-	port      uint16
+	httpService
 	blockSize int
-	threads   int
 	workers   string
 	model     string
 	group     string
 	peers     string
-	maxBytes  int64
-	logLevel  string
-	logFormat string
 
 	registrations []service.Registration // of workers
 }
@@ -58,17 +52,14 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := pflag.NewFlagSet("kvepp indexer", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
-	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
-	f.Uint16Var(&o.port, "port", 8090, "`PORT` to listen on")
+	o.add(f, 8090, "dynamo.indexer")
 	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
-	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for dynamo.indexer, and without effect: each worker's events are applied beside the others'")
 	f.StringVar(&o.workers, "workers", "", "`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over HTTP")
 	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
 	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
 	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas: at start the index of the workers that --workers names is taken over from the first that answers")
-	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
-	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	o.indexMemory.add(f)
+	o.logging.add(f, "")
 	documentEnvironment(f, indexerPrefix)
 	return f
 }
@@ -76,20 +67,11 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 // parseIndexer reads arguments, then what they leave unset from the environment.
 func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
 	f := indexerFlags(o)
-	if err := f.Parse(args); err != nil {
+	if err := parse(f, indexerPrefix, args, getenv); err != nil {
 		return err
 	}
-	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
-	}
-	if err := fromEnvironment(f, indexerPrefix, getenv); err != nil {
+	if err := o.check(); err != nil {
 		return err
-	}
-	switch {
-	case o.port == 0:
-		return errors.New("--port must be from 1 to 65535")
-	case o.maxBytes < 0 || o.maxBytes > 0 && o.maxBytes < minIndexBytes:
-		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	}
 	if err := checkPeers("--peers", o.peerList()); err != nil {
 		return err
@@ -138,7 +120,7 @@ const warmUpTimeout = 10 * time.Second
 
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
-	log, err := (&options{logLevel: o.logLevel, logFormat: o.logFormat}).logger()
+	log, err := o.logger()
 	if err != nil {
 		return err
 	}
@@ -146,7 +128,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	index, err := indexer.New(indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))})
+	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err
 	}
@@ -183,22 +165,7 @@ func runIndexer(o *indexerOptions) error {
 	registry.Handle(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
 	indexerGauges(m, registry, events, index)
-	server := webServer(service.Counted(mux, m.NewIndexerService()))
-	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
-	if err != nil {
-		return err
-	}
-	log.Info("listening", "for", "the indexer's requests", "address", l.Addr().String())
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	return server.Shutdown(last)
+	return o.serve(ctx, "the indexer's requests", service.Counted(mux, m.NewIndexerService()), log)
 }
 
 // indexerGauges shows what the registry, the feed and the index count.

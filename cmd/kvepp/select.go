@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -39,9 +37,7 @@ Flags, with the environment variables that say the same:
 
 // selectOptions is everything that "kvepp select" can be told.
 type selectOptions struct {
-	host    string
-	port    uint16
-	threads int
+	httpService
 
 	indexerPeers     string
 	replicaPort      uint16
@@ -54,9 +50,6 @@ type selectOptions struct {
 	reservationsSecs uint64
 	ttlSecs          float64
 	overlapWeight    float64
-	maxBytes         int64
-	logLevel         string
-	logFormat        string
 
 	busy    busy // of which only what says how selections wait
 	service service.SelectorConfig
@@ -69,9 +62,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f := pflag.NewFlagSet("kvepp select", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
-	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
-	f.Uint16Var(&o.port, "port", 8092, "`PORT` to listen on")
-	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for dynamo.select_service, and without effect: each worker's events are applied beside the others'")
+	o.add(f, 8092, "dynamo.select_service")
 	f.Uint64Var(&o.cacheSeconds, "selection-cache-ttl-secs", 120, "how long, in `SECONDS`, a selection waits to become a reservation ...")
 	f.IntVar(&o.service.PendingEntries, "selection-cache-max-entries", 4096, "... among at most `N` others; beyond that the oldest are forgotten ...")
 	f.IntVar(&o.service.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
@@ -81,7 +72,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it")
 	negatable(f, "router-kv-events")
 	o.busy.addQueue(f)
-	f.Int64Var(&o.maxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
+	o.indexMemory.add(f)
 	f.StringVar(&o.trackingHash, "router-tracking-hash", "public-xxh3-v1", "`HASH` by which bookings know blocks; no other than the default")
 	f.StringVar(&o.trackingKeyFile, "router-tracking-key-file", "", "`FILE`; refused: belongs to another hash")
 	f.StringVar(&o.trackingKeyID, "router-tracking-key-id", "", "`ID`; refused: belongs to another hash")
@@ -89,8 +80,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
 	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
 	f.Uint64Var(&o.affinitySeconds, "session-affinity-ttl-secs", 0, "keep the reservations of a session (session_id) on one worker, until `SECONDS` after the end of the latest. 0: not")
-	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+	o.logging.add(f, "")
 	documentEnvironment(f, selectPrefix)
 	return f
 }
@@ -98,13 +88,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 // parseSelect reads arguments, then what they leave unset from the environment.
 func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
 	f := selectFlags(o)
-	if err := f.Parse(args); err != nil {
-		return err
-	}
-	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
-	}
-	if err := fromEnvironment(f, selectPrefix, getenv); err != nil {
+	if err := parse(f, selectPrefix, args, getenv); err != nil {
 		return err
 	}
 	for _, refused := range []struct{ flag, why string }{
@@ -132,10 +116,11 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := o.service.Scoring.Validate(); err != nil {
 		return err
 	}
+	if err := o.check(); err != nil {
+		return err
+	}
 	limit := uint64(maxTTL / time.Second)
 	switch {
-	case o.port == 0:
-		return errors.New("--port must be from 1 to 65535")
 	case o.trackingHash != "public-xxh3-v1":
 		return fmt.Errorf("--router-tracking-hash %q: must be public-xxh3-v1", o.trackingHash)
 	case o.cacheSeconds < 1 || o.cacheSeconds > limit:
@@ -148,8 +133,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year", o.ttlSecs)
 	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
 		return errors.New("--selection-cache-max-entries and --selection-cache-max-bytes must be at least 1")
-	case o.maxBytes < 0 || o.maxBytes > 0 && o.maxBytes < minIndexBytes:
-		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
 	}
 	o.service.PredictTTL = seconds(o.ttlSecs)
 	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
@@ -158,7 +141,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 
 // runSelect runs the service until SIGTERM or SIGINT.
 func runSelect(o *selectOptions) error {
-	log, err := (&options{logLevel: o.logLevel, logFormat: o.logFormat}).logger()
+	log, err := o.logger()
 	if err != nil {
 		return err
 	}
@@ -166,7 +149,7 @@ func runSelect(o *selectOptions) error {
 	defer stop()
 
 	m := metrics.New()
-	bounds := indexer.Config{MaxBytes: (&options{indexMaxBytes: o.maxBytes}).indexBytes(debug.SetMemoryLimit(-1))}
+	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
 	if !o.service.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget
 	}
@@ -202,20 +185,5 @@ func runSelect(o *selectOptions) error {
 	m.CounterSource(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil, func() float64 { return float64(book.Expired()) })
 	m.Source(metrics.SelectionWaiting, metrics.SelectionWaitingHelp, nil, func() float64 { return float64(selector.Stats().Waiting) })
 	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
-	server := webServer(mux)
-	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
-	if err != nil {
-		return err
-	}
-	log.Info("listening", "for", "selections", "address", l.Addr().String())
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	return server.Shutdown(last)
+	return o.serve(ctx, "selections", mux, log)
 }

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/indexer"
+)
+
+// httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the place of
+// one of Dynamo's.
+type httpService struct {
+	host    string
+	port    uint16
+	threads int
+	indexMemory
+	logging
+}
+
+// add declares where the program listens; dynamos is the name of the one that it stands in for.
+func (o *httpService) add(f *pflag.FlagSet, port uint16, dynamos string) {
+	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
+	f.Uint16Var(&o.port, "port", port, "`PORT` to listen on")
+	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for "+dynamos+", and without effect: each worker's events are applied beside the others'")
+}
+
+func (o *httpService) check() error {
+	if o.port == 0 {
+		return errors.New("--port must be from 1 to 65535")
+	}
+	return o.indexMemory.check()
+}
+
+// serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
+func (o *httpService) serve(ctx context.Context, what string, h http.Handler, log *slog.Logger) error {
+	server := webServer(h)
+	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "for", what, "address", l.Addr().String())
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return server.Shutdown(last)
+}
+
+// indexMemory bounds the index.
+type indexMemory struct{ indexMaxBytes int64 }
+
+// minIndexBytes is the least memory in which an index is of any use.
+const minIndexBytes = 1 << 20
+
+func (o *indexMemory) add(f *pflag.FlagSet) {
+	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
+}
+
+func (o *indexMemory) check() error {
+	if o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes {
+		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
+	}
+	return nil
+}
+
+// indexBytes returns the bound on the index's memory, given the limit that Go was set, math.MaxInt64 for none.
+func (o *indexMemory) indexBytes(goLimit int64) int64 {
+	switch {
+	case o.indexMaxBytes > 0:
+		return o.indexMaxBytes
+	case goLimit == math.MaxInt64:
+		return indexer.DefaultMaxBytes
+	}
+	return max(goLimit/2, minIndexBytes)
+}
+
+// logging says what is logged, and how.
+type logging struct{ logLevel, logFormat string }
+
+// add declares the flags; debug is what that level shows beside, in brackets.
+func (o *logging) add(f *pflag.FlagSet, debug string) {
+	f.StringVar(&o.logLevel, "log-level", "info", "`LEVEL`: debug"+debug+", info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
+}
+
+// logger makes the process's logger.
+func (o *logging) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.logLevel)
+	}
+	h := &slog.HandlerOptions{Level: level}
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(os.Stderr, h)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(os.Stderr, h)), nil
+	}
+	return nil, fmt.Errorf("--log-format %q: must be text or json", o.logFormat)
+}
+
+// parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands before names.
+func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
+	}
+	return fromEnvironment(f, prefix, getenv)
+}
