@@ -9,6 +9,9 @@
 #   install.sh vllm     a whole vLLM for the CPU
 #   install.sh media    what its media processors need besides
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
+#   install.sh kube [PROGRAM...]
+#                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
+#                       as kubectl and kubelet. One folder holds all that were ever asked for.
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -154,6 +157,34 @@ media() {
 	printf '%s\n' "$folder"
 }
 
+# kube builds programs of Kubernetes with the versions that e2e/kube/k8sbin pins. The largest, kube-apiserver, takes minutes
+# the first time; what they have in common is compiled once.
+kube() {
+	[ $# -gt 0 ] || set -- etcd kube-apiserver
+	command -v go >/dev/null || die "Go is needed to build Kubernetes."
+	module=$here/../kube/k8sbin
+	version=$(sed -n 's/^	k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$module/go.mod")
+	folder=$cache/kube-$version-$(cat "$module/go.mod" "$module/go.sum" | cksum | cut -d' ' -f1)
+	mkdir -p "$folder"
+	for program; do
+		[ ! -e "$folder/$program" ] || continue
+		# Without the stamps Kubernetes calls itself v0.0.0-master, and kubeadm, kubectl and kind take that at its word.
+		stamp=k8s.io/component-base/version
+		minor=${version#v1.}
+		case $program in
+		etcd) package=go.etcd.io/etcd/server/v3 stamps="" ;;
+		*) package=k8s.io/kubernetes/cmd/$program
+			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
+		esac
+		say "building $program of Kubernetes $version into $folder (several minutes, once)"
+		(cd "$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false \
+			-ldflags "-s -w $stamps" -o "$folder/$program.$$" "$package") >&2
+		mv "$folder/$program.$$" "$folder/$program"
+		say "  $program is there"
+	done
+	printf '%s\n' "$folder"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
@@ -161,5 +192,6 @@ oracles) oracles ;;
 engines) engines ;;
 vllm) vllm ;;
 media) media ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media" ;;
+kube) shift; kube "$@" ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube" ;;
 esac
