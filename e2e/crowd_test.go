@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/e2e/process"
 	"kvepp/e2e/stack"
 )
 
@@ -212,7 +213,7 @@ func TestCrowdOfSlowServers(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		return stack.Until(ctx, func() error {
+		return process.Until(ctx, func() error {
 			if n := c.arrived.Load(); n < int64(i-8) {
 				return fmt.Errorf("%d requests are at the servers", n)
 			}

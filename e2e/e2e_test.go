@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/e2e/process"
 	"kvepp/e2e/stack"
 )
 
@@ -62,7 +63,7 @@ func eventually(t *testing.T, f func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	if err := stack.Until(ctx, f); err != nil {
+	if err := process.Until(ctx, f); err != nil {
 		t.Fatal(err)
 	}
 }

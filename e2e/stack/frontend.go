@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+
+	"kvepp/e2e/process"
 )
 
 // Frontend is one of Dynamo's frontends, serving all APIs that it has, before one mocker for each of several models.
@@ -19,7 +21,7 @@ type Frontend struct {
 	Replay []string // and where it repeats them
 
 	stack     *Stack
-	processes []*process
+	processes []*process.Process
 }
 
 // ServedName is the name under which a frontend serves the model of that number.
@@ -45,7 +47,7 @@ func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize i
 			f.Close()
 		}
 	}()
-	first, err := ports(2*len(models) + 1)
+	first, err := process.Ports(2*len(models) + 1)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +101,7 @@ func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize i
 func (f *Frontend) Close() {
 	var wait sync.WaitGroup
 	for _, p := range f.processes {
-		wait.Go(p.stop)
+		wait.Go(p.Stop)
 	}
 	wait.Wait()
 	if f.stack.temp {

@@ -1,175 +1,25 @@
 package stack
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"syscall"
-	"time"
+
+	"kvepp/e2e/process"
 )
 
-// process is a program that the stack started. Its output goes to a file of its own.
-type process struct {
-	name string
-	log  string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-}
-
-// spawn starts a program in a process group of its own, so that whatever it starts ends with it; and it dies when this
-// process does, however that happens.
-func (s *Stack) spawn(name string, env []string, argv ...string) (*process, error) {
-	p := &process{name: name, log: filepath.Join(s.dir, name+".log"), done: make(chan struct{})}
-	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+// spawn starts a program whose output goes to a file in the stack's folder.
+func (s *Stack) spawn(name string, env []string, argv ...string) (*process.Process, error) {
+	p, err := process.Start(s.dir, name, env, argv...)
 	if err != nil {
-		return nil, err
-	}
-	p.cmd = exec.Command(argv[0], argv[1:]...)
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	go func() {
-		// Pdeathsig means the death of the thread that started the child, so that thread must live as long.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
-		started <- err
-		if err == nil {
-			p.cmd.Wait()
-		}
-		out.Close()
-		close(p.done)
-	}()
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("stack: starting %s: %w", name, err)
+		return nil, fmt.Errorf("stack: %w", err)
 	}
 	return p, nil
 }
 
-// signal sends a signal to the process's group.
-func (p *process) signal(sig syscall.Signal) {
-	if !p.ended() {
-		syscall.Kill(-p.cmd.Process.Pid, sig)
-	}
-}
-
-// stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's takes
-// up to ten to go.
-func (p *process) stop() {
-	if p == nil {
-		return
-	}
-	p.signal(syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(3 * time.Second):
-		p.kill()
-	}
-}
-
-func (p *process) kill() {
-	if p == nil {
-		return
-	}
-	p.signal(syscall.SIGKILL)
-	<-p.done
-}
-
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// tail returns the last lines of the process's output.
-func (p *process) tail(n int) string {
-	f, err := os.Open(p.log)
-	if err != nil {
-		return err.Error()
-	}
-	defer f.Close()
-	var lines []string
-	scan := bufio.NewScanner(f)
-	scan.Buffer(nil, 1<<20)
-	for scan.Scan() {
-		if lines = append(lines, scan.Text()); len(lines) > n {
-			lines = lines[1:]
-		}
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Until calls ready until it returns nil, and returns its last error when ctx ends first.
-func Until(ctx context.Context, ready func() error) error {
-	for pause := 10 * time.Millisecond; ; pause = min(pause*3/2, 500*time.Millisecond) {
-		err := ready()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w; last: %w", ctx.Err(), err)
-		case <-time.After(pause):
-		}
-	}
-}
-
 // up waits until ready holds, and gives up at once when a process that it depends on has ended.
-func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*process) error {
-	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute) // a machine may be busy; who waits for a program that ended does not wait
-	defer cancel()
-	err := Until(ctx, func() error {
-		for _, p := range on {
-			if p.ended() {
-				cancel()
-				return fmt.Errorf("%s has ended", p.name)
-			}
-		}
-		return ready()
-	})
-	if err == nil {
-		return nil
+func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*process.Process) error {
+	if err := process.Up(ctx, what, ready, on...); err != nil {
+		return fmt.Errorf("stack: %w", err)
 	}
-	var b strings.Builder
-	for _, p := range on {
-		fmt.Fprintf(&b, "\n--- the end of %s:\n%s", p.log, p.tail(15))
-	}
-	return fmt.Errorf("stack: waiting for %s: %w%s", what, err, b.String())
-}
-
-// ports returns n consecutive TCP ports that are free on loopback now. They lie below the range from which the system
-// takes ports for outgoing connections, and begin at random, so that neither a connection nor another stack on the machine
-// is likely to take one before the program that it is for.
-func ports(n int) (int, error) {
-	const low, high = 20000, 32000
-	for range 1000 {
-		base := low + rand.IntN(high-low-n)
-		var held []net.Listener
-		var err error
-		for i := 0; i < n && err == nil; i++ {
-			var l net.Listener
-			if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i)); err == nil {
-				held = append(held, l)
-			}
-		}
-		for _, l := range held {
-			l.Close()
-		}
-		if err == nil {
-			return base, nil
-		}
-	}
-	return 0, errors.New("stack: no consecutive free ports")
+	return nil
 }

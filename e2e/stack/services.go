@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+
+	"kvepp/e2e/process"
 )
 
 // Services are one of Dynamo's standalone services and kvepp's in its place, without workers.
@@ -18,7 +20,7 @@ type Services struct {
 	kind      string // name of kvepp's command
 	env       []string
 	stack     *Stack
-	processes []*process
+	processes []*process.Process
 }
 
 // StartIndexers starts the two indexers and waits until they answer. On an error nothing is left running.
@@ -65,7 +67,7 @@ func (x *Services) StartKvepp(ctx context.Context, args ...string) (url string, 
 }
 
 func (x *Services) start(ctx context.Context, name string, argv ...string) (url string, err error) {
-	port, err := ports(1)
+	port, err := process.Ports(1)
 	if err != nil {
 		return "", err
 	}
@@ -88,7 +90,7 @@ func (x *Services) start(ctx context.Context, name string, argv ...string) (url 
 func (x *Services) Close() {
 	var wait sync.WaitGroup
 	for _, p := range x.processes {
-		wait.Go(p.kill)
+		wait.Go(p.Kill)
 	}
 	wait.Wait()
 	os.RemoveAll(x.stack.dir)

@@ -26,6 +26,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	prommodel "github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
+
+	"kvepp/e2e/process"
 )
 
 // Model is the name under which the workers serve the model.
@@ -95,10 +97,10 @@ type Stack struct {
 	temp bool
 
 	Workers []*Worker
-	shared  *process
-	nats    *process
+	shared  *process.Process
+	nats    *process.Process
 
-	kvepp                     *process
+	kvepp                     *process.Process
 	grpc, health, prom, admin int // kvepp's ports
 	natsPort                  int
 	Envoy                     *Envoy // the first, of override-host.yaml
@@ -111,7 +113,7 @@ type Envoy struct {
 	URL string // where clients send requests
 
 	stack         *Stack
-	process       *process
+	process       *process.Process
 	listen, admin int // ports
 }
 
@@ -128,8 +130,8 @@ type Worker struct {
 	bootstrap      int    // of a prefill worker: where decode workers fetch blocks
 	events, replay int
 	port           int
-	mocker         *process
-	frontend       *process
+	mocker         *process.Process
+	frontend       *process.Process
 }
 
 // Start starts everything and waits until it is ready. On an error nothing is left running.
@@ -234,7 +236,7 @@ func (s *Stack) allocate() (err error) {
 	take := func(n int) (first int) { // n consecutive ports that no earlier call gave
 		for clash := true; clash && err == nil; {
 			clash = false
-			if first, err = ports(n); err != nil {
+			if first, err = process.Ports(n); err != nil {
 				return 0
 			}
 			for p := first; p < first+n; p++ {
@@ -301,7 +303,7 @@ func (s *Stack) startNATS(ctx context.Context) (err error) {
 
 // RestartNATS ends the NATS server as a crash would, lets meanwhile run without it, and starts it again.
 func (s *Stack) RestartNATS(ctx context.Context, meanwhile func()) error {
-	s.nats.kill()
+	s.nats.Kill()
 	meanwhile()
 	return s.startNATS(ctx)
 }
@@ -408,10 +410,10 @@ func (w *Worker) Ready(ctx context.Context) error {
 }
 
 // Kill ends the mocker as a crash would. Its frontend stays.
-func (w *Worker) Kill() { w.mocker.kill() }
+func (w *Worker) Kill() { w.mocker.Kill() }
 
 // Stop ends the mocker in order: it leaves discovery before it goes.
-func (w *Worker) Stop() { w.mocker.stop() }
+func (w *Worker) Stop() { w.mocker.Stop() }
 
 // Instance is the id of a worker behind a shared frontend.
 func (w *Worker) Instance() string { return strconv.FormatUint(w.instance, 10) }
@@ -495,7 +497,7 @@ func (s *Stack) ExtProc() string { return fmt.Sprintf("127.0.0.1:%d", s.grpc) }
 
 // KveppMemory is the most memory that kvepp has had resident so far, in bytes, since it started.
 func (s *Stack) KveppMemory() (int, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.kvepp.cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.kvepp.Pid()))
 	if err != nil {
 		return 0, err
 	}
@@ -506,7 +508,7 @@ func (s *Stack) KveppMemory() (int, error) {
 }
 
 // KillKvepp ends kvepp as a crash would.
-func (s *Stack) KillKvepp() { s.kvepp.kill() }
+func (s *Stack) KillKvepp() { s.kvepp.Kill() }
 
 // Settled waits until kvepp has n workers and is connected to the events of each.
 func (s *Stack) Settled(ctx context.Context, n int) error { return s.settled(ctx, n, n) }
@@ -556,7 +558,7 @@ func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func
 	text = bytes.ReplaceAll(text, []byte(ManifestCertificates), []byte(s.cfg.Certificates))
 	e := &Envoy{stack: s}
 	for _, port := range []*int{&e.listen, &e.admin} {
-		if *port, err = ports(1); err != nil {
+		if *port, err = process.Ports(1); err != nil {
 			return nil, err
 		}
 	}
@@ -733,7 +735,7 @@ func getJSON(ctx context.Context, url string, v any) error {
 // Close ends everything that was started. The logs of a folder that the caller named stay.
 func (s *Stack) Close() {
 	s.closing.Do(func() {
-		var all []*process
+		var all []*process.Process
 		all = append(all, s.kvepp, s.shared, s.nats)
 		for _, e := range s.envoys {
 			all = append(all, e.process)
@@ -747,9 +749,9 @@ func (s *Stack) Close() {
 		var wait sync.WaitGroup
 		for _, p := range all {
 			if s.cfg.Kill {
-				wait.Go(p.kill)
+				wait.Go(p.Kill)
 			} else {
-				wait.Go(p.stop)
+				wait.Go(p.Stop)
 			}
 		}
 		wait.Wait()
@@ -764,18 +766,18 @@ func (s *Stack) MetricsURL() string { return fmt.Sprintf("http://127.0.0.1:%d/me
 
 // Logs returns what kvepp has logged, and how often a text is in the logs of the frontends.
 func (s *Stack) Logs(text string) (kvepp string, inFrontends int, err error) {
-	seen := map[*process]bool{}
+	seen := map[*process.Process]bool{}
 	for _, w := range s.Workers {
 		if w.frontend == nil || seen[w.frontend] {
 			continue
 		}
 		seen[w.frontend] = true
-		log, err := os.ReadFile(w.frontend.log)
+		log, err := os.ReadFile(w.frontend.Log)
 		if err != nil {
 			return "", 0, err
 		}
 		inFrontends += strings.Count(string(log), text)
 	}
-	log, err := os.ReadFile(s.kvepp.log)
+	log, err := os.ReadFile(s.kvepp.Log)
 	return string(log), inFrontends, err
 }

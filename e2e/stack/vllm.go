@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"kvepp/e2e/process"
 )
 
 // VLLM is a whole vLLM on the CPU that serves a tiny model of random weights under the name Model: only its answers mean
@@ -17,7 +19,7 @@ type VLLM struct {
 	KVEvents, KVReplay string // its sockets
 
 	stack   *Stack
-	process *process
+	process *process.Process
 }
 
 // VLLMBlockSize is its KV block size in tokens: the least that vLLM has on a CPU.
@@ -45,7 +47,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 	if err := os.WriteFile(filepath.Join(model, "config.json"), config, 0o644); err != nil {
 		return nil, err
 	}
-	port, err := ports(3)
+	port, err := process.Ports(3)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +86,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 }
 
 // Close ends vLLM and what it started.
-func (v *VLLM) Close() { v.process.kill() }
+func (v *VLLM) Close() { v.process.Kill() }
 
 // Entry is vLLM as the endpoints file names it.
 func (v *VLLM) Entry() string {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/e2e/process"
 	"kvepp/e2e/stack"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
@@ -207,7 +208,7 @@ func (b *bench) await(n int, ids []kvblock.Token, salt string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
-	err := stack.Until(ctx, func() error {
+	err := process.Until(ctx, func() error {
 		if held := b.held(ids, salt); held < full(len(ids)) {
 			return fmt.Errorf("request %d: the index has %d of its %d tokens", n, held, len(ids))
 		}

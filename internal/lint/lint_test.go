@@ -48,10 +48,11 @@ var may = map[string]string{
 	"bench/path-go":       "",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/stack internal/apibody kvblock router/queue tokenizer zmqsub",
-	"e2e/stack":           "",
+	"e2e":                 "e2e/process e2e/stack internal/apibody kvblock router/queue tokenizer zmqsub",
+	"e2e/process":         "",
+	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/stack",
-	"e2e/vllm":            "e2e/stack internal/apibody kvblock tokenizer",
+	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 }
 
 // only lists what few packages may import from elsewhere.

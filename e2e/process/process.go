@@ -1,0 +1,186 @@
+// Package process runs the programs of tests, and ends them with the test however that ends.
+//
+// It owns their process groups, the files of their output, and the search for free ports. It knows no program. All methods may be
+// called at any time from any goroutine.
+package process
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Process is a program that was started. Its output goes to a file of its own.
+type Process struct {
+	Name string
+	Log  string // the file
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+}
+
+// Start starts a program in a process group of its own, so that whatever it starts ends with it; and it dies when this process
+// does, however that happens. What it writes is appended to the file NAME.log of the folder. env, as NAME=VALUE, is added to this
+// process's.
+func Start(folder, name string, env []string, argv ...string) (*Process, error) {
+	p := &Process{Name: name, Log: filepath.Join(folder, name+".log"), done: make(chan struct{})}
+	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	p.cmd = exec.Command(argv[0], argv[1:]...)
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		// Pdeathsig means the death of the thread that started the child, so that thread must live as long.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.cmd.Wait()
+		}
+		out.Close()
+		close(p.done)
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// Pid is the number of the process.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal to the process's group.
+func (p *Process) Signal(sig syscall.Signal) {
+	if !p.Ended() {
+		syscall.Kill(-p.cmd.Process.Pid, sig)
+	}
+}
+
+// Stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's takes
+// up to ten to go. Of no process it does nothing, as Kill.
+func (p *Process) Stop() {
+	if p == nil {
+		return
+	}
+	p.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(3 * time.Second):
+		p.Kill()
+	}
+}
+
+// Kill ends the process by force and waits until it is gone.
+func (p *Process) Kill() {
+	if p == nil {
+		return
+	}
+	p.Signal(syscall.SIGKILL)
+	<-p.done
+}
+
+// Ended says whether the process has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Tail returns the last lines of the process's output.
+func (p *Process) Tail(n int) string {
+	f, err := os.Open(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var lines []string
+	scan := bufio.NewScanner(f)
+	scan.Buffer(nil, 1<<20)
+	for scan.Scan() {
+		if lines = append(lines, scan.Text()); len(lines) > n {
+			lines = lines[1:]
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Until calls ready until it returns nil, and returns its last error when ctx ends first.
+func Until(ctx context.Context, ready func() error) error {
+	for pause := 10 * time.Millisecond; ; pause = min(pause*3/2, 500*time.Millisecond) {
+		err := ready()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; last: %w", ctx.Err(), err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Up waits until ready holds, and gives up at once when a process that it depends on has ended.
+func Up(ctx context.Context, what string, ready func() error, on ...*Process) error {
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute) // a machine may be busy; who waits for a program that ended does not wait
+	defer cancel()
+	err := Until(ctx, func() error {
+		for _, p := range on {
+			if p.Ended() {
+				cancel()
+				return fmt.Errorf("%s has ended", p.Name)
+			}
+		}
+		return ready()
+	})
+	if err == nil {
+		return nil
+	}
+	var b strings.Builder
+	for _, p := range on {
+		fmt.Fprintf(&b, "\n--- the end of %s:\n%s", p.Log, p.Tail(15))
+	}
+	return fmt.Errorf("waiting for %s: %w%s", what, err, b.String())
+}
+
+// Ports returns n consecutive TCP ports that are free on loopback now. They lie below the range from which the system
+// takes ports for outgoing connections, and begin at random, so that neither a connection nor another test on the machine
+// is likely to take one before the program that it is for.
+func Ports(n int) (int, error) {
+	const low, high = 20000, 32000
+	for range 1000 {
+		base := low + rand.IntN(high-low-n)
+		var held []net.Listener
+		var err error
+		for i := 0; i < n && err == nil; i++ {
+			var l net.Listener
+			if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i)); err == nil {
+				held = append(held, l)
+			}
+		}
+		for _, l := range held {
+			l.Close()
+		}
+		if err == nil {
+			return base, nil
+		}
+	}
+	return 0, errors.New("no consecutive free ports")
+}
