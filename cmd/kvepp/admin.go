@@ -2,11 +2,12 @@ package main
 
 import (
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 )
@@ -22,6 +23,9 @@ func (o *options) checkListeners() error {
 			return fmt.Errorf("--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as well, or listen at 127.0.0.1", o.adminAddress)
 		}
 	}
+	if o.enablePprof && o.adminAddress == "" {
+		return errors.New("--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for example")
+	}
 	if o.metricsAddress == "" {
 		return nil
 	}
@@ -29,22 +33,6 @@ func (o *options) checkListeners() error {
 		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
 	}
 	return nil
-}
-
-// bearerToken reads the token that requests to a listener must bring; "" when none is asked for. flag is how file was given.
-func bearerToken(flag, file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", flag, err)
-	}
-	token := strings.TrimSpace(string(text))
-	if token == "" {
-		return "", fmt.Errorf("%s: the file is empty; put a secret into it, in one line", flag)
-	}
-	return token, nil
 }
 
 // webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a minute.
@@ -63,18 +51,27 @@ func checkPeers(flag string, peers []string) error {
 	return nil
 }
 
-// guarded lets requests through that bring the token, and whoever asks for health.
-func guarded(next http.Handler, token string) http.Handler {
-	if token == "" {
+// guarded lets requests through that bring the token, and whoever asks for health. nil asks for none.
+func guarded(next http.Handler, token *tokenFile) http.Handler {
+	if token == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-		if req.URL.Path != "/health" && !(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1) {
+		if req.URL.Path != "/health" && !(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.token())) == 1) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, --metrics-token-file)", http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, req)
 	})
+}
+
+// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/.
+func handleProfiles(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof/", pprof.Index) // and the named profiles below it
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 }

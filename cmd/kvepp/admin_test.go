@@ -1,49 +1,130 @@
 package main
 
 import (
+	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/internal/metrics"
 )
 
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	if _, err := bearerToken("--admin-token-file", file); err == nil {
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := newTokenFile("--admin-token-file", file); err == nil {
 		t.Error("a file that is not there was taken")
 	}
-	if err := os.WriteFile(file, []byte(" \n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bearerToken("--admin-token-file", file); err == nil {
+	write(" \n")
+	if _, err := newTokenFile("--admin-token-file", file); err == nil {
 		t.Error("an empty file was taken")
 	}
-	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
+	write("secret\n")
+	token, err := newTokenFile("--admin-token-file", file)
+	if err != nil || token.token() != "secret" {
+		t.Fatal(token, err)
 	}
-	token, err := bearerToken("--admin-token-file", file)
-	if err != nil || token != "secret" {
-		t.Fatalf("%q, %v", token, err)
+	none, err := newTokenFile("--admin-token-file", "")
+	if err != nil || none.token() != "" {
+		t.Fatal(none, err)
 	}
 	inside := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
 	for _, c := range []struct {
-		token, path, header string
-		want                int
+		token        *tokenFile
+		path, header string
+		want         int
 	}{
-		{"", "/query", "", http.StatusTeapot},
-		{"secret", "/query", "", http.StatusUnauthorized},
-		{"secret", "/query", "secret", http.StatusUnauthorized},
-		{"secret", "/query", "Bearer wrong", http.StatusUnauthorized},
-		{"secret", "/query", "Bearer secret", http.StatusTeapot},
-		{"secret", "/health", "", http.StatusTeapot},
+		{none, "/query", "", http.StatusTeapot},
+		{token, "/query", "", http.StatusUnauthorized},
+		{token, "/query", "secret", http.StatusUnauthorized},
+		{token, "/query", "Bearer wrong", http.StatusUnauthorized},
+		{token, "/query", "Bearer secret", http.StatusTeapot},
+		{token, "/health", "", http.StatusTeapot},
 	} {
-		req := httptest.NewRequest("POST", c.path, nil)
-		req.Header.Set("Authorization", c.header)
-		w := httptest.NewRecorder()
-		guarded(inside, c.token).ServeHTTP(w, req)
-		if w.Code != c.want {
-			t.Errorf("token %q, %s, header %q: %d, want %d", c.token, c.path, c.header, w.Code, c.want)
+		if code := asked(guarded(inside, c.token), c.path, c.header); code != c.want {
+			t.Errorf("token %q, %s, header %q: %d, want %d", c.token.token(), c.path, c.header, code, c.want)
+		}
+	}
+}
+
+// asked is the status of a request with a header Authorization.
+func asked(h http.Handler, path, authorization string) int {
+	req := httptest.NewRequest("GET", path, nil)
+	req.Header.Set("Authorization", authorization)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	return w.Code
+}
+
+// TestTokenChanges: a new token counts within the time between two looks, and one that cannot be read leaves the listener guarded.
+func TestTokenChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "token")
+		write := func(text string) {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("one")
+		token, err := newTokenFile("--admin-token-file", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, log := metrics.New(), new(strings.Builder)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		followTokens(ctx, reloadEvery, m, slog.New(slog.NewTextHandler(log, nil)), nil, token)
+		h := guarded(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), token)
+		expect := func(what, good, bad string) {
+			t.Helper()
+			<-time.After(3 * reloadEvery)
+			synctest.Wait()
+			if a, b := asked(h, "/query", "Bearer "+good), asked(h, "/query", "Bearer "+bad); a != http.StatusOK || b != http.StatusUnauthorized {
+				t.Errorf("%s: %q is answered %d, %q %d", what, good, a, bad, b)
+			}
+		}
+		expect("at first", "one", "two")
+		write("two\n")
+		expect("after a change", "two", "one")
+		write("")
+		expect("an empty file", "two", "")
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		expect("no file", "two", "one")
+		write("three")
+		expect("at last", "three", "two")
+		if n := strings.Count(log.String(), "is refused"); n != 1 || strings.Contains(log.String(), "three") {
+			t.Errorf("refused %d times, or a secret in the log:\n%s", n, log)
+		}
+	})
+}
+
+func TestProfiles(t *testing.T) {
+	mux := http.NewServeMux()
+	handleProfiles(mux)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	token, err := newTokenFile("--admin-token-file", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := guarded(mux, token)
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
+		if with, without := asked(h, path, "Bearer secret"), asked(h, path, ""); with != http.StatusOK || without != http.StatusUnauthorized {
+			t.Errorf("%s: %d with the token, %d without", path, with, without)
 		}
 	}
 }

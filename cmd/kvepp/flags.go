@@ -25,6 +25,7 @@ type options struct {
 	metricsPort                      uint16
 	adminAddress                     string
 	adminTokenFile                   string
+	enablePprof                      bool
 	indexPeers                       []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
@@ -176,12 +177,13 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003, "`PORT` of the gRPC health service, without TLS (it also answers on the external processor's port)")
 	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
 	f.StringVar(&o.metricsAddress, "metrics-address", "", "`HOST:PORT` of the same, in place of --bind-address and --metrics-port")
-	f.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "`FILE` with a secret that whoever asks for metrics must bring, as \"Authorization: Bearer SECRET\". Absent: anybody may ask")
+	f.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "`FILE` with a secret that whoever asks for metrics must bring, as \"Authorization: Bearer SECRET\"; read again when it changes. Absent: anybody may ask")
 	f.StringVar(&o.dynamoNamespace, "dynamo-namespace", "dynamo", "`NAME` in the label dynamo_namespace of the metrics that have Dynamo's names: that of the workers")
 	f.StringVar(&o.dynamoComponent, "dynamo-component", "backend", "`NAME` in their label dynamo_component: that of the workers")
 	f.Uint64Var(&o.routerID, "router-id", 0, "`NUMBER` in their label router_id. 0: made from the host's name, as Dynamo makes the id of a pod")
 	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; of /busy_threshold, as dynamo.frontend does; and /debug/decisions. Empty: none")
-	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health. Without it the address must be one of this machine alone")
+	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health; read again when it changes. Without it the address must be one of this machine alone")
+	f.BoolVar(&o.enablePprof, "enable-pprof", false, "show profiles of the process there too, at /debug/pprof/, for \"go tool pprof\"")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")

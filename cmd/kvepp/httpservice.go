@@ -68,12 +68,12 @@ type indexMemory struct{ indexMaxBytes int64 }
 const minIndexBytes = 1 << 20
 
 func (o *indexMemory) add(f *pflag.FlagSet) {
-	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, else 2 GiB")
+	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; 2 GiB without either")
 }
 
 func (o *indexMemory) check() error {
 	if o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes {
-		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT, else 2 GiB)", minIndexBytes)
+		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT or of 7/8 of the container's memory, else 2 GiB)", minIndexBytes)
 	}
 	return nil
 }

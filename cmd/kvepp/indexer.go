@@ -128,6 +128,7 @@ func runIndexer(o *indexerOptions) error {
 	defer stop()
 
 	m := metrics.New()
+	limitMemory("/", m, log)
 	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {
 		return err

@@ -149,6 +149,7 @@ func runSelect(o *selectOptions) error {
 	defer stop()
 
 	m := metrics.New()
+	limitMemory("/", m, log)
 	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
 	if !o.service.Events {
 		bounds.MaxPredicted, bounds.PruneTarget = indexer.DefaultMaxPredicted, indexer.DefaultPruneTarget

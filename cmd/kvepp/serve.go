@@ -45,18 +45,21 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
+	m := metrics.New()
+	limitMemory("/", m, log)
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
-	token, err := bearerToken("--admin-token-file", o.adminTokenFile)
+	token, err := newTokenFile("--admin-token-file", o.adminTokenFile)
 	if err != nil {
 		return err
 	}
-	metricsToken, err := bearerToken("--metrics-token-file", o.metricsTokenFile)
+	metricsToken, err := newTokenFile("--metrics-token-file", o.metricsTokenFile)
 	if err != nil {
 		return err
 	}
+	followTokens(ctx, reloadEvery, m, log, token, metricsToken)
 	models, err := loadModels(o, log)
 	if err != nil {
 		return err
@@ -74,7 +77,6 @@ func serve(o *options) error {
 		return err
 	}
 	adapters := router.NewAdapters(named)
-	m := metrics.New()
 	security, err := secured(ctx, o, m, log)
 	if err != nil {
 		return err
@@ -129,7 +131,7 @@ func serve(o *options) error {
 	reader := service.NewReader(endpoints, index, events, log)
 	if events != nil && len(o.indexPeers) > 0 {
 		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
-		reader.WarmUp(warm, o.indexPeers, token)
+		reader.WarmUp(warm, o.indexPeers, token.token())
 		cancel()
 	}
 	gauges(m, book, index, endpoints, events)
@@ -194,6 +196,9 @@ func serve(o *options) error {
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)
 	service.HandleBusyThreshold(mux, decides, log)
+	if o.enablePprof {
+		handleProfiles(mux)
+	}
 	seen := http.NewServeMux()
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))

@@ -288,6 +288,14 @@ const (
 	CertificatesRefusedHelp = "Changed files of certificates that could not be used."
 )
 
+// Names and help of what is exported of the files of tokens, and of the limit of Go's memory.
+const (
+	TokenFilesRefused     = "kvepp_token_files_refused_total"
+	TokenFilesRefusedHelp = "Changed files of bearer tokens that could not be used."
+	MemoryLimit           = "kvepp_memory_limit_bytes"
+	MemoryLimitHelp       = "Memory that Go's runtime keeps within, 0 for no limit, by where the limit is from: environment (GOMEMLIMIT), container (seven eighths of what its cgroup may have), none."
+)
+
 // Names and help of what Source and CounterSource are called with.
 const (
 	Streams               = "kvepp_streams"
