@@ -11,7 +11,7 @@
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #   install.sh kube [PROGRAM...]
 #                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
-#                       as kubectl and kubelet. One folder holds all that were ever asked for.
+#                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -164,15 +164,18 @@ kube() {
 	command -v go >/dev/null || die "Go is needed to build Kubernetes."
 	module=$here/../kube/k8sbin
 	version=$(sed -n 's/^	k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$module/go.mod")
-	folder=$cache/kube-$version-$(cat "$module/go.mod" "$module/go.sum" | cksum | cut -d' ' -f1)
+	folder=$cache/kube-$version-$(cat "$module/go.mod" "$module/go.sum" "$module"/*/main.go | cksum | cut -d' ' -f1)
 	mkdir -p "$folder"
 	for program; do
 		[ ! -e "$folder/$program" ] || continue
 		# Without the stamps Kubernetes calls itself v0.0.0-master, and kubeadm, kubectl and kind take that at its word.
 		stamp=k8s.io/component-base/version
 		minor=${version#v1.}
+		stamps=""
 		case $program in
-		etcd) package=go.etcd.io/etcd/server/v3 stamps="" ;;
+		etcd) package=go.etcd.io/etcd/server/v3 ;;
+		kind) package=sigs.k8s.io/kind ;;
+		coredns | pause) package=./$program ;;
 		*) package=k8s.io/kubernetes/cmd/$program
 			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
 		esac
