@@ -37,8 +37,9 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 			return nil, err
 		}
 	}
-	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": 128,
-		"intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 151936,
+	config, err := json.Marshal(map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": tinyQwen.hidden,
+		"intermediate_size": 256, "num_hidden_layers": tinyQwen.layers, "num_attention_heads": tinyQwen.heads, "num_key_value_heads": tinyQwen.kvHeads,
+		"head_dim": tinyQwen.headSize, "vocab_size": 151936,
 		"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "torch_dtype": "float32",
 		"hidden_act": "silu", "bos_token_id": 151643, "eos_token_id": 151645})
 	if err != nil {

@@ -40,12 +40,67 @@ func environment(t *testing.T, name string) string {
 	return value
 }
 
+// adapters are the names of vLLM's LoRA adapters.
+var adapters = []string{"sql", "legal"}
+
+// TestVLLM holds kvepp against one vLLM in several ways, each with a kvepp and an Envoy of its own: a vLLM takes the most of a
+// minute to start.
+func TestVLLM(t *testing.T) {
+	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
+	model, err := tokenizer.Load(folder, tokenizer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	flags := []string{"--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", "8", "--lora-modules"}
+	for i, name := range adapters {
+		weights := filepath.Join(dir, name)
+		if err := stack.WriteAdapter(weights, uint64(i)); err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, name+"="+weights)
+	}
+	vllm, err := stack.StartVLLM(t.Context(), filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), dir, folder, blocks, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(vllm.Close)
+	run := func(name string, test func(*bench), flags ...string) {
+		t.Run(name, func(t *testing.T) { test(newBench(t, vllm, folder, model, flags...)) })
+	}
+	run("adapters", testAdapters, "--lora=sql="+stack.Model)
+	run("tenants", testTenants, "--tenant-cache-salt")
+	run("salts", testSalts)
+	run("conversations", testConversations)
+}
+
 // bench is a vLLM with kvepp and Envoy before it.
 type bench struct {
 	t     *testing.T
 	vllm  *stack.VLLM
 	stack *stack.Stack
 	model *tokenizer.Model
+}
+
+// newBench starts kvepp, with these flags, and Envoy, and waits until kvepp hears vLLM.
+func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Model, flags ...string) *bench {
+	t.Helper()
+	b := &bench{t: t, vllm: vllm, model: model}
+	var err error
+	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
+		KveppModel: folder, KveppFlags: append([]string{"--engine=vllm"}, flags...), Manifest: "original-dst.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.stack.Close)
+	if err := b.stack.ReplaceEndpoints("endpoints:\n" + vllm.Entry()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.stack.Settled(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // conversation is one client's: what all its requests have in common, and its messages so far.
@@ -184,12 +239,18 @@ func (b *bench) vllmIDs(body map[string]any) []kvblock.Token {
 	return answer.Tokens
 }
 
+// space is what tells blocks of the same tokens apart; empty: nothing.
+type space struct{ lora, salt string }
+
 // held is how many tokens of a prompt kvepp's index says vLLM holds.
-func (b *bench) held(ids []kvblock.Token, salt string) int {
+func (b *bench) held(ids []kvblock.Token, in space) int {
 	b.t.Helper()
 	query := map[string]any{"model_name": "", "token_ids": ids}
-	if salt != "" {
-		query["cache_salt"] = salt
+	if in.lora != "" {
+		query["lora_name"] = in.lora
+	}
+	if in.salt != "" {
+		query["cache_salt"] = in.salt
 	}
 	var answer struct {
 		Scores map[string]map[string]int
@@ -204,12 +265,12 @@ func (b *bench) held(ids []kvblock.Token, salt string) int {
 }
 
 // await waits until the index has the whole blocks of request n.
-func (b *bench) await(n int, ids []kvblock.Token, salt string) {
+func (b *bench) await(n int, ids []kvblock.Token, in space) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	err := process.Until(ctx, func() error {
-		if held := b.held(ids, salt); held < full(len(ids)) {
+		if held := b.held(ids, in); held < full(len(ids)) {
 			return fmt.Errorf("request %d: the index has %d of its %d tokens", n, held, len(ids))
 		}
 		return nil
@@ -222,34 +283,10 @@ func (b *bench) await(n int, ids []kvblock.Token, salt string) {
 // full is the part of n tokens that vLLM may reuse for a prompt of n: whole blocks, and never the last token.
 func full(n int) int { return (n - 1) / stack.VLLMBlockSize * stack.VLLMBlockSize }
 
-// TestConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are vLLM's,
+// testConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are vLLM's,
 // and what kvepp predicted to be cached is what vLLM reports.
-func TestConversations(t *testing.T) {
-	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
-	model, err := tokenizer.Load(folder, tokenizer.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &bench{t: t, model: model}
-	b.vllm, err = stack.StartVLLM(t.Context(), filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), t.TempDir(), folder, blocks, "--max-model-len", "4096",
-		"--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.vllm.Close)
-	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
-		KveppModel: folder, KveppFlags: []string{"--engine=vllm"}, Manifest: "original-dst.yaml"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.stack.Close)
-	if err := b.stack.ReplaceEndpoints("endpoints:\n" + b.vllm.Entry()); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.stack.Settled(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-
+func testConversations(b *bench) {
+	t := b.t
 	rng := rand.New(rand.NewPCG(4, 0))
 	var running [12]*conversation
 	var prompted, cached, lost, streamed, missed int
@@ -286,7 +323,7 @@ func TestConversations(t *testing.T) {
 		}
 		last[c] = full(len(ids))
 		// Its events come a moment after the answer.
-		b.await(n, ids, c.salt)
+		b.await(n, ids, space{salt: c.salt})
 		c.grow(rng, a.Text)
 		if len(ids) > maxTokens || rng.IntN(40) == 0 {
 			running[at] = nil
