@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -19,10 +20,24 @@ type decision struct {
 	sized                       []*scoring.Prompt   // one for each block size met, kept from decision to decision
 	local                       []kvblock.LocalHash // of one prompt
 	scores                      indexer.OverlapScores
-	both                        []pool.Worker  // of aggregated and prefill
-	loads                       []scoring.Load // indexed by worker number
-	overloaded                  []bool         // indexed like the snapshot's workers
+	both                        []pool.Worker     // of aggregated and prefill
+	loads                       []scoring.Load    // indexed by worker number
+	overloaded                  []bool            // indexed like the snapshot's workers
+	since                       scoring.State     // that overloaded was made by; 0: of no consequence
+	booked                      []scoring.Booking // for this request, of which some may be freed
+	route                       *Route            // what was chosen, once a session may hold it
 	took                        metrics.Overhead
+}
+
+// undo ends whatever was booked for the request.
+func (d *decision) undo() {
+	if d.route != nil {
+		d.route.Free()
+	}
+	for _, b := range d.booked {
+		b.Free()
+	}
+	d.route, d.booked = nil, d.booked[:0]
 }
 
 // variant is a prompt cut for one block size. Workers of one model usually share one.
@@ -54,6 +69,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if err != nil {
 		return nil, err
 	}
+	d.route = route
 	r.predict(d, route)
 	route.released = r.onRelease
 	if p.whole {
@@ -65,11 +81,33 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	return route, nil
 }
 
-// chooseAt decides who serves a request that is to go to t, and books it there.
+// maxLooks bounds how often a request is decided anew because others were booked since it was looked who is overloaded. Each of
+// these was quicker, so that not even a burst comes near it; whoever does is decided by loads that are a moment old.
+const maxLooks = 64
+
+// chooseAt decides who serves a request that is to go to t, and books it there. Where thresholds say who is overloaded, nobody is
+// booked between that look and the booking, so that a burst does not pass them together. With an error what was booked is not
+// freed: see undo.
 func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) (*Route, error) {
-	if err := r.gather(d, snapshot, req, p, t, r.overloaded(d, snapshot, p.model)); err != nil {
-		return nil, err
+	for look := 1; ; look++ {
+		over := r.overloaded(d, snapshot, p.model)
+		if look == maxLooks {
+			d.since = 0
+		}
+		t.overloaded = false
+		if err := r.gather(d, snapshot, req, p, t, over); err != nil {
+			return nil, err
+		}
+		route, err := r.chooseGathered(d, p)
+		if !errors.Is(err, scoring.ErrChanged) {
+			return route, err
+		}
+		d.undo()
 	}
+}
+
+// chooseGathered chooses among the candidates of d's legs.
+func (r *Router) chooseGathered(d *decision, p *prompt) (*Route, error) {
 	if alone, pairs := len(d.aggregated.workers), len(d.decode.workers); alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV {
 		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
 		if rand.IntN(alone+pairs) < alone {
@@ -87,9 +125,6 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 	}
 	if len(d.decode.workers) > 0 {
 		if pair, err = r.choosePair(d, p); err != nil {
-			if alone != nil {
-				alone.Free()
-			}
 			return nil, err
 		}
 	}

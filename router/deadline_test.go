@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/pool"
 	"kvepp/tokenizer"
 )
 
@@ -96,6 +97,23 @@ func TestPanicAfterBooking(t *testing.T) {
 	}()
 	h.Route(t.Context(), &Request{Path: "/v1/files", Without: ReasonNoBody})
 	t.Error("no panic came")
+}
+
+// TestPanicWhileBooking: nor was what was booked before the choice was made.
+func TestPanicWhileBooking(t *testing.T) {
+	for name, endpoints := range map[string][]pool.Endpoint{"one leg": workers(2), "two": disaggregated(1, 1), "both ways": append(workers(1), disaggregated(1, 1)...)} {
+		h := newHouse(t, endpoints...)
+		h.Router.index = nil // which is asked after a booking
+		func() {
+			defer func() {
+				if recover() == nil || h.book.Len() != 0 {
+					t.Errorf("%s: %d bookings are left", name, h.book.Len())
+				}
+			}()
+			h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"x"}`)})
+			t.Errorf("%s: no panic came", name)
+		}()
+	}
 }
 
 // TestPanicWhileTokenizing: a defect beside the request's goroutine costs that request its tokens, and nothing else.

@@ -219,7 +219,6 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	}
 	last, booking, err := r.bookLeg(d, l, p)
 	if err != nil {
-		prefill.Free()
 		return nil, err
 	}
 	w := &l.workers[last.Index]
@@ -277,11 +276,15 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 	}
 	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
 	at := time.Now()
-	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms}, l.candidates, &l.cfg, nil, l.costs)
-	r.metrics.Took("select", lap(&d.took.Scheduling, at).Sub(at))
+	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms, Since: d.since}, l.candidates, &l.cfg, nil, l.costs)
 	if err != nil {
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}
+	d.booked = append(d.booked, booking)
+	if d.since != 0 {
+		d.since++ // it was this booking
+	}
+	r.metrics.Took("select", lap(&d.took.Scheduling, at).Sub(at))
 	return sel, booking, nil
 }
 

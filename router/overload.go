@@ -136,13 +136,14 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 }
 
 // overloaded says of each worker of the snapshot whether it is overloaded; nil: no threshold is set, and none is. Workers that
-// do not say which model they serve have the thresholds of model. The result is d's, until the next call.
+// do not say which model they serve have the thresholds of model. The result is d's, until the next call, and d.since what it was
+// made by.
 func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool {
 	table := r.thresholds.current.Load()
-	if table == nil {
+	if d.since = 0; table == nil {
 		return nil
 	}
-	d.loads = r.book.Loads(d.loads[:0])
+	d.loads, d.since = r.book.LoadsAndState(d.loads[:0])
 	d.overloaded = d.overloaded[:0]
 	for from := 0; from < len(s.Workers); {
 		e := s.Workers[from].Endpoint

@@ -3,7 +3,11 @@ package router
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"sync"
 	"testing"
+
+	"kvepp/pool"
 )
 
 // metric returns the counters or gauges of a metric with one label, by its value.
@@ -162,5 +166,43 @@ func TestThresholdsDoNotAllocate(t *testing.T) {
 	count()
 	if after := count(); after > before {
 		t.Errorf("%v allocations, %v without thresholds", after, before)
+	}
+}
+
+// TestBurstAtAThreshold: of requests that come at once no more are let in than one after the other, whoever looks at the loads
+// while another is being booked.
+func TestBurstAtAThreshold(t *testing.T) {
+	for name, endpoints := range map[string][]pool.Endpoint{"aggregated": workers(3), "prefill and decode": disaggregated(3, 2)} {
+		h := newHouse(t, endpoints...)
+		h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](1000)})
+		const each = 11 // requests of 100 tokens on a worker: the last of them finds it at the threshold, and not above
+		for round := range 20 {
+			routes := make(chan *Route, 200)
+			var burst sync.WaitGroup
+			start := make(chan struct{})
+			for range cap(routes) {
+				body := completion("m", tokens(rand.IntN(1<<30), 100))
+				burst.Go(func() {
+					<-start
+					if r, err := h.Route(t.Context(), body); err == nil {
+						routes <- r
+					} else if !errors.Is(err, ErrOverloaded) {
+						t.Error(err)
+					}
+				})
+			}
+			close(start)
+			burst.Wait()
+			close(routes)
+			if n := len(routes); n != 3*each {
+				t.Errorf("%s, round %d: %d requests were let in, want %d", name, round, n, 3*each)
+			}
+			for r := range routes {
+				r.Free()
+			}
+		}
+		if n := h.book.Len(); n != 0 {
+			t.Errorf("%s: %d bookings are left", name, n)
+		}
 	}
 }

@@ -196,13 +196,14 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
 	d.variants, d.took = d.variants[:0], metrics.Overhead{}
-	route, waited, err := r.decide(ctx, d, req, &p)
+	d.route, d.booked = nil, d.booked[:0]
 	returned := false
 	defer func() {
-		if route != nil && !returned { // a panic on the way back: nobody would ever free it
-			route.Free()
+		if !returned { // after an error, or a panic: nobody else would ever free what is booked
+			d.undo()
 		}
 	}()
+	route, waited, err := r.decide(ctx, d, req, &p)
 	if err == nil {
 		route.Waited = waited
 	}

@@ -34,6 +34,9 @@ var (
 
 	// ErrDuplicateRequest says that a request with the same ID is active already.
 	ErrDuplicateRequest = errors.New("scoring: a request with this ID is already active")
+
+	// ErrChanged says that requests were booked since Request.Since.
+	ErrChanged = errors.New("scoring: requests were booked since the loads were looked at")
 )
 
 // Request is what all candidates have in common. A batch of prompts that one worker is to answer is one request.
@@ -50,6 +53,10 @@ type Request struct {
 
 	// DryRun books nothing: the choice is what it would be.
 	DryRun bool
+
+	// Since is the state of the book by whose loads the candidates were picked out: if requests were booked since, nothing is
+	// chosen. 0, the usual: whatever was. After a booking the state is the next one, Since + 1.
+	Since State
 
 	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it was
 	// when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
@@ -117,6 +124,9 @@ type Load struct {
 	ActiveTokens  int // the same in tokens
 }
 
+// State counts what was booked. It is never 0.
+type State uint64
+
 // ActiveSequences is the load book: which requests are active on which worker, the prompt tokens that each has yet to
 // prefill and the distinct KV blocks that each holds. Make one with [NewActiveSequences].
 //
@@ -132,6 +142,7 @@ type ActiveSequences struct {
 
 	epoch           time.Time         // the time that the book counts from
 	mu              sync.Mutex        // guards everything below
+	state           State             // changes with every booking that is added to a worker
 	loads           []Load            // indexed by worker; whole blocks and whole prompts, see adjusted and prefills
 	prefills        []prefills        // indexed by worker
 	adjusted        []adjustment      // indexed by worker
@@ -178,7 +189,7 @@ type variant struct {
 
 // NewActiveSequences returns an empty book.
 func NewActiveSequences() *ActiveSequences {
-	return &ActiveSequences{epoch: time.Now(), bookings: make([]booking, 1), byID: map[string]uint32{}, blocks: newActiveBlocks()}
+	return &ActiveSequences{epoch: time.Now(), state: 1, bookings: make([]booking, 1), byID: map[string]uint32{}, blocks: newActiveBlocks()}
 }
 
 // Booking is one request's place in the book. It is a small value that may be copied and used from any goroutine; it
@@ -197,8 +208,8 @@ type Booking struct {
 // are not reported. cfg must have passed [Config.Validate]. rng is used only while the book is locked, so that the callers
 // of one book can share one; nil means math/rand/v2's global source. Nothing passed in is kept.
 //
-// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, and a description of any number
-// that is out of range.
+// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of any
+// number that is out of range.
 func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg *Config, rng *rand.Rand, costs []float64) (Selection, Booking, error) {
 	if costs != nil && len(costs) != len(candidates) {
 		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs, but %d candidates", len(costs), len(candidates))
@@ -212,6 +223,9 @@ func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg 
 	}
 	a.lock()
 	defer a.mu.Unlock()
+	if req.Since != 0 && req.Since != a.state {
+		return Selection{}, Booking{}, ErrChanged
+	}
 	all.alike = all.alike && a.adjustedWorkers == 0
 	if err := a.open(req, candidates, cfg, &all); err != nil {
 		return Selection{}, Booking{}, err
@@ -342,13 +356,19 @@ func (a *ActiveSequences) Load(w kvblock.Worker) Load {
 
 // Loads appends to dst a snapshot of all loads, indexed by worker; a worker numbered beyond it carries nothing.
 func (a *ActiveSequences) Loads(dst []Load) []Load {
+	dst, _ = a.LoadsAndState(dst)
+	return dst
+}
+
+// LoadsAndState is Loads, with the state for Request.Since.
+func (a *ActiveSequences) LoadsAndState(dst []Load) ([]Load, State) {
 	a.lock()
 	defer a.mu.Unlock()
 	now := a.clock()
 	for w := range a.loads {
 		dst = append(dst, a.load(kvblock.Worker(w), now))
 	}
-	return dst
+	return dst, a.state
 }
 
 // load is what worker w carries, all things weighed.
@@ -710,6 +730,7 @@ func (a *ActiveSequences) selection(req Request, candidates []Candidate, i int, 
 // add books a request for which open was called on candidates[i].
 func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *Config, unit int) (Selection, Booking) {
 	c := &candidates[i]
+	a.state++
 	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
 	var index uint32
 	if n := len(a.free); n > 0 {

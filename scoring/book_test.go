@@ -517,3 +517,42 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations for a request, want none", allocs)
 	}
 }
+
+// TestSince: a choice by loads that are not the latest any more is not made.
+func TestSince(t *testing.T) {
+	a := NewActiveSequences()
+	cfg := DefaultConfig()
+	candidates := []Candidate{{Worker: 0}, {Worker: 1}}
+	_, at := a.LoadsAndState(nil)
+	book := func(since State) (Booking, error) {
+		_, b, err := a.SelectAndAdd(Request{ISLTokens: 8, Since: since}, candidates, &cfg, nil, nil)
+		return b, err
+	}
+	first, err := book(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := book(at); !errors.Is(err, ErrChanged) || a.Len() != 1 {
+		t.Errorf("after another booking: %v, %d bookings", err, a.Len())
+	}
+	second, err := book(at + 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Free() // less load than was seen harms nobody
+	if _, now := a.LoadsAndState(nil); now != at+2 {
+		t.Errorf("state %d, want %d", now, at+2)
+	}
+	third, err := book(at + 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.MoveTo(7, 0)
+	if _, err := book(at + 3); !errors.Is(err, ErrChanged) {
+		t.Errorf("after a booking moved: %v", err)
+	}
+	if _, err := book(0); err != nil {
+		t.Error(err)
+	}
+	third.Free()
+}
