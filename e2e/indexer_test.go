@@ -345,7 +345,8 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 7, "endpoint": at, "model_name": "m", "block_size": indexerBlock})
 	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 9, "endpoint": at, "model_name": "m", "block_size": 2 * indexerBlock})
 	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 99, "model_name": "m"})
-	for _, bad := range []map[string]any{{"instance_id": 1}, {"instance_id": -1, "endpoint": at, "model_name": "m", "block_size": 4}} {
+	for _, bad := range []map[string]any{{"instance_id": 1}, {"instance_id": -1, "endpoint": at, "model_name": "m", "block_size": 4},
+		{"Instance_id": 5, "endpoint": at, "model_name": "m", "block_size": 4}} {
 		theirs, _ := x.ask(x.Dynamo, "/register", bad)
 		ours, _ := x.ask(x.Kvepp, "/register", bad)
 		if theirs != http.StatusUnprocessableEntity || ours != theirs {

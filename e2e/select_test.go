@@ -798,6 +798,8 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 	same([][2]string{
 		{"POST /workers", `{"worker_id": 3, "endpoint": "e", "block_size": 8, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
 		{"POST /workers", `{"worker_id": 4, "endpoint": "e", "block_size": 4, "is_eagle": true, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
+		{"POST /workers", `{"worker_id": 5, "Endpoint": "e", "BLOCK_SIZE": 4}`}, {"DELETE /workers/5", ""}, {"POST /workers", `{"worker_id": 5, "worker_id": 5}`},
+		{"PATCH /workers/1", `{"taints": [], "taints": []}`}, {"PATCH /workers/1", `{"Taints": []}`},
 		{"GET /ready", ""}, {"GET /workers?model_name=other", ""}, {"GET /workers?routing_group=default", ""}, {"GET /loads", ""}, {"GET /dump", ""},
 		{"GET /loads?model_name=other", ""},
 	}...)
@@ -821,6 +823,10 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		`{"token_ids": [1], "mm_routing_info": {"routing_token_ids": [1, 2, 3, 4, 5]}, "selection_id": "m", ` + only + `}`,
 		`{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8], "block_mm_infos": [{"mm_objects": [{"mm_hash": 18446744073709551615, "offsets": [[0, 2]]}, {"mm_hash": 7, "offsets": []}]}, null], ` + only + `}`,
 		`{"token_ids": [1], "advisory": true, ` + only + `}`,
+		`{"Token_ids": [1], ` + only + `}`, `{"token\u005fids": [1], "TOKEN_IDS": "x", ` + only + `}`, `{"token_ids": [1], "token_ids": [1], ` + only + `}`,
+		`{"token_ids": [1], "unknown": 1, "unknown": 2, ` + only + `}`, `{"token_ids": [1], "pinned_worker": {"worker_id": 1, "Worker_id": 9, "dp_rank": 4}}`,
+		`{"token_ids": [1], "pinned_worker": {"worker_id": 1, "dp_rank": 4, "dp_rank": 4}}`,
+		`{"token_ids": [1], "session_context": {"session_id": "s", "agent_headers": {"A": ["b"], "a": ["b"]}}, ` + only + `}`,
 		`{"token_ids": [` + strings.Repeat("1,", 8<<19) + `1]}`,
 	} {
 		same([2]string{"POST /select", body})
@@ -842,6 +848,9 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		{"POST /reservations/x%2Fy/prefill_complete", ""}, {"POST /reservations/c/prefill_complete/", ""}, {"DELETE /reservations/", ""},
 		{"DELETE /reservations/c", ""}, {"DELETE /reservations/c", ""}, {"GET /loads", ""},
 		{"POST /potential_loads", `{}`}, {"POST /overlap_scores", `{}`}, {"POST /potential_loads", `{` + tokens + `}`},
+		{"POST /potential_loads", `{` + tokens + `,` + tokens + `}`}, {"POST /overlap_scores", `{` + tokens + `,` + tokens + `}`},
+		{"POST /potential_loads", `{` + tokens + `, "Model_name": "x", "router_config_override": {"Overlap_score_credit": -1}}`},
+		{"POST /reservations", `{"selection_id": "f", "selection_id": "f", "worker_id": 1, "dp_rank": 3, ` + tokens + `}`},
 	}...)
 	x.remove(one)
 	same([][2]string{

@@ -101,9 +101,7 @@ func (r *record) startRank() uint32 { return deref(r.StartRank, 0) }
 func (r *record) size() uint32      { return deref(r.Size, 1) }
 
 // endRank is the one behind the last rank.
-func (r *record) endRank() uint32 {
-	return uint32(min(uint64(r.startRank())+uint64(r.size()), 1<<32-1))
-}
+func (r *record) endRank() uint32 { return r.startRank() + r.size() }
 
 func deref[T any](p *T, otherwise T) T {
 	if p == nil {
@@ -123,10 +121,14 @@ func (r *record) eventsOf(rank uint32) string {
 	return ""
 }
 
-// check refuses what would take too much memory, and notes how much the record takes.
+// check refuses what would take too much memory, and ranks that there are none of, and notes how much the record takes.
 func (r *record) check() error {
 	if r.size() > maxRanks {
 		return refuse(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", r.size(), maxRanks)
+	}
+	// Dynamo takes a worker that begins there for one that can be chosen, and then never chooses it.
+	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
+		return refuse(http.StatusBadRequest, "data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d", r.startRank(), r.size(), uint32(math.MaxUint32))
 	}
 	longest, items := 0, max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
 	r.bytes = recordBytes

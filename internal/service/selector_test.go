@@ -332,6 +332,9 @@ func TestWorkersNeedEvents(t *testing.T) {
 	c.want("GET /ready", "", http.StatusServiceUnavailable, `"schedulable_workers":0`)
 	c.want("POST /workers", `{"worker_id": 2, "endpoint": "e", "block_size": 8, "data_parallel_size": 2, "kv_events_endpoints": {"0": "tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:10"}}`,
 		http.StatusCreated, `"lifecycle":"schedulable"`) // nobody is left whose blocks have another size
+	for fields, status := range map[string]int{`4294967295`: http.StatusBadRequest, `4294967294, "data_parallel_size": 2`: http.StatusBadRequest, `4294967294`: http.StatusCreated} {
+		c.want("POST /workers", `{"worker_id": 3, "endpoint": "e", "block_size": 8, "data_parallel_start_rank": `+fields+`}`, status, "data_parallel_start_rank")
+	}
 	c.want("GET /dump", "", http.StatusOK, `{"default:default":{"block_size":8,"events":[]}}`)
 }
 

@@ -106,9 +106,11 @@ func read(w http.ResponseWriter, req *http.Request, v any) error {
 	} else if err != nil {
 		return refuse(http.StatusBadRequest, "the body ends early: %v", err)
 	}
-	err = json.Unmarshal(body, v)
-	syntax, kind := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil)
+	err = decode(body, v)
+	syntax, kind, refused := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil), (*refusal)(nil)
 	switch {
+	case errors.As(err, &refused):
+		return err
 	case errors.As(err, &syntax):
 		return refuse(http.StatusBadRequest, "the body is not JSON: byte %d: %v", syntax.Offset, err)
 	case errors.As(err, &kind) && kind.Field == "":

@@ -99,7 +99,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/register", `{"instance_id": 7}`, http.StatusUnprocessableEntity, "endpoint is missing"},
 		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity, "instance_id"},
 		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict, "block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
-		{"/register", `{"block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusCreated, "ok"}, // the last of two keys counts
+		{"/register", `{"block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusUnprocessableEntity, "block_size: the key is there twice"},
+		{"/register", `{"Block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusCreated, "ok"},
 		{"/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "o", "block_size": 0}`, http.StatusBadRequest, "block_size 0"},
 		{"/register", strings.Replace(good, "tcp://127.0.0.1:9", "tcp://*:9", 1), http.StatusBadRequest, "names no host"},
 		{"/register", strings.Replace(good, "}", `, "dp_rank": 1, "replay_endpoint": "x"}`, 1), http.StatusBadRequest, "invalid replay endpoint"},

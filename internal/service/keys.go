@@ -1,0 +1,182 @@
+package service
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+)
+
+// encoding/json takes a key for a field whose name differs in case, and of a key that comes twice the last. Dynamo's services
+// (serde) do neither: other case is another key, and a field twice is an error.
+
+// decode is json.Unmarshal, into what v points to and is zero, with such keys. It may change body.
+func decode(body []byte, v any) error {
+	into := reflect.ValueOf(v).Elem()
+	err := json.Unmarshal(body, v)
+	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+		return err
+	}
+	k := keys{text: body}
+	if _, twice := k.value(0, into.Type()); twice != nil {
+		return twice
+	}
+	if k.changed {
+		into.SetZero()
+		err = json.Unmarshal(body, v)
+	}
+	return err
+}
+
+// keys walks along a valid JSON text. Keys that encoding/json would take for a field, and that are not spelled like it, become
+// those of nothing; one that is a field's and comes twice is refused.
+type keys struct {
+	text    []byte
+	changed bool
+}
+
+// value walks over the value at i, which is decoded into a t, and returns where it ends. nil: into nothing.
+func (k *keys) value(i int, t reflect.Type) (int, error) {
+	i = k.space(i)
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch c := k.text[i]; {
+	case t == nil || c != '{' && c != '[' || !holdsFields(t):
+		return k.skip(i), nil
+	case c == '[':
+		if t.Kind() != reflect.Slice && t.Kind() != reflect.Array {
+			return k.skip(i), nil
+		}
+		for i = k.space(i + 1); k.text[i] != ']'; i = k.next(i) {
+			var err error
+			if i, err = k.value(i, t.Elem()); err != nil {
+				return i, err
+			}
+		}
+		return i + 1, nil
+	}
+	var fields map[string]reflect.Type
+	if t.Kind() == reflect.Struct {
+		fields = fieldsOf(t)
+	}
+	seen := map[string]bool{}
+	for i = k.space(i + 1); k.text[i] != '}'; i = k.next(i) {
+		end := k.skip(i)
+		of := reflect.Type(nil)
+		if t.Kind() == reflect.Map {
+			of = t.Elem()
+		} else if fields != nil {
+			var name string
+			if err := json.Unmarshal(k.text[i:end], &name); err != nil {
+				return i, err
+			}
+			if of = fields[name]; of == nil {
+				k.annul(k.text[i+1:end-1], fields, name)
+			} else if seen[name] {
+				return i, refuse(http.StatusUnprocessableEntity, "%s: the key is there twice", name)
+			}
+			seen[name] = of != nil
+		}
+		var err error
+		if i, err = k.value(k.space(end)+1, of); err != nil { // behind the colon
+			return i, err
+		}
+	}
+	return i + 1, nil
+}
+
+// annul changes a key if it may be taken for a field.
+func (k *keys) annul(key []byte, fields map[string]reflect.Type, name string) {
+	for field := range fields {
+		if strings.EqualFold(field, name) {
+			for i := range key {
+				key[i] = '-'
+			}
+			k.changed = true
+			return
+		}
+	}
+}
+
+// space returns where the white space at i ends.
+func (k *keys) space(i int) int {
+	for k.text[i] == ' ' || k.text[i] == '\n' || k.text[i] == '\t' || k.text[i] == '\r' {
+		i++
+	}
+	return i
+}
+
+// next returns where what follows a value ends: space, and a comma with the space behind it.
+func (k *keys) next(i int) int {
+	if i = k.space(i); k.text[i] == ',' {
+		i = k.space(i + 1)
+	}
+	return i
+}
+
+// skip returns where the value at i ends, whatever it is.
+func (k *keys) skip(i int) int {
+	depth := 0
+	for ; i < len(k.text); i++ {
+		switch k.text[i] {
+		case '"':
+			for i++; k.text[i] != '"'; i++ {
+				if k.text[i] == '\\' {
+					i++
+				}
+			}
+			if depth == 0 {
+				return i + 1
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			} else if depth < 0 {
+				return i
+			}
+		case ',', ' ', '\n', '\t', '\r':
+			if depth == 0 {
+				return i
+			}
+		}
+	}
+	return i
+}
+
+var decodesItself = reflect.TypeFor[json.Unmarshaler]()
+
+// holdsFields reports whether a t is made of structs whose fields are keys.
+func holdsFields(t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(decodesItself) {
+		return false
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		return true
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return holdsFields(t.Elem())
+	}
+	return false
+}
+
+var knownFields sync.Map // reflect.Type -> map[string]reflect.Type; as many as there are kinds of bodies
+
+// fieldsOf returns the types of a struct's fields by their keys.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	if known, ok := knownFields.Load(t); ok {
+		return known.(map[string]reflect.Type)
+	}
+	fields := map[string]reflect.Type{}
+	for _, f := range reflect.VisibleFields(t) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+			fields[name] = f.Type
+		}
+	}
+	knownFields.Store(t, fields)
+	return fields
+}
