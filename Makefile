@@ -37,12 +37,12 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) ./indexer && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm)$$') && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|e2e/kube)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
 
-test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a storm of requests, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a storm of requests, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
@@ -62,6 +62,9 @@ test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the
 	go test -v -count=1 -timeout 30m ./e2e/vllm
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_VLLM_MEDIA="$$($(INSTALL) media)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestMediaProcessors$$' ./tokenizer/parity
+
+test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
+	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./e2e/kube
 
 bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
@@ -87,4 +90,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events storm test-vllm bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build run check test test-long parity events storm test-vllm test-kube bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

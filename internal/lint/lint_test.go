@@ -52,6 +52,8 @@ var may = map[string]string{
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/stack",
+	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack",
+	"e2e/kube/apiserver":  "e2e/process",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 }
 
@@ -62,7 +64,8 @@ var only = map[string][]string{
 	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go"},
 	"github.com/nats-io/":                  {"indexer/feed"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
-	"k8s.io/":                              {},
+	"k8s.io/":                              {"pool/kube", "e2e/kube/apiserver"},
+	"sigs.k8s.io/":                         {"pool/kube", "e2e/kube/apiserver"},
 	"github.com/fsnotify/":                 {"pool"},
 	"github.com/zeebo/xxh3":                {"kvblock"},
 	"lukechampine.com/blake3":              {"pool/dynamo"},
