@@ -37,9 +37,9 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) ./indexer && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|e2e/kube)$$') && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
-	KVEPP_TOOLS="$$tools" go test -count=1 -timeout $(TIMEOUT) ./e2e
+	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) ./e2e ./e2e/manifests
 
 test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a storm of requests, fuzzing every decoder, and the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1

@@ -9,6 +9,7 @@
 #   install.sh vllm     a whole vLLM for the CPU
 #   install.sh media    what its media processors need besides
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
+#   install.sh manifests  Helm and kustomize
 #   install.sh kube [PROGRAM...]
 #                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
 #                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
@@ -188,6 +189,22 @@ kube() {
 	printf '%s\n' "$folder"
 }
 
+# manifests is Helm and kustomize.
+manifests() {
+	command -v go >/dev/null || die "Go is needed to build Helm and kustomize."
+	folder=$cache/manifests-$(cksum <"$here/requirements-manifests.txt" | cut -d' ' -f1)
+	if [ ! -e "$folder/complete" ]; then
+		say "building Helm and kustomize into $folder (two minutes, once)"
+		mkdir -p "$folder"
+		while read -r program; do
+			GOFLAGS= GOWORK=off CGO_ENABLED=0 GOBIN="$folder" nice go install -trimpath -ldflags '-s -w' "$program" >&2
+		done <"$here/requirements-manifests.txt"
+		touch "$folder/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$folder"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
@@ -196,5 +213,6 @@ engines) engines ;;
 vllm) vllm ;;
 media) media ;;
 kube) shift; kube "$@" ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube" ;;
+manifests) manifests ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|manifests" ;;
 esac

@@ -1,0 +1,194 @@
+package manifests
+
+import (
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPods holds what a pod of kvepp, and the overlay's Envoy, may do, and how kvepp is asked for its health.
+func TestPods(t *testing.T) {
+	for _, r := range everything(t) {
+		t.Run(r.name, func(t *testing.T) {
+			for _, d := range r.all("Deployment") {
+				pod := object(d.at("spec", "template", "spec").(map[string]any))
+				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp && d.text("metadata", "name") != "envoy" {
+					continue // an engine's
+				} else if kvepp && pod.at("enableServiceLinks") != false {
+					t.Errorf("%s: Services set variables of its environment", d)
+				}
+				if pod.at("securityContext", "runAsNonRoot") != true || pod.text("securityContext", "seccompProfile", "type") != "RuntimeDefault" {
+					t.Errorf("%s may run as root, or call what it likes: %v", d, pod.at("securityContext"))
+				}
+				for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
+					s := object(c.at("securityContext").(map[string]any))
+					if s.at("readOnlyRootFilesystem") != true || s.at("allowPrivilegeEscalation") != false || !reflect.DeepEqual(s.at("capabilities"), map[string]any{"drop": []any{"ALL"}}) {
+						t.Errorf("%s, %s: %v", d, c.text("name"), s)
+					}
+					if c.at("resources", "limits", "memory") == nil || c.at("resources", "limits", "cpu") != nil {
+						t.Errorf("%s, %s: want a limit on memory and none on CPU, got %v", d, c.text("name"), c.at("resources"))
+					}
+				}
+			}
+			c := object(r.kvepp(t).at("spec", "template", "spec", "containers", 0).(map[string]any))
+			for probe, service := range map[string]string{"readinessProbe": "readiness", "livenessProbe": "liveness", "startupProbe": "liveness"} {
+				if c.at(probe, "grpc", "port") != 9003 || c.text(probe, "grpc", "service") != service {
+					t.Errorf("%s: %v", probe, c.at(probe))
+				}
+			}
+			drain, stop := 0, 0
+			for _, arg := range c.strings("args") {
+				if s, ok := strings.CutPrefix(arg, "--drain-timeout="); ok {
+					drain = seconds(t, s)
+				}
+			}
+			stop, _ = c.at("lifecycle", "preStop", "sleep", "seconds").(int)
+			if grace, _ := r.kvepp(t).at("spec", "template", "spec", "terminationGracePeriodSeconds").(int); drain == 0 || grace <= drain+stop {
+				t.Errorf("a pod is killed after %d s, and may take %d + %d s to end", grace, stop, drain)
+			}
+		})
+	}
+}
+
+// TestReplicas holds what more than one replica changes.
+func TestReplicas(t *testing.T) {
+	for _, x := range []struct {
+		args                  []string
+		elects, budget        bool
+		unavailable, spreadBy int
+	}{
+		{nil, false, false, 0, 0},
+		{[]string{"--set", "replicas=2"}, true, false, 100, 2},
+		{[]string{"--set", "replicas=2", "--set", "leaderElection.enabled=false"}, false, true, 0, 2},
+		{[]string{"--set", "leaderElection.enabled=true"}, true, false, 100, 0},
+		{[]string{"--set", "podDisruptionBudget.enabled=true"}, false, true, 0, 0},
+		{[]string{"--set", "replicas=3", "--set", "leaderElection.enabled=false", "--set", "podDisruptionBudget.enabled=false"}, false, false, 0, 2},
+	} {
+		r, err := helm(t, append([]string{"--set", "pool.selector.app=vllm"}, x.args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := r.kvepp(t)
+		if elects := slices.Contains(d.strings("spec", "template", "spec", "containers", 0, "args"), "--ha-enable-leader-election"); elects != x.elects {
+			t.Errorf("%v: elects a leader: %v", x.args, elects)
+		}
+		if budget := len(r.all("PodDisruptionBudget")) == 1; budget != x.budget {
+			t.Errorf("%v: has a budget: %v", x.args, budget)
+		}
+		want := any(x.unavailable)
+		if x.unavailable == 100 {
+			want = "100%"
+		}
+		if got := d.at("spec", "strategy", "rollingUpdate", "maxUnavailable"); got != want {
+			t.Errorf("%v: maxUnavailable %v, want %v", x.args, got, want)
+		}
+		if spread := d.list("spec", "template", "spec", "topologySpreadConstraints"); len(spread) != x.spreadBy {
+			t.Errorf("%v: spread by %v", x.args, spread)
+		}
+	}
+}
+
+// TestRights holds kvepp's rights to those that it needs, in each setting.
+func TestRights(t *testing.T) {
+	rule := func(group, resource, verbs string, names ...string) string {
+		return group + " " + resource + " [" + strings.Join(names, " ") + "] " + verbs
+	}
+	const read = "get list watch"
+	pods := rule("", "pods", read)
+	optional := rule("llm-d.ai inference.networking.x-k8s.io", "inferenceobjectives inferencemodelrewrites", read)
+	for file, want := range map[string][]string{
+		"plain":    {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional},
+		"leader":   {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional, rule("coordination.k8s.io", "leases", "create"), rule("coordination.k8s.io", "leases", "get update", "kvepp-kvepp")},
+		"active":   {pods, rule("inference.networking.k8s.io", "inferencepools", read, "vllm-agg-pool"), optional, rule("nvidia.com", "dynamoworkermetadatas", read)},
+		"selector": {pods},
+	} {
+		r, err := helm(t, "-f", filepath.Join("testdata", file+".yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, x := range r.one(t, "Role").list("rules") {
+			got = append(got, rule(strings.Join(x.strings("apiGroups"), " "), strings.Join(x.strings("resources"), " "), strings.Join(x.strings("verbs"), " "), x.strings("resourceNames")...))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: rights\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		if n := len(r.all("ClusterRoleBinding")); n != map[string]int{"leader": 1}[file] {
+			t.Errorf("%s: %d rights in the whole cluster", file, n)
+		}
+	}
+}
+
+// TestRefused holds that values which mean nothing are refused, and what is said then.
+func TestRefused(t *testing.T) {
+	set := func(all ...string) (args []string) {
+		for _, x := range append([]string{"pool.selector.app=vllm"}, all...) {
+			args = append(args, "--set", x)
+		}
+		return args
+	}
+	for _, x := range []struct {
+		args []string
+		says string
+	}{
+		{nil, "pool.selector: say which pods serve"},
+		{[]string{"--set", "pool.inferencePool=false"}, "pool.selector: without an InferencePool"},
+		{set("pool.create=false"), "pool.name: which InferencePool"},
+		{set("replica=2"), "additional properties 'replica' not allowed"},
+		{set("replicas=-1"), "/replicas"},
+		{set("replicas=two"), "/replicas"},
+		{set("pool.targetPorts={0}"), "/pool/targetPorts/0"},
+		{set("pool.targetPorts={1,2,3,4,5,6,7,8,9}"), "/pool/targetPorts"},
+		{set("pool.targetPorts={8000,8000}"), "/pool/targetPorts"},
+		{set("pool.failureMode=Open"), "/pool/failureMode"},
+		{set("pool.group=example.com"), "/pool/group"},
+		{set("engine=ollama"), "/engine"},
+		{set("kvEvents.port=70000"), "/kvEvents/port"},
+		{set("models[0].name=qwen"), "model.source: models need a tokenizer"},
+		{set("models[0].path=qwen", "model.source=pvc", "model.pvc.claimName=x"), "missing property 'name'"},
+		{set("models[0].name=q", "models[0].path=../etc", "model.source=pvc", "model.pvc.claimName=x"), "/models/0/path"},
+		{set("model.source=s3"), "/model/source"},
+		{set("model.source=pvc"), "model.pvc.claimName"},
+		{set("model.source=image"), "model.image.reference"},
+		{set("model.source=fetch"), "model.fetch.hub"},
+		{set("model.source=fetch", "model.fetch.hub=ftp://x"), "/model/fetch/hub"},
+		{set("model.source=fetch", "model.fetch.hub=https://user:secret@hub"), "/model/fetch/hub"},
+		{set("model.source=fetch", "model.fetch.hub=https://hub", "models[0].name=q"), "q needs a repository"},
+		{set("tls.minVersion=1.1"), "/tls/minVersion"},
+		{set("router.mode=fastest"), "/router/mode"},
+		{set("extraArgs={serve}"), "/extraArgs/0"},
+		{set("drainSeconds=5m"), "/drainSeconds"},
+		{set("replicas=2", "podDisruptionBudget.enabled=true"), "under leader election"},
+		{set("gateway.create=true"), "gateway.className"},
+		{set("pool.inferencePool=false", "httpRoute.create=true"), "httpRoute.create"},
+		{set("image.digest=latest"), "/image/digest"},
+	} {
+		_, err := helm(t, x.args...)
+		if err == nil {
+			t.Errorf("%v is taken", x.args)
+		} else if !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%v: %v\nwant it to say %q", x.args, err, x.says)
+		}
+	}
+}
+
+// TestLint is Helm's own opinion, and that every default is one that the schema allows.
+func TestLint(t *testing.T) {
+	for _, file := range valuesFiles(t) {
+		if out, err := run(t, program(t, "helm"), "lint", "--strict", chart, "-f", file, "--kube-version", kubernetes); err != nil {
+			t.Errorf("%s: %v\n%s", file, err, out)
+		}
+	}
+}
+
+func seconds(t *testing.T, text string) int {
+	t.Helper()
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(d / time.Second)
+}

@@ -1,0 +1,434 @@
+package manifests
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write anew what is derived: the base of kustomize from the chart, an overlay's Envoy from manifests/envoy")
+
+const (
+	chart      = "../../manifests/chart"
+	overlays   = "../../manifests/kustomize/overlays"
+	base       = "../../manifests/kustomize/base"
+	kubernetes = "1.34.4" // the version that Helm renders for
+)
+
+// object is one object of Kubernetes.
+type object map[string]any
+
+// at returns what is below a path of keys and list indexes, or nil.
+func (o object) at(path ...any) any {
+	var v any = map[string]any(o)
+	for _, key := range path {
+		switch key := key.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[key]
+		case int:
+			l, _ := v.([]any)
+			if key >= len(l) {
+				return nil
+			}
+			v = l[key]
+		}
+	}
+	return v
+}
+
+func (o object) text(path ...any) string { s, _ := o.at(path...).(string); return s }
+
+func (o object) list(path ...any) []object {
+	l, _ := o.at(path...).([]any)
+	var all []object
+	for _, x := range l {
+		m, _ := x.(map[string]any)
+		all = append(all, m)
+	}
+	return all
+}
+
+func (o object) labels(path ...any) map[string]string {
+	m, _ := o.at(path...).(map[string]any)
+	labels := map[string]string{}
+	for k, v := range m {
+		labels[k] = fmt.Sprint(v)
+	}
+	return labels
+}
+
+func (o object) strings(path ...any) []string {
+	l, _ := o.at(path...).([]any)
+	var all []string
+	for _, x := range l {
+		all = append(all, fmt.Sprint(x))
+	}
+	return all
+}
+
+func (o object) String() string { return o.text("kind") + " " + o.text("metadata", "name") }
+
+// rendered is what one chart or overlay makes.
+type rendered struct {
+	name    string
+	text    []byte
+	objects []object
+}
+
+// one returns the only object of a kind.
+func (r *rendered) one(t *testing.T, kind string) object {
+	t.Helper()
+	all := r.all(kind)
+	if len(all) != 1 {
+		t.Fatalf("%s: %d of kind %s, want 1", r.name, len(all), kind)
+	}
+	return all[0]
+}
+
+func (r *rendered) all(kind string) []object {
+	return slices.DeleteFunc(slices.Clone(r.objects), func(o object) bool { return o.text("kind") != kind })
+}
+
+// kvepp returns the Deployment of kvepp.
+func (r *rendered) kvepp(t *testing.T) object {
+	t.Helper()
+	for _, o := range r.all("Deployment") {
+		if o.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp" {
+			return o
+		}
+	}
+	t.Fatalf("%s has no Deployment of kvepp", r.name)
+	return nil
+}
+
+// program returns the path of Helm or kustomize.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	folder := os.Getenv("KVEPP_MANIFEST_TOOLS")
+	if folder == "" {
+		t.Fatal("Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what `e2e/tools/install.sh manifests` prints")
+	}
+	return filepath.Join(folder, name)
+}
+
+// run returns what a program writes on its standard output, and an error with what it complains of.
+func run(t *testing.T, argv ...string) ([]byte, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	// Helm looks into folders of its own, which a test must not depend on.
+	cmd.Env = append(os.Environ(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir(), "HELM_CACHE_HOME="+t.TempDir(), "KUBECONFIG=/nonexistent")
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, complaint.String())
+	}
+	return out.Bytes(), nil
+}
+
+// helm renders the chart under the release name kvepp.
+func helm(t *testing.T, args ...string) (*rendered, error) {
+	t.Helper()
+	text, err := run(t, append([]string{program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	return parse(t, "chart "+strings.Join(args, " "), text), nil
+}
+
+func kustomize(t *testing.T, folder string) *rendered {
+	t.Helper()
+	text, err := run(t, program(t, "kustomize"), "build", folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, folder, text)
+}
+
+// parse splits a stream of YAML into its objects. Keys that come twice are refused.
+func parse(t *testing.T, name string, text []byte) *rendered {
+	t.Helper()
+	r := &rendered{name: name, text: text}
+	seen := map[string]bool{}
+	for dec := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var m map[string]any // of an object, yaml would make objects of all maps below
+		if err := dec.Decode(&m); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, text)
+		}
+		if m == nil {
+			continue
+		}
+		o := object(m)
+		if o.text("apiVersion") == "" || o.text("kind") == "" || o.text("metadata", "name") == "" {
+			t.Errorf("%s: an object without apiVersion, kind or name: %v", name, o)
+		}
+		if key := o.text("apiVersion") + o.String() + o.text("metadata", "namespace"); seen[key] {
+			t.Errorf("%s: two of %s", name, o)
+		} else {
+			seen[key] = true
+		}
+		r.objects = append(r.objects, o)
+	}
+	if len(r.objects) == 0 {
+		t.Fatalf("%s: nothing was rendered", name)
+	}
+	return r
+}
+
+// valuesFiles are the settings of the chart that are tried.
+func valuesFiles(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no values in testdata", err)
+	}
+	return files
+}
+
+func overlayNames(t *testing.T) []string {
+	t.Helper()
+	folders, err := os.ReadDir(overlays)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range folders {
+		names = append(names, f.Name())
+	}
+	return names
+}
+
+// everything renders the chart with each file of values, and each overlay.
+func everything(t *testing.T) []*rendered {
+	t.Helper()
+	var all []*rendered
+	for _, file := range valuesFiles(t) {
+		r, err := helm(t, "-f", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	for _, name := range overlayNames(t) {
+		all = append(all, kustomize(t, filepath.Join(overlays, name)))
+	}
+	return all
+}
+
+// selects says whether labels are among those of an object.
+func selects(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return len(selector) > 0
+}
+
+// TestReferences follows every name and selector from one object to another.
+func TestReferences(t *testing.T) {
+	for _, r := range everything(t) {
+		t.Run(r.name, func(t *testing.T) {
+			pods := []map[string]string{}
+			for _, d := range r.all("Deployment") {
+				labels := d.labels("spec", "template", "metadata", "labels")
+				pods = append(pods, labels)
+				if !selects(d.labels("spec", "selector", "matchLabels"), labels) {
+					t.Errorf("%s does not select its own pods", d)
+				}
+			}
+			selected := func(selector map[string]string) bool {
+				return slices.ContainsFunc(pods, func(labels map[string]string) bool { return selects(selector, labels) })
+			}
+			services := map[string]object{}
+			for _, s := range r.all("Service") {
+				services[s.text("metadata", "name")] = s
+				if !selected(s.labels("spec", "selector")) {
+					t.Errorf("%s selects no pod", s)
+				}
+			}
+			for _, kind := range []string{"PodDisruptionBudget", "ServiceMonitor"} {
+				for _, o := range r.all(kind) {
+					if !selected(o.labels("spec", "selector", "matchLabels")) {
+						t.Errorf("%s selects nothing", o)
+					}
+				}
+			}
+			for _, o := range r.all("NetworkPolicy") {
+				if !selected(o.labels("spec", "podSelector", "matchLabels")) {
+					t.Errorf("%s selects no pod", o)
+				}
+			}
+			pools := map[string]bool{}
+			for _, p := range r.all("InferencePool") {
+				pools[p.text("metadata", "name")] = true
+				picker := services[p.text("spec", "endpointPickerRef", "name")]
+				if picker == nil || p.at("spec", "endpointPickerRef", "port", "number") != 9002 || picker.at("spec", "ports", 0, "port") != 9002 {
+					t.Errorf("%s names no port 9002 of a Service", p)
+				}
+				if kvepp := r.kvepp(t); !slices.Contains(kvepp.strings("spec", "template", "spec", "containers", 0, "args"), "--pool-name="+p.text("metadata", "name")) {
+					t.Errorf("kvepp is not told of %s", p)
+				}
+				if strings.Contains(r.name, "overlays") && !selected(p.labels("spec", "selector", "matchLabels")) {
+					t.Errorf("%s selects none of the overlay's engines", p)
+				}
+			}
+			gateways := map[string]bool{}
+			for _, g := range r.all("Gateway") {
+				gateways[g.text("metadata", "name")] = true
+			}
+			for _, route := range r.all("HTTPRoute") {
+				if name := route.text("spec", "rules", 0, "backendRefs", 0, "name"); !pools[name] {
+					t.Errorf("%s leads to the InferencePool %q, which is not there", route, name)
+				}
+				if name := route.text("spec", "parentRefs", 0, "name"); !gateways[name] {
+					t.Errorf("%s hangs on the gateway %q, which is not there", route, name)
+				}
+			}
+			for _, rule := range r.all("DestinationRule") {
+				if host, _, _ := strings.Cut(rule.text("spec", "host"), "."); services[host] == nil {
+					t.Errorf("%s is for %q, which is no Service here", rule, host)
+				}
+				if mode := rule.text("spec", "trafficPolicy", "tls", "mode"); mode != "SIMPLE" {
+					t.Errorf("%s: TLS mode %q, and kvepp serves TLS", rule, mode)
+				}
+			}
+			for _, b := range append(r.all("RoleBinding"), r.all("ClusterRoleBinding")...) {
+				subject := b.list("subjects")[0]
+				if subject.text("namespace") != r.kvepp(t).text("metadata", "namespace") || subject.text("name") != r.kvepp(t).text("spec", "template", "spec", "serviceAccountName") {
+					t.Errorf("%s binds %v, which kvepp does not run as", b, subject)
+				}
+			}
+		})
+	}
+}
+
+// TestOverlaysMove holds that an overlay is for another namespace as a whole, subjects of bindings included.
+func TestOverlaysMove(t *testing.T) {
+	for _, name := range overlayNames(t) {
+		folder := t.TempDir()
+		target, err := filepath.Abs(filepath.Join(overlays, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		relative, err := filepath.Rel(folder, target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: elsewhere\nresources: [%q]\n", relative)
+		if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if r := kustomize(t, folder); bytes.Contains(r.text, []byte("namespace: default")) {
+			t.Errorf("%s: something stays in the namespace default:\n%s", name, r.text)
+		}
+	}
+}
+
+// TestBase holds that kustomize's base is what the chart makes.
+func TestBase(t *testing.T) {
+	text, err := run(t, program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes, "-f", filepath.Join(base, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Labels that say "Helm made this" would not be true, and a version of the chart means nothing there.
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if !strings.Contains(line, "app.kubernetes.io/managed-by:") && !strings.Contains(line, "helm.sh/chart:") && !strings.HasPrefix(line, "# Source:") {
+			lines = append(lines, line)
+		}
+	}
+	derived(t, filepath.Join(base, "kvepp.yaml"), "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+strings.Join(lines, ""))
+}
+
+// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where kvepp is, and that Envoy takes it.
+func TestEnvoyConfiguration(t *testing.T) {
+	text, err := os.ReadFile("../../manifests/envoy/original-dst.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(text), "\nadmin:")
+	if !ok || !strings.HasPrefix(head, "#") {
+		t.Fatal("original-dst.yaml does not begin with a comment before admin:")
+	}
+	pool, kvepp, ok := strings.Cut("admin:"+rest, "\n  - name: kvepp\n")
+	if !ok {
+		t.Fatal("original-dst.yaml has no cluster kvepp")
+	}
+	for _, change := range [][2]string{{"type: STATIC", "type: STRICT_DNS"}, {"address: 127.0.0.1, port_value: 9002", "address: kvepp, port_value: 9002"}} {
+		if strings.Count(kvepp, change[0]) != 1 {
+			t.Fatalf("original-dst.yaml: its cluster kvepp has %q %d times, want once", change[0], strings.Count(kvepp, change[0]))
+		}
+		kvepp = strings.Replace(kvepp, change[0], change[1], 1)
+	}
+	file := filepath.Join(overlays, "envoy/envoy-config.yaml")
+	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp is found by\n# the name of its Service.\n"+
+		pool+"\n  - name: kvepp\n"+kvepp)
+
+	tools := os.Getenv("KVEPP_TOOLS")
+	if tools == "" {
+		t.Fatal("Envoy is not there: run this through make, or set KVEPP_TOOLS to what `e2e/tools/install.sh tools` prints")
+	}
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
+		t.Errorf("Envoy does not take %s: %v\n%s", file, err, out)
+	}
+}
+
+// derived compares a file with what it is derived from, or writes it.
+func derived(t *testing.T, file, want string) {
+	t.Helper()
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is not what it is derived from: go test ./e2e/manifests -run 'Base|Envoy' -rewrite", file)
+	}
+}
+
+// TestReadme holds that the page names every overlay, and whether anybody ran it.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("../../manifests/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(line, "|")
+		if len(cells) > 3 && strings.HasPrefix(strings.TrimSpace(cells[1]), "`overlays/") {
+			said[strings.Trim(strings.TrimSpace(cells[1]), "`")] = strings.TrimSpace(cells[2])
+		}
+	}
+	want := map[string]bool{}
+	for _, name := range overlayNames(t) {
+		want["overlays/"+name] = true
+	}
+	for name := range maps.Keys(want) {
+		if status := said[name]; status != "only rendered" && !strings.HasPrefix(status, "run") {
+			t.Errorf("manifests/README.md says of %s %q, want \"run\" or \"only rendered\"", name, status)
+		}
+	}
+	for name := range said {
+		if !want[name] {
+			t.Errorf("manifests/README.md has %s, which is gone", name)
+		}
+	}
+}

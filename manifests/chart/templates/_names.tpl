@@ -1,0 +1,70 @@
+{{- define "kvepp.name" -}}
+{{- default .Release.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "kvepp.pool" -}}
+{{- default (include "kvepp.name" .) .Values.pool.name -}}
+{{- end -}}
+
+{{- define "kvepp.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "kvepp.name" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvepp.selectorLabels" -}}
+app.kubernetes.io/name: kvepp
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kvepp.labels" -}}
+{{ include "kvepp.selectorLabels" . }}
+app.kubernetes.io/component: endpoint-picker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "kvepp.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether one of several replicas decides: "true" or nothing. */}}
+{{- define "kvepp.leaderElection" -}}
+{{- if kindIs "invalid" .Values.leaderElection.enabled -}}
+{{- if gt (int .Values.replicas) 1 }}true{{ end -}}
+{{- else if .Values.leaderElection.enabled -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- define "kvepp.podDisruptionBudget" -}}
+{{- if kindIs "invalid" .Values.podDisruptionBudget.enabled -}}
+{{- if and (gt (int .Values.replicas) 1) (not (include "kvepp.leaderElection" .)) }}true{{ end -}}
+{{- else if .Values.podDisruptionBudget.enabled -}}
+{{- if include "kvepp.leaderElection" . }}{{ fail "podDisruptionBudget.enabled: under leader election one replica alone is Ready, and a budget would keep its node from being drained; set leaderElection.enabled=false, or leave the budget out" }}{{ end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* The Lease that replicas elect a leader by. */}}
+{{- define "kvepp.lease" -}}
+{{- printf "kvepp-%s" (include "kvepp.pool" .) -}}
+{{- end -}}
+
+{{/* The folder of a model's tokenizer in the container. */}}
+{{- define "kvepp.modelPath" -}}
+{{- if .path }}/models/{{ .path }}{{ else }}/models{{ end -}}
+{{- end -}}
+
+{{- define "kvepp.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
