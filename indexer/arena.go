@@ -3,6 +3,7 @@ package indexer
 import (
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 
 	"kvepp/kvblock"
 )
@@ -197,6 +198,12 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	p := &page{words: make([]uint64, max(pageWords, 1<<class)), last: 1<<class - 1, class: class, sort: s}
 	if s == sortRun && a.names {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
+	}
+	if 8*a.paged >= bigPage { // a small index takes small pages
+		wantBigPages(unsafe.Pointer(&p.words[0]), 8*len(p.words))
+		if p.stored != nil {
+			wantBigPages(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
+		}
 	}
 	(*a.dir.Load())[n].Store(p)
 	a.paged += len(p.words) + 2*len(p.stored)

@@ -242,6 +242,9 @@ func (t *table) rebuild(seg *segment, live int) {
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)
+	if t.size >= bigPage {
+		wantBigPages(unsafe.Pointer(&slots[0]), 8*len(slots))
+	}
 	mask := uint32(len(slots) - 1)
 	if old := seg.slots.Load(); old != nil {
 		for _, slot := range *old {
