@@ -43,6 +43,8 @@ type Endpoint struct {
 	Role                  Role
 	DataParallelStartRank uint32
 	DataParallelSize      uint32 // 0 means 1
+	// RankByAddress says that the address is one rank's own, and that who listens there knows of no others: a request must not name one.
+	RankByAddress bool
 
 	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
 	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/health"
@@ -24,6 +27,57 @@ func announce(checks *health.Server, wanted bool) {
 		}
 		checks.SetServingStatus(name, status)
 	}
+}
+
+// readiness is what must hold for requests to be wanted. Requests that come in spite of it are served all the same.
+type readiness struct {
+	mu      sync.Mutex
+	unmet   map[string]bool // guarded by mu
+	changed chan struct{}   // holds one when something did
+}
+
+func newReadiness() *readiness {
+	return &readiness{unmet: map[string]bool{}, changed: make(chan struct{}, 1)}
+}
+
+// want adds something that must hold, and does not yet. Whoever knows says so with the function.
+func (r *readiness) want(what string) func(holds bool) {
+	set := func(holds bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if holds {
+			delete(r.unmet, what)
+		} else {
+			r.unmet[what] = true
+		}
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+	set(false)
+	return set
+}
+
+// await adds something that holds from when done is closed.
+func (r *readiness) await(what string, done <-chan struct{}) {
+	set := r.want(what)
+	select {
+	case <-done:
+		set(true)
+	default:
+		go func() {
+			<-done
+			set(true)
+		}()
+	}
+}
+
+// waits returns what does not hold, "" when everything does.
+func (r *readiness) waits() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(slices.Sorted(maps.Keys(r.unmet)), ", ")
 }
 
 // firstWorkers waits for the pool to have so many endpoints that requests can be sent to. It does not look again after that.

@@ -263,7 +263,7 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 		if e.AllInstances {
 			for i := range instances {
 				if in := &instances[i]; in.Path == e.Dynamo && in.Card != nil {
-					one := complete(e.Endpoint, in)
+					one := Complete(e.Endpoint, in)
 					one.Name = fmt.Sprintf("%s:%x", e.Name, in.InstanceID)
 					add(one)
 				}
@@ -275,16 +275,20 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 			if in == nil {
 				continue
 			}
-			e.Endpoint = complete(e.Endpoint, in)
+			e.Endpoint = Complete(e.Endpoint, in)
 		}
 		add(e.Endpoint)
 	}
 	return endpoints
 }
 
-func complete(e pool.Endpoint, in *Instance) pool.Endpoint {
+// Complete returns the endpoint with what its instance says, and what its card says where the endpoint itself does not.
+func Complete(e pool.Endpoint, in *Instance) pool.Endpoint {
 	c := in.Card
 	e.InstanceID = in.InstanceID
+	if c == nil {
+		c = &Card{}
+	}
 	if e.BlockSize == 0 {
 		e.BlockSize = c.BlockSize
 	}

@@ -130,16 +130,14 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		return nil
 	})
 	s.first, s.started = alive, true
-	slices.SortFunc(instances, func(a, b Instance) int {
-		if c := strings.Compare(a.Path, b.Path); c != 0 {
-			return c
-		}
-		if a.InstanceID < b.InstanceID {
-			return -1
-		}
-		return 1
-	})
+	sortInstances(instances)
 	return instances
+}
+
+func sortInstances(instances []Instance) {
+	slices.SortFunc(instances, func(a, b Instance) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.InstanceID, b.InstanceID))
+	})
 }
 
 // channels returns where the event plane carries the KV events of each worker, ordered by rank. Who sends and where are two
@@ -174,11 +172,15 @@ func (s *FileStore) channels(now time.Time) map[key][]pool.EventChannel {
 		return err
 	})
 	for _, list := range channels {
-		slices.SortFunc(list, func(a, b pool.EventChannel) int {
-			return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher))
-		})
+		sortChannels(list)
 	}
 	return channels
+}
+
+func sortChannels(list []pool.EventChannel) {
+	slices.SortFunc(list, func(a, b pool.EventChannel) int {
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher))
+	})
 }
 
 // each calls f for every record of a bucket whose lease has not ended.

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/metrics"
+	"kvepp/pool/kube"
+	"kvepp/tokenizer"
+)
+
+// cluster is what `kvepp serve` can be told of Kubernetes.
+type cluster struct {
+	kubeconfig                         string
+	poolName, poolNamespace, poolGroup string
+	endpointSelector                   string
+	targetPorts                        []int
+	kvEventsPort, kvReplayPort         uint16
+	dataParallelSize                   uint32
+	podIPFamily                        string
+	leaderElection                     bool
+	leaseName                          string
+}
+
+// add declares the flags. Names and defaults are GAIE's endpoint picker's where it has the same.
+func (c *cluster) add(f *pflag.FlagSet) {
+	f.StringVar(&c.poolName, "pool-name", "", "the InferencePool whose Pods are the endpoints, `NAME`; followed for as long as kvepp runs. May be given beside --endpoints")
+	f.StringVar(&c.poolNamespace, "pool-namespace", "", "the `NAMESPACE` of the pool and its Pods. Empty: $NAMESPACE, else kvepp's own, or the kubeconfig's")
+	f.StringVar(&c.poolGroup, "pool-group", kube.PoolGroup, "the pool's API `GROUP`: "+kube.PoolGroup+" (v1) or "+kube.LegacyPoolGroup+" (v1alpha2)")
+	f.StringVar(&c.endpointSelector, "endpoint-selector", "", "in place of a pool, the labels of the Pods that are the endpoints, `KEY=VALUE,...`, or any label selector ...")
+	f.IntSliceVar(&c.targetPorts, "endpoint-target-ports", nil, "... and the `PORTS` of each, separated by commas, at most 8; several are data-parallel ranks. Empty: each Pod's container port named \"http\", which is that of Dynamo's frontendSidecar")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "`FILE` that says where the API server is. Empty: the cluster that kvepp runs in")
+	f.Uint16Var(&c.kvEventsPort, "kv-events-port", 5557, "the `PORT` at which each Pod's rank 0 publishes KV events; rank r at PORT + r. 0: none. A Pod's annotation kvepp/kv-events-port goes first; and where it is not given, the event channels that Dynamo's workers tell of")
+	f.Uint16Var(&c.kvReplayPort, "kv-replay-port", 0, "the `PORT` of their replay sockets, numbered alike. 0: none. A Pod's annotation kvepp/kv-replay-port goes first")
+	f.Uint32Var(&c.dataParallelSize, "data-parallel-size", 1, "how many data-parallel `RANKS` share each target port of a Pod, told apart by a header (x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo worker's model card, can say another")
+	f.StringVar(&c.podIPFamily, "pod-ip-family", "", "which address of Pods with several: `ipv4 or ipv6`. Empty: the first, which Kubernetes calls the Pod's")
+	f.BoolVar(&c.leaderElection, "ha-enable-leader-election", false, "of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV events")
+	f.StringVar(&c.leaseName, "ha-lease-name", "", "the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it")
+}
+
+// wanted reports whether endpoints come from Kubernetes.
+func (c *cluster) wanted() bool { return c.poolName != "" || c.endpointSelector != "" }
+
+// check says what is wrong with them.
+func (c *cluster) check() error {
+	switch {
+	case c.poolName != "" && c.endpointSelector != "":
+		return errors.New("--pool-name and --endpoint-selector: the pool has a selector of its own; leave out one of the two")
+	case c.poolName != "" && len(c.targetPorts) > 0:
+		return errors.New("--endpoint-target-ports: the pool says its Pods' ports; leave it out")
+	case len(c.targetPorts) > 0 && c.endpointSelector == "":
+		return errors.New("--endpoint-target-ports: of which Pods? Give --endpoint-selector")
+	case c.poolGroup != kube.PoolGroup && c.poolGroup != kube.LegacyPoolGroup:
+		return fmt.Errorf("--pool-group %q: must be %s or %s", c.poolGroup, kube.PoolGroup, kube.LegacyPoolGroup)
+	case c.podIPFamily != "" && c.podIPFamily != "ipv4" && c.podIPFamily != "ipv6":
+		return fmt.Errorf("--pod-ip-family %q: must be ipv4 or ipv6", c.podIPFamily)
+	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:
+		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024", c.dataParallelSize)
+	case c.leaderElection && !c.wanted():
+		return errors.New("--ha-enable-leader-election: the Lease is Kubernetes'; give --pool-name or --endpoint-selector")
+	}
+	if err := kube.CheckPorts(c.targetPorts); err != nil {
+		return fmt.Errorf("--endpoint-target-ports: %w", err)
+	}
+	if c.endpointSelector != "" {
+		if _, err := kube.ParseSelector(c.endpointSelector); err != nil {
+			return fmt.Errorf("--endpoint-selector %q: %w", c.endpointSelector, err)
+		}
+	}
+	return nil
+}
+
+// lease returns the name of the Lease.
+func (c *cluster) lease() string {
+	if c.leaseName != "" || c.poolName != "" {
+		return cmp.Or(c.leaseName, "kvepp-"+c.poolName)
+	}
+	h := fnv.New32a()
+	h.Write([]byte(c.endpointSelector))
+	return fmt.Sprintf("kvepp-%08x", h.Sum32())
+}
+
+// kubernetes is kvepp's side of a cluster. nil: there is none.
+type kubernetes struct {
+	client    *kube.Client
+	namespace string
+	source    *kube.Source
+	election  *kube.Election // nil: every replica is active
+}
+
+// connect prepares what follows a cluster; nothing is asked of it yet.
+func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger) (*kubernetes, error) {
+	if !o.wanted() {
+		return nil, nil
+	}
+	client, err := kube.Connect(o.kubeconfig, log)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := o.tokenizerOptions()
+	if err != nil {
+		return nil, err
+	}
+	k := &kubernetes{client: client, namespace: cmp.Or(o.poolNamespace, os.Getenv("NAMESPACE"), client.Namespace)}
+	config := kube.Config{
+		Namespace: k.namespace, PoolName: o.poolName, PoolGroup: o.poolGroup, Ports: o.targetPorts,
+		KVEventsPort: int(o.kvEventsPort), KVEventsGiven: o.given["kv-events-port"], KVReplayPort: int(o.kvReplayPort),
+		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: engine.Engine == tokenizer.Dynamo,
+	}
+	if o.poolName == "" {
+		if config.Selector, err = kube.ParseSelector(o.endpointSelector); err != nil {
+			return nil, fmt.Errorf("--endpoint-selector: %w", err)
+		}
+	}
+	k.source = kube.NewSource(client, config, log)
+	kinds := k.source.Kinds()
+	if o.leaderElection {
+		leads := ready.want("this replica to lead")
+		host, _ := os.Hostname()
+		identity := fmt.Sprintf("%s_%08x", host, rand.Uint32())
+		if k.election, err = kube.NewElection(client, k.namespace, o.lease(), identity, leads, log); err != nil {
+			return nil, err
+		}
+		kinds = append(kinds, k.election.Kind())
+	}
+	for _, kind := range kinds {
+		labels := prometheus.Labels{"kind": kind.Name}
+		m.CounterSource(metrics.KubeErrors, metrics.KubeErrorsHelp, labels, func() float64 { return float64(kind.Errors()) })
+		m.Source(metrics.KubeFollowed, metrics.KubeFollowedHelp, labels, func() float64 {
+			if kind.Health() == kube.Followed {
+				return 1
+			}
+			return 0
+		})
+	}
+	for of, count := range map[string]func(kube.Stats) uint64{
+		"list":   func(s kube.Stats) uint64 { return s.Lists },
+		"pool":   func(s kube.Stats) uint64 { return s.Recomputed },
+		"change": func(s kube.Stats) uint64 { return s.Changes },
+		"update": func(s kube.Stats) uint64 { return s.Updates },
+	} {
+		m.CounterSource(metrics.KubeUpdates, metrics.KubeUpdatesHelp, prometheus.Labels{"of": of}, func() float64 { return float64(count(k.source.Stats())) })
+	}
+	return k, nil
+}
+
+// elect takes part in the election, if there is one, until ctx ends; the channel is closed when the lease is released.
+func (k *kubernetes) elect(ctx context.Context) <-chan struct{} {
+	done := make(chan struct{})
+	if k == nil || k.election == nil {
+		close(done)
+		return done
+	}
+	go func() {
+		defer close(done)
+		k.election.Run(ctx)
+	}()
+	return done
+}

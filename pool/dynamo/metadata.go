@@ -1,0 +1,92 @@
+package dynamo
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kvepp/pool"
+)
+
+// ParseMetadata decodes what a worker process writes of itself where its discovery is Kubernetes': the spec.data of its
+// DynamoWorkerMetadata object. The instances are ordered by path. Any of its parts may be absent or null. A record that cannot be read is
+// in the error and left out; the others count.
+//
+// Source: dynamo-runtime 1.6.1, discovery::metadata.
+func ParseMetadata(data []byte) ([]Instance, error) {
+	var d struct {
+		Endpoints map[string]json.RawMessage `json:"endpoints"`
+		Cards     map[string]json.RawMessage `json:"model_cards"`
+		Channels  map[string]json.RawMessage `json:"event_channels"`
+		Sources   map[string]json.RawMessage `json:"event_sources"`
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		return nil, fmt.Errorf("spec.data: %w", err)
+	}
+	var errs []error
+	// each calls f for the records of a part, in the order of their names.
+	each := func(part string, records map[string]json.RawMessage, f func(record []byte) error) {
+		for _, name := range slices.Sorted(maps.Keys(records)) {
+			if err := f(records[name]); err != nil {
+				errs = append(errs, fmt.Errorf("spec.data.%s %q: %w", part, name, err))
+			}
+		}
+	}
+	cards := map[key]*Card{}
+	each("model_cards", d.Cards, func(record []byte) error {
+		path, id, card, err := parseCard(record)
+		if card != nil {
+			cards[key{path, id}] = card
+		}
+		return err
+	})
+	channels := map[uint64]pool.EventChannel{} // by publisher
+	each("event_channels", d.Channels, func(record []byte) error {
+		c, err := parseChannel(record)
+		if err == nil && c != (pool.EventChannel{}) {
+			channels[c.Publisher] = c
+		}
+		return err
+	})
+	of := map[key][]pool.EventChannel{}
+	each("event_sources", d.Sources, func(record []byte) error {
+		publisher, worker, rank, err := parseSource(record)
+		if c, ok := channels[publisher]; err == nil && ok {
+			c.Rank = rank
+			of[worker] = append(of[worker], c)
+		}
+		return err
+	})
+	var instances []Instance
+	each("endpoints", d.Endpoints, func(record []byte) error {
+		in, err := parseInstance(record)
+		if err == nil {
+			k := key{in.Path, in.InstanceID}
+			in.Card, in.Channels = cards[k], of[k]
+			sortChannels(in.Channels)
+			instances = append(instances, in)
+		}
+		return err
+	})
+	sortInstances(instances)
+	return instances, errors.Join(errs...)
+}
+
+// Routed returns the one of a worker process's instances that takes requests for its model: the first with a card, else the one whose
+// endpoint is called generate; false when there is none.
+func Routed(instances []Instance) (Instance, bool) {
+	for _, in := range instances {
+		if in.Card != nil {
+			return in, true
+		}
+	}
+	for _, in := range instances {
+		if strings.HasSuffix(in.Path, "/generate") {
+			return in, true
+		}
+	}
+	return Instance{}, false
+}

@@ -1,0 +1,146 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	gaie "sigs.k8s.io/gateway-api-inference-extension/api/v1"
+)
+
+// The API groups of InferencePool.
+const (
+	PoolGroup       = "inference.networking.k8s.io"   // version v1
+	LegacyPoolGroup = "inference.networking.x-k8s.io" // version v1alpha2
+)
+
+// poolResources names the resource in each group.
+var poolResources = map[string]schema.GroupVersionResource{
+	PoolGroup:       {Group: PoolGroup, Version: "v1", Resource: "inferencepools"},
+	LegacyPoolGroup: {Group: LegacyPoolGroup, Version: "v1alpha2", Resource: "inferencepools"},
+}
+
+// followPool gives what the pool says to set, and nil when there is none, until ctx ends. A pool that cannot be understood changes
+// nothing.
+func (s *Source) followPool(ctx context.Context, set func(*spec)) {
+	group := s.config.PoolGroup
+	if group == "" {
+		group = PoolGroup
+	}
+	ask := s.client.objects(poolResources[group], s.config.Namespace, fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String())
+	put := func(o any) {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok || u.GetName() != s.config.PoolName {
+			return
+		}
+		now, err := parsePool(group, u)
+		if err != nil {
+			s.log.Error("the InferencePool cannot be followed as it is now; what it said before holds", "pool", s.config.PoolName, "error", err)
+			return
+		}
+		s.log.Info("the InferencePool says which endpoints there are", "pool", s.config.PoolName, "selector", now.selector.String(), "ports", now.ports)
+		set(now)
+	}
+	s.pools.follow(ctx, ask, &unstructured.Unstructured{}, follower{
+		put: put,
+		gone: func(o any) {
+			if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.config.PoolName {
+				set(nil)
+			}
+		},
+		all: func(list []any) {
+			for _, o := range list {
+				if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.config.PoolName {
+					put(o)
+					return
+				}
+			}
+			s.log.Warn("there is no such InferencePool yet", "pool", s.config.PoolName, "namespace", s.config.Namespace, "group", group)
+			set(nil)
+		},
+	})
+}
+
+// objects asks for the objects of a resource that Go has no types for, or that are few.
+func (c *Client) objects(resource schema.GroupVersionResource, namespace, fieldSelector string) requests {
+	at := c.dynamic.Resource(resource).Namespace(namespace)
+	return requests{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = fieldSelector
+			return at.List(ctx, options)
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = fieldSelector
+			return at.Watch(ctx, options)
+		},
+		with: c.dynamic,
+	}
+}
+
+// maxPorts is how many target ports a pool may have. Source: the InferencePool CRD.
+const maxPorts = 8
+
+// parsePool reads an InferencePool of a group. Source: GAIE v1.6.0, api/v1; v1.0.0, apix/v1alpha2.
+func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
+	now := &spec{}
+	match := map[string]string{}
+	if group == LegacyPoolGroup {
+		var p struct {
+			Spec struct {
+				Selector         map[string]string `json:"selector"`
+				TargetPortNumber int               `json:"targetPortNumber"`
+			} `json:"spec"`
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
+			return nil, err
+		}
+		match, now.ports = p.Spec.Selector, []int{p.Spec.TargetPortNumber}
+	} else {
+		var p gaie.InferencePool
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
+			return nil, err
+		}
+		for key, value := range p.Spec.Selector.MatchLabels {
+			match[string(key)] = string(value)
+		}
+		for _, port := range p.Spec.TargetPorts {
+			now.ports = append(now.ports, int(port.Number))
+		}
+	}
+	var err error
+	switch {
+	case len(match) == 0: // it would select every Pod of the namespace
+		return nil, errors.New("its selector is empty")
+	case len(now.ports) == 0 || len(now.ports) > maxPorts:
+		return nil, fmt.Errorf("it has %d target ports, and must have 1 to %d", len(now.ports), maxPorts)
+	}
+	if now.selector, err = labels.ValidatedSelectorFromSet(match); err != nil {
+		return nil, err
+	}
+	return now, CheckPorts(now.ports)
+}
+
+// CheckPorts says what is wrong with the target ports of a pool.
+func CheckPorts(ports []int) error {
+	seen := map[int]bool{}
+	for _, p := range ports {
+		if p < 1 || p > 65535 {
+			return fmt.Errorf("target port %d is not from 1 to 65535", p)
+		}
+		if seen[p] {
+			return fmt.Errorf("target port %d is there twice", p)
+		}
+		seen[p] = true
+	}
+	if len(ports) > maxPorts {
+		return fmt.Errorf("%d target ports: at most %d", len(ports), maxPorts)
+	}
+	return nil
+}

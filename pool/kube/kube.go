@@ -1,0 +1,386 @@
+// Package kube keeps kvepp's endpoints at what Kubernetes says: the Pods of an InferencePool, or of a label selector.
+//
+// It owns the watches of the API server, one file for each kind of object that is followed, and what a Pod means: when it is an
+// endpoint, at which addresses, of which data-parallel ranks, and where its KV events are. What is absent or forbidden is logged
+// once, counted and asked for again; what was known stays known meanwhile. It also holds the lease of a replica that must be the only
+// active one, and asks the API server who may read metrics. It never writes to anything but that lease, never talks to an engine,
+// and never routes.
+//
+// Concurrency: everything is safe from any goroutine. Watches write to a Source under its lock; one goroutine, Run's, tells of
+// changes.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"kvepp/pool"
+	"kvepp/pool/dynamo"
+)
+
+// Client talks to one API server. Create it with Connect.
+type Client struct {
+	core    kubernetes.Interface
+	dynamic dynamic.Interface
+	// Namespace is the one that the process runs in, or the kubeconfig's context's; "default" when neither says.
+	Namespace string
+}
+
+// serviceAccountNamespace is where Kubernetes tells a container its namespace.
+const serviceAccountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// Connect returns a client of the cluster that a kubeconfig file names, or with "" of the one that the process runs in. It does
+// not talk to the API server yet. What client-go itself logs goes to log where that is at debug level, and else nowhere: kvepp logs
+// what fails itself, once.
+func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
+	if !log.Enabled(context.Background(), slog.LevelDebug) {
+		log = slog.New(slog.DiscardHandler)
+	}
+	klog.SetSlogLogger(log.With("from", "client-go"))
+
+	c := &Client{Namespace: "default"}
+	var config *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("kube: not in a cluster (%w): give --kubeconfig FILE", err)
+		}
+		if text, err := os.ReadFile(serviceAccountNamespace); err == nil {
+			c.Namespace = strings.TrimSpace(string(text))
+		}
+	} else {
+		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil)
+		if config, err = file.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("kube: --kubeconfig %s: %w", kubeconfig, err)
+		}
+		if namespace, _, err := file.Namespace(); err == nil {
+			c.Namespace = namespace
+		}
+	}
+	config.UserAgent = "kvepp"
+	config.QPS, config.Burst = 50, 100 // some watches and a lease; metrics' readers are remembered
+	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("kube: %w", err)
+	}
+	quick := rest.CopyConfig(config)
+	quick.AcceptContentTypes, quick.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
+	if c.core, err = kubernetes.NewForConfig(quick); err != nil {
+		return nil, fmt.Errorf("kube: %w", err)
+	}
+	return c, nil
+}
+
+// Config says which Pods are endpoints, and what they do not say themselves.
+type Config struct {
+	Namespace string // of the pool, and of its Pods
+	// PoolName names the InferencePool. Empty: there is none, and Selector and Ports say which Pods.
+	PoolName string
+	// PoolGroup is the pool's API group, PoolGroup or LegacyPoolGroup. Empty: PoolGroup.
+	PoolGroup string
+	Selector  labels.Selector // in place of a pool
+	// Ports are those of each Pod, in place of a pool's. Empty: with Dynamo, each Pod's container port named "http".
+	Ports []int
+
+	// KVEventsPort is that of a Pod's rank 0; rank r is at KVEventsPort + r. 0: none.
+	KVEventsPort int
+	// KVEventsGiven says that KVEventsPort goes before the event channels that Dynamo's workers tell of.
+	KVEventsGiven bool
+	KVReplayPort  int // of the replay sockets, numbered alike. 0: none
+	// DataParallelSize is how many ranks share each port of a Pod. 0 means 1.
+	DataParallelSize uint32
+	// Family is the addresses wanted of Pods with several: "ipv4", "ipv6", or empty for the one that Kubernetes calls the Pod's.
+	Family string
+	// Dynamo says that the Pods are Dynamo's: their DynamoWorkerMetadata objects are followed.
+	Dynamo bool
+}
+
+// State is what the cluster says at one moment.
+type State struct {
+	// Endpoints are ordered by Pod, then by port. Their names are unique.
+	Endpoints []pool.Endpoint
+	// Instances are those that Dynamo's workers among them told of.
+	Instances []dynamo.Instance
+}
+
+// Stats are counters and conditions for metrics.
+type Stats struct {
+	// Lists counts whole lists of Pods that were taken in: one at the start, one for each change of the selector and for each
+	// watch that could not be taken up where it ended. Recomputed counts changes of the pool that concerned every Pod.
+	Lists, Recomputed uint64
+	// Changes counts changes of one Pod that reached the endpoints, or of what Dynamo says of one.
+	Changes uint64
+	// Updates counts how often the endpoints were told to the pool: changes that come at once are told together.
+	Updates uint64
+}
+
+// Source follows one pool. Create it with NewSource.
+type Source struct {
+	client *Client
+	config Config
+	log    *slog.Logger
+
+	pools, podKind, workerKind *Kind
+	synced                     chan struct{} // closed when the endpoints were told for the first time
+	changed                    chan struct{} // holds one when something is to be told
+
+	lists, recomputed, changes, updates atomic.Uint64
+
+	mu        sync.Mutex
+	found     bool              // the pool was listed, or none is wanted
+	spec      *spec             // of the pool; nil while there is none
+	listed    bool              // Pods were, since there is a pool
+	following labels.Selector   // the selector of the Pods' watch; nil while there is none
+	stopPods  func()            // ends it
+	pods      map[string]*known // Pods that may become endpoints, by name
+	order     []string          // their names, sorted
+	workers   metadata
+}
+
+// spec is what an InferencePool says of its endpoints.
+type spec struct {
+	selector labels.Selector
+	ports    []int // empty: each Pod's own named "http"
+}
+
+// known is a Pod and what it makes.
+type known struct {
+	pod       *corev1.Pod // stripped
+	endpoints []pool.Endpoint
+	instances []dynamo.Instance
+	complaint string // the last, so that it is logged once
+}
+
+// NewSource returns a source that follows nothing yet.
+func NewSource(c *Client, config Config, log *slog.Logger) *Source {
+	return &Source{client: c, config: config, log: log,
+		pools: newKind("inferencepools", log), podKind: newKind("pods", log), workerKind: newKind("dynamoworkermetadatas", log),
+		synced: make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
+}
+
+// Synced returns a channel that is closed once the pool and its Pods were read, and told; a pool without Pods counts, one that does
+// not exist does not.
+func (s *Source) Synced() <-chan struct{} { return s.synced }
+
+// Kinds returns the kinds of objects that are followed.
+func (s *Source) Kinds() []*Kind {
+	kinds := []*Kind{s.podKind}
+	if s.config.PoolName != "" {
+		kinds = append(kinds, s.pools)
+	}
+	if s.config.Dynamo {
+		kinds = append(kinds, s.workerKind)
+	}
+	return kinds
+}
+
+// Stats returns the counters.
+func (s *Source) Stats() Stats {
+	return Stats{Lists: s.lists.Load(), Recomputed: s.recomputed.Load(), Changes: s.changes.Load(), Updates: s.updates.Load()}
+}
+
+const (
+	// settle is how long changes are waited for after the first, so that a Deployment's many Pods are told of together.
+	settle = 5 * time.Millisecond
+	// between is the least time between two tellings: each makes a new snapshot of the pool.
+	between = 50 * time.Millisecond
+	// patience is how long the first telling waits for what Dynamo's workers say of themselves.
+	patience = 2 * time.Second
+)
+
+// Run follows the cluster until ctx ends, and gives each new state to apply, in order. A failure of the API server never ends it.
+func (s *Source) Run(ctx context.Context, apply func(State)) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if s.config.PoolName == "" {
+		s.mu.Lock()
+		s.setSpec(ctx, &running, &spec{selector: s.config.Selector, ports: s.config.Ports})
+		s.mu.Unlock()
+	} else {
+		running.Go(func() {
+			s.followPool(ctx, func(now *spec) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.setSpec(ctx, &running, now)
+			})
+		})
+	}
+	if s.config.Dynamo {
+		running.Go(func() { s.followWorkers(ctx) })
+		select { // else the first endpoints may be told with other instance ids, and again a moment later
+		case <-s.workerKind.tried:
+		case <-time.After(patience):
+		case <-ctx.Done():
+		}
+	}
+	s.tell(ctx, apply)
+}
+
+// tell gives states to apply until ctx ends.
+func (s *Source) tell(ctx context.Context, apply func(State)) {
+	told := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.changed:
+		}
+		if !pause(ctx, settle) {
+			return
+		}
+		state, ready := s.state()
+		if state == nil {
+			continue
+		}
+		apply(*state)
+		s.updates.Add(1)
+		if ready && !told {
+			told = true
+			close(s.synced)
+		}
+		if !pause(ctx, between-settle) {
+			return
+		}
+	}
+}
+
+// state returns what is to be told, nil while nothing can be said; ready means that a pool and its Pods are known.
+func (s *Source) state() (state *State, ready bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.found || s.spec != nil && !s.listed {
+		return nil, false
+	}
+	state = &State{}
+	for _, name := range s.order {
+		state.Endpoints = append(state.Endpoints, s.pods[name].endpoints...)
+		state.Instances = append(state.Instances, s.pods[name].instances...)
+	}
+	return state, s.spec != nil
+}
+
+// wake says that there is something to tell.
+func (s *Source) wake() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// setSpec takes in what the pool says now, nil when it is gone. The caller holds s.mu.
+func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec) {
+	was := s.spec
+	s.found, s.spec = true, now
+	defer s.wake()
+	if now == nil {
+		if s.stopPods != nil {
+			s.stopPods()
+		}
+		s.stopPods, s.following, s.listed = nil, nil, false
+		s.pods, s.order = map[string]*known{}, nil
+		if was != nil {
+			s.log.Warn("the InferencePool is gone: there are no endpoints until it is back", "pool", s.config.PoolName, "namespace", s.config.Namespace)
+		}
+		return
+	}
+	if s.following == nil || s.following.String() != now.selector.String() {
+		if s.stopPods != nil {
+			s.stopPods()
+		}
+		follow, stop := context.WithCancel(ctx)
+		s.following, s.stopPods = now.selector, stop
+		running.Go(func() { s.followPods(follow, now.selector) })
+		return // the Pods that were there stay until those that the selector selects now are listed
+	}
+	if was == nil || !slices.Equal(was.ports, now.ports) {
+		s.recomputed.Add(1)
+		for _, k := range s.pods {
+			s.compute(k)
+		}
+	}
+}
+
+// compute makes a Pod's endpoints. The caller holds s.mu.
+func (s *Source) compute(k *known) {
+	complaint := k.complaint
+	if k.endpoints, k.instances, k.complaint = s.endpointsOf(k.pod); k.complaint != "" && k.complaint != complaint {
+		s.log.Warn("something is wrong with a Pod", "pod", k.pod.Name, "what", k.complaint)
+	}
+}
+
+// put takes in a Pod that is there, or with nil that it is gone. The caller holds s.mu.
+func (s *Source) put(name string, p *corev1.Pod) {
+	at, there := slices.BinarySearch(s.order, name)
+	if p == nil {
+		if !there {
+			return
+		}
+		if len(s.pods[name].endpoints) > 0 {
+			s.changes.Add(1)
+			s.wake()
+		}
+		delete(s.pods, name)
+		s.order = slices.Delete(s.order, at, at+1)
+		return
+	}
+	k := s.pods[name]
+	if k == nil {
+		k = &known{}
+		s.pods[name] = k
+		s.order = slices.Insert(s.order, at, name)
+	}
+	k.pod = p
+	s.recompute(k)
+}
+
+// recompute computes a Pod's endpoints anew, and has them told if they are others. The caller holds s.mu.
+func (s *Source) recompute(k *known) {
+	before, instances := k.endpoints, k.instances
+	s.compute(k)
+	if !reflect.DeepEqual(before, k.endpoints) || !reflect.DeepEqual(instances, k.instances) {
+		s.changes.Add(1)
+		s.wake()
+	}
+}
+
+// pause waits, and says whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// ParseSelector reads a label selector as kubectl takes it, "app=vllm,env in (a,b)". An empty one is refused: it would select every Pod.
+func ParseSelector(text string) (labels.Selector, error) {
+	s, err := labels.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	if s.Empty() {
+		return nil, errors.New("it selects every Pod")
+	}
+	return s, nil
+}

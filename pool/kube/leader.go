@@ -1,0 +1,123 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to release it:
+// both together are less than the time after which another may take it.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 7 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// Election chooses one replica among several. Create it with NewElection.
+type Election struct {
+	config leaderelection.LeaderElectionConfig
+	lead   func(bool)
+	kind   *Kind
+	log    *slog.Logger
+}
+
+// NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and must be no
+// other's. lead is told when it becomes the leader and when it is none any more, one call at a time.
+func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
+	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(), c.core.CoordinationV1(),
+		resourcelock.ResourceLockConfig{Identity: identity})
+	if err != nil {
+		return nil, fmt.Errorf("kube: leader election: %w", err)
+	}
+	e.config = leaderelection.LeaderElectionConfig{
+		Lock: observed{lock, e.kind}, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+		ReleaseOnCancel: true, Name: lease,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) {},
+			OnStoppedLeading: func() {},
+			OnNewLeader: func(now string) {
+				if now != identity && now != "" {
+					log.Info("another replica leads", "leader", now, "lease", lease)
+				}
+			},
+		},
+	}
+	if _, err := leaderelection.NewLeaderElector(e.config); err != nil {
+		return nil, fmt.Errorf("kube: leader election: %w", err)
+	}
+	return e, nil
+}
+
+// Run takes part until ctx ends. Then the lease is released, so that another replica has it at once, and Run returns.
+func (e *Election) Run(ctx context.Context) {
+	for {
+		var mu sync.Mutex // client-go tells of the beginning in a goroutine of its own, which may come after the end
+		led, over := false, false
+		config := e.config
+		config.Callbacks.OnStartedLeading = func(context.Context) {
+			mu.Lock()
+			defer mu.Unlock()
+			if led = !over; led {
+				e.log.Info("this replica leads", "lease", config.Name)
+				e.lead(true)
+			}
+		}
+		elector, err := leaderelection.NewLeaderElector(config)
+		if err != nil { // NewElection has tried it
+			e.log.Error("leader election", "error", err)
+			return
+		}
+		elector.Run(ctx) // until the lease is lost, or released
+		mu.Lock()
+		over = true
+		if led {
+			e.log.Info("this replica does not lead any more", "lease", config.Name)
+			e.lead(false)
+		}
+		mu.Unlock()
+		if !pause(ctx, retryPeriod) {
+			return
+		}
+	}
+}
+
+// Kind says how it goes with the Lease.
+func (e *Election) Kind() *Kind { return e.kind }
+
+// observed is a lock whose failures are counted, and logged once.
+type observed struct {
+	resourcelock.Interface
+	kind *Kind
+}
+
+func (o observed) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := o.Interface.Get(ctx)
+	return record, raw, o.see(ctx, err)
+}
+
+func (o observed) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return o.see(ctx, o.Interface.Create(ctx, r))
+}
+
+func (o observed) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return o.see(ctx, o.Interface.Update(ctx, r))
+}
+
+func (o observed) see(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		o.kind.followed()
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() != nil: // not there yet, or another's by a moment
+	default:
+		o.kind.failed(err)
+	}
+	return err
+}

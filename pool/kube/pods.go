@@ -1,0 +1,351 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/pool/dynamo"
+)
+
+// Annotations by which a Pod says of itself what flags say of all.
+const (
+	annotationPrefix = "kvepp/"
+
+	EventsPortAnnotation       = annotationPrefix + "kv-events-port"     // of rank 0; "0": no events
+	ReplayPortAnnotation       = annotationPrefix + "kv-replay-port"     // likewise
+	TopicAnnotation            = annotationPrefix + "kv-topic"           // subscription prefix
+	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind each port
+	StartRankAnnotation        = annotationPrefix + "data-parallel-start-rank"
+	RoleAnnotation             = annotationPrefix + "role"        // aggregated, prefill or decode
+	InstanceAnnotation         = annotationPrefix + "instance-id" // decimal
+	ModelAnnotation            = annotationPrefix + "model"
+	BlockSizeAnnotation        = annotationPrefix + "block-size"
+	TotalBlocksAnnotation      = annotationPrefix + "total-kv-blocks"
+	MaxBatchedTokensAnnotation = annotationPrefix + "max-num-batched-tokens"
+)
+
+// activePortsAnnotations list which of the target ports a Pod serves, the first that is there. Source: llm-d-router v0.10; GAIE v1.5.
+var activePortsAnnotations = []string{"llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"}
+
+// Labels of other projects that say a Pod's role, and of which Dynamo namespace it is.
+const (
+	dynamoTypeLabel      = "nvidia.com/dynamo-component-type"
+	dynamoNamespaceLabel = "nvidia.com/dynamo-namespace"
+	dynamoHashLabel      = "nvidia.com/dynamo-worker-hash" // of its generation, during a rolling update
+	llmdRoleLabel        = "llm-d.ai/role"
+)
+
+// httpPort is the name of the container port at which a Dynamo worker's frontend listens. Source: Dynamo's operator.
+const httpPort = "http"
+
+// followPods keeps the Pods that a selector selects, until ctx ends.
+func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
+	api := s.client.core.CoreV1().Pods(s.config.Namespace)
+	text := selector.String()
+	// locked calls f unless another selector holds by now.
+	locked := func(f func()) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if ctx.Err() == nil {
+			f()
+		}
+	}
+	s.podKind.follow(ctx, requests{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.LabelSelector = text
+			return api.List(ctx, options)
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.LabelSelector = text
+			return api.Watch(ctx, options)
+		},
+		with: s.client.core,
+	}, &corev1.Pod{}, follower{
+		strip: stripPod,
+		put: func(o any) {
+			if p, ok := o.(*corev1.Pod); ok {
+				locked(func() {
+					if !selector.Matches(labels.Set(p.Labels)) {
+						p = nil
+					}
+					s.put(o.(*corev1.Pod).Name, p)
+				})
+			}
+		},
+		gone: func(o any) {
+			if p, ok := o.(*corev1.Pod); ok {
+				locked(func() { s.put(p.Name, nil) })
+			}
+		},
+		all: func(list []any) {
+			locked(func() {
+				s.lists.Add(1)
+				there := map[string]bool{}
+				for _, o := range list {
+					if p, ok := o.(*corev1.Pod); ok && selector.Matches(labels.Set(p.Labels)) {
+						there[p.Name] = true
+						s.put(p.Name, p)
+					}
+				}
+				for _, name := range slices.Clone(s.order) {
+					if !there[name] {
+						s.put(name, nil)
+					}
+				}
+				s.listed = true
+				s.wake()
+			})
+		},
+	})
+}
+
+// stripPod leaves of a Pod what endpoints are made of, a tenth of it.
+func stripPod(o any) (any, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	slim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		Labels: p.Labels, DeletionTimestamp: p.DeletionTimestamp,
+	}}
+	for key, value := range p.Annotations {
+		if strings.HasPrefix(key, annotationPrefix) || slices.Contains(activePortsAnnotations, key) {
+			if slim.Annotations == nil {
+				slim.Annotations = map[string]string{}
+			}
+			slim.Annotations[key] = value
+		}
+	}
+	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} { // a sidecar may be among either
+		for i := range containers {
+			for _, port := range containers[i].Ports {
+				if port.Name == httpPort && len(slim.Spec.Containers) == 0 {
+					slim.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: port.Name, ContainerPort: port.ContainerPort}}}}
+				}
+			}
+		}
+	}
+	slim.Status.PodIP, slim.Status.PodIPs = p.Status.PodIP, p.Status.PodIPs
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return slim, nil
+}
+
+// serves reports whether requests may be sent to a Pod. Its subscriptions follow: one that is not ready has none, and what it held
+// is forgotten, because an engine that stopped answering may have begun anew; replay brings back what it still holds.
+//
+// Source: GAIE v1.5, which removes and adds a Pod's endpoints with its readiness.
+func serves(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// address returns the address of a Pod in the family that is wanted, "" when it has none.
+func address(p *corev1.Pod, family string) string {
+	if family == "" {
+		return p.Status.PodIP
+	}
+	for _, ip := range p.Status.PodIPs {
+		if parsed := net.ParseIP(ip.IP); parsed != nil && (parsed.To4() != nil) == (family == "ipv4") {
+			return ip.IP
+		}
+	}
+	return ""
+}
+
+// activePorts returns which of the target ports a Pod serves, by index. Source: llm-d-router v0.10, which ignores what is no number,
+// not among the target ports, or there twice; an empty list is none.
+func activePorts(p *corev1.Pod, ports []int) []int {
+	for _, key := range activePortsAnnotations {
+		text, there := p.Annotations[key]
+		if !there {
+			continue
+		}
+		var active []int
+		for _, field := range strings.Split(text, ",") {
+			port, err := strconv.Atoi(strings.TrimSpace(field))
+			if i := slices.Index(ports, port); err == nil && i >= 0 && !slices.Contains(active, i) {
+				active = append(active, i)
+			}
+		}
+		slices.Sort(active)
+		return active
+	}
+	all := make([]int, len(ports))
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// endpointsOf makes the endpoints of a Pod, and says which of Dynamo's instances are behind them. The caller holds s.mu.
+//
+// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several, port i is the engine of rank i, whose events are at the port i above that
+// of rank 0, and all of them have one instance id. Where there is one, the ranks behind it share it.
+func (s *Source) endpointsOf(p *corev1.Pod) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
+	ip := address(p, s.config.Family)
+	if s.spec == nil || ip == "" || !serves(p) {
+		return nil, nil, ""
+	}
+	ports := s.spec.ports
+	if len(ports) == 0 {
+		for _, c := range p.Spec.Containers {
+			ports = append(ports, int(c.Ports[0].ContainerPort))
+		}
+		if len(ports) == 0 {
+			return nil, nil, "it has no container port named \"http\", and --endpoint-target-ports is not given"
+		}
+	}
+	of, err := s.readPod(p)
+	if err != nil {
+		complaint = err.Error() + "; that is ignored"
+	}
+	found := s.workers.instances(p)
+	if len(found) == 0 {
+		found = []named{{}}
+	}
+	for i := range found {
+		in := &found[i].Instance
+		e, name := of, p.Name
+		if in.Path != "" {
+			instances = append(instances, *in)
+			e = dynamo.Complete(e, in)
+			e.Namespace, _, _ = strings.Cut(in.Path, "/")
+			e.EventChannels = in.Channels
+			if _, err := strconv.ParseUint(p.Annotations[InstanceAnnotation], 10, 64); err == nil {
+				e.InstanceID = of.InstanceID
+			}
+			if c := in.Card; c != nil && c.Role != "" && p.Annotations[RoleAnnotation] == "" {
+				e.Role = c.Role // labels stay as they were when a worker is given another role
+			}
+			if len(found) > 1 {
+				name = found[i].name
+			}
+		}
+		eventsPort, replayPort := s.eventPorts(p, &e)
+		for _, port := range activePorts(p, ports) {
+			one := e
+			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // as GAIE names them
+			one.Address = net.JoinHostPort(ip, strconv.Itoa(ports[port]))
+			step := 0
+			if len(ports) > 1 {
+				step = port
+				one.DataParallelStartRank += uint32(port)
+				one.DataParallelSize = 1
+				one.RankByAddress = !s.config.Dynamo
+			}
+			one.KVEvents, one.KVReplay = tcp(ip, eventsPort, step), tcp(ip, replayPort, step)
+			if err := checkEvents(&one); err != nil {
+				complaint = err.Error() + "; its KV events are not subscribed to"
+				one.KVEvents, one.KVReplay = "", ""
+			}
+			endpoints = append(endpoints, one)
+		}
+	}
+	return endpoints, instances, complaint
+}
+
+// readPod returns what a Pod says itself of each of its endpoints, and what flags say of all. A wrong annotation counts as absent.
+func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
+	e := pool.Endpoint{
+		InstanceID: kvblock.InstanceID(p.Name), Role: role(p), DataParallelSize: max(s.config.DataParallelSize, 1),
+		KVTopic: p.Annotations[TopicAnnotation], Model: p.Annotations[ModelAnnotation],
+	}
+	if e.Namespace = p.Labels[dynamoNamespaceLabel]; e.Namespace != "" && p.Labels[dynamoHashLabel] != "" {
+		e.Namespace += "-" + p.Labels[dynamoHashLabel]
+	}
+	var wrong error
+	number := func(key string, most uint64, to func(uint64)) {
+		text, there := p.Annotations[key]
+		if !there {
+			return
+		}
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || n > most {
+			wrong = fmt.Errorf("annotation %s: %q is not a number up to %d", key, text, most)
+			return
+		}
+		to(n)
+	}
+	number(RanksAnnotation, pool.MaxRanks, func(n uint64) { e.DataParallelSize = uint32(max(n, 1)) })
+	number(StartRankAnnotation, 1<<31, func(n uint64) { e.DataParallelStartRank = uint32(n) })
+	number(InstanceAnnotation, 1<<64-1, func(n uint64) { e.InstanceID = n })
+	number(BlockSizeAnnotation, kvblock.MaxBlockSize, func(n uint64) { e.BlockSize = int(n) })
+	number(TotalBlocksAnnotation, 1<<40, func(n uint64) { e.TotalKVBlocks = int(n) })
+	number(MaxBatchedTokensAnnotation, 1<<40, func(n uint64) { e.MaxNumBatchedTokens = int(n) })
+	number(EventsPortAnnotation, 65535, func(uint64) {})
+	number(ReplayPortAnnotation, 65535, func(uint64) {})
+	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
+		wrong = fmt.Errorf("annotation %s: %q is none of aggregated, prefill, decode", RoleAnnotation, text)
+	}
+	return e, wrong
+}
+
+// roles are the names that annotations and labels have for them.
+var roles = map[string]pool.Role{
+	"aggregated": pool.Aggregated, "prefill": pool.Prefill, "decode": pool.Decode, "encode": pool.Encode,
+}
+
+// role returns what a Pod's annotation, or else its labels, say that it does; Aggregated when they say nothing that is known, as
+// Dynamo's "worker" and llm-d's "both" do.
+func role(p *corev1.Pod) pool.Role {
+	for _, said := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
+		if r := roles[said]; r != "" {
+			return r
+		}
+	}
+	return pool.Aggregated
+}
+
+// eventPorts returns where the events and the replay socket of a Pod's rank 0 are, 0 for nowhere: the Pod's own annotation goes first,
+// then the flags, but for ports that were not given where a Dynamo worker says on which event channels it sends.
+func (s *Source) eventPorts(p *corev1.Pod, e *pool.Endpoint) (events, replay int) {
+	events, replay = s.config.KVEventsPort, s.config.KVReplayPort
+	if !s.config.KVEventsGiven && len(e.EventChannels) > 0 {
+		events = 0
+	}
+	port := func(key string, to *int) {
+		if n, err := strconv.ParseUint(p.Annotations[key], 10, 16); err == nil {
+			*to = int(n)
+		}
+	}
+	port(EventsPortAnnotation, &events)
+	port(ReplayPortAnnotation, &replay)
+	return events, replay
+}
+
+// tcp returns the address of a ZMQ socket, "" for port 0.
+func tcp(ip string, port, step int) string {
+	if port == 0 {
+		return ""
+	}
+	return "tcp://" + net.JoinHostPort(ip, strconv.Itoa(port+step))
+}
+
+func checkEvents(e *pool.Endpoint) error {
+	for _, a := range []string{e.KVEvents, e.KVReplay} {
+		if a != "" {
+			if err := pool.CheckTCP(a, e.DataParallelSize); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

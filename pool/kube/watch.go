@@ -1,0 +1,202 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Health says how it goes with a kind of objects.
+type Health string
+
+// The states of a Kind. Of one that is not Followed, what was known before stays known.
+const (
+	Starting  Health = "starting"
+	Followed  Health = "followed"
+	Absent    Health = "absent"    // the cluster has no such kind: its CRD is not installed
+	Forbidden Health = "forbidden" // kvepp may not read it
+	Failing   Health = "failing"   // anything else
+)
+
+// Kind is a kind of objects that kvepp follows, or wants to. It outlives its watches.
+type Kind struct {
+	Name string // plural, as in the API
+	log  *slog.Logger
+
+	errors atomic.Uint64
+	mu     sync.Mutex
+	health Health
+	tried  chan struct{} // closed when the first list came, or failed
+}
+
+func newKind(name string, log *slog.Logger) *Kind {
+	return &Kind{Name: name, log: log, health: Starting, tried: make(chan struct{})}
+}
+
+// Health returns how it goes.
+func (k *Kind) Health() Health {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.health
+}
+
+// Errors returns how often a list or a watch failed.
+func (k *Kind) Errors() uint64 { return k.errors.Load() }
+
+// set changes the health, and says whether it was another.
+func (k *Kind) set(now Health) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	was := k.health
+	k.health = now
+	if was == Starting {
+		close(k.tried)
+	}
+	return was != now
+}
+
+// failed takes in what a list or a watch said. It logs each new state once, not each attempt.
+func (k *Kind) failed(err error) {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // the next list says what was missed
+	}
+	k.errors.Add(1)
+	switch {
+	case apierrors.IsNotFound(err):
+		if k.set(Absent) {
+			k.log.Info("the cluster has no such kind of objects; asking again until its CRD is installed", "kind", k.Name)
+		}
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		if k.set(Forbidden) {
+			k.log.Error("kvepp may not read a kind of objects; asking again: give its service account the verbs get, list and watch", "kind", k.Name, "error", err)
+		}
+	default:
+		if k.set(Failing) {
+			k.log.Warn("the API server does not tell of a kind of objects; asking again, and what was known stays", "kind", k.Name, "error", err)
+		}
+	}
+}
+
+// followed takes in that it goes well.
+func (k *Kind) followed() {
+	if k.set(Followed) {
+		k.log.Info("following", "kind", k.Name)
+	}
+}
+
+// follower takes in the objects of one watch. Its functions are called from one goroutine.
+type follower struct {
+	strip func(any) (any, error) // takes off what is not needed before anything is kept; idempotent. nil: nothing
+	put   func(any)              // an object that is there
+	gone  func(any)              // one that is not any more, as it last was
+	all   func([]any)            // the whole list: what is not in it is gone
+}
+
+const (
+	firstRetry = 500 * time.Millisecond
+	lastRetry  = 15 * time.Second
+)
+
+// requests are the two by which a kind of objects is followed.
+type requests struct {
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	with  any // the client that they ask with
+}
+
+// follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long each time, up
+// to lastRetry; half of it by chance, so that replicas do not ask at once.
+func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follower) {
+	store := &intake{kind: k, follower: to}
+	// Failures are seen here, and not by who calls the Reflector: some of them it keeps to itself.
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := ask.list(ctx, options)
+			if err != nil && ctx.Err() == nil {
+				k.failed(err)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			w, err := ask.watch(ctx, options)
+			switch {
+			case options.SendInitialEvents != nil && *options.SendInitialEvents: // a list by other means; what cannot be had so is listed
+			case err == nil:
+				k.followed()
+			case ctx.Err() == nil:
+				k.failed(err)
+			}
+			return w, err
+		},
+	}
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(source, ask.with), expected, store, cache.ReflectorOptions{
+		Name:    k.Name,
+		Backoff: &wait.Backoff{Duration: firstRetry, Factor: 2, Steps: 6, Cap: lastRetry, Jitter: 0.5},
+	})
+	again := firstRetry
+	for {
+		lists := store.lists
+		if err := reflector.ListAndWatchWithContext(ctx); err == nil || store.lists != lists {
+			again = firstRetry
+		}
+		if !pause(ctx, again/2+rand.N(again/2)) {
+			return
+		}
+		again = min(2*again, lastRetry)
+	}
+}
+
+// intake is what a Reflector writes to, in place of a cache: nobody reads objects back.
+type intake struct {
+	kind *Kind
+	follower
+	lists int
+}
+
+func (i *intake) Add(o any) error    { return i.take(o, i.put) }
+func (i *intake) Update(o any) error { return i.take(o, i.put) }
+func (i *intake) Delete(o any) error { return i.take(o, i.gone) }
+func (i *intake) Resync() error      { return nil }
+
+// Transformer has a Reflector strip the objects of a list while it comes in.
+func (i *intake) Transformer() cache.TransformFunc {
+	if i.strip == nil {
+		return nil
+	}
+	return i.strip
+}
+
+func (i *intake) take(o any, to func(any)) error {
+	if i.strip != nil {
+		var err error
+		if o, err = i.strip(o); err != nil {
+			return err
+		}
+	}
+	to(o)
+	return nil
+}
+
+// Replace takes in a list: the first, or the one after a watch that could not be taken up where it ended.
+func (i *intake) Replace(list []any, _ string) error {
+	i.lists++
+	stripped := make([]any, 0, len(list))
+	for _, o := range list {
+		if err := i.take(o, func(o any) { stripped = append(stripped, o) }); err != nil {
+			return err
+		}
+	}
+	i.all(stripped)
+	i.kind.followed()
+	return nil
+}

@@ -1,0 +1,157 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kvepp/pool/dynamo"
+)
+
+// workerResource is what each Dynamo worker writes of itself when its discovery is Kubernetes'. Source: dynamo-runtime 1.6.1,
+// discovery::kube.
+var workerResource = schema.GroupVersionResource{Group: "nvidia.com", Version: "v1alpha1", Resource: "dynamoworkermetadatas"}
+
+// metadata is what Dynamo's workers say of themselves, by the Pod that they run in. Most Pods have one worker, named as they are; where
+// each container is a worker, several.
+type metadata struct {
+	byPod map[string]map[string]*worker // Pod's name -> object's name
+	pods  map[string]string             // object's name -> Pod's name
+}
+
+// worker is one DynamoWorkerMetadata object.
+type worker struct {
+	owner     types.UID // of the Pod; empty: it does not say
+	instances []dynamo.Instance
+	complaint string // the last, so that it is logged once
+}
+
+// named is an instance, and the name of the object that told of it.
+type named struct {
+	name string
+	dynamo.Instance
+}
+
+// instances returns those of a Pod's workers that requests can be sent to, ordered by name. An object that an earlier Pod of the same
+// name has left behind does not count.
+func (m *metadata) instances(p *corev1.Pod) []named {
+	var found []named
+	for _, name := range slices.Sorted(maps.Keys(m.byPod[p.Name])) {
+		w := m.byPod[p.Name][name]
+		if w.owner != "" && w.owner != p.UID {
+			continue
+		}
+		if in, ok := dynamo.Routed(w.instances); ok {
+			found = append(found, named{name, in})
+		}
+	}
+	return found
+}
+
+// put takes in an object, nil when it is gone, and returns the names of the Pods that it was and is of.
+func (m *metadata) put(name, pod string, w *worker) []string {
+	if m.byPod == nil {
+		m.byPod, m.pods = map[string]map[string]*worker{}, map[string]string{}
+	}
+	var touched []string
+	if was, there := m.pods[name]; there && (w == nil || was != pod) {
+		touched = append(touched, was)
+		delete(m.pods, name)
+		if delete(m.byPod[was], name); len(m.byPod[was]) == 0 {
+			delete(m.byPod, was)
+		}
+	}
+	if w == nil {
+		return touched
+	}
+	if m.byPod[pod] == nil {
+		m.byPod[pod] = map[string]*worker{}
+	}
+	m.byPod[pod][name], m.pods[name] = w, pod
+	return append(touched, pod)
+}
+
+// followWorkers keeps what Dynamo's workers say of themselves, until ctx ends.
+func (s *Source) followWorkers(ctx context.Context) {
+	put := func(u *unstructured.Unstructured, there bool) { // the caller holds s.mu
+		pod, w := "", (*worker)(nil)
+		if there {
+			pod, w = s.readWorker(u)
+		}
+		for _, name := range s.workers.put(u.GetName(), pod, w) {
+			if k := s.pods[name]; k != nil {
+				s.recompute(k)
+			}
+		}
+	}
+	locked := func(o any, there bool) {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			put(u, there)
+		}
+	}
+	s.workerKind.follow(ctx, s.client.objects(workerResource, s.config.Namespace, ""), &unstructured.Unstructured{}, follower{
+		strip: stripWorker,
+		put:   func(o any) { locked(o, true) },
+		gone:  func(o any) { locked(o, false) },
+		all: func(list []any) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			there := map[string]bool{}
+			for _, o := range list {
+				if u, ok := o.(*unstructured.Unstructured); ok {
+					there[u.GetName()] = true
+					put(u, true)
+				}
+			}
+			for _, name := range slices.Sorted(maps.Keys(s.workers.pods)) {
+				if !there[name] {
+					u := &unstructured.Unstructured{}
+					u.SetName(name)
+					put(u, false)
+				}
+			}
+		},
+	})
+}
+
+// stripWorker takes off what Kubernetes adds to an object, which is more than the object.
+func stripWorker(o any) (any, error) {
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		u.SetManagedFields(nil)
+	}
+	return o, nil
+}
+
+// readWorker reads an object. What it says that cannot be read is logged once. The caller holds s.mu.
+func (s *Source) readWorker(u *unstructured.Unstructured) (pod string, w *worker) {
+	w = &worker{}
+	pod = u.GetName()
+	for _, o := range u.GetOwnerReferences() {
+		if o.Kind == "Pod" {
+			pod, w.owner = o.Name, o.UID
+		}
+	}
+	data, _, err := unstructured.NestedMap(u.Object, "spec", "data")
+	if err == nil {
+		var text []byte
+		if text, err = json.Marshal(data); err == nil {
+			w.instances, err = dynamo.ParseMetadata(text)
+		}
+	}
+	if err != nil {
+		w.complaint = fmt.Sprint(err)
+		if was := s.workers.byPod[pod][u.GetName()]; was == nil || was.complaint != w.complaint {
+			s.log.Warn("a DynamoWorkerMetadata cannot be read, or not all of it; the rest counts", "name", u.GetName(), "error", err)
+		}
+	}
+	return pod, w
+}
