@@ -34,6 +34,7 @@ type options struct {
 
 	endpoints       string
 	dynamoDiscovery string
+	cluster
 
 	models      []string
 	modelPath   string
@@ -144,6 +145,10 @@ var dynamoEnv = map[string]string{
 	"router-policy-config":                 "DYN_ROUTER_POLICY_CONFIG",
 	"shed-retry-after":                     "DYN_EPP_SHED_RETRY_AFTER_SECS",
 	"overload-status-code":                 "DYN_HTTP_OVERLOAD_STATUS_CODE",
+	"pool-name":                            "DYN_EPP_INFERENCE_POOL_NAME",
+	"pool-namespace":                       "POD_NAMESPACE",
+	"kv-events-port":                       "DYN_EPP_KV_EVENT_PORT",
+	"kv-replay-port":                       "DYN_EPP_KV_EVENT_REPLAY_PORT",
 }
 
 // kveppEnv is kvepp's own name for a flag's environment variable.
@@ -158,7 +163,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.SetOutput(io.Discard) // main prints errors, once
 
 	f.StringVar(&o.endpoints, "endpoints", "", "YAML `FILE` that lists the endpoints; read again whenever it changes")
-	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV); completes endpoints that have a \"dynamo:\" path")
+	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV), which completes endpoints that have a \"dynamo:\" path; or kubernetes, where --pool-name or --endpoint-selector says which Pods")
+	o.cluster.add(f)
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
@@ -459,8 +465,8 @@ func (o *options) check() error {
 		return fmt.Errorf("a --router-* flag: %w", err)
 	}
 	switch {
-	case o.endpoints == "":
-		return errors.New("no endpoints: give --endpoints FILE (README, \"The endpoints file\")")
+	case o.endpoints == "" && !o.wanted():
+		return errors.New("no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME")
 	case (o.modelPath == "") != (o.modelName == ""):
 		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
 	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
@@ -474,12 +480,14 @@ func (o *options) check() error {
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
 	}
-	if o.dynamoDiscovery != "" {
-		if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); !ok || dir == "" {
-			return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR; Dynamo's other backends are not read yet", o.dynamoDiscovery)
-		}
+	switch dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); {
+	case o.dynamoDiscovery == "" || ok && dir != "":
+	case o.dynamoDiscovery != inKubernetes:
+		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR, or be kubernetes; Dynamo's other backends are not read", o.dynamoDiscovery)
+	case !o.wanted():
+		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
-	for _, check := range []error{o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+	for _, check := range []error{o.cluster.check(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
 		if check != nil {
 			return check
 		}

@@ -29,6 +29,18 @@ var settings = []struct {
 	get                 func(*options) any
 }{
 	{"endpoints", "KVEPP_ENDPOINTS", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.endpoints }},
+	{"pool-name", "KVEPP_POOL_NAME", "DYN_EPP_INFERENCE_POOL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolName }},
+	{"pool-namespace", "KVEPP_POOL_NAMESPACE", "POD_NAMESPACE", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolNamespace }},
+	{"pool-group", "KVEPP_POOL_GROUP", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolGroup }},
+	{"endpoint-selector", "KVEPP_ENDPOINT_SELECTOR", "", [3]string{"a=b", "a=c", "a=d"}, func(o *options) any { return o.endpointSelector }},
+	{"endpoint-target-ports", "KVEPP_ENDPOINT_TARGET_PORTS", "", [3]string{"1,2", "3", "4"}, func(o *options) any { return fmt.Sprint(o.targetPorts) }},
+	{"kubeconfig", "KVEPP_KUBECONFIG", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.kubeconfig }},
+	{"kv-events-port", "KVEPP_KV_EVENTS_PORT", "DYN_EPP_KV_EVENT_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.kvEventsPort }},
+	{"kv-replay-port", "KVEPP_KV_REPLAY_PORT", "DYN_EPP_KV_EVENT_REPLAY_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.kvReplayPort }},
+	{"data-parallel-size", "KVEPP_DATA_PARALLEL_SIZE", "", [3]string{"2", "3", "4"}, func(o *options) any { return o.dataParallelSize }},
+	{"pod-ip-family", "KVEPP_POD_IP_FAMILY", "", [3]string{"ipv4", "ipv6", "ipv4"}, func(o *options) any { return o.podIPFamily }},
+	{"ha-enable-leader-election", "KVEPP_HA_ENABLE_LEADER_ELECTION", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.leaderElection }},
+	{"ha-lease-name", "KVEPP_HA_LEASE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.leaseName }},
 	{"dynamo-discovery", "KVEPP_DYNAMO_DISCOVERY", "", [3]string{"file:a", "file:b", "file:c"}, func(o *options) any { return o.dynamoDiscovery }},
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -46,6 +47,9 @@ func (c *cluster) add(f *pflag.FlagSet) {
 	f.BoolVar(&c.leaderElection, "ha-enable-leader-election", false, "of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV events")
 	f.StringVar(&c.leaseName, "ha-lease-name", "", "the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it")
 }
+
+// inKubernetes is the --dynamo-discovery of workers that write DynamoWorkerMetadata objects.
+const inKubernetes = "kubernetes"
 
 // wanted reports whether endpoints come from Kubernetes.
 func (c *cluster) wanted() bool { return c.poolName != "" || c.endpointSelector != "" }
@@ -124,7 +128,18 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	k.source = kube.NewSource(client, config, log)
 	kinds := k.source.Kinds()
 	if o.leaderElection {
-		leads := ready.want("this replica to lead")
+		leading := atomic.Bool{}
+		wanted := ready.want("this replica to lead")
+		leads := func(now bool) {
+			leading.Store(now)
+			wanted(now)
+		}
+		m.Source(metrics.Leader, metrics.LeaderHelp, nil, func() float64 {
+			if leading.Load() {
+				return 1
+			}
+			return 0
+		})
 		host, _ := os.Hostname()
 		identity := fmt.Sprintf("%s_%08x", host, rand.Uint32())
 		if k.election, err = kube.NewElection(client, k.namespace, o.lease(), identity, leads, log); err != nil {
@@ -153,16 +168,41 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	return k, nil
 }
 
-// elect takes part in the election, if there is one, until ctx ends; the channel is closed when the lease is released.
-func (k *kubernetes) elect(ctx context.Context) <-chan struct{} {
+// follow gives what the cluster says to apply until stop is called, which returns when nothing will be applied any more.
+func (k *kubernetes) follow(apply func(kube.State)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	if k == nil || k.election == nil {
-		close(done)
-		return done
-	}
 	go func() {
 		defer close(done)
-		k.election.Run(ctx)
+		k.source.Run(ctx, apply)
 	}()
-	return done
+	return func() { cancel(); <-done }
+}
+
+// await waits until the cluster's endpoints are known, or ctx ends.
+func (k *kubernetes) await(ctx context.Context) {
+	if k == nil {
+		return
+	}
+	select {
+	case <-k.source.Synced():
+	case <-ctx.Done():
+	}
+}
+
+// elect takes part in the election, if there is one, until ctx ends or done is called, which returns when the lease is released. A
+// replica that does not know its endpoints is no candidate.
+func (k *kubernetes) elect(ctx context.Context) (done func()) {
+	if k == nil || k.election == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		if k.await(ctx); ctx.Err() == nil {
+			k.election.Run(ctx)
+		}
+	}()
+	return func() { cancel(); <-released }
 }

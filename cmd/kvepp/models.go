@@ -59,8 +59,8 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 // modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.
 func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if o.dynamoDiscovery == "" {
-		return files, nil
+	if engine, err := o.tokenizerOptions(); err != nil || o.dynamoDiscovery == "" && !(o.wanted() && engine.Engine == tokenizer.Dynamo) {
+		return files, err
 	}
 	folders, err := o.modelFolders()
 	if err != nil {

@@ -34,6 +34,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
+	"kvepp/pool/kube"
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -118,11 +119,19 @@ func serve(o *options) error {
 	m.Source(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
 	conversations := sessions(o, m)
 	endpoints.Watch(forgetful{conversations.Forget})
-	first := awaitWorkers(endpoints, o.minInitialWorkers)
-	endpoints.Watch(first)
-	if err := follow(ctx, o, endpoints, models, files, m, log); err != nil {
+	ready := newReadiness()
+	cluster, err := connect(o, ready, m, log)
+	if err != nil {
 		return err
 	}
+	first := awaitWorkers(endpoints, o.minInitialWorkers)
+	ready.await("as many endpoints as --router-min-initial-workers", first.there)
+	endpoints.Watch(first)
+	stopFollowing, err := follow(ctx, o, cluster, ready, endpoints, models, files, m, log)
+	if err != nil {
+		return err
+	}
+	defer stopFollowing()
 	if events != nil {
 		if err := events.Room(); err != nil {
 			return err
@@ -131,6 +140,7 @@ func serve(o *options) error {
 	reader := service.NewReader(endpoints, index, events, log)
 	if events != nil && len(o.indexPeers) > 0 {
 		warm, cancel := context.WithTimeout(ctx, o.warmUpTimeout)
+		cluster.await(warm) // what a peer says of workers that are not known yet is of no use
 		reader.WarmUp(warm, o.indexPeers, token.token())
 		cancel()
 	}
@@ -202,7 +212,8 @@ func serve(o *options) error {
 	seen := http.NewServeMux()
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
-	return listen(ctx, o, picker, security, guarded(mux, token), guarded(seen, metricsToken), first.there, log)
+	defer cluster.elect(ctx)()
+	return listen(ctx, o, picker, security, guarded(mux, token), guarded(seen, metricsToken), ready, log)
 }
 
 // collectorFloor is how many bytes are at least allocated between two garbage collections.
@@ -245,17 +256,20 @@ func (o *options) identity() metrics.Identity {
 	return metrics.Identity{Namespace: o.dynamoNamespace, Component: o.dynamoComponent, RouterID: id}
 }
 
-// follow keeps the pool at what the endpoints file and Dynamo's discovery say together.
-func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) error {
+// follow keeps the pool at what the endpoints file, Dynamo's discovery and the cluster say together. The cluster is followed until
+// stop is called: while the last requests end, workers still leave.
+func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readiness, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
 	var (
-		mu        sync.Mutex // guards the two halves; held over Update so that the later one wins
-		entries   []pool.Entry
-		instances []dynamo.Instance
-		said      = map[dynamo.Mismatch]bool{}
+		mu      sync.Mutex // guards the parts; held over Update so that the latest wins
+		entries []pool.Entry
+		stored  []dynamo.Instance
+		pods    kube.State
+		said    = map[dynamo.Mismatch]bool{}
 	)
 	update := func() {
+		instances := slices.Concat(stored, pods.Instances)
 		tellSettings(models, instances, log)
-		endpoints := dynamo.Join(entries, instances)
+		endpoints := besides(dynamo.Join(entries, stored), pods.Endpoints, log)
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
@@ -279,12 +293,25 @@ func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*to
 		dynamo.NewFileStore(dir, log).Watch(ctx, func(now []dynamo.Instance) {
 			mu.Lock()
 			defer mu.Unlock()
-			instances = now
+			stored = now
 			update()
 		})
 	}
+	stop = func() {}
+	if cluster != nil {
+		stop = cluster.follow(func(now kube.State) {
+			mu.Lock()
+			defer mu.Unlock()
+			pods = now
+			update()
+		})
+		ready.await("the pool and its Pods to be read", cluster.source.Synced())
+	}
+	if o.endpoints == "" {
+		return stop, nil
+	}
 	refused := m.EndpointFileRefused.Inc
-	return pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
+	err = pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
 		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
 		}
@@ -294,6 +321,29 @@ func follow(ctx context.Context, o *options, p *pool.Pool, models map[string]*to
 		update()
 		return nil
 	}, refused)
+	if err != nil {
+		stop()
+	}
+	return stop, err
+}
+
+// besides returns the endpoints of the file and those of the cluster. A name of both is the file's.
+func besides(file, cluster []pool.Endpoint, log *slog.Logger) []pool.Endpoint {
+	if len(file) == 0 {
+		return slices.Clone(cluster) // they are completed in place
+	}
+	names := make(map[string]bool, len(file))
+	for i := range file {
+		names[file[i].Name] = true
+	}
+	for i := range cluster {
+		if names[cluster[i].Name] {
+			warnOnce(log, fmt.Sprintf("endpoint %q is in the endpoints file and in the cluster: the file's is used", cluster[i].Name))
+			continue
+		}
+		file = append(file, cluster[i])
+	}
+	return file
 }
 
 var warned sync.Map
@@ -368,16 +418,13 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 }
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
-// health says so, until ready is closed.
-func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready <-chan struct{}, log *slog.Logger) error {
+// health says so, while anything of ready does not hold.
+func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready *readiness, log *slog.Logger) error {
 	checks := health.NewServer()
-	select {
-	case <-ready:
-		announce(checks, true)
-		ready = nil // it is closed for ever
-	default:
-		announce(checks, false)
-		log.Info("not ready before there are so many endpoints", "wanted", o.minInitialWorkers)
+	waits := ready.waits()
+	announce(checks, waits == "")
+	if waits != "" {
+		log.Info("not ready yet", "waits_for", waits)
 	}
 	limits := append(security,
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
@@ -438,10 +485,12 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		select {
 		case err := <-failed:
 			return err
-		case <-ready:
-			log.Info("ready: there are as many endpoints as are wanted at first", "wanted", o.minInitialWorkers)
-			announce(checks, true)
-			ready = nil
+		case <-ready.changed:
+			if now := ready.waits(); now != waits {
+				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
+				waits = now
+				announce(checks, waits == "")
+			}
 		case <-ctx.Done():
 		}
 	}

@@ -339,3 +339,15 @@ const (
 	Workers               = "kvepp_workers"
 	WorkersHelp           = "Workers (endpoint and rank) in the pool."
 )
+
+// Names and help of what is exported of Kubernetes, with --pool-name or --endpoint-selector.
+const (
+	KubeUpdates      = "kvepp_kube_updates_total"
+	KubeUpdatesHelp  = "What was taken in from Kubernetes, by what it was of: list (all Pods: at the start, for another selector, after a watch that could not be taken up), pool (its ports, which concern every Pod), change (one Pod, or what Dynamo says of one); and update, how often the endpoints were made anew of all that."
+	KubeErrors       = "kvepp_kube_errors_total"
+	KubeErrorsHelp   = "Requests to the API server that failed, by the kind of objects that they were about."
+	KubeFollowed     = "kvepp_kube_followed"
+	KubeFollowedHelp = "1 while a kind of objects is followed; 0 while its CRD is absent, kvepp may not read it, or the API server does not answer."
+	Leader           = "kvepp_leader"
+	LeaderHelp       = "1 while this replica holds the Lease of --ha-enable-leader-election, else 0."
+)

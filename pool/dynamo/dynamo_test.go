@@ -194,10 +194,10 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%s: %v", card, err)
 			continue
 		}
-		if got := complete(pool.Endpoint{Role: pool.Aggregated}, &Instance{Card: c}).Role; got != want {
+		if got := Complete(pool.Endpoint{Role: pool.Aggregated}, &Instance{Card: c}).Role; got != want {
 			t.Errorf("%s: role %q, want %q", card, got, want)
 		}
-		if got := complete(pool.Endpoint{Role: pool.Decode}, &Instance{Card: c}).Role; got != pool.Decode {
+		if got := Complete(pool.Endpoint{Role: pool.Decode}, &Instance{Card: c}).Role; got != pool.Decode {
 			t.Errorf("%s: role %q, but the file says decode", card, got)
 		}
 	}
@@ -228,7 +228,7 @@ func TestTransfer(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: %v", c.runtime, err)
 		default:
-			if got := complete(pool.Endpoint{}, &Instance{Card: card}).Transfer; got != c.want {
+			if got := Complete(pool.Endpoint{}, &Instance{Card: card}).Transfer; got != c.want {
 				t.Errorf("%s: %+v, want %+v", c.runtime, got, c.want)
 			}
 		}
