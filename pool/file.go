@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,7 @@ type fileEntry struct {
 	KVEvents              string   `yaml:"kvEvents"`
 	KVReplay              string   `yaml:"kvReplay"`
 	KVTopic               string   `yaml:"kvTopic"`
+	Metrics               string   `yaml:"metrics"`
 	BlockSize             int      `yaml:"blockSize"`
 	TotalKVBlocks         int      `yaml:"totalKvBlocks"`
 	MaxNumBatchedTokens   int      `yaml:"maxNumBatchedTokens"`
@@ -129,7 +131,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
 		Name: f.Name, Address: f.Address, Role: f.Role,
 		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1),
-		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic,
+		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic, Metrics: f.Metrics,
 		BlockSize: f.BlockSize, TotalKVBlocks: f.TotalKVBlocks, MaxNumBatchedTokens: f.MaxNumBatchedTokens,
 		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
 	}}
@@ -157,6 +159,12 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	if f.Address == "" && e.Role == Prefill { // no request is sent there: the decode worker's frontend knows the way
 	} else if err := checkHostPort(f.Address, 1); err != nil {
 		return fail("address", "%v", err)
+	}
+	if f.AllInstances && f.Metrics != "" {
+		return fail("metrics", "the page is one worker's, and there may be many instances: leave it out")
+	}
+	if page, err := url.Parse(f.Metrics); f.Metrics != "" && (err != nil || page.Host == "" || page.Scheme != "http" && page.Scheme != "https") {
+		return fail("metrics", "%q must look like http://HOST:PORT/metrics", f.Metrics)
 	}
 	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {
 		if address == "" {

@@ -18,6 +18,7 @@ const full = `endpoints:
   kvEvents: tcp://127.0.0.1:5557
   kvReplay: tcp://[::1]:5657
   kvTopic: kv
+  metrics: http://127.0.0.1:8081/metrics
   blockSize: 16
   totalKvBlocks: 4096
   maxNumBatchedTokens: 8192
@@ -38,7 +39,7 @@ func TestParseFile(t *testing.T) {
 	}
 	e := entries[0]
 	if e.InstanceID != 11820826700540128610 || e.Role != Decode || e.DataParallelStartRank != 2 || e.DataParallelSize != 4 ||
-		e.KVEvents != "tcp://127.0.0.1:5557" || e.KVReplay != "tcp://[::1]:5657" || e.KVTopic != "kv" || e.BlockSize != 16 ||
+		e.KVEvents != "tcp://127.0.0.1:5557" || e.KVReplay != "tcp://[::1]:5657" || e.KVTopic != "kv" || e.Metrics != "http://127.0.0.1:8081/metrics" || e.BlockSize != 16 ||
 		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" || e.DeviceType != "cuda" || len(e.Taints) != 2 {
 		t.Errorf("worker-0: %+v", e)
 	}
@@ -80,6 +81,9 @@ func TestParseFileRefuses(t *testing.T) {
 		{"a name twice", head + "- name: a\n  address: 10.0.0.2:8000\n", "line 4", `"a" is taken by the endpoint of line 2`},
 		{"no address", "endpoints:\n- name: a\n", "line 2", "address"},
 		{"no address of a decode worker", "endpoints:\n- name: a\n  role: decode\n", "line 2", "address"},
+		{"a page without a scheme", head + "  metrics: 10.0.0.1:9090/metrics\n", "line 4", "http://HOST:PORT/metrics"},
+		{"a page of another scheme", head + "  metrics: ftp://10.0.0.1/metrics\n", "line 4", "http://HOST:PORT/metrics"},
+		{"one page for all instances", head + "  dynamo: a/b/c\n  allInstances: true\n  metrics: http://10.0.0.1/metrics\n", "line 6", "one worker's"},
 		{"all instances of nothing", head + "  allInstances: true\n", "line 4", "dynamo path"},
 		{"one socket for all instances", head + "  dynamo: a/b/c\n  allInstances: true\n  kvEvents: tcp://10.0.0.1:5557\n", "line 5", "event plane"},
 		{"an address without port", "endpoints:\n- name: a\n  address: 10.0.0.1\n", "line 3", "HOST:PORT"},

@@ -22,6 +22,7 @@ type decision struct {
 	scores                      indexer.OverlapScores
 	both                        []pool.Worker     // of aggregated and prefill
 	loads                       []scoring.Load    // indexed by worker number
+	usage                       []float64         // indexed by worker number, by the engines' own account
 	overloaded                  []bool            // indexed like the snapshot's workers
 	since                       scoring.State     // that overloaded was made by; 0: of no consequence
 	booked                      []scoring.Booking // for this request, of which some may be freed

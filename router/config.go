@@ -56,6 +56,10 @@ type Config struct {
 	// Thresholds say above which load a worker is no candidate. The zero value: whatever its load, it is one. They hold for
 	// every model until SetThresholds changes them.
 	Thresholds Thresholds
+	// KVUsage appends to dst, for each worker number, the part of its KV blocks (0 to 1) that requests hold by its engine's own
+	// account; 0 where that is not known, and so beyond the end. It is asked while Thresholds look at KV blocks. nil: nothing is
+	// known but the book.
+	KVUsage func(dst []float64) []float64
 	// Queue has requests wait while every worker is busy. nil: none ever does.
 	Queue *Queue
 	// Predict says how long a worker is believed to hold the blocks of the requests it is sent, whatever its events say.

@@ -21,8 +21,8 @@ var ErrOverloaded = errors.New("every endpoint that may take this request is ove
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor.
 type Thresholds struct {
-	// ActiveDecodeBlocks is a part of the worker's KV blocks, 0 to 1: overloaded when active requests hold more. Without effect
-	// on workers whose number of blocks is not known.
+	// ActiveDecodeBlocks is a part of the worker's KV blocks, 0 to 1: overloaded when active requests hold more, by the book or
+	// by the engine's own account (Config.KVUsage). The book's part is not known of workers whose number of blocks is not.
 	ActiveDecodeBlocks *float64
 	// ActivePrefillTokens is a number of prompt tokens: overloaded when more wait to be prefilled.
 	ActivePrefillTokens *uint64
@@ -48,8 +48,9 @@ func (t *Thresholds) None() bool {
 	return t.ActiveDecodeBlocks == nil && t.ActivePrefillTokens == nil && t.ActivePrefillTokensFrac == nil
 }
 
-// exceeded reports whether one rank of e with that load is above any threshold.
-func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load) bool {
+// exceeded reports whether one rank of e with that load is above any threshold. usage is the part of its KV blocks that its
+// engine says are held.
+func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load, usage float64) bool {
 	prefill := float64(load.PrefillTokens)
 	switch {
 	case t.ActivePrefillTokens != nil && load.PrefillTokens > 0 && uint64(load.PrefillTokens) > *t.ActivePrefillTokens:
@@ -57,7 +58,8 @@ func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load) bool {
 	case t.ActivePrefillTokensFrac != nil && prefill > *t.ActivePrefillTokensFrac*float64(e.BatchedTokens()):
 		return true
 	}
-	return t.ActiveDecodeBlocks != nil && e.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.TotalKVBlocks)
+	return t.ActiveDecodeBlocks != nil && (usage > *t.ActiveDecodeBlocks ||
+		e.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.TotalKVBlocks))
 }
 
 // thresholds are those of all models. They change at run time.
@@ -71,6 +73,7 @@ type thresholds struct {
 type thresholdTable struct {
 	fallback Thresholds // of models that have none of their own
 	byModel  map[string]Thresholds
+	blocks   bool // any of them looks at KV blocks
 }
 
 func (t *thresholdTable) of(model string) Thresholds {
@@ -85,7 +88,7 @@ func (t *thresholdTable) of(model string) Thresholds {
 
 func (t *thresholds) start(fallback Thresholds) {
 	if !fallback.None() {
-		t.current.Store(&thresholdTable{fallback: fallback})
+		t.current.Store(&thresholdTable{fallback: fallback, blocks: fallback.ActiveDecodeBlocks != nil})
 	}
 }
 
@@ -117,7 +120,7 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 	now := t.current.Load()
 	next := &thresholdTable{byModel: map[string]Thresholds{}}
 	if now != nil {
-		next.fallback = now.fallback
+		next.fallback, next.blocks = now.fallback, now.blocks
 		maps.Copy(next.byModel, now.byModel)
 	}
 	own := now.of(model)
@@ -131,6 +134,7 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 		own.ActivePrefillTokensFrac = given.ActivePrefillTokensFrac
 	}
 	next.byModel[model] = own
+	next.blocks = next.blocks || own.ActiveDecodeBlocks != nil // once set, none is ever taken back
 	t.current.Store(next)
 	return own, true
 }
@@ -144,6 +148,10 @@ func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool 
 		return nil
 	}
 	d.loads, d.since = r.book.LoadsAndState(d.loads[:0])
+	d.usage = d.usage[:0]
+	if r.cfg.KVUsage != nil && table.blocks {
+		d.usage = r.cfg.KVUsage(d.usage)
+	}
 	d.overloaded = d.overloaded[:0]
 	for from := 0; from < len(s.Workers); {
 		e := s.Workers[from].Endpoint
@@ -153,7 +161,11 @@ func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool 
 		}
 		limits, all, to := table.of(name), true, from
 		for ; to < len(s.Workers) && s.Workers[to].Endpoint == e; to++ { // the ranks of an endpoint follow one another
-			all = all && limits.exceeded(e, loadOf(d.loads, &s.Workers[to]))
+			usage := 0.0
+			if w := int(s.Workers[to].Worker); w < len(d.usage) {
+				usage = d.usage[w]
+			}
+			all = all && limits.exceeded(e, loadOf(d.loads, &s.Workers[to]), usage)
 		}
 		for ; from < to; from++ {
 			d.overloaded = append(d.overloaded, all)

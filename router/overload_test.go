@@ -85,6 +85,54 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 	}
 }
 
+// A worker whose engine says that more of its KV blocks are held than the book knows of is overloaded by that; one whose engine
+// says less, or nothing, by the book.
+func TestOverloadedByTheEnginesAccount(t *testing.T) {
+	var said []float64
+	asked := 0
+	endpoints := workers(3)
+	endpoints[1].DataParallelSize = 2 // workers 1 and 2
+	endpoints[2].TotalKVBlocks = 40   // worker 3; of the others no number is known
+	h := newHouse(t, endpoints...)
+	h.cfg.KVUsage = func(dst []float64) []float64 {
+		asked++
+		return append(dst, said...)
+	}
+	over := func(usage ...float64) int {
+		t.Helper()
+		said = usage
+		return h.Overloaded()
+	}
+	h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](1 << 40)})
+	if over(1, 1, 1, 1) != 0 || asked != 0 {
+		t.Errorf("asked %d times, though no threshold is one of blocks", asked)
+	}
+	h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.5)})
+	for _, c := range []struct {
+		usage []float64
+		over  int
+	}{{nil, 0}, {[]float64{0.5, 0, 0, 0}, 0}, {[]float64{0.51}, 1}, {[]float64{0, 1, 0}, 0}, {[]float64{0, 1, 0.75, 1}, 3}, {[]float64{0.6, 0.6, 0.6, 0.6}, 4}} {
+		if n := over(c.usage...); n != c.over {
+			t.Errorf("%v: %d workers are overloaded, want %d", c.usage, n, c.over)
+		}
+	}
+	said = []float64{1, 1, 1, 0}
+	r := h.route(completion("m", tokens(0, 100))) // 25 of worker 3's 40 blocks
+	if r.Name != "w2" {
+		t.Errorf("the request went to %s", r.Name)
+	}
+	if _, err := h.Route(context.Background(), completion("m", tokens(1000, 100))); !errors.Is(err, ErrOverloaded) {
+		t.Errorf("with the last worker overloaded by the book: %v", err)
+	}
+	if n := over(0, 0, 0, 0.1); n != 1 {
+		t.Errorf("%d workers are overloaded: what the engine knows less does not count", n)
+	}
+	r.Free()
+	if n := over(); n != 0 {
+		t.Errorf("%d workers are overloaded", n)
+	}
+}
+
 // What is not known of a worker never makes it overloaded, and neither does an idle rank beside a busy one.
 func TestNotOverloaded(t *testing.T) {
 	limits := Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokensFrac: set(0.001)}

@@ -127,6 +127,10 @@ func serve(o *options) error {
 	first := awaitWorkers(endpoints, o.minInitialWorkers)
 	ready.await("as many endpoints as --router-min-initial-workers", first.there)
 	endpoints.Watch(first)
+	engineSays, err := followEngines(ctx, o, endpoints, book, engine.Engine == tokenizer.Dynamo, log)
+	if err != nil {
+		return err
+	}
 	stopFollowing, err := follow(ctx, o, cluster, ready, endpoints, models, files, m, log)
 	if err != nil {
 		return err
@@ -144,7 +148,7 @@ func serve(o *options) error {
 		reader.WarmUp(warm, o.indexPeers, token.token())
 		cancel()
 	}
-	gauges(m, book, index, endpoints, events)
+	sources(m, book, index, endpoints, events)
 	without := 0
 	for name, model := range models {
 		if model == nil {
@@ -155,6 +159,8 @@ func serve(o *options) error {
 			func() float64 { return float64(model.EngineRuns()) })
 	}
 	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
+
+	showGauges(m, withoutPool, endpoints, engineSays)
 
 	var served func(kvblock.Worker, int, int)
 	if events != nil {
@@ -180,6 +186,7 @@ func serve(o *options) error {
 		InjectTokens:    o.injectTokens,
 		TenantSalt:      o.tenantSalt,
 		Thresholds:      o.thresholds,
+		KVUsage:         kvUsage(engineSays),
 		Queue:           o.busy.queue(),
 		CountTokens:     o.busy.countsTokens(),
 		StockPrefill:    o.prefillerHeader,
@@ -354,8 +361,8 @@ func warnOnce(log *slog.Logger, text string) {
 	}
 }
 
-// gauges shows what the packages without metrics of their own count.
-func gauges(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
+// sources shows what the packages without metrics of their own count.
+func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
 	if events != nil {

@@ -1,0 +1,78 @@
+package gauges
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// outcome is what became of one reading.
+type outcome uint8
+
+const (
+	ok          outcome = iota
+	without             // a page without any metric that kvepp knows
+	refused             // an answer other than 200
+	late                // none in time
+	unreachable         // none at all, or one that broke off
+	tooLarge
+	shared // not read: it is not known of which worker it speaks
+)
+
+// outcomeNames are those of outcomes in metrics and logs.
+var outcomeNames = [...]string{ok: "ok", without: "without", refused: "refused", late: "timeout", unreachable: "unreachable", tooLarge: "too_large", shared: "shared"}
+
+func (o outcome) String() string { return outcomeNames[o] }
+
+// Outcomes returns the names of what may become of a reading.
+func Outcomes() []string { return outcomeNames[:shared] }
+
+// Readings returns how often pages were read with an outcome.
+func (g *Gauges) Readings(outcome string) uint64 {
+	return g.outcomes[slices.Index(outcomeNames[:], outcome)].Load()
+}
+
+// fetch asks for a page and reads it. The ranks are nil unless the outcome is ok.
+func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(g.cfg.Interval, maxTimeout))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, unreachable, err
+	}
+	req.Header.Set("Accept", "text/plain;version=0.0.4")
+	req.Header.Set("User-Agent", "kvepp")
+	resp, err := g.client.Do(req)
+	if err != nil {
+		return nil, brokenOff(ctx), err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		io.CopyN(io.Discard, resp.Body, maxLineBytes) // so that the connection can be kept
+		return nil, refused, fmt.Errorf("it answers %s", resp.Status)
+	}
+	p := g.pages.Get().(*page)
+	defer g.pages.Put(p)
+	ranks, err := p.read(resp.Body)
+	switch {
+	case errors.Is(err, errTooLarge):
+		return nil, tooLarge, err
+	case err != nil:
+		return nil, brokenOff(ctx), err
+	case len(ranks) == 0:
+		return nil, without, fmt.Errorf("none of the metrics %s is on it", strings.Join(p.names.metrics(), ", "))
+	}
+	return slices.Clone(ranks), ok, nil
+}
+
+// brokenOff is why no answer came whole.
+func brokenOff(ctx context.Context) outcome {
+	if ctx.Err() != nil {
+		return late
+	}
+	return unreachable
+}

@@ -1,0 +1,395 @@
+// Package gauges knows what the engines say of their own load: how many requests they run and keep waiting, and how much of
+// their KV cache these hold.
+//
+// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, and the
+// latest of what was told of each worker. It never takes part in a request: whoever asks is answered from memory, and what
+// is old counts as not known. It decides nothing; that load goes around kvepp it only says.
+//
+// Concurrency: everything is safe from any goroutine.
+package gauges
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// Config says where the engines' pages are and how often they are read.
+type Config struct {
+	// Interval is the time between two readings of one page, give or take a tenth. It must be above 0.
+	Interval time.Duration
+	// Stale is how long after a reading it no longer counts. 0: three intervals.
+	Stale time.Duration
+	// Scheme, Port and Path make the page of an endpoint that does not name its own, from its address. Port 0: the address's.
+	Scheme string
+	Port   uint16
+	Path   string
+	// SkipVerify has certificates of https pages go unchecked.
+	SkipVerify bool
+	// Frontends says that addresses are those of Dynamo's frontends, which tell nothing of engines: pages are read where an
+	// endpoint names one, or Port gives it another than the address's.
+	Frontends bool
+	// Running, Waiting and Usage replace the metrics of all known engines for a quantity. The zero value does not.
+	Running, Waiting, Usage Metric
+	// Booked says how many requests kvepp has running on a worker.
+	Booked func(kvblock.Worker) int
+}
+
+const (
+	staleAfter = 3 // intervals
+
+	// maxTimeout bounds one reading; a short interval does so too.
+	maxTimeout = 5 * time.Second
+	// maxPause is how many intervals a page that cannot be read is left alone at most.
+	maxPause = 12
+)
+
+// places are how many pages are read at once: of those that were read the last time, and of those that were not, or never were.
+// However many of the latter do not answer, the former do not wait for them.
+var places = [2]int{32, 64}
+
+// Gauges reads the engines' pages. Create it with New.
+type Gauges struct {
+	cfg    Config
+	pool   *pool.Pool
+	client *http.Client
+	log    *slog.Logger
+	pages  sync.Pool // *page
+
+	outcomes [len(outcomeNames)]atomic.Uint64
+
+	seen *pool.Snapshot // for which targets are; only Run's goroutine uses it
+
+	mu      sync.Mutex         // guards everything below
+	slots   []slot             // indexed by worker
+	targets map[string]*target // by URL
+	reading [2]int             // how many are read now: of those that were read the last time, and of the others
+	unseen  int                // workers in alarm
+	told    map[outcome]bool   // complaints that were logged
+}
+
+// slot is what is known of one worker. The zero value: nothing.
+type slot struct {
+	generation uint32    // changes when the worker leaves, so that nothing said of it is taken for its successor's
+	at         time.Time // of told; zero: never
+	told       told
+	excess     time.Time // since when it has more requests than kvepp sent it; zero: it has not
+	alarmed    bool
+}
+
+// member is a worker that a page tells of.
+type member struct {
+	worker     kvblock.Worker
+	generation uint32
+	rank       uint32
+	name       string
+}
+
+// target is one page.
+type target struct {
+	url     string
+	members []member // of different ranks; not changed once it is here
+	due     time.Time
+	busy    bool
+	failed  int // times in a row; at first 1, since it was not read yet
+}
+
+// New returns gauges of the workers in p, of which nothing is known before Run.
+func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
+	if cfg.Stale == 0 {
+		cfg.Stale = staleAfter * cfg.Interval
+	}
+	transport := &http.Transport{
+		// One connection is kept for each page. Engines' servers end idle ones after 5 s, and then it is made anew.
+		MaxIdleConnsPerHost: 1,
+		IdleConnTimeout:     maxPause * cfg.Interval,
+		DisableCompression:  true, // it would cost the engine more than it saves
+		WriteBufferSize:     512,
+		ReadBufferSize:      16 << 10,
+		TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
+	}
+	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, told: map[outcome]bool{},
+		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
+	g.pages.New = func() any { return newPage(wanted) }
+	return g
+}
+
+// Run reads pages until ctx ends, and then waits for those that are being read.
+func (g *Gauges) Run(ctx context.Context) {
+	var reads sync.WaitGroup
+	defer g.client.CloseIdleConnections()
+	defer reads.Wait()
+	tick := time.NewTicker(max(g.cfg.Interval/50, time.Millisecond))
+	defer tick.Stop()
+	for {
+		g.follow()
+		for _, t := range g.take(time.Now()) {
+			reads.Go(func() { g.read(ctx, t) })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// follow makes the targets those of the workers that are in the pool now.
+func (g *Gauges) follow() {
+	s := g.pool.Acquire()
+	defer s.Release()
+	if s == g.seen {
+		return
+	}
+	g.seen = s
+	members := map[string][]member{}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if url := g.page(w); url != "" {
+			members[url] = append(members[url], member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()})
+		}
+	}
+	for url := range g.targets {
+		if members[url] == nil {
+			delete(g.targets, url)
+		}
+	}
+	now := time.Now()
+	for url, of := range members {
+		if rank, twice := sameRank(of); twice {
+			delete(g.targets, url)
+			if !g.told[shared] {
+				g.told[shared] = true
+				g.log.Warn("several workers have the same metrics page and rank, so that it cannot be told of which one it speaks: it is not read; "+
+					"name the page of each engine with metrics in the endpoints file. Said once", "page", url, "rank", rank, "workers", len(of), "for_example", of[0].name)
+			}
+			continue
+		}
+		// A page that is being read keeps its target with the former members: what comes of it is theirs.
+		was := g.targets[url]
+		if was == nil {
+			was = &target{due: now.Add(rand.N(g.cfg.Interval)), failed: 1}
+		}
+		g.targets[url] = &target{url: url, members: of, due: was.due, busy: false, failed: was.failed}
+		if was.busy {
+			g.targets[url].due = now.Add(g.cfg.Interval)
+		}
+	}
+}
+
+// page returns where a worker's gauges are; "" if that is not known.
+func (g *Gauges) page(w *pool.Worker) string {
+	switch {
+	case w.Role == pool.Encode:
+		return ""
+	case w.Metrics != "":
+		return w.Metrics
+	case w.Address == "" || g.cfg.Frontends && g.cfg.Port == 0:
+		return ""
+	}
+	address := w.Address
+	if g.cfg.Port != 0 {
+		address = address[:strings.LastIndexByte(address, ':')+1] + strconv.Itoa(int(g.cfg.Port))
+	}
+	return g.cfg.Scheme + "://" + address + g.cfg.Path
+}
+
+// sameRank reports whether two members have one rank, and which.
+func sameRank(of []member) (rank uint32, twice bool) {
+	if len(of) < 2 {
+		return 0, false
+	}
+	seen := make(map[uint32]bool, len(of))
+	for i := range of {
+		if seen[of[i].rank] {
+			return of[i].rank, true
+		}
+		seen[of[i].rank] = true
+	}
+	return 0, false
+}
+
+// slot returns a worker's. The caller holds g.mu.
+func (g *Gauges) slot(w kvblock.Worker) *slot {
+	if n := int(w) + 1; n > len(g.slots) {
+		g.slots = append(g.slots, make([]slot, n-len(g.slots))...)
+	}
+	return &g.slots[w]
+}
+
+// take returns the pages whose time has come, as far as there is room: first those that failed least often.
+func (g *Gauges) take(now time.Time) (taken []*target) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var due []*target
+	for _, t := range g.targets {
+		if !t.busy && !now.Before(t.due) {
+			due = append(due, t)
+		}
+	}
+	slices.SortFunc(due, func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) })
+	for _, t := range due {
+		if c := t.class(); g.reading[c] < places[c] {
+			g.reading[c]++
+			t.busy = true
+			taken = append(taken, t)
+		}
+	}
+	return taken
+}
+
+// class says which places a page has to be read at.
+func (t *target) class() int {
+	if t.failed > 0 {
+		return 1
+	}
+	return 0
+}
+
+// read reads one page and notes what it tells.
+func (g *Gauges) read(ctx context.Context, t *target) {
+	ranks, how, err := g.fetch(ctx, t.url)
+	if ctx.Err() != nil {
+		return // the end, and not the page's fault
+	}
+	g.outcomes[how].Add(1)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.reading[t.class()]--
+	now := time.Now()
+	if how == ok {
+		t.failed = 0
+		g.note(t, ranks, now)
+	} else {
+		t.failed++
+		g.complain(t, how, err)
+	}
+	t.busy = false
+	t.due = now.Add(g.pause(t.failed))
+	if current := g.targets[t.url]; current != nil && current != t { // the pool changed meanwhile
+		current.failed, current.due = t.failed, t.due
+	}
+}
+
+// pause returns how long a page is left alone that could not be read so many times: an interval, and with each time twice as
+// long, give or take a tenth.
+func (g *Gauges) pause(failed int) time.Duration {
+	intervals := 1.0
+	if failed > 1 {
+		intervals = min(math.Pow(2, float64(min(failed-1, 10))), maxPause)
+	}
+	return time.Duration(float64(g.cfg.Interval) * intervals * (0.9 + 0.2*rand.Float64()))
+}
+
+// note stores what a page told of its workers. The caller holds g.mu.
+func (g *Gauges) note(t *target, ranks []ofRank, now time.Time) {
+	for i := range t.members {
+		m := &t.members[i]
+		s := g.slot(m.worker)
+		if s.generation != m.generation {
+			continue // it has left
+		}
+		if len(t.members) == 1 {
+			s.told, s.at = together(ranks), now
+			g.compare(m, s, now)
+			continue
+		}
+		for r := range ranks {
+			if ranks[r].rank == m.rank {
+				s.told, s.at = ranks[r].told, now
+				g.compare(m, s, now)
+			}
+		}
+	}
+}
+
+// complain logs the first page of each outcome. The caller holds g.mu.
+func (g *Gauges) complain(t *target, how outcome, err error) {
+	level := slog.LevelDebug
+	if !g.told[how] {
+		g.told[how] = true
+		level = slog.LevelInfo
+	}
+	g.log.Log(context.Background(), level, "an engine's gauges cannot be read; it is tried again at longer and longer intervals. "+
+		"Of further such pages only kvepp_engine_readings_total and the debug log tell", "page", t.url, "worker", t.members[0].name, "outcome", how.String(), "error", err)
+}
+
+// WorkerJoined does nothing: Run sees who is there.
+func (g *Gauges) WorkerJoined(pool.Worker) {}
+
+// WorkerLeft forgets a worker.
+func (g *Gauges) WorkerLeft(w kvblock.Worker) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.slot(w)
+	g.calm(s)
+	*s = slot{generation: s.generation + 1}
+}
+
+// fresh reports whether what is known of a worker counts. The caller holds g.mu.
+func (g *Gauges) fresh(s *slot, now time.Time) bool {
+	return !s.at.IsZero() && now.Sub(s.at) <= g.cfg.Stale
+}
+
+// Known returns of how many workers anything is known.
+func (g *Gauges) Known() int {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for i := range g.slots {
+		if g.fresh(&g.slots[i], now) {
+			n++
+		}
+	}
+	return n
+}
+
+// Usage appends to dst the part of its KV blocks, 0 to 1, that each worker's requests hold by its engine's own account;
+// indexed by worker number. 0 for those of which it is not known, or was told too long ago; so is what is behind the end.
+func (g *Gauges) Usage(dst []float64) []float64 {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.slots {
+		part := 0.0
+		if s := &g.slots[i]; g.fresh(s, now) && s.told[usage] > 0 { // not NaN
+			part = s.told[usage]
+		}
+		dst = append(dst, part)
+	}
+	return dst
+}
+
+// Load is what an engine says of one of its ranks: numbers of requests, and the part of the KV blocks that they hold. NaN: not
+// known, or told too long ago.
+type Load struct {
+	Running, Waiting, Usage float64
+}
+
+// Of returns what is known of a worker.
+func (g *Gauges) Of(w kvblock.Worker) Load {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s := g.slot(w); g.fresh(s, now) {
+		return Load{s.told[running], s.told[waiting], s.told[usage]}
+	}
+	return Load{math.NaN(), math.NaN(), math.NaN()}
+}
