@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/tracing"
 	"kvepp/router"
 )
 
@@ -149,8 +150,17 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	if s.instead != nil && s.head.length >= 0 {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("content-length", strconv.Itoa(len(s.instead))))
 	}
+	if s.forward.Traceparent != "" {
+		mutation.SetHeaders = append(mutation.SetHeaders, set(tracing.Traceparent, s.forward.Traceparent))
+		if s.forward.Tracestate != "" {
+			mutation.SetHeaders = append(mutation.SetHeaders, set(tracing.Tracestate, s.forward.Tracestate))
+		}
+	}
 	if s.tell == inHeaders { // else they are gone
 		mutation.RemoveHeaders = slices.DeleteFunc(s.withheld(mutation.RemoveHeaders), ours)
+		if s.forward.Traceparent != "" && s.forward.Tracestate == "" { // one that a client sent belongs to no trace
+			mutation.RemoveHeaders = append(mutation.RemoveHeaders, tracing.Tracestate)
+		}
 	}
 	return mutation
 }

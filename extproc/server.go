@@ -26,6 +26,7 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
 	"kvepp/router"
 )
 
@@ -55,6 +56,8 @@ type Config struct {
 	MaxHeldBytes int
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
+	// Tracer makes spans of requests; nil: nobody is told of them.
+	Tracer *tracing.Tracer
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
 	RetryAfter int
 }
@@ -104,8 +107,9 @@ type exchange struct {
 	usage *apibody.UsageReader
 	code  string // what kvepp_requests_total counts
 
-	prefilled bool // the route knows
-	held      int  // of Server.held, this stream's
+	span      *tracing.Span // of the request; nil: nobody is told
+	prefilled bool          // the route knows
+	held      int           // of Server.held, this stream's
 }
 
 // Process serves one HTTP request.
@@ -138,6 +142,9 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		}
 		e := x.step(x.in.ProcessingRequest)
 		x.in.declared = x.head.length
+		if x.Server.cfg.Tracer != nil && x.span == nil && x.phase != awaitHeaders {
+			x.beginSpan(envoy.Context())
+		}
 		if e.Note != "" {
 			s.note(e.Note)
 		}
@@ -194,6 +201,7 @@ func (s *Server) turnAway(cause, code string, err error) *httpError {
 // refuse answers a request that is not to be routed.
 func (x *exchange) refuse(e *httpError) effect {
 	x.code = strconv.Itoa(e.status)
+	x.span.Fail(e.code)
 	x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", e.message)
 	return x.refused(e)
 }
@@ -203,7 +211,9 @@ func (x *exchange) ask(ctx context.Context) effect {
 	if x.head.id == "" {
 		x.head.id, x.head.idMade = router.NewRequestID(), true
 	}
-	route, err := x.router.Route(ctx, x.request())
+	req := x.request()
+	req.Trace = x.span
+	route, err := x.router.Route(ctx, req)
 	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
 		if err == nil {
 			x.route = route // so that it is freed
@@ -219,6 +229,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
 		}
 		x.code = strconv.Itoa(e.status)
+		x.span.Fail(e.code)
 		return x.refused(e)
 	}
 	x.route, x.instead = route, route.Body
@@ -273,6 +284,9 @@ func (x *exchange) follow() {
 
 func (x *exchange) end() {
 	x.Server.held.Add(int64(-x.held))
+	if x.span != nil {
+		defer x.endSpan()
+	}
 	if x.phase != awaitHeaders {
 		x.metrics.Request(x.code)
 	}

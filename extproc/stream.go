@@ -10,6 +10,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/tracing"
 	"kvepp/router"
 )
 
@@ -66,6 +67,7 @@ type stream struct {
 	size         int              // bytes in chunks
 	passed       int              // bytes of the request body seen, those included that are no longer in chunks
 	instead      []byte           // what goes upstream in place of chunks; nil: they do
+	forward      tracing.Context  // what upstream is told of who calls it; empty: what the client said
 	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
 	trailers     bool             // they wait for the decision
 	responding   bool             // the response has begun
@@ -78,10 +80,11 @@ type head struct {
 	idMade   bool // the client sent no request id; kvepp made one
 	subset   *subset
 	hints    apibody.Hints
-	length   int  // content-length; -1: the client did not say how long the body is
-	opaque   bool // whatever follows is not a body that kvepp reads: another protocol, gRPC
-	grpc     bool // gRPC
-	bytes    int  // of all names and values
+	length   int             // content-length; -1: the client did not say how long the body is
+	caller   tracing.Context // who calls, if anybody is to be told of the request
+	opaque   bool            // whatever follows is not a body that kvepp reads: another protocol, gRPC
+	grpc     bool            // gRPC
+	bytes    int             // of all names and values
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -167,7 +170,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		return effect{Note: "request headers twice, or after the response"}
 	}
 	e := effect{Note: s.learnModes(in)}
-	s.head = readHead(h.GetHeaders())
+	s.head = readHead(h.GetHeaders(), s.cfg.Tracer != nil)
 	s.head.subset = readSubset(in.GetMetadataContext())
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
@@ -386,7 +389,8 @@ func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.Http
 	return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
 }
 
-func readHead(m *corev3.HeaderMap) head {
+// readHead reads a request's headers; who calls only if that is traced.
+func readHead(m *corev3.HeaderMap, traced bool) head {
 	h := head{length: -1}
 	var hints apibody.HeaderHints
 	for _, v := range m.GetHeaders() {
@@ -406,6 +410,10 @@ func readHead(m *corev3.HeaderMap) head {
 		case "content-length":
 			if n, err := strconv.ParseUint(headerValue(v), 10, 62); err == nil {
 				h.length = int(n)
+			}
+		case tracing.Traceparent, tracing.Tracestate:
+			if traced {
+				h.caller.Add(name, headerValue(v))
 			}
 		default:
 			hints.Add(name, headerValue(v))

@@ -7,6 +7,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -28,6 +29,7 @@ type decision struct {
 	booked                      []scoring.Booking // for this request, of which some may be freed
 	route                       *Route            // what was chosen, once a session may hold it
 	took                        metrics.Overhead
+	span                        *tracing.Span // below which phases are told; nil: nobody is told
 }
 
 // undo ends whatever was booked for the request.
@@ -199,6 +201,9 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 		at = lap(&d.took.SeqHashing, at)
 	}
 	r.metrics.Took("hash", at.Sub(began))
+	if d.span != nil {
+		d.span.Phase(spanHash, began, at, tracing.Int("kvepp.block_size", blockSize), tracing.Int("kvepp.blocks", v.blocks()))
+	}
 	for i, t := range p.tokens {
 		v.certain = append(v.certain, len(v.prompt.Chains[i]))
 		if t.Certain < len(t.IDs) {
@@ -229,7 +234,11 @@ func (r *Router) lookUp(d *decision, v *variant) {
 			sum.disk += int32(lower.Disk + lower.External)
 		}
 	}
-	r.metrics.Took("match", lap(&d.took.FindMatches, at).Sub(at))
+	done := lap(&d.took.FindMatches, at)
+	r.metrics.Took("match", done.Sub(at))
+	if d.span != nil {
+		d.span.Phase(spanLookUp, at, done, tracing.Int("kvepp.blocks", v.blocks()), tracing.Int("kvepp.best_overlap_blocks", v.best()))
+	}
 }
 
 // lookAgain looks up once more what the workers hold, after a time.

@@ -284,7 +284,11 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 	if d.since != 0 {
 		d.since++ // it was this booking
 	}
-	r.metrics.Took("select", lap(&d.took.Scheduling, at).Sub(at))
+	done := lap(&d.took.Scheduling, at)
+	r.metrics.Took("select", done.Sub(at))
+	if d.span != nil {
+		tellChoice(d.span, at, done, l, sel)
+	}
 	return sel, booking, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/tracing"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 	"kvepp/tokenizer/remote"
@@ -42,8 +43,8 @@ const bytesPerToken = 4
 var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
 	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
 
-// prepare reads and tokenizes the body. A panic in there is a defect, but not a reason to refuse a request.
-func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error) {
+// prepare reads and tokenizes the body, below a span. A panic in there is a defect, but not a reason to refuse a request.
+func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
 	given := req.Hints
 	defer func() { p.hints = r.follow(given) }()
 	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
@@ -64,6 +65,9 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 	}
 	body, err := parse(req.Path, req.Body)
 	at := r.metrics.Phase("parse", began)
+	if span != nil {
+		span.Phase(spanParse, began, at, tracing.Int("kvepp.body_bytes", len(req.Body)))
+	}
 	if errors.Is(err, apibody.ErrUnknownAPI) {
 		p.reason = ReasonUnknownAPI
 		return p, nil
@@ -99,7 +103,10 @@ func (r *Router) prepare(ctx context.Context, req *Request) (p prompt, err error
 		until = began.Add(r.cfg.PickTimeout)
 	}
 	p.tokens, p.reason, err = r.tokenize(ctx, until, p.model, body, req)
-	r.metrics.Phase("tokenize", at)
+	done := r.metrics.Phase("tokenize", at)
+	if span != nil {
+		span.Phase(spanTokenize, at, done, tracing.Int("kvepp.prompts", len(p.tokens)), tracing.Text("kvepp.reason", string(p.reason)))
+	}
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
 	}

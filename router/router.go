@@ -22,6 +22,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
@@ -54,6 +55,8 @@ type Request struct {
 	AnswerUnseen bool
 	// Allowed says whether an endpoint's address may be chosen; nil allows all.
 	Allowed func(address string) bool
+	// Trace is the span of the request, below which the router tells what it does; nil: nobody is told.
+	Trace *tracing.Span
 }
 
 // Decision is what was decided and why. It does not change after Route returned it.
@@ -185,7 +188,9 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 // ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
-	p, err := r.prepare(ctx, req)
+	span := req.Trace.Child(spanRoute, start)
+	defer span.End()
+	p, err := r.prepare(ctx, req, span)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +200,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	p.affinity = r.affinityOf(&p)
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
-	d.variants, d.took = d.variants[:0], metrics.Overhead{}
+	d.variants, d.took, d.span = d.variants[:0], metrics.Overhead{}, span
 	d.route, d.booked = nil, d.booked[:0]
 	returned := false
 	defer func() {
@@ -208,6 +213,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		route.Waited = waited
 	}
 	r.record(ctx, req, &p, route, waited, err)
+	tellRoute(span, &p, route)
 	if err != nil {
 		r.countRejection(err)
 		return nil, err

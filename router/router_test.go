@@ -436,7 +436,7 @@ func BenchmarkRoute(b *testing.B) {
 			}
 			h := newHouse(b, es...)
 			h.cfg.Models = map[string]*tokenizer.Model{"m": model}
-			p, err := h.prepare(b.Context(), &Request{Path: "/v1/chat/completions", Body: body(0)})
+			p, err := h.prepare(b.Context(), &Request{Path: "/v1/chat/completions", Body: body(0)}, nil)
 			if err != nil || p.reason != ReasonKV {
 				b.Fatal(err, p.reason)
 			}

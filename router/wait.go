@@ -116,6 +116,7 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 		if w.item != nil {
 			waited = time.Since(from)
 			r.metrics.QueueWait(waited)
+			d.span.Phase(spanQueue, from, from.Add(waited))
 		}
 		if err != nil {
 			return nil, waited, err

@@ -487,7 +487,7 @@ func TestReleasedBeforeItCame(t *testing.T) {
 	h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
 	before := h.route(completion("m", tokens(0, 40)))
 	req := completion("m", tokens(1000, 40))
-	p, err := h.prepare(t.Context(), req)
+	p, err := h.prepare(t.Context(), req, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ type options struct {
 	metricsPort                      uint16
 	adminAddress                     string
 	adminTokenFile                   string
-	enablePprof                      bool
+	enablePprof, tracing             bool
 	indexPeers                       []string
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
@@ -192,6 +192,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health; read again when it changes. Without it the address must be one of this machine alone")
 	f.BoolVar(&o.enablePprof, "enable-pprof", false, "show profiles of the process there too, at /debug/pprof/, for \"go tool pprof\"")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
+	f.BoolVar(&o.tracing, "tracing", true, "tell an OpenTelemetry collector of each request, if the environment names one (OTEL_EXPORTER_OTLP_ENDPOINT and its like). Off: not in any case")
 	f.StringSliceVar(&o.indexPeers, "index-peers", nil, "admin addresses of other kvepps, or of dynamo.indexer, as `URLS` separated by commas: at start the index is taken over from the first that answers. They are given the token of --admin-token-file")
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
 	o.transport.add(f)

@@ -79,6 +79,7 @@ var settings = []struct {
 	{"tls-client-ca", "KVEPP_TLS_CLIENT_CA", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.clientCA }},
 	{"tls-min-version", "KVEPP_TLS_MIN_VERSION", "", [3]string{"1.3", "1.2", "1.3"}, func(o *options) any { return o.minVersion }},
 	{"metrics-address", "KVEPP_METRICS_ADDRESS", "", [3]string{"a:1", "b:2", "c:3"}, func(o *options) any { return o.metricsAddress }},
+	{"tracing", "KVEPP_TRACING", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.tracing }},
 	{"enable-pprof", "KVEPP_ENABLE_PPROF", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.enablePprof }},
 	{"metrics-token-file", "KVEPP_METRICS_TOKEN_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsTokenFile }},
 	{"drain-timeout", "KVEPP_DRAIN_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainTimeout }},

@@ -78,6 +78,11 @@ func serve(o *options) error {
 		return err
 	}
 	adapters := router.NewAdapters(named)
+	tracer, err := o.tracer(ctx, m, log)
+	if err != nil {
+		return err
+	}
+	defer closeTracer(tracer, log)
 	security, err := secured(ctx, o, m, log)
 	if err != nil {
 		return err
@@ -206,6 +211,7 @@ func serve(o *options) error {
 		MaxHeldBytes:    o.maxBufferedBytes,
 		OverloadStatus:  o.overloadStatus,
 		RetryAfter:      int(o.retryAfter),
+		Tracer:          tracer,
 	}, decides, m, log)
 	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
 	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })

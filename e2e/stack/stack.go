@@ -551,6 +551,13 @@ func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extPr
 
 // StartEnvoyEdited is StartEnvoy where edit changes anything of the HTTP connection manager.
 func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func(connections map[string]any)) (*Envoy, error) {
+	return s.StartEnvoyOf(ctx, manifest, func(config any) {
+		edit(At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
+	})
+}
+
+// StartEnvoyOf is StartEnvoy where edit changes anything, before Config.EditEnvoy does.
+func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(config any)) (*Envoy, error) {
 	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", manifest))
 	if err != nil {
 		return nil, err
@@ -582,7 +589,7 @@ func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func
 	return e, s.up(ctx, "Envoy", func() error { return e.SeesKvepp(ctx, true) }, e.process)
 }
 
-func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) ([]byte, error) {
+func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 	var c any
 	if err := yaml.Unmarshal(manifest, &c); err != nil {
 		return nil, err
@@ -593,7 +600,6 @@ func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) (
 	At(c, "admin").(map[string]any)["address"] = address(e.admin)
 	listener := At(c, "static_resources", "listeners", 0).(map[string]any)
 	listener["address"] = address(e.listen)
-	edit(At(listener, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
 	for _, cluster := range At(c, "static_resources", "clusters").([]any) {
 		var to []any
 		switch At(cluster, "name") {
@@ -624,6 +630,7 @@ func (e *Envoy) config(manifest []byte, edit func(connections map[string]any)) (
 		}
 		At(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
 	}
+	edit(c)
 	if e.stack.cfg.EditEnvoy != nil {
 		e.stack.cfg.EditEnvoy(c)
 	}

@@ -26,6 +26,7 @@ var may = map[string]string{
 	"zmqsub":              "",
 	"internal/metrics":    "",
 	"internal/prefetch":   "",
+	"internal/tracing":    "",
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",
 	"tokenizer":           "chattemplate kvblock internal/apibody internal/prefetch",
@@ -40,9 +41,9 @@ var may = map[string]string{
 	"indexer/feed/parity": "e2e/stack indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router/queue":        "",
-	"router":              "indexer kvblock pool router/queue scoring tokenizer tokenizer/remote internal/apibody internal/metrics",
+	"router":              "indexer kvblock pool router/queue scoring tokenizer tokenizer/remote internal/apibody internal/metrics internal/tracing",
 	"internal/service":    "indexer indexer/feed kvblock pool router router/queue scoring internal/metrics",
-	"extproc":             "router internal/apibody internal/metrics",
+	"extproc":             "router internal/apibody internal/metrics internal/tracing",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
 	"bench/events-go":     "indexer indexer/feed kvblock pool scoring zmqsub internal/metrics",
@@ -50,7 +51,7 @@ var may = map[string]string{
 	"bench/path-go":       "",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/process e2e/stack internal/apibody kvblock router/queue tokenizer zmqsub",
+	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock router/queue tokenizer zmqsub",
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/stack",
@@ -58,15 +59,18 @@ var may = map[string]string{
 	"e2e/kube/apiserver":  "e2e/process",
 	"e2e/manifests":       "",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
+
+	"internal/tracing/tracingtest": "",
 }
 
 // only lists what few packages may import from elsewhere.
 var only = map[string][]string{
 	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go"},
-	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go"},
+	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go", "internal/tracing/tracingtest"},
 	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go"},
 	"github.com/nats-io/":                  {"indexer/feed"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
+	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},
 	"k8s.io/":                              {"pool/kube", "e2e/kube/apiserver"},
 	"sigs.k8s.io/":                         {"pool/kube", "e2e/kube/apiserver"},
 	"github.com/fsnotify/":                 {"pool"},

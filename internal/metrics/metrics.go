@@ -288,6 +288,12 @@ const (
 	CertificatesRefusedHelp = "Changed files of certificates that could not be used."
 )
 
+// Names and help of what is exported of spans.
+const (
+	TraceSpans     = "kvepp_trace_spans_total"
+	TraceSpansHelp = "Spans by what became of them: exported (the collector took them) or failed (it was not there, or refused them)."
+)
+
 // Names and help of what is exported of the files of tokens, and of the limit of Go's memory.
 const (
 	TokenFilesRefused     = "kvepp_token_files_refused_total"

@@ -1,0 +1,67 @@
+package extproc
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+
+	"kvepp/internal/tracing"
+)
+
+// spanRequest is the span of a request from its headers to the end of its answer, named as in the Gateway API's endpoint picker.
+// Source: Gateway API Inference Extension 1.5.
+const spanRequest = "gateway.request"
+
+// beginSpan begins the request's span. If the proxy traces, it says so in the metadata of its call, and the span is a part of the
+// proxy's; it tells upstream itself, and nothing is said here. Else the client's headers say who calls, and upstream is told of
+// this span.
+//
+// Source: Envoy 1.40 puts the context of its span for the call into the call's metadata, and of that for the upstream request into
+// traceparent when it sends that, after all filters.
+func (x *exchange) beginSpan(ctx context.Context) {
+	caller := x.head.caller
+	in, _ := metadata.FromIncomingContext(ctx)
+	first := func(name string) string {
+		if v := in.Get(name); len(v) > 0 {
+			return v[0]
+		}
+		return ""
+	}
+	proxy := tracing.Context{Traceparent: first(tracing.Traceparent), Tracestate: strings.Join(in.Get(tracing.Tracestate), ",")}
+	traces := proxy.Traceparent != "" && proxy.Valid()
+	if traces {
+		caller = proxy
+	}
+	if x.span = x.Server.cfg.Tracer.Request(spanRequest, caller); !traces {
+		x.forward = x.span.Context()
+	}
+	path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
+	x.span.Set(tracing.Text("url.path", path))
+	if x.head.id != "" {
+		x.span.Set(tracing.Text("kvepp.request_id", x.head.id))
+	}
+}
+
+// endSpan ends it with what is known of the answer.
+func (x *exchange) endSpan() {
+	if n, err := strconv.Atoi(x.code); err != nil { // there was no answer, or an odd one
+		x.span.Set(tracing.Text("error.type", x.code))
+	} else {
+		x.span.Set(tracing.Int("http.response.status_code", n))
+		if n >= http.StatusInternalServerError && x.route != nil { // else it was said why
+			x.span.Fail(x.code)
+		}
+	}
+	if x.usage != nil {
+		if u, ok := x.usage.Usage(); ok {
+			x.span.Set(tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens), tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens))
+			if u.HasCached {
+				x.span.Set(tracing.Int("kvepp.reported_cached_tokens", u.CachedTokens))
+			}
+		}
+	}
+	x.span.End()
+}

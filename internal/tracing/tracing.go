@@ -1,0 +1,265 @@
+// Package tracing tells an OpenTelemetry collector what became of requests, as spans over OTLP, and speaks W3C trace context.
+//
+// It owns the exporter and how the environment configures it: by OpenTelemetry's own variables, OTEL_*. It never delays a request:
+// spans wait in a bounded queue, and are dropped when that is full. Without a collector there is no Tracer, and the methods of a
+// nil *Tracer and of a nil *Span do nothing; callers ask for nil where they would otherwise compute attributes.
+//
+// Concurrency: a Tracer is safe from any goroutine; so is a Span, until it has ended.
+package tracing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Tracer makes spans. A nil one makes none.
+type Tracer struct {
+	tracer   trace.Tracer
+	provider *sdktrace.TracerProvider
+	exporter *counted
+}
+
+// Attribute is something that a span says.
+type Attribute = attribute.KeyValue
+
+// maxText bounds what a client can put into a span, in bytes of one attribute.
+const maxText = 256
+
+// Text is an attribute whose value may be a client's: it is cut, and made valid UTF-8.
+func Text(key, value string) Attribute {
+	if len(value) > maxText {
+		value = value[:maxText]
+	}
+	if !utf8.ValidString(value) {
+		value = strings.ToValidUTF8(value, "\uFFFD")
+	}
+	return attribute.String(key, value)
+}
+
+// Int is an attribute with a number.
+func Int(key string, value int) Attribute { return attribute.Int(key, value) }
+
+// Float is an attribute with a number.
+func Float(key string, value float64) Attribute { return attribute.Float64(key, value) }
+
+// configured reports whether the environment wants spans, and over which protocol.
+//
+// Source: OpenTelemetry specification, environment variables and OTLP exporter configuration. The protocol that is not named is
+// gRPC here, as the Gateway API's endpoint picker has it. A variable that is empty counts as not set.
+func configured() (wanted bool, protocol string, err error) {
+	first := func(names ...string) (string, string) {
+		for _, name := range names {
+			if v := strings.TrimSpace(os.Getenv(name)); v != "" {
+				return v, name
+			}
+		}
+		return "", ""
+	}
+	exporter, _ := first("OTEL_TRACES_EXPORTER")
+	endpoint, _ := first("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+	switch {
+	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || exporter == "none" || exporter == "" && endpoint == "":
+		return false, "", nil
+	case exporter != "" && exporter != "otlp":
+		return false, "", fmt.Errorf("OTEL_TRACES_EXPORTER=%q: spans go to an OTLP collector alone; set it to otlp, or to none", exporter)
+	}
+	protocol, name := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+	switch protocol {
+	case "":
+		return true, "grpc", nil
+	case "grpc", "http/protobuf":
+		return true, protocol, nil
+	}
+	return false, "", fmt.Errorf("%s=%q: must be grpc or http/protobuf", name, protocol)
+}
+
+// New returns a tracer whose spans go where the environment says; nil if it says nothing. version is kvepp's. A collector that
+// cannot be reached is no error: spans are dropped, and count as failed, until it can.
+//
+// Read from the environment: OTEL_TRACES_EXPORTER and OTEL_SDK_DISABLED; OTEL_EXPORTER_OTLP_* and OTEL_EXPORTER_OTLP_TRACES_*
+// (ENDPOINT, PROTOCOL, HEADERS, INSECURE, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, COMPRESSION, TIMEOUT); OTEL_SERVICE_NAME
+// ("kvepp") and OTEL_RESOURCE_ATTRIBUTES; OTEL_TRACES_SAMPLER and its _ARG; OTEL_BSP_* and OTEL_SPAN_*.
+func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error) {
+	wanted, protocol, err := configured()
+	if err != nil || !wanted {
+		return nil, err
+	}
+	var exporter sdktrace.SpanExporter
+	if protocol == "grpc" {
+		exporter, err = otlptracegrpc.New(ctx)
+	} else {
+		exporter, err = otlptracehttp.New(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_*: %w", err)
+	}
+	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "kvepp"), attribute.String("service.version", version)),
+		resource.WithTelemetrySDK(), resource.WithFromEnv())
+	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	}
+	// The library's errors are those of exports, which counted tells of already, and it would print each.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Debug("OpenTelemetry", "error", err) }))
+	t := &Tracer{exporter: &counted{SpanExporter: exporter, log: log}}
+	t.provider = sdktrace.NewTracerProvider(sdktrace.WithBatcher(t.exporter), sdktrace.WithResource(about))
+	t.tracer = t.provider.Tracer("kvepp", trace.WithInstrumentationVersion(version))
+	log.Info("spans of requests go to a collector", "protocol", protocol)
+	return t, nil
+}
+
+// Close sends what is left, as long as ctx lasts.
+func (t *Tracer) Close(ctx context.Context) error {
+	if t == nil {
+		return nil
+	}
+	return t.provider.Shutdown(ctx)
+}
+
+// Spans returns how many spans the collector took, and how many were lost because it did not.
+func (t *Tracer) Spans() (exported, failed int64) {
+	if t == nil {
+		return 0, 0
+	}
+	return t.exporter.exported.Load(), t.exporter.failed.Load()
+}
+
+// counted counts what an exporter does, and says when the collector goes and comes back.
+type counted struct {
+	sdktrace.SpanExporter
+	log              *slog.Logger
+	exported, failed atomic.Int64
+	failing          atomic.Bool
+}
+
+// ExportSpans hands spans on.
+func (c *counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := c.SpanExporter.ExportSpans(ctx, spans)
+	if err != nil {
+		c.failed.Add(int64(len(spans)))
+		if !c.failing.Swap(true) {
+			c.log.Warn("the collector of spans cannot be reached, or refuses them; spans are dropped until it takes them", "error", err)
+		}
+		return err
+	}
+	c.exported.Add(int64(len(spans)))
+	if c.failing.Swap(false) {
+		c.log.Info("the collector takes spans again")
+	}
+	return nil
+}
+
+// Context is what W3C trace context says in the headers of those names, as they are.
+type Context struct{ Traceparent, Tracestate string }
+
+// Add adds a header that was received. Of several the values are joined, as HTTP has it: then tracestate is a list, and
+// traceparent none.
+func (c *Context) Add(name, value string) {
+	at := &c.Traceparent
+	if name == Tracestate {
+		at = &c.Tracestate
+	}
+	if *at != "" {
+		value = *at + "," + value
+	}
+	*at = value
+}
+
+// The names of its headers.
+const (
+	Traceparent = "traceparent"
+	Tracestate  = "tracestate"
+)
+
+var w3c propagation.TraceContext
+
+// Span is a piece of work that is being told of. A nil one is told to nobody.
+type Span struct {
+	tracer *Tracer
+	span   trace.Span
+	ctx    context.Context // in which it is the current one
+}
+
+// Request begins the span of a request from a caller, and returns nil without a tracer. A caller that cannot be read is none.
+func (t *Tracer) Request(name string, caller Context) *Span {
+	if t == nil {
+		return nil
+	}
+	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{Traceparent: caller.Traceparent, Tracestate: caller.Tracestate})
+	s := &Span{tracer: t}
+	s.ctx, s.span = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+	return s
+}
+
+// Valid reports whether a caller's context can be read.
+func (c Context) Valid() bool {
+	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{Traceparent: c.Traceparent, Tracestate: c.Tracestate})
+	return trace.SpanContextFromContext(ctx).IsValid()
+}
+
+// Context is what whoever is called next should be told; of nil it is empty.
+func (s *Span) Context() Context {
+	if s == nil {
+		return Context{}
+	}
+	carrier := propagation.MapCarrier{}
+	w3c.Inject(s.ctx, carrier)
+	return Context{carrier[Traceparent], carrier[Tracestate]}
+}
+
+// Child begins a span within another, at a time; it is nil where nobody would be told.
+func (s *Span) Child(name string, at time.Time) *Span {
+	if s == nil || !s.span.IsRecording() {
+		return nil
+	}
+	c := &Span{tracer: s.tracer}
+	c.ctx, c.span = s.tracer.tracer.Start(s.ctx, name, trace.WithTimestamp(at))
+	return c
+}
+
+// Phase tells of a span within another that is over. Callers with attributes ask for nil first, because these would be made for
+// nobody.
+func (s *Span) Phase(name string, from, to time.Time, attributes ...Attribute) {
+	if s == nil || !s.span.IsRecording() {
+		return
+	}
+	_, span := s.tracer.tracer.Start(s.ctx, name, trace.WithTimestamp(from), trace.WithAttributes(attributes...))
+	span.End(trace.WithTimestamp(to))
+}
+
+// Set says more of the span.
+func (s *Span) Set(attributes ...Attribute) {
+	if s != nil {
+		s.span.SetAttributes(attributes...)
+	}
+}
+
+// Fail says that the work did not succeed, and why, in a word.
+func (s *Span) Fail(reason string) {
+	if s != nil {
+		s.span.SetStatus(codes.Error, reason)
+	}
+}
+
+// End ends the span.
+func (s *Span) End() {
+	if s != nil {
+		s.span.End()
+	}
+}

@@ -1,0 +1,221 @@
+package tracing
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/internal/tracing/tracingtest"
+)
+
+// written is a log that is read while it is written.
+type written struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (w *written) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.Write(p)
+}
+
+func (w *written) String() string { w.mu.Lock(); defer w.mu.Unlock(); return w.text.String() }
+
+// environment sets OpenTelemetry's variables for the test, and clears those that the machine may have.
+func environment(t *testing.T, variables map[string]string) {
+	for _, name := range []string{"OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+		"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"} {
+		t.Setenv(name, "")
+	}
+	for name, value := range variables {
+		t.Setenv(name, value)
+	}
+}
+
+func start(t *testing.T) (*Tracer, *written) {
+	t.Helper()
+	log := &written{}
+	tracer, err := New(t.Context(), "1.2.3", slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tracer, log
+}
+
+func TestConfigured(t *testing.T) {
+	for _, c := range []struct {
+		variables map[string]string
+		protocol  string // empty: no spans are wanted
+		says      string // in the error
+	}{
+		{nil, "", ""},
+		{map[string]string{"OTEL_SERVICE_NAME": "x", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "", ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, "grpc", ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4317"}, "grpc", ""},
+		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, "grpc", ""},
+		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http/protobuf", ""},
+		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "grpc", ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "none"}, "", ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_SDK_DISABLED": "true"}, "", ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "zipkin"}, "", "set it to otlp, or to none"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "grpc or http/protobuf"},
+	} {
+		environment(t, c.variables)
+		wanted, protocol, err := configured()
+		if wanted != (c.protocol != "") || protocol != c.protocol || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v: %v, %q, %v", c.variables, wanted, protocol, err)
+		}
+	}
+}
+
+// TestSpans: what is told arrives, below the caller's span, over either protocol.
+func TestSpans(t *testing.T) {
+	for _, protocol := range []string{"grpc", "http/protobuf"} {
+		c := tracingtest.Start(t, protocol)
+		environment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_SERVICE_NAME": "picker-7"})
+		tracer, _ := start(t)
+		caller := Context{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1,other=2"}
+		if !caller.Valid() {
+			t.Error("the specification's own example cannot be read")
+		}
+		s := tracer.Request("request", caller)
+		next := s.Context()
+		if trace, rest, _ := strings.Cut(strings.TrimPrefix(next.Traceparent, "00-"), "-"); trace != "0af7651916cd43dd8448eb211c80319c" || strings.HasPrefix(rest, "b7ad6b7169203331") ||
+			!strings.HasSuffix(rest, "-01") || next.Tracestate != "vendor=1,other=2" {
+			t.Errorf("upstream is told %+v", next)
+		}
+		at := time.Now()
+		child := s.Child("child", at)
+		child.Phase("phase", at, at.Add(time.Millisecond), Int("n", 7), Text("long", strings.Repeat("x", 1000)), Text("odd", "a\xffb"))
+		child.End()
+		s.Fail("no_endpoints")
+		s.End()
+		if err := tracer.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		by := map[string]tracingtest.Span{}
+		for _, span := range c.Spans() {
+			by[span.Name] = span
+			if span.Service != "picker-7" || span.Trace != "0af7651916cd43dd8448eb211c80319c" {
+				t.Errorf("%s: %+v", protocol, span)
+			}
+		}
+		request, phase := by["request"], by["phase"]
+		if len(by) != 3 || request.Parent != "b7ad6b7169203331" || !request.Server || request.Error != "no_endpoints" ||
+			by["child"].Parent != request.ID || phase.Parent != by["child"].ID || phase.End.Sub(phase.Start) != time.Millisecond ||
+			phase.Attributes["n"] != "7" || len(phase.Attributes["long"]) != maxText || phase.Attributes["odd"] != "a\uFFFDb" {
+			t.Errorf("%s: %+v", protocol, by)
+		}
+		if exported, failed := tracer.Spans(); exported != 3 || failed != 0 {
+			t.Errorf("%s: %d spans exported, %d failed", protocol, exported, failed)
+		}
+	}
+}
+
+// TestSampling: a caller that is not traced is not told of, and what comes after it is not either.
+func TestSampling(t *testing.T) {
+	c := tracingtest.Start(t, "grpc")
+	for _, variables := range []map[string]string{{}, {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}} {
+		variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.Endpoint
+		environment(t, variables)
+		tracer, _ := start(t)
+		caller := Context{Traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
+		if variables["OTEL_TRACES_SAMPLER"] != "" {
+			caller = Context{}
+		}
+		s := tracer.Request("request", caller)
+		if child := s.Child("child", time.Now()); child != nil {
+			t.Error("work would be done for nobody")
+		}
+		s.Phase("phase", time.Now(), time.Now())
+		if next := s.Context(); !next.Valid() || !strings.HasSuffix(next.Traceparent, "-00") {
+			t.Errorf("upstream is told %+v", next)
+		}
+		s.End()
+		if err := tracer.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if spans := c.Spans(); len(spans) != 0 {
+		t.Errorf("%+v", spans)
+	}
+}
+
+// TestCollectorRefuses: lost spans are counted and said once, and those after it are not lost.
+func TestCollectorRefuses(t *testing.T) {
+	c := tracingtest.Start(t, "grpc")
+	environment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint})
+	tracer, log := start(t)
+	for i := range 4 {
+		c.Refuse.Store(i < 3)
+		tracer.Request("request", Context{}).End()
+		if err := tracer.provider.ForceFlush(t.Context()); (err == nil) != (i == 3) {
+			t.Errorf("span %d: %v", i, err)
+		}
+	}
+	if exported, failed := tracer.Spans(); exported != 1 || failed != 3 {
+		t.Errorf("%d spans exported, %d failed", exported, failed)
+	}
+	if text := log.String(); strings.Count(text, "cannot be reached") != 1 || strings.Count(text, "takes spans again") != 1 {
+		t.Errorf("the log says\n%s", text)
+	}
+	if err := tracer.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWithoutTracer: nobody is told, and nothing is allocated for it.
+func TestWithoutTracer(t *testing.T) {
+	environment(t, nil)
+	tracer, log := start(t)
+	if tracer != nil || log.String() != "" {
+		t.Fatal(tracer, log)
+	}
+	at := time.Now()
+	if n := testing.AllocsPerRun(100, func() {
+		s := tracer.Request("request", Context{})
+		child := s.Child("child", at)
+		child.Phase("phase", at, at)
+		child.End()
+		s.Fail("x")
+		if s.Context() != (Context{}) {
+			t.Error("a context of nobody")
+		}
+		s.End()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestContext(t *testing.T) {
+	for parent, valid := range map[string]bool{
+		"":  false,
+		"x": false,
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":  true,
+		"00-00000000000000000000000000000000-b7ad6b7169203331-01":  false,
+		"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":  false,
+		"01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-": true, // of a later version, which may say more
+	} {
+		if got := (Context{Traceparent: parent}).Valid(); got != valid {
+			t.Errorf("%q: %v", parent, got)
+		}
+	}
+	var c Context
+	c.Add(Traceparent, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	c.Add(Tracestate, "a=1")
+	c.Add(Tracestate, "b=2")
+	if !c.Valid() || c.Tracestate != "a=1,b=2" {
+		t.Errorf("%+v", c)
+	}
+	c.Add(Traceparent, "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-01")
+	if c.Valid() {
+		t.Error("of two callers one was chosen")
+	}
+}

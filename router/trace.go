@@ -1,0 +1,84 @@
+package router
+
+import (
+	"strconv"
+	"time"
+
+	"kvepp/internal/tracing"
+	"kvepp/scoring"
+)
+
+// Names of spans. The whole is called as in the Gateway API's endpoint picker, whose spans of its plug-ins have no like here.
+// Source: Gateway API Inference Extension 1.5.
+const (
+	spanRoute    = "gateway.request_orchestration"
+	spanParse    = "kvepp.parse"
+	spanTokenize = "kvepp.tokenize"
+	spanHash     = "kvepp.hash"
+	spanLookUp   = "kvepp.lookup"
+	spanQueue    = "kvepp.queue"
+	spanChoose   = "kvepp.choose"
+)
+
+// tellRoute tells a span of what was decided; route is nil for a request that is refused. Nothing of a prompt is told.
+func tellRoute(span *tracing.Span, p *prompt, route *Route) {
+	if span == nil {
+		return
+	}
+	span.Set(tracing.Text("gen_ai.request.model", p.model))
+	if route == nil {
+		return
+	}
+	overlap := 0
+	if route.BlockSize > 0 {
+		overlap = route.PredictedCachedTokens / route.BlockSize
+	}
+	span.Set(
+		tracing.Text("kvepp.endpoint", route.Name),
+		tracing.Text("kvepp.endpoint.address", route.Address),
+		tracing.Text("kvepp.worker", workerID(route.InstanceID, route.Rank)),
+		tracing.Text("kvepp.reason", string(route.Reason)),
+		tracing.Int("kvepp.prompt_tokens", route.PromptTokens),
+		tracing.Int("kvepp.predicted_cached_tokens", route.PredictedCachedTokens),
+		tracing.Int("kvepp.overlap_blocks", overlap),
+	)
+	if x := route.Prefill; x != nil {
+		span.Set(tracing.Text("kvepp.prefill.endpoint", x.Name), tracing.Text("kvepp.prefill.worker", workerID(x.InstanceID, x.Rank)))
+	}
+	if route.Session != "" {
+		span.Set(tracing.Text("kvepp.session", route.Session))
+	}
+}
+
+// workerID is a worker as Dynamo names it: instance id and rank.
+func workerID(instance uint64, rank uint32) string {
+	return strconv.FormatUint(instance, 10) + "/" + strconv.FormatUint(uint64(rank), 10)
+}
+
+// tellChoice tells of one leg's choice.
+func tellChoice(span *tracing.Span, from, to time.Time, l *leg, sel scoring.Selection) {
+	w, c := &l.workers[sel.Index], &l.candidates[sel.Index]
+	span.Phase(spanChoose, from, to,
+		tracing.Int("kvepp.candidates", len(l.candidates)),
+		tracing.Text("kvepp.endpoint", w.Name),
+		tracing.Text("kvepp.worker", workerID(w.InstanceID, w.Rank)),
+		tracing.Int("kvepp.overlap_blocks", c.DeviceBlocks+c.HostBlocks+c.DiskBlocks),
+		tracing.Float("kvepp.cost", sel.Cost),
+	)
+}
+
+// blocks counts the blocks of all prompts.
+func (v *variant) blocks() (n int) {
+	for _, chain := range v.prompt.Chains {
+		n += len(chain)
+	}
+	return n
+}
+
+// best is the most blocks that a worker holds on its device.
+func (v *variant) best() (most int) {
+	for _, o := range v.overlap {
+		most = max(most, int(o.device))
+	}
+	return most
+}

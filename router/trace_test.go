@@ -1,0 +1,55 @@
+package router
+
+import (
+	"io"
+	"log/slog"
+	"slices"
+	"testing"
+
+	"kvepp/internal/tracing"
+	"kvepp/internal/tracing/tracingtest"
+)
+
+// TestSpansOfDecisions: each step of a decision is told of, with what it found, and nothing of the prompt.
+func TestSpansOfDecisions(t *testing.T) {
+	c := tracingtest.Start(t, "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+	tracer, err := tracing.New(t.Context(), "", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHouse(t, workers(2)...)
+	h.warm("w1", 0, tokens(0, 12), blocksOfFour)
+	req := completion("m", tokens(0, 22))
+	req.Trace = tracer.Request("request", tracing.Context{})
+	h.route(req).Free()
+	req.Trace.End()
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]map[string]string{
+		"gateway.request_orchestration": {"kvepp.endpoint": "w1", "kvepp.endpoint.address": "10.0.0.2:8000", "kvepp.worker": "101/0", "kvepp.reason": "kv",
+			"kvepp.prompt_tokens": "22", "kvepp.predicted_cached_tokens": "12", "kvepp.overlap_blocks": "3", "gen_ai.request.model": "m"},
+		"kvepp.parse":    {},
+		"kvepp.tokenize": {"kvepp.prompts": "1", "kvepp.reason": "kv"},
+		"kvepp.hash":     {"kvepp.block_size": "4", "kvepp.blocks": "5"},
+		"kvepp.lookup":   {"kvepp.blocks": "5", "kvepp.best_overlap_blocks": "3"},
+		"kvepp.choose":   {"kvepp.candidates": "2", "kvepp.endpoint": "w1", "kvepp.worker": "101/0", "kvepp.overlap_blocks": "3"},
+	}
+	var order []string
+	for _, s := range c.Spans() {
+		if s.Name == "request" {
+			continue
+		}
+		order = append(order, s.Name)
+		for key, value := range want[s.Name] {
+			if s.Attributes[key] != value {
+				t.Errorf("%s: %s is %q, want %q", s.Name, key, s.Attributes[key], value)
+			}
+		}
+	}
+	if !slices.Equal(order, []string{"kvepp.parse", "kvepp.tokenize", "kvepp.hash", "kvepp.lookup", "kvepp.choose", "gateway.request_orchestration"}) {
+		t.Errorf("told were %q", order)
+	}
+}
