@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
@@ -110,11 +111,13 @@ type exchange struct {
 	span      *tracing.Span // of the request; nil: nobody is told
 	prefilled bool          // the route knows
 	held      int           // of Server.held, this stream's
+	began     time.Time     // with the stream
+	answered  int           // bytes of the answer's body
 }
 
 // Process serves one HTTP request.
 func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
-	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none"}
+	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now()}
 	defer func() { // after the end, which may fail too
 		if p := recover(); p != nil {
 			s.log.Error("panic in a stream", "panic", p, "stack", string(debug.Stack()))
@@ -202,6 +205,7 @@ func (s *Server) turnAway(cause, code string, err error) *httpError {
 func (x *exchange) refuse(e *httpError) effect {
 	x.code = strconv.Itoa(e.status)
 	x.span.Fail(e.code)
+	x.router.Refused(e.status)
 	x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", e.message)
 	return x.refused(e)
 }
@@ -212,7 +216,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.head.id, x.head.idMade = router.NewRequestID(), true
 	}
 	req := x.request()
-	req.Trace = x.span
+	req.Trace, req.Received = x.span, x.began
 	route, err := x.router.Route(ctx, req)
 	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
 		if err == nil {
@@ -256,6 +260,7 @@ func (x *exchange) observe(e *effect) {
 			x.metrics.Unread.Inc()
 		}
 	}
+	x.answered += len(e.Body)
 	if len(e.Body) > 0 && x.usage != nil {
 		x.usage.Write(e.Body)
 	}
@@ -294,9 +299,15 @@ func (x *exchange) end() {
 		return
 	}
 	x.route.Free()
-	answer := router.Answer{CachedTokens: -1}
+	answer := router.Answer{Bytes: x.answered, CachedTokens: -1}
+	if x.code != "none" {
+		answer.Status = x.code
+	}
 	if x.usage != nil {
 		u, ok := x.usage.Usage()
+		if ok {
+			answer.PromptTokens = u.PromptTokens
+		}
 		if answer.Tokens = max(x.usage.Generated(), u.CompletionTokens); ok && u.HasCached {
 			answer.CachedTokens = u.CachedTokens
 			x.metrics.Reported.Add(float64(u.CachedTokens))

@@ -66,6 +66,8 @@ type Config struct {
 	Predict Predict
 	// Metrics is told of choices and answers, under the names of Dynamo's own router; nil: nobody is.
 	Metrics *metrics.Router
+	// Picker is told of requests, under the names of the Gateway API Inference Extension's endpoint picker; nil: nobody is.
+	Picker *metrics.Picker
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
 	Explain bool
 	// PickTimeout is how long it may take until a prompt's token ids are known; then the request is routed by load. 0: however

@@ -1,10 +1,13 @@
 package router
 
 import (
+	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
+	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -26,14 +29,29 @@ type observed struct {
 	firstToken time.Time // zero: not seen
 	phase      string    // of the worker that computes the prompt
 	model      string    // a label's
+	named      string    // the same, as the request names it
+	received   time.Time // the request's headers
 }
 
 // observeChoice tells the metrics of a choice that came to be.
-func (r *Router) observeChoice(d *decision, route *Route, p *prompt, began time.Time) {
+func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *prompt, began time.Time) {
+	route.observed = observed{router: r, began: began, received: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p)}
+	if !req.Received.IsZero() {
+		route.observed.received = req.Received
+	}
+	route.observed.named = route.observed.model
+	if p.lora != "" { // which the operator or an engine named
+		route.observed.named = p.lora
+	}
+	hit := -1.0
+	if p.tokens != nil && p.isl > 0 && r.cfg.asksIndex() {
+		hit = min(float64(route.PredictedCachedTokens)/float64(p.isl), 1)
+	}
+	r.cfg.Picker.Scheduled(time.Since(began)-route.Waited, hit)
+	r.cfg.Picker.Began(route.observed.named, route.observed.named, 0, max(len(req.Body), req.BodyBytes))
 	if r.cfg.Metrics == nil {
 		return
 	}
-	route.observed = observed{router: r, began: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p)}
 	r.cfg.Metrics.Overhead(&d.took)
 	l := &d.aggregated
 	if route.Prefill != nil {
@@ -150,8 +168,49 @@ func (o *observed) sawFirstToken(route *Route) {
 	o.router.latest.set(route.computes.Worker, route.computes.InstanceID, func(l *lastAnswer) { l.ttft, l.promptTokens = after, route.PromptTokens })
 }
 
+// observeRefusal counts a request that goes nowhere. Whoever sent one that had already gone is told nothing.
+func (r *Router) observeRefusal(p *prompt, err error) {
+	code := metrics.CodeInternal
+	invalid, limit := (*apibody.Error)(nil), (*queue.LimitError)(nil)
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return
+	case errors.As(err, &invalid):
+		code = metrics.CodeBadRequest
+	case errors.Is(err, ErrUnknownModel):
+		code = metrics.CodeNotFound
+	case errors.Is(err, ErrNoEndpoints), errors.Is(err, ErrNoPrefill), errors.Is(err, ErrConstraints):
+		code = metrics.CodeServiceUnavailable
+	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrQueueTimeout), errors.As(err, &limit):
+		code = metrics.CodeResourceExhausted
+	}
+	model := r.labelOf(&pool.Worker{Endpoint: &pool.Endpoint{}}, p)
+	if p.lora != "" {
+		model = p.lora
+	}
+	if invalid == nil { // else none was looked for
+		r.cfg.Picker.Unscheduled()
+	}
+	r.cfg.Picker.Refused(model, code)
+}
+
+// Refused counts a request that was answered with an HTTP status before the router saw it.
+func (r *Router) Refused(status int) {
+	code := metrics.CodeBadRequest
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == 529 {
+		code = metrics.CodeResourceExhausted
+	}
+	r.cfg.Picker.Refused(otherModels, code)
+}
+
 // Answer is what an answer told of itself.
 type Answer struct {
+	// Status is its HTTP status; empty: there was none.
+	Status string
+	// Bytes is how many of its body were seen.
+	Bytes int
+	// PromptTokens is how many it reported; 0: it did not.
+	PromptTokens int
 	// Tokens is how many it had; 0: not known.
 	Tokens int
 	// CachedTokens is how many of the prompt's tokens it reported as cached; -1: it did not.
@@ -175,6 +234,12 @@ func (r *Route) Answered(a Answer) {
 		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
+	end := metrics.Ended{Model: o.named, Target: o.named, Failed: a.Status != "" && a.Status != "200", Duration: time.Since(o.received),
+		Bytes: a.Bytes, Input: a.PromptTokens, Output: a.Tokens, Cached: a.CachedTokens}
+	if !o.firstToken.IsZero() {
+		end.FirstToken = o.firstToken.Sub(o.received)
+	}
+	o.router.cfg.Picker.Ended(&end)
 }
 
 // lastAnswers is what the latest answers of workers told.

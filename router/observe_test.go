@@ -24,7 +24,7 @@ func exporting(t *testing.T, q *Queue, endpoints ...pool.Endpoint) (*house, func
 func exportingAs(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
 	h := newHouse(t, endpoints...)
 	m := metrics.New()
-	cfg.Scoring, cfg.Metrics = scoring.DefaultConfig(), m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255})
+	cfg.Scoring, cfg.Metrics, cfg.Picker = scoring.DefaultConfig(), m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255}), m.NewPicker()
 	h.Router = New(cfg, h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()

@@ -41,9 +41,11 @@ var (
 
 // Request is what is to be routed.
 type Request struct {
-	ID   string // for logs
-	Path string // as the client sent it, query included
-	Body []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
+	ID string // for logs
+	// Received is when its headers came; zero: when Route was called.
+	Received time.Time
+	Path     string // as the client sent it, query included
+	Body     []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
 
 	// Without says why Body is not there; empty when it is.
 	Without Reason
@@ -172,6 +174,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	cfg.Metrics.Workers(r.Workers)
 	cfg.Metrics.Queues(r.Queues)
 	for model := range cfg.modelLabels() {
+		cfg.Picker.Show(model)
 		for _, phase := range []string{phaseAggregated, phasePrefill, phaseDecode} {
 			cfg.Metrics.ShowModel(phase, model)
 		}
@@ -192,6 +195,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	defer span.End()
 	p, err := r.prepare(ctx, req, span)
 	if err != nil {
+		r.observeRefusal(&p, err)
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -216,9 +220,10 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	tellRoute(span, &p, route)
 	if err != nil {
 		r.countRejection(err)
+		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	r.observeChoice(d, route, &p, start)
+	r.observeChoice(d, route, req, &p, start)
 	route.Body = p.forward
 	if p.inject != nil && route.sameTokenizer {
 		route.Body = r.injected(&p, req)

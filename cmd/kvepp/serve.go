@@ -165,7 +165,7 @@ func serve(o *options) error {
 	}
 	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
 
-	showGauges(m, withoutPool, endpoints, engineSays)
+	showGauges(m, cmp.Or(o.poolName, withoutPool), endpoints, engineSays)
 
 	var served func(kvblock.Worker, int, int)
 	if events != nil {
@@ -178,6 +178,7 @@ func serve(o *options) error {
 		Served:          served,
 		Predict:         o.predict(),
 		Metrics:         m.NewRouter(o.identity()),
+		Picker:          m.NewPicker(),
 		PickTimeout:     o.pickTimeout,
 		Fallbacks:       o.fallbacks,
 		Explain:         o.decisionHeaders,
@@ -371,6 +372,7 @@ func warnOnce(log *slog.Logger, text string) {
 func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
+	m.Source(metrics.PrefixIndexer, metrics.PrefixIndexerHelp, nil, func() float64 { return float64(index.Stats().Entries) })
 	if events != nil {
 		m.Source(metrics.SilentWorkers, metrics.SilentWorkersHelp, nil, func() float64 { return float64(events.Silent()) })
 	}
