@@ -72,14 +72,10 @@ var settingFlags = map[string]string{
 	"serve_indexer":                   "serve-indexer",
 	"shared_cache_type":               "shared-cache-type",
 	"router_predicted_ttl_secs":       "router-predicted-ttl-secs",
-}
-
-// refusedSettings are Dynamo's others, and why kvepp does not follow them.
-var refusedSettings = map[string]string{
-	"router_tracking_hash":        "bookings are no other process's to read, so there is one hash",
-	"router_tracking_key_file":    "bookings are no other process's to read, so there is one hash",
-	"router_tracking_key_id":      "bookings are no other process's to read, so there is one hash",
-	"enable_session_prefix_index": "kvepp has no index of sessions' prefixes",
+	"router_tracking_hash":            "router-tracking-hash",
+	"router_tracking_key_file":        "router-tracking-key-file",
+	"router_tracking_key_id":          "router-tracking-key-id",
+	"enable_session_prefix_index":     "enable-session-prefix-index",
 }
 
 // readPolicies reads the policy file, if there is one, and sets the flags of f that it has settings for.
@@ -104,9 +100,7 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 
 func set(f *pflag.FlagSet, s queue.Setting) error {
 	name, known := settingFlags[s.Key]
-	if why, not := refusedSettings[s.Key]; not {
-		return fmt.Errorf("%s: %s; leave this key out", s.Key, why)
-	} else if !known {
+	if !known {
 		return fmt.Errorf("%q is not a key of router, which has: %s", s.Key, strings.Join(slices.Sorted(maps.Keys(settingFlags)), ", "))
 	}
 	flag := f.Lookup(name)

@@ -124,6 +124,14 @@ var dynamoEnv = map[string]string{
 	"router-prefill-load-model":            "DYN_ROUTER_PREFILL_LOAD_MODEL",
 	"router-replica-sync":                  "DYN_ROUTER_REPLICA_SYNC",
 	"serve-indexer":                        "DYN_SERVE_INDEXER",
+	"enable-session-prefix-index":          "DYN_ENABLE_SESSION_PREFIX_INDEX",
+	"router-conditional-disagg":            "DYN_ROUTER_CONDITIONAL_DISAGG",
+	"router-conditional-disagg-config":     "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+	"router-prefill-policy":                "DYN_ROUTER_PREFILL_POLICY",
+	"router-decode-policy":                 "DYN_ROUTER_DECODE_POLICY",
+	"router-tracking-hash":                 "DYN_ROUTER_TRACKING_HASH",
+	"router-tracking-key-file":             "DYN_ROUTER_TRACKING_KEY_FILE",
+	"router-tracking-key-id":               "DYN_ROUTER_TRACKING_KEY_ID",
 	"kv-overlap-score-weight":              "DYN_OVERLAP_SCORE_WEIGHT",
 	"system-port":                          "DYN_SYSTEM_PORT",
 	"router-kv-overlap-score-credit":       "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
@@ -222,7 +230,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
 	costFlags(f, &o.scoring, &o.overlapWeight)
 	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer", "load-aware", "router-track-output-blocks",
-		"router-replica-sync", "serve-indexer")
+		"router-replica-sync", "serve-indexer", "enable-session-prefix-index", "router-conditional-disagg")
 
 	f.IntVar(&o.sessionTTLSecs, "router-session-affinity-ttl-secs", 0, "keep the requests of a session (x-dynamo-session-id, or what a coding agent sends) on one worker, until `SECONDS` after the end of the latest. 0: only sessions that requests open with nvext.session_control")
 	f.StringVar(&o.sessionMode, "router-session-affinity-mode", "hard", "what a session does whose worker is above a busy threshold, `hard or soft`. hard: its requests are refused; soft: it moves to another worker")
@@ -490,7 +498,7 @@ func (o *options) check() error {
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
-	for _, check := range []error{o.cluster.check(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+	for _, check := range []error{o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
 		if check != nil {
 			return check
 		}

@@ -118,6 +118,14 @@ var settings = []struct {
 	{"router-prefill-tokens-per-second", "KVEPP_ROUTER_PREFILL_TOKENS_PER_SECOND", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.prefill().TokensPerSecond }},
 	{"router-replica-sync", "KVEPP_ROUTER_REPLICA_SYNC", "DYN_ROUTER_REPLICA_SYNC", [3]string{"true", "false", "true"}, func(o *options) any { return o.replicaSync }},
 	{"serve-indexer", "KVEPP_SERVE_INDEXER", "DYN_SERVE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.serveIndexer }},
+	{"enable-session-prefix-index", "KVEPP_ENABLE_SESSION_PREFIX_INDEX", "DYN_ENABLE_SESSION_PREFIX_INDEX", [3]string{"true", "false", "true"}, func(o *options) any { return o.sessionPrefixes }},
+	{"router-conditional-disagg", "KVEPP_ROUTER_CONDITIONAL_DISAGG", "DYN_ROUTER_CONDITIONAL_DISAGG", [3]string{"true", "false", "true"}, func(o *options) any { return o.conditionalDisagg }},
+	{"router-conditional-disagg-config", "KVEPP_ROUTER_CONDITIONAL_DISAGG_CONFIG", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG", [3]string{"a", "b", "c"}, func(o *options) any { return o.conditionalDisaggConfig }},
+	{"router-prefill-policy", "KVEPP_ROUTER_PREFILL_POLICY", "DYN_ROUTER_PREFILL_POLICY", [3]string{"a", "b", "c"}, func(o *options) any { return o.prefillPolicy }},
+	{"router-decode-policy", "KVEPP_ROUTER_DECODE_POLICY", "DYN_ROUTER_DECODE_POLICY", [3]string{"a", "b", "c"}, func(o *options) any { return o.decodePolicy }},
+	{"router-tracking-hash", "KVEPP_ROUTER_TRACKING_HASH", "DYN_ROUTER_TRACKING_HASH", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.hash }},
+	{"router-tracking-key-file", "KVEPP_ROUTER_TRACKING_KEY_FILE", "DYN_ROUTER_TRACKING_KEY_FILE", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.keyFile }},
+	{"router-tracking-key-id", "KVEPP_ROUTER_TRACKING_KEY_ID", "DYN_ROUTER_TRACKING_KEY_ID", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.keyID }},
 	{"kv-overlap-score-weight", "KVEPP_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.overlapWeight }},
 	{"kv-events", "KVEPP_KV_EVENTS", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
 	{"durable-kv-events", "KVEPP_DURABLE_KV_EVENTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.durableEvents }},
@@ -281,11 +289,11 @@ func TestQueueFlags(t *testing.T) {
 func TestPolicySettings(t *testing.T) {
 	f := serveFlags(new(options))
 	for key, flag := range settingFlags {
-		if f.Lookup(flag) == nil || refusedSettings[key] != "" {
+		if f.Lookup(flag) == nil {
 			t.Errorf("%s: no flag --%s", key, flag)
 		}
 	}
-	if n := len(settingFlags) + len(refusedSettings); n != 20 {
+	if n := len(settingFlags); n != 20 {
 		t.Errorf("%d settings, Dynamo has 20", n)
 	}
 }
@@ -535,7 +543,12 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--pick-timeout=0s"}, nil, "--pick-timeout must be above 0"},
 		{[]string{"--endpoints=x", "--max-streams=-1"}, nil, "may not be negative"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil, "testdata/refused.yaml: line 3: worker_selection: kvepp"},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil, "refused2.yaml: line 3: router_tracking_hash:"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil, `--router-tracking-hash "keyed": must be public-xxh3-v1`},
+		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil, "leave them out"},
+		{[]string{"--endpoints=x", "--router-conditional-disagg"}, nil, "answer 500 to one without"},
+		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil, "answer 500 to one without"},
+		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "loads no other"},
+		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_DECODE_POLICY": "mine"}, "loads no other"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil, `refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil, "refused4.yaml: line 2: router_ttl_secs:"},
 		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
@@ -638,7 +651,8 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--router-mode=random", "--router-temperature=1", "--router-assume-kv-reuse=false"}, 1},
 		{[]string{"--encoder-cuda-to-cpu-ratio=2"}, 1},
 		{[]string{"--router-prefill-load-model=aic", "--aic-backend=vllm", "--ais-tp-size", "2"}, 3},
-		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5"}, 3},
+		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5", "--enable-session-prefix-index"}, 4},
+		{[]string{"--no-router-conditional-disagg", "--router-tracking-hash=public-xxh3-v1", "--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.withoutEffect(); len(got) != c.want {

@@ -25,6 +25,12 @@ type scheduling struct {
 	sharedCacheMultiplier float64 // NaN when not given
 	replicaSync           bool
 	serveIndexer          bool
+	sessionPrefixes       bool
+
+	tracking
+	conditionalDisagg           bool // refused when set, as is the next
+	conditionalDisaggConfig     string
+	prefillPolicy, decodePolicy string
 }
 
 // add declares the flags, over s and c, with the defaults in them.
@@ -33,14 +39,20 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	f.StringVar(&s.mode, "router-mode", d.Mode.String(), "how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at random the one with fewer requests), least-loaded (the fewest requests), device-aware-weighted, or direct (the worker that the request names, with --allow-client-pinning). All but kv read no prompts: nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the frontends behind kvepp, changes nothing")
 	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio, "with device-aware-weighted, how many times the requests of a worker on a CPU (deviceType: cpu) one with an accelerator is given")
 	f.BoolVar(&s.loadAware, "load-aware", false, "choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill tokens. Dynamo's preset")
-	f.StringVar(&s.sharedCache, "shared-cache-type", "none", "`TYPE`: none; hicache is refused, because kvepp asks no cache that workers share")
-	f.Float64Var(&s.sharedCacheMultiplier, "shared-cache-multiplier", math.NaN(), "worth of a block that only such a cache holds, 0 to 1; without effect, as there is none")
+	f.StringVar(&s.sharedCache, "shared-cache-type", "none", "`TYPE`: none; hicache is refused: kvepp asks no cache that workers share (SGLang's HiCache in Mooncake). Blocks in a worker's host memory, on its disk and in external storage are known from its KV events")
+	f.Float64Var(&s.sharedCacheMultiplier, "shared-cache-multiplier", math.NaN(), "worth of a block that only such a cache holds, 0 to 1; without effect, as none is asked. Neither has a request's shared_cache_multiplier")
 	f.Lookup("shared-cache-multiplier").DefValue = "0" // NaN means not given, which help does not say
 	f.BoolVar(&s.trackOutput, "router-track-output-blocks", false, "also count the blocks of answers while they are generated; where the request says how long its answer will be (nvext.agent_hints.osl), what it alone holds counts for less the nearer the end is")
 	f.StringVar(&s.prefillModel, "router-prefill-load-model", "none", "`MODEL`, how waiting prompts count while they are prefilled: none (in full until the first of the answer shows), or linear (less by what the worker has done since, at --router-prefill-tokens-per-second). aic and ais, Dynamo's models, are taken for linear; their --aic-* and --ais-* flags are accepted and not used")
 	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0, "how many prompt `TOKENS` a worker prefills in a second. 0: learned, for each worker, from the times to the first of its answers, once 20 were seen. Without linear only the prefill load of requests with stream: false ends by it")
 	f.BoolVar(&s.replicaSync, "router-replica-sync", false, "without effect: load books are not shared between kvepps")
 	f.BoolVar(&s.serveIndexer, "serve-indexer", false, "without effect: the index answers at --admin-address")
+	f.BoolVar(&s.sessionPrefixes, "enable-session-prefix-index", false, "without effect: an index that in Dynamo too decides nothing")
+	f.BoolVar(&s.conditionalDisagg, "router-conditional-disagg", false, "refused: where there are prefill workers every request has one, without which Dynamo's frontends in direct mode answer 500")
+	f.StringVar(&s.conditionalDisaggConfig, "router-conditional-disagg-config", "", "`JSON`; refused likewise")
+	f.StringVar(&s.prefillPolicy, "router-prefill-policy", "default", "`NAME` of what chooses prefill workers; no other than the default, since kvepp loads no policies of others")
+	f.StringVar(&s.decodePolicy, "router-decode-policy", "default", "`NAME` of what chooses decode workers; likewise")
+	s.tracking.add(f)
 	for _, model := range []string{"aic", "ais"} {
 		for _, name := range performanceModel {
 			f.String(model+"-"+name, "", "accepted, and not used: see --router-prefill-load-model")
@@ -82,6 +94,9 @@ func (s *scheduling) unused(given map[string]bool) (unused []string) {
 	}
 	if s.serveIndexer {
 		unused = append(unused, "--serve-indexer: the index answers at --admin-address")
+	}
+	if s.sessionPrefixes {
+		unused = append(unused, "--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing is decided")
 	}
 	return unused
 }
@@ -133,6 +148,17 @@ func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, err
 		return false, fmt.Errorf("--router-prefill-tokens-per-second: %w", err)
 	}
 	return kvEvents, nil
+}
+
+// refused says which of Dynamo's settings that kvepp does not follow was changed.
+func (s *scheduling) refused() error {
+	switch {
+	case s.conditionalDisagg || s.conditionalDisaggConfig != "":
+		return errors.New("--router-conditional-disagg: kvepp names a prefill worker for every request where there are prefill workers, because Dynamo's frontends in direct mode answer 500 to one without; leave this flag and --router-conditional-disagg-config out. (Aggregated workers beside the others do serve where that costs less)")
+	case s.prefillPolicy != "default" || s.decodePolicy != "default":
+		return errors.New("--router-prefill-policy and --router-decode-policy must be default: kvepp chooses by Dynamo's built-in policy and loads no other; leave them out")
+	}
+	return s.tracking.check()
 }
 
 // An alias is an older name of a flag.

@@ -38,14 +38,12 @@ Flags, with the environment variables that say the same:
 // selectOptions is everything that "kvepp select" can be told.
 type selectOptions struct {
 	httpService
+	tracking
 
 	indexerPeers     string
 	replicaPort      uint16
 	replicaPeers     string
 	affinitySeconds  uint64
-	trackingHash     string
-	trackingKeyFile  string
-	trackingKeyID    string
 	cacheSeconds     uint64
 	reservationsSecs uint64
 	ttlSecs          float64
@@ -62,7 +60,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f := pflag.NewFlagSet("kvepp select", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
-	o.add(f, 8092, "dynamo.select_service")
+	o.httpService.add(f, 8092, "dynamo.select_service")
 	f.Uint64Var(&o.cacheSeconds, "selection-cache-ttl-secs", 120, "how long, in `SECONDS`, a selection waits to become a reservation ...")
 	f.IntVar(&o.service.PendingEntries, "selection-cache-max-entries", 4096, "... among at most `N` others; beyond that the oldest are forgotten ...")
 	f.IntVar(&o.service.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
@@ -73,9 +71,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 	negatable(f, "router-kv-events")
 	o.busy.addQueue(f)
 	o.indexMemory.add(f)
-	f.StringVar(&o.trackingHash, "router-tracking-hash", "public-xxh3-v1", "`HASH` by which bookings know blocks; no other than the default")
-	f.StringVar(&o.trackingKeyFile, "router-tracking-key-file", "", "`FILE`; refused: belongs to another hash")
-	f.StringVar(&o.trackingKeyID, "router-tracking-key-id", "", "`ID`; refused: belongs to another hash")
+	o.tracking.add(f)
 	f.StringVar(&o.indexerPeers, "indexer-peers", "", "`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold")
 	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
 	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
@@ -95,8 +91,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says what they hold"},
 		{"replica-sync-port", "kvepp select does not share loads with other replicas"},
 		{"replica-sync-peers", "kvepp select does not share loads with other replicas"},
-		{"router-tracking-key-file", "kvepp knows no tracking hash with a key"},
-		{"router-tracking-key-id", "kvepp knows no tracking hash with a key"},
 	} {
 		if f.Lookup(refused.flag).Changed {
 			return fmt.Errorf("--%s: %s; leave it out", refused.flag, refused.why)
@@ -116,13 +110,14 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := o.service.Scoring.Validate(); err != nil {
 		return err
 	}
-	if err := o.check(); err != nil {
+	if err := o.httpService.check(); err != nil {
+		return err
+	}
+	if err := o.tracking.check(); err != nil {
 		return err
 	}
 	limit := uint64(maxTTL / time.Second)
 	switch {
-	case o.trackingHash != "public-xxh3-v1":
-		return fmt.Errorf("--router-tracking-hash %q: must be public-xxh3-v1", o.trackingHash)
 	case o.cacheSeconds < 1 || o.cacheSeconds > limit:
 		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year", o.cacheSeconds)
 	case o.reservationsSecs < 1 || o.reservationsSecs > limit:
