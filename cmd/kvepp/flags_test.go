@@ -451,7 +451,7 @@ func TestRefusedFolderWithoutURL(t *testing.T) {
 	if _, named := files["gone"]; err != nil || named || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)
 	}
-	tellSettings(models, []dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}}, slog.New(slog.NewTextHandler(&said, nil)))
+	tellSettings(models, []dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}}, &complaints{log: slog.New(slog.NewTextHandler(&said, nil))})
 }
 
 // TestComplaintsOfFiles are made once for each file, and again when it differs again.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 
 	"kvepp/pool"
 )
@@ -12,7 +11,7 @@ import (
 // and refuses those that name a worker of the other.
 //
 // Source: dynamo-llm 1.6.1, discovery (a model's worker sets), and what its frontend answers.
-func tellMixed(endpoints []pool.Endpoint, log *slog.Logger) {
+func tellMixed(endpoints []pool.Endpoint, wrong *complaints) {
 	type served struct{ address, model string }
 	type way struct {
 		namespace string
@@ -28,7 +27,7 @@ func tellMixed(endpoints []pool.Endpoint, log *slog.Logger) {
 		if first, there := seen[at]; !there {
 			seen[at] = how
 		} else if first != how {
-			warnOnce(log, fmt.Sprintf("the frontend at %s serves %q in two ways (workers of two Dynamo namespaces, or aggregated and decode workers) and will "+
+			wrong.warn(fmt.Sprintf("the frontend at %s serves %q in two ways (workers of two Dynamo namespaces, or aggregated and decode workers) and will "+
 				"refuse requests at random: give each its own frontend, started with --namespace", e.Address, e.Model))
 		}
 	}

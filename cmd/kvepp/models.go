@@ -160,7 +160,7 @@ func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.M
 }
 
 // tellSettings hands the settings of Dynamo's workers that change prompts to the tokenizers of their models.
-func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, log *slog.Logger) {
+func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, wrong *complaints) {
 	workers := map[string][]tokenizer.DynamoSettings{}
 	for _, in := range instances {
 		if in.Card == nil || models[in.Card.Model] == nil {
@@ -168,11 +168,11 @@ func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instanc
 		}
 		settings, err := tokenizer.ParseDynamoSettings(in.Card.RuntimeConfig)
 		if err != nil {
-			warnOnce(log, fmt.Sprintf("the model card of a worker of %q is not understood, so that its prompts may be predicted wrongly: %v", in.Card.Model, err))
+			wrong.warn(fmt.Sprintf("the model card of a worker of %q is not understood, so that its prompts may be predicted wrongly: %v", in.Card.Model, err))
 			continue
 		}
 		if all := workers[in.Card.Model]; len(all) > 0 && all[0] != settings {
-			warnOnce(log, fmt.Sprintf("workers of %q have cards that differ in settings that change prompts: its chats are routed by load. "+
+			wrong.warn(fmt.Sprintf("workers of %q have cards that differ in settings that change prompts: its chats are routed by load. "+
 				"Give all workers of a model the same --dyn-reasoning-parser, --dyn-tool-call-parser and so on", in.Card.Model))
 		}
 		workers[in.Card.Model] = append(workers[in.Card.Model], settings)

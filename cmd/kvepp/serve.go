@@ -279,15 +279,17 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		stored  []dynamo.Instance
 		pods    kube.State
 		said    = map[dynamo.Mismatch]bool{}
+		wrong   = complaints{log: log}
 	)
 	update := func() {
 		instances := slices.Concat(stored, pods.Instances)
-		tellSettings(models, instances, log)
-		endpoints := besides(dynamo.Join(entries, stored), pods.Endpoints, log)
+		wrong.begin()
+		tellSettings(models, instances, &wrong)
+		endpoints := besides(dynamo.Join(entries, stored), pods.Endpoints, &wrong)
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
-		tellMixed(endpoints, log)
+		tellMixed(endpoints, &wrong)
 		ignored := 0 // encode workers
 		for i := range endpoints {
 			if o.blockSize > 0 {
@@ -299,7 +301,7 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		}
 		m.IgnoredEndpoints.Set(float64(ignored))
 		if ignored > 0 {
-			warnOnce(log, "endpoints whose model card says that they are encode workers are no candidates")
+			wrong.warn("endpoints whose model card says that they are encode workers are no candidates")
 		}
 		p.Update(endpoints)
 	}
@@ -342,7 +344,7 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 }
 
 // besides returns the endpoints of the file and those of the cluster. A name of both is the file's.
-func besides(file, cluster []pool.Endpoint, log *slog.Logger) []pool.Endpoint {
+func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
 	if len(file) == 0 {
 		return slices.Clone(cluster) // they are completed in place
 	}
@@ -352,20 +354,12 @@ func besides(file, cluster []pool.Endpoint, log *slog.Logger) []pool.Endpoint {
 	}
 	for i := range cluster {
 		if names[cluster[i].Name] {
-			warnOnce(log, fmt.Sprintf("endpoint %q is in the endpoints file and in the cluster: the file's is used", cluster[i].Name))
+			wrong.warn(fmt.Sprintf("endpoint %q is in the endpoints file and in the cluster: the file's is used", cluster[i].Name))
 			continue
 		}
 		file = append(file, cluster[i])
 	}
 	return file
-}
-
-var warned sync.Map
-
-func warnOnce(log *slog.Logger, text string) {
-	if _, already := warned.LoadOrStore(text, true); !already {
-		log.Warn(text)
-	}
 }
 
 // sources shows what the packages without metrics of their own count.
