@@ -120,7 +120,9 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	lines := []line{
 		{endpoints(d), endpointHeader, nil},
 		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
-		{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases},
+	}
+	if !d.RankByAddress {
+		lines = append(lines, line{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases})
 	}
 	if x := d.Prefill; x != nil {
 		lines = append(lines, line{strconv.FormatUint(x.InstanceID, 10), prefillHeader, prefillAliases},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -100,6 +101,35 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 		t.Errorf("request %q and response %q were not relayed as they were", out.Routed.Body, out.Body)
 	}
 	b.idle(t)
+}
+
+// TestDataParallelShapes: one port for all ranks, where a header names the rank; and a port for each, whose engine knows of no others
+// and would refuse a request that names one.
+func TestDataParallelShapes(t *testing.T) {
+	b := newBench(t, Config{HeaderAliases: true})
+	ranks := []string{"x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"}
+	for _, c := range []struct {
+		endpoint pool.Endpoint
+		named    string
+	}{
+		{pool.Endpoint{Name: "shared", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", DataParallelStartRank: 3}, "3"},
+		{pool.Endpoint{Name: "own", Address: "10.0.0.1:8003", InstanceID: 1, Model: "m", DataParallelStartRank: 3, RankByAddress: true}, ""},
+	} {
+		b.pool.Update([]pool.Endpoint{c.endpoint})
+		claimed := map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-data-parallel-rank": "7"}
+		out, err := b.Do(t.Context(), &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}, Upstream: answer("data: [DONE]\n\n")})
+		if err != nil || out.Immediate != nil || out.Routed.Set[endpointHeader] != c.endpoint.Address {
+			t.Fatal(c.endpoint.Name, out, err)
+		}
+		for _, header := range ranks {
+			value, set := out.Routed.Set[header]
+			removed := slices.Contains(out.Removed, header)
+			if set != (c.named != "") || value != c.named || removed == set {
+				t.Errorf("%s: %s: %q, removed %v", c.endpoint.Name, header, value, removed)
+			}
+		}
+		b.idle(t)
+	}
 }
 
 // TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address, whatever the

@@ -4,17 +4,19 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"kvepp/pool"
 )
 
 // fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy that cannot
-// reach that; at most Config.Fallbacks, nil if none are wanted. They are of the same rank, which headers name.
+// reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all.
 func (r *Router) fallbacks(l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
 	order := make([]int, 0, len(l.workers))
 	for i := range l.workers {
-		if l.workers[i].Rank == l.workers[chosen].Rank && !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) {
+		if sameHeaders(&l.workers[i], &l.workers[chosen]) && !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) {
 			order = append(order, i)
 		}
 	}
@@ -28,4 +30,9 @@ func (r *Router) fallbacks(l *leg, chosen int) (addresses []string) {
 		}
 	}
 	return addresses
+}
+
+// sameHeaders reports whether a request that was made for one of two workers can be sent to the other as it is.
+func sameHeaders(a, b *pool.Worker) bool {
+	return a.RankByAddress && b.RankByAddress || a.Rank == b.Rank && a.RankByAddress == b.RankByAddress
 }

@@ -189,7 +189,7 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 	}
 	w := &l.workers[sel.Index]
 	route := &Route{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w, sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, Fallbacks: r.fallbacks(l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
 	}}
 	r.explain(route, l, sel, p, reason)
 	return route, nil
@@ -223,7 +223,7 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	}
 	w := &l.workers[last.Index]
 	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x, sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, Fallbacks: r.fallbacks(l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
 		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index, Weights: d.prefill.weights()},
 	}}
 	r.explain(route, &d.prefill, first, p, reason)

@@ -67,6 +67,8 @@ type Decision struct {
 	Address    string // host:port for Envoy
 	InstanceID uint64
 	Rank       uint32
+	// RankByAddress says that nothing but the address may say the rank, see pool.Endpoint.
+	RankByAddress bool
 	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks wants them.
 	Fallbacks []string
 

@@ -99,13 +99,13 @@ func parsePool(group string, u *unstructured.Unstructured) (*spec, error) {
 			} `json:"spec"`
 		}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("its spec is none of %s: %w", u.GetAPIVersion(), err)
 		}
 		match, now.ports = p.Spec.Selector, []int{p.Spec.TargetPortNumber}
 	} else {
 		var p gaie.InferencePool
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("its spec is none of %s: %w", u.GetAPIVersion(), err)
 		}
 		for key, value := range p.Spec.Selector.MatchLabels {
 			match[string(key)] = string(value)

@@ -1,7 +1,450 @@
 package kube
 
 import (
-	_ "k8s.io/client-go/dynamic/fake"
-	_ "k8s.io/client-go/kubernetes/fake"
-	_ "k8s.io/client-go/tools/leaderelection"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	corefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 )
+
+// cluster is an API server of maps. A watch of such a one tells only of what comes after it began, and not of what came between a
+// list and the watch: tests wait until it is watched.
+type cluster struct {
+	t       testing.TB
+	core    *corefake.Clientset
+	dynamic *dynamicfake.FakeDynamicClient
+	client  *Client
+
+	mu      sync.Mutex
+	watches map[string]int    // begun, by resource
+	refuse  map[string]error  // what is answered in place of lists and watches, by resource
+	open    []watch.Interface // all that were begun
+}
+
+func newCluster(t testing.TB) *cluster {
+	c := &cluster{t: t, watches: map[string]int{}, refuse: map[string]error{}}
+	c.core = corefake.NewClientset()
+	c.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		poolResources[PoolGroup]: "InferencePoolList", poolResources[LegacyPoolGroup]: "InferencePoolList", workerResource: "DynamoWorkerMetadataList",
+	})
+	c.client = &Client{core: c.core, dynamic: c.dynamic, Namespace: "ns"}
+	for _, at := range []struct {
+		fake    *clienttesting.Fake
+		tracker clienttesting.ObjectTracker
+	}{{&c.core.Fake, c.core.Tracker()}, {&c.dynamic.Fake, c.dynamic.Tracker()}} {
+		at.fake.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			err := c.refuse[a.GetResource().Resource]
+			return err != nil, nil, err
+		})
+		at.fake.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			resource := a.GetResource()
+			if err := c.refuse[resource.Resource]; err != nil {
+				return true, nil, err
+			}
+			w, err := at.tracker.Watch(resource, a.GetNamespace())
+			if err == nil {
+				c.watches[resource.Resource]++
+				c.open = append(c.open, w)
+			}
+			return true, w, err
+		})
+	}
+	return c
+}
+
+// watched returns how many watches of a resource were begun.
+func (c *cluster) watched(resource string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watches[resource]
+}
+
+// answer has lists and watches of a resource fail from now on, or with nil go well; running watches end.
+func (c *cluster) answer(resource string, err error) {
+	c.mu.Lock()
+	c.refuse[resource] = err
+	open := c.open
+	c.open = nil
+	c.mu.Unlock()
+	for _, w := range open {
+		w.Stop()
+	}
+}
+
+func (c *cluster) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) put(p *corev1.Pod) {
+	c.t.Helper()
+	api := c.core.CoreV1().Pods("ns")
+	_, err := api.Update(context.Background(), p, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(context.Background(), p, metav1.CreateOptions{})
+	}
+	c.must(err)
+}
+
+func (c *cluster) remove(name string) {
+	c.t.Helper()
+	c.must(c.core.CoreV1().Pods("ns").Delete(context.Background(), name, metav1.DeleteOptions{}))
+}
+
+// pool puts an InferencePool named p.
+func (c *cluster) pool(app string, ports ...int) {
+	c.t.Helper()
+	var targets []any
+	for _, p := range ports {
+		targets = append(targets, map[string]any{"number": int64(p)})
+	}
+	c.object(poolResources[PoolGroup], &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": app}}, "targetPorts": targets},
+	}})
+}
+
+func (c *cluster) object(resource schema.GroupVersionResource, u *unstructured.Unstructured) {
+	c.t.Helper()
+	api := c.dynamic.Resource(resource).Namespace("ns")
+	_, err := api.Update(context.Background(), u, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(context.Background(), u, metav1.CreateOptions{})
+	}
+	c.must(err)
+}
+
+// running is a source at work.
+type running struct {
+	*Source
+	t    testing.TB
+	mu   sync.Mutex
+	last State
+}
+
+func run(t testing.TB, c *cluster, config Config) *running {
+	config.Namespace = "ns"
+	r := &running{Source: NewSource(c.client, config, quiet), t: t}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx, func(s State) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.last = s
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return r
+}
+
+// addresses are those told last.
+func (r *running) addresses() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []string
+	for _, e := range r.last.Endpoints {
+		all = append(all, e.Address)
+	}
+	return strings.Join(all, " ")
+}
+
+func (r *running) want(addresses string) {
+	r.t.Helper()
+	eventually(r.t, "endpoints "+addresses, func() bool { return r.addresses() == addresses })
+}
+
+func (r *running) synced() bool {
+	select {
+	case <-r.Synced():
+		return true
+	default:
+		return false
+	}
+}
+
+// eventually waits until something holds. Tests run in a bubble, where time passes while everybody waits.
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Minute)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 5 minutes: %s", what)
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestFollowsAPool(t *testing.T) { synctest.Test(t, testFollowsAPool) }
+
+func testFollowsAPool(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("a", "10.0.0.1"))
+	stranger := aPod("x", "10.0.0.9")
+	stranger.Labels["app"] = "other"
+	c.put(stranger)
+	r := run(t, c, Config{PoolName: "p"})
+	eventually(t, "the pool to be watched", func() bool { return c.watched("inferencepools") == 1 })
+	r.want("")
+	if r.synced() {
+		t.Error("ready without a pool")
+	}
+	c.pool("vllm", 8000)
+	r.want("10.0.0.1:8000")
+	eventually(t, "ready", r.synced)
+
+	// Pods come, become ready, and go.
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	b := aPod("b", "10.0.0.2")
+	b.Status.Conditions = nil
+	c.put(b)
+	b = aPod("b", "10.0.0.2")
+	c.put(b)
+	r.want("10.0.0.1:8000 10.0.0.2:8000")
+	b.Status.Conditions[1].Status = corev1.ConditionFalse
+	c.put(b)
+	r.want("10.0.0.1:8000")
+	b.Status.Conditions[1].Status = corev1.ConditionTrue
+	c.put(b)
+	r.want("10.0.0.1:8000 10.0.0.2:8000")
+	b.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	c.put(b)
+	r.want("10.0.0.1:8000")
+	c.remove("b")
+
+	// A label that no longer fits ends it, as the API server's own selection does.
+	a := aPod("a", "10.0.0.1")
+	a.Labels["app"] = "other"
+	c.put(a)
+	r.want("")
+	c.put(aPod("a", "10.0.0.1"))
+	r.want("10.0.0.1:8000")
+
+	// Other ports concern every Pod, and need no list.
+	before := r.Stats()
+	c.pool("vllm", 9000, 9001)
+	r.want("10.0.0.1:9000 10.0.0.1:9001")
+	if now := r.Stats(); now.Lists != before.Lists || now.Recomputed != before.Recomputed+1 {
+		t.Errorf("other ports: %+v, before %+v", now, before)
+	}
+	// Another selector does.
+	c.pool("other", 9000)
+	r.want("10.0.0.9:9000")
+	if now := r.Stats(); now.Lists != before.Lists+1 {
+		t.Errorf("another selector: %+v, before %+v", now, before)
+	}
+	// Without a pool there is nobody; the same Pods are back with it.
+	c.must(c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}))
+	r.want("")
+	c.pool("vllm", 8000)
+	r.want("10.0.0.1:8000")
+	if !r.synced() {
+		t.Error("a pool that was gone unsets what was ready")
+	}
+}
+
+func TestFollowsALegacyPool(t *testing.T) { synctest.Test(t, testFollowsALegacyPool) }
+
+func testFollowsALegacyPool(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("a", "10.0.0.1"))
+	r := run(t, c, Config{PoolName: "p", PoolGroup: LegacyPoolGroup})
+	eventually(t, "the pool to be watched", func() bool { return c.watched("inferencepools") == 1 })
+	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec": map[string]any{"selector": map[string]any{"app": "vllm"}, "targetPortNumber": int64(8000)},
+	}})
+	r.want("10.0.0.1:8000")
+	// Nonsense changes nothing.
+	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec": map[string]any{"selector": map[string]any{}, "targetPortNumber": int64(8001)},
+	}})
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	c.put(aPod("b", "10.0.0.2"))
+	r.want("10.0.0.1:8000 10.0.0.2:8000")
+}
+
+func TestWithoutAPool(t *testing.T) { synctest.Test(t, testWithoutAPool) }
+
+func testWithoutAPool(t *testing.T) {
+	c := newCluster(t)
+	selector, err := ParseSelector("app=vllm")
+	c.must(err)
+	r := run(t, c, Config{Selector: selector, Ports: []int{8000}})
+	eventually(t, "ready without Pods", r.synced)
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	c.put(aPod("a", "10.0.0.1"))
+	r.want("10.0.0.1:8000")
+}
+
+// TestChurn: each change of a Pod costs that Pod's endpoints, and nobody lists the others again.
+func TestChurn(t *testing.T) { synctest.Test(t, testChurn) }
+
+func testChurn(t *testing.T) {
+	c := newCluster(t)
+	const pods = 500
+	address := func(i int) string { return fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250) }
+	for i := range pods {
+		c.put(aPod(fmt.Sprintf("w-%03d", i), address(i)))
+	}
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, KVEventsPort: 5557})
+	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.last.Endpoints) }
+	eventually(t, "all Pods", func() bool { return told() == pods })
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	before := r.Stats()
+	for i := range 50 { // one second's
+		name := fmt.Sprintf("w-%03d", i*7)
+		c.remove(name)
+		c.put(aPod(fmt.Sprintf("n-%03d", i), address(i*7)))
+	}
+	eventually(t, "the changes", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		n := 0
+		for _, e := range r.last.Endpoints {
+			if strings.HasPrefix(e.Name, "n-") {
+				n++
+			}
+		}
+		return n == 50 && len(r.last.Endpoints) == pods
+	})
+	now := r.Stats()
+	if now.Lists != before.Lists || now.Recomputed != before.Recomputed || now.Changes != before.Changes+100 {
+		t.Errorf("%+v, before %+v: want 100 changes and no list", now, before)
+	}
+	if n := now.Updates - before.Updates; n > 50 {
+		t.Errorf("%d times told of 100 changes that came at once", n)
+	}
+	if !slices.IsSorted(r.order) {
+		t.Error("names are not in order")
+	}
+}
+
+// TestUnwatched: what cannot be read is counted, what was known stays, and it goes on where it can be read again.
+func TestUnwatched(t *testing.T) { synctest.Test(t, testUnwatched) }
+
+func testUnwatched(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("a", "10.0.0.1"))
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}})
+	r.want("10.0.0.1:8000")
+	pods := r.Kinds()[0]
+	for _, refused := range []struct {
+		err  error
+		want Health
+	}{
+		{apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no")), Forbidden},
+		{apierrors.NewServiceUnavailable("later"), Failing},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""), Absent},
+	} {
+		errorsBefore := pods.Errors()
+		c.answer("pods", refused.err)
+		eventually(t, string(refused.want), func() bool { return pods.Health() == refused.want && pods.Errors() > errorsBefore })
+		if got := r.addresses(); got != "10.0.0.1:8000" {
+			t.Errorf("%s: endpoints %q", refused.want, got)
+		}
+	}
+	before := c.watched("pods")
+	c.answer("pods", nil)
+	eventually(t, "followed again", func() bool { return pods.Health() == Followed && c.watched("pods") > before })
+	c.put(aPod("b", "10.0.0.2"))
+	r.want("10.0.0.1:8000 10.0.0.2:8000")
+}
+
+// TestDynamoInstalledLater: the kind of objects is absent at first. That is no reason to wait, and it is noticed when it comes.
+func TestDynamoInstalledLater(t *testing.T) { synctest.Test(t, testDynamoInstalledLater) }
+
+func testDynamoInstalledLater(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("w", "10.0.0.7"))
+	c.answer("dynamoworkermetadatas", apierrors.NewNotFound(schema.GroupResource{Resource: "dynamoworkermetadatas"}, ""))
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true})
+	r.want("10.0.0.7:8000")
+	instance := func() uint64 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.last.Endpoints[0].InstanceID
+	}
+	c.object(workerResource, record(t, "w", "w", "uid-w", 42, "base", "aggregated", 1, false))
+	c.answer("dynamoworkermetadatas", nil)
+	eventually(t, "the worker's own id", func() bool { return instance() == 42 })
+	eventually(t, "it to be watched", func() bool { return c.watched("dynamoworkermetadatas") == 1 })
+	c.object(workerResource, record(t, "w", "w", "uid-w", 43, "base", "aggregated", 1, false))
+	eventually(t, "another id", func() bool { return instance() == 43 })
+	c.must(c.dynamic.Resource(workerResource).Namespace("ns").Delete(t.Context(), "w", metav1.DeleteOptions{}))
+	eventually(t, "the Pod's id", func() bool { return instance() != 43 })
+}
+
+// TestElection: one leads; when it stops, the other does, long before the lease would have ended.
+func TestElection(t *testing.T) { synctest.Test(t, testElection) }
+
+func testElection(t *testing.T) {
+	c := newCluster(t)
+	type replica struct {
+		leads atomic.Bool
+		stop  func()
+		done  chan struct{}
+	}
+	start := func(name string) *replica {
+		r := &replica{done: make(chan struct{})}
+		e, err := NewElection(c.client, "ns", "kvepp-p", name, func(now bool) { r.leads.Store(now) }, quiet)
+		c.must(err)
+		ctx, stop := context.WithCancel(context.Background())
+		r.stop = stop
+		go func() {
+			defer close(r.done)
+			e.Run(ctx)
+		}()
+		t.Cleanup(func() { stop(); <-r.done })
+		return r
+	}
+	a := start("a")
+	eventually(t, "a leads", a.leads.Load)
+	b := start("b")
+	began := time.Now()
+	a.stop()
+	<-a.done
+	if a.leads.Load() {
+		t.Error("a still leads")
+	}
+	lease, err := c.core.CoordinationV1().Leases("ns").Get(t.Context(), "kvepp-p", metav1.GetOptions{})
+	c.must(err)
+	if holder := lease.Spec.HolderIdentity; holder != nil && *holder == "a" {
+		t.Error("the lease is not released")
+	}
+	eventually(t, "b leads", b.leads.Load)
+	if took := time.Since(began); took > leaseDuration {
+		t.Errorf("b leads after %v", took)
+	}
+	// Who may not write it any more leads no more.
+	c.core.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "kvepp-p", errors.New("no"))
+	})
+	eventually(t, "b leads no more", func() bool { return !b.leads.Load() })
+}

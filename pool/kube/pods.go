@@ -232,7 +232,9 @@ func (s *Source) endpointsOf(p *corev1.Pod) (endpoints []pool.Endpoint, instance
 			if _, err := strconv.ParseUint(p.Annotations[InstanceAnnotation], 10, 64); err == nil {
 				e.InstanceID = of.InstanceID
 			}
-			if c := in.Card; c != nil && c.Role != "" && p.Annotations[RoleAnnotation] == "" {
+			if roles[p.Annotations[RoleAnnotation]] != "" {
+				e.Role = of.Role
+			} else if c := in.Card; c != nil && c.Role != "" {
 				e.Role = c.Role // labels stay as they were when a worker is given another role
 			}
 			if len(found) > 1 {

@@ -1,0 +1,311 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// aPod is ready, and serves at addresses.
+func aPod(name string, addresses ...string) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID("uid-" + name), Labels: map[string]string{"app": "vllm"}, Annotations: map[string]string{}},
+		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	for _, ip := range addresses {
+		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
+	}
+	if len(addresses) > 0 {
+		p.Status.PodIP = addresses[0]
+	}
+	return p
+}
+
+// show writes endpoints so that a table can be read.
+func show(endpoints []pool.Endpoint) string {
+	var lines []string
+	for _, e := range endpoints {
+		line := fmt.Sprintf("%s %s %s rank %d", e.Name, e.Address, e.Role, e.DataParallelStartRank)
+		if e.DataParallelSize > 1 {
+			line += fmt.Sprintf("+%d", e.DataParallelSize)
+		}
+		if e.RankByAddress {
+			line += " own"
+		}
+		for _, s := range []string{e.KVEvents, e.KVReplay, e.KVTopic, e.Namespace, e.Model} {
+			if s != "" {
+				line += " " + s
+			}
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestEndpointsOfAPod(t *testing.T) {
+	vllm := Config{KVEventsPort: 5557}
+	for _, c := range []struct {
+		name      string
+		config    Config
+		ports     []int
+		pod       *corev1.Pod
+		edit      func(*corev1.Pod)
+		want      string
+		complaint string
+	}{
+		{name: "one port", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "a port for each rank", config: Config{KVEventsPort: 5557, KVReplayPort: 6557}, ports: []int{8000, 8001, 8005}, pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 tcp://10.0.0.7:6557\n" +
+				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 tcp://10.0.0.7:6558\n" +
+				"a-rank-2 10.0.0.7:8005 aggregated rank 2 own tcp://10.0.0.7:5559 tcp://10.0.0.7:6559"},
+		{name: "one port for all ranks", config: Config{KVEventsPort: 5557, DataParallelSize: 4}, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0+4 tcp://10.0.0.7:5557"},
+		{name: "not ready", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse }},
+		{name: "readiness unknown", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionUnknown }},
+		{name: "no condition", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions = nil }},
+		{name: "terminating", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }},
+		{name: "no address", config: vllm, ports: []int{8000}, pod: aPod("a")},
+		{name: "no pool", config: vllm, pod: aPod("a", "10.0.0.7"), want: "", complaint: "no container port named"},
+		{name: "active ports", config: vllm, ports: []int{8000, 8001, 8002}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "8002, 9, x,8000,8002" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557\na-rank-2 10.0.0.7:8002 aggregated rank 2 own tcp://10.0.0.7:5559"},
+		{name: "no active ports", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "" }},
+		{name: "active ports as GAIE names them", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["inference.networking.k8s.io/active-ports"] = "8001" },
+			want: "a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558"},
+		{name: "IPv6", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
+		{name: "dual stack, the first", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
+		{name: "dual stack, ipv4", config: Config{Family: "ipv4"}, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
+		{name: "dual stack, ipv6", config: Config{Family: "ipv6"}, ports: []int{8000}, pod: aPod("a", "10.0.0.7", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0"},
+		{name: "not of that family", config: Config{Family: "ipv6"}, ports: []int{8000}, pod: aPod("a", "10.0.0.7")},
+		{name: "annotations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"kvepp/kv-events-port": "7000", "kvepp/kv-replay-port": "7100", "kvepp/kv-topic": "kv@", "kvepp/data-parallel-size": "2",
+				"kvepp/data-parallel-start-rank": "2", "kvepp/role": "prefill", "kvepp/model": "m"}
+		}, want: "a-rank-0 10.0.0.7:8000 prefill rank 2+2 tcp://10.0.0.7:7000 tcp://10.0.0.7:7100 kv@ m"},
+		{name: "no events", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "0" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
+		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "70000" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/kv-events-port"},
+		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "boss" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/role"},
+		{name: "ranks beyond the last port", config: Config{KVEventsPort: 65535}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:65535\na-rank-1 10.0.0.7:8001 aggregated rank 1 own", complaint: "KV events are not subscribed to"},
+		{name: "Dynamo's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"] = "decode", "base"
+		}, want: "a-rank-0 10.0.0.7:8000 decode rank 0 tcp://10.0.0.7:5557 base"},
+		{name: "Dynamo's generations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"], p.Labels["nvidia.com/dynamo-worker-hash"] = "worker", "base", "9f2"
+		}, want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557 base-9f2"},
+		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill" },
+			want: "a-rank-0 10.0.0.7:8000 prefill rank 0 tcp://10.0.0.7:5557"},
+		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Spec.Containers = []corev1.Container{{Name: "main", Ports: []corev1.ContainerPort{{Name: "system", ContainerPort: 9090}}},
+				{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "grpc", ContainerPort: 1}, {Name: "http", ContainerPort: 8123}}}}
+		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},
+		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8123}}}}
+		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},
+	} {
+		s := NewSource(&Client{}, c.config, quiet)
+		s.spec = &spec{ports: c.ports}
+		if c.edit != nil {
+			c.edit(c.pod)
+		}
+		stripped, err := stripPod(c.pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := stripPod(stripped); err != nil || fmt.Sprint(again) != fmt.Sprint(stripped) {
+			t.Errorf("%s: stripping twice is not once: %v", c.name, err)
+		}
+		endpoints, _, complaint := s.endpointsOf(stripped.(*corev1.Pod))
+		if got := show(endpoints); got != c.want {
+			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
+		}
+		if (c.complaint == "") != (complaint == "") || !strings.Contains(complaint, c.complaint) {
+			t.Errorf("%s: complaint %q, want %q", c.name, complaint, c.complaint)
+		}
+		for _, e := range endpoints {
+			if e.InstanceID != kvblock.InstanceID("a") {
+				t.Errorf("%s: instance %d", c.name, e.InstanceID)
+			}
+		}
+	}
+}
+
+// record is a DynamoWorkerMetadata object as a worker of 1.6.1 writes it, of a Pod.
+func record(t *testing.T, name, pod, uid string, id uint64, ns, role string, ranks int, channel bool) *unstructured.Unstructured {
+	t.Helper()
+	part := func(format string, args ...any) any {
+		var v any
+		if err := json.Unmarshal([]byte(fmt.Sprintf(format, args...)), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	path := ns + "/backend/generate"
+	data := map[string]any{
+		"endpoints": map[string]any{
+			ns + "/backend/clear_kv_blocks/1": part(`{"type":"Endpoint","component":"backend","endpoint":"clear_kv_blocks","namespace":%q,"instance_id":%d}`, ns, id),
+			path:                              part(`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,"transport":{"tcp":"10.0.0.7:34567/x"},"device_type":"cuda"}`, ns, id),
+		},
+		"model_cards": map[string]any{path: part(`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"model_suffix":null,"card_json":{
+			"display_name":"m","kv_cache_block_size":32,"worker_type":%q,"runtime_config":{"total_kv_blocks":2048,"max_num_batched_tokens":8192,
+			"data_parallel_start_rank":0,"data_parallel_size":%d,"enable_eagle":true}}}`, ns, id, role, ranks)},
+		"event_sources": nil,
+	}
+	if channel {
+		data["event_channels"] = map[string]any{"c": part(`{"type":"EventChannel","topic":"kv-events","instance_id":77,"scope":{"kind":"endpoint"},
+			"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:41234"}}}`)}
+		data["event_sources"] = map[string]any{"s": part(`{"topic":"kv-events","publisher_id":77,"scope":{"endpoint":{"namespace":%q,"component":"backend","name":"generate"}},
+			"metadata":{"worker":{"worker_id":%d,"dp_rank":0}}}`, ns, id)}
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoWorkerMetadata", "spec": map[string]any{"data": data}}}
+	u.SetName(name)
+	u.SetNamespace("ns")
+	u.SetOwnerReferences([]metav1.OwnerReference{{Kind: "Pod", Name: pod, UID: types.UID(uid)}})
+	// As it comes from the API server: whole numbers are int64, and fractions float64.
+	text, err := json.Marshal(u.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := &unstructured.Unstructured{}
+	if err := back.UnmarshalJSON(text); err != nil {
+		t.Fatal(err)
+	}
+	return back
+}
+
+func TestDynamoWorkers(t *testing.T) {
+	one := func(config Config, edit func(*corev1.Pod), records ...*unstructured.Unstructured) *known {
+		config.Dynamo = true
+		s := NewSource(&Client{}, config, quiet)
+		s.spec = &spec{ports: []int{8000}}
+		p := aPod("w", "10.0.0.7")
+		if edit != nil {
+			edit(p)
+		}
+		for _, r := range records {
+			pod, w := s.readWorker(r)
+			s.workers.put(r.GetName(), pod, w)
+		}
+		k := &known{pod: p}
+		s.compute(k)
+		return k
+	}
+	const hashed = 8051026481054291 // of worker-0-engine-0
+
+	k := one(Config{KVEventsPort: 5557}, nil, record(t, "w", "w", "uid-w", kvblock.InstanceID("w"), "base-9f2", "decode", 2, false))
+	e := k.endpoints[0]
+	if e.Name != "w-rank-0" || e.InstanceID != kvblock.InstanceID("w") || e.Role != pool.Decode || e.Namespace != "base-9f2" || e.BlockSize != 32 || e.TotalKVBlocks != 2048 ||
+		e.MaxNumBatchedTokens != 8192 || e.DataParallelSize != 2 || !e.EAGLE || e.Model != "m" || e.DeviceType != "cuda" || e.KVEvents != "tcp://10.0.0.7:5557" ||
+		e.RankByAddress || len(k.instances) != 1 || k.instances[0].Card == nil {
+		t.Errorf("a card: %+v", e)
+	}
+	// In container mode each container is a worker with an id of its own, behind the Pod's one frontend.
+	k = one(Config{}, nil, record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false), record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false))
+	if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 10.0.0.7:8000 aggregated rank 0 base m" ||
+		k.endpoints[0].InstanceID != 1 || k.endpoints[1].InstanceID != hashed {
+		t.Errorf("container mode:\n%s", got)
+	}
+	// What an earlier Pod of a StatefulSet has left behind says nothing of this one.
+	k = one(Config{}, nil, record(t, "w", "w", "uid-of-before", 1, "base", "aggregated", 1, false))
+	if e := k.endpoints[0]; e.InstanceID != kvblock.InstanceID("w") || e.Model != "" {
+		t.Errorf("an earlier Pod's record: %+v", e)
+	}
+	// The event plane is heard where no port was given ...
+	channel := record(t, "w", "w", "uid-w", 5, "base", "aggregated", 1, true)
+	k = one(Config{KVEventsPort: 5557}, nil, channel)
+	if e := k.endpoints[0]; e.KVEvents != "" || len(e.EventChannels) != 1 || e.EventChannels[0].ZMQ != "tcp://10.0.0.7:41234" || e.EventChannels[0].Publisher != 77 {
+		t.Errorf("event channels: %+v", e)
+	}
+	// ... and a port that was, or an annotation, goes first.
+	k = one(Config{KVEventsPort: 6000, KVEventsGiven: true}, nil, channel)
+	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:6000" {
+		t.Errorf("a given port: %+v", e)
+	}
+	k = one(Config{KVEventsPort: 5557}, func(p *corev1.Pod) {
+		p.Annotations["kvepp/kv-events-port"], p.Annotations["kvepp/role"], p.Annotations["kvepp/instance-id"] = "7000", "aggregated", "18446744073709551615"
+	}, record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true))
+	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:7000" || e.Role != pool.Aggregated || e.InstanceID != 1<<64-1 {
+		t.Errorf("annotations: %+v", e)
+	}
+	// A record that cannot be read leaves the Pod as it is without one.
+	broken := record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true)
+	broken.Object["spec"] = map[string]any{"data": map[string]any{"endpoints": map[string]any{"x": "y"}}}
+	if k = one(Config{}, nil, broken); len(k.endpoints) != 1 || k.endpoints[0].InstanceID != kvblock.InstanceID("w") {
+		t.Errorf("a broken record: %+v", k.endpoints)
+	}
+}
+
+func TestWorkersMove(t *testing.T) {
+	var m metadata
+	if touched := m.put("x", "a", &worker{}); fmt.Sprint(touched) != "[a]" {
+		t.Error(touched)
+	}
+	if touched := m.put("x", "b", &worker{}); fmt.Sprint(touched) != "[a b]" || len(m.byPod) != 1 {
+		t.Error(touched, m.byPod)
+	}
+	if touched := m.put("x", "", nil); fmt.Sprint(touched) != "[b]" || len(m.byPod) != 0 || len(m.pods) != 0 {
+		t.Error(touched, m.byPod)
+	}
+	if touched := m.put("x", "", nil); len(touched) != 0 {
+		t.Error(touched)
+	}
+}
+
+func TestParsePool(t *testing.T) {
+	for _, c := range []struct{ group, spec, want, wrong string }{
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm","tier":"a"}},"targetPorts":[{"number":8000},{"number":8001}],"endpointPickerRef":{"name":"x"}}`, "app=vllm,tier=a [8000 8001]", ""},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000}],"appProtocol":"kubernetes.io/h2c"}`, "app=vllm [8000]", ""},
+		{PoolGroup, `{"selector":{},"targetPorts":[{"number":8000}]}`, "", "selector is empty"},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[]}`, "", "0 target ports"},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000},{"number":8000}]}`, "", "twice"},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"v l"}},"targetPorts":[{"number":8000}]}`, "", "v l"},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":0}]}`, "", "not from 1"},
+		{PoolGroup, `{"selector":"x"}`, "", "its spec"},
+		{LegacyPoolGroup, `{"selector":{"app":"vllm"},"targetPortNumber":8000,"extensionRef":{"name":"x"}}`, "app=vllm [8000]", ""},
+		{LegacyPoolGroup, `{"selector":{},"targetPortNumber":8000}`, "", "selector is empty"},
+		{LegacyPoolGroup, `{"selector":{"app":"vllm"}}`, "", "not from 1"},
+	} {
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON([]byte(`{"apiVersion":"x/v1","kind":"InferencePool","metadata":{"name":"p"},"spec":` + c.spec + `}`)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := parsePool(c.group, u)
+		switch {
+		case c.wrong != "":
+			if err == nil || !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("%s: %v, want an error with %q", c.spec, err, c.wrong)
+			}
+		case err != nil || got.selector.String()+" "+fmt.Sprint(got.ports) != c.want:
+			t.Errorf("%s: %+v %v, want %s", c.spec, got, err, c.want)
+		}
+	}
+}
+
+func TestParseSelector(t *testing.T) {
+	for text, want := range map[string]string{"app=vllm,env=prod": "app=vllm,env=prod", "app in (a,b),!x": "app in (a,b),!x"} {
+		if s, err := ParseSelector(text); err != nil || s.String() != want {
+			t.Errorf("%q: %v %v", text, s, err)
+		}
+	}
+	for _, text := range []string{"", " ", "a=b=c", "="} {
+		if s, err := ParseSelector(text); err == nil {
+			t.Errorf("%q is a selector: %v", text, s)
+		}
+	}
+}
