@@ -24,6 +24,7 @@ Usage:
   kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
   kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
   kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
+  kvepp fetch --hub URL --to DIR FOLDER=REPOSITORY        tokenizers from a model hub, without weights
   kvepp version                                           what was built
 
 A first run:
@@ -64,6 +65,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return 0
 	case "tokenize":
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
+	case "fetch":
+		return fetch(args[1:], stdout, stderr, getenv)
 	case "indexer":
 		var o indexerOptions
 		err := parseIndexer(&o, args[1:], getenv)

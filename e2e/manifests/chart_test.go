@@ -116,8 +116,8 @@ func TestRights(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: rights\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
-		if n := len(r.all("ClusterRoleBinding")); n != map[string]int{"leader": 1}[file] {
-			t.Errorf("%s: %d rights in the whole cluster", file, n)
+		if all := append(r.all("ClusterRole"), r.all("ClusterRoleBinding")...); len(all) > 0 {
+			t.Errorf("%s: rights in the whole cluster: %v", file, all)
 		}
 	}
 }
@@ -136,6 +136,7 @@ func TestRefused(t *testing.T) {
 	}{
 		{nil, "pool.selector: say which pods serve"},
 		{[]string{"--set", "pool.inferencePool=false"}, "pool.selector: without an InferencePool"},
+		{set("pool.group=inference.networking.x-k8s.io"), "pool.group"},
 		{set("pool.create=false"), "pool.name: which InferencePool"},
 		{set("replica=2"), "additional properties 'replica' not allowed"},
 		{set("replicas=-1"), "/replicas"},
@@ -191,4 +192,25 @@ func seconds(t *testing.T, text string) int {
 		t.Fatal(err)
 	}
 	return int(d / time.Second)
+}
+
+// TestFlags holds that kvepp takes the arguments that its containers are given.
+func TestFlags(t *testing.T) {
+	kvepp, err := filepath.Abs("../../bin/kvepp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range everything(t) {
+		pod := object(r.kvepp(t).at("spec", "template", "spec").(map[string]any))
+		for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
+			args := c.strings("args")
+			for i := range args {
+				args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", "default")
+			}
+			// Help is given when all arguments before it were read.
+			if _, err := run(t, append(append([]string{kvepp}, args...), "--help")...); err != nil {
+				t.Errorf("%s: kvepp %s: %v", r.name, strings.Join(args, " "), err)
+			}
+		}
+	}
 }

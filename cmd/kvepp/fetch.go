@@ -1,0 +1,340 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+const fetchHelp = `kvepp fetch takes tokenizers from a model hub, or a mirror of one: the few megabytes that kvepp reads, never weights.
+
+  kvepp fetch --hub https://hub.example.com --to /models qwen3-8b=Qwen/Qwen3-8B@main llama=meta-llama/Llama-3.1-8B-Instruct
+
+Each argument is FOLDER=REPOSITORY[@REVISION]: the folder below --to ("." is --to itself), the hub's name of the model, and which of
+its versions (default: main). All files are of one commit, which is printed: name it as the revision, and give it to the
+engine too, so that both have the same.
+
+Flags, with the environment variables that say the same:
+`
+
+// fetchPrefix is in the names of its environment variables: KVEPP_FETCH_TO.
+const fetchPrefix = "fetch-"
+
+// Bounds on what a hub can make grow.
+const (
+	maxListingBytes = 16 << 20
+	maxFetchedBytes = 256 << 20 // a file; the largest tokenizer.json known have 35 MB
+	maxFetchedFiles = 200       // of a model
+)
+
+// fetched are the files that a tokenizer is made of, as patterns of path.Match. Others say of the model what tokenizers depend on.
+// Source: what package tokenizer reads.
+var fetched = []string{"tokenizer*.json", "config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+	"special_tokens_map.json", "added_tokens.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+	"*.tiktoken", "tiktoken.model", "tokenizer.model*", "tekken.json", "vocab.json", "merges.txt"}
+
+// fetchOptions is everything that `kvepp fetch` can be told.
+type fetchOptions struct {
+	hub, to, tokenFile string
+	timeout            time.Duration
+	optional           bool
+	models             []modelSource
+	token              string
+}
+
+// modelSource is one model on a hub, and the folder that it goes to.
+type modelSource struct{ folder, repository, revision string }
+
+func fetchFlags(o *fetchOptions) *pflag.FlagSet {
+	f := pflag.NewFlagSet("kvepp fetch", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard)
+	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, as engines take it")
+	f.StringVar(&o.to, "to", "", "the `FOLDER` for all models")
+	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the token that the hub wants for some models; also from HF_TOKEN, the token itself")
+	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long to try, for all models; what fails for a while is tried again")
+	f.BoolVar(&o.optional, "optional", false, "exit with 0 although a model could not be fetched: kvepp then routes its requests by load")
+	documentEnvironment(f, fetchPrefix)
+	return f
+}
+
+func parseFetch(o *fetchOptions, args []string, getenv func(string) string) error {
+	f := fetchFlags(o)
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if err := fromEnvironment(f, fetchPrefix, getenv); err != nil {
+		return err
+	}
+	if o.hub == "" {
+		o.hub = getenv("HF_ENDPOINT")
+	}
+	hub, err := url.Parse(o.hub)
+	switch {
+	case o.hub == "":
+		return errors.New("--hub is missing: the address of the hub or mirror, https://hub.example.com for example")
+	case err != nil || hub.Scheme != "http" && hub.Scheme != "https" || hub.Host == "":
+		return errors.New("--hub: want http://HOST or https://HOST, with a path if the mirror has one")
+	case hub.User != nil:
+		return errors.New("--hub: put the token into --token-file, not into the address, which is logged")
+	case o.to == "":
+		return errors.New("--to is missing: the folder for the models")
+	case o.timeout <= 0:
+		return errors.New("--timeout must be above 0")
+	case f.NArg() == 0:
+		return errors.New("name the models: FOLDER=REPOSITORY[@REVISION]")
+	}
+	o.hub = strings.TrimSuffix(o.hub, "/")
+	for _, arg := range f.Args() {
+		m := modelSource{revision: "main"}
+		var ok bool
+		if m.folder, m.repository, ok = strings.Cut(arg, "="); ok {
+			if repository, revision, given := strings.Cut(m.repository, "@"); given {
+				m.repository, m.revision = repository, revision
+			}
+		}
+		if !filepath.IsLocal(m.folder) || m.repository == "" || m.revision == "" || path.Clean(m.repository) != m.repository || strings.HasPrefix(m.repository, "..") || strings.HasPrefix(m.repository, "/") {
+			return fmt.Errorf("%q: want FOLDER=REPOSITORY[@REVISION], the folder one below --to", arg)
+		}
+		o.models = append(o.models, m)
+	}
+	o.token = getenv("HF_TOKEN")
+	if o.tokenFile != "" {
+		file, err := newTokenFile("--token-file", o.tokenFile)
+		if err != nil {
+			return err
+		}
+		o.token = file.token()
+	}
+	return nil
+}
+
+// fetch runs `kvepp fetch`. It returns the exit status.
+func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	var o fetchOptions
+	err := parseFetch(&o, args, getenv)
+	if errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprint(stdout, fetchHelp, fetchFlags(new(fetchOptions)).FlagUsagesWrapped(120))
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp fetch: %v\n\"kvepp fetch --help\" shows how to use it.\n", err)
+		return 2
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
+	defer cancel()
+	h := hub{o.hub, o.token, time.Second, &http.Client{CheckRedirect: staySecure}, stderr}
+	failed := false
+	for _, m := range o.models {
+		commit, files, size, err := h.model(ctx, m, filepath.Join(o.to, m.folder))
+		if err != nil {
+			failed = true
+			fmt.Fprintf(stderr, "kvepp fetch: %s of %s: %v\n", m.repository, o.hub, err)
+			continue
+		}
+		fmt.Fprintf(stdout, "%s: %s at %s, %d files, %.1f MB\n", m.folder, m.repository, commit, files, float64(size)/1e6)
+	}
+	if failed && !o.optional {
+		return 1
+	}
+	return 0
+}
+
+// staySecure refuses to be led from TLS to plain HTTP. The token goes to the hub's own host alone: net/http leaves it out elsewhere.
+func staySecure(r *http.Request, via []*http.Request) error {
+	if len(via) >= 10 {
+		return errors.New("more than ten redirections")
+	}
+	if via[0].URL.Scheme == "https" && r.URL.Scheme != "https" {
+		return errors.New("redirected from https to http")
+	}
+	return nil
+}
+
+// hub answers two kinds of requests: which files a version of a model has, and one of them.
+type hub struct {
+	url, token string
+	pause      time.Duration // before the first repetition; doubled for each further one
+	client     *http.Client
+	log        io.Writer
+}
+
+// model fetches what a tokenizer needs of a model into a folder.
+func (h *hub) model(ctx context.Context, m modelSource, folder string) (commit string, files int, size int64, err error) {
+	var listing struct {
+		SHA      string `json:"sha"`
+		Siblings []struct {
+			Name string `json:"rfilename"`
+		} `json:"siblings"`
+	}
+	address := h.url + "/api/models/" + escaped(m.repository) + "/revision/" + url.PathEscape(m.revision)
+	err = h.get(ctx, address, func(body io.Reader) error {
+		text, err := io.ReadAll(io.LimitReader(body, maxListingBytes+1))
+		if err != nil {
+			return err
+		}
+		if len(text) > maxListingBytes {
+			return final{fmt.Errorf("its list of files has more than %d MB", maxListingBytes>>20)}
+		}
+		if err := json.Unmarshal(text, &listing); err != nil || listing.SHA == "" {
+			return final{fmt.Errorf("%s does not answer as a model hub does: no commit and list of files", address)}
+		}
+		return nil
+	})
+	if err != nil {
+		return "", 0, 0, err
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", 0, 0, err
+	}
+	root, err := os.OpenRoot(folder) // names are the hub's: none may lead out of the folder
+	if err != nil {
+		return "", 0, 0, err
+	}
+	defer root.Close()
+	tokenizer := false
+	for _, sibling := range listing.Siblings {
+		name := sibling.Name
+		if ok, _ := path.Match("*.safetensors", name); ok {
+			// Engines take Mistral's own tokenizer for a folder with Mistral's own weights, and package tokenizer looks for their
+			// names too: they stand here empty.
+			if f, err := root.Create(name); err != nil {
+				return "", 0, 0, err
+			} else if err := f.Close(); err != nil {
+				return "", 0, 0, err
+			}
+			continue
+		}
+		if !wanted(name) {
+			continue
+		}
+		if files++; files > maxFetchedFiles {
+			return "", 0, 0, fmt.Errorf("more than %d files that a tokenizer might need", maxFetchedFiles)
+		}
+		n, err := h.file(ctx, h.url+"/"+escaped(m.repository)+"/resolve/"+url.PathEscape(listing.SHA)+"/"+escaped(name), root, name)
+		if err != nil {
+			return "", 0, 0, fmt.Errorf("%s: %w", name, err)
+		}
+		size += n
+		tokenizer = tokenizer || name == "tokenizer.json" || strings.HasSuffix(name, ".tiktoken") || name == "tiktoken.model"
+	}
+	if !tokenizer {
+		return "", 0, 0, errors.New("it has no tokenizer.json or tiktoken.model, and kvepp reads no other tokenizer")
+	}
+	return listing.SHA, files, size, nil
+}
+
+// wanted says whether a file of a model is fetched.
+func wanted(name string) bool {
+	for _, pattern := range fetched {
+		if ok, _ := path.Match(pattern, name); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// escaped is a path whose parts may hold any character.
+func escaped(p string) string {
+	parts := strings.Split(p, "/")
+	for i, part := range parts {
+		parts[i] = url.PathEscape(part)
+	}
+	return strings.Join(parts, "/")
+}
+
+// file fetches one file, which is there whole or not at all.
+func (h *hub) file(ctx context.Context, address string, root *os.Root, name string) (size int64, err error) {
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return 0, err
+	}
+	part := name + ".part"
+	err = h.get(ctx, address, func(body io.Reader) error {
+		f, err := root.Create(part)
+		if err != nil {
+			return final{err}
+		}
+		size, err = io.Copy(f, io.LimitReader(body, maxFetchedBytes+1))
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		if size > maxFetchedBytes {
+			return final{fmt.Errorf("more than %d MB", maxFetchedBytes>>20)}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, errors.Join(err, ignoreAbsent(root.Remove(part)))
+	}
+	return size, root.Rename(part, name)
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// final is an error that trying again does not mend.
+type final struct{ error }
+
+func (f final) Unwrap() error { return f.error }
+
+// get asks for an address and has read take the answer. What may go better the next time is tried again until ctx ends.
+func (h *hub) get(ctx context.Context, address string, read func(io.Reader) error) error {
+	for pause := h.pause; ; pause = min(2*pause, time.Minute) {
+		err := h.try(ctx, address, read)
+		if err == nil || errors.As(err, new(final)) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("--timeout is over: %w", err)
+		}
+		fmt.Fprintf(h.log, "kvepp fetch: %v; again in %s\n", err, pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("--timeout is over: %w", err)
+		}
+	}
+}
+
+func (h *hub) try(ctx context.Context, address string, read func(io.Reader) error) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return final{err}
+	}
+	request.Header.Set("User-Agent", "kvepp")
+	if h.token != "" {
+		request.Header.Set("Authorization", "Bearer "+h.token)
+	}
+	answer, err := h.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	switch code := answer.StatusCode; {
+	case code == http.StatusOK:
+		return read(answer.Body)
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return final{fmt.Errorf("%s answers %s: the model wants a token (--token-file) of somebody who may read it, or there is none of that name", address, answer.Status)}
+	case code == http.StatusNotFound:
+		return final{fmt.Errorf("%s answers %s: no such model or revision, or the mirror lacks that address", address, answer.Status)}
+	case code == http.StatusTooManyRequests || code >= 500:
+		return fmt.Errorf("%s answers %s", address, answer.Status)
+	default:
+		return final{fmt.Errorf("%s answers %s", address, answer.Status)}
+	}
+}
