@@ -158,30 +158,30 @@ media() {
 	printf '%s\n' "$folder"
 }
 
-# kube builds programs of Kubernetes with the versions that e2e/kube/k8sbin pins. The largest, kube-apiserver, takes minutes
-# the first time; what they have in common is compiled once.
+# kube builds programs of Kubernetes with the versions that e2e/kube/k8sbin pins, and with those of e2e/kube/kindbin what a kind
+# cluster needs besides. The largest, kube-apiserver, takes minutes the first time; what they have in common is compiled once.
 kube() {
 	[ $# -gt 0 ] || set -- etcd kube-apiserver
 	command -v go >/dev/null || die "Go is needed to build Kubernetes."
-	module=$here/../kube/k8sbin
-	version=$(sed -n 's/^	k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$module/go.mod")
-	folder=$cache/kube-$version-$(cat "$module/go.mod" "$module/go.sum" "$module"/*/main.go | cksum | cut -d' ' -f1)
+	versions=$here/../kube
+	version=$(sed -n 's/^	k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$versions/k8sbin/go.mod")
+	folder=$cache/kube-$version-$(cat "$versions"/k*bin/go.??? "$versions"/kindbin/*/main.go | cksum | cut -d' ' -f1)
 	mkdir -p "$folder"
 	for program; do
 		[ ! -e "$folder/$program" ] || continue
 		# Without the stamps Kubernetes calls itself v0.0.0-master, and kubeadm, kubectl and kind take that at its word.
 		stamp=k8s.io/component-base/version
 		minor=${version#v1.}
-		stamps=""
+		module=k8sbin stamps=""
 		case $program in
 		etcd) package=go.etcd.io/etcd/server/v3 ;;
-		kind) package=sigs.k8s.io/kind ;;
-		coredns | pause) package=./$program ;;
+		kind) module=kindbin package=sigs.k8s.io/kind ;;
+		coredns | pause) module=kindbin package=./$program ;;
 		*) package=k8s.io/kubernetes/cmd/$program
 			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
 		esac
-		say "building $program of Kubernetes $version into $folder (several minutes, once)"
-		(cd "$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false \
+		say "building $program for Kubernetes $version into $folder (all of it takes minutes, once)"
+		(cd "$versions/$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false \
 			-ldflags "-s -w $stamps" -o "$folder/$program.$$" "$package") >&2
 		mv "$folder/$program.$$" "$folder/$program"
 		say "  $program is there"

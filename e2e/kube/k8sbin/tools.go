@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package k8sbin names the programs of Kubernetes that tests run, and kind, so that the module's requirements are theirs. It has no
-// code and is never built. Beside it is the source of two more programs that a cluster runs: coredns and pause.
+// Package k8sbin names the programs of Kubernetes that tests run, so that the module's requirements are theirs. It has no code
+// and is never built.
 package k8sbin
 
 import (
@@ -13,5 +13,4 @@ import (
 	_ "k8s.io/kubernetes/cmd/kubeadm"
 	_ "k8s.io/kubernetes/cmd/kubectl"
 	_ "k8s.io/kubernetes/cmd/kubelet"
-	_ "sigs.k8s.io/kind"
 )
