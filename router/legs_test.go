@@ -412,6 +412,7 @@ func TestPairAllocates(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.Free()
+			d.booked = d.booked[:0]
 		}
 		route()
 		return testing.AllocsPerRun(20, route)
@@ -500,5 +501,6 @@ func BenchmarkPair(b *testing.B) {
 			b.Fatal(err)
 		}
 		r.Free()
+		d.booked = d.booked[:0]
 	}
 }

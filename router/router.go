@@ -207,12 +207,12 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	d := r.scratch.Get().(*decision)
 	defer r.scratch.Put(d)
 	d.variants, d.took, d.span = d.variants[:0], metrics.Overhead{}, span
-	d.route, d.booked = nil, d.booked[:0]
 	returned := false
 	defer func() {
 		if !returned { // after an error, or a panic: nobody else would ever free what is booked
 			d.undo()
 		}
+		d.route, d.booked = nil, d.booked[:0]
 	}()
 	route, waited, err := r.decide(ctx, d, req, &p)
 	if err == nil {

@@ -479,6 +479,7 @@ func BenchmarkPick(b *testing.B) {
 						b.Fatal(err)
 					}
 					r.Free()
+					d.booked = d.booked[:0]
 					s.Release()
 					h.scratch.Put(d)
 				}
