@@ -20,7 +20,7 @@ BENCHTIME := 0.5s
 COUNT := 5
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 build: libzmq ## bin/kvepp
 	go build -o bin/ ./cmd/kvepp
@@ -66,6 +66,12 @@ test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./e2e/kube
 
+kind-offline: ## a Kubernetes cluster by kind where no image registry is reached (Debian 12, as root; ten minutes of compiling it, once)
+	@e2e/kind/offline.sh up
+
+kind-offline-down: ## ends that cluster
+	@e2e/kind/offline.sh down
+
 bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
@@ -90,4 +96,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events storm test-vllm test-kube bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build run check test test-long parity events storm test-vllm test-kube kind-offline kind-offline-down bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Copies programs, with all libraries that they load, into a folder that becomes an image: to the paths that they have, so that
+# programs find each other. The folder's cache of the loader is made anew.
+#
+#   closure.sh FOLDER ROOT FILE...
+#
+# ROOT is the file system that the FILEs come from: / or the folder of another, which is entered by chroot.
+set -eu
+folder=$1 root=${2%/}
+shift 2
+mkdir -p "$folder/usr" "$folder/etc" "$folder/tmp"
+chmod 1777 "$folder/tmp"
+for d in bin sbin lib lib64; do
+	if [ -L "$root/$d" ] && [ ! -e "$folder/$d" ]; then # Debian has these in /usr
+		mkdir -p "$folder/usr/$d"
+		ln -s "usr/$d" "$folder/$d"
+	fi
+done
+{
+	printf '%s\n' "$@"
+	for file; do
+		chroot "$root/" ldd "$file" 2>/dev/null | grep -oE '/[^ ]+' || true # of a static program ldd knows nothing
+	done
+} | sort -u | while read -r file; do
+	mkdir -p "$folder${file%/*}"
+	cp -L "$root$file" "$folder$file"
+done
+ldconfig -r "$folder"
