@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -130,7 +131,13 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			w, err := ask.watch(ctx, options)
 			switch {
-			case options.SendInitialEvents != nil && *options.SendInitialEvents: // a list by other means; what cannot be had so is listed
+			case options.SendInitialEvents != nil && *options.SendInitialEvents:
+				// A list by other means. What the server refuses is listed next, and seen there; while it does not answer, or has too
+				// much to do, the Reflector asks for the same again.
+				var refused apierrors.APIStatus
+				if err != nil && ctx.Err() == nil && (!errors.As(err, &refused) || apierrors.IsTooManyRequests(err)) {
+					k.failed(err)
+				}
 			case err == nil:
 				k.followed()
 			case ctx.Err() == nil:
