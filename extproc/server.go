@@ -236,7 +236,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.span.Fail(e.code)
 		return x.refused(e)
 	}
-	x.route, x.instead, x.renamed = route, route.Body, route.Renamed
+	x.route, x.instead = route, route.Body
 	return x.routed(&route.Decision)
 }
 

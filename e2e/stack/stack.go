@@ -64,6 +64,9 @@ type Config struct {
 	KveppModel string
 	KveppFlags []string
 	KveppEnv   []string // NAME=VALUE
+	// ExtProc are addresses of external processors that the caller starts itself; Envoy then asks whichever is healthy, and the stack
+	// starts no kvepp. Empty: its own.
+	ExtProc []string
 	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
 	Manifest string
 	// EditEnvoy, unless nil, changes each Envoy's whole configuration once all else is done to it.
@@ -211,8 +214,10 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			return nil, err
 		}
 	}
-	if err := s.StartKvepp(ctx); err != nil {
-		return nil, err
+	if len(cfg.ExtProc) == 0 {
+		if err := s.StartKvepp(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if s.Envoy, err = s.StartEnvoy(ctx, cmp.Or(cfg.Manifest, "override-host.yaml"), nil); err != nil {
 		return nil, err
@@ -222,6 +227,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			return nil, err
 		}
 		cfg.Progress("%s is ready", w.Name)
+	}
+	if len(cfg.ExtProc) > 0 {
+		return s, nil
 	}
 	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
@@ -597,6 +605,21 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 	address := func(port int) any {
 		return map[string]any{"socket_address": map[string]any{"address": "127.0.0.1", "port_value": port}}
 	}
+	of := func(addresses []string) (endpoints []any, err error) {
+		for _, a := range addresses {
+			host, port, err := net.SplitHostPort(a)
+			if err != nil {
+				return nil, err
+			}
+			n, err := strconv.Atoi(port)
+			if err != nil {
+				return nil, err
+			}
+			socket := map[string]any{"address": host, "port_value": n}
+			endpoints = append(endpoints, map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}})
+		}
+		return endpoints, nil
+	}
 	At(c, "admin").(map[string]any)["address"] = address(e.admin)
 	listener := At(c, "static_resources", "listeners", 0).(map[string]any)
 	listener["address"] = address(e.listen)
@@ -604,7 +627,11 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 		var to []any
 		switch At(cluster, "name") {
 		case "kvepp":
-			to = append(to, map[string]any{"endpoint": map[string]any{"address": address(e.stack.grpc)}})
+			processors, err := of(e.stack.extProc())
+			if err != nil {
+				return nil, err
+			}
+			to = processors
 		case "pool":
 			if At(cluster, "type") == "ORIGINAL_DST" {
 				continue
@@ -616,17 +643,11 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 				}
 				seen[w.port] = true
 			}
-			for _, server := range e.stack.cfg.Servers {
-				_, port, err := net.SplitHostPort(server)
-				if err != nil {
-					return nil, err
-				}
-				n, err := strconv.Atoi(port)
-				if err != nil {
-					return nil, err
-				}
-				to = append(to, map[string]any{"endpoint": map[string]any{"address": address(n)}})
+			servers, err := of(e.stack.cfg.Servers)
+			if err != nil {
+				return nil, err
 			}
+			to = append(to, servers...)
 		}
 		At(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
 	}
@@ -655,7 +676,16 @@ func At(v any, path ...any) any {
 	return v
 }
 
-// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has.
+// extProc are the external processors that Envoys ask.
+func (s *Stack) extProc() []string {
+	if len(s.cfg.ExtProc) > 0 {
+		return s.cfg.ExtProc
+	}
+	return []string{s.ExtProc()}
+}
+
+// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has. Of several kvepps one that is healthy
+// is enough.
 func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 	var clusters struct {
 		Statuses []struct {
@@ -672,7 +702,10 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 		if c.Name != "kvepp" || len(c.Hosts) == 0 {
 			continue
 		}
-		failed := c.Hosts[0].Health["failed_active_health_check"] == true
+		failed := true
+		for _, h := range c.Hosts {
+			failed = failed && h.Health["failed_active_health_check"] == true
+		}
 		if failed == healthy {
 			return fmt.Errorf("the health check of kvepp: failed is %v", failed)
 		}

@@ -1,0 +1,246 @@
+package kube
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"reflect"
+	"testing"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/e2e/kube/apiserver"
+	"kvepp/pool/kube"
+)
+
+// publisher is the socket at which an engine's rank publishes its KV events.
+type publisher struct {
+	t      *testing.T
+	socket *zmq.Socket
+	rank   int
+	seq    uint64
+}
+
+// publish opens the socket of a rank at a port of the engine's.
+func (e *engine) publish(t *testing.T, port, rank int) *publisher {
+	t.Helper()
+	socket, err := zmq.NewSocket(zmq.XPUB) // a PUB that is told who subscribes
+	must(t, err)
+	t.Cleanup(func() { socket.Close() })
+	must(t, socket.SetLinger(0))
+	must(t, socket.Bind(fmt.Sprintf("tcp://%s:%d", e.pod.IPs[0], port)))
+	return &publisher{t: t, socket: socket, rank: rank}
+}
+
+// subscribed waits until somebody subscribes, or with false until nobody does any more.
+func (p *publisher) subscribed(wanted bool) {
+	p.t.Helper()
+	must(p.t, p.socket.SetRcvtimeo(2*60e9))
+	frame, err := p.socket.RecvBytes(0)
+	if err != nil || len(frame) == 0 || (frame[0] == 1) != wanted {
+		p.t.Fatalf("waiting for a subscriber to come (%v): %x, %v", wanted, frame, err)
+	}
+}
+
+// stored announces that the engine holds a prompt, in vLLM's encoding: as one block beside the other, named by their last token.
+func (p *publisher) stored(tokens []int) {
+	p.t.Helper()
+	var names []uint64
+	for i := blockSize; i <= len(tokens); i += blockSize {
+		names = append(names, uint64(tokens[0])<<32|uint64(tokens[1])<<16|uint64(i))
+	}
+	event := []any{"BlockStored", names, nil, tokens, blockSize, nil, "GPU"}
+	_, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), pack([]any{1.5, []any{event}, p.rank}))
+	must(p.t, err)
+	p.seq++
+}
+
+// pack writes MessagePack.
+func pack(v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return []byte{0xc0}
+	case int:
+		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
+	case uint64:
+		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
+	case float64:
+		return []byte{0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0}
+	case string:
+		return append([]byte{0xd9, byte(len(v))}, v...)
+	}
+	list := reflect.ValueOf(v)
+	b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(list.Len()))
+	for i := range list.Len() {
+		b = append(b, pack(list.Index(i).Interface())...)
+	}
+	return b
+}
+
+// finds waits until requests with a prompt go to a worker because it holds so many of the prompt's tokens.
+func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
+	t.Helper()
+	eventually(t, func() error {
+		for range 4 { // by chance it would not be the same each time
+			if a := complete(t, url, tokens); a.Status != http.StatusOK || a.Worker != worker || a.KveppCached != cached {
+				return fmt.Errorf("status %d, worker %s, %d tokens cached", a.Status, a.Worker, a.KveppCached)
+			}
+		}
+		return nil
+	})
+}
+
+// TestEvents: KV events are subscribed to where a flag or a pod's annotation says, for as long as the pod is ready.
+func TestEvents(t *testing.T) {
+	ctx, ns := t.Context(), "events"
+	port := freePorts(t, 3)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
+	b.pod.Annotations = map[string]string{kube.EventsPortAnnotation: fmt.Sprint(port + 2)}
+	b.run(t)
+	ofA, ofB := a.publish(t, port+1, 0), b.publish(t, port+2, 0)
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+1))
+	k.ready(t)
+	url := envoy(t, k)
+	ofA.subscribed(true)
+	ofB.subscribed(true)
+	held := map[string][]int{"a": prompt(8), "b": prompt(8)}
+	ofA.stored(held["a"])
+	ofB.stored(held["b"])
+	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
+	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
+
+	b.pod.NotReady = true
+	b.run(t)
+	ofB.subscribed(false)
+	b.pod.NotReady = false
+	b.run(t)
+	ofB.subscribed(true)
+	k.has(t, 2)
+	if x := complete(t, url, held["b"]); x.KveppCached != 0 {
+		t.Errorf("%d tokens of an engine that was away are believed cached", x.KveppCached)
+	}
+	ofB.stored(held["b"])
+	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
+	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
+}
+
+// TestRanks: the ranks of one pod are ports of its own, or share one.
+func TestRanks(t *testing.T) {
+	ctx, ns := t.Context(), "ranks"
+	port := freePorts(t, 6)
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port + 2)}
+
+	t.Run("a port each", func(t *testing.T) {
+		must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port, port+1)))
+		e := newEngine(t, ns, "engine", "a", port)
+		e.listen(t, port+1)
+		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
+		k := startKvepp(t, cluster.Kubeconfig, flags...)
+		k.ready(t)
+		k.has(t, 2)
+		url := envoy(t, k)
+		zero.subscribed(true)
+		one.subscribed(true)
+		first, second := prompt(8), prompt(8)
+		zero.stored(first)
+		one.stored(second)
+		finds(t, url, first, "a-rank-0/0", 8*blockSize)
+		finds(t, url, second, "a-rank-1/1", 8*blockSize)
+		if by, want := complete(t, url, second).Header.Get("x-served-by"), fmt.Sprintf("%s:%d", e.pod.IPs[0], port+1); by != want {
+			t.Errorf("%s answered for rank 1, not %s", by, want)
+		}
+
+		e.pod.Annotations = map[string]string{"llm-d.ai/active-ports": fmt.Sprint(port + 1)}
+		e.run(t)
+		k.has(t, 1)
+		finds(t, url, second, "a-rank-1/1", 8*blockSize) // its subscription and blocks stayed
+		must(t, cluster.RemovePod(ctx, ns, "a"))
+		k.has(t, 0)
+	})
+
+	t.Run("one port", func(t *testing.T) {
+		must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+		e := &engine{port: port, pod: apiserver.Pod{Namespace: ns, Name: "b", IPs: []string{newAddress()}, Labels: map[string]string{"app": "engine"},
+			Annotations: map[string]string{kube.RanksAnnotation: "2"}}}
+		e.listen(t, port)
+		e.run(t)
+		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
+		k := startKvepp(t, cluster.Kubeconfig, flags...)
+		k.ready(t)
+		k.has(t, 2)
+		url := envoy(t, k)
+		zero.subscribed(true)
+		one.subscribed(true)
+		first, second := prompt(8), prompt(8)
+		zero.stored(first)
+		one.stored(second)
+		finds(t, url, first, "b-rank-0/0", 8*blockSize)
+		finds(t, url, second, "b-rank-0/1", 8*blockSize)
+		if rank := complete(t, url, second).Header.Get("x-rank"); rank != "1" {
+			t.Errorf("the request for rank 1 came with rank %q", rank)
+		}
+	})
+}
+
+// TestSelector: without an InferencePool, flags say which pods.
+func TestSelector(t *testing.T) {
+	ns := "selector"
+	port := freePorts(t, 1)
+	a := newEngine(t, ns, "engine", "a", port)
+	b := newEngine(t, ns, "engine", "b", port)
+	newEngine(t, ns, "other", "c", port)
+	k := startKvepp(t, cluster.Kubeconfig, "--endpoint-selector", "app=engine,!retired", "--endpoint-target-ports", fmt.Sprint(port),
+		"--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a, b)
+	b.pod.Labels["retired"] = "yes"
+	b.run(t)
+	reaches(t, url, a)
+}
+
+// legacyPools is a definition of the InferencePools that there were before v1, no more of it than kvepp reads. Source: GAIE v1.0.0,
+// apix/v1alpha2.
+const legacyPools = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: inferencepools.inference.networking.x-k8s.io, annotations: {api-approved.kubernetes.io: "unapproved, for a test"}}
+spec:
+  group: inference.networking.x-k8s.io
+  names: {kind: InferencePool, listKind: InferencePoolList, plural: inferencepools, singular: inferencepool}
+  scope: Namespaced
+  versions:
+  - name: v1alpha2
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            required: [selector, targetPortNumber]
+            properties:
+              selector: {type: object, additionalProperties: {type: string}}
+              targetPortNumber: {type: integer, format: int32, minimum: 1, maximum: 65535}
+`
+
+// TestLegacyGroup: pools of the group that was there before v1, where --pool-group says so.
+func TestLegacyGroup(t *testing.T) {
+	ctx, ns := t.Context(), "legacy"
+	port := freePorts(t, 1)
+	must(t, cluster.ApplyCRD(ctx, legacyPools))
+	must(t, cluster.Apply(ctx, ns, fmt.Sprintf(`
+apiVersion: inference.networking.x-k8s.io/v1alpha2
+kind: InferencePool
+metadata: {name: engines}
+spec: {selector: {app: engine}, targetPortNumber: %d}
+`, port)))
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port))) // of the same name
+	a := newEngine(t, ns, "engine", "a", port)
+	newEngine(t, ns, "other", "b", port)
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--pool-group", kube.LegacyPoolGroup, "--kv-events-port", "0")
+	k.ready(t)
+	reaches(t, envoy(t, k), a)
+}

@@ -1,0 +1,344 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	prommodel "github.com/prometheus/common/model"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"kvepp/e2e/kube/apiserver"
+	"kvepp/e2e/process"
+	"kvepp/e2e/stack"
+)
+
+const (
+	root      = "../.."
+	blockSize = 16 // tokens, of every engine
+)
+
+// kvepp is a kvepp that a test started.
+type kvepp struct {
+	*process.Process
+	flags                     []string
+	grpc, health, prom, admin int // ports
+}
+
+// startKvepp starts a kvepp that finds its endpoints in a cluster, and does not wait for it.
+func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
+	t.Helper()
+	first, err := process.Ports(4)
+	must(t, err)
+	k := &kvepp{grpc: first, health: first + 1, prom: first + 2, admin: first + 3}
+	k.flags = append([]string{"--kubeconfig", kubeconfig, "--bind-address", "127.0.0.1", "--grpc-port", strconv.Itoa(k.grpc),
+		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", k.admin),
+		"--model", stack.Model + "=" + filepath.Join(root, "e2e/models/tiny-bytelevel"), "--kv-cache-block-size", strconv.Itoa(blockSize),
+		"--decision-headers", "--drain-timeout", "5s"}, flags...)
+	k.start(t)
+	t.Cleanup(func() {
+		k.Kill()
+		if t.Failed() {
+			t.Logf("the end of kvepp's log:\n%s", k.Tail(40))
+		}
+	})
+	return k
+}
+
+// start starts it, again if it has ended, at the same ports.
+func (k *kvepp) start(t *testing.T) {
+	t.Helper()
+	p, err := process.Start(t.TempDir(), "kvepp", nil, append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
+	must(t, err)
+	k.Process = p
+}
+
+// extProc is the address of its external processor.
+func (k *kvepp) extProc() string { return fmt.Sprintf("127.0.0.1:%d", k.grpc) }
+
+// answers reports what health checks say: nil when it is ready, or, with false, when it runs and is not.
+func (k *kvepp) answers(ready bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient(k.extProc(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	status, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "envoy.service.ext_proc.v3.ExternalProcessor"})
+	if err != nil {
+		return err
+	}
+	if now := status.Status == healthv1.HealthCheckResponse_SERVING; now != ready {
+		return fmt.Errorf("kvepp is ready: %v", now)
+	}
+	return nil
+}
+
+// ready waits until it is ready.
+func (k *kvepp) ready(t *testing.T) {
+	t.Helper()
+	eventually(t, func() error {
+		if k.Ended() {
+			t.Fatal("kvepp has ended")
+		}
+		return k.answers(true)
+	})
+}
+
+// logged waits until it has logged a text.
+func (k *kvepp) logged(t *testing.T, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		log, err := os.ReadFile(k.Log)
+		if err == nil && !strings.Contains(string(log), text) {
+			err = fmt.Errorf("kvepp has not logged %q", text)
+		}
+		return err
+	})
+}
+
+// metrics reads its metrics: name{label="value",...} -> value.
+func (k *kvepp) metrics() (map[string]float64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]float64{}
+	for name, family := range families {
+		for _, m := range family.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			key := name
+			if len(labels) > 0 {
+				key += "{" + strings.Join(labels, ",") + "}"
+			}
+			values[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return values, nil
+}
+
+// shows waits until a metric has a value.
+func (k *kvepp) shows(t *testing.T, name string, value float64) {
+	t.Helper()
+	eventually(t, func() error {
+		m, err := k.metrics()
+		if err == nil && m[name] != value {
+			err = fmt.Errorf("%s is %v, not %v", name, m[name], value)
+		}
+		return err
+	})
+}
+
+// has waits until it has so many workers.
+func (k *kvepp) has(t *testing.T, workers int) {
+	t.Helper()
+	k.shows(t, "kvepp_workers", float64(workers))
+}
+
+// envoy starts an Envoy before kvepps, which dials whatever address they name, and returns its URL. One of them must be ready.
+func envoy(t *testing.T, before ...*kvepp) string {
+	t.Helper()
+	cfg := stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Workers: -1, Manifest: "original-dst.yaml", Kill: true}
+	for _, k := range before {
+		cfg.ExtProc = append(cfg.ExtProc, k.extProc())
+	}
+	s, err := stack.Start(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(s.Close)
+	return s.URL()
+}
+
+// engine is a server of the test's own that stands for an engine in a pod.
+type engine struct {
+	pod  apiserver.Pod
+	port int
+	hold chan struct{} // unless nil, requests are answered when it is closed
+	held atomic.Int64  // that wait for that now
+}
+
+// addresses counts the addresses of loopback that engines of this process have had.
+var addresses atomic.Uint32
+
+// newAddress returns an address of loopback that nothing else in this process has had, and hardly anything in another.
+func newAddress() string {
+	n := addresses.Add(1)
+	return net.IPv4(127, byte(2+os.Getpid()%250), byte(n>>8), byte(n)).String()
+}
+
+// newEngine starts a server at a port of an address of its own, and makes it a pod that is ready: with the labels app=APP.
+func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
+	t.Helper()
+	e := &engine{port: port, pod: apiserver.Pod{Namespace: namespace, Name: name, IPs: []string{newAddress()}, Labels: map[string]string{"app": app}}}
+	e.listen(t, port)
+	e.run(t)
+	return e
+}
+
+// listen has the engine answer at one more port.
+func (e *engine) listen(t *testing.T, port int) {
+	t.Helper()
+	address := net.JoinHostPort(e.pod.IPs[0], strconv.Itoa(port))
+	l, err := net.Listen("tcp", address)
+	must(t, err)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if e.hold != nil {
+			e.held.Add(1)
+			defer e.held.Add(-1)
+			<-e.hold
+		}
+		w.Header().Set("content-type", "application/json")
+		w.Header().Set("x-served-by", address)
+		w.Header().Set("x-rank", r.Header.Get("x-data-parallel-rank"))
+		fmt.Fprint(w, `{"choices":[{"text":"ok","message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	}))
+	server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	t.Cleanup(server.Close)
+}
+
+// run tells the cluster what the pod is like now.
+func (e *engine) run(t *testing.T) {
+	t.Helper()
+	must(t, cluster.RunPod(context.Background(), e.pod))
+}
+
+// address is where it was made to listen first.
+func (e *engine) address() string { return net.JoinHostPort(e.pod.IPs[0], strconv.Itoa(e.port)) }
+
+// complete sends token ids through Envoy and returns the answer.
+func complete(t *testing.T, url string, prompt []int) *stack.Answer {
+	t.Helper()
+	a, err := post(t.Context(), url, prompt)
+	must(t, err)
+	return a
+}
+
+func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) {
+	return stack.Post(ctx, http.DefaultClient, url+"/v1/completions", http.Header{}, map[string]any{"model": stack.Model, "prompt": prompt, "max_tokens": 1})
+}
+
+// prompt is one of so many blocks that no other prompt has a block of.
+func prompt(blocks int) []int {
+	first := int(prompts.Add(1))
+	tokens := make([]int, blocks*blockSize)
+	for i := range tokens {
+		tokens[i] = (first*31 + i*7) % 250
+	}
+	tokens[0], tokens[1] = first%250, first/250
+	return tokens
+}
+
+var prompts atomic.Uint32
+
+// reaches waits until requests reach each of the engines, and no other.
+func reaches(t *testing.T, url string, engines ...*engine) {
+	t.Helper()
+	wanted := map[string]bool{}
+	for _, e := range engines {
+		wanted[e.address()] = true
+	}
+	eventually(t, func() error {
+		seen := map[string]bool{}
+		for range 8 * len(engines) { // equal costs are drawn
+			a := complete(t, url, prompt(1))
+			if a.Status != http.StatusOK {
+				return fmt.Errorf("status %d: %s", a.Status, a.Body)
+			}
+			by := a.Header.Get("x-served-by")
+			if !wanted[by] {
+				return fmt.Errorf("%s answered", by)
+			}
+			seen[by] = true
+		}
+		if len(seen) < len(wanted) {
+			return fmt.Errorf("only %v answered", seen)
+		}
+		return nil
+	})
+}
+
+// unavailable waits until requests are answered that there is no endpoint.
+func unavailable(t *testing.T, url string) {
+	t.Helper()
+	eventually(t, func() error {
+		a := complete(t, url, prompt(1))
+		if a.Status != http.StatusServiceUnavailable {
+			return fmt.Errorf("status %d by %s", a.Status, a.Header.Get("x-served-by"))
+		}
+		var body struct{ Error struct{ Message string } }
+		if err := json.Unmarshal([]byte(a.Body), &body); err != nil || body.Error.Message == "" {
+			t.Fatalf("the error is not OpenAI's: %q", a.Body)
+		}
+		return nil
+	})
+}
+
+// inferencePool is the manifest of a pool whose pods have app=APP.
+func inferencePool(name, app string, ports ...int) string {
+	var list []string
+	for _, p := range ports {
+		list = append(list, fmt.Sprintf("{number: %d}", p))
+	}
+	return fmt.Sprintf(`
+apiVersion: inference.networking.k8s.io/v1
+kind: InferencePool
+metadata: {name: %s}
+spec:
+  selector: {matchLabels: {app: %s}}
+  targetPorts: [%s]
+  endpointPickerRef: {name: kvepp, port: {number: 9002}}
+`, name, app, strings.Join(list, ", "))
+}
+
+// freePorts returns n ports in a row that engines can listen at.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	first, err := process.Ports(n)
+	must(t, err)
+	return first
+}
+
+// endsWith waits until it has ended after a signal.
+func (k *kvepp) endsWith(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	k.Signal(sig)
+	eventually(t, func() error {
+		if !k.Ended() {
+			return errors.New("kvepp still runs")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,282 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kvepp/e2e/kube/apiserver"
+)
+
+// TestServerAway: what kvepp knew stays true while nobody says otherwise, and what it missed it learns.
+func TestServerAway(t *testing.T) {
+	ctx, ns := t.Context(), "away"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a, b)
+
+	cluster.Stop()
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	reaches(t, url, a, b)
+	must(t, k.answers(true))
+	must(t, cluster.Serve(ctx))
+	a.pod.NotReady = true
+	a.run(t)
+	c := newEngine(t, ns, "engine", "c", port)
+	reaches(t, url, b, c)
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 1)
+
+	// It does not run while its connections end, and pods change, go and come in the server's next life: of no event is it told.
+	k.Signal(syscall.SIGSTOP)
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	must(t, cluster.RemovePod(ctx, ns, "b"))
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a.pod.NotReady = false
+	a.run(t)
+	c.pod.Labels["app"] = "other"
+	c.run(t)
+	d := newEngine(t, ns, "engine", "d", port)
+	k.Signal(syscall.SIGCONT)
+	reaches(t, url, a, d)
+
+	// The pool too.
+	k.Signal(syscall.SIGSTOP)
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
+	k.Signal(syscall.SIGCONT)
+	unavailable(t, url)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
+	reaches(t, url, c)
+}
+
+// TestServerLate starts kvepp before there is an API server.
+func TestServerLate(t *testing.T) {
+	ctx, ns := t.Context(), "late"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	cluster.Stop()
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.logged(t, "the API server does not tell of a kind of objects")
+	must(t, k.answers(false))
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	must(t, cluster.Serve(ctx))
+	k.ready(t)
+	reaches(t, envoy(t, k), a)
+}
+
+// role lets kvepp's account read what it must, and no more: it may not even ask for what it can do without.
+const role = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: kvepp}
+rules:
+- {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
+- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: kvepp}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvepp}
+subjects: [{kind: ServiceAccount, name: kvepp, namespace: forbidden}]
+`
+
+// TestForbidden starts kvepp as an account that may read nothing, gives it its role, and takes it away.
+func TestForbidden(t *testing.T) {
+	ctx, ns := t.Context(), "forbidden"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
+	must(t, err)
+	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0") // the namespace is the kubeconfig's
+	k.logged(t, "kvepp may not read a kind of objects")
+	k.logged(t, "kind=inferencepools")
+	must(t, k.answers(false))
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	must(t, cluster.Apply(ctx, ns, role))
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a)
+
+	// A watch that runs goes on; the next one is refused. What was known stays.
+	must(t, cluster.Delete(ctx, ns, role))
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	k.logged(t, "kind=pods error=")
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	must(t, k.answers(true))
+	reaches(t, url, a)
+	must(t, cluster.Apply(ctx, ns, role))
+	b := newEngine(t, ns, "engine", "b", port)
+	reaches(t, url, a, b)
+}
+
+// TestKindAbsent starts kvepp in a cluster that does not know what an InferencePool is.
+func TestKindAbsent(t *testing.T) {
+	ctx := t.Context()
+	bare, err := apiserver.Start(ctx, apiserver.Config{Programs: os.Getenv("KVEPP_KUBE")})
+	must(t, err)
+	defer bare.Close()
+	port := freePorts(t, 1)
+	k := startKvepp(t, bare.Kubeconfig, "--pool-name", "engines", "--kv-events-port", "0")
+	k.logged(t, "the cluster has no such kind of objects")
+	must(t, k.answers(false))
+	crd, err := apiserver.InferencePoolCRD()
+	must(t, err)
+	must(t, bare.ApplyCRD(ctx, crd))
+	k.logged(t, "there is no such InferencePool yet")
+	must(t, k.answers(false))
+	must(t, bare.Apply(ctx, "default", inferencePool("engines", "engine", port)))
+	k.ready(t) // a pool without pods is one that scales from nothing
+	k.has(t, 0)
+	must(t, bare.RunPod(ctx, apiserver.Pod{Name: "a", Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}))
+	k.has(t, 1)
+}
+
+// TestLeader: of two replicas one is ready.
+func TestLeader(t *testing.T) {
+	ctx, ns := t.Context(), "leader"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
+	holder := func() string {
+		lease, err := cluster.Client.CoordinationV1().Leases(ns).Get(context.Background(), "kvepp-engines", metav1.GetOptions{})
+		must(t, err)
+		if lease.Spec.HolderIdentity == nil {
+			return ""
+		}
+		return *lease.Spec.HolderIdentity
+	}
+	first := startKvepp(t, cluster.Kubeconfig, flags...)
+	first.ready(t)
+	first.shows(t, "kvepp_leader", 1)
+	second := startKvepp(t, cluster.Kubeconfig, flags...)
+	second.logged(t, "another replica leads")
+	second.has(t, 1) // it follows the pool all the same
+	must(t, second.answers(false))
+	url := envoy(t, first, second)
+	reaches(t, url, a)
+
+	// In order: the lease is free when it has ended.
+	was := holder()
+	first.endsWith(t, syscall.SIGTERM)
+	if now := holder(); now == was {
+		t.Errorf("the lease is still held by %s, which has ended", was)
+	}
+	second.ready(t)
+	reaches(t, url, a)
+
+	// By force: the lease runs out.
+	first.start(t)
+	first.logged(t, "another replica leads")
+	must(t, first.answers(false))
+	was = holder()
+	second.Kill()
+	if now := holder(); now != was {
+		t.Errorf("%s has given up the lease of a replica that could not", now)
+	}
+	first.ready(t)
+	if now := holder(); now == was {
+		t.Errorf("kvepp is ready, and the lease is held by %s", now)
+	}
+	reaches(t, url, a)
+
+	// Without an API server nobody can know that he leads; afterwards one does.
+	second.start(t)
+	second.logged(t, "another replica leads")
+	cluster.Stop()
+	eventually(t, func() error { return first.answers(false) })
+	must(t, cluster.Serve(ctx))
+	eventually(t, func() error {
+		one, two := first.answers(true), second.answers(true)
+		if (one == nil) == (two == nil) {
+			return fmt.Errorf("ready: %v, %v", one == nil, two == nil)
+		}
+		return nil
+	})
+	reaches(t, url, a)
+}
+
+// TestChurn changes 500 pods 50 times a second, and has none of it make kvepp begin anew.
+func TestChurn(t *testing.T) {
+	const (
+		pods    = 500
+		seconds = 10
+		rate    = 50
+	)
+	ctx, ns := t.Context(), "churn"
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	before, err := k.metrics()
+	must(t, err)
+	list := make([]apiserver.Pod, pods)
+	for i := range list {
+		list[i] = apiserver.Pod{Namespace: ns, Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}
+		must(t, cluster.RunPod(ctx, list[i]))
+	}
+	k.has(t, pods)
+	settled, err := k.metrics()
+	must(t, err)
+	const changes = `kvepp_kube_updates_total{of="change"}`
+	if got := settled[changes] - before[changes]; got != pods {
+		t.Errorf("%v changes of pods that came, not %d", got, pods)
+	}
+
+	ready := pods
+	tick := time.NewTicker(time.Second / rate)
+	defer tick.Stop()
+	for n := range seconds * rate {
+		<-tick.C
+		p := &list[n*7%pods]
+		switch n % 5 {
+		case 0, 1: // gone, and back at another address
+			must(t, cluster.RemovePod(ctx, ns, p.Name))
+			ready--
+			if n%2 == 0 {
+				p.IPs = []string{newAddress()}
+				must(t, cluster.RunPod(ctx, *p))
+				ready++
+			}
+		default:
+			if p.NotReady {
+				ready++
+			} else {
+				ready--
+			}
+			p.NotReady = !p.NotReady
+			must(t, cluster.RunPod(ctx, *p))
+		}
+	}
+	k.has(t, ready)
+	after, err := k.metrics()
+	must(t, err)
+	for _, of := range []string{"list", "pool"} {
+		if name := fmt.Sprintf("kvepp_kube_updates_total{of=%q}", of); after[name] != before[name] {
+			t.Errorf("%s went from %v to %v", name, before[name], after[name])
+		}
+	}
+	for _, kind := range []string{"pods", "inferencepools"} {
+		if name := fmt.Sprintf("kvepp_kube_errors_total{kind=%q}", kind); after[name] != 0 {
+			t.Errorf("%s is %v", name, after[name])
+		}
+	}
+	if a := complete(t, envoy(t, k), prompt(1)); a.Status != http.StatusServiceUnavailable || a.Worker == "" {
+		t.Errorf("status %d, worker %q: a pod is chosen, and nothing listens there", a.Status, a.Worker)
+	}
+}
