@@ -15,6 +15,7 @@ SEEDS := 5
 # How many random requests `make storm` sends, and drawn from what.
 STORM := 10000
 SEED := 7
+IMAGE := kvepp:dev
 BENCH := .
 BENCHTIME := 0.5s
 COUNT := 5
@@ -24,6 +25,9 @@ help: ## this list
 
 build: libzmq ## bin/kvepp
 	go build -o bin/ ./cmd/kvepp
+
+image: ## the container image, by the Dockerfile (IMAGE=kvepp:dev; BASE=none: without base images)
+	$(if $(filter none,$(BASE)),manifests/image/import.sh $(IMAGE),docker build -t $(IMAGE) $(if $(BASE),--build-arg BUILD_IMAGE=$(BASE)) .)
 
 run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./e2e/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)
@@ -39,10 +43,10 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	go test -timeout $(TIMEOUT) ./indexer && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) ./e2e ./e2e/manifests
+	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^TestImage$$' ./e2e ./e2e/manifests
 
 test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a storm of requests, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
@@ -62,6 +66,9 @@ test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the
 	go test -v -count=1 -timeout 30m ./e2e/vllm
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_VLLM_MEDIA="$$($(INSTALL) media)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestMediaProcessors$$' ./tokenizer/parity
+
+test-image: ## the image's root file system, and kvepp in it alone as a user without rights
+	@manifests/image/rootfs.sh bin/rootfs && KVEPP_ROOTFS="$$(pwd)/bin/rootfs" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestImage$$' ./e2e/manifests
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./e2e/kube
@@ -96,4 +103,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build run check test test-long parity events storm test-vllm test-kube kind-offline kind-offline-down bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

@@ -47,6 +47,8 @@ func (c *Config) toHTTP(err error) *httpError {
 		return c.shed("queue_full", err)
 	case errors.Is(err, router.ErrQueueTimeout):
 		return c.shed("queue_timeout", err)
+	case errors.Is(err, router.ErrShed):
+		return c.shed("shed", err)
 	}
 	return &httpError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error", message: "kvepp could not route the request; its log says why"}
 }
@@ -87,6 +89,7 @@ var droppedReasons = map[string]string{
 	"constraints_not_met": "rejected-no-endpoints",
 	"overloaded":          "rejected-saturated",
 	"queue_full":          "rejected-saturated",
+	"shed":                "rejected-saturated",
 	"too_many_requests":   "rejected-saturated",
 	"too_many_bytes":      "rejected-saturated",
 	"queue_timeout":       "rejected-ttl-expired",

@@ -169,7 +169,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 
 // withheld appends the headers of the client's that the endpoint is not to see.
 func (s *stream) withheld(to []string) []string {
-	to = append(to, inbound...)
+	to = append(append(to, inbound...), apibody.ObjectiveHeaders...)
 	if s.cfg.Frontends && !s.cfg.PassSessions {
 		to = append(to, apibody.SessionHeaders...)
 	}
@@ -194,11 +194,24 @@ func endpointMetadata(d *router.Decision) *structpb.Struct {
 			endpointHeader: structpb.NewStringValue(endpoints(d))}})}}
 }
 
-// responseHeadersReply changes nothing, unless the configuration asks for the decision to be shown to the client.
+// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision to
+// be shown to the client.
 func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
-	if s.decision == nil || !s.cfg.DecisionHeaders {
+	mutation := &extprocv3.HeaderMutation{}
+	if s.renamer != nil {
+		mutation.RemoveHeaders = []string{"content-length"} // it is another one, and known only at the end
+	}
+	if s.decision != nil && s.cfg.DecisionHeaders {
+		mutation.SetHeaders = s.decisionHeaders()
+	}
+	if len(mutation.RemoveHeaders)+len(mutation.SetHeaders) == 0 {
 		return &extprocv3.HeadersResponse{}
 	}
+	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{HeaderMutation: mutation}}
+}
+
+// decisionHeaders show the decision to the client.
+func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 	d := s.decision
 	headers := []*corev3.HeaderValueOption{
 		set("x-kvepp-worker", d.Name+"/"+strconv.FormatUint(uint64(d.Rank), 10)),
@@ -221,8 +234,7 @@ func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
 	if d.IndexAtBound {
 		headers = append(headers, set("x-kvepp-index-at-bound", "true"))
 	}
-	return &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
-		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: headers}}}
+	return headers
 }
 
 // costs lists what each candidate of a leg costs.

@@ -236,7 +236,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.span.Fail(e.code)
 		return x.refused(e)
 	}
-	x.route, x.instead = route, route.Body
+	x.route, x.instead, x.renamed = route, route.Body, route.Renamed
 	return x.routed(&route.Decision)
 }
 

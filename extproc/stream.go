@@ -71,6 +71,8 @@ type stream struct {
 	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
 	trailers     bool             // they wait for the decision
 	responding   bool             // the response has begun
+	renamed      *router.Renamed  // what the model is called on either side; nil: the same
+	renamer      *apibody.Renamer // of the answer; nil: it goes on as it is
 	decision     *router.Decision // set when routed; explains itself in response headers when cfg says so
 }
 
@@ -131,8 +133,7 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	case *extprocv3.ProcessingRequest_ResponseBody:
 		return s.responseBody(in, m.ResponseBody)
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
-		return effect{Served: s.beginResponse(in), Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
-			ResponseTrailers: &extprocv3.TrailersResponse{}}}}}
+		return s.responseTrailers(in)
 	}
 	// Flow-control messages carry no request. "The data plane must not send a message containing only this field [...] unless the
 	// ext_proc server has sent a window update" (external_processor.proto), and kvepp sends none.
@@ -370,8 +371,7 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) 
 }
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
-	e := effect{Served: s.beginResponse(in), Send: []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
-		ResponseHeaders: s.responseHeadersReply()}}}}
+	e := effect{Served: s.beginResponse(in)}
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":status":
@@ -382,11 +382,50 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 			e.ContentEncoding = headerValue(v)
 		}
 	}
+	if s.renamed != nil && !h.GetEndOfStream() {
+		switch {
+		case s.responseMode != fullDuplex && s.responseMode != buffered:
+			e.Note = "response_body_mode is neither FULL_DUPLEX_STREAMED nor BUFFERED: answers keep the name of the model that a request was rewritten to"
+		case e.ContentEncoding != "" && e.ContentEncoding != "identity":
+			e.Note = "compressed answers keep the name of the model that a request was rewritten to"
+		default:
+			s.renamer = apibody.NewRenamer(s.renamed.Served, s.renamed.Asked)
+		}
+	}
+	e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply()}}}
 	return e
 }
 
 func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
+	if s.renamer != nil {
+		return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
+	}
 	return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
+}
+
+// renameBody answers a piece of the answer with what of it, and of those before, goes on.
+func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingResponse {
+	if s.responseMode == buffered { // the whole
+		return []*extprocv3.ProcessingResponse{responseDirection.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{
+			BodyMutation: &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.renamer.Next(b.GetBody(), true)}}}})}
+	}
+	body := s.renamer.Next(b.GetBody(), b.GetEndOfStream())
+	if len(body) == 0 && !b.GetEndOfStream() {
+		return nil // "The server may choose to buffer any number of chunks of data before processing them" (processing_mode.proto)
+	}
+	return appendBody(nil, responseDirection, body, b.GetEndOfStream())
+}
+
+func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
+	e := effect{Served: s.beginResponse(in)}
+	if s.renamer != nil && s.responseMode == fullDuplex {
+		if rest := s.renamer.Rest(); len(rest) > 0 {
+			e.Send = appendBody(e.Send, responseDirection, rest, false)
+		}
+	}
+	e.Send = append(e.Send, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
+		ResponseTrailers: &extprocv3.TrailersResponse{}}})
+	return e
 }
 
 // readHead reads a request's headers; who calls only if that is traced.

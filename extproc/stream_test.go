@@ -154,6 +154,9 @@ func play(s *stream, line string) (effect, error) {
 	case "response-trailers":
 		in.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
 	case "no-request":
+	case "renamed":
+		s.renamed = &router.Renamed{Asked: args["asked"], Served: args["served-as"]}
+		return effect{}, nil
 	case "instead":
 		s.instead = []byte(args["text"])
 		return effect{}, nil

@@ -19,6 +19,10 @@ type Config struct {
 	// Adapters are the LoRA adapters, each of which has the tokenizer and the workers of its model, and blocks of its own. A name
 	// in Models or Remote is a model's, whatever events call an adapter. nil: there are none.
 	Adapters *Adapters
+	// Rewrites change the model that a request names, before anything else is made of that name. nil: none.
+	Rewrites *Rewrites
+	// Objectives give priorities to requests that name one. nil: to none.
+	Objectives *Objectives
 	// StrictModel refuses requests for a model that neither this configuration nor a worker names. Otherwise workers that do not
 	// say which model they serve are sent them.
 	StrictModel bool

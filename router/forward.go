@@ -28,6 +28,9 @@ func (r *Router) namespace(body *apibody.Request, tenant string) string {
 // injected returns the body with the prompt's token ids, so that the frontend need not make them again.
 func (r *Router) injected(p *prompt, req *Request) []byte {
 	changes := r.changes()
+	if p.renamed != nil {
+		changes.Model = p.renamed.Served
+	}
 	changes.TokenData = make([]uint32, len(p.tokens[0].IDs))
 	for i, id := range p.tokens[0].IDs {
 		changes.TokenData[i] = uint32(id)

@@ -16,8 +16,9 @@ import (
 
 // prompt is a request's body as routing sees it.
 type prompt struct {
-	model string // without an adapter's; empty when the body was not read
-	lora  string // the adapter; empty without one
+	model   string   // without an adapter's; empty when the body was not read
+	renamed *Renamed // nil: the endpoint gets the name that the client gave
+	lora    string   // the adapter; empty without one
 	// mustBeNamed says that only workers that name the model may serve it.
 	mustBeNamed bool
 	salt        string             // cache namespace
@@ -28,6 +29,7 @@ type prompt struct {
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring     *scoring.Config
+	sheddable   bool         // it is turned away rather than made to wait
 	pins        apibody.Pins // none if they are not allowed
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
@@ -46,7 +48,10 @@ var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvex
 // prepare reads and tokenizes the body, below a span. A panic in there is a defect, but not a reason to refuse a request.
 func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
 	given := req.Hints
-	defer func() { p.hints = r.follow(given) }()
+	defer func() {
+		p.hints = r.follow(given)
+		p.sheddable = r.lift(&p.hints)
+	}()
 	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.Without != "" {
 		return p, nil
@@ -77,6 +82,13 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}
 	given = req.Hints.Over(body.Hints)
 	changes, salt := r.changes(), r.namespace(body, given.Tenant)
+	if rule, target := r.cfg.Rewrites.of(body.Model); rule != nil {
+		r.metrics.Rewritten(rule.Name, rule.label(body.Model), target)
+		if target != body.Model {
+			p.renamed = &Renamed{Asked: body.Model, Served: target}
+			body.Model, changes.Model = target, target
+		}
+	}
 	if r.cfg.TenantSalt && salt != "" {
 		changes.CacheSalt = saltPrefix + salt
 	}
@@ -102,7 +114,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if r.cfg.PickTimeout > 0 {
 		until = began.Add(r.cfg.PickTimeout)
 	}
-	p.tokens, p.reason, err = r.tokenize(ctx, until, p.model, body, req)
+	p.tokens, p.reason, err = r.tokenize(ctx, until, p.model, body, p.seen(req))
 	done := r.metrics.Phase("tokenize", at)
 	if span != nil {
 		span.Phase(spanTokenize, at, done, tracing.Int("kvepp.prompts", len(p.tokens)), tracing.Text("kvepp.reason", string(p.reason)))
@@ -124,6 +136,16 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.inject = body
 	}
 	return p, nil
+}
+
+// seen is the request with the body that its endpoint will see: that is what an engine is asked about.
+func (p *prompt) seen(req *Request) *Request {
+	if p.renamed == nil {
+		return req
+	}
+	changed := *req
+	changed.Body = p.forward
+	return &changed
 }
 
 // tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none, which it is at

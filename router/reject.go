@@ -7,7 +7,7 @@ import (
 )
 
 // rejections are the causes for which requests are turned away because of load, as a metric has them.
-var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout"}
+var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed"}
 
 // countRejection counts an error of load; any other is none of its business.
 func (r *Router) countRejection(err error) {
@@ -21,6 +21,8 @@ func (r *Router) countRejection(err error) {
 		r.metrics.Rejection("queue_full")
 	case errors.Is(err, ErrQueueTimeout):
 		r.metrics.Rejection("queue_timeout")
+	case errors.Is(err, ErrShed):
+		r.metrics.Rejection("shed")
 	case errors.Is(err, ErrNoPrefill):
 		r.metrics.Unpaired.Inc()
 	}

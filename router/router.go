@@ -108,7 +108,9 @@ type Prefill struct {
 type Route struct {
 	Decision
 	// Body is what the endpoint is to get in place of the request's body; nil: that body.
-	Body    []byte
+	Body []byte
+	// Renamed says that Body names another model than the client did, as the answer will; nil: it does not.
+	Renamed *Renamed
 	booking scoring.Booking // on the destination
 	prefill scoring.Booking // on the prefill worker; the zero value without one
 	// sameTokenizer says that whoever serves the request has kvepp's tokenizer and template.
@@ -190,7 +192,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 // Route chooses a worker for a request and books it there, in one step.
 //
 // Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints; ErrNoPrefill;
-// ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ctx's own. Every other trouble is a decision with a Reason.
+// ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)
@@ -226,7 +228,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		return nil, err
 	}
 	r.observeChoice(d, route, req, &p, start)
-	route.Body = p.forward
+	route.Body, route.Renamed = p.forward, p.renamed
 	if p.inject != nil && route.sameTokenizer {
 		route.Body = r.injected(&p, req)
 	}

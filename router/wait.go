@@ -19,6 +19,8 @@ var (
 	// ErrQueueFull says that every worker is busy, and that the queue, or the request's policy class in it, holds as much as it
 	// may.
 	ErrQueueFull = errors.New("every worker is busy, and too many requests are waiting already; try again later")
+	// ErrShed says that every worker is busy, and that the request's objective has a priority below 0.
+	ErrShed = errors.New("every worker is busy, and requests of this objective do not wait; try again later")
 	// ErrQueueTimeout says that no worker was ready for the request within the time that requests may wait.
 	ErrQueueTimeout = errors.New("no worker was ready for this request in time; try again later")
 )
@@ -61,7 +63,7 @@ type waits struct {
 	lines   []*line   // the same, in the order in which they came to be
 	next    int       // in lines, who is asked first
 	turns   uint64    // how many were given to requests in lines
-	direct  []*waiter // of classes that stand in no line, as they came; they want the turn only
+	direct  []*waiter // that stand in no line, as they came; they want the turn only
 	taken   bool      // somebody has the turn
 	again   bool      // load was released since the holder of the turn looked at the loads
 	ticking bool
@@ -94,7 +96,7 @@ func newWaits() *waits { return &waits{byModel: map[string]*line{}, began: time.
 // decide chooses for a request when it is its turn, which it is at once unless every worker that may take it is busy, or
 // others wait before it. Waited is how long it was not. The variants in d are the request's own.
 //
-// Errors: choose's; ErrQueueFull; ErrQueueTimeout; ctx's own.
+// Errors: choose's; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own.
 func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *prompt) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
 	if r.waits == nil {
@@ -134,7 +136,7 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 }
 
 // enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A request of
-// a class that is turned away where others wait stands in no line, so that it takes no part in the turns of the others, nor any
+// a class, or an objective, that is turned away where others wait stands in no line, so that it takes no part in the turns of the others, nor any
 // room: it is judged, and may choose, as soon as nobody is ready of those who were there before.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: queue.
@@ -163,7 +165,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 		q.lines = append(q.lines, l)
 	}
 	w.line = l
-	if profile.Classes[entry.Class].Rejects() {
+	if p.sheddable || profile.Classes[entry.Class].Rejects() {
 		w.after = q.turns + uint64(q.length.Load())
 		q.direct = append(q.direct, w)
 	} else {
@@ -365,9 +367,11 @@ func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	q := r.waits
 	w := q.direct[0]
 	if r.allBusy(d, snapshot, &w.line.profile.Classes[w.class], w) {
-		err := w.line.Limited(w.class, w.workers)
-		r.observeLimit(w.line, err)
-		w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
+		if w.err = ErrShed; !w.prompt.sheddable {
+			err := w.line.Limited(w.class, w.workers)
+			r.observeLimit(w.line, err)
+			w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
+		}
 	}
 	q.direct = slices.Delete(q.direct, 0, 1)
 	q.taken = true

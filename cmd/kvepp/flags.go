@@ -36,12 +36,13 @@ type options struct {
 	dynamoDiscovery string
 	cluster
 
-	models      []string
-	modelPath   string
-	modelName   string
-	adapters    []string
-	strictModel bool
-	blockSize   int
+	models        []string
+	modelPath     string
+	modelName     string
+	adapters      []string
+	modelRewrites []string
+	strictModel   bool
+	blockSize     int
 
 	engine string
 	served
@@ -178,6 +179,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
 	f.StringVar(&o.modelName, "model-name", "", "... and the `NAME` that requests give")
 	f.StringArrayVar(&o.adapters, "lora", nil, "a LoRA adapter, as requests give it for a model (vLLM: --lora-modules), and the model that it adapts, `NAME=MODEL`; the name alone for a single --model; may be repeated. Adapters that KV events name need not be listed. Not with Dynamo's frontends. In the environment: a comma-separated list")
+	f.StringArrayVar(&o.modelRewrites, "model-rewrite", nil, "requests for the model `NAME=TARGET` go on as requests for TARGET, and their answers name NAME again (where Envoy sends them whole or FULL_DUPLEX_STREAMED); *=TARGET: for whatever no other rule names; may be repeated: targets of one name share its requests evenly. In the environment: a comma-separated list")
 	f.BoolVar(&o.strictModel, "strict-model", false, "answer 404 for a model that neither --model, --lora, --tokenizer-url, an endpoint nor KV events name. Off: endpoints that do not say which model they serve are sent its requests, by load")
 	f.StringVar(&o.engine, "engine", "", "who turns requests into token ids, and so whose rules hold: vllm, sglang, trtllm or dynamo `ENGINE`. Default: dynamo with --dynamo-discovery, else vllm")
 	o.served.add(f)
@@ -516,6 +518,9 @@ func (o *options) check() error {
 		return err
 	}
 	if _, err := o.modelFolders(); err != nil {
+		return err
+	}
+	if _, err := o.rewriteRules(); err != nil {
 		return err
 	}
 	if _, err := o.adapted(); err != nil {

@@ -83,6 +83,14 @@ func serve(o *options) error {
 		return err
 	}
 	defer closeTracer(tracer, log)
+	rules, err := o.rewriteRules()
+	if err != nil {
+		return err
+	}
+	rewrites := new(router.Rewrites)
+	if err := rewrites.Set(rules); err != nil {
+		return err
+	}
 	security, err := secured(ctx, o, m, log)
 	if err != nil {
 		return err
@@ -172,7 +180,7 @@ func serve(o *options) error {
 		served = events.Served
 	}
 	decides := router.New(router.Config{
-		Models: models, Adapters: adapters, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
+		Models: models, Adapters: adapters, Rewrites: rewrites, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
 		Scoring:         o.scoring,
 		TrackOutput:     o.trackOutput,
 		Served:          served,

@@ -16,6 +16,8 @@ type Changes struct {
 	// WithoutLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses requests
 	// with keys that it does not know, these included, which an earlier one had.
 	WithoutLegacy bool
+	// Model goes in place of the model's name. Empty: it stays.
+	Model string
 	// CacheSalt goes into the body's own cache_salt, in place of one that is there. Empty: as it is.
 	CacheSalt string
 	// TokenData goes into nvext.token_data, unless something is there. nil: as it is.
@@ -49,7 +51,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	}
 	other, _ := r.Body.Get("nvext")
 	inject := c.TokenData != nil && (isObject && !has(nvext, "token_data") || other == nil)
-	if len(keys) == 0 && len(hintKeys) == 0 && c.CacheSalt == "" && !inject {
+	if len(keys) == 0 && len(hintKeys) == 0 && c.CacheSalt == "" && c.Model == "" && !inject {
 		return nil
 	}
 
@@ -58,6 +60,8 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	newNvext, newSalt := inject, c.CacheSalt != ""
 	s.object(body, top, func(key string, from, to int) bool {
 		switch {
+		case key == "model" && c.Model != "":
+			s.put(from, to, plainJSON(c.Model))
 		case key == "cache_salt" && c.CacheSalt != "":
 			s.put(from, to, quoted(c.CacheSalt))
 			newSalt = false

@@ -38,6 +38,10 @@ func TestForward(t *testing.T) {
 		{Changes{CacheSalt: "a\"b"}, ` {"model":"m","prompt":"x"}`, ` {"cache_salt":"a\"b","model":"m","prompt":"x"}`},
 		{Changes{CacheSalt: "a"}, `{"model":"m", "cache_salt" : {"b":1} ,"prompt":"x"}`, `{"model":"m", "cache_salt" : "a" ,"prompt":"x"}`},
 
+		{Changes{Model: "b/é\"<"}, `{"prompt":"x", "model" : "m" ,"model":"n"}`, `{"prompt":"x", "model" : "b/é\"<" ,"model":"b/é\"<"}`},
+		{Changes{Model: "m"}, `{"model":"a","prompt":"x","nvext":{"model":"a"}}`, `{"model":"m","prompt":"x","nvext":{"model":"a"}}`},
+		{Changes{Model: "b", CacheSalt: "s", TokenData: []uint32{1}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1]},"cache_salt":"s","model":"b","prompt":"x"}`},
+
 		{Changes{TokenData: []uint32{}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[]},"model":"m","prompt":"x"}`},
 		{Changes{TokenData: []uint32{1, 4294967295}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1,4294967295]},"model":"m","prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}, CacheSalt: "s"}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1]},"cache_salt":"s","model":"m","prompt":"x"}`},

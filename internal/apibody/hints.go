@@ -1,6 +1,7 @@
 package apibody
 
 import (
+	"cmp"
 	"math"
 	"math/big"
 	"strconv"
@@ -26,6 +27,9 @@ type Hints struct {
 	ExpectedOutputTokens int
 	// PolicyClass is the header x-dynamo-meta-policy-class: the queue's policy class, or a family of them.
 	PolicyClass string
+	// Objective is the header x-llm-d-inference-objective, or x-gateway-inference-objective: the name of an InferenceObjective,
+	// which has a priority.
+	Objective string
 	// Tenant is the header x-tenant-id. Dynamo's frontends make it the request's cache salt; no engine knows it.
 	Tenant string
 
@@ -50,7 +54,7 @@ type Hints struct {
 }
 
 // HintNames are the names of hints, as metrics have them.
-var HintNames = []string{"priority", "strict_priority", "latency_sensitivity", "osl", "policy_class", "tenant", "session",
+var HintNames = []string{"priority", "strict_priority", "latency_sensitivity", "osl", "policy_class", "objective", "tenant", "session",
 	"session_final", "session_control", "pin", "override", "routing_constraints"}
 
 // DefaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
@@ -86,6 +90,7 @@ func (h *Hints) Given() []string {
 		{"latency_sensitivity", h.LatencySensitivity != 0},
 		{"osl", h.ExpectedOutputTokens != 0},
 		{"policy_class", h.PolicyClass != ""},
+		{"objective", h.Objective != ""},
 		{"tenant", h.Tenant != ""},
 		{"session", h.Session != ""},
 		{"session_final", h.SessionFinal && !h.SessionOpen},
@@ -112,6 +117,8 @@ const (
 	headerCodexParentThread
 	headerOpenCodeSession
 	headerOpenCodeParentSession
+	headerObjective
+	headerOldObjective
 	headers
 	headerPolicyClass // these two are not read by their first value
 	headerTenant
@@ -130,6 +137,8 @@ var hintHeaders = map[string]int{
 	"x-codex-parent-thread-id":         headerCodexParentThread,
 	"x-session-id":                     headerOpenCodeSession,
 	"x-parent-session-id":              headerOpenCodeParentSession,
+	"x-llm-d-inference-objective":      headerObjective,
+	"x-gateway-inference-objective":    headerOldObjective,
 	"x-dynamo-meta-policy-class":       headerPolicyClass,
 	"x-tenant-id":                      headerTenant,
 }
@@ -137,6 +146,9 @@ var hintHeaders = map[string]int{
 // DynamoHintHeaders are the headers with hints that are Dynamo's own, and not an agent's.
 var DynamoHintHeaders = []string{"x-dynamo-request-priority", "x-dynamo-request-strict-priority", "x-dynamo-session-id",
 	"x-dynamo-parent-session-id", "x-dynamo-session-final", "x-dynamo-meta-policy-class", "x-tenant-id"}
+
+// ObjectiveHeaders are those by which a client names its request's objective. No endpoint is to see them.
+var ObjectiveHeaders = []string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
 
 // SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. One with an affinity of its own would send
 // the request to the worker of its session's first, whatever its other headers say.
@@ -182,6 +194,8 @@ func (h *HeaderHints) Add(name, value string) {
 		h.seen[i] = true
 		if readable {
 			h.first[i] = value
+		} else if i == headerObjective || i == headerOldObjective {
+			h.malformed = append(h.malformed, "objective")
 		} else if i != headerPriority && i != headerStrictPriority && i != headerSessionFinal { // those are counted when they are parsed
 			h.malformed = append(h.malformed, "session")
 		}
@@ -190,7 +204,7 @@ func (h *HeaderHints) Add(name, value string) {
 
 // Hints returns what the headers added so far say.
 func (h *HeaderHints) Hints() Hints {
-	out := Hints{PolicyClass: h.policyClass, Tenant: h.tenant, Malformed: h.malformed}
+	out := Hints{PolicyClass: h.policyClass, Objective: cmp.Or(h.first[headerObjective], h.first[headerOldObjective]), Tenant: h.tenant, Malformed: h.malformed}
 	if h.seen[headerPriority] {
 		if n, err := strconv.ParseInt(h.first[headerPriority], 10, 32); err == nil {
 			priority := int32(n)

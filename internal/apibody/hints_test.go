@@ -161,7 +161,7 @@ func TestHeadersGoBeforeTheBody(t *testing.T) {
 
 func TestGivenNamesEveryHint(t *testing.T) {
 	n := int32(0)
-	h := Hints{Priority: &n, strictSaid: true, LatencySensitivity: 1, ExpectedOutputTokens: 1, PolicyClass: "x", Tenant: "x", Session: "x",
+	h := Hints{Priority: &n, strictSaid: true, LatencySensitivity: 1, ExpectedOutputTokens: 1, PolicyClass: "x", Objective: "x", Tenant: "x", Session: "x",
 		SessionFinal: true, Malformed: []string{"override"}}
 	given := h.Given()
 	h.SessionOpen = true

@@ -27,6 +27,7 @@ type Metrics struct {
 	hints     *prometheus.CounterVec
 	rejected  *prometheus.CounterVec
 	served    *prometheus.CounterVec
+	rewritten *prometheus.CounterVec
 	waited    prometheus.Histogram
 	known     map[string]prometheus.Observer // those of phases: finding one there is quicker. Not changed after New
 
@@ -100,6 +101,10 @@ func New() *Metrics {
 			Name: "kvepp_served_total",
 			Help: "Requests of which the proxy said who has served them, by outcome: as_chosen; moved (another endpoint, after a retry or a fallback: its load is counted there); unknown (none that kvepp knows: its load is counted nowhere).",
 		}, []string{"outcome"}),
+		rewritten: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "inference_extension_model_rewrite_decisions_total",
+			Help: "Requests for a model that went on under the name of another, or might have: by rule, model (other: what no rule names) and target.",
+		}, []string{"model_rewrite_name", "model_name", "target_model"}),
 		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "kvepp_queue_wait_seconds",
 			Help:    "How long requests waited in the queue that did, those included that left it or were turned away.",
@@ -166,7 +171,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.served, m.waited, selections, m.Unpaired, m.Injected)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.rewritten, m.served, m.waited, selections, m.Unpaired, m.Injected)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.Unread, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -213,6 +218,11 @@ func (m *Metrics) RemoteTokenize(model, outcome string) {
 // TokenizerCheck counts one comparison of a model's token ids with its engine's. The model's name is the operator's.
 func (m *Metrics) TokenizerCheck(model, outcome string) {
 	m.checks.WithLabelValues(model, outcome).Inc()
+}
+
+// Rewritten counts a request that a rule led to a model. All names are an operator's.
+func (m *Metrics) Rewritten(rule, model, target string) {
+	m.rewritten.WithLabelValues(rule, model, target).Inc()
 }
 
 // HintsIgnored counts n hints that were not followed for one cause; 0 shows the series.

@@ -56,3 +56,48 @@ func TestKeysAreExact(t *testing.T) {
 		}
 	}
 }
+
+// FuzzKeys holds what a body is decoded into against its members, which a map has by their exact names.
+func FuzzKeys(f *testing.F) {
+	type fields struct {
+		Kind json.RawMessage `json:"kind"`
+		Task json.RawMessage `json:"sk"`
+	}
+	type body struct {
+		fields
+		In *fields `json:"in"`
+	}
+	for _, text := range []string{
+		`{"kind": 1, "Kind": 2, "sk": "\"}", "in": {"KIND": [{}], "kind": {"kind": 1, "kind": 2}}}`, `{"\u006bind": 1, "kind": 2}`, `{"in": {"sk": 1}, "in": null}`,
+		"{\"\u212aind\": 1, \"\u017fk\": 2, \"in\": {\"s\u212a\": 3}}", ` { "kind" : 1e5 , "in" : { } , "x" : [ "\\" , {"in": 1} ] } `, `[{"kind": 1}]`, `{"": {}, "in": "x"}`,
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var got body
+		var plain any
+		err := decode([]byte(text), &got)
+		if invalid := json.Unmarshal([]byte(text), &plain); invalid != nil {
+			if err == nil {
+				t.Fatalf("%q: no error, and not JSON: %v", text, invalid)
+			}
+			return
+		}
+		if err != nil {
+			return
+		}
+		same := func(got *fields, raw []byte) map[string]json.RawMessage {
+			var want map[string]json.RawMessage
+			if json.Unmarshal(raw, &want) != nil {
+				t.Fatalf("%q: %s is no object", text, raw)
+			}
+			if got != nil && (string(got.Kind) != string(want["kind"]) || string(got.Task) != string(want["sk"])) {
+				t.Fatalf("%q: %s, %s of %s", text, got.Kind, got.Task, raw)
+			}
+			return want
+		}
+		if in := same(&got.fields, []byte(text))["in"]; got.In != nil || in != nil {
+			same(got.In, in)
+		}
+	})
+}

@@ -1,0 +1,22 @@
+# kvepp's image: one static program in an empty file system, for a user who is not root. It writes nothing.
+#
+#   docker build -t kvepp:dev .
+#
+# BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources, for where images come from a mirror. Without any base image at hand:
+# manifests/image/import.sh.
+ARG BUILD_IMAGE=golang:1.26-bookworm
+FROM ${BUILD_IMAGE} AS build
+WORKDIR /src
+COPY manifests/image/libzmq.sh manifests/image/
+RUN manifests/image/libzmq.sh /libzmq
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN LIBZMQ=/libzmq manifests/image/rootfs.sh /rootfs
+
+FROM scratch
+COPY --from=build /rootfs/ /
+USER 65532:65532
+EXPOSE 9002 9003 9090
+ENTRYPOINT ["/kvepp"]
+CMD ["help"]

@@ -1,0 +1,116 @@
+package manifests
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestImage runs kvepp in the image's root file system alone, as the image's user, who can write nothing there.
+func TestImage(t *testing.T) {
+	root := os.Getenv("KVEPP_ROOTFS")
+	if root == "" {
+		t.Fatal("the image's root file system is not there: make test-image")
+	}
+	if os.Getuid() != 0 {
+		t.Fatal("only root may change the root of a program's file system: sudo make test-image")
+	}
+	endpoints := filepath.Join(root, "endpoints.yaml")
+	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: w, address: 127.0.0.1:1}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(endpoints)
+	address := free(t)
+	cmd := exec.CommandContext(t.Context(), "/kvepp", "serve", "--endpoints=/endpoints.yaml", "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)),
+		"--grpc-health-port="+port(free(t)), "--metrics-address="+address)
+	cmd.Dir, cmd.Env = "/", []string{"TZ=Asia/Tokyo"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: 65532, Gid: 65532}, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	scrape(t, address, ended, &out)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("SIGTERM: %v\n%s", err, out.String())
+	}
+	if !strings.Contains(out.String(), "+09:00") {
+		t.Errorf("TZ means nothing in the image:\n%s", out.String())
+	}
+}
+
+// TestImagesAreOne holds that an image without base images is set up as the Dockerfile's.
+func TestImagesAreOne(t *testing.T) {
+	docker, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile("../../manifests/image/import.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, last, ok := strings.Cut(string(docker), "\nFROM scratch\n")
+	if !ok {
+		t.Fatal("the Dockerfile's last stage is not from scratch")
+	}
+	want := regexp.MustCompile(`(?m)^(USER|EXPOSE|ENTRYPOINT|CMD) .*$`).FindAllString(last, -1)
+	var got []string
+	for _, m := range regexp.MustCompile(`-c '([^']*)'`).FindAllStringSubmatch(string(script), -1) {
+		got = append(got, m[1])
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) || len(got) != 4 {
+		t.Errorf("import.sh says %q, the Dockerfile %q", got, want)
+	}
+}
+
+// free returns an address of this machine that nobody listens on.
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func port(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
+
+// scrape returns kvepp's metrics as soon as it shows them. ended tells of its end, out has what it wrote until then.
+func scrape(t *testing.T, address string, ended <-chan error, out fmt.Stringer) *http.Response {
+	t.Helper()
+	for deadline := time.After(time.Minute); ; {
+		if answer, err := http.Get("http://" + address + "/metrics"); err == nil {
+			if answer.StatusCode != http.StatusOK {
+				t.Fatalf("metrics: %s", answer.Status)
+			}
+			t.Cleanup(func() { answer.Body.Close() })
+			return answer
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("kvepp ended: %v\n%s", err, out)
+		case <-deadline:
+			t.Fatal("kvepp shows no metrics within a minute")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

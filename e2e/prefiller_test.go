@@ -1,0 +1,151 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"kvepp/e2e/stack"
+)
+
+// sidecars are servers in the place of stock engines that prefill, and of those that decode with llm-d's routing sidecar before
+// them: the sidecar has the prompt computed by whom a header names, and then answers.
+type sidecars struct {
+	t       *testing.T
+	prefill []*httptest.Server
+	decode  []*httptest.Server
+
+	mu        sync.Mutex
+	prefilled map[string][]byte // guarded by mu: by address, the latest body
+	alone     int               // guarded by mu: answers without a prefill worker
+}
+
+func newSidecars(t *testing.T) *sidecars {
+	s := &sidecars{t: t, prefilled: map[string][]byte{}}
+	add := func(to *[]*httptest.Server, handle func(w http.ResponseWriter, r *http.Request, body []byte)) {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			handle(w, r, body)
+		}))
+		t.Cleanup(server.Close)
+		*to = append(*to, server)
+	}
+	for range 2 {
+		add(&s.prefill, func(_ http.ResponseWriter, r *http.Request, body []byte) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.prefilled[r.Host] = body
+		})
+		add(&s.decode, s.answer)
+	}
+	return s
+}
+
+// answer is what a decode worker's sidecar does.
+func (s *sidecars) answer(w http.ResponseWriter, r *http.Request, body []byte) {
+	named := r.Header.Values("x-prefiller-host-port")
+	switch len(named) {
+	case 0:
+		s.mu.Lock()
+		s.alone++
+		s.mu.Unlock()
+	case 1:
+		resp, err := http.Post("http://"+named[0]+r.URL.Path, "application/json", bytes.NewReader(body))
+		if err != nil {
+			s.t.Errorf("the prefill worker %q: %v", named, err)
+			break
+		}
+		resp.Body.Close()
+	default:
+		s.t.Errorf("several prefill workers are named: %q", named)
+	}
+	w.Header().Set("content-type", "application/json")
+	fmt.Fprint(w, `{"choices": [{"message": {"role": "assistant", "content": "so"}}]}`)
+}
+
+// seen returns what was prefilled since the last call, by address, and how many answers were without in all.
+func (s *sidecars) seen() (prefilled map[string][]byte, alone int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	prefilled, s.prefilled = s.prefilled, map[string][]byte{}
+	return prefilled, s.alone
+}
+
+// endpoints is the endpoints file.
+func (s *sidecars) endpoints(prefill int) string {
+	b := "endpoints:\n"
+	for i, server := range s.prefill[:prefill] {
+		b += fmt.Sprintf("- {name: prefill-%d, role: prefill, address: %q, model: %s, blockSize: 16}\n", i, server.Listener.Addr(), stack.Model)
+	}
+	for i, server := range s.decode {
+		b += fmt.Sprintf("- {name: decode-%d, role: decode, address: %q, model: %s, blockSize: 16}\n", i, server.Listener.Addr(), stack.Model)
+	}
+	return b
+}
+
+// TestPrefillerHeader: a stock decode worker's sidecar is told where the prompt is to be computed, by kvepp and nobody else; the same
+// prompt goes to the same prefill worker, and without prefill workers decode workers serve alone.
+func TestPrefillerHeader(t *testing.T) {
+	engines := newSidecars(t)
+	var decode []string
+	for _, server := range engines.decode {
+		decode = append(decode, server.Listener.Addr().String())
+	}
+	s := start(t, stack.Config{Workers: -1, Servers: decode, Kill: true, KveppFlags: []string{"--engine=vllm", "--prefiller-header", "--no-router-kv-events"}})
+	nothingLeft(t, s)
+	use := func(prefill int) {
+		t.Helper()
+		if err := s.ReplaceEndpoints(engines.endpoints(prefill)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error {
+			if n := metric(t, s, "kvepp_workers"); n != float64(prefill+len(decode)) {
+				return fmt.Errorf("%v workers", n)
+			}
+			return nil
+		})
+	}
+	ask := func(messages []stack.Message) (a *stack.Answer, prefiller string, alone int) {
+		t.Helper()
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, http.Header{"X-Prefiller-Host-Port": {"127.0.0.1:9"}}, messages, false, nil)
+		if err != nil || a.Status != http.StatusOK || a.Text != "so" || !strings.HasPrefix(a.Worker, "decode-") {
+			t.Fatalf("%v, %+v", err, a)
+		}
+		prefilled, alone := engines.seen()
+		for address, body := range prefilled {
+			if prefiller = address; !bytes.Contains(body, []byte(messages[0].Content)) {
+				t.Errorf("prefilled was %s", body)
+			}
+		}
+		if named := strings.TrimSuffix(a.PrefillWorker, "/0"); named != "" && engines.prefill[named[len(named)-1]-'0'].Listener.Addr().String() != prefiller {
+			t.Errorf("kvepp chose %s, and %q was asked", named, prefiller)
+		}
+		return a, prefiller, alone
+	}
+	use(2)
+	prefillers, decoders := map[string]bool{}, map[string]bool{}
+	for i := 0; len(prefillers) < 2 || len(decoders) < 2; i++ { // of equal ones, which is left to chance
+		if i == 100 {
+			t.Fatalf("only %v and %v were used", prefillers, decoders)
+		}
+		messages := novel()
+		a, first, _ := ask(messages)
+		again, second, alone := ask(messages)
+		if first == "" || second != first || alone != 0 || again.KveppCached == 0 {
+			t.Errorf("prefilled by %q, and again by %q, where %d tokens are believed to be cached", first, second, again.KveppCached)
+		}
+		prefillers[first], decoders[a.Worker] = true, true
+	}
+	use(0)
+	if a, prefiller, alone := ask(novel()); prefiller != "" || a.PrefillWorker != "" || alone != 1 {
+		t.Errorf("without prefill workers: %q prefilled, kvepp chose %q", prefiller, a.PrefillWorker)
+	}
+}

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Lays out the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the authorities that TLS
+# goes by, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
+#
+# LIBZMQ names the folder of a static libzmq (libzmq.sh); absent, one in the cache is built.
+set -eu
+root=${1:?usage: rootfs.sh DIR}
+source=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
+here=$source/manifests/image
+if [ -z "${LIBZMQ:-}" ]; then
+	LIBZMQ=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}/libzmq-$(cksum <"$here/libzmq.sh" | cut -d' ' -f1)
+	"$here/libzmq.sh" "$LIBZMQ"
+fi
+authorities=/etc/ssl/certs/ca-certificates.crt
+[ -e "$authorities" ] || { echo "missing: $authorities; install ca-certificates, then run this again." >&2; exit 1; }
+
+mkdir -p "$root/etc/ssl/certs"
+cp "$authorities" "$root$authorities"
+echo 'kvepp:x:65532:65532::/:' >"$root/etc/passwd"
+echo 'kvepp:x:65532:' >"$root/etc/group"
+echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
+# Time zones are in the program, so that TZ works: templates of models print dates. glibc's linker warns of names of users and
+# hosts, which it would look up by libraries that are not there: files and DNS, which libzmq asks for hosts, are in the program.
+cd "$source"
+PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \
+	-ldflags '-s -w -linkmode external -extldflags "-static -lstdc++ -lm"' -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
+	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
+rm -f "$root.log"
