@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/pool/kube"
+	"kvepp/router"
 	"kvepp/tokenizer"
 )
 
@@ -98,6 +100,7 @@ type kubernetes struct {
 	client    *kube.Client
 	namespace string
 	source    *kube.Source
+	policies  *kube.Policies // nil: there is no pool that they could be of
 	election  *kube.Election // nil: every replica is active
 }
 
@@ -127,6 +130,10 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 	}
 	k.source = kube.NewSource(client, config, log)
 	kinds := k.source.Kinds()
+	if o.poolName != "" {
+		k.policies = kube.NewPolicies(client, k.namespace, o.poolName, log)
+		kinds = append(kinds, k.policies.Kinds()...)
+	}
 	if o.leaderElection {
 		leading := atomic.Bool{}
 		wanted := ready.want("this replica to lead")
@@ -205,4 +212,25 @@ func (k *kubernetes) elect(ctx context.Context) (done func()) {
 		}
 	}()
 	return func() { cancel(); <-released }
+}
+
+// obey puts what the cluster says of requests into force, until ctx ends: rules of the command line go before those of the cluster.
+func (k *kubernetes) obey(ctx context.Context, rules []router.Rewrite, rewrites *router.Rewrites, objectives *router.Objectives, log *slog.Logger) {
+	if k == nil || k.policies == nil {
+		return
+	}
+	go k.policies.Run(ctx, func(now kube.Policy) {
+		objectives.Set(now.Priorities)
+		all := slices.Clone(rules)
+		for _, from := range now.Rewrites {
+			rule := router.Rewrite{Name: from.Object, Models: from.Models}
+			for _, t := range from.Targets {
+				rule.Targets = append(rule.Targets, router.RewriteTarget(t))
+			}
+			all = append(all, rule)
+		}
+		if err := rewrites.Set(all); err != nil {
+			log.Error("model rewrites stay as they were", "error", err)
+		}
+	})
 }

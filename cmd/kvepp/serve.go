@@ -87,7 +87,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	rewrites := new(router.Rewrites)
+	rewrites, objectives := new(router.Rewrites), new(router.Objectives)
 	if err := rewrites.Set(rules); err != nil {
 		return err
 	}
@@ -144,6 +144,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
+	cluster.obey(ctx, rules, rewrites, objectives, log)
 	stopFollowing, err := follow(ctx, o, cluster, ready, endpoints, models, files, m, log)
 	if err != nil {
 		return err
@@ -180,7 +181,7 @@ func serve(o *options) error {
 		served = events.Served
 	}
 	decides := router.New(router.Config{
-		Models: models, Adapters: adapters, Rewrites: rewrites, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
+		Models: models, Adapters: adapters, Rewrites: rewrites, Objectives: objectives, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
 		Scoring:         o.scoring,
 		TrackOutput:     o.trackOutput,
 		Served:          served,

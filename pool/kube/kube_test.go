@@ -35,16 +35,21 @@ type cluster struct {
 
 	mu      sync.Mutex
 	watches map[string]int    // begun, by resource
-	refuse  map[string]error  // what is answered in place of lists and watches, by resource
+	refuse  map[string]error  // what is answered in place of lists and watches, by resource or group
 	open    []watch.Interface // all that were begun
 }
 
 func newCluster(t testing.TB) *cluster {
 	c := &cluster{t: t, watches: map[string]int{}, refuse: map[string]error{}}
 	c.core = corefake.NewClientset()
-	c.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+	kinds := map[schema.GroupVersionResource]string{
 		poolResources[PoolGroup]: "InferencePoolList", poolResources[LegacyPoolGroup]: "InferencePoolList", workerResource: "DynamoWorkerMetadataList",
-	})
+	}
+	for _, group := range policyGroups {
+		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: "inferenceobjectives"}] = "InferenceObjectiveList"
+		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: "inferencemodelrewrites"}] = "InferenceModelRewriteList"
+	}
+	c.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	c.client = &Client{core: c.core, dynamic: c.dynamic, Namespace: "ns"}
 	for _, at := range []struct {
 		fake    *clienttesting.Fake
@@ -53,14 +58,14 @@ func newCluster(t testing.TB) *cluster {
 		at.fake.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			err := c.refuse[a.GetResource().Resource]
+			err := c.refused(a.GetResource())
 			return err != nil, nil, err
 		})
 		at.fake.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			resource := a.GetResource()
-			if err := c.refuse[resource.Resource]; err != nil {
+			if err := c.refused(resource); err != nil {
 				return true, nil, err
 			}
 			w, err := at.tracker.Watch(resource, a.GetNamespace())
@@ -74,6 +79,11 @@ func newCluster(t testing.TB) *cluster {
 	return c
 }
 
+// refused returns what is answered in place of a resource's lists and watches. The caller holds mu.
+func (c *cluster) refused(resource schema.GroupVersionResource) error {
+	return errors.Join(c.refuse[resource.Resource], c.refuse[resource.Group])
+}
+
 // watched returns how many watches of a resource were begun.
 func (c *cluster) watched(resource string) int {
 	c.mu.Lock()
@@ -81,10 +91,10 @@ func (c *cluster) watched(resource string) int {
 	return c.watches[resource]
 }
 
-// answer has lists and watches of a resource fail from now on, or with nil go well; running watches end.
-func (c *cluster) answer(resource string, err error) {
+// answer has lists and watches of a resource, or of all of a group, fail from now on, or with nil go well; running watches end.
+func (c *cluster) answer(of string, err error) {
 	c.mu.Lock()
-	c.refuse[resource] = err
+	c.refuse[of] = err
 	open := c.open
 	c.open = nil
 	c.mu.Unlock()

@@ -1,0 +1,302 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the cluster has
+// both. Source: llm-d-router 0.10, apix/v1alpha2; GAIE 1.5, apix/v1alpha2.
+var policyGroups = []string{"llm-d.ai", LegacyPoolGroup}
+
+// maxPolicies is how many objects of one kind are kept, and how many rules one may have.
+const maxPolicies = 10_000
+
+// Policy is what operators say of a pool's requests.
+type Policy struct {
+	// Priorities are those of InferenceObjectives, by their names.
+	Priorities map[string]int32
+	// Rewrites are the rules of InferenceModelRewrites, those of older objects first.
+	Rewrites []Rewrite
+}
+
+// Rewrite is one rule of an InferenceModelRewrite.
+type Rewrite struct {
+	Object  string          // that it is of
+	Models  []string        // whose requests go to the targets; nil: those that no other rule names
+	Targets []RewriteTarget // one at least
+}
+
+// RewriteTarget is a model that requests may go to, with its part of them; all weights of a rule are 0: each has the same.
+type RewriteTarget struct {
+	Model  string
+	Weight int
+}
+
+// Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp have to read
+// them. Create it with NewPolicies.
+type Policies struct {
+	client          *Client
+	namespace, pool string
+	log             *slog.Logger
+	objectives      [2]policyKind // in the order of policyGroups
+	rewrites        [2]policyKind
+	changed         chan struct{}     // holds one when something is to be told
+	complaints      map[string]string // the last of each object, so that it is logged once; only Run's goroutine uses them
+}
+
+// policyKind is the objects of one kind and group.
+type policyKind struct {
+	*Kind
+	resource schema.GroupVersionResource
+
+	mu      *sync.Mutex
+	objects map[string]*unstructured.Unstructured // guarded by mu; by name
+}
+
+// NewPolicies returns one that follows nothing yet.
+func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies {
+	p := &Policies{client: c, namespace: namespace, pool: pool, log: log, changed: make(chan struct{}, 1), complaints: map[string]string{}}
+	for i, group := range policyGroups {
+		for resource, kind := range map[string]*policyKind{"inferenceobjectives": &p.objectives[i], "inferencemodelrewrites": &p.rewrites[i]} {
+			at := schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: resource}
+			*kind = policyKind{Kind: newKind(at.GroupResource().String(), log), resource: at, mu: new(sync.Mutex), objects: map[string]*unstructured.Unstructured{}}
+		}
+	}
+	return p
+}
+
+// Kinds returns the kinds of objects that are followed.
+func (p *Policies) Kinds() (kinds []*Kind) {
+	for _, k := range p.all() {
+		kinds = append(kinds, k.Kind)
+	}
+	return kinds
+}
+
+func (p *Policies) all() []*policyKind {
+	return []*policyKind{&p.objectives[0], &p.objectives[1], &p.rewrites[0], &p.rewrites[1]}
+}
+
+// Run follows the cluster until ctx ends, and gives each new state to apply, in order.
+func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, k := range p.all() {
+		running.Go(func() { p.follow(ctx, k) })
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.changed:
+		}
+		if !pause(ctx, settle) {
+			return
+		}
+		apply(p.policy())
+	}
+}
+
+func (p *Policies) follow(ctx context.Context, k *policyKind) {
+	put := func(o any, there bool) {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			return
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		_, known := k.objects[u.GetName()]
+		switch {
+		case !there:
+			delete(k.objects, u.GetName())
+		case known || len(k.objects) < maxPolicies:
+			k.objects[u.GetName()] = u
+		default:
+			k.errors.Add(1)
+			p.log.Error("too many objects of a kind; one is passed over", "kind", k.Name, "name", u.GetName(), "most", maxPolicies)
+		}
+	}
+	tell := func() {
+		select {
+		case p.changed <- struct{}{}:
+		default:
+		}
+	}
+	k.Kind.follow(ctx, p.client.objects(k.resource, p.namespace, ""), &unstructured.Unstructured{}, follower{
+		put:  func(o any) { put(o, true); tell() },
+		gone: func(o any) { put(o, false); tell() },
+		all: func(list []any) {
+			k.mu.Lock()
+			clear(k.objects)
+			k.mu.Unlock()
+			for _, o := range list {
+				put(o, true)
+			}
+			tell()
+		},
+	})
+}
+
+// policy reads all objects that are known. One that cannot be understood is logged and passed over.
+func (p *Policies) policy() (policy Policy) {
+	policy.Priorities = map[string]int32{}
+	p.read(&p.objectives, func(u *unstructured.Unstructured) error {
+		priority, err := parseObjective(u)
+		if err == nil {
+			policy.Priorities[u.GetName()] = priority
+		}
+		return err
+	})
+	p.read(&p.rewrites, func(u *unstructured.Unstructured) error {
+		rules, err := parseRewrite(u)
+		policy.Rewrites = append(policy.Rewrites, rules...)
+		return err
+	})
+	return policy
+}
+
+// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has.
+func (p *Policies) read(kinds *[2]policyKind, take func(*unstructured.Unstructured) error) {
+	for i := range kinds {
+		k := &kinds[i]
+		if i+1 < len(kinds) && !k.everFollowed() {
+			continue
+		}
+		k.mu.Lock()
+		objects := slices.Collect(maps.Values(k.objects))
+		k.mu.Unlock()
+		slices.SortFunc(objects, func(a, b *unstructured.Unstructured) int {
+			if c := a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time); c != 0 {
+				return c
+			}
+			return strings.Compare(a.GetName(), b.GetName())
+		})
+		for _, u := range objects {
+			if !p.ours(u) {
+				continue
+			}
+			name, complaint := k.Name+"/"+u.GetName(), ""
+			if err := take(u); err != nil {
+				complaint = err.Error()
+			}
+			if complaint != "" && complaint != p.complaints[name] {
+				k.errors.Add(1)
+				p.log.Error("an object cannot be understood, and is passed over", "kind", k.Name, "name", u.GetName(), "error", complaint)
+			}
+			if p.complaints[name] = complaint; complaint == "" {
+				delete(p.complaints, name)
+			}
+		}
+		return
+	}
+}
+
+// everFollowed reports whether the cluster has the kind, as far as is known.
+func (k *policyKind) everFollowed() bool {
+	switch k.Health() {
+	case Followed, Failing:
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.objects) > 0
+}
+
+// ours reports whether an object is about this pool.
+func (p *Policies) ours(u *unstructured.Unstructured) bool {
+	text := func(key string) string {
+		v, _, _ := unstructured.NestedString(u.Object, "spec", "poolRef", key)
+		return v
+	}
+	kind := text("kind")
+	return text("name") == p.pool && (kind == "" || kind == "InferencePool")
+}
+
+func parseObjective(u *unstructured.Unstructured) (priority int32, err error) {
+	var o struct {
+		Spec struct {
+			Priority int32 `json:"priority"`
+		} `json:"spec"`
+	}
+	err = runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o)
+	return o.Spec.Priority, err
+}
+
+// parseRewrite reads the rules of an object; all or none.
+func parseRewrite(u *unstructured.Unstructured) ([]Rewrite, error) {
+	var o struct {
+		Spec struct {
+			Rules []struct {
+				Matches []struct {
+					Model *struct {
+						Type  string `json:"type"`
+						Value string `json:"value"`
+					} `json:"model"`
+				} `json:"matches"`
+				Targets []struct {
+					ModelRewrite string `json:"modelRewrite"`
+					Weight       *int32 `json:"weight"`
+				} `json:"targets"`
+			} `json:"rules"`
+		} `json:"spec"`
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+		return nil, err
+	}
+	if len(o.Spec.Rules) > maxPolicies {
+		return nil, fmt.Errorf("%d rules: at most %d", len(o.Spec.Rules), maxPolicies)
+	}
+	var rules []Rewrite
+	for i, from := range o.Spec.Rules {
+		rule, every := Rewrite{Object: u.GetName()}, false
+		for _, m := range from.Matches {
+			if m.Model == nil {
+				every = true
+				continue
+			}
+			if m.Model.Type != "" && m.Model.Type != "Exact" {
+				return nil, fmt.Errorf("rule %d: matches of type %q are not known, only Exact", i, m.Model.Type)
+			}
+			if m.Model.Value == "" {
+				return nil, fmt.Errorf("rule %d: a match without a model's name", i)
+			}
+			rule.Models = append(rule.Models, m.Model.Value)
+		}
+		if every {
+			rule.Models = nil
+		}
+		weighed := 0
+		for _, t := range from.Targets {
+			target := RewriteTarget{Model: t.ModelRewrite}
+			if t.ModelRewrite == "" {
+				return nil, fmt.Errorf("rule %d: a target without a model's name", i)
+			}
+			if t.Weight != nil {
+				weighed++
+				if target.Weight = int(*t.Weight); target.Weight < 0 || target.Weight > 1_000_000 {
+					return nil, fmt.Errorf("rule %d: weight %d is not from 0 to 1000000", i, target.Weight)
+				}
+			}
+			rule.Targets = append(rule.Targets, target)
+		}
+		switch {
+		case len(rule.Targets) == 0:
+			return nil, fmt.Errorf("rule %d has no target", i)
+		case weighed != 0 && weighed != len(rule.Targets):
+			return nil, errors.New("either all targets of a rule have a weight, or none")
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
+}

@@ -1,0 +1,144 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// policy makes an object out of its spec; age says how long ago it was made.
+func policy(t *testing.T, group, kind, name string, age time.Duration, spec string) (schema.GroupVersionResource, *unstructured.Unstructured) {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/v1alpha2", "kind": kind}}
+	u.SetName(name)
+	u.SetNamespace("ns")
+	u.SetCreationTimestamp(metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(-age)))
+	var parsed map[string]any
+	if err := yaml.Unmarshal([]byte(spec), &parsed); err != nil {
+		t.Fatal(err)
+	}
+	if parsed["poolRef"] == nil {
+		parsed["poolRef"] = map[string]any{"name": "p"}
+	}
+	u.Object["spec"] = parsed
+	return schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: strings.ToLower(kind) + "s"}, u
+}
+
+const (
+	objective = "InferenceObjective"
+	rewriting = "InferenceModelRewrite"
+)
+
+// obeying is Policies at work.
+type obeying struct {
+	*Policies
+	mu   sync.Mutex
+	last Policy
+}
+
+func obey(t *testing.T, c *cluster) *obeying {
+	o := &obeying{Policies: NewPolicies(c.client, "ns", "p", quiet)}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		o.Run(ctx, func(now Policy) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.last = now
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return o
+}
+
+func (o *obeying) said() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var all []string
+	for name, priority := range o.last.Priorities {
+		all = append(all, fmt.Sprintf("%s=%d", name, priority))
+	}
+	slices.Sort(all)
+	for _, r := range o.last.Rewrites {
+		all = append(all, fmt.Sprintf("%s:%v%v", r.Object, r.Models, r.Targets))
+	}
+	return strings.Join(all, " ")
+}
+
+func (o *obeying) want(t *testing.T, said string) {
+	t.Helper()
+	eventually(t, said, func() bool { return o.said() == said })
+}
+
+func TestPolicies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		for _, u := range []struct {
+			group, kind, name string
+			age               time.Duration
+			spec              string
+		}{
+			{policyGroups[0], objective, "urgent", 0, "priority: 7"},
+			{policyGroups[0], objective, "batch", 0, "priority: -2"},
+			{policyGroups[0], objective, "plain", 0, "{}"},
+			{policyGroups[0], objective, "others", 0, "{priority: 9, poolRef: {name: q}}"},
+			{policyGroups[0], objective, "odd", 0, "priority: high"},
+			{policyGroups[1], objective, "legacy", 0, "priority: 1"},
+			{policyGroups[0], rewriting, "young", 0, "rules: [{targets: [{modelRewrite: z}]}]"},
+			{policyGroups[0], rewriting, "old", time.Hour, `{poolRef: {name: p, kind: InferencePool, group: inference.networking.k8s.io},
+				rules: [{matches: [{model: {type: Exact, value: a}}, {model: {value: b}}], targets: [{modelRewrite: x, weight: 9}, {modelRewrite: v, weight: 1}]}, {matches: [{}], targets: [{modelRewrite: w}]}]}`},
+			{policyGroups[0], rewriting, "half weighed", 0, "rules: [{targets: [{modelRewrite: z, weight: 1}, {modelRewrite: v}]}]"},
+			{policyGroups[0], rewriting, "no target", 0, "rules: [{matches: [{model: {value: a}}]}]"},
+			{policyGroups[0], rewriting, "by pattern", 0, "rules: [{matches: [{model: {type: Regex, value: a}}], targets: [{modelRewrite: z}]}]"},
+			{policyGroups[0], rewriting, "nameless", 0, "rules: [{matches: [{model: {}}], targets: [{modelRewrite: z}]}]"},
+			{policyGroups[0], rewriting, "nowhere", 0, "rules: [{targets: [{weight: 1}]}]"},
+			{policyGroups[0], rewriting, "heavy", 0, "rules: [{targets: [{modelRewrite: z, weight: 1000001}]}]"},
+		} {
+			c.object(policy(t, u.group, u.kind, u.name, u.age, u.spec))
+		}
+		o := obey(t, c)
+		o.want(t, "batch=-2 plain=0 urgent=7 old:[a b][{x 9} {v 1}] old:[][{w 0}] young:[][{z 0}]")
+		for _, k := range o.Kinds() {
+			want := map[string]uint64{"inferenceobjectives.llm-d.ai": 1, "inferencemodelrewrites.llm-d.ai": 6}[k.Name]
+			if k.Errors() != want || k.Health() != Followed {
+				t.Errorf("%s: %d objects passed over, want %d; %s", k.Name, k.Errors(), want, k.Health())
+			}
+		}
+		eventually(t, "all to be watched", func() bool { return c.watched("inferenceobjectives") == 2 && c.watched("inferencemodelrewrites") == 2 })
+		resource, _ := policy(t, policyGroups[0], rewriting, "", 0, "{}")
+		c.must(c.dynamic.Resource(resource).Namespace("ns").Delete(t.Context(), "old", metav1.DeleteOptions{}))
+		c.object(policy(t, policyGroups[0], objective, "urgent", 0, "priority: 8"))
+		c.object(policy(t, policyGroups[0], objective, "odd", 0, "priority: 3"))
+		o.want(t, "batch=-2 odd=3 plain=0 urgent=8 young:[][{z 0}]")
+	})
+}
+
+// Where the newer group is absent or forbidden the older one holds, until the newer one is there.
+func TestOlderGroupOfPolicies(t *testing.T) {
+	for what, refusal := range map[string]error{"absent": apierrors.NewNotFound(schema.GroupResource{}, "x"), "forbidden": apierrors.NewForbidden(schema.GroupResource{}, "x", nil)} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t)
+				c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
+				c.object(policy(t, policyGroups[0], objective, "new", 0, "priority: 2"))
+				c.answer("llm-d.ai", refusal)
+				o := obey(t, c)
+				o.want(t, "legacy=1")
+				c.answer("llm-d.ai", nil)
+				o.want(t, "new=2")
+			})
+		})
+	}
+}
