@@ -28,13 +28,15 @@ type sidecars struct {
 func newSidecars(t *testing.T) *sidecars {
 	s := &sidecars{t: t, prefilled: map[string][]byte{}}
 	add := func(to *[]*httptest.Server, handle func(w http.ResponseWriter, r *http.Request, body []byte)) {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux := http.NewServeMux() // which does not have the gauges that kvepp asks engines for
+		mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
 				t.Error(err)
 			}
 			handle(w, r, body)
-		}))
+		})
+		server := httptest.NewServer(mux)
 		t.Cleanup(server.Close)
 		*to = append(*to, server)
 	}
