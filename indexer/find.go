@@ -3,7 +3,9 @@ package indexer
 import (
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 
+	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -13,10 +15,12 @@ type query struct {
 	many bool // if not all: candidates are in set, else the only one is one
 	one  kvblock.Worker
 	set  []uint64 // by worker number / 64
+	n    int      // workers in set
 
-	next []uint64 // set after the current run
-	drop []uint64 // those of set who hold nothing of the current run
-	part []uint64 // those who hold its beginning
+	next    []uint64 // set after the current run
+	drop    []uint64 // those of set who are not known to hold all of the current run
+	part    []uint64 // those who hold its beginning
+	touched []uint16 // the words where next is not set: there, drop is not 0 and part means something
 }
 
 // maxRetries is how often one FindMatches may meet a change in progress before it locks the writers out.
@@ -45,6 +49,8 @@ func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
 	if len(chain) == 0 || !t.firsts.may(chain[0], t.table.seed) {
 		return
 	}
+	// Of each run the prompt's last hash is looked at, and no processor foresees where that is.
+	prefetch.Lines(unsafe.Pointer(&chain[0]), min((len(chain)+7)/8, 64))
 	if !t.find(chain, a, maxRetries) {
 		clear(a.met)
 		t.mu.Lock()
@@ -57,66 +63,73 @@ func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
 // which a writer spoiled.
 func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 	q := &a.query
-	q.all, q.many = true, false
-	for i := 0; i < len(chain); {
-		words := t.starts.findRun(&t.arena, chain[i])
-		if words == nil {
-			a.recordAll(i)
-			return true
+	q.all, q.many, q.n = true, false, 0
+	i := 0
+	words := t.starts.findRun(&t.arena, chain[0])
+	for words != nil {
+		// Who holds the run, and where the next one is, is looked up at once: neither waits for the other's memory then. If
+		// the version stays, there was no next run while there was this one.
+		version, who := atomic.LoadUint64(&words[0]), atomic.LoadUint64(&words[1])
+		var record []uint64
+		if who&manyHolders != 0 {
+			record = t.arena.record(ref(who))
 		}
-		k, more := t.step(words, chain, i, a)
-		if k == 0 {
+		var next []uint64
+		k, rest := 0, chain[i:]
+		if n := length(version); version>>32&1 == 0 && runHeader+n <= len(words) {
+			k = matching(words[runHeader:runHeader+min(n, len(rest))], rest)
+			if k < len(rest) {
+				next = t.starts.findRun(&t.arena, rest[k])
+			}
+		}
+		ok, more := false, false
+		switch {
+		case k == 0:
+		case who&manyHolders == 0:
+			lead := leading(atomic.LoadUint64(&words[2]), k)
+			if ok = atomic.LoadUint64(&words[0]) == version; ok {
+				more = a.meetOne(kvblock.Worker(who), lead, k, i)
+			}
+		default:
+			ok, more = a.meetMany(record, k, i, &words[0], version)
+		}
+		if !ok {
 			if retries--; retries == 0 {
 				return false
 			}
+			words = t.starts.findRun(&t.arena, chain[i])
 			continue
 		}
 		if !more {
 			return true
 		}
 		i += k
+		words = next
 	}
-	a.recordAll(len(chain))
+	a.recordAll(i)
 	return true
 }
 
-// step matches a run with the prompt from its block i on, and records everybody who drops out there. It returns how many
-// blocks matched and whether anybody is left. If a writer interfered it returns 0, with nothing changed but scratch memory.
-func (t *tier) step(words []uint64, chain []kvblock.SequenceHash, i int, a *answer) (k int, more bool) {
-	version := atomic.LoadUint64(&words[0])
-	n := length(version)
-	if version>>32&1 != 0 || runHeader+n > len(words) {
-		return 0, false
-	}
-	rest := chain[i:]
-	k = matching(words[runHeader:runHeader+min(n, len(rest))], rest)
-	if k == 0 {
-		return 0, false
-	}
-
-	who := atomic.LoadUint64(&words[1])
-	if who&manyHolders == 0 {
-		lead := leading(atomic.LoadUint64(&words[2]), k)
-		if atomic.LoadUint64(&words[0]) != version {
-			return 0, false
-		}
-		return k, a.meetOne(kvblock.Worker(who), lead, k, i)
-	}
-
+// meetMany narrows the candidates to those who hold all k matching blocks of the run at block i of the prompt, whose holders'
+// record this is, and records everybody who drops out there. It reports whether anybody is left. If the run's version, which
+// lies there, is not this one afterwards, a writer interfered: it is not ok then, and nothing has changed but scratch memory.
+func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64) (ok, more bool) {
 	q := &a.query
-	record := t.arena.record(ref(who))
 	if len(record) == 0 {
-		return 0, false
+		return false, false
 	}
-	nbits, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
-	if 1+nbits+2*nlist > len(record) {
-		return 0, false
+	nbits, ngroups, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
+	behind := 1 + nbits + groupWords*ngroups // the groups
+	if behind+2*nlist > len(record) {
+		return false, false
 	}
-	all, list := record[1:1+nbits], record[1+nbits:1+nbits+2*nlist]
+	all, groups, list := record[1:1+nbits], record[1+nbits:behind], record[behind:behind+2*nlist]
 	if !q.all && !q.many {
 		lead := 0
 		if j := int(q.one / 64); j < nbits && atomic.LoadUint64(&all[j])>>(q.one%64)&1 != 0 {
 			lead = k
+		} else if in, n := leadIn(groups, q.one); in {
+			lead = min(n, k)
 		} else {
 			for j := 0; j < len(list); j += 2 {
 				if atomic.LoadUint64(&list[j]) == uint64(q.one) {
@@ -125,103 +138,114 @@ func (t *tier) step(words []uint64, chain []kvblock.SequenceHash, i int, a *answ
 				}
 			}
 		}
-		if atomic.LoadUint64(&words[0]) != version {
-			return 0, false
+		if atomic.LoadUint64(at) != version {
+			return false, false
 		}
 		if lead < k {
 			a.record(q.one, i+lead)
 		}
-		return k, lead == k
+		return true, lead == k
 	}
 
+	q.touched = q.touched[:0]
 	if q.all {
-		q.next, q.drop = grow(q.next[:0], nbits), q.drop[:0]
+		q.resize(nbits)
 		for j := range all {
-			q.next[j] = atomic.LoadUint64(&all[j])
+			q.next[j], q.drop[j], q.part[j] = atomic.LoadUint64(&all[j]), 0, 0
+			q.touched = append(q.touched, uint16(j))
 		}
 	} else {
-		var dropped uint64
-		for j, set := range q.set {
-			if j < len(all) {
-				set &^= atomic.LoadUint64(&all[j])
-			}
-			dropped |= set
-		}
-		if dropped == 0 {
-			if atomic.LoadUint64(&words[0]) != version {
-				return 0, false
-			}
-			return k, true
-		}
-		q.next, q.drop = grow(q.next[:0], len(q.set)), grow(q.drop[:0], len(q.set))
+		q.resize(len(q.set))
+		next, drop := q.next[:len(q.set)], q.drop[:len(q.set)]
 		for j, set := range q.set {
 			have := uint64(0)
 			if j < len(all) {
 				have = atomic.LoadUint64(&all[j])
 			}
-			q.next[j], q.drop[j] = set&have, set&^have
+			next[j], drop[j] = set&have, set&^have
+			if set&^have != 0 {
+				q.part[j] = 0
+				q.touched = append(q.touched, uint16(j))
+			}
+		}
+		if len(q.touched) == 0 {
+			return atomic.LoadUint64(at) == version, true
 		}
 	}
-	// Most who are in a list are there with their neighbours, so a word of the sets is put together before it is put down.
-	q.part = grow(q.part[:0], len(q.drop))
-	at, candidates, next, part := -1, ^uint64(0), uint64(0), uint64(0)
+	for ; len(groups) >= groupWords; groups = groups[groupWords:] {
+		j, members := int(atomic.LoadUint64(&groups[0])), atomic.LoadUint64(&groups[1])
+		switch {
+		case uint(j) >= maxGroups:
+			return false, false
+		case q.all:
+			q.fit(j + 1)
+		case j >= len(q.drop):
+			continue
+		default:
+			members &= q.drop[j]
+		}
+		if members != 0 {
+			whole := a.spread(j, members, q.part[j], (*[8]uint64)(groups[2:]), i, k)
+			q.next[j] |= whole
+			q.part[j] |= members &^ whole
+		}
+	}
 	for ; len(list) >= 2; list = list[2:] {
 		w, mask := kvblock.Worker(atomic.LoadUint64(&list[0])), atomic.LoadUint64(&list[1])
-		if w >= maxWorkers {
-			return 0, false
-		}
-		if j := int(w / 64); j != at {
-			if !q.all && j >= len(q.drop) {
-				continue
-			}
-			if at >= 0 {
-				q.next[at], q.part[at] = q.next[at]|next, q.part[at]|part
-			}
-			if q.all {
-				q.next, q.part = grow(q.next, j+1), grow(q.part, j+1)
-			} else {
-				candidates = q.drop[j]
-			}
-			a.fit(j + 1)
-			at, next, part = j, 0, 0
-		}
-		bit := uint64(1) << (w % 64)
-		if candidates&bit == 0 {
+		j, bit := int(w/64), uint64(1)<<(w%64)
+		switch {
+		case w >= maxWorkers:
+			return false, false
+		case q.all:
+			q.fit(j + 1)
+		case j >= len(q.drop) || q.drop[j]&bit == 0:
 			continue
 		}
 		if lead := leading(mask, k); lead == k {
-			next |= bit
+			q.next[j] |= bit
 		} else if i+lead > 0 {
-			a.depth[w] = uint32(i + lead) // means nothing before it is in met
-			part |= bit
+			a.fit(j + 1)
+			a.put(w, i+lead, a.met[j]|q.part[j])
+			q.part[j] |= bit
 		}
 	}
-	if at >= 0 {
-		q.next[at], q.part[at] = q.next[at]|next, q.part[at]|part
+	if atomic.LoadUint64(at) != version {
+		return false, false
 	}
-	if atomic.LoadUint64(&words[0]) != version {
-		return 0, false
-	}
-	for j, part := range q.part {
-		if part != 0 {
-			a.met[j] |= part
+	a.fit(len(q.next))
+	for _, j := range q.touched {
+		next, part := q.next[j], q.part[j]
+		a.met[j] |= part
+		if drop := q.drop[j] &^ (next | part); drop != 0 {
+			a.recordWord(int(j), drop, i)
 		}
-		if j < len(q.drop) {
-			q.drop[j] &^= q.next[j] | part
+		if q.all {
+			q.n += bits.OnesCount64(next)
+		} else {
+			q.n -= bits.OnesCount64(q.drop[j] &^ next)
 		}
 	}
-	a.recordSet(q.drop, i)
-	q.all = false
 	q.set, q.next = q.next, q.set
-	return k, q.narrow()
+	q.all, q.many = false, q.n > 1
+	if q.n == 1 {
+		for j, word := range q.set {
+			if word != 0 {
+				q.one = kvblock.Worker(64*j + bits.TrailingZeros64(word))
+			}
+		}
+	}
+	return true, q.n > 0
 }
 
 // matching returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a hash is
-// equal, those before it are, so it looks at one in every line of memory as far as these are equal, then at all. (To look at
-// the last one first is slower: the processor does not foresee where that is, and memory that it does not foresee is slow.)
+// equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory as far as these
+// are equal, then at all.
 func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	n := len(hashes)
 	want = want[:n]
+	if n > 0 && atomic.LoadUint64(&hashes[n-1]) == uint64(want[n-1]) {
+		return n
+	}
 	const line = 8
 	for k+line < n && atomic.LoadUint64(&hashes[k+line-1]) == uint64(want[k+line-1]) {
 		k += line
@@ -230,6 +254,19 @@ func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 		k++
 	}
 	return k
+}
+
+// leadIn returns whether w is in one of the groups, and how many blocks it holds then.
+func leadIn(groups []uint64, w kvblock.Worker) (in bool, lead int) {
+	for ; len(groups) >= groupWords; groups = groups[groupWords:] {
+		if atomic.LoadUint64(&groups[0]) == uint64(w/64) {
+			if atomic.LoadUint64(&groups[1])>>(w%64)&1 == 0 {
+				break
+			}
+			return true, int(uint8(atomic.LoadUint64(&groups[2+w%64/8]) >> (w % 8 * 8)))
+		}
+	}
+	return false, 0
 }
 
 // leading returns how many of k blocks are in mask without a gap.
@@ -243,17 +280,20 @@ func grow(b []uint64, n int) []uint64 {
 	return b
 }
 
-// narrow settles what is left in set, and reports whether that is anybody.
-func (q *query) narrow() bool {
-	n := 0
-	for j, word := range q.set {
-		if word != 0 {
-			n += bits.OnesCount64(word)
-			q.one = kvblock.Worker(64*j + bits.TrailingZeros64(word))
-		}
+// resize makes next, drop and part n words, with anything in them.
+func (q *query) resize(n int) {
+	if n > cap(q.next) || n > cap(q.drop) || n > cap(q.part) {
+		q.next, q.drop, q.part = make([]uint64, n), make([]uint64, n), make([]uint64, n)
 	}
-	q.many = n > 1
-	return n > 0
+	q.next, q.drop, q.part = q.next[:n], q.drop[:n], q.part[:n]
+}
+
+// fit makes them at least n words, new ones zero, and touches these.
+func (q *query) fit(n int) {
+	for len(q.next) < n {
+		q.touched = append(q.touched, uint16(len(q.next)))
+		q.next, q.drop, q.part = append(q.next, 0), append(q.drop, 0), append(q.part, 0)
+	}
 }
 
 // meetOne narrows the candidates to w, the only holder of the run at block i of the prompt, of which it holds the first

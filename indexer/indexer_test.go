@@ -382,7 +382,7 @@ func TestManyWorkersDropOut(t *testing.T) {
 // back when the workers leave.
 func TestArenaExhausted(t *testing.T) {
 	x, all := newIndex(t), newOracle()
-	x.tiers[0].arena.maxPages = 9
+	x.tiers[0].arena.maxPages = 7
 	r := rand.New(rand.NewPCG(3, 4))
 	refused := 0
 	var s OverlapScores
@@ -682,8 +682,8 @@ func TestCutWhereWorkersPart(t *testing.T) {
 	if got := length(words[0]); got != 32 {
 		t.Errorf("a run of %d blocks, want 32", got)
 	}
-	if nbits, nlist, full := holderCounts(tier.arena.record(ref(words[1]))[0]); nbits != 1 || nlist != 0 || full != 9 {
-		t.Errorf("%d in the bitset, %d in the list", full, nlist)
+	if h := holdersOf(tier.arena.record(ref(words[1]))); len(h.bits) != 1 || h.full != 9 || h.count() != 9 {
+		t.Errorf("%d in the bitset of %d words, %d holders; want 9, 1 and 9", h.full, len(h.bits), h.count())
 	}
 	if tier.every.Load() || tier.table.size > 0 {
 		t.Error("every block is in a table")

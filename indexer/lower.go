@@ -106,8 +106,8 @@ func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 		if len(record) == 0 {
 			return 0
 		}
-		nbits, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
-		if 1+nbits+2*nlist > len(record) {
+		nbits, ngroups, nlist, _ := holderCounts(atomic.LoadUint64(&record[0]))
+		if 1+nbits+groupWords*ngroups+2*nlist > len(record) {
 			return 0
 		}
 		for j := range nbits {
@@ -115,7 +115,16 @@ func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScore
 				add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
 			}
 		}
-		for j := 1 + nbits; j < 1+nbits+2*nlist; j += 2 {
+		list := 1 + nbits + groupWords*ngroups
+		for g := 1 + nbits; g < list; g += groupWords {
+			first := kvblock.Worker(64 * atomic.LoadUint64(&record[g]))
+			for members := atomic.LoadUint64(&record[g+1]); members != 0; members &= members - 1 {
+				at := bits.TrailingZeros64(members)
+				lead := uint8(atomic.LoadUint64(&record[g+2+at/8]) >> (at % 8 * 8))
+				add(first+kvblock.Worker(at), ones(int(lead)))
+			}
+		}
+		for j := list; j < list+2*nlist; j += 2 {
 			add(kvblock.Worker(atomic.LoadUint64(&record[j])), atomic.LoadUint64(&record[j+1]))
 		}
 	}

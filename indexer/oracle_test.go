@@ -210,7 +210,7 @@ func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 		}
 		answer[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
 	}
-	for w := range max(len(s.device.depth), len(s.lower)) {
+	for w := range max(len(s.device.met)*64, len(s.lower)) {
 		w := kvblock.Worker(w)
 		e := s.Extension(w)
 		if got := (overlap{s.Blocks(w), e.Host, e.Disk, e.External}); got != answer[w] {
@@ -342,9 +342,19 @@ func checkTier(t *testing.T, x *tier) {
 				n++
 			}
 		}
-		if n != h.full || n+len(h.list)/2 < 2 {
-			t.Errorf("run %d: %d in the bitset, says %d, %d in the list", r, n, h.full, len(h.list)/2)
+		if n != h.full || h.count() < 2 {
+			t.Errorf("run %d: %d in the bitset, says %d, %d holders", r, n, h.full, h.count())
 		}
+		for g := h.groups; len(g) > 0; g = g[groupWords:] {
+			if other := h.group(kvblock.Worker(64 * g[0])); &other[0] != &g[0] {
+				t.Errorf("run %d has two groups %d", r, g[0])
+			}
+		}
+		h.eachGrouped(func(w kvblock.Worker, lead int) {
+			if lead == 0 || lead > x.runLen(r) || h.all(w) || h.find(w) >= 0 {
+				t.Errorf("run %d of %d: worker %d is in a group for %d; in the bitset too: %v; in the list: %d", r, x.runLen(r), w, lead, h.all(w), h.find(w))
+			}
+		})
 		return true
 	})
 	if used[0] != used[1] {

@@ -3,6 +3,7 @@ package indexer
 import (
 	"iter"
 	"math/bits"
+	"sync/atomic"
 
 	"kvepp/kvblock"
 )
@@ -37,13 +38,28 @@ type OverlapScores struct {
 	frontier []uint64 // scratch, by block of the prompt
 }
 
-// answer is how many leading blocks workers hold in one tier: many workers at once get the same number as fast as one.
+// answer is how many leading blocks workers hold in one tier. Many workers at once are answered for as fast as one.
 type answer struct {
-	met   []uint64 // by worker number / 64: a bit for everybody of whom something is said
-	depth []uint32 // by worker number, 64 for each word of met; meaningless for whoever is not in met
+	met    []uint64 // by worker number / 64: a bit for everybody of whom something is said
+	octets []octet  // by worker number / 8, 8 for each word of met
+	far    []uint32 // by worker number, as far as needed: see octet
 
 	query query // scratch
 }
+
+// octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a byte for each;
+// or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
+type octet struct {
+	from uint32
+	more uint64 // a byte each, the first worker's lowest
+}
+
+const (
+	tooFar = 1<<32 - 1          // longer than any prompt
+	every  = 0x0101010101010101 // a bit in every byte
+
+	maxLead = 1<<lengthBits - 1 // blocks of a run, for all that a reader may see
+)
 
 // Blocks returns the number of leading blocks of the prompt that w holds on its device; 0 for a worker that holds none or is
 // unknown.
@@ -67,7 +83,7 @@ func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 		for j, word := range s.device.met {
 			for ; word != 0; word &= word - 1 {
 				w := 64*j + bits.TrailingZeros64(word)
-				if !yield(Overlap{kvblock.Worker(w), int(s.device.depth[w])}) {
+				if !yield(Overlap{kvblock.Worker(w), s.device.depth(w)}) {
 					return
 				}
 			}
@@ -117,42 +133,123 @@ func (a *answer) blocks(w kvblock.Worker) int {
 	if !a.has(w) {
 		return 0
 	}
-	return int(a.depth[w])
+	return a.depth(int(w))
+}
+
+// depth returns what is said of worker w, who is in met.
+func (a *answer) depth(w int) int {
+	o := &a.octets[w/8]
+	if o.from == tooFar {
+		return int(a.far[w])
+	}
+	return int(o.from) + int(uint8(o.more>>(w%8*8)))
 }
 
 // fit makes room for so many words of met.
 func (a *answer) fit(words int) {
 	if n := words - len(a.met); n > 0 {
 		a.met = append(a.met, make([]uint64, n)...)
-		a.depth = append(a.depth, make([]uint32, 64*n)...)
+		a.octets = append(a.octets, make([]octet, 8*n)...)
 	}
 }
 
 // record says n blocks of w.
 func (a *answer) record(w kvblock.Worker, n int) {
 	a.fit(int(w/64) + 1)
+	a.put(w, n, a.met[w/64])
 	a.met[w/64] |= 1 << (w % 64)
-	a.depth[w] = uint32(n)
+}
+
+// put makes n what is said of w once it is in met. There is room for it. Of w's word of met, what is said of those in others stays.
+func (a *answer) put(w kvblock.Worker, n int, others uint64) {
+	o := &a.octets[w/8]
+	neighbours := uint8(others>>(w%64/8*8)) &^ (1 << (w % 8))
+	more := n - int(o.from)
+	switch {
+	case neighbours == 0:
+		*o = octet{from: uint32(n)}
+	case o.from == tooFar:
+		a.far[w] = uint32(n)
+	case more >= 0 && more < 256:
+		o.more = o.more&^(0xff<<(w%8*8)) | uint64(more)<<(w%8*8)
+	default:
+		if len(a.far) < 8*len(a.octets) {
+			a.far = append(a.far, make([]uint32, 8*len(a.octets)-len(a.far))...)
+		}
+		first := int(w &^ 7)
+		for i := range 8 {
+			a.far[first+i] = uint32(a.depth(first + i))
+		}
+		o.from, a.far[w] = tooFar, uint32(n)
+	}
 }
 
 // recordSet says n blocks of everybody in set.
 func (a *answer) recordSet(set []uint64, n int) {
 	a.fit(len(set))
 	for j, word := range set {
-		if word == 0 {
-			continue
-		}
-		depth := (*[64]uint32)(a.depth[64*j:])
-		if a.met[j] == 0 && word&(word-1) != 0 { // nobody's number is overwritten, so there is no need to look for the bits
-			for i := range depth {
-				depth[i] = uint32(n)
-			}
-			a.met[j] = word
-			continue
-		}
-		a.met[j] |= word
-		for ; word != 0; word &= word - 1 {
-			depth[bits.TrailingZeros64(word)] = uint32(n)
+		if word != 0 {
+			a.recordWord(j, word, n)
 		}
 	}
+}
+
+// recordWord says n blocks of everybody in set, a word for which there is room.
+func (a *answer) recordWord(j int, set uint64, n int) {
+	octets, met := (*[8]octet)(a.octets[8*j:]), a.met[j]
+	if met == 0 {
+		for c := range octets {
+			octets[c] = octet{from: uint32(n)}
+		}
+	} else {
+		for rest := set; rest != 0; {
+			c := bits.TrailingZeros64(rest) / 8
+			here := uint8(rest >> (8 * c))
+			rest &^= 0xff << (8 * c)
+			a.putOctet(64*j+8*c, here, uint8(met>>(8*c)), n, 0)
+		}
+	}
+	a.met[j] = met | set
+}
+
+// putOctet makes n, and the bytes of more that are theirs, what is said of those of eight workers from w on who are in here, once
+// they are in met. What is said of those in others stays. No byte is more than maxLead.
+func (a *answer) putOctet(w int, here, others uint8, n int, more uint64) {
+	o := &a.octets[w/8]
+	if others == 0 {
+		*o = octet{uint32(n), more}
+		return
+	}
+	if apart := n - int(o.from); apart >= 0 && apart < 256-maxLead && o.from != tooFar {
+		theirs := (uint64(here)*every&0x8040201008040201 + 0x7f*every) >> 7 & every * 0xff // 0xff in their bytes
+		o.more = o.more&^theirs | (more+uint64(apart)*every)&theirs
+		return
+	}
+	for ; here != 0; here &= here - 1 {
+		c := bits.TrailingZeros8(here)
+		a.put(kvblock.Worker(w+c), n+int(uint8(more>>(8*c))), uint64(others|here)<<(w%64))
+	}
+}
+
+// spread makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in met; but for
+// those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in met.
+func (a *answer) spread(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
+	a.fit(j + 1)
+	others |= a.met[j]
+	octets := (*[8]octet)(a.octets[8*j:])
+	for rest := members; rest != 0; {
+		c := bits.TrailingZeros64(rest) / 8 % 8
+		here := uint8(rest >> (8 * c))
+		rest &^= 0xff << (8 * c)
+		lead := atomic.LoadUint64(&leads[c]) & (maxLead * every)
+		if taken := uint8(others >> (8 * c)); taken == 0 {
+			octets[c] = octet{uint32(i), lead}
+		} else {
+			a.putOctet(64*j+8*c, here, taken, i, lead)
+		}
+		if atLeast := (lead | 0x80*every) - uint64(k)*every; atLeast&(0x80*every) != 0 { // the top bit of each byte that is
+			whole |= atLeast >> 7 & every * 0x0102040810204080 >> 56 << (8 * c) // these bits, in a byte
+		}
+	}
+	return whole & members
 }

@@ -13,15 +13,16 @@ import (
 // tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through
 // tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
 type tier struct {
-	mu     sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
-	arena  arena
-	starts table                  // the first blocks of runs
-	names  table                  // all blocks by their names (names.go)
-	firsts firsts                 // filter of prompts' first blocks; nil: all may be there
-	blocks int                    // in all runs
-	list   []holder               // scratch
-	seqs   []kvblock.SequenceHash // scratch
-	latest ref                    // where the block is that hold, append or storeOne did last
+	mu      sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
+	arena   arena
+	starts  table                  // the first blocks of runs
+	names   table                  // all blocks by their names (names.go)
+	firsts  firsts                 // filter of prompts' first blocks; nil: all may be there
+	blocks  int                    // in all runs
+	list    []holder               // scratch
+	grouped [maxGroups]grouped     // scratch of allocHolders, zero between
+	seqs    []kvblock.SequenceHash // scratch
+	latest  ref                    // where the block is that hold, append or storeOne did last
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
 	// so, which stays so once needed; else those that have, or had, private names.
@@ -359,8 +360,8 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	}
 	if words[1]&manyHolders != 0 {
 		stored := t.arena.storedOf(r)
-		_, nlist, full := holderCounts(t.arena.record(ref(words[1]))[0])
-		if full+nlist > maxSharers || stored == nil || stored[2].Engine != 0 {
+		h := holdersOf(t.arena.record(ref(words[1])))
+		if h.count() > maxSharers || stored == nil || stored[2].Engine != 0 {
 			return 0, 0, depth, false
 		}
 	}
@@ -386,6 +387,7 @@ func (t *tier) endingAt(r run, i int) (n int) {
 		return 0
 	}
 	h := holdersOf(t.arena.record(ref(who)))
+	h.eachGrouped(func(_ kvblock.Worker, lead int) { n += b2i(lead == i) })
 	for j := 1; j < len(h.list); j += 2 {
 		n += b2i(h.list[j] == ones(i))
 	}

@@ -16,3 +16,19 @@ test:
 	TESTQ CX, CX
 	JG    next
 	RET
+
+// func Lines(address unsafe.Pointer, count int)
+TEXT ·Lines(SB), NOSPLIT, $0-16
+	MOVQ address+0(FP), SI
+	MOVQ count+8(FP), CX
+	JMP  more
+
+line:
+	PREFETCHT0 (SI)
+	ADDQ       $64, SI
+	DECQ       CX
+
+more:
+	TESTQ CX, CX
+	JG    line
+	RET

@@ -1,0 +1,377 @@
+package indexer
+
+import (
+	"math/bits"
+
+	"kvepp/kvblock"
+)
+
+// A holders' record says who holds which blocks of a run that several workers hold:
+//
+//	word 0   words of the bitset | groups << 12 | entries of the list << 24 | holders in the bitset << 44
+//	then     the bitset: by worker number, who holds the whole run
+//	then     the groups
+//	then     the list: a worker's number, its mask
+//
+// A group is of 64 workers, those whose numbers divided by 64 are the same, and says who of them holds so many blocks from the
+// run's beginning on and no others. There is one where these are not few: it takes less memory than the list then, and less of
+// a lookup's time (spread in scores.go).
+//
+//	word 0   the workers' numbers / 64
+//	word 1   who, a bit each
+//	word 2.. how many blocks, a byte each
+//
+// A holder is in one of the three.
+const (
+	groupWords = 2 + 64/8
+	minGroup   = groupWords / 2 // workers whose group takes no more memory than they would in the list
+	maxGroups  = maxWorkers / 64
+)
+
+// holder is one holder of a run.
+type holder struct {
+	worker kvblock.Worker
+	mask   uint64
+}
+
+// maskOf returns which blocks of r worker w holds.
+func (t *tier) maskOf(r run, w kvblock.Worker) uint64 {
+	words := t.arena.record(r)
+	if words[1]&manyHolders == 0 {
+		if kvblock.Worker(words[1]) == w {
+			return words[2]
+		}
+		return 0
+	}
+	h := holdersOf(t.arena.record(ref(words[1])))
+	all := ones(length(words[0]))
+	if h.all(w) {
+		return all
+	}
+	if g := h.group(w); g.has(w) {
+		return ones(g.lead(w)) & all
+	}
+	if i := h.find(w); i >= 0 {
+		return h.list[2*i+1] & all
+	}
+	return 0
+}
+
+// union returns which blocks of r anybody holds.
+func (t *tier) union(r run) uint64 {
+	words := t.arena.record(r)
+	if words[1]&manyHolders == 0 {
+		return words[2]
+	}
+	h := holdersOf(t.arena.record(ref(words[1])))
+	all := ones(length(words[0]))
+	if h.full > 0 {
+		return all
+	}
+	var m uint64
+	h.eachGrouped(func(_ kvblock.Worker, lead int) { m |= ones(lead) })
+	for i := 1; i < len(h.list); i += 2 {
+		m |= h.list[i]
+	}
+	return m & all
+}
+
+// holders is a holders' record taken apart, for writers.
+type holders struct {
+	words  []uint64
+	bits   []uint64 // by worker number / 64
+	groups []uint64 // groupWords each
+	list   []uint64 // worker, mask, worker, mask, ...
+	full   int      // workers in bits
+}
+
+func holdersOf(words []uint64) holders {
+	nbits, ngroups, nlist, full := holderCounts(words[0])
+	groups := 1 + nbits
+	list := groups + groupWords*ngroups
+	return holders{words: words, bits: words[1:groups], groups: words[groups:list], list: words[list : list+2*nlist : len(words)], full: full}
+}
+
+// holderCounts takes word 0 of a holders' record apart.
+func holderCounts(word uint64) (nbits, ngroups, nlist, full int) {
+	return int(word & 0xfff), int(word >> 12 & 0xfff), int(word >> 24 & 0xfffff), int(word >> 44)
+}
+
+func (h *holders) setCounts(full, nlist int) {
+	put(&h.words[0], uint64(len(h.bits))|uint64(len(h.groups)/groupWords)<<12|uint64(nlist)<<24|uint64(full)<<44)
+}
+
+// count returns how many holders there are.
+func (h *holders) count() int {
+	n := h.full + len(h.list)/2
+	for g := h.groups; len(g) > 0; g = g[groupWords:] {
+		n += bits.OnesCount64(g[1])
+	}
+	return n
+}
+
+// group returns the group of w, nil if there is none.
+func (h *holders) group(w kvblock.Worker) group {
+	for g := h.groups; len(g) > 0; g = g[groupWords:] {
+		if g[0] == uint64(w/64) {
+			return group(g[:groupWords])
+		}
+	}
+	return nil
+}
+
+// eachGrouped calls f with everybody in a group, and how many blocks from the run's beginning on it holds.
+func (h *holders) eachGrouped(f func(w kvblock.Worker, lead int)) {
+	for g := h.groups; len(g) > 0; g = g[groupWords:] {
+		for members := g[1]; members != 0; members &= members - 1 {
+			w := kvblock.Worker(64*g[0]) + kvblock.Worker(bits.TrailingZeros64(members))
+			f(w, group(g).lead(w))
+		}
+	}
+}
+
+// group is the words of one group, nil if there is none.
+type group []uint64
+
+func (g group) has(w kvblock.Worker) bool { return g != nil && g[1]>>(w%64)&1 != 0 }
+
+func (g group) lead(w kvblock.Worker) int { return int(uint8(g[2+w%64/8] >> (w % 8 * 8))) }
+
+func (g group) setLead(w kvblock.Worker, lead int) {
+	word, shift := &g[2+w%64/8], w%8*8
+	put(word, *word&^(0xff<<shift)|uint64(lead)<<shift)
+}
+
+// begins reports whether a mask is of blocks from the run's beginning on, without a gap.
+func begins(mask uint64) bool { return mask != 0 && mask&(mask+1) == 0 }
+
+func (h *holders) fits(w kvblock.Worker) bool { return int(w/64) < len(h.bits) }
+
+// all reports whether w is in the bitset.
+func (h *holders) all(w kvblock.Worker) bool { return h.fits(w) && h.bits[w/64]>>(w%64)&1 != 0 }
+
+// find returns w's place in the list, -1 if it is not there.
+func (h *holders) find(w kvblock.Worker) int {
+	for i := 0; i < len(h.list); i += 2 {
+		if h.list[i] == uint64(w) {
+			return i / 2
+		}
+	}
+	return -1
+}
+
+// beginners returns how many workers of w's group are in the list although they hold the run's beginning and no more.
+func (h *holders) beginners(w kvblock.Worker) (n int) {
+	for i := 0; i < len(h.list); i += 2 {
+		n += b2i(h.list[i]/64 == uint64(w/64) && begins(h.list[i+1]))
+	}
+	return n
+}
+
+// setMask makes mask what w holds of r. It may leave blocks without a holder; see clearMask. It reports failure, changing
+// nothing, if the arena is exhausted.
+func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
+	words := t.arena.record(r)
+	n := length(words[0])
+	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
+		begin(words)
+		put(&words[2], mask)
+		end(words, n)
+		return true
+	}
+	if words[1]&manyHolders == 0 {
+		if mask == 0 {
+			return true
+		}
+		t.list = append(t.list[:0], holder{kvblock.Worker(words[1]), words[2]}, holder{w, mask})
+		return t.setHolders(r, n)
+	}
+
+	h := holdersOf(t.arena.record(ref(words[1])))
+	g := h.group(w)
+	inBits, inGroup, at := h.all(w), g.has(w), -1
+	if !inBits && !inGroup {
+		at = h.find(w)
+	}
+	toBits := mask == ones(n) && h.fits(w)
+	toGroup := !toBits && g != nil && begins(mask)
+	toList := mask != 0 && !toBits && !toGroup
+	full, nlist := h.full, len(h.list)/2
+	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || begins(mask) && h.beginners(w)+1 >= minGroup) { // no room, or another group
+		t.collect(r, 0, n, w)
+		t.list = append(t.list, holder{w, mask})
+		return t.setHolders(r, n)
+	}
+	begin(words)
+	if inBits != toBits {
+		put(&h.bits[w/64], h.bits[w/64]^1<<(w%64))
+		full += 1 - 2*b2i(inBits)
+	}
+	if toGroup {
+		g.setLead(w, bits.TrailingZeros64(^mask))
+	}
+	if inGroup != toGroup {
+		put(&g[1], g[1]^1<<(w%64))
+	}
+	list := h.list[:cap(h.list)]
+	switch {
+	case toList && at >= 0:
+		put(&list[2*at+1], mask)
+	case toList:
+		put(&list[2*nlist], uint64(w))
+		put(&list[2*nlist+1], mask)
+		nlist++
+	case at >= 0: // the last one takes its place
+		nlist--
+		put(&list[2*at], list[2*nlist])
+		put(&list[2*at+1], list[2*nlist+1])
+	}
+	h.setCounts(full, nlist)
+	end(words, n)
+	h.full, h.list = full, list[:2*nlist]
+	if h.count() == 1 {
+		t.collect(r, 0, n, noWorker)
+		return t.setHolders(r, n)
+	}
+	return true
+}
+
+// noWorker is nobody's number.
+const noWorker kvblock.Worker = 1<<32 - 1
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// collect sets t.list to the holders of n blocks of r from block i on, with their masks of these, without worker except.
+func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
+	t.list = t.list[:0]
+	add := func(w kvblock.Worker, mask uint64) {
+		if mask = mask >> i & ones(n); mask != 0 && w != except {
+			t.list = append(t.list, holder{w, mask})
+		}
+	}
+	words := t.arena.record(r)
+	if words[1]&manyHolders == 0 {
+		add(kvblock.Worker(words[1]), words[2])
+		return
+	}
+	h := holdersOf(t.arena.record(ref(words[1])))
+	for j, word := range h.bits {
+		for ; word != 0; word &= word - 1 {
+			add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
+		}
+	}
+	h.eachGrouped(func(w kvblock.Worker, lead int) { add(w, ones(lead)) })
+	for j := 0; j < len(h.list); j += 2 {
+		add(kvblock.Worker(h.list[j]), h.list[j+1])
+	}
+}
+
+// setHolders makes t.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the arena
+// is exhausted.
+func (t *tier) setHolders(r run, n int) bool {
+	who, mask, ok := t.makeHolders(n)
+	if !ok {
+		return false
+	}
+	words := t.arena.record(r)
+	old := words[1]
+	begin(words)
+	put(&words[1], who)
+	put(&words[2], mask)
+	end(words, n)
+	if old&manyHolders != 0 {
+		t.arena.release(ref(old))
+	}
+	return true
+}
+
+// makeHolders returns words 1 and 2 of a run of n blocks whose holders are t.list.
+func (t *tier) makeHolders(n int) (who, mask uint64, ok bool) {
+	switch len(t.list) {
+	case 0:
+		return uint64(noWorker), 0, true
+	case 1:
+		return uint64(t.list[0].worker), t.list[0].mask, true
+	}
+	at, ok := t.allocHolders(n)
+	return manyHolders | uint64(at), 0, ok
+}
+
+// allocHolders returns a new record for the holders in t.list of a run of n blocks.
+func (t *tier) allocHolders(n int) (ref, bool) {
+	full, top := 0, kvblock.Worker(0)
+	for _, h := range t.list {
+		if h.mask == ones(n) {
+			full++
+			top = max(top, h.worker)
+		}
+	}
+	nbits := int(top/64) + 1
+	if full == 0 || nbits > 2*full { // a bitset would be larger than the list
+		nbits, full = 0, 0
+	}
+	ngroups, nlist := 0, 0
+	for _, e := range t.list {
+		if nbits > 0 && e.mask == ones(n) {
+			continue
+		}
+		nlist++
+		if begins(e.mask) {
+			of := &t.grouped[e.worker/64]
+			if of.beginners++; of.beginners == minGroup {
+				ngroups++
+				nlist -= minGroup
+			} else if of.beginners > minGroup {
+				nlist--
+			}
+		}
+	}
+	at, ok := t.arena.alloc(sortHolders, classFor(1+nbits+groupWords*ngroups+2*nlist+2)) // with room for one more
+	if ok {
+		words := t.arena.record(at)
+		put(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
+		t.fillHolders(holdersOf(words), n)
+	}
+	for _, e := range t.list {
+		t.grouped[e.worker/64] = grouped{}
+	}
+	return at, ok
+}
+
+// grouped is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there its place among
+// the words of groups, plus 1.
+type grouped struct{ beginners, at uint16 }
+
+// fillHolders puts those in t.list, who hold a run of n blocks, into a record that has the room for it.
+func (t *tier) fillHolders(h holders, n int) {
+	for i := range h.bits {
+		put(&h.bits[i], 0)
+	}
+	groups, list := 0, h.list
+	for _, e := range t.list {
+		of := &t.grouped[e.worker/64]
+		switch {
+		case h.full > 0 && e.mask == ones(n):
+			put(&h.bits[e.worker/64], h.bits[e.worker/64]|1<<(e.worker%64))
+		case begins(e.mask) && of.beginners >= minGroup:
+			if of.at == 0 {
+				of.at = uint16(groups + 1)
+				put(&h.groups[groups], uint64(e.worker/64))
+				put(&h.groups[groups+1], 0)
+				groups += groupWords
+			}
+			g := group(h.groups[of.at-1:])
+			put(&g[1], g[1]|1<<(e.worker%64))
+			g.setLead(e.worker, bits.TrailingZeros64(^e.mask))
+		default:
+			put(&list[0], uint64(e.worker))
+			put(&list[1], e.mask)
+			list = list[2:]
+		}
+	}
+}
