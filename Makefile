@@ -43,7 +43,7 @@ test: ## unit tests with the race detector, then end-to-end tests with real Envo
 	go test -timeout $(TIMEOUT) ./indexer && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^TestImage$$' ./e2e ./e2e/manifests
+	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
 test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a storm of requests, fuzzing every decoder, and the demonstration
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
@@ -72,6 +72,8 @@ test-image: ## the image's root file system, and kvepp in it alone as a user wit
 
 test-kube: build ## kvepp and Envoy against a real Kubernetes API server (five minutes of compiling it, once)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_KUBE="$$($(INSTALL) kube)" go test -v -count=1 -timeout $(TIMEOUT) ./e2e/kube
+	@KVEPP_KUBE="$$($(INSTALL) kube)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" KVEPP_CRDS="$$($(INSTALL) crds)" \
+	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestAPIServer$$' ./e2e/manifests
 
 kind-offline: ## a Kubernetes cluster by kind where no image registry is reached (Debian 12, as root; ten minutes of compiling it, once)
 	@e2e/kind/offline.sh up

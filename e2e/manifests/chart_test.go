@@ -96,7 +96,7 @@ func TestRights(t *testing.T) {
 	rule := func(group, resource, verbs string, names ...string) string {
 		return group + " " + resource + " [" + strings.Join(names, " ") + "] " + verbs
 	}
-	const read = "get list watch"
+	const read = "list watch"
 	pods := rule("", "pods", read)
 	optional := rule("llm-d.ai inference.networking.x-k8s.io", "inferenceobjectives inferencemodelrewrites", read)
 	for file, want := range map[string][]string{

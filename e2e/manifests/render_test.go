@@ -15,6 +15,10 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	kinds "k8s.io/client-go/kubernetes/scheme"
+	inference "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write anew what is derived: the base of kustomize from the chart, an overlay's Envoy from manifests/envoy")
@@ -236,6 +240,35 @@ func selects(selector, labels map[string]string) bool {
 		}
 	}
 	return len(selector) > 0
+}
+
+// TestTypes decodes what is rendered into Kubernetes' own types, where these are known, and refuses keys that they have not. What
+// an API server says besides: TestAPIServer.
+func TestTypes(t *testing.T) {
+	types := runtime.NewScheme()
+	if err := errors.Join(kinds.AddToScheme(types), inference.Install(types)); err != nil {
+		t.Fatal(err)
+	}
+	strict := kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, types, types, kjson.SerializerOptions{Yaml: true, Strict: true})
+	decoded := map[string]bool{}
+	for _, r := range everything(t) {
+		for _, o := range r.objects {
+			text, err := yaml.Marshal(map[string]any(o))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := strict.Decode(text, nil, nil); err == nil {
+				decoded[o.text("kind")] = true
+			} else if !runtime.IsNotRegisteredError(err) {
+				t.Errorf("%s: %s: %v", r.name, o, err)
+			}
+		}
+	}
+	for _, kind := range []string{"Deployment", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding", "Service"} {
+		if !decoded[kind] {
+			t.Errorf("no %s was decoded", kind)
+		}
+	}
 }
 
 // TestReferences follows every name and selector from one object to another.

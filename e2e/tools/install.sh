@@ -10,6 +10,7 @@
 #   install.sh media    what its media processors need besides
 #   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
 #   install.sh manifests  Helm and kustomize
+#   install.sh crds     what an API server must be told of gateways and the Prometheus operator
 #   install.sh kube [PROGRAM...]
 #                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
 #                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
@@ -205,6 +206,24 @@ manifests() {
 	printf '%s\n' "$folder"
 }
 
+# crds is a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, out of their Go modules.
+crds() {
+	command -v go >/dev/null || die "Go is needed to fetch modules."
+	folder=$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)
+	if [ ! -e "$folder/complete" ]; then
+		say "fetching CustomResourceDefinitions into $folder (15 MB to fetch, once)"
+		mkdir -p "$folder"
+		while read -r module file; do
+			dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+			[ -n "$dir" ] || die "$module could not be fetched."
+			cp "$dir/$file" "$folder/${file##*/}"
+			chmod u+w "$folder/${file##*/}"
+		done <"$here/requirements-crds.txt"
+		touch "$folder/complete"
+	fi
+	printf '%s\n' "$folder"
+}
+
 case "${1:-}" in
 libzmq) libzmq ;;
 tools) libzmq; tools ;;
@@ -214,5 +233,6 @@ vllm) vllm ;;
 media) media ;;
 kube) shift; kube "$@" ;;
 manifests) manifests ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|manifests" ;;
+crds) crds ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|manifests|crds" ;;
 esac

@@ -1,0 +1,279 @@
+package manifests
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kvepp/e2e/kube/apiserver"
+	"kvepp/e2e/process"
+)
+
+// auditPolicy has the API server write down who asked for what.
+const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+
+// startServer starts an API server that knows the kinds of everything that is rendered here, from those who own them. It appends to
+// the file audit.
+func startServer(t *testing.T) (s *apiserver.Server, audit string) {
+	t.Helper()
+	folder := os.Getenv("KVEPP_CRDS")
+	if folder == "" {
+		t.Fatal("the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what `e2e/tools/install.sh crds` prints")
+	}
+	dir := t.TempDir()
+	policy := filepath.Join(dir, "policy.yaml")
+	audit = filepath.Join(dir, "audit.log")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := apiserver.Start(t.Context(), apiserver.Config{Programs: os.Getenv("KVEPP_KUBE"), Dir: t.TempDir(),
+		Flags: []string{"--feature-gates=ImageVolume=true", "--audit-policy-file=" + policy, "--audit-log-path=" + audit}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	pool, err := apiserver.InferencePoolCRD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := []string{pool}
+	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("no CustomResourceDefinitions in "+folder, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for dec := yaml.NewDecoder(bytes.NewReader(text)); ; {
+			var m map[string]any
+			if err := dec.Decode(&m); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			// Istio's are one file.
+			if kind := object(m).text("spec", "names", "kind"); object(m).text("spec", "group") == "networking.istio.io" && kind != "DestinationRule" || m == nil {
+				continue
+			}
+			one, err := yaml.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kinds = append(kinds, string(one))
+		}
+	}
+	for _, crd := range kinds {
+		if err := s.ApplyCRD(t.Context(), crd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, audit
+}
+
+// TestAPIServer has a real API server take everything that is rendered, field by field, and pods of kvepp and Envoy in a namespace
+// that admits only the most restricted ones.
+func TestAPIServer(t *testing.T) {
+	s, audit := startServer(t)
+	ctx := t.Context()
+
+	for i, r := range everything(t) {
+		t.Run(r.name, func(t *testing.T) {
+			namespace := fmt.Sprintf("restricted-%d", i)
+			_, err := s.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace,
+				Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Apply(ctx, namespace, strings.ReplaceAll(string(r.text), "namespace: default", "namespace: "+namespace)); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range r.all("Deployment") {
+				if d.text("metadata", "labels", "app.kubernetes.io/name") != "kvepp" && d.text("metadata", "name") != "envoy" {
+					continue
+				}
+				var pod corev1.Pod
+				text, err := json.Marshal(d.at("spec", "template"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := json.Unmarshal(text, &pod); err != nil {
+					t.Fatal(err)
+				}
+				pod.Name = d.text("metadata", "name")
+				if name := pod.Spec.ServiceAccountName; name != "" && len(r.all("ServiceAccount")) == 0 {
+					account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
+					if _, err := s.Client.CoreV1().ServiceAccounts(namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				} else if name == "" {
+					pod.Spec.ServiceAccountName = "kvepp" // nobody makes "default" here
+				}
+				if _, err := s.Client.CoreV1().Pods(namespace).Create(ctx, &pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+					t.Errorf("%s: %v", d, err)
+				}
+			}
+		})
+	}
+
+	t.Run("what is wrong is refused", func(t *testing.T) {
+		r, err := helm(t, "-f", valuesFiles(t)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Apply(ctx, "wrong", strings.Replace(string(r.text), "readOnlyRootFilesystem", "readOnlyRootFileSystem", 1)); err == nil {
+			t.Error("a key that does not exist is taken")
+		}
+	})
+
+	t.Run("rights", func(t *testing.T) { testRights(t, s, audit) })
+}
+
+// testRights runs two kvepps with the rights, and the arguments, that the chart gives them, and holds that they ask for nothing
+// else, and that they need what they have.
+func testRights(t *testing.T, s *apiserver.Server, audit string) {
+	const namespace = "rights"
+	ctx := t.Context()
+	r, err := helm(t, "-n", namespace, "--set", "pool.selector.app=engine,replicas=2,dynamo.workerMetadata=false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Apply(ctx, namespace, string(r.text)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if err := s.RunPod(ctx, apiserver.Pod{Namespace: namespace, Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{fmt.Sprintf("127.0.0.%d", 5+i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubeconfig, err := s.AccountKubeconfig(ctx, namespace, "kvepp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(name string) (metrics string, cmd *exec.Cmd, ended chan error, out *bytes.Buffer) {
+		var args []string
+		for _, arg := range r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args") {
+			args = append(args, strings.ReplaceAll(arg, "$(POD_NAMESPACE)", namespace))
+		}
+		metrics = free(t)
+		args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+metrics)
+		cmd = exec.Command("../../bin/kvepp", args...)
+		cmd.Env = append(os.Environ(), "POD_NAME="+name)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, ended = &bytes.Buffer{}, make(chan error, 1)
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() { ended <- cmd.Wait() }()
+		return metrics, cmd, ended, out
+	}
+	leader := func() string {
+		lease, err := s.Client.CoordinationV1().Leases(namespace).Get(ctx, "kvepp-kvepp", metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil {
+			return ""
+		}
+		return *lease.Spec.HolderIdentity
+	}
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := process.Until(ctx, func() error {
+			if !f() {
+				return errors.New(what)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	metrics, first, firstEnded, firstOut := start("kvepp-0")
+	knows := func(n int) func() bool {
+		return func() bool {
+			text, err := io.ReadAll(scrape(t, metrics, firstEnded, firstOut).Body)
+			return err == nil && regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).Match(text)
+		}
+	}
+	eventually("two workers are known", knows(2))
+	eventually("a leader holds the lease", func() bool { return leader() != "" })
+	one := leader()
+	_, second, secondEnded, secondOut := start("kvepp-1")
+	if err := s.RemovePod(ctx, namespace, "engine-1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually("one worker is known", knows(1))
+	if err := first.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-firstEnded; err != nil {
+		t.Errorf("%v\n%s", err, firstOut)
+	}
+	eventually("the other leads", func() bool { return leader() != "" && leader() != one })
+	if err := second.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-secondEnded; err != nil {
+		t.Errorf("%v\n%s", err, secondOut)
+	}
+
+	used := map[string]bool{}
+	text, err := os.ReadFile(audit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var event struct {
+			Verb           string
+			User           struct{ Username string }
+			ObjectRef      struct{ APIGroup, Resource, Namespace, Name string }
+			ResponseStatus struct{ Code int }
+			RequestURI     string
+		}
+		if err := json.Unmarshal(line, &event); err != nil {
+			t.Fatal(err)
+		}
+		if event.User.Username != "system:serviceaccount:"+namespace+":kvepp" {
+			continue
+		}
+		if event.ResponseStatus.Code == 403 {
+			t.Errorf("forbidden: %s %s", event.Verb, event.RequestURI)
+		}
+		used[event.ObjectRef.APIGroup+"/"+event.ObjectRef.Resource+" "+event.Verb] = true
+	}
+	for _, rule := range r.one(t, "Role").list("rules") {
+		for _, group := range rule.strings("apiGroups") {
+			for _, resource := range rule.strings("resources") {
+				if slices.Contains([]string{"inferenceobjectives", "inferencemodelrewrites"}, resource) {
+					continue // asked for where there are such kinds
+				}
+				for _, verb := range rule.strings("verbs") {
+					// To watch from the beginning is to list; older API servers must be asked for both.
+					if key := group + "/" + resource + " " + verb; !used[key] && verb != "list" {
+						t.Errorf("the right to %s is not used", key)
+					}
+				}
+			}
+		}
+	}
+	if t.Failed() {
+		t.Logf("%v\n%s\n%s", used, firstOut, secondOut)
+	}
+}
