@@ -29,7 +29,7 @@ func (b *bench) chat(model string, messages []any, header http.Header, with map[
 	if err != nil || a.Status != http.StatusOK {
 		b.t.Fatalf("%s, %+v: %v, %+v", model, in, err, a)
 	}
-	b.await(0, b.ids(body), in)
+	b.await(fmt.Sprintf("%s, %+v", model, in), b.ids(body), in)
 	return a
 }
 

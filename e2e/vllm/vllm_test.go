@@ -264,14 +264,14 @@ func (b *bench) held(ids []kvblock.Token, in space) int {
 	return 0
 }
 
-// await waits until the index has the whole blocks of request n.
-func (b *bench) await(n int, ids []kvblock.Token, in space) {
+// await waits until the index has the whole blocks of a request.
+func (b *bench) await(request string, ids []kvblock.Token, in space) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	err := process.Until(ctx, func() error {
 		if held := b.held(ids, in); held < full(len(ids)) {
-			return fmt.Errorf("request %d: the index has %d of its %d tokens", n, held, len(ids))
+			return fmt.Errorf("%s: the index has %d of its %d tokens", request, held, len(ids))
 		}
 		return nil
 	})
@@ -323,7 +323,7 @@ func testConversations(b *bench) {
 		}
 		last[c] = full(len(ids))
 		// Its events come a moment after the answer.
-		b.await(n, ids, space{salt: c.salt})
+		b.await(fmt.Sprintf("request %d", n), ids, space{salt: c.salt})
 		c.grow(rng, a.Text)
 		if len(ids) > maxTokens || rng.IntN(40) == 0 {
 			running[at] = nil
