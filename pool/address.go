@@ -30,6 +30,9 @@ func CheckTCP(address string, n uint32) error {
 	return checkHostPort(rest, n)
 }
 
+// CheckHostPort says what is wrong with an address HOST:PORT, nil when nothing is.
+func CheckHostPort(address string) error { return checkHostPort(address, 1) }
+
 // checkHostPort says what is wrong with a host:port of n consecutive ports, nil when nothing is.
 func checkHostPort(address string, n uint32) error {
 	host, port, err := net.SplitHostPort(address)

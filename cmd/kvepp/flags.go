@@ -12,6 +12,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -173,7 +174,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.SetOutput(io.Discard) // main prints errors, once
 
 	f.StringVar(&o.endpoints, "endpoints", "", "YAML `FILE` that lists the endpoints; read again whenever it changes")
-	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV), which completes endpoints that have a \"dynamo:\" path; or kubernetes, where --pool-name or --endpoint-selector says which Pods")
+	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV), which completes endpoints that have a \"dynamo:\" path; frontend:HOST:PORT,..., a frontend that knows the workers from whatever discovery, for the same; or kubernetes, where --pool-name or --endpoint-selector says which Pods")
 	o.cluster.add(f)
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")
 	f.StringVar(&o.modelPath, "model-path", "", "the same for a single model: the `DIR` ...")
@@ -493,10 +494,16 @@ func (o *options) check() error {
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
 	}
-	switch dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); {
-	case o.dynamoDiscovery == "" || ok && dir != "":
+	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
+	case o.dynamoDiscovery == "" || kind == "file" && at != "":
+	case kind == "frontend":
+		for _, address := range strings.Split(at, ",") {
+			if err := pool.CheckHostPort(address); err != nil {
+				return fmt.Errorf("--dynamo-discovery frontend: %w", err)
+			}
+		}
 	case o.dynamoDiscovery != inKubernetes:
-		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR, or be kubernetes; Dynamo's other backends are not read", o.dynamoDiscovery)
+		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows", o.dynamoDiscovery)
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/metrics"
+	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/router"
 	"kvepp/tokenizer"
@@ -122,6 +123,9 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 		Namespace: k.namespace, PoolName: o.poolName, PoolGroup: o.poolGroup, Ports: o.targetPorts,
 		KVEventsPort: int(o.kvEventsPort), KVEventsGiven: o.given["kv-events-port"], KVReplayPort: int(o.kvReplayPort),
 		DataParallelSize: o.dataParallelSize, Family: o.podIPFamily, Dynamo: engine.Engine == tokenizer.Dynamo,
+	}
+	if config.Dynamo {
+		config.AskFrontend = dynamo.AskFrontend
 	}
 	if o.poolName == "" {
 		if config.Selector, err = kube.ParseSelector(o.endpointSelector); err != nil {

@@ -163,7 +163,7 @@ func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.M
 func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, wrong *complaints) {
 	workers := map[string][]tokenizer.DynamoSettings{}
 	for _, in := range instances {
-		if in.Card == nil || models[in.Card.Model] == nil {
+		if in.Card == nil || len(in.Card.RuntimeConfig) == 0 || models[in.Card.Model] == nil { // of one that a frontend told of, nothing is known
 			continue
 		}
 		settings, err := tokenizer.ParseDynamoSettings(in.Card.RuntimeConfig)

@@ -56,3 +56,44 @@ func TestFirstWorkers(t *testing.T) {
 		t.Error("it does not last")
 	}
 }
+
+func TestReadiness(t *testing.T) {
+	r := newReadiness()
+	if r.waits() != "" {
+		t.Error("nothing is wanted, and it waits for", r.waits())
+	}
+	leads := r.want("to lead")
+	synced := make(chan struct{})
+	r.await("the pool", synced)
+	if r.waits() != "the pool, to lead" {
+		t.Error(r.waits())
+	}
+	leads(true)
+	close(synced)
+	for r.waits() != "" {
+		<-r.changed
+	}
+	leads(false)
+	if <-r.changed; r.waits() != "to lead" {
+		t.Error("a lease that was lost:", r.waits())
+	}
+	r.await("something that is there", synced)
+	if r.waits() != "to lead" {
+		t.Error(r.waits())
+	}
+}
+
+func TestLeaseNames(t *testing.T) {
+	for _, c := range []struct {
+		cluster
+		want string
+	}{
+		{cluster{poolName: "p"}, "kvepp-p"},
+		{cluster{poolName: "p", leaseName: "x"}, "x"},
+		{cluster{endpointSelector: "app=vllm"}, "kvepp-ae189306"}, // must never change: replicas of two versions share it
+	} {
+		if got := c.lease(); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.cluster, got, c.want)
+		}
+	}
+}

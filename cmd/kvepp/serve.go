@@ -314,13 +314,17 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		}
 		p.Update(endpoints)
 	}
-	if dir, ok := strings.CutPrefix(o.dynamoDiscovery, "file:"); ok {
-		dynamo.NewFileStore(dir, log).Watch(ctx, func(now []dynamo.Instance) {
-			mu.Lock()
-			defer mu.Unlock()
-			stored = now
-			update()
-		})
+	discovered := func(now []dynamo.Instance) {
+		mu.Lock()
+		defer mu.Unlock()
+		stored = now
+		update()
+	}
+	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); kind {
+	case "file":
+		dynamo.NewFileStore(at, log).Watch(ctx, discovered)
+	case "frontend":
+		dynamo.NewFrontends(strings.Split(at, ","), log).Watch(ctx, discovered)
 	}
 	stop = func() {}
 	if cluster != nil {

@@ -135,9 +135,11 @@ func (s *FileStore) scan(now time.Time) []Instance {
 }
 
 func sortInstances(instances []Instance) {
-	slices.SortFunc(instances, func(a, b Instance) int {
-		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.InstanceID, b.InstanceID))
-	})
+	slices.SortFunc(instances, func(a, b Instance) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) })
+}
+
+func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
+	return cmp.Or(strings.Compare(path, otherPath), cmp.Compare(id, otherID))
 }
 
 // channels returns where the event plane carries the KV events of each worker, ordered by rank. Who sends and where are two

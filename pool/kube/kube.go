@@ -109,6 +109,9 @@ type Config struct {
 	Family string
 	// Dynamo says that the Pods are Dynamo's: their DynamoWorkerMetadata objects are followed.
 	Dynamo bool
+	// AskFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.AskFrontend does; nil: nobody is asked. It gives
+	// the instance ids of workers that write no DynamoWorkerMetadata, because their discovery is etcd or another.
+	AskFrontend func(ctx context.Context, address string) (dynamo.View, error)
 }
 
 // State is what the cluster says at one moment.
@@ -151,6 +154,7 @@ type Source struct {
 	pods      map[string]*known // Pods that may become endpoints, by name
 	order     []string          // their names, sorted
 	workers   metadata
+	frontends frontends
 }
 
 // spec is what an InferencePool says of its endpoints.
@@ -165,12 +169,13 @@ type known struct {
 	endpoints []pool.Endpoint
 	instances []dynamo.Instance
 	complaint string // the last, so that it is logged once
+	seen      sighting
 }
 
 // NewSource returns a source that follows nothing yet.
 func NewSource(c *Client, config Config, log *slog.Logger) *Source {
 	return &Source{client: c, config: config, log: log,
-		pools: newKind("inferencepools", log), podKind: newKind("pods", log), workerKind: newKind("dynamoworkermetadatas", log),
+		frontends: newFrontends(), pools: newKind("inferencepools", log), podKind: newKind("pods", log), workerKind: newKind("dynamoworkermetadatas", log),
 		synced: make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
 }
 
@@ -231,6 +236,9 @@ func (s *Source) Run(ctx context.Context, apply func(State)) {
 		case <-ctx.Done():
 		}
 	}
+	if s.asks() {
+		running.Go(func() { s.askFrontends(ctx) })
+	}
 	s.tell(ctx, apply)
 }
 
@@ -269,12 +277,13 @@ func (s *Source) state() (state *State, ready bool) {
 	if !s.found || s.spec != nil && !s.listed {
 		return nil, false
 	}
-	state = &State{}
+	state, ready = &State{}, s.spec != nil
 	for _, name := range s.order {
 		state.Endpoints = append(state.Endpoints, s.pods[name].endpoints...)
 		state.Instances = append(state.Instances, s.pods[name].instances...)
+		ready = ready && !(s.asks() && s.pods[name].waits())
 	}
-	return state, s.spec != nil
+	return state, ready
 }
 
 // wake says that there is something to tell.
@@ -321,7 +330,7 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 // compute makes a Pod's endpoints. The caller holds s.mu.
 func (s *Source) compute(k *known) {
 	complaint := k.complaint
-	if k.endpoints, k.instances, k.complaint = s.endpointsOf(k.pod); k.complaint != "" && k.complaint != complaint {
+	if k.endpoints, k.instances, k.complaint = s.endpointsOf(k); k.complaint != "" && k.complaint != complaint {
 		s.log.Warn("something is wrong with a Pod", "pod", k.pod.Name, "what", k.complaint)
 	}
 }

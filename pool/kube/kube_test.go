@@ -23,6 +23,9 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	corefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"kvepp/kvblock"
+	"kvepp/pool/dynamo"
 )
 
 // cluster is an API server of maps. A watch of such a one tells only of what comes after it began, and not of what came between a
@@ -409,6 +412,85 @@ func testDynamoInstalledLater(t *testing.T) {
 	eventually(t, "another id", func() bool { return instance() == 43 })
 	c.must(c.dynamic.Resource(workerResource).Namespace("ns").Delete(t.Context(), "w", metav1.DeleteOptions{}))
 	eventually(t, "the Pod's id", func() bool { return instance() != 43 })
+}
+
+// TestFrontendsKnow: workers whose discovery is etcd write nothing that Kubernetes could tell of. Their frontends know their ids.
+func TestFrontendsKnow(t *testing.T) { synctest.Test(t, testFrontendsKnow) }
+
+func testFrontendsKnow(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("a", "10.0.0.1"))
+	c.put(aPod("b", "10.0.0.2"))
+	c.put(aPod("n", "10.0.0.3")) // known to nobody
+	var mu sync.Mutex
+	view := dynamo.View{Models: map[string]dynamo.Served{"m": {BlockSize: 16, TotalKVBlocks: 99}}}
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
+		AskFrontend: func(_ context.Context, address string) (dynamo.View, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if address != "10.0.0.2:8000" {
+				return dynamo.View{}, errors.New("no frontend there")
+			}
+			return view, nil
+		}})
+	know := func(workers ...dynamo.Seen) {
+		mu.Lock()
+		defer mu.Unlock()
+		view.Workers = workers
+	}
+	instances := func() (all []uint64) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, e := range r.last.Endpoints {
+			all = append(all, e.InstanceID)
+		}
+		return all
+	}
+	want := func(ids ...uint64) {
+		t.Helper()
+		eventually(t, fmt.Sprint("instances ", ids), func() bool { return slices.Equal(instances(), ids) })
+	}
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	if r.synced() || len(instances()) != 0 {
+		t.Error("ready before anybody has said who the workers are")
+	}
+	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"})
+	want(1<<63, 2)
+	want(1<<63, 2, kvblock.InstanceID("n")) // which has waited enough
+	eventually(t, "ready", r.synced)
+	r.mu.Lock()
+	if e := r.last.Endpoints[0]; e.Namespace != "ns" || e.Model != "m" || e.BlockSize != 16 || e.TotalKVBlocks != 99 || len(r.last.Instances) != 0 {
+		t.Errorf("%+v, instances %+v", e, r.last.Instances)
+	}
+	r.mu.Unlock()
+	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	want(1<<63, 2, 3)
+	// A worker that began anew in its Pod has another id. While the old one's lease lasts there are two, and neither is believed.
+	a := aPod("a", "10.0.0.1")
+	a.Status.Conditions[1].Status = corev1.ConditionFalse
+	c.put(a)
+	want(2, 3)
+	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	a.Status.Conditions[1].Status = corev1.ConditionTrue
+	c.put(a)
+	eventually(t, "a to wait", func() bool {
+		r.Source.mu.Lock()
+		defer r.Source.mu.Unlock()
+		return r.pods["a"].waits()
+	})
+	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	want(7, 2, 3)
+	// What a worker wrote itself goes before; that the frontend disagrees is said.
+	c.object(workerResource, record(t, "a", "a", "uid-a", 42, "ns", "aggregated", 1, false))
+	want(42, 2, 3)
+	r.Source.mu.Lock()
+	defer r.Source.mu.Unlock()
+	if complaint := r.pods["a"].complaint; !strings.Contains(complaint, "knows its worker as 7, and DynamoWorkerMetadata as 42") {
+		t.Errorf("complaint %q", complaint)
+	}
 }
 
 // TestElection: one leads; when it stops, the other does, long before the lease would have ended.

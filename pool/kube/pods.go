@@ -199,9 +199,11 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 //
 // complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several, port i is the engine of rank i, whose events are at the port i above that
 // of rank 0, and all of them have one instance id. Where there is one, the ranks behind it share it.
-func (s *Source) endpointsOf(p *corev1.Pod) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
+func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
+	p := k.pod
 	ip := address(p, s.config.Family)
 	if s.spec == nil || ip == "" || !serves(p) {
+		k.seen = sighting{} // another worker may have begun when it is back
 		return nil, nil, ""
 	}
 	ports := s.spec.ports
@@ -218,14 +220,23 @@ func (s *Source) endpointsOf(p *corev1.Pod) (endpoints []pool.Endpoint, instance
 		complaint = err.Error() + "; that is ignored"
 	}
 	found := s.workers.instances(p)
-	if len(found) == 0 {
-		found = []named{{}}
+	if seen := s.sighted(k); len(found) > 0 {
+		if seen.known && !slices.ContainsFunc(found, func(n named) bool { return n.InstanceID == seen.worker.InstanceID }) {
+			complaint = fmt.Sprintf("a frontend knows its worker as %d, and DynamoWorkerMetadata as %d: requests name the latter", seen.worker.InstanceID, found[0].InstanceID)
+		}
+	} else if found = []named{{}}; seen.known {
+		found[0].Instance = seen.instance()
+	} else if s.asks() && !seen.given {
+		s.frontends.wake()
+		return nil, nil, complaint
 	}
 	for i := range found {
 		in := &found[i].Instance
 		e, name := of, p.Name
 		if in.Path != "" {
-			instances = append(instances, *in)
+			if found[i].name != "" { // what a frontend knows of it is no model card
+				instances = append(instances, *in)
+			}
 			e = dynamo.Complete(e, in)
 			e.Namespace, _, _ = strings.Cut(in.Path, "/")
 			e.EventChannels = in.Channels

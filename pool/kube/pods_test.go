@@ -131,7 +131,7 @@ func TestEndpointsOfAPod(t *testing.T) {
 		if again, err := stripPod(stripped); err != nil || fmt.Sprint(again) != fmt.Sprint(stripped) {
 			t.Errorf("%s: stripping twice is not once: %v", c.name, err)
 		}
-		endpoints, _, complaint := s.endpointsOf(stripped.(*corev1.Pod))
+		endpoints, _, complaint := s.endpointsOf(&known{pod: stripped.(*corev1.Pod)})
 		if got := show(endpoints); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 		}

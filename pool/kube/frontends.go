@@ -1,0 +1,190 @@
+package kube
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool/dynamo"
+)
+
+// frontends is when to ask the frontends of Dynamo's Pods again.
+type frontends struct {
+	asked   chan struct{} // holds one when a Pod waits for an answer
+	differs bool          // said already that ids are not those of names
+}
+
+func newFrontends() frontends { return frontends{asked: make(chan struct{}, 1)} }
+
+func (f *frontends) wake() {
+	select {
+	case f.asked <- struct{}{}:
+	default:
+	}
+}
+
+// sighting is what a frontend knows of a Pod's worker, since the Pod is ready. The zero value: nobody was asked yet.
+type sighting struct {
+	known  bool
+	worker dynamo.Seen
+	model  string        // the frontend's only one; empty: not known
+	served dynamo.Served // of it
+
+	since time.Time // when the Pod began to wait for it
+	given bool      // it has waited enough: its name says its id
+}
+
+// instance is the worker, as discovery would tell of it.
+func (s *sighting) instance() dynamo.Instance {
+	return dynamo.Instance{Path: s.worker.Path, InstanceID: s.worker.InstanceID,
+		Card: &dynamo.Card{Model: s.model, BlockSize: s.served.BlockSize, TotalKVBlocks: s.served.TotalKVBlocks}}
+}
+
+const (
+	// heldBack is how long a Pod of Dynamo's that wrote nothing of itself waits for a frontend that knows its worker. A frontend refuses
+	// requests for workers that it does not know.
+	heldBack    = 3 * time.Second
+	askWaiting  = 250 * time.Millisecond // between questions while a Pod waits
+	askAgain    = 2 * time.Second        // while there are workers that no frontend knows
+	askAnyway   = 30 * time.Second       // when all are known
+	askedAtOnce = 3                      // of the Pods whose workers are not known
+)
+
+// waits reports whether a Pod is no endpoint only because no frontend has said who its worker is. The caller holds s.mu.
+func (k *known) waits() bool {
+	return !k.seen.since.IsZero() && !k.seen.known && !k.seen.given && len(k.instances) == 0
+}
+
+// asks reports whether frontends are asked.
+func (s *Source) asks() bool { return s.config.Dynamo && s.config.AskFrontend != nil }
+
+// sighted returns what a frontend knows of a Pod that is ready, and begins its waiting. The caller holds s.mu.
+func (s *Source) sighted(k *known) sighting {
+	if k.seen.since.IsZero() {
+		k.seen.since = time.Now()
+	}
+	return k.seen
+}
+
+// askFrontends asks until ctx ends. One frontend knows all the workers of its namespace: one answer settles many Pods.
+func (s *Source) askFrontends(ctx context.Context) {
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.frontends.asked:
+		case <-next.C:
+		}
+		var all sync.WaitGroup // Pods of prefill workers have no frontend, and may not even refuse
+		for _, address := range s.toAsk() {
+			all.Go(func() {
+				if v, err := s.config.AskFrontend(ctx, address); err == nil {
+					s.sight(&v)
+				} else if ctx.Err() == nil {
+					s.log.Debug("a Pod's frontend was asked which workers it knows", "address", address, "error", err)
+				}
+			})
+		}
+		all.Wait()
+		wait := s.judge()
+		next.Reset(wait/2 + rand.N(wait))
+	}
+}
+
+// toAsk returns the frontends to ask: of Pods whose workers are not known, else of any.
+func (s *Source) toAsk() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var waiting, others []string
+	for _, name := range s.order {
+		k := s.pods[name]
+		if ip := address(k.pod, s.config.Family); !k.seen.since.IsZero() && ip != "" {
+			if port := s.frontendPort(k); port != 0 {
+				at := net.JoinHostPort(ip, strconv.Itoa(port))
+				if k.seen.known {
+					others = append(others, at)
+				} else {
+					waiting = append(waiting, at)
+				}
+			}
+		}
+	}
+	rand.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+	if len(others) > 0 {
+		return append(waiting[:min(len(waiting), askedAtOnce)], others[rand.IntN(len(others))])
+	}
+	return waiting[:min(len(waiting), askedAtOnce)]
+}
+
+// frontendPort returns where a Pod's frontend listens, 0 for nowhere. The caller holds s.mu.
+func (s *Source) frontendPort(k *known) int {
+	switch {
+	case len(k.pod.Spec.Containers) > 0:
+		return int(k.pod.Spec.Containers[0].Ports[0].ContainerPort)
+	case s.spec != nil && len(s.spec.ports) > 0:
+		return s.spec.ports[0]
+	}
+	return 0
+}
+
+// sight takes in what a frontend knows.
+func (s *Source) sight(v *dynamo.View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.pods {
+		if k.seen.since.IsZero() {
+			continue
+		}
+		ips := []string{k.pod.Status.PodIP}
+		for _, ip := range k.pod.Status.PodIPs {
+			ips = append(ips, ip.IP)
+		}
+		worker, ok := v.WorkerAt(ips...)
+		if !ok {
+			continue
+		}
+		before := k.seen
+		k.seen.known, k.seen.worker = true, worker
+		if model, served, ok := v.OnlyModel(); ok {
+			k.seen.model, k.seen.served = model, served
+		}
+		if k.seen == before {
+			continue
+		}
+		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 && !s.frontends.differs {
+			s.frontends.differs = true
+			s.log.Info("the ids of Dynamo's workers are not those of their Pods' names: the frontends' word is taken for them", "pod", k.pod.Name,
+				"instance", worker.InstanceID, "by_name", kvblock.InstanceID(k.pod.Name))
+		}
+		s.recompute(k)
+	}
+}
+
+// judge lets the Pods go that have waited enough, and says when to ask again.
+func (s *Source) judge() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wait := askAnyway
+	for _, k := range s.pods {
+		if k.seen.given && !k.seen.known {
+			wait = min(wait, askAgain)
+		}
+		if !k.waits() {
+			continue
+		}
+		if time.Since(k.seen.since) < heldBack {
+			wait = min(wait, askWaiting)
+			continue
+		}
+		k.seen.given = true
+		s.log.Warn("no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: its id is taken to be that of its name", "pod", k.pod.Name)
+		s.recompute(k)
+	}
+	return wait
+}
