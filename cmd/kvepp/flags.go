@@ -31,7 +31,8 @@ type options struct {
 	warmUpTimeout                    time.Duration
 	metricsAddress, metricsTokenFile string
 	transport
-	drainTimeout time.Duration
+	drainTimeout, drainDelay time.Duration
+	modelLoadTimeout         time.Duration
 
 	endpoints       string
 	dynamoDiscovery string
@@ -208,6 +209,8 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.DurationVar(&o.warmUpTimeout, "warmup-timeout", 10*time.Second, "how long the start waits for --index-peers; then kvepp serves with what it has")
 	o.transport.add(f)
 	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second, "after SIGTERM, how long running requests may take to end")
+	f.DurationVar(&o.drainDelay, "drain-delay", 5*time.Second, "after SIGTERM, how long new requests are still served, of --drain-timeout: health checks say at once that none are wanted, and proxies notice when they ask the next time")
+	f.DurationVar(&o.modelLoadTimeout, "model-load-timeout", 30*time.Second, "how long the start waits for the models' tokenizers; the requests of a model that is not loaded by then are routed by load only")
 
 	f.IntVar(&o.minInitialWorkers, "router-min-initial-workers", 0, "health checks say that kvepp is not ready until it has first seen `N` endpoints that requests can be sent to; prefill workers do not count")
 
@@ -491,6 +494,12 @@ func (o *options) check() error {
 		return errors.New("--router-min-initial-workers may not be negative")
 	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
 		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
+	case o.drainDelay < 0 || o.drainTimeout < 0:
+		return errors.New("--drain-delay and --drain-timeout may not be negative")
+	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
+		return fmt.Errorf("--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer", o.drainDelay, o.drainTimeout)
+	case o.modelLoadTimeout <= 0:
+		return errors.New("--model-load-timeout must be above 0")
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
 	}

@@ -16,7 +16,13 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, and whose engine is not asked in its place,
+// loaded is what came of reading a tokenizer.
+type loaded struct {
+	model *tokenizer.Model
+	err   error
+}
+
+// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and whose engine is not asked in its place,
 // has a nil one: requests for it can still be routed by load.
 func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
 	folders, err := o.modelFolders()
@@ -35,9 +41,30 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		return nil, err
 	}
 	models := make(map[string]*tokenizer.Model, len(folders))
+	start := time.Now()
+	loads := make(map[string]chan loaded, len(folders))
 	for name, dir := range folders {
-		start := time.Now()
-		model, err := tokenizer.Load(dir, served)
+		done := make(chan loaded, 1)
+		loads[name] = done
+		go func() {
+			model, err := tokenizer.Load(dir, served)
+			done <- loaded{model, err}
+		}()
+	}
+	within, cancel := context.WithTimeout(context.Background(), o.modelLoadTimeout)
+	defer cancel()
+	for name, dir := range folders {
+		var l loaded
+		select {
+		case l = <-loads[name]:
+		case <-within.Done():
+			select { // it may have come in time, while another was waited for
+			case l = <-loads[name]:
+			default:
+				l.err = fmt.Errorf("not loaded after --model-load-timeout, %s; is its file system there?", o.modelLoadTimeout)
+			}
+		}
+		model, err := l.model, l.err
 		if err != nil && urls[name] != "" {
 			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", err)
 			continue

@@ -51,6 +51,7 @@ func serve(o *options) error {
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 
 	token, err := newTokenFile("--admin-token-file", o.adminTokenFile)
 	if err != nil {
@@ -516,13 +517,20 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		case <-ctx.Done():
 		}
 	}
-	log.Info("stopping: running requests may end", "within", o.drainTimeout)
+	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
 	announce(checks, false)
+	late := time.After(o.drainTimeout)
+	select { // who was not asked for health yet still sends requests, and would have an error of each
+	case <-time.After(o.drainDelay):
+	case <-late:
+	case err := <-failed:
+		return err
+	}
 	drained := make(chan struct{})
 	go func() { main.GracefulStop(); close(drained) }()
 	select {
 	case <-drained:
-	case <-time.After(o.drainTimeout):
+	case <-late:
 		log.Warn("requests were still running after --drain-timeout; they are cut off")
 	}
 	return nil

@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -490,7 +491,7 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
 		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
-		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s"}, s.cfg.KveppFlags...)
+		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"}, s.cfg.KveppFlags...)
 	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
 		return err
 	}
@@ -517,6 +518,17 @@ func (s *Stack) KveppMemory() (int, error) {
 
 // KillKvepp ends kvepp as a crash would.
 func (s *Stack) KillKvepp() { s.kvepp.Kill() }
+
+// DrainKvepp asks kvepp to stop, and waits until it has.
+func (s *Stack) DrainKvepp(ctx context.Context) error {
+	s.kvepp.Signal(syscall.SIGTERM)
+	return process.Until(ctx, func() error {
+		if !s.kvepp.Ended() {
+			return errors.New("kvepp has not stopped yet")
+		}
+		return nil
+	})
+}
 
 // Settled waits until kvepp has n workers and is connected to the events of each.
 func (s *Stack) Settled(ctx context.Context, n int) error { return s.settled(ctx, n, n) }
@@ -594,7 +606,17 @@ func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(con
 		return nil, err
 	}
 	s.envoys = append(s.envoys, e)
-	return e, s.up(ctx, "Envoy", func() error { return e.SeesKvepp(ctx, true) }, e.process)
+	return e, s.up(ctx, "Envoy", func() error {
+		if err := e.SeesKvepp(ctx, true); err != nil {
+			return err
+		}
+		// It listens when all clusters were checked that it checks the health of.
+		conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}, e.process)
 }
 
 func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
@@ -648,6 +670,8 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 				return nil, err
 			}
 			to = append(to, servers...)
+		default: // others are the caller's to edit
+			continue
 		}
 		At(cluster, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = to
 	}

@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"kvepp/e2e/process"
+)
+
+// asProgram has the test's binary be kvepp.
+const asProgram = "KVEPP_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv))
+	}
+	os.Exit(m.Run())
+}
+
+// running is a kvepp in a process of its own.
+type running struct {
+	*process.Process
+	t                         *testing.T
+	grpc, health, prom, admin int // ports
+	endpoints                 string
+	processor, plain          *grpc.ClientConn
+}
+
+// reserve gives a kvepp its ports, so that others can be told of them before it runs.
+func reserve(t *testing.T) *running {
+	t.Helper()
+	first, err := process.Ports(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &running{t: t, grpc: first, health: first + 1, prom: first + 2, admin: first + 3, endpoints: filepath.Join(t.TempDir(), "endpoints.yaml")}
+}
+
+func (r *running) adminURL() string { return fmt.Sprintf("http://127.0.0.1:%d", r.admin) }
+
+// write replaces the endpoints file.
+func (r *running) write(text string) {
+	r.t.Helper()
+	if err := os.WriteFile(r.endpoints+".next", []byte(text), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.Rename(r.endpoints+".next", r.endpoints); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// start starts it, and does not wait.
+func (r *running) start(flags ...string) {
+	r.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	argv := append([]string{self, "serve", "--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
+		"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port", strconv.Itoa(r.prom),
+		"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)
+	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", []string{asProgram + "=1"}, argv...); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		r.Kill()
+		if r.t.Failed() {
+			r.t.Logf("the end of kvepp's log:\n%s", r.Tail(30))
+		}
+	})
+	for conn, port := range map[**grpc.ClientConn]int{&r.processor: r.grpc, &r.plain: r.health} {
+		if *conn, err = grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(func() { (*conn).Close() })
+	}
+}
+
+// status is what the health service says of readiness.
+func (r *running) status() (healthv1.HealthCheckResponse_ServingStatus, error) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+	defer cancel()
+	answer, err := healthv1.NewHealthClient(r.plain).Check(ctx, &healthv1.HealthCheckRequest{Service: "readiness"})
+	return answer.GetStatus(), err
+}
+
+// eventually waits for a condition, for half a minute.
+func (r *running) eventually(what string, condition func() error) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := process.Up(ctx, what, condition, r.Process); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *running) ready() {
+	r.t.Helper()
+	r.eventually("kvepp to be ready", func() error {
+		if s, err := r.status(); err != nil || s != healthv1.HealthCheckResponse_SERVING {
+			return fmt.Errorf("%v %w", s, err)
+		}
+		return nil
+	})
+}
+
+// metrics returns kvepp's, as text.
+func (r *running) metrics() (string, error) {
+	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", r.prom))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return string(text), err
+}
+
+// request is a request as the proxy tells of it. It stays until its stream is closed.
+type request struct {
+	extprocv3.ExternalProcessor_ProcessClient
+	endpoint string // where it goes; empty: status is kvepp's own answer
+	status   int
+}
+
+// ask has a request without a body routed.
+func (r *running) ask(ctx context.Context) (*request, error) {
+	stream, err := extprocv3.NewExternalProcessorClient(r.processor).Process(ctx)
+	if err != nil {
+		return nil, err
+	}
+	header := func(name, value string) *corev3.HeaderValue {
+		return &corev3.HeaderValue{Key: name, RawValue: []byte(value)}
+	}
+	if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{
+		EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{header(":method", "GET"), header(":path", "/v1/models")}}}}}); err != nil {
+		return nil, err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	q := &request{ExternalProcessor_ProcessClient: stream, status: int(answer.GetImmediateResponse().GetStatus().GetCode())}
+	for _, h := range answer.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+		if h.GetHeader().GetKey() == "x-gateway-destination-endpoint" {
+			q.endpoint = string(h.GetHeader().GetRawValue())
+		}
+	}
+	return q, nil
+}
+
+// end ends the request in order: its answer has come.
+func (q *request) end() error {
+	if err := q.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{EndOfStream: true,
+		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":status", RawValue: []byte("200")}}}}}}); err != nil {
+		return err
+	}
+	if _, err := q.Recv(); err != nil {
+		return err
+	}
+	return q.CloseSend()
+}
+
+// answers waits until a request is sent to the endpoint; an empty one until kvepp answers 503.
+func (r *running) answers(endpoint string) {
+	r.t.Helper()
+	r.eventually("requests to go to "+strconv.Quote(endpoint), func() error {
+		q, err := r.ask(r.t.Context())
+		if err != nil {
+			return err
+		}
+		if q.endpoint != endpoint || endpoint == "" && q.status != http.StatusServiceUnavailable {
+			return fmt.Errorf("it went to %q, status %d", q.endpoint, q.status)
+		}
+		if endpoint == "" {
+			return nil
+		}
+		return q.end()
+	})
+}
+
+const oneEndpoint = "endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n"
+
+// TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might, and one peer
+// that never answers is waited for as long as was said.
+func TestReplicasStartTogether(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	deaf, err := process.Ports(1) // an engine's events that are not there yet
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoints := fmt.Sprintf("endpoints:\n- {name: a, address: '10.0.0.1:8000', blockSize: 16, kvEvents: 'tcp://127.0.0.1:%d'}\n", deaf)
+	replicas := []*running{reserve(t), reserve(t), reserve(t)}
+	for i, r := range replicas {
+		var peers []string
+		for j, other := range replicas {
+			if j != i {
+				peers = append(peers, other.adminURL())
+			}
+		}
+		r.write(endpoints)
+		r.start("--warmup-timeout=1h", "--index-peers", strings.Join(peers, ","))
+	}
+	for _, r := range replicas {
+		r.ready()
+		r.answers("10.0.0.1:8000")
+	}
+	late := reserve(t)
+	late.write(endpoints)
+	late.start("--warmup-timeout=2s", "--index-peers", "http://"+silent.Addr().String()+","+replicas[0].adminURL())
+	late.ready()
+	late.answers("10.0.0.1:8000")
+}
+
+// TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever they all go.
+func TestPoolAtZero(t *testing.T) {
+	r := reserve(t)
+	r.write("endpoints: []\n")
+	r.start()
+	r.ready()
+	r.answers("")
+	for range 2 {
+		r.write(oneEndpoint)
+		r.answers("10.0.0.1:8000")
+		running, err := r.ask(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.write("endpoints: []\n")
+		r.answers("")
+		if err := running.end(); err != nil { // whose endpoint has gone meanwhile
+			t.Error(err)
+		}
+		r.ready()
+	}
+	r.eventually("bookings to end", func() error {
+		m, err := r.metrics()
+		if err == nil && !strings.Contains(m, "\nkvepp_active_requests 0\n") {
+			err = fmt.Errorf("there are some")
+		}
+		return err
+	})
+}
+
+// TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not answer keep
+// nobody from being served.
+func TestTokenizersThatDoNotLoad(t *testing.T) {
+	broken, hanging := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(broken, "tokenizer.json"), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(hanging, "tokenizer.json"), 0o644); err != nil { // opening it waits for a writer
+		t.Fatal(err)
+	}
+	r := reserve(t)
+	r.write(oneEndpoint)
+	r.start("--model=a="+filepath.Join(broken, "nowhere"), "--model=b="+broken, "--model=c="+hanging, "--model=d=../../e2e/models/tiny-bytelevel", "--model-load-timeout=3s")
+	r.ready()
+	r.answers("10.0.0.1:8000")
+	if m, err := r.metrics(); err != nil || !strings.Contains(m, "\nkvepp_models_without_tokenizer 3\n") {
+		t.Error("not three models without a tokenizer", err)
+	}
+}
+
+// TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then kvepp ends
+// well. A second signal does not wait.
+func TestDrain(t *testing.T) {
+	r := reserve(t)
+	r.write(oneEndpoint)
+	r.start("--drain-delay=2s", "--drain-timeout=1h")
+	r.ready()
+	held, err := r.ask(t.Context())
+	if err != nil || held.endpoint == "" {
+		t.Fatal(held, err)
+	}
+	r.Signal(syscall.SIGTERM)
+	r.eventually("health to say that no requests are wanted", func() error {
+		if s, err := r.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
+			return fmt.Errorf("%v %w", s, err)
+		}
+		return nil
+	})
+	late, err := r.ask(t.Context()) // of a proxy that has not asked since
+	if err != nil || late.endpoint == "" {
+		t.Fatal("a request soon after SIGTERM is refused", late, err)
+	}
+	r.eventually("new requests to be refused", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		q, err := r.ask(ctx)
+		if err == nil {
+			return fmt.Errorf("one went to %s: %v", q.endpoint, q.end())
+		}
+		return nil
+	})
+	if r.Ended() {
+		t.Fatal("kvepp has not waited for running requests")
+	}
+	var wait sync.WaitGroup
+	for _, q := range []*request{held, late} {
+		wait.Go(func() {
+			if err := q.end(); err != nil {
+				t.Error("a running request was cut off:", err)
+			}
+		})
+	}
+	wait.Wait()
+	r.gone("in order")
+
+	impatient := reserve(t)
+	impatient.write(oneEndpoint)
+	impatient.start("--drain-timeout=1h")
+	impatient.ready()
+	if _, err := impatient.ask(t.Context()); err != nil { // it never ends
+		t.Fatal(err)
+	}
+	impatient.Signal(syscall.SIGTERM)
+	impatient.eventually("the first signal to be heard", func() error {
+		if s, err := impatient.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {
+			return fmt.Errorf("%v %w", s, err)
+		}
+		return nil
+	})
+	impatient.Signal(syscall.SIGTERM)
+	impatient.gone("by the second signal")
+}
+
+// gone waits until the process has ended.
+func (r *running) gone(how string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := process.Until(ctx, func() error {
+		if !r.Ended() {
+			return fmt.Errorf("kvepp has not ended %s", how)
+		}
+		return nil
+	}); err != nil {
+		r.t.Fatal(err)
+	}
+}

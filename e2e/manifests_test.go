@@ -1,0 +1,323 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"kvepp/e2e/stack"
+)
+
+// namedServer answers every request with its name, and may be ill: then only its health check says so.
+type namedServer struct {
+	name    string
+	address string
+	ill     atomic.Bool
+	server  *httptest.Server
+}
+
+func startNamed(t *testing.T, name string) *namedServer {
+	s := &namedServer{name: name}
+	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("x-served-by", s.name)
+		if r.URL.Path == "/health" && s.ill.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintf(w, `{"server":%q}`, s.name)
+	}))
+	t.Cleanup(s.server.Close)
+	s.address = s.server.Listener.Addr().String()
+	return s
+}
+
+// served posts a completion, and says by whom it was answered; empty with a status other than 200.
+func served(t *testing.T, url, host string) (by string, status int) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":%q,"prompt":"one two three"}`, stack.Model)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = host
+	a, err := stack.Do(http.DefaultClient, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Status != http.StatusOK {
+		return "", a.Status
+	}
+	return a.Header.Get("x-served-by"), a.Status
+}
+
+// TestFailOpen: fail-open.yaml, while kvepp is there, does as it decides; while it is not, every request is answered, by endpoints
+// that are well; and when none is, by Envoy.
+func TestFailOpen(t *testing.T) {
+	a, b, ill := startNamed(t, "a"), startNamed(t, "b"), startNamed(t, "ill")
+	ill.ill.Store(true)
+	s := start(t, stack.Config{Workers: -1, Servers: []string{a.address, b.address, ill.address}, Manifest: "fail-open.yaml",
+		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: func(config any) {
+			for _, c := range stack.At(config, "static_resources", "clusters").([]any) { // so that the test need not wait long
+				check := stack.At(c, "health_checks", 0).(map[string]any)
+				check["interval"], check["no_traffic_interval"] = "0.2s", "0.2s"
+			}
+		}})
+	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: b, address: '%s'}\n", b.address)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if metric(t, s, "kvepp_workers") != 1 {
+			return fmt.Errorf("the endpoints file is not read yet")
+		}
+		return nil
+	})
+	for range 6 {
+		if by, status := served(t, s.Envoy.URL, ""); by != "b" {
+			t.Errorf("kvepp knows b alone, and %q has answered, %d", by, status)
+		}
+	}
+	for round := range 2 {
+		if round == 0 {
+			s.KillKvepp()
+			eventually(t, func() error { return s.Envoy.SeesKvepp(t.Context(), false) })
+		} else { // for everyone to see that it is not kvepp's choice that is followed
+			a.ill.Store(true)
+			b.ill.Store(true)
+			ill.ill.Store(false)
+		}
+		want := map[int]map[string]bool{0: {"a": true, "b": true}, 1: {"ill": true}}[round]
+		eventually(t, func() error { // the health checks of the pool take their time
+			for range 12 {
+				if by, _ := served(t, s.Envoy.URL, ""); !want[by] {
+					return fmt.Errorf("answered by %q", by)
+				}
+			}
+			return nil
+		})
+		var mu sync.Mutex
+		var wait sync.WaitGroup
+		counts := map[string]int{}
+		for range 8 {
+			wait.Go(func() {
+				for range 5 {
+					by, status := served(t, s.Envoy.URL, "")
+					mu.Lock()
+					counts[by]++
+					if !want[by] {
+						t.Errorf("without kvepp, round %d: answered by %q, %d", round, by, status)
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		if wait.Wait(); len(counts) != len(want) {
+			t.Errorf("without kvepp, round %d: requests went to %v, want %v", round, counts, want)
+		}
+	}
+	ill.ill.Store(true)
+	eventually(t, func() error { // no endpoint is well: none is asked
+		if by, status := served(t, s.Envoy.URL, ""); status != http.StatusServiceUnavailable {
+			return fmt.Errorf("answered by %q, %d", by, status)
+		}
+		return nil
+	})
+	if err := s.StartKvepp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return s.Envoy.SeesKvepp(t.Context(), true) })
+	eventually(t, func() error {
+		if by, status := served(t, s.Envoy.URL, ""); by != "b" {
+			return fmt.Errorf("kvepp is back, and %q has answered, %d", by, status)
+		}
+		return nil
+	})
+}
+
+// TestTwoPools: two-pools.yaml sends the requests of a host to its pool, and asks that pool's kvepp. One may be away, and the other's
+// requests are answered.
+func TestTwoPools(t *testing.T) {
+	first, second := startNamed(t, "first"), startNamed(t, "second")
+	one := start(t, stack.Config{Workers: -1, Servers: []string{first.address}, KveppFlags: []string{"--router-kv-events=false"}})
+	two := start(t, stack.Config{Workers: -1, Servers: []string{second.address}, KveppFlags: []string{"--router-kv-events=false"}})
+	at := func(address string) any {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []any{map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": map[string]any{"address": host, "port_value": n}}}}}
+	}
+	envoy, err := one.StartEnvoyOf(t.Context(), "two-pools.yaml", func(config any) {
+		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+			for name, address := range map[string]string{"pool-2": second.address, "kvepp-2": two.ExtProc()} {
+				if stack.At(c, "name") == name {
+					stack.At(c, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = at(address)
+				}
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts := map[string]string{"chat.example": "first", "code.example": "second", "code.example:10080": "second", "": "first"}
+	for host, want := range hosts {
+		eventually(t, func() error { // Envoy was waited for until it knew the first kvepp alone
+			if by, status := served(t, envoy.URL, host); by != want {
+				return fmt.Errorf("host %q: answered by %q, %d", host, by, status)
+			}
+			return nil
+		})
+	}
+	decided := func(s *stack.Stack) float64 { return metric(t, s, `kvepp_selections_total{role="aggregated"}`) }
+	before := [2]float64{decided(one), decided(two)}
+	for host, want := range hosts {
+		for range 3 {
+			if by, status := served(t, envoy.URL, host); by != want {
+				t.Errorf("host %q: answered by %q, %d", host, by, status)
+			}
+		}
+	}
+	if a, b := decided(one)-before[0], decided(two)-before[1]; a != 6 || b != 6 {
+		t.Errorf("the kvepps have decided %v and %v times, want 6 and 6", a, b)
+	}
+	two.KillKvepp()
+	eventually(t, func() error {
+		if by, status := served(t, envoy.URL, "code.example"); status != http.StatusServiceUnavailable {
+			return fmt.Errorf("answered by %q, %d", by, status)
+		}
+		return nil
+	})
+	if by, status := served(t, envoy.URL, "chat.example"); by != "first" {
+		t.Errorf("the other pool: answered by %q, %d", by, status)
+	}
+}
+
+// TestLongSilence: an engine that says nothing for long, before its answer and in its midst, is waited for. The time that Envoy gives
+// kvepp for a message is far shorter than that here; the one that the configuration gives a stream to be silent ends it.
+func TestLongSilence(t *testing.T) {
+	const silence = 3 * time.Second
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/health" {
+			return
+		}
+		<-time.After(silence)
+		w.Header().Set("content-type", "text/event-stream")
+		fmt.Fprint(w, "data: 1\n\n")
+		http.NewResponseController(w).Flush()
+		<-time.After(silence)
+		fmt.Fprint(w, "data: [DONE]\n\n")
+	}))
+	t.Cleanup(server.Close)
+	certificates := t.TempDir()
+	newAuthority(t).issue(t, certificates, 1, "kvepp")
+	s := start(t, stack.Config{Workers: -1, Servers: []string{server.Listener.Addr().String()}, Certificates: certificates,
+		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
+		EditEnvoy: func(config any) { // with mutual TLS for all of them, since there is one kvepp
+			for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+				if stack.At(c, "name") == "kvepp" {
+					stack.At(c, "transport_socket", "typed_config").(map[string]any)["common_tls_context"] = map[string]any{"alpn_protocols": []any{"h2"},
+						"validation_context": map[string]any{}, "tls_certificates": []any{map[string]any{
+							"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")},
+							"private_key":       map[string]any{"filename": filepath.Join(certificates, "tls.key")}}}}
+				}
+			}
+		}})
+	var wait sync.WaitGroup
+	ask := func(name string, lives bool, edit func(connections map[string]any)) {
+		envoy, err := s.StartEnvoyEdited(t.Context(), name, edit)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		wait.Go(func() {
+			a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions", nil, map[string]any{"model": stack.Model, "prompt": "one", "stream": true})
+			if whole := err == nil && a.Status == http.StatusOK && strings.HasSuffix(a.Body, "[DONE]\n\n"); whole != lives {
+				t.Errorf("%s: the answer is whole: %v, want %v (%+v, %v)", name, whole, lives, a, err)
+			}
+		})
+	}
+	impatient := func(connections map[string]any) {
+		stack.At(connections, "http_filters", 0, "typed_config").(map[string]any)["message_timeout"] = "1s"
+	}
+	for _, file := range manifestFiles(t) {
+		ask(filepath.Base(file), true, impatient)
+	}
+	ask("override-host.yaml", false, func(connections map[string]any) {
+		connections["stream_idle_timeout"] = "1s"
+		delete(stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any), "idle_timeout")
+	})
+	wait.Wait()
+}
+
+func manifestFiles(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../manifests/envoy/*.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatal(files, err)
+	}
+	return files
+}
+
+// TestManifestsAgree: what each of Envoy's configurations must have, whatever else it is for: time for silent answers, routing headers
+// that no client can send, upgrades, and health checks of kvepp.
+func TestManifestsAgree(t *testing.T) {
+	var stripped any // the first file's
+	for _, file := range manifestFiles(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var config any
+		if err := yaml.Unmarshal(text, &config); err != nil {
+			t.Fatal(file, err)
+		}
+		manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
+		silence := func(what string, v any) {
+			text, _ := v.(string)
+			if d, err := time.ParseDuration(text); err != nil || d < time.Hour {
+				t.Errorf("%s: %s is %v: a silent answer must live for an hour", file, what, v)
+			}
+		}
+		silence("stream_idle_timeout", stack.At(manager, "stream_idle_timeout"))
+		hosts := stack.At(manager, "route_config", "virtual_hosts").([]any)
+		for _, host := range hosts {
+			for _, r := range stack.At(host, "routes").([]any) {
+				route := stack.At(r, "route").(map[string]any)
+				if silence("idle_timeout", route["idle_timeout"]); route["timeout"] != "0s" || route["retry_policy"] != nil {
+					t.Errorf("%s: route %v", file, route)
+				}
+			}
+		}
+		processor := stack.At(manager, "http_filters", 0, "typed_config")
+		if stack.At(processor, "grpc_service", "timeout") != "0s" || stack.At(manager, "upgrade_configs", 0, "upgrade_type") != "websocket" {
+			t.Errorf("%s: the processor's streams end by time, or WebSockets do not pass", file)
+		}
+		removed := fmt.Sprint(stack.At(manager, "early_header_mutation_extensions"))
+		if stripped == nil {
+			stripped = removed
+		}
+		if removed != stripped || !strings.Contains(removed, "x-gateway-destination-endpoint") {
+			t.Errorf("%s: removes %v of clients' headers, and %s %v", file, removed, manifestFiles(t)[0], stripped)
+		}
+		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+			name := stack.At(c, "name").(string)
+			if strings.HasPrefix(name, "kvepp") && (stack.At(c, "health_checks", 0, "grpc_health_check") == nil || stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0) {
+				t.Errorf("%s: cluster %s is not checked, or asked while it is ill", file, name)
+			}
+		}
+	}
+}
