@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"net"
+	"net/url"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// wire is a way to the API server that a test can cut.
+type wire struct {
+	kubeconfig string // leads along it
+
+	mu   sync.Mutex
+	open map[*strand]bool
+}
+
+// strand is one connection along a wire.
+type strand struct {
+	ends [2]net.Conn
+	mu   sync.Mutex
+	lost bool // what is sent on it
+}
+
+// newWire makes one for the owner of a kubeconfig.
+func newWire(t *testing.T, kubeconfig string) *wire {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	must(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	w := &wire{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), open: map[*strand]bool{}}
+	var server string
+	for _, cluster := range config.Clusters {
+		to, err := url.Parse(cluster.Server)
+		must(t, err)
+		server = to.Host
+		cluster.Server = "https://" + listener.Addr().String()
+	}
+	must(t, clientcmd.WriteToFile(*config, w.kubeconfig))
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", server)
+			if err != nil {
+				from.Close()
+				continue
+			}
+			s := &strand{ends: [2]net.Conn{from, to}}
+			w.mu.Lock()
+			w.open[s] = true
+			w.mu.Unlock()
+			serving.Go(func() { w.carry(s, from, to) })
+			serving.Go(func() { w.carry(s, to, from) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		w.cut()
+		serving.Wait()
+	})
+	return w
+}
+
+// carry brings what comes from one end of a connection to the other until either ends.
+func (w *wire) carry(s *strand, from, to net.Conn) {
+	defer func() {
+		from.Close()
+		to.Close()
+		w.mu.Lock()
+		delete(w.open, s)
+		w.mu.Unlock()
+	}()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		lost := s.lost
+		s.mu.Unlock()
+		if lost {
+			continue
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// cut ends all connections. New ones can be made.
+func (w *wire) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for s := range w.open {
+		s.ends[0].Close()
+		s.ends[1].Close()
+	}
+}
+
+// silence has all connections stay and lose what is sent on them, as where a firewall has forgotten them. New ones can be made.
+func (w *wire) silence() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for s := range w.open {
+		s.mu.Lock()
+		s.lost = true
+		s.mu.Unlock()
+	}
+}
+
+// TestWatchCut: a watch that ends is taken up where it ended; that one is dead is noticed.
+func TestWatchCut(t *testing.T) {
+	ctx, ns := t.Context(), "cut"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
+	w := newWire(t, cluster.Kubeconfig)
+	k := startKvepp(t, w.kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	url := envoy(t, k)
+	lists := func() float64 {
+		m, err := k.metrics()
+		must(t, err)
+		return m[`kvepp_kube_updates_total{of="list"}`]
+	}
+	before := lists()
+	flip := func(e *engine) {
+		e.pod.NotReady = !e.pod.NotReady
+		e.run(t)
+		n := 0
+		for _, e := range []*engine{a, b} {
+			if !e.pod.NotReady {
+				n++
+			}
+		}
+		k.has(t, n)
+	}
+	for range 4 {
+		flip(a) // a watch that brought nothing within its first second is not taken up
+		w.cut()
+		flip(b)
+	}
+	if after := lists(); after != before {
+		t.Errorf("%v lists of all pods before the connections were cut, %v after", before, after)
+	}
+	reaches(t, url, a, b)
+
+	// What is lost on the way is noticed by pings, within 45 seconds.
+	w.silence()
+	a.pod.NotReady = true
+	a.run(t)
+	reaches(t, url, b)
+}
