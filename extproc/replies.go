@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -194,15 +195,18 @@ func endpointMetadata(d *router.Decision) *structpb.Struct {
 			endpointHeader: structpb.NewStringValue(endpoints(d))}})}}
 }
 
-// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision to
-// be shown to the client.
-func (s *stream) responseHeadersReply() *extprocv3.HeadersResponse {
+// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision, or
+// for who has served the request, to be shown to the client.
+func (s *stream) responseHeadersReply(served string) *extprocv3.HeadersResponse {
 	mutation := &extprocv3.HeaderMutation{}
 	if s.renamer != nil {
 		mutation.RemoveHeaders = []string{"content-length"} // it is another one, and known only at the end
 	}
 	if s.decision != nil && s.cfg.DecisionHeaders {
 		mutation.SetHeaders = s.decisionHeaders()
+	}
+	if s.cfg.Conformance {
+		mutation.SetHeaders = append(mutation.SetHeaders, set(servedHeader, cmp.Or(served, notServed)))
 	}
 	if len(mutation.RemoveHeaders)+len(mutation.SetHeaders) == 0 {
 		return &extprocv3.HeadersResponse{}

@@ -41,6 +41,11 @@ type Config struct {
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients the
 	// workers' names and loads.
 	DecisionHeaders bool
+	// Conformance lets clients choose among endpoints, and tells them which has served, as the conformance tests of the Gateway API
+	// Inference Extension have it: see conformance.go.
+	Conformance bool
+	// IgnoreSubset heeds no subset of the endpoints that the proxy names.
+	IgnoreSubset bool
 	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router does.
 	IgnoreHints bool
 	// Frontends says that the endpoints are Dynamo's frontends in direct mode; they are not told of sessions unless

@@ -172,7 +172,14 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 	}
 	e := effect{Note: s.learnModes(in)}
 	s.head = readHead(h.GetHeaders(), s.cfg.Tracer != nil)
-	s.head.subset = readSubset(in.GetMetadataContext())
+	if !s.cfg.IgnoreSubset {
+		s.head.subset = readSubset(in.GetMetadataContext())
+	}
+	if s.cfg.Conformance {
+		if selection := readSelection(h.GetHeaders()); selection != nil {
+			s.head.subset = selection
+		}
+	}
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
 	switch {
@@ -392,7 +399,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 			s.renamer = apibody.NewRenamer(s.renamed.Served, s.renamed.Asked)
 		}
 	}
-	e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply()}}}
+	e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.Served)}}}
 	return e
 }
 

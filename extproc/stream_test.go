@@ -106,6 +106,8 @@ func play(s *stream, line string) (effect, error) {
 		s.cfg.HeaderAliases = args["aliases"] != "false"
 		s.cfg.PrefillerHeader = args["prefiller"] == "true"
 		s.cfg.DecisionHeaders = args["decision-headers"] == "true"
+		s.cfg.IgnoreSubset = args["ignore-subset"] == "true"
+		s.cfg.Conformance = args["conformance"] == "true"
 		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
 		s.cfg.Frontends, s.cfg.PassSessions = args["frontends"] == "true", args["pass-sessions"] == "true"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {

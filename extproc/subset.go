@@ -23,9 +23,13 @@ func readSubset(m *corev3.Metadata) *subset {
 	if !ok {
 		return nil
 	}
-	s := &subset{endpoints: map[netip.AddrPort]bool{}, addresses: map[netip.Addr]bool{}, names: map[string]bool{}}
+	s := newSubset()
 	s.add(v)
 	return s
+}
+
+func newSubset() *subset {
+	return &subset{endpoints: map[netip.AddrPort]bool{}, addresses: map[netip.Addr]bool{}, names: map[string]bool{}}
 }
 
 func (s *subset) add(v *structpb.Value) {

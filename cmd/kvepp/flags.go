@@ -50,6 +50,7 @@ type options struct {
 	served
 	scheduling
 	proxied
+	pickers
 
 	tokenizerURLs       []string
 	tokenizerURLTimeout time.Duration
@@ -249,6 +250,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	o.busy.add(f)
 	o.engineGauges.add(f)
 
+	o.pickers.add(f)
 	o.logging.add(f, " (one line per request, with the decision)")
 	addAliases(f)
 	documentEnvironment(f, "")
@@ -516,7 +518,7 @@ func (o *options) check() error {
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
-	for _, check := range []error{o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+	for _, check := range []error{o.pickers.check(o), o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
 		if check != nil {
 			return check
 		}

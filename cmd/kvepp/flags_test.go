@@ -177,6 +177,18 @@ var settings = []struct {
 	{"total-queued-requests-metric", "KVEPP_TOTAL_QUEUED_REQUESTS_METRIC", "", [3]string{"a", "b", "c{d=e}"}, func(o *options) any { return o.queued }},
 	{"total-running-requests-metric", "KVEPP_TOTAL_RUNNING_REQUESTS_METRIC", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.engineGauges.running }},
 	{"kv-cache-usage-percentage-metric", "KVEPP_KV_CACHE_USAGE_PERCENTAGE_METRIC", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.usage }},
+	{"conformance", "KVEPP_CONFORMANCE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.conformance }},
+	{"disable-endpoint-subset-filter", "KVEPP_DISABLE_ENDPOINT_SUBSET_FILTER", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.withoutSubset }},
+	{"zap-encoder", "KVEPP_ZAP_ENCODER", "", [3]string{"json", "console", "json"}, func(o *options) any { return o.zapEncoder }},
+	{"v", "KVEPP_V", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.verbosity }},
+	{"enable-cert-reload", "KVEPP_ENABLE_CERT_RELOAD", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.certReload }},
+	{"health-checking", "KVEPP_HEALTH_CHECKING", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.healthCheck }},
+	{"grpc-max-recv-msg-size", "KVEPP_GRPC_MAX_RECV_MSG_SIZE", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxReceive }},
+	{"config-file", "KVEPP_CONFIG_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configFile }},
+	{"config-text", "KVEPP_CONFIG_TEXT", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configText }},
+	{"emit-endpoint-scores", "KVEPP_EMIT_ENDPOINT_SCORES", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.endpointScores }},
+	{"metrics-cert-dir", "KVEPP_METRICS_CERT_DIR", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCerts }},
+	{"metrics-client-ca-file", "KVEPP_METRICS_CLIENT_CA_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCAs }},
 	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
 	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
 }
@@ -582,6 +594,13 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--admin-address=9091"}, nil, "HOST:PORT"},
 		{[]string{"--endpoints=x", "--admin-address=0.0.0.0:9091"}, nil, "give --admin-token-file"},
 		{[]string{"--endpoints=x", "--admin-address=:9091"}, nil, "give --admin-token-file"},
+		{[]string{"--endpoints=x", "--config-file=a"}, nil, "EndpointPickerConfig"},
+		{[]string{"--endpoints=x", "--config-text=a"}, nil, "EndpointPickerConfig"},
+		{[]string{"--endpoints=x", "--emit-endpoint-scores"}, nil, "--decision-headers"},
+		{[]string{"--endpoints=x", "--metrics-cert-dir=a"}, nil, "--metrics-token-file"},
+		{[]string{"--endpoints=x", "--metrics-client-ca-file=a"}, nil, "--metrics-token-file"},
+		{[]string{"--endpoints=x", "--zap-encoder=a"}, nil, "json or console"},
+		{[]string{"--endpoints=x", "--v=-1"}, nil, "not be below 0"},
 		{[]string{"--endpoints=x", "--enable-pprof"}, nil, "give --admin-address too"},
 		{[]string{"--endpoints=x", "--drain-delay=2s", "--drain-timeout=1s"}, nil, "a part of --drain-timeout"},
 		{[]string{"--endpoints=x", "--drain-delay=-1s"}, nil, "may not be negative"},
@@ -714,6 +733,19 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 	} {
 		if got, err := parsed(t, append(c.args, "--endpoints=x"), nil).adapted(); err != nil || fmt.Sprint(got) != c.want {
 			t.Errorf("%v: %v, %v; want %s", c.args, got, err, c.want)
+		}
+	}
+}
+
+// The flags by which GAIE's and llm-d's pickers are told how to log mean here what they mean there.
+func TestLoggingOfOtherPickers(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"", "info text"}, {"--zap-encoder=json", "info json"}, {"--zap-encoder=console --log-format=json", "info text"},
+		{"--v=3", "info text"}, {"--v=4", "debug text"},
+	} {
+		o := parsed(t, append([]string{"--endpoints=x"}, strings.Fields(c.args)...), nil)
+		if err := o.check(); err != nil || o.logLevel+" "+o.logFormat != c.want {
+			t.Errorf("%s: %s %s, want %s (%v)", c.args, o.logLevel, o.logFormat, c.want, err)
 		}
 	}
 }

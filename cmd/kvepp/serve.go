@@ -212,17 +212,17 @@ func serve(o *options) error {
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,
-		DecisionHeaders: o.decisionHeaders,
-		IgnoreHints:     o.ignoreHints,
-		Frontends:       engine.Engine == tokenizer.Dynamo,
-		PassSessions:    o.passSessions,
-		MaxParseBytes:   o.maxParseBytes,
-		MaxBodyBytes:    o.maxBodyBytes,
-		MaxStreams:      o.maxStreams,
-		MaxHeldBytes:    o.maxBufferedBytes,
-		OverloadStatus:  o.overloadStatus,
-		RetryAfter:      int(o.retryAfter),
-		Tracer:          tracer,
+		DecisionHeaders: o.decisionHeaders, Conformance: o.conformance, IgnoreSubset: o.withoutSubset,
+		IgnoreHints:    o.ignoreHints,
+		Frontends:      engine.Engine == tokenizer.Dynamo,
+		PassSessions:   o.passSessions,
+		MaxParseBytes:  o.maxParseBytes,
+		MaxBodyBytes:   o.maxBodyBytes,
+		MaxStreams:     o.maxStreams,
+		MaxHeldBytes:   o.maxBufferedBytes,
+		OverloadStatus: o.overloadStatus,
+		RetryAfter:     int(o.retryAfter),
+		Tracer:         tracer,
 	}, decides, m, log)
 	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
 	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })

@@ -170,7 +170,18 @@ func (k *kvepp) has(t *testing.T, workers int) {
 // envoy starts an Envoy before kvepps, which dials whatever address they name, and returns its URL. One of them must be ready.
 func envoy(t *testing.T, before ...*kvepp) string {
 	t.Helper()
-	cfg := stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Workers: -1, Manifest: "original-dst.yaml", Kill: true}
+	return startEnvoy(t, stack.Config{Manifest: "original-dst.yaml"}, before...)
+}
+
+// knowingEnvoy is envoy that knows the endpoints itself, and says who has served a request.
+func knowingEnvoy(t *testing.T, endpoints []string, before ...*kvepp) string {
+	t.Helper()
+	return startEnvoy(t, stack.Config{Servers: endpoints}, before...)
+}
+
+func startEnvoy(t *testing.T, cfg stack.Config, before ...*kvepp) string {
+	t.Helper()
+	cfg.Root, cfg.Tools, cfg.Workers, cfg.Kill = root, os.Getenv("KVEPP_TOOLS"), -1, true
 	for _, k := range before {
 		cfg.ExtProc = append(cfg.ExtProc, k.extProc())
 	}
