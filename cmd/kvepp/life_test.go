@@ -330,10 +330,17 @@ func TestDrain(t *testing.T) {
 	impatient := reserve(t)
 	impatient.write(oneEndpoint)
 	impatient.start("--drain-timeout=1h")
-	impatient.ready()
-	if _, err := impatient.ask(t.Context()); err != nil { // it never ends
-		t.Fatal(err)
+	short := reserve(t)
+	short.write(oneEndpoint)
+	short.start("--drain-timeout=1s") // less than the time for which new requests are served by default
+	for _, r := range []*running{impatient, short} {
+		r.ready()
+		if _, err := r.ask(t.Context()); err != nil { // it never ends
+			t.Fatal(err)
+		}
 	}
+	short.Signal(syscall.SIGTERM)
+	short.gone("at the end of its time")
 	impatient.Signal(syscall.SIGTERM)
 	impatient.eventually("the first signal to be heard", func() error {
 		if s, err := impatient.status(); err != nil || s != healthv1.HealthCheckResponse_NOT_SERVING {

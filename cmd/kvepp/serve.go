@@ -519,10 +519,11 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 	}
 	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
 	announce(checks, false)
-	late := time.After(o.drainTimeout)
+	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
+	defer cancel()
 	select { // who was not asked for health yet still sends requests, and would have an error of each
 	case <-time.After(o.drainDelay):
-	case <-late:
+	case <-within.Done():
 	case err := <-failed:
 		return err
 	}
@@ -530,7 +531,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 	go func() { main.GracefulStop(); close(drained) }()
 	select {
 	case <-drained:
-	case <-late:
+	case <-within.Done():
 		log.Warn("requests were still running after --drain-timeout; they are cut off")
 	}
 	return nil
