@@ -40,6 +40,7 @@ var settings = []struct {
 	{"data-parallel-size", "KVEPP_DATA_PARALLEL_SIZE", "", [3]string{"2", "3", "4"}, func(o *options) any { return o.dataParallelSize }},
 	{"pod-ip-family", "KVEPP_POD_IP_FAMILY", "", [3]string{"ipv4", "ipv6", "ipv4"}, func(o *options) any { return o.podIPFamily }},
 	{"ha-enable-leader-election", "KVEPP_HA_ENABLE_LEADER_ELECTION", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.leaderElection }},
+	{"metrics-endpoint-auth", "KVEPP_METRICS_ENDPOINT_AUTH", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.metricsAuth }},
 	{"ha-lease-name", "KVEPP_HA_LEASE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.leaseName }},
 	{"dynamo-discovery", "KVEPP_DYNAMO_DISCOVERY", "", [3]string{"file:a", "file:b", "file:c"}, func(o *options) any { return o.dynamoDiscovery }},
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -33,6 +34,7 @@ type cluster struct {
 	podIPFamily                        string
 	leaderElection                     bool
 	leaseName                          string
+	metricsAuth                        bool
 }
 
 // add declares the flags. Names and defaults are GAIE's endpoint picker's where it has the same.
@@ -49,6 +51,7 @@ func (c *cluster) add(f *pflag.FlagSet) {
 	f.StringVar(&c.podIPFamily, "pod-ip-family", "", "which address of Pods with several: `ipv4 or ipv6`. Empty: the first, which Kubernetes calls the Pod's")
 	f.BoolVar(&c.leaderElection, "ha-enable-leader-election", false, "of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV events")
 	f.StringVar(&c.leaseName, "ha-lease-name", "", "the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it")
+	f.BoolVar(&c.metricsAuth, "metrics-endpoint-auth", true, "in Kubernetes, whoever asks for metrics must bring a token of the cluster's whose bearer may get the path /metrics (TokenReview, SubjectAccessReview). Not with --metrics-token-file")
 }
 
 // inKubernetes is the --dynamo-discovery of workers that write DynamoWorkerMetadata objects.
@@ -103,6 +106,7 @@ type kubernetes struct {
 	source    *kube.Source
 	policies  *kube.Policies // nil: there is no pool that they could be of
 	election  *kube.Election // nil: every replica is active
+	reviewer  *kube.Reviewer // nil: the API server is not asked who may read metrics
 }
 
 // connect prepares what follows a cluster; nothing is asked of it yet.
@@ -157,6 +161,10 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			return nil, err
 		}
 		kinds = append(kinds, k.election.Kind())
+	}
+	if o.metricsAuth && o.metricsTokenFile == "" {
+		k.reviewer = kube.NewReviewer(client, log)
+		kinds = append(kinds, k.reviewer.Kind())
 	}
 	for _, kind := range kinds {
 		labels := prometheus.Labels{"kind": kind.Name}
@@ -237,4 +245,12 @@ func (k *kubernetes) obey(ctx context.Context, rules []router.Rewrite, rewrites 
 			log.Error("model rewrites stay as they were", "error", err)
 		}
 	})
+}
+
+// guard has the API server say who may read metrics, if it is to.
+func (k *kubernetes) guard(next http.Handler) http.Handler {
+	if k == nil || k.reviewer == nil {
+		return next
+	}
+	return k.reviewer.Guard(next)
 }

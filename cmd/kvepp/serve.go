@@ -237,7 +237,7 @@ func serve(o *options) error {
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, picker, security, guarded(mux, token), guarded(seen, metricsToken), ready, log)
+	return listen(ctx, o, picker, security, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready, log)
 }
 
 // collectorFloor is how many bytes are at least allocated between two garbage collections.

@@ -39,6 +39,7 @@ import (
 type Client struct {
 	core    kubernetes.Interface
 	dynamic dynamic.Interface
+	reviews kubernetes.Interface // with few requests a second of its own: anybody can have kvepp ask
 	// Namespace is the one that the process runs in, or the kubeconfig's context's; "default" when neither says.
 	Namespace string
 }
@@ -75,13 +76,18 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 		}
 	}
 	config.UserAgent = "kvepp"
-	config.QPS, config.Burst = 50, 100 // some watches and a lease; metrics' readers are remembered
+	config.QPS, config.Burst = 50, 100
 	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("kube: %w", err)
 	}
 	quick := rest.CopyConfig(config)
 	quick.AcceptContentTypes, quick.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
 	if c.core, err = kubernetes.NewForConfig(quick); err != nil {
+		return nil, fmt.Errorf("kube: %w", err)
+	}
+	few := rest.CopyConfig(quick)
+	few.QPS, few.Burst = 5, 10
+	if c.reviews, err = kubernetes.NewForConfig(few); err != nil {
 		return nil, fmt.Errorf("kube: %w", err)
 	}
 	return c, nil

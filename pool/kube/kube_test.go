@@ -53,7 +53,7 @@ func newCluster(t testing.TB) *cluster {
 		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: "inferencemodelrewrites"}] = "InferenceModelRewriteList"
 	}
 	c.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-	c.client = &Client{core: c.core, dynamic: c.dynamic, Namespace: "ns"}
+	c.client = &Client{core: c.core, reviews: c.core, dynamic: c.dynamic, Namespace: "ns"}
 	for _, at := range []struct {
 		fake    *clienttesting.Fake
 		tracker clienttesting.ObjectTracker
