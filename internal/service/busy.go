@@ -21,7 +21,8 @@ func thresholdsOf(model string, t router.Thresholds) busyThresholds {
 
 // HandleBusyThreshold adds the requests that read and change the busy thresholds of r's models.
 //
-// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and what `python -m dynamo.frontend` answers.
+// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and what `python -m dynamo.frontend` answers: 400 to what is no JSON,
+// 422 to JSON of another shape.
 func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger) {
 	mux.HandleFunc("GET /busy_threshold", func(w http.ResponseWriter, _ *http.Request) {
 		list := []busyThresholds{}
