@@ -401,14 +401,14 @@ func TestEnvoyConfiguration(t *testing.T) {
 	if !ok {
 		t.Fatal("original-dst.yaml has no cluster kvepp")
 	}
-	for _, change := range [][2]string{{"type: STATIC", "type: STRICT_DNS"}, {"address: 127.0.0.1, port_value: 9002", "address: kvepp, port_value: 9002"}} {
+	for _, change := range [][2]string{{"type: STATIC", "type: STRICT_DNS"}, {"address: 127.0.0.1, port_value: 9002", "address: kvepp-replicas, port_value: 9002"}} {
 		if strings.Count(kvepp, change[0]) != 1 {
 			t.Fatalf("original-dst.yaml: its cluster kvepp has %q %d times, want once", change[0], strings.Count(kvepp, change[0]))
 		}
 		kvepp = strings.Replace(kvepp, change[0], change[1], 1)
 	}
 	file := filepath.Join(overlays, "envoy/envoy-config.yaml")
-	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp is found by\n# the name of its Service.\n"+
+	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
 		pool+"\n  - name: kvepp\n"+kvepp)
 
 	tools := os.Getenv("KVEPP_TOOLS")
