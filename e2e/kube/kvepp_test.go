@@ -195,8 +195,8 @@ func startEnvoy(t *testing.T, cfg stack.Config, before ...*kvepp) string {
 type engine struct {
 	pod  apiserver.Pod
 	port int
-	hold chan struct{} // unless nil, requests are answered when it is closed
-	held atomic.Int64  // that wait for that now
+	hold atomic.Pointer[chan struct{}] // unless nil, requests are answered when it is closed
+	held atomic.Int64                  // that wait for that now
 }
 
 // addresses counts the addresses of loopback that engines of this process have had.
@@ -224,20 +224,42 @@ func (e *engine) listen(t *testing.T, port int) {
 	l, err := net.Listen("tcp", address)
 	must(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if e.hold != nil {
+		if hold := e.hold.Load(); hold != nil {
 			e.held.Add(1)
 			defer e.held.Add(-1)
-			<-e.hold
+			select {
+			case <-*hold:
+			case <-r.Context().Done():
+			}
 		}
 		w.Header().Set("content-type", "application/json")
 		w.Header().Set("x-served-by", address)
 		w.Header().Set("x-rank", r.Header.Get("x-data-parallel-rank"))
+		w.Header().Set("x-instance", r.Header.Get("x-dynamo-worker-instance-id"))
 		fmt.Fprint(w, `{"choices":[{"text":"ok","message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
 	}))
 	server.Listener.Close()
 	server.Listener = l
 	server.Start()
 	t.Cleanup(server.Close)
+}
+
+// stall has the engine answer no request that comes from now on until release is called.
+func (e *engine) stall() (release func()) {
+	hold := make(chan struct{})
+	e.hold.Store(&hold)
+	return func() { close(hold) }
+}
+
+// isStalled waits until a request has come that is not answered.
+func (e *engine) isStalled(t *testing.T) {
+	t.Helper()
+	eventually(t, func() error {
+		if e.held.Load() == 0 {
+			return errors.New("no request has come")
+		}
+		return nil
+	})
 }
 
 // run tells the cluster what the pod is like now.

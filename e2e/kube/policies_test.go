@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -98,7 +97,7 @@ metadata: {name: batch}
 spec: {priority: -1, poolRef: {name: engines}}
 `))
 	k.shows(t, `kvepp_kube_followed{kind="inferenceobjectives.llm-d.ai"}`, 1)
-	a.hold = make(chan struct{})
+	release := a.stall()
 	busy := make(chan error, 1)
 	go func() {
 		a, err := post(ctx, url, prompt(1))
@@ -107,14 +106,9 @@ spec: {priority: -1, poolRef: {name: engines}}
 		}
 		busy <- err
 	}()
-	eventually(t, func() error {
-		if a.held.Load() == 0 {
-			return errors.New("the engine is not busy")
-		}
-		return nil
-	})
+	a.isStalled(t)
 	status(stack.Model, "batch", http.StatusTooManyRequests, "shed")
-	close(a.hold)
+	release()
 	must(t, <-busy)
 	status(stack.Model, "batch", http.StatusOK, "")
 }

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -29,7 +28,7 @@ func TestPool(t *testing.T) {
 	reaches(t, url, a, b)
 
 	// Not ready, as when a readiness probe fails: no more requests, those that run go on.
-	b.hold = make(chan struct{})
+	release := b.stall()
 	a.pod.NotReady = true
 	a.run(t)
 	k.has(t, 1)
@@ -41,12 +40,7 @@ func TestPool(t *testing.T) {
 		}
 		running <- err
 	}()
-	eventually(t, func() error {
-		if b.held.Load() == 0 {
-			return errors.New("no request has come")
-		}
-		return nil
-	})
+	b.isStalled(t)
 	b.pod.NotReady = true
 	b.run(t)
 	k.has(t, 0)
@@ -54,7 +48,7 @@ func TestPool(t *testing.T) {
 	a.pod.NotReady = false
 	a.run(t)
 	reaches(t, url, a)
-	close(b.hold)
+	release()
 	if err := <-running; err != nil {
 		t.Errorf("a request that ran when its pod ceased to be ready: %v", err)
 	}

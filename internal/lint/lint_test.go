@@ -55,7 +55,7 @@ var may = map[string]string{
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/stack",
-	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack pool/kube",
+	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack kvblock pool/kube",
 	"e2e/kube/apiserver":  "e2e/process",
 	"e2e/manifests":       "e2e/kube/apiserver e2e/process",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
