@@ -29,12 +29,11 @@ func (o *Objectives) of(name string) int32 {
 	return (*all)[name]
 }
 
-// lift gives a request the priority of its objective, unless it says one itself that is strict, and reports whether it may be turned
-// away instead of waiting.
-func (r *Router) lift(h *apibody.Hints) (sheddable bool) {
+// lift gives a request the priority of its objective, unless it says one itself that is strict, and returns the objective's.
+func (r *Router) lift(h *apibody.Hints) int32 {
 	priority := r.cfg.Objectives.of(h.Objective)
 	if priority > 0 && h.StrictPriority == 0 {
 		h.StrictPriority = uint32(priority)
 	}
-	return priority < 0
+	return priority
 }

@@ -29,7 +29,8 @@ type observed struct {
 	firstToken time.Time // zero: not seen
 	phase      string    // of the worker that computes the prompt
 	model      string    // a label's
-	named      string    // the same, as the request names it
+	target     string    // the same, as the endpoint names it: the adapter's, if it is one's
+	named      string    // the same, as the request does
 	received   time.Time // the request's headers
 }
 
@@ -39,16 +40,19 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 	if !req.Received.IsZero() {
 		route.observed.received = req.Received
 	}
-	route.observed.named = route.observed.model
+	route.observed.target = route.observed.model
 	if p.lora != "" { // which the operator or an engine named
-		route.observed.named = p.lora
+		route.observed.target = p.lora
+	}
+	if route.observed.named = route.observed.target; p.renamed != nil {
+		route.observed.named = p.renamed.label
 	}
 	hit := -1.0
 	if p.tokens != nil && p.isl > 0 && r.cfg.asksIndex() {
 		hit = min(float64(route.PredictedCachedTokens)/float64(p.isl), 1)
 	}
 	r.cfg.Picker.Scheduled(time.Since(began)-route.Waited, hit)
-	r.cfg.Picker.Began(route.observed.named, route.observed.named, 0, max(len(req.Body), req.BodyBytes))
+	r.cfg.Picker.Began(route.observed.named, route.observed.target, int(p.priority), max(len(req.Body), req.BodyBytes))
 	if r.cfg.Metrics == nil {
 		return
 	}
@@ -181,7 +185,7 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 		code = metrics.CodeNotFound
 	case errors.Is(err, ErrNoEndpoints), errors.Is(err, ErrNoPrefill), errors.Is(err, ErrConstraints):
 		code = metrics.CodeServiceUnavailable
-	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrQueueTimeout), errors.As(err, &limit):
+	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrQueueTimeout), errors.Is(err, ErrShed), errors.As(err, &limit):
 		code = metrics.CodeResourceExhausted
 	}
 	model := r.labelOf(&pool.Worker{Endpoint: &pool.Endpoint{}}, p)
@@ -234,7 +238,7 @@ func (r *Route) Answered(a Answer) {
 		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
-	end := metrics.Ended{Model: o.named, Target: o.named, Failed: a.Status != "" && a.Status != "200", Duration: time.Since(o.received),
+	end := metrics.Ended{Model: o.named, Target: o.target, Failed: a.Status != "" && a.Status != "200", Duration: time.Since(o.received),
 		Bytes: a.Bytes, Input: a.PromptTokens, Output: a.Tokens, Cached: a.CachedTokens}
 	if !o.firstToken.IsZero() {
 		end.FirstToken = o.firstToken.Sub(o.received)

@@ -67,6 +67,22 @@ func TestPickerMetrics(t *testing.T) {
 		check(map[string]float64{"inference_objective_request_error_total": 1}, "error_code=ModelServerError", "model_name=sql")
 		check(map[string]float64{"inference_objective_request_ttft_seconds": 0, "inference_objective_output_tokens": 0}, "model_name=sql")
 
+		// A request that goes on under another name, with an objective.
+		h.cfg.Rewrites = rewrites(t, Rewrite{Name: "r", Models: []string{"alias"}, Targets: to("m")}, Rewrite{Name: "r", Targets: to("m")})
+		h.cfg.Objectives = new(Objectives)
+		h.cfg.Objectives.Set(map[string]int32{"urgent": 7})
+		urgent := completion("alias", tokens(0, 40))
+		urgent.Hints.Objective = "urgent"
+		for name, req := range map[string]*Request{"alias": urgent, "other": completion("a client's own", tokens(0, 40))} {
+			r = h.route(req)
+			r.Free()
+			r.Answered(Answer{Status: "200", CachedTokens: -1})
+			priority := map[string]string{"alias": "priority=7", "other": "priority=0"}[name]
+			check(map[string]float64{"inference_objective_request_total": 1}, "model_name="+name, "target_model_name=m", priority)
+			check(map[string]float64{"inference_objective_running_requests": 0}, "model_name="+name)
+		}
+		h.cfg.Rewrites, h.cfg.Objectives = nil, nil
+
 		// Refusals: models that only clients name have no labels.
 		if _, err := h.Route(context.Background(), completion("whatever", tokens(0, 4))); !errors.Is(err, ErrUnknownModel) {
 			t.Fatal(err)

@@ -29,7 +29,7 @@ type prompt struct {
 	hints       apibody.Hints      // of headers and body
 	// scoring is the router's configuration with what the request overrides; nil if it overrides nothing.
 	scoring     *scoring.Config
-	sheddable   bool         // it is turned away rather than made to wait
+	priority    int32        // of its objective; below 0 it is turned away rather than made to wait
 	pins        apibody.Pins // none if they are not allowed
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
@@ -50,7 +50,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	given := req.Hints
 	defer func() {
 		p.hints = r.follow(given)
-		p.sheddable = r.lift(&p.hints)
+		p.priority = r.lift(&p.hints)
 	}()
 	p = prompt{reason: req.Without, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.Without != "" {
@@ -83,9 +83,10 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	given = req.Hints.Over(body.Hints)
 	changes, salt := r.changes(), r.namespace(body, given.Tenant)
 	if rule, target := r.cfg.Rewrites.of(body.Model); rule != nil {
-		r.metrics.Rewritten(rule.Name, rule.label(body.Model), target)
+		label := rule.label(body.Model)
+		r.metrics.Rewritten(rule.Name, label, target)
 		if target != body.Model {
-			p.renamed = &Renamed{Asked: body.Model, Served: target}
+			p.renamed = &Renamed{Asked: body.Model, Served: target, label: label}
 			body.Model, changes.Model = target, target
 		}
 	}

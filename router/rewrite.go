@@ -27,7 +27,10 @@ type RewriteTarget struct {
 }
 
 // Renamed is what a model is called on either side of a Rewrite.
-type Renamed struct{ Asked, Served string }
+type Renamed struct {
+	Asked, Served string
+	label         string // Asked, for metrics
+}
 
 // maxRewriteWeight is the most that one target may weigh. Source: InferenceModelRewrite's schema.
 const maxRewriteWeight = 1_000_000

@@ -38,7 +38,7 @@ func TestRewrittenModel(t *testing.T) {
 	}
 	h.cfg.Rewrites = rewrites(t, Rewrite{Name: "first", Models: []string{"alias", "m"}, Targets: to("m")})
 	r := h.route(completion("alias", tokens(0, 16)))
-	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil || *r.Renamed != (Renamed{Asked: "alias", Served: "m"}) {
+	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil || *r.Renamed != (Renamed{"alias", "m", "alias"}) {
 		t.Errorf("routed to %s with %d cached tokens, renamed %v", r.Name, r.PredictedCachedTokens, r.Renamed)
 	}
 	var body struct{ Model string }
@@ -162,7 +162,7 @@ func TestObjectives(t *testing.T) {
 
 func TestRemoteSeesTheNameThatItKnows(t *testing.T) {
 	req := completion("alias", tokens(0, 4))
-	p := prompt{renamed: &Renamed{"alias", "m"}, forward: []byte("changed")}
+	p := prompt{renamed: &Renamed{Asked: "alias", Served: "m"}, forward: []byte("changed")}
 	if got := p.seen(req); string(got.Body) != "changed" || got.Path != req.Path || !slices.Equal(completion("alias", tokens(0, 4)).Body, req.Body) {
 		t.Errorf("%q, and the request's own is %q", got.Body, req.Body)
 	}

@@ -165,7 +165,7 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 		q.lines = append(q.lines, l)
 	}
 	w.line = l
-	if p.sheddable || profile.Classes[entry.Class].Rejects() {
+	if p.priority < 0 || profile.Classes[entry.Class].Rejects() {
 		w.after = q.turns + uint64(q.length.Load())
 		q.direct = append(q.direct, w)
 	} else {
@@ -367,7 +367,7 @@ func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	q := r.waits
 	w := q.direct[0]
 	if r.allBusy(d, snapshot, &w.line.profile.Classes[w.class], w) {
-		if w.err = ErrShed; !w.prompt.sheddable {
+		if w.err = ErrShed; w.prompt.priority >= 0 {
 			err := w.line.Limited(w.class, w.workers)
 			r.observeLimit(w.line, err)
 			w.err = fmt.Errorf("%w: %w", ErrQueueFull, err)
