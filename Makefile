@@ -41,12 +41,12 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
 	go test -timeout $(TIMEOUT) ./indexer && \
-	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube)$$') && \
+	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube|kind)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests
 
-test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a storm of requests, fuzzing every decoder, and the demonstration
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
+test-long: ## what takes longer: every real tokenizer against the originals, engines' event publishers, a whole vLLM, a real Kubernetes API server, a real cluster, a storm of requests, fuzzing every decoder, and the demonstration
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build parity events test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm && e2e/fuzz.sh && $(MAKE) --no-print-directory run CHECK=1
 
 parity: build ## real tokenizer files and chat templates, and engines' reading of requests, against the originals
 	@$(call ORACLES,all) KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./tokenizer/parity -skip '^TestMediaProcessors$$'
@@ -81,6 +81,9 @@ kind-offline: ## a Kubernetes cluster by kind where no image registry is reached
 kind-offline-down: ## ends that cluster
 	@e2e/kind/offline.sh down
 
+e2e-kind: libzmq ## kvepp by its chart in a kind cluster: the one KUBECONFIG names, or kind-offline's, or a new one of ordinary kind
+	@e2e/kind/run.sh
+
 bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
@@ -105,4 +108,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

@@ -57,6 +57,8 @@ var may = map[string]string{
 	"e2e/demo":            "e2e/stack",
 	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack kvblock pool/kube",
 	"e2e/kube/apiserver":  "e2e/process",
+	"e2e/kind":            "e2e/process e2e/stack",
+	"e2e/kind/engine":     "internal/apibody kvblock tokenizer",
 	"e2e/manifests":       "e2e/kube/apiserver e2e/process",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 
@@ -67,7 +69,7 @@ var may = map[string]string{
 var only = map[string][]string{
 	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go"},
 	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go", "internal/tracing/tracingtest"},
-	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go"},
+	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go", "e2e/kind/engine"},
 	"github.com/nats-io/":                  {"indexer/feed"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
 	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},

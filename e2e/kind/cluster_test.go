@@ -1,0 +1,253 @@
+// Package kind runs kvepp as its users do: in a Kubernetes cluster, installed by its chart, before Pods. `make e2e-kind` brings the
+// cluster, has the images there, and runs these tests where the cluster's addresses can be reached.
+package kind
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	prommodel "github.com/prometheus/common/model"
+	"go.yaml.in/yaml/v3"
+
+	"kvepp/e2e/process"
+)
+
+// namespace is one of a test's own in the cluster, with what the test put there.
+type namespace struct {
+	t    *testing.T
+	name string
+	url  string // of Envoy, once it is there
+}
+
+// newNamespace makes a namespace that goes with the test. On failure it first tells what is there.
+func newNamespace(t *testing.T, name string) *namespace {
+	t.Helper()
+	if os.Getenv("KUBECONFIG") == "" {
+		t.Fatal("KUBECONFIG names no cluster: run this by `make e2e-kind`")
+	}
+	n := &namespace{t: t, name: name}
+	n.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s")
+	n.kubectl("create", "namespace", name)
+	t.Cleanup(func() {
+		if t.Failed() {
+			n.tell()
+		}
+		n.kubectl("delete", "namespace", name, "--wait=false")
+	})
+	return n
+}
+
+// run runs a program of the cluster's client side and returns what it prints; what it complains of is in the error.
+func (n *namespace) run(stdin, program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, append([]string{"--namespace", n.name}, args...)...)
+	var complaint bytes.Buffer
+	cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, &complaint)
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+func (n *namespace) kubectl(args ...string) string {
+	n.t.Helper()
+	out, err := n.run("", "kubectl", args...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+func (n *namespace) apply(objects string) {
+	n.t.Helper()
+	if _, err := n.run(objects, "kubectl", "apply", "-f", "-"); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// tell logs what state everything is in.
+func (n *namespace) tell() {
+	for _, args := range [][]string{
+		{"get", "pods,services,endpointslices,inferencepools,leases", "-o", "wide"},
+		{"get", "events", "--sort-by=.lastTimestamp"},
+		{"logs", "-l", kvepp, "--tail=60", "--prefix"},
+		{"logs", "-l", "app=envoy", "--tail=20"},
+		{"logs", "-l", "app=dynamo", "--tail=20", "--all-containers", "--prefix"},
+	} {
+		out, err := n.run("", "kubectl", args...)
+		n.t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// pods are the names of the Pods with a label that are not about to go, and of these the ready ones.
+func (n *namespace) pods(selector string) (all, ready []string) {
+	n.t.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name              string
+				DeletionTimestamp string
+			}
+			Status struct {
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(n.kubectl("get", "pods", "-l", selector, "-o", "json")), &list); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, pod := range list.Items {
+		if pod.Metadata.DeletionTimestamp != "" {
+			continue
+		}
+		all = append(all, pod.Metadata.Name)
+		for _, c := range pod.Status.Conditions {
+			if c.Type == "Ready" && c.Status == "True" {
+				ready = append(ready, pod.Metadata.Name)
+			}
+		}
+	}
+	return all, ready
+}
+
+// install installs or changes kvepp by its chart, and waits until it is there.
+func (n *namespace) install(values ...string) {
+	n.t.Helper()
+	args := []string{"upgrade", "--install", "kvepp", "../../manifests/chart", "--wait", "--timeout=4m", "--values", "testdata/values.yaml"}
+	for _, v := range values {
+		args = append(args, "--set", v)
+	}
+	if _, err := n.run("", "helm", args...); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// dns has a cluster of Envoy's ask every second for all addresses of a name.
+var dns = map[string]any{"name": "envoy.cluster.dns", "typed_config": map[string]any{
+	"@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster", "dns_refresh_rate": "1s", "dns_lookup_family": "V4_ONLY"}}
+
+// startEnvoy starts Envoy with a configuration of manifests/envoy, in which clusters have names for addresses.
+func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
+	n.t.Helper()
+	text, err := os.ReadFile("../../manifests/envoy/" + manifest)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var config struct {
+		Admin  any
+		Static struct {
+			Listeners any
+			Clusters  []map[string]any
+		} `yaml:"static_resources"`
+	}
+	if err := yaml.Unmarshal(text, &config); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, cluster := range config.Static.Clusters {
+		name := cluster["name"].(string)
+		address, ok := addresses[name]
+		if !ok {
+			continue
+		}
+		host, port, _ := strings.Cut(address, ":")
+		delete(cluster, "type")
+		maps.Copy(cluster, map[string]any{"cluster_type": dns, "load_assignment": map[string]any{
+			"cluster_name": name, "endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{"endpoint": map[string]any{
+				"address": map[string]any{"socket_address": map[string]any{"address": host, "port_value": json.Number(port)}}}}}}}}})
+	}
+	configured, err := json.Marshal(map[string]any{"admin": config.Admin, "static_resources": map[string]any{
+		"listeners": config.Static.Listeners, "clusters": config.Static.Clusters}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	object, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "envoy"},
+		"data": map[string]string{"envoy.yaml": string(configured)}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.apply(string(object))
+	n.apply(read(n.t, "testdata/envoy.yaml"))
+	n.kubectl("rollout", "status", "deployment/envoy", "--timeout=120s")
+	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
+	n.url = fmt.Sprintf("http://%s:%s", strings.Fields(node)[0], n.kubectl("get", "service", "envoy", "-o", "jsonpath={.spec.ports[0].nodePort}"))
+	n.eventually("Envoy is reached from outside", func() error {
+		_, err := n.newConversation().say("hello", 1)
+		return err
+	})
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// metrics are those of one of kvepp's Pods, by name and labels.
+func (n *namespace) metrics(pod string) (map[string]float64, error) {
+	out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9090/proxy/metrics", n.name, pod))
+	if err != nil {
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(out + "\n"))
+	if err != nil {
+		return nil, err
+	}
+	sums := map[string]float64{}
+	for name, family := range families {
+		for _, m := range family.Metric {
+			sums[name] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			for _, l := range m.Label {
+				sums[fmt.Sprintf("%s{%s=%q}", name, l.GetName(), l.GetValue())] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sums, nil
+}
+
+// kvepp selects its Pods.
+const kvepp = "app.kubernetes.io/instance=kvepp"
+
+// sees waits until all of kvepp's replicas have so many workers, and hear them.
+func (n *namespace) sees(workers int) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
+		pods, _ := n.pods(kvepp)
+		if len(pods) == 0 {
+			return fmt.Errorf("there is no Pod of kvepp's")
+		}
+		for _, pod := range pods {
+			m, err := n.metrics(pod)
+			if err != nil {
+				return err
+			}
+			if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) || on != float64(workers) {
+				return fmt.Errorf("%s: %v workers, %v subscriptions connected", pod, got, on)
+			}
+		}
+		return nil
+	})
+}
+
+func (n *namespace) eventually(what string, f func() error) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := process.Until(ctx, f); err != nil {
+		n.t.Fatalf("%s: %v", what, err)
+	}
+}

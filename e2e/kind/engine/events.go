@@ -1,0 +1,97 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"log"
+	"math"
+	"sync"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/kvblock"
+)
+
+// publisher is the two sockets of an engine's KV events: one that announces, and one that repeats what was announced.
+type publisher struct {
+	mu        sync.Mutex // guards what follows; a socket takes one thread at a time
+	announces *zmq.Socket
+	sent      [][]byte // every batch; its number is its index
+}
+
+// publish opens the sockets, and answers on the second from then on.
+func publish(announce, repeat string) (*publisher, error) {
+	pub, err := zmq.NewSocket(zmq.PUB)
+	if err != nil {
+		return nil, err
+	}
+	router, err := zmq.NewSocket(zmq.ROUTER)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(announce), router.Bind(repeat)); err != nil {
+		return nil, err
+	}
+	p := &publisher{announces: pub}
+	go p.repeat(router)
+	return p, nil
+}
+
+// stored announces blocks that follow each other, with their tokens. parent 0: none is before the first.
+// Source: vLLM 0.33.0, distributed/kv_events.py: [time, [["BlockStored", names, parent, tokens, block size, LoRA, medium, LoRA name]], rank].
+func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token, blockSize int) error {
+	b := []byte{0x93, 0xcb}
+	b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(time.Now().UnixMicro())/1e6))
+	b = append(b, 0x91, 0x98, 0xab)
+	b = append(b, "BlockStored"...)
+	b = array(b, len(names))
+	for _, name := range names {
+		b = binary.BigEndian.AppendUint64(append(b, 0xcf), name)
+	}
+	if parent == 0 {
+		b = append(b, 0xc0)
+	} else {
+		b = binary.BigEndian.AppendUint64(append(b, 0xcf), parent)
+	}
+	b = array(b, len(tokens))
+	for _, t := range tokens {
+		b = integer(b, uint32(t))
+	}
+	b = integer(b, uint32(blockSize))
+	b = append(b, 0xc0, 0xa3)
+	b = append(b, "GPU"...)
+	b = append(b, 0xc0, 0x00)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	number := binary.BigEndian.AppendUint64(nil, uint64(len(p.sent)))
+	p.sent = append(p.sent, b)
+	_, err := p.announces.SendMessage("", number, b)
+	return err
+}
+
+// array and integer append MessagePack.
+func array(b []byte, n int) []byte { return binary.BigEndian.AppendUint32(append(b, 0xdd), uint32(n)) }
+
+func integer(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(append(b, 0xce), v) }
+
+// repeat answers requests for all batches from a number on: each with its number, then one with the largest number that there is.
+func (p *publisher) repeat(router *zmq.Socket) {
+	for {
+		frames, err := router.RecvMessageBytes(0)
+		if err != nil {
+			log.Printf("engine: the replay socket ends: %v", err)
+			return
+		}
+		if len(frames) != 3 || len(frames[2]) != 8 {
+			continue
+		}
+		p.mu.Lock()
+		sent := p.sent // batches are never changed
+		p.mu.Unlock()
+		for n := binary.BigEndian.Uint64(frames[2]); n < uint64(len(sent)); n++ {
+			router.SendMessage(frames[0], "", "", binary.BigEndian.AppendUint64(nil, n), sent[n])
+		}
+		router.SendMessage(frames[0], "", "", binary.BigEndian.AppendUint64(nil, math.MaxUint64), "")
+	}
+}

@@ -1,0 +1,222 @@
+package kind
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+)
+
+// TestEngines is about plain engines behind an InferencePool. Its parts follow each other in one namespace.
+func TestEngines(t *testing.T) {
+	n := newNamespace(t, "kvepp-e2e-engines")
+	n.apply(read(t, "testdata/hub.yaml"))
+	n.apply(read(t, "testdata/engines.yaml"))
+	n.install("pool.selector.app=engine")
+	n.startEnvoy("override-host.yaml", map[string]string{
+		"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name + ".svc.cluster.local:8000"})
+	n.sees(3)
+
+	var talk []*conversation
+	for range 6 {
+		talk = append(talk, n.newConversation())
+	}
+	for _, part := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"conversations go warm", func(t *testing.T) {
+			all(t, talk, words(20)) // at once, so that load spreads them
+			used := map[string]bool{}
+			for _, c := range talk {
+				used[c.engine()] = true
+			}
+			if len(used) != 3 {
+				t.Errorf("only %d of 3 engines were used", len(used))
+			}
+			for turn := 2; turn <= 4; turn++ {
+				n.settled()
+				var home []string
+				var prompt []int
+				for _, c := range talk {
+					home, prompt = append(home, c.engine()), append(prompt, c.last.PromptTokens)
+				}
+				eachExact(t, talk)
+				for i, c := range talk {
+					if c.engine() != home[i] || c.last.CachedTokens < prompt[i]/16*16 {
+						t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, c.engine(), c.last.CachedTokens, home[i], prompt[i])
+					}
+				}
+			}
+		}},
+		{"a new engine is used", func(t *testing.T) {
+			old, _ := n.pods("app=engine")
+			n.during(func() {
+				n.kubectl("scale", "deployment/engine", "--replicas=4")
+				n.sees(4)
+				n.eventually("the new engine serves", func() error {
+					c := n.newConversation()
+					if _, err := c.say(words(20), 8); err != nil {
+						return err
+					}
+					if slices.Contains(old, c.engine()) {
+						return fmt.Errorf("%s served", c.engine())
+					}
+					return nil
+				})
+			})
+		}},
+		{"a deleted engine's work moves", func(t *testing.T) {
+			c := talk[0]
+			gone := c.engine()
+			n.during(func() { n.kubectl("delete", "pod", gone) })
+			n.sees(4)
+			n.settled()
+			if _, err := c.say(words(20), 8); err != nil {
+				t.Fatal(err)
+			}
+			if c.engine() == gone {
+				t.Errorf("%s served, which is gone", gone)
+			}
+			n.settled()
+			eachExact(t, talk[:1]) // it is warm where it is now
+		}},
+		{"all but one engine go", func(t *testing.T) {
+			n.during(func() {
+				n.kubectl("scale", "deployment/engine", "--replicas=1")
+				n.sees(1)
+				n.kubectl("wait", "--for=jsonpath={.status.replicas}=1", "deployment/engine", "--timeout=60s")
+			})
+			left, _ := n.pods("app=engine")
+			all(t, talk, words(20))
+			for _, c := range talk {
+				if len(left) != 1 || c.engine() != left[0] {
+					t.Errorf("%s served, %v is left", c.engine(), left)
+				}
+			}
+			n.kubectl("scale", "deployment/engine", "--replicas=3")
+			n.sees(3)
+		}},
+		{"kvepp is rolled", func(t *testing.T) {
+			old, _ := n.pods(kvepp)
+			n.during(func() {
+				n.kubectl("rollout", "restart", "deployment/kvepp")
+				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=120s")
+				n.kubectl("wait", "--for=delete", "pod/"+old[0], "--timeout=120s")
+			})
+			// It knows the caches from the engines' replay.
+			n.settled()
+			eachExact(t, talk)
+		}},
+		{"two replicas elect a leader", func(t *testing.T) {
+			n.install("pool.selector.app=engine", "replicas=2")
+			var leader string
+			one := func() error {
+				pods, ready := n.pods(kvepp)
+				if len(pods) != 2 || len(ready) != 1 {
+					return fmt.Errorf("of %v ready: %v", pods, ready)
+				}
+				leader = ready[0]
+				return nil
+			}
+			n.eventually("one of two is ready", one)
+			n.sees(3)
+			n.settled()
+			was := leader
+			n.kubectl("delete", "pod", leader, "--wait=false")
+			n.eventually("the other one leads", func() error {
+				if err := one(); err != nil {
+					return err
+				}
+				if leader == was {
+					return fmt.Errorf("%s still leads", leader)
+				}
+				return nil
+			})
+			n.eventually("it is asked", func() error {
+				_, err := n.newConversation().say(words(20), 8)
+				return err
+			})
+			n.settled()
+			eachExact(t, talk)
+		}},
+		{"two replicas decide", func(t *testing.T) {
+			n.install("pool.selector.app=engine", "replicas=2", "leaderElection.enabled=false")
+			n.eventually("both are ready", func() error {
+				if pods, ready := n.pods(kvepp); len(pods) != 2 || len(ready) != 2 {
+					return fmt.Errorf("of %v ready: %v", pods, ready)
+				}
+				return nil
+			})
+			n.sees(3)
+			n.during(func() {
+				n.eventually("both decide", func() error {
+					pods, _ := n.pods(kvepp)
+					for _, pod := range pods {
+						m, err := n.metrics(pod)
+						if err != nil {
+							return err
+						}
+						if m["kvepp_requests_total"] < 10 {
+							return fmt.Errorf("%s has had %v requests", pod, m["kvepp_requests_total"])
+						}
+					}
+					return nil
+				})
+			})
+			n.settled()
+			eachExact(t, talk)
+		}},
+	} {
+		n.t = t
+		if !t.Run(part.name, func(t *testing.T) { n.t = t; part.test(t) }) {
+			break
+		}
+	}
+	n.t = t
+}
+
+// eachExact has conversations take a turn one after the other, so that nothing but the cache counts, and fails the test where the
+// prompt was not cached in part, or another part than kvepp predicted.
+func eachExact(t *testing.T, talk []*conversation) {
+	t.Helper()
+	for i, c := range talk {
+		if _, err := c.say(words(20), 8); err != nil {
+			t.Fatal(err)
+		}
+		if c.last.CachedTokens == 0 || c.last.CachedTokens != c.last.KveppCached {
+			t.Errorf("conversation %d: %d tokens were cached, kvepp predicted %d", i, c.last.CachedTokens, c.last.KveppCached)
+		}
+	}
+}
+
+// settled waits until all of kvepp's replicas know of all blocks that the engines have.
+func (n *namespace) settled() {
+	n.t.Helper()
+	n.eventually("kvepp knows the engines' blocks", func() error {
+		engines, _ := n.pods("app=engine")
+		held := 0
+		for _, pod := range engines {
+			out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/blocks", n.name, pod))
+			if err != nil {
+				return err
+			}
+			blocks, err := strconv.Atoi(out)
+			if err != nil {
+				return err
+			}
+			held += blocks
+		}
+		pods, _ := n.pods(kvepp)
+		for _, pod := range pods {
+			m, err := n.metrics(pod)
+			if err != nil {
+				return err
+			}
+			if m["kvepp_index_blocks"] != float64(held) {
+				return fmt.Errorf("%s knows %v blocks of %d", pod, m["kvepp_index_blocks"], held)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,79 @@
+#!/bin/sh
+# Builds the images of `make e2e-kind`, as archives, from the tree and from what e2e/tools/install.sh tools installed: no registry
+# is asked and no container runtime needed. Prints the folder that they are in.
+#
+#   kvepp.tar    kvepp, of the root filesystem that is its product's image too (manifests/image)
+#   engine.tar   e2e/kind/engine, with a model's tokenizer
+#   envoy.tar    Envoy
+#   dynamo.tar   Dynamo's frontend and mocker with the Python that they were installed for, and a model's tokenizer
+#
+# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+project=$here/../..
+cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
+tools=$("$here/../tools/install.sh" tools)
+model=$project/e2e/models/tiny-bytelevel
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+say() { printf '%s\n' "$*" >&2; }
+
+# archive NAME ENTRYPOINT [ENV...]: writes $work/NAME as an image.
+archive() {
+	name=$1 entrypoint=$2
+	shift 2
+	mkdir -p "$work/$name/tmp"
+	chmod 1777 "$work/$name/tmp"
+	chmod -R a+rX "$work/$name"
+	"$here/image.sh" "$folder/$name.tar" "kvepp/$name:e2e" "$work/$name" \
+		"$(jq -nc --arg entrypoint "$entrypoint" '{Entrypoint: [$entrypoint], User: "65532:65532", Env: $ARGS.positional}' --args "$@")"
+	rm -rf "${work:?}/$name"
+}
+
+# models puts the tokenizer into an image.
+models() {
+	mkdir -p "$work/$1/models/tiny"
+	cp "$model"/* "$work/$1/models/tiny/"
+}
+
+# What is installed changes rarely, and is large.
+folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/*.sh "$model"/* | cksum | cut -d' ' -f1)
+mkdir -p "$folder"
+if [ ! -e "$folder/envoy.tar" ]; then
+	say "building Envoy's image"
+	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
+	# glibc loads by name what it resolves names with.
+	resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
+	"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
+	mkdir -p "$work/envoy/usr/local/bin"
+	cp -a "$work/closure/." "$work/envoy/"
+	mv "$work/envoy$envoy" "$work/envoy/usr/local/bin/envoy"
+	echo 'hosts: files dns' >"$work/envoy/etc/nsswitch.conf"
+	archive envoy /usr/local/bin/envoy
+fi
+if [ ! -e "$folder/dynamo.tar" ]; then
+	say "building Dynamo's image"
+	# Python stays at the paths where it is: its own, and those of the environment.
+	library=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+	program=$(readlink -f "$tools/bin/python")
+	mkdir -p "$work/dynamo"
+	tar -c --exclude="$library/site-packages" --exclude="$library/dist-packages" --exclude="$library/test" --exclude="$library/config-*" \
+		--exclude='*/site-packages/envoy' --exclude='*/site-packages/pip*' --exclude='*/site-packages/setuptools*' --exclude='*/bin/nats-server' \
+		--absolute-names "$library" "$tools" | tar -x --absolute-names -C "$work/dynamo" --transform 's,^/,,'
+	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
+	ln -sf "$program" "$work/dynamo$tools/bin/python" # whatever links were between
+	models dynamo
+	archive dynamo "$tools/bin/python" HOME=/tmp HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 PYTHONUNBUFFERED=1
+fi
+
+say "building kvepp's image, and the engine's"
+"$project/manifests/image/rootfs.sh" "$work/kvepp"
+archive kvepp /kvepp
+mkdir -p "$work/engine/usr/local/bin"
+(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./e2e/kind/engine)
+libraries=$(ldd "$work/engine/usr/local/bin/engine" | grep -oE '/[^ ]+')
+"$here/closure.sh" "$work/engine" / $libraries
+models engine
+archive engine /usr/local/bin/engine
+printf '%s\n' "$folder"

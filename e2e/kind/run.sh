@@ -1,0 +1,58 @@
+#!/bin/sh
+# `make e2e-kind`: builds the images, has them in a kind cluster, and runs this folder's tests there. The cluster is
+#
+#   the one that KUBECONFIG names, whose context is a kind cluster's (kind-NAME); or
+#   the one of `make kind-offline`, if that is there; or
+#   one that ordinary kind creates with the machine's docker, and that is deleted afterwards.
+#
+# Arguments go to the tests, as -test.run TestEngines.
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+install=$here/../tools/install.sh
+work=$(mktemp -d)
+began=$(date +%s)
+trap 'rm -rf "$work"' EXIT
+
+say() { printf 'e2e-kind %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
+
+# have PROGRAM: makes sure that there is one, the machine's own or the one that the project builds.
+have() { command -v "$1" >/dev/null || PATH=$PATH:$("$install" kube "$1"); }
+
+inside=""
+if [ -n "${KUBECONFIG:-}" ]; then
+	have kubectl
+	have kind
+elif "$here/offline.sh" run true 2>/dev/null; then
+	inside="$here/offline.sh run"
+else
+	command -v docker >/dev/null && docker info >/dev/null 2>&1 || {
+		say "there is no cluster, and no docker to make one with: set KUBECONFIG, or run make kind-offline first (Debian, as root)"
+		exit 1
+	}
+	have kubectl
+	have kind
+	export KUBECONFIG="$work/kubeconfig"
+	trap 'kind delete cluster --name kvepp-e2e; rm -rf "$work"' EXIT
+	say "creating a cluster with kind"
+	kind create cluster --name kvepp-e2e --wait 120s
+fi
+context=$($inside kubectl config current-context)
+case $context in
+kind-*) ;;
+*) say "the cluster $context is not one of kind's: images cannot be loaded into it"; exit 1 ;;
+esac
+
+say "building images"
+images=$("$here/images.sh")
+PATH=$("$install" manifests):$PATH
+say "loading them into ${context#kind-}"
+for archive in "$images"/*.tar; do
+	$inside kind load image-archive --name "${context#kind-}" "$archive"
+done
+crds=$(cd "$here" && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases
+$inside kubectl apply --server-side -f "$crds/inference.networking.k8s.io_inferencepools.yaml" >&2
+(cd "$here" && go test -c -o "$work/kind.test" .)
+say "testing"
+cd "$here"
+$inside "$work/kind.test" -test.v -test.timeout 25m "$@"
+say "done"

@@ -1,0 +1,122 @@
+package kind
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/e2e/stack"
+)
+
+// client keeps connections, as most clients do.
+var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
+
+// conversation is one client's, each turn of which repeats all before.
+type conversation struct {
+	n        *namespace
+	messages []stack.Message
+	last     *stack.Answer
+}
+
+// engine is the Pod that answered last.
+func (c *conversation) engine() string { return c.last.Header.Get("x-engine") }
+
+// newConversation begins one about a text of its own.
+func (n *namespace) newConversation() *conversation {
+	return &conversation{n: n, messages: []stack.Message{{Role: "system", Content: words(120)}}}
+}
+
+// words are so many, drawn at random.
+func words(n int) string {
+	var b strings.Builder
+	for range n {
+		b.WriteString([]string{"river", "stone", "lamp", "winter", "paper", "seven", "green", "letter"}[rand.IntN(8)])
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// say takes a turn whose answer has so many tokens. An answer that is none, or is cut off, is an error.
+func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
+	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
+	a, err := stack.Chat(context.Background(), client, c.n.url, nil, c.messages, true, map[string]any{"max_tokens": tokens})
+	if err != nil {
+		return nil, err
+	}
+	if a.Status != http.StatusOK || !a.Finished {
+		return nil, fmt.Errorf("status %d, finished: %v, from %s: %s", a.Status, a.Finished, a.Worker, a.Body)
+	}
+	c.messages = append(c.messages, stack.Message{Role: "assistant", Content: a.Text})
+	c.last = a
+	return a, nil
+}
+
+// all has all conversations take a turn at once, and fails the test unless all are answered.
+func all(t *testing.T, conversations []*conversation, text string) {
+	t.Helper()
+	errs := make([]error, len(conversations))
+	var wg sync.WaitGroup
+	for i, c := range conversations {
+		wg.Go(func() { _, errs[i] = c.say(text, 8) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// traffic holds conversations, half a second for an answer, until stop is called, which returns how many requests there were and
+// what was wrong with those that failed.
+func (n *namespace) traffic(clients int) (stop func() (requests int, failures []error)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var (
+		mu       sync.Mutex
+		requests int
+		failures []error
+		wg       sync.WaitGroup
+	)
+	for range clients {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				c := n.newConversation()
+				for turn := 0; turn < 4 && ctx.Err() == nil; turn++ {
+					began := time.Now()
+					_, err := c.say(words(20), 100)
+					mu.Lock()
+					requests++
+					if err != nil {
+						failures = append(failures, fmt.Errorf("at %s: %w", began.Format("15:04:05.000"), err))
+					}
+					mu.Unlock()
+					if err != nil {
+						break
+					}
+				}
+			}
+		})
+	}
+	return func() (int, []error) {
+		cancel()
+		wg.Wait()
+		return requests, failures
+	}
+}
+
+// during lets traffic run while f does something to the cluster, and fails the test if a request does.
+func (n *namespace) during(f func()) {
+	n.t.Helper()
+	stop := n.traffic(6)
+	f()
+	requests, failures := stop()
+	if requests == 0 || len(failures) > 0 {
+		n.t.Errorf("%d of %d requests failed: %v", len(failures), requests, failures)
+	}
+	n.t.Logf("%d requests meanwhile, %d failed", requests, len(failures))
+}
