@@ -53,6 +53,9 @@ type Endpoint struct {
 	// EventChannels are where Dynamo's event plane carries the KV events, at most one for each rank, ordered by rank.
 	// They matter only when KVEvents is empty.
 	EventChannels []EventChannel
+	// LoadChannels are where the event plane carries the loads of the workers of the endpoint's Dynamo path: of all of them, since
+	// only the messages say whose they are. Their Rank means nothing.
+	LoadChannels []EventChannel
 
 	BlockSize           int      // tokens per KV block; 0: not known yet
 	TotalKVBlocks       int      // device blocks per rank; 0: not known
@@ -77,8 +80,8 @@ type Transfer struct {
 	Weight   float32 // else how much they are preferred, as in a request's preferred taints
 }
 
-// EventChannel is where Dynamo's event plane carries the KV events of one rank of one worker process. The zero value is
-// none.
+// EventChannel is where Dynamo's event plane carries what one publisher sends: the KV events of one rank of one worker process,
+// for one. The zero value is none.
 type EventChannel struct {
 	Rank      uint32
 	Publisher uint64 // id that the messages name

@@ -37,7 +37,7 @@ var may = map[string]string{
 	"indexer":             "kvblock internal/prefetch",
 	"pool/dynamo":         "kvblock pool",
 	"pool/kube":           "kvblock pool pool/dynamo",
-	"pool/gauges":         "kvblock pool",
+	"pool/gauges":         "kvblock pool zmqsub",
 	"indexer/feed/parity": "e2e/stack indexer/feed indexer kvblock pool tokenizer internal/apibody internal/metrics",
 	"indexer/feed":        "indexer kvblock pool zmqsub internal/metrics",
 	"router/queue":        "",

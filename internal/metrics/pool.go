@@ -61,7 +61,7 @@ func (p *inferencePool) Collect(to chan<- prometheus.Metric) {
 // Names and help of what is exported of the engines' own gauges besides.
 const (
 	EngineReadings     = "kvepp_engine_readings_total"
-	EngineReadingsHelp = "Readings of engines' own metrics, by outcome: ok; without (none that is known here), refused (an answer other than 200), timeout, unreachable, too_large."
+	EngineReadingsHelp = "Readings of engines' own metrics, and messages of their loads on Dynamo's event plane, by outcome: ok; without (no metric that is known here), refused (an answer other than 200), timeout, unreachable, too_large, malformed."
 	WithGauges         = "kvepp_workers_with_gauges"
 	WithGaugesHelp     = "Workers whose engines have told of their own load lately (--refresh-metrics-interval)."
 	UnseenLoad         = "kvepp_unseen_load_workers"

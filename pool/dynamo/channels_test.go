@@ -36,8 +36,11 @@ func TestChannels(t *testing.T) {
 	s.channel("w0", "kv-events", 8286763004618594, zmq(41585), now)
 	s.channel("w0", "kv-events", 2926450056302118, `{"kind":"Nats","config":{"subject_prefix":"namespace.w0.component.backend.endpoint.generate"}}`, now)
 	s.channel("w0", "kv_metrics", 7, zmq(1), now)
-	s.channel("w0", "kv-events", 9, zmq(2), now) // its source is not there yet
-	s.source("w0", worker, 10, 2, now)           // its channel is not there yet
+	s.channel("w0", "kv_metrics", 5, zmq(4), now)
+	s.channel("w0", "kv_metrics", 6, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now) // loads over NATS are not followed
+	s.channel("w1", "kv_metrics", 8, zmq(5), now)                                            // of another path
+	s.channel("w0", "kv-events", 9, zmq(2), now)                                             // its source is not there yet
+	s.source("w0", worker, 10, 2, now)                                                       // its channel is not there yet
 	s.source("w0", worker, 11, 3, now)
 	s.channel("w0", "kv-events", 11, `{"kind":"ZmqBroker","config":{}}`, now) // complained about
 	s.source("w0", worker, 12, 4, now.Add(-2*lease))                          // dead
@@ -51,6 +54,13 @@ func TestChannels(t *testing.T) {
 	instances := reader.scan(now)
 	if len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
 		t.Fatalf("channels: %+v", instances)
+	}
+	loads := []pool.EventChannel{{Publisher: 5, ZMQ: "tcp://127.0.0.1:4"}, {Publisher: 7, ZMQ: "tcp://127.0.0.1:1"}}
+	if !reflect.DeepEqual(instances[0].Loads, loads) {
+		t.Errorf("loads: %+v", instances[0].Loads)
+	}
+	if again := reader.scan(now); &again[0].Loads[0] != &instances[0].Loads[0] {
+		t.Error("loads that did not change are another slice")
 	}
 	if len(reader.bad) != 1 {
 		t.Errorf("complaints: %v", reader.bad)

@@ -24,6 +24,7 @@ type Instance struct {
 	Seen       time.Time           // when it was first seen alive, or for what was there at the start, when it last said so
 	Card       *Card               // nil while the worker has published none
 	Channels   []pool.EventChannel // of its KV events, ordered by rank
+	Loads      []pool.EventChannel // of the loads of all workers at its path, ordered by publisher. Only over ZMQ
 }
 
 // Card is what routing needs of a model deployment card. Zero fields were not in the card.
@@ -187,10 +188,12 @@ func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err 
 	return *r.PublisherID, key{r.Scope.path(), *r.Metadata.Worker.WorkerID}, r.Metadata.Worker.Rank, nil
 }
 
-// parseChannel decodes the record of v1/event_channels: where a publisher sends. c is zero for channels of other topics.
-func parseChannel(record []byte) (c pool.EventChannel, err error) {
+// parseChannel decodes the record of v1/event_channels: where a publisher sends, and if it sends loads, those of workers at which
+// path; else path is empty. c is zero for channels of other topics.
+func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
+		Scope      scope   `json:"scope"`
 		InstanceID *uint64 `json:"instance_id"` // the publisher's
 		Transport  struct {
 			Kind   string `json:"kind"`
@@ -201,26 +204,35 @@ func parseChannel(record []byte) (c pool.EventChannel, err error) {
 		} `json:"transport"`
 	}
 	if err := json.Unmarshal(record, &r); err != nil {
-		return c, err
+		return c, "", err
 	}
-	if r.Topic != kvTopic {
-		return c, nil
+	if r.Topic != kvTopic && r.Topic != loadTopic {
+		return c, "", nil
 	}
 	if r.InstanceID == nil {
-		return c, fmt.Errorf("instance_id is missing")
+		return c, "", fmt.Errorf("instance_id is missing")
 	}
 	t := &r.Transport
 	switch {
 	case t.Kind == "Zmq" && t.Config.Endpoint != "":
-		return pool.EventChannel{Publisher: *r.InstanceID, ZMQ: t.Config.Endpoint}, nil
+		c = pool.EventChannel{Publisher: *r.InstanceID, ZMQ: t.Config.Endpoint}
+		if r.Topic == loadTopic {
+			path = r.Scope.path()
+		}
+		return c, path, nil
+	case r.Topic == loadTopic: // of another transport: loads can be done without
+		return c, "", nil
 	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":
-		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, nil
+		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, "", nil
 	}
-	return c, fmt.Errorf("KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the endpoint kvEvents", t.Kind, t.Config)
+	return c, "", fmt.Errorf("KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the endpoint kvEvents", t.Kind, t.Config)
 }
 
 // kvTopic is the event plane's topic of KV events.
 const kvTopic = "kv-events"
+
+// loadTopic is that of workers' own accounts of their loads.
+const loadTopic = "kv_metrics"
 
 // scope is the endpoint that a record of the event plane belongs to.
 type scope struct {
@@ -243,11 +255,15 @@ func (s *scope) path() string {
 func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	newest := make(map[string]*Instance)
 	channels := make(map[uint64][]pool.EventChannel)
+	loads := make(map[uint64][]pool.EventChannel)
 	namespaces := make(map[uint64]string)
 	for i := range instances {
 		in := &instances[i]
 		if len(in.Channels) > 0 {
 			channels[in.InstanceID] = in.Channels
+		}
+		if len(in.Loads) > 0 {
+			loads[in.InstanceID] = in.Loads
 		}
 		namespaces[in.InstanceID], _, _ = strings.Cut(in.Path, "/")
 		if was := newest[in.Path]; in.Card != nil && (was == nil || in.Seen.After(was.Seen)) {
@@ -256,7 +272,7 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	}
 	endpoints := make([]pool.Endpoint, 0, len(entries))
 	add := func(e pool.Endpoint) {
-		e.Namespace, e.EventChannels = namespaces[e.InstanceID], channels[e.InstanceID]
+		e.Namespace, e.EventChannels, e.LoadChannels = namespaces[e.InstanceID], channels[e.InstanceID], loads[e.InstanceID]
 		endpoints = append(endpoints, e)
 	}
 	for _, e := range entries {

@@ -36,11 +36,20 @@ type FileStore struct {
 	started bool
 	bad     map[string]string // file -> the last complaint about it, so that each is logged once
 	cards   map[string]cachedCard
+
+	publishers map[string]cachedChannel       // file -> what it says: a publisher's record does not change while it lives
+	loads      map[string][]pool.EventChannel // of the latest scan, by path
 }
 
 type key struct {
 	path string
 	id   uint64
+}
+
+type cachedChannel struct {
+	size    int64
+	channel pool.EventChannel
+	path    string
 }
 
 // cachedCard saves decoding a model card, a few kB, four times a second.
@@ -53,7 +62,7 @@ type cachedCard struct {
 
 // NewFileStore opens the store of a folder, which need not exist yet: the first worker creates it.
 func NewFileStore(dir string, log *slog.Logger) *FileStore {
-	return &FileStore{dir: dir, log: log, first: map[key]time.Time{}, bad: map[string]string{}, cards: map[string]cachedCard{}}
+	return &FileStore{dir: dir, log: log, first: map[key]time.Time{}, bad: map[string]string{}, cards: map[string]cachedCard{}, publishers: map[string]cachedChannel{}}
 }
 
 // Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
@@ -103,7 +112,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		s.cards[file] = cachedCard{info.Size(), info.ModTime(), k, card}
 		return nil
 	})
-	channels := s.channels(now)
+	channels, loads := s.channels(now)
 	alive := map[key]time.Time{}
 	var instances []Instance
 	s.each("instances", now, func(file string, info fs.FileInfo) error {
@@ -125,7 +134,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			seen = info.ModTime()
 		}
 		alive[k] = seen
-		in.Seen, in.Card, in.Channels = seen, cards[k], channels[k]
+		in.Seen, in.Card, in.Channels, in.Loads = seen, cards[k], channels[k], loads[in.Path]
 		instances = append(instances, in)
 		return nil
 	})
@@ -142,24 +151,43 @@ func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
 	return cmp.Or(strings.Compare(path, otherPath), cmp.Compare(id, otherID))
 }
 
-// channels returns where the event plane carries the KV events of each worker, ordered by rank. Who sends and where are two
-// records: a publisher counts once both are there.
-func (s *FileStore) channels(now time.Time) map[key][]pool.EventChannel {
+// channels returns where the event plane carries the KV events of each worker, ordered by rank, and the loads of the workers at
+// each path, ordered by publisher. Who sends events and where are two records: a publisher counts once both are there.
+func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[string][]pool.EventChannel) {
 	byPublisher := map[uint64]pool.EventChannel{}
-	s.each("event_channels", now, func(file string, _ fs.FileInfo) error {
-		if name, err := url.PathUnescape(filepath.Base(file)); err != nil || !strings.Contains(name, "/topic/"+kvTopic+"/") {
-			return nil // of loads and other metrics, which there are more of
+	loads := map[string][]pool.EventChannel{}
+	s.each("event_channels", now, func(file string, info fs.FileInfo) error {
+		known, ok := s.publishers[file]
+		if !ok || known.size != info.Size() {
+			name, err := url.PathUnescape(filepath.Base(file))
+			if err != nil || !strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
+				return nil // of what is not looked for, which there is more of
+			}
+			record, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			known = cachedChannel{size: info.Size()}
+			if known.channel, known.path, err = parseChannel(record); err != nil {
+				return err
+			}
+			s.publishers[file] = known
 		}
-		record, err := os.ReadFile(file)
-		if err != nil {
-			return err
+		switch {
+		case known.path != "":
+			loads[known.path] = append(loads[known.path], known.channel)
+		case known.channel != (pool.EventChannel{}):
+			byPublisher[known.channel.Publisher] = known.channel
 		}
-		c, err := parseChannel(record)
-		if err == nil && c != (pool.EventChannel{}) {
-			byPublisher[c.Publisher] = c
-		}
-		return err
+		return nil
 	})
+	for path, list := range loads {
+		sortChannels(list)
+		if slices.Equal(list, s.loads[path]) {
+			loads[path] = s.loads[path] // all instances of a path share it, and comparing what is the same takes no time
+		}
+	}
+	s.loads = loads
 	channels := map[key][]pool.EventChannel{}
 	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
 		record, err := os.ReadFile(file)
@@ -176,7 +204,7 @@ func (s *FileStore) channels(now time.Time) map[key][]pool.EventChannel {
 	for _, list := range channels {
 		sortChannels(list)
 	}
-	return channels
+	return channels, loads
 }
 
 func sortChannels(list []pool.EventChannel) {
@@ -221,6 +249,11 @@ func (s *FileStore) each(bucket string, now time.Time, f func(file string, info 
 	for file := range s.cards {
 		if filepath.Dir(file) == dir && !live[file] {
 			delete(s.cards, file)
+		}
+	}
+	for file := range s.publishers {
+		if filepath.Dir(file) == dir && !live[file] {
+			delete(s.publishers, file)
 		}
 	}
 }

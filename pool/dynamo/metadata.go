@@ -44,9 +44,14 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		return err
 	})
 	channels := map[uint64]pool.EventChannel{} // by publisher
+	loads := map[string][]pool.EventChannel{}  // by path
 	each("event_channels", d.Channels, func(record []byte) error {
-		c, err := parseChannel(record)
-		if err == nil && c != (pool.EventChannel{}) {
+		c, path, err := parseChannel(record)
+		switch {
+		case err != nil || c == (pool.EventChannel{}):
+		case path != "":
+			loads[path] = append(loads[path], c)
+		default:
 			channels[c.Publisher] = c
 		}
 		return err
@@ -65,8 +70,9 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		in, err := parseInstance(record)
 		if err == nil {
 			k := key{in.Path, in.InstanceID}
-			in.Card, in.Channels = cards[k], of[k]
+			in.Card, in.Channels, in.Loads = cards[k], of[k], loads[in.Path]
 			sortChannels(in.Channels)
+			sortChannels(in.Loads)
 			instances = append(instances, in)
 		}
 		return err

@@ -20,11 +20,12 @@ const (
 	late                // none in time
 	unreachable         // none at all, or one that broke off
 	tooLarge
-	shared // not read: it is not known of which worker it speaks
+	malformed // a message of the event plane that is no load
+	shared    // not read: it is not known of which worker it speaks
 )
 
 // outcomeNames are those of outcomes in metrics and logs.
-var outcomeNames = [...]string{ok: "ok", without: "without", refused: "refused", late: "timeout", unreachable: "unreachable", tooLarge: "too_large", shared: "shared"}
+var outcomeNames = [...]string{ok: "ok", without: "without", refused: "refused", late: "timeout", unreachable: "unreachable", tooLarge: "too_large", malformed: "malformed", shared: "shared"}
 
 func (o outcome) String() string { return outcomeNames[o] }
 

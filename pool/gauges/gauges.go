@@ -1,8 +1,8 @@
 // Package gauges knows what the engines say of their own load: how many requests they run and keep waiting, and how much of
 // their KV cache these hold.
 //
-// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, and the
-// latest of what was told of each worker. It never takes part in a request: whoever asks is answered from memory, and what
+// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, the loads that
+// Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of each worker. It never takes part in a request: whoever asks is answered from memory, and what
 // is old counts as not known. It decides nothing; that load goes around kvepp it only says.
 //
 // Concurrency: everything is safe from any goroutine.
@@ -25,6 +25,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/zmqsub"
 )
 
 // Config says where the engines' pages are and how often they are read.
@@ -70,15 +71,19 @@ type Gauges struct {
 	pages  sync.Pool // *page
 
 	outcomes [len(outcomeNames)]atomic.Uint64
+	said     [len(outcomeNames)]atomic.Bool // the first trouble of each kind was logged
 
-	seen *pool.Snapshot // for which targets are; only Run's goroutine uses it
+	// Only Run's goroutine uses these.
+	seen     *pool.Snapshot // for which targets and channels are
+	hub      *zmqsub.Hub    // nil until it is needed
+	channels map[pool.EventChannel]*zmqsub.Subscription
 
 	mu      sync.Mutex         // guards everything below
 	slots   []slot             // indexed by worker
 	targets map[string]*target // by URL
 	reading [2]int             // how many are read now: of those that were read the last time, and of the others
 	unseen  int                // workers in alarm
-	told    map[outcome]bool   // complaints that were logged
+	heard   map[instanceRank]heard
 }
 
 // slot is what is known of one worker. The zero value: nothing.
@@ -86,7 +91,7 @@ type slot struct {
 	generation uint32    // changes when the worker leaves, so that nothing said of it is taken for its successor's
 	at         time.Time // of told; zero: never
 	told       told
-	excess     time.Time // since when it has more requests than kvepp sent it; zero: it has not
+	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: it has not
 	alarmed    bool
 }
 
@@ -121,7 +126,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		ReadBufferSize:      16 << 10,
 		TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
-	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, told: map[outcome]bool{},
+	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
 	g.pages.New = func() any { return newPage(wanted) }
@@ -131,6 +136,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 // Run reads pages until ctx ends, and then waits for those that are being read.
 func (g *Gauges) Run(ctx context.Context) {
 	var reads sync.WaitGroup
+	defer g.stopListening()
 	defer g.client.CloseIdleConnections()
 	defer reads.Wait()
 	tick := time.NewTicker(max(g.cfg.Interval/50, time.Millisecond))
@@ -156,40 +162,43 @@ func (g *Gauges) follow() {
 		return
 	}
 	g.seen = s
+	g.listen(s)
 	members := map[string][]member{}
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		if url := g.page(w); url != "" {
 			members[url] = append(members[url], member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()})
 		}
 	}
+	g.mu.Unlock()
+	for url, of := range members {
+		if rank, twice := sameRank(of); twice {
+			if !g.said[shared].Swap(true) {
+				g.log.Warn("several workers have the same metrics page and rank, so that it cannot be told of which one it speaks: it is not read; "+
+					"name the page of each engine with metrics in the endpoints file. Said once", "page", url, "rank", rank, "workers", len(of), "for_example", of[0].name)
+			}
+			delete(members, url)
+		}
+	}
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for url := range g.targets {
 		if members[url] == nil {
 			delete(g.targets, url)
 		}
 	}
-	now := time.Now()
 	for url, of := range members {
-		if rank, twice := sameRank(of); twice {
-			delete(g.targets, url)
-			if !g.told[shared] {
-				g.told[shared] = true
-				g.log.Warn("several workers have the same metrics page and rank, so that it cannot be told of which one it speaks: it is not read; "+
-					"name the page of each engine with metrics in the endpoints file. Said once", "page", url, "rank", rank, "workers", len(of), "for_example", of[0].name)
-			}
-			continue
-		}
 		// A page that is being read keeps its target with the former members: what comes of it is theirs.
-		was := g.targets[url]
-		if was == nil {
-			was = &target{due: now.Add(rand.N(g.cfg.Interval)), failed: 1}
+		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1}
+		if was := g.targets[url]; was != nil {
+			t.due, t.failed = was.due, was.failed
+			if was.busy {
+				t.due = now.Add(g.cfg.Interval)
+			}
 		}
-		g.targets[url] = &target{url: url, members: of, due: was.due, busy: false, failed: was.failed}
-		if was.busy {
-			g.targets[url].due = now.Add(g.cfg.Interval)
-		}
+		g.targets[url] = t
 	}
 }
 
@@ -269,22 +278,44 @@ func (g *Gauges) read(ctx context.Context, t *target) {
 		return // the end, and not the page's fault
 	}
 	g.outcomes[how].Add(1)
+	if how != ok {
+		g.complain(t.url, t.members[0].name, how, err)
+	}
+	for _, a := range g.took(t, ranks, how, g.booked(t, how)) {
+		g.alarm(a)
+	}
+}
+
+// booked returns how many requests kvepp has on each of the workers of a page that was read.
+func (g *Gauges) booked(t *target, how outcome) []int {
+	if how != ok {
+		return nil
+	}
+	all := make([]int, len(t.members))
+	for i := range t.members {
+		all[i] = g.cfg.Booked(t.members[i].worker)
+	}
+	return all
+}
+
+// took notes what came of a reading, and says of which workers there is news.
+func (g *Gauges) took(t *target, ranks []ofRank, how outcome, booked []int) (news []excess) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reading[t.class()]--
 	now := time.Now()
 	if how == ok {
 		t.failed = 0
-		g.note(t, ranks, now)
+		news = g.note(t, ranks, booked, now)
 	} else {
 		t.failed++
-		g.complain(t, how, err)
 	}
 	t.busy = false
 	t.due = now.Add(g.pause(t.failed))
 	if current := g.targets[t.url]; current != nil && current != t { // the pool changed meanwhile
 		current.failed, current.due = t.failed, t.due
 	}
+	return news
 }
 
 // pause returns how long a page is left alone that could not be read so many times: an interval, and with each time twice as
@@ -298,36 +329,41 @@ func (g *Gauges) pause(failed int) time.Duration {
 }
 
 // note stores what a page told of its workers. The caller holds g.mu.
-func (g *Gauges) note(t *target, ranks []ofRank, now time.Time) {
+func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (news []excess) {
 	for i := range t.members {
 		m := &t.members[i]
 		s := g.slot(m.worker)
 		if s.generation != m.generation {
 			continue // it has left
 		}
+		said, there := nothingTold, false
 		if len(t.members) == 1 {
-			s.told, s.at = together(ranks), now
-			g.compare(m, s, now)
-			continue
+			said, there = together(ranks), true
 		}
 		for r := range ranks {
-			if ranks[r].rank == m.rank {
-				s.told, s.at = ranks[r].told, now
-				g.compare(m, s, now)
+			if len(t.members) > 1 && ranks[r].rank == m.rank {
+				said, there = ranks[r].told, true
 			}
 		}
+		if !there {
+			continue
+		}
+		s.told, s.at = said, now
+		if e, is := g.compare(m, s, booked[i], now); is {
+			news = append(news, e)
+		}
 	}
+	return news
 }
 
-// complain logs the first page of each outcome. The caller holds g.mu.
-func (g *Gauges) complain(t *target, how outcome, err error) {
+// complain logs the first trouble of each kind. worker is "" if it is not one's.
+func (g *Gauges) complain(what, worker string, how outcome, err error) {
 	level := slog.LevelDebug
-	if !g.told[how] {
-		g.told[how] = true
+	if !g.said[how].Swap(true) {
 		level = slog.LevelInfo
 	}
-	g.log.Log(context.Background(), level, "an engine's gauges cannot be read; it is tried again at longer and longer intervals. "+
-		"Of further such pages only kvepp_engine_readings_total and the debug log tell", "page", t.url, "worker", t.members[0].name, "outcome", how.String(), "error", err)
+	g.log.Log(context.Background(), level, "an engine's gauges cannot be read; pages are tried again at longer and longer intervals. "+
+		"Of further such trouble only kvepp_engine_readings_total and the debug log tell", "of", what, "worker", worker, "outcome", how.String(), "error", err)
 }
 
 // WorkerJoined does nothing: Run sees who is there.

@@ -16,37 +16,48 @@ const (
 	unseenRatio = 1.5
 )
 
-// compare holds what an engine says against the book. The caller holds g.mu.
-func (g *Gauges) compare(m *member, s *slot, now time.Time) {
-	there := s.told[running]
+// excess is that a worker's engine has had more requests for a minute than kvepp has sent it.
+type excess struct {
+	worker        string
+	there, booked float64
+	first         bool // no other worker is in alarm
+}
+
+// compare holds what an engine says against the book, and returns what is worth telling. The caller holds g.mu.
+func (g *Gauges) compare(m *member, s *slot, booked int, now time.Time) (excess, bool) {
+	there, sent := s.told[running], float64(booked)
 	if waits := s.told[waiting]; !math.IsNaN(waits) {
 		there += waits
 	}
-	booked := float64(g.cfg.Booked(m.worker))
-	if !(there >= booked+unseenLeast && there >= booked*unseenRatio) { // NaN is not
+	if !(there >= sent+unseenLeast && there >= sent*unseenRatio) { // NaN is not
 		g.calm(s)
-		return
+		return excess{}, false
 	}
-	if s.excess.IsZero() {
-		s.excess = now
+	if s.exceeds.IsZero() {
+		s.exceeds = now
 	}
-	if s.alarmed || now.Sub(s.excess) < unseenAfter {
-		return
+	if s.alarmed || now.Sub(s.exceeds) < unseenAfter {
+		return excess{}, false
 	}
 	s.alarmed = true
+	g.unseen++
+	return excess{m.name, there, sent, g.unseen == 1}, true
+}
+
+// alarm logs it, loudly for the first worker only: with several replicas of kvepp it is so with all of them.
+func (g *Gauges) alarm(e excess) {
 	level := slog.LevelDebug
-	if g.unseen == 0 {
+	if e.first {
 		level = slog.LevelWarn
 	}
-	g.unseen++
 	g.log.Log(context.Background(), level, "an engine has had more requests for a minute than kvepp has sent it: load goes around kvepp (another replica of kvepp, another router, "+
 		"clients that ask the engine itself), and its choices know nothing of it. kvepp_unseen_load_workers counts further such workers",
-		"worker", m.name, "engine_requests", there, "booked", booked)
+		"worker", e.worker, "engine_requests", e.there, "booked", e.booked)
 }
 
 // calm ends a worker's alarm. The caller holds g.mu.
 func (g *Gauges) calm(s *slot) {
-	s.excess = time.Time{}
+	s.exceeds = time.Time{}
 	if s.alarmed {
 		s.alarmed = false
 		g.unseen--

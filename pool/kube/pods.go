@@ -239,7 +239,7 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 			}
 			e = dynamo.Complete(e, in)
 			e.Namespace, _, _ = strings.Cut(in.Path, "/")
-			e.EventChannels = in.Channels
+			e.EventChannels, e.LoadChannels = in.Channels, in.Loads
 			if _, err := strconv.ParseUint(p.Annotations[InstanceAnnotation], 10, 64); err == nil {
 				e.InstanceID = of.InstanceID
 			}
