@@ -53,6 +53,8 @@ type Config struct {
 	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on sockets
 	// of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
 	EventPlane string
+	// Pages is how many of the workers, the first ones, show metrics of their own, which the endpoints file names.
+	Pages int
 	// RuntimeConfigs are, for StartFrontend, JSON objects with what a model's mocker says in its card's runtime_config beside
 	// what its flags make it say; "" for nothing.
 	RuntimeConfigs []string
@@ -133,6 +135,7 @@ type Worker struct {
 	instance       uint64 // with a shared frontend: its id
 	bootstrap      int    // of a prefill worker: where decode workers fetch blocks
 	events, replay int
+	page           int // port of its own metrics; 0: it shows none
 	port           int
 	mocker         *process.Process
 	frontend       *process.Process
@@ -262,6 +265,9 @@ func (s *Stack) allocate() (err error) {
 	for i := range s.cfg.Workers {
 		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), component: "backend", stack: s,
 			events: take(s.cfg.Ranks), replay: take(s.cfg.Ranks), port: sharedPort}
+		if i < s.cfg.Pages {
+			w.page = take(1)
+		}
 		if i < s.cfg.Prefill {
 			w.Name, w.component, w.bootstrap = fmt.Sprintf("prefill-%d", i), "prefill", take(1)
 		}
@@ -340,6 +346,9 @@ func (w *Worker) startMocker() (err error) {
 		args = append(args, "--disaggregation-mode", "decode")
 	}
 	env := s.dynamoEnv()
+	if w.page != 0 {
+		env = append(env, fmt.Sprintf("DYN_SYSTEM_PORT=%d", w.page))
+	}
 	if w.Zone != "" {
 		dir := filepath.Join(s.dir, w.Name+"-topology")
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -435,6 +444,9 @@ func (w *Worker) Entry() string {
 	entry := fmt.Sprintf("- name: %s\n  address: %s\n", w.Name, w.Address)
 	if w.stack.cfg.EventPlane == "" {
 		entry += fmt.Sprintf("  kvEvents: tcp://127.0.0.1:%d\n  kvReplay: tcp://127.0.0.1:%d\n", w.events, w.replay)
+	}
+	if w.page != 0 {
+		entry += fmt.Sprintf("  metrics: http://127.0.0.1:%d/metrics\n", w.page)
 	}
 	if !w.stack.cfg.SharedFrontend {
 		return entry + fmt.Sprintf("  dynamo: %s/backend/generate\n", w.Namespace)

@@ -123,7 +123,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		IdleConnTimeout:     maxPause * cfg.Interval,
 		DisableCompression:  true, // it would cost the engine more than it saves
 		WriteBufferSize:     512,
-		ReadBufferSize:      16 << 10,
+		ReadBufferSize:      4 << 10,                                         // what is longer is read past it
 		TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
 	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},

@@ -1,0 +1,152 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"kvepp/e2e/stack"
+)
+
+// instanceOf returns Dynamo's id of the worker beside a frontend.
+func instanceOf(t *testing.T, w *stack.Worker) string {
+	t.Helper()
+	resp, err := http.Get("http://" + w.Address + "/health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var health struct {
+		Instances []struct {
+			Namespace, Endpoint string // it lists the workers of others, too
+
+			ID json.Number `json:"instance_id"` // it has all 64 bits
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&health); err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range health.Instances {
+		if in.Namespace == w.Namespace && in.Endpoint == "generate" {
+			return in.ID.String()
+		}
+	}
+	t.Fatalf("%s has no instance", w.Name)
+	return ""
+}
+
+// TestEnginesTellOfTheirLoad: requests that go to workers around kvepp fill their caches, which kvepp hears of from one worker's
+// metrics, and from the other on Dynamo's event plane.
+func TestEnginesTellOfTheirLoad(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Pages: 1, KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"}})
+	nothingLeft(t, s)
+	read := func() map[string]float64 {
+		t.Helper()
+		m, err := s.Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	wait := func(what string, ok func(map[string]float64) bool) {
+		t.Helper()
+		eventually(t, func() error {
+			if m := read(); !ok(m) {
+				var said []string
+				for name, v := range m {
+					if strings.HasPrefix(name, "inference_pool_") || strings.HasPrefix(name, "kvepp_engine_readings_total") || strings.HasPrefix(name, "kvepp_overloaded") {
+						said = append(said, fmt.Sprint(name, " ", v))
+					}
+				}
+				slices.Sort(said)
+				return fmt.Errorf("%s: %s", what, strings.Join(said, "\n"))
+			}
+			return nil
+		})
+	}
+	ask := func(ctx context.Context, w *stack.Worker, text string, extra map[string]any) { // around Envoy and kvepp
+		header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
+		stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra) // those that are cut off end with an error
+	}
+	const queue0 = `inference_pool_per_pod_queue_size{model_server_pod="worker-0-rank-0",name="kvepp"}`
+	ask(t.Context(), s.Workers[0], "A mocker has gauges once it had a request.", nil)
+	wait("the idle worker's page", func(m map[string]float64) bool {
+		_, told := m[queue0]
+		return told && m[`inference_pool_ready_pods{name="kvepp"}`] == 2
+	})
+
+	// A prompt of 6,000 tokens takes more than a tenth of the cache, for as long as its answer takes: 30 s, if nobody ends it.
+	var around sync.WaitGroup
+	fill := func(w *stack.Worker) (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		around.Go(func() {
+			ask(ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 3000, "ignore_eos": true})
+		})
+		return cancel
+	}
+	for i := range 2 {
+		end := fill(s.Workers[i])
+		wait(s.Workers[i].Name, func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 1 })
+		for range 3 {
+			if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name+"/0" && a.Worker != s.Workers[1-i].Name {
+				t.Errorf("with %s full a request went to %s", s.Workers[i].Name, a.Worker)
+			}
+		}
+		if i == 0 {
+			wait("running", func(m map[string]float64) bool {
+				return m[`inference_pool_average_running_requests{name="kvepp"}`] == 1 && m[`inference_pool_average_kv_cache_utilization{name="kvepp"}`] > 0.05
+			})
+		}
+		end()
+		wait("its end", func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 0 })
+	}
+	ends := []func(){fill(s.Workers[0]), fill(s.Workers[1])}
+	wait("both", func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 2 })
+	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil)
+	if err != nil || a.Status != http.StatusTooManyRequests {
+		t.Errorf("with both full: %v, %+v", err, a)
+	}
+	for _, end := range ends {
+		end()
+	}
+	around.Wait()
+	wait("the end", func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 0 })
+	chat(t, s.Envoy.URL, novel(), true, nil)
+
+	// What the Gateway API Inference Extension's own end-to-end test wants to see after traffic, and what belongs to it.
+	const model = `{model_name="tiny",target_model_name="tiny"}`
+	m := read()
+	for name, least := range map[string]float64{
+		`inference_objective_request_total{model_name="tiny",priority="0",target_model_name="tiny"}`:                         7,
+		`inference_objective_request_error_total{error_code="ResourceExhausted",model_name="tiny",target_model_name="tiny"}`: 1,
+		`inference_objective_running_requests{model_name="tiny"}`:                                                            0,
+		`inference_pool_average_queue_size{name="kvepp"}`:                                                                    0,
+		`inference_extension_scheduler_attempts_total{status="success"}`:                                                     7,
+		`inference_extension_prefix_indexer_size`:                                                                            1,
+		`kvepp_engine_readings_total{outcome="ok"}`:                                                                          5,
+		`kvepp_unseen_load_workers`:                                                                                          0,
+		queue0:                                                                                                               0,
+	} {
+		if got, there := m[name]; !there || got < least {
+			t.Errorf("%s is %v", name, got)
+		}
+	}
+	for name, least := range map[string]float64{"request_duration_seconds": 7, "normalized_time_per_output_token_seconds": 7, "request_sizes": 7, "response_sizes": 7, "input_tokens": 7,
+		"output_tokens": 7, "prompt_cached_tokens": 7, "request_ttft_seconds": 1, "request_tpot_seconds": 1} {
+		if got := m["inference_objective_"+name+model]; got < least {
+			t.Errorf("inference_objective_%s counts %v answers", name, got)
+		}
+	}
+	info := false
+	for name, v := range m {
+		info = info || strings.HasPrefix(name, "inference_extension_info{") && v == 1
+	}
+	if !info {
+		t.Error("no inference_extension_info")
+	}
+}
