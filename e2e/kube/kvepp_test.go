@@ -50,7 +50,7 @@ func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
 	k.flags = append([]string{"--kubeconfig", kubeconfig, "--bind-address", "127.0.0.1", "--grpc-port", strconv.Itoa(k.grpc),
 		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", k.admin),
 		"--model", stack.Model + "=" + filepath.Join(root, "e2e/models/tiny-bytelevel"), "--kv-cache-block-size", strconv.Itoa(blockSize),
-		"--decision-headers", "--drain-timeout", "5s"}, flags...)
+		"--decision-headers", "--drain-timeout", "5s", "--metrics-endpoint-auth=false"}, flags...)
 	k.start(t)
 	t.Cleanup(func() {
 		k.Kill()

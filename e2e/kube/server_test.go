@@ -78,53 +78,6 @@ func TestServerLate(t *testing.T) {
 	reaches(t, envoy(t, k), a)
 }
 
-// role lets kvepp's account read what it must, and no more: it may not even ask for what it can do without.
-const role = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: kvepp}
-rules:
-- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
-- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], resourceNames: [engines], verbs: [list, watch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: kvepp}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvepp}
-subjects: [{kind: ServiceAccount, name: kvepp, namespace: forbidden}]
-`
-
-// TestForbidden starts kvepp as an account that may read nothing, gives it its role, and takes it away.
-func TestForbidden(t *testing.T) {
-	ctx, ns := t.Context(), "forbidden"
-	port := freePorts(t, 1)
-	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
-	a := newEngine(t, ns, "engine", "a", port)
-	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
-	must(t, err)
-	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0") // the namespace is the kubeconfig's
-	k.logged(t, "kvepp may not read a kind of objects")
-	k.logged(t, "kind=inferencepools")
-	must(t, k.answers(false))
-	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
-	must(t, cluster.Apply(ctx, ns, role))
-	k.ready(t)
-	url := envoy(t, k)
-	reaches(t, url, a)
-
-	// A watch that runs goes on; the next one is refused. What was known stays.
-	must(t, cluster.Delete(ctx, ns, role))
-	cluster.Stop()
-	must(t, cluster.Serve(ctx))
-	k.logged(t, "kind=pods error=")
-	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
-	must(t, k.answers(true))
-	reaches(t, url, a)
-	must(t, cluster.Apply(ctx, ns, role))
-	b := newEngine(t, ns, "engine", "b", port)
-	reaches(t, url, a, b)
-}
-
 // TestKindAbsent starts kvepp in a cluster that does not know what an InferencePool is.
 func TestKindAbsent(t *testing.T) {
 	ctx := t.Context()

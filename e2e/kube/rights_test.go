@@ -1,0 +1,118 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// role lets kvepp's account read what it must, and no more: it may not even ask for what it can do without.
+const role = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: kvepp}
+rules:
+- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+- {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], resourceNames: [engines], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: kvepp}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kvepp}
+subjects: [{kind: ServiceAccount, name: kvepp, namespace: rights}]
+`
+
+// TestForbidden starts kvepp as an account that may read nothing, gives it its role, and takes it away.
+func TestForbidden(t *testing.T) {
+	ctx, ns := t.Context(), "rights"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
+	must(t, err)
+	k := startKvepp(t, account, "--pool-name", "engines", "--kv-events-port", "0") // the namespace is the kubeconfig's
+	k.logged(t, "kvepp may not read a kind of objects")
+	k.logged(t, "kind=inferencepools")
+	must(t, k.answers(false))
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	must(t, cluster.Apply(ctx, ns, role))
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a)
+
+	// A watch that runs goes on; the next one is refused. What was known stays.
+	must(t, cluster.Delete(ctx, ns, role))
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	k.logged(t, "kind=pods error=")
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	must(t, k.answers(true))
+	reaches(t, url, a)
+	must(t, cluster.Apply(ctx, ns, role))
+	b := newEngine(t, ns, "engine", "b", port)
+	reaches(t, url, a, b)
+}
+
+// asksWho lets kvepp's account ask the API server whose a token is, and what he may do.
+const asksWho = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kvepp-asks-who}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:auth-delegator"}
+subjects: [{kind: ServiceAccount, name: kvepp, namespace: metrics}]
+`
+
+// readsMetrics lets the account of a Prometheus read metrics.
+const readsMetrics = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reads-metrics}
+rules: [{nonResourceURLs: [/metrics], verbs: [get]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: prometheus-reads-metrics}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reads-metrics}
+subjects: [{kind: ServiceAccount, name: prometheus, namespace: metrics}]
+`
+
+// TestMetricsReaders: metrics are for those alone to whom the cluster gives the right.
+func TestMetricsReaders(t *testing.T) {
+	ctx, ns := t.Context(), "metrics"
+	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
+	must(t, err)
+	reader, err := cluster.AccountKubeconfig(ctx, ns, "prometheus")
+	must(t, err)
+	of, err := clientcmd.BuildConfigFromFlags("", reader)
+	must(t, err)
+	k := startKvepp(t, account, "--pool-name", "engines", "--metrics-endpoint-auth=true")
+	answered := func(token string, status int) {
+		t.Helper()
+		eventually(t, func() error {
+			req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom), nil)
+			must(t, err)
+			if token != "" {
+				req.Header.Set("Authorization", "Bearer "+token)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return err
+			}
+			resp.Body.Close()
+			if resp.StatusCode != status {
+				return fmt.Errorf("status %d, not %d", resp.StatusCode, status)
+			}
+			return nil
+		})
+	}
+	answered("", http.StatusUnauthorized)
+	answered(of.BearerToken, http.StatusServiceUnavailable) // kvepp may not ask
+	k.logged(t, "kind=tokenreviews")
+	must(t, cluster.Apply(ctx, ns, asksWho))
+	answered(of.BearerToken, http.StatusForbidden)
+	answered("not-"+of.BearerToken, http.StatusUnauthorized)
+	must(t, cluster.Apply(ctx, ns, readsMetrics))
+	answered(of.BearerToken, http.StatusOK)
+}
