@@ -34,6 +34,7 @@ type pickerModel struct{ name, target string }
 
 type pickerSeries struct {
 	pickerModel
+	requests                                         prometheus.Counter // of priority 0, which nearly all have
 	running                                          prometheus.Gauge
 	duration, ttft, tpot, ntpot                      prometheus.Observer
 	requestBytes, answerBytes, input, output, cached prometheus.Observer
@@ -113,7 +114,6 @@ func (p *Picker) Show(model string) {
 		return
 	}
 	s := p.of(pickerModel{model, model})
-	p.requests.WithLabelValues(s.name, s.target, "0")
 	for _, code := range pickerCodes {
 		p.errors.WithLabelValues(s.name, s.target, code)
 	}
@@ -126,7 +126,7 @@ func (p *Picker) of(m pickerModel) *pickerSeries {
 	}
 	m.name, m.target = p.labels.of(m.name), p.labels.of(m.target)
 	with := func(v *prometheus.HistogramVec) prometheus.Observer { return v.WithLabelValues(m.name, m.target) }
-	s, _ := p.models.LoadOrStore(m, &pickerSeries{pickerModel: m, running: p.running.WithLabelValues(m.name), duration: with(p.duration), ttft: with(p.ttft), tpot: with(p.tpot),
+	s, _ := p.models.LoadOrStore(m, &pickerSeries{pickerModel: m, requests: p.requests.WithLabelValues(m.name, m.target, "0"), running: p.running.WithLabelValues(m.name), duration: with(p.duration), ttft: with(p.ttft), tpot: with(p.tpot),
 		ntpot: with(p.ntpot), requestBytes: with(p.requestBytes), answerBytes: with(p.answerBytes), input: with(p.input), output: with(p.output), cached: with(p.cached)})
 	return s.(*pickerSeries)
 }
@@ -145,13 +145,17 @@ func (p *Picker) Scheduled(took time.Duration, hit float64) {
 }
 
 // Began counts a request that is sent to an endpoint. model is as the request names it, target as the endpoint does; neither may be
-// a name that only clients use.
+// a name that only clients use, nor priority a number.
 func (p *Picker) Began(model, target string, priority int, bytes int) {
 	if p == nil {
 		return
 	}
 	s := p.of(pickerModel{model, target})
-	p.requests.WithLabelValues(s.name, s.target, strconv.Itoa(priority)).Inc()
+	if priority == 0 {
+		s.requests.Inc()
+	} else {
+		p.requests.WithLabelValues(s.name, s.target, strconv.Itoa(priority)).Inc()
+	}
 	s.running.Inc()
 	s.requestBytes.Observe(float64(bytes))
 }

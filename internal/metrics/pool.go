@@ -65,5 +65,5 @@ const (
 	WithGauges         = "kvepp_workers_with_gauges"
 	WithGaugesHelp     = "Workers whose engines have told of their own load lately (--refresh-metrics-interval)."
 	UnseenLoad         = "kvepp_unseen_load_workers"
-	UnseenLoadHelp     = "Workers whose engines have had more requests for a minute than kvepp has sent them: at least 4, and half as many again. Load goes around kvepp; with several replicas of it that is as it must be."
+	UnseenLoadHelp     = "Workers whose engines have had more requests for a minute than kvepp has sent them: at least 4, and half as many again. Load goes around kvepp; with several replicas of it that is as it must be, and requests for several answers or with several prompts are several to an engine."
 )

@@ -119,12 +119,13 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 	}
 	transport := &http.Transport{
 		// One connection is kept for each page. Engines' servers end idle ones after 5 s, and then it is made anew.
-		MaxIdleConnsPerHost: 1,
-		IdleConnTimeout:     maxPause * cfg.Interval,
-		DisableCompression:  true, // it would cost the engine more than it saves
-		WriteBufferSize:     512,
-		ReadBufferSize:      4 << 10,                                         // what is longer is read past it
-		TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
+		MaxIdleConnsPerHost:    1,
+		IdleConnTimeout:        maxPause * cfg.Interval,
+		DisableCompression:     true, // it would cost the engine more than it saves
+		WriteBufferSize:        512,
+		ReadBufferSize:         4 << 10, // what is longer is read past it
+		MaxResponseHeaderBytes: 64 << 10,
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
 	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
