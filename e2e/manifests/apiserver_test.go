@@ -151,7 +151,7 @@ func TestAPIServer(t *testing.T) {
 func testRights(t *testing.T, s *apiserver.Server, audit string) {
 	const namespace = "rights"
 	ctx := t.Context()
-	r, err := helm(t, "-n", namespace, "--set", "pool.selector.app=engine,replicas=2,dynamo.workerMetadata=false")
+	r, err := helm(t, "-n", namespace, "--set", "pool.selector.app=engine,replicas=2,engine=dynamo")
 	if err != nil {
 		t.Fatal(err)
 	}
