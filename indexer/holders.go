@@ -168,30 +168,44 @@ func (h *holders) beginners(w kvblock.Worker) (n int) {
 	return n
 }
 
-// setMask makes mask what w holds of r. It may leave blocks without a holder; see clearMask. It reports failure, changing
-// nothing, if the arena is exhausted.
-func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
+// setMask makes w hold these blocks of r, and not those in less. It returns which it held before. It may leave blocks without
+// a holder; see clearMask. It reports failure, changing nothing, if the arena is exhausted.
+func (t *tier) setMask(r run, w kvblock.Worker, less, more uint64) (was uint64, ok bool) {
 	words := t.arena.record(r)
 	n := length(words[0])
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
-		begin(words)
-		put(&words[2], mask)
-		end(words, n)
-		return true
+		was = words[2] & ones(n)
+		if mask := was&^less | more; mask != was {
+			begin(words)
+			put(&words[2], mask)
+			end(words, n)
+		}
+		return was, true
 	}
 	if words[1]&manyHolders == 0 {
-		if mask == 0 {
-			return true
+		if more == 0 {
+			return 0, true
 		}
-		t.list = append(t.list[:0], holder{kvblock.Worker(words[1]), words[2]}, holder{w, mask})
-		return t.setHolders(r, n)
+		t.list = append(t.list[:0], holder{kvblock.Worker(words[1]), words[2] & ones(n)}, holder{w, more})
+		return 0, t.setHolders(r, n)
 	}
 
 	h := holdersOf(t.arena.record(ref(words[1])))
 	g := h.group(w)
 	inBits, inGroup, at := h.all(w), g.has(w), -1
-	if !inBits && !inGroup {
-		at = h.find(w)
+	switch {
+	case inBits:
+		was = ones(n)
+	case inGroup:
+		was = ones(g.lead(w)) & ones(n)
+	default:
+		if at = h.find(w); at >= 0 {
+			was = h.list[2*at+1] & ones(n)
+		}
+	}
+	mask := was&^less | more
+	if mask == was {
+		return was, true
 	}
 	toBits := mask == ones(n) && h.fits(w)
 	toGroup := !toBits && g != nil && begins(mask)
@@ -200,7 +214,7 @@ func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || begins(mask) && h.beginners(w)+1 >= minGroup) { // no room, or another group
 		t.collect(r, 0, n, w)
 		t.list = append(t.list, holder{w, mask})
-		return t.setHolders(r, n)
+		return was, t.setHolders(r, n)
 	}
 	begin(words)
 	if inBits != toBits {
@@ -228,12 +242,57 @@ func (t *tier) setMask(r run, w kvblock.Worker, mask uint64) bool {
 	}
 	h.setCounts(full, nlist)
 	end(words, n)
-	h.full, h.list = full, list[:2*nlist]
-	if h.count() == 1 {
+	if h.full, h.list = full, list[:2*nlist]; mask == 0 && h.count() == 1 {
 		t.collect(r, 0, n, noWorker)
-		return t.setHolders(r, n)
+		return was, t.setHolders(r, n)
 	}
-	return true
+	return was, true
+}
+
+// growsFor reports whether lengthen can make the run longer for w: whether there is a group for everybody else who holds all
+// of it, who then holds its beginning.
+func (h *holders) growsFor(w kvblock.Worker) bool {
+	for j, word := range h.bits {
+		if h.fits(w) && j == int(w/64) {
+			word &^= 1 << (w % 64)
+		}
+		if word != 0 && h.group(kvblock.Worker(64*j)) == nil {
+			return false
+		}
+	}
+	return h.all(w) || h.group(w).has(w)
+}
+
+// lengthen makes w, who holds all n blocks of the run, hold k more behind them. The run is in the state of begin.
+func (h *holders) lengthen(w kvblock.Worker, n, k int) {
+	own := uint64(1) << (w % 64)
+	for j, word := range h.bits {
+		others := word
+		if j == int(w/64) {
+			others &^= own
+		}
+		if others == 0 {
+			continue
+		}
+		g := h.group(kvblock.Worker(64 * j))
+		for rest := others; rest != 0; rest &= rest - 1 {
+			g.setLead(kvblock.Worker(bits.TrailingZeros64(rest)), n)
+		}
+		put(&g[1], g[1]|others)
+		put(&h.bits[j], word&^others)
+		h.full -= bits.OnesCount64(others)
+	}
+	if g := h.group(w); g.has(w) {
+		if g.setLead(w, n+k); h.fits(w) {
+			put(&g[1], g[1]&^own)
+			put(&h.bits[w/64], h.bits[w/64]|own)
+			h.full++
+		}
+	}
+	for i := 1; i < len(h.list); i += 2 {
+		put(&h.list[i], h.list[i]&ones(n))
+	}
+	h.setCounts(h.full, len(h.list)/2)
 }
 
 // noWorker is nobody's number.

@@ -249,7 +249,10 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	}
 	// What will be looked at first is sent for before the lock is waited for.
 	near := [1 + maxNearNames]uintptr{t.names.near(uint64(e.Parent))}
-	few := e.Blocks[:min(len(e.Blocks), maxNearNames)]
+	few := e.Blocks
+	if len(few) > maxNearNames {
+		few = nil // there is time for theirs later, if they are needed at all
+	}
 	for i, b := range few {
 		near[1+i] = t.names.near(uint64(b.Engine))
 	}
@@ -307,7 +310,8 @@ func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent 
 	return place{}, false
 }
 
-// maxNearNames is how many names of a store are sent for together with its parent's, before it is known whether they are needed.
+// maxNearNames is how many names a store may have for them to be sent for together with its parent's, before it is known whether
+// they are needed.
 const maxNearNames = 8
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.

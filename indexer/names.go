@@ -76,12 +76,20 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblo
 		at, _ := t.table.find(&t.arena, seq)
 		return seq, at, true
 	}
-	if at, ok = t.names.findName(&t.arena, e); !ok {
-		return 0, 0, false
+	if at = t.latest; !t.isNamed(at, e) {
+		if at, ok = t.names.findName(&t.arena, e); !ok {
+			return 0, 0, false
+		}
 	}
 	r, i := t.runOf(at)
 	seq = kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
 	return seq, at, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
+}
+
+// isNamed reports whether e is the own name of a block at r, where anything may be.
+func (t *tier) isNamed(r ref, e kvblock.EngineHash) bool {
+	words, i := t.arena.around(r)
+	return words != nil && i >= 0 && i < length(words[0]) && e != 0 && t.arena.nameAt(r) == e
 }
 
 // store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than all if
@@ -176,7 +184,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 		}
 		h.aliased.put(kvblock.EngineHash(seq), a+2)
 	} else {
-		if !t.setMask(r, w, mask|1<<i) {
+		if _, ok := t.setMask(r, w, 0, 1<<i); !ok {
 			return false
 		}
 		h.blocks++
@@ -200,7 +208,8 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 		prefetch.Words(&near[0], len(near))
 	}
 	var r run
-	var mask uint64 // of blocks of r to be cleared
+	var mask uint64                     // of blocks of r to be cleared
+	in, i, holds := noRun, 0, uint64(0) // the run and place of the latest name's block, and what w holds of that run
 	release := func(in run, i int) {
 		if mask != 0 && in != r {
 			t.clearMask(r, w, mask) // moves no block of another run
@@ -224,15 +233,23 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 			h.aliased.remove(key)
 			if at, ok := t.table.find(&t.arena, seq); ok && a == 0 {
 				release(t.runOf(at))
+				in, i = noRun, 0 // it may be gone
 			}
 			continue
 		}
-		at, ok := t.names.findName(&t.arena, e)
-		if !ok {
-			unknown++
-			continue
+		if i > 0 && e != 0 && t.arena.nameAt(in+ref(runHeader+i-1)) == e { // blocks go from the last one on
+			i--
+		} else {
+			at, ok := t.names.findName(&t.arena, e)
+			if !ok {
+				unknown++
+				continue
+			}
+			was := in
+			if in, i = t.runOf(at); in != was {
+				holds = t.maskOf(in, w)
+			}
 		}
-		in, i := t.runOf(at)
 		var key, a = kvblock.EngineHash(0), kvblock.SequenceHash(0)
 		aliased := false
 		if h.aliased.n > 0 {
@@ -240,7 +257,7 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 			a, aliased = h.aliased.get(key)
 		}
 		switch {
-		case t.maskOf(in, w)>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
+		case holds>>i&1 == 0, in == r && mask>>i&1 != 0, aliased && a&1 == 0:
 			unknown++
 		case aliased:
 			h.aliased.put(key, a&^1)

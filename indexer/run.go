@@ -44,6 +44,9 @@ const (
 // run is the address of a run's word 0.
 type run = ref
 
+// noRun is no run's address.
+const noRun run = 1<<32 - 1
+
 // ones returns the lowest n bits, n at most 63.
 func ones(n int) uint64 { return 1<<n - 1 }
 

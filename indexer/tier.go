@@ -209,15 +209,16 @@ func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHa
 // hold makes w hold k blocks of r from block i on, and returns those of them that it held already. It reports failure,
 // changing nothing, if the arena is exhausted.
 func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok bool) {
-	mask, more := t.maskOf(r, w), ones(k)<<i
-	if mask|more != mask && !t.setMask(r, w, mask|more) {
+	more := ones(k) << i
+	was, ok := t.setMask(r, w, 0, more)
+	if !ok {
 		return 0, false
 	}
 	t.latest = r + ref(runHeader+i+k-1)
-	added := bits.OnesCount64(more &^ mask)
+	added := bits.OnesCount64(more &^ was)
 	h.blocks += added
 	h.n += added
-	return more & mask, true
+	return more & was, true
 }
 
 // append adds the first blocks of seqs, which nobody holds, as held by w, in one run, as far as their names are free. It
@@ -262,10 +263,6 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 	}
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
-	shared := words[1]&manyHolders != 0
-	if shared {
-		t.collect(r, 0, n, noWorker) // before the masks' bits from n on mean something
-	}
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
 		if k > 0 {
@@ -288,8 +285,15 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		}
 		k++
 	}
-	who, mask := words[1], words[2]|ones(k)<<n
+	who, mask := words[1], words[2]&ones(n)|ones(k)<<n // the mask's bits from n on meant nothing
+	var grow holders
+	shared, inPlace := who&manyHolders != 0, false
 	if shared {
+		grow = holdersOf(t.arena.record(ref(who)))
+		inPlace = grow.growsFor(w)
+	}
+	if shared && !inPlace {
+		t.collect(r, 0, n, noWorker)
 		for i := range t.list {
 			if t.list[i].worker == w {
 				t.list[i].mask |= ones(k) << n
@@ -308,10 +312,14 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	if longer {
 		begin(words)
 	}
-	put(&words[1], who)
-	put(&words[2], mask)
+	if inPlace {
+		grow.lengthen(w, n, k)
+	} else {
+		put(&words[1], who)
+		put(&words[2], mask)
+	}
 	end(words, n+k)
-	if shared {
+	if shared && !inPlace {
 		t.arena.release(ref(old))
 	}
 	if !longer {
@@ -417,12 +425,12 @@ func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 
 // clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
 func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
-	was := t.maskOf(r, w)
+	was, ok := t.setMask(r, w, mask, 0)
 	if was&mask == 0 {
 		return
 	}
-	if !t.setMask(r, w, was&^mask) {
-		t.setMask(r, w, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
+	if !ok {
+		t.setMask(r, w, was, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
 	}
 	n := t.runLen(r)
 	alive := t.union(r)
