@@ -108,26 +108,14 @@ func kvUsage(g *gauges.Gauges) func([]float64) []float64 {
 
 // showGauges exports what is known of the engines; of nil, that nothing is.
 func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *gauges.Gauges) {
+	if g == nil {
+		g = new(gauges.Gauges)
+	}
 	m.Pool(name, func() metrics.InferencePool { return poolNow(p, g) })
-	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 {
-		if g == nil {
-			return 0
-		}
-		return float64(g.Known())
-	})
-	m.Source(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 {
-		if g == nil {
-			return 0
-		}
-		return float64(g.Unseen())
-	})
-	for _, outcome := range gauges.Outcomes() {
-		m.CounterSource(metrics.EngineReadings, metrics.EngineReadingsHelp, prometheus.Labels{"outcome": outcome}, func() float64 {
-			if g == nil {
-				return 0
-			}
-			return float64(g.Readings(outcome))
-		})
+	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
+	m.Source(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
+	for i, c := range g.Readings() {
+		m.CounterSource(metrics.EngineReadings, metrics.EngineReadingsHelp, prometheus.Labels{"outcome": c.Outcome}, func() float64 { return float64(g.Readings()[i].Readings) })
 	}
 }
 
@@ -150,9 +138,6 @@ func poolNow(p *pool.Pool, g *gauges.Gauges) metrics.InferencePool {
 			continue
 		}
 		now.Ready++
-		if g == nil {
-			continue
-		}
 		l := g.Of(w.Worker)
 		add(&usage, l.Usage)
 		add(&waiting, l.Waiting)

@@ -29,12 +29,19 @@ var outcomeNames = [...]string{ok: "ok", without: "without", refused: "refused",
 
 func (o outcome) String() string { return outcomeNames[o] }
 
-// Outcomes returns the names of what may become of a reading.
-func Outcomes() []string { return outcomeNames[:shared] }
+// Readings returns how often pages were read, by what became of it: every outcome that there may be, in an order that stays.
+func (g *Gauges) Readings() []Count {
+	counts := make([]Count, shared)
+	for o := range counts {
+		counts[o] = Count{outcomeNames[o], g.outcomes[o].Load()}
+	}
+	return counts
+}
 
-// Readings returns how often pages were read with an outcome.
-func (g *Gauges) Readings(outcome string) uint64 {
-	return g.outcomes[slices.Index(outcomeNames[:], outcome)].Load()
+// Count is how many readings had an outcome.
+type Count struct {
+	Outcome  string
+	Readings uint64
 }
 
 // fetch asks for a page and reads it. The ranks are nil unless the outcome is ok.

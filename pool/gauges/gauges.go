@@ -62,7 +62,7 @@ const (
 // However many of the latter do not answer, the former do not wait for them.
 var places = [2]int{32, 64}
 
-// Gauges reads the engines' pages. Create it with New.
+// Gauges reads the engines' pages. Create it with New; the zero value knows nothing, and cannot Run.
 type Gauges struct {
 	cfg    Config
 	pool   *pool.Pool
@@ -348,6 +348,9 @@ func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (n
 		}
 		if !there {
 			continue
+		}
+		if !g.fresh(s, now) {
+			g.calm(s) // what was so before nothing was known is over
 		}
 		s.told, s.at = said, now
 		if e, is := g.compare(m, s, booked[i], now); is {

@@ -130,6 +130,16 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
+// readings is how often pages were read with an outcome.
+func readings(g *Gauges, outcome string) uint64 {
+	for _, c := range g.Readings() {
+		if c.Outcome == outcome {
+			return c.Readings
+		}
+	}
+	panic("no outcome " + outcome)
+}
+
 func wantLoad(t *testing.T, g *Gauges, w kvblock.Worker, want Load) {
 	t.Helper()
 	if got := g.Of(w); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -174,8 +184,8 @@ func TestReadings(t *testing.T) {
 		if len(gaps) < 5 {
 			t.Errorf("always the same time between readings: %v", gaps)
 		}
-		if g.Known() != 3 || g.Readings("ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
-			t.Errorf("%d known, %d readings", g.Known(), g.Readings("ok"))
+		if g.Known() != 3 || readings(g, "ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
+			t.Errorf("%d known, %d readings", g.Known(), readings(g, "ok"))
 		}
 		e.mu.Lock()
 		delete(e.page, "e2:80")
@@ -223,7 +233,7 @@ func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
 		p.Update(nil)
 		p.Update([]pool.Endpoint{{Name: "new", Address: "new:80"}})
 		after(4500 * time.Millisecond)
-		if g.Readings("ok") != 1 {
+		if readings(g, "ok") != 1 {
 			t.Fatal("the page did not come")
 		}
 		wantLoad(t, g, 0, unknown)
@@ -269,8 +279,8 @@ func TestEnginesThatDoNotAnswer(t *testing.T) {
 		if n := len(e.times("e0:80")); n < 2 || n > 9 {
 			t.Errorf("an engine that does not answer was asked %d times in four minutes", n)
 		}
-		if g.Readings("timeout") < hanging || g.Readings("unreachable") != 0 {
-			t.Errorf("%d timeouts, %d unreachable", g.Readings("timeout"), g.Readings("unreachable"))
+		if readings(g, "timeout") < hanging || readings(g, "unreachable") != 0 {
+			t.Errorf("%d timeouts, %d unreachable", readings(g, "timeout"), readings(g, "unreachable"))
 		}
 		if n := e.logged("outcome=timeout"); n != 1 {
 			t.Errorf("%d log lines about engines that do not answer, want one", n)
@@ -289,15 +299,15 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 		}
 		after(2 * time.Minute)
 		for _, outcome := range []string{"refused", "without", "too_large"} {
-			if n := g.Readings(outcome); n < 9 || n > 24 {
+			if n := readings(g, outcome); n < 9 || n > 24 {
 				t.Errorf("%s: %d readings of three pages in two minutes", outcome, n)
 			}
 			if n := e.logged("outcome=" + outcome); n != 1 {
 				t.Errorf("%s: %d log lines", outcome, n)
 			}
 		}
-		if g.Known() != 0 || len(Outcomes()) != 7 {
-			t.Errorf("%d known, outcomes %v", g.Known(), Outcomes())
+		if g.Known() != 0 || len(g.Readings()) != 7 {
+			t.Errorf("%d known, readings %v", g.Known(), g.Readings())
 		}
 		e.says("e0:80", busyPage(1, 2, 0.5)) // it began to show them
 		after(70 * time.Second)
@@ -403,6 +413,18 @@ func TestUnseenLoad(t *testing.T) {
 		if g.Unseen() != 0 {
 			t.Errorf("nothing is known any more: %d workers", g.Unseen())
 		}
+		e.says("e0:80", busyPage(10, 5, 0.5))
+		for g.Known() == 0 {
+			after(time.Second)
+		}
+		after(40 * time.Second)
+		if g.Unseen() != 0 {
+			t.Errorf("40 seconds after that: %d workers", g.Unseen())
+		}
+		after(40 * time.Second)
+		if g.Unseen() != 1 || e.logged(line) != 3 {
+			t.Errorf("80 seconds after that: %d workers, %d lines", g.Unseen(), e.logged(line))
+		}
 	})
 }
 
@@ -433,9 +455,9 @@ func TestOverHTTP(t *testing.T) {
 		defer close(done)
 		g.Run(ctx)
 	}()
-	for deadline := time.Now().Add(30 * time.Second); g.Readings("ok") < 20 || g.Readings("refused") == 0 || g.Known() < 2; <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); readings(g, "ok") < 20 || readings(g, "refused") == 0 || g.Known() < 2; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d readings, %d refused, %d known", g.Readings("ok"), g.Readings("refused"), g.Known())
+			t.Fatalf("%d readings, %d refused, %d known", readings(g, "ok"), readings(g, "refused"), g.Known())
 		}
 	}
 	stop()

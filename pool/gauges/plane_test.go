@@ -112,14 +112,14 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 	one.send([]byte("no load"))
 	one.seq += 5 // lost: no matter
 	until("[0.5 1 0.25 0]", func() { one.send(loadFrame(11, one.seq, 1, 1, 1000)) })
-	if g.Readings("malformed") == 0 {
+	if readings(g, "malformed") == 0 {
 		t.Error("what is no load was not counted")
 	}
 
 	// A page of its own goes before; and who left is not heard any more.
 	endpoints[1].Metrics = "http://127.0.0.1:1/metrics"
 	p.Update(endpoints[:2])
-	for deadline := time.Now().Add(30 * time.Second); g.Readings("unreachable") == 0; <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); readings(g, "unreachable") == 0; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("its page is not asked for")
 		}
