@@ -149,12 +149,17 @@ func TestLeader(t *testing.T) {
 	}
 	reaches(t, url, a)
 
-	// Without an API server nobody can know that he leads; afterwards one does.
+	// Without an API server no other can lead: who led goes on. Afterwards one of them does.
 	second.start(t)
 	second.logged(t, "another replica leads")
 	cluster.Stop()
-	eventually(t, func() error { return first.answers(false) })
+	first.logged(t, "goes on until it sees that another leads")
+	must(t, first.answers(true))
+	must(t, second.answers(false))
+	reaches(t, url, a)
 	must(t, cluster.Serve(ctx))
+	first.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
+	second.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
 	eventually(t, func() error {
 		one, two := first.answers(true), second.answers(true)
 		if (one == nil) == (two == nil) {

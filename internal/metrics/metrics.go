@@ -365,5 +365,5 @@ const (
 	KubeFollowed     = "kvepp_kube_followed"
 	KubeFollowedHelp = "1 while a kind of objects is followed; 0 while its CRD is absent, kvepp may not read it, or the API server does not answer."
 	Leader           = "kvepp_leader"
-	LeaderHelp       = "1 while this replica holds the Lease of --ha-enable-leader-election, else 0."
+	LeaderHelp       = "1 while this replica is the leader of --ha-enable-leader-election, else 0."
 )

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -498,6 +499,14 @@ func TestElection(t *testing.T) { synctest.Test(t, testElection) }
 
 func testElection(t *testing.T) {
 	c := newCluster(t)
+	var forbidden atomic.Bool // to b
+	c.core.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+		if holder := lease.Spec.HolderIdentity; !forbidden.Load() || holder == nil || *holder != "b" {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "kvepp-p", errors.New("no"))
+	})
 	type replica struct {
 		leads atomic.Bool
 		stop  func()
@@ -534,9 +543,14 @@ func testElection(t *testing.T) {
 	if took := time.Since(began); took > leaseDuration {
 		t.Errorf("b leads after %v", took)
 	}
-	// Who may not write it any more leads no more.
-	c.core.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "kvepp-p", errors.New("no"))
-	})
+	// Who may not write it any more goes on, until another leads.
+	forbidden.Store(true)
+	<-time.After(2 * leaseDuration)
+	synctest.Wait()
+	if !b.leads.Load() {
+		t.Error("b gave up though nobody else leads")
+	}
+	d := start("d")
+	eventually(t, "d leads", d.leads.Load)
 	eventually(t, "b leads no more", func() bool { return !b.leads.Load() })
 }

@@ -30,6 +30,9 @@ type Election struct {
 
 // NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and must be no
 // other's. lead is told when it becomes the leader and when it is none any more, one call at a time.
+//
+// A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a while, nobody
+// could take over from it, and kvepp would be down with it. The price is that two lead where the API server is away for one alone.
 func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
 	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(), c.core.CoordinationV1(),
@@ -40,15 +43,7 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 	e.config = leaderelection.LeaderElectionConfig{
 		Lock: observed{lock, e.kind}, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		ReleaseOnCancel: true, Name: lease,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) {},
-			OnStoppedLeading: func() {},
-			OnNewLeader: func(now string) {
-				if now != identity && now != "" {
-					log.Info("another replica leads", "leader", now, "lease", lease)
-				}
-			},
-		},
+		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
 	}
 	if _, err := leaderelection.NewLeaderElector(e.config); err != nil {
 		return nil, fmt.Errorf("kube: leader election: %w", err)
@@ -58,32 +53,50 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 
 // Run takes part until ctx ends. Then the lease is released, so that another replica has it at once, and Run returns.
 func (e *Election) Run(ctx context.Context) {
+	var mu sync.Mutex
+	leads := false // guarded by mu
+	set := func(now bool) {
+		if now != leads {
+			leads = now
+			e.lead(now)
+		}
+	}
 	for {
-		var mu sync.Mutex // client-go tells of the beginning in a goroutine of its own, which may come after the end
-		led, over := false, false
+		var elector *leaderelection.LeaderElector
+		over := false // guarded by mu
 		config := e.config
-		config.Callbacks.OnStartedLeading = func(context.Context) {
+		// client-go calls this in a goroutine for each leader that it sees, so that it may come late, or after the next.
+		config.Callbacks.OnNewLeader = func(leader string) {
 			mu.Lock()
 			defer mu.Unlock()
-			if led = !over; led {
+			switch {
+			case over || leader == "" || elector.GetLeader() != leader:
+			case leader == config.Lock.Identity():
 				e.log.Info("this replica leads", "lease", config.Name)
-				e.lead(true)
+				set(true)
+			default:
+				e.log.Info("another replica leads", "leader", leader, "lease", config.Name)
+				set(false)
 			}
 		}
-		elector, err := leaderelection.NewLeaderElector(config)
-		if err != nil { // NewElection has tried it
+		var err error
+		if elector, err = leaderelection.NewLeaderElector(config); err != nil { // NewElection has tried it
 			e.log.Error("leader election", "error", err)
 			return
 		}
 		elector.Run(ctx) // until the lease is lost, or released
 		mu.Lock()
 		over = true
-		if led {
-			e.log.Info("this replica does not lead any more", "lease", config.Name)
-			e.lead(false)
+		if ctx.Err() != nil {
+			set(false)
+		} else if leads {
+			e.log.Warn("the Lease could not be renewed in time; this replica goes on until it sees that another leads", "lease", config.Name)
 		}
 		mu.Unlock()
 		if !pause(ctx, retryPeriod) {
+			mu.Lock()
+			set(false)
+			mu.Unlock()
 			return
 		}
 	}
