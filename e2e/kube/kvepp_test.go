@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -50,7 +49,7 @@ func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
 	k.flags = append([]string{"--kubeconfig", kubeconfig, "--bind-address", "127.0.0.1", "--grpc-port", strconv.Itoa(k.grpc),
 		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", k.admin),
 		"--model", stack.Model + "=" + filepath.Join(root, "e2e/models/tiny-bytelevel"), "--kv-cache-block-size", strconv.Itoa(blockSize),
-		"--decision-headers", "--drain-timeout", "5s", "--metrics-endpoint-auth=false"}, flags...)
+		"--decision-headers", "--drain-timeout", "1m", "--metrics-endpoint-auth=false"}, flags...)
 	k.start(t)
 	t.Cleanup(func() {
 		k.Kill()
@@ -364,10 +363,9 @@ func freePorts(t *testing.T, n int) int {
 	return first
 }
 
-// endsWith waits until it has ended after a signal.
-func (k *kvepp) endsWith(t *testing.T, sig syscall.Signal) {
+// ends waits until it has ended.
+func (k *kvepp) ends(t *testing.T) {
 	t.Helper()
-	k.Signal(sig)
 	eventually(t, func() error {
 		if !k.Ended() {
 			return errors.New("kvepp still runs")

@@ -125,13 +125,29 @@ func TestLeader(t *testing.T) {
 	url := envoy(t, first, second)
 	reaches(t, url, a)
 
-	// In order: the lease is free when it has ended.
+	// In order: the lease is free at once, and what was begun ends.
+	release := a.stall()
+	running := make(chan error, 1)
+	go func() {
+		a, err := post(ctx, url, prompt(1))
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		running <- err
+	}()
+	a.isStalled(t)
 	was := holder()
-	first.endsWith(t, syscall.SIGTERM)
-	if now := holder(); now == was {
-		t.Errorf("the lease is still held by %s, which has ended", was)
-	}
+	first.Signal(syscall.SIGTERM)
 	second.ready(t)
+	if first.Ended() {
+		t.Error("it did not wait for its request")
+	}
+	if now := holder(); now == was || now == "" {
+		t.Errorf("%q leads, after %s was told to end", now, was)
+	}
+	release()
+	must(t, <-running)
+	first.ends(t)
 	reaches(t, url, a)
 
 	// By force: the lease runs out.
