@@ -21,8 +21,9 @@ echo 'kvepp:x:65532:' >"$root/etc/group"
 echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 # Time zones are in the program, so that TZ works: templates of models print dates. glibc's linker warns of names of users and
 # hosts, which it would look up by libraries that are not there: files and DNS, which libzmq asks for hosts, are in the program.
+# CGO_LDFLAGS says what pkg-config says too: Go's build cache does not ask it again when only PKG_CONFIG_PATH is another.
 cd "$source"
-PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \
+PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \
 	-ldflags '-s -w -linkmode external -extldflags "-static -lstdc++ -lm"' -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
 	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -f "$root.log"
