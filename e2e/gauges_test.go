@@ -69,12 +69,19 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 			return nil
 		})
 	}
-	ask := func(ctx context.Context, w *stack.Worker, text string, extra map[string]any) { // around Envoy and kvepp
+	// asking returns what asks a worker around Envoy and kvepp, until it has answered or ctx ends.
+	asking := func(ctx context.Context, w *stack.Worker, text string, extra map[string]any) func() {
+		t.Helper()
 		header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
-		stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra) // those that are cut off end with an error
+		return func() {
+			a, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra)
+			if ctx.Err() == nil && (err != nil || a.Status != http.StatusOK) {
+				t.Errorf("%s, asked itself: %v, %+v", w.Name, err, a)
+			}
+		}
 	}
 	const queue0 = `inference_pool_per_pod_queue_size{model_server_pod="worker-0-rank-0",name="kvepp"}`
-	ask(t.Context(), s.Workers[0], "A mocker has gauges once it had a request.", nil)
+	asking(t.Context(), s.Workers[0], "A mocker has gauges once it had a request.", nil)()
 	wait("the idle worker's page", func(m map[string]float64) bool {
 		_, told := m[queue0]
 		return told && m[`inference_pool_ready_pods{name="kvepp"}`] == 2
@@ -84,9 +91,7 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	var around sync.WaitGroup
 	fill := func(w *stack.Worker) (end func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		around.Go(func() {
-			ask(ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 3000, "ignore_eos": true})
-		})
+		around.Go(asking(ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 3000, "ignore_eos": true}))
 		return cancel
 	}
 	for i := range 2 {

@@ -447,7 +447,7 @@ func TestOverHTTP(t *testing.T) {
 	defer secure.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: 50 * time.Millisecond, Stale: time.Minute, Scheme: "http", Path: "/metrics", SkipVerify: true, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	g := New(Config{Interval: 100 * time.Millisecond, Stale: time.Minute, Scheme: "http", Path: "/metrics", SkipVerify: true, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
 	p.Update([]pool.Endpoint{{Name: "a", Address: host}, {Name: "b", Address: host, Metrics: server.URL + "/elsewhere"}, {Name: "c", Address: host, Metrics: secure.URL + "/metrics"}})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -467,7 +467,7 @@ func TestOverHTTP(t *testing.T) {
 	wantLoad(t, g, 0, Load{1, 2, 0.5})
 	wantLoad(t, g, 1, unknown)
 	wantLoad(t, g, 2, Load{1, 2, 0.5})
-	if len(connections) > 4 { // a reading that a loaded machine has time out makes a new one
+	if len(connections) > asked/2 { // three would do, but each reading that a loaded machine makes time out costs one more
 		t.Errorf("%d connections for %d readings of three pages", len(connections), asked)
 	}
 }
