@@ -124,13 +124,10 @@ func (s *Source) toAsk() []string {
 
 // frontendPort returns where a Pod's frontend listens, 0 for nowhere. The caller holds s.mu.
 func (s *Source) frontendPort(k *known) int {
-	switch {
-	case len(k.pod.Spec.Containers) > 0:
-		return int(k.pod.Spec.Containers[0].Ports[0].ContainerPort)
-	case s.spec != nil && len(s.spec.ports) > 0:
-		return s.spec.ports[0]
+	if port := namedPort(k.pod, httpPort); port != 0 || s.spec == nil || len(s.spec.ports) == 0 {
+		return port
 	}
-	return 0
+	return s.spec.ports[0]
 }
 
 // sight takes in what a frontend knows.

@@ -24,6 +24,7 @@ const (
 	annotationPrefix = "kvepp/"
 
 	EventsPortAnnotation       = annotationPrefix + "kv-events-port"     // of rank 0; "0": no events
+	MetricsPortAnnotation      = annotationPrefix + "metrics-port"       // of the engine's own metrics, at /metrics
 	ReplayPortAnnotation       = annotationPrefix + "kv-replay-port"     // likewise
 	TopicAnnotation            = annotationPrefix + "kv-topic"           // subscription prefix
 	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind each port
@@ -47,8 +48,29 @@ const (
 	llmdRoleLabel        = "llm-d.ai/role"
 )
 
-// httpPort is the name of the container port at which a Dynamo worker's frontend listens. Source: Dynamo's operator.
-const httpPort = "http"
+// Names of container ports of Dynamo's workers. Source: Dynamo's operator.
+const (
+	httpPort   = "http"   // of the frontend
+	systemPort = "system" // of the worker's own metrics
+)
+
+// namedPort returns the container port of a name, 0 when there is none or several.
+func namedPort(p *corev1.Pod, name string) (found int) {
+	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} { // a sidecar may be among either
+		for i := range containers {
+			for _, port := range containers[i].Ports {
+				switch {
+				case port.Name != name:
+				case found != 0:
+					return 0
+				default:
+					found = int(port.ContainerPort)
+				}
+			}
+		}
+	}
+	return found
+}
 
 // followPods keeps the Pods that a selector selects, until ctx ends.
 func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
@@ -129,14 +151,14 @@ func stripPod(o any) (any, error) {
 			slim.Annotations[key] = value
 		}
 	}
-	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} { // a sidecar may be among either
-		for i := range containers {
-			for _, port := range containers[i].Ports {
-				if port.Name == httpPort && len(slim.Spec.Containers) == 0 {
-					slim.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: port.Name, ContainerPort: port.ContainerPort}}}}
-				}
-			}
+	kept := corev1.Container{}
+	for _, name := range []string{httpPort, systemPort} {
+		if port := namedPort(p, name); port != 0 {
+			kept.Ports = append(kept.Ports, corev1.ContainerPort{Name: name, ContainerPort: int32(port)})
 		}
+	}
+	if len(kept.Ports) > 0 {
+		slim.Spec.Containers = []corev1.Container{kept}
 	}
 	slim.Status.PodIP, slim.Status.PodIPs = p.Status.PodIP, p.Status.PodIPs
 	for _, c := range p.Status.Conditions {
@@ -208,11 +230,10 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 	}
 	ports := s.spec.ports
 	if len(ports) == 0 {
-		for _, c := range p.Spec.Containers {
-			ports = append(ports, int(c.Ports[0].ContainerPort))
-		}
-		if len(ports) == 0 {
-			return nil, nil, "it has no container port named \"http\", and --endpoint-target-ports is not given"
+		if port := namedPort(p, httpPort); port != 0 {
+			ports = []int{port}
+		} else {
+			return nil, nil, "it has no container port named \"http\", or several, and --endpoint-target-ports is not given"
 		}
 	}
 	of, err := s.readPod(p)
@@ -253,6 +274,13 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 			}
 		}
 		eventsPort, replayPort := s.eventPorts(p, &e)
+		metrics := 0
+		if s.config.Dynamo && len(found) == 1 { // the metrics at the frontend's port are not the worker's
+			metrics = namedPort(p, systemPort)
+		}
+		if port, err := strconv.ParseUint(p.Annotations[MetricsPortAnnotation], 10, 16); err == nil {
+			metrics = int(port)
+		}
 		for _, port := range activePorts(p, ports) {
 			one := e
 			one.Name = fmt.Sprintf("%s-rank-%d", name, port) // as GAIE names them
@@ -263,6 +291,9 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 				one.DataParallelStartRank += uint32(port)
 				one.DataParallelSize = 1
 				one.RankByAddress = !s.config.Dynamo
+			}
+			if metrics != 0 {
+				one.Metrics = "http://" + net.JoinHostPort(ip, strconv.Itoa(metrics+step)) + "/metrics"
 			}
 			one.KVEvents, one.KVReplay = tcp(ip, eventsPort, step), tcp(ip, replayPort, step)
 			if err := checkEvents(&one); err != nil {
@@ -305,6 +336,7 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	number(MaxBatchedTokensAnnotation, 1<<40, func(n uint64) { e.MaxNumBatchedTokens = int(n) })
 	number(EventsPortAnnotation, 65535, func(uint64) {})
 	number(ReplayPortAnnotation, 65535, func(uint64) {})
+	number(MetricsPortAnnotation, 65535, func(uint64) {})
 	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
 		wrong = fmt.Errorf("annotation %s: %q is none of aggregated, prefill, decode", RoleAnnotation, text)
 	}

@@ -44,7 +44,7 @@ func show(endpoints []pool.Endpoint) string {
 		if e.RankByAddress {
 			line += " own"
 		}
-		for _, s := range []string{e.KVEvents, e.KVReplay, e.KVTopic, e.Namespace, e.Model} {
+		for _, s := range []string{e.Metrics, e.KVEvents, e.KVReplay, e.KVTopic, e.Namespace, e.Model} {
 			if s != "" {
 				line += " " + s
 			}
@@ -114,7 +114,12 @@ func TestEndpointsOfAPod(t *testing.T) {
 		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
 			p.Spec.Containers = []corev1.Container{{Name: "main", Ports: []corev1.ContainerPort{{Name: "system", ContainerPort: 9090}}},
 				{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "grpc", ContainerPort: 1}, {Name: "http", ContainerPort: 8123}}}}
-		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},
+		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0 http://10.0.0.7:9090/metrics"},
+		{name: "two ports named http", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
+			p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 1}}}, {Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 2}}}}
+		}, complaint: "no container port named"},
+		{name: "metrics of each rank", config: Config{}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/metrics-port"] = "9100" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own http://10.0.0.7:9100/metrics\na-rank-1 10.0.0.7:8001 aggregated rank 1 own http://10.0.0.7:9101/metrics"},
 		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8123}}}}
 		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},

@@ -1,0 +1,32 @@
+package kube
+
+import (
+	"fmt"
+	"testing"
+
+	"kvepp/pool"
+)
+
+// BenchmarkChange is a Pod of 500 that leaves, another that comes, and the pool that is told of each: a 25th of a second's churn.
+func BenchmarkChange(b *testing.B) {
+	s := NewSource(&Client{}, Config{KVEventsPort: 5557}, quiet)
+	s.found, s.listed, s.spec = true, true, &spec{ports: []int{8000}}
+	for i := range 500 {
+		name := fmt.Sprintf("w-%03d", i)
+		s.put(name, aPod(name, fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)))
+	}
+	p := pool.New(quiet)
+	tell := func() {
+		state, _ := s.state()
+		p.Update(state.Endpoints)
+	}
+	tell()
+	pods := [2]string{"w-007", "n-007"}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		s.put(pods[i%2], nil)
+		tell()
+		s.put(pods[(i+1)%2], aPod(pods[(i+1)%2], "10.0.0.8"))
+		tell()
+	}
+}
