@@ -37,14 +37,15 @@ func TestMain(m *testing.M) {
 // running is a kvepp in a process of its own.
 type running struct {
 	*process.Process
-	t                         *testing.T
+	t                         testing.TB
 	grpc, health, prom, admin int // ports
 	endpoints                 string
+	env                       []string // NAME=VALUE
 	processor, plain          *grpc.ClientConn
 }
 
 // reserve gives a kvepp its ports, so that others can be told of them before it runs.
-func reserve(t *testing.T) *running {
+func reserve(t testing.TB) *running {
 	t.Helper()
 	first, err := process.Ports(4)
 	if err != nil {
@@ -76,7 +77,7 @@ func (r *running) start(flags ...string) {
 	argv := append([]string{self, "serve", "--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
 		"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port", strconv.Itoa(r.prom),
 		"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)
-	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", []string{asProgram + "=1"}, argv...); err != nil {
+	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", append(r.env, asProgram+"=1"), argv...); err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() {
@@ -104,7 +105,13 @@ func (r *running) status() (healthv1.HealthCheckResponse_ServingStatus, error) {
 // eventually waits for a condition, for half a minute.
 func (r *running) eventually(what string, condition func() error) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	r.until(what, 30*time.Second, condition)
+}
+
+// until waits for a condition at most so long, and not for a kvepp that has ended.
+func (r *running) until(what string, most time.Duration, condition func() error) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
 	if err := process.Up(ctx, what, condition, r.Process); err != nil {
 		r.t.Fatal(err)
