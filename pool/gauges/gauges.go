@@ -78,8 +78,11 @@ type Gauges struct {
 	hub      *zmqsub.Hub    // nil until it is needed
 	channels map[pool.EventChannel]*zmqsub.Subscription
 
+	began time.Time // what part.until counts from
+
 	mu      sync.Mutex         // guards everything below
 	slots   []slot             // indexed by worker
+	parts   []part             // likewise: what Usage tells, apart from the rest so that it is soon told
 	targets map[string]*target // by URL
 	reading [2]int             // how many are read now: of those that were read the last time, and of the others
 	unseen  int                // workers in alarm
@@ -93,6 +96,12 @@ type slot struct {
 	told       told
 	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: it has not
 	alarmed    bool
+}
+
+// part is the part of its KV blocks that a worker's requests hold, and until when that counts.
+type part struct {
+	usage float64
+	until time.Duration
 }
 
 // member is a worker that a page tells of.
@@ -127,7 +136,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		MaxResponseHeaderBytes: 64 << 10,
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
-	g := &Gauges{cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},
+	g := &Gauges{began: time.Now(), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
 	g.pages.New = func() any { return newPage(wanted) }
@@ -239,8 +248,19 @@ func sameRank(of []member) (rank uint32, twice bool) {
 func (g *Gauges) slot(w kvblock.Worker) *slot {
 	if n := int(w) + 1; n > len(g.slots) {
 		g.slots = append(g.slots, make([]slot, n-len(g.slots))...)
+		g.parts = append(g.parts, make([]part, n-len(g.parts))...)
 	}
 	return &g.slots[w]
+}
+
+// tell keeps what was told of a worker now. The caller holds g.mu.
+func (g *Gauges) tell(w kvblock.Worker, said told, now time.Time) {
+	s := g.slot(w)
+	s.told, s.at = said, now
+	g.parts[w] = part{}
+	if said[usage] > 0 { // not NaN
+		g.parts[w] = part{said[usage], now.Add(g.cfg.Stale).Sub(g.began)}
+	}
 }
 
 // take returns the pages whose time has come, as far as there is room: first those that failed least often.
@@ -352,7 +372,7 @@ func (g *Gauges) note(t *target, ranks []ofRank, booked []int, now time.Time) (n
 		if !g.fresh(s, now) {
 			g.calm(s) // what was so before nothing was known is over
 		}
-		s.told, s.at = said, now
+		g.tell(m.worker, said, now)
 		if e, is := g.compare(m, s, booked[i], now); is {
 			news = append(news, e)
 		}
@@ -380,6 +400,7 @@ func (g *Gauges) WorkerLeft(w kvblock.Worker) {
 	s := g.slot(w)
 	g.calm(s)
 	*s = slot{generation: s.generation + 1}
+	g.parts[w] = part{}
 }
 
 // fresh reports whether what is known of a worker counts. The caller holds g.mu.
@@ -404,15 +425,14 @@ func (g *Gauges) Known() int {
 // Usage appends to dst the part of its KV blocks, 0 to 1, that each worker's requests hold by its engine's own account;
 // indexed by worker number. 0 for those of which it is not known, or was told too long ago; so is what is behind the end.
 func (g *Gauges) Usage(dst []float64) []float64 {
-	now := time.Now()
+	now := time.Since(g.began)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i := range g.slots {
-		part := 0.0
-		if s := &g.slots[i]; g.fresh(s, now) && s.told[usage] > 0 { // not NaN
-			part = s.told[usage]
+	for _, p := range g.parts {
+		if p.until < now {
+			p.usage = 0
 		}
-		dst = append(dst, part)
+		dst = append(dst, p.usage)
 	}
 	return dst
 }

@@ -2,7 +2,6 @@ package gauges
 
 import (
 	"encoding/binary"
-	"math"
 	"time"
 
 	"kvepp/kvblock"
@@ -106,12 +105,12 @@ func (l *loads) Message(_ uint64, _, payload []byte) {
 	if !there {
 		return
 	}
-	s := g.slot(w.worker)
-	if s.generation != w.generation {
+	if g.slot(w.worker).generation != w.generation {
 		return
 	}
-	s.told, s.at = nothingTold, time.Now()
-	s.told[usage] = math.Min(float64(load.UsedBlocks)/float64(w.blocks), 1)
+	said := nothingTold
+	said[usage] = min(float64(load.UsedBlocks)/float64(w.blocks), 1)
+	g.tell(w.worker, said, time.Now())
 	g.outcomes[ok].Add(1)
 }
 
