@@ -147,7 +147,6 @@ func (w *Worker) Announces() bool {
 	return channel || w.KVEvents != ""
 }
 
-// String names a worker in logs: endpoint and rank.
 // UnknownBatchedTokens stands for MaxNumBatchedTokens where it is not known: so many that no part of them is ever exceeded.
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor; dynamo-kv-router 1.6.1, scheduling::queue.
@@ -161,6 +160,7 @@ func (e *Endpoint) BatchedTokens() int {
 	return UnknownBatchedTokens
 }
 
+// String names a worker in logs: endpoint and rank.
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
 // identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an endpoint

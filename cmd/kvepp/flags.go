@@ -329,7 +329,11 @@ func (n negated) Type() string   { return "negated" }
 // parseServe reads the arguments and the environment into o: a flag goes before KVEPP_NAME, and that before Dynamo's own
 // name. An environment variable that is set but empty counts as not set.
 func parseServe(o *options, args []string, getenv func(string) string) error {
-	f := serveFlags(o)
+	return parseWith(o, serveFlags(o), args, getenv)
+}
+
+// parseWith is parseServe with flags besides: f has o's and others.
+func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
 	if err := parse(f, "", args, o.scheduling.inherited(getenv)); err != nil {
 		return err
 	}

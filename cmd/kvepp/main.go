@@ -21,6 +21,7 @@ endpoint and worker headers.
 Usage:
   kvepp serve --endpoints FILE --model NAME=DIR [flags]   run the endpoint picker
   kvepp serve --help                                      all flags, each with its environment variables
+  kvepp check --endpoints FILE --model NAME=DIR [flags]   whether the engines are set up for it, and which flag to mend
   kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
   kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
   kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
@@ -63,6 +64,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 			return 1
 		}
 		return 0
+	case "check":
+		return checkWorkers(args[1:], stdout, stderr, getenv)
 	case "tokenize":
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
 	case "fetch":

@@ -500,14 +500,18 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	args := append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve", "--endpoints", s.EndpointsFile(),
-		"--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel, "--bind-address", "127.0.0.1",
+	args := append(append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags()...), append([]string{"--bind-address", "127.0.0.1",
 		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
-		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"}, s.cfg.KveppFlags...)
+		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"}, s.cfg.KveppFlags...)...)
 	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
 		return err
 	}
 	return s.up(ctx, "kvepp", func() error { _, err := s.Metrics(ctx); return err }, s.kvepp)
+}
+
+// EndpointFlags are those by which kvepp finds the workers and knows their model.
+func (s *Stack) EndpointFlags() []string {
+	return []string{"--endpoints", s.EndpointsFile(), "--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel}
 }
 
 // Admin is the URL of kvepp's admin address.

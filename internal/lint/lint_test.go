@@ -26,6 +26,7 @@ var may = map[string]string{
 	"zmqsub":              "",
 	"internal/metrics":    "",
 	"internal/prefetch":   "",
+	"internal/check":      "kvblock pool pool/dynamo tokenizer zmqsub internal/apibody",
 	"internal/tracing":    "",
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/check"
+	"kvepp/internal/metrics"
+	"kvepp/pool"
+	"kvepp/zmqsub"
+)
+
+const checkHelp = `kvepp check asks each endpoint, once, whether it is set up as kvepp needs it: does it answer, are its KV events and its replay
+socket there, are block size, ranks, tokenizer and Dynamo's instance id those that kvepp has, is prefix caching on, are cached
+tokens reported. It prints a line for each answer, and what to do where something is wrong. It takes the flags of "kvepp serve",
+of which those about endpoints, models and the engine matter here.
+
+It ends with 0 if nothing is wrong, with 1 if something is, with 2 if it could not ask.
+
+Flags of its own:
+`
+
+// checkOptions are what `kvepp check` is told.
+type checkOptions struct {
+	options
+	probe, json bool
+	wait        time.Duration
+}
+
+// checksAtOnce is how many workers are asked at the same time.
+const checksAtOnce = 32
+
+func (c *checkOptions) own(f *pflag.FlagSet) {
+	f.BoolVar(&c.probe, "probe", false, "send each worker the same short completion twice, so that it has blocks to announce: without, nobody knows whether it would")
+	f.BoolVar(&c.json, "json", false, "print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix")
+	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
+}
+
+// checkWorkers is `kvepp check`. It returns the exit status.
+func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	var c checkOptions
+	flags := serveFlags(&c.options)
+	c.own(flags)
+	err := parseWith(&c.options, flags, args, getenv)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		own := pflag.NewFlagSet("", pflag.ContinueOnError)
+		new(checkOptions).own(own)
+		fmt.Fprint(stdout, checkHelp, own.FlagUsagesWrapped(120))
+		return 0
+	case err == nil && c.wait <= 0:
+		err = fmt.Errorf("--wait %v: must be above 0", c.wait)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n", err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	findings, err := c.ask(ctx, stderr)
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp check: %v\n", err)
+		return 2
+	}
+	if c.json {
+		lines := json.NewEncoder(stdout)
+		for i := range findings {
+			if err := lines.Encode(&findings[i]); err != nil {
+				return 2
+			}
+		}
+	} else if err := table(stdout, findings); err != nil {
+		return 2
+	}
+	if slices.ContainsFunc(findings, func(f check.Finding) bool { return f.State == check.Wrong }) {
+		return 1
+	}
+	return 0
+}
+
+// ask finds the endpoints as serve does, and asks each of their workers.
+func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	m := metrics.New()
+	models, err := loadModels(&c.options, log)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := c.tokenizerOptions()
+	if err != nil {
+		return nil, err
+	}
+	endpoints, ready := pool.New(log), newReadiness()
+	c.leaderElection = false // who leads does not matter
+	cluster, err := connect(&c.options, ready, m, log)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop, err := follow(ctx, &c.options, cluster, ready, endpoints, models, nil, m, log)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	workers, release, err := c.settled(ctx, cluster, endpoints)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	hub, err := zmqsub.NewHub()
+	if err != nil {
+		return nil, err
+	}
+	defer hub.Close()
+	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine, Probe: c.probe, Wait: c.wait}
+	answers := make([][]check.Finding, len(workers))
+	var (
+		asking sync.WaitGroup
+		places = make(chan struct{}, checksAtOnce)
+	)
+	for i := range workers {
+		places <- struct{}{}
+		fmt.Fprintf(stderr, "\rasking %d of %d workers ", i+1, len(workers))
+		asking.Go(func() {
+			defer func() { <-places }()
+			answers[i] = check.Worker(ctx, &cfg, &workers[i])
+		})
+	}
+	asking.Wait()
+	fmt.Fprintln(stderr)
+	return slices.Concat(answers...), ctx.Err()
+}
+
+// settled waits for the endpoints: until there are some, and their number has not changed for a moment.
+func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {
+	const still, between = 500 * time.Millisecond, 50 * time.Millisecond
+	within, cancel := context.WithTimeout(ctx, c.wait)
+	defer cancel()
+	cluster.await(within)
+	for last, since := -1, time.Now(); ; {
+		s := p.Acquire()
+		if n := len(s.Workers); n != last {
+			last, since = n, time.Now()
+		}
+		if last > 0 && time.Since(since) >= still {
+			return s.Workers, s.Release, nil
+		}
+		s.Release()
+		select {
+		case <-within.Done():
+			return nil, nil, fmt.Errorf("no endpoints after %v; %s", c.wait, "look at the endpoints file, the pool's selector, or Dynamo's discovery")
+		case <-time.After(between):
+		}
+	}
+}
+
+// table prints findings for people.
+func table(to io.Writer, findings []check.Finding) error {
+	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "WORKER\tABOUT\tSTATE\tWHAT IT SAYS")
+	last := ""
+	for _, f := range findings {
+		worker := f.Worker
+		if worker == last {
+			worker = ""
+		}
+		last = f.Worker
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", worker, f.About, f.State, f.Says)
+		if f.Fix != "" && f.State != check.OK {
+			fmt.Fprintf(t, "\t\t\t-> %s\n", f.Fix)
+		}
+	}
+	return t.Flush()
+}

@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/e2e/stack"
+)
+
+// runCheck runs `kvepp check` and returns its exit status, and what it printed.
+func runCheck(t *testing.T, flags ...string) (status int, table string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "../bin/kvepp", append([]string{"check", "--wait", "5s"}, flags...)...)
+	var out, progress bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &progress
+	if err := cmd.Run(); err != nil {
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("kvepp check %s: status %d\n%s%s", strings.Join(flags, " "), cmd.ProcessState.ExitCode(), &progress, &out)
+	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+// TestCheck: `kvepp check` finds nothing wrong with real frontends and mockers, and each of the commonest mistakes.
+func TestCheck(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Speedup: 20})
+	flags := s.EndpointFlags()
+	status, table := runCheck(t, append(flags, "--probe")...)
+	if status != 0 || strings.Count(table, "announces blocks") != 2 || strings.Count(table, "known to the frontend") != 2 || strings.Count(table, "are as many as the engine's") != 2 ||
+		strings.Count(table, "the second time") != 2 {
+		t.Errorf("status %d with nothing wrong", status)
+	}
+	if status, table := runCheck(t, flags...); status != 0 || strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
+		t.Errorf("status %d without a probe", status)
+	}
+	text, err := os.ReadFile(s.EndpointsFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, from, to, says string }{
+		{"an event port where nobody is", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ", "nobody publishes at"},
+		{"another block size", "  kvEvents:", "  blockSize: 32\n  kvEvents:", "no block would match"},
+		{"an address where nobody is", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
+	} {
+		wrong := strings.Replace(string(text), c.from, c.to, 1)
+		if wrong == string(text) {
+			t.Fatalf("%s: no %q in\n%s", c.name, c.from, text)
+		}
+		file := filepath.Join(t.TempDir(), "endpoints.yaml")
+		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		status, table := runCheck(t, append(flags, "--endpoints", file, "--probe")...)
+		if status != 1 || !strings.Contains(table, c.says) {
+			t.Errorf("%s: status %d, and nowhere %q", c.name, status, c.says)
+		}
+	}
+	other := append([]string{}, flags...)
+	for i, f := range other {
+		if strings.HasPrefix(f, stack.Model+"=") {
+			other[i] = "another" + strings.TrimPrefix(f, stack.Model)
+		}
+	}
+	if status, table := runCheck(t, other...); status != 1 || !strings.Contains(table, fmt.Sprintf("serves %s, which no --model names", stack.Model)) {
+		t.Errorf("a model of another name: status %d", status)
+	}
+	if status, _ := runCheck(t, "--endpoints", filepath.Join(t.TempDir(), "none.yaml")); status != 2 {
+		t.Errorf("no endpoints file: status %d", status)
+	}
+}

@@ -1,0 +1,282 @@
+package check
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kvepp/pool"
+	"kvepp/pool/dynamo"
+	"kvepp/tokenizer"
+)
+
+// kind is who answers HTTP, by what it calls itself in /v1/models.
+type kind string
+
+const (
+	vLLM     kind = "vllm"
+	sgLang   kind = "sglang"
+	dynamoFE kind = "nvidia"
+	tensorRT kind = "tensorrt_llm"
+)
+
+var names = map[kind]string{vLLM: "vLLM", sgLang: "SGLang", dynamoFE: "a frontend of Dynamo's", tensorRT: "TensorRT-LLM"}
+
+// maxAnswer bounds what is read of an answer, in bytes.
+const maxAnswer = 16 << 20
+
+// How each engine is told what kvepp needs. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM 1.3, Dynamo 1.6.1.
+var (
+	eventsFix = map[kind]string{
+		vLLM:     `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+		sgLang:   `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+		tensorRT: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher of its events`,
+		dynamoFE: "the engine's own flag for KV events, at the worker",
+	}
+	usageFix = map[kind]string{
+		vLLM:     "--enable-prompt-tokens-details",
+		sgLang:   "--enable-cache-report",
+		dynamoFE: "the engine's own flag, at the worker: vLLM --enable-prompt-tokens-details, SGLang --enable-cache-report",
+	}
+)
+
+func (q *inquiry) get(ctx context.Context, path string, read func(io.Reader) error) error {
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+q.w.Address+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := q.HTTP.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, resp.Status)
+	}
+	return read(io.LimitReader(resp.Body, maxAnswer))
+}
+
+func (q *inquiry) getJSON(ctx context.Context, path string, into any) error {
+	return q.get(ctx, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(into) })
+}
+
+// askHTTP asks who is there and which models it serves.
+func (q *inquiry) askHTTP(ctx context.Context) {
+	if q.w.Address == "" {
+		q.found(AboutHTTP, Unknown, "", "has no address: Dynamo alone reaches it")
+		return
+	}
+	var models struct {
+		Data []struct {
+			ID      string `json:"id"`
+			OwnedBy string `json:"owned_by"`
+			Root    string `json:"root"`
+			Parent  string `json:"parent"`
+		} `json:"data"`
+	}
+	if err := q.getJSON(ctx, "/v1/models", &models); err != nil {
+		q.found(AboutHTTP, Wrong, "is the engine up, and this its address? Envoy must reach it too", "http://%s: %s", q.w.Address, brief(err))
+		return
+	}
+	q.reads = true
+	var served []string
+	for _, m := range models.Data {
+		if q.kind = kind(m.OwnedBy); m.Parent == "" { // else an adapter
+			served = append(served, m.ID)
+		}
+	}
+	name := names[q.kind]
+	if name == "" {
+		q.kind, name = "", "an engine that kvepp does not know"
+	}
+	switch wanted := map[tokenizer.Engine]kind{tokenizer.VLLM: vLLM, tokenizer.SGLang: sgLang, tokenizer.TRTLLM: tensorRT, tokenizer.Dynamo: dynamoFE}[q.Engine]; {
+	case q.kind != "" && q.kind != wanted:
+		q.found(AboutHTTP, Wrong, "--engine "+engineOf(q.kind), "%s answers, and kvepp takes it for %s", name, names[wanted])
+	default:
+		q.found(AboutHTTP, OK, "", "%s answers", name)
+	}
+	q.askModels(served)
+}
+
+func engineOf(k kind) string {
+	return map[kind]string{vLLM: "vllm", sgLang: "sglang", tensorRT: "trtllm", dynamoFE: "dynamo"}[k]
+}
+
+// askModels compares what is served with what kvepp can tokenize.
+func (q *inquiry) askModels(served []string) {
+	list := strings.Join(served, ", ")
+	switch {
+	case len(served) == 0:
+		q.found(AboutModel, Wrong, "wait until the engine has loaded its model", "serves none")
+		return
+	case q.w.Model != "" && !slices.Contains(served, q.w.Model):
+		q.found(AboutModel, Wrong, "correct the endpoint's model, or the engine's name for it", "serves %s, and kvepp has it for %s", list, q.w.Model)
+		return
+	}
+	q.model = served[0]
+	if q.w.Model != "" {
+		q.model = q.w.Model
+	}
+	if len(q.Models) == 0 {
+		q.found(AboutModel, Wrong, "--model "+q.model+"=DIR", "serves %s, and kvepp has no tokenizer: all is routed by load", list)
+		return
+	}
+	for _, name := range served {
+		model, named := q.Models[name]
+		switch {
+		case named && model == nil:
+			q.found(AboutModel, Wrong, "kvepp's log says why", "the tokenizer of %s could not be loaded: its requests are routed by load", name)
+		case named && (q.w.Model == "" || name == q.w.Model):
+			q.model = name
+			q.found(AboutModel, OK, "", "serves %s", list)
+			return
+		}
+	}
+	if !slices.ContainsFunc(q.findings, func(f Finding) bool { return f.About == AboutModel }) {
+		q.found(AboutModel, Wrong, "--model "+q.model+"=DIR, with the engine's name", "serves %s, which no --model names: its requests are routed by load", list)
+	}
+}
+
+// settings are what an engine says of its cache. Zero values are not known.
+type settings struct {
+	blockSize int
+	prefix    *bool
+	usage     *bool // it reports cached tokens
+}
+
+// askSettings asks the engine about blocks and prefix caching, and Dynamo's frontend about the worker.
+func (q *inquiry) askSettings(ctx context.Context) {
+	var s settings
+	if q.reads {
+		switch q.kind {
+		case vLLM:
+			s = q.vLLMSettings(ctx)
+		case sgLang:
+			s = q.sgLangSettings(ctx)
+		case dynamoFE:
+			s = q.askFrontend(ctx)
+		}
+	}
+	if q.w.Role != pool.Decode {
+		q.compareBlockSizes(s.blockSize)
+	}
+	switch {
+	case s.prefix == nil:
+	case *s.prefix:
+		q.found(AboutPrefix, OK, "", "on")
+	case q.kind == vLLM:
+		q.found(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
+	default:
+		q.found(AboutPrefix, Wrong, "leave --disable-radix-cache out", "off: nothing is ever cached")
+	}
+	if s.usage != nil && !*s.usage && q.prompt == nil { // else the probe tells
+		q.found(AboutCachedUsed, Wrong, usageFix[q.kind], "not reported: kvepp cannot compare its predictions")
+	}
+}
+
+func (q *inquiry) vLLMSettings(ctx context.Context) (s settings) {
+	q.get(ctx, "/metrics", func(body io.Reader) error { // without metrics nothing is known
+		lines := bufio.NewScanner(body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			labels, ok := strings.CutPrefix(lines.Text(), "vllm:cache_config_info{")
+			if !ok {
+				continue
+			}
+			s.blockSize, _ = strconv.Atoi(label(labels, "block_size"))
+			if on := label(labels, "enable_prefix_caching"); on != "" {
+				is := on == "True"
+				s.prefix = &is
+			}
+			return nil
+		}
+		return lines.Err()
+	})
+	return s
+}
+
+// label returns the value of one label; "" if it is not there.
+func label(labels, name string) string {
+	_, rest, ok := strings.Cut(","+labels, ","+name+`="`)
+	if !ok {
+		return ""
+	}
+	value, _, _ := strings.Cut(rest, `"`)
+	return value
+}
+
+func (q *inquiry) sgLangSettings(ctx context.Context) (s settings) {
+	var info struct {
+		PageSize     int   `json:"page_size"`
+		DisableRadix *bool `json:"disable_radix_cache"`
+		CacheReport  *bool `json:"enable_cache_report"`
+	}
+	if q.getJSON(ctx, "/server_info", &info) != nil && q.getJSON(ctx, "/get_server_info", &info) != nil { // its older name
+		return s
+	}
+	s.blockSize, s.usage = info.PageSize, info.CacheReport
+	if info.DisableRadix != nil {
+		on := !*info.DisableRadix
+		s.prefix = &on
+	}
+	return s
+}
+
+// askFrontend asks a frontend of Dynamo's whether it knows the worker by the id that kvepp would name.
+func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
+	view, err := dynamo.AskFrontend(ctx, q.w.Address)
+	if err != nil {
+		q.found(AboutInstance, Unknown, "", "the frontend does not say: %s", brief(err))
+		return s
+	}
+	known := slices.ContainsFunc(view.Workers, func(w dynamo.Seen) bool { return w.InstanceID == q.w.InstanceID })
+	switch {
+	case known:
+		q.found(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
+	case len(view.Workers) == 0:
+		q.found(AboutInstance, Wrong, "wait for the worker, or give the frontend the worker's --namespace", "the frontend knows no worker")
+	default:
+		q.found(AboutInstance, Wrong, "give the endpoint its instanceId or dynamo path (--dynamo-discovery)", "%d, and the frontend knows %s: requests would fail", q.w.InstanceID, ids(view.Workers))
+	}
+	return settings{blockSize: view.Models[q.model].BlockSize}
+}
+
+func ids(workers []dynamo.Seen) string {
+	var all []string
+	for _, w := range workers {
+		if all = append(all, strconv.FormatUint(w.InstanceID, 10)); len(all) == 4 && len(workers) > 5 {
+			return fmt.Sprintf("%s and %d others", strings.Join(all, ", "), len(workers)-len(all))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// compareBlockSizes holds what kvepp would hash with against what events, and the engine, say.
+func (q *inquiry) compareBlockSizes(engine int) {
+	configured, announced := q.w.BlockSize, 0
+	if q.prompt != nil {
+		announced = q.prompt.heard.blockSize()
+	}
+	switch known := max(configured, announced, engine); {
+	case known == 0:
+		q.found(AboutBlockSize, Unknown, "--probe, or the endpoint's blockSize", "not known until the first event")
+	case configured > 0 && announced > 0 && configured != announced:
+		q.found(AboutBlockSize, Wrong, fmt.Sprintf("blockSize %d, or leave it out", announced), "kvepp has %d tokens, the events %d: no block would match", configured, announced)
+	case configured > 0 && announced == 0 && engine > 0 && configured != engine:
+		q.found(AboutBlockSize, Wrong, fmt.Sprintf("blockSize %d, or leave it out", engine), "kvepp has %d tokens, the engine %d: no block would match", configured, engine)
+	case announced > 0:
+		q.found(AboutBlockSize, OK, "", "%d tokens, by the events", announced)
+	default:
+		q.found(AboutBlockSize, OK, "", "%d tokens", known)
+	}
+}

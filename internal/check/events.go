@@ -1,0 +1,183 @@
+package check
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/zmqsub"
+)
+
+// hearing is what came over a worker's event socket.
+type hearing struct {
+	rank uint32
+
+	mu         sync.Mutex // guards all below
+	changed    chan struct{}
+	connected  bool
+	messages   int
+	stores     int
+	otherRank  *uint32
+	malformed  error
+	replay     zmqsub.Replay // "": not asked
+	normalizer *kvblock.Normalizer
+	batch      kvblock.Batch
+	operations []kvblock.Operation
+}
+
+func newHearing(rank uint32) *hearing {
+	return &hearing{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
+}
+
+// note changes what is known and tells those who wait.
+func (h *hearing) note(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f()
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// wait returns whether a condition holds before ctx ends.
+func (h *hearing) wait(ctx context.Context, holds func() bool) bool {
+	for {
+		h.mu.Lock()
+		is, changed := holds(), h.changed
+		h.mu.Unlock()
+		if is {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (h *hearing) blockSize() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.normalizer.Traits().BlockSize
+}
+
+// Message takes in a batch.
+func (h *hearing) Message(_ uint64, _, payload []byte) {
+	h.note(func() {
+		h.messages++
+		if err := kvblock.DecodeBatch(payload, &h.batch); err != nil {
+			h.malformed = err
+			return
+		}
+		if h.batch.HasRank && h.batch.Rank != h.rank {
+			rank := h.batch.Rank
+			h.otherRank = &rank
+		}
+		h.operations = h.normalizer.Normalize(&h.batch, h.operations[:0])
+		for i := range h.operations {
+			if h.operations[i].Kind == kvblock.OpStored {
+				h.stores++
+			}
+		}
+	})
+}
+
+// The other callbacks of a subscription: what matters to somebody who looks for a moment.
+
+func (h *hearing) Gap(uint64, uint64) {}
+func (h *hearing) Restart()           {}
+func (h *hearing) Replayed(outcome zmqsub.Replay, _ int) {
+	h.note(func() { h.replay = outcome })
+}
+func (h *hearing) Malformed(err error) { h.note(func() { h.malformed = err }) }
+func (h *hearing) Connected()          { h.note(func() { h.connected = true }) }
+func (h *hearing) Disconnected()       { h.note(func() { h.connected = false }) }
+
+// askEvents subscribes to the worker for a moment, and sends it the probe meanwhile.
+func (q *inquiry) askEvents(ctx context.Context) {
+	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
+	heard := newHearing(q.w.Rank)
+	if address == "" {
+		channel, there := q.w.EventChannel()
+		switch {
+		case q.w.Role == pool.Decode:
+			q.found(AboutEvents, OK, "", "a decode worker announces nothing of prompts")
+		case there:
+			q.found(AboutEvents, Unknown, "", "over Dynamo's event plane (%s), which is not listened to here", channel.Transport())
+		default:
+			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.kind], "no address: its cache is not known")
+		}
+		q.probe(ctx, heard)
+		return
+	}
+	s, err := q.Hub.Subscribe(zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait}, heard)
+	if err != nil {
+		q.found(AboutEvents, Wrong, "correct the address", "%s: %v", address, err)
+		q.probe(ctx, heard)
+		return
+	}
+	defer s.Close()
+	within, cancel := q.bounded(ctx)
+	connected := heard.wait(within, func() bool { return heard.connected })
+	cancel()
+	if !connected {
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.kind]+"; is the port this one, and open?", "nobody publishes at %s", address)
+	}
+	q.probe(ctx, heard)
+	if connected {
+		within, cancel = context.WithTimeout(ctx, q.patience())
+		spoke := heard.wait(within, func() bool { return heard.stores > 0 || heard.malformed != nil || heard.otherRank != nil })
+		cancel()
+		q.tellEvents(heard, address, spoke)
+	}
+	q.tellReplay(ctx, heard, connected, replay)
+}
+
+// patience is how long a first event is waited for: without a probe there may be none, whatever the setting.
+func (q *inquiry) patience() time.Duration {
+	if q.prompt != nil && q.prompt.err == nil {
+		return q.Wait
+	}
+	return min(q.Wait, time.Second)
+}
+
+func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
+	heard.mu.Lock()
+	defer heard.mu.Unlock()
+	switch {
+	case heard.malformed != nil:
+		q.found(AboutEvents, Wrong, "is this the engine's event port, or another?", "%s sends what is no KV event: %v", address, heard.malformed)
+	case heard.otherRank != nil:
+		q.found(AboutEvents, Wrong, "correct dataParallelStartRank or kvEvents", "%s announces rank %d", address, *heard.otherRank)
+	case spoke:
+		q.found(AboutEvents, OK, "", "%s announces blocks", address)
+	case q.prompt != nil && q.prompt.err == nil:
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.kind]+"; is this its event port, and its topic? Is prefix caching on?",
+			"%s is connected, and said nothing of a prompt of %d tokens", address, q.prompt.tokens)
+	default:
+		q.found(AboutEvents, Unknown, "--probe sends a prompt that it should announce", "%s is connected, and has said nothing yet", address)
+	}
+}
+
+func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool, replay string) {
+	if replay == "" {
+		q.found(AboutReplay, Unknown, `"replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's annotation`,
+			"none: after a lost event, or its own restart, kvepp knows nothing of the worker")
+		return
+	}
+	if !connected {
+		return // the same trouble twice
+	}
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
+	heard.wait(ctx, func() bool { return heard.replay != "" })
+	heard.mu.Lock()
+	defer heard.mu.Unlock()
+	if heard.replay == zmqsub.ReplayComplete {
+		q.found(AboutReplay, OK, "", "%s answers", replay)
+		return
+	}
+	q.found(AboutReplay, Wrong, `"replay_endpoint" in the engine's --kv-events-config; is the port this one, and open?`, "%s does not answer", replay)
+}
