@@ -439,6 +439,11 @@ func (o *options) withoutEffect() []string {
 	}
 	unread = append(unread, o.scheduling.unused(o.given)...)
 	unread = append(unread, o.busy.unused(o.given, o.scoring.TrackPrefillTokens)...)
+	if o.engineGauges.interval == 0 {
+		add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
+			"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric", "total-running-requests-metric",
+			"kv-cache-usage-percentage-metric")
+	}
 	if o.scoring.Mode != scoring.DeviceAwareWeighted {
 		add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
 	}

@@ -693,6 +693,8 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--router-prefill-load-model=aic", "--aic-backend=vllm", "--ais-tp-size", "2"}, 3},
 		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5", "--enable-session-prefix-index"}, 4},
 		{[]string{"--no-router-conditional-disagg", "--router-tracking-hash=public-xxh3-v1", "--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
+		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m", "--metrics-staleness-threshold=1m"}, 0},
+		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"}, 2},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.withoutEffect(); len(got) != c.want {
