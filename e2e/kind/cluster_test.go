@@ -179,6 +179,12 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 	n.apply(string(object))
 	n.apply(read(n.t, "testdata/envoy.yaml"))
 	n.kubectl("rollout", "status", "deployment/envoy", "--timeout=120s")
+	n.findEnvoy()
+}
+
+// findEnvoy waits until Envoy answers where its Service shows it to the outside.
+func (n *namespace) findEnvoy() {
+	n.t.Helper()
 	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
 	n.url = fmt.Sprintf("http://%s:%s", strings.Fields(node)[0], n.kubectl("get", "service", "envoy", "-o", "jsonpath={.spec.ports[0].nodePort}"))
 	n.eventually("Envoy is reached from outside", func() error {

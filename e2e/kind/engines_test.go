@@ -194,7 +194,7 @@ func eachExact(t *testing.T, talk []*conversation) {
 func (n *namespace) settled() {
 	n.t.Helper()
 	n.eventually("kvepp knows the engines' blocks", func() error {
-		engines, _ := n.pods("app=engine")
+		engines, _ := n.pods("app in (engine,vllm)")
 		held := 0
 		for _, pod := range engines {
 			out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/blocks", n.name, pod))
