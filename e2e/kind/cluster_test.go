@@ -124,7 +124,7 @@ func (n *namespace) pods(selector string) (all, ready []string) {
 // install installs or changes kvepp by its chart, and waits until it is there.
 func (n *namespace) install(values ...string) {
 	n.t.Helper()
-	args := []string{"upgrade", "--install", "kvepp", "../../manifests/chart", "--wait", "--timeout=4m", "--values", "testdata/values.yaml"}
+	args := []string{"upgrade", "--install", "kvepp", "../../manifests/chart", "--wait", "--timeout=2m", "--values", "testdata/values.yaml"}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 )
 
 // TestEngines is about plain engines behind an InferencePool. Its parts follow each other in one namespace.
@@ -122,7 +123,7 @@ func TestEngines(t *testing.T) {
 			n.eventually("one of two is ready", one)
 			n.sees(3)
 			n.settled()
-			was := leader
+			was, began := leader, time.Now()
 			n.kubectl("delete", "pod", leader, "--wait=false")
 			n.eventually("the other one leads", func() error {
 				if err := one(); err != nil {
@@ -137,6 +138,7 @@ func TestEngines(t *testing.T) {
 				_, err := n.newConversation().say(words(20), 8)
 				return err
 			})
+			t.Logf("the other one leads and is asked %v after the leader was deleted", time.Since(began).Round(100*time.Millisecond))
 			n.settled()
 			eachExact(t, talk)
 		}},

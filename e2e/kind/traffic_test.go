@@ -116,7 +116,8 @@ func (n *namespace) during(f func()) {
 	f()
 	requests, failures := stop()
 	if requests == 0 || len(failures) > 0 {
-		n.t.Errorf("%d of %d requests failed: %v", len(failures), requests, failures)
+		n.t.Errorf("%d of %d requests failed: %v ...", len(failures), requests, failures[:min(3, len(failures))])
+		return
 	}
-	n.t.Logf("%d requests meanwhile, %d failed", requests, len(failures))
+	n.t.Logf("%d requests meanwhile, none failed", requests)
 }
