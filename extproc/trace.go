@@ -40,13 +40,13 @@ func (x *exchange) beginSpan(ctx context.Context) {
 	}
 	path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
 	x.span.Set(tracing.Text("url.path", path))
-	if x.head.id != "" {
-		x.span.Set(tracing.Text("kvepp.request_id", x.head.id))
-	}
 }
 
 // endSpan ends it with what is known of the answer.
 func (x *exchange) endSpan() {
+	if x.head.id != "" { // the client's, or one that was made since
+		x.span.Set(tracing.Text("kvepp.request_id", x.head.id))
+	}
 	if n, err := strconv.Atoi(x.code); err != nil { // there was no answer, or an odd one
 		x.span.Set(tracing.Text("error.type", x.code))
 	} else {

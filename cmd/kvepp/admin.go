@@ -67,10 +67,9 @@ func guarded(next http.Handler, token *tokenFile) http.Handler {
 	})
 }
 
-// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/.
+// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/. Not the command line, which may hold a password.
 func handleProfiles(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/", pprof.Index) // and the named profiles below it
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)

@@ -122,7 +122,10 @@ func TestProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := guarded(mux, token)
-	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
+	if code := asked(h, "/debug/pprof/cmdline", "Bearer secret"); code != http.StatusNotFound {
+		t.Errorf("the command line is told: %d", code)
+	}
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1", "/debug/pprof/symbol"} {
 		if with, without := asked(h, path, "Bearer secret"), asked(h, path, ""); with != http.StatusOK || without != http.StatusUnauthorized {
 			t.Errorf("%s: %d with the token, %d without", path, with, without)
 		}

@@ -3,8 +3,10 @@ package service
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -40,19 +42,42 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 		}
 	}
 	l := r.newLoader()
-	for _, peer := range peers {
-		if len(l.wanted) == 0 {
-			break
+	for len(peers) > 0 && ctx.Err() == nil {
+		var busy []string // with another's dump
+		for _, peer := range peers {
+			if len(l.wanted) == 0 {
+				return
+			}
+			begin, before := time.Now(), l.blocks
+			err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump", token)
+			switch {
+			case errors.Is(err, errBusy):
+				busy = append(busy, peer)
+			case err != nil:
+				r.log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
+			default:
+				r.log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
+			}
 		}
-		begin, before := time.Now(), l.blocks
-		err := l.load(ctx, strings.TrimRight(peer, "/")+"/dump", token)
-		if err != nil {
-			r.log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
-			continue
+		if peers = busy; len(peers) > 0 {
+			select {
+			case <-time.After(busyPause):
+			case <-ctx.Done():
+				r.log.Warn("peers that could have given their index were busy all the time; it begins empty", "peers", peers)
+			}
 		}
-		r.log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
 	}
 }
+
+// errBusy says that a peer writes a dump for another, as it does for one at a time: replicas that start together all ask for it.
+var errBusy = errors.New("service: the peer writes another dump")
+
+// busyPause is the time until such a peer is asked again.
+const busyPause = 250 * time.Millisecond
+
+// peerClient asks peers. One that is not there, or takes connections and says nothing, does not use up the time for the others.
+var peerClient = &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+	TLSHandshakeTimeout: 2 * time.Second, ResponseHeaderTimeout: 3 * time.Second, DisableKeepAlives: true}}
 
 // loader takes dumps over.
 type loader struct {
@@ -98,11 +123,14 @@ func (l *loader) load(ctx context.Context, url, token string) error {
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := peerClient.Do(req)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusTooManyRequests {
+		return errBusy
+	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answered %s", url, resp.Status)
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	zmq "github.com/pebbe/zmq4"
+
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
@@ -344,6 +346,40 @@ func TestPartsAreKeptApart(t *testing.T) {
 		if w := l.wanted[worker{7, 0}]; !w.begun || w.part != c.part || w.at.Next != c.next {
 			t.Errorf("named %t: %+v", c.named, w)
 		}
+	}
+}
+
+// TestWarmUpWaitsForItsTurn: a peer that writes a dump for another replica, as one does that starts at the same time, is asked again.
+func TestWarmUpWaitsForItsTurn(t *testing.T) {
+	asked := 0
+	peer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if asked++; asked < 3 {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		io.WriteString(w, `{"m:default": {"block_size": 4, "events": [{"worker_id":7,"position":{"next":5,"timestamp":1.5},"storage_tier":"device","residency_domain":"worker","event":{"event_id":0,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}},"dp_rank":0}}]}}`)
+	}))
+	defer peer.Close()
+	engine, err := zmq.NewSocket(zmq.PUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	if err := engine.Bind("tcp://127.0.0.1:*"); err != nil {
+		t.Fatal(err)
+	}
+	events, err := engine.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHouse(t)
+	h.feed.Hold()
+	h.want("/register", `{"instance_id": 7, "endpoint": "`+events+`", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	h.registry.WarmUp(ctx, []string{"http://127.0.0.1:9", peer.URL}, "")
+	if n := h.index.Stats().Entries; n != 1 || asked != 3 {
+		t.Errorf("%d entries; asked %d times", n, asked)
 	}
 }
 
