@@ -19,7 +19,8 @@ import (
 	"kvepp/e2e/process"
 )
 
-// cluster is the API server that most tests share. Each has a namespace of its own there.
+// cluster is the API server that most tests share. Each has a namespace of its own there. Tests that stop it are not parallel, and so
+// are over before others that need it begin.
 var cluster *apiserver.Server
 
 func TestMain(m *testing.M) {
@@ -73,6 +74,7 @@ func must(t *testing.T, err error) {
 
 // TestServer is about the API server that the other tests stand on: that it is a real one where it matters to them.
 func TestServer(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	s, err := startCluster(ctx)
 	must(t, err)

@@ -56,6 +56,7 @@ spec:
 
 // TestDynamo: Dynamo's workers, each with a frontend beside it, in a cluster that learns later what a DynamoWorkerMetadata is.
 func TestDynamo(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "dynamo"
 	port := freePorts(t, 1)
 	worker := func(name, generation string) *engine {

@@ -92,6 +92,7 @@ func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
 
 // TestEvents: KV events are subscribed to where a flag or a pod's annotation says, for as long as the pod is ready.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "events"
 	port := freePorts(t, 3)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
@@ -185,6 +186,7 @@ func TestRanks(t *testing.T) {
 
 // TestSelector: without an InferencePool, flags say which pods.
 func TestSelector(t *testing.T) {
+	t.Parallel()
 	ns := "selector"
 	port := freePorts(t, 1)
 	a := newEngine(t, ns, "engine", "a", port)
@@ -228,6 +230,7 @@ spec:
 
 // TestLegacyGroup: pools of the group that was there before v1, where --pool-group says so.
 func TestLegacyGroup(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "legacy"
 	port := freePorts(t, 1)
 	must(t, cluster.ApplyCRD(ctx, legacyPools))

@@ -32,6 +32,7 @@ spec:
 
 // TestPolicies: what operators say of requests holds as soon as they say it, though the cluster knew neither kind before.
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "policies"
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))

@@ -8,6 +8,7 @@ import (
 
 // TestPool follows one InferencePool and its pods through their lives.
 func TestPool(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "pool"
 	port := freePorts(t, 3)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))

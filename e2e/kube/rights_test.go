@@ -80,6 +80,7 @@ subjects: [{kind: ServiceAccount, name: prometheus, namespace: metrics}]
 
 // TestMetricsReaders: metrics are for those alone to whom the cluster gives the right.
 func TestMetricsReaders(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "metrics"
 	account, err := cluster.AccountKubeconfig(ctx, ns, "kvepp")
 	must(t, err)

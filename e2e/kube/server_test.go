@@ -78,8 +78,40 @@ func TestServerLate(t *testing.T) {
 	reaches(t, envoy(t, k), a)
 }
 
+// TestServerHangs: an API server that accepts connections and answers nothing holds up neither requests, nor the end, nor a start for
+// longer than it hangs.
+func TestServerHangs(t *testing.T) {
+	ctx, ns := t.Context(), "hangs"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
+	k := startKvepp(t, cluster.Kubeconfig, flags...)
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a)
+
+	cluster.Pause()
+	defer cluster.Resume()
+	reaches(t, url, a)
+	late := startKvepp(t, cluster.Kubeconfig, flags...)
+	eventually(t, func() error { return late.answers(false) })
+	k.logged(t, "goes on until it sees that another leads")
+	late.logged(t, "the API server does not tell of a kind of objects")
+	must(t, late.answers(false))
+	must(t, k.answers(true))
+	reaches(t, url, a)
+	began := time.Now()
+	k.Signal(syscall.SIGTERM)
+	k.ends(t)
+	t.Logf("ended after %v", time.Since(began))
+	cluster.Resume()
+	late.ready(t) // the lease of the other, which could not be released, has run out
+}
+
 // TestKindAbsent starts kvepp in a cluster that does not know what an InferencePool is.
 func TestKindAbsent(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	bare, err := apiserver.Start(ctx, apiserver.Config{Programs: os.Getenv("KVEPP_KUBE")})
 	must(t, err)
@@ -188,6 +220,7 @@ func TestLeader(t *testing.T) {
 
 // TestChurn changes 500 pods 50 times a second, and has none of it make kvepp begin anew.
 func TestChurn(t *testing.T) {
+	t.Parallel()
 	const (
 		pods    = 500
 		seconds = 10

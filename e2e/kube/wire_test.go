@@ -119,6 +119,7 @@ func (w *wire) silence() {
 
 // TestWatchCut: a watch that ends is taken up where it ended; that one is dead is noticed.
 func TestWatchCut(t *testing.T) {
+	t.Parallel()
 	ctx, ns := t.Context(), "cut"
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"reflect"
 	"slices"
@@ -77,6 +78,7 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	}
 	config.UserAgent = "kvepp"
 	config.QPS, config.Burst = 50, 100
+	config.Wrap(func(under http.RoundTripper) http.RoundTripper { return wire{under} })
 	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("kube: %w", err)
 	}

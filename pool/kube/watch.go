@@ -2,9 +2,9 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,26 +122,23 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 	// Failures are seen here, and not by who calls the Reflector: some of them it keeps to itself.
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			ctx, try := k.try(ctx)
 			list, err := ask.list(ctx, options)
-			if err != nil && ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil && !try.lost.Load() {
 				k.failed(err)
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			ctx, try := k.try(ctx)
 			w, err := ask.watch(ctx, options)
+			listing := options.SendInitialEvents != nil && *options.SendInitialEvents // what cannot be had so is listed next
 			switch {
-			case options.SendInitialEvents != nil && *options.SendInitialEvents:
-				// A list by other means. What the server refuses is listed next, and seen there; while it does not answer, or has too
-				// much to do, the Reflector asks for the same again.
-				var refused apierrors.APIStatus
-				if err != nil && ctx.Err() == nil && (!errors.As(err, &refused) || apierrors.IsTooManyRequests(err)) {
-					k.failed(err)
-				}
-			case err == nil:
-				k.followed()
-			case ctx.Err() == nil:
+			case ctx.Err() != nil || try.lost.Load():
+			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector asks for the same again
 				k.failed(err)
+			case err == nil && !listing:
+				k.followed()
 			}
 			return w, err
 		},
@@ -162,6 +159,38 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 		again = min(2*again, lastRetry)
 	}
 }
+
+// try is one list or watch that is asked for. lost: the server gave no answer the last time; that was taken in already.
+type try struct {
+	kind *Kind
+	lost atomic.Bool
+}
+
+type tryKey struct{}
+
+// try returns a context for asking once.
+func (k *Kind) try(ctx context.Context) (context.Context, *try) {
+	t := &try{kind: k}
+	return context.WithValue(ctx, tryKey{}, t), t
+}
+
+// wire sends requests to the API server, and takes in where it gives no answer: client-go tries again by itself, for minutes, and in
+// the end calls some of that a watch that had nothing to tell.
+type wire struct{ http.RoundTripper }
+
+func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := w.RoundTripper.RoundTrip(req)
+	if t, ok := req.Context().Value(tryKey{}).(*try); ok && req.Context().Err() == nil {
+		t.lost.Store(err != nil)
+		if err != nil {
+			t.kind.failed(err)
+		}
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper is for client-go, which looks for the transport below.
+func (w wire) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }
 
 // intake is what a Reflector writes to, in place of a cache: nobody reads objects back.
 type intake struct {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/discovery/cached/memory"
@@ -147,6 +148,13 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 
 // Stop ends the API server as a crash would; its data stay. Serve starts it again.
 func (s *Server) Stop() { s.api.Kill() }
+
+// Pause has the API server do nothing, as on a machine that is overloaded: connections stay, and new ones are accepted, but nothing
+// is answered until Resume.
+func (s *Server) Pause() { s.api.Signal(syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (s *Server) Resume() { s.api.Signal(syscall.SIGCONT) }
 
 // Log is what the API server has logged, in a file.
 func (s *Server) Log() string { return s.api.Log }
