@@ -69,6 +69,7 @@ func TestVLLM(t *testing.T) {
 	run := func(name string, test func(*bench), flags ...string) {
 		t.Run(name, func(t *testing.T) { test(newBench(t, vllm, folder, model, flags...)) })
 	}
+	run("check", testCheck)
 	run("load", testLoad, "--refresh-metrics-interval=2s")
 	run("adapters", testAdapters, "--lora=sql="+stack.Model)
 	run("tenants", testTenants, "--tenant-cache-salt")
