@@ -102,10 +102,10 @@ func (r *running) status() (healthv1.HealthCheckResponse_ServingStatus, error) {
 	return answer.GetStatus(), err
 }
 
-// eventually waits for a condition, for half a minute.
+// eventually waits for a condition, for two minutes.
 func (r *running) eventually(what string, condition func() error) {
 	r.t.Helper()
-	r.until(what, 30*time.Second, condition)
+	r.until(what, 2*time.Minute, condition)
 }
 
 // until waits for a condition at most so long, and not for a kvepp that has ended.
@@ -207,6 +207,7 @@ const oneEndpoint = "endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n"
 // TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might, nor for a peer
 // that takes the connection and says nothing.
 func TestReplicasStartTogether(t *testing.T) {
+	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
 	if err != nil {
 		t.Fatal(err)
@@ -241,6 +242,7 @@ func TestReplicasStartTogether(t *testing.T) {
 
 // TestPoolAtZero: without endpoints kvepp is ready and answers 503, at its start and whenever they all go.
 func TestPoolAtZero(t *testing.T) {
+	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints: []\n")
 	r.start()
@@ -272,6 +274,7 @@ func TestPoolAtZero(t *testing.T) {
 // TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not answer keep
 // nobody from being served.
 func TestTokenizersThatDoNotLoad(t *testing.T) {
+	t.Parallel()
 	broken, hanging := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(broken, "tokenizer.json"), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
@@ -292,9 +295,10 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 // TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then kvepp ends
 // well. A second signal does not wait.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.start("--drain-delay=2s", "--drain-timeout=1h")
+	r.start("--drain-delay=6s", "--drain-timeout=1h")
 	r.ready()
 	held, err := r.ask(t.Context())
 	if err != nil || held.endpoint == "" {
@@ -362,7 +366,7 @@ func TestDrain(t *testing.T) {
 // gone waits until the process has ended.
 func (r *running) gone(how string) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := process.Until(ctx, func() error {
 		if !r.Ended() {
