@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/metadata"
 
@@ -34,6 +35,7 @@ func with(more map[string]string) map[string]string {
 func TestSpansOfRequests(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10") // milliseconds
 	tracer, err := tracing.New(t.Context(), "", slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +74,13 @@ func TestSpansOfRequests(t *testing.T) {
 	if out = ask("", with(map[string]string{"x-request-id": "fourth"}), `{"model":7}`); out.Immediate == nil {
 		t.Fatal("a bad request was not refused")
 	}
-	b.idle(t)
+	// A span ends after its request, and what ends after Close is lost.
+	for deadline := time.Now().Add(30 * time.Second); ended(c) < 4; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d requests have ended", ended(c))
+		}
+		<-time.After(time.Millisecond)
+	}
 	if err := tracer.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -125,4 +133,14 @@ func TestSpansOfRequests(t *testing.T) {
 	if s := request["fourth"]; s.Attributes["http.response.status_code"] != "400" || s.Error == "" {
 		t.Errorf("a refused request: %+v", s)
 	}
+}
+
+// ended counts the requests whose spans have come.
+func ended(c *tracingtest.Collector) (n int) {
+	for _, s := range c.Spans() {
+		if s.Name == spanRequest {
+			n++
+		}
+	}
+	return n
 }
