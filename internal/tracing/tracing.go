@@ -101,6 +101,10 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	if err != nil || !wanted {
 		return nil, err
 	}
+	// What the library says while it reads the environment is that a variable is wrong, and passed over.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is", "error", err)
+	}))
 	var exporter sdktrace.SpanExporter
 	if protocol == "grpc" {
 		exporter, err = otlptracegrpc.New(ctx)
@@ -112,14 +116,16 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	}
 	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "kvepp"), attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv())
-	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+	if errors.Is(err, resource.ErrPartialResource) {
+		otel.Handle(err)
+	} else if err != nil {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
-	// The library's errors are those of exports, which counted tells of already, and it would print each.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Debug("OpenTelemetry", "error", err) }))
 	t := &Tracer{exporter: &counted{SpanExporter: exporter, log: log}}
 	t.provider = sdktrace.NewTracerProvider(sdktrace.WithBatcher(t.exporter), sdktrace.WithResource(about))
 	t.tracer = t.provider.Tracer("kvepp", trace.WithInstrumentationVersion(version))
+	// From now on it says what became of exports, each time, which counted tells of already.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Debug("OpenTelemetry", "error", err) }))
 	log.Info("spans of requests go to a collector", "protocol", protocol)
 	return t, nil
 }

@@ -145,6 +145,24 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// TestWrongVariables: what cannot be used in the environment is said, and does not keep kvepp from starting.
+func TestWrongVariables(t *testing.T) {
+	c := tracingtest.Start(t, "grpc")
+	for _, variables := range []map[string]string{{"OTEL_TRACES_SAMPLER": "now_and_then"}, {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "half"},
+		{"OTEL_RESOURCE_ATTRIBUTES": "no pair"}} {
+		variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.Endpoint
+		environment(t, variables)
+		tracer, log := start(t)
+		if !strings.Contains(log.String(), "level=WARN") {
+			t.Errorf("%v: the log says %q", variables, log)
+		}
+		if err := tracer.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "")
+	}
+}
+
 // TestCollectorRefuses: lost spans are counted and said once, and those after it are not lost.
 func TestCollectorRefuses(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
