@@ -8,14 +8,21 @@ import (
 	"kvepp/e2e/stack"
 )
 
-// TestDynamo is about Dynamo's workers with a frontend in direct mode beside each, behind the Envoy that knows no endpoint. The
-// workers' ids are in no object of the cluster: kvepp has them from the frontends. A wrong one, and the frontend refuses.
+// TestDynamo is about Dynamo's workers with a frontend in direct mode beside each, behind the Envoy that knows no endpoint. A frontend
+// refuses a request that names its worker by a wrong id.
 func TestDynamo(t *testing.T) {
-	n := newNamespace(t, "kvepp-e2e-dynamo")
+	// Ids are any numbers and in no object of the cluster: kvepp has them from the frontends.
+	t.Run("discovery by files", func(t *testing.T) { testDynamo(t, "file") })
+	// Ids are made of Pods' names, and in objects of the cluster.
+	t.Run("discovery by Kubernetes", func(t *testing.T) { testDynamo(t, "kubernetes") })
+}
+
+func testDynamo(t *testing.T, discovery string) {
+	n := newNamespace(t, "kvepp-e2e-dynamo-"+discovery)
 	n.apply(read(t, "testdata/hub.yaml"))
-	n.apply(read(t, "testdata/dynamo.yaml"))
+	n.apply(read(t, "testdata/dynamo-"+discovery+".yaml"))
 	n.install("pool.selector.app=dynamo", "engine=dynamo")
-	n.kubectl("rollout", "status", "deployment/dynamo", "--timeout=240s")
+	n.kubectl("rollout", "status", "deployment/dynamo", "--timeout=120s")
 	n.startEnvoy("original-dst.yaml", map[string]string{"kvepp": "kvepp." + n.name + ".svc.cluster.local:9002"})
 	n.sees(2)
 
