@@ -53,3 +53,27 @@ func TestSpansOfDecisions(t *testing.T) {
 		t.Errorf("told were %q", order)
 	}
 }
+
+// BenchmarkSpans is a decision with its request's span, told to a collector or to nobody.
+func BenchmarkSpans(b *testing.B) {
+	c := tracingtest.Start(b, "grpc")
+	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.Endpoint)
+	tracer, err := tracing.New(b.Context(), "", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer tracer.Close(b.Context())
+	for name, t := range map[string]*tracing.Tracer{"off": nil, "on": tracer} {
+		b.Run(name, func(b *testing.B) {
+			h := newHouse(b, workers(8)...)
+			h.cfg.Explain = false
+			req := completion("m", tokens(0, 64))
+			b.ReportAllocs()
+			for b.Loop() {
+				req.Trace = t.Request("request", tracing.Context{})
+				h.route(req).Free()
+				req.Trace.End()
+			}
+		})
+	}
+}
