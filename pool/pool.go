@@ -278,10 +278,7 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	before := p.current.Load()
-	known := make(map[identity]Worker, len(before.Workers))
-	for _, w := range before.Workers {
-		known[w.identity()] = w
-	}
+	known := remembered{workers: before.Workers, stayed: make([]bool, len(before.Workers))}
 	after := &Snapshot{}
 	tooMany := 0
 	for i := range endpoints {
@@ -294,11 +291,12 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			tooMany++
 			continue
 		}
-		e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
+		if len(e.Taints) > 1 {
+			e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
+		}
 		for i := range e.DataParallelSize { // not up to the last rank: behind the highest number there is none to end at
 			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
-			if was, ok := known[w.identity()]; ok {
-				delete(known, w.identity())
+			if was := known.find(w.identity()); was != nil {
 				w.Worker = was.Worker
 				w.BlockSize, w.Announced = was.BlockSize, was.Announced
 				w.EAGLE, w.UpperBound, w.Silent = was.EAGLE, was.UpperBound, was.Silent
@@ -314,12 +312,54 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			"left_out", tooMany, "workers", len(after.Workers), "most", maxWorkers)
 	}
 	p.publish(after)
-	for _, w := range before.Workers {
-		if _, gone := known[w.identity()]; gone {
+	for i, w := range before.Workers {
+		if !known.stayed[i] {
 			left = append(left, w)
 		}
 	}
 	return joined, left
+}
+
+// remembered finds the workers of an earlier snapshot again. Most come in the order in which they were: of hundreds one has left, or
+// one has come in between.
+type remembered struct {
+	workers []Worker
+	stayed  []bool         // of workers, by index: found
+	next    int            // index behind the one found last
+	byName  map[string]int // index of an endpoint's first worker
+}
+
+// near is how far ahead of the last worker found the next is looked for before all of them are put into a map.
+const near = 4
+
+// find returns the worker of an identity, each once; nil when there is none.
+func (r *remembered) find(id identity) *Worker {
+	for i := r.next; i < min(r.next+near, len(r.workers)); i++ {
+		if !r.stayed[i] && r.workers[i].identity() == id {
+			return r.found(i)
+		}
+	}
+	if r.byName == nil {
+		r.byName = make(map[string]int, len(r.workers))
+		for i := range r.workers {
+			if i == 0 || r.workers[i].Name != r.workers[i-1].Name {
+				r.byName[r.workers[i].Name] = i
+			}
+		}
+	}
+	if i, ok := r.byName[id.name]; ok {
+		for ; i < len(r.workers) && r.workers[i].Name == id.name; i++ { // its ranks
+			if !r.stayed[i] && r.workers[i].identity() == id {
+				return r.found(i)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *remembered) found(i int) *Worker {
+	r.stayed[i], r.next = true, i+1
+	return &r.workers[i]
 }
 
 // ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing else

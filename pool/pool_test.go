@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -280,5 +282,50 @@ func TestUpdateIsBounded(t *testing.T) {
 	defer s.Release()
 	if n := len(s.Workers); n != maxWorkers {
 		t.Errorf("%d workers of %d endpoints", n, len(es))
+	}
+}
+
+// TestWhoStaysIsFound: whoever is in two updates one after the other keeps the number, in whatever order they come.
+func TestWhoStaysIsFound(t *testing.T) {
+	p := New(quiet)
+	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	p.Watch(d)
+	rng := rand.New(rand.NewPCG(3, 4))
+	var before []Endpoint
+	for range 300 {
+		var now []Endpoint
+		for _, i := range rng.Perm(20) {
+			if rng.IntN(4) == 0 {
+				continue
+			}
+			e := endpoint(fmt.Sprint("w", i), uint64(rng.IntN(4)/3)) // at times another instance under the same name
+			e.DataParallelSize = uint32(1 + i%3)
+			now = append(now, e)
+		}
+		if rng.IntN(2) == 0 { // as sources give them: in order
+			slices.SortFunc(now, func(a, b Endpoint) int { return strings.Compare(a.Name, b.Name) })
+		}
+		numbers, joins, leaves := workers(p), d.joins, d.leaves
+		p.Update(now)
+		stay, ranks := 0, 0
+		for i := range now {
+			ranks += int(now[i].DataParallelSize)
+			for j := range before {
+				if before[j].Name == now[i].Name && before[j].InstanceID == now[i].InstanceID {
+					stay += int(now[i].DataParallelSize)
+				}
+			}
+		}
+		for name, w := range workers(p) {
+			was, there := numbers[name]
+			if same := there && was.InstanceID == w.InstanceID; same != (was.Worker == w.Worker && there) {
+				t.Fatalf("%s had number %d as instance %d, and has %d as %d", name, was.Worker, was.InstanceID, w.Worker, w.InstanceID)
+			}
+		}
+		// Numbers that are given back are forgotten once more, which the diary counts as leaving again.
+		if joined, left := d.joins-joins, d.leaves-leaves; joined != ranks-stay || left < len(numbers)-stay {
+			t.Fatalf("%d joined and %d left, want %d and at least %d", joined, left, ranks-stay, len(numbers)-stay)
+		}
+		before = now
 	}
 }
