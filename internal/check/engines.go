@@ -42,7 +42,7 @@ var (
 	usageFix = map[kind]string{
 		vLLM:     "--enable-prompt-tokens-details",
 		sgLang:   "--enable-cache-report",
-		dynamoFE: "the engine's own flag, at the worker: vLLM --enable-prompt-tokens-details, SGLang --enable-cache-report",
+		dynamoFE: "Dynamo 1.6.1's workers report it without a flag: is this one of another version?",
 	}
 )
 

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// othersFlags are the flags in the pages that are no flags of kvepp's, by the program that has them. Where kvepp has a flag of the
+// same name it is not listed.
+var othersFlags = map[string]string{
+	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang", "served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
+	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM",
+	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
+	"http-port": "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers", "publish-kv-events": "Dynamo's worker of TensorRT-LLM",
+	"set": "helm",
+}
+
+// othersMetrics are the metrics in the pages that kvepp does not have, and the labels that look like metrics.
+var othersMetrics = []string{}
+
+// pages returns the Markdown files of the tree, by their paths in it.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "manifests/*.md", "bench/*.md"} {
+		files, err := filepath.Glob(filepath.Join("../..", pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: no pages (%v)", pattern, err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[strings.TrimPrefix(filepath.ToSlash(f), "../../")] = string(text)
+		}
+	}
+	return all
+}
+
+// line tells where in a text something is, for people.
+func line(text string, at int) int { return 1 + strings.Count(text[:at], "\n") }
+
+// TestPagesNameFlags holds that pages name flags that there are.
+func TestPagesNameFlags(t *testing.T) {
+	var own checkOptions
+	check := serveFlags(&own.options)
+	own.own(check)
+	ofCommands := []*pflag.FlagSet{check, indexerFlags(new(indexerOptions)), selectFlags(new(selectOptions)), tokenizeFlags(new(tokenizeOptions)), fetchFlags(new(fetchOptions))}
+	known := func(name string) bool {
+		return name == "help" || slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
+	}
+	if known("no-such-flag") || !known("probe") || !known("no-router-kv-events") {
+		t.Fatal("the flag sets are not those of the commands")
+	}
+	flag := regexp.MustCompile(`(?:^|[^-\w])--([a-z][a-z0-9-]*[a-z0-9]|v)(\b)(-?\*)?`)
+	unused := maps.Clone(othersFlags)
+	for name, text := range pages(t) {
+		if strings.HasPrefix(name, "bench/") {
+			continue // whose flags are those of the programs there
+		}
+		for _, at := range flag.FindAllStringSubmatchIndex(text, -1) {
+			f := text[at[2]:at[3]]
+			delete(unused, f)
+			switch {
+			case at[6] >= 0: // a family, as --aic-*
+			case known(f) && othersFlags[f] != "":
+				t.Errorf("--%s is kvepp's too: take it off the list of others' flags", f)
+			case !known(f) && othersFlags[f] == "":
+				t.Errorf("%s, line %d: --%s is no flag of kvepp's, nor on the list of others'", name, line(text, at[2]), f)
+			}
+		}
+	}
+	for f, of := range unused {
+		t.Errorf("no page names --%s of %s any more", f, of)
+	}
+}
+
+// TestPagesNameMetrics holds that pages name metrics, and labels of them, that there are.
+func TestPagesNameMetrics(t *testing.T) {
+	kvepp := reserve(t)
+	kvepp.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
+	kvepp.start("--router-queue-threshold=2", "--model=m="+t.TempDir())
+	kvepp.ready()
+	shown, err := kvepp.metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a kvepp with one endpoint shows, with labels; and what it shows elsewhere, in Kubernetes or as `kvepp select`, by name.
+	labels := map[string]map[string]bool{}
+	for _, family := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(shown, -1) {
+		labels[family[1]] = map[string]bool{}
+	}
+	for _, sample := range regexp.MustCompile(`(?m)^([a-z_0-9]+)\{([^}]*)\}`).FindAllStringSubmatch(shown, -1) {
+		for _, label := range regexp.MustCompile(`([a-z_]+)=`).FindAllStringSubmatch(sample[2], -1) {
+			if labels[sample[1]] != nil {
+				labels[sample[1]][label[1]] = true
+			}
+		}
+	}
+	sources, err := filepath.Glob("../../internal/metrics/*.go")
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("no sources of metrics (%v)", err)
+	}
+	for _, source := range sources {
+		text, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, literal := range regexp.MustCompile(`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
+			if labels[literal[1]] == nil && !strings.HasSuffix(source, "_test.go") {
+				labels[literal[1]] = map[string]bool{}
+			}
+		}
+	}
+	names := slices.Collect(maps.Keys(labels))
+	exists := func(name string) bool {
+		return slices.ContainsFunc(names, func(n string) bool {
+			for _, part := range []string{"", "_bucket", "_sum", "_count"} {
+				if ok, err := path.Match(name, n+part); ok && err == nil {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	if exists("kvepp_nonsense") || !exists("kvepp_workers") || !exists("kvepp_leader") || !exists("kvepp_phase_seconds_bucket") || !exists("inference_pool_*") || exists("kvepp_w") {
+		t.Fatal("the metrics are not kvepp's")
+	}
+
+	metric := regexp.MustCompile(`\b((?:kvepp|inference|dynamo)_[a-z0-9_*]*[a-z0-9*])(\{[^}\n]*\})?`)
+	unused := slices.Clone(othersMetrics)
+	for name, text := range pages(t) {
+		for _, at := range metric.FindAllStringSubmatchIndex(text, -1) {
+			m := text[at[2]:at[3]]
+			if i := slices.Index(othersMetrics, m); i >= 0 {
+				unused = slices.DeleteFunc(unused, func(u string) bool { return u == m })
+				if exists(m) {
+					t.Errorf("%s is kvepp's: take it off the list of others' metrics", m)
+				}
+				continue
+			}
+			if !exists(m) {
+				t.Errorf("%s, line %d: kvepp has no metric %s, nor is it on the list of others'", name, line(text, at[0]), m)
+				continue
+			}
+			if at[4] < 0 || len(labels[m]) == 0 {
+				continue
+			}
+			for _, pair := range strings.Split(strings.Trim(text[at[4]:at[5]], "{}"), ",") {
+				label, _, _ := strings.Cut(pair, "=")
+				if label = strings.TrimRight(strings.TrimSpace(label), "!"); !labels[m][label] && label != "" {
+					t.Errorf("%s, line %d: %s has no label %s", name, line(text, at[0]), m, label)
+				}
+			}
+		}
+	}
+	for _, m := range unused {
+		t.Errorf("no page names %s any more", m)
+	}
+}
+
+// anchors are what links of the same page can end in: its headings, as forges make addresses of them.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	drop := regexp.MustCompile("[^\\p{L}\\p{N}_ -]")
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		all[strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-")] = true
+	}
+	return all
+}
+
+var fences = regexp.MustCompile("(?ms)^```.*?^```$")
+
+// TestPagesLink holds that links between pages, and to files of the tree, lead somewhere.
+func TestPagesLink(t *testing.T) {
+	if a := anchors("# A `b`: c, d-e\n```\n# no heading\n```\n"); !a["a-b-c-d-e"] || len(a) != 1 {
+		t.Fatalf("anchors: %v", a)
+	}
+	all, links := pages(t), 0
+	for name, text := range all {
+		for _, link := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			links++
+			file, heading, _ := strings.Cut(link[1], "#")
+			to := name
+			if file != "" {
+				to = path.Join(path.Dir(name), file)
+			}
+			if _, err := os.Stat(filepath.Join("../..", to)); errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: %s is not there", name, link[1])
+			} else if heading != "" && !anchors(all[to])[heading] {
+				t.Errorf("%s: %s has no heading %s", name, to, heading)
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("no links")
+	}
+}
