@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -85,7 +86,7 @@ func (s *Source) askFrontends(ctx context.Context) {
 		for _, address := range s.toAsk() {
 			all.Go(func() {
 				if v, err := s.config.AskFrontend(ctx, address); err == nil {
-					s.sight(&v)
+					s.sight(&v, address)
 				} else if ctx.Err() == nil {
 					s.log.Debug("a Pod's frontend was asked which workers it knows", "address", address, "error", err)
 				}
@@ -130,8 +131,9 @@ func (s *Source) frontendPort(k *known) int {
 	return s.spec.ports[0]
 }
 
-// sight takes in what a frontend knows.
-func (s *Source) sight(v *dynamo.View) {
+// sight takes in what the frontend at an address knows. A worker at a loopback address is one of the frontend's own Pod.
+func (s *Source) sight(v *dynamo.View, from string) {
+	host, _, _ := net.SplitHostPort(from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.pods {
@@ -141,6 +143,9 @@ func (s *Source) sight(v *dynamo.View) {
 		ips := []string{k.pod.Status.PodIP}
 		for _, ip := range k.pod.Status.PodIPs {
 			ips = append(ips, ip.IP)
+		}
+		if slices.Contains(ips, host) {
+			ips = append(ips, "127.0.0.1", "::1")
 		}
 		worker, ok := v.WorkerAt(ips...)
 		if !ok {

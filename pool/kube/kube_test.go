@@ -455,7 +455,7 @@ func testFrontendsKnow(t *testing.T) {
 	if r.synced() || len(instances()) != 0 {
 		t.Error("ready before anybody has said who the workers are")
 	}
-	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"})
+	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"}) // the Pod's that was asked
 	want(1<<63, 2)
 	want(1<<63, 2, kvblock.InstanceID("n")) // which has waited enough
 	eventually(t, "ready", r.synced)

@@ -363,7 +363,7 @@ func role(p *corev1.Pod) pool.Role {
 // then the flags, but for ports that were not given where a Dynamo worker says on which event channels it sends.
 func (s *Source) eventPorts(p *corev1.Pod, e *pool.Endpoint) (events, replay int) {
 	events, replay = s.config.KVEventsPort, s.config.KVReplayPort
-	if !s.config.KVEventsGiven && len(e.EventChannels) > 0 {
+	if !s.config.KVEventsGiven && (len(e.EventChannels) > 0 || s.config.Dynamo && e.Role == pool.Decode) { // Dynamo's decode workers send none of prompts
 		events = 0
 	}
 	port := func(key string, to *int) {
