@@ -20,7 +20,8 @@ func TestServerAway(t *testing.T) {
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	w := newWire(t, cluster.Kubeconfig)
+	k := startKvepp(t, w.kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
 	k.ready(t)
 	url := envoy(t, k)
 	reaches(t, url, a, b)
@@ -37,26 +38,32 @@ func TestServerAway(t *testing.T) {
 	reaches(t, url, b, c)
 	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 1)
 
-	// It does not run while its connections end, and pods change, go and come in the server's next life: of no event is it told.
-	k.Signal(syscall.SIGSTOP)
-	cluster.Stop()
-	must(t, cluster.Serve(ctx))
+	// Pods change, go and come, and the server that could tell of it has gone too.
+	lists := func() float64 {
+		m, err := k.metrics()
+		must(t, err)
+		return m[`kvepp_kube_updates_total{of="list"}`]
+	}
+	before := lists()
+	w.silence()
 	must(t, cluster.RemovePod(ctx, ns, "b"))
-	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a.pod.NotReady = false
 	a.run(t)
 	c.pod.Labels["app"] = "other"
 	c.run(t)
 	d := newEngine(t, ns, "engine", "d", port)
-	k.Signal(syscall.SIGCONT)
-	reaches(t, url, a, d)
-
-	// The pool too.
-	k.Signal(syscall.SIGSTOP)
 	cluster.Stop()
 	must(t, cluster.Serve(ctx))
+	reaches(t, url, a, d)
+	if after := lists(); after <= before {
+		t.Errorf("%v lists of all pods before, %v after: of the changes it was told one by one, and this test shows nothing", before, after)
+	}
+
+	// The pool too.
+	w.silence()
 	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
-	k.Signal(syscall.SIGCONT)
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
 	unavailable(t, url)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
 	reaches(t, url, c)
