@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -17,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	prommodel "github.com/prometheus/common/model"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -68,6 +67,32 @@ func (k *kvepp) start(t *testing.T) {
 	k.Process = p
 }
 
+// ends waits until it has ended.
+func (k *kvepp) ends(t *testing.T) {
+	t.Helper()
+	eventually(t, func() error {
+		if !k.Ended() {
+			return errors.New("kvepp still runs")
+		}
+		return nil
+	})
+}
+
+// cpu is the processor time that it has used.
+func (k *kvepp) cpu(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.Pid()))
+	must(t, err)
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the third on
+	var ticks int                                                             // of a hundredth of a second each
+	for _, f := range fields[11:13] {
+		n, err := strconv.Atoi(f)
+		must(t, err)
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
 // extProc is the address of its external processor.
 func (k *kvepp) extProc() string { return fmt.Sprintf("127.0.0.1:%d", k.grpc) }
 
@@ -115,37 +140,7 @@ func (k *kvepp) logged(t *testing.T, text string) {
 
 // metrics reads its metrics: name{label="value",...} -> value.
 func (k *kvepp) metrics() (map[string]float64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom), nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(resp.Body)
-	if err != nil {
-		return nil, err
-	}
-	values := map[string]float64{}
-	for name, family := range families {
-		for _, m := range family.Metric {
-			var labels []string
-			for _, l := range m.Label {
-				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
-			}
-			key := name
-			if len(labels) > 0 {
-				key += "{" + strings.Join(labels, ",") + "}"
-			}
-			values[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
-		}
-	}
-	return values, nil
+	return stack.ReadMetrics(context.Background(), fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom))
 }
 
 // shows waits until a metric has a value.
@@ -361,15 +356,4 @@ func freePorts(t *testing.T, n int) int {
 	first, err := process.Ports(n)
 	must(t, err)
 	return first
-}
-
-// ends waits until it has ended.
-func (k *kvepp) ends(t *testing.T) {
-	t.Helper()
-	eventually(t, func() error {
-		if !k.Ended() {
-			return errors.New("kvepp still runs")
-		}
-		return nil
-	})
 }

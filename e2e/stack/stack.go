@@ -759,11 +759,16 @@ func (s *Stack) HealthAddresses() (plain, secure string) {
 	return fmt.Sprintf("127.0.0.1:%d", s.health), fmt.Sprintf("127.0.0.1:%d", s.grpc)
 }
 
-// Metrics reads kvepp's metrics: name{labels} -> value.
+// Metrics reads kvepp's metrics.
 func (s *Stack) Metrics(ctx context.Context) (map[string]float64, error) {
+	return ReadMetrics(ctx, s.MetricsURL())
+}
+
+// ReadMetrics reads a page of metrics: name{label="value",...} -> value; of a histogram, how much was observed.
+func ReadMetrics(ctx context.Context, url string) (map[string]float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d/metrics", s.prom), nil)
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 	if err != nil {
 		return nil, err
 	}
