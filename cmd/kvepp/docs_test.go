@@ -173,7 +173,7 @@ func TestPagesNameMetrics(t *testing.T) {
 // anchors are what links of the same page can end in: its headings, as forges make addresses of them.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
-	drop := regexp.MustCompile("[^\\p{L}\\p{N}_ -]")
+	drop := regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
 		all[strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-")] = true
 	}
