@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+
+	"kvepp/e2e/kube/apiserver"
 )
 
 // TestPool follows one InferencePool and its pods through their lives.
@@ -90,4 +92,22 @@ func TestPool(t *testing.T) {
 	k.has(t, 0)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port+1)))
 	reaches(t, url, a, b)
+}
+
+// TestFamilies: of a pod's two addresses the flag says which.
+func TestFamilies(t *testing.T) {
+	t.Parallel()
+	ctx, ns := t.Context(), "families"
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
+	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "both", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.5", "fd00::5"}}))
+	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "four", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.6"}}))
+	for family, want := range map[string]struct {
+		workers int
+		address string
+	}{"": {2, "127.0.0.5:8000"}, "ipv4": {2, "127.0.0.5:8000"}, "ipv6": {1, "[fd00::5]:8000"}} {
+		k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--pod-ip-family", family)
+		k.ready(t)
+		k.has(t, want.workers)
+		k.logged(t, "address="+want.address)
+	}
 }
