@@ -8,17 +8,33 @@ import (
 	"testing"
 )
 
-// overlay is manifests/kustomize/overlays/envoy for this cluster: stand-ins for vLLM, images that are there, less of the node, and
-// Envoy where the test can reach it.
-const overlay = `
+// plain is what the overlays here have in common: images that are there, less of the node, and Envoy where the test can reach it.
+const plain = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 namespace: NAMESPACE
-resources: [OVERLAYS/envoy]
 images:
 - {name: kvepp, newName: kvepp/kvepp, newTag: e2e}
 - {name: envoyproxy/envoy, newName: kvepp/envoy, newTag: e2e}
 patches:
+- target: {kind: Deployment, name: kvepp}
+  patch: |-
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --model=tiny=/models/qwen3-8b}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --decision-headers}
+    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+    # A namespace takes half of what its Pods are given to go.
+    - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 45}
+- target: {kind: Deployment, name: envoy}
+  patch: |-
+    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+    - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 15}
+- target: {kind: Service, name: envoy}
+  patch: |-
+    - {op: add, path: /spec/type, value: NodePort}
+`
+
+// vllm is manifests/kustomize/overlays/envoy, with stand-ins for vLLM.
+const vllm = plain + `
 - target: {kind: Deployment, name: vllm}
   patch: |-
     - op: replace
@@ -29,17 +45,7 @@ patches:
         args: [-model=/models/tiny]
         ports: [{name: http, containerPort: 8000}]
         readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
-- target: {kind: Deployment, name: kvepp}
-  patch: |-
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --model=tiny=/models/qwen3-8b}
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --decision-headers}
-    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
-- target: {kind: Deployment, name: envoy}
-  patch: |-
-    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
-- target: {kind: Service, name: envoy}
-  patch: |-
-    - {op: add, path: /spec/type, value: NodePort}
+resources: [OVERLAYS/envoy]
 `
 
 // claim is what the overlay's kvepp mounts, and a job that fills it.
@@ -68,10 +74,10 @@ spec:
       volumes: [{name: models, persistentVolumeClaim: {claimName: tokenizers}}]
 `
 
-// TestOverlay is about the plain manifests: kustomize's overlay of an Envoy without a gateway controller, before vLLM, with
-// tokenizers in a volume.
-func TestOverlay(t *testing.T) {
-	n := newNamespace(t, "kvepp-e2e-overlay")
+// applied is a namespace with an overlay, whose tokenizers are in a volume.
+func applied(t *testing.T, name, overlay string, deployments ...string) *namespace {
+	t.Helper()
+	n := newNamespace(t, name)
 	n.apply(read(t, "testdata/hub.yaml"))
 	n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
 	n.apply(claim)
@@ -90,12 +96,17 @@ func TestOverlay(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.kubectl("apply", "-k", dir)
-	for _, deployment := range []string{"vllm", "kvepp", "envoy"} {
-		n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=180s")
+	for _, deployment := range append(deployments, "kvepp", "envoy") {
+		n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=240s")
 	}
 	n.findEnvoy()
 	n.sees(2)
+	return n
+}
 
+// TestOverlay is about the plain manifests: kustomize's overlay of an Envoy without a gateway controller, before vLLM.
+func TestOverlay(t *testing.T) {
+	n := applied(t, "kvepp-e2e-overlay", vllm, "vllm")
 	var talk []*conversation
 	for range 4 {
 		talk = append(talk, n.newConversation())

@@ -407,7 +407,7 @@ func TestEnvoyConfiguration(t *testing.T) {
 		}
 		kvepp = strings.Replace(kvepp, change[0], change[1], 1)
 	}
-	file := filepath.Join(overlays, "envoy/envoy-config.yaml")
+	file := "../../manifests/kustomize/components/envoy/envoy-config.yaml"
 	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
 		pool+"\n  - name: kvepp\n"+kvepp)
 
