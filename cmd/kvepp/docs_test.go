@@ -22,11 +22,17 @@ var othersFlags = map[string]string{
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM",
 	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
 	"http-port": "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers", "publish-kv-events": "Dynamo's worker of TensorRT-LLM",
-	"set": "helm",
+	"set": "helm", "type": "kubectl",
 }
 
-// othersMetrics are the metrics in the pages that kvepp does not have, and the labels that look like metrics.
-var othersMetrics = []string{}
+// othersMetrics are the metrics in the pages that kvepp does not have: those of the pickers that it stands in for.
+var othersMetrics = []string{
+	"dynamo_epp_requests_total", "dynamo_epp_request_duration_seconds", "dynamo_epp_streams_inflight", "dynamo_epp_phase_duration_seconds",
+	"dynamo_epp_first_response_body_seconds", "dynamo_epp_cached_tokens", "dynamo_epp_observed_reuse_tokens_total",
+	"dynamo_epp_predicted_cache_hit_rate", "dynamo_epp_lifecycle_callbacks_total", "dynamo_kvrouter_kv_cache_events_applied",
+	"dynamo_kvrouter_kv_cache_event_warnings", "inference_extension_plugin_duration_seconds", "inference_extension_flow_control_*",
+	"inference_extension_prefix_indexer_hit_bytes", "inference_objective_request_predicted_*",
+}
 
 // pages returns the Markdown files of the tree, by their paths in it.
 func pages(t *testing.T) map[string]string {
