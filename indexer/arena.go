@@ -37,6 +37,8 @@ type arena struct {
 	inUse int                                    // words of all records in use
 	paged int                                    // words of all pages
 	names bool                                   // whether pages of runs say what blocks were stored as
+
+	bigPages bool // whether memory is asked for in big pages
 }
 
 // sort tells what a record is.
@@ -199,7 +201,7 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	if s == sortRun && a.names {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
-	if 8*a.paged >= bigPage { // a small index takes small pages
+	if a.bigPages {
 		wantBigPages(unsafe.Pointer(&p.words[0]), 8*len(p.words))
 		if p.stored != nil {
 			wantBigPages(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))

@@ -1,7 +1,10 @@
 package indexer
 
-// bigPage is the size of a big page, in bytes. Memory comes from the kernel 4 KiB at a time, or this much at a time where a
-// program asks for it. Then an index that grows waits for the kernel hundreds of times less often, and the processor knows
-// by heart where most of the index is; otherwise it has to look that up in memory, too, for nearly every block that is looked
-// for.
-const bigPage = 2 << 20
+// Memory comes from the kernel 4 KiB at a time, or a big page at a time where a program asks for it. Then the processor knows by
+// heart where most of a large index is; otherwise it has to look that up in memory, too, for nearly every block that is looked
+// for. Of small pages it knows some thousand by heart, so that a small tier does not need big ones; and these may be slow to
+// come, where a hypervisor has none ready.
+const (
+	bigPage = 2 << 20  // bytes
+	bigTier = 32 << 20 // bytes of a tier from which on it asks for big pages
+)

@@ -18,6 +18,7 @@ import (
 type table struct {
 	seed     uint64
 	sparse   bool // half empty or more, so that searches in vain are short
+	bigPages bool // whether memory is asked for in big pages
 	size     int  // bytes of all slots
 	segments [1 << segmentBits]segment
 }
@@ -242,7 +243,7 @@ func (t *table) rebuild(seg *segment, live int) {
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)
-	if t.size >= bigPage {
+	if t.bigPages {
 		wantBigPages(unsafe.Pointer(&slots[0]), 8*len(slots))
 	}
 	mask := uint32(len(slots) - 1)

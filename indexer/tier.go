@@ -49,6 +49,9 @@ func (t *tier) init() {
 func (t *tier) unlock() {
 	if size := t.arena.used() + t.tableBytes(); size != int(t.size.Load()) { // most changes do not change it
 		t.size.Store(int64(size))
+		if size >= bigTier && !t.arena.bigPages {
+			t.arena.bigPages, t.starts.bigPages, t.names.bigPages, t.table.bigPages = true, true, true, true
+		}
 	}
 	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spare.Load()) {
 		t.spare.Store(int64(spare))
