@@ -216,3 +216,45 @@ func TestPagesLink(t *testing.T) {
 		t.Error("no links")
 	}
 }
+
+// TestPagesRun holds that kvepp understands the commands in the pages.
+func TestPagesRun(t *testing.T) {
+	command := regexp.MustCompile(`(?m)(?:bin|-- )/kvepp ([a-z]+)([^\n<]*)`)
+	commands := map[string]int{}
+	for name, text := range pages(t) {
+		for _, block := range fences.FindAllString(text, -1) {
+			for _, c := range command.FindAllStringSubmatch(strings.ReplaceAll(block, "\\\n", " "), -1) {
+				if strings.Contains(c[2], "...") {
+					continue // what is left out, the reader knows
+				}
+				args := strings.Fields(c[2])
+				var err error
+				switch none := func(string) string { return "" }; c[1] {
+				case "serve":
+					err = parseServe(new(options), args, none)
+				case "check":
+					var o checkOptions
+					flags := serveFlags(&o.options)
+					o.own(flags)
+					err = parseWith(&o.options, flags, args, none)
+				case "indexer":
+					err = parseIndexer(new(indexerOptions), args, none)
+				case "select":
+					err = parseSelect(new(selectOptions), args, none)
+				case "tokenize":
+					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
+				default:
+					t.Errorf("%s: kvepp %s is no command that this test knows", name, c[1])
+				}
+				if commands[c[1]]++; err != nil {
+					t.Errorf("%s: kvepp %s %s: %v", name, c[1], strings.Join(args, " "), err)
+				}
+			}
+		}
+	}
+	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize"} {
+		if commands[c] == 0 {
+			t.Errorf("no page runs kvepp %s", c)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -463,5 +464,46 @@ func TestReadme(t *testing.T) {
 		if !want[name] {
 			t.Errorf("manifests/README.md has %s, which is gone", name)
 		}
+	}
+}
+
+// TestPagesInstall holds that what the pages have readers type renders, and that kvepp takes the arguments it is given by it.
+func TestPagesInstall(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kvepp, err := filepath.Abs("../../bin/kvepp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := 0
+	for _, page := range append(pages, "../../README.md", "../../manifests/README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range regexp.MustCompile(`(?m)^helm install kvepp manifests/chart ([^\n]*)$`).FindAllStringSubmatch(strings.ReplaceAll(string(text), "\\\n", " "), -1) {
+			if strings.Contains(c[1], " ... ") {
+				continue // what is left out, the reader knows
+			}
+			commands++
+			// What readers fill in is in capitals, and names of objects are not.
+			said := regexp.MustCompile(`\b(NAME|REGISTRY|HUB|TAG)\b`).ReplaceAllStringFunc(c[1], strings.ToLower)
+			r, err := helm(t, strings.Fields(strings.ReplaceAll(said, "'", ""))...)
+			if err != nil {
+				t.Errorf("%s: %s: %v", page, c[1], err)
+				continue
+			}
+			pod := object(r.kvepp(t).at("spec", "template", "spec").(map[string]any))
+			for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
+				if _, err := run(t, append(append([]string{kvepp}, c.strings("args")...), "--help")...); err != nil {
+					t.Errorf("%s: kvepp %s: %v", page, strings.Join(c.strings("args"), " "), err)
+				}
+			}
+		}
+	}
+	if commands < 5 {
+		t.Errorf("%d commands found", commands)
 	}
 }
