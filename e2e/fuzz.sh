@@ -1,13 +1,13 @@
 #!/bin/sh
-# Runs every fuzz target of the module for a while: FUZZTIME each (default 20s).
+# Runs every fuzz target of the module for a while: FUZZTIME each (default 10s).
 set -eu
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for package in $(go list ./...); do
 	for target in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
-		echo "fuzzing $package $target for ${FUZZTIME:-20s}"
-		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-20s}" "$package" >"$log" 2>&1; then
+		echo "fuzzing $package $target for ${FUZZTIME:-10s}"
+		if go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10s}" "$package" >"$log" 2>&1; then
 			tail -n 2 "$log"
 			continue
 		fi
