@@ -38,7 +38,7 @@ models() {
 }
 
 # What is installed changes rarely, and is large.
-folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/*.sh "$model"/* | cksum | cut -d' ' -f1)
+folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* | cksum | cut -d' ' -f1)
 mkdir -p "$folder"
 if [ ! -e "$folder/envoy.tar" ]; then
 	say "building Envoy's image"

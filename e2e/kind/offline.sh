@@ -100,6 +100,7 @@ up() {
 	image=kvepp/node:$(cat "$here/node.sh" "$here/image.sh" "$here/closure.sh" "$here/cluster.yaml" | cksum | cut -d' ' -f1)-${programs##*-}-${debian##*-}
 	if ! docker image inspect "$image" >/dev/null 2>&1; then
 		say "building the node image"
+		docker image ls -q kvepp/node | xargs -r docker rmi --force >/dev/null 2>&1 || true # earlier ones, of a gigabyte each
 		TMPDIR=$state unshare --mount "$here/node.sh" "$image" "$debian" "$programs" "$kind"
 	fi
 	export KUBECONFIG="$state/kubeconfig"
