@@ -249,6 +249,25 @@ func (n *namespace) sees(workers int) {
 	})
 }
 
+// idle waits until kvepp has seen the end of every request: until then the last one's blocks count as its worker's load, and the
+// next may rather go elsewhere.
+func (n *namespace) idle() {
+	n.t.Helper()
+	n.eventually("kvepp is idle", func() error {
+		pods, _ := n.pods(kvepp)
+		for _, pod := range pods {
+			m, err := n.metrics(pod)
+			if err != nil {
+				return err
+			}
+			if m["kvepp_active_requests"] != 0 {
+				return fmt.Errorf("%s follows %v requests", pod, m["kvepp_active_requests"])
+			}
+		}
+		return nil
+	})
+}
+
 func (n *namespace) eventually(what string, f func() error) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 3*time.Minute)

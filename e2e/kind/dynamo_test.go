@@ -31,6 +31,7 @@ func testDynamo(t *testing.T, discovery string) {
 		t.Helper()
 		before := c.messages
 		n.eventually("kvepp predicts what Dynamo reports", func() error {
+			n.idle()
 			c.messages = slices.Clip(before)
 			a, err := c.say("And then?", 8)
 			if err == nil && a.CachedTokens != a.KveppCached {

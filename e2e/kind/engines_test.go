@@ -183,6 +183,7 @@ func TestEngines(t *testing.T) {
 func eachExact(t *testing.T, talk []*conversation) {
 	t.Helper()
 	for i, c := range talk {
+		c.n.idle()
 		if _, err := c.say(words(20), 8); err != nil {
 			t.Fatal(err)
 		}

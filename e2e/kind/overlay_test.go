@@ -115,6 +115,7 @@ func TestOverlay(t *testing.T) {
 	n.settled()
 	for _, c := range talk {
 		home := c.engine()
+		n.idle()
 		if a, err := c.say(words(20), 8); err != nil || c.engine() != home || a.CachedTokens == 0 {
 			t.Errorf("the second turn: %v, at %s, the first at %s, %+v", err, c.engine(), home, a)
 		}
