@@ -24,5 +24,6 @@ done
 } | sort -u | while read -r file; do
 	mkdir -p "$folder${file%/*}"
 	cp -L "$root$file" "$folder$file"
+	case $file in *.so*) echo "${file%/*}" >>"$folder/etc/ld.so.conf" ;; esac
 done
 ldconfig -r "$folder"

@@ -26,8 +26,10 @@ archive() {
 	mkdir -p "$work/$name/tmp"
 	chmod 1777 "$work/$name/tmp"
 	chmod -R a+rX "$work/$name"
+	environment=""
+	for variable; do environment="$environment${environment:+,}\"$variable\""; done
 	"$here/image.sh" "$folder/$name.tar" "kvepp/$name:e2e" "$work/$name" \
-		"$(jq -nc --arg entrypoint "$entrypoint" '{Entrypoint: [$entrypoint], User: "65532:65532", Env: $ARGS.positional}' --args "$@")"
+		'{"Entrypoint":["'"$entrypoint"'"],"User":"65532:65532","Env":['"$environment"']}'
 	rm -rf "${work:?}/$name"
 }
 

@@ -36,7 +36,8 @@ able() {
 
 packages() {
 	missing=""
-	for wanted in dockerd:docker".io" debootstrap:debootstrap iptables:iptables conntrack:conntrack jq:jq containerd:containerd runc:runc; do
+	for wanted in dockerd:docker".io" debootstrap:debootstrap iptables:iptables conntrack:conntrack jq:jq containerd:containerd runc:runc \
+		ip:iproute2; do
 		command -v "${wanted%:*}" >/dev/null || missing="$missing ${wanted#*:}"
 	done
 	[ -n "$missing" ] || return 0
@@ -53,11 +54,12 @@ debian() {
 	wanted=systemd,conntrack,iptables,nftables,iproute2,ethtool,mount,kmod,libseccomp2,ca-certificates,curl,jq,procps,containerd,runc,containernetworking-plugins
 	debian=$cache/kind-debian-$(echo $wanted | cksum | cut -d' ' -f1)
 	[ ! -e "$debian.complete" ] || return 0
+	# The mirror that the machine itself uses; debootstrap knows one where this says nothing.
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'CODENAME: bookworm' 'LABEL: Debian' | head -1)
 	say "fetching Debian's packages of a node into $debian (once)"
 	rm -rf "$debian"
 	mkdir -p "$debian"
-	debootstrap --variant=minbase --include=$wanted bookworm "$debian" "$mirror" >"$debian.log" 2>&1 || {
+	debootstrap --variant=minbase --include=$wanted bookworm "$debian" ${mirror:+"$mirror"} >"$debian.log" 2>&1 || {
 		tail -20 "$debian.log" >&2
 		die "debootstrap failed; all it said is in $debian.log"
 	}
@@ -74,6 +76,7 @@ daemon() {
 	inside ip link set lo up
 	inside sysctl -qw net.ipv4.ip_forward=1
 	mkdir -p "$sockets" "$state"
+	rm -f "$sockets/dockerd.pid" # of one that did not end in order
 	setsid nohup nsenter --net="/run/netns/$namespace" -- dockerd --add-runtime "bounded=$here/runc-within-bounds.sh" --default-runtime bounded \
 		--data-root "$state/docker" --exec-root "$sockets/exec" --pidfile "$sockets/dockerd.pid" --host "$DOCKER_HOST" \
 		--storage-driver overlay2 --exec-opt native.cgroupdriver=cgroupfs >"$state/dockerd.log" 2>&1 </dev/null &
@@ -107,7 +110,7 @@ up() {
 	if kind get clusters 2>/dev/null | grep -qx "$name" && inside kubectl get --raw /readyz >/dev/null 2>&1; then
 		say "the cluster $name is there already"
 	else
-		kind delete cluster --name "$name" >/dev/null 2>&1
+		kind delete cluster --name "$name" >/dev/null 2>&1 || true
 		say "creating the cluster $name"
 		inside kind create cluster --name "$name" --image "$image" --config "$here/cluster.yaml" --wait 180s --retain >"$state/create.log" 2>&1 || {
 			cat "$state/create.log" >&2
