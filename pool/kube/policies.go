@@ -71,6 +71,7 @@ func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies 
 		for resource, kind := range map[string]*policyKind{"inferenceobjectives": &p.objectives[i], "inferencemodelrewrites": &p.rewrites[i]} {
 			at := schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: resource}
 			*kind = policyKind{Kind: newKind(at.GroupResource().String(), log), resource: at, mu: new(sync.Mutex), objects: map[string]*unstructured.Unstructured{}}
+			kind.changed = p.tell
 		}
 	}
 	return p
@@ -105,6 +106,17 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 			return
 		}
 		apply(p.policy())
+		if !pause(ctx, between-settle) {
+			return
+		}
+	}
+}
+
+// tell says that there is something to tell.
+func (p *Policies) tell() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -127,15 +139,10 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 			p.log.Error("too many objects of a kind; one is passed over", "kind", k.Name, "name", u.GetName(), "most", maxPolicies)
 		}
 	}
-	tell := func() {
-		select {
-		case p.changed <- struct{}{}:
-		default:
-		}
-	}
 	k.Kind.follow(ctx, p.client.objects(k.resource, p.namespace, ""), &unstructured.Unstructured{}, follower{
-		put:  func(o any) { put(o, true); tell() },
-		gone: func(o any) { put(o, false); tell() },
+		strip: stripObject,
+		put:   func(o any) { put(o, true); p.tell() },
+		gone:  func(o any) { put(o, false); p.tell() },
 		all: func(list []any) {
 			k.mu.Lock()
 			clear(k.objects)
@@ -143,7 +150,7 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 			for _, o := range list {
 				put(o, true)
 			}
-			tell()
+			p.tell()
 		},
 	})
 }
@@ -151,14 +158,16 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 // policy reads all objects that are known. One that cannot be understood is logged and passed over.
 func (p *Policies) policy() (policy Policy) {
 	policy.Priorities = map[string]int32{}
-	p.read(&p.objectives, func(u *unstructured.Unstructured) error {
+	before := p.complaints
+	p.complaints = map[string]string{} // those of objects that are gone are forgotten
+	p.read(&p.objectives, before, func(u *unstructured.Unstructured) error {
 		priority, err := parseObjective(u)
 		if err == nil {
 			policy.Priorities[u.GetName()] = priority
 		}
 		return err
 	})
-	p.read(&p.rewrites, func(u *unstructured.Unstructured) error {
+	p.read(&p.rewrites, before, func(u *unstructured.Unstructured) error {
 		rules, err := parseRewrite(u)
 		policy.Rewrites = append(policy.Rewrites, rules...)
 		return err
@@ -166,11 +175,12 @@ func (p *Policies) policy() (policy Policy) {
 	return policy
 }
 
-// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has.
-func (p *Policies) read(kinds *[2]policyKind, take func(*unstructured.Unstructured) error) {
+// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has. What was complained of
+// before is not logged again.
+func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take func(*unstructured.Unstructured) error) {
 	for i := range kinds {
 		k := &kinds[i]
-		if i+1 < len(kinds) && !k.everFollowed() {
+		if i+1 < len(kinds) && !k.inForce() {
 			continue
 		}
 		k.mu.Lock()
@@ -186,26 +196,24 @@ func (p *Policies) read(kinds *[2]policyKind, take func(*unstructured.Unstructur
 			if !p.ours(u) {
 				continue
 			}
-			name, complaint := k.Name+"/"+u.GetName(), ""
-			if err := take(u); err != nil {
-				complaint = err.Error()
+			err := take(u)
+			if err == nil {
+				continue
 			}
-			if complaint != "" && complaint != p.complaints[name] {
+			name := k.Name + "/" + u.GetName()
+			if p.complaints[name] = err.Error(); p.complaints[name] != before[name] {
 				k.errors.Add(1)
-				p.log.Error("an object cannot be understood, and is passed over", "kind", k.Name, "name", u.GetName(), "error", complaint)
-			}
-			if p.complaints[name] = complaint; complaint == "" {
-				delete(p.complaints, name)
+				p.log.Error("an object cannot be understood, and is passed over", "kind", k.Name, "name", u.GetName(), "error", err)
 			}
 		}
 		return
 	}
 }
 
-// everFollowed reports whether the cluster has the kind, as far as is known.
-func (k *policyKind) everFollowed() bool {
-	switch k.Health() {
-	case Followed, Failing:
+// inForce reports whether the cluster has the kind, as far as is known. Objects that are known count while it seems to be away: what is
+// not installed yet and what an API server that has just begun does not serve yet look alike.
+func (k *policyKind) inForce() bool {
+	if k.There() {
 		return true
 	}
 	k.mu.Lock()

@@ -142,3 +142,56 @@ func TestOlderGroupOfPolicies(t *testing.T) {
 		})
 	}
 }
+
+// An API server that is away for a while does not put the newer group, which the cluster has not, in place of the older.
+func TestOlderGroupHoldsWhileTheServerIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
+		c.answer("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
+		o := obey(t, c)
+		o.want(t, "legacy=1")
+		c.answer("llm-d.ai", apierrors.NewServiceUnavailable("away"))
+		newer := o.objectives[0].Kind
+		eventually(t, "it to be away", func() bool { return newer.Health() == Failing })
+		eventually(t, "the older to be watched", func() bool { return c.watched("inferenceobjectives") >= 2 })
+		c.object(policy(t, policyGroups[1], objective, "later", 0, "priority: 2"))
+		o.want(t, "later=2 legacy=1")
+	})
+}
+
+// A newer group that is there holds, though nobody uses it; the older one does once it is taken away, without a change of its own.
+func TestNewerGroupIsTakenAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.object(policy(t, policyGroups[1], objective, "legacy", 0, "priority: 1"))
+		o := obey(t, c)
+		eventually(t, "both to be watched", func() bool { return c.watched("inferenceobjectives") == 2 })
+		o.want(t, "")
+		c.answer("llm-d.ai", apierrors.NewNotFound(schema.GroupResource{}, "x"))
+		o.want(t, "legacy=1")
+	})
+}
+
+// What was wrong with objects that are gone is forgotten.
+func TestComplaintsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		resource, odd := policy(t, policyGroups[0], objective, "odd", 0, "priority: high")
+		c.object(resource, odd)
+		o := obey(t, c)
+		kind := o.objectives[0].Kind
+		eventually(t, "it to be complained of", func() bool { return kind.Errors() == 1 })
+		eventually(t, "it to be watched", func() bool { return c.watched("inferenceobjectives") == 2 })
+		c.object(policy(t, policyGroups[0], objective, "good", 0, "priority: 1"))
+		o.want(t, "good=1")
+		if kind.Errors() != 1 {
+			t.Errorf("complained of %d times", kind.Errors())
+		}
+		c.must(c.dynamic.Resource(resource).Namespace("ns").Delete(t.Context(), "odd", metav1.DeleteOptions{}))
+		c.object(policy(t, policyGroups[0], objective, "better", 0, "priority: 2"))
+		o.want(t, "better=2 good=1")
+		c.object(resource, odd)
+		eventually(t, "it to be complained of again", func() bool { return kind.Errors() == 2 })
+	})
+}

@@ -34,10 +34,12 @@ type Kind struct {
 	Name string // plural, as in the API
 	log  *slog.Logger
 
-	errors atomic.Uint64
-	mu     sync.Mutex
-	health Health
-	tried  chan struct{} // closed when the first list came, or failed
+	errors  atomic.Uint64
+	changed func() // called when there is another answer to whether the cluster has the kind; nil: nobody asks
+	mu      sync.Mutex
+	health  Health
+	there   bool          // kvepp could read it when the API server last answered
+	tried   chan struct{} // closed when the first list came, or failed
 }
 
 func newKind(name string, log *slog.Logger) *Kind {
@@ -51,17 +53,34 @@ func (k *Kind) Health() Health {
 	return k.health
 }
 
+// There reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is away now.
+func (k *Kind) There() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.there
+}
+
 // Errors returns how often a list or a watch failed.
 func (k *Kind) Errors() uint64 { return k.errors.Load() }
 
 // set changes the health, and says whether it was another.
 func (k *Kind) set(now Health) bool {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	was := k.health
+	was, there := k.health, k.there
 	k.health = now
+	switch now {
+	case Followed:
+		k.there = true
+	case Absent, Forbidden:
+		k.there = false
+	}
+	another := there != k.there
 	if was == Starting {
 		close(k.tried)
+	}
+	k.mu.Unlock()
+	if another && k.changed != nil {
+		k.changed()
 	}
 	return was != now
 }

@@ -99,7 +99,7 @@ func (s *Source) followWorkers(ctx context.Context) {
 		}
 	}
 	s.workerKind.follow(ctx, s.client.objects(workerResource, s.config.Namespace, ""), &unstructured.Unstructured{}, follower{
-		strip: stripWorker,
+		strip: stripObject,
 		put:   func(o any) { locked(o, true) },
 		gone:  func(o any) { locked(o, false) },
 		all: func(list []any) {
@@ -123,8 +123,8 @@ func (s *Source) followWorkers(ctx context.Context) {
 	})
 }
 
-// stripWorker takes off what Kubernetes adds to an object, which is more than the object.
-func stripWorker(o any) (any, error) {
+// stripObject takes off what Kubernetes adds to an object, which is more than the object.
+func stripObject(o any) (any, error) {
 	if u, ok := o.(*unstructured.Unstructured); ok {
 		u.SetManagedFields(nil)
 	}
