@@ -364,6 +364,9 @@ func (s *Source) put(name string, p *corev1.Pod) {
 		s.pods[name] = k
 		s.order = slices.Insert(s.order, at, name)
 	}
+	if k.pod != nil && k.pod.UID != p.UID { // another of the same name, and nobody saw the first one go
+		k.seen = sighting{}
+	}
 	k.pod = p
 	s.recompute(k)
 }

@@ -494,6 +494,36 @@ func testFrontendsKnow(t *testing.T) {
 	}
 }
 
+// TestAnotherPodOfTheName: what a frontend knew of a Pod's worker does not hold for the Pod that took its name while no watch told.
+func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTheName) }
+
+func testAnotherPodOfTheName(t *testing.T) {
+	c := newCluster(t)
+	c.put(aPod("a", "10.0.0.1"))
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
+		AskFrontend: func(context.Context, string) (dynamo.View, error) {
+			return dynamo.View{Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"}}}, nil
+		}})
+	instance := func() uint64 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.last.Endpoints[0].InstanceID
+	}
+	r.want("10.0.0.1:8000")
+	if instance() != 7 {
+		t.Fatalf("instance %d, want the frontend's", instance())
+	}
+	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
+	another := aPod("a", "10.0.0.2")
+	another.UID = "uid-another"
+	c.put(another)
+	r.want("") // it waits for a frontend that knows it
+	r.want("10.0.0.2:8000")
+	if instance() != kvblock.InstanceID("a") {
+		t.Errorf("instance %d, want that of its name", instance())
+	}
+}
+
 // TestElection: one leads; when it stops, the other does, long before the lease would have ended.
 func TestElection(t *testing.T) { synctest.Test(t, testElection) }
 
