@@ -175,6 +175,7 @@ func TestRefused(t *testing.T) {
 		{set("gateway.create=true"), "gateway.className"},
 		{set("pool.inferencePool=false", "httpRoute.create=true"), "httpRoute.create"},
 		{set("image.digest=latest"), "/image/digest"},
+		{set("metrics.port=9003"), "/metrics/port"},
 	} {
 		_, err := helm(t, x.args...)
 		if err == nil {
