@@ -20,7 +20,17 @@ import (
 // series are the metrics of a running kvepp: the values of each label by its name, for each name that a query may give.
 type series map[string]map[string][]string
 
-// exported asks a kvepp that has one endpoint, which shows all that it has at zero.
+// nowhere is the kubeconfig of an API server that does not answer.
+const nowhere = `
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+current-context: c
+`
+
+// exported asks a kvepp that has one endpoint, and is to follow a cluster, which shows all that it has at zero.
 func exported(t *testing.T) series {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,8 +38,12 @@ func exported(t *testing.T) series {
 	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(nowhere), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	address := free(t)
-	cmd := exec.CommandContext(t.Context(), "../../bin/kvepp", "serve", "--endpoints="+endpoints, "--model=m="+dir, "--bind-address=127.0.0.1",
+	cmd := exec.CommandContext(t.Context(), "../../bin/kvepp", "serve", "--kubeconfig="+kubeconfig, "--pool-name=p", "--ha-enable-leader-election", "--metrics-endpoint-auth=false", "--endpoints="+endpoints, "--model=m="+dir, "--bind-address=127.0.0.1",
 		"--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer
