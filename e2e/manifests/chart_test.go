@@ -186,6 +186,35 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestOddValues holds what values that are seldom given become.
+func TestOddValues(t *testing.T) {
+	r, err := helm(t, "--set", "pool.selector.app=vllm", "--set", "router.temperature=0.5", "--set-json", "drainSeconds=1000000.0", "--set", "networkPolicy.egress.enabled=true",
+		"--set", "kvEvents.port=65530,kvEvents.replayPort=65535", "--set", "models[0].name=q,model.source=pvc,model.pvc.claimName=c", "--set-string", "model.pvc.subPath=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := object(r.kvepp(t).at("spec", "template", "spec", "containers", 0).(map[string]any))
+	for _, arg := range []string{"--router-temperature=0.5", "--drain-timeout=1000000s"} {
+		if !slices.Contains(c.strings("args"), arg) {
+			t.Errorf("no %s in %v", arg, c.strings("args"))
+		}
+	}
+	if path := c.at("volumeMounts", 0, "subPath"); path != "1" {
+		t.Errorf("the folder in the claim is %#v", path)
+	}
+	var last []any // of the ranges of ports
+	for _, rule := range r.one(t, "NetworkPolicy").list("spec", "egress") {
+		for _, p := range rule.list("ports") {
+			if end := p.at("endPort"); end != nil {
+				last = append(last, end)
+			}
+		}
+	}
+	if !slices.Equal(last, []any{65535, 65535}) {
+		t.Errorf("ports up to %v", last)
+	}
+}
+
 // TestLint is Helm's own opinion, and that every default is one that the schema allows.
 func TestLint(t *testing.T) {
 	for _, file := range valuesFiles(t) {
