@@ -292,6 +292,18 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	}
 }
 
+// TestConformanceIsSaid: whoever lets clients choose endpoints is told so.
+func TestConformanceIsSaid(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
+	r.start("--conformance")
+	r.ready()
+	if said := r.Tail(50); !strings.Contains(said, "--conformance is for conformance tests alone") {
+		t.Errorf("kvepp logs\n%s", said)
+	}
+}
+
 // TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then kvepp ends
 // well. A second signal does not wait.
 func TestDrain(t *testing.T) {

@@ -112,6 +112,9 @@ func serve(o *options) error {
 	for _, unread := range o.withoutEffect() {
 		log.Warn("a flag has no effect", "flag", unread)
 	}
+	if o.conformance {
+		log.Warn("clients choose among the endpoints, and are told which has served: --conformance is for conformance tests alone")
+	}
 	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV {
 		o.feed.Engine = o.engine
 		if engine.Engine != tokenizer.Dynamo {
