@@ -47,7 +47,7 @@ func (c *cluster) add(f *pflag.FlagSet) {
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", "`FILE` that says where the API server is. Empty: the cluster that kvepp runs in")
 	f.Uint16Var(&c.kvEventsPort, "kv-events-port", 5557, "the `PORT` at which each Pod's rank 0 publishes KV events; rank r at PORT + r. 0: none. A Pod's annotation kvepp/kv-events-port goes first; and where it is not given, the event channels that Dynamo's workers tell of")
 	f.Uint16Var(&c.kvReplayPort, "kv-replay-port", 0, "the `PORT` of their replay sockets, numbered alike. 0: none. A Pod's annotation kvepp/kv-replay-port goes first")
-	f.Uint32Var(&c.dataParallelSize, "data-parallel-size", 1, "how many data-parallel `RANKS` share each target port of a Pod, told apart by a header (x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo worker's model card, can say another")
+	f.Uint32Var(&c.dataParallelSize, "data-parallel-size", 1, "how many data-parallel `RANKS` share the target port of a Pod that has one, told apart by a header (x-data-parallel-rank, x-dynamo-dp-rank). A Pod's annotation kvepp/data-parallel-size, or a Dynamo worker's model card, can say another")
 	f.StringVar(&c.podIPFamily, "pod-ip-family", "", "which address of Pods with several: `ipv4 or ipv6`. Empty: the first, which Kubernetes calls the Pod's")
 	f.BoolVar(&c.leaderElection, "ha-enable-leader-election", false, "of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV events")
 	f.StringVar(&c.leaseName, "ha-lease-name", "", "the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it")

@@ -111,7 +111,7 @@ type Config struct {
 	// KVEventsGiven says that KVEventsPort goes before the event channels that Dynamo's workers tell of.
 	KVEventsGiven bool
 	KVReplayPort  int // of the replay sockets, numbered alike. 0: none
-	// DataParallelSize is how many ranks share each port of a Pod. 0 means 1.
+	// DataParallelSize is how many ranks share the port of a Pod that has one. 0 means 1.
 	DataParallelSize uint32
 	// Family is the addresses wanted of Pods with several: "ipv4", "ipv6", or empty for the one that Kubernetes calls the Pod's.
 	Family string

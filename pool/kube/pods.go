@@ -27,7 +27,7 @@ const (
 	MetricsPortAnnotation      = annotationPrefix + "metrics-port"       // of the engine's own metrics, at /metrics
 	ReplayPortAnnotation       = annotationPrefix + "kv-replay-port"     // likewise
 	TopicAnnotation            = annotationPrefix + "kv-topic"           // subscription prefix
-	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind each port
+	RanksAnnotation            = annotationPrefix + "data-parallel-size" // ranks behind the port, where there is one
 	StartRankAnnotation        = annotationPrefix + "data-parallel-start-rank"
 	RoleAnnotation             = annotationPrefix + "role"        // aggregated, prefill or decode
 	InstanceAnnotation         = annotationPrefix + "instance-id" // decimal
@@ -219,8 +219,9 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 
 // endpointsOf makes the endpoints of a Pod, and says which of Dynamo's instances are behind them. The caller holds s.mu.
 //
-// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several, port i is the engine of rank i, whose events are at the port i above that
-// of rank 0, and all of them have one instance id. Where there is one, the ranks behind it share it.
+// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several, port i is the
+// engine of rank i, whose events are at the port i above that of rank 0, and all of them have one instance id. Where there is one, the
+// ranks behind it share it.
 func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
 	p := k.pod
 	ip := address(p, s.config.Family)
