@@ -226,3 +226,26 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 		}
 	})
 }
+
+// Predictions are compared with what answers report, of the requests alone whose answers do.
+func TestPredictionsOfReported(t *testing.T) {
+	b := newBench(t, Config{})
+	for _, usage := range []string{`{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}`, `{"prompt_tokens":9}`} {
+		x := b.running(t, router.Config{}, chatBody)
+		x.route.PredictedCachedTokens = 6
+		x.observe(&effect{Status: "200", ContentType: "application/json"})
+		x.observe(&effect{Body: []byte(`{"usage":` + usage + `}`)})
+		x.end()
+	}
+	families, err := b.metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if want, ok := map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6, "kvepp_reported_cached_tokens_total": 4}[f.GetName()]; ok {
+			if got := f.GetMetric()[0].GetCounter().GetValue(); got != want {
+				t.Errorf("%s is %v, want %v", f.GetName(), got, want)
+			}
+		}
+	}
+}

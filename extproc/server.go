@@ -316,6 +316,7 @@ func (x *exchange) end() {
 		if answer.Tokens = max(x.usage.Generated(), u.CompletionTokens); ok && u.HasCached {
 			answer.CachedTokens = u.CachedTokens
 			x.metrics.Reported.Add(float64(u.CachedTokens))
+			x.metrics.PredictedOfReported.Add(float64(x.route.PredictedCachedTokens))
 			x.log.Debug("request ended", "request_id", x.head.id, "status", x.code, "prompt_tokens", u.PromptTokens,
 				"cached_tokens", u.CachedTokens, "predicted_cached_tokens", x.route.PredictedCachedTokens)
 		}

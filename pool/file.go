@@ -36,6 +36,7 @@ type fileEntry struct {
 	Role                  Role     `yaml:"role"`
 	DataParallelStartRank uint32   `yaml:"dataParallelStartRank"`
 	DataParallelSize      uint32   `yaml:"dataParallelSize"`
+	RankByAddress         bool     `yaml:"rankByAddress"`
 	KVEvents              string   `yaml:"kvEvents"`
 	KVReplay              string   `yaml:"kvReplay"`
 	KVTopic               string   `yaml:"kvTopic"`
@@ -130,7 +131,7 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}
 	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
 		Name: f.Name, Address: f.Address, Role: f.Role,
-		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1),
+		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1), RankByAddress: f.RankByAddress,
 		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic, Metrics: f.Metrics,
 		BlockSize: f.BlockSize, TotalKVBlocks: f.TotalKVBlocks, MaxNumBatchedTokens: f.MaxNumBatchedTokens,
 		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
@@ -149,6 +150,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		return fail("allInstances", "kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane")
 	case f.Dynamo != "" && f.InstanceID != nil:
 		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
+	case e.RankByAddress && e.DataParallelSize > 1:
+		return fail("rankByAddress", "the address is one rank's own, and dataParallelSize says %d", e.DataParallelSize)
 	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
 		return fail("dataParallelSize", "ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, MaxRanks)
 	case f.BlockSize > kvblock.MaxBlockSize:

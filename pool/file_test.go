@@ -91,6 +91,7 @@ func TestParseFileRefuses(t *testing.T) {
 		{"an address to bind", head + "  kvEvents: tcp://*:5557\n", "line 4", "names no host"},
 		{"an event address without tcp", head + "  kvEvents: 10.0.0.1:5557\n", "line 4", "tcp://HOST:PORT"},
 		{"more ranks than ports", head + "  dataParallelSize: 8\n  kvEvents: tcp://10.0.0.1:65530\n", "line 5", "8 ranks"},
+		{"several ranks at an address of one", head + "  dataParallelSize: 2\n  rankByAddress: true\n", "line 5", "one rank's own"},
 		{"too many ranks", head + "  dataParallelSize: 4000000000\n", "line 4", "out of range"},
 		{"too many workers", manyRanks(65), "line 194", "more than 65536 workers"},
 		{"a role that is none", head + "  role: both\n", "line 4", `"both" is none of`},
@@ -128,4 +129,11 @@ func FuzzParseFile(f *testing.F) {
 			names[e.Name] = true
 		}
 	})
+}
+
+func TestRankByAddress(t *testing.T) {
+	entries, err := ParseFile([]byte("endpoints:\n- {name: a, address: \"10.0.0.1:8000\", dataParallelStartRank: 3, rankByAddress: true}\n- {name: b, address: \"10.0.0.1:8001\"}\n"))
+	if err != nil || !entries[0].RankByAddress || entries[0].DataParallelStartRank != 3 || entries[1].RankByAddress {
+		t.Errorf("%+v, %v", entries, err)
+	}
 }

@@ -126,7 +126,7 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	defer hub.Close()
-	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine, Probe: c.probe, Wait: c.wait}
+	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine, WithoutEvents: !c.kvEvents, Probe: c.probe, Wait: c.wait}
 	answers := make([][]check.Finding, len(workers))
 	var (
 		asking sync.WaitGroup

@@ -60,6 +60,8 @@ type Config struct {
 	Models map[string]*tokenizer.Model
 	// Engine is what kvepp takes the engines for.
 	Engine tokenizer.Engine
+	// WithoutEvents says that kvepp guesses what workers hold, and listens to none.
+	WithoutEvents bool
 	// Probe sends each worker two short completions, so that it has something to announce.
 	Probe bool
 	// Wait bounds each answer, and how long events are waited for.

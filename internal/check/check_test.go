@@ -109,6 +109,7 @@ func TestEngines(t *testing.T) {
 		{"no such address", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" }, good, "correct the address"},
 		{"a decode worker", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode }, "http ok, model ok, events ok, prefix caching ok, tokenizer ok", "announces nothing of prompts"},
 		{"events over Dynamo's plane", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} }, strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
+		{"without events", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents }, "http ok, model ok, events ok, block size ok, prefix caching ok, tokenizer ok", "kvepp guesses"},
 		{"nobody answers", engine{}, tokenizer.VLLM, true, nil, "http wrong, events wrong, block size unknown", "404"},
 		{"what is no JSON", vllm.with("/v1/models", "<html>"), tokenizer.VLLM, false, nil, "http wrong, events wrong, block size unknown", "invalid character"},
 		{"SGLang", sglang, tokenizer.SGLang, false, nil, good, "1 tokens"},
@@ -122,7 +123,8 @@ func TestEngines(t *testing.T) {
 			c.edit(&e)
 		}
 		w := pool.Worker{Endpoint: &e, BlockSize: e.BlockSize}
-		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": model}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second}
+		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": model}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
+			WithoutEvents: e.KVEvents == withoutEvents}
 		var got, all []string
 		for _, f := range Worker(t.Context(), &cfg, &w) {
 			got = append(got, f.About+" "+string(f.State))
@@ -137,6 +139,9 @@ func TestEngines(t *testing.T) {
 		server.Close()
 	}
 }
+
+// withoutEvents stands in a case for kvepp's own setting.
+const withoutEvents = "tcp://127.0.0.1:1"
 
 // closedPort is an address that nobody listens at.
 func closedPort(t *testing.T) string {

@@ -99,6 +99,11 @@ func (h *hearing) Disconnected()       { h.note(func() { h.connected = false }) 
 func (q *inquiry) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
 	heard := newHearing(q.w.Rank)
+	if q.WithoutEvents {
+		q.found(AboutEvents, OK, "", "not listened to: kvepp guesses what the worker holds")
+		q.probe(ctx, heard)
+		return
+	}
 	if address == "" {
 		channel, there := q.w.EventChannel()
 		switch {
