@@ -12,7 +12,7 @@ import (
 // A dump loaded into another index makes that answer as the first, in every tier, and take the same events.
 func TestDumpAndLoad(t *testing.T) {
 	for seed := range uint64(4) {
-		p := newPlay(t, 5, 9, randomScript(seed, 30_000))
+		p := newPlay(t, 5, 0, 9, randomScript(seed, 30_000))
 		p.plain = true // a dump cannot tell two blocks of one name apart
 		p.run(false)
 		other, err := New(Config{})

@@ -39,6 +39,39 @@ func stores(base kvblock.EngineHash, local []kvblock.LocalHash, from, to int) kv
 	return e
 }
 
+// A run gets longer in place for one of those who share it, whether these have a bit each or, since their numbers are high, do not.
+func TestLongerForOneOfAGroup(t *testing.T) {
+	for _, first := range []kvblock.Worker{0, 4000} {
+		x := newIndex(t)
+		local, chain := chainOf(1, 40)
+		want := map[kvblock.Worker]int{}
+		for w := first; w < first+8; w++ {
+			mustStore(t, x, w, stores(1000, local, 0, 20))
+			want[w] = 20
+		}
+		device := &x.tiers[kvblock.TierDevice]
+		at, _ := device.names.findName(&device.arena, 1000)
+		for _, longer := range []struct {
+			w  kvblock.Worker
+			to int
+		}{{first + 3, 25}, {first + 3, 30}, {first + 5, 27}, {first + 5, 35}, {first + 3, 36}} {
+			mustStore(t, x, longer.w, stores(1000, local, want[longer.w], longer.to))
+			want[longer.w] = longer.to
+			wantMatches(t, x, chain, want)
+			checkTier(t, device)
+		}
+		if unknown := x.Removed(first+5, removes(1000, 18, 35)); unknown != 0 {
+			t.Errorf("%d of the removed blocks are unknown", unknown)
+		}
+		want[first+5] = 18
+		wantMatches(t, x, chain, want)
+		checkTier(t, device)
+		if now, _ := device.names.findName(&device.arena, 1000); now != at {
+			t.Errorf("from worker %d on: the run was moved", first)
+		}
+	}
+}
+
 func removes(base kvblock.EngineHash, from, to int) kvblock.Removed {
 	e := kvblock.Removed{}
 	for i := from; i < to; i++ {
