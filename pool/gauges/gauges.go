@@ -118,6 +118,7 @@ type target struct {
 	members []member // of different ranks; not changed once it is here
 	due     time.Time
 	busy    bool
+	place   int // in places, of the reading under way
 	failed  int // times in a row; at first 1, since it was not read yet
 }
 
@@ -277,7 +278,7 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 	for _, t := range due {
 		if c := t.class(); g.reading[c] < places[c] {
 			g.reading[c]++
-			t.busy = true
+			t.busy, t.place = true, c
 			taken = append(taken, t)
 		}
 	}
@@ -323,7 +324,7 @@ func (g *Gauges) booked(t *target, how outcome) []int {
 func (g *Gauges) took(t *target, ranks []ofRank, how outcome, booked []int) (news []excess) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.reading[t.class()]--
+	g.reading[t.place]-- // t may have failed, or not, as another target of its page says, since it was taken
 	now := time.Now()
 	if how == ok {
 		t.failed = 0

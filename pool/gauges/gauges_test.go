@@ -241,6 +241,33 @@ func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
 	})
 }
 
+// A page that is asked for again before its former answer is there, because the pool has changed, gives its place back as well.
+func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
+	p := pool.New(slog.New(slog.DiscardHandler))
+	g := New(Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	due := time.Now().Add(time.Hour)
+	for range 2 {
+		p.Update(append(endpoints(1), pool.Endpoint{Name: due.String(), Address: "other:80"}))
+		g.follow()
+		first := g.take(due)
+		due = due.Add(time.Hour)
+		p.Update(endpoints(1))
+		g.follow()
+		second := g.take(due)
+		due = due.Add(time.Hour)
+		if len(first) != 2 || len(second) != 1 || g.reading[0]+g.reading[1] != 3 {
+			t.Fatalf("%d, then %d pages are read, at %v places", len(first), len(second), g.reading)
+		}
+		for _, page := range append(first, second...) {
+			g.took(page, nil, ok, make([]int, 1))
+		}
+		if g.reading != [2]int{} {
+			t.Fatalf("%v places are taken, and no page is read", g.reading)
+		}
+		due = due.Add(time.Hour)
+	}
+}
+
 // However many engines do not answer, the others are read as ever; and who does not answer is asked less and less.
 func TestEnginesThatDoNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
