@@ -209,7 +209,7 @@ func (r *Router) Refused(status int) {
 
 // Answer is what an answer told of itself.
 type Answer struct {
-	// Status is its HTTP status; empty: there was none.
+	// Status is its HTTP status; empty: there was none, or it was kvepp's.
 	Status string
 	// Bytes is how many of its body were seen.
 	Bytes int

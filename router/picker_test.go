@@ -121,6 +121,23 @@ func TestPickerMetrics(t *testing.T) {
 	})
 }
 
+// A request of which a defect has said that it begins ends as well.
+func TestPickerMetricsAfterAPanic(t *testing.T) {
+	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}}, workers(2)...)
+	h.Router.metrics.AggregatedSelections = nil
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic came")
+			}
+		}()
+		h.Route(t.Context(), completion("m", tokens(0, 40)))
+	}()
+	if begun, running := sample("inference_objective_request_total", "model_name=m"), sample("inference_objective_running_requests", "model_name=m"); begun != 1 || running != 0 || h.book.Len() != 0 {
+		t.Errorf("%v requests have begun, %v run, %d are booked", begun, running, h.book.Len())
+	}
+}
+
 // What is told to the extension's metrics allocates nothing.
 func TestPickerMetricsDoNotAllocate(t *testing.T) {
 	p := metrics.New().NewPicker()

@@ -211,10 +211,12 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	d.variants, d.took, d.span = d.variants[:0], metrics.Overhead{}, span
 	returned := false
 	defer func() {
-		if !returned { // after an error, or a panic: nobody else would ever free what is booked
-			d.undo()
+		if route := d.route; !returned { // after an error, or a panic: nobody else would ever free what is booked
+			if d.undo(); route != nil {
+				route.Answered(Answer{CachedTokens: -1}) // if the metrics were told that it has begun
+			}
 		}
-		d.route, d.booked = nil, d.booked[:0]
+		d.route, d.booked, d.span = nil, d.booked[:0], nil
 	}()
 	route, waited, err := r.decide(ctx, d, req, &p)
 	if err == nil {
