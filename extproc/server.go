@@ -112,6 +112,7 @@ type exchange struct {
 	route *router.Route // set while the request is booked
 	usage *apibody.UsageReader
 	code  string // what kvepp_requests_total counts
+	said  string // the same, if the proxy said it: whoever the request was sent to has answered
 
 	span      *tracing.Span // of the request; nil: nobody is told
 	prefilled bool          // the route knows
@@ -257,6 +258,7 @@ func (x *exchange) observe(e *effect) {
 		if validStatus(e.Status) {
 			x.code = e.Status
 		}
+		x.said = x.code
 		switch {
 		case x.route == nil:
 		case e.ContentEncoding == "" || e.ContentEncoding == "identity":
@@ -304,10 +306,8 @@ func (x *exchange) end() {
 		return
 	}
 	x.route.Free()
-	answer := router.Answer{Bytes: x.answered, CachedTokens: -1}
-	if x.code != "none" {
-		answer.Status = x.code
-	}
+	answer := router.Answer{Status: x.said, Bytes: x.answered, CachedTokens: -1}
+	defer func() { x.route.Answered(answer) }() // whatever the log does
 	if x.usage != nil {
 		u, ok := x.usage.Usage()
 		if ok {
@@ -321,7 +321,6 @@ func (x *exchange) end() {
 				"cached_tokens", u.CachedTokens, "predicted_cached_tokens", x.route.PredictedCachedTokens)
 		}
 	}
-	x.route.Answered(answer)
 }
 
 // note logs something unusual that was tolerated, once for each kind.

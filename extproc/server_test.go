@@ -48,7 +48,7 @@ func newBench(t testing.TB, cfg Config) *bench {
 		t.Fatal(err)
 	}
 	b.index = index
-	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig()}, b.pool, index, b.book, b.metrics, log)
+	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig(), Picker: b.metrics.NewPicker()}, b.pool, index, b.book, b.metrics, log)
 	b.server = NewServer(cfg, b.router, b.metrics, log)
 	b.Envoy = extproctest.Serve(t, b.server, grpc.ForceServerCodecV2(Codec()))
 	return b
@@ -63,6 +63,52 @@ func (b *bench) idle(t *testing.T) {
 		}
 		<-time.After(time.Millisecond)
 	}
+}
+
+// counted waits until the series of a metric with this value among its labels' add up to n, histograms by what
+// they have counted.
+func (b *bench) counted(t *testing.T, n float64, metric, label string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(time.Millisecond) {
+		families, err := b.metrics.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := 0.0
+		for _, f := range families {
+			if f.GetName() != metric {
+				continue
+			}
+			for _, x := range f.GetMetric() {
+				for _, l := range x.GetLabel() {
+					if l.GetValue() == label {
+						got += x.GetGauge().GetValue() + x.GetCounter().GetValue() + float64(x.GetHistogram().GetSampleCount())
+						break
+					}
+				}
+			}
+		}
+		if got == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s of %s is %v, want %v", metric, label, got, n)
+		}
+	}
+}
+
+// A request that is refused after it was sent on, because its body turns out to be too large, is one error, and no endpoint's.
+func TestRefusedAfterItWasSent(t *testing.T) {
+	b := newBench(t, Config{MaxParseBytes: 10, MaxBodyBytes: 100})
+	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{make([]byte, 50), make([]byte, 51), nil}, Upstream: answer("x")})
+	if out.Immediate.GetStatus().GetCode() != 413 { // in place of a piece of the body, which is an error to this Envoy
+		t.Fatal(err, out.Immediate)
+	}
+	b.idle(t)
+	b.counted(t, 1, "inference_objective_request_duration_seconds", "m")
+	b.counted(t, 0, "inference_objective_running_requests", "m")
+	b.counted(t, 1, "inference_objective_request_error_total", metrics.CodeBadRequest)
+	b.counted(t, 0, "inference_objective_request_error_total", "m")
 }
 
 var chat = map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-request-id": "r"}
@@ -341,4 +387,5 @@ func TestPanicAtTheEnd(t *testing.T) {
 		_ = err // whether the stream's own end is in order does not matter
 		b.idle(t)
 	}
+	b.counted(t, 0, "inference_objective_running_requests", "m")
 }
