@@ -52,7 +52,9 @@ const (
 	askWaiting  = 250 * time.Millisecond // between questions while a Pod waits
 	askAgain    = 2 * time.Second        // while there are workers that no frontend knows
 	askAnyway   = 30 * time.Second       // when all are known
-	askedAtOnce = 3                      // of the Pods whose workers are not known
+	askedAtOnce = 3                      // of the Pods whose workers are not known; twice as many each time, while Pods wait ...
+	mostAtOnce  = 64                     // ... up to so many
+	askFor      = time.Second            // that one who does not answer holds up the others
 )
 
 // waits reports whether a Pod is no endpoint only because no frontend has said who its worker is. The caller holds s.mu.
@@ -71,10 +73,12 @@ func (s *Source) sighted(k *known) sighting {
 	return k.seen
 }
 
-// askFrontends asks until ctx ends. One frontend knows all the workers of its namespace: one answer settles many Pods.
+// askFrontends asks until ctx ends. Most frontends know all the workers of their namespace, so that one answer settles many Pods; where
+// discovery is files in each Pod, they know those beside them, and all must be asked.
 func (s *Source) askFrontends(ctx context.Context) {
 	next := time.NewTimer(0)
 	defer next.Stop()
+	atOnce := askedAtOnce
 	for {
 		select {
 		case <-ctx.Done():
@@ -83,8 +87,10 @@ func (s *Source) askFrontends(ctx context.Context) {
 		case <-next.C:
 		}
 		var all sync.WaitGroup // Pods of prefill workers have no frontend, and may not even refuse
-		for _, address := range s.toAsk() {
+		for _, address := range s.toAsk(atOnce) {
 			all.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, askFor)
+				defer cancel()
 				if v, err := s.config.AskFrontend(ctx, address); err == nil {
 					s.sight(&v, address)
 				} else if ctx.Err() == nil {
@@ -94,12 +100,18 @@ func (s *Source) askFrontends(ctx context.Context) {
 		}
 		all.Wait()
 		wait := s.judge()
+		switch wait {
+		case askWaiting:
+			atOnce = min(2*atOnce, mostAtOnce)
+		case askAnyway:
+			atOnce = askedAtOnce
+		}
 		next.Reset(wait/2 + rand.N(wait))
 	}
 }
 
-// toAsk returns the frontends to ask: of Pods whose workers are not known, else of any.
-func (s *Source) toAsk() []string {
+// toAsk returns the frontends to ask: of at most so many Pods whose workers are not known, and of one whose worker is.
+func (s *Source) toAsk(atOnce int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var waiting, others []string
@@ -117,10 +129,11 @@ func (s *Source) toAsk() []string {
 		}
 	}
 	rand.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+	waiting = waiting[:min(len(waiting), atOnce)]
 	if len(others) > 0 {
-		return append(waiting[:min(len(waiting), askedAtOnce)], others[rand.IntN(len(others))])
+		waiting = append(waiting, others[rand.IntN(len(others))])
 	}
-	return waiting[:min(len(waiting), askedAtOnce)]
+	return waiting
 }
 
 // frontendPort returns where a Pod's frontend listens, 0 for nowhere. The caller holds s.mu.

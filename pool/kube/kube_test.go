@@ -494,6 +494,45 @@ func testFrontendsKnow(t *testing.T) {
 	}
 }
 
+// TestFrontendsOfTheirOwnPodsAlone: where each frontend knows the worker beside it and no other, all are asked before a Pod has waited
+// enough.
+func TestFrontendsOfTheirOwnPodsAlone(t *testing.T) {
+	synctest.Test(t, testFrontendsOfTheirOwnPodsAlone)
+}
+
+func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
+	const pods = 300
+	c := newCluster(t)
+	for i := range pods {
+		c.put(aPod(fmt.Sprint("w", i), fmt.Sprintf("10.0.%d.%d", i/100, i%100)))
+	}
+	var asked atomic.Int64
+	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
+		AskFrontend: func(_ context.Context, address string) (dynamo.View, error) {
+			asked.Add(1)
+			var i, j uint64
+			if _, err := fmt.Sscanf(address, "10.0.%d.%d:", &i, &j); err != nil {
+				return dynamo.View{}, err
+			}
+			return dynamo.View{Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 1 + 100*i + j, IP: "127.0.0.1"}}}, nil
+		}})
+	eventually(t, "ready", r.synced)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := 0
+	for _, e := range r.last.Endpoints {
+		if e.InstanceID <= pods {
+			known++
+		}
+	}
+	if known != pods || len(r.last.Endpoints) != pods {
+		t.Errorf("of %d endpoints %d have their frontends' ids", len(r.last.Endpoints), known)
+	}
+	if asked.Load() > 2*pods {
+		t.Errorf("%d questions", asked.Load())
+	}
+}
+
 // TestAnotherPodOfTheName: what a frontend knew of a Pod's worker does not hold for the Pod that took its name while no watch told.
 func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTheName) }
 
