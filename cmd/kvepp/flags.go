@@ -437,6 +437,19 @@ func (o *options) withoutEffect() []string {
 			}
 		}
 	}
+	if !o.wanted() {
+		add("acts with --pool-name or --endpoint-selector only", "kubeconfig", "pool-group", "kv-events-port", "kv-replay-port", "data-parallel-size", "pod-ip-family")
+	}
+	switch {
+	case !o.metricsAuth:
+	case !o.wanted():
+		add("acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere", "metrics-endpoint-auth")
+	case o.metricsTokenFile != "":
+		add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
+	}
+	if !o.leaderElection {
+		add("acts with --ha-enable-leader-election only", "ha-lease-name")
+	}
 	unread = append(unread, o.scheduling.unused(o.given)...)
 	unread = append(unread, o.busy.unused(o.given, o.scoring.TrackPrefillTokens)...)
 	if o.engineGauges.interval == 0 {

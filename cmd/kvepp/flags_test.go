@@ -281,6 +281,10 @@ func TestQueueFlags(t *testing.T) {
 		{[]string{"--router-policy-config=testdata/policy.yaml"}, true, 0},
 		{[]string{"--router-policy-config=testdata/policy.yaml", "--router-queue-threshold=2.0"}, true, 1},
 		{[]string{"--router-policy-config=testdata/policy2.yaml"}, false, 0},
+		{[]string{"--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x"}, false, 4},
+		{[]string{"--pool-name=p", "--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x"}, false, 1},
+		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth", "--metrics-token-file=x", "--ha-enable-leader-election", "--ha-lease-name=x"}, false, 1},
+		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth=false", "--metrics-token-file=x"}, false, 0},
 	} {
 		o := parsed(t, append(base, c.args...), nil)
 		if q := o.busy.queue(); (q != nil) != c.waits || q != nil && (q.Bound != 65536 || q.Timeout != 30*time.Second) {
