@@ -98,6 +98,11 @@ func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
 }
 
 func (w *firstWorkers) look() {
+	select {
+	case <-w.there:
+		return // thousands of workers that join at once would each look at all of them
+	default:
+	}
 	s := w.pool.Acquire()
 	defer s.Release()
 	found := 0

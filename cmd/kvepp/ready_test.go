@@ -55,6 +55,8 @@ func TestFirstWorkers(t *testing.T) {
 	if !there(two) {
 		t.Error("it does not last")
 	}
+	two.pool = nil
+	two.WorkerJoined(pool.Worker{}) // nobody is counted any more
 }
 
 func TestReadiness(t *testing.T) {
