@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -35,6 +36,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		group = PoolGroup
 	}
 	ask := s.client.objects(poolResources[group], s.config.Namespace, fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String())
+	var last *spec // what was set; gateways change a pool's status again and again
 	put := func(o any) {
 		u, ok := o.(*unstructured.Unstructured)
 		if !ok || u.GetName() != s.config.PoolName {
@@ -45,14 +47,22 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 			s.log.Error("the InferencePool cannot be followed as it is now; what it said before holds", "pool", s.config.PoolName, "error", err)
 			return
 		}
+		if last != nil && last.selector.String() == now.selector.String() && slices.Equal(last.ports, now.ports) {
+			return
+		}
+		last = now
 		s.log.Info("the InferencePool says which endpoints there are", "pool", s.config.PoolName, "selector", now.selector.String(), "ports", now.ports)
 		set(now)
+	}
+	none := func() {
+		last = nil
+		set(nil)
 	}
 	s.pools.follow(ctx, ask, &unstructured.Unstructured{}, follower{
 		put: put,
 		gone: func(o any) {
 			if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.config.PoolName {
-				set(nil)
+				none()
 			}
 		},
 		all: func(list []any) {
@@ -63,7 +73,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 				}
 			}
 			s.log.Warn("there is no such InferencePool yet", "pool", s.config.PoolName, "namespace", s.config.Namespace, "group", group)
-			set(nil)
+			none()
 		},
 	})
 }

@@ -132,14 +132,18 @@ func (c *cluster) remove(name string) {
 // pool puts an InferencePool named p.
 func (c *cluster) pool(app string, ports ...int) {
 	c.t.Helper()
+	c.object(poolResources[PoolGroup], poolOf(app, ports...))
+}
+
+func poolOf(app string, ports ...int) *unstructured.Unstructured {
 	var targets []any
 	for _, p := range ports {
 		targets = append(targets, map[string]any{"number": int64(p)})
 	}
-	c.object(poolResources[PoolGroup], &unstructured.Unstructured{Object: map[string]any{
+	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
 		"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": app}}, "targetPorts": targets},
-	}})
+	}}
 }
 
 func (c *cluster) object(resource schema.GroupVersionResource, u *unstructured.Unstructured) {
@@ -271,6 +275,16 @@ func testFollowsAPool(t *testing.T) {
 	r.want("10.0.0.9:9000")
 	if now := r.Stats(); now.Lists != before.Lists+1 {
 		t.Errorf("another selector: %+v, before %+v", now, before)
+	}
+	// What the pool says of other things, as gateways do in its status, is no change.
+	<-time.After(time.Second) // all is told
+	before = r.Stats()
+	other := poolOf("other", 9000)
+	other.SetAnnotations(map[string]string{"seen": "by a gateway"})
+	c.object(poolResources[PoolGroup], other)
+	<-time.After(time.Second)
+	if now := r.Stats(); now != before {
+		t.Errorf("a pool that says the same: %+v, before %+v", now, before)
 	}
 	// Without a pool there is nobody; the same Pods are back with it.
 	c.must(c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}))
