@@ -84,8 +84,9 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	return route, nil
 }
 
-// maxLooks bounds how often a request is decided anew because others were booked since it was looked who is overloaded. Each of
-// these was quicker, so that not even a burst comes near it; whoever does is decided by loads that are a moment old.
+// maxLooks bounds how often a request is decided anew because others were booked since it was looked who is overloaded. Mostly these
+// were quicker, and two that book a prefill worker and then a decode worker may send each other back as well; not even a burst comes
+// near the bound. Whoever does is decided by loads that are a moment old.
 const maxLooks = 64
 
 // chooseAt decides who serves a request that is to go to t, and books it there. Where thresholds say who is overloaded, nobody is

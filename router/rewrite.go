@@ -43,7 +43,7 @@ type rewriteRules struct {
 	other *Rewrite // nil: other names stay
 }
 
-// Set puts rules in place of those before. Of several that name one model the first holds, and so of several that name none.
+// Set puts rules in place of those before; they must not be changed afterwards. Of several that name one model the first holds, and so of several that name none.
 // Errors: a rule without targets, a target without a name, a weight below 0 or above a million; then nothing changes.
 func (w *Rewrites) Set(rules []Rewrite) error {
 	next := &rewriteRules{named: map[string]*Rewrite{}}

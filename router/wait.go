@@ -136,8 +136,8 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 }
 
 // enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A request of
-// a class, or an objective, that is turned away where others wait stands in no line, so that it takes no part in the turns of the others, nor any
-// room: it is judged, and may choose, as soon as nobody is ready of those who were there before.
+// a class, or an objective, that is turned away where others wait stands in no line, so that it takes no part in the turns of the
+// others, nor any room: it is judged, and may choose, as soon as nobody is ready of those who were there before.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: queue.
 func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*waiter, error) {

@@ -2,8 +2,9 @@
 // their KV cache these hold.
 //
 // It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, the loads that
-// Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of each worker. It never takes part in a request: whoever asks is answered from memory, and what
-// is old counts as not known. It decides nothing; that load goes around kvepp it only says.
+// Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of each worker. It never
+// takes part in a request: whoever asks is answered from memory, and what is old counts as not known. It decides nothing; that load
+// goes around kvepp it only says.
 //
 // Concurrency: everything is safe from any goroutine.
 package gauges
