@@ -187,7 +187,7 @@ func (s *Source) judge() time.Duration {
 	defer s.mu.Unlock()
 	wait := askAnyway
 	for _, k := range s.pods {
-		if k.seen.given && !k.seen.known {
+		if k.seen.given && !k.seen.known && len(k.instances) == 0 { // else it wrote since who it is
 			wait = min(wait, askAgain)
 		}
 		if !k.waits() {

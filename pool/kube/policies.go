@@ -62,6 +62,7 @@ type policyKind struct {
 
 	mu      *sync.Mutex
 	objects map[string]*unstructured.Unstructured // guarded by mu; by name
+	full    bool                                  // guarded by mu; said already that one was passed over
 }
 
 // NewPolicies returns one that follows nothing yet.
@@ -132,11 +133,14 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		switch {
 		case !there:
 			delete(k.objects, u.GetName())
+			k.full = k.full && !known // there is room again
 		case known || len(k.objects) < maxPolicies:
 			k.objects[u.GetName()] = u
 		default:
-			k.errors.Add(1)
-			p.log.Error("too many objects of a kind; one is passed over", "kind", k.Name, "name", u.GetName(), "most", maxPolicies)
+			if k.errors.Add(1); !k.full {
+				k.full = true
+				p.log.Error("too many objects of a kind; those that came last are passed over", "kind", k.Name, "name", u.GetName(), "most", maxPolicies)
+			}
 		}
 	}
 	k.Kind.follow(ctx, p.client.objects(k.resource, p.namespace, ""), &unstructured.Unstructured{}, follower{
@@ -146,6 +150,7 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		all: func(list []any) {
 			k.mu.Lock()
 			clear(k.objects)
+			k.full = false
 			k.mu.Unlock()
 			for _, o := range list {
 				put(o, true)
