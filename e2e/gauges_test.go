@@ -125,6 +125,9 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 
 	// What the Gateway API Inference Extension's own end-to-end test wants to see after traffic, and what belongs to it.
 	const model = `{model_name="tiny",target_model_name="tiny"}`
+	wait("the last answer, which its client may have before it is counted", func(m map[string]float64) bool {
+		return m["inference_objective_request_duration_seconds"+model] == 7
+	})
 	m := read()
 	for name, least := range map[string]float64{
 		`inference_objective_request_total{model_name="tiny",priority="0",target_model_name="tiny"}`:                         7,
