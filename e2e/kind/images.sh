@@ -56,7 +56,8 @@ if [ ! -e "$folder/envoy.tar" ]; then
 fi
 if [ ! -e "$folder/dynamo.tar" ]; then
 	say "building Dynamo's image"
-	# Python stays at the paths where it is: its own, and those of the environment.
+	# Python stays at the paths where it is: its own, and those of the environment. They may be anywhere, below /tmp too, so that a
+	# Pod has its scratch space elsewhere.
 	library=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 	program=$(readlink -f "$tools/bin/python")
 	mkdir -p "$work/dynamo"
@@ -66,7 +67,7 @@ if [ ! -e "$folder/dynamo.tar" ]; then
 	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
 	ln -sf "$program" "$work/dynamo$tools/bin/python" # whatever links were between
 	models dynamo
-	archive dynamo "$tools/bin/python" HOME=/tmp HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 PYTHONUNBUFFERED=1
+	archive dynamo "$tools/bin/python" HOME=/scratch TMPDIR=/scratch HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 PYTHONUNBUFFERED=1
 fi
 
 say "building kvepp's image, and the engine's"
