@@ -520,6 +520,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		case <-ctx.Done():
 		}
 	}
+	signal.Reset(syscall.SIGTERM, syscall.SIGINT) // a second one ends the process at once, as soon as the first shows
 	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
 	announce(checks, false)
 	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
