@@ -20,6 +20,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/e2e/stack"
+	"kvepp/kvblock/kvblocktest"
 )
 
 const indexerBlock = 4 // tokens
@@ -95,32 +96,10 @@ func (p *publisher) subscribed(n int) {
 // publish sends a batch of events in vLLM's encoding.
 func (p *publisher) publish(events ...[]any) {
 	p.t.Helper()
-	if _, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), pack([]any{1.5, events, p.rank})); err != nil {
+	if _, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), kvblocktest.Append(nil, []any{1.5, events, p.rank})); err != nil {
 		p.t.Fatal(err)
 	}
 	p.seq++
-}
-
-// pack writes MessagePack.
-func pack(v any) []byte {
-	switch v := v.(type) {
-	case nil:
-		return []byte{0xc0}
-	case int:
-		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
-	case uint64:
-		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
-	case float64:
-		return []byte{0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0}
-	case string:
-		return append([]byte{0xd9, byte(len(v))}, v...)
-	}
-	list := reflect.ValueOf(v)
-	b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(list.Len()))
-	for i := range list.Len() {
-		b = append(b, pack(list.Index(i).Interface())...)
-	}
-	return b
 }
 
 // nameOf is an engine's name for a block: the same chain of tokens has the same one.

@@ -1,7 +1,6 @@
 package kvblock
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"math"
@@ -9,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"kvepp/kvblock/kvblocktest"
 )
 
 // The payloads below marked msgspec were encoded by Python's msgspec from the engines' own event classes.
@@ -32,58 +33,12 @@ func mustHex(s string) []byte {
 	return b
 }
 
-// pack encodes v as msgpack, integers in their shortest form. pairs is a map in order.
-func pack(b []byte, v any) []byte {
-	switch v := v.(type) {
-	case nil:
-		return append(b, 0xc0)
-	case bool:
-		if v {
-			return append(b, 0xc3)
-		}
-		return append(b, 0xc2)
-	case int:
-		switch {
-		case v < 0:
-			return binary.BigEndian.AppendUint64(append(b, 0xd3), uint64(v))
-		case v < 0x80:
-			return append(b, byte(v))
-		case v < 1<<8:
-			return append(b, 0xcc, byte(v))
-		case v < 1<<16:
-			return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-		case v < 1<<32:
-			return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
-		}
-		return binary.BigEndian.AppendUint64(append(b, 0xcf), uint64(v))
-	case uint64:
-		return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
-	case float64:
-		return binary.BigEndian.AppendUint64(append(b, 0xcb), math.Float64bits(v))
-	case string:
-		return append(append(b, 0xd9, byte(len(v))), v...)
-	case []byte:
-		return append(binary.BigEndian.AppendUint16(append(b, 0xc5), uint16(len(v))), v...)
-	case []any:
-		b = binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(len(v)))
-		for _, e := range v {
-			b = pack(b, e)
-		}
-		return b
-	case pairs:
-		b = binary.BigEndian.AppendUint16(append(b, 0xde), uint16(len(v)/2))
-		for _, e := range v {
-			b = pack(b, e)
-		}
-		return b
-	case raw:
-		return append(b, v...)
-	}
-	panic(reflect.TypeOf(v))
-}
+type (
+	pairs = kvblocktest.Pairs
+	raw   = kvblocktest.Raw
+)
 
-type pairs []any
-type raw []byte
+func pack(b []byte, v any) []byte { return kvblocktest.Append(b, v) }
 
 // batchOf packs events into a batch payload.
 func batchOf(events ...any) []byte { return pack(nil, []any{1.5, events, 0}) }

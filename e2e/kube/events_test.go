@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/http"
-	"reflect"
 	"testing"
 
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/e2e/kube/apiserver"
+	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool/kube"
 )
 
@@ -50,31 +50,9 @@ func (p *publisher) stored(tokens []int) {
 		names = append(names, uint64(tokens[0])<<32|uint64(tokens[1])<<16|uint64(i))
 	}
 	event := []any{"BlockStored", names, nil, tokens, blockSize, nil, "GPU"}
-	_, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), pack([]any{1.5, []any{event}, p.rank}))
+	_, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), kvblocktest.Append(nil, []any{1.5, []any{event}, p.rank}))
 	must(p.t, err)
 	p.seq++
-}
-
-// pack writes MessagePack.
-func pack(v any) []byte {
-	switch v := v.(type) {
-	case nil:
-		return []byte{0xc0}
-	case int:
-		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
-	case uint64:
-		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
-	case float64:
-		return []byte{0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0}
-	case string:
-		return append([]byte{0xd9, byte(len(v))}, v...)
-	}
-	list := reflect.ValueOf(v)
-	b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(list.Len()))
-	for i := range list.Len() {
-		b = append(b, pack(list.Index(i).Interface())...)
-	}
-	return b
 }
 
 // finds waits until requests with a prompt go to a worker because it holds so many of the prompt's tokens.

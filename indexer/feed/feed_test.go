@@ -13,6 +13,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
+	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool"
 )
 
@@ -60,7 +61,7 @@ func (e *engine) address() string { return fmt.Sprintf("tcp://127.0.0.1:%d", e.p
 // publish sends a batch of events, with the next number.
 func (e *engine) publish(rank int, events ...[]any) {
 	e.t.Helper()
-	batch := pack([]any{1.5, anys(events), rank})
+	batch := kvblocktest.Append(nil, []any{1.5, events, rank})
 	if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, e.seq), batch); err != nil {
 		e.t.Fatal(err)
 	}
@@ -79,29 +80,6 @@ func anys[T any](s []T) []any {
 		l = append(l, any(v))
 	}
 	return l
-}
-
-// pack writes the MessagePack that msgspec would write for these few types.
-func pack(v any) []byte {
-	switch v := v.(type) {
-	case nil:
-		return []byte{0xc0}
-	case int:
-		return binary.BigEndian.AppendUint32([]byte{0xce}, uint32(v))
-	case uint64:
-		return binary.BigEndian.AppendUint64([]byte{0xcf}, v)
-	case float64:
-		return append([]byte{0xcb}, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0)
-	case string:
-		return append([]byte{0xd9, byte(len(v))}, v...)
-	case []any:
-		b := binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(len(v)))
-		for _, item := range v {
-			b = append(b, pack(item)...)
-		}
-		return b
-	}
-	panic(fmt.Sprintf("%T", v))
 }
 
 // eventually waits for a condition.

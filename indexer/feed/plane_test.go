@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"kvepp/kvblock"
+	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool"
 )
 
@@ -22,7 +23,7 @@ func dict(pairs ...any) []byte {
 		if raw, ok := v.([]byte); ok {
 			b = append(b, raw...)
 		} else {
-			b = append(b, pack(v)...)
+			b = append(b, kvblocktest.Append(nil, v)...)
 		}
 	}
 	return b
@@ -94,8 +95,8 @@ func TestEventPlaneOverNATS(t *testing.T) {
 
 	send(envelope(0, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4)))
 	send(envelope(1, publisher, instance, 0, planeStored(2, uint64(1), 5, 6, 7, 8)))
-	send(envelope(7, publisher+1, instance+1, 0, pack("cleared"))) // of a worker that is not in the pool
-	send(envelope(2, publisher, instance, 1, pack("cleared")))     // of another rank
+	send(envelope(7, publisher+1, instance+1, 0, kvblocktest.Append(nil, "cleared"))) // of a worker that is not in the pool
+	send(envelope(2, publisher, instance, 1, kvblocktest.Append(nil, "cleared")))     // of another rank
 	if got := h.match(4, 1, 2, 3, 4, 5, 6, 7, 8); got != 2 {
 		t.Errorf("%d blocks, want 2", got)
 	}

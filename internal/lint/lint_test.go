@@ -22,6 +22,7 @@ const root = "../.."
 // that changes the code. "*" is whatever it wires.
 var may = map[string]string{
 	"kvblock":             "",
+	"kvblock/kvblocktest": "",
 	"chattemplate":        "",
 	"zmqsub":              "",
 	"internal/metrics":    "",
@@ -52,11 +53,11 @@ var may = map[string]string{
 	"bench/path-go":       "",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock router/queue tokenizer zmqsub",
+	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue tokenizer zmqsub",
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/stack",
-	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack kvblock pool/kube",
+	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack kvblock kvblock/kvblocktest pool/kube",
 	"e2e/kube/apiserver":  "e2e/process",
 	"e2e/kind":            "e2e/process e2e/stack",
 	"e2e/kind/engine":     "internal/apibody kvblock tokenizer",
