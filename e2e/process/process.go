@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,21 @@ func Until(ctx context.Context, ready func() error) error {
 			return fmt.Errorf("%w; last: %w", ctx.Err(), err)
 		case <-time.After(pause):
 		}
+	}
+}
+
+// Healthy is a condition for Up: that GET URL/health is answered with 200.
+func Healthy(url string) func() error {
+	return func() error {
+		resp, err := http.Get(url + "/health")
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("its health is %s", resp.Status)
+		}
+		return nil
 	}
 }
 

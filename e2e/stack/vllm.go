@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -68,17 +67,7 @@ func StartVLLM(ctx context.Context, python, dir, folder string, blocks int, flag
 	if err != nil {
 		return nil, err
 	}
-	err = v.stack.up(ctx, "vLLM", func() error {
-		resp, err := http.Get("http://" + v.Address + "/health")
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("its health is %s", resp.Status)
-		}
-		return nil
-	}, v.process)
+	err = v.stack.up(ctx, "vLLM", process.Healthy("http://"+v.Address), v.process)
 	if err != nil {
 		v.Close()
 		return nil, err

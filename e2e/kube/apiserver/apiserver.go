@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -111,17 +110,7 @@ func (s *Server) startEtcd(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("apiserver: %w", err)
 	}
-	return process.Up(ctx, "etcd", func() error {
-		resp, err := http.Get(s.etcdURL() + "/health")
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("its health is %s", resp.Status)
-		}
-		return nil
-	}, s.etcd)
+	return process.Up(ctx, "etcd", process.Healthy(s.etcdURL()), s.etcd)
 }
 
 // Serve starts the API server, again if it was stopped: at the same port, with the same data. It waits until it is ready.
