@@ -169,6 +169,11 @@ func (c *certificates) follow(ctx context.Context, every time.Duration, log *slo
 	if c.certPath == "" && c.clientCA == "" {
 		return
 	}
+	repeat(ctx, every, func() { c.reload(log) })
+}
+
+// repeat calls f at intervals until ctx ends.
+func repeat(ctx context.Context, every time.Duration, f func()) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -176,7 +181,7 @@ func (c *certificates) follow(ctx context.Context, every time.Duration, log *slo
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.reload(log)
+			f()
 		}
 	}
 }

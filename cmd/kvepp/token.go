@@ -81,20 +81,11 @@ func followTokens(ctx context.Context, every time.Duration, m *metrics.Metrics, 
 		}
 		return n
 	})
-	go func() {
-		tick := time.NewTicker(every)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			for _, f := range files {
-				if f != nil {
-					f.reload(log)
-				}
+	go repeat(ctx, every, func() {
+		for _, f := range files {
+			if f != nil {
+				f.reload(log)
 			}
 		}
-	}()
+	})
 }
