@@ -162,7 +162,7 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 		s.Release()
 		select {
 		case <-within.Done():
-			return nil, nil, fmt.Errorf("no endpoints after %v; %s", c.wait, "look at the endpoints file, the pool's selector, or Dynamo's discovery")
+			return nil, nil, fmt.Errorf("no endpoints after %v; look at the endpoints file, the pool's selector, or Dynamo's discovery", c.wait)
 		case <-time.After(between):
 		}
 	}
