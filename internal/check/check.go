@@ -74,10 +74,10 @@ type inquiry struct {
 	w        *pool.Worker
 	findings []Finding
 
-	kind   kind   // of who answers HTTP
-	model  string // that is asked for; empty: none is known
-	reads  bool   // HTTP is answered
-	prompt *probe // nil: none was sent
+	answers tokenizer.Engine // who answers HTTP; "" when that is not known
+	model   string           // that is asked for; empty: none is known
+	reads   bool             // HTTP is answered
+	prompt  *probe           // nil: none was sent
 }
 
 func (q *inquiry) found(about string, state State, fix, says string, args ...any) {

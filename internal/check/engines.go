@@ -16,33 +16,30 @@ import (
 	"kvepp/tokenizer"
 )
 
-// kind is who answers HTTP, by what it calls itself in /v1/models.
-type kind string
+// engines are who answers HTTP, by what they call themselves in /v1/models.
+var engines = map[string]tokenizer.Engine{"vllm": tokenizer.VLLM, "sglang": tokenizer.SGLang, "tensorrt_llm": tokenizer.TRTLLM, "nvidia": tokenizer.Dynamo}
 
-const (
-	vLLM     kind = "vllm"
-	sgLang   kind = "sglang"
-	dynamoFE kind = "nvidia"
-	tensorRT kind = "tensorrt_llm"
-)
-
-var names = map[kind]string{vLLM: "vLLM", sgLang: "SGLang", dynamoFE: "a frontend of Dynamo's", tensorRT: "TensorRT-LLM"}
+// names are how engines are called in findings.
+var names = map[tokenizer.Engine]string{
+	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM", tokenizer.Dynamo: "a frontend of Dynamo's",
+}
 
 // maxAnswer bounds what is read of an answer, in bytes.
 const maxAnswer = 16 << 20
 
 // How each engine is told what kvepp needs. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM 1.3, Dynamo 1.6.1.
 var (
-	eventsFix = map[kind]string{
-		vLLM:     `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
-		sgLang:   `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
-		tensorRT: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher of its events`,
-		dynamoFE: "the engine's own flag for KV events, at the worker",
+	eventsFix = map[tokenizer.Engine]string{
+		tokenizer.VLLM:   `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+		tokenizer.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher of its events`,
+		tokenizer.Dynamo: "the engine's own flag for KV events, at the worker",
+		"":               "its own flag for KV events", // who it is is not known
 	}
-	usageFix = map[kind]string{
-		vLLM:     "--enable-prompt-tokens-details",
-		sgLang:   "--enable-cache-report",
-		dynamoFE: "Dynamo 1.6.1's workers report it without a flag: is this one of another version?",
+	usageFix = map[tokenizer.Engine]string{
+		tokenizer.VLLM:   "--enable-prompt-tokens-details",
+		tokenizer.SGLang: "--enable-cache-report",
+		tokenizer.Dynamo: "Dynamo 1.6.1's workers report it without a flag: is this one of another version?",
 	}
 )
 
@@ -78,7 +75,6 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 		Data []struct {
 			ID      string `json:"id"`
 			OwnedBy string `json:"owned_by"`
-			Root    string `json:"root"`
 			Parent  string `json:"parent"`
 		} `json:"data"`
 	}
@@ -89,25 +85,19 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 	q.reads = true
 	var served []string
 	for _, m := range models.Data {
-		if q.kind = kind(m.OwnedBy); m.Parent == "" { // else an adapter
+		if q.answers = engines[m.OwnedBy]; m.Parent == "" { // else an adapter
 			served = append(served, m.ID)
 		}
 	}
-	name := names[q.kind]
-	if name == "" {
-		q.kind, name = "", "an engine that kvepp does not know"
-	}
-	switch wanted := map[tokenizer.Engine]kind{tokenizer.VLLM: vLLM, tokenizer.SGLang: sgLang, tokenizer.TRTLLM: tensorRT, tokenizer.Dynamo: dynamoFE}[q.Engine]; {
-	case q.kind != "" && q.kind != wanted:
-		q.found(AboutHTTP, Wrong, "--engine "+engineOf(q.kind), "%s answers, and kvepp takes it for %s", name, names[wanted])
+	switch name := names[q.answers]; {
+	case name == "":
+		q.found(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
+	case q.answers != q.Engine:
+		q.found(AboutHTTP, Wrong, "--engine "+string(q.answers), "%s answers, and kvepp takes it for %s", name, names[q.Engine])
 	default:
 		q.found(AboutHTTP, OK, "", "%s answers", name)
 	}
 	q.askModels(served)
-}
-
-func engineOf(k kind) string {
-	return map[kind]string{vLLM: "vllm", sgLang: "sglang", tensorRT: "trtllm", dynamoFE: "dynamo"}[k]
 }
 
 // askModels compares what is served with what kvepp can tokenize.
@@ -156,12 +146,12 @@ type settings struct {
 func (q *inquiry) askSettings(ctx context.Context) {
 	var s settings
 	if q.reads {
-		switch q.kind {
-		case vLLM:
+		switch q.answers {
+		case tokenizer.VLLM:
 			s = q.vLLMSettings(ctx)
-		case sgLang:
+		case tokenizer.SGLang:
 			s = q.sgLangSettings(ctx)
-		case dynamoFE:
+		case tokenizer.Dynamo:
 			s = q.askFrontend(ctx)
 		}
 	}
@@ -172,13 +162,13 @@ func (q *inquiry) askSettings(ctx context.Context) {
 	case s.prefix == nil:
 	case *s.prefix:
 		q.found(AboutPrefix, OK, "", "on")
-	case q.kind == vLLM:
+	case q.answers == tokenizer.VLLM:
 		q.found(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
 		q.found(AboutPrefix, Wrong, "leave --disable-radix-cache out", "off: nothing is ever cached")
 	}
 	if s.usage != nil && !*s.usage && q.prompt == nil { // else the probe tells
-		q.found(AboutCachedUsed, Wrong, usageFix[q.kind], "not reported: kvepp cannot compare its predictions")
+		q.found(AboutCachedUsed, Wrong, usageFix[q.answers], "not reported: kvepp cannot compare its predictions")
 	}
 }
 

@@ -112,7 +112,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 		case there:
 			q.found(AboutEvents, Unknown, "", "over Dynamo's event plane (%s), which is not listened to here", channel.Transport())
 		default:
-			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.kind], "no address: its cache is not known")
+			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.answers], "no address: its cache is not known")
 		}
 		q.probe(ctx, heard)
 		return
@@ -128,7 +128,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	connected := heard.wait(within, func() bool { return heard.connected })
 	cancel()
 	if !connected {
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.kind]+"; is the port this one, and open?", "nobody publishes at %s", address)
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is the port this one, and open?", "nobody publishes at %s", address)
 	}
 	q.probe(ctx, heard)
 	if connected {
@@ -159,7 +159,7 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 	case spoke:
 		q.found(AboutEvents, OK, "", "%s announces blocks", address)
 	case q.prompt != nil && q.prompt.err == nil:
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.kind]+"; is this its event port, and its topic? Is prefix caching on?",
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is this its event port, and its topic? Is prefix caching on?",
 			"%s is connected, and said nothing of a prompt of %d tokens", address, q.prompt.tokens)
 	default:
 		q.found(AboutEvents, Unknown, "--probe sends a prompt that it should announce", "%s is connected, and has said nothing yet", address)

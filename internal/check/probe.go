@@ -14,6 +14,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/tokenizer"
 )
 
 // probe is a prompt that nobody has asked before, sent twice.
@@ -58,7 +59,7 @@ func (q *inquiry) send(ctx context.Context, p *probe) error {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	rank := strconv.FormatUint(uint64(q.w.Rank), 10)
-	if q.kind == dynamoFE {
+	if q.answers == tokenizer.Dynamo {
 		req.Header.Set("x-dynamo-worker-instance-id", strconv.FormatUint(q.w.InstanceID, 10))
 		req.Header.Set("x-dynamo-dp-rank", rank)
 	} else if !q.w.RankByAddress && q.w.DataParallelSize > 1 {
@@ -101,7 +102,7 @@ func (q *inquiry) askUsage() {
 	case p.err != nil:
 		q.found(AboutCachedUsed, Wrong, "send the engine a completion yourself", "a prompt of %d words was answered: %s", probeWords, brief(p.err))
 	case p.cached == nil:
-		q.found(AboutCachedUsed, Wrong, usageFix[q.kind], "not reported: kvepp cannot compare its predictions")
+		q.found(AboutCachedUsed, Wrong, usageFix[q.answers], "not reported: kvepp cannot compare its predictions")
 	case *p.cached == 0:
 		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", p.tokens)
 	default:
@@ -133,7 +134,7 @@ func (q *inquiry) askTokenizer(ctx context.Context) {
 		}
 		return prompts[0].IDs, nil
 	}
-	if q.kind == vLLM || q.kind == sgLang {
+	if q.answers == tokenizer.VLLM || q.answers == tokenizer.SGLang {
 		mine, err := own(someText)
 		if err != nil {
 			q.found(AboutTokenizer, Wrong, "kvepp tokenize --text shows more", "kvepp cannot tokenize a text: %v", err)
