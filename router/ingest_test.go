@@ -71,16 +71,7 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 			began := time.Now()
 			for b.Loop() {
 				at := time.Now()
-				d := h.scratch.Get().(*decision)
-				s := h.pool.Acquire()
-				r, err := h.choose(d, s, &Request{}, &p)
-				if err != nil {
-					b.Fatal(err)
-				}
-				r.Free()
-				d.booked = d.booked[:0]
-				s.Release()
-				h.scratch.Put(d)
+				h.pick(&p)
 				took = append(took, time.Since(at))
 			}
 			close(stop)

@@ -452,6 +452,20 @@ func BenchmarkRoute(b *testing.B) {
 	}
 }
 
+// pick is the part of a decision after tokenization, with the booking and its end.
+func (h *house) pick(p *prompt) {
+	d := h.scratch.Get().(*decision)
+	s := h.pool.Acquire()
+	r, err := h.choose(d, s, &Request{}, p)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	r.Free()
+	d.booked = d.booked[:0]
+	s.Release()
+	h.scratch.Put(d)
+}
+
 // BenchmarkPick is the part after tokenization.
 func BenchmarkPick(b *testing.B) {
 	for _, blockSize := range []int{16, 64} {
@@ -472,16 +486,7 @@ func BenchmarkPick(b *testing.B) {
 				p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
 				b.ReportAllocs()
 				for b.Loop() {
-					d := h.scratch.Get().(*decision)
-					s := h.pool.Acquire()
-					r, err := h.choose(d, s, &Request{}, &p)
-					if err != nil {
-						b.Fatal(err)
-					}
-					r.Free()
-					d.booked = d.booked[:0]
-					s.Release()
-					h.scratch.Put(d)
+					h.pick(&p)
 				}
 			})
 		}
