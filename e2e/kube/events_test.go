@@ -108,24 +108,29 @@ func TestEvents(t *testing.T) {
 func TestRanks(t *testing.T) {
 	ctx, ns := t.Context(), "ranks"
 	port := freePorts(t, 6)
-	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port + 2)}
+	// found has each rank of an engine store a prompt, and finds it there: the second's is returned.
+	found := func(t *testing.T, e *engine, first, second string) (k *kvepp, url string, ofSecond []int) {
+		t.Helper()
+		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
+		k = startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+2))
+		k.ready(t)
+		k.has(t, 2)
+		url = envoy(t, k)
+		zero.subscribed(true)
+		one.subscribed(true)
+		ofFirst, ofSecond := prompt(8), prompt(8)
+		zero.stored(ofFirst)
+		one.stored(ofSecond)
+		finds(t, url, ofFirst, first, 8*blockSize)
+		finds(t, url, ofSecond, second, 8*blockSize)
+		return k, url, ofSecond
+	}
 
 	t.Run("a port each", func(t *testing.T) {
 		must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port, port+1)))
 		e := newEngine(t, ns, "engine", "a", port)
 		e.listen(t, port+1)
-		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
-		k := startKvepp(t, cluster.Kubeconfig, flags...)
-		k.ready(t)
-		k.has(t, 2)
-		url := envoy(t, k)
-		zero.subscribed(true)
-		one.subscribed(true)
-		first, second := prompt(8), prompt(8)
-		zero.stored(first)
-		one.stored(second)
-		finds(t, url, first, "a-rank-0/0", 8*blockSize)
-		finds(t, url, second, "a-rank-1/1", 8*blockSize)
+		k, url, second := found(t, e, "a-rank-0/0", "a-rank-1/1")
 		if by, want := complete(t, url, second).Header.Get("x-served-by"), fmt.Sprintf("%s:%d", e.pod.IPs[0], port+1); by != want {
 			t.Errorf("%s answered for rank 1, not %s", by, want)
 		}
@@ -144,18 +149,7 @@ func TestRanks(t *testing.T) {
 			Annotations: map[string]string{kube.RanksAnnotation: "2"}}}
 		e.listen(t, port)
 		e.run(t)
-		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
-		k := startKvepp(t, cluster.Kubeconfig, flags...)
-		k.ready(t)
-		k.has(t, 2)
-		url := envoy(t, k)
-		zero.subscribed(true)
-		one.subscribed(true)
-		first, second := prompt(8), prompt(8)
-		zero.stored(first)
-		one.stored(second)
-		finds(t, url, first, "b-rank-0/0", 8*blockSize)
-		finds(t, url, second, "b-rank-0/1", 8*blockSize)
+		_, url, second := found(t, e, "b-rank-0/0", "b-rank-0/1")
 		if rank := complete(t, url, second).Header.Get("x-rank"); rank != "1" {
 			t.Errorf("the request for rank 1 came with rank %q", rank)
 		}
