@@ -14,6 +14,12 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
+// Renamed is what a model is called on either side of a rewrite.
+type Renamed struct {
+	Asked, Served string
+	label         string // Asked, for metrics
+}
+
 // prompt is a request's body as routing sees it.
 type prompt struct {
 	model   string   // without an adapter's; empty when the body was not read
@@ -82,8 +88,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}
 	given = req.Hints.Over(body.Hints)
 	changes, salt := r.changes(), r.namespace(body, given.Tenant)
-	if rule, target := r.cfg.Rewrites.of(body.Model); rule != nil {
-		label := rule.label(body.Model)
+	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {
+		label := rule.Label(body.Model)
 		r.metrics.Rewritten(rule.Name, label, target)
 		if target != body.Model {
 			p.renamed = &Renamed{Asked: body.Model, Served: target, label: label}

@@ -10,23 +10,19 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/router/queue"
+	"kvepp/router/rewrite"
 )
 
-func rewrites(t *testing.T, rules ...Rewrite) *Rewrites {
+func rewrites(t *testing.T, rules ...rewrite.Rule) *rewrite.Rules {
 	t.Helper()
-	w := new(Rewrites)
-	if err := w.Set(rules); err != nil {
+	r := new(rewrite.Rules)
+	if err := r.Set(rules); err != nil {
 		t.Fatal(err)
 	}
-	return w
+	return r
 }
 
-func to(models ...string) (targets []RewriteTarget) {
-	for _, m := range models {
-		targets = append(targets, RewriteTarget{Model: m})
-	}
-	return targets
-}
+var toM = []rewrite.Target{{Model: "m"}}
 
 // A rewritten request is routed, tokenized and sent as one for the other model, and both names are told.
 func TestRewrittenModel(t *testing.T) {
@@ -36,7 +32,7 @@ func TestRewrittenModel(t *testing.T) {
 	if _, err := h.Route(t.Context(), completion("alias", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
 		t.Fatalf("without a rule: %v", err)
 	}
-	h.cfg.Rewrites = rewrites(t, Rewrite{Name: "first", Models: []string{"alias", "m"}, Targets: to("m")})
+	h.cfg.Rewrites = rewrites(t, rewrite.Rule{Name: "first", Models: []string{"alias", "m"}, Targets: toM})
 	r := h.route(completion("alias", tokens(0, 16)))
 	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil || *r.Renamed != (Renamed{"alias", "m", "alias"}) {
 		t.Errorf("routed to %s with %d cached tokens, renamed %v", r.Name, r.PredictedCachedTokens, r.Renamed)
@@ -65,53 +61,6 @@ func TestRewrittenModel(t *testing.T) {
 	}
 	if counted != 2 {
 		t.Errorf("%v rewrites are counted, want 2", counted)
-	}
-}
-
-// An exact name goes before a rule for all, and the first of each kind holds.
-func TestWhichRuleHolds(t *testing.T) {
-	w := rewrites(t, Rewrite{Name: "a", Targets: to("all")}, Rewrite{Name: "b", Models: []string{"x"}, Targets: to("first")},
-		Rewrite{Name: "c", Models: []string{"x", "y"}, Targets: to("second")}, Rewrite{Name: "d", Targets: to("never")})
-	for model, want := range map[string]string{"x": "b first x", "y": "c second y", "z": "a all other"} {
-		if rule, target := w.of(model); rule == nil || rule.Name+" "+target+" "+rule.label(model) != want {
-			t.Errorf("%s: %v %s, want %s", model, rule, target, want)
-		}
-	}
-	if rule, _ := new(Rewrites).of("x"); rule != nil {
-		t.Errorf("without rules: %v", rule)
-	}
-	before, _ := w.of("x")
-	for _, bad := range [][]Rewrite{{{Name: "n"}}, {{Name: "n", Targets: to("")}}, {{Name: "n", Models: []string{""}, Targets: to("m")}},
-		{{Name: "n", Targets: []RewriteTarget{{"m", -1}}}}, {{Name: "n", Targets: []RewriteTarget{{"m", maxRewriteWeight + 1}}}}} {
-		if err := w.Set(bad); err == nil || !strings.Contains(err.Error(), "n") {
-			t.Errorf("%v: %v", bad, err)
-		}
-	}
-	if after, _ := w.of("x"); after != before {
-		t.Error("refused rules took the place of the others")
-	}
-}
-
-func TestRewriteWeights(t *testing.T) {
-	for _, c := range []struct {
-		weights []int
-		want    []float64
-	}{{[]int{0, 0, 0, 0}, []float64{.25, .25, .25, .25}}, {[]int{90, 9, 1}, []float64{.9, .09, .01}}, {[]int{0, 5}, []float64{0, 1}}} {
-		rule := Rewrite{Name: "w", Models: []string{"x"}}
-		for i, weight := range c.weights {
-			rule.Targets = append(rule.Targets, RewriteTarget{Model: string(rune('a' + i)), Weight: weight})
-		}
-		w, drawn := rewrites(t, rule), make([]float64, len(c.weights))
-		const draws = 20000
-		for range draws {
-			_, target := w.of("x")
-			drawn[target[0]-'a']++
-		}
-		for i, want := range c.want { // five standard deviations of the widest are 0.018
-			if got := drawn[i] / draws; got < want-.02 || got > want+.02 || want == 0 && got != 0 {
-				t.Errorf("weights %v: %v of %s, want %v", c.weights, got, rule.Targets[i].Model, want)
-			}
-		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/router"
+	"kvepp/router/rewrite"
 	"kvepp/tokenizer"
 )
 
@@ -227,21 +228,13 @@ func (k *kubernetes) elect(ctx context.Context) (done func()) {
 }
 
 // obey puts what the cluster says of requests into force, until ctx ends: rules of the command line go before those of the cluster.
-func (k *kubernetes) obey(ctx context.Context, rules []router.Rewrite, rewrites *router.Rewrites, objectives *router.Objectives, log *slog.Logger) {
+func (k *kubernetes) obey(ctx context.Context, rules []rewrite.Rule, rewrites *rewrite.Rules, objectives *router.Objectives, log *slog.Logger) {
 	if k == nil || k.policies == nil {
 		return
 	}
 	go k.policies.Run(ctx, func(now kube.Policy) {
 		objectives.Set(now.Priorities)
-		all := slices.Clone(rules)
-		for _, from := range now.Rewrites {
-			rule := router.Rewrite{Name: from.Object, Models: from.Models}
-			for _, t := range from.Targets {
-				rule.Targets = append(rule.Targets, router.RewriteTarget(t))
-			}
-			all = append(all, rule)
-		}
-		if err := rewrites.Set(all); err != nil {
+		if err := rewrites.Set(slices.Concat(rules, now.Rewrites)); err != nil {
 			log.Error("model rewrites stay as they were", "error", err)
 		}
 	})

@@ -36,6 +36,7 @@ import (
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/router"
+	"kvepp/router/rewrite"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
@@ -88,7 +89,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	rewrites, objectives := new(router.Rewrites), new(router.Objectives)
+	rewrites, objectives := new(rewrite.Rules), new(router.Objectives)
 	if err := rewrites.Set(rules); err != nil {
 		return err
 	}

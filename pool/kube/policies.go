@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kvepp/router/rewrite"
 )
 
 // policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the cluster has
@@ -26,21 +27,8 @@ const maxPolicies = 10_000
 type Policy struct {
 	// Priorities are those of InferenceObjectives, by their names.
 	Priorities map[string]int32
-	// Rewrites are the rules of InferenceModelRewrites, those of older objects first.
-	Rewrites []Rewrite
-}
-
-// Rewrite is one rule of an InferenceModelRewrite.
-type Rewrite struct {
-	Object  string          // that it is of
-	Models  []string        // whose requests go to the targets; nil: those that no other rule names
-	Targets []RewriteTarget // one at least
-}
-
-// RewriteTarget is a model that requests may go to, with its part of them; all weights of a rule are 0: each has the same.
-type RewriteTarget struct {
-	Model  string
-	Weight int
+	// Rewrites are the rules of InferenceModelRewrites, those of older objects first, each named for its object.
+	Rewrites []rewrite.Rule
 }
 
 // Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp have to read
@@ -247,7 +235,7 @@ func parseObjective(u *unstructured.Unstructured) (priority int32, err error) {
 }
 
 // parseRewrite reads the rules of an object; all or none.
-func parseRewrite(u *unstructured.Unstructured) ([]Rewrite, error) {
+func parseRewrite(u *unstructured.Unstructured) ([]rewrite.Rule, error) {
 	var o struct {
 		Spec struct {
 			Rules []struct {
@@ -270,44 +258,36 @@ func parseRewrite(u *unstructured.Unstructured) ([]Rewrite, error) {
 	if len(o.Spec.Rules) > maxPolicies {
 		return nil, fmt.Errorf("%d rules: at most %d", len(o.Spec.Rules), maxPolicies)
 	}
-	var rules []Rewrite
+	var rules []rewrite.Rule
 	for i, from := range o.Spec.Rules {
-		rule, every := Rewrite{Object: u.GetName()}, false
+		rule, every := rewrite.Rule{Name: u.GetName()}, false
 		for _, m := range from.Matches {
-			if m.Model == nil {
+			switch {
+			case m.Model == nil:
 				every = true
-				continue
-			}
-			if m.Model.Type != "" && m.Model.Type != "Exact" {
+			case m.Model.Type != "" && m.Model.Type != "Exact":
 				return nil, fmt.Errorf("rule %d: matches of type %q are not known, only Exact", i, m.Model.Type)
+			default:
+				rule.Models = append(rule.Models, m.Model.Value)
 			}
-			if m.Model.Value == "" {
-				return nil, fmt.Errorf("rule %d: a match without a model's name", i)
-			}
-			rule.Models = append(rule.Models, m.Model.Value)
-		}
-		if every {
-			rule.Models = nil
 		}
 		weighed := 0
 		for _, t := range from.Targets {
-			target := RewriteTarget{Model: t.ModelRewrite}
-			if t.ModelRewrite == "" {
-				return nil, fmt.Errorf("rule %d: a target without a model's name", i)
-			}
+			target := rewrite.Target{Model: t.ModelRewrite}
 			if t.Weight != nil {
 				weighed++
-				if target.Weight = int(*t.Weight); target.Weight < 0 || target.Weight > 1_000_000 {
-					return nil, fmt.Errorf("rule %d: weight %d is not from 0 to 1000000", i, target.Weight)
-				}
+				target.Weight = int(*t.Weight)
 			}
 			rule.Targets = append(rule.Targets, target)
 		}
-		switch {
-		case len(rule.Targets) == 0:
-			return nil, fmt.Errorf("rule %d has no target", i)
-		case weighed != 0 && weighed != len(rule.Targets):
-			return nil, errors.New("either all targets of a rule have a weight, or none")
+		if err := rule.Check(); err != nil {
+			return nil, fmt.Errorf("rule %d: %w", i, err)
+		}
+		if weighed != 0 && weighed != len(rule.Targets) {
+			return nil, fmt.Errorf("rule %d: either all targets have a weight, or none", i)
+		}
+		if every {
+			rule.Models = nil
 		}
 		rules = append(rules, rule)
 	}

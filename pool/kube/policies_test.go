@@ -72,7 +72,7 @@ func (o *obeying) said() string {
 	}
 	slices.Sort(all)
 	for _, r := range o.last.Rewrites {
-		all = append(all, fmt.Sprintf("%s:%v%v", r.Object, r.Models, r.Targets))
+		all = append(all, fmt.Sprintf("%s:%v%v", r.Name, r.Models, r.Targets))
 	}
 	return strings.Join(all, " ")
 }
