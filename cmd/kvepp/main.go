@@ -38,6 +38,11 @@ endpoints.yaml:
     kvEvents: tcp://10.0.0.7:5557      # the engine's KV events (vLLM: --kv-events-config)
 `
 
+const serveHelp = `kvepp serve runs the endpoint picker.
+
+Flags, with the environment variables that say the same (a flag goes first, then KVEPP_*, then DYN_*):
+`
+
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)) }
 
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
@@ -48,22 +53,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	}
 	switch args[0] {
 	case "serve":
-		var o options
-		err := parseServe(&o, args[1:], getenv)
-		if errors.Is(err, pflag.ErrHelp) {
-			fmt.Fprintf(stdout, "kvepp serve runs the endpoint picker.\n\nFlags, with the environment variables that say the same (a flag goes first, then KVEPP_*, then DYN_*):\n%s",
-				serveFlags(new(options)).FlagUsagesWrapped(120))
-			return 0
-		}
-		if err != nil {
-			fmt.Fprintf(stderr, "kvepp serve: %v\n\"kvepp serve --help\" lists the flags.\n", err)
-			return 2
-		}
-		if err := serve(&o); err != nil {
-			fmt.Fprintf(stderr, "kvepp serve: %v\n", err)
-			return 1
-		}
-		return 0
+		return daemon("serve", serveHelp, serveFlags, parseServe, serve, args[1:], stdout, stderr, getenv)
 	case "check":
 		return checkWorkers(args[1:], stdout, stderr, getenv)
 	case "tokenize":
@@ -71,37 +61,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
 	case "indexer":
-		var o indexerOptions
-		err := parseIndexer(&o, args[1:], getenv)
-		if errors.Is(err, pflag.ErrHelp) {
-			fmt.Fprint(stdout, indexerHelp, indexerFlags(new(indexerOptions)).FlagUsagesWrapped(120))
-			return 0
-		}
-		if err != nil {
-			fmt.Fprintf(stderr, "kvepp indexer: %v\n\"kvepp indexer --help\" lists the flags.\n", err)
-			return 2
-		}
-		if err := runIndexer(&o); err != nil {
-			fmt.Fprintf(stderr, "kvepp indexer: %v\n", err)
-			return 1
-		}
-		return 0
+		return daemon("indexer", indexerHelp, indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
 	case "select":
-		var o selectOptions
-		err := parseSelect(&o, args[1:], getenv)
-		if errors.Is(err, pflag.ErrHelp) {
-			fmt.Fprint(stdout, selectHelp, selectFlags(new(selectOptions)).FlagUsagesWrapped(120))
-			return 0
-		}
-		if err != nil {
-			fmt.Fprintf(stderr, "kvepp select: %v\n\"kvepp select --help\" lists the flags.\n", err)
-			return 2
-		}
-		if err := runSelect(&o); err != nil {
-			fmt.Fprintf(stderr, "kvepp select: %v\n", err)
-			return 1
-		}
-		return 0
+		return daemon("select", selectHelp, selectFlags, parseSelect, runSelect, args[1:], stdout, stderr, getenv)
 	case "version", "--version":
 		fmt.Fprintln(stdout, version())
 		return 0
@@ -111,6 +73,26 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 	}
 	fmt.Fprintf(stderr, "kvepp: %q is no command; \"kvepp help\" lists them.\n", args[0])
 	return 2
+}
+
+// daemon is a command that runs until it is told to stop: options O are parsed from arguments and environment, and flags declares them
+// for its help. It returns the exit status.
+func daemon[O any](name, help string, flags func(*O) *pflag.FlagSet, parse func(*O, []string, func(string) string) error, run func(*O) error,
+	args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	var o O
+	switch err := parse(&o, args, getenv); {
+	case errors.Is(err, pflag.ErrHelp):
+		fmt.Fprint(stdout, help, flags(new(O)).FlagUsagesWrapped(120))
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags.\n", name, err, name)
+		return 2
+	}
+	if err := run(&o); err != nil {
+		fmt.Fprintf(stderr, "kvepp %s: %v\n", name, err)
+		return 1
+	}
+	return 0
 }
 
 // version says what was built, from the information Go puts into the binary.

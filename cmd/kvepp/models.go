@@ -64,18 +64,17 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 				l.err = fmt.Errorf("not loaded after --model-load-timeout, %s; is its file system there?", o.modelLoadTimeout)
 			}
 		}
-		model, err := l.model, l.err
-		if err != nil && urls[name] != "" {
-			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", err)
+		switch {
+		case l.err != nil && urls[name] != "":
+			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", l.err)
 			continue
-		}
-		models[name] = model
-		if err != nil {
+		case l.err != nil:
 			models[name] = nil
-			log.Error("the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a folder that it can use", "model", name, "folder", dir, "error", err)
+			log.Error("the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a folder that it can use", "model", name, "folder", dir, "error", l.err)
 			continue
 		}
-		if model.GeneralPattern() {
+		models[name] = l.model
+		if l.model.GeneralPattern() {
 			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
 		}
 		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
