@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -154,23 +153,4 @@ func (a *Answer) read(object []byte) {
 		a.UpstreamPrefill = id
 		a.UpstreamRanks = [2]string{r.NVExt.WorkerID.PrefillRank.String(), r.NVExt.WorkerID.DecodeRank.String()}
 	}
-}
-
-// InstanceID returns the id by which Dynamo knows the worker now.
-func (w *Worker) InstanceID(ctx context.Context) (string, error) {
-	var health struct {
-		Instances []struct {
-			Namespace, Endpoint string
-			InstanceID          json.Number `json:"instance_id"`
-		}
-	}
-	if err := getJSON(ctx, "http://"+w.Address+"/health", &health); err != nil {
-		return "", err
-	}
-	for _, in := range health.Instances {
-		if in.Namespace == w.Namespace && in.Endpoint == "generate" {
-			return in.InstanceID.String(), nil
-		}
-	}
-	return "", fmt.Errorf("stack: %s has no instance", w.Name)
 }

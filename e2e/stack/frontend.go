@@ -31,8 +31,7 @@ func ServedName(model int) string { return "model-" + strconv.Itoa(model) }
 // waits until all are served. On an error nothing is left running.
 func StartFrontend(ctx context.Context, cfg Config, models []string, blockSize int) (_ *Frontend, err error) {
 	if cfg.Tools == "" {
-		return nil, errors.New("stack: Dynamo is not installed: run this through make, or set KVEPP_TOOLS to what " +
-			"e2e/tools/install.sh tools prints")
+		return nil, errNotInstalled
 	}
 	s := &Stack{cfg: cfg, dir: cfg.Dir}
 	if s.dir == "" {

@@ -2,7 +2,6 @@ package stack
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -36,8 +35,7 @@ func StartSelectors(ctx context.Context, cfg Config, env []string, args ...strin
 
 func startServices(ctx context.Context, cfg Config, x *Services, args ...string) (_ *Services, err error) {
 	if cfg.Tools == "" {
-		return nil, errors.New("stack: Dynamo is not installed: run this through make, or set KVEPP_TOOLS to what " +
-			"e2e/tools/install.sh tools prints")
+		return nil, errNotInstalled
 	}
 	x.stack = &Stack{cfg: cfg, temp: true}
 	if x.stack.dir, err = os.MkdirTemp("", "kvepp-services-"); err != nil {

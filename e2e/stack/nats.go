@@ -1,0 +1,34 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+func (s *Stack) natsURL() string { return fmt.Sprintf("nats://127.0.0.1:%d", s.natsPort) }
+
+// startNATS starts the NATS server and waits until it listens.
+func (s *Stack) startNATS(ctx context.Context) (err error) {
+	s.nats, err = s.spawn("nats-server", nil, filepath.Join(s.cfg.Tools, "bin/nats-server"), "-a", "127.0.0.1", "-p", strconv.Itoa(s.natsPort))
+	if err != nil {
+		return err
+	}
+	return s.up(ctx, "the NATS server", func() error {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.natsURL(), "nats://"))
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}, s.nats)
+}
+
+// RestartNATS ends the NATS server as a crash would, lets meanwhile run without it, and starts it again.
+func (s *Stack) RestartNATS(ctx context.Context, meanwhile func()) error {
+	s.nats.Kill()
+	meanwhile()
+	return s.startNATS(ctx)
+}
