@@ -1,0 +1,233 @@
+package tokenizer
+
+import (
+	"slices"
+	"strings"
+
+	"kvepp/chattemplate"
+)
+
+// fit gives the messages, which it may change, the form that the template takes.
+func (c *dynamoChat) fit(t *dynamoTemplate, messages []any) ([]any, error) {
+	if t.demoteSystem {
+		messages = demoteSystem(messages)
+	}
+	if t.mergeUsers {
+		messages = mergeUsers(messages)
+	}
+	for _, item := range messages {
+		message, _ := item.(*chattemplate.Dict)
+		c.fitContent(message)
+		if err := fitArguments(t, message); err != nil {
+			return nil, err
+		}
+		if role, _ := message.Get("role"); role == "assistant" {
+			fitReasoning(t, message)
+		}
+	}
+	return messages, nil
+}
+
+func role(message any) string {
+	d, _ := message.(*chattemplate.Dict)
+	role, _ := get[string](d, "role")
+	return role
+}
+
+// demoteSystem joins the leading system messages, and makes users of those that come later.
+func demoteSystem(messages []any) []any {
+	leading := 0
+	for leading < len(messages) && role(messages[leading]) == "system" {
+		leading++
+	}
+	for _, extra := range messages[min(1, leading):leading] {
+		joinContent(messages[0], extra)
+	}
+	if leading > 1 {
+		messages = slices.Delete(messages, 1, leading)
+	}
+	for _, message := range messages[min(1, len(messages)):] {
+		if d, ok := message.(*chattemplate.Dict); ok && role(d) == "system" {
+			d.Set("role", "user")
+		}
+	}
+	return messages
+}
+
+// mergeUsers joins users' messages that follow one another.
+func mergeUsers(messages []any) []any {
+	var merged []any
+	for _, message := range messages {
+		if n := len(merged); n > 0 && role(message) == "user" && role(merged[n-1]) == "user" {
+			joinContent(merged[n-1], message)
+			continue
+		}
+		merged = append(merged, message)
+	}
+	return merged
+}
+
+// joinContent adds a message's content to another's, whose content then is its last field.
+func joinContent(to, from any) {
+	target, _ := to.(*chattemplate.Dict)
+	source, _ := from.(*chattemplate.Dict)
+	a, _ := target.Get("content")
+	b, _ := source.Get("content")
+	var joined any
+	switch a := a.(type) {
+	case nil:
+		joined = b
+	case string:
+		switch b := b.(type) {
+		case string:
+			if a != "" && b != "" {
+				a += "\n\n"
+			}
+			joined = a + b
+		case *chattemplate.List:
+			parts := []any{}
+			if a != "" {
+				parts = append(parts, textPart(a))
+			}
+			joined = chattemplate.NewList(append(parts, b.Items...)...)
+		}
+	case *chattemplate.List:
+		items := slices.Clone(a.Items)
+		switch b := b.(type) {
+		case string:
+			if b != "" {
+				items = append(items, textPart(b))
+			}
+		case *chattemplate.List:
+			items = append(items, b.Items...)
+		}
+		joined = chattemplate.NewList(items...)
+	}
+	swapRemove(target, "content")
+	target.Set("content", joined)
+}
+
+// swapRemove removes a key, whose place the last key takes, as serde_json's maps do.
+func swapRemove(d *chattemplate.Dict, name string) {
+	if _, ok := d.Get(name); !ok {
+		return
+	}
+	var last string
+	for key := range d.All() {
+		last, _ = key.(string)
+	}
+	moved, _ := d.Get(last)
+	kept := chattemplate.NewDict()
+	for key, value := range d.All() {
+		switch key {
+		case name:
+			if last != name {
+				kept.Set(last, moved)
+			}
+		case last:
+		default:
+			if key, ok := key.(string); ok {
+				kept.Set(key, value)
+			}
+		}
+	}
+	*d = *kept
+}
+
+// fitContent makes parts of a string, or a string of text parts, joined by newlines. A list without parts stays one.
+func (c *dynamoChat) fitContent(message *chattemplate.Dict) {
+	content, _ := message.Get("content")
+	switch content := content.(type) {
+	case string:
+		if c.wantsParts {
+			message.Set("content", chattemplate.NewList(textPart(content)))
+		}
+	case *chattemplate.List:
+		if c.wantsParts || len(content.Items) == 0 {
+			return
+		}
+		if text, ok := joinTexts(content, "\n"); ok {
+			message.Set("content", text)
+		}
+	}
+}
+
+// fitArguments parses the arguments of calls, unless the template takes strings. What is no JSON stays a string.
+func fitArguments(t *dynamoTemplate, message *chattemplate.Dict) error {
+	if calls, ok := get[*chattemplate.List](message, "tool_calls"); ok && !t.argumentsString {
+		for _, item := range calls.Items {
+			call, _ := item.(*chattemplate.Dict)
+			if err := parseArguments(call, "function"); err != nil {
+				return err
+			}
+		}
+	}
+	return parseArguments(message, "function_call")
+}
+
+// maxRustDepth is how deep JSON nests that serde_json reads.
+const maxRustDepth = 127
+
+func parseArguments(of *chattemplate.Dict, key string) error {
+	function, _ := get[*chattemplate.Dict](of, key)
+	text, ok := get[string](function, "arguments")
+	if !ok {
+		return nil
+	}
+	parsed, err := chattemplate.ParseJSON([]byte(text))
+	if err != nil {
+		return nil
+	}
+	if err := checkRustJSON(text, parsed); err != nil {
+		return err
+	}
+	function.Set("arguments", parsed)
+	return nil
+}
+
+// checkRustJSON refuses arguments that serde_json does not read, or reads as other numbers. parsed is what text says.
+func checkRustJSON(text string, parsed any) error {
+	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && nesting(parsed) > maxRustDepth {
+		return errNotReproduced("arguments nested this deep")
+	}
+	return chattemplate.CheckRustNumbers(parsed)
+}
+
+// fitReasoning puts an assistant's reasoning into its content, between <think> tags, for a template that does not read it,
+// and joins its segments for a template that reads one string.
+func fitReasoning(t *dynamoTemplate, message *chattemplate.Dict) {
+	reasoning, _ := message.Get("reasoning_content")
+	var segments []string
+	switch r := reasoning.(type) {
+	case string:
+		segments = []string{r}
+	case *chattemplate.List:
+		for _, item := range r.Items {
+			if s, _ := item.(string); s != "" {
+				segments = append(segments, s)
+			}
+		}
+		if t.reasoning && t.reasoningString {
+			message.Set("reasoning_content", strings.Join(segments, "\n"))
+			return
+		}
+	}
+	thought := ""
+	for _, s := range segments {
+		if s != "" {
+			thought += "<think>" + s + "</think>"
+		}
+	}
+	if t.reasoning || thought == "" {
+		return
+	}
+	switch content, _ := message.Get("content"); c := content.(type) {
+	case nil:
+		message.Set("content", thought)
+	case string:
+		message.Set("content", thought+c)
+	case *chattemplate.List:
+		message.Set("content", chattemplate.NewList(append([]any{textPart(thought)}, c.Items...)...))
+	}
+	swapRemove(message, "reasoning_content")
+}

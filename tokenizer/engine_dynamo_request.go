@@ -1,0 +1,274 @@
+package tokenizer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"kvepp/chattemplate"
+)
+
+// dynamoMessages returns the messages as the frontend's types hold them: known fields in a fixed order, nothing that is
+// null. The messages are new.
+func dynamoMessages(list *chattemplate.List) ([]any, error) {
+	messages := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		message, _ := item.(*chattemplate.Dict)
+		typed, err := dynamoMessage(message)
+		if err != nil {
+			return nil, fmt.Errorf("%w (message %d)", err, i)
+		}
+		messages[i] = typed
+	}
+	return messages, nil
+}
+
+func dynamoMessage(message *chattemplate.Dict) (*chattemplate.Dict, error) {
+	role, _ := get[string](message, "role")
+	typed := dict("role", role)
+	content, _ := message.Get("content")
+	for _, key := range []string{"tools", "partial"} {
+		if v, _ := message.Get(key); v != nil {
+			return nil, refused("'" + key + "' in a message")
+		}
+	}
+	if content != nil || role != "assistant" && role != "function" {
+		parts, err := dynamoContent(content, role == "user")
+		if err != nil {
+			return nil, err
+		}
+		typed.Set("content", parts)
+	}
+	switch role {
+	case "developer", "system", "user":
+		return typed, copyStrings(typed, message, "name")
+	case "tool":
+		if err := copyStrings(typed, message, "tool_call_id"); err != nil {
+			return nil, err
+		}
+		if _, ok := typed.Get("tool_call_id"); !ok {
+			return nil, refused("a tool's message without tool_call_id")
+		}
+		return typed, nil
+	case "assistant":
+		return typed, dynamoAssistant(typed, message)
+	}
+	return nil, errNotReproduced(fmt.Sprintf("a message of the role %q", role))
+}
+
+// copyStrings copies fields that are strings, and leaves out those that are null or absent.
+func copyStrings(to, from *chattemplate.Dict, names ...string) error {
+	for _, name := range names {
+		v, _ := from.Get(name)
+		switch v.(type) {
+		case nil:
+		case string:
+			to.Set(name, v)
+		default:
+			return refused("a '" + name + "' that is no string")
+		}
+	}
+	return nil
+}
+
+// dynamoContent returns text, or a list of parts: text, and if media may be there, what stands for images, videos and sound.
+func dynamoContent(content any, media bool) (any, error) {
+	list, ok := content.(*chattemplate.List)
+	if !ok {
+		if text, ok := content.(string); ok {
+			return text, nil
+		}
+		return nil, refused("content that is neither a string nor a list of parts")
+	}
+	parts := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		part, _ := item.(*chattemplate.Dict)
+		kind, _ := get[string](part, "type")
+		text, ok := get[string](part, "text")
+		if held := mediaKinds[kind]; media && strings.HasSuffix(kind, "_url") && held != "" {
+			parts[i] = dict("type", held)
+			continue
+		}
+		if marked, _ := part.Get("prompt_cache_breakpoint"); kind != "text" || !ok || marked != nil {
+			return nil, errNotReproduced("a content part other than text")
+		}
+		parts[i] = textPart(text)
+	}
+	return chattemplate.NewList(parts...), nil
+}
+
+// dynamoAssistant adds an assistant's further fields.
+func dynamoAssistant(typed, message *chattemplate.Dict) error {
+	reasoning, _ := message.Get("reasoning_content")
+	other, _ := message.Get("reasoning")
+	if reasoning == nil {
+		reasoning = other
+	} else if other != nil {
+		return refused("both reasoning_content and reasoning")
+	}
+	switch r := reasoning.(type) {
+	case nil:
+	case string:
+		typed.Set("reasoning_content", r)
+	case *chattemplate.List:
+		for _, item := range r.Items {
+			if _, ok := item.(string); !ok {
+				return refused("reasoning that is no list of strings")
+			}
+		}
+		typed.Set("reasoning_content", chattemplate.NewList(slices.Clone(r.Items)...))
+	default:
+		return refused("reasoning that is neither a string nor a list of strings")
+	}
+	if err := copyStrings(typed, message, "refusal", "name"); err != nil {
+		return err
+	}
+	if audio, _ := message.Get("audio"); audio != nil {
+		return errNotReproduced("audio")
+	}
+	if v, _ := message.Get("tool_calls"); v != nil {
+		calls, ok := v.(*chattemplate.List)
+		if !ok {
+			return refused("tool_calls that are no list")
+		}
+		out := make([]any, len(calls.Items))
+		for i, item := range calls.Items {
+			call, _ := item.(*chattemplate.Dict)
+			id, hasID := get[string](call, "id")
+			kind, _ := call.Get("type")
+			function, isObject := get[*chattemplate.Dict](call, "function")
+			if !hasID || !isObject || kind != nil && kind != "function" {
+				return refused("a tool call that is not {id, type: function, function}")
+			}
+			typedFunction, err := dynamoFunctionCall(function)
+			if err != nil {
+				return err
+			}
+			out[i] = dict("id", id, "type", "function", "function", typedFunction)
+		}
+		typed.Set("tool_calls", chattemplate.NewList(out...))
+	}
+	if v, _ := message.Get("function_call"); v != nil {
+		function, _ := v.(*chattemplate.Dict)
+		typedFunction, err := dynamoFunctionCall(function)
+		if err != nil {
+			return err
+		}
+		typed.Set("function_call", typedFunction)
+	}
+	return nil
+}
+
+// dynamoFunctionCall returns a call whose arguments are a string of JSON.
+func dynamoFunctionCall(function *chattemplate.Dict) (*chattemplate.Dict, error) {
+	name, ok := get[string](function, "name")
+	if !ok {
+		return nil, refused("a function call without a name")
+	}
+	arguments, _ := function.Get("arguments")
+	if object, isObject := arguments.(*chattemplate.Dict); isObject {
+		text, err := chattemplate.RustJSON(object)
+		if err != nil {
+			return nil, err
+		}
+		arguments = text
+	}
+	if _, ok := arguments.(string); !ok {
+		return nil, refused("arguments that are neither a string nor an object")
+	}
+	return dict("name", name, "arguments", arguments), nil
+}
+
+// dynamoTools returns the tools with the fields that the frontend knows, and what it adds for templates that expect it:
+// a description, and in parameters a type and properties.
+func dynamoTools(list *chattemplate.List) (*chattemplate.List, error) {
+	if list == nil {
+		return nil, nil
+	}
+	tools := make([]any, len(list.Items))
+	for i, item := range list.Items {
+		tool, _ := item.(*chattemplate.Dict)
+		function, _ := get[*chattemplate.Dict](tool, "function")
+		name, named := get[string](function, "name")
+		if kind, _ := tool.Get("type"); kind != "function" || !named {
+			return nil, refused("a tool that is not {type: function, function: {name}}")
+		}
+		typed := dict("name", name)
+		if err := copyStrings(typed, function, "description"); err != nil {
+			return nil, err
+		}
+		if v, _ := function.Get("parameters"); v != nil {
+			if err := chattemplate.CheckRustNumbers(v); err != nil {
+				return nil, err
+			}
+			typed.Set("parameters", dynamoParameters(v))
+		}
+		switch strict, _ := function.Get("strict"); strict.(type) {
+		case nil:
+		case bool:
+			typed.Set("strict", strict)
+		default:
+			return nil, refused("a 'strict' that is no boolean")
+		}
+		if _, ok := typed.Get("description"); !ok {
+			typed.Set("description", "")
+		}
+		tools[i] = dict("type", "function", "function", typed)
+	}
+	return chattemplate.NewList(tools...), nil
+}
+
+func dynamoParameters(v any) any {
+	parameters, ok := v.(*chattemplate.Dict)
+	if !ok {
+		return v
+	}
+	_, typed := parameters.Get("type")
+	_, listed := parameters.Get("properties")
+	if typed && listed {
+		return parameters
+	}
+	parameters = parameters.Clone()
+	if !typed {
+		parameters.Set("type", "object")
+	}
+	if !listed {
+		parameters.Set("properties", chattemplate.NewDict())
+	}
+	return parameters
+}
+
+// dynamoTag marks the end of the final message that is to be continued.
+func dynamoTag(messages []any) error {
+	last, _ := messages[len(messages)-1].(*chattemplate.Dict)
+	content, _ := last.Get("content")
+	switch c := content.(type) {
+	case string:
+		if c != "" {
+			last.Set("content", c+continueTag)
+			return nil
+		}
+	case *chattemplate.List:
+		for _, item := range slices.Backward(c.Items) {
+			part, _ := item.(*chattemplate.Dict)
+			if text, _ := get[string](part, "text"); text != "" {
+				part.Set("text", text+continueTag)
+				return nil
+			}
+		}
+	}
+	return errNotContinued
+}
+
+// dynamoCut cuts the text at the tag, and white space before it if the template trimmed the message.
+func dynamoCut(text string) (string, error) {
+	at := strings.LastIndex(text, strings.TrimRight(continueTag, " "))
+	switch {
+	case at < 0:
+		return "", errNotContinued
+	case strings.HasPrefix(text[at:], continueTag):
+		return text[:at], nil
+	}
+	return strings.TrimRightFunc(text[:at], unicode.IsSpace), nil
+}

@@ -1,0 +1,137 @@
+package tokenizer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"kvepp/chattemplate"
+	"kvepp/internal/apibody"
+)
+
+// The variables by which templates turn thinking on and off.
+const (
+	thinking       = "thinking"
+	enableThinking = "enable_thinking"
+	thinkingMode   = "thinking_mode"
+)
+
+// dynamoKwargs returns the client's variables, with its wishes about thinking said in every name that templates read.
+func dynamoKwargs(request *apibody.Request, settings *DynamoSettings) (*chattemplate.Dict, error) {
+	kwargs := chattemplate.NewDict()
+	if request.ChatTemplateKwargs != nil {
+		kwargs = request.ChatTemplateKwargs.Clone()
+	}
+	if _, ok := kwargs.Get("chat_template"); ok {
+		return nil, refused("a chat_template among the template's arguments")
+	}
+	if err := chattemplate.CheckRustNumbers(kwargs); err != nil {
+		return nil, err
+	}
+	if request.API != apibody.Messages {
+		if err := resolveThinking(request, kwargs); err != nil {
+			return nil, err
+		}
+	}
+	settings.defaultThinking(request, kwargs)
+	decided, err := sameThinking(kwargs)
+	if err == nil {
+		settings.lastWord(request, kwargs, decided)
+	}
+	return kwargs, err
+}
+
+// sameThinking says in both names whether the model is to think, and reports whether a variable decides that.
+func sameThinking(kwargs *chattemplate.Dict) (decided bool, err error) {
+	for _, name := range []string{thinking, enableThinking, thinkingMode} {
+		v, _ := kwargs.Get(name)
+		switch v := v.(type) {
+		case bool:
+			if name == enableThinking || name == thinking {
+				kwargs.Set(thinking, v)
+				kwargs.Set(enableThinking, v)
+				return true, nil
+			}
+		case nil:
+			continue
+		case string:
+			switch mode := strings.ToLower(v); {
+			case name != thinkingMode:
+			case mode == "enabled" || mode == "disabled":
+				kwargs.Set(thinking, mode == "enabled")
+				kwargs.Set(enableThinking, mode == "enabled")
+				return true, nil
+			case mode == "adaptive" || mode == "chat" || mode == "thinking":
+				return false, nil
+			}
+		}
+		return false, errNotReproduced(fmt.Sprintf("%s of %v", name, v))
+	}
+	return false, nil
+}
+
+// dynamoEfforts are the values of reasoning_effort that the frontend takes.
+var dynamoEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+// resolveThinking decides whether the model is to think, by the request's thinking, the template's arguments and
+// reasoning_effort, in this order.
+func resolveThinking(request *apibody.Request, kwargs *chattemplate.Dict) error {
+	effort, _ := kwargs.Get("reasoning_effort")
+	if request.ReasoningEffort != "" {
+		if !slices.Contains(dynamoEfforts, request.ReasoningEffort) {
+			return refused("this reasoning_effort")
+		}
+		effort = request.ReasoningEffort
+	}
+	set := func(on bool) {
+		kwargs.Set(thinking, on)
+		kwargs.Set(enableThinking, on)
+		mode := "disabled"
+		if on {
+			mode = "enabled"
+		}
+		kwargs.Set(thinkingMode, mode)
+	}
+	controlled := effort != nil || request.Thinking != nil
+	for _, name := range []string{thinking, enableThinking, thinkingMode} {
+		_, given := kwargs.Get(name)
+		controlled = controlled || given
+	}
+	if !controlled {
+		return nil
+	}
+	wish := request.Thinking
+	if object, ok := wish.(*chattemplate.Dict); ok {
+		wish, _ = object.Get("type")
+	}
+	switch wish {
+	case nil:
+	case true, "enabled":
+		set(true)
+	case false, "disabled":
+		set(false)
+	default:
+		return errNotReproduced("this 'thinking'")
+	}
+	decided := false
+	for _, name := range []string{thinking, enableThinking} {
+		if on, ok := get[bool](kwargs, name); ok && !decided {
+			set(on)
+			decided = true
+		}
+	}
+	mode, _ := get[string](kwargs, thinkingMode)
+	switch mode = strings.ToLower(mode); {
+	case decided || mode == "adaptive":
+	case mode == "enabled" || mode == "disabled":
+		set(mode == "enabled")
+	default:
+		if grade, ok := effort.(string); ok {
+			set(grade != "none")
+		}
+	}
+	if effort != nil {
+		kwargs.Set("reasoning_effort", effort)
+	}
+	return nil
+}
