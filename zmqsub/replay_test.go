@@ -1,0 +1,234 @@
+package zmqsub
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestReplayOnConnectAndOnGap(t *testing.T) {
+	for _, shape := range []struct {
+		name  string
+		topic string
+		reply func(from, to uint64) [][]any
+	}{{"three frames", "", threeFrames}, {"four frames", "kv", fourFrames}} {
+		t.Run(shape.name, func(t *testing.T) {
+			var sent atomic.Uint64
+			sent.Store(3)
+			replays := offerReplay(t, func(from uint64) [][]any { return shape.reply(from, sent.Load()) })
+			p := publish(t, "")
+			r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+			p.subscribed(1)
+			want := []string{"0 kv:p0", "1 kv:p1", "2 kv:p2"}
+			for i := range want {
+				want[i] = strings.Replace(want[i], "kv", shape.topic, 1)
+			}
+			r.want(t, want...)
+
+			// 3 to 5 are lost on the way; the replay, which already has 7, asks from the last one delivered, 2.
+			sent.Store(8)
+			for _, seq := range []uint64{6, 7, 8} {
+				p.send("live", seq, fmt.Sprintf("p%d", seq))
+			}
+			for seq := 3; seq < 8; seq++ {
+				want = append(want, fmt.Sprintf("%d %s:p%d", seq, shape.topic, seq))
+			}
+			r.want(t, append(want, "8 live:p8")...)
+			if first, second := <-replays.asked, <-replays.asked; first != 0 || second != 2 {
+				t.Errorf("asked for replays from %d and %d, want 0 and 2", first, second)
+			}
+		})
+	}
+}
+
+func TestReplayIncomplete(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any {
+		if from == 0 {
+			return [][]any{{endNumber, ""}}
+		}
+		return threeFrames(4, 6) // what was before has left the buffer
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	// The replay of the connection comes first: one after message 0 that does not know of it would mean a new life.
+	if from := <-replays.asked; from != 0 {
+		t.Fatalf("the first replay was asked from %d, want 0", from)
+	}
+	p.send("", 0, "p0")
+	p.send("", 1, "p1")
+	p.send("", 7, "p7")
+	r.want(t, "0 :p0", "1 :p1", "gap 2-4", "4 :p4", "5 :p5", "gap 6-7", "7 :p7")
+}
+
+func TestReplayTimesOut(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any { return threeFrames(from, 2)[:2-from] }) // never an end
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Second})
+	p.subscribed(1)
+	r.want(t, "0 :p0", "1 :p1")
+	p.send("", 4, "p4")
+	r.want(t, "0 :p0", "1 :p1", "gap 2-4", "4 :p4")
+}
+
+func TestReplayUnreachable(t *testing.T) {
+	gone, _ := reserve(t)
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.replayConnect = 50 * time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone, ReplayTimeout: time.Hour}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	p.send("", 2, "p2")
+	p.send("", 4, "p4")
+	r.want(t, "gap 0-2", "2 :p2", "gap 3-4", "4 :p4")
+	// Once in vain is enough for a while. There is one for each gap, and one for the connection, unless the first message was
+	// read before it.
+	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped < 1 || skipped > 2 {
+		t.Errorf("%d replays tried and %d skipped, want 1 and 1 or 2", tried, skipped)
+	}
+}
+
+// What is lost while the replay socket is not there is had when it is.
+func TestReplayComesLater(t *testing.T) {
+	gone, free := reserve(t)
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.replayConnect, h.timing.replayPause = 50*time.Millisecond, 200*time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	p.send("", 2, "p2")
+	r.want(t, "gap 0-2", "2 :p2")
+	free()
+	offerReplayAt(t, gone, func(from uint64) [][]any { return threeFrames(from, 3) })
+	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2")
+	p.send("", 3, "p3")
+	r.want(t, "gap 0-2", "2 :p2", "restart", "0 :p0", "1 :p1", "2 :p2", "3 :p3")
+}
+
+// A publisher whose socket is full leaves out what comes next, be it the end.
+func TestReplayInPieces(t *testing.T) {
+	asked := 0
+	replays := offerReplay(t, func(from uint64) [][]any {
+		whole := threeFrames(from, 8)
+		switch asked++; asked {
+		case 1:
+			return whole[:3] // 0 to 2
+		case 2:
+			return append(slices.Clone(whole[:3]), whole[5:]...) // 2 to 4, then 7
+		}
+		return whole
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	r.want(t, "0 :p0", "1 :p1", "2 :p2", "3 :p3", "4 :p4", "5 :p5", "6 :p6", "7 :p7")
+	for _, want := range []uint64{0, 2, 4} {
+		if from := <-replays.asked; from != want {
+			t.Errorf("asked from %d, want %d", from, want)
+		}
+	}
+}
+
+// A publisher that dies before it answers holds nobody.
+func TestReplayCut(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any { return nil })
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Hour})
+	p.subscribed(1)
+	<-replays.asked
+	p.close()
+	r.until(t, "the end of the replay and of the connection", func() bool { return r.count("replay_cut") == 1 && r.count("disconnected") == 1 })
+}
+
+// A message between the first replay and the arrival of the subscription is not missed until the next message comes.
+func TestSecondLook(t *testing.T) {
+	asked := 0
+	replays := offerReplay(t, func(from uint64) [][]any {
+		asked++
+		return threeFrames(0, uint64(asked)-1)
+	})
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.lookAgain = 50 * time.Millisecond
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	r.want(t, "0 :p0")
+}
+
+func TestReplayMalformed(t *testing.T) {
+	replays := offerReplay(t, func(from uint64) [][]any {
+		strange := [][]any{{"x"}, {"1", "2", "3", "4"}, {"seven77", "x"}}
+		replies := append(strange, threeFrames(from, 2)[:2-from]...)
+		return append(replies, []any{binary.BigEndian.AppendUint64(nil, math.MaxUint64-1), "a snapshot follows"}, []any{"not", "read"})
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	r.want(t,
+		"malformed: zmqsub: replayed message of 2 frames, want an empty one and 2 or 3 more",
+		"malformed: zmqsub: replayed message of 5 or more frames, want an empty one and 2 or 3 more",
+		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
+		"0 :p0", "1 :p1",
+		"malformed: zmqsub: replayed message numbered 18446744073709551614, which is none of a past message: the rest of the answer is not read")
+	p.send("", 2, "p2")
+	r.until(t, "a live message", func() bool { return r.count("2 :p2") == 1 })
+}
+
+// The publisher restarts and, before the connection is back, has sent more than ever before: only the replay can tell.
+func TestRestartBehindHigherNumbers(t *testing.T) {
+	var life atomic.Value
+	life.Store("old")
+	replays := offerReplay(t, func(from uint64) (replies [][]any) {
+		for _, reply := range threeFrames(from, 3) {
+			if reply[1] != "" {
+				reply[1] = life.Load().(string) + reply[1].(string)
+			}
+			replies = append(replies, reply)
+		}
+		return replies
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	before := []string{"0 :oldp0", "1 :oldp1", "2 :oldp2"}
+	r.want(t, before...)
+	p.close()
+	r.until(t, "the disconnect", func() bool { return r.count("disconnected") == 1 })
+	life.Store("new")
+	q := publish(t, p.endpoint)
+	q.subscribed(1)
+	r.want(t, append(before, "restart", "0 :newp0", "1 :newp1", "2 :newp2")...)
+}
+
+func TestCloseDuringReplay(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any { return nil })
+	p := publish(t, "")
+	_, s := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: time.Hour})
+	p.subscribed(1)
+	select {
+	case <-replays.asked:
+	case <-time.After(patience):
+		t.Fatal("no replay was asked for")
+	}
+	closed := make(chan struct{})
+	go func() { s.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Fatal("Close did not return")
+	}
+}
