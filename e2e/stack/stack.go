@@ -93,7 +93,7 @@ type Stack struct {
 	kvepp                     *process.Process
 	grpc, health, prom, admin int // kvepp's ports
 	natsPort                  int
-	Envoy                     *Envoy // the first, of override-host.yaml
+	Envoy                     *Envoy // the first
 	envoys                    []*Envoy
 	closing                   sync.Once
 }
