@@ -1,7 +1,8 @@
 // Package extproc speaks Envoy's external processing protocol and nothing else: one gRPC stream is one HTTP request.
 //
 // It owns the stream's state machine, the wire names of the endpoint-picker protocol, and the mapping of errors to HTTP.
-// It never decides where a request goes (package router does) and never changes a body.
+// It never decides where a request goes, nor what upstream gets in place of a body (package router does both); of an answer it changes
+// the model's name alone, where the router renamed it.
 //
 // Concurrency: a Server serves any number of streams; each stream is one goroutine and shares nothing with the others.
 //
