@@ -1,7 +1,6 @@
 //go:build !amd64 && !arm64
 
-// Package prefetch does nothing here; see prefetch.go.
-package prefetch
+package prefetch // which does nothing here
 
 import "unsafe"
 

@@ -1,7 +1,8 @@
 // Package dynamo reads which workers are alive, and what they say of themselves, from Dynamo's service discovery.
 //
 // It owns the formats of Dynamo's discovery records (instances and model cards) and the join of the endpoints file with
-// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store; other backends come beside it.
+// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store, and what workers write into Kubernetes,
+// which package pool/kube hands it; frontends are asked what they know where workers are registered elsewhere.
 //
 // Source: dynamo-runtime 1.6.1, discovery and storage; dynamo-llm 1.6.1, model_card.
 package dynamo
