@@ -14,6 +14,8 @@
 #   install.sh kube [PROGRAM...]
 #                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
 #                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
+#   install.sh istio    Istio's control plane, and the conformance tests of the Gateway API Inference Extension with the server
+#                       that they send requests to
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -159,6 +161,14 @@ media() {
 	printf '%s\n' "$folder"
 }
 
+# compile MODULE FILE build|test ARGUMENT...: builds a program in a module below e2e/kube, with the versions that it pins.
+compile() {
+	module=$1 file=$2 command=$3
+	shift 3
+	(cd "$here/../kube/$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go "$command" -mod=readonly -trimpath -buildvcs=false -o "$file.$$" "$@") >&2
+	mv "$file.$$" "$file"
+}
+
 # kube builds programs of Kubernetes with the versions that e2e/kube/k8sbin pins, and with those of e2e/kube/kindbin what a kind
 # cluster needs besides. The largest, kube-apiserver, takes minutes the first time; what they have in common is compiled once.
 kube() {
@@ -182,11 +192,29 @@ kube() {
 			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
 		esac
 		say "building $program for Kubernetes $version into $folder (all of it takes minutes, once)"
-		(cd "$versions/$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false \
-			-ldflags "-s -w $stamps" -o "$folder/$program.$$" "$package") >&2
-		mv "$folder/$program.$$" "$folder/$program"
+		compile $module "$folder/$program" build -ldflags "-s -w $stamps" "$package"
 		say "  $program is there"
 	done
+	printf '%s\n' "$folder"
+}
+
+# istio builds istiod with the versions that e2e/kube/istiobin pins, and the conformance tests with those of e2e/kube/suitebin.
+istio() {
+	command -v go >/dev/null || die "Go is needed to build Istio."
+	modules=$here/../kube
+	folder=$cache/istio-$(cat "$modules"/istiobin/go.??? "$modules"/suitebin/* | cksum | cut -d' ' -f1)
+	mkdir -p "$folder"
+	if [ ! -e "$folder/istiod" ]; then
+		say "building istiod into $folder (ten minutes of a processor's, once)"
+		compile istiobin "$folder/istiod" build -ldflags '-s -w' istio.io/istio/pilot/cmd/pilot-discovery
+		say "  it is there"
+	fi
+	if [ ! -e "$folder/suite" ]; then
+		say "building the conformance tests into $folder (two minutes, once)"
+		compile suitebin "$folder/echo" build -ldflags '-s -w' sigs.k8s.io/gateway-api/conformance/echo-basic
+		compile suitebin "$folder/suite" test -c -ldflags '-s -w' .
+		say "  they are there"
+	fi
 	printf '%s\n' "$folder"
 }
 
@@ -234,5 +262,6 @@ media) media ;;
 kube) shift; kube "$@" ;;
 manifests) manifests ;;
 crds) crds ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|manifests|crds" ;;
+istio) istio ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|istio|manifests|crds" ;;
 esac
