@@ -5,11 +5,35 @@
 #   path.sh                    everything (about twelve minutes)
 #   path.sh -only streams      one part: bodies, chats or streams
 #
-# ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# PEER=gaie: beside the Gateway API's own endpoint picker as well, which needs a Kubernetes API server (six minutes of compiling both,
+# once). ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 tools=$("$here/../e2e/tools/install.sh" tools)
 model=$("$here/../e2e/tools/models.sh" qwen3)
+case ${PEER:-} in
+"") ;;
+gaie)
+	# The last release that has it whole. Built in its module's own folder, so with the versions that it names.
+	module=sigs.k8s.io/gateway-api-inference-extension@v1.5.0
+	gaie=$cache/bench-gaie-${module##*@}
+	if [ ! -e "$gaie/complete" ]; then
+		printf '%s\n' "building the Gateway API's endpoint picker ${module##*@} into $gaie (minutes, once)" >&2
+		mkdir -p "$gaie/crds"
+		dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+		[ -n "$dir" ] || { printf '%s\n' "bench/path.sh: $module could not be fetched" >&2; exit 1; }
+		cp "$dir"/config/crd/bases/*.yaml "$gaie/crds"
+		chmod u+w "$gaie/crds"/*
+		(cd "$dir" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false -o "$gaie/epp" ./cmd/epp) >&2
+		touch "$gaie/complete"
+	fi
+	set -- "$@" -gaie "$gaie" -kube "$("$here/../e2e/tools/install.sh" kube)"
+	;;
+*)
+	printf '%s\n' "bench/path.sh: PEER is gaie or nothing, not $PEER" >&2
+	exit 1
+	;;
+esac
 (cd "$here/.." && go build -o "$cache/bench-path-go" ./bench/path-go && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
 exec "$cache/bench-path-go" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"

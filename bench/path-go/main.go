@@ -1,5 +1,5 @@
 // Command path-go is `make bench-path`: it measures what an external processor costs a request behind a real Envoy, with kvepp
-// beside Envoy alone and beside a processor that only sends back what it is sent.
+// beside Envoy alone, beside a processor that only sends back what it is sent and, if wanted, beside the Gateway API's own.
 //
 // It starts every program it needs on loopback (itself as that processor and as the upstream), loads them in turn, and prints
 // medians and how they stand to the project's goals. It owns no part of the product, and what it measures is the program that
@@ -24,6 +24,7 @@ type options struct {
 	streams, chunks           int           // of server-sent events
 	only                      string
 	size                      int // of bodies, KB; 0: all
+	gaie, kube                string
 }
 
 func main() {
@@ -44,6 +45,8 @@ func main() {
 	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each, ten a second")
 	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
 	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
+	flag.StringVar(&o.gaie, "gaie", "", "folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is not measured")
+	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, which that needs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"kvepp/e2e/kube/apiserver"
 )
 
 // program is one that was started.
@@ -32,12 +34,14 @@ type programs struct {
 	envoy                                      *program
 	alone, echo, leastLoaded, kv, echoBodiless *column
 	leastLoadedBodiless                        *column
+	gaie                                       *column // nil: not wanted
+	cluster                                    *apiserver.Server
 	columns                                    []*column
 	words                                      words
 }
 
-// spawn starts a program that ends when this one does, however that happens.
-func (p *programs) spawn(name string, argv ...string) (*program, error) {
+// spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this process's.
+func (p *programs) spawn(name string, env []string, argv ...string) (*program, error) {
 	log, err := os.Create(filepath.Join(p.folder, name+".log"))
 	if err != nil {
 		return nil, err
@@ -51,6 +55,7 @@ func (p *programs) spawn(name string, argv ...string) (*program, error) {
 			x.cmd.Env = append(x.cmd.Env, v)
 		}
 	}
+	x.cmd.Env = append(x.cmd.Env, env...)
 	started := make(chan error)
 	go func() { // Pdeathsig means the death of the thread that started the child, so that thread must live as long
 		runtime.LockOSThread()
@@ -71,6 +76,9 @@ func (p *programs) spawn(name string, argv ...string) (*program, error) {
 func (p *programs) close() {
 	for _, x := range p.started {
 		x.cmd.Process.Kill()
+	}
+	if p.cluster != nil {
+		p.cluster.Close()
 	}
 	os.RemoveAll(p.folder)
 }
@@ -126,17 +134,19 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = p.spawn("upstream", own, "upstream", strconv.Itoa(upstream)); err != nil {
+	if _, err = p.spawn("upstream", nil, own, "upstream", strconv.Itoa(upstream)); err != nil {
 		return nil, err
 	}
-	echo, err := p.spawn("echo", own, "echo", strconv.Itoa(echoes))
+	echo, err := p.spawn("echo", nil, own, "echo", strconv.Itoa(echoes))
 	if err != nil {
 		return nil, err
 	}
 	echo.port, echo.metrics = echoes, echoes+1
 	endpoints := filepath.Join(p.folder, "endpoints.yaml")
-	text := fmt.Sprintf("endpoints:\n- {name: a, address: \"127.0.0.1:%d\", model: m, blockSize: 16}\n"+
-		"- {name: b, address: \"localhost:%d\", model: m, blockSize: 16}\n", upstream, upstream)
+	text := "endpoints:\n"
+	for i, address := range upstreamAddresses {
+		text += fmt.Sprintf("- {name: engine-%d, address: '%s:%d', model: m, blockSize: 16}\n", i, address, upstream)
+	}
 	if err = os.WriteFile(endpoints, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
@@ -146,7 +156,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 			return nil
 		}
 		var x *program
-		x, err = p.spawn(name, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
+		x, err = p.spawn(name, nil, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
 			"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
 		if x != nil {
 			x.port, x.metrics = port, port+2
@@ -166,6 +176,18 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
 	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
 	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
+	if o.gaie != "" {
+		picker := free(3)
+		if err != nil {
+			return nil, err
+		}
+		var x *program
+		if x, err = p.startGAIE(ctx, o, picker, upstream); err != nil {
+			return nil, fmt.Errorf("the Gateway API's endpoint picker: %w", err)
+		}
+		p.gaie = &column{name: "GAIE", processor: x}
+		p.columns = append(p.columns, p.gaie)
+	}
 	for _, c := range p.columns {
 		c.listen = free(1)
 	}
@@ -180,7 +202,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	if err = os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
-	if p.envoy, err = p.spawn("envoy", o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "2", "-l", "error"); err != nil {
+	if p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "2", "-l", "error"); err != nil {
 		return nil, err
 	}
 	if p.words, err = readWords(o.root); err != nil {

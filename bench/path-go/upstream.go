@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -14,12 +15,33 @@ const (
 	intervalHeader = "x-bench-interval-ms"
 )
 
+// upstreamAddresses are where the upstream listens: processors are told of two endpoints, so that there is something to choose.
+var upstreamAddresses = []string{"127.0.0.1", "127.0.0.2"}
+
+// engineMetrics is the part of vLLM's metrics that endpoint pickers read, of an engine with nothing to do.
+const engineMetrics = `# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="m"} 0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{model_name="m"} 0.1
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1
+`
+
 // serveUpstream answers as an engine does, at once: a JSON object, or a stream of pieces that carry the time they were sent.
 func serveUpstream(port string) error {
 	whole := []byte(`{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},` +
 		`"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":1,"total_tokens":11}}`)
-	return http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/metrics" {
+			w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+			io.WriteString(w, engineMetrics)
+			return
+		}
 		chunks, _ := strconv.Atoi(r.Header.Get(chunksHeader))
 		if chunks == 0 {
 			w.Header().Set("Content-Type", "application/json")
@@ -41,5 +63,14 @@ func serveUpstream(port string) error {
 			w.(http.Flusher).Flush()
 		}
 		io.WriteString(w, "data: [DONE]\n\n")
-	}))
+	})}
+	failed := make(chan error, len(upstreamAddresses))
+	for _, address := range upstreamAddresses {
+		l, err := net.Listen("tcp", net.JoinHostPort(address, port))
+		if err != nil {
+			return err
+		}
+		go func() { failed <- server.Serve(l) }()
+	}
+	return <-failed
 }
