@@ -2,16 +2,19 @@ package main
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 )
 
@@ -108,6 +111,48 @@ func TestTokenChanges(t *testing.T) {
 			t.Errorf("refused %d times, or a secret in the log:\n%s", n, log)
 		}
 	})
+}
+
+// TestEngineKeyChanges: engines at --tokenizer-url are shown the key that the file holds now.
+func TestEngineKeyChanges(t *testing.T) {
+	var shown []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown = append(shown, r.Header.Get("Authorization"))
+		io.WriteString(w, `[{"token_ids":[1]}]`)
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "key")
+	o := parsed(t, []string{"--endpoints=x", "--tokenizer-url=m=" + server.URL, "--tokenizer-url-timeout=1m"}, nil)
+	log := slog.New(slog.DiscardHandler)
+	write := func(now string) {
+		if err := os.WriteFile(file, []byte(now), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	key, err := newTokenFile("--tokenizer-url-api-key-file", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engines, err := remoteTokenizers(o, key, metrics.New(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"model":"m","prompt":"p"}`)
+	request, err := apibody.ParseRequest("/v1/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, now := range []string{"one", "two"} {
+		write(now)
+		key.reload(log)
+		if _, err := engines["m"].Tokenize(t.Context(), request, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(shown, []string{"Bearer one", "Bearer two"}) {
+		t.Errorf("%q", shown)
+	}
 }
 
 func TestProfiles(t *testing.T) {

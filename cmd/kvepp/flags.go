@@ -188,7 +188,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	o.served.add(f)
 	f.StringArrayVar(&o.tokenizerURLs, "tokenizer-url", nil, "the engine server (vLLM or SGLang) that is asked for a model's token ids where kvepp cannot know them, `NAME=URL`; the URL alone for a single --model; may be repeated. A model named here needs no folder, or may have one that kvepp refuses. In the environment: a comma-separated list")
 	f.DurationVar(&o.tokenizerURLTimeout, "tokenizer-url-timeout", 500*time.Millisecond, "how long a request waits for --tokenizer-url before it is routed by load")
-	f.StringVar(&o.tokenizerURLKeyFile, "tokenizer-url-api-key-file", "", "`FILE` with the key of servers at --tokenizer-url that were started with --api-key, read at start")
+	f.StringVar(&o.tokenizerURLKeyFile, "tokenizer-url-api-key-file", "", "`FILE` with the key of servers at --tokenizer-url that were started with --api-key; read again when it changes")
 	f.IntVar(&o.tokenizerCheck, "tokenizer-check", 0, "compare kvepp's own token ids of the first `N` requests of each model with those that its --tokenizer-url gives, beside the requests' way; where they differ, the model is routed by load only from then on")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per KV block, for every worker. 0: each worker's own, from the endpoints file, its model card, or its first stored block")
 
@@ -448,7 +448,7 @@ func (o *options) withoutEffect() []string {
 		add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
 	if !o.leaderElection {
-		add("acts with --ha-enable-leader-election only", "ha-lease-name")
+		add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
 	unread = append(unread, o.scheduling.unused(o.given)...)
 	unread = append(unread, o.busy.unused(o.given, o.scoring.TrackPrefillTokens)...)

@@ -42,6 +42,7 @@ var settings = []struct {
 	{"ha-enable-leader-election", "KVEPP_HA_ENABLE_LEADER_ELECTION", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.leaderElection }},
 	{"metrics-endpoint-auth", "KVEPP_METRICS_ENDPOINT_AUTH", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.metricsAuth }},
 	{"ha-lease-name", "KVEPP_HA_LEASE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.leaseName }},
+	{"ha-handover-timeout", "KVEPP_HA_HANDOVER_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.handOverTimeout }},
 	{"dynamo-discovery", "KVEPP_DYNAMO_DISCOVERY", "", [3]string{"file:a", "file:b", "file:c"}, func(o *options) any { return o.dynamoDiscovery }},
 	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
@@ -281,7 +282,7 @@ func TestQueueFlags(t *testing.T) {
 		{[]string{"--router-policy-config=testdata/policy.yaml"}, true, 0},
 		{[]string{"--router-policy-config=testdata/policy.yaml", "--router-queue-threshold=2.0"}, true, 1},
 		{[]string{"--router-policy-config=testdata/policy2.yaml"}, false, 0},
-		{[]string{"--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x"}, false, 4},
+		{[]string{"--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x", "--ha-handover-timeout=1s"}, false, 5},
 		{[]string{"--pool-name=p", "--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x"}, false, 1},
 		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth", "--metrics-token-file=x", "--ha-enable-leader-election", "--ha-lease-name=x"}, false, 1},
 		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth=false", "--metrics-token-file=x"}, false, 0},
@@ -419,27 +420,27 @@ func TestTokenizerURLs(t *testing.T) {
 	}
 }
 
-// TestAPIKeyFile is read without the line's end that editors leave.
-func TestAPIKeyFile(t *testing.T) {
+// TestTokenFile is read without the line's end that editors leave.
+func TestTokenFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	for text, want := range map[string]string{"secret\n": "secret", " k \r\n": "k"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if key, err := readKey(file); err != nil || key != want {
-			t.Errorf("%q: %q, %v", text, key, err)
+		if key, err := newTokenFile("--key", file); err != nil || key.token() != want {
+			t.Errorf("%q: %q, %v", text, key.token(), err)
 		}
 	}
 	for _, text := range []string{"", "\n", "two\nlines"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if key, err := readKey(file); err == nil || key != "" || strings.Contains(err.Error(), "two") {
-			t.Errorf("%q: %q, %v", text, key, err)
+		if key, err := newTokenFile("--key", file); err == nil || key != nil || strings.Contains(err.Error(), "two") {
+			t.Errorf("%q: %q, %v", text, key.token(), err)
 		}
 	}
-	if key, err := readKey(""); err != nil || key != "" {
-		t.Errorf("without a file: %q, %v", key, err)
+	if key, err := newTokenFile("--key", ""); err != nil || key.token() != "" {
+		t.Errorf("without a file: %q, %v", key.token(), err)
 	}
 }
 
@@ -537,6 +538,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--pool-name=p", "--pod-ip-family=ipv5"}, nil, "ipv4 or ipv6"},
 		{[]string{"--pool-name=p", "--data-parallel-size=0"}, nil, "from 1 to 1024"},
 		{[]string{"--endpoints=x", "--ha-enable-leader-election"}, nil, "Kubernetes"},
+		{[]string{"--pool-name=x", "--ha-handover-timeout=-1s"}, nil, "may not be negative"},
 		{[]string{"--endpoints=x", "--engine=llama"}, nil, "--engine"},
 		{[]string{"--endpoints=x", "--chat-template-content-format=parts"}, nil, "auto, string or openai"},
 		{[]string{"--endpoints=x", "--tokenizer-url=http://engine"}, nil, "for which model"},

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -35,6 +36,7 @@ type cluster struct {
 	podIPFamily                        string
 	leaderElection                     bool
 	leaseName                          string
+	handOverTimeout                    time.Duration
 	metricsAuth                        bool
 }
 
@@ -52,6 +54,7 @@ func (c *cluster) add(f *pflag.FlagSet) {
 	f.StringVar(&c.podIPFamily, "pod-ip-family", "", "which address of Pods with several: `ipv4 or ipv6`. Empty: the first, which Kubernetes calls the Pod's")
 	f.BoolVar(&c.leaderElection, "ha-enable-leader-election", false, "of several replicas only one is ready, the holder of a Lease; all of them follow the workers and their KV events")
 	f.StringVar(&c.leaseName, "ha-lease-name", "", "the Lease's `NAME`, in --pool-namespace. Empty: kvepp-POOL, or of a selector kvepp- and a number made of it")
+	f.DurationVar(&c.handOverTimeout, "ha-handover-timeout", time.Minute, "after SIGTERM, how long a replica that leads stays ready for another one to lead in its place, which proxies then have --drain-delay to notice. Only after that --drain-timeout begins")
 	f.BoolVar(&c.metricsAuth, "metrics-endpoint-auth", true, "in Kubernetes, whoever asks for metrics must bring a token of the cluster's whose bearer may get the path /metrics (TokenReview, SubjectAccessReview). Not with --metrics-token-file")
 }
 
@@ -76,6 +79,8 @@ func (c *cluster) check() error {
 		return fmt.Errorf("--pod-ip-family %q: must be ipv4 or ipv6", c.podIPFamily)
 	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:
 		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024", c.dataParallelSize)
+	case c.handOverTimeout < 0:
+		return errors.New("--ha-handover-timeout may not be negative")
 	case c.leaderElection && !c.wanted():
 		return errors.New("--ha-enable-leader-election: the Lease is Kubernetes'; give --pool-name or --endpoint-selector")
 	}
@@ -156,8 +161,11 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			}
 			return 0
 		})
-		host, _ := os.Hostname()
-		identity := fmt.Sprintf("%s_%08x", host, rand.Uint32())
+		identity := os.Getenv("POD_NAME") // the same for a container that is started again, which leads at once if it did before
+		if identity == "" {
+			host, _ := os.Hostname()
+			identity = fmt.Sprintf("%s_%08x", host, rand.Uint32())
+		}
 		if k.election, err = kube.NewElection(client, k.namespace, o.lease(), identity, leads, log); err != nil {
 			return nil, err
 		}
@@ -225,6 +233,31 @@ func (k *kubernetes) elect(ctx context.Context) (done func()) {
 		}
 	}()
 	return func() { cancel(); <-released }
+}
+
+// handedOver is closed when a replica that leads, and whose context of elect has ended, may say that it wants no more requests:
+// another has led for as long as proxies take to notice it. At once if there is no election.
+func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
+	done := make(chan struct{})
+	if k == nil || k.election == nil {
+		close(done)
+		return done
+	}
+	log.Info("this replica stays ready until another one leads, and proxies know", "at_most", o.handOverTimeout)
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.Background(), o.handOverTimeout)
+		defer cancel()
+		if !k.election.Succeeded(ctx) {
+			log.Warn("no other replica leads after --ha-handover-timeout")
+			return
+		}
+		select {
+		case <-time.After(o.drainDelay):
+		case <-ctx.Done():
+		}
+	}()
+	return done
 }
 
 // obey puts what the cluster says of requests into force, until ctx ends: rules of the command line go before those of the cluster.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -117,8 +115,8 @@ func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dy
 	}
 }
 
-// remoteTokenizers makes the clients of --tokenizer-url, by model.
-func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
+// remoteTokenizers makes the clients of --tokenizer-url, by model, which show key.
+func remoteTokenizers(o *options, key *tokenFile, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
 	urls, err := o.tokenizerURLsByModel()
 	if err != nil {
 		return nil, err
@@ -127,13 +125,9 @@ func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[str
 	if err != nil {
 		return nil, err
 	}
-	key, err := readKey(o.tokenizerURLKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tokenizer-url-api-key-file: %w", err)
-	}
 	clients := make(map[string]*remote.Client, len(urls))
 	for name, url := range urls {
-		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, APIKey: key, Timeout: o.tokenizerURLTimeout}, m, log)
+		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, APIKey: key.token, Timeout: o.tokenizerURLTimeout}, m, log)
 		if err != nil {
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
@@ -146,22 +140,6 @@ func remoteTokenizers(o *options, m *metrics.Metrics, log *slog.Logger) (map[str
 		})
 	}
 	return clients, nil
-}
-
-// readKey reads a secret of one line; "" without a file.
-func readKey(file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	key := strings.TrimSpace(string(text))
-	if key == "" || strings.ContainsAny(key, "\r\n") {
-		return "", fmt.Errorf("%s does not hold a key in one line", file)
-	}
-	return key, nil
 }
 
 // startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.

@@ -62,7 +62,11 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	followTokens(ctx, reloadEvery, m, log, token, metricsToken)
+	engineKey, err := newTokenFile("--tokenizer-url-api-key-file", o.tokenizerURLKeyFile)
+	if err != nil {
+		return err
+	}
+	followTokens(ctx, reloadEvery, m, log, token, metricsToken, engineKey)
 	models, err := loadModels(o, log)
 	if err != nil {
 		return err
@@ -97,7 +101,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	engines, err := remoteTokenizers(o, m, log)
+	engines, err := remoteTokenizers(o, engineKey, m, log)
 	if err != nil {
 		return err
 	}
@@ -241,7 +245,8 @@ func serve(o *options) error {
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, picker, security, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready, log)
+	return listen(ctx, o, picker, security, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
+		func() <-chan struct{} { return cluster.handedOver(o, log) }, log)
 }
 
 // collectorFloor is how many bytes are at least allocated between two garbage collections.
@@ -445,8 +450,10 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 }
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
-// health says so, while anything of ready does not hold.
-func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready *readiness, log *slog.Logger) error {
+// health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
+// closed that handOver returns.
+func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready *readiness,
+	handOver func() <-chan struct{}, log *slog.Logger) error {
 	checks := health.NewServer()
 	waits := ready.waits()
 	announce(checks, waits == "")
@@ -522,6 +529,13 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		}
 	}
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT) // a second one ends the process at once, as soon as the first shows
+	if waits == "" {
+		select {
+		case <-handOver():
+		case err := <-failed:
+			return err
+		}
+	}
 	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
 	announce(checks, false)
 	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)

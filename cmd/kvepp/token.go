@@ -12,8 +12,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// tokenFile is the secret that requests to a listener must bring, as its file last was when it could be used. A nil one asks for
-// nothing. Safe from any goroutine, but for reload.
+// tokenFile is a secret that requests must bring, to a listener of kvepp's or to an engine, as its file last was when it could be used.
+// A nil one asks for nothing. Safe from any goroutine, but for reload.
 type tokenFile struct {
 	flag, file string
 	current    atomic.Pointer[string]
@@ -49,6 +49,9 @@ func (f *tokenFile) load() (changed bool, err error) {
 	token := strings.TrimSpace(string(text))
 	if token == "" {
 		return false, fmt.Errorf("%s: the file is empty; put a secret into it, in one line", f.flag)
+	}
+	if strings.ContainsAny(token, "\r\n") { // no header can hold it
+		return false, fmt.Errorf("%s: the file has several lines; put the secret into it alone", f.flag)
 	}
 	before := f.current.Swap(&token)
 	return before == nil || *before != token, nil

@@ -14,10 +14,13 @@ import (
 
 // Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to release it:
 // both together are less than the time after which another may take it.
+//
+// They are half of what Kubernetes' own programs have and less, because a leader that was hasty to be replaced costs little here: it
+// goes on until it sees the other, and both answer.
 const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 7 * time.Second
-	retryPeriod   = 2 * time.Second
+	leaseDuration = 6 * time.Second
+	renewDeadline = 2500 * time.Millisecond
+	retryPeriod   = time.Second
 )
 
 // Election chooses one replica among several. Create it with NewElection.
@@ -29,7 +32,7 @@ type Election struct {
 }
 
 // NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and must be no
-// other's. lead is told when it becomes the leader and when it is none any more, one call at a time.
+// other's; one that comes back under the same leads at once if it did before. lead is told when it becomes the leader and when it is none any more, one call at a time.
 //
 // A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a while, nobody
 // could take over from it, and kvepp would be down with it. The price is that two lead where the API server is away for one alone.
@@ -98,6 +101,21 @@ func (e *Election) Run(ctx context.Context) {
 			set(false)
 			mu.Unlock()
 			return
+		}
+	}
+}
+
+// Succeeded waits, once Run was told to end, until another replica leads; false if ctx ends before.
+func (e *Election) Succeeded(ctx context.Context) bool {
+	for {
+		within, cancel := context.WithTimeout(ctx, renewDeadline)
+		record, _, err := e.config.Lock.Get(within)
+		cancel()
+		if err == nil && record.HolderIdentity != "" && record.HolderIdentity != e.config.Lock.Identity() {
+			return true
+		}
+		if !pause(ctx, retryPeriod/4) {
+			return false
 		}
 	}
 }

@@ -90,8 +90,8 @@ type Config struct {
 	URL string
 	// Engine is the server's kind: tokenizer.VLLM or tokenizer.SGLang. The others have no endpoint that tokenizes.
 	Engine tokenizer.Engine
-	// APIKey is what the server was started with as --api-key; "" sends none.
-	APIKey string
+	// APIKey returns what the server was started with as --api-key, as it is now; "" sends none, and so does nil.
+	APIKey func() string
 	// Timeout is how long a request may take in all, waiting for its turn included.
 	Timeout time.Duration
 }
@@ -295,8 +295,10 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 		return nil, &Error{Outcome: Failed, err: err}
 	}
 	request.Header.Set("Content-Type", "application/json")
-	if c.cfg.APIKey != "" {
-		request.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
+	if c.cfg.APIKey != nil {
+		if key := c.cfg.APIKey(); key != "" {
+			request.Header.Set("Authorization", "Bearer "+key)
+		}
 	}
 	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was read.
 	request.Header["Idempotency-Key"] = nil

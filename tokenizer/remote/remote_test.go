@@ -415,13 +415,13 @@ func TestAPIKey(t *testing.T) {
 	}))
 	defer server.Close()
 	c := newClient(t, server.URL, tokenizer.VLLM, time.Minute)
-	for _, key := range []string{"", "secret"} {
+	for _, key := range []func() string{nil, func() string { return "" }, func() string { return "secret" }} {
 		c.cfg.APIKey = key
 		if _, err := c.ask(t.Context(), completionPath, prompt); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !reflect.DeepEqual(got, []string{"", "Bearer secret"}) {
+	if !reflect.DeepEqual(got, []string{"", "", "Bearer secret"}) {
 		t.Errorf("%q", got)
 	}
 }
