@@ -39,15 +39,18 @@ func TestPods(t *testing.T) {
 					t.Errorf("%s: %v", probe, c.at(probe))
 				}
 			}
-			drain, stop := 0, 0
+			drain, stop, handOver := 0, 0, 0
 			for _, arg := range c.strings("args") {
 				if s, ok := strings.CutPrefix(arg, "--drain-timeout="); ok {
 					drain = seconds(t, s)
 				}
+				if s, ok := strings.CutPrefix(arg, "--ha-handover-timeout="); ok {
+					handOver = seconds(t, s)
+				}
 			}
 			stop, _ = c.at("lifecycle", "preStop", "sleep", "seconds").(int)
-			if grace, _ := r.kvepp(t).at("spec", "template", "spec", "terminationGracePeriodSeconds").(int); drain == 0 || grace <= drain+stop {
-				t.Errorf("a pod is killed after %d s, and may take %d + %d s to end", grace, stop, drain)
+			if grace, _ := r.kvepp(t).at("spec", "template", "spec", "terminationGracePeriodSeconds").(int); drain == 0 || grace <= drain+stop+handOver {
+				t.Errorf("a pod is killed after %d s, and may take %d + %d + %d s to end", grace, stop, handOver, drain)
 			}
 		})
 	}
@@ -74,6 +77,9 @@ func TestReplicas(t *testing.T) {
 		d := r.kvepp(t)
 		if elects := slices.Contains(d.strings("spec", "template", "spec", "containers", 0, "args"), "--ha-enable-leader-election"); elects != x.elects {
 			t.Errorf("%v: elects a leader: %v", x.args, elects)
+		}
+		if waits := d.at("spec", "template", "spec", "containers", 0, "lifecycle", "preStop") != nil; waits == x.elects {
+			t.Errorf("%v: a pod that is deleted is not told at once: %v", x.args, waits)
 		}
 		if budget := len(r.all("PodDisruptionBudget")) == 1; budget != x.budget {
 			t.Errorf("%v: has a budget: %v", x.args, budget)
@@ -176,6 +182,23 @@ func TestRefused(t *testing.T) {
 		{set("pool.inferencePool=false", "httpRoute.create=true"), "httpRoute.create"},
 		{set("image.digest=latest"), "/image/digest"},
 		{set("metrics.port=9003"), "/metrics/port"},
+		{set("pool.selector.app=a b"), "/pool/selector/app"},
+		{set("podDisruptionBudget.maxUnavailable=some"), "/podDisruptionBudget/maxUnavailable"},
+		{set("leaderElection.handoverSeconds=-1"), "/leaderElection/handoverSeconds"},
+		{set("replicas=2", "leaderElection.handoverSeconds=5"), "less than preStopSeconds"},
+		{set("model.pvc.claimName=x"), "it is read with model.source=pvc, which is none"},
+		{set("model.image.reference=x", "models[0].name=q", "model.source=pvc", "model.pvc.claimName=x"), "model.image.reference: it is read with model.source=image"},
+		{set("model.fetch.hub=https://hub"), "model.fetch.hub: it is read with"},
+		{set("models[0].name=q", "models[1].name=q", "model.source=pvc", "model.pvc.claimName=x"), "q is there twice"},
+		{set("models[0].name=a", "models[0].repository=A", "models[1].name=b", "models[1].repository=B", "model.source=fetch", "model.fetch.hub=https://hub"), "A@main and B@main are both fetched"},
+		{set("kvEvents.enabled=false", "kvEvents.replayPort=5657"), "nothing is replayed"},
+		{set("kvEvents.replayPort=5557"), "another port"},
+		{set("tls.enabled=false", "tls.secretName=x"), "tls.secretName"},
+		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "anybody would be served"},
+		{set("networkPolicy.enabled=false", "networkPolicy.egress.enabled=true"), "networkPolicy.enabled=false leaves out"},
+		{set("extraArgs={--drain-timeout=10m}"), "what the value drainSeconds says"},
+		{set("extraArgs={--metrics-port=9091}"), "what the value metrics.port says"},
+		{set("extraArgs={--grpc-port=9100}"), "not to be changed"},
 	} {
 		_, err := helm(t, x.args...)
 		if err == nil {
@@ -183,6 +206,21 @@ func TestRefused(t *testing.T) {
 		} else if !strings.Contains(err.Error(), x.says) {
 			t.Errorf("%v: %v\nwant it to say %q", x.args, err, x.says)
 		}
+	}
+}
+
+// TestNames holds that a name which a Service cannot have is refused here, and not by the API server halfway.
+func TestNames(t *testing.T) {
+	for name, taken := range map[string]bool{"llm": true, "llm-7b": true, "7b": false, "llm.7b": false, strings.Repeat("x", 51) + "-y": true} {
+		text, err := run(t, program(t, "helm"), "template", name, chart, "--kube-version", kubernetes, "--set", "pool.selector.app=vllm")
+		if (err == nil) != taken || err != nil && !strings.Contains(err.Error(), "or set nameOverride") {
+			t.Errorf("%q: %v", name, err)
+		} else if want := "name: " + strings.TrimSuffix(name[:min(len(name), 52)], "-") + "\n"; taken && !strings.Contains(string(text), want) {
+			t.Errorf("%q: no %q", name, want)
+		}
+	}
+	if _, err := helm(t, "--set", "pool.selector.app=vllm", "--set", "nameOverride=7b"); err == nil || !strings.Contains(err.Error(), "/nameOverride") {
+		t.Error("nameOverride=7b:", err)
 	}
 }
 

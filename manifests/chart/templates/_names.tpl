@@ -1,5 +1,8 @@
+{{/* The name of all objects. Of these a Service allows the least. */}}
 {{- define "kvepp.name" -}}
-{{- default .Release.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- $name := default .Release.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}{{ fail (printf "%q cannot be the name of a Service, which begins with a letter and has letters, digits and dashes alone: give the release another name, or set nameOverride" $name) }}{{ end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "kvepp.pool" -}}
