@@ -123,23 +123,34 @@ func TestEngines(t *testing.T) {
 			n.eventually("one of two is ready", one)
 			n.sees(3)
 			n.settled()
-			was, began := leader, time.Now()
-			n.kubectl("delete", "pod", leader, "--wait=false")
-			n.eventually("the other one leads", func() error {
-				if err := one(); err != nil {
-					return err
-				}
-				if leader == was {
-					return fmt.Errorf("%s still leads", leader)
-				}
-				return nil
+			// another is the next leader, when it leads alone.
+			another := func(was string) {
+				n.eventually("another one leads", func() error {
+					if err := one(); err != nil {
+						return err
+					}
+					if leader == was {
+						return fmt.Errorf("%s still leads", leader)
+					}
+					return nil
+				})
+				n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=150s") // until then it answers too
+			}
+			was := leader
+			n.during(func() {
+				began := time.Now()
+				n.kubectl("delete", "pod", was, "--wait=false")
+				another(was)
+				t.Logf("the other one alone is asked %v after the leader was deleted", time.Since(began).Round(100*time.Millisecond))
 			})
-			n.kubectl("wait", "--for=delete", "pod/"+was, "--timeout=120s") // until then it answers too
-			n.eventually("it is asked", func() error {
-				_, err := n.newConversation().say(words(20), 8)
-				return err
+			n.settled()
+			eachExact(t, talk)
+			was = leader
+			n.during(func() {
+				n.kubectl("rollout", "restart", "deployment/kvepp")
+				another(was)
 			})
-			t.Logf("the other one alone is asked %v after the leader was deleted", time.Since(began).Round(100*time.Millisecond))
+			n.sees(3)
 			n.settled()
 			eachExact(t, talk)
 		}},

@@ -3,7 +3,9 @@ package kube
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/http"
+	"strconv"
 	"testing"
 
 	zmq "github.com/pebbe/zmq4"
@@ -28,7 +30,8 @@ func (e *engine) publish(t *testing.T, port, rank int) *publisher {
 	must(t, err)
 	t.Cleanup(func() { socket.Close() })
 	must(t, socket.SetLinger(0))
-	must(t, socket.Bind(fmt.Sprintf("tcp://%s:%d", e.pod.IPs[0], port)))
+	must(t, socket.SetIpv6(true))
+	must(t, socket.Bind("tcp://"+net.JoinHostPort(e.host(), strconv.Itoa(port))))
 	return &publisher{t: t, socket: socket, rank: rank}
 }
 

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,17 +36,24 @@ const (
 // kvepp is a kvepp that a test started.
 type kvepp struct {
 	*process.Process
-	flags                     []string
-	grpc, health, prom, admin int // ports
+	env, flags                []string
+	host                      string // where it listens
+	grpc, health, prom, admin int    // ports
 }
 
 // startKvepp starts a kvepp that finds its endpoints in a cluster, and does not wait for it.
 func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
 	t.Helper()
+	return startKveppAt(t, "127.0.0.1", append([]string{"--kubeconfig", kubeconfig}, flags...)...)
+}
+
+// startKveppAt starts a kvepp that listens at an address.
+func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
+	t.Helper()
 	first, err := process.Ports(4)
 	must(t, err)
-	k := &kvepp{grpc: first, health: first + 1, prom: first + 2, admin: first + 3}
-	k.flags = append([]string{"--kubeconfig", kubeconfig, "--bind-address", "127.0.0.1", "--grpc-port", strconv.Itoa(k.grpc),
+	k := &kvepp{host: host, grpc: first, health: first + 1, prom: first + 2, admin: first + 3}
+	k.flags = append([]string{"--bind-address", host, "--grpc-port", strconv.Itoa(k.grpc),
 		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", k.admin),
 		"--model", stack.Model + "=" + filepath.Join(root, "e2e/models/tiny-bytelevel"), "--kv-cache-block-size", strconv.Itoa(blockSize),
 		"--decision-headers", "--drain-timeout", "1m", "--metrics-endpoint-auth=false"}, flags...)
@@ -62,7 +70,7 @@ func startKvepp(t *testing.T, kubeconfig string, flags ...string) *kvepp {
 // start starts it, again if it has ended, at the same ports.
 func (k *kvepp) start(t *testing.T) {
 	t.Helper()
-	p, err := process.Start(t.TempDir(), "kvepp", nil, append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
+	p, err := process.Start(t.TempDir(), "kvepp", k.env, append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
 	must(t, err)
 	k.Process = p
 }
@@ -94,7 +102,7 @@ func (k *kvepp) cpu(t *testing.T) time.Duration {
 }
 
 // extProc is the address of its external processor.
-func (k *kvepp) extProc() string { return fmt.Sprintf("127.0.0.1:%d", k.grpc) }
+func (k *kvepp) extProc() string { return net.JoinHostPort(k.host, strconv.Itoa(k.grpc)) }
 
 // answers reports what health checks say: nil when it is ready, or, with false, when it runs and is not.
 func (k *kvepp) answers(ready bool) error {
@@ -140,7 +148,7 @@ func (k *kvepp) logged(t *testing.T, text string) {
 
 // metrics reads its metrics: name{label="value",...} -> value.
 func (k *kvepp) metrics() (map[string]float64, error) {
-	return stack.ReadMetrics(context.Background(), fmt.Sprintf("http://127.0.0.1:%d/metrics", k.prom))
+	return stack.ReadMetrics(context.Background(), "http://"+net.JoinHostPort(k.host, strconv.Itoa(k.prom))+"/metrics")
 }
 
 // shows waits until a metric has a value.
@@ -214,7 +222,7 @@ func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
 // listen has the engine answer at one more port.
 func (e *engine) listen(t *testing.T, port int) {
 	t.Helper()
-	address := net.JoinHostPort(e.pod.IPs[0], strconv.Itoa(port))
+	address := net.JoinHostPort(e.host(), strconv.Itoa(port))
 	l, err := net.Listen("tcp", address)
 	must(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -262,8 +270,11 @@ func (e *engine) run(t *testing.T) {
 	must(t, cluster.RunPod(context.Background(), e.pod))
 }
 
+// host is which of its pod's addresses it listens at: the last.
+func (e *engine) host() string { return e.pod.IPs[len(e.pod.IPs)-1] }
+
 // address is where it was made to listen first.
-func (e *engine) address() string { return net.JoinHostPort(e.pod.IPs[0], strconv.Itoa(e.port)) }
+func (e *engine) address() string { return net.JoinHostPort(e.host(), strconv.Itoa(e.port)) }
 
 // complete sends token ids through Envoy and returns the answer.
 func complete(t *testing.T, url string, prompt []int) *stack.Answer {
@@ -315,6 +326,53 @@ func reaches(t *testing.T, url string, engines ...*engine) {
 		}
 		return nil
 	})
+}
+
+// during sends requests through Envoy while f runs, and fails the test if one of them fails.
+func during(t *testing.T, url string, f func()) {
+	t.Helper()
+	var (
+		clients  sync.WaitGroup
+		requests atomic.Int64
+		failures sync.Map
+		over     = make(chan struct{})
+	)
+	for range 4 {
+		clients.Go(func() {
+			tick := time.NewTicker(10 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-over:
+					return
+				case <-tick.C:
+				}
+				began := time.Now()
+				a, err := post(context.Background(), url, prompt(1))
+				if err == nil && a.Status != http.StatusOK {
+					err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+				}
+				if n := requests.Add(1); err != nil {
+					failures.Store(n, fmt.Errorf("at %s: %w", began.Format("15:04:05.000"), err))
+				}
+			}
+		})
+	}
+	f()
+	close(over)
+	clients.Wait()
+	n := 0
+	failures.Range(func(_, err any) bool {
+		if n++; n <= 3 {
+			t.Error(err)
+		}
+		return true
+	})
+	if all := requests.Load(); all == 0 || n > 0 {
+		t.Errorf("%d of %d requests failed", n, all)
+	} else {
+		t.Logf("%d requests meanwhile, none failed", all)
+	}
 }
 
 // unavailable waits until requests are answered that there is no endpoint.

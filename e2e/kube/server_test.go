@@ -2,13 +2,16 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"syscall"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kvepp/e2e/kube/apiserver"
@@ -92,7 +95,7 @@ func TestServerHangs(t *testing.T) {
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
-	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election", "--ha-handover-timeout", "3s"}
 	k := startKvepp(t, cluster.Kubeconfig, flags...)
 	k.ready(t)
 	url := envoy(t, k)
@@ -146,13 +149,16 @@ func TestLeader(t *testing.T) {
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
 	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
-	holder := func() string {
+	lease := func() coordinationv1.LeaseSpec {
 		lease, err := cluster.Client.CoordinationV1().Leases(ns).Get(context.Background(), "kvepp-engines", metav1.GetOptions{})
 		must(t, err)
-		if lease.Spec.HolderIdentity == nil {
-			return ""
+		return lease.Spec
+	}
+	holder := func() string {
+		if by := lease().HolderIdentity; by != nil {
+			return *by
 		}
-		return *lease.Spec.HolderIdentity
+		return ""
 	}
 	first := startKvepp(t, cluster.Kubeconfig, flags...)
 	first.ready(t)
@@ -176,31 +182,72 @@ func TestLeader(t *testing.T) {
 	}()
 	a.isStalled(t)
 	was := holder()
-	first.Signal(syscall.SIGTERM)
-	second.ready(t)
+	b := newEngine(t, ns, "engine", "b", port)
+	a.pod.NotReady = true
+	a.run(t)
+	first.has(t, 1)
+	second.has(t, 1)
+	reaches(t, url, b)
+	during(t, url, func() {
+		began := time.Now()
+		first.Signal(syscall.SIGTERM)
+		second.ready(t)
+		t.Logf("the other one leads after %v", time.Since(began))
+		if now := holder(); now == was || now == "" {
+			t.Errorf("%q leads, after %s was told to end", now, was)
+		}
+		if err := first.answers(true); err != nil {
+			t.Errorf("proxies have nobody until they know of the new leader: %v", err)
+		}
+		eventually(t, func() error { return first.answers(false) })
+		t.Logf("proxies are told to leave the old one after %v", time.Since(began))
+		eventually(t, func() error {
+			c, err := net.Dial("tcp", first.extProc())
+			if err != nil {
+				return nil
+			}
+			return errors.Join(errors.New("the old one still takes connections"), c.Close())
+		})
+	})
 	if first.Ended() {
 		t.Error("it did not wait for its request")
-	}
-	if now := holder(); now == was || now == "" {
-		t.Errorf("%q leads, after %s was told to end", now, was)
 	}
 	release()
 	must(t, <-running)
 	first.ends(t)
-	reaches(t, url, a)
+	a.pod.NotReady = false
+	a.run(t)
+	reaches(t, url, a, b)
+	must(t, cluster.RemovePod(ctx, ns, "b"))
 
 	// By force: the lease runs out.
+	first.env = []string{"POD_NAME=first"}
 	first.start(t)
 	first.logged(t, "another replica leads")
 	must(t, first.answers(false))
 	was = holder()
 	second.Kill()
+	killed := time.Now()
 	if now := holder(); now != was {
 		t.Errorf("%s has given up the lease of a replica that could not", now)
 	}
 	first.ready(t)
+	t.Logf("the other one leads %v after the leader was killed", time.Since(killed))
 	if now := holder(); now == was {
 		t.Errorf("kvepp is ready, and the lease is held by %s", now)
+	}
+	reaches(t, url, a)
+	t.Logf("and is asked after %v", time.Since(killed))
+
+	// A container that is started again leads at once if it did: to the Lease it is who it was.
+	transitions := *lease().LeaseTransitions
+	first.Kill()
+	killed = time.Now()
+	first.start(t)
+	first.ready(t)
+	t.Logf("it leads again after %v", time.Since(killed))
+	if now := lease(); *now.HolderIdentity != "first" || *now.LeaseTransitions != transitions {
+		t.Errorf("%s leads, after %d more handovers", *now.HolderIdentity, *now.LeaseTransitions-transitions)
 	}
 	reaches(t, url, a)
 
