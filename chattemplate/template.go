@@ -107,13 +107,6 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 	return &Template{name: name, dialect: d, body: body, now: time.Now}, nil
 }
 
-// WithClock returns a copy of the template whose strftime_now reads the time from now.
-func (t *Template) WithClock(now func() time.Time) *Template {
-	c := *t
-	c.now = now
-	return &c
-}
-
 // Render renders the template with the variables in vars, whose keys are names. Neither vars nor any value in it is
 // changed. Errors: *RaiseError when the template refuses the request, ErrLimit, and *Error around either and around
 // whatever Jinja2 would fail with.

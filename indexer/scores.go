@@ -74,9 +74,6 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 	return Extension{Host: int(l[kvblock.TierHostPinned]), Disk: int(l[kvblock.TierDisk]), External: int(l[kvblock.TierExternal])}
 }
 
-// HasExtensions reports whether a lower tier adds anything to anybody.
-func (s *OverlapScores) HasExtensions() bool { return len(s.lowered) > 0 }
-
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.
 func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 	return func(yield func(Overlap) bool) {

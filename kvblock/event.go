@@ -45,6 +45,3 @@ type Removed struct {
 	Hashes []EngineHash
 	Tier   Tier
 }
-
-// Cleared says that a worker holds nothing any more, in any tier.
-type Cleared struct{}

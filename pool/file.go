@@ -179,8 +179,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}
 	switch {
 	case f.Dynamo != "":
-		if _, _, _, err := SplitDynamoPath(f.Dynamo); err != nil {
-			return fail("dynamo", "%v", err)
+		if parts := strings.Split(f.Dynamo, "/"); len(parts) != 3 || slices.Contains(parts, "") {
+			return fail("dynamo", "%q must look like NAMESPACE/COMPONENT/ENDPOINT", f.Dynamo)
 		}
 	case f.InstanceID != nil:
 		e.InstanceID = uint64(*f.InstanceID)
@@ -202,13 +202,4 @@ func keyLine(node *yaml.Node, key string) int {
 		}
 	}
 	return node.Line
-}
-
-// SplitDynamoPath splits NAMESPACE/COMPONENT/ENDPOINT.
-func SplitDynamoPath(path string) (namespace, component, endpoint string, err error) {
-	parts := strings.Split(path, "/")
-	if len(parts) != 3 || slices.Contains(parts, "") {
-		return "", "", "", fmt.Errorf("%q must look like NAMESPACE/COMPONENT/ENDPOINT", path)
-	}
-	return parts[0], parts[1], parts[2], nil
 }

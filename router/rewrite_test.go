@@ -93,8 +93,8 @@ func TestObjectives(t *testing.T) {
 			t.Fatalf("a request that may be turned away: %v", err)
 		}
 		a.send(t.Context(), "d", with("urgent", 5000, "x-dynamo-request-strict-priority=20"))
-		if h.AllWaiting() != 3 {
-			t.Fatalf("%d wait", h.AllWaiting())
+		if h.allWaiting() != 3 {
+			t.Fatalf("%d wait", h.allWaiting())
 		}
 		for _, name := range []string{"a", "d", "c"} {
 			a.prefilled(name)

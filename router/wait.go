@@ -436,11 +436,3 @@ func (r *Router) Waiting(class string) (n int) {
 	}
 	return n
 }
-
-// AllWaiting returns how many requests wait.
-func (r *Router) AllWaiting() int {
-	if r.waits == nil {
-		return 0
-	}
-	return int(r.waits.length.Load())
-}

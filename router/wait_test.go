@@ -68,6 +68,14 @@ func (a *arrivals) prefilled(name string) {
 	synctest.Wait()
 }
 
+// allWaiting returns how many requests wait, of all policy classes.
+func (h *house) allWaiting() int {
+	if h.waits == nil {
+		return 0
+	}
+	return int(h.waits.length.Load())
+}
+
 func (a *arrivals) order() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,8 +92,8 @@ func TestRequestsWait(t *testing.T) {
 		for i, name := range []string{"b", "a", "c", "d"} {
 			a.send(t.Context(), name, completion("m", tokens(1000*i, 40)))
 		}
-		if a.order() != "b a" || h.AllWaiting() != 2 || h.Waiting("default") != 2 || h.Waiting("other") != 0 {
-			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		if a.order() != "b a" || h.allWaiting() != 2 || h.Waiting("default") != 2 || h.Waiting("other") != 0 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		<-time.After(time.Second)
 		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // which c could not know when it came
@@ -102,7 +110,7 @@ func TestRequestsWait(t *testing.T) {
 			t.Fatalf("went: %s", a.order())
 		}
 		a.prefilled("d")
-		if a.order() != "b a c d e" || h.AllWaiting() != 0 {
+		if a.order() != "b a c d e" || h.allWaiting() != 0 {
 			t.Fatalf("went: %s", a.order())
 		}
 		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 3 {
@@ -185,12 +193,12 @@ func TestLeavingTheQueue(t *testing.T) {
 		a.send(t.Context(), "c", completion("m", tokens(0, 40)))
 		gone()
 		synctest.Wait()
-		if h.AllWaiting() != 1 || a.order() != "a b: context canceled" {
-			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		if h.allWaiting() != 1 || a.order() != "a b: context canceled" {
+			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		<-time.After(11 * time.Second)
-		if want := "a b: context canceled c: " + ErrQueueTimeout.Error(); h.AllWaiting() != 0 || a.order() != want {
-			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		if want := "a b: context canceled c: " + ErrQueueTimeout.Error(); h.allWaiting() != 0 || a.order() != want {
+			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		if got := h.metric("kvepp_rejections_total"); got["queue_timeout"] != 1 || got["queue_full"] != 0 {
 			t.Errorf("rejections %v", got)
@@ -220,7 +228,7 @@ func TestLinesOfModels(t *testing.T) {
 		ctxM, goneM := context.WithCancel(t.Context())
 		a.send(ctxM, "d", completion("m", tokens(0, 40)))
 		a.send(t.Context(), "e", completion("m", tokens(0, 40)))
-		if h.Waiting("lenient") != 1 || h.Waiting("short") != 2 || h.AllWaiting() != 3 {
+		if h.Waiting("lenient") != 1 || h.Waiting("short") != 2 || h.allWaiting() != 3 {
 			t.Fatalf("went: %s; %d and %d wait", a.order(), h.Waiting("lenient"), h.Waiting("short"))
 		}
 		goneM()
@@ -231,7 +239,7 @@ func TestLinesOfModels(t *testing.T) {
 		gone()
 		synctest.Wait()
 		a.prefilled("c")
-		if want := "a c d: context canceled b: context canceled e"; a.order() != want || h.AllWaiting() != 0 {
+		if want := "a c d: context canceled b: context canceled e"; a.order() != want || h.allWaiting() != 0 {
 			t.Errorf("went: %s, want %s", a.order(), want)
 		}
 	})
@@ -359,8 +367,8 @@ func TestPastTheLine(t *testing.T) {
 			a.send(t.Context(), name, completion("m", tokens(0, 40)))
 		}
 		a.send(t.Context(), "long", completion("m", tokens(1000, 120))) // 40 tokens are not too many; and the line is full
-		if a.order() != "a long" || h.AllWaiting() != 2 {
-			t.Fatalf("went: %s; %d wait", a.order(), h.AllWaiting())
+		if a.order() != "a long" || h.allWaiting() != 2 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		a.by["long"].Free()
 		synctest.Wait()
@@ -377,16 +385,16 @@ func TestPastTheLine(t *testing.T) {
 		a.send(t.Context(), "second", completion("m", tokens(3000, 120)))
 		gone()
 		synctest.Wait()
-		if a.order() != "a long gone: context canceled" || h.AllWaiting() != 2 || h.Waiting("long") != 0 {
-			t.Fatalf("went: %s; %d wait, %d of them long", a.order(), h.AllWaiting(), h.Waiting("long"))
+		if a.order() != "a long gone: context canceled" || h.allWaiting() != 2 || h.Waiting("long") != 0 {
+			t.Fatalf("went: %s; %d wait, %d of them long", a.order(), h.allWaiting(), h.Waiting("long"))
 		}
 		h.advance()
 		synctest.Wait()
 		want := []string{"a", "long", "gone: context canceled", "b", "first",
 			"second: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
 		slices.Sort(a.went[3:]) // these went in one instant: had b not been first, it would still wait
-		if !slices.Equal(a.went, want) || h.AllWaiting() != 1 {
-			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.AllWaiting())
+		if !slices.Equal(a.went, want) || h.allWaiting() != 1 {
+			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.allWaiting())
 		}
 		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 1 {
 			t.Errorf("%d waits were observed, want b's", waits)
@@ -417,7 +425,7 @@ func TestFullAndOverloaded(t *testing.T) {
 		h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokens: set[uint64](0)})
 		a.prefilled("a")
 		a.send(t.Context(), "d", completion("m", tokens(0, 40)))
-		if got := h.metric("kvepp_rejections_total"); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.AllWaiting() != 1 {
+		if got := h.metric("kvepp_rejections_total"); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.allWaiting() != 1 {
 			t.Errorf("went: %q, rejections %v: d waits behind b, which fits", a.went, got)
 		}
 	})
@@ -461,8 +469,8 @@ func TestQueueUnderLoad(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if h.AllWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.waits.taken {
-		t.Errorf("%d wait, %d booked, %d routed, %d left, the turn is taken: %v", h.AllWaiting(), h.book.Len(), routed.Load(), left.Load(), h.waits.taken)
+	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.waits.taken {
+		t.Errorf("%d wait, %d booked, %d routed, %d left, the turn is taken: %v", h.allWaiting(), h.book.Len(), routed.Load(), left.Load(), h.waits.taken)
 	}
 }
 
@@ -476,7 +484,7 @@ func TestNoQueueNoCost(t *testing.T) {
 	if without >= with || h.waits != nil {
 		t.Errorf("%v allocations without a queue, %v with one", without, with)
 	}
-	if h.AllWaiting() != 0 || h.Waiting("default") != 0 {
+	if h.allWaiting() != 0 || h.Waiting("default") != 0 {
 		t.Error("somebody waits where nobody can")
 	}
 }

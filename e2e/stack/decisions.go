@@ -8,9 +8,7 @@ import (
 
 // Decision is what kvepp's /debug/decisions says of a request, in part.
 type Decision struct {
-	RequestID  string `json:"request_id"`
 	Reason     string
-	Ties       int
 	Candidates []Candidate
 }
 

@@ -21,7 +21,7 @@ func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 		return err
 	}
 	return s.up(ctx, "the frontend to see all workers", func() error {
-		known, err := s.Known(ctx)
+		known, err := s.known(ctx)
 		if err == nil && known != n {
 			err = fmt.Errorf("it knows %d of %d", known, n)
 		}
@@ -29,8 +29,8 @@ func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 	}, s.shared)
 }
 
-// Known is how many workers a router sends requests to now.
-func (s *Stack) Known(ctx context.Context) (int, error) {
+// known is how many workers a router sends requests to now.
+func (s *Stack) known(ctx context.Context) (int, error) {
 	if s.cfg.Frontend == "" {
 		m, err := s.Metrics(ctx)
 		return int(m["kvepp_workers"]), err

@@ -57,8 +57,8 @@ type Hints struct {
 var HintNames = []string{"priority", "strict_priority", "latency_sensitivity", "osl", "policy_class", "objective", "tenant", "session",
 	"session_final", "session_control", "pin", "override", "routing_constraints"}
 
-// DefaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
-const DefaultSessionTimeoutSecs = 300
+// defaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
+const defaultSessionTimeoutSecs = 300
 
 // Over returns the hints of headers before those of a body.
 func (h Hints) Over(body Hints) Hints {
@@ -306,7 +306,7 @@ func readSessionControl(control *chattemplate.Dict, h *Hints) {
 	switch action, _ := control.Get("action"); action {
 	case nil:
 	case "open", "bind":
-		h.SessionOpen, h.SessionTimeoutSecs = true, DefaultSessionTimeoutSecs
+		h.SessionOpen, h.SessionTimeoutSecs = true, defaultSessionTimeoutSecs
 		if n, ok := integer(control, "timeout", 1, math.MaxInt32, h, "session_control"); ok {
 			h.SessionTimeoutSecs = int(n)
 		}

@@ -98,7 +98,7 @@ func (r *Registry) Handle(mux *http.ServeMux) {
 		answer(w, http.StatusOK, done, err)
 	})
 	mux.HandleFunc("GET /workers", r.list)
-	mux.HandleFunc("GET /peers", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, r.Peers(), nil) })
+	mux.HandleFunc("GET /peers", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, r.peerList(), nil) })
 	mux.HandleFunc("POST /register_peer", func(w http.ResponseWriter, req *http.Request) {
 		url, err := readPeer(w, req)
 		if err == nil {
@@ -312,11 +312,11 @@ func readPeer(w http.ResponseWriter, req *http.Request) (url string, err error) 
 	return *body.URL, nil
 }
 
-// Peers returns the URLs of the peers, in order.
-func (r *Registry) Peers() []string {
+// peerList returns the URLs of the peers, in order.
+func (r *Registry) peerList() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]string{}, r.peers...)
+	return append([]string{}, r.peers...) // never nil, which JSON would call null
 }
 
 // AddPeer adds a peer; adding one twice changes nothing.

@@ -206,7 +206,7 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 // inForce reports whether the cluster has the kind, as far as is known. Objects that are known count while it seems to be away: what is
 // not installed yet and what an API server that has just begun does not serve yet look alike.
 func (k *policyKind) inForce() bool {
-	if k.There() {
+	if k.exists() {
 		return true
 	}
 	k.mu.Lock()

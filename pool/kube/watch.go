@@ -53,8 +53,8 @@ func (k *Kind) Health() Health {
 	return k.health
 }
 
-// There reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is away now.
-func (k *Kind) There() bool {
+// exists reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is away now.
+func (k *Kind) exists() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.there

@@ -135,7 +135,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	if err != nil {
 		if !c.silent {
 			c.silent = true
-			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", Brief(err))
+			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", brief(err))
 			c.log.Debug("what the engine said to it", "error", err)
 		}
 		return nil, false

@@ -62,8 +62,8 @@ func fail(o Outcome, format string, args ...any) error {
 	return &Error{Outcome: o, err: fmt.Errorf(format, args...)}
 }
 
-// Brief returns err for a log: without what the engine said, which may quote the prompt.
-func Brief(err error) string {
+// brief returns err for a log: without what the engine said, which may quote the prompt.
+func brief(err error) string {
 	if e := new(Error); errors.As(err, &e) && e.brief != "" {
 		return "tokenizer/remote: " + e.brief
 	}
@@ -235,7 +235,7 @@ func (c *Client) report(err error, probe bool) {
 	}
 	switch c.breaker.done(time.Now(), v, probe) {
 	case opened:
-		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", Brief(err))
+		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", brief(err))
 		c.log.Debug("what it said last", "error", err)
 	case closed:
 		c.log.Info("the engine's tokenizer answers again")

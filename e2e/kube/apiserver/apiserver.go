@@ -145,9 +145,6 @@ func (s *Server) Pause() { s.api.Signal(syscall.SIGSTOP) }
 // Resume ends Pause.
 func (s *Server) Resume() { s.api.Signal(syscall.SIGCONT) }
 
-// Log is what the API server has logged, in a file.
-func (s *Server) Log() string { return s.api.Log }
-
 // Close ends everything. The files stay in a folder that the caller named.
 func (s *Server) Close() {
 	s.closing.Do(func() {
