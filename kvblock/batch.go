@@ -1,6 +1,7 @@
 package kvblock
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 )
@@ -70,7 +71,8 @@ type Event struct {
 	SpecKind   []byte // the group's kind of attention; nil if absent
 	Locality   []byte // "LOCAL", "REMOTE"; nil if absent
 	Ownership  []byte // who keeps the block if not the engine; nil if absent
-	MediaInfos bool   // whether block_mm_infos says something about any block
+	Media      bool   // whether blocks hold media that are told in a way that we cannot hash: by block_mm_infos, mm_keys, or a text among Tokens
+	MediaBlock int    // the first such block, if Media; a text among the token ids shows by Tokens that end there
 
 	// Lookahead are the tokens behind the last block that its hash covers too, as those behind each other block do: engines
 	// that draft name their blocks so. Empty: a block's hash covers the block.
@@ -234,6 +236,7 @@ const (
 	fieldSessionID
 	fieldLookahead
 	fieldMediaInfos
+	fieldMediaKeys
 	fieldLocal
 )
 
@@ -256,6 +259,7 @@ var fieldNames = [...]string{
 	fieldSessionID:     "session_id",
 	fieldLookahead:     "lookahead_token_ids",
 	fieldMediaInfos:    "block_mm_infos",
+	fieldMediaKeys:     "mm_keys",
 	fieldLocal:         "tokens_hashes",
 }
 
@@ -296,6 +300,8 @@ func fieldOf(name []byte) field {
 		return fieldLookahead
 	case "block_mm_infos":
 		return fieldMediaInfos
+	case "mm_keys":
+		return fieldMediaKeys
 	case "tokens_hashes":
 		return fieldLocal
 	}
@@ -570,6 +576,14 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	return nil
 }
 
+// media notes that a block holds media.
+func (e *Event) media(block int) {
+	if !e.Media || block < e.MediaBlock {
+		e.MediaBlock = block
+	}
+	e.Media = true
+}
+
 // decodeField reads the value of one named field into e. It is where both encodings meet.
 func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 	switch f {
@@ -583,9 +597,15 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
 		return err
 	case fieldTokens:
-		at := len(b.tokens)
+		at, begin := len(b.tokens), s.p
 		b.tokens, e.Bigram, err = s.tokens(b.tokens)
 		e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
+		if err != nil && !e.Bigram && s.peek() == kindString {
+			// A digest where TensorRT-LLM has a medium. The tokens before it are a text's.
+			e.media(math.MaxInt)
+			s.p = begin
+			err = s.skip()
+		}
 		return err
 	}
 	if s.null() { // every other field may be nil, which is as good as absent
@@ -622,16 +642,28 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		e.Locality, err = s.text(fieldNames[f])
 	case fieldOwnership:
 		e.Ownership, err = s.text(fieldNames[f])
-	case fieldMediaInfos:
+	case fieldMediaInfos, fieldMediaKeys:
+		// Something for each block; of a block without media, nothing or an empty list.
 		var n int
 		if n, err = s.array(fieldNames[f]); err != nil {
 			return err
 		}
-		for range n {
+		for i := range n {
 			if s.null() {
 				continue
 			}
-			e.MediaInfos = true
+			begin, some := s.p, true
+			if s.peek() == kindArray {
+				keys, err := s.array(fieldNames[f])
+				if err != nil {
+					return err
+				}
+				some = keys > 0
+			}
+			if some {
+				e.media(i)
+			}
+			s.p = begin
 			if err := s.skip(); err != nil {
 				return err
 			}

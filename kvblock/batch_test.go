@@ -112,7 +112,7 @@ var decodeCases = []struct {
 		[]any{"BlockRemoved", []any{7}, "GPU", 5}),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
 			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), HasGroup: true, Group: 3, SpecKind: []byte("full_attention")},
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), HasGroup: true, Group: 3, SpecKind: []byte("mamba"), MediaInfos: true},
+			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), HasGroup: true, Group: 3, SpecKind: []byte("mamba"), Media: true, MediaBlock: 1},
 			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU")},
 			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Medium: []byte("GPU"), HasGroup: true, Group: 5}}}},
 	{"map with what vLLM 0.33 and SGLang add", batchOf(pairs{

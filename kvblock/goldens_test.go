@@ -3,6 +3,7 @@ package kvblock
 import (
 	"encoding/hex"
 	"encoding/json"
+	"math"
 	"os"
 	"reflect"
 	"slices"
@@ -22,24 +23,24 @@ type golden struct {
 }
 
 type goldenEvent struct {
-	Kind       string   `json:"kind"`
-	Hashes     []string `json:"hashes"` // in decimal: JSON numbers do not hold them
-	Parent     string   `json:"parent"`
-	Tokens     []Token  `json:"tokens"`
-	BlockSize  uint32   `json:"block_size"`
-	Bigram     bool     `json:"bigram"`
-	Medium     string   `json:"medium"`
-	LoRAName   string   `json:"lora_name"`
-	LoRAID     bool     `json:"lora_id"`
-	CacheSalt  string   `json:"cache_salt"`
-	ExtraKeys  string   `json:"extra_keys"` // hexadecimal
-	Group      *uint32  `json:"group"`
-	SpecKind   string   `json:"spec_kind"`
-	Locality   string   `json:"locality"`
-	Ownership  string   `json:"ownership"`
-	MediaInfos bool     `json:"media_infos"`
-	Lookahead  []Token  `json:"lookahead"`
-	Local      []string `json:"local"`
+	Kind      string   `json:"kind"`
+	Hashes    []string `json:"hashes"` // in decimal: JSON numbers do not hold them
+	Parent    string   `json:"parent"`
+	Tokens    []Token  `json:"tokens"`
+	BlockSize uint32   `json:"block_size"`
+	Bigram    bool     `json:"bigram"`
+	Medium    string   `json:"medium"`
+	LoRAName  string   `json:"lora_name"`
+	LoRAID    bool     `json:"lora_id"`
+	CacheSalt string   `json:"cache_salt"`
+	ExtraKeys string   `json:"extra_keys"` // hexadecimal
+	Group     *uint32  `json:"group"`
+	SpecKind  string   `json:"spec_kind"`
+	Locality  string   `json:"locality"`
+	Ownership string   `json:"ownership"`
+	Media     *int     `json:"media"` // the first block with them; -1: its tokens say so
+	Lookahead []Token  `json:"lookahead"`
+	Local     []string `json:"local"`
 }
 
 func goldens(t testing.TB) (all []golden) {
@@ -86,7 +87,13 @@ func TestGoldens(t *testing.T) {
 func goldenOf(e *Event) goldenEvent {
 	g := goldenEvent{Kind: e.Kind.String(), BlockSize: e.BlockSize, Bigram: e.Bigram, Medium: string(e.Medium), LoRAName: string(e.LoRAName),
 		LoRAID: e.HasLoRAID, CacheSalt: string(e.CacheSalt), ExtraKeys: hex.EncodeToString(e.ExtraKeys), SpecKind: string(e.SpecKind),
-		Locality: string(e.Locality), Ownership: string(e.Ownership), MediaInfos: e.MediaInfos}
+		Locality: string(e.Locality), Ownership: string(e.Ownership)}
+	if e.Media {
+		g.Media = &e.MediaBlock
+		if e.MediaBlock == math.MaxInt {
+			*g.Media = -1
+		}
+	}
 	for _, h := range e.Hashes {
 		g.Hashes = append(g.Hashes, strconv.FormatUint(uint64(h), 10))
 	}

@@ -323,7 +323,7 @@ func (s *scanner) skipExt() error {
 }
 
 // tokens appends an array of token ids to dst. Engines that draft with EAGLE announce pairs [t[i], t[i+1]] instead; then
-// the result is the first of each pair and the second of the last, and bigram is true.
+// the result is the first of each pair and the second of the last, and bigram is true. On an error the result is what was read.
 func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	n, err := s.array("token_ids")
 	if err != nil {
@@ -336,17 +336,17 @@ func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	}
 	for i := range n {
 		if pair, err := s.array("token pair"); err != nil {
-			return dst, false, err
+			return dst, true, err
 		} else if pair != 2 {
-			return dst, false, s.fail("token pair of %d", pair)
+			return dst, true, s.fail("token pair of %d", pair)
 		}
 		first, err := s.uint32("token id")
 		if err != nil {
-			return dst, false, err
+			return dst, true, err
 		}
 		second, err := s.uint32("token id")
 		if err != nil {
-			return dst, false, err
+			return dst, true, err
 		}
 		dst = append(dst, Token(first))
 		if i == n-1 {
@@ -381,7 +381,7 @@ func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
 		s.p = p
 		t, err := s.uint32("token id")
 		if err != nil {
-			return dst, err
+			return dst[:len(dst)+i], err
 		}
 		to[i] = Token(t)
 		p = s.p

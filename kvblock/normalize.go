@@ -51,7 +51,7 @@ const (
 	DropBlockSize      = "block_size_mismatch"        // the event's block size is not the worker's
 	DropShortTokens    = "short_token_ids"            // fewer tokens than the blocks need; blocks before that are kept
 	DropDuplicateHash  = "duplicate_block_hash"       // a hash twice in one store, or equal to its parent
-	DropMediaInfos     = "unsupported_block_mm_infos" // media described in a way that we cannot hash
+	DropMediaInfos     = "unsupported_block_mm_infos" // media told in a way that we cannot hash; blocks before them are kept
 	DropNamespacesFull = "cache_namespaces_full"      // maxNamespaced is reached
 	DropUnnamedAdapter = "unnamed_adapter"            // an adapter's number without its name: old engines, with LoRA
 	DropLocalSalted    = "unsalted_tokens_hashes"     // local hashes made by the publisher, for a salted prompt
@@ -305,10 +305,10 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		}
 		n.local = append(n.local[:0], e.Local[:min(len(e.Local), len(e.Hashes))]...)
 	} else {
-		if e.MediaInfos {
-			return drop(DropMediaInfos)
-		}
 		n.hash(e, tier, ns)
+		if e.Media {
+			n.local = n.local[:min(len(n.local), e.MediaBlock)]
+		}
 	}
 	if len(n.local) > 0 {
 		at := len(n.blocks)
@@ -320,6 +320,9 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		}})
 	}
 	if len(n.local) < len(e.Hashes) {
+		if e.Media {
+			return drop(DropMediaInfos)
+		}
 		return drop(DropShortTokens)
 	}
 	return ops

@@ -143,13 +143,29 @@ golden("SGLang 0.5.21", batch(rank="attn_dp_rank", omit_defaults=False)(1.5, [
        {"rank": 1, "events": [stored(signed[:2], tokens, 4, parent="12", medium="DISK", cache_salt="tenant-a"),
                               stored(signed[:1], [1, 2, 3, 4, 5], 4, bigram=True), removed(signed, medium="EXTERNAL"), cleared]})
 
-# TensorRT-LLM's publisher and Dynamo's mocker send plain maps; newer ones of the first leave the tokens out.
+# TensorRT-LLM's own publisher: at first nothing of adapters, then their number, and keys of media, whose tokens are digests.
+Stored = event("BlockStored", "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys? group_idx? kv_cache_spec_kind? "
+               "kv_cache_spec_sliding_window? locality? mm_keys?", False)
+Removed, Cleared = event("BlockRemoved", "block_hashes medium group_idx? locality?", False), event("AllBlocksCleared", "", False)
+Key = msgspec.defstruct("MultimodalKey", [("hash", str), ("start_offset", int), ("uuid", Optional[str], None)], omit_defaults=True, tag="mm_key")
+golden("TensorRT-LLM's own", batch()(1.5, [Stored(signed[:2], None, tokens, 4, None, "GPU", None), Removed(signed, "GPU"), Cleared()], 0),
+       {"rank": 0, "events": [stored(signed[:2], tokens, 4, medium="GPU"), removed(signed, medium="GPU"), cleared]})
+golden("TensorRT-LLM's own, an adapter", batch()(1.5, [Stored(signed[:2], 12, tokens, 4, 3, "GPU", None)], 1),
+       {"rank": 1, "events": [stored(signed[:2], tokens, 4, parent="12", medium="GPU", lora_id=True)]})
+digest = "c0ffee" * 10 + "c0ff"
+golden("TensorRT-LLM's own, an image", batch()(1.5, [Stored(signed[:2], None, tokens, 4, None, "GPU", None, mm_keys=[[], [Key(digest, 0, "u"), Key(digest, 9)]]),
+                                                     Stored(signed[:2], None, tokens[:6] + [digest, 7], 4, None, "GPU", None),
+                                                     Stored(signed[:2], None, tokens, 4, None, "GPU", None, mm_keys=[[], []])], 0),
+       {"rank": 0, "events": [stored(signed[:2], tokens, 4, medium="GPU", media=1), stored(signed[:2], tokens[:6], 4, medium="GPU", media=-1),
+                              stored(signed[:2], tokens, 4, medium="GPU")]})
+
+# Dynamo's worker for TensorRT-LLM and its mocker send plain maps; newer ones of the first leave the tokens out.
 golden("TensorRT-LLM", [1.5, [{"type": "BlockStored", "block_hashes": signed, "parent_block_hash": None, "token_ids": tokens[:3], "block_size": 1, "lora_id": 0,
                                "medium": None, "lora_name": "sql", "cache_salt": "tenant-a", "block_mm_infos": [None, None, None]}], 0],
        {"rank": 0, "events": [stored(signed, tokens[:3], 1, lora_name="sql", cache_salt="tenant-a")]})
 golden("TensorRT-LLM, an image", [1.5, [{"type": "BlockStored", "block_hashes": [5], "parent_block_hash": None, "token_ids": tokens, "block_size": 8,
                                          "block_mm_infos": [{"mm_objects": [{"mm_hash": 7, "offsets": [[0, 2]]}]}]}], 0],
-       {"rank": 0, "events": [stored([5], tokens, 8, media_infos=True)]})
+       {"rank": 0, "events": [stored([5], tokens, 8, media=0)]})
 golden("TensorRT-LLM, hashed", [1.5, [{"type": "BlockStored", "block_hashes": signed[:2], "parent_block_hash": -7, "tokens_hashes": [-1, 3], "block_size": 32}], 0],
        {"rank": 0, "events": [stored(signed[:2], None, 32, parent=str(2**64 - 7), local=[str(2**64 - 1), "3"])]})
 
