@@ -40,58 +40,67 @@ func instanceOf(t *testing.T, w *stack.Worker) string {
 	return ""
 }
 
+// asking returns what asks a worker around Envoy and kvepp, until it has answered or ctx ends.
+func asking(t *testing.T, ctx context.Context, w *stack.Worker, text string, extra map[string]any) func() {
+	t.Helper()
+	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
+	return func() {
+		a, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra)
+		if ctx.Err() == nil && (err != nil || a.Status != http.StatusOK) {
+			t.Errorf("%s, asked itself: %v, %+v", w.Name, err, a)
+		}
+	}
+}
+
+// filling returns what fills a tenth of a worker's cache, around Envoy and kvepp: a prompt of 6,000 tokens, for as long as its answer
+// takes, which is 90 s if ctx does not end before.
+func filling(t *testing.T, ctx context.Context, w *stack.Worker) func() {
+	t.Helper()
+	return asking(t, ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 9000, "ignore_eos": true})
+}
+
+// metricsUntil waits until kvepp's metrics are so.
+func metricsUntil(t *testing.T, s *stack.Stack, what string, ok func(map[string]float64) bool) {
+	t.Helper()
+	eventually(t, func() error {
+		m, err := s.Metrics(t.Context())
+		if err != nil {
+			return err
+		}
+		if !ok(m) {
+			var said []string
+			for name, v := range m {
+				if strings.HasPrefix(name, "inference_pool_") || strings.HasPrefix(name, "kvepp_engine_readings_total") || strings.HasPrefix(name, "kvepp_overloaded") {
+					said = append(said, fmt.Sprint(name, " ", v))
+				}
+			}
+			slices.Sort(said)
+			return fmt.Errorf("%s: %s", what, strings.Join(said, "\n"))
+		}
+		return nil
+	})
+}
+
 // TestEnginesTellOfTheirLoad: requests that go to workers around kvepp fill their caches, which kvepp hears of from one worker's
 // metrics, and from the other on Dynamo's event plane.
 func TestEnginesTellOfTheirLoad(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Pages: 1, KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"}})
 	nothingLeft(t, s)
-	read := func() map[string]float64 {
-		t.Helper()
-		m, err := s.Metrics(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
 	wait := func(what string, ok func(map[string]float64) bool) {
 		t.Helper()
-		eventually(t, func() error {
-			if m := read(); !ok(m) {
-				var said []string
-				for name, v := range m {
-					if strings.HasPrefix(name, "inference_pool_") || strings.HasPrefix(name, "kvepp_engine_readings_total") || strings.HasPrefix(name, "kvepp_overloaded") {
-						said = append(said, fmt.Sprint(name, " ", v))
-					}
-				}
-				slices.Sort(said)
-				return fmt.Errorf("%s: %s", what, strings.Join(said, "\n"))
-			}
-			return nil
-		})
-	}
-	// asking returns what asks a worker around Envoy and kvepp, until it has answered or ctx ends.
-	asking := func(ctx context.Context, w *stack.Worker, text string, extra map[string]any) func() {
-		t.Helper()
-		header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
-		return func() {
-			a, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra)
-			if ctx.Err() == nil && (err != nil || a.Status != http.StatusOK) {
-				t.Errorf("%s, asked itself: %v, %+v", w.Name, err, a)
-			}
-		}
+		metricsUntil(t, s, what, ok)
 	}
 	const queue0 = `inference_pool_per_pod_queue_size{model_server_pod="worker-0-rank-0",name="kvepp"}`
-	asking(t.Context(), s.Workers[0], "A mocker has gauges once it had a request.", nil)()
+	asking(t, t.Context(), s.Workers[0], "A mocker has gauges once it had a request.", nil)()
 	wait("the idle worker's page", func(m map[string]float64) bool {
 		_, told := m[queue0]
 		return told && m[`inference_pool_ready_pods{name="kvepp"}`] == 2
 	})
 
-	// A prompt of 6,000 tokens takes more than a tenth of the cache, for as long as its answer takes: 30 s, if nobody ends it.
 	var around sync.WaitGroup
 	fill := func(w *stack.Worker) (end func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		around.Go(asking(ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 3000, "ignore_eos": true}))
+		around.Go(filling(t, ctx, w))
 		return cancel
 	}
 	for i := range 2 {
@@ -128,7 +137,10 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	wait("the last answer, which its client may have before it is counted", func(m map[string]float64) bool {
 		return m["inference_objective_request_duration_seconds"+model] == 7
 	})
-	m := read()
+	m, err := s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, least := range map[string]float64{
 		`inference_objective_request_total{model_name="tiny",priority="0",target_model_name="tiny"}`:                         7,
 		`inference_objective_request_error_total{error_code="ResourceExhausted",model_name="tiny",target_model_name="tiny"}`: 1,
@@ -156,5 +168,33 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	}
 	if !info {
 		t.Error("no inference_extension_info")
+	}
+}
+
+// TestLoadsOverNATS: the same of workers whose event plane is NATS, also after the NATS server was away.
+func TestLoadsOverNATS(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, EventPlane: "nats", KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"}})
+	nothingLeft(t, s)
+	overloaded := func(what string, want float64) {
+		t.Helper()
+		metricsUntil(t, s, what, func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == want })
+	}
+	for i, w := range s.Workers {
+		ctx, end := context.WithCancel(t.Context())
+		var around sync.WaitGroup
+		around.Go(filling(t, ctx, w))
+		overloaded(w.Name, 1)
+		if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name && a.Worker != s.Workers[1-i].Name+"/0" {
+			t.Errorf("with %s full a request went to %s", w.Name, a.Worker)
+		}
+		if i == 0 {
+			if err := s.RestartNATS(t.Context(), func() { overloaded("without NATS nobody tells", 0) }); err != nil {
+				t.Fatal(err)
+			}
+			overloaded(w.Name+", with NATS again", 1)
+		}
+		end()
+		around.Wait()
+		overloaded("its end", 0)
 	}
 }

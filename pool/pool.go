@@ -54,7 +54,7 @@ type Endpoint struct {
 	// They matter only when KVEvents is empty.
 	EventChannels []EventChannel
 	// LoadChannels are where the event plane carries the loads of the workers of the endpoint's Dynamo path: of all of them, since
-	// only the messages say whose they are. Their Rank means nothing.
+	// only the messages say whose they are. Their Rank means nothing, and over NATS they have no Publisher.
 	LoadChannels []EventChannel
 
 	BlockSize           int      // tokens per KV block; 0: not known yet

@@ -233,7 +233,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.IntVar(&o.snapshotThreshold, "router-snapshot-threshold", 0, "`MESSAGES`; refused: belongs to JetStream")
 	f.BoolVar(&o.resetStates, "router-reset-states", false, "refused: belongs to JetStream")
 	f.BoolVar(&o.remoteIndexer, "use-remote-indexer", false, "refused: kvepp does not ask another process's index")
-	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, with --dynamo-discovery, for endpoints without kvEvents. Default: whichever discovery names for each worker")
+	f.StringVar(&o.feed.EventPlane, "event-plane", "", "the event plane of Dynamo's workers, `zmq or nats`: used, where Dynamo's discovery is known, for endpoints without kvEvents. zmq: nor are loads heard over NATS. Default: whichever discovery names for each worker")
 	f.StringVar(&o.feed.NATSServer, "nats-server", "nats://localhost:4222", "`URL` of that NATS server; may hold user:password@")
 	costFlags(f, &o.scoring, &o.overlapWeight)
 	negatable(f, "router-kv-events", "router-durable-kv-events", "router-reset-states", "use-remote-indexer", "load-aware", "router-track-output-blocks",

@@ -91,6 +91,9 @@ func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.
 		return nil, err
 	}
 	c.Frontends = frontends
+	if o.feed.EventPlane != "zmq" {
+		c.NATSServer = o.feed.NATSServer
+	}
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
 	g := gauges.New(c, p, log)
 	p.Watch(g)

@@ -3,33 +3,33 @@ package feed
 import (
 	"fmt"
 	"log/slog"
-	"net/url"
-	"strings"
 	"sync"
 
-	"github.com/nats-io/nats.go"
-
 	"kvepp/kvblock"
+	"kvepp/natssub"
 	"kvepp/pool"
 )
 
 // natsPlane is Dynamo's event plane over core NATS: one connection, and one subscription for each subject, which all
 // workers of a Dynamo component share. The connection is made when the first worker needs it.
 //
-// NATS forgets: what a subscriber was too slow for, or not connected for, is gone. The numbers of a publisher's messages
-// show it, and the worker is emptied.
+// NATS forgets. The numbers of a publisher's messages show it, and the worker is emptied.
 type natsPlane struct {
 	server string
 	log    *slog.Logger
 
 	mu       sync.Mutex
-	conn     *nats.Conn          // nil until it is needed; guarded by mu
+	conn     *natssub.Conn       // nil until it is needed; guarded by mu
 	subjects map[string]*subject // guarded by mu
 }
 
-// subject is one subscription, read by one goroutine of package nats.
+// maxPendingEvents bounds the bytes of one subject's messages that wait to be applied.
+const maxPendingEvents = 64 << 20
+
+// subject is one subscription, whose messages come one after the other.
 type subject struct {
-	subscription *nats.Subscription
+	name         string
+	subscription *natssub.Subscription
 
 	mu      sync.Mutex              // held while events are applied
 	workers map[uint64]*natsChannel // by publisher; guarded by mu
@@ -47,22 +47,22 @@ func (p *natsPlane) subscribe(c pool.EventChannel, s *planeSubscriber) (leave fu
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.conn == nil {
-		if err := p.connect(); err != nil {
-			return nil, err
+		if p.conn, err = natssub.Connect(natssub.Config{Server: p.server, Purpose: "KV events", Changed: p.changed, Log: p.log}); err != nil {
+			return nil, fmt.Errorf("feed: %w", err)
 		}
 	}
 	subj := p.subjects[c.Subject]
 	if subj == nil {
-		subj = &subject{workers: map[uint64]*natsChannel{}}
-		if subj.subscription, err = p.conn.Subscribe(c.Subject, subj.message); err != nil {
-			return nil, fmt.Errorf("feed: NATS subject %s: %w", c.Subject, err)
+		subj = &subject{name: c.Subject, workers: map[uint64]*natsChannel{}}
+		if subj.subscription, err = p.conn.Subscribe(c.Subject, maxPendingEvents, subj.message); err != nil {
+			return nil, fmt.Errorf("feed: %w", err)
 		}
 		p.subjects[c.Subject] = subj
 	}
 	subj.mu.Lock()
 	defer subj.mu.Unlock()
 	subj.workers[c.Publisher] = &natsChannel{planeSubscriber: s}
-	if p.conn.IsConnected() {
+	if p.conn.Connected() {
 		s.Connected()
 	}
 	return func() { p.unsubscribe(c) }, nil
@@ -79,44 +79,11 @@ func (p *natsPlane) unsubscribe(c pool.EventChannel) {
 	defer subj.mu.Unlock()
 	if delete(subj.workers, c.Publisher); len(subj.workers) == 0 {
 		delete(p.subjects, c.Subject)
-		_ = subj.subscription.Unsubscribe() // fails only on a connection that was closed
+		subj.subscription.Close()
 	}
 }
 
-// connect starts connecting; the server need not be there yet. The caller holds p.mu.
-func (p *natsPlane) connect() (err error) {
-	p.conn, err = nats.Connect(p.server, nats.Name("kvepp"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
-		nats.ConnectHandler(func(*nats.Conn) { p.changed(true) }),
-		nats.ReconnectHandler(func(*nats.Conn) { p.changed(true) }),
-		nats.DisconnectErrHandler(func(c *nats.Conn, err error) {
-			if !c.IsClosed() {
-				p.log.Warn("the connection to NATS ended; it is made again", "server", p.redacted(), "error", err)
-			}
-			p.changed(false)
-		}),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			p.log.Warn("NATS reports an error", "server", p.redacted(), "error", err)
-		}))
-	if err != nil {
-		p.conn = nil
-		return fmt.Errorf("feed: NATS server %s: %w; correct --nats-server", p.redacted(), err)
-	}
-	return nil
-}
-
-// redacted is the server, or the several of them, without passwords.
-func (p *natsPlane) redacted() string {
-	servers := strings.Split(p.server, ",")
-	for i, server := range servers {
-		servers[i] = "(not a URL)"
-		if u, err := url.Parse(server); err == nil {
-			servers[i] = u.Redacted()
-		}
-	}
-	return strings.Join(servers, ",")
-}
-
-// changed tells every worker of the connection's state. Package nats calls it from one goroutine.
+// changed tells every worker of the connection's state.
 func (p *natsPlane) changed(connected bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,13 +103,13 @@ func (p *natsPlane) changed(connected bool) {
 }
 
 // message gives one message to the worker whose publisher sent it.
-func (j *subject) message(msg *nats.Msg) {
+func (j *subject) message(data []byte) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err := kvblock.DecodePlane(msg.Data, &j.batch); err != nil {
+	if err := kvblock.DecodePlane(data, &j.batch); err != nil {
 		// Whose it was cannot be said, and it may have held removals: everybody's blocks are in doubt.
 		for _, c := range j.workers {
-			c.Malformed(fmt.Errorf("NATS subject %s: %w", msg.Subject, err))
+			c.Malformed(fmt.Errorf("NATS subject %s: %w", j.name, err))
 		}
 		return
 	}

@@ -37,7 +37,9 @@ func TestChannels(t *testing.T) {
 	s.channel("w0", "kv-events", 2926450056302118, `{"kind":"Nats","config":{"subject_prefix":"namespace.w0.component.backend.endpoint.generate"}}`, now)
 	s.channel("w0", "kv_metrics", 7, zmq(1), now)
 	s.channel("w0", "kv_metrics", 5, zmq(4), now)
-	s.channel("w0", "kv_metrics", 6, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now) // loads over NATS are not followed
+	s.channel("w0", "kv_metrics", 6, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now)
+	s.channel("w0", "kv_metrics", 9, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now) // shares the subject
+	s.channel("w0", "kv_metrics", 4, `{"kind":"ZmqBroker","config":{}}`, now)                // not followed, and no matter
 	s.channel("w1", "kv_metrics", 8, zmq(5), now)                                            // of another path
 	s.channel("w0", "kv-events", 9, zmq(2), now)                                             // its source is not there yet
 	s.source("w0", worker, 10, 2, now)                                                       // its channel is not there yet
@@ -55,7 +57,7 @@ func TestChannels(t *testing.T) {
 	if len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
 		t.Fatalf("channels: %+v", instances)
 	}
-	loads := []pool.EventChannel{{Publisher: 5, ZMQ: "tcp://127.0.0.1:4"}, {Publisher: 7, ZMQ: "tcp://127.0.0.1:1"}}
+	loads := []pool.EventChannel{{Subject: "a.kv_metrics"}, {Publisher: 5, ZMQ: "tcp://127.0.0.1:4"}, {Publisher: 7, ZMQ: "tcp://127.0.0.1:1"}}
 	if !reflect.DeepEqual(instances[0].Loads, loads) {
 		t.Errorf("loads: %+v", instances[0].Loads)
 	}

@@ -25,7 +25,7 @@ type Instance struct {
 	Seen       time.Time           // when it was first seen alive, or for what was there at the start, when it last said so
 	Card       *Card               // nil while the worker has published none
 	Channels   []pool.EventChannel // of its KV events, ordered by rank
-	Loads      []pool.EventChannel // of the loads of all workers at its path, ordered by publisher. Only over ZMQ
+	Loads      []pool.EventChannel // of the loads of all workers at its path, ordered by publisher
 }
 
 // Card is what routing needs of a model deployment card. Zero fields were not in the card.
@@ -190,7 +190,8 @@ func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err 
 }
 
 // parseChannel decodes the record of v1/event_channels: where a publisher sends, and if it sends loads, those of workers at which
-// path; else path is empty. c is zero for channels of other topics.
+// path; else path is empty. c is zero for channels of other topics. Loads over NATS have a subject and no publisher: all of a path share it,
+// and the messages say whose they are.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
@@ -221,6 +222,8 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 			path = r.Scope.path()
 		}
 		return c, path, nil
+	case r.Topic == loadTopic && t.Kind == "Nats" && t.Config.SubjectPrefix != "":
+		return pool.EventChannel{Subject: t.Config.SubjectPrefix + "." + loadTopic}, r.Scope.path(), nil
 	case r.Topic == loadTopic: // of another transport: loads can be done without
 		return c, "", nil
 	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":

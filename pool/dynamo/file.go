@@ -183,6 +183,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	})
 	for path, list := range loads {
 		sortChannels(list)
+		list = slices.Compact(list) // a subject is named by each of its publishers
+		loads[path] = list
 		if slices.Equal(list, s.loads[path]) {
 			loads[path] = s.loads[path] // all instances of a path share it, and comparing what is the same takes no time
 		}
@@ -209,7 +211,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 
 func sortChannels(list []pool.EventChannel) {
 	slices.SortFunc(list, func(a, b pool.EventChannel) int {
-		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher))
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher), cmp.Compare(a.Subject, b.Subject))
 	})
 }
 

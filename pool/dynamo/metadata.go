@@ -73,6 +73,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 			in.Card, in.Channels, in.Loads = cards[k], of[k], loads[in.Path]
 			sortChannels(in.Channels)
 			sortChannels(in.Loads)
+			in.Loads = slices.Compact(in.Loads)
 			instances = append(instances, in)
 		}
 		return err

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/natssub"
 	"kvepp/pool"
 	"kvepp/zmqsub"
 )
@@ -46,6 +47,8 @@ type Config struct {
 	Frontends bool
 	// Running, Waiting and Usage replace the metrics of all known engines for a quantity. The zero value does not.
 	Running, Waiting, Usage Metric
+	// NATSServer is the URL of the NATS server over which some of Dynamo's workers publish their loads. Empty: those are not heard.
+	NATSServer string
 	// Booked says how many requests kvepp has running on a worker.
 	Booked func(kvblock.Worker) int
 }
@@ -75,9 +78,10 @@ type Gauges struct {
 	said     [len(outcomeNames)]atomic.Bool // the first trouble of each kind was logged
 
 	// Only Run's goroutine uses these.
-	seen     *pool.Snapshot // for which targets and channels are
-	hub      *zmqsub.Hub    // nil until it is needed
-	channels map[pool.EventChannel]*zmqsub.Subscription
+	seen     *pool.Snapshot               // for which targets and channels are
+	hub      *zmqsub.Hub                  // nil until it is needed
+	nats     *natssub.Conn                // likewise
+	channels map[pool.EventChannel]func() // which end the subscription
 
 	began time.Time // what part.until counts from
 
@@ -138,7 +142,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		MaxResponseHeaderBytes: 64 << 10,
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
-	g := &Gauges{began: time.Now(), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]*zmqsub.Subscription{},
+	g := &Gauges{began: time.Now(), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]func(){},
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
 	g.pages.New = func() any { return newPage(wanted) }

@@ -1,10 +1,12 @@
 package gauges
 
 import (
+	"cmp"
 	"encoding/binary"
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/natssub"
 	"kvepp/pool"
 	"kvepp/zmqsub"
 )
@@ -36,61 +38,87 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 			continue
 		}
 		for _, c := range w.LoadChannels {
-			wanted[c] = true
+			wanted[c] = c.ZMQ != "" || g.cfg.NATSServer != ""
 		}
 		workers[instanceRank{w.InstanceID, w.Rank}] = heard{member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()}, w.TotalKVBlocks}
 	}
 	g.heard = workers
 	g.mu.Unlock()
-	for c, subscription := range g.channels {
+	for c, leave := range g.channels {
 		if !wanted[c] {
-			subscription.Close() // without the lock: it waits for a message that is being taken in
+			leave() // without the lock: it waits for a message that is being taken in
 			delete(g.channels, c)
 		}
 	}
-	for c := range wanted {
-		if g.channels[c] != nil {
+	for c, want := range wanted {
+		if !want || g.channels[c] != nil {
 			continue
 		}
-		subscription, err := g.subscribe(c)
+		l := &loads{Gauges: g, from: cmp.Or(c.ZMQ, c.Subject)}
+		leave, err := g.subscribe(c, l)
 		if err != nil {
-			g.complain("loads on Dynamo's event plane at "+c.ZMQ, "", unreachable, err)
+			g.complain(l.String(), "", unreachable, err)
 			continue
 		}
-		g.channels[c] = subscription
+		g.channels[c] = leave
 	}
 }
 
-// subscribe subscribes to one publisher of loads.
-func (g *Gauges) subscribe(c pool.EventChannel) (*zmqsub.Subscription, error) {
-	if g.hub == nil {
-		hub, err := zmqsub.NewHub()
+// subscribe gives l what is said at one place, until leave is called.
+func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err error) {
+	if c.ZMQ == "" {
+		if g.nats == nil {
+			if g.nats, err = natssub.Connect(natssub.Config{Server: g.cfg.NATSServer, Purpose: "loads", Log: g.log}); err != nil {
+				return nil, err
+			}
+		}
+		s, err := g.nats.Subscribe(c.Subject, maxPendingLoads, l.envelope)
 		if err != nil {
 			return nil, err
 		}
-		g.hub = hub
+		return s.Close, nil
 	}
-	return g.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: loadTopic, Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher), MaxMessageBytes: maxLoadBytes},
-		&loads{Gauges: g, from: c.ZMQ})
+	if g.hub == nil {
+		if g.hub, err = zmqsub.NewHub(); err != nil {
+			return nil, err
+		}
+	}
+	s, err := g.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: loadTopic, Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher), MaxMessageBytes: maxLoadBytes}, l)
+	if err != nil {
+		return nil, err
+	}
+	return s.Close, nil
 }
 
-// maxLoadBytes bounds a message, which has about 200.
-const maxLoadBytes = 64 << 10
+const (
+	// maxLoadBytes bounds a message, which has about 200.
+	maxLoadBytes = 64 << 10
+	// maxPendingLoads bounds the bytes of one NATS subject's messages that wait.
+	maxPendingLoads = 1 << 20
+)
 
-// loads takes in what one publisher says. That messages were lost, or that another process sends them now, is no matter: each says
-// all there is to say.
+// loads takes in what is said at one place, by one publisher or, over NATS, by all of a Dynamo path. That messages were lost, or that
+// another process sends them now, is no matter: each says all there is to say.
 type loads struct {
 	*Gauges
 	from string
 }
 
-// Message notes one worker's load.
+func (l *loads) String() string { return "loads on Dynamo's event plane at " + l.from }
+
+// Message notes one worker's load, as publishers' own sockets frame it.
 func (l *loads) Message(_ uint64, _, payload []byte) {
-	var load kvblock.PlaneLoad
 	envelope, err := kvblock.UnframePlane(payload)
-	if err == nil {
-		load, err = kvblock.DecodePlaneLoad(envelope)
+	if err != nil {
+		l.Malformed(err)
+		return
 	}
+	l.envelope(envelope)
+}
+
+// envelope notes one worker's load.
+func (l *loads) envelope(data []byte) {
+	load, err := kvblock.DecodePlaneLoad(data)
 	if err != nil {
 		l.Malformed(err)
 		return
@@ -117,7 +145,7 @@ func (l *loads) Message(_ uint64, _, payload []byte) {
 // Malformed counts what is no load.
 func (l *loads) Malformed(err error) {
 	l.outcomes[malformed].Add(1)
-	l.complain("loads on Dynamo's event plane at "+l.from, "", malformed, err)
+	l.complain(l.String(), "", malformed, err)
 }
 
 func (*loads) Gap(expected, got uint64)        {}
@@ -130,5 +158,8 @@ func (*loads) Disconnected()                   {}
 func (g *Gauges) stopListening() {
 	if g.hub != nil {
 		g.hub.Close() // fails only if libzmq is broken, and the process ends
+	}
+	if g.nats != nil {
+		g.nats.Close()
 	}
 }

@@ -139,3 +139,43 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 	stop()
 	<-done
 }
+
+// Over NATS all workers of a path share a subject. The end-to-end tests have a real server; here there is none.
+func TestLoadsOverNATS(t *testing.T) {
+	subject := []pool.EventChannel{{Subject: "namespace.a.kv_metrics"}}
+	endpoints := []pool.Endpoint{
+		{Name: "a", Address: "f:80", InstanceID: 1, TotalKVBlocks: 100, LoadChannels: subject},
+		{Name: "b", Address: "f:80", InstanceID: 2, TotalKVBlocks: 100, LoadChannels: subject},
+	}
+	for _, c := range []struct {
+		server string
+		want   int // subscriptions
+	}{{"nats://127.0.0.1:9", 1}, {"", 0}, {"nats://%zz", 0}} {
+		p := pool.New(slog.New(slog.DiscardHandler))
+		g := New(Config{Interval: time.Second, Stale: time.Hour, Frontends: true, NATSServer: c.server}, p, slog.New(slog.DiscardHandler))
+		p.Watch(g)
+		p.Update(endpoints)
+		g.follow()
+		if len(g.channels) != c.want {
+			t.Errorf("%q: %d subscriptions, want %d", c.server, len(g.channels), c.want)
+		}
+		l := &loads{Gauges: g, from: subject[0].Subject}
+		const framing = 5 // of publishers' own sockets alone
+		l.envelope(loadFrame(11, 0, 2, 0, 25)[framing:])
+		l.envelope(loadFrame(12, 0, 1, 0, 50)[framing:])
+		l.envelope(loadFrame(12, 1, 3, 0, 50)[framing:]) // of nobody
+		l.envelope([]byte("no load"))
+		if got := fmt.Sprint(g.Usage(nil)); got != "[0.5 0.25]" {
+			t.Errorf("%q: usage %s", c.server, got)
+		}
+		if readings(g, "ok") != 2 || readings(g, "malformed") != 1 {
+			t.Errorf("%q: %v", c.server, g.Readings())
+		}
+		p.Update(nil)
+		g.follow()
+		if len(g.channels) != 0 {
+			t.Errorf("%q: %d subscriptions after the workers left", c.server, len(g.channels))
+		}
+		g.stopListening()
+	}
+}

@@ -1,0 +1,213 @@
+package natssub
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// server speaks as much of NATS's protocol as a subscriber needs; the end-to-end tests have a real one.
+type server struct {
+	t       *testing.T
+	at      string
+	asked   chan string // what was subscribed to: "SUBJECT ID"
+	mu      sync.Mutex
+	listens net.Listener // nil while it is away; guarded by mu
+	conn    net.Conn     // the latest; guarded by mu
+}
+
+func newServer(t *testing.T) *server {
+	t.Helper()
+	s := &server{t: t, at: "127.0.0.1:0", asked: make(chan string, 10)}
+	s.begin()
+	t.Cleanup(s.end)
+	return s
+}
+
+// begin listens, at the same place as before.
+func (s *server) begin() {
+	s.t.Helper()
+	l, err := net.Listen("tcp", s.at)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listens, s.at = l, l.Addr().String()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.conn = conn
+			s.mu.Unlock()
+			go s.talk(conn)
+		}
+	}()
+}
+
+// end ends as a crash does.
+func (s *server) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listens != nil {
+		s.listens.Close()
+		s.listens = nil
+	}
+	if s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+func (s *server) talk(conn net.Conn) {
+	fmt.Fprint(conn, `INFO {"server_id":"s","version":"2.10.0","max_payload":1048576}`+"\r\n")
+	for lines := bufio.NewScanner(conn); lines.Scan(); {
+		switch verb, rest, _ := strings.Cut(lines.Text(), " "); verb {
+		case "PING":
+			fmt.Fprint(conn, "PONG\r\n")
+		case "SUB":
+			s.asked <- strings.Join(strings.Fields(rest), " ")
+		}
+	}
+}
+
+// send publishes to who asked with these words.
+func (s *server) send(asked string, data []byte) {
+	s.t.Helper()
+	s.mu.Lock()
+	conn := s.conn
+	s.mu.Unlock()
+	if _, err := fmt.Fprintf(conn, "MSG %s %d\r\n%s\r\n", asked, len(data), data); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func within[T any](t *testing.T, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(time.Minute):
+		t.Fatalf("never: %s", what)
+	}
+	return v
+}
+
+// log is what was logged.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *log) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), what)
+}
+
+// A server that is not there yet, that comes, goes and comes again.
+func TestReconnects(t *testing.T) {
+	s := newServer(t)
+	s.end()
+	changed, messages, logged := make(chan bool, 10), make(chan string, 10), &log{}
+	c, err := Connect(Config{Server: "nats://user:secret@" + s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil)),
+		Changed: func(connected bool) { changed <- connected }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	sub, err := c.Subscribe("a.b", 1<<20, func(data []byte) { messages <- string(data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Connected() {
+		t.Error("connected to nobody")
+	}
+	for _, message := range []string{"one", "two"} {
+		s.begin()
+		if asked := within(t, "a subscription", s.asked); !strings.HasPrefix(asked, "a.b ") {
+			t.Errorf("asked for %q", asked)
+		} else {
+			s.send(asked, []byte(message))
+		}
+		if got := within(t, "a message", messages); got != message {
+			t.Errorf("%q, want %q", got, message)
+		}
+		if !within(t, "news of the connection", changed) || !c.Connected() {
+			t.Error("it is not said to be connected")
+		}
+		s.end()
+		if within(t, "news of the connection's end", changed) {
+			t.Error("it is said to be connected")
+		}
+	}
+	for what, want := range map[string]int{"NATS cannot be reached": 1, "the connection to NATS ended": 2, "user:xxxxx@" + s.at: 3, "secret": 0} {
+		if got := logged.count(what); got != want {
+			t.Errorf("%q is in the log %d times, want %d", what, got, want)
+		}
+	}
+	sub.Close()
+}
+
+// What comes while nobody takes it is kept up to a bound.
+func TestBounded(t *testing.T) {
+	s, logged := newServer(t), &log{}
+	c, err := Connect(Config{Server: s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	const each, pending, sent = 1000, 20 * 1000, 500
+	hold, messages := make(chan struct{}), make(chan byte, sent+1)
+	if _, err := c.Subscribe("a", pending, func(data []byte) { <-hold; messages <- data[0] }); err != nil {
+		t.Fatal(err)
+	}
+	asked := within(t, "a subscription", s.asked)
+	for range sent {
+		s.send(asked, bytes.Repeat([]byte{'m'}, each))
+	}
+	for deadline := time.Now().Add(time.Minute); logged.count("slow consumer") == 0; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("that messages are lost was not said")
+		}
+	}
+	close(hold)
+	taken := 0
+	for deadline := time.Now().Add(time.Minute); ; taken++ {
+		if taken%10 == 0 || taken > pending/each { // the bound is free again some time
+			s.send(asked, []byte("end"))
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing comes any more")
+		}
+		if within(t, "a message", messages) == 'e' {
+			break
+		}
+	}
+	if taken > 2*pending/each {
+		t.Errorf("%d messages of %d bytes were kept, want at most %d bytes", taken, each, pending)
+	}
+}
+
+func TestServerThatCannotBeUnderstood(t *testing.T) {
+	_, err := Connect(Config{Server: "nats://%zz", Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "--nats-server") {
+		t.Errorf("%v", err)
+	}
+	if got, want := redacted("nats://a:b@c:1,nats://%zz"), "nats://a:xxxxx@c:1,(not a URL)"; got != want {
+		t.Errorf("logged as %s, want %s", got, want)
+	}
+}
