@@ -53,7 +53,7 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(e2e/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-events: build ## KV events from vLLM's and SGLang's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
+events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./indexer/feed/parity -skip '^TestVLLM$$' -soak $(SOAK)
 
 storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)

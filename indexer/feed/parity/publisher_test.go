@@ -33,24 +33,68 @@ func environment(t *testing.T, name string) string {
 	return value
 }
 
-// publisher is an engine's publisher in a process of its own.
+// python is the interpreter that has what the scripts here import.
+func python(t *testing.T) string { return filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python") }
+
+// script is one of the scripts here in a process of its own.
+type script struct {
+	t         testing.TB
+	argv, env []string // env beside this process's own
+	cmd       *exec.Cmd
+	in        io.WriteCloser
+	out       *bufio.Scanner
+}
+
+func (s *script) start() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.argv[0], s.argv[1:]...)
+	s.cmd.Env = append(os.Environ(), s.env...)
+	s.cmd.Stderr = os.Stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var err error
+	if s.in, err = s.cmd.StdinPipe(); err != nil {
+		s.t.Fatal(err)
+	}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.out = bufio.NewScanner(out)
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// said waits for the next line that it prints.
+func (s *script) said() string {
+	s.t.Helper()
+	if !s.out.Scan() {
+		s.t.Fatalf("%s ended: %v", s.argv[1], s.out.Err())
+	}
+	return s.out.Text()
+}
+
+// kill ends the process as a crash does.
+func (s *script) kill() {
+	s.in.Close()
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
+}
+
+// publisher is an engine's publisher.
 type publisher struct {
-	t              testing.TB
-	argv           []string
+	*script
 	events, replay int // ports; replay 0: none
-	cmd            *exec.Cmd
-	in             io.WriteCloser
-	out            *bufio.Scanner
 }
 
 // newPublisher starts a publisher that keeps so many batches for replays; 0: it offers none.
 func newPublisher(t *testing.T, engine string, steps int) *publisher {
 	t.Helper()
-	p := &publisher{t: t, events: freePort(t)}
+	p := &publisher{script: &script{t: t}, events: freePort(t)}
 	if steps > 0 {
 		p.replay = freePort(t)
 	}
-	p.argv = []string{filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python"), "publisher.py", engine,
+	p.argv = []string{python(t), "publisher.py", engine,
 		filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"), fmt.Sprint(p.events), fmt.Sprint(p.replay), fmt.Sprint(max(steps, 1))}
 	p.start()
 	t.Cleanup(p.kill)
@@ -74,36 +118,15 @@ func freePort(t testing.TB) int {
 // start starts the process, as the engine's next life.
 func (p *publisher) start() {
 	p.t.Helper()
-	p.cmd = exec.Command(p.argv[0], p.argv[1:]...)
-	p.cmd.Stderr = os.Stderr
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		p.t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.out = bufio.NewScanner(out)
-	if err := p.cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
+	p.script.start()
 	p.says("ready")
 }
 
 func (p *publisher) says(want string) {
 	p.t.Helper()
-	if !p.out.Scan() || p.out.Text() != want {
-		p.t.Fatalf("the publisher said %q, want %q", p.out.Text(), want)
+	if got := p.said(); got != want {
+		p.t.Fatalf("the publisher said %q, want %q", got, want)
 	}
-}
-
-// kill ends the process as a crash does.
-func (p *publisher) kill() {
-	p.in.Close()
-	p.cmd.Process.Kill()
-	p.cmd.Wait()
 }
 
 type event map[string]any
@@ -181,14 +204,19 @@ type forgetful struct{ index *indexer.Index }
 func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.index.Forget(w) }
 
-// match returns how many leading blocks of tokens a worker holds.
+// match returns how many leading blocks of tokens an endpoint of one rank holds.
 func (h *house) match(name string, tokens []kvblock.Token, o kvblock.HashOptions) int {
+	return h.matchOf(name, 0, tokens, o)
+}
+
+// matchOf is match for one of several ranks.
+func (h *house) matchOf(name string, rank uint32, tokens []kvblock.Token, o kvblock.HashOptions) int {
 	s := h.pool.Acquire()
 	defer s.Release()
 	o.BlockSize = blockSize
 	chain := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, o))
 	for i := range s.Workers {
-		if s.Workers[i].Name == name {
+		if s.Workers[i].Name == name && s.Workers[i].Rank == rank {
 			var scores indexer.OverlapScores
 			h.index.FindMatches(chain, &scores)
 			return scores.Blocks(s.Workers[i].Worker)
@@ -198,7 +226,10 @@ func (h *house) match(name string, tokens []kvblock.Token, o kvblock.HashOptions
 }
 
 // count returns how often this happened to a subscription.
-func (h *house) count(outcome string) int {
+func (h *house) count(outcome string) int { return h.happened("subscription", outcome) }
+
+// happened returns how often this came of a kind of events.
+func (h *house) happened(kind, outcome string) int {
 	families, err := h.m.Registry.Gather()
 	if err != nil {
 		h.t.Fatal(err)
@@ -206,7 +237,7 @@ func (h *house) count(outcome string) int {
 	n := 0.0
 	for _, f := range families {
 		for _, m := range f.Metric {
-			if f.GetName() == "kvepp_events_total" && m.Label[0].GetValue() == "subscription" && m.Label[1].GetValue() == outcome {
+			if f.GetName() == "kvepp_events_total" && m.Label[0].GetValue() == kind && m.Label[1].GetValue() == outcome {
 				n += m.GetCounter().GetValue()
 			}
 		}
@@ -331,7 +362,7 @@ func TestGoldens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := exec.Command(filepath.Join(environment(t, "KVEPP_TOOLS"), "bin/python"), "../../../kvblock/testdata/goldens.py").Output()
+	got, err := exec.Command(python(t), "../../../kvblock/testdata/goldens.py").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
