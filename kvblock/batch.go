@@ -35,7 +35,7 @@ func (k EventKind) String() string {
 // Batch is one message of an engine's KV event publisher, decoded but not interpreted. The zero value is empty.
 //
 // Slices of bytes alias the payload given to DecodeBatch, the others are buffers of the Batch that its next DecodeBatch
-// overwrites: use a Batch before either changes. It belongs to one goroutine at a time.
+// overwrites (it keeps them, as large as the largest message needed): use a Batch before either changes. It belongs to one goroutine at a time.
 type Batch struct {
 	Timestamp float64 // seconds since 1970
 	HasRank   bool    // whether the batch names its data-parallel rank; it then overrides the subscription's
@@ -48,6 +48,8 @@ type Batch struct {
 	hashes []EngineHash
 	tokens []Token
 	local  []LocalHash
+
+	buffers buffers
 }
 
 // Event is one event as the engine sent it. Fields that its kind does not have are zero.
@@ -93,7 +95,7 @@ type Event struct {
 //
 // Sources: vLLM 0.11 to 0.33 and SGLang 0.5.21, kv_events; dynamo-kv-router 1.6.1, zmq_wire.
 func DecodeBatch(payload []byte, b *Batch) error {
-	*b = Batch{Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0], local: b.local[:0]}
+	*b = Batch{Events: b.Events[:0], hashes: b.hashes[:0], tokens: b.tokens[:0], local: b.local[:0], buffers: b.buffers}
 	s := &scanner{b: payload}
 	if s.peek() == kindMap {
 		if err := b.decodeMap(s); err != nil {

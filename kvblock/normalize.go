@@ -85,7 +85,12 @@ type Normalizer struct {
 	namespaces namespaceTable
 	limit      int // of len(namespaces)
 
-	// Buffers of the latest Normalize.
+	*buffers // the batch's, while it is normalized; else nil
+}
+
+// buffers are what Normalize fills. They are a Batch's and not a Normalizer's, because there is a Normalizer for each of thousands of
+// workers, and a Batch for each message that is read just now.
+type buffers struct {
 	blocks []StoredBlock
 	local  []LocalHash
 	media  [][]uint64
@@ -118,8 +123,9 @@ func (n *Normalizer) Traits() Traits { return n.traits }
 // Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
 // middle makes two, what was good and why the rest was dropped; an event without blocks makes none.
 //
-// The operations' slices belong to n and b: use them before the next Normalize or DecodeBatch.
+// The operations' slices belong to b: use them before its next DecodeBatch or Normalize.
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
+	n.buffers = &b.buffers
 	n.blocks = n.blocks[:0]
 	for i := range b.Events {
 		e := &b.Events[i]
@@ -139,6 +145,7 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 			ops = append(ops, Operation{Kind: OpCleared, Event: e.Kind})
 		}
 	}
+	n.buffers = nil
 	return ops
 }
 

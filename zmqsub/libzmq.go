@@ -34,10 +34,18 @@ static void zmqsub_release(zmqsub_message *m) {
 	m->frames = 0;
 }
 
-// Lets go of what b holds and takes from the socket what is there, as far as b goes. Returns 0, or the error number when
-// nothing was taken. One crossing between Go and C for up to 8 messages, and no copy of their bytes, are what this file
-// is for: through a binding that crosses for each frame and copies it, receiving costs twice the CPU.
-static int zmqsub_receive(void *socket, zmqsub_batch *b) {
+// Lets go of what the batch holds and takes from the socket what is there, as far as a batch goes. Returns 0, or the error number
+// when nothing was taken: then there is no batch any more, because thousands of sockets are silent most of the time. One crossing
+// between Go and C for up to 8 messages, and no copy of their bytes, are what this file is for: through a binding that crosses for
+// each frame and copies it, receiving costs twice the CPU.
+static int zmqsub_receive(void *socket, zmqsub_batch **held) {
+	zmqsub_batch *b = *held;
+	if (!b) {
+		if (!(b = malloc(sizeof *b)))
+			return ENOMEM;
+		b->messages = 0;
+		*held = b;
+	}
 	for (int i = 0; i < b->messages; i++)
 		zmqsub_release(&b->message[i]);
 	b->messages = 0;
@@ -57,7 +65,11 @@ static int zmqsub_receive(void *socket, zmqsub_batch *b) {
 			if (error) {
 				zmq_msg_close(msg);
 				zmqsub_release(m); // the frames of a message arrive together: only the first can be missing
-				return b->messages > 0 ? 0 : error;
+				if (b->messages > 0)
+					return 0;
+				free(b);
+				*held = NULL;
+				return error;
 			}
 			more = zmq_msg_more(msg);
 			if (keep) {
@@ -114,7 +126,7 @@ func newContext(threads, sockets int) (*zmq.Context, error) {
 // barrier lies in between, which a goroutine's move between threads is.
 type socket struct {
 	*zmq.Socket
-	batch *C.zmqsub_batch // made when the first message is received
+	batch *C.zmqsub_batch // nil: nothing was there when looked at last
 	next  int             // the next message of batch to give out
 	view  [maxFrames][]byte
 }
@@ -138,12 +150,9 @@ func (s *socket) handle() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Poin
 // receive takes the next message off the queue without waiting; ok is false if there is none. Frames beyond maxFrames are
 // dropped. The frames are libzmq's memory, valid until the next call.
 func (s *socket) receive() (frames [][]byte, ok bool, err error) {
-	if s.batch == nil {
-		s.batch = (*C.zmqsub_batch)(C.calloc(1, C.sizeof_zmqsub_batch))
-	}
-	if s.next == int(s.batch.messages) {
+	if !s.buffered() {
 		s.next = 0
-		if number := C.zmqsub_receive(s.handle(), s.batch); number != 0 {
+		if number := C.zmqsub_receive(s.handle(), &s.batch); number != 0 {
 			if number == C.EAGAIN {
 				return nil, false, nil
 			}

@@ -156,10 +156,7 @@ func decode(m *messages) (*decoded, error) {
 	}
 	batches := make([]kvblock.Batch, decodeTogether)
 	operations := make([][]kvblock.Operation, len(batches))
-	normalizers := make([]*kvblock.Normalizer, len(batches))
-	for i := range normalizers {
-		normalizers[i] = kvblock.NewNormalizer(m.blockSize) // each has buffers of its own
-	}
+	normalizer := kvblock.NewNormalizer(m.blockSize)
 	var d decoded
 	runtime.GC()
 	for at := 0; at < len(m.payloads); at += len(batches) {
@@ -171,7 +168,7 @@ func decode(m *messages) (*decoded, error) {
 		}
 		read := cpuTime()
 		for i := range batches {
-			operations[i] = normalizers[i].Normalize(&batches[i], operations[i][:0])
+			operations[i] = normalizer.Normalize(&batches[i], operations[i][:0])
 		}
 		hashed := cpuTime()
 		for i := range batches {

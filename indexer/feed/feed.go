@@ -34,6 +34,8 @@ type Feed struct {
 	nats    natsPlane
 	threads chan struct{} // holds one for each batch being applied; nil: any number may be
 
+	decodings sync.Pool // of *decoding
+
 	released chan struct{} // closed unless events are on hold
 	never    chan struct{} // closed
 	release  sync.Once
@@ -81,7 +83,16 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	close(never)
 	return &Feed{released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
 		subscriptions: map[kvblock.Worker]subscription{}, hearings: map[kvblock.Worker]*hearing{},
-		nats: natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
+		decodings: sync.Pool{New: func() any { return new(decoding) }},
+		nats:      natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
+}
+
+// decoding is what one message is decoded into. Subscriptions share a few: of thousands most are silent at any time, and each would
+// keep room for the longest prompt that it was ever told of.
+type decoding struct {
+	batch      kvblock.Batch
+	operations []kvblock.Operation
+	plane      kvblock.PlaneBatch
 }
 
 // enter waits until a batch may be applied; leave lets the next one in.
@@ -199,8 +210,6 @@ type subscriber struct {
 	seeded     bool       // what the worker holds, or some of it, is from a dump
 	unnumbered bool       // and a message may tell again what that has in it
 	normalizer *kvblock.Normalizer
-	batch      kvblock.Batch
-	operations []kvblock.Operation
 	applied    struct{ stored, removed, unknown int } // operations and blocks that are not counted yet
 	announced  int                                    // the last block size reported to the pool
 	traits     kvblock.Traits                         // the last ones reported to the pool
@@ -222,37 +231,40 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	f := s.feed
 	f.enter()
 	defer f.leave()
-	if err := kvblock.DecodeBatch(payload, &s.batch); err != nil {
+	d := f.decodings.Get().(*decoding)
+	defer f.decodings.Put(d)
+	batch := &d.batch
+	if err := kvblock.DecodeBatch(payload, batch); err != nil {
 		s.begun = true
 		s.unreadable(fmt.Errorf("batch %d: %w", seq, err))
 		return
 	}
-	if s.reached(seq, s.batch.Timestamp) {
+	if s.reached(seq, batch.Timestamp) {
 		f.metrics.Event("batch", "in_dump", 1)
 		return
 	}
 	f.metrics.Event("batch", "received", 1)
-	if s.batch.HasRank && s.batch.Rank != s.rank {
+	if batch.HasRank && batch.Rank != s.rank {
 		// Taking another rank's blocks for this one's would send requests to the wrong cache.
 		f.metrics.Event("batch", "other_rank", 1)
 		if !s.otherRank {
 			s.otherRank = true
 			f.log.Error("a worker's KV events name another data-parallel rank, and are not used; correct dataParallelStartRank or kvEvents",
-				"worker", s.name, "announced_rank", s.batch.Rank)
+				"worker", s.name, "announced_rank", batch.Rank)
 		}
 		return
 	}
-	f.metrics.Event("unknown", "skipped", s.batch.UnknownTags)
-	f.metrics.Event("unknown", "skipped_field", s.batch.UnknownKeys)
-	s.operations = s.normalizer.Normalize(&s.batch, s.operations[:0])
+	f.metrics.Event("unknown", "skipped", batch.UnknownTags)
+	f.metrics.Event("unknown", "skipped_field", batch.UnknownKeys)
+	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
 	stored := false
-	for i := range s.operations {
-		s.apply(&s.operations[i])
-		stored = stored || s.operations[i].Kind == kvblock.OpStored
+	for i := range d.operations {
+		s.apply(&d.operations[i])
+		stored = stored || d.operations[i].Kind == kvblock.OpStored
 	}
 	s.counted()
 	if stored {
-		s.reportAdapters()
+		s.reportAdapters(batch)
 		s.reportTraits(s.normalizer.Traits())
 	}
 }
@@ -313,12 +325,12 @@ func (s *subscriber) reportTraits(now kvblock.Traits) {
 }
 
 // reportAdapters tells of the adapters that the batch names, but for the one that was named last.
-func (s *subscriber) reportAdapters() {
+func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 	if s.feed.config.Adapter == nil {
 		return
 	}
-	for i := range s.batch.Events {
-		if name := s.batch.Events[i].LoRAName; len(name) > 0 && string(name) != s.adapter {
+	for i := range batch.Events {
+		if name := batch.Events[i].LoRAName; len(name) > 0 && string(name) != s.adapter {
 			s.adapter = string(name)
 			s.feed.config.Adapter(s.worker, s.adapter)
 		}

@@ -41,7 +41,6 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 type planeSubscriber struct {
 	*subscriber
 	instance uint64
-	frame    kvblock.PlaneBatch
 }
 
 // Message decodes and applies one message of a publisher's own socket.
@@ -50,16 +49,18 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 		return
 	}
 	defer s.end()
+	d := s.feed.decodings.Get().(*decoding)
+	defer s.feed.decodings.Put(d)
 	envelope, err := kvblock.UnframePlane(payload)
 	if err == nil {
-		err = kvblock.DecodePlane(envelope, &s.frame)
+		err = kvblock.DecodePlane(envelope, &d.plane)
 	}
 	if err != nil {
 		s.begun = true
 		s.unreadable(fmt.Errorf("event plane message %d: %w", seq, err))
 		return
 	}
-	s.events(seq, &s.frame)
+	s.events(seq, &d.plane)
 }
 
 // events applies one message. It is called between begin and end.
