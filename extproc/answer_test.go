@@ -11,6 +11,7 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/router"
 	"kvepp/scoring"
 )
@@ -237,15 +238,10 @@ func TestPredictionsOfReported(t *testing.T) {
 		x.observe(&effect{Body: []byte(`{"usage":` + usage + `}`)})
 		x.end()
 	}
-	families, err := b.metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if want, ok := map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6, "kvepp_reported_cached_tokens_total": 4}[f.GetName()]; ok {
-			if got := f.GetMetric()[0].GetCounter().GetValue(); got != want {
-				t.Errorf("%s is %v, want %v", f.GetName(), got, want)
-			}
+	now := metricstest.Read(t, b.metrics.Registry)
+	for name, want := range map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6, "kvepp_reported_cached_tokens_total": 4} {
+		if got := now.Of(name).Value(); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
 		}
 	}
 }

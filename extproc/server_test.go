@@ -18,6 +18,7 @@ import (
 	"kvepp/extproc/extproctest"
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
@@ -70,22 +71,10 @@ func (b *bench) idle(t *testing.T) {
 func (b *bench) counted(t *testing.T, n float64, metric, label string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(time.Millisecond) {
-		families, err := b.metrics.Registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
 		got := 0.0
-		for _, f := range families {
-			if f.GetName() != metric {
-				continue
-			}
-			for _, x := range f.GetMetric() {
-				for _, l := range x.GetLabel() {
-					if l.GetValue() == label {
-						got += x.GetGauge().GetValue() + x.GetCounter().GetValue() + float64(x.GetHistogram().GetSampleCount())
-						break
-					}
-				}
+		for _, s := range metricstest.Read(t, b.metrics.Registry).Of(metric) {
+			if slices.ContainsFunc(s.Labels, func(l string) bool { return strings.HasSuffix(l, "="+label) }) {
+				got += s.Count
 			}
 		}
 		if got == n {

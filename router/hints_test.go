@@ -3,33 +3,19 @@ package router
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 )
 
 // counted returns a metric's value by its name and labels, as in name{a="b",c="d"}; -1 if there is no such series.
 func (h *house) counted(series string) float64 {
 	h.t.Helper()
-	families, err := h.metrics.Registry.Gather()
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			var labels []string
-			for _, l := range m.GetLabel() {
-				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
-			}
-			name := f.GetName()
-			if labels != nil {
-				name += "{" + strings.Join(labels, ",") + "}"
-			}
-			if name == series {
-				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
-			}
+	for _, s := range metricstest.Read(h.t, h.metrics.Registry) {
+		if s.String() == series {
+			return s.Value
 		}
 	}
 	return -1

@@ -1,13 +1,12 @@
 package router
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 	"kvepp/router/queue"
 	"kvepp/scoring"
@@ -28,29 +27,11 @@ func exportingAs(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*house, 
 	h.Router = New(cfg, h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()
-		families, err := m.Registry.Gather()
-		if err != nil {
-			t.Fatal(err)
+		found := metricstest.Read(t, m.Registry).Of(name, labels...)
+		if len(found) == 0 {
+			return -1
 		}
-		for _, f := range families {
-			if f.GetName() != name {
-				continue
-			}
-			for _, s := range f.GetMetric() {
-				text := ""
-				for _, l := range s.GetLabel() {
-					text += fmt.Sprintf("%s=%s,", l.GetName(), l.GetValue())
-				}
-				all := true
-				for _, l := range labels {
-					all = all && strings.Contains(text, l+",")
-				}
-				if all {
-					return s.GetCounter().GetValue() + s.GetGauge().GetValue() + s.GetHistogram().GetSampleSum()
-				}
-			}
-		}
-		return -1 // it is not there
+		return found[0].Value
 	}
 }
 

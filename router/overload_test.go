@@ -4,26 +4,20 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 )
 
-// metric returns the counters or gauges of a metric with one label, by its value.
-func (h *house) metric(name string) map[string]float64 {
+// rejections returns how many requests were turned away, by cause.
+func (h *house) rejections() map[string]float64 {
 	h.t.Helper()
-	families, err := h.metrics.Registry.Gather()
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if f.GetName() == name {
-				values[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			}
-		}
+	for _, s := range metricstest.Read(h.t, h.metrics.Registry).Of("kvepp_rejections_total") {
+		values[strings.TrimPrefix(s.Labels[0], "cause=")] = s.Value
 	}
 	return values
 }
@@ -153,7 +147,7 @@ func TestNotOverloaded(t *testing.T) {
 	if _, err := h.Route(context.Background(), completion("m", tokens(2000, 100))); !errors.Is(err, ErrOverloaded) || h.Overloaded() != 2 {
 		t.Errorf("both ranks are busy: %v, %d overloaded", err, h.Overloaded())
 	}
-	if got := h.metric("kvepp_rejections_total"); len(got) != len(rejections) || got["overloaded"] != 1 {
+	if got := h.rejections(); len(got) != len(rejections) || got["overloaded"] != 1 {
 		t.Errorf("kvepp_rejections_total: %v", got)
 	}
 }

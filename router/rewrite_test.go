@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/router/queue"
 	"kvepp/router/rewrite"
 )
@@ -47,19 +48,7 @@ func TestRewrittenModel(t *testing.T) {
 	if _, err := h.Route(t.Context(), completion("other", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("a name that no rule has: %v", err)
 	}
-	families, err := h.metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	counted := 0.0
-	for _, f := range families {
-		if f.GetName() == "inference_extension_model_rewrite_decisions_total" {
-			for _, m := range f.GetMetric() {
-				counted += m.GetCounter().GetValue()
-			}
-		}
-	}
-	if counted != 2 {
+	if counted := metricstest.Read(t, h.metrics.Registry).Of("inference_extension_model_rewrite_decisions_total").Value(); counted != 2 {
 		t.Errorf("%v rewrites are counted, want 2", counted)
 	}
 }

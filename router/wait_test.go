@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 	"kvepp/router/queue"
 )
@@ -113,8 +114,8 @@ func TestRequestsWait(t *testing.T) {
 		if a.order() != "b a c d e" || h.allWaiting() != 0 {
 			t.Fatalf("went: %s", a.order())
 		}
-		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 3 {
-			t.Errorf("%d waits were observed, want those of c, d and e", waits)
+		if waits := h.waited(); waits != 3 {
+			t.Errorf("%v waits were observed, want those of c, d and e", waits)
 		}
 	})
 }
@@ -126,18 +127,10 @@ func maxed(endpoints []pool.Endpoint, tokens int) []pool.Endpoint {
 	return endpoints
 }
 
-func (h *house) histogram(name string) (n uint64) {
+// waited returns how many requests are counted that waited.
+func (h *house) waited() float64 {
 	h.t.Helper()
-	families, err := h.metrics.Registry.Gather()
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			n += f.GetMetric()[0].GetHistogram().GetSampleCount()
-		}
-	}
-	return n
+	return metricstest.Read(h.t, h.metrics.Registry).Of("kvepp_queue_wait_seconds").Count()
 }
 
 // TestOrderOfWaiting: who goes next is the policy's to say, whenever they came.
@@ -200,7 +193,7 @@ func TestLeavingTheQueue(t *testing.T) {
 		if want := "a b: context canceled c: " + ErrQueueTimeout.Error(); h.allWaiting() != 0 || a.order() != want {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
-		if got := h.metric("kvepp_rejections_total"); got["queue_timeout"] != 1 || got["queue_full"] != 0 {
+		if got := h.rejections(); got["queue_timeout"] != 1 || got["queue_full"] != 0 {
 			t.Errorf("rejections %v", got)
 		}
 		a.by["a"].Free()
@@ -337,7 +330,7 @@ func TestPolicyClasses(t *testing.T) {
 		if !slices.Equal(a.went, want) {
 			t.Fatalf("went: %q, want %q", a.went, want)
 		}
-		if got := h.metric("kvepp_rejections_total"); got["queue_limit"] != 2 {
+		if got := h.rejections(); got["queue_limit"] != 2 {
 			t.Errorf("rejections %v", got)
 		}
 		if h.Waiting("short") != 2 || h.Waiting("long") != 0 || h.Waiting("lenient") != 0 {
@@ -396,8 +389,8 @@ func TestPastTheLine(t *testing.T) {
 		if !slices.Equal(a.went, want) || h.allWaiting() != 1 {
 			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.allWaiting())
 		}
-		if waits := h.histogram("kvepp_queue_wait_seconds"); waits != 1 {
-			t.Errorf("%d waits were observed, want b's", waits)
+		if waits := h.waited(); waits != 1 {
+			t.Errorf("%v waits were observed, want b's", waits)
 		}
 		for _, name := range []string{"b", "first"} {
 			a.by[name].Free()
@@ -425,7 +418,7 @@ func TestFullAndOverloaded(t *testing.T) {
 		h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokens: set[uint64](0)})
 		a.prefilled("a")
 		a.send(t.Context(), "d", completion("m", tokens(0, 40)))
-		if got := h.metric("kvepp_rejections_total"); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.allWaiting() != 1 {
+		if got := h.rejections(); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.allWaiting() != 1 {
 			t.Errorf("went: %q, rejections %v: d waits behind b, which fits", a.went, got)
 		}
 	})

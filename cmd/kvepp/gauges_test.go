@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 	"kvepp/scoring"
 )
@@ -18,19 +20,14 @@ import (
 // gathered returns the samples of metrics, as name{labels' values}.
 func gathered(t *testing.T, m *metrics.Metrics) map[string]float64 {
 	t.Helper()
-	families, err := m.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := map[string]float64{}
-	for _, f := range families {
-		for _, x := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range x.GetLabel() {
-				name += " " + l.GetValue()
-			}
-			all[name] = x.GetGauge().GetValue() + x.GetCounter().GetValue()
+	for _, s := range metricstest.Read(t, m.Registry) {
+		name := s.Name
+		for _, l := range s.Labels {
+			_, value, _ := strings.Cut(l, "=")
+			name += " " + value
 		}
+		all[name] = s.Value
 	}
 	return all
 }

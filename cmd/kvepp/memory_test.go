@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 )
 
 // container writes the files of a system that tells its limits, and returns its root.
@@ -80,18 +81,8 @@ func TestMemoryLimit(t *testing.T) {
 		if !strings.Contains(log.String(), "memory_limit_from="+c.source) {
 			t.Errorf("GOMEMLIMIT=%q: %s", c.variable, log)
 		}
-		families, err := m.Registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		said := false
-		for _, f := range families {
-			if f.GetName() == metrics.MemoryLimit {
-				value := f.Metric[0].GetGauge().GetValue()
-				said = f.Metric[0].Label[0].GetValue() == c.source && (value == float64(c.want) || value == 0 && c.want == math.MaxInt64)
-			}
-		}
-		if !said {
+		said := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit, "source="+c.source)
+		if limit := said.Value(); len(said) != 1 || limit != float64(c.want) && !(limit == 0 && c.want == math.MaxInt64) {
 			t.Errorf("GOMEMLIMIT=%q: not in the metrics", c.variable)
 		}
 	}

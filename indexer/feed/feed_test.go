@@ -12,6 +12,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool"
@@ -133,21 +134,7 @@ func (h *house) match(blockSize int, tokens ...kvblock.Token) int {
 // count reads a counter.
 func (h *house) count(kind, outcome string) float64 {
 	h.t.Helper()
-	families, err := h.m.Registry.Gather()
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != "kvepp_events_total" {
-			continue
-		}
-		for _, m := range f.Metric {
-			if m.Label[0].GetValue() == kind && m.Label[1].GetValue() == outcome {
-				return m.GetCounter().GetValue()
-			}
-		}
-	}
-	return 0
+	return metricstest.Read(h.t, h.m.Registry).Of("kvepp_events_total", "kind="+kind, "outcome="+outcome).Value()
 }
 
 func (h *house) update(e *engine, blockSize int) {

@@ -66,6 +66,7 @@ var may = map[string]string{
 	"e2e/manifests":       "e2e/kube/apiserver e2e/process",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 
+	"internal/metrics/metricstest": "",
 	"internal/tracing/tracingtest": "",
 }
 
@@ -75,7 +76,7 @@ var only = map[string][]string{
 	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path-go", "internal/tracing/tracingtest"},
 	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events-go", "e2e/kind/engine"},
 	"github.com/nats-io/":                  {"natssub"},
-	"github.com/prometheus/client_golang/": {"internal/metrics", "cmd/kvepp"},
+	"github.com/prometheus/client_golang/": {"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp"},
 	"go.opentelemetry.io/":                 {"internal/tracing", "internal/tracing/tracingtest"},
 	"k8s.io/":                              {"pool/kube", "e2e/kube/apiserver", "e2e/manifests"},
 	"sigs.k8s.io/":                         {"pool/kube", "e2e/kube/apiserver", "e2e/manifests"},

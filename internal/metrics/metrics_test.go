@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+
+	"kvepp/internal/metrics/metricstest"
 )
 
 // Counters of events are remembered as they are met; none may be lost, whoever meets them first.
@@ -19,24 +21,14 @@ func TestEventsAreAllCounted(t *testing.T) {
 		})
 	}
 	all.Wait()
-	families, err := m.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	outcomes := 0
-	for _, f := range families {
-		if f.GetName() != "kvepp_events_total" {
-			continue
-		}
-		for _, c := range f.GetMetric() {
-			outcomes++
-			if n := c.GetCounter().GetValue(); n != 4*100*2 {
-				t.Errorf("%v: counted %v, want 800", c.GetLabel(), n)
-			}
+	outcomes := metricstest.Read(t, m.Registry).Of("kvepp_events_total")
+	for _, s := range outcomes {
+		if s.Value != 4*100*2 {
+			t.Errorf("%v is %v, want 800", s, s.Value)
 		}
 	}
-	if outcomes != 40 {
-		t.Errorf("%d outcomes, want 40", outcomes)
+	if len(outcomes) != 40 {
+		t.Errorf("%d outcomes, want 40", len(outcomes))
 	}
 	if n := testing.AllocsPerRun(100, func() { m.Event("batch", "1", 1) }); n != 0 {
 		t.Errorf("%v allocations to count an event, want none", n)

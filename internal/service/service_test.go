@@ -20,6 +20,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -138,21 +139,15 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 	h.want("/register_peer", `{"url": "one more"}`, http.StatusTooManyRequests, "limit")
 	h.want("/nosuch", "", http.StatusNotFound, "")
-	families, err := h.metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == "dynamo_kvindexer_errors_total" {
-			for _, m := range f.Metric {
-				if m.Label[0].GetValue() == "/unregister" && m.GetCounter().GetValue() != 3 {
-					t.Errorf("%v", m)
-				}
-			}
-			return
+	errors := metricstest.Read(t, h.metrics.Registry).Of("dynamo_kvindexer_errors_total")
+	for _, s := range errors {
+		if s.Labels[0] == "endpoint=/unregister" && s.Value != 3 {
+			t.Error(s, s.Value)
 		}
 	}
-	t.Error("no dynamo_kvindexer_errors_total")
+	if errors == nil {
+		t.Error("no dynamo_kvindexer_errors_total")
+	}
 }
 
 // TestNamesAreKeptApart: a model's name may contain what separates it from the group.

@@ -21,6 +21,7 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/tokenizer"
 )
@@ -111,23 +112,7 @@ func (c *clientOf) counted(o Outcome) float64 {
 
 func counted(t *testing.T, m *metrics.Metrics, name, outcome string) float64 {
 	t.Helper()
-	families, err := m.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, metric := range f.GetMetric() {
-			for _, l := range metric.GetLabel() {
-				if l.GetName() == "outcome" && l.GetValue() == outcome {
-					return metric.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return 0
+	return metricstest.Read(t, m.Registry).Of(name, "outcome="+outcome).Value()
 }
 
 const (

@@ -18,6 +18,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
+	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -230,19 +231,7 @@ func (h *house) count(outcome string) int { return h.happened("subscription", ou
 
 // happened returns how often this came of a kind of events.
 func (h *house) happened(kind, outcome string) int {
-	families, err := h.m.Registry.Gather()
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	n := 0.0
-	for _, f := range families {
-		for _, m := range f.Metric {
-			if f.GetName() == "kvepp_events_total" && m.Label[0].GetValue() == kind && m.Label[1].GetValue() == outcome {
-				n += m.GetCounter().GetValue()
-			}
-		}
-	}
-	return int(n)
+	return int(metricstest.Read(h.t, h.m.Registry).Of("kvepp_events_total", "kind="+kind, "outcome="+outcome).Value())
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {
