@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -19,13 +20,15 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kvepp/e2e/process"
+	"kvepp/e2e/stack"
 )
 
 // namespace is one of a test's own in the cluster, with what the test put there.
 type namespace struct {
-	t    *testing.T
-	name string
-	url  string // of Envoy, once it is there
+	t     *testing.T
+	name  string
+	model string // what requests name
+	url   string // of Envoy, once it is there
 }
 
 // newNamespace makes a namespace that goes with the test. On failure it first tells what is there.
@@ -34,7 +37,7 @@ func newNamespace(t *testing.T, name string) *namespace {
 	if os.Getenv("KUBECONFIG") == "" {
 		t.Fatal("KUBECONFIG names no cluster: run this by `make e2e-kind`")
 	}
-	n := &namespace{t: t, name: name}
+	n := &namespace{t: t, name: name, model: stack.Model}
 	n.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s")
 	n.kubectl("create", "namespace", name)
 	t.Cleanup(func() {
@@ -83,7 +86,7 @@ func (n *namespace) tell() {
 		{"get", "events", "--sort-by=.lastTimestamp"},
 		{"logs", "-l", kvepp, "--tail=60", "--prefix"},
 		{"logs", "-l", "app=envoy", "--tail=20"},
-		{"logs", "-l", "app=dynamo", "--tail=20", "--all-containers", "--prefix"},
+		{"logs", "-l", "app in (dynamo,engine,vllm,sglang)", "--tail=20", "--all-containers", "--prefix"},
 	} {
 		out, err := n.run("", "kubectl", args...)
 		n.t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -247,6 +250,34 @@ func (n *namespace) sees(workers int) {
 		}
 		return nil
 	})
+}
+
+// check has kvepp's Pod run `kvepp check`, as its pages tell users to. It returns the exit status and the table.
+func (n *namespace) check(flags ...string) (status int, table string) {
+	n.t.Helper()
+	args := []string{"exec", "deployment/kvepp", "--", "/kvepp", "check", "--pool-name=kvepp", "--model=tiny=/models/tiny", "--probe", "--wait=5s"}
+	table, err := n.run("", "kubectl", append(args, flags...)...)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Logf("kvepp check: status %d, %v\n%s", status, err, table)
+	return status, table
+}
+
+// checked fails the test unless `kvepp check` finds nothing wrong, and says each of these things of so many workers.
+func (n *namespace) checked(workers int, says []string, flags ...string) {
+	n.t.Helper()
+	status, table := n.check(flags...)
+	if status != 0 {
+		n.t.Errorf("kvepp check ends with %d", status)
+	}
+	for _, words := range append(says, "16 tokens", "the engine's", "the second time") {
+		if got := strings.Count(table, words); got != workers {
+			n.t.Errorf("kvepp check says %q of %d workers, not of %d", words, got, workers)
+		}
+	}
 }
 
 // idle waits until kvepp has seen the end of every request: until then the last one's blocks count as its worker's load, and the

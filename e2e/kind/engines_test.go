@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -49,6 +50,31 @@ func TestEngines(t *testing.T) {
 					}
 				}
 			}
+		}},
+		{"kvepp check tells what is wrong", func(t *testing.T) {
+			n.checked(3, []string{"vLLM answers", "5557 announces blocks", "5657 answers"}, "--kv-replay-port=5657")
+			engines, _ := n.pods("app=engine")
+			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port=5999")
+			n.eventually("kvepp follows the annotation", func() error {
+				pods, _ := n.pods(kvepp)
+				m, err := n.metrics(pods[0])
+				if err == nil && m[`kvepp_subscriptions{state="connected"}`] != 2 {
+					err = fmt.Errorf("%v subscriptions are connected", m[`kvepp_subscriptions{state="connected"}`])
+				}
+				return err
+			})
+			status, table := n.check("--kv-replay-port=5657")
+			for _, says := range []string{engines[0], ":5999", "--kv-events-config", "--kv-events-port"} {
+				if !strings.Contains(table, says) {
+					t.Errorf("kvepp check does not speak of %s", says)
+				}
+			}
+			if got := strings.Count(table, "announces blocks"); status != 1 || got != 2 {
+				t.Errorf("kvepp check ends with %d, and says of %d workers that they announce blocks", status, got)
+			}
+			n.kubectl("annotate", "pod", engines[0], "kvepp/kv-events-port-")
+			n.sees(3)
+			n.settled() // it asked for what it had missed
 		}},
 		{"a new engine is used", func(t *testing.T) {
 			old, _ := n.pods("app=engine")
@@ -209,7 +235,7 @@ func eachExact(t *testing.T, talk []*conversation) {
 func (n *namespace) settled() {
 	n.t.Helper()
 	n.eventually("kvepp knows the engines' blocks", func() error {
-		engines, _ := n.pods("app in (engine,vllm)")
+		engines, _ := n.pods("app=engine")
 		held := 0
 		for _, pod := range engines {
 			out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/blocks", n.name, pod))

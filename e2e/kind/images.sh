@@ -65,9 +65,14 @@ if [ ! -e "$folder/dynamo.tar" ]; then
 		--exclude='*/site-packages/envoy' --exclude='*/site-packages/pip*' --exclude='*/site-packages/setuptools*' --exclude='*/bin/nats-server' \
 		--absolute-names "$library" "$tools" | tar -x --absolute-names -C "$work/dynamo" --transform 's,^/,,'
 	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
-	ln -sf "$program" "$work/dynamo$tools/bin/python" # whatever links were between
+	for python in python python3; do # whatever links were between
+		ln -sf "$program" "$work/dynamo$tools/bin/$python"
+	done
 	models dynamo
-	archive dynamo "$tools/bin/python" HOME=/scratch TMPDIR=/scratch HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 PYTHONUNBUFFERED=1
+	mkdir "$work/dynamo/scratch"
+	chmod 1777 "$work/dynamo/scratch"
+	archive dynamo "$tools/bin/python" "PATH=$tools/bin:/usr/bin:/bin" HOME=/scratch TMPDIR=/scratch HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 \
+		PYTHONUNBUFFERED=1
 fi
 
 say "building kvepp's image, and the engine's"

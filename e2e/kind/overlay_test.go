@@ -8,128 +8,117 @@ import (
 	"testing"
 )
 
-// plain is what the overlays here have in common: images that are there, less of the node, and Envoy where the test can reach it.
-const plain = `
+// users is what the overlays' users set for themselves: a namespace, images, less of the node; and Envoy where the test can reach it.
+const users = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 namespace: NAMESPACE
 images:
 - {name: kvepp, newName: kvepp/kvepp, newTag: e2e}
 - {name: envoyproxy/envoy, newName: kvepp/envoy, newTag: e2e}
+- {name: ai-dynamo/vllm-runtime, newName: kvepp/dynamo, newTag: e2e}
 patches:
 - target: {kind: Deployment, name: kvepp}
   patch: |-
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --model=tiny=/models/qwen3-8b}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --decision-headers}
-    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 50m}
     # A namespace takes half of what its Pods are given to go.
     - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 45}
 - target: {kind: Deployment, name: envoy}
   patch: |-
-    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+    - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 50m}
     - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 15}
 - target: {kind: Service, name: envoy}
   patch: |-
     - {op: add, path: /spec/type, value: NodePort}
 `
 
-// vllm is manifests/kustomize/overlays/envoy, with stand-ins for vLLM.
-const vllm = plain + `
-- target: {kind: Deployment, name: vllm}
+// standIn has a stand-in serve in place of an engine that needs a GPU. The rest of its Pod stays.
+const standIn = `
+- target: {kind: Deployment, name: ENGINE}
   patch: |-
     - op: replace
       path: /spec/template/spec/containers/0
       value:
-        name: vllm
+        name: ENGINE
         image: kvepp/engine:e2e
-        args: [-model=/models/tiny]
+        args: [-like=ENGINE, -model=/models/tiny, -served-model-name=Qwen/Qwen3-8B]
         ports: [{name: http, containerPort: 8000}]
         readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
-resources: [OVERLAYS/envoy]
 `
 
-// claim is what the overlay's kvepp mounts, and a job that fills it.
-const claim = `
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: tokenizers}
-spec:
-  accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 100Mi}}
----
-apiVersion: batch/v1
-kind: Job
-metadata: {name: fetch}
-spec:
-  template:
-    spec:
-      restartPolicy: OnFailure
-      containers:
-      - name: fetch
-        image: kvepp/kvepp:e2e
-        imagePullPolicy: Never
-        args: [fetch, --hub=http://hub, --to=/models, qwen3-8b=e2e/tiny]
-        securityContext: {readOnlyRootFilesystem: true, runAsUser: 0}   # kind's volumes belong to root
-        volumeMounts: [{name: models, mountPath: /models}]
-      volumes: [{name: models, persistentVolumeClaim: {claimName: tokenizers}}]
+// filled is what fills the claim of kvepp's, from the hub that is there, which calls all models the same.
+const filled = `
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: NAMESPACE
+resources: [KUSTOMIZE/tokenizers]
+images:
+- {name: kvepp, newName: kvepp/kvepp, newTag: e2e}
+patches:
+- target: {kind: Job, name: tokenizers}
+  patch: |-
+    - {op: replace, path: /spec/template/spec/containers/0/args/1, value: --hub=http://hub}
+    # The volumes of a kind without its own provisioner belong to root.
+    - {op: replace, path: /spec/template/spec/securityContext/runAsNonRoot, value: false}
+    - {op: replace, path: /spec/template/spec/securityContext/runAsUser, value: 0}
 `
 
-// applied is a namespace with an overlay, whose tokenizers are in a volume.
-func applied(t *testing.T, name, overlay string, deployments ...string) *namespace {
-	t.Helper()
-	n := newNamespace(t, name)
-	n.apply(read(t, "testdata/hub.yaml"))
-	n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
-	n.apply(claim)
-	n.kubectl("wait", "job/fetch", "--for=condition=complete", "--timeout=180s")
-
-	dir := t.TempDir()
-	overlays, err := filepath.Abs("../../manifests/kustomize/overlays")
+// kustomize applies a kustomization that begins with some of manifests/kustomize.
+func (n *namespace) kustomize(kustomization string) {
+	n.t.Helper()
+	dir := n.t.TempDir()
+	manifests, err := filepath.Abs("../../manifests/kustomize")
 	if err != nil {
-		t.Fatal(err)
+		n.t.Fatal(err)
 	}
-	if overlays, err = filepath.Rel(dir, overlays); err != nil {
-		t.Fatal(err)
+	if manifests, err = filepath.Rel(dir, manifests); err != nil {
+		n.t.Fatal(err)
 	}
-	text := strings.NewReplacer("NAMESPACE", n.name, "OVERLAYS", overlays).Replace(overlay)
+	text := strings.NewReplacer("NAMESPACE", n.name, "KUSTOMIZE", manifests).Replace(kustomization)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
+		n.t.Fatal(err)
 	}
 	n.kubectl("apply", "-k", dir)
-	for _, deployment := range append(deployments, "kvepp", "envoy") {
-		n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=240s")
-	}
-	n.findEnvoy()
-	n.sees(2)
-	return n
 }
 
-// TestOverlay is about the plain manifests: kustomize's overlay of an Envoy without a gateway controller, before vLLM.
-func TestOverlay(t *testing.T) {
-	n := applied(t, "kvepp-e2e-overlay", vllm, "vllm")
-	var talk []*conversation
-	for range 4 {
-		talk = append(talk, n.newConversation())
-	}
-	all(t, talk, words(20))
-	n.settled()
-	for _, c := range talk {
-		home := c.engine()
-		n.idle()
-		if a, err := c.say(words(20), 8); err != nil || c.engine() != home || a.CachedTokens == 0 {
-			t.Errorf("the second turn: %v, at %s, the first at %s, %+v", err, c.engine(), home, a)
-		}
-	}
-	n.during(func() {
-		n.kubectl("scale", "deployment/vllm", "--replicas=3")
-		n.sees(3)
-		n.kubectl("rollout", "restart", "deployment/kvepp")
-		n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
-		n.eventually("the old kvepp is gone", func() error {
-			if pods, _ := n.pods(kvepp); len(pods) != 1 {
-				return fmt.Errorf("there are %v", pods)
+// TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among them.
+func TestOverlays(t *testing.T) {
+	for _, c := range []struct{ name, engines, kustomization string }{
+		{"envoy", "vllm", "resources: [KUSTOMIZE/overlays/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
+		{"sglang", "sglang", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: [KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
+		{"mocker", "dynamo", "resources: [KUSTOMIZE/overlays/mocker]" + users},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // they wait most of the time
+			n := newNamespace(t, "kvepp-e2e-overlay-"+c.name)
+			n.model = "Qwen/Qwen3-8B"
+			n.apply(read(t, "testdata/hub.yaml"))
+			n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
+			n.kustomize(filled)
+			n.kubectl("wait", "job/tokenizers", "--for=condition=complete", "--timeout=180s")
+			n.kustomize(c.kustomization)
+			for _, deployment := range []string{c.engines, "kvepp", "envoy"} {
+				n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=240s")
 			}
-			return nil
+			n.findEnvoy()
+			n.sees(2)
+			n.warm()
+			if c.name != "envoy" {
+				return // what follows is the same kvepp, and the same Envoy
+			}
+			n.during(func() {
+				n.kubectl("scale", "deployment/vllm", "--replicas=3")
+				n.sees(3)
+				n.kubectl("rollout", "restart", "deployment/kvepp")
+				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
+				n.eventually("the old kvepp is gone", func() error {
+					if pods, _ := n.pods(kvepp); len(pods) != 1 {
+						return fmt.Errorf("there are %v", pods)
+					}
+					return nil
+				})
+			})
 		})
-	})
+	}
 }

@@ -3,7 +3,8 @@
 #
 #   the one that KUBECONFIG names, whose context is a kind cluster's (kind-NAME); or
 #   the one of `make kind-offline`, if that is there; or
-#   one that ordinary kind creates with the machine's docker, and that is deleted afterwards.
+#   one that ordinary kind creates with the machine's docker, and that is deleted afterwards. KVEPP_KIND_IMAGE and KVEPP_KIND_CONFIG
+#   give it another node image than kind's own, as from a mirror, and a file with its configuration.
 #
 # Arguments go to the tests, as -test.run TestEngines.
 set -eu
@@ -34,7 +35,7 @@ else
 	export KUBECONFIG="$work/kubeconfig"
 	trap 'kind delete cluster --name kvepp-e2e; rm -rf "$work"' EXIT
 	say "creating a cluster with kind"
-	kind create cluster --name kvepp-e2e --wait 120s
+	kind create cluster --name kvepp-e2e --wait 120s ${KVEPP_KIND_IMAGE:+--image "$KVEPP_KIND_IMAGE"} ${KVEPP_KIND_CONFIG:+--config "$KVEPP_KIND_CONFIG"}
 fi
 context=$($inside kubectl config current-context)
 case $context in

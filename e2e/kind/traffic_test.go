@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -44,7 +45,7 @@ func words(n int) string {
 // say takes a turn whose answer has so many tokens. An answer that is none, or is cut off, is an error.
 func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
-	a, err := stack.Chat(context.Background(), client, c.n.url, nil, c.messages, true, map[string]any{"max_tokens": tokens})
+	a, err := stack.Chat(context.Background(), client, c.n.url, nil, c.messages, true, map[string]any{"model": c.n.model, "max_tokens": tokens})
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +55,47 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	c.messages = append(c.messages, stack.Message{Role: "assistant", Content: a.Text})
 	c.last = a
 	return a, nil
+}
+
+// exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is under way.
+func (c *conversation) exactly() *stack.Answer {
+	c.n.t.Helper()
+	before := c.messages
+	c.n.eventually("kvepp predicts what the worker reports", func() error {
+		c.n.idle()
+		c.messages = slices.Clip(before)
+		a, err := c.say("And then?", 8)
+		if err == nil && a.CachedTokens != a.KveppCached {
+			err = fmt.Errorf("%d tokens were cached at %s, kvepp predicted %d", a.CachedTokens, a.Worker, a.KveppCached)
+		}
+		return err
+	})
+	return c.last
+}
+
+// warm holds conversations, begun at once so that load spreads them over two workers, and fails the test unless each stays where it
+// began and finds all of its blocks there. It returns them.
+func (n *namespace) warm() []*conversation {
+	n.t.Helper()
+	var talk []*conversation
+	for range 4 {
+		talk = append(talk, n.newConversation())
+	}
+	all(n.t, talk, words(20))
+	used := map[string]bool{}
+	for turn := 2; turn <= 3; turn++ {
+		for _, c := range talk {
+			home, prompt := c.last.Worker, c.last.PromptTokens
+			if a := c.exactly(); a.Worker != home || a.CachedTokens < prompt/16*16 {
+				n.t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, a.Worker, a.CachedTokens, home, prompt)
+			}
+			used[c.last.Worker] = true
+		}
+	}
+	if len(used) != 2 {
+		n.t.Errorf("only %v of two workers were used", used)
+	}
+	return talk
 }
 
 // all has all conversations take a turn at once, and fails the test unless all are answered.

@@ -128,7 +128,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	connected := heard.wait(within, func() bool { return heard.connected })
 	cancel()
 	if !connected {
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is the port this one, and open?", "nobody publishes at %s", address)
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is the port this one (else kvEvents, --kv-events-port or the Pod's annotation), and open?", "nobody publishes at %s", address)
 	}
 	q.probe(ctx, heard)
 	if connected {

@@ -11,17 +11,20 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/kvblock"
+	"kvepp/tokenizer"
 )
 
 // publisher is the two sockets of an engine's KV events: one that announces, and one that repeats what was announced.
 type publisher struct {
+	like tokenizer.Engine // whose events they are
+
 	mu        sync.Mutex // guards what follows; a socket takes one thread at a time
 	announces *zmq.Socket
 	sent      [][]byte // every batch; its number is its index
 }
 
 // publish opens the sockets, and answers on the second from then on.
-func publish(announce, repeat string) (*publisher, error) {
+func publish(like tokenizer.Engine, announce, repeat string) (*publisher, error) {
 	pub, err := zmq.NewSocket(zmq.PUB)
 	if err != nil {
 		return nil, err
@@ -33,35 +36,45 @@ func publish(announce, repeat string) (*publisher, error) {
 	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(announce), router.Bind(repeat)); err != nil {
 		return nil, err
 	}
-	p := &publisher{announces: pub}
+	p := &publisher{like: like, announces: pub}
 	go p.repeat(router)
 	return p, nil
 }
 
-// stored announces blocks that follow each other, with their tokens. parent 0: none is before the first.
-// Source: vLLM 0.33.0, distributed/kv_events.py: [time, [["BlockStored", names, parent, tokens, block size, LoRA, medium, LoRA name]], rank].
+// stored announces blocks that follow each other, with their tokens. parent 0: none is before the first. A batch is
+// [time, [event], rank], and an event a map.
+// Sources: vLLM 0.33.0, distributed/kv_events.py; SGLang 0.5.21, disaggregation/kv_events.py, where names have a sign and adapters
+// no name.
 func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token, blockSize int) error {
+	event, number64 := byte(0x88), byte(0xcf) // a map of 8, and numbers without a sign
+	if p.like == tokenizer.SGLang {
+		event, number64 = 0x87, 0xd3
+	}
 	b := []byte{0x93, 0xcb}
 	b = binary.BigEndian.AppendUint64(b, math.Float64bits(float64(time.Now().UnixMicro())/1e6))
-	b = append(b, 0x91, 0x98, 0xab)
-	b = append(b, "BlockStored"...)
-	b = array(b, len(names))
+	b = append(b, 0x91, event)
+	b = text(text(b, "type"), "BlockStored")
+	b = array(text(b, "block_hashes"), len(names))
 	for _, name := range names {
-		b = binary.BigEndian.AppendUint64(append(b, 0xcf), name)
+		b = binary.BigEndian.AppendUint64(append(b, number64), name)
 	}
+	b = text(b, "parent_block_hash")
 	if parent == 0 {
-		b = append(b, 0xc0)
+		b = append(b, none)
 	} else {
-		b = binary.BigEndian.AppendUint64(append(b, 0xcf), parent)
+		b = binary.BigEndian.AppendUint64(append(b, number64), parent)
 	}
-	b = array(b, len(tokens))
+	b = array(text(b, "token_ids"), len(tokens))
 	for _, t := range tokens {
 		b = integer(b, uint32(t))
 	}
-	b = integer(b, uint32(blockSize))
-	b = append(b, 0xc0, 0xa3)
-	b = append(b, "GPU"...)
-	b = append(b, 0xc0, 0x00)
+	b = integer(text(b, "block_size"), uint32(blockSize))
+	b = append(text(b, "lora_id"), none)
+	b = text(text(b, "medium"), "GPU")
+	if p.like == tokenizer.VLLM {
+		b = append(text(b, "lora_name"), none)
+	}
+	b = append(b, 0x00) // the rank
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	number := binary.BigEndian.AppendUint64(nil, uint64(len(p.sent)))
@@ -70,7 +83,11 @@ func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token
 	return err
 }
 
-// array and integer append MessagePack.
+const none = 0xc0
+
+// text (of up to 31 bytes), array and integer append MessagePack.
+func text(b []byte, s string) []byte { return append(append(b, 0xa0|byte(len(s))), s...) }
+
 func array(b []byte, n int) []byte { return binary.BigEndian.AppendUint32(append(b, 0xdd), uint32(n)) }
 
 func integer(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(append(b, 0xce), v) }

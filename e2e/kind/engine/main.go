@@ -1,9 +1,9 @@
-// Command engine stands in for a stock vLLM in a Pod: it serves chats of one model, keeps the blocks of every prompt that it has
-// seen, announces them as vLLM does, and reports how many tokens of a prompt it found.
+// Command engine stands in for a stock vLLM or SGLang in a Pod: it serves chats and completions of one model, keeps the blocks of
+// every prompt that it has seen, announces them as that engine does, and reports how many tokens of a prompt it found.
 //
 // It owns its blocks and its two sockets for KV events. It generates no text worth reading, never forgets a block, and knows no
-// other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It also serves the model's tokenizer as a
-// model hub does.
+// other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It says of itself what `kvepp check` asks
+// engines, and serves the model's tokenizer as a model hub does.
 package main
 
 import (
@@ -25,6 +25,8 @@ import (
 
 type engine struct {
 	name      string
+	like      tokenizer.Engine // VLLM or SGLang
+	served    string           // the model's name
 	model     *tokenizer.Model
 	blockSize int
 	pace      time.Duration // of one token
@@ -38,7 +40,9 @@ func main() {
 	e := &engine{held: map[uint64]bool{}}
 	hostname, _ := os.Hostname() // a Pod's name; the flag's default says what it is
 	flag.StringVar(&e.name, "name", hostname, "how it calls itself in the response header x-engine")
+	flag.StringVar((*string)(&e.like), "like", string(tokenizer.VLLM), "whom it stands in for: vllm or sglang")
 	folder := flag.String("model", "", "folder of the model's tokenizer")
+	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
 	port := flag.Int("port", 8000, "where it serves HTTP")
 	events := flag.Int("kv-events-port", 5557, "where it announces KV events")
 	replay := flag.Int("kv-replay-port", 5657, "where it repeats them")
@@ -51,10 +55,13 @@ func main() {
 }
 
 func (e *engine) run(folder string, port, events, replay int) (err error) {
-	if e.model, err = tokenizer.Load(folder, tokenizer.Options{}); err != nil {
+	if e.like != tokenizer.VLLM && e.like != tokenizer.SGLang {
+		return fmt.Errorf("-like %s: must be vllm or sglang", e.like)
+	}
+	if e.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: e.like}); err != nil {
 		return err
 	}
-	if e.events, err = publish(fmt.Sprintf("tcp://*:%d", events), fmt.Sprintf("tcp://*:%d", replay)); err != nil {
+	if e.events, err = publish(e.like, fmt.Sprintf("tcp://*:%d", events), fmt.Sprintf("tcp://*:%d", replay)); err != nil {
 		return err
 	}
 	http.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -63,57 +70,100 @@ func (e *engine) run(folder string, port, events, replay int) (err error) {
 		defer e.mu.Unlock()
 		fmt.Fprintln(w, len(e.held))
 	})
-	http.HandleFunc("POST /v1/chat/completions", e.chat)
+	http.HandleFunc("POST /v1/chat/completions", e.generate)
+	http.HandleFunc("POST /v1/completions", e.generate)
+	e.tell()
 	hub(folder)
 	return http.ListenAndServe(fmt.Sprintf(":%d", port), nil)
 }
 
-// chat answers a chat, in one piece or as a stream.
-func (e *engine) chat(w http.ResponseWriter, r *http.Request) {
+// generate answers a chat or a completion, in one piece or as a stream.
+func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("x-engine", e.name)
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return // the client has gone
-	}
-	request, err := apibody.ParseRequest(r.URL.Path, body)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	request, prompt, ok := e.read(w, r, r.URL.Path)
+	if !ok {
 		return
 	}
-	prompts, err := e.model.Tokenize(request)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	prompt := prompts[0].IDs
 	cached, err := e.prefill(prompt)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	generate := max(request.MaxTokens, 1)
-	usage := map[string]any{"prompt_tokens": len(prompt), "completion_tokens": generate, "total_tokens": len(prompt) + generate,
+	tokens := max(request.MaxTokens, 1)
+	usage := map[string]any{"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens,
 		"prompt_tokens_details": map[string]int{"cached_tokens": cached}}
+	// said is a choice with so much text, under the name that it has in a chat's answer (message) or chunk (delta).
+	said := func(chat, text, finish string) map[string]any {
+		choice := map[string]any{"index": 0, "text": text}
+		if request.API == apibody.ChatCompletions {
+			choice = map[string]any{"index": 0, chat: map[string]string{"content": text}}
+		}
+		if finish != "" {
+			choice["finish_reason"] = finish
+		}
+		return choice
+	}
 	if !request.Stream {
-		time.Sleep(time.Duration(generate) * e.pace)
-		w.Header().Set("content-type", "application/json")
-		json.NewEncoder(w).Encode(map[string]any{"object": "chat.completion", "model": request.Model, "usage": usage, "choices": []any{
-			map[string]any{"index": 0, "finish_reason": "length", "message": map[string]string{"role": "assistant", "content": strings.Repeat("word ", generate)}}}})
+		time.Sleep(time.Duration(tokens) * e.pace)
+		answer(w, map[string]any{"model": request.Model, "usage": usage, "choices": []any{said("message", strings.Repeat("word ", tokens), "length")}})
 		return
 	}
 	w.Header().Set("content-type", "text/event-stream")
 	send := func(chunk map[string]any) {
-		chunk["object"], chunk["model"] = "chat.completion.chunk", request.Model
+		chunk["model"] = request.Model
 		text, _ := json.Marshal(chunk) // strings and numbers alone
 		fmt.Fprintf(w, "data: %s\n\n", text)
 		http.NewResponseController(w).Flush()
 	}
-	for range generate {
+	for range tokens {
 		time.Sleep(e.pace)
-		send(map[string]any{"choices": []any{map[string]any{"index": 0, "delta": map[string]string{"content": "word "}}}})
+		send(map[string]any{"choices": []any{said("delta", "word ", "")}})
 	}
 	send(map[string]any{"choices": []any{}, "usage": usage})
 	fmt.Fprint(w, "data: [DONE]\n\n")
+}
+
+// read takes in a request to a path of the API, and tokenizes its prompt. ok is false where it has said what is wrong.
+func (e *engine) read(w http.ResponseWriter, r *http.Request, path string) (request *apibody.Request, prompt []kvblock.Token, ok bool) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, nil, false // the client has gone
+	}
+	if request, err = apibody.ParseRequest(path, body); err == nil {
+		var prompts []tokenizer.Prompt
+		if prompts, err = e.model.Tokenize(request); err == nil {
+			return request, prompts[0].IDs, true
+		}
+	}
+	http.Error(w, err.Error(), http.StatusBadRequest)
+	return nil, nil, false
+}
+
+// answer writes JSON.
+func answer(w http.ResponseWriter, value any) {
+	w.Header().Set("content-type", "application/json")
+	json.NewEncoder(w).Encode(value)
+}
+
+// tell says what engines say of themselves: the model, token ids of a text, and how the cache is set up.
+func (e *engine) tell() {
+	http.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, map[string]any{"object": "list", "data": []any{map[string]string{"id": e.served, "object": "model", "owned_by": string(e.like)}}})
+	})
+	http.HandleFunc("POST /tokenize", func(w http.ResponseWriter, r *http.Request) {
+		if _, prompt, ok := e.read(w, r, "/v1/completions"); ok {
+			answer(w, map[string]any{"tokens": prompt, "count": len(prompt)})
+		}
+	})
+	if e.like == tokenizer.SGLang {
+		http.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, map[string]any{"page_size": e.blockSize, "disable_radix_cache": false, "enable_cache_report": true})
+		})
+		return
+	}
+	http.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\"} 1.0\n", e.blockSize)
+	})
 }
 
 // prefill takes in the blocks of a prompt, announces those that are new, and returns how many of its tokens were there. As with
