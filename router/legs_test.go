@@ -152,15 +152,7 @@ func TestBurstSpreadsOverBothLegs(t *testing.T) {
 			break
 		}
 	}
-	for _, r := range routes {
-		wait.Go(func() { r.MarkPrefillCompleted(); r.Free() })
-	}
-	wait.Wait()
-	for _, l := range h.book.Loads(nil) {
-		if l != (scoring.Load{}) {
-			t.Errorf("load left: %+v", l)
-		}
-	}
+	h.end(routes)
 }
 
 // TestNoPrefillWorker: a direct frontend would answer 500 without a prefill worker, so kvepp says why instead.
@@ -473,14 +465,7 @@ func TestLegsComeAndGo(t *testing.T) {
 	if pairs < 100 || refused < 10 {
 		t.Errorf("%d pairs and %d refusals: this shows little", pairs, refused)
 	}
-	for _, l := range h.book.Loads(nil) {
-		if l != (scoring.Load{}) {
-			t.Errorf("load left: %+v", l)
-		}
-	}
-	if h.book.Len() != 0 {
-		t.Errorf("%d booked after the end", h.book.Len())
-	}
+	h.idle()
 }
 
 // BenchmarkPair is the choice of a prefill and a decode worker, among as many of each, after tokenization.

@@ -343,6 +343,30 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
+// end ends all requests at once, and checks that nothing of them is left.
+func (h *house) end(routes []*Route) {
+	h.t.Helper()
+	var wait sync.WaitGroup
+	for _, r := range routes {
+		wait.Go(func() { r.MarkPrefillCompleted(); r.Free() })
+	}
+	wait.Wait()
+	h.idle()
+}
+
+// idle checks that nothing is booked.
+func (h *house) idle() {
+	h.t.Helper()
+	for _, l := range h.book.Loads(nil) {
+		if l != (scoring.Load{}) {
+			h.t.Errorf("load left: %+v", l)
+		}
+	}
+	if h.book.Len() != 0 {
+		h.t.Errorf("%d booked after the end", h.book.Len())
+	}
+}
+
 // TestBurstSpreads: 1,000 identical requests at once over idle workers may not pile up.
 func TestBurstSpreads(t *testing.T) {
 	h := newHouse(t, workers(8)...)
@@ -364,15 +388,7 @@ func TestBurstSpreads(t *testing.T) {
 	if high-low > 1 {
 		t.Errorf("requests per worker: %v", count)
 	}
-	for _, r := range routes {
-		wait.Go(func() { r.MarkPrefillCompleted(); r.Free() })
-	}
-	wait.Wait()
-	for _, l := range h.book.Loads(nil) {
-		if l != (scoring.Load{}) {
-			t.Errorf("load left: %+v", l)
-		}
-	}
+	h.end(routes)
 }
 
 // TestWorkersComeAndGo routes while the pool changes under it.
