@@ -251,17 +251,23 @@ func within(s string, start, end any) (part string, before int, ok bool, err err
 	return string(runes[low:high]), low, true, nil
 }
 
+// searched binds the arguments of a search: what is searched for, the part of v that it is searched in, and how many characters stand before
+// that. ok is false where there is no such part.
+func searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
+	p, err := a.bind("sub", "start=", "end=")
+	if err != nil {
+		return "", "", 0, false, err
+	}
+	if sub, err = wantString("sub", p[0]); err != nil {
+		return "", "", 0, false, err
+	}
+	part, before, ok, err = within(text(v), p[1], p[2])
+	return sub, part, before, ok, err
+}
+
 func findMethod(search func(s, substring string) int, must bool) builtin {
 	return func(_ *execution, v any, a *arguments) (any, error) {
-		p, err := a.bind("sub", "start=", "end=")
-		if err != nil {
-			return nil, err
-		}
-		sub, err := wantString("sub", p[0])
-		if err != nil {
-			return nil, err
-		}
-		part, before, ok, err := within(text(v), p[1], p[2])
+		sub, part, before, ok, err := searched(v, a)
 		if err != nil {
 			return nil, err
 		}
@@ -280,15 +286,7 @@ func findMethod(search func(s, substring string) int, must bool) builtin {
 }
 
 func methodCount(_ *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("sub", "start=", "end=")
-	if err != nil {
-		return nil, err
-	}
-	sub, err := wantString("sub", p[0])
-	if err != nil {
-		return nil, err
-	}
-	part, _, ok, err := within(text(v), p[1], p[2])
+	sub, part, _, ok, err := searched(v, a)
 	if err != nil || !ok {
 		return int64(0), err
 	}
