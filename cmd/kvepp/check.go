@@ -57,7 +57,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	err := parseWith(&c.options, flags, args, getenv)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		own := pflag.NewFlagSet("", pflag.ContinueOnError)
+		own := newFlags("")
 		new(checkOptions).own(own)
 		fmt.Fprint(stdout, checkHelp, own.FlagUsagesWrapped(120))
 		return 0

@@ -57,9 +57,7 @@ type fetchOptions struct {
 type modelSource struct{ folder, repository, revision string }
 
 func fetchFlags(o *fetchOptions) *pflag.FlagSet {
-	f := pflag.NewFlagSet("kvepp fetch", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(io.Discard)
+	f := newFlags("kvepp fetch")
 	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, as engines take it")
 	f.StringVar(&o.to, "to", "", "the `FOLDER` for all models")
 	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the token that the hub wants for some models; also from HF_TOKEN, the token itself")

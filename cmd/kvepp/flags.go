@@ -169,12 +169,17 @@ func kveppEnv(flag string) string {
 	return "KVEPP_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
+// newFlags returns the set of a command's flags, which help lists in the order in which they are declared.
+func newFlags(command string) *pflag.FlagSet {
+	f := pflag.NewFlagSet(command, pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(io.Discard) // whoever parses prints errors, once
+	return f
+}
+
 // serveFlags declares the flags of `kvepp serve` over o, with the defaults in it.
 func serveFlags(o *options) *pflag.FlagSet {
-	f := pflag.NewFlagSet("kvepp serve", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(io.Discard) // main prints errors, once
-
+	f := newFlags("kvepp serve")
 	f.StringVar(&o.endpoints, "endpoints", "", "YAML `FILE` that lists the endpoints; read again whenever it changes")
 	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV), which completes endpoints that have a \"dynamo:\" path; frontend:HOST:PORT,..., a frontend that knows the workers from whatever discovery, for the same; or kubernetes, where --pool-name or --endpoint-selector says which Pods")
 	o.cluster.add(f)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os/signal"
 	"runtime/debug"
@@ -49,9 +48,7 @@ type indexerOptions struct {
 const indexerPrefix = "indexer-"
 
 func indexerFlags(o *indexerOptions) *pflag.FlagSet {
-	f := pflag.NewFlagSet("kvepp indexer", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(io.Discard)
+	f := newFlags("kvepp indexer")
 	o.add(f, 8090, "dynamo.indexer")
 	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
 	f.StringVar(&o.workers, "workers", "", "`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over HTTP")

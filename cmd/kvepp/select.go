@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"os/signal"
@@ -57,9 +56,7 @@ type selectOptions struct {
 const selectPrefix = "select-"
 
 func selectFlags(o *selectOptions) *pflag.FlagSet {
-	f := pflag.NewFlagSet("kvepp select", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(io.Discard)
+	f := newFlags("kvepp select")
 	o.httpService.add(f, 8092, "dynamo.select_service")
 	f.Uint64Var(&o.cacheSeconds, "selection-cache-ttl-secs", 120, "how long, in `SECONDS`, a selection waits to become a reservation ...")
 	f.IntVar(&o.service.PendingEntries, "selection-cache-max-entries", 4096, "... among at most `N` others; beyond that the oldest are forgotten ...")

@@ -50,9 +50,7 @@ type tokenizeOptions struct {
 }
 
 func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
-	f := pflag.NewFlagSet("kvepp tokenize", pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetOutput(io.Discard)
+	f := newFlags("kvepp tokenize")
 	f.StringVar(&o.modelPath, "model-path", "", "the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template")
 	f.StringVar(&o.engine, "engine", string(tokenizer.VLLM), "whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo")
 	o.served.add(f)
