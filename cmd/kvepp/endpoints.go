@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/pool/dynamo"
+	"kvepp/pool/kube"
+	"kvepp/tokenizer"
+)
+
+// modelOf returns the model that a worker says it serves, else fallback.
+func modelOf(p *pool.Pool, w kvblock.Worker, fallback string) string {
+	s := p.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		if x := &s.Workers[i]; x.Worker == w && x.Model != "" {
+			return x.Model
+		}
+	}
+	return fallback
+}
+
+// forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.
+type forgetful struct{ forget func(kvblock.Worker) }
+
+func (forgetful) WorkerJoined(pool.Worker)      {}
+func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
+
+// follow keeps the pool at what the endpoints file, Dynamo's discovery and the cluster say together. The cluster is followed until
+// stop is called: while the last requests end, workers still leave.
+func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readiness, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
+	var (
+		mu      sync.Mutex // guards the parts; held over Update so that the latest wins
+		entries []pool.Entry
+		stored  []dynamo.Instance
+		pods    kube.State
+		said    = map[dynamo.Mismatch]bool{}
+		wrong   = complaints{log: log}
+	)
+	update := func() {
+		instances := slices.Concat(stored, pods.Instances)
+		wrong.begin()
+		tellSettings(models, instances, &wrong)
+		endpoints := besides(dynamo.Join(entries, stored), pods.Endpoints, &wrong)
+		mismatches := dynamo.Compare(endpoints, instances, files)
+		m.ModelFileMismatches.Set(float64(len(mismatches)))
+		complainOfFiles(log, mismatches, said)
+		tellMixed(endpoints, &wrong)
+		ignored := 0 // encode workers
+		for i := range endpoints {
+			if o.blockSize > 0 {
+				endpoints[i].BlockSize = o.blockSize
+			}
+			if endpoints[i].Role == pool.Encode {
+				ignored++
+			}
+		}
+		m.IgnoredEndpoints.Set(float64(ignored))
+		if ignored > 0 {
+			wrong.warn("endpoints whose model card says that they are encode workers are no candidates")
+		}
+		p.Update(endpoints)
+	}
+	discovered := func(now []dynamo.Instance) {
+		mu.Lock()
+		defer mu.Unlock()
+		stored = now
+		update()
+	}
+	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); kind {
+	case "file":
+		dynamo.NewFileStore(at, log).Watch(ctx, discovered)
+	case "frontend":
+		dynamo.NewFrontends(strings.Split(at, ","), log).Watch(ctx, discovered)
+	}
+	stop = func() {}
+	if cluster != nil {
+		stop = cluster.follow(func(now kube.State) {
+			mu.Lock()
+			defer mu.Unlock()
+			pods = now
+			update()
+		})
+		ready.await("the pool and its Pods to be read", cluster.source.Synced())
+	}
+	if o.endpoints == "" {
+		return stop, nil
+	}
+	refused := m.EndpointFileRefused.Inc
+	err = pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
+		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
+			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		entries = now
+		update()
+		return nil
+	}, refused)
+	if err != nil {
+		stop()
+	}
+	return stop, err
+}
+
+// besides returns the endpoints of the file and those of the cluster. A name of both is the file's.
+func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
+	if len(file) == 0 {
+		return slices.Clone(cluster) // they are completed in place
+	}
+	names := make(map[string]bool, len(file))
+	for i := range file {
+		names[file[i].Name] = true
+	}
+	for i := range cluster {
+		if names[cluster[i].Name] {
+			wrong.warn(fmt.Sprintf("endpoint %q is in the endpoints file and in the cluster: the file's is used", cluster[i].Name))
+			continue
+		}
+		file = append(file, cluster[i])
+	}
+	return file
+}

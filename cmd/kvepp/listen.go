@@ -1,0 +1,129 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"kvepp/extproc"
+)
+
+// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
+// health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
+// closed that handOver returns.
+func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready *readiness,
+	handOver func() <-chan struct{}, log *slog.Logger) error {
+	checks := health.NewServer()
+	waits := ready.waits()
+	announce(checks, waits == "")
+	if waits != "" {
+		log.Info("not ready yet", "waits_for", waits)
+	}
+	limits := append(security,
+		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
+		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20)+64<<10),
+		grpc.ForceServerCodecV2(extproc.Codec()),
+		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
+		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times
+		// these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
+		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
+		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
+		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
+		grpc.NumStreamWorkers(128),
+	)
+	main := grpc.NewServer(limits...)
+	extprocv3.RegisterExternalProcessorServer(main, picker)
+	healthv1.RegisterHealthServer(main, checks)
+	plain := grpc.NewServer()
+	healthv1.RegisterHealthServer(plain, checks)
+
+	failed := make(chan error, 4)
+	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
+	open := func(what, address string, serve func(net.Listener) error) error {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		log.Info("listening", "for", what, "address", l.Addr().String())
+		go func() {
+			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		}()
+		return nil
+	}
+	web := webServer(seen)
+	defer web.Close()
+	questions := webServer(admin)
+	defer questions.Close()
+	defer main.Stop()
+	defer plain.Stop()
+	if err := open("ext_proc", port(o.grpcPort), main.Serve); err != nil {
+		return err
+	}
+	if err := open("health", port(o.grpcHealthPort), plain.Serve); err != nil {
+		return err
+	}
+	if address := cmp.Or(o.metricsAddress, port(o.metricsPort)); o.metricsAddress != "" || o.metricsPort != 0 {
+		if err := open("metrics", address, web.Serve); err != nil {
+			return err
+		}
+	}
+	if o.adminAddress != "" {
+		if err := open("admin requests", o.adminAddress, questions.Serve); err != nil {
+			return fmt.Errorf("--admin-address: %w", err)
+		}
+	}
+	for ctx.Err() == nil {
+		select {
+		case err := <-failed:
+			return err
+		case <-ready.changed:
+			if now := ready.waits(); now != waits {
+				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
+				waits = now
+				announce(checks, waits == "")
+			}
+		case <-ctx.Done():
+		}
+	}
+	signal.Reset(syscall.SIGTERM, syscall.SIGINT) // a second one ends the process at once, as soon as the first shows
+	if waits == "" {
+		select {
+		case <-handOver():
+		case err := <-failed:
+			return err
+		}
+	}
+	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
+	announce(checks, false)
+	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
+	defer cancel()
+	select { // who was not asked for health yet still sends requests, and would have an error of each
+	case <-time.After(o.drainDelay):
+	case <-within.Done():
+	case err := <-failed:
+		return err
+	}
+	drained := make(chan struct{})
+	go func() { main.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-within.Done():
+		log.Warn("requests were still running after --drain-timeout; they are cut off")
+	}
+	return nil
+}
