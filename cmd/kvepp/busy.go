@@ -159,25 +159,17 @@ func (b *busy) countsTokens() bool {
 	return b.queue() != nil || b.thresholds.ActivePrefillTokens != nil || b.thresholds.ActivePrefillTokensFrac != nil
 }
 
-// unused lists what was given and means nothing. tracked says that prompt tokens are counted.
-func (b *busy) unused(given map[string]bool, tracked bool) (unused []string) {
-	add := func(why string, flags ...string) {
-		for _, flag := range flags {
-			if given[flag] {
-				unused = append(unused, "--"+flag+": "+why)
-			}
-		}
-	}
+// unused says what was given and means nothing. tracked says that prompt tokens are counted.
+func (b *busy) unused(idle *idle, tracked bool) {
 	switch {
 	case b.queue() == nil:
-		add("no request ever waits: neither --router-queue-threshold nor --router-policy-config says when", "router-queue-policy", "router-queue-timeout", "router-queue-size")
+		idle.add("no request ever waits: neither --router-queue-threshold nor --router-policy-config says when", "router-queue-policy", "router-queue-timeout", "router-queue-size")
 	case b.policies != nil && b.policies.HasRoot():
-		add("the policy classes of --router-policy-config say this", "router-queue-threshold", "router-queue-policy")
+		idle.add("the policy classes of --router-policy-config say this", "router-queue-threshold", "router-queue-policy")
 	}
 	if !tracked {
-		add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold", "active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
+		idle.add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold", "active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
 	}
-	return unused
 }
 
 // optionalValue is a flag that may be absent, or None, as Dynamo's documents write it.

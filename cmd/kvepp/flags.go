@@ -432,59 +432,67 @@ func (o *options) predict() router.Predict {
 
 func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
 
-// withoutEffect lists the flags that were given and mean nothing beside the others.
-func (o *options) withoutEffect() []string {
-	var unread []string
-	add := func(why string, flags ...string) {
-		for _, flag := range flags {
-			if o.given[flag] {
-				unread = append(unread, "--"+flag+": "+why)
-			}
+// idle is what was given and means nothing.
+type idle struct {
+	given map[string]bool // options.given
+	said  []string        // a line for each
+}
+
+// add says why those of the flags that were given mean nothing.
+func (i *idle) add(why string, flags ...string) {
+	for _, flag := range flags {
+		if i.given[flag] {
+			i.said = append(i.said, "--"+flag+": "+why)
 		}
 	}
+}
+
+// withoutEffect lists the flags that were given and mean nothing beside the others.
+func (o *options) withoutEffect() []string {
+	unread := idle{given: o.given}
 	if !o.wanted() {
-		add("acts with --pool-name or --endpoint-selector only", "kubeconfig", "pool-group", "kv-events-port", "kv-replay-port", "data-parallel-size", "pod-ip-family")
+		unread.add("acts with --pool-name or --endpoint-selector only", "kubeconfig", "pool-group", "kv-events-port", "kv-replay-port", "data-parallel-size", "pod-ip-family")
 	}
 	switch {
 	case !o.metricsAuth:
 	case !o.wanted():
-		add("acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere", "metrics-endpoint-auth")
+		unread.add("acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere", "metrics-endpoint-auth")
 	case o.metricsTokenFile != "":
-		add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
+		unread.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
 	if !o.leaderElection {
-		add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
+		unread.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
 	}
-	unread = append(unread, o.scheduling.unused(o.given)...)
-	unread = append(unread, o.busy.unused(o.given, o.scoring.TrackPrefillTokens)...)
+	o.scheduling.unused(&unread)
+	o.busy.unused(&unread, o.scoring.TrackPrefillTokens)
 	if o.engineGauges.interval == 0 {
-		add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
+		unread.add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
 			"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric", "total-running-requests-metric",
 			"kv-cache-usage-percentage-metric")
 	}
 	if o.scoring.Mode != scoring.DeviceAwareWeighted {
-		add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
+		unread.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
 	}
 	if o.scoring.Mode != scoring.KV {
-		add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+		unread.add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
 			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
 			"index-peers", "warmup-timeout", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
 			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature", "router-host-cache-hit-weight",
 			"router-disk-cache-hit-weight")
-		return unread
+		return unread.said
 	}
 	if o.scoring.OverlapScoreCredit == 0 {
-		add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+		unread.add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
 			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
 			"index-peers", "warmup-timeout")
-		return unread
+		return unread.said
 	}
 	if o.kvEvents {
-		add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
+		unread.add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
 	} else {
-		add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes", "index-peers", "warmup-timeout")
+		unread.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes", "index-peers", "warmup-timeout")
 	}
-	return unread
+	return unread.said
 }
 
 // maxDebugDecisions bounds the memory of decisions that are kept.

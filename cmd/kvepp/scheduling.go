@@ -71,34 +71,31 @@ func (s *scheduling) prefill() scoring.PrefillModel {
 	return scoring.PrefillModel{Linear: s.prefillModel != "none", TokensPerSecond: s.prefillSpeed}
 }
 
-// unused lists what was given and means nothing.
-func (s *scheduling) unused(given map[string]bool) (unused []string) {
+// unused says what was given and means nothing.
+func (s *scheduling) unused(idle *idle) {
 	if s.inheritedDirect {
-		unused = append(unused, "DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by --router-mode "+s.mode)
+		idle.said = append(idle.said, "DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by --router-mode "+s.mode)
 	}
 	if s.prefillModel == "aic" || s.prefillModel == "ais" {
-		unused = append(unused, "--router-prefill-load-model "+s.prefillModel+": taken for linear, at the speed that --router-prefill-tokens-per-second says or that is learned")
+		idle.said = append(idle.said, "--router-prefill-load-model "+s.prefillModel+": taken for linear, at the speed that --router-prefill-tokens-per-second says or that is learned")
 	}
 	for _, model := range []string{"aic", "ais"} {
 		for _, name := range performanceModel {
-			if given[model+"-"+name] {
-				unused = append(unused, "--"+model+"-"+name+": of a model that kvepp does not run, see --router-prefill-load-model")
-			}
+			idle.add("of a model that kvepp does not run, see --router-prefill-load-model", model+"-"+name)
 		}
 	}
 	if !math.IsNaN(s.sharedCacheMultiplier) {
-		unused = append(unused, "--shared-cache-multiplier: there is no shared cache that kvepp asks")
+		idle.said = append(idle.said, "--shared-cache-multiplier: there is no shared cache that kvepp asks")
 	}
 	if s.replicaSync {
-		unused = append(unused, "--router-replica-sync: load books are not shared between kvepps, each knows the requests that it routed")
+		idle.said = append(idle.said, "--router-replica-sync: load books are not shared between kvepps, each knows the requests that it routed")
 	}
 	if s.serveIndexer {
-		unused = append(unused, "--serve-indexer: the index answers at --admin-address")
+		idle.said = append(idle.said, "--serve-indexer: the index answers at --admin-address")
 	}
 	if s.sessionPrefixes {
-		unused = append(unused, "--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing is decided")
+		idle.said = append(idle.said, "--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing is decided")
 	}
-	return unused
 }
 
 // inherited is getenv without Dynamo's router mode direct: a pod's environment has it for the frontend, and says nothing of
