@@ -1,0 +1,219 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"kvepp/pool"
+	"kvepp/scoring"
+	"kvepp/tokenizer"
+)
+
+// maxTTL keeps times of blocks in range.
+const maxTTL = 365 * 24 * time.Hour
+
+// checkRouting checks what says where overlap is known from.
+func (o *options) checkRouting() error {
+	for _, ttl := range []struct {
+		flag string
+		secs float64
+		zero bool
+	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
+		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.zero && ttl.secs == 0; !ok {
+			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year", ttl.flag, ttl.secs)
+		}
+	}
+	switch {
+	case o.maxTreeSize < 1 || o.maxTreeSize > 1<<30:
+		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks", o.maxTreeSize, 1<<30)
+	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
+		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1", o.pruneTarget)
+	case o.cachePolicy != "ttl" && o.cachePolicy != "lru":
+		return fmt.Errorf("--router-approximate-cache-policy %q: must be ttl or lru", o.cachePolicy)
+	case o.feed.Threads < 1:
+		return errors.New("--router-event-threads must be at least 1")
+	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
+		return errors.New("--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept in JetStream, which kvepp does not read: " +
+			"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); leave these flags out")
+	case o.remoteIndexer:
+		return errors.New("--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out")
+	}
+	return nil
+}
+
+// idle is what was given and means nothing.
+type idle struct {
+	given map[string]bool // options.given
+	said  []string        // a line for each
+}
+
+// add says why those of the flags that were given mean nothing.
+func (i *idle) add(why string, flags ...string) {
+	for _, flag := range flags {
+		if i.given[flag] {
+			i.said = append(i.said, "--"+flag+": "+why)
+		}
+	}
+}
+
+// withoutEffect lists the flags that were given and mean nothing beside the others.
+func (o *options) withoutEffect() []string {
+	unread := idle{given: o.given}
+	if !o.wanted() {
+		unread.add("acts with --pool-name or --endpoint-selector only", "kubeconfig", "pool-group", "kv-events-port", "kv-replay-port", "data-parallel-size", "pod-ip-family")
+	}
+	switch {
+	case !o.metricsAuth:
+	case !o.wanted():
+		unread.add("acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere", "metrics-endpoint-auth")
+	case o.metricsTokenFile != "":
+		unread.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
+	}
+	if !o.leaderElection {
+		unread.add("acts with --ha-enable-leader-election only", "ha-lease-name", "ha-handover-timeout")
+	}
+	o.scheduling.unused(&unread)
+	o.busy.unused(&unread, o.scoring.TrackPrefillTokens)
+	if o.engineGauges.interval == 0 {
+		unread.add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
+			"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric", "total-running-requests-metric",
+			"kv-cache-usage-percentage-metric")
+	}
+	if o.scoring.Mode != scoring.DeviceAwareWeighted {
+		unread.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
+	}
+	if o.scoring.Mode != scoring.KV {
+		unread.add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
+			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature", "router-host-cache-hit-weight",
+			"router-disk-cache-hit-weight")
+		return unread.said
+	}
+	if o.scoring.OverlapScoreCredit == 0 {
+		unread.add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
+			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout")
+		return unread.said
+	}
+	if o.kvEvents {
+		unread.add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
+	} else {
+		unread.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes", "index-peers", "warmup-timeout")
+	}
+	return unread.said
+}
+
+// maxDebugDecisions bounds the memory of decisions that are kept.
+const maxDebugDecisions = 100_000
+
+// check says what is wrong with the options together, and what to do.
+func (o *options) check() error {
+	if !math.IsNaN(o.overlapWeight) {
+		o.scoring.SetOverlapScoreWeight(o.overlapWeight)
+	}
+	var err error
+	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents, o.allowPinning && !o.ignoreHints); err != nil {
+		return err
+	}
+	if err := o.scoring.Validate(); err != nil {
+		return fmt.Errorf("a --router-* flag: %w", err)
+	}
+	switch {
+	case o.endpoints == "" && !o.wanted():
+		return errors.New("no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME")
+	case (o.modelPath == "") != (o.modelName == ""):
+		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
+	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
+		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
+	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
+		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
+	case o.minInitialWorkers < 0:
+		return errors.New("--router-min-initial-workers may not be negative")
+	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
+		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
+	case o.drainDelay < 0 || o.drainTimeout < 0:
+		return errors.New("--drain-delay and --drain-timeout may not be negative")
+	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
+		return fmt.Errorf("--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer", o.drainDelay, o.drainTimeout)
+	case o.modelLoadTimeout <= 0:
+		return errors.New("--model-load-timeout must be above 0")
+	case o.grpcPort == 0 || o.grpcHealthPort == 0:
+		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
+	}
+	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
+	case o.dynamoDiscovery == "" || kind == "file" && at != "":
+	case kind == "frontend":
+		for _, address := range strings.Split(at, ",") {
+			if err := pool.CheckHostPort(address); err != nil {
+				return fmt.Errorf("--dynamo-discovery frontend: %w", err)
+			}
+		}
+	case o.dynamoDiscovery != inKubernetes:
+		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows", o.dynamoDiscovery)
+	case !o.wanted():
+		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
+	}
+	for _, check := range []error{o.pickers.check(o), o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+		if check != nil {
+			return check
+		}
+	}
+	if err := o.indexMemory.check(); err != nil {
+		return err
+	}
+	if err := o.checkRouting(); err != nil {
+		return err
+	}
+	if err := o.busy.check(); err != nil {
+		return err
+	}
+	if err := o.engineGauges.check(); err != nil {
+		return err
+	}
+	if _, err := o.modelFolders(); err != nil {
+		return err
+	}
+	if _, err := o.rewriteRules(); err != nil {
+		return err
+	}
+	if _, err := o.adapted(); err != nil {
+		return err
+	}
+	if err := checkPeers("--index-peers", o.indexPeers); err != nil {
+		return err
+	}
+	t, err := o.tokenizerOptions()
+	if err != nil {
+		return err
+	}
+	if err := o.proxied.check(t.Engine); err != nil {
+		return err
+	}
+	urls, err := o.tokenizerURLsByModel()
+	switch {
+	case err != nil:
+		return err
+	case o.injectTokens && t.Engine != tokenizer.Dynamo:
+		return fmt.Errorf("--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave it out", t.Engine)
+	case o.tenantSalt && t.Engine != tokenizer.VLLM:
+		return fmt.Errorf("--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow x-tenant-id themselves", t.Engine)
+	case o.tenantSalt && o.ignoreHints:
+		return errors.New("--tenant-cache-salt and --ignore-client-hints: the one follows x-tenant-id, the other drops it; leave one of them out")
+	case len(o.adapters) > 0 && t.Engine == tokenizer.Dynamo:
+		return errors.New("--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), so there are none to route to; " +
+			"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these")
+	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
+		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
+	case o.tokenizerCheck < 0:
+		return errors.New("--tokenizer-check may not be negative")
+	case o.tokenizerCheck > 0 && len(urls) == 0:
+		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
+	case o.tokenizerURLTimeout <= 0:
+		return errors.New("--tokenizer-url-timeout must be above 0")
+	}
+	return nil
+}
