@@ -119,6 +119,10 @@ type timing struct {
 	// lookAgain is how long after a connection the publisher is asked once more: a message that it sent after the first
 	// replay, and before the subscription reached it, would not be missed before the next one comes.
 	lookAgain time.Duration
+
+	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all publishers
+	// replay, leave a quarter of the process's memory unused.
+	trim time.Duration
 }
 
 // Source of most: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
@@ -130,6 +134,7 @@ var defaultTiming = timing{
 	revive:        2 * time.Second,
 	replayConnect: time.Second, replayIdle: 500 * time.Millisecond, replayPause: 30 * time.Second,
 	lookAgain: time.Second,
+	trim:      time.Minute,
 }
 
 // Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
@@ -139,6 +144,7 @@ type Hub struct {
 	timing  timing
 	replays chan struct{} // a token for each replay that runs
 	room    int           // how many subscriptions fit the limits of this process
+	ended   chan struct{} // closed by Close
 
 	mu            sync.Mutex // guards what follows
 	closed        bool
@@ -152,14 +158,29 @@ func NewHub() (*Hub, error) {
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new context: %w", err)
 	}
-	h := &Hub{ctx: ctx, timing: defaultTiming, replays: make(chan struct{}, maxReplays), subscriptions: map[*Subscription]bool{}}
+	h := &Hub{ctx: ctx, timing: defaultTiming, replays: make(chan struct{}, maxReplays), subscriptions: map[*Subscription]bool{}, ended: make(chan struct{})}
 	if h.poller, err = newPoller(); err == nil {
 		h.room, err = room()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new hub: %w", errors.Join(err, ctx.Term()))
 	}
+	go h.trim()
 	return h, nil
+}
+
+// trim trims memory again and again until the hub is closed.
+func (h *Hub) trim() {
+	tick := time.NewTicker(h.timing.trim)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			trim()
+		case <-h.ended:
+			return
+		}
+	}
 }
 
 // room returns how many subscriptions fit this process. Go has raised the limit on its descriptors as far as it may.
@@ -192,6 +213,7 @@ func (h *Hub) Close() error {
 		return nil
 	}
 	h.closed = true
+	close(h.ended)
 	subscriptions := h.subscriptions
 	h.subscriptions = nil
 	h.mu.Unlock()
