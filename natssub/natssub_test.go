@@ -172,33 +172,37 @@ func TestBounded(t *testing.T) {
 	t.Cleanup(c.Close)
 	const each, pending, sent = 1000, 20 * 1000, 500
 	hold, messages := make(chan struct{}), make(chan byte, sent+1)
-	if _, err := c.Subscribe("a", pending, func(data []byte) { <-hold; messages <- data[0] }); err != nil {
+	sub, err := c.Subscribe("a", pending, func(data []byte) { <-hold; messages <- data[0] })
+	if err != nil {
 		t.Fatal(err)
 	}
 	asked := within(t, "a subscription", s.asked)
 	for range sent {
 		s.send(asked, bytes.Repeat([]byte{'m'}, each))
 	}
-	for deadline := time.Now().Add(time.Minute); logged.count("slow consumer") == 0; <-time.After(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("that messages are lost was not said")
-		}
+	if err := c.conn.FlushTimeout(time.Minute); err != nil { // the answer comes behind the messages
+		t.Fatal(err)
+	}
+	lost, err := sub.subscription.Dropped()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := sent - lost
+	if kept < 1 || kept > pending/each+1 {
+		t.Errorf("%d messages of %d bytes were kept, want at most %d bytes, and the one that is being taken", kept, each, pending)
 	}
 	close(hold)
-	taken := 0
-	for deadline := time.Now().Add(time.Minute); ; taken++ {
-		if taken%10 == 0 || taken > pending/each { // the bound is free again some time
-			s.send(asked, []byte("end"))
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("nothing comes any more")
-		}
-		if within(t, "a message", messages) == 'e' {
-			break
-		}
+	for range kept {
+		within(t, "a message", messages)
 	}
-	if taken > 2*pending/each {
-		t.Errorf("%d messages of %d bytes were kept, want at most %d bytes", taken, each, pending)
+	s.send(asked, []byte("end"))
+	if got := within(t, "a message after the others", messages); got != 'e' {
+		t.Errorf("more than %d messages were kept", kept)
+	}
+	for deadline := time.Now().Add(time.Minute); logged.count("slow consumer") != 1; <-time.After(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("that messages are lost was said %d times, want once", logged.count("slow consumer"))
+		}
 	}
 }
 
