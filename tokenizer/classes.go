@@ -31,7 +31,7 @@ const (
 	maxRune  = 0x10FFFF
 )
 
-// classTable holds the classes of all code points: asciiClass for one-byte characters, and pages of 256 code points,
+// The classes of all code points: asciiClass for one-byte characters, and pages of 256 code points,
 // equal pages shared, for all.
 var (
 	asciiClass [0x80]class

@@ -117,7 +117,7 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 }
 
 // shortSlot and middleSlot return where the search for a text of the given bytes and size begins. That is where a cache line of
-// shortEntries does, so that most searches end in one.
+// entries does, so that most searches end in one.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
 	return uint32(mix(text+uint64(size))&uint64(len(v.short)-1)) &^ 3
 }

@@ -23,7 +23,7 @@ const Model = "tiny"
 // Config says what to start.
 type Config struct {
 	Root  string // the project's root
-	Tools string // the environment that `make tools` installed: KVEPP_TOOLS
+	Tools string // what e2e/tools/install.sh tools installed: KVEPP_TOOLS
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
 	Workers int      // mocker processes; 0: 4; -1: none
