@@ -24,6 +24,7 @@ type options struct {
 	streams, chunks           int           // of server-sent events
 	only                      string
 	size                      int // of bodies, KB; 0: all
+	connections               int // that send them; 0: 1, then 64
 	gaie, kube                string
 }
 
@@ -45,6 +46,7 @@ func main() {
 	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each, ten a second")
 	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
 	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
+	flag.IntVar(&o.connections, "connections", 0, "bodies over so many connections alone: 1 or 64")
 	flag.StringVar(&o.gaie, "gaie", "", "folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is not measured")
 	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, which that needs")
 	flag.Parse()

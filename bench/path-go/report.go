@@ -143,6 +143,9 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 			continue
 		}
 		for _, connections := range []int{1, 64} {
+			if o.connections != 0 && o.connections != connections {
+				continue
+			}
 			results, err := o.measureAll(ctx, p.columns, func(c *column) (result, error) {
 				return p.measure(c, func() ([]time.Duration, time.Duration, int, error) {
 					l := load{port: c.listen, connections: connections, length: o.length, next: func(w *writer) (first, body []byte) { return nil, w.cut(size) }}
