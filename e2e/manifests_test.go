@@ -90,6 +90,13 @@ func TestFailOpen(t *testing.T) {
 	for round := range 2 {
 		if round == 0 {
 			s.KillKvepp()
+			failed := 0
+			for by := ""; by == ""; failed++ {
+				by, _ = served(t, s.Envoy.URL, "")
+			}
+			if failed > 5 { // about one; by health checks alone it would be dozens
+				t.Errorf("%d requests failed after kvepp was killed", failed-1)
+			}
 			eventually(t, func() error { return s.Envoy.SeesKvepp(t.Context(), false) })
 		} else { // for everyone to see that it is not kvepp's choice that is followed
 			a.ill.Store(true)
@@ -317,6 +324,9 @@ func TestManifestsAgree(t *testing.T) {
 			name := stack.At(c, "name").(string)
 			if strings.HasPrefix(name, "kvepp") && (stack.At(c, "health_checks", 0, "grpc_health_check") == nil || stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0) {
 				t.Errorf("%s: cluster %s is not checked, or asked while it is ill", file, name)
+			}
+			if strings.HasPrefix(name, "kvepp") && stack.At(c, "outlier_detection", "split_external_local_origin_errors") != true {
+				t.Errorf("%s: of cluster %s one that was killed is asked until the checks find out", file, name)
 			}
 		}
 	}

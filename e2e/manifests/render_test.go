@@ -406,7 +406,7 @@ func TestEnvoyConfiguration(t *testing.T) {
 	if strings.Count(pool, at) != 1 {
 		t.Fatalf("original-dst.yaml does not listen at %s", at)
 	}
-	pool = strings.Replace(pool, at, `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6, and IPv4`, 1)
+	pool = strings.Replace(pool, at, `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a kernel without IPv6`, 1)
 	for _, change := range [][2]string{{"type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s   # a new replica is known before it leads"}, {"address: 127.0.0.1, port_value: 9002", "address: kvepp-replicas, port_value: 9002"}} {
 		if strings.Count(kvepp, change[0]) != 1 {
 			t.Fatalf("original-dst.yaml: its cluster kvepp has %q %d times, want once", change[0], strings.Count(kvepp, change[0]))

@@ -15,11 +15,11 @@ import (
 // Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to release it:
 // both together are less than the time after which another may take it.
 //
-// They are half of what Kubernetes' own programs have and less, because a leader that was hasty to be replaced costs little here: it
+// They are half of what Kubernetes' own programs have, because a leader that was hasty to be replaced costs little here: it
 // goes on until it sees the other, and both answer.
 const (
-	leaseDuration = 6 * time.Second
-	renewDeadline = 2500 * time.Millisecond
+	leaseDuration = 8 * time.Second
+	renewDeadline = 3500 * time.Millisecond
 	retryPeriod   = time.Second
 )
 

@@ -20,7 +20,7 @@
 {{- $_ := set $names .name true }}
 {{- if eq $source "fetch" }}
 {{- $folder := default "." .path }}
-{{- $from := printf "%s@%s" .repository (default "main" .revision) }}
+{{- $from := printf "%s@%s" (default "" .repository) (default "main" .revision) }}
 {{- if ne (default $from (get $folders $folder)) $from }}{{ fail (printf "models: %s and %s are both fetched into the folder %q; give each a path" (get $folders $folder) $from $folder) }}{{ end }}
 {{- $_ := set $folders $folder $from }}
 {{- end }}
@@ -36,7 +36,7 @@
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.enabled }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
 {{- end }}
-{{- if and $v.leaderElection.handoverSeconds (lt (int $v.leaderElection.handoverSeconds) (int $v.preStopSeconds)) }}{{ fail "leaderElection.handoverSeconds: less than preStopSeconds, for which an old leader stays beside the new one" }}{{ end }}
+{{- if and (include "kvepp.leaderElection" .) $v.leaderElection.handoverSeconds (lt (int $v.leaderElection.handoverSeconds) (int $v.preStopSeconds)) }}{{ fail "leaderElection.handoverSeconds: less than preStopSeconds, for which an old leader stays beside the new one" }}{{ end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
   "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "drain-timeout" "drainSeconds" }}
