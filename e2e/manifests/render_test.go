@@ -388,7 +388,19 @@ func TestBase(t *testing.T) {
 	derived(t, filepath.Join(base, "kvepp.yaml"), "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+strings.Join(lines, ""))
 }
 
-// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where kvepp is, and that Envoy takes it.
+// leave has Envoy turn from a replica of kvepp's that was killed to the others.
+const leave = `    # A replica that was killed is left at once, instead of after two checks: its streams break off, or connections are refused. The
+    # next check that is answered takes it back.
+    outlier_detection:
+      split_external_local_origin_errors: true
+      consecutive_local_origin_failure: 3
+      enforcing_consecutive_5xx: 0
+      max_ejection_percent: 100
+      base_ejection_time: 5s
+`
+
+// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where it listens and where kvepp's replicas
+// are, and that Envoy takes it.
 func TestEnvoyConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/envoy/original-dst.yaml")
 	if err != nil {
@@ -407,7 +419,12 @@ func TestEnvoyConfiguration(t *testing.T) {
 		t.Fatalf("original-dst.yaml does not listen at %s", at)
 	}
 	pool = strings.Replace(pool, at, `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a kernel without IPv6`, 1)
-	for _, change := range [][2]string{{"type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s   # a new replica is known before it leads"}, {"address: 127.0.0.1, port_value: 9002", "address: kvepp-replicas, port_value: 9002"}} {
+	const check = "      grpc_health_check: {service_name: envoy.service.ext_proc.v3.ExternalProcessor}\n"
+	for _, change := range [][2]string{
+		{"type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s   # a new replica is known before it leads"},
+		{"address: 127.0.0.1, port_value: 9002", "address: kvepp-replicas, port_value: 9002"},
+		{check, check + leave},
+	} {
 		if strings.Count(kvepp, change[0]) != 1 {
 			t.Fatalf("original-dst.yaml: its cluster kvepp has %q %d times, want once", change[0], strings.Count(kvepp, change[0]))
 		}
