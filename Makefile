@@ -84,6 +84,9 @@ kind-offline-down: ## ends that cluster
 e2e-kind: libzmq ## kvepp by its chart in a kind cluster: the one KUBECONFIG names, or kind-offline's, or a new one of ordinary kind
 	@e2e/kind/run.sh
 
+e2e-istio: libzmq ## kvepp behind Istio's control plane and a Gateway, in such a cluster, and the inference extension's conformance tests (ten minutes of compiling Istio, once)
+	@e2e/kind/run.sh istio
+
 bench: ## the Go benchmarks, then index, events, tokenizer and a request's whole way beside their peers
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
@@ -108,4 +111,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

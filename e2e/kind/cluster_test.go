@@ -72,8 +72,10 @@ func (n *namespace) kubectl(args ...string) string {
 	return out
 }
 
-func (n *namespace) apply(objects string) {
+// apply makes objects, in which names are replaced as by strings.NewReplacer.
+func (n *namespace) apply(objects string, names ...string) {
 	n.t.Helper()
+	objects = strings.NewReplacer(names...).Replace(objects)
 	if _, err := n.run(objects, "kubectl", "apply", "-f", "-"); err != nil {
 		n.t.Fatal(err)
 	}
@@ -85,7 +87,7 @@ func (n *namespace) tell() {
 		{"get", "pods,services,endpointslices,inferencepools,leases", "-o", "wide"},
 		{"get", "events", "--sort-by=.lastTimestamp"},
 		{"logs", "-l", kvepp, "--tail=60", "--prefix"},
-		{"logs", "-l", "app=envoy", "--tail=20"},
+		{"logs", "-l", "app in (envoy,inference-istio,conformance-primary-istio,conformance-secondary-istio)", "--tail=20", "--prefix"},
 		{"logs", "-l", "app in (dynamo,engine,vllm,sglang)", "--tail=20", "--all-containers", "--prefix"},
 	} {
 		out, err := n.run("", "kubectl", args...)
@@ -182,14 +184,14 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 	n.apply(string(object))
 	n.apply(read(n.t, "testdata/envoy.yaml"))
 	n.kubectl("rollout", "status", "deployment/envoy", "--timeout=120s")
-	n.findEnvoy()
+	n.findEnvoy("envoy")
 }
 
-// findEnvoy waits until Envoy answers where its Service shows it to the outside.
-func (n *namespace) findEnvoy() {
+// findEnvoy waits until Envoy answers where a Service shows it to the outside.
+func (n *namespace) findEnvoy(service string) {
 	n.t.Helper()
 	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
-	n.url = fmt.Sprintf("http://%s:%s", strings.Fields(node)[0], n.kubectl("get", "service", "envoy", "-o", "jsonpath={.spec.ports[0].nodePort}"))
+	n.url = fmt.Sprintf("http://%s:%s", strings.Fields(node)[0], n.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"))
 	n.eventually("Envoy is reached from outside", func() error {
 		_, err := n.newConversation().say("hello", 1)
 		return err

@@ -1,11 +1,16 @@
 #!/bin/sh
-# Builds the images of `make e2e-kind`, as archives, from the tree and from what e2e/tools/install.sh tools installed: no registry
-# is asked and no container runtime needed. Prints the folder that they are in.
+# Builds images of `make e2e-kind` and `make e2e-istio`, as archives, from the tree and from what e2e/tools/install.sh installed: no
+# registry is asked and no container runtime needed. Prints the folder that they are in.
+#
+#   images.sh NAME...    those of these:
 #
 #   kvepp.tar    kvepp, of the root filesystem that is its product's image too (manifests/image)
 #   engine.tar   e2e/kind/engine, with a model's tokenizer
 #   envoy.tar    Envoy
 #   dynamo.tar   Dynamo's frontend and mocker with the Python that they were installed for, and a model's tokenizer
+#   istiod.tar   Istio's control plane
+#   suite.tar    the conformance tests of the Gateway API Inference Extension
+#   echo.tar     the server that they send requests to
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -16,8 +21,12 @@ tools=$("$here/../tools/install.sh" tools)
 model=$project/e2e/models/tiny-bytelevel
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+images=" $* "
 
 say() { printf '%s\n' "$*" >&2; }
+
+# wanted NAME: whether that image is.
+wanted() { case $images in *" $1 "*) ;; *) return 1 ;; esac; }
 
 # archive NAME ENTRYPOINT [ENV...]: writes $work/NAME as an image.
 archive() {
@@ -40,9 +49,10 @@ models() {
 }
 
 # What is installed changes rarely, and is large.
-folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* | cksum | cut -d' ' -f1)
+folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* \
+	"$here"/../kube/istiobin/go.??? "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
 mkdir -p "$folder"
-if [ ! -e "$folder/envoy.tar" ]; then
+if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
 	say "building Envoy's image"
 	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
 	# glibc loads by name what it resolves names with.
@@ -54,7 +64,7 @@ if [ ! -e "$folder/envoy.tar" ]; then
 	echo 'hosts: files dns' >"$work/envoy/etc/nsswitch.conf"
 	archive envoy /usr/local/bin/envoy
 fi
-if [ ! -e "$folder/dynamo.tar" ]; then
+if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 	say "building Dynamo's image"
 	# Python stays at the paths where it is: its own, and those of the environment. They may be anywhere, below /tmp too, so that a
 	# Pod has its scratch space elsewhere.
@@ -75,13 +85,29 @@ if [ ! -e "$folder/dynamo.tar" ]; then
 		PYTHONUNBUFFERED=1
 fi
 
-say "building kvepp's image, and the engine's"
-"$project/manifests/image/rootfs.sh" "$work/kvepp"
-archive kvepp /kvepp
-mkdir -p "$work/engine/usr/local/bin"
-(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./e2e/kind/engine)
-libraries=$(ldd "$work/engine/usr/local/bin/engine" | grep -oE '/[^ ]+')
-"$here/closure.sh" "$work/engine" / $libraries
-models engine
-archive engine /usr/local/bin/engine
+for program in istio/istiod suite/suite suite/echo; do
+	image=${program#*/}
+	if wanted $image && [ ! -e "$folder/$image.tar" ]; then
+		programs=$("$here/../tools/install.sh" "${program%/*}")
+		say "building the image of $image"
+		mkdir -p "$work/$image"
+		cp "$programs/$image" "$work/$image/"
+		archive $image "/$image"
+	fi
+done
+
+if wanted kvepp; then
+	say "building kvepp's image"
+	"$project/manifests/image/rootfs.sh" "$work/kvepp"
+	archive kvepp /kvepp
+fi
+if wanted engine; then
+	say "building the engine's image"
+	mkdir -p "$work/engine/usr/local/bin"
+	(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./e2e/kind/engine)
+	libraries=$(ldd "$work/engine/usr/local/bin/engine" | grep -oE '/[^ ]+')
+	"$here/closure.sh" "$work/engine" / $libraries
+	models engine
+	archive engine /usr/local/bin/engine
+fi
 printf '%s\n' "$folder"

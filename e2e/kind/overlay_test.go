@@ -82,6 +82,33 @@ func (n *namespace) kustomize(kustomization string) {
 	n.kubectl("apply", "-k", dir)
 }
 
+// overlay makes what a kustomization says, with the tokenizers before, and waits until its deployments are there.
+func (n *namespace) overlay(kustomization string, deployments ...string) {
+	n.t.Helper()
+	n.model = "Qwen/Qwen3-8B"
+	n.apply(read(n.t, "testdata/hub.yaml"))
+	n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
+	n.kustomize(filled)
+	n.kubectl("wait", "job/tokenizers", "--for=condition=complete", "--timeout=180s")
+	n.kustomize(kustomization)
+	for _, deployment := range deployments {
+		n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=240s")
+	}
+}
+
+// roll replaces the one kvepp that an overlay has, and waits until the old one is gone.
+func (n *namespace) roll() {
+	n.t.Helper()
+	n.kubectl("rollout", "restart", "deployment/kvepp")
+	n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
+	n.eventually("the old kvepp is gone", func() error {
+		if pods, _ := n.pods(kvepp); len(pods) != 1 {
+			return fmt.Errorf("there are %v", pods)
+		}
+		return nil
+	})
+}
+
 // TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among them.
 func TestOverlays(t *testing.T) {
 	for _, c := range []struct{ name, engines, kustomization string }{
@@ -92,16 +119,8 @@ func TestOverlays(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
 			n := newNamespace(t, "kvepp-e2e-overlay-"+c.name)
-			n.model = "Qwen/Qwen3-8B"
-			n.apply(read(t, "testdata/hub.yaml"))
-			n.kubectl("rollout", "status", "deployment/hub", "--timeout=120s")
-			n.kustomize(filled)
-			n.kubectl("wait", "job/tokenizers", "--for=condition=complete", "--timeout=180s")
-			n.kustomize(c.kustomization)
-			for _, deployment := range []string{c.engines, "kvepp", "envoy"} {
-				n.kubectl("rollout", "status", "deployment/"+deployment, "--timeout=240s")
-			}
-			n.findEnvoy()
+			n.overlay(c.kustomization, c.engines, "kvepp", "envoy")
+			n.findEnvoy("envoy")
 			n.sees(2)
 			n.warm()
 			if c.name != "envoy" {
@@ -110,14 +129,7 @@ func TestOverlays(t *testing.T) {
 			n.during(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
 				n.sees(3)
-				n.kubectl("rollout", "restart", "deployment/kvepp")
-				n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
-				n.eventually("the old kvepp is gone", func() error {
-					if pods, _ := n.pods(kvepp); len(pods) != 1 {
-						return fmt.Errorf("there are %v", pods)
-					}
-					return nil
-				})
+				n.roll()
 			})
 		})
 	}

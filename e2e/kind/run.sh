@@ -1,12 +1,13 @@
 #!/bin/sh
-# `make e2e-kind`: builds the images, has them in a kind cluster, and runs this folder's tests there. The cluster is
+# `make e2e-kind` and, with the argument istio, `make e2e-istio`: builds the images, has them in a kind cluster, and runs this
+# folder's tests there, or those of Istio's gateway. The cluster is
 #
 #   the one that KUBECONFIG names, whose context is a kind cluster's (kind-NAME); or
 #   the one of `make kind-offline`, if that is there; or
 #   one that ordinary kind creates with the machine's docker, and that is deleted afterwards. KVEPP_KIND_IMAGE and KVEPP_KIND_CONFIG
 #   give it another node image than kind's own, as from a mirror, and a file with its configuration.
 #
-# Arguments go to the tests, as -test.run TestEngines.
+# Further arguments go to the tests, as -test.run TestEngines.
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 install=$here/../tools/install.sh
@@ -43,17 +44,27 @@ kind-*) ;;
 *) say "the cluster $context is not one of kind's: images cannot be loaded into it"; exit 1 ;;
 esac
 
+# The images that the tests need, and which tests they are.
+needs="kvepp engine envoy dynamo" tests="-test.skip ^TestIstio"
+if [ "${1:-}" = istio ]; then
+	shift
+	needs="kvepp engine envoy istiod suite echo" tests="-test.run ^TestIstio"
+fi
+
 say "building images"
-images=$("$here/images.sh")
+images=$("$here/images.sh" $needs)
 PATH=$("$install" manifests):$PATH
 say "loading them into ${context#kind-}"
-for archive in "$images"/*.tar; do
-	$inside kind load image-archive --name "${context#kind-}" "$archive"
+for image in $needs; do
+	$inside kind load image-archive --name "${context#kind-}" "$images/$image.tar"
 done
 crds=$(cd "$here" && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases
 $inside kubectl apply --server-side -f "$crds/inference.networking.k8s.io_inferencepools.yaml" >&2
+case $needs in
+*istiod*) $inside kubectl apply --server-side -f "$("$install" crds)" >&2 ;;
+esac
 (cd "$here" && go test -c -o "$work/kind.test" .)
 say "testing"
 cd "$here"
-$inside "$work/kind.test" -test.v -test.timeout 25m "$@"
+$inside "$work/kind.test" -test.v -test.timeout 25m $tests "$@"
 say "done"

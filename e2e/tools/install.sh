@@ -14,8 +14,8 @@
 #   install.sh kube [PROGRAM...]
 #                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
 #                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
-#   install.sh istio    Istio's control plane, and the conformance tests of the Gateway API Inference Extension with the server
-#                       that they send requests to
+#   install.sh istio    Istio's control plane
+#   install.sh suite    the conformance tests of the Gateway API Inference Extension, and the server that they send requests to
 #
 # KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
@@ -185,22 +185,29 @@ kube() {
 	printf '%s\n' "$folder"
 }
 
-# istio builds istiod with the versions that e2e/kube/istiobin pins, and the conformance tests with those of e2e/kube/suitebin.
+# istio builds istiod with the versions that e2e/kube/istiobin pins.
 istio() {
 	command -v go >/dev/null || die "Go is needed to build Istio."
-	modules=$here/../kube
-	folder=$cache/istio-$(cat "$modules"/istiobin/go.??? "$modules"/suitebin/* | cksum | cut -d' ' -f1)
-	mkdir -p "$folder"
+	folder=$cache/istio-$(cat "$here"/../kube/istiobin/go.??? | cksum | cut -d' ' -f1)
 	if [ ! -e "$folder/istiod" ]; then
-		say "building istiod into $folder (ten minutes of a processor's, once)"
+		say "building istiod into $folder (nine minutes of a processor's, once)"
+		mkdir -p "$folder"
 		compile istiobin "$folder/istiod" build -ldflags '-s -w' istio.io/istio/pilot/cmd/pilot-discovery
-		say "  it is there"
+		say "  done"
 	fi
+	printf '%s\n' "$folder"
+}
+
+# suite builds the conformance tests with the versions that e2e/kube/suitebin pins, and the server that they name echo-basic.
+suite() {
+	command -v go >/dev/null || die "Go is needed to build the conformance tests."
+	folder=$cache/suite-$(cat "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
 	if [ ! -e "$folder/suite" ]; then
-		say "building the conformance tests into $folder (two minutes, once)"
+		say "building the conformance tests of the Gateway API Inference Extension into $folder (two minutes, once)"
+		mkdir -p "$folder"
 		compile suitebin "$folder/echo" build -ldflags '-s -w' sigs.k8s.io/gateway-api/conformance/echo-basic
 		compile suitebin "$folder/suite" test -c -ldflags '-s -w' .
-		say "  they are there"
+		say "  done"
 	fi
 	printf '%s\n' "$folder"
 }
@@ -243,5 +250,6 @@ kube) shift; kube "$@" ;;
 manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
-*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|istio|manifests|crds" ;;
+suite) suite ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|istio|suite|manifests|crds" ;;
 esac

@@ -1,5 +1,5 @@
 // The conformance tests of the Gateway API Inference Extension, and the server that they send requests to, which
-// e2e/tools/install.sh istio builds.
+// e2e/tools/install.sh suite builds.
 module kvepp/e2e/kube/suitebin
 
 go 1.26.0

@@ -1,5 +1,5 @@
 // Package suitebin is the conformance tests of the Gateway API Inference Extension, as they are, with kvepp for the endpoint pickers
-// that they start. e2e/tools/install.sh istio makes one program of it, which runs in a Pod.
+// that they start. e2e/tools/install.sh suite makes one program of it, which runs in a Pod.
 package suitebin
 
 import (

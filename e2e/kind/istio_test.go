@@ -1,0 +1,175 @@
+package kind
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/e2e/process"
+)
+
+// TestIstio is about Istio's control plane: it makes of a Gateway, an HTTPRoute and an InferencePool what Envoy does.
+// `make e2e-istio` brings istiod, which is built from Istio's module, of no release.
+func TestIstio(t *testing.T) {
+	istiod := newNamespace(t, "kvepp-e2e-istiod")
+	istiod.apply(read(t, "testdata/istiod.yaml"), "{istiod}", istiod.name)
+	t.Cleanup(func() { istiod.kubectl("delete", "clusterrolebinding", istiod.name) })
+	istiod.kubectl("rollout", "status", "deployment/istiod", "--timeout=120s")
+
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *namespace)
+	}{{"Overlay", istioOverlay}, {"Conformance", istioConformance}} {
+		t.Run(part.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if t.Failed() {
+					out, err := istiod.run("", "kubectl", "logs", "deployment/istiod", "--tail=60")
+					t.Logf("istiod: %v\n%s", err, out)
+				}
+			})
+			part.test(t, istiod)
+		})
+	}
+}
+
+// gateway starts the proxy of a Gateway.
+func (n *namespace) gateway(name string, istiod *namespace) {
+	n.t.Helper()
+	n.apply(read(n.t, "testdata/gateway.yaml"), "{gateway}", name, "{namespace}", n.name, "{istiod}", istiod.name)
+}
+
+// holds waits until conditions of an object are true, of each of its parents if it has such.
+func (n *namespace) holds(object string, conditions ...string) {
+	n.t.Helper()
+	n.eventually(object+" is accepted", func() error {
+		out, err := n.run("", "kubectl", "get", object, "-o", "json")
+		if err != nil {
+			return err
+		}
+		type status struct {
+			Conditions []struct{ Type, Status, Reason, Message string }
+		}
+		var read struct {
+			Status struct {
+				status
+				Parents []status
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &read); err != nil {
+			return err
+		}
+		all := read.Status.Parents
+		if len(all) == 0 {
+			all = []status{read.Status.status}
+		}
+		for _, s := range all {
+			for _, want := range conditions {
+				if !slices.ContainsFunc(s.Conditions, func(c struct{ Type, Status, Reason, Message string }) bool {
+					return c.Type == want && c.Status == "True"
+				}) {
+					return fmt.Errorf("%s does not hold: %+v", want, s.Conditions)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// istioOverlay is about kustomize's overlay: the Gateway, and the DestinationRule by which Istio speaks TLS with kvepp.
+func istioOverlay(t *testing.T, istiod *namespace) {
+	n := newNamespace(t, "kvepp-e2e-istio")
+	n.gateway("inference", istiod)
+	n.overlay("resources: [KUSTOMIZE/overlays/istio]"+users+strings.ReplaceAll(standIn, "ENGINE", "vllm"), "vllm", "kvepp", "inference-istio")
+	n.findEnvoy("inference-istio")
+	n.holds("gateway/inference", "Accepted", "Programmed")
+	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.sees(2)
+	for _, c := range n.warm() {
+		if !strings.HasPrefix(c.last.Worker, c.engine()) {
+			t.Errorf("kvepp chose %s, Istio's gateway went to %s", c.last.Worker, c.engine())
+		}
+	}
+
+	old, _ := n.pods("app=vllm")
+	n.during(func() {
+		n.kubectl("scale", "deployment/vllm", "--replicas=3")
+		n.sees(3)
+		n.eventually("the new engine serves", func() error {
+			c := n.newConversation()
+			if _, err := c.say(words(20), 8); err != nil {
+				return err
+			}
+			if slices.Contains(old, c.engine()) {
+				return fmt.Errorf("%s served", c.engine())
+			}
+			return nil
+		})
+		n.roll()
+	})
+
+	// The rule is what makes it work, the overlay's as well as the chart's.
+	n.kubectl("delete", "destinationrule", "kvepp")
+	n.eventually("Istio dials kvepp in the clear", func() error {
+		c := n.newConversation()
+		if _, err := c.say(words(20), 8); err == nil {
+			return fmt.Errorf("%s served", c.engine())
+		}
+		return nil
+	})
+	rule, err := n.run("", "helm", "template", "kvepp", "../../manifests/chart", "--show-only=templates/destinationrule.yaml",
+		"--set=istio.destinationRule=true,pool.selector.app=vllm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.apply(rule)
+	n.eventually("Istio speaks TLS with kvepp", func() error {
+		_, err := n.newConversation().say(words(20), 8)
+		return err
+	})
+}
+
+// suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the same way.
+var suite = []string{"GatewayFollowingEPPRouting", "GatewayFollowingEPPRoutingWithDataParallelism", "GatewayDestinationEndpointServed",
+	"EppUnAvailableFailOpen", "InferencePoolAppProtocol"}
+
+// istioConformance runs the conformance suite of the Gateway API Inference Extension, whose pickers are kvepp.
+func istioConformance(t *testing.T, istiod *namespace) {
+	// The suite would make these itself, but then nobody would start its gateways' proxies.
+	infra, backend := newNamespace(t, "inference-conformance-infra"), newNamespace(t, "inference-conformance-app-backend")
+	infra.gateway("conformance-primary", istiod)
+	infra.gateway("conformance-secondary", istiod)
+	backend.apply(read(t, "testdata/pickers.yaml"))
+
+	n := &namespace{t: t, name: istiod.name}
+	n.kubectl("delete", "pod", "suite", "--ignore-not-found")
+	n.apply(read(t, "testdata/suite.yaml"))
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	defer cancel()
+	var phase string
+	err := process.Until(ctx, func() (err error) {
+		phase, err = n.run("", "kubectl", "get", "pod", "suite", "-o", "jsonpath={.status.phase}")
+		if err == nil && phase != "Succeeded" && phase != "Failed" {
+			err = fmt.Errorf("the suite's pod is %s", phase)
+		}
+		return err
+	})
+	said := n.kubectl("logs", "suite")
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "    --- ") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+	if err != nil || phase != "Succeeded" {
+		t.Errorf("%v, %s; it said at last:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
+	}
+	for _, name := range suite {
+		if !strings.Contains(said, "--- PASS: TestConformance/"+name+" ") {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+}
