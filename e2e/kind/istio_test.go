@@ -23,7 +23,7 @@ func TestIstio(t *testing.T) {
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *namespace)
-	}{{"Overlay", istioOverlay}, {"Conformance", istioConformance}} {
+	}{{"Overlay", istioOverlay}, {"Chart", istioChart}, {"Conformance", istioConformance}} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Cleanup(func() {
 				if t.Failed() {
@@ -50,9 +50,8 @@ func (n *namespace) holds(object string, conditions ...string) {
 		if err != nil {
 			return err
 		}
-		type status struct {
-			Conditions []struct{ Type, Status, Reason, Message string }
-		}
+		type condition struct{ Type, Status, Reason, Message string }
+		type status struct{ Conditions []condition }
 		var read struct {
 			Status struct {
 				status
@@ -68,9 +67,7 @@ func (n *namespace) holds(object string, conditions ...string) {
 		}
 		for _, s := range all {
 			for _, want := range conditions {
-				if !slices.ContainsFunc(s.Conditions, func(c struct{ Type, Status, Reason, Message string }) bool {
-					return c.Type == want && c.Status == "True"
-				}) {
+				if !slices.ContainsFunc(s.Conditions, func(c condition) bool { return c.Type == want && c.Status == "True" }) {
 					return fmt.Errorf("%s does not hold: %+v", want, s.Conditions)
 				}
 			}
@@ -112,7 +109,7 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 		n.roll()
 	})
 
-	// The rule is what makes it work, the overlay's as well as the chart's.
+	// The rule is what makes it work.
 	n.kubectl("delete", "destinationrule", "kvepp")
 	n.eventually("Istio dials kvepp in the clear", func() error {
 		c := n.newConversation()
@@ -121,16 +118,68 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 		}
 		return nil
 	})
-	rule, err := n.run("", "helm", "template", "kvepp", "../../manifests/chart", "--show-only=templates/destinationrule.yaml",
-		"--set=istio.destinationRule=true,pool.selector.app=vllm")
-	if err != nil {
-		t.Fatal(err)
+}
+
+// istioChart is about the chart's own Gateway, and about two replicas behind one that goes by EndpointSlices alone: such a gateway
+// leaves a leader that is deleted before another one is ready.
+func istioChart(t *testing.T, istiod *namespace) {
+	n := newNamespace(t, "kvepp-e2e-istio-chart")
+	n.gateway("inference", istiod)
+	n.apply(read(t, "testdata/hub.yaml"))
+	n.apply(read(t, "testdata/engines.yaml"))
+	n.install("pool.selector.app=engine", "gateway.create=true", "gateway.className=istio", "httpRoute.create=true", "istio.destinationRule=true", "replicas=2")
+	n.findEnvoy("inference-istio")
+	n.holds("gateway/inference", "Accepted", "Programmed")
+	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.sees(3)
+
+	_, leaders := n.pods(kvepp)
+	if len(leaders) != 1 {
+		t.Fatalf("%v lead", leaders)
 	}
-	n.apply(rule)
-	n.eventually("Istio speaks TLS with kvepp", func() error {
-		_, err := n.newConversation().say(words(20), 8)
-		return err
+	failed, pause := n.pause(func() {
+		n.kubectl("delete", "pod", leaders[0], "--wait=false")
+		n.kubectl("wait", "--for=delete", "pod/"+leaders[0], "--timeout=150s")
+		n.sees(3)
 	})
+	t.Logf("a leader was deleted: %d requests failed, within %v", failed, pause.Round(100*time.Millisecond))
+	talk := []*conversation{n.newConversation(), n.newConversation()}
+	all(t, talk, words(20))
+	n.settled()
+	eachExact(t, talk)
+}
+
+// pause sends one request after the other while f runs, and says how many failed, and for how long without one between that did not.
+func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var since time.Time
+		for {
+			began := time.Now()
+			_, err := n.newConversation().say(words(20), 1)
+			switch {
+			case err != nil && since.IsZero():
+				since = began
+				fallthrough
+			case err != nil:
+				failed++
+			case !since.IsZero():
+				pause, since = max(pause, began.Sub(since)), time.Time{}
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+	f()
+	cancel()
+	<-done
+	return failed, pause
 }
 
 // suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the same way.
