@@ -26,16 +26,8 @@ CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path 
 go=$cache/bench-tokenizers-go
 (cd "$here/.." && go build -o "$go" ./bench/tokenizers-go)
 
-key=$(cksum <"$here/requirements.txt" | cut -d' ' -f1)-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-venv=$cache/bench-$key
-if [ ! -e "$venv/complete" ]; then
-	say "installing Python's tokenizers into $venv"
-	rm -rf "$venv"
-	python3 -m venv "$venv" >&2
-	"$venv/bin/pip" --disable-pip-version-check install --quiet --progress-bar off -r "$here/requirements.txt" >&2
-	touch "$venv/complete"
-fi
+python=$("$here/../e2e/tools/install.sh" oracles)/bin/python # has tokenizers
 
 IFS='
 '
-exec "$venv/bin/python" "$here/compare.py" --go "$go" --rs "$target/release/tokenizers-rs" --rounds "${ROUNDS:-7}" $pairs
+exec "$python" "$here/compare.py" --go "$go" --rs "$target/release/tokenizers-rs" --rounds "${ROUNDS:-7}" $pairs
