@@ -14,6 +14,7 @@ install=$here/../tools/install.sh
 work=$(mktemp -d)
 began=$(date +%s)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM # by way of EXIT, which ends the cluster
 
 say() { printf 'e2e-kind %4d s: %s\n' $(($(date +%s) - began)) "$*" >&2; }
 
