@@ -8,11 +8,15 @@ import (
 	"strings"
 	"sync"
 
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
+	"kvepp/router"
+	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
 
@@ -26,6 +30,27 @@ func modelOf(p *pool.Pool, w kvblock.Worker, fallback string) string {
 		}
 	}
 	return fallback
+}
+
+// wantsEvents reports whether anything is decided by what workers hold, and they are to say it.
+func (o *options) wantsEvents() bool {
+	return o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV
+}
+
+// subscribe returns what will follow the KV events of the workers of p. Where there are peers to take the index over from, events are
+// held back until that is done.
+func subscribe(o *options, p *pool.Pool, index *indexer.Index, adapters *router.Adapters, engine tokenizer.Engine, m *metrics.Metrics, log *slog.Logger) (*feed.Feed, error) {
+	o.feed.Engine = o.engine
+	if engine != tokenizer.Dynamo {
+		o.feed.Adapter = func(w kvblock.Worker, name string) {
+			adapters.Seen(name, func() string { return modelOf(p, w, o.onlyModel()) })
+		}
+	}
+	events, err := feed.New(o.feed, p, index, m, log)
+	if err == nil && len(o.indexPeers) > 0 {
+		events.Hold()
+	}
+	return events, err
 }
 
 // forgetful is a watcher that keeps nothing for a worker until the worker's first event or request.

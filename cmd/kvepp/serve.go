@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kvepp/extproc"
@@ -38,6 +37,7 @@ func serve(o *options) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 
+	// What is given, and may be wrong.
 	token, err := newTokenFile("--admin-token-file", o.adminTokenFile)
 	if err != nil {
 		return err
@@ -89,42 +89,33 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	index, err := indexer.New(o.index(debug.SetMemoryLimit(-1)))
-	if err != nil {
-		return err
-	}
-	book := scoring.NewActiveSequences()
-	book.Prefill = o.prefill()
-
-	endpoints := pool.New(log)
-	var events *feed.Feed
 	for _, unread := range o.withoutEffect() {
 		log.Warn("a flag has no effect", "flag", unread)
 	}
 	if o.conformance {
 		log.Warn("clients choose among the endpoints, and are told which has served: --conformance is for conformance tests alone")
 	}
-	if o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV {
-		o.feed.Engine = o.engine
-		if engine.Engine != tokenizer.Dynamo {
-			o.feed.Adapter = func(w kvblock.Worker, name string) {
-				adapters.Seen(name, func() string { return modelOf(endpoints, w, o.onlyModel()) })
-			}
-		}
-		if events, err = feed.New(o.feed, endpoints, index, m, log); err != nil {
+
+	// What is known of workers: who they are, what they hold, what they were given to do.
+	index, err := indexer.New(o.index(debug.SetMemoryLimit(-1)))
+	if err != nil {
+		return err
+	}
+	endpoints, book, conversations := pool.New(log), scoring.NewActiveSequences(), sessions(o, m)
+	book.Prefill = o.prefill()
+	var events *feed.Feed // nil: none are wanted
+	if o.wantsEvents() {
+		if events, err = subscribe(o, endpoints, index, adapters, engine.Engine, m, log); err != nil {
 			return err
 		}
 		defer events.Close()
-		if len(o.indexPeers) > 0 {
-			events.Hold()
-		}
 		endpoints.Watch(events) // first, so that nothing writes to the index once the others forget a worker
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
-	m.Source(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
-	conversations := sessions(o, m)
 	endpoints.Watch(forgetful{conversations.Forget})
+
+	// What tells of them. Requests are wanted once all of it did.
 	ready := newReadiness()
 	cluster, err := connect(o, ready, m, log)
 	if err != nil {
@@ -156,19 +147,10 @@ func serve(o *options) error {
 		cancel()
 	}
 	sources(m, book, index, endpoints, events)
-	without := 0
-	for name, model := range models {
-		if model == nil {
-			without++
-			continue
-		}
-		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
-			func() float64 { return float64(model.EngineRuns()) })
-	}
-	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
-
+	showModels(m, models, adapters)
 	showGauges(m, cmp.Or(o.poolName, withoutPool), endpoints, engineSays)
 
+	// Who decides by it, and who asks for decisions.
 	var served func(kvblock.Worker, int, int)
 	if events != nil {
 		served = events.Served
@@ -199,8 +181,7 @@ func serve(o *options) error {
 		CountTokens:     o.busy.countsTokens(),
 		StockPrefill:    o.prefillerHeader,
 	}, endpoints, index, book, m, log)
-	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(decides.Overloaded()) })
-	showQueue(m, o.busy.queue(), decides)
+	showRouter(m, o.busy.queue(), decides)
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,
@@ -216,8 +197,7 @@ func serve(o *options) error {
 		RetryAfter:     int(o.retryAfter),
 		Tracer:         tracer,
 	}, decides, m, log)
-	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
-	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
+	showPicker(m, picker)
 	mux := http.NewServeMux()
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
@@ -12,6 +13,7 @@ import (
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/tokenizer"
 )
 
 // identity is what the labels of the metrics that have Dynamo's names say.
@@ -52,8 +54,30 @@ func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.I
 	}
 }
 
-// showQueue shows how many requests wait in each policy class.
-func showQueue(m *metrics.Metrics, q *router.Queue, r *router.Router) {
+// showModels shows what is known of models, and which of their texts are costly.
+func showModels(m *metrics.Metrics, models map[string]*tokenizer.Model, adapters *router.Adapters) {
+	without := 0
+	for name, model := range models {
+		if model == nil {
+			without++
+			continue
+		}
+		m.CounterSource(metrics.GeneralPattern, metrics.GeneralPatternHelp, prometheus.Labels{"model": name},
+			func() float64 { return float64(model.EngineRuns()) })
+	}
+	m.Source(metrics.WithoutTokenizer, metrics.WithoutTokenizerHelp, nil, func() float64 { return float64(without) })
+	m.Source(metrics.Adapters, metrics.AdaptersHelp, nil, func() float64 { return float64(adapters.Len()) })
+}
+
+// showPicker shows what the external processor holds.
+func showPicker(m *metrics.Metrics, picker *extproc.Server) {
+	m.Source(metrics.Streams, metrics.StreamsHelp, nil, func() float64 { return float64(picker.Streams()) })
+	m.Source(metrics.HeldBytes, metrics.HeldBytesHelp, nil, func() float64 { return float64(picker.HeldBytes()) })
+}
+
+// showRouter shows how many workers are overloaded, and how many requests wait in each policy class.
+func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
+	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(r.Overloaded()) })
 	classes := []string{"default"}
 	if q != nil {
 		classes = q.Profiles.Classes()
