@@ -5,26 +5,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"kvepp/e2e/kube/apiserver"
+	"kvepp/e2e/process"
 )
 
 // program is one that was started.
 type program struct {
+	*process.Process
 	port    int // where it serves
 	metrics int // where it says how much it allocated
-	cmd     *exec.Cmd
-	log     string // a file
 }
 
 // programs are all that a run needs, and the ways through them.
@@ -42,70 +38,22 @@ type programs struct {
 
 // spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this process's.
 func (p *programs) spawn(name string, env []string, argv ...string) (*program, error) {
-	log, err := os.Create(filepath.Join(p.folder, name+".log"))
+	x, err := process.Start(p.folder, name, env, argv...)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	x := &program{cmd: exec.Command(argv[0], argv[1:]...), log: log.Name()}
-	x.cmd.Stdout, x.cmd.Stderr = log, log
-	x.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	for _, v := range os.Environ() { // without what tunes Go's collector, so that it is measured as it comes
-		if name, _, _ := strings.Cut(v, "="); name != "GOGC" && name != "GOMEMLIMIT" && name != "GODEBUG" && !strings.HasPrefix(name, "KVEPP_") {
-			x.cmd.Env = append(x.cmd.Env, v)
-		}
-	}
-	x.cmd.Env = append(x.cmd.Env, env...)
-	started := make(chan error)
-	go func() { // Pdeathsig means the death of the thread that started the child, so that thread must live as long
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := x.cmd.Start()
-		started <- err
-		if err == nil {
-			x.cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("starting %s: %w", name, err)
-	}
-	p.started = append(p.started, x)
-	return x, nil
+	p.started = append(p.started, &program{Process: x})
+	return p.started[len(p.started)-1], nil
 }
 
 func (p *programs) close() {
 	for _, x := range p.started {
-		x.cmd.Process.Kill()
+		x.Kill()
 	}
 	if p.cluster != nil {
 		p.cluster.Close()
 	}
 	os.RemoveAll(p.folder)
-}
-
-// ports returns n consecutive ports that were free a moment ago, none of them given before.
-func ports(n int, taken map[int]bool) (first int, err error) {
-search:
-	for range 1000 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, err
-		}
-		first = l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		for p := first; p < first+n; p++ {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
-			if err != nil || taken[p] {
-				continue search
-			}
-			l.Close()
-		}
-		for p := first; p < first+n; p++ {
-			taken[p] = true
-		}
-		return first, nil
-	}
-	return 0, errors.New("no free ports")
 }
 
 // start starts everything and waits until it serves.
@@ -119,11 +67,17 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 			p.close()
 		}
 	}()
-	taken := map[int]bool{}
-	free := func(n int) (first int) {
-		if err == nil {
-			first, err = ports(n, taken)
+	for _, v := range os.Environ() { // what tunes Go's collector goes, so that programs are measured as they come
+		if name, _, _ := strings.Cut(v, "="); name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" || strings.HasPrefix(name, "KVEPP_") {
+			os.Unsetenv(name)
 		}
+	}
+	next, err := process.Ports(32) // more than are needed
+	if err != nil {
+		return nil, err
+	}
+	free := func(n int) (first int) {
+		first, next = next, next+n
 		return first
 	}
 	own, err := os.Executable()
@@ -131,9 +85,6 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		return nil, err
 	}
 	upstream, echoes := free(1), free(2)
-	if err != nil {
-		return nil, err
-	}
 	if _, err = p.spawn("upstream", nil, own, "upstream", strconv.Itoa(upstream)); err != nil {
 		return nil, err
 	}
@@ -151,10 +102,10 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		return nil, err
 	}
 	kvepp := func(name string, flags ...string) *program {
-		port := free(3)
 		if err != nil {
 			return nil
 		}
+		port := free(3)
 		var x *program
 		x, err = p.spawn(name, nil, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
 			"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
@@ -177,12 +128,8 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
 	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
 	if o.gaie != "" {
-		picker := free(3)
-		if err != nil {
-			return nil, err
-		}
 		var x *program
-		if x, err = p.startGAIE(ctx, o, picker, upstream); err != nil {
+		if x, err = p.startGAIE(ctx, o, free(3), upstream); err != nil {
 			return nil, fmt.Errorf("the Gateway API's endpoint picker: %w", err)
 		}
 		p.gaie = &column{name: "GAIE", processor: x}
@@ -190,9 +137,6 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	}
 	for _, c := range p.columns {
 		c.listen = free(1)
-	}
-	if err != nil {
-		return nil, err
 	}
 	config, err := envoyConfig(p.columns, upstream)
 	if err != nil {
@@ -211,8 +155,7 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	for _, c := range p.columns {
 		if err = c.await(ctx, p.words.writer().chat(nil, 1000, false)); err != nil {
 			for _, x := range p.started {
-				text, _ := os.ReadFile(x.log)
-				os.Stderr.Write(text)
+				fmt.Fprintf(os.Stderr, "--- the end of %s's log:\n%s\n", x.Name, x.Tail(15))
 			}
 			return nil, fmt.Errorf("%s does not answer: %w", c.name, err)
 		}
@@ -239,7 +182,7 @@ func (x *program) cpu() (time.Duration, error) {
 	if x == nil {
 		return 0, nil
 	}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", x.cmd.Process.Pid))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", x.Pid()))
 	if err != nil {
 		return 0, err
 	}

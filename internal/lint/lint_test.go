@@ -52,7 +52,7 @@ var may = map[string]string{
 	"internal/lint":       "",
 	"bench/events-go":     "indexer indexer/feed kvblock pool scoring zmqsub internal/metrics",
 	"bench/index-go":      "indexer kvblock",
-	"bench/path-go":       "e2e/kube/apiserver",
+	"bench/path-go":       "e2e/kube/apiserver e2e/process",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
 	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue tokenizer zmqsub",
