@@ -119,21 +119,25 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 		if len(waiting) == 0 {
 			continue
 		}
-		if _, ok := x.lockAfter(w, wk, waiting[0].tier, next[0].Engine); !ok {
+		in := &x.tiers[waiting[0].tier]
+		in.mu.Lock()
+		_, ok := x.after(w, wk, waiting[0].tier, next[0].Engine)
+		in.mu.Unlock()
+		if !ok {
 			continue // the name was of no use in the end
 		}
-		x.tiers[waiting[0].tier].mu.Unlock()
 		delete(a.parent, next[0].Engine)
 		for _, s := range waiting {
 			a.settle(s)
-			p, ok := x.lockAfter(w, wk, s.tier, s.parent)
-			if !ok { // the one before it gave the name to another block, which is gone again
+			t := &x.tiers[s.tier]
+			t.mu.Lock()
+			if p, ok := x.after(w, wk, s.tier, s.parent); ok {
+				next = append(next, x.joinStore(w, wk, p, s)...)
+				x.joined.Add(1)
+			} else { // the one before it gave the name to another block, which is gone again
 				x.parentNotFound.Add(1)
-				continue
 			}
-			next = append(next, x.joinStore(w, wk, p, s)...)
-			x.tiers[s.tier].unlock()
-			x.joined.Add(1)
+			t.unlock()
 		}
 	}
 }

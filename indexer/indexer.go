@@ -17,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
 )
 
@@ -223,52 +222,143 @@ func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error { return x.appl
 
 // apply is Stored, or Load.
 func (x *Index) apply(w kvblock.Worker, e kvblock.Stored, load bool) error {
-	if int(e.Tier) >= tiers {
-		return ErrTier
+	_, a := x.Apply(w, []kvblock.Operation{{Kind: kvblock.OpStored, Stored: e}}, load)
+	if len(a.Failed) > 0 {
+		return a.Failed[0]
 	}
-	if w >= maxWorkers {
-		return ErrWorker
+	return nil
+}
+
+// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it did
+// not hold. What lies behind a removed block stays held, and counts again once the block is back.
+func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
+	_, a := x.Apply(w, []kvblock.Operation{{Kind: kvblock.OpRemoved, Removed: e}}, false)
+	return a.Unknown
+}
+
+// Applied is what came of operations. The zero value is that of none.
+type Applied struct {
+	Stored, Removed int     // operations
+	Failed          []error // of each store that is not in Stored, why
+	Unknown         int     // removed hashes that the worker did not hold
+}
+
+// How many operations, and of how many blocks, are applied together at most: other writers wait meanwhile, and what was sent for
+// must still be near when it is used. An operation of more blocks is applied alone.
+const (
+	maxTogether       = 64
+	maxTogetherBlocks = 512
+)
+
+// Apply applies the first n of operations that came from w, as Stored (or Load, if load says so) and Removed do, and says what
+// came of them: as many as are stores and removals in one tier, up to a bound; none if the first is something else. What comes in
+// one message costs less together: what each operation needs of memory is sent for before any waits for its own.
+func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n int, a Applied) {
+	in, n, stores := together(ops)
+	if n == 0 {
+		return 0, a
 	}
+	ops = ops[:n]
+	var wk *worker
+	var err error
+	switch {
+	case int(in) >= tiers:
+		err = ErrTier
+	case w >= maxWorkers:
+		err = ErrWorker
+	default:
+		wk = x.lock(w, stores)
+	}
+	if wk == nil {
+		a.refuse(ops, err)
+	} else {
+		wk.loading = load
+		if stores && in != kvblock.TierDevice {
+			x.tiers[kvblock.TierDevice].findEvery() // see after
+		}
+		t := &x.tiers[in]
+		t.mu.Lock()
+		t.expect(ops)
+		for i := range ops {
+			x.applyOne(w, wk, &ops[i], &a)
+		}
+		t.unlock()
+		x.settle(wk)
+	}
+	if a.Unknown > 0 {
+		x.unknownRemoved.Add(uint64(a.Unknown))
+	}
+	if stores {
+		x.evictIfFull()
+	}
+	return n, a
+}
+
+// together returns how many of ops may be applied together, in which tier, and whether there are stores among them.
+func together(ops []kvblock.Operation) (in kvblock.Tier, n int, stores bool) {
+	for blocks := 0; n < min(len(ops), maxTogether); n++ {
+		op := &ops[n]
+		of, store := op.Removed.Tier, op.Kind == kvblock.OpStored
+		if store {
+			of = op.Stored.Tier
+			blocks += len(op.Stored.Blocks)
+		} else if op.Kind != kvblock.OpRemoved {
+			break
+		}
+		blocks += len(op.Removed.Hashes)
+		if n > 0 && (of != in || blocks > maxTogetherBlocks) {
+			break
+		}
+		in, stores = of, stores || store
+	}
+	return in, n, stores
+}
+
+// refuse counts operations that change nothing. Err is why stores do not.
+func (a *Applied) refuse(ops []kvblock.Operation, err error) {
+	for i := range ops {
+		if ops[i].Kind == kvblock.OpStored {
+			a.Failed = append(a.Failed, err)
+		} else {
+			a.Removed++
+			a.Unknown += len(ops[i].Removed.Hashes)
+		}
+	}
+}
+
+// applyOne applies a store or a removal in a tier that is locked.
+// apply is Stored, or Load.
+func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, a *Applied) {
+	if op.Kind == kvblock.OpRemoved {
+		a.Removed++
+		a.Unknown += x.removed(w, wk, &op.Removed)
+	} else if err := x.stored(w, wk, &op.Stored); err != nil {
+		a.Failed = append(a.Failed, err)
+	} else {
+		a.Stored++
+	}
+}
+
+// stored is Stored, in a tier that is locked.
+func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	if len(e.Blocks) == 0 {
 		return nil
 	}
-	wk := x.lock(w, true)
-	wk.loading = load
-	err := x.stored(w, wk, &e)
-	x.settle(wk)
-	x.evictIfFull()
-	return err
-}
-
-func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	t := &x.tiers[e.Tier]
-	if device := &x.tiers[kvblock.TierDevice]; t != device && !device.every.Load() {
-		device.mu.Lock()
-		device.findEvery() // see lockAfter
-		device.unlock()
-	}
-	// What will be looked at first is sent for before the lock is waited for.
-	near := [1 + maxNearNames]uintptr{t.names.near(uint64(e.Parent))}
-	few := e.Blocks
-	if len(few) > maxNearNames {
-		few = nil // there is time for theirs later, if they are needed at all
-	}
-	for i, b := range few {
-		near[1+i] = t.names.near(uint64(b.Engine))
-	}
-	prefetch.Words(&near[0], 1+len(few))
 	p, ok := place{}, true
-	if !e.HasParent {
-		t.mu.Lock()
-	} else if p, ok = x.lockAfter(w, wk, e.Tier, e.Parent); !ok {
-		return x.setAside(wk, e)
+	if e.HasParent {
+		if p, ok = x.after(w, wk, e.Tier, e.Parent); !ok {
+			return x.setAside(wk, e)
+		}
 	}
-	t.nearNames = len(few)
+	if t.nearNames = 0; len(e.Blocks) <= maxNearNames {
+		t.nearNames = len(e.Blocks)
+	}
 	n := x.store(w, wk, e.Tier, p, e.Blocks)
-	t.nearNames = 0
-	t.unlock()
 	if wk.aside.stores > 0 {
+		t.unlock()
 		x.join(w, wk, e.Blocks[:n])
+		t.mu.Lock()
 	}
 	if n < len(e.Blocks) {
 		x.refused.Add(uint64(len(e.Blocks) - n))
@@ -277,23 +367,21 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// lockAfter locks a tier and returns the place after the block that w calls parent: in this tier if it is there, else in
-// another. If it is in none the tier is not locked.
+// after returns the place after the block that w calls parent: in this tier, which is locked, if it is there, else in another.
 //
 // A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier finds
 // every block once w has any in another tier.
-func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
+func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
 	t := &x.tiers[in]
-	t.mu.Lock()
 	if seq, at, ok := t.named(w, &wk.held[in], parent); ok {
 		return t.behind(seq, at), true
 	}
-	t.mu.Unlock()
 	for i := range x.tiers {
 		other, h := &x.tiers[i], &wk.held[i]
 		if i == int(in) || h.n == 0 {
 			continue
 		}
+		t.mu.Unlock() // no two are locked at once
 		other.mu.Lock()
 		seq, at, ok := other.named(w, h, parent)
 		p := place{}
@@ -301,18 +389,14 @@ func (x *Index) lockAfter(w kvblock.Worker, wk *worker, in kvblock.Tier, parent 
 			p = other.behind(seq, at)
 		}
 		other.mu.Unlock()
+		t.mu.Lock()
 		if ok {
-			t.mu.Lock()
 			p.at, _ = t.table.find(&t.arena, seq)
 			return p, true
 		}
 	}
 	return place{}, false
 }
-
-// maxNearNames is how many names a store may have for them to be sent for together with its parent's, before it is known whether
-// they are needed.
-const maxNearNames = 8
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
 func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
@@ -325,18 +409,8 @@ func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, bl
 	return n
 }
 
-// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it did
-// not hold. What lies behind a removed block stays held, and counts again once the block is back.
-func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
-	wk := x.lock(w, false)
-	if wk == nil || int(e.Tier) >= tiers {
-		if wk != nil {
-			wk.mu.Unlock()
-		}
-		x.unknownRemoved.Add(uint64(len(e.Hashes)))
-		return len(e.Hashes)
-	}
-	t, h := &x.tiers[e.Tier], &wk.held[e.Tier]
+// removed is Removed, in a tier that is locked, without counting what was unknown.
+func (x *Index) removed(w kvblock.Worker, wk *worker, e *kvblock.Removed) (unknown int) {
 	hashes := e.Hashes
 	if wk.aside.stores > 0 {
 		hashes = nil
@@ -346,14 +420,7 @@ func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
 			}
 		}
 	}
-	t.mu.Lock()
-	unknown = t.unname(w, h, hashes)
-	t.unlock()
-	if unknown > 0 {
-		x.unknownRemoved.Add(uint64(unknown))
-	}
-	x.settle(wk)
-	return unknown
+	return x.tiers[e.Tier].unname(w, &wk.held[e.Tier], hashes)
 }
 
 // Cleared records that w holds nothing any more, in any tier.

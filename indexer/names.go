@@ -200,7 +200,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 // unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did not
 // have.
 func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
-	if len(hashes) > 1 {
+	if len(hashes) > maxNearNames { // else see expect
 		near := t.near[:0]
 		for _, e := range hashes[:min(len(hashes), len(t.near))] {
 			near = append(near, t.names.near(uint64(e)))

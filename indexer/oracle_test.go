@@ -376,6 +376,9 @@ type play struct {
 	script []byte
 	// workers is how many there are; the highest number is far off, as after many reuses.
 	workers []kvblock.Worker
+	// message is operations of one of them that are to be applied together.
+	message []kvblock.Operation
+	sender  kvblock.Worker
 	// plain says that no engine hash names two blocks, in two tiers or one after the other.
 	plain  bool
 	scores OverlapScores
@@ -420,8 +423,48 @@ func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.En
 	return kvblock.EngineHash(uint64(seq)>>3 + uint64(copy))
 }
 
+// send applies an operation, together with those before it or those to come.
+func (p *play) send(w kvblock.Worker, op kvblock.Operation) {
+	if w != p.sender {
+		p.apply()
+	}
+	p.sender, p.message = w, append(p.message, op)
+	if p.next(4) == 0 {
+		p.apply()
+	}
+}
+
+// apply applies the operations that wait, and compares what came of each.
+func (p *play) apply() {
+	for len(p.message) > 0 && !p.t.Failed() {
+		n, got := p.x.Apply(p.sender, p.message, false)
+		if n < 1 {
+			p.t.Fatal("Apply applies nothing")
+		}
+		var want Applied
+		for _, op := range p.message[:n] {
+			if op.Kind == kvblock.OpRemoved {
+				want.Removed++
+				want.Unknown += p.o.removed(p.sender, op.Removed.Tier, op.Removed.Hashes)
+			} else if err := p.o.stored(p.sender, op.Stored); err != nil {
+				want.Failed = append(want.Failed, err)
+			} else {
+				want.Stored++
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			p.t.Fatalf("Apply(%d, %d operations): %v, want %v", p.sender, n, got, want)
+		}
+		p.message = p.message[n:]
+	}
+	p.message = nil
+}
+
 func (p *play) step() {
 	w := p.workers[p.next(len(p.workers))]
+	if len(p.message) > 0 && p.next(4) > 0 {
+		w = p.sender
+	}
 	local := prompt(p.next(prompts), promptBlocks)
 	seqs := kvblock.AppendSequenceHashes(nil, local)
 	from := p.next(promptBlocks)
@@ -454,10 +497,7 @@ func (p *play) step() {
 			}
 			e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: name, Local: local[i]})
 		}
-		got, want := p.x.Stored(w, e), p.o.stored(w, e)
-		if got != want {
-			p.t.Fatalf("Stored(%d, %d blocks): %v, want %v", w, len(e.Blocks), got, want)
-		}
+		p.send(w, kvblock.Operation{Kind: kvblock.OpStored, Stored: e})
 	case op < 13: // remove, from the tail, the head or anywhere
 		e := kvblock.Removed{Tier: tier}
 		for i := from; i < to; i++ {
@@ -469,16 +509,17 @@ func (p *play) step() {
 		if op%2 == 0 {
 			slices.Reverse(e.Hashes)
 		}
-		if got, want := p.x.Removed(w, e), p.o.removed(w, tier, e.Hashes); got != want {
-			p.t.Fatalf("Removed(%d, %d hashes): %d unknown, want %d", w, len(e.Hashes), got, want)
-		}
+		p.send(w, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: e})
 	case op == 13 && copyOf == 1:
+		p.apply()
 		p.x.Cleared(w)
 		p.o.cleared(w)
 	case op == 14 && copyOf == 1:
+		p.apply()
 		p.x.Forget(w)
 		p.o.cleared(w)
 	default:
+		p.apply()
 		p.x.FindMatches(seqs[:to], &p.scores)
 		if got, want := scoresOf(p.t, &p.scores), p.o.find(seqs[:to]); fmt.Sprint(got) != fmt.Sprint(want) {
 			p.t.Fatalf("prompt of %d blocks:\n got %v\nwant %v", to, got, want)
@@ -491,9 +532,11 @@ func (p *play) run(leave bool) {
 	for step := 0; len(p.script) > 0 && !p.t.Failed(); step++ {
 		p.step()
 		if step%1000 == 0 {
+			p.apply()
 			checkInvariants(p.t, p.x, p.o)
 		}
 	}
+	p.apply()
 	checkInvariants(p.t, p.x, p.o)
 	for which := range prompts {
 		seqs := kvblock.AppendSequenceHashes(nil, prompt(which, promptBlocks))

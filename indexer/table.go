@@ -132,6 +132,24 @@ func (t *table) findName(a *arena, e kvblock.EngineHash) (ref, bool) {
 	}
 }
 
+// guess returns the address of the block whose name e probably is, without looking there, in a table of names; 0 if there is none.
+func (t *table) guess(e kvblock.EngineHash) ref {
+	m := mix(uint64(e), t.seed)
+	slots := t.segments[m>>(64-segmentBits)].slots.Load()
+	if slots == nil || e == 0 {
+		return 0
+	}
+	tag, mask := uint32(m), uint32(len(*slots)-1)
+	for i := tag & mask; ; i = (i + 1) & mask {
+		switch slot := (*slots)[i]; {
+		case slot == slotEmpty:
+			return 0
+		case uint32(slot>>32) == tag && slot != slotGone:
+			return ref(slot)
+		}
+	}
+}
+
 // insert adds a block that is not in the table.
 func (t *table) insert(h kvblock.SequenceHash, r ref) {
 	seg, m := t.room(uint64(h))

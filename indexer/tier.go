@@ -29,8 +29,8 @@ type tier struct {
 	table table
 	every atomic.Bool
 
-	near      [2 * maxRun]uintptr // scratch, memory to prefetch
-	nearNames int                 // names of the store under way that were sent for before it began
+	near      [4 * maxTogether]uintptr // scratch, memory to prefetch
+	nearNames int                      // names of the store under way that were sent for before it began
 
 	size  atomic.Int64 // bytes in use after the latest change
 	spare atomic.Int64 // bytes of the arena's pages that are not
@@ -66,8 +66,13 @@ func (t *tier) unlock() {
 func (t *tier) tableBytes() int { return t.starts.size + t.names.size + t.table.size }
 
 // findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens of
-// nanoseconds for each block that is there; lookups do not.
+// nanoseconds for each block that is there; lookups do not. The caller holds no tier.
 func (t *tier) findEvery() {
+	if t.every.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.unlock()
 	if t.every.Load() {
 		return
 	}

@@ -172,17 +172,15 @@ func decode(m *messages) (*decoded, error) {
 		}
 		hashed := cpuTime()
 		for i := range batches {
-			for j := range operations[i] {
-				switch op := &operations[i][j]; op.Kind {
-				case kvblock.OpStored:
-					if err := x.Stored(0, op.Stored); err != nil {
-						return nil, err
-					}
-				case kvblock.OpRemoved:
-					x.Removed(0, op.Removed)
-				default:
-					return nil, fmt.Errorf("an event was not used: %s", op.Reason)
+			for ops := operations[i]; len(ops) > 0; {
+				n, applied := x.Apply(0, ops, false)
+				if n == 0 {
+					return nil, fmt.Errorf("an event was not used: %s", ops[0].Reason)
 				}
+				if len(applied.Failed) > 0 {
+					return nil, applied.Failed[0]
+				}
+				ops = ops[n:]
 			}
 		}
 		d.Decode += (read - start - clockCost) / float64(m.blocks)

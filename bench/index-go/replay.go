@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -81,6 +82,10 @@ func replay(path string) (map[int]*result, error) {
 	return r.phases, nil
 }
 
+// messageEvents is how many events that follow each other, of one worker and kind, come to kvepp in one message at most, as
+// engines send them.
+const messageEvents = 64
+
 // queryBatch is how many queries are timed together at most.
 const queryBatch = 4096
 
@@ -95,6 +100,10 @@ type replayer struct {
 	since     float64
 	entered   float64
 	gcEntered float64
+
+	message []kvblock.Operation // events of one kind that the worker sends together
+	worker  kvblock.Worker
+	failed  error
 
 	window  int // operations in this window of phaseMixed
 	queries [][]kvblock.LocalHash
@@ -124,17 +133,20 @@ func (r *replayer) step(op *operation) error {
 			r.stop()
 			r.timing, r.since = op.kind, cpuTime()
 		}
+		if len(r.message) == messageEvents || len(r.message) > 0 && op.worker != r.worker {
+			r.apply()
+		}
+		r.worker = op.worker
 		if op.kind == opRemove {
-			if unknown := r.index.Removed(op.worker, op.remove); unknown > 0 {
-				return fmt.Errorf("%d removed blocks were not held", unknown)
-			}
+			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: op.remove})
 			r.now.Removed += len(op.remove.Hashes)
 		} else {
-			if err := r.index.Stored(op.worker, op.store); err != nil {
-				return err
-			}
+			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpStored, Stored: op.store})
 			r.now.Stored += len(op.store.Blocks)
 		}
+	}
+	if r.failed != nil {
+		return r.failed
 	}
 	if r.id == phaseMixed {
 		if r.window++; r.window == mixedWindow {
@@ -158,8 +170,22 @@ func (r *replayer) enter(id int) {
 	r.id, r.phases[id], r.entered, r.gcEntered, r.window = id, r.now, all, gc, 0
 }
 
+// apply applies the events that wait.
+func (r *replayer) apply() {
+	for ops := r.message; len(ops) > 0; {
+		n, applied := r.index.Apply(r.worker, ops, false)
+		ops = ops[n:]
+		if applied.Unknown > 0 {
+			r.failed = fmt.Errorf("%d removed blocks were not held", applied.Unknown)
+		}
+		r.failed = errors.Join(append(applied.Failed, r.failed)...)
+	}
+	r.message = r.message[:0]
+}
+
 // stop ends the run of stores or removals that is timed.
 func (r *replayer) stop() {
+	r.apply()
 	if r.timing == opEnd {
 		return
 	}

@@ -210,13 +210,12 @@ type subscriber struct {
 	seeded     bool       // what the worker holds, or some of it, is from a dump
 	unnumbered bool       // and a message may tell again what that has in it
 	normalizer *kvblock.Normalizer
-	applied    struct{ stored, removed, unknown int } // operations and blocks that are not counted yet
-	announced  int                                    // the last block size reported to the pool
-	traits     kvblock.Traits                         // the last ones reported to the pool
-	adapter    string                                 // the last one told of
-	otherRank  bool                                   // said already that batches name another rank
-	malformed  bool                                   // said already that something cannot be decoded
-	online     bool                                   // between Connected and Disconnected
+	announced  int            // the last block size reported to the pool
+	traits     kvblock.Traits // the last ones reported to the pool
+	adapter    string         // the last one told of
+	otherRank  bool           // said already that batches name another rank
+	malformed  bool           // said already that something cannot be decoded
+	online     bool           // between Connected and Disconnected
 }
 
 // reset forgets what was learned from the events so far.
@@ -257,57 +256,50 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	f.metrics.Event("unknown", "skipped", batch.UnknownTags)
 	f.metrics.Event("unknown", "skipped_field", batch.UnknownKeys)
 	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
-	stored := false
-	for i := range d.operations {
-		s.apply(&d.operations[i])
-		stored = stored || d.operations[i].Kind == kvblock.OpStored
-	}
-	s.counted()
-	if stored {
+	if s.apply(d.operations) {
 		s.reportAdapters(batch)
 		s.reportTraits(s.normalizer.Traits())
 	}
 }
 
-// counted counts the operations applied since the last call: one by one, a metric costs as much as decoding an event.
-func (s *subscriber) counted() {
-	m := s.feed.metrics
-	m.Event("stored", "applied", s.applied.stored)
-	m.Event("removed", "applied", s.applied.removed)
-	m.Event("removed", "unknown_block", s.applied.unknown)
-	s.applied.stored, s.applied.removed, s.applied.unknown = 0, 0, 0
-}
-
-func (s *subscriber) apply(op *kvblock.Operation) {
+// apply applies a message's operations, in order, and counts them: one by one, a metric costs as much as decoding an event. It
+// reports whether there was a store among them.
+func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 	f := s.feed
-	s.hearing.event()
-	switch op.Kind {
-	case kvblock.OpStored:
-		s.report(s.normalizer.Traits().BlockSize)
-		store := f.index.Stored
-		if s.unnumbered { // what the dump has in it already must not count twice
-			store = f.index.Load
+	stored, removed, unknown := 0, 0, 0
+	for len(ops) > 0 {
+		s.hearing.event()
+		op, n := &ops[0], 1
+		switch op.Kind {
+		case kvblock.OpStored, kvblock.OpRemoved:
+			var a indexer.Applied
+			n, a = f.index.Apply(s.worker, ops, s.unnumbered) // what the dump has in it already must not count twice
+			if a.Stored+len(a.Failed) > 0 {
+				stores = true
+				s.report(s.normalizer.Traits().BlockSize)
+			}
+			for _, err := range a.Failed {
+				f.metrics.Event("stored", outcome(err), 1)
+			}
+			stored, removed, unknown = stored+a.Stored, removed+a.Removed, unknown+a.Unknown
+		case kvblock.OpCleared:
+			f.index.Cleared(s.worker)
+			f.metrics.Event("cleared", "applied", 1)
+		case kvblock.OpDropped:
+			f.metrics.Event(kinds[op.Event], op.Reason, 1)
+			if op.Reason == kvblock.DropBlockSize {
+				s.report(int(op.BlockSize))
+			}
+			if op.Reason == kvblock.DropUnlearnedGroup && op.Event == kvblock.BlockRemoved && s.seeded {
+				s.empty() // which group is which the dump does not say: this may be a block that it has
+			}
 		}
-		if err := store(s.worker, op.Stored); err != nil {
-			f.metrics.Event("stored", outcome(err), 1)
-		} else {
-			s.applied.stored++
-		}
-	case kvblock.OpRemoved:
-		s.applied.removed++
-		s.applied.unknown += f.index.Removed(s.worker, op.Removed)
-	case kvblock.OpCleared:
-		f.index.Cleared(s.worker)
-		f.metrics.Event("cleared", "applied", 1)
-	case kvblock.OpDropped:
-		f.metrics.Event(kinds[op.Event], op.Reason, 1)
-		if op.Reason == kvblock.DropBlockSize {
-			s.report(int(op.BlockSize))
-		}
-		if op.Reason == kvblock.DropUnlearnedGroup && op.Event == kvblock.BlockRemoved && s.seeded {
-			s.empty() // which group is which the dump does not say: this may be a block that it has
-		}
+		ops = ops[n:]
 	}
+	f.metrics.Event("stored", "applied", stored)
+	f.metrics.Event("removed", "applied", removed)
+	f.metrics.Event("removed", "unknown_block", unknown)
+	return stores
 }
 
 // kinds names the events for metrics.

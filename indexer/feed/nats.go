@@ -31,9 +31,9 @@ type subject struct {
 	name         string
 	subscription *natssub.Subscription
 
-	mu      sync.Mutex              // held while events are applied
-	workers map[uint64]*natsChannel // by publisher; guarded by mu
-	batch   kvblock.PlaneBatch      // guarded by mu
+	mu       sync.Mutex              // held while events are applied
+	workers  map[uint64]*natsChannel // by publisher; guarded by mu
+	decoding decoding                // guarded by mu
 }
 
 // natsChannel is one publisher's messages.
@@ -106,14 +106,14 @@ func (p *natsPlane) changed(connected bool) {
 func (j *subject) message(data []byte) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err := kvblock.DecodePlane(data, &j.batch); err != nil {
+	if err := kvblock.DecodePlane(data, &j.decoding.plane); err != nil {
 		// Whose it was cannot be said, and it may have held removals: everybody's blocks are in doubt.
 		for _, c := range j.workers {
 			c.Malformed(fmt.Errorf("NATS subject %s: %w", j.name, err))
 		}
 		return
 	}
-	c := j.workers[j.batch.Publisher]
+	c := j.workers[j.decoding.plane.Publisher]
 	if c == nil {
 		return // of a worker that is not in the pool
 	}
@@ -121,7 +121,7 @@ func (j *subject) message(data []byte) {
 		return
 	}
 	defer c.end()
-	seq := j.batch.Sequence
+	seq := j.decoding.plane.Sequence
 	switch {
 	case seq < c.next:
 		c.restart()
@@ -129,7 +129,7 @@ func (j *subject) message(data []byte) {
 		c.gap(c.next, seq)
 	}
 	c.next = seq + 1
-	c.events(seq, &j.batch)
+	c.events(seq, &j.decoding)
 }
 
 // close ends the connection. When it returns, no event is being applied, and none will be.

@@ -60,11 +60,11 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 		s.unreadable(fmt.Errorf("event plane message %d: %w", seq, err))
 		return
 	}
-	s.events(seq, &d.plane)
+	s.events(seq, d)
 }
 
-// events applies one message. It is called between begin and end.
-func (s *planeSubscriber) events(seq uint64, b *kvblock.PlaneBatch) {
+// events applies one message, which d.plane has. It is called between begin and end.
+func (s *planeSubscriber) events(seq uint64, d *decoding) {
 	s.feed.enter()
 	defer s.feed.leave()
 	m := s.feed.metrics
@@ -73,13 +73,14 @@ func (s *planeSubscriber) events(seq uint64, b *kvblock.PlaneBatch) {
 		return
 	}
 	m.Event("batch", "received", 1)
-	for i := range b.Events {
-		e := &b.Events[i]
+	d.operations = d.operations[:0]
+	for i := range d.plane.Events {
+		e := &d.plane.Events[i]
 		if e.Instance != s.instance || e.Rank != s.rank {
 			m.Event("batch", "other_rank", 1)
 			continue
 		}
-		s.apply(&e.Operation)
+		d.operations = append(d.operations, e.Operation)
 	}
-	s.counted()
+	s.apply(d.operations)
 }
