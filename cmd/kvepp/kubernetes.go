@@ -248,13 +248,10 @@ func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.Background(), o.handOverTimeout)
 		defer cancel()
-		if !k.election.Succeeded(ctx) {
+		if k.election.Succeeded(ctx) {
+			time.Sleep(o.drainDelay)
+		} else {
 			log.Warn("no other replica leads after --ha-handover-timeout")
-			return
-		}
-		select {
-		case <-time.After(o.drainDelay):
-		case <-ctx.Done():
 		}
 	}()
 	return done

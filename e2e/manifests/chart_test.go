@@ -39,13 +39,16 @@ func TestPods(t *testing.T) {
 					t.Errorf("%s: %v", probe, c.at(probe))
 				}
 			}
-			drain, stop, handOver := 0, 0, 0
+			drain, stop, handOver := 0, 0, 0 // handOver: until another leads, and proxies know
 			for _, arg := range c.strings("args") {
 				if s, ok := strings.CutPrefix(arg, "--drain-timeout="); ok {
 					drain = seconds(t, s)
 				}
 				if s, ok := strings.CutPrefix(arg, "--ha-handover-timeout="); ok {
-					handOver = seconds(t, s)
+					handOver += seconds(t, s)
+				}
+				if s, ok := strings.CutPrefix(arg, "--drain-delay="); ok {
+					handOver += seconds(t, s)
 				}
 			}
 			stop, _ = c.at("lifecycle", "preStop", "sleep", "seconds").(int)
@@ -185,7 +188,6 @@ func TestRefused(t *testing.T) {
 		{set("pool.selector.app=a b"), "/pool/selector/app"},
 		{set("podDisruptionBudget.maxUnavailable=some"), "/podDisruptionBudget/maxUnavailable"},
 		{set("leaderElection.handoverSeconds=-1"), "/leaderElection/handoverSeconds"},
-		{set("replicas=2", "leaderElection.handoverSeconds=5"), "less than preStopSeconds"},
 		{set("model.pvc.claimName=x"), "it is read with model.source=pvc, which is none"},
 		{set("model.image.reference=x", "models[0].name=q", "model.source=pvc", "model.pvc.claimName=x"), "model.image.reference: it is read with model.source=image"},
 		{set("model.fetch.hub=https://hub"), "model.fetch.hub: it is read with"},

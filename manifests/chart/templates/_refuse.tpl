@@ -36,7 +36,6 @@
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.enabled }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
 {{- end }}
-{{- if and (include "kvepp.leaderElection" .) $v.leaderElection.handoverSeconds (lt (int $v.leaderElection.handoverSeconds) (int $v.preStopSeconds)) }}{{ fail "leaderElection.handoverSeconds: less than preStopSeconds, for which an old leader stays beside the new one" }}{{ end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
   "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "drain-timeout" "drainSeconds" }}
