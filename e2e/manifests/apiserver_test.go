@@ -173,7 +173,8 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			args = append(args, strings.ReplaceAll(arg, "$(POD_NAMESPACE)", namespace))
 		}
 		metrics = free(t)
-		args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+metrics)
+		args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+metrics,
+			"--drain-delay=1s", "--ha-handover-timeout=2s") // nobody follows the second
 		cmd = exec.Command("../../bin/kvepp", args...)
 		cmd.Env = append(os.Environ(), "POD_NAME="+name)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

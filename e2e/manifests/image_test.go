@@ -3,7 +3,6 @@ package manifests
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kvepp/e2e/process"
 )
 
 // TestImage runs kvepp in the image's root file system alone, as the image's user, who can write nothing there.
@@ -84,12 +85,11 @@ func TestImagesAreOne(t *testing.T) {
 // free returns an address of this machine that nobody listens on.
 func free(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := process.Ports(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 func port(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
