@@ -48,7 +48,9 @@ func Connect(cfg Config) (*Conn, error) {
 	conn, err := nats.Connect(cfg.Server, nats.Name("kvepp"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
 		nats.ConnectHandler(there),
 		nats.ReconnectHandler(there),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.missing("NATS cannot be reached; it is tried again and again. --nats-server says where it is", err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
+			c.missing("NATS cannot be reached; it is tried again and again. --nats-server says where it is", err)
+		}),
 		nats.DisconnectErrHandler(func(conn *nats.Conn, err error) {
 			if !conn.IsClosed() {
 				c.missing("the connection to NATS ended; it is made again", err)

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"kvepp/internal/logtest"
 )
 
 // server speaks as much of NATS's protocol as a subscriber needs; the end-to-end tests have a real one.
@@ -100,29 +102,11 @@ func within[T any](t *testing.T, what string, c <-chan T) (v T) {
 	return v
 }
 
-// log is what was logged.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *log) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), what)
-}
-
 // A server that is not there yet, that comes, goes and comes again.
 func TestReconnects(t *testing.T) {
 	s := newServer(t)
 	s.end()
-	changed, messages, logged := make(chan bool, 10), make(chan string, 10), &log{}
+	changed, messages, logged := make(chan bool, 10), make(chan string, 10), &logtest.Log{}
 	c, err := Connect(Config{Server: "nats://user:secret@" + s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil)),
 		Changed: func(connected bool) { changed <- connected }})
 	if err != nil {
@@ -155,7 +139,7 @@ func TestReconnects(t *testing.T) {
 		}
 	}
 	for what, want := range map[string]int{"NATS cannot be reached": 1, "the connection to NATS ended": 2, "user:xxxxx@" + s.at: 3, "secret": 0} {
-		if got := logged.count(what); got != want {
+		if got := logged.Count(what); got != want {
 			t.Errorf("%q is in the log %d times, want %d", what, got, want)
 		}
 	}
@@ -164,7 +148,7 @@ func TestReconnects(t *testing.T) {
 
 // What comes while nobody takes it is kept up to a bound.
 func TestBounded(t *testing.T) {
-	s, logged := newServer(t), &log{}
+	s, logged := newServer(t), &logtest.Log{}
 	c, err := Connect(Config{Server: s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -199,9 +183,9 @@ func TestBounded(t *testing.T) {
 	if got := within(t, "a message after the others", messages); got != 'e' {
 		t.Errorf("more than %d messages were kept", kept)
 	}
-	for deadline := time.Now().Add(time.Minute); logged.count("slow consumer") != 1; <-time.After(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); logged.Count("slow consumer") != 1; <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("that messages are lost was said %d times, want once", logged.count("slow consumer"))
+			t.Fatalf("that messages are lost was said %d times, want once", logged.Count("slow consumer"))
 		}
 	}
 }

@@ -66,6 +66,7 @@ var may = map[string]string{
 	"e2e/manifests":       "e2e/kube/apiserver e2e/process",
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 
+	"internal/logtest":             "",
 	"internal/metrics/metricstest": "",
 	"internal/tracing/tracingtest": "",
 }

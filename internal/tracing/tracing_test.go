@@ -4,26 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"kvepp/internal/logtest"
 	"kvepp/internal/tracing/tracingtest"
 )
-
-// written is a log that is read while it is written.
-type written struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (w *written) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.Write(p)
-}
-
-func (w *written) String() string { w.mu.Lock(); defer w.mu.Unlock(); return w.text.String() }
 
 // environment sets OpenTelemetry's variables for the test, and clears those that the machine may have.
 func environment(t *testing.T, variables map[string]string) {
@@ -36,9 +22,9 @@ func environment(t *testing.T, variables map[string]string) {
 	}
 }
 
-func start(t *testing.T) (*Tracer, *written) {
+func start(t *testing.T) (*Tracer, *logtest.Log) {
 	t.Helper()
-	log := &written{}
+	log := &logtest.Log{}
 	tracer, err := New(t.Context(), "1.2.3", slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)

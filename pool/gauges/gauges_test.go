@@ -1,7 +1,6 @@
 package gauges
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/logtest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 )
@@ -26,7 +26,7 @@ type engines struct {
 	page   map[string]func(*http.Request) (string, error) // by host; absent: nobody listens
 	asked  map[string][]time.Time
 	booked map[kvblock.Worker]int
-	log    bytes.Buffer
+	log    logtest.Log
 }
 
 func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -48,12 +48,6 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Status: fmt.Sprint(status), Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
 }
 
-func (e *engines) Write(b []byte) (int, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.log.Write(b)
-}
-
 // says makes the engine at a host show a page from now on.
 func (e *engines) says(host, text string) {
 	e.mu.Lock()
@@ -65,12 +59,6 @@ func (e *engines) times(host string) []time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.asked[host]
-}
-
-func (e *engines) logged(what string) int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return strings.Count(e.log.String(), what)
 }
 
 // book says how many requests a worker was sent.
@@ -88,7 +76,7 @@ func busyPage(run, wait int, used float64) string {
 func start(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*Gauges, *engines, *pool.Pool) {
 	t.Helper()
 	e := &engines{page: map[string]func(*http.Request) (string, error){}, asked: map[string][]time.Time{}, booked: map[kvblock.Worker]int{}}
-	log := slog.New(slog.NewTextHandler(e, nil))
+	log := slog.New(slog.NewTextHandler(&e.log, nil))
 	p := pool.New(slog.New(slog.DiscardHandler))
 	if cfg.Interval == 0 {
 		cfg.Interval = 5 * time.Second
@@ -309,7 +297,7 @@ func TestEnginesThatDoNotAnswer(t *testing.T) {
 		if readings(g, "timeout") < hanging || readings(g, "unreachable") != 0 {
 			t.Errorf("%d timeouts, %d unreachable", readings(g, "timeout"), readings(g, "unreachable"))
 		}
-		if n := e.logged("outcome=timeout"); n != 1 {
+		if n := e.log.Count("outcome=timeout"); n != 1 {
 			t.Errorf("%d log lines about engines that do not answer, want one", n)
 		}
 	})
@@ -329,7 +317,7 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 			if n := readings(g, outcome); n < 9 || n > 24 {
 				t.Errorf("%s: %d readings of three pages in two minutes", outcome, n)
 			}
-			if n := e.logged("outcome=" + outcome); n != 1 {
+			if n := e.log.Count("outcome=" + outcome); n != 1 {
 				t.Errorf("%s: %d log lines", outcome, n)
 			}
 		}
@@ -389,8 +377,8 @@ func TestUnseenLoad(t *testing.T) {
 		g, e, p := start(t, Config{}, endpoints(3)...)
 		quiet := func(when string) {
 			t.Helper()
-			if g.Unseen() != 0 || e.logged(line) != 0 {
-				t.Errorf("%s: %d workers, %d lines", when, g.Unseen(), e.logged(line))
+			if g.Unseen() != 0 || e.log.Count(line) != 0 {
+				t.Errorf("%s: %d workers, %d lines", when, g.Unseen(), e.log.Count(line))
 			}
 		}
 		for i := range 3 {
@@ -411,13 +399,13 @@ func TestUnseenLoad(t *testing.T) {
 		after(40 * time.Second)
 		quiet("with a pause")
 		after(40 * time.Second)
-		if g.Unseen() != 1 || e.logged(line) != 1 || e.logged("worker=e0/0") != 1 {
+		if g.Unseen() != 1 || e.log.Count(line) != 1 || e.log.Count("worker=e0/0") != 1 {
 			t.Errorf("%d workers, log %s", g.Unseen(), e.log.String())
 		}
 		e.book(1, 0)
 		after(80 * time.Second)
-		if g.Unseen() != 2 || e.logged(line) != 1 {
-			t.Errorf("another: %d workers, %d lines", g.Unseen(), e.logged(line))
+		if g.Unseen() != 2 || e.log.Count(line) != 1 {
+			t.Errorf("another: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 		e.book(0, 15)
 		after(7 * time.Second)
@@ -430,8 +418,8 @@ func TestUnseenLoad(t *testing.T) {
 		}
 		e.book(0, 0)
 		after(80 * time.Second)
-		if g.Unseen() != 1 || e.logged(line) != 2 {
-			t.Errorf("again: %d workers, %d lines", g.Unseen(), e.logged(line))
+		if g.Unseen() != 1 || e.log.Count(line) != 2 {
+			t.Errorf("again: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 		e.mu.Lock()
 		delete(e.page, "e0:80")
@@ -449,8 +437,8 @@ func TestUnseenLoad(t *testing.T) {
 			t.Errorf("40 seconds after that: %d workers", g.Unseen())
 		}
 		after(40 * time.Second)
-		if g.Unseen() != 1 || e.logged(line) != 3 {
-			t.Errorf("80 seconds after that: %d workers, %d lines", g.Unseen(), e.logged(line))
+		if g.Unseen() != 1 || e.log.Count(line) != 3 {
+			t.Errorf("80 seconds after that: %d workers, %d lines", g.Unseen(), e.log.Count(line))
 		}
 	})
 }

@@ -2,7 +2,6 @@ package remote
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/logtest"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
@@ -77,32 +77,20 @@ func (e *engine) wasAsked() []string {
 type clientOf struct {
 	*Client
 	t       *testing.T
-	log     *bytes.Buffer
+	log     *logtest.Log
 	metrics *metrics.Metrics
 }
 
 func newClient(t *testing.T, url string, engine tokenizer.Engine, timeout time.Duration) *clientOf {
 	t.Helper()
-	c := &clientOf{t: t, log: new(bytes.Buffer), metrics: metrics.New()}
+	c := &clientOf{t: t, log: new(logtest.Log), metrics: metrics.New()}
 	var err error
-	c.Client, err = New(Config{Model: "m", URL: url, Engine: engine, Timeout: timeout}, c.metrics, slog.New(slog.NewTextHandler(&locked{w: c.log}, nil)))
+	c.Client, err = New(Config{Model: "m", URL: url, Engine: engine, Timeout: timeout}, c.metrics, slog.New(slog.NewTextHandler(c.log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.http.CloseIdleConnections)
 	return c
-}
-
-// locked is a writer for loggers of several goroutines.
-type locked struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }
 
 // counted returns how often kvepp_tokenizer_url_requests_total has an outcome.
