@@ -567,7 +567,7 @@ func allFreed(t *testing.T, s *stack.Stack) {
 func TestStorm(t *testing.T) {
 	st := &storm{t: t}
 	s, envoys, endpoints := startStorm(t, 4, st, "--router-kv-events=false", "--max-parse-bytes="+strconv.Itoa(stormParseLimit),
-		"--drain-delay=3s", "--drain-timeout=60s") // Envoy asks for health every two seconds
+		"--drain-delay=3s", "--drain-timeout=60s") // Envoy asks for health every second
 	clients := stormClients(t)
 	t.Logf("%d requests of -storm-seed %d", *stormRequests, *stormSeed)
 	var (
