@@ -112,9 +112,11 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 	// The rule is what makes it work.
 	n.kubectl("delete", "destinationrule", "kvepp")
 	n.eventually("Istio dials kvepp in the clear", func() error {
-		c := n.newConversation()
-		if _, err := c.say(words(20), 8); err == nil {
-			return fmt.Errorf("%s served", c.engine())
+		for range 5 {
+			c := n.newConversation()
+			if _, err := c.say(words(20), 8); err == nil {
+				return fmt.Errorf("%s served", c.engine())
+			}
 		}
 		return nil
 	})
@@ -144,6 +146,9 @@ func istioChart(t *testing.T, istiod *namespace) {
 		n.sees(3)
 	})
 	t.Logf("a leader was deleted: %d requests failed, within %v", failed, pause.Round(100*time.Millisecond))
+	if pause > 15*time.Second {
+		t.Error("so long a Lease lasts that nobody gave back")
+	}
 	talk := []*conversation{n.newConversation(), n.newConversation()}
 	all(t, talk, words(20))
 	n.settled()
