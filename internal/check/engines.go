@@ -33,7 +33,7 @@ var (
 		tokenizer.VLLM:   `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
 		tokenizer.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
 		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher of its events`,
-		tokenizer.Dynamo: "the engine's own flag for KV events, at the worker",
+		tokenizer.Dynamo: "the worker's own flag for KV events",
 		"":               "its own flag for KV events", // who it is is not known
 	}
 	usageFix = map[tokenizer.Engine]string{
