@@ -136,7 +136,8 @@ func TestEngines(t *testing.T) {
 			eachExact(t, talk)
 		}},
 		{"two replicas elect a leader", func(t *testing.T) {
-			n.install("pool.selector.app=engine", "replicas=2")
+			// Envoy hears of the next leader by way of a probe, an EndpointSlice and DNS, which take seconds on a busy machine.
+			n.install("pool.selector.app=engine", "replicas=2", "preStopSeconds=10")
 			var leader string
 			one := func() error {
 				pods, ready := n.pods(kvepp)

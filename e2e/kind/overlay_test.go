@@ -122,6 +122,16 @@ func TestOverlays(t *testing.T) {
 			n.overlay(c.kustomization, c.engines, "kvepp", "envoy")
 			n.findEnvoy("envoy")
 			n.sees(2)
+			// One of two answers. An Envoy that began before kvepp had an address asks for it again after seconds.
+			n.eventually("each Envoy has found kvepp", func() error {
+				envoys, _ := n.pods("app=envoy")
+				for _, envoy := range envoys {
+					if _, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:10080/proxy/v1/models", n.name, envoy)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
 			n.warm()
 			if c.name != "envoy" {
 				return // what follows is the same kvepp, and the same Envoy
