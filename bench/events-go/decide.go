@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
 	"kvepp/scoring"
@@ -27,15 +28,15 @@ func hash(blockSize int) (*hashed, error) {
 	o := kvblock.HashOptions{BlockSize: blockSize}
 	var local []kvblock.LocalHash
 	var seq []kvblock.SequenceHash
-	start := cpuTime()
+	start := cputime.Process()
 	for range times {
 		local = kvblock.AppendLocalHashes(local[:0], tokens, o)
 	}
-	between := cpuTime()
+	between := cputime.Process()
 	for range times {
 		seq = kvblock.AppendSequenceHashes(seq[:0], local)
 	}
-	end := cpuTime()
+	end := cputime.Process()
 	var sum uint64
 	for i := range local {
 		sum += uint64(local[i]) ^ uint64(seq[i])
@@ -169,14 +170,14 @@ func choose(workers int) (*chosen, error) {
 				d.candidates[j].DeviceBlocks = j % 32 // as index-rs has it
 			}
 			d.free(batch)
-			start := cpuTime()
+			start := cputime.Process()
 			for range batch {
 				if err := d.pick(rng); err != nil {
 					return nil, err
 				}
 			}
 			if k >= batches/4 {
-				whole[i] += (cpuTime() - start - clockCost) / (batch * batches * 3 / 4)
+				whole[i] += (cputime.Process() - start - cputime.Cost) / (batch * batches * 3 / 4)
 			}
 		}
 	}
@@ -214,23 +215,23 @@ func decisions(workers, blockSize int) (*chosen, error) {
 		}
 		d.next = from
 		d.free(batch)
-		start := cpuTime()
+		start := cputime.Process()
 		for range batch {
 			d.hash()
 		}
-		hashed := cpuTime()
+		hashed := cputime.Process()
 		for range batch {
 			d.hash()
 			d.find()
 		}
-		found := cpuTime()
+		found := cputime.Process()
 		for range batch {
 			if err := one(); err != nil {
 				return nil, err
 			}
 		}
-		all := cpuTime()
-		hash, find, whole := hashed-start-clockCost, found-hashed-clockCost, all-found-clockCost
+		all := cputime.Process()
+		hash, find, whole := hashed-start-cputime.Cost, found-hashed-cputime.Cost, all-found-cputime.Cost
 		c.Hash += hash / (batch * batches)
 		c.Find += (find - hash) / (batch * batches)
 		c.Select += (whole - find) / (batch * batches)

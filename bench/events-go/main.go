@@ -17,7 +17,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 func main() {
@@ -88,22 +87,3 @@ func answerTo(words []string) (any, error) {
 	}
 	return nil, errors.New("no such command")
 }
-
-// cpuTime is this process's CPU time in ns: all threads, the garbage collector's and libzmq's included.
-func cpuTime() float64 {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err) // only if RUSAGE_SELF were no such thing
-	}
-	return float64(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// clockCost is what one cpuTime adds to what it measures.
-var clockCost = func() float64 {
-	const n = 10_000
-	start := cpuTime()
-	for range n {
-		cpuTime()
-	}
-	return (cpuTime() - start) / (n + 1)
-}()

@@ -10,6 +10,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
@@ -38,7 +39,7 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 		return nil, fmt.Errorf("%d messages, but the index takes each once, and there are %d", count, maxMessages)
 	}
 	runtime.GC()
-	start := cpuTime()
+	start := cputime.Process()
 	switch mode {
 	case "binding":
 		err = receiveBinding(endpoint, count)
@@ -52,7 +53,7 @@ func receive(mode, endpoint, kind string, count int) (*took, error) {
 	if err != nil {
 		return nil, err
 	}
-	cpu := cpuTime() - start
+	cpu := cputime.Process() - start
 	each := cpu / float64(count)
 	return &took{Message: each, Block: each * float64(len(m.payloads)) / float64(m.blocks)}, nil
 }
@@ -160,17 +161,17 @@ func decode(m *messages) (*decoded, error) {
 	var d decoded
 	runtime.GC()
 	for at := 0; at < len(m.payloads); at += len(batches) {
-		start := cpuTime()
+		start := cputime.Process()
 		for i := range batches {
 			if err := kvblock.DecodeBatch(m.payloads[at+i], &batches[i]); err != nil {
 				return nil, err
 			}
 		}
-		read := cpuTime()
+		read := cputime.Process()
 		for i := range batches {
 			operations[i] = normalizer.Normalize(&batches[i], operations[i][:0])
 		}
-		hashed := cpuTime()
+		hashed := cputime.Process()
 		for i := range batches {
 			for ops := operations[i]; len(ops) > 0; {
 				n, applied := x.Apply(0, ops, false)
@@ -183,9 +184,9 @@ func decode(m *messages) (*decoded, error) {
 				ops = ops[n:]
 			}
 		}
-		d.Decode += (read - start - clockCost) / float64(m.blocks)
-		d.Normalize += (hashed - read - clockCost) / float64(m.blocks)
-		d.Apply += (cpuTime() - hashed - clockCost) / float64(m.blocks)
+		d.Decode += (read - start - cputime.Cost) / float64(m.blocks)
+		d.Normalize += (hashed - read - cputime.Cost) / float64(m.blocks)
+		d.Apply += (cputime.Process() - hashed - cputime.Cost) / float64(m.blocks)
 	}
 	if x.Stats().Entries != m.held {
 		return nil, fmt.Errorf("the index has %d entries, want %d", x.Stats().Entries, m.held)

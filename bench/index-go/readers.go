@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
 )
@@ -92,13 +93,12 @@ func (r *readers) read(threads int) (*readAnswer, error) {
 func (r *readers) find(from int, stop *atomic.Bool) float64 {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	const rusageThread = 1
 	var scores indexer.OverlapScores
-	n, start := 0, usage(rusageThread)
+	n, start := 0, cputime.Thread()
 	for ; !stop.Load(); n++ {
 		r.index.FindMatches(r.chains[(from+n)%len(r.chains)], &scores)
 	}
-	return (usage(rusageThread) - start) / float64(n)
+	return (cputime.Thread() - start) / float64(n)
 }
 
 // besideWriter is read with one thread, while another applies so many blocks a second, if it can: what phaseMixed stores,

@@ -9,8 +9,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"strings"
-	"syscall"
 
+	"kvepp/bench/cputime"
 	"kvepp/indexer"
 	"kvepp/kvblock"
 )
@@ -131,7 +131,7 @@ func (r *replayer) step(op *operation) error {
 		}
 		if r.timing != op.kind {
 			r.stop()
-			r.timing, r.since = op.kind, cpuTime()
+			r.timing, r.since = op.kind, cputime.Process()
 		}
 		if len(r.message) == messageEvents || len(r.message) > 0 && op.worker != r.worker {
 			r.apply()
@@ -162,7 +162,7 @@ func (r *replayer) step(op *operation) error {
 func (r *replayer) enter(id int) {
 	r.stop()
 	r.answer()
-	all, gc := cpuTime(), gcTime()
+	all, gc := cputime.Process(), gcTime()
 	if r.now != nil {
 		r.now.AllNS, r.now.GCNS = all-r.entered, gc-r.gcEntered
 	}
@@ -189,7 +189,7 @@ func (r *replayer) stop() {
 	if r.timing == opEnd {
 		return
 	}
-	took := cpuTime() - r.since - clockCost
+	took := cputime.Process() - r.since - cputime.Cost
 	if r.timing == opStore {
 		r.now.StoreNS += took
 	} else {
@@ -212,19 +212,19 @@ func (r *replayer) answer() {
 	}
 	memory := r.memory[:0]
 	r.chains = r.chains[:0]
-	at := cpuTime()
+	at := cputime.Process()
 	for _, q := range r.queries {
 		from := len(memory)
 		memory = kvblock.AppendSequenceHashes(memory, q)
 		r.chains = append(r.chains, memory[from:])
 	}
-	hashed := cpuTime()
+	hashed := cputime.Process()
 	for _, c := range r.chains {
 		r.index.FindMatches(c, &r.scores)
 	}
-	found := cpuTime()
-	r.now.ChainNS += hashed - at - clockCost
-	r.now.FindNS += found - hashed - clockCost
+	found := cputime.Process()
+	r.now.ChainNS += hashed - at - cputime.Cost
+	r.now.FindNS += found - hashed - cputime.Cost
 	r.now.Queries += len(r.queries)
 	r.now.Queried += n
 	for _, c := range r.chains {
@@ -305,27 +305,6 @@ func inUse() (live, resident float64, err error) {
 	}
 	return float64(m.HeapAlloc), kib * 1024, nil
 }
-
-// cpuTime is this process's CPU time in ns, the garbage collector's included.
-func cpuTime() float64 { return usage(syscall.RUSAGE_SELF) }
-
-func usage(who int) float64 {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(who, &u); err != nil {
-		panic(err) // only if who is none of the three
-	}
-	return float64(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// clockCost is what one cpuTime adds to what it measures.
-var clockCost = func() float64 {
-	const n = 10_000
-	start := cpuTime()
-	for range n {
-		cpuTime()
-	}
-	return (cpuTime() - start) / (n + 1)
-}()
 
 // gcTime is the CPU time that garbage collections took so far, in ns.
 func gcTime() float64 {
