@@ -23,9 +23,9 @@ type options struct {
 	length                    time.Duration // of one measurement
 	streams, chunks           int           // of server-sent events
 	only                      string
-	size                      int // of bodies, KB; 0: all
-	connections               int // that send them; 0: 1, then 64
-	gaie, kube                string
+	size                      int    // of bodies, KB; 0: all
+	connections               int    // that send them; 0: 1, then 64
+	gaie, kube                string // folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it
 }
 
 func main() {
