@@ -151,6 +151,24 @@ func (n *namespace) traffic(clients int) (stop func() (requests int, failures []
 	}
 }
 
+// grows scales a Deployment of engines, whose Pods have its name for app, and waits until a new one serves.
+func (n *namespace) grows(deployment string, to int) {
+	n.t.Helper()
+	old, _ := n.pods("app=" + deployment)
+	n.kubectl("scale", "deployment/"+deployment, fmt.Sprintf("--replicas=%d", to))
+	n.sees(to)
+	n.eventually("the new engine serves", func() error {
+		c := n.newConversation()
+		if _, err := c.say(words(20), 8); err != nil {
+			return err
+		}
+		if slices.Contains(old, c.engine()) {
+			return fmt.Errorf("%s served", c.engine())
+		}
+		return nil
+	})
+}
+
 // during lets traffic run while f does something to the cluster, and fails the test if a request does.
 func (n *namespace) during(f func()) {
 	n.t.Helper()
