@@ -92,7 +92,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		case err := <-failed:
 			return err
 		case <-ready.changed:
-			if now := ready.waits(); now != waits {
+			if now := ready.waits(); now != waits && ctx.Err() == nil { // an election that ctx ended says no more who is wanted
 				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
 				waits = now
 				announce(checks, waits == "")

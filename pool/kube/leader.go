@@ -26,6 +26,7 @@ const (
 // Election chooses one replica among several. Create it with NewElection.
 type Election struct {
 	config leaderelection.LeaderElectionConfig
+	seen   resourcelock.Interface // Succeeded's, beside Run: a lock keeps what it read last, and one goroutine may use it
 	lead   func(bool)
 	kind   *Kind
 	log    *slog.Logger
@@ -38,13 +39,18 @@ type Election struct {
 // could take over from it, and kvepp would be down with it. The price is that two lead where the API server is away for one alone.
 func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
-	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(), c.core.CoordinationV1(),
-		resourcelock.ResourceLockConfig{Identity: identity})
-	if err != nil {
-		return nil, fmt.Errorf("kube: leader election: %w", err)
+	var locks [2]observed
+	for i := range locks {
+		lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(), c.core.CoordinationV1(),
+			resourcelock.ResourceLockConfig{Identity: identity})
+		if err != nil {
+			return nil, fmt.Errorf("kube: leader election: %w", err)
+		}
+		locks[i] = observed{lock, e.kind}
 	}
+	e.seen = locks[1]
 	e.config = leaderelection.LeaderElectionConfig{
-		Lock: observed{lock, e.kind}, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+		Lock: locks[0], LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		ReleaseOnCancel: true, Name: lease,
 		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
 	}
@@ -109,9 +115,9 @@ func (e *Election) Run(ctx context.Context) {
 func (e *Election) Succeeded(ctx context.Context) bool {
 	for {
 		within, cancel := context.WithTimeout(ctx, renewDeadline)
-		record, _, err := e.config.Lock.Get(within)
+		record, _, err := e.seen.Get(within)
 		cancel()
-		if err == nil && record.HolderIdentity != "" && record.HolderIdentity != e.config.Lock.Identity() {
+		if err == nil && record.HolderIdentity != "" && record.HolderIdentity != e.seen.Identity() {
 			return true
 		}
 		if !pause(ctx, retryPeriod/4) {
