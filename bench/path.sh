@@ -5,8 +5,8 @@
 #   path.sh                    everything (about twelve minutes)
 #   path.sh -only streams      one part: bodies, chats or streams
 #
-# PEER=gaie: beside the Gateway API's own endpoint picker as well, which needs a Kubernetes API server (six minutes of compiling both,
-# once). ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+# PEER=gaie: beside the Gateway API's own endpoint picker as well, which needs a Kubernetes API server (a quarter of an hour of
+# compiling both, once). ROUNDS: measurements of each kind (default 5). KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
