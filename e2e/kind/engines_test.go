@@ -121,8 +121,7 @@ func TestEngines(t *testing.T) {
 			eachExact(t, talk)
 		}},
 		{"two replicas elect a leader", func(t *testing.T) {
-			// Envoy hears of the next leader by way of a probe, an EndpointSlice and DNS, which take seconds on a busy machine.
-			n.install("pool.selector.app=engine", "replicas=2", "preStopSeconds=10")
+			n.install("pool.selector.app=engine", "replicas=2")
 			var leader string
 			one := func() error {
 				pods, ready := n.pods(kvepp)
@@ -134,6 +133,17 @@ func TestEngines(t *testing.T) {
 			}
 			n.eventually("one of two is ready", one)
 			n.sees(3)
+			// The one that was alone before elects nobody, and goes when it has to: only a leader waits for the next.
+			n.eventually("the leader is asked", func() error {
+				if _, err := n.newConversation().say(words(20), 8); err != nil {
+					return err
+				}
+				m, err := n.metrics(leader)
+				if err == nil && m["kvepp_requests_total"] == 0 {
+					err = fmt.Errorf("Envoy does not know %s", leader)
+				}
+				return err
+			})
 			n.settled()
 			// another is the next leader, when it leads alone.
 			another := func(was string) {
