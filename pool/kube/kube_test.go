@@ -591,6 +591,7 @@ func testElection(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "kvepp-p", errors.New("no"))
 	})
 	type replica struct {
+		*Election
 		leads atomic.Bool
 		stop  func()
 		done  chan struct{}
@@ -600,7 +601,7 @@ func testElection(t *testing.T) {
 		e, err := NewElection(c.client, "ns", "kvepp-p", name, func(now bool) { r.leads.Store(now) }, quiet)
 		c.must(err)
 		ctx, stop := context.WithCancel(context.Background())
-		r.stop = stop
+		r.Election, r.stop = e, stop
 		go func() {
 			defer close(r.done)
 			e.Run(ctx)
@@ -613,6 +614,8 @@ func testElection(t *testing.T) {
 	b := start("b")
 	began := time.Now()
 	a.stop()
+	succeeded := make(chan bool)
+	go func() { succeeded <- a.Succeeded(t.Context()) }() // while the lease is being released
 	<-a.done
 	if a.leads.Load() {
 		t.Error("a still leads")
@@ -625,6 +628,9 @@ func testElection(t *testing.T) {
 	eventually(t, "b leads", b.leads.Load)
 	if took := time.Since(began); took > leaseDuration {
 		t.Errorf("b leads after %v", took)
+	}
+	if !<-succeeded {
+		t.Error("a does not see that b leads")
 	}
 	// Who may not write it any more goes on, until another leads.
 	forbidden.Store(true)
