@@ -56,6 +56,10 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		}
 		return err
 	})
+	for path, list := range loads { // instances of a path share it
+		sortChannels(list)
+		loads[path] = slices.Compact(list)
+	}
 	of := map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
 		publisher, worker, rank, err := parseSource(record)
@@ -72,8 +76,6 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 			k := key{in.Path, in.InstanceID}
 			in.Card, in.Channels, in.Loads = cards[k], of[k], loads[in.Path]
 			sortChannels(in.Channels)
-			sortChannels(in.Loads)
-			in.Loads = slices.Compact(in.Loads)
 			instances = append(instances, in)
 		}
 		return err
