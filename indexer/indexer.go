@@ -327,7 +327,6 @@ func (a *Applied) refuse(ops []kvblock.Operation, err error) {
 }
 
 // applyOne applies a store or a removal in a tier that is locked.
-// apply is Stored, or Load.
 func (x *Index) applyOne(w kvblock.Worker, wk *worker, op *kvblock.Operation, a *Applied) {
 	if op.Kind == kvblock.OpRemoved {
 		a.Removed++
