@@ -602,7 +602,7 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		at, begin := len(b.tokens), s.p
 		b.tokens, e.Bigram, err = s.tokens(b.tokens)
 		e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
-		if err != nil && !e.Bigram && s.peek() == kindString {
+		if err != nil && s.p > begin && !e.Bigram && s.peek() == kindString {
 			// A digest where TensorRT-LLM has a medium. The tokens before it are a text's.
 			e.media(math.MaxInt)
 			s.p = begin

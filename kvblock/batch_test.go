@@ -184,6 +184,7 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		{"a hash of three bytes", batchOf([]any{"BlockRemoved", []any{[]byte{1, 2, 3}}}), "block hash of 3 bytes"},
 		{"a token below zero", batchOf([]any{"BlockStored", []any{1}, nil, []any{-1}, 1}), "token id: number out of range"},
 		{"a token beyond u32", batchOf([]any{"BlockStored", []any{1}, nil, []any{1 << 32}, 1}), "token id: number out of range"},
+		{"tokens that are a text", batchOf([]any{"BlockStored", []any{1}, nil, "x", 1}), "token_ids: string, want array"},
 		{"tokens and pairs mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{1, []any{1, 2}}, 1}), "token id: array"},
 		{"pairs and tokens mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{[]any{1, 2}, 1}, 1}), "token pair: integer"},
 		{"a token triple", batchOf([]any{"BlockStored", []any{1}, nil, []any{[]any{1, 2, 3}}, 1}), "token pair of 3"},
