@@ -199,6 +199,7 @@ func TestRefused(t *testing.T) {
 		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "anybody would be served"},
 		{set("networkPolicy.enabled=false", "networkPolicy.egress.enabled=true"), "networkPolicy.enabled=false leaves out"},
 		{set("extraArgs={--drain-timeout=10m}"), "what the value drainSeconds says"},
+		{set("leaderElection.enabled=true", "extraArgs={--drain-delay=20s}"), "what the value preStopSeconds says"},
 		{set("extraArgs={--metrics-port=9091}"), "what the value metrics.port says"},
 		{set("extraArgs={--grpc-port=9100}"), "not to be changed"},
 	} {

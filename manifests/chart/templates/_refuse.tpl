@@ -42,6 +42,7 @@
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: --%s is what the value %s says, and more than this flag goes by that" $flag (get $valued $flag)) }}{{ end }}
+{{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: --drain-delay is what the value preStopSeconds says under leader election, and the pod's grace period goes by that" }}{{ end }}
 {{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address") }}{{ fail (printf "extraArgs: --%s is not to be changed: Service, probes and rights go by it" $flag) }}{{ end }}
 {{- end }}
 {{- end -}}
