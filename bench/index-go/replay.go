@@ -82,9 +82,12 @@ func replay(path string) (map[int]*result, error) {
 	return r.phases, nil
 }
 
-// messageEvents is how many events that follow each other, of one worker and kind, come to kvepp in one message at most, as
-// engines send them.
-const messageEvents = 64
+// Events that follow each other, of one worker and kind, come to kvepp in one message, at most messageEvents of them, as engines send
+// what one step of theirs changed. One of longBlocks, a prompt's, comes alone.
+const (
+	messageEvents = 64
+	longBlocks    = 64
+)
 
 // queryBatch is how many queries are timed together at most.
 const queryBatch = 4096
@@ -133,16 +136,23 @@ func (r *replayer) step(op *operation) error {
 			r.stop()
 			r.timing, r.since = op.kind, cputime.Process()
 		}
-		if len(r.message) == messageEvents || len(r.message) > 0 && op.worker != r.worker {
+		blocks := len(op.store.Blocks)
+		if op.kind == opRemove {
+			blocks = len(op.remove.Hashes)
+		}
+		if len(r.message) == messageEvents || len(r.message) > 0 && (op.worker != r.worker || blocks >= longBlocks) {
 			r.apply()
 		}
 		r.worker = op.worker
 		if op.kind == opRemove {
 			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: op.remove})
-			r.now.Removed += len(op.remove.Hashes)
+			r.now.Removed += blocks
 		} else {
 			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpStored, Stored: op.store})
-			r.now.Stored += len(op.store.Blocks)
+			r.now.Stored += blocks
+		}
+		if blocks >= longBlocks {
+			r.apply()
 		}
 	}
 	if r.failed != nil {
@@ -178,7 +188,9 @@ func (r *replayer) apply() {
 		if applied.Unknown > 0 {
 			r.failed = fmt.Errorf("%d removed blocks were not held", applied.Unknown)
 		}
-		r.failed = errors.Join(append(applied.Failed, r.failed)...)
+		if len(applied.Failed) > 0 {
+			r.failed = errors.Join(applied.Failed...)
+		}
 	}
 	r.message = r.message[:0]
 }
