@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"kvepp/kvblock/kvblocktest"
 )
 
 // messages is the payloads of one worker's publisher, as vLLM encodes them: an array of a time, events and a rank. The
@@ -48,7 +50,7 @@ func (m *messages) prefill(rng *rand.Rand, count, blocks int) {
 		for i := range hashes {
 			hashes[i] = rng.Uint64()
 		}
-		m.payloads = append(m.payloads, appendInt(m.stored(b, rng, hashes, 0), 0))
+		m.payloads = append(m.payloads, kvblocktest.AppendUint(m.stored(b, rng, hashes, 0), 0))
 		m.blocks += blocks
 		m.held += blocks
 	}
@@ -76,11 +78,11 @@ func (m *messages) decode(rng *rand.Rand, count int) {
 		for range gone {
 			b = append(b, 0x93)
 			b = appendText(b, "BlockRemoved")
-			b = appendInt(append(b, 0x91), ended[len(ended)-1]) // a request's end first
+			b = kvblocktest.AppendUint(append(b, 0x91), ended[len(ended)-1]) // a request's end first
 			b = appendText(b, "GPU")
 			ended = ended[:len(ended)-1]
 		}
-		m.payloads = append(m.payloads, appendInt(b, 0))
+		m.payloads = append(m.payloads, kvblocktest.AppendUint(b, 0))
 		m.blocks += running + gone
 		m.held += running - gone
 	}
@@ -98,37 +100,22 @@ func (m *messages) stored(b []byte, rng *rand.Rand, hashes []uint64, parent uint
 	b = appendText(append(b, 0x97), "BlockStored")
 	b = appendArray(b, len(hashes))
 	for _, h := range hashes {
-		b = appendInt(b, h)
+		b = kvblocktest.AppendUint(b, h)
 	}
 	if parent == 0 {
 		b = append(b, 0xc0)
 	} else {
-		b = appendInt(b, parent)
+		b = kvblocktest.AppendUint(b, parent)
 	}
 	b = appendArray(b, len(hashes)*m.blockSize)
 	for range len(hashes) * m.blockSize {
-		b = appendInt(b, rng.Uint64N(128_000))
+		b = kvblocktest.AppendUint(b, rng.Uint64N(128_000))
 	}
-	b = appendInt(b, uint64(m.blockSize))
+	b = kvblocktest.AppendUint(b, uint64(m.blockSize))
 	return appendText(append(b, 0xc0), "GPU") // before it, no LoRA
 }
 
-// appendInt, appendText and appendArray append msgpack, as short as it can be, which is how engines write it.
-func appendInt(b []byte, v uint64) []byte {
-	switch {
-	case v < 1<<7:
-		return append(b, byte(v))
-	case v < 1<<8:
-		return append(b, 0xcc, byte(v))
-	case v < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-	case v < 1<<32:
-		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
-	}
-	return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
-}
-
-// appendText takes texts of less than 32 bytes.
+// appendText and appendArray append msgpack, as short as it can be, which is how engines write it; texts of less than 32 bytes.
 func appendText(b []byte, text string) []byte {
 	return append(append(b, 0xa0|byte(len(text))), text...)
 }

@@ -51,7 +51,7 @@ var may = map[string]string{
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",
 	"bench/cputime":       "",
-	"bench/events-go":     "bench/cputime indexer indexer/feed kvblock pool scoring zmqsub internal/metrics",
+	"bench/events-go":     "bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub internal/metrics",
 	"bench/index-go":      "bench/cputime indexer kvblock",
 	"bench/path-go":       "e2e/kube/apiserver e2e/process",
 	"bench/quality":       "e2e/stack",

@@ -1,4 +1,4 @@
-// Package kvblocktest writes KV events as engines do, in MessagePack, for tests. It never reads any, and keeps nothing.
+// Package kvblocktest writes KV events as engines do, in MessagePack, for tests and benchmarks. It never reads any, and keeps nothing.
 package kvblocktest
 
 import (
@@ -25,19 +25,10 @@ func Append(b []byte, v any) []byte {
 		}
 		return append(b, 0xc2)
 	case int:
-		switch {
-		case v < 0:
+		if v < 0 {
 			return binary.BigEndian.AppendUint64(append(b, 0xd3), uint64(v))
-		case v < 0x80:
-			return append(b, byte(v))
-		case v < 1<<8:
-			return append(b, 0xcc, byte(v))
-		case v < 1<<16:
-			return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-		case v < 1<<32:
-			return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
 		}
-		return binary.BigEndian.AppendUint64(append(b, 0xcf), uint64(v))
+		return AppendUint(b, uint64(v))
 	case uint64:
 		return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
 	case float64:
@@ -61,4 +52,19 @@ func Append(b []byte, v any) []byte {
 		b = Append(b, list.Index(i).Interface())
 	}
 	return b
+}
+
+// AppendUint appends a number in its shortest form, which is how engines write them.
+func AppendUint(b []byte, v uint64) []byte {
+	switch {
+	case v < 1<<7:
+		return append(b, byte(v))
+	case v < 1<<8:
+		return append(b, 0xcc, byte(v))
+	case v < 1<<16:
+		return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
+	case v < 1<<32:
+		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
+	}
+	return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
 }
