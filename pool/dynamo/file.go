@@ -182,10 +182,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		return nil
 	})
 	for path, list := range loads {
-		sortChannels(list)
-		list = slices.Compact(list) // a subject is named by each of its publishers
-		loads[path] = list
-		if slices.Equal(list, s.loads[path]) {
+		if loads[path] = distinct(list); slices.Equal(loads[path], s.loads[path]) {
 			loads[path] = s.loads[path] // all instances of a path share it, and comparing what is the same takes no time
 		}
 	}
@@ -207,6 +204,12 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		sortChannels(list)
 	}
 	return channels, loads
+}
+
+// distinct returns the channels of a path's loads in their order, each once: a subject is named by all that publish to it. It reuses list.
+func distinct(list []pool.EventChannel) []pool.EventChannel {
+	sortChannels(list)
+	return slices.Compact(list)
 }
 
 func sortChannels(list []pool.EventChannel) {

@@ -57,8 +57,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		return err
 	})
 	for path, list := range loads { // instances of a path share it
-		sortChannels(list)
-		loads[path] = slices.Compact(list)
+		loads[path] = distinct(list)
 	}
 	of := map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
