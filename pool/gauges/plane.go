@@ -38,7 +38,9 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 			continue
 		}
 		for _, c := range w.LoadChannels {
-			wanted[c] = c.ZMQ != "" || g.cfg.NATSServer != ""
+			if c.ZMQ != "" || g.cfg.NATSServer != "" {
+				wanted[c] = true
+			}
 		}
 		workers[instanceRank{w.InstanceID, w.Rank}] = heard{member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()}, w.TotalKVBlocks}
 	}
@@ -50,8 +52,8 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 			delete(g.channels, c)
 		}
 	}
-	for c, want := range wanted {
-		if !want || g.channels[c] != nil {
+	for c := range wanted {
+		if g.channels[c] != nil {
 			continue
 		}
 		l := &loads{Gauges: g, from: cmp.Or(c.ZMQ, c.Subject)}

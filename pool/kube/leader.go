@@ -33,7 +33,8 @@ type Election struct {
 }
 
 // NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and must be no
-// other's; one that comes back under the same leads at once if it did before. lead is told when it becomes the leader and when it is none any more, one call at a time.
+// other's; one that comes back under the same leads at once if it did before. lead is told when it becomes the leader and when it is
+// none any more, one call at a time.
 //
 // A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a while, nobody
 // could take over from it, and kvepp would be down with it. The price is that two lead where the API server is away for one alone.
