@@ -322,8 +322,14 @@ func TestManifestsAgree(t *testing.T) {
 		}
 		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 			name := stack.At(c, "name").(string)
-			if strings.HasPrefix(name, "kvepp") && (stack.At(c, "health_checks", 0, "grpc_health_check") == nil || stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0) {
+			if !strings.HasPrefix(name, "kvepp") {
+				continue
+			}
+			if stack.At(c, "health_checks", 0, "grpc_health_check") == nil || stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0 {
 				t.Errorf("%s: cluster %s is not checked, or asked while it is ill", file, name)
+			}
+			if stack.At(c, "common_lb_config", "update_merge_window") != "0s" {
+				t.Errorf("%s: cluster %s is asked only a while after it is well", file, name)
 			}
 		}
 	}

@@ -7,10 +7,7 @@ package process
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -174,29 +171,4 @@ func Up(ctx context.Context, what string, ready func() error, on ...*Process) er
 		fmt.Fprintf(&b, "\n--- the end of %s:\n%s", p.Log, p.Tail(15))
 	}
 	return fmt.Errorf("waiting for %s: %w%s", what, err, b.String())
-}
-
-// Ports returns n consecutive TCP ports that are free on loopback now. They lie below the range from which the system
-// takes ports for outgoing connections, and begin at random, so that neither a connection nor another test on the machine
-// is likely to take one before the program that it is for.
-func Ports(n int) (int, error) {
-	const low, high = 20000, 32000
-	for range 1000 {
-		base := low + rand.IntN(high-low-n)
-		var held []net.Listener
-		var err error
-		for i := 0; i < n && err == nil; i++ {
-			var l net.Listener
-			if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i)); err == nil {
-				held = append(held, l)
-			}
-		}
-		for _, l := range held {
-			l.Close()
-		}
-		if err == nil {
-			return base, nil
-		}
-	}
-	return 0, errors.New("no consecutive free ports")
 }

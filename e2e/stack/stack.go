@@ -200,19 +200,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 
 // allocate gives every program its ports.
 func (s *Stack) allocate() (err error) {
-	taken := map[int]bool{}
-	take := func(n int) (first int) { // n consecutive ports that no earlier call gave
-		for clash := true; clash && err == nil; {
-			clash = false
-			if first, err = process.Ports(n); err != nil {
-				return 0
-			}
-			for p := first; p < first+n; p++ {
-				clash = clash || taken[p]
-			}
-		}
-		for p := first; p < first+n; p++ {
-			taken[p] = true
+	take := func(n int) (first int) {
+		if err == nil {
+			first, err = process.Ports(n)
 		}
 		return first
 	}
