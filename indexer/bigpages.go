@@ -6,5 +6,5 @@ package indexer
 // come, where a hypervisor has none ready.
 const (
 	bigPage = 2 << 20  // bytes
-	bigTier = 32 << 20 // bytes of a tier from which on it asks for big pages
+	bigTier = 16 << 20 // bytes of a tier from which on it asks for big pages
 )

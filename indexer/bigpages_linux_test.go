@@ -26,11 +26,11 @@ func TestBigPages(t *testing.T) {
 			mustStore(t, x, 0, stores(kvblock.EngineHash(id<<20|1), local, 0, 512))
 		}
 	}
-	grow(0, 500)
+	grow(0, 200)
 	if asked := device.arena.bigPages || device.starts.bigPages || device.names.bigPages; asked {
 		t.Errorf("an index of %d bytes asks for big pages", x.Stats().Used)
 	}
-	grow(500, 3000)
+	grow(200, 3000)
 	if asked := device.arena.bigPages && device.starts.bigPages && device.names.bigPages; !asked {
 		t.Errorf("an index of %d bytes asks for no big pages", x.Stats().Used)
 	}

@@ -22,16 +22,16 @@ func (t *tier) expect(ops []kvblock.Operation) {
 		}
 		if op.Kind == kvblock.OpRemoved {
 			for _, e := range op.Removed.Hashes[:min(len(op.Removed.Hashes), maxNearNames)] {
-				near = append(near, t.names.near(uint64(e)))
+				near = append(near, t.names.near(t.names.mix(e)))
 			}
 			continue
 		}
 		if op.Stored.HasParent {
-			near = append(near, t.names.near(uint64(op.Stored.Parent)))
+			near = append(near, t.names.near(t.names.mix(op.Stored.Parent)))
 		}
 		if len(op.Stored.Blocks) <= maxNearNames {
 			for _, b := range op.Stored.Blocks {
-				near = append(near, t.names.near(uint64(b.Engine)))
+				near = append(near, t.names.near(t.names.mix(b.Engine)))
 			}
 		}
 	}

@@ -18,7 +18,7 @@ func TestLookupThatMeetsAChange(t *testing.T) {
 	}
 	wantMatches(t, x, chain, map[kvblock.Worker]int{0: 10, 1: 20, 2: 30})
 	tier := &x.tiers[kvblock.TierDevice]
-	at, ok := tier.names.findName(&tier.arena, 1015)
+	at, ok := tier.names.find(&tier.arena, 1015)
 	if !ok {
 		t.Fatal("the block is not there")
 	}

@@ -50,7 +50,7 @@ func TestLongerForOneOfAGroup(t *testing.T) {
 			want[w] = 20
 		}
 		device := &x.tiers[kvblock.TierDevice]
-		at, _ := device.names.findName(&device.arena, 1000)
+		at, _ := device.names.find(&device.arena, 1000)
 		for _, longer := range []struct {
 			w  kvblock.Worker
 			to int
@@ -66,7 +66,7 @@ func TestLongerForOneOfAGroup(t *testing.T) {
 		want[first+5] = 18
 		wantMatches(t, x, chain, want)
 		checkTier(t, device)
-		if now, _ := device.names.findName(&device.arena, 1000); now != at {
+		if now, _ := device.names.find(&device.arena, 1000); now != at {
 			t.Errorf("from worker %d on: the run was moved", first)
 		}
 	}

@@ -77,7 +77,7 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblo
 		return seq, at, true
 	}
 	if at = t.latest; !t.isNamed(at, e) {
-		if at, ok = t.names.findName(&t.arena, e); !ok {
+		if at, ok = t.names.find(&t.arena, e); !ok {
 			return 0, 0, false
 		}
 	}
@@ -203,7 +203,7 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 	if len(hashes) > maxNearNames { // else see expect
 		near := t.near[:0]
 		for _, e := range hashes[:min(len(hashes), len(t.near))] {
-			near = append(near, t.names.near(uint64(e)))
+			near = append(near, t.names.near(t.names.mix(e)))
 		}
 		prefetch.Words(&near[0], len(near))
 	}
@@ -240,7 +240,7 @@ func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (u
 		if i > 0 && e != 0 && t.arena.nameAt(in+ref(runHeader+i-1)) == e { // blocks go from the last one on
 			i--
 		} else {
-			at, ok := t.names.findName(&t.arena, e)
+			at, ok := t.names.find(&t.arena, e)
 			if !ok {
 				unknown++
 				continue

@@ -282,12 +282,43 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 		t.Errorf("%d in a table, want %d", live, len(want))
 	}
 	for r, by := range want {
-		at, ok := of.findName(&x.arena, kvblock.EngineHash(by))
-		if of != &x.names {
-			at, ok = of.find(&x.arena, kvblock.SequenceHash(by))
-		}
-		if !ok || at != r {
+		if at, ok := of.find(&x.arena, kvblock.SequenceHash(by)); !ok || at != r {
 			t.Errorf("block %x at %d: found at %d, %v", by, r, at, ok)
+		}
+	}
+}
+
+// checkNames compares a tier's table of names with what it should have.
+func checkNames(t *testing.T, x *tier, want map[ref]kvblock.EngineHash) {
+	t.Helper()
+	live, size := 0, 0
+	for i := range x.names.segments {
+		seg := &x.names.segments[i]
+		n, gone := 0, 0
+		for _, slot := range seg.slots {
+			switch slot {
+			case slotEmpty:
+				continue
+			case slotGone:
+				gone++
+				continue
+			}
+			if n++; want[ref(slot)] == 0 {
+				t.Errorf("a name at %d, where none should be", ref(slot))
+			}
+		}
+		if n != seg.live || gone != seg.gone || n > 0 && n+gone >= len(seg.slots) {
+			t.Errorf("segment %d: %d names and %d gone in %d slots; says %d, %d", i, n, gone, len(seg.slots), seg.live, seg.gone)
+		}
+		live += n
+		size += 8 * len(seg.slots)
+	}
+	if live != len(want) || size != x.names.size {
+		t.Errorf("%d names, want %d; %d bytes, says %d", live, len(want), size, x.names.size)
+	}
+	for r, e := range want {
+		if at, ok := x.names.find(&x.arena, e); !ok || at != r {
+			t.Errorf("block called %x at %d: found at %d, %v", e, r, at, ok)
 		}
 	}
 }
@@ -296,7 +327,8 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 func checkTier(t *testing.T, x *tier) {
 	t.Helper()
 	blocks := 0
-	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.names: {}, &x.table: {}} // what each should have: the address, what it is found by
+	names := map[ref]kvblock.EngineHash{}
+	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.table: {}} // what each should have: the address, what it is found by
 	x.arena.eachRun(func(r run) bool {
 		words, stored := x.arena.record(r), x.arena.storedOf(r)
 		tables[&x.starts][r+runHeader] = words[runHeader]
@@ -305,7 +337,7 @@ func checkTier(t *testing.T, x *tier) {
 				tables[&x.table][r+ref(at)] = words[at]
 			}
 			if stored != nil && stored[at].Engine != 0 {
-				tables[&x.names][r+ref(at)] = uint64(stored[at].Engine)
+				names[r+ref(at)] = stored[at].Engine
 			}
 		}
 		blocks += x.runLen(r)
@@ -314,6 +346,7 @@ func checkTier(t *testing.T, x *tier) {
 	for table, want := range tables {
 		checkTable(t, x, table, want)
 	}
+	checkNames(t, x, names)
 	if blocks != x.blocks {
 		t.Errorf("%d blocks in all runs, says %d", blocks, x.blocks)
 	}
@@ -321,7 +354,7 @@ func checkTier(t *testing.T, x *tier) {
 	for _, in := range x.arena.info {
 		used[0] += int(in.used)
 	}
-	first := make(firsts, len(x.firsts))
+	first, starts := make(firsts, len(x.firsts)), make(filter, len(x.mayStart))
 	x.arena.eachRun(func(r run) bool {
 		words := x.arena.record(r)
 		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
@@ -330,6 +363,7 @@ func checkTier(t *testing.T, x *tier) {
 		if x.firsts != nil && x.arena.storedOf(r)[1].Engine == 0 {
 			first.add(kvblock.SequenceHash(words[runHeader]), x.table.seed, 1)
 		}
+		starts.add(kvblock.SequenceHash(words[runHeader]))
 		used[1]++
 		if words[1]&manyHolders == 0 {
 			return true
@@ -360,8 +394,8 @@ func checkTier(t *testing.T, x *tier) {
 	if used[0] != used[1] {
 		t.Errorf("%d records in use, %d known", used[0], used[1])
 	}
-	if !slices.Equal(first, x.firsts) {
-		t.Error("the filter of first blocks is off")
+	if !slices.Equal(first, x.firsts) || !slices.Equal(starts, x.mayStart) {
+		t.Error("a filter of first blocks, of prompts or of runs, is off")
 	}
 	if got := int64(x.arena.used() + x.tableBytes()); got != x.size.Load() || x.arena.bytes() < x.arena.used() || x.busy.Load() != (x.blocks > 0) {
 		t.Errorf("%d bytes in use of %d, says %d; %d blocks, busy %v", got, x.arena.bytes(), x.size.Load(), x.blocks, x.busy.Load())

@@ -2,7 +2,6 @@ package indexer
 
 import (
 	"math/bits"
-	"sync/atomic"
 
 	"kvepp/kvblock"
 )
@@ -59,8 +58,8 @@ func (t *tier) runOf(r ref) (at run, i int) {
 
 func (t *tier) runLen(r run) int { return length(t.arena.record(r)[0]) }
 
-// begin starts a change of run r: readers wait until end. (Not by put: the compiler may leave out what end overwrites.)
-func begin(words []uint64) { atomic.StoreUint64(&words[0], words[0]+1<<32) }
+// begin starts a change of run r: readers wait until end.
+func begin(words []uint64) { putNow(&words[0], words[0]+1<<32) }
 
 // end publishes the run with n blocks.
 func end(words []uint64, n int) {
@@ -85,7 +84,7 @@ func (t *tier) newRun(n, depth int) (run, bool) {
 	r, ok := t.arena.alloc(sortRun, classFor(runHeader+n))
 	if ok {
 		words := t.arena.record(r)
-		atomic.StoreUint64(&words[0], (words[0]>>32+1)<<32|uint64(min(depth, maxDepth))<<lengthBits)
+		putNow(&words[0], (words[0]>>32+1)<<32|uint64(min(depth, maxDepth))<<lengthBits)
 	}
 	return r, ok
 }
@@ -132,12 +131,12 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	if i == 0 {
 		t.starts.move(kvblock.SequenceHash(from[0]), r+runHeader, to+runHeader)
 	} else {
-		t.starts.insert(kvblock.SequenceHash(from[0]), to+runHeader)
+		t.insertStart(kvblock.SequenceHash(from[0]), to+runHeader)
 	}
 	if stored := t.arena.storedOf(to); stored != nil {
 		for j := range n {
 			if e := stored[runHeader+j].Engine; e != 0 {
-				t.names.move(kvblock.SequenceHash(e), r+ref(runHeader+i+j), to+ref(runHeader+j))
+				t.names.move(e, r+ref(runHeader+i+j), to+ref(runHeader+j))
 			}
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// table finds the address of a block by its sequence hash, or by its name: open addressing with linear probing, in 256
+// table finds the address of a block by its sequence hash: open addressing with linear probing, in 256
 // segments that grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
 //
 // A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that address.
@@ -114,42 +114,6 @@ func (t *table) near(h uint64) uintptr {
 	return uintptr(unsafe.Pointer(&(*slots)[uint32(m)&uint32(len(*slots)-1)]))
 }
 
-// findName returns the address of the block whose name is e, in a table of names, which writers alone use.
-func (t *table) findName(a *arena, e kvblock.EngineHash) (ref, bool) {
-	m := mix(uint64(e), t.seed)
-	slots := t.segments[m>>(64-segmentBits)].slots.Load()
-	if slots == nil || e == 0 {
-		return 0, false
-	}
-	tag, mask := uint32(m), uint32(len(*slots)-1)
-	for i := tag & mask; ; i = (i + 1) & mask {
-		switch slot := (*slots)[i]; {
-		case slot == slotEmpty:
-			return 0, false
-		case uint32(slot>>32) == tag && slot != slotGone && a.nameAt(ref(slot)) == e:
-			return ref(slot), true
-		}
-	}
-}
-
-// guess returns the address of the block whose name e probably is, without looking there, in a table of names; 0 if there is none.
-func (t *table) guess(e kvblock.EngineHash) ref {
-	m := mix(uint64(e), t.seed)
-	slots := t.segments[m>>(64-segmentBits)].slots.Load()
-	if slots == nil || e == 0 {
-		return 0
-	}
-	tag, mask := uint32(m), uint32(len(*slots)-1)
-	for i := tag & mask; ; i = (i + 1) & mask {
-		switch slot := (*slots)[i]; {
-		case slot == slotEmpty:
-			return 0
-		case uint32(slot>>32) == tag && slot != slotGone:
-			return ref(slot)
-		}
-	}
-}
-
 // insert adds a block that is not in the table.
 func (t *table) insert(h kvblock.SequenceHash, r ref) {
 	seg, m := t.room(uint64(h))
@@ -159,30 +123,6 @@ func (t *table) insert(h kvblock.SequenceHash, r ref) {
 		if slot := slots[i]; slot == slotEmpty || slot == slotGone { // only writers write slots, and we are the writer
 			seg.take(&slots[i], m, r)
 			return
-		}
-	}
-}
-
-// insertName adds the block at r to a table of names, by the name e. It reports whether that is free.
-func (t *table) insertName(a *arena, e kvblock.EngineHash, r ref) bool {
-	seg, m := t.room(uint64(e))
-	slots := *seg.slots.Load()
-	tag, mask := uint32(m), uint32(len(slots)-1)
-	var into *uint64 // the first slot with slotGone
-	for i := tag & mask; ; i = (i + 1) & mask {
-		switch slot := slots[i]; {
-		case slot == slotEmpty:
-			if into == nil {
-				into = &slots[i]
-			}
-			seg.take(into, m, r)
-			return true
-		case slot == slotGone:
-			if into == nil {
-				into = &slots[i]
-			}
-		case uint32(slot>>32) == tag && a.nameAt(ref(slot)) == e:
-			return false
 		}
 	}
 }

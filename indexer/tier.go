@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"kvepp/internal/prefetch"
 	"kvepp/kvblock"
@@ -13,16 +14,18 @@ import (
 // tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through
 // tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
 type tier struct {
-	mu      sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
-	arena   arena
-	starts  table                  // the first blocks of runs
-	names   table                  // all blocks by their names (names.go)
-	firsts  firsts                 // filter of prompts' first blocks; nil: all may be there
-	blocks  int                    // in all runs
-	list    []holder               // scratch
-	grouped [maxGroups]grouped     // scratch of allocHolders, zero between
-	seqs    []kvblock.SequenceHash // scratch
-	latest  ref                    // where the block is that hold, append or storeOne did last
+	mu       sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
+	arena    arena
+	starts   table                  // the first blocks of runs
+	firsts   firsts                 // filter of prompts' first blocks; nil: all may be there
+	mayStart filter                 // of starts
+	names    nameTable              // all blocks by their names (names.go)
+	blocks   int                    // in all runs
+	list     []holder               // scratch
+	grouped  [maxGroups]grouped     // scratch of allocHolders, zero between
+	seqs     []kvblock.SequenceHash // scratch
+	mixed    [maxRun]uint64         // scratch of append
+	latest   ref                    // where the block is that hold, append or storeOne did last
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
 	// so, which stays so once needed; else those that have, or had, private names.
@@ -40,6 +43,7 @@ type tier struct {
 // init makes t an empty tier.
 func (t *tier) init() {
 	t.starts.sparse = true
+	t.mayStart = make(filter, 1<<filterBits)
 	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
@@ -127,7 +131,26 @@ func (t *tier) next(p place, seq kvblock.SequenceHash) (ref, bool) {
 			return p.at + 1, true
 		}
 	}
+	return t.start(seq)
+}
+
+// start returns where the block seq is, if it begins a run.
+func (t *tier) start(seq kvblock.SequenceHash) (ref, bool) {
+	if !t.mayStart.may(seq) {
+		return 0, false
+	}
 	return t.starts.find(&t.arena, seq)
+}
+
+// insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
+func (t *tier) insertStart(seq kvblock.SequenceHash, r ref) {
+	t.mayStart.add(seq)
+	t.starts.insert(seq, r)
+}
+
+func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
+	t.starts.remove(seq, r)
+	t.mayStart.remove(seq)
 }
 
 // nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash where
@@ -139,7 +162,7 @@ func (t *tier) nextLocal(p place, local kvblock.LocalHash) (ref, bool) {
 			return p.at + 1, true
 		}
 	}
-	return t.starts.find(&t.arena, p.hash(local))
+	return t.start(p.hash(local))
 }
 
 // hash returns the sequence hash of a block at p.
@@ -237,15 +260,20 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	seqs = seqs[:min(len(seqs), maxRun)]
 	near := t.near[:0]
 	for k, seq := range seqs {
-		near = append(near, t.starts.near(uint64(seq)))
-		if named && k >= t.nearNames {
-			near = append(near, t.names.near(uint64(blocks[k].Engine)))
+		if t.mayStart.may(seq) {
+			near = append(near, t.starts.near(uint64(seq)))
+		}
+		if named {
+			t.mixed[k] = t.names.mix(blocks[k].Engine)
+			if k >= t.nearNames {
+				near = append(near, t.names.near(t.mixed[k]))
+			}
 		}
 	}
-	prefetch.Words(&near[0], len(near))
+	prefetch.Words(unsafe.SliceData(near), len(near))
 	if named {
 		e := blocks[0].Engine
-		if _, taken := t.names.findName(&t.arena, e); taken || e == 0 || h.private.has(e) {
+		if _, taken := t.names.find(&t.arena, e); taken || e == 0 || h.private.has(e) {
 			return 0
 		}
 	}
@@ -274,14 +302,14 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 	k := 0
 	for k < len(seqs) && runHeader+n+k < len(words) {
 		if k > 0 {
-			if _, held := t.starts.find(&t.arena, seqs[k]); held {
+			if _, held := t.start(seqs[k]); held {
 				break
 			}
 		}
 		at := runHeader + n + k
 		if named {
 			e := blocks[k].Engine
-			if e == 0 || h.private.has(e) || !t.names.insertName(&t.arena, e, r+ref(at)) {
+			if e == 0 || h.private.has(e) || !t.names.insert(&t.arena, e, t.mixed[k], r+ref(at)) {
 				break
 			}
 		}
@@ -310,7 +338,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		if who, mask, ok = t.makeHolders(n + k); !ok {
 			for at := runHeader + n; at < runHeader+n+k; at++ {
 				if stored != nil && stored[at].Engine != 0 {
-					t.names.remove(kvblock.SequenceHash(stored[at].Engine), r+ref(at))
+					t.names.remove(stored[at].Engine, r+ref(at))
 				}
 			}
 			return 0
@@ -331,7 +359,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 		t.arena.release(ref(old))
 	}
 	if !longer {
-		t.starts.insert(seqs[0], r+runHeader)
+		t.insertStart(seqs[0], r+runHeader)
 	}
 	if t.every.Load() {
 		for i := range k {
@@ -450,7 +478,7 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 // dropNames takes the block in word at of run r out of the tables.
 func (t *tier) dropNames(r run, words []uint64, at int) {
 	if at == runHeader {
-		t.starts.remove(kvblock.SequenceHash(words[at]), r+runHeader)
+		t.removeStart(kvblock.SequenceHash(words[at]), r+runHeader)
 	}
 	stored := t.arena.storedOf(r)
 	if i := at - runHeader; t.found(r)>>i&1 != 0 {
@@ -460,7 +488,7 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 		}
 	}
 	if stored != nil && stored[at].Engine != 0 {
-		t.names.remove(kvblock.SequenceHash(stored[at].Engine), r+ref(at))
+		t.names.remove(stored[at].Engine, r+ref(at))
 	}
 	if stored != nil && at == runHeader && stored[1].Engine == 0 {
 		t.firsts.add(kvblock.SequenceHash(words[at]), t.table.seed, ^uint32(0))
