@@ -73,7 +73,9 @@ func replay(path string) (map[int]*result, error) {
 			return nil, err
 		}
 	}
-	r.enter(phases)
+	if err := r.enter(phases); err != nil {
+		return nil, err
+	}
 	delete(r.phases, phases)
 	for _, p := range r.phases {
 		p.Digest = fmt.Sprintf("%016x", p.digest)
@@ -89,24 +91,25 @@ const (
 	longBlocks    = 64
 )
 
-// queryBatch is how many queries are timed together at most.
-const queryBatch = 4096
+// How many events, which are read from the workload before, and queries are timed together at most; as many as of Dynamo's index.
+const (
+	eventBatch = 50_000
+	queryBatch = 4096
+)
 
-// replayer applies operations and keeps the time. Runs of operations of one kind are timed as a whole.
+// replayer applies operations and keeps the time. Operations of one kind that follow each other are timed together.
 type replayer struct {
 	index  *indexer.Index
 	phases map[int]*result
 	id     int
 	now    *result
 
-	timing    uint8 // opStore or opRemove while a run of such is timed
-	since     float64
 	entered   float64
 	gcEntered float64
 
-	message []kvblock.Operation // events of one kind that the worker sends together
-	worker  kvblock.Worker
-	failed  error
+	kind     uint8 // opStore or opRemove: what waits
+	events   []kvblock.Operation
+	messages []message // of these events
 
 	window  int // operations in this window of phaseMixed
 	queries [][]kvblock.LocalHash
@@ -118,11 +121,12 @@ type replayer struct {
 func (r *replayer) step(op *operation) error {
 	switch op.kind {
 	case opPhase:
-		r.enter(op.phase)
-		return nil
+		return r.enter(op.phase)
 	case opQuery:
 		if r.id != phaseMixed {
-			r.stop()
+			if err := r.apply(); err != nil {
+				return err
+			}
 		}
 		r.queries = append(r.queries, op.query)
 		if r.id != phaseMixed && len(r.queries) == queryBatch {
@@ -132,35 +136,35 @@ func (r *replayer) step(op *operation) error {
 		if r.id != phaseMixed && len(r.queries) > 0 {
 			r.answer()
 		}
-		if r.timing != op.kind {
-			r.stop()
-			r.timing, r.since = op.kind, cputime.Process()
+		if op.kind != r.kind || len(r.events) == eventBatch {
+			if err := r.apply(); err != nil {
+				return err
+			}
+			r.kind = op.kind
 		}
 		blocks := len(op.store.Blocks)
 		if op.kind == opRemove {
 			blocks = len(op.remove.Hashes)
 		}
-		if len(r.message) == messageEvents || len(r.message) > 0 && (op.worker != r.worker || blocks >= longBlocks) {
-			r.apply()
+		if last := len(r.messages) - 1; last >= 0 && !r.messages[last].alone && r.messages[last].worker == op.worker &&
+			r.messages[last].events < messageEvents && blocks < longBlocks {
+			r.messages[last].events++
+		} else {
+			r.messages = append(r.messages, message{worker: op.worker, events: 1, alone: blocks >= longBlocks})
 		}
-		r.worker = op.worker
 		if op.kind == opRemove {
-			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: op.remove})
+			r.events = append(r.events, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: op.remove})
 			r.now.Removed += blocks
 		} else {
-			r.message = append(r.message, kvblock.Operation{Kind: kvblock.OpStored, Stored: op.store})
+			r.events = append(r.events, kvblock.Operation{Kind: kvblock.OpStored, Stored: op.store})
 			r.now.Stored += blocks
 		}
-		if blocks >= longBlocks {
-			r.apply()
-		}
-	}
-	if r.failed != nil {
-		return r.failed
 	}
 	if r.id == phaseMixed {
 		if r.window++; r.window == mixedWindow {
-			r.stop()
+			if err := r.apply(); err != nil {
+				return err
+			}
 			r.answer()
 			r.window = 0
 		}
@@ -169,8 +173,10 @@ func (r *replayer) step(op *operation) error {
 }
 
 // enter ends a phase and begins another.
-func (r *replayer) enter(id int) {
-	r.stop()
+func (r *replayer) enter(id int) error {
+	if err := r.apply(); err != nil {
+		return err
+	}
 	r.answer()
 	all, gc := cputime.Process(), gcTime()
 	if r.now != nil {
@@ -178,36 +184,44 @@ func (r *replayer) enter(id int) {
 	}
 	r.now = &result{}
 	r.id, r.phases[id], r.entered, r.gcEntered, r.window = id, r.now, all, gc, 0
+	return nil
 }
 
-// apply applies the events that wait.
-func (r *replayer) apply() {
-	for ops := r.message; len(ops) > 0; {
-		n, applied := r.index.Apply(r.worker, ops, false)
-		ops = ops[n:]
-		if applied.Unknown > 0 {
-			r.failed = fmt.Errorf("%d removed blocks were not held", applied.Unknown)
-		}
-		if len(applied.Failed) > 0 {
-			r.failed = errors.Join(applied.Failed...)
-		}
-	}
-	r.message = r.message[:0]
+// message is events of one kind that a worker sends together.
+type message struct {
+	worker kvblock.Worker
+	events int
+	alone  bool // whether no other event may be in it
 }
 
-// stop ends the run of stores or removals that is timed.
-func (r *replayer) stop() {
-	r.apply()
-	if r.timing == opEnd {
-		return
+// apply applies the events that wait, and keeps what that took.
+func (r *replayer) apply() error {
+	if len(r.events) == 0 {
+		return nil
 	}
-	took := cputime.Process() - r.since - cputime.Cost
-	if r.timing == opStore {
+	var failed error
+	events, start := r.events, cputime.Process()
+	for _, m := range r.messages {
+		for ops := events[:m.events]; len(ops) > 0; {
+			n, applied := r.index.Apply(m.worker, ops, false)
+			ops = ops[n:]
+			if applied.Unknown > 0 {
+				failed = fmt.Errorf("%d removed blocks were not held", applied.Unknown)
+			}
+			if len(applied.Failed) > 0 {
+				failed = errors.Join(applied.Failed...)
+			}
+		}
+		events = events[m.events:]
+	}
+	took := cputime.Process() - start - cputime.Cost
+	if r.kind == opStore {
 		r.now.StoreNS += took
 	} else {
 		r.now.RemoveNS += took
 	}
-	r.timing = opEnd
+	r.events, r.messages = r.events[:0], r.messages[:0]
+	return failed
 }
 
 // answer answers the queries that wait: once for time, and once more for the digest.
