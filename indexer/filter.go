@@ -6,7 +6,7 @@ import "kvepp/kvblock"
 // stay near, where the table of starts is not, and each block that is stored costs a look here. Writers alone use it.
 //
 // Who finds out which blocks are counted together only makes us look at the table, so their hashes need not be mixed. A counter
-// that is full says for good that there may be one.
+// that is full says for good that there may be one. A nil filter is that of no block.
 type filter []uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 func (f filter) place(h kvblock.SequenceHash) *uint8 { return &f[h&(1<<filterBits-1)] }
 
 // may reports whether the block may begin a run.
-func (f filter) may(h kvblock.SequenceHash) bool { return *f.place(h) != 0 }
+func (f filter) may(h kvblock.SequenceHash) bool { return f != nil && *f.place(h) != 0 }
 
 // add counts a block that begins a run.
 func (f filter) add(h kvblock.SequenceHash) {

@@ -43,7 +43,6 @@ type tier struct {
 // init makes t an empty tier.
 func (t *tier) init() {
 	t.starts.sparse = true
-	t.mayStart = make(filter, 1<<filterBits)
 	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
@@ -144,6 +143,9 @@ func (t *tier) start(seq kvblock.SequenceHash) (ref, bool) {
 
 // insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
 func (t *tier) insertStart(seq kvblock.SequenceHash, r ref) {
+	if t.mayStart == nil {
+		t.mayStart = make(filter, 1<<filterBits)
+	}
 	t.mayStart.add(seq)
 	t.starts.insert(seq, r)
 }

@@ -52,7 +52,7 @@ func BenchmarkThousandPods(b *testing.B) {
 		r.env = []string{"GOMEMLIMIT=1792MiB"}
 		r.write(endpoints.String())
 		r.start()
-		r.until("kvepp to be connected", 2*time.Minute, func() error {
+		r.until("kvepp to be connected", 10*time.Minute, func() error {
 			return r.shows(`kvepp_subscriptions{state="connected"}`, pods*ranks)
 		})
 		connected := r.memory("VmRSS:")
@@ -70,7 +70,7 @@ func BenchmarkThousandPods(b *testing.B) {
 				}
 			}
 		}
-		r.until("all blocks to be in the index", 2*time.Minute, func() error { return r.shows("kvepp_index_blocks", pods*ranks*messages*length) })
+		r.until("all blocks to be in the index", 10*time.Minute, func() error { return r.shows("kvepp_index_blocks", pods*ranks*messages*length) })
 		index, err := r.metric("kvepp_index_bytes")
 		if err != nil {
 			b.Fatal(err)
