@@ -59,8 +59,8 @@ func replay(path string) (map[int]*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	debug.FreeOSMemory() // and collects, so that no earlier run's garbage is this one's
-	r := &replayer{index: x, phases: map[int]*result{}}
+	r := &replayer{index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch), messages: make([]message, 0, eventBatch)}
+	debug.FreeOSMemory() // and collects, so that no earlier garbage is this run's
 	var op operation
 	for {
 		err := w.next(&op)
