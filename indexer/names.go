@@ -80,6 +80,8 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblo
 		if at, ok = t.names.find(&t.arena, e); !ok {
 			return 0, 0, false
 		}
+	} else if w == t.latestOf {
+		return t.seqAt(at), at, true
 	}
 	r, i := t.runOf(at)
 	seq = kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
@@ -144,7 +146,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 	if old, at, known := t.named(w, h, e); known {
 		if old == seq {
 			h.addCopy(e)
-			t.latest = at
+			t.latest, t.latestOf = at, noWorker
 			return true
 		}
 		delete(h.copies, e)
@@ -167,6 +169,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 		}
 		h.private.put(e, seq)
 		h.aliased.put(kvblock.EngineHash(seq), 2)
+		t.latestOf = noWorker
 		t.findAlone(t.latest) // which private names lead to by sequence hash
 		return true
 	}
@@ -193,13 +196,14 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 	h.private.put(e, seq)
 	h.n++
 	t.findAlone(at)
-	t.latest = at
+	t.latest, t.latestOf = at, noWorker
 	return true
 }
 
 // unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did not
 // have.
 func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
+	t.latestOf = noWorker
 	if len(hashes) > maxNearNames { // else see expect
 		near := t.near[:0]
 		for _, e := range hashes[:min(len(hashes), len(t.near))] {

@@ -26,6 +26,7 @@ type tier struct {
 	seqs     []kvblock.SequenceHash // scratch
 	mixed    [maxRun]uint64         // scratch of append
 	latest   ref                    // where the block is that hold, append or storeOne did last
+	latestOf kvblock.Worker         // who holds it by its own name; noWorker: look there
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
 	// so, which stays so once needed; else those that have, or had, private names.
@@ -43,6 +44,7 @@ type tier struct {
 // init makes t an empty tier.
 func (t *tier) init() {
 	t.starts.sparse = true
+	t.latestOf = noWorker
 	t.starts.seed, t.table.seed, t.names.seed = rand.Uint64(), rand.Uint64(), rand.Uint64()
 	t.arena.maxPages = 1 << (32 - pageBits)
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
@@ -247,7 +249,7 @@ func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok 
 	if !ok {
 		return 0, false
 	}
-	t.latest = r + ref(runHeader+i+k-1)
+	t.latest, t.latestOf = r+ref(runHeader+i+k-1), w
 	added := bits.OnesCount64(more &^ was)
 	h.blocks += added
 	h.n += added
@@ -338,6 +340,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 			}
 		}
 		if who, mask, ok = t.makeHolders(n + k); !ok {
+			t.latestOf = noWorker // its run may have moved
 			for at := runHeader + n; at < runHeader+n+k; at++ {
 				if stored != nil && stored[at].Engine != 0 {
 					t.names.remove(stored[at].Engine, r+ref(at))
@@ -368,7 +371,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.Sequenc
 			t.table.insert(seqs[i], r+ref(runHeader+n+i))
 		}
 	}
-	t.latest = r + ref(runHeader+n+k-1)
+	t.latest, t.latestOf = r+ref(runHeader+n+k-1), w
 	t.blocks += k
 	h.blocks += k
 	h.n += k
@@ -401,7 +404,7 @@ func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth 
 	if i != n-1 && t.endingAt(r, i+1) >= minEnding {
 		t.split(r, i+1)
 	}
-	if i != n-1 || n == maxRun || t.maskOf(r, w)>>i&1 == 0 {
+	if i != n-1 || n == maxRun || (p.at != t.latest || w != t.latestOf) && t.maskOf(r, w)>>i&1 == 0 {
 		return 0, 0, depth, false
 	}
 	if words[1]&manyHolders != 0 {
@@ -463,6 +466,7 @@ func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 
 // clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
 func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
+	t.latestOf = noWorker
 	was, ok := t.setMask(r, w, mask, 0)
 	if was&mask == 0 {
 		return
