@@ -97,6 +97,21 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 	return p.words[at&^p.last : at|p.last+1], at&p.last - runHeader
 }
 
+// spot sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in the header.
+func (a *arena) spot(r ref, s *spot) {
+	p := a.page(r)
+	if p == nil || p.sort != sortRun {
+		*s = spot{}
+		return
+	}
+	at := int(r) & (pageWords - 1)
+	from, to := at&^p.last, at|p.last+1
+	s.at, s.run, s.i, s.words = r, r-ref(at-from), at-from-runHeader, p.words[from:to]
+	if s.stored = nil; p.stored != nil {
+		s.stored = p.stored[from:to]
+	}
+}
+
 // size returns the words that a record takes.
 func (a *arena) size(s sort, class uint8) int {
 	words := 1 << class

@@ -121,7 +121,8 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 		}
 		in := &x.tiers[waiting[0].tier]
 		in.mu.Lock()
-		_, ok := x.after(w, wk, waiting[0].tier, next[0].Engine)
+		var p place
+		ok := x.after(w, wk, waiting[0].tier, next[0].Engine, &p)
 		in.mu.Unlock()
 		if !ok {
 			continue // the name was of no use in the end
@@ -131,8 +132,9 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 			a.settle(s)
 			t := &x.tiers[s.tier]
 			t.mu.Lock()
-			if p, ok := x.after(w, wk, s.tier, s.parent); ok {
-				next = append(next, x.joinStore(w, wk, p, s)...)
+			var p place
+			if x.after(w, wk, s.tier, s.parent, &p) {
+				next = append(next, x.joinStore(w, wk, &p, s)...)
 				x.joined.Add(1)
 			} else { // the one before it gave the name to another block, which is gone again
 				x.parentNotFound.Add(1)
@@ -144,7 +146,7 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 
 // joinStore stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name went to
 // another block meanwhile. It returns the blocks that it stored.
-func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) []kvblock.StoredBlock {
+func (x *Index) joinStore(w kvblock.Worker, wk *worker, p *place, s *asideStore) []kvblock.StoredBlock {
 	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock
 	from := 0                    // of a stretch of blocks to store, which goes to p
@@ -156,20 +158,23 @@ func (x *Index) joinStore(w kvblock.Worker, wk *worker, p place, s *asideStore) 
 			return false
 		}
 		if n > 0 {
-			p = t.behind(t.seqAt(t.latest), t.latest)
+			t.behindLatest(p)
 		}
 		return true
 	}
+	var at spot
 	seq := p.seq
 	for i, b := range s.blocks {
 		seq = kvblock.NextSequenceHash(seq, b.Local)
-		old, _, named := t.named(w, h, b.Engine)
-		if s.gone[i] || named && old != seq {
+		named := t.named(w, h, b.Engine, &at)
+		if s.gone[i] || named && at.seq() != seq {
 			if !flush(i) {
 				return stored
 			}
-			at, _ := t.next(p, seq)
-			from, p = i+1, place{after: true, seq: seq, at: at, depth: p.depth + 1}
+			if !t.next(p, seq, &at) {
+				at = spot{}
+			}
+			from, *p = i+1, place{spot: at, after: true, seq: seq, depth: p.depth + 1}
 		}
 	}
 	flush(len(s.blocks))

@@ -35,8 +35,10 @@ type holder struct {
 }
 
 // maskOf returns which blocks of r worker w holds.
-func (t *tier) maskOf(r run, w kvblock.Worker) uint64 {
-	words := t.arena.record(r)
+func (t *tier) maskOf(r run, w kvblock.Worker) uint64 { return t.maskIn(t.arena.record(r), w) }
+
+// maskIn does the same for the run with these words.
+func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 	if words[1]&manyHolders == 0 {
 		if kvblock.Worker(words[1]) == w {
 			return words[2]

@@ -344,16 +344,14 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 		return nil
 	}
 	t := &x.tiers[e.Tier]
-	p, ok := place{}, true
-	if e.HasParent {
-		if p, ok = x.after(w, wk, e.Tier, e.Parent); !ok {
-			return x.setAside(wk, e)
-		}
+	var p place
+	if e.HasParent && !x.after(w, wk, e.Tier, e.Parent, &p) {
+		return x.setAside(wk, e)
 	}
 	if t.nearNames = 0; len(e.Blocks) <= maxNearNames {
 		t.nearNames = len(e.Blocks)
 	}
-	n := x.store(w, wk, e.Tier, p, e.Blocks)
+	n := x.store(w, wk, e.Tier, &p, e.Blocks)
 	if wk.aside.stores > 0 {
 		t.unlock()
 		x.join(w, wk, e.Blocks[:n])
@@ -366,14 +364,15 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// after returns the place after the block that w calls parent: in this tier, which is locked, if it is there, else in another.
+// after sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked, or else in another.
 //
 // A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier finds
 // every block once w has any in another tier.
-func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash) (place, bool) {
+func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash, p *place) bool {
 	t := &x.tiers[in]
-	if seq, at, ok := t.named(w, &wk.held[in], parent); ok {
-		return t.behind(seq, at), true
+	if t.named(w, &wk.held[in], parent, &p.spot) {
+		p.comesAfter()
+		return true
 	}
 	for i := range x.tiers {
 		other, h := &x.tiers[i], &wk.held[i]
@@ -382,23 +381,22 @@ func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvbl
 		}
 		t.mu.Unlock() // no two are locked at once
 		other.mu.Lock()
-		seq, at, ok := other.named(w, h, parent)
-		p := place{}
+		ok := other.named(w, h, parent, &p.spot)
 		if ok {
-			p = other.behind(seq, at)
+			p.comesAfter()
 		}
 		other.mu.Unlock()
 		t.mu.Lock()
 		if ok {
-			p.at, _ = t.table.find(&t.arena, seq)
-			return p, true
+			t.findAgain(p)
+			return true
 		}
 	}
-	return place{}, false
+	return false
 }
 
 // store stores blocks in a tier, which is locked, from p on, until something is full. It returns how many it did.
-func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p place, blocks []kvblock.StoredBlock) int {
+func (x *Index) store(w kvblock.Worker, wk *worker, in kvblock.Tier, p *place, blocks []kvblock.StoredBlock) int {
 	t, h := &x.tiers[in], &wk.held[in]
 	h.loading, h.repeats = wk.loading, 0
 	n := t.store(w, h, p, blocks)

@@ -67,43 +67,40 @@ func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
 	return !ok || a&1 != 0
 }
 
-// named returns the block that w calls e, and where it is.
-func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash) (seq kvblock.SequenceHash, at ref, ok bool) {
+// named sets s to where the block is that w calls e, if there is one.
+func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash, s *spot) bool {
 	if h.n == 0 {
-		return 0, 0, false
+		return false
 	}
 	if seq, ok := h.private.get(e); ok {
-		at, _ := t.table.find(&t.arena, seq)
-		return seq, at, true
+		at, ok := t.table.find(&t.arena, seq)
+		t.arena.spot(at, s)
+		return ok
 	}
-	if at = t.latest; !t.isNamed(at, e) {
-		if at, ok = t.names.find(&t.arena, e); !ok {
-			return 0, 0, false
+	if t.arena.spot(t.latest, s); !s.hasName(e) {
+		at, ok := t.names.find(&t.arena, e)
+		if !ok {
+			return false
 		}
+		t.arena.spot(at, s)
 	} else if w == t.latestOf {
-		return t.seqAt(at), at, true
+		return true
 	}
-	r, i := t.runOf(at)
-	seq = kvblock.SequenceHash(t.arena.record(r)[runHeader+i])
-	return seq, at, t.maskOf(r, w)>>i&1 != 0 && h.byOwnName(seq)
-}
-
-// isNamed reports whether e is the own name of a block at r, where anything may be.
-func (t *tier) isNamed(r ref, e kvblock.EngineHash) bool {
-	words, i := t.arena.around(r)
-	return words != nil && i >= 0 && i < length(words[0]) && e != 0 && t.arena.nameAt(r) == e
+	return t.maskIn(s.words, w)>>s.i&1 != 0 && h.byOwnName(s.seq())
 }
 
 // store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than all if
 // the arena is exhausted.
-func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.StoredBlock) int {
+func (t *tier) store(w kvblock.Worker, h *held, p *place, blocks []kvblock.StoredBlock) int {
+	var s spot
 	for i := 0; i < len(blocks); {
 		if i > 0 {
-			p, t.nearNames = t.behind(t.seqAt(t.latest), t.latest), 0
+			t.behindLatest(p)
+			t.nearNames = 0
 		}
 		k := 0
-		if at, ok := t.nextLocal(p, blocks[i].Local); ok {
-			k = t.joinNamed(w, h, at, blocks[i:])
+		if t.nextLocal(p, blocks[i].Local, &s) {
+			k = t.joinNamed(w, h, &s, blocks[i:])
 		} else {
 			some := blocks[i:min(len(blocks), i+maxRun)]
 			k = t.append(w, h, p, t.chain(p, some), some, false)
@@ -120,14 +117,15 @@ func (t *tier) store(w kvblock.Worker, h *held, p place, blocks []kvblock.Stored
 }
 
 // storeNameless does the same in a tier without names, with blocks whose sequence hashes are seqs.
-func (t *tier) storeNameless(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash) int {
+func (t *tier) storeNameless(w kvblock.Worker, h *held, p *place, seqs []kvblock.SequenceHash) int {
+	var s spot
 	for i := 0; i < len(seqs); {
 		if i > 0 {
-			p = t.behind(seqs[i-1], t.latest)
+			t.behindLatest(p)
 		}
 		k := 0
-		if at, ok := t.next(p, seqs[i]); ok {
-			k = t.join(w, h, at, seqs[i:])
+		if t.next(p, seqs[i], &s) {
+			k = t.join(w, h, &s, seqs[i:])
 		} else {
 			k = t.append(w, h, p, seqs[i:], nil, true)
 		}
@@ -139,14 +137,15 @@ func (t *tier) storeNameless(w kvblock.Worker, h *held, p place, seqs []kvblock.
 	return len(seqs)
 }
 
-// storeOne makes w hold one block under a name that is private, or was another block's until now. It reports failure if the
+// storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports failure if the
 // arena is exhausted.
-func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBlock) bool {
+func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlock) bool {
 	e, seq := b.Engine, p.hash(b.Local)
-	if old, at, known := t.named(w, h, e); known {
-		if old == seq {
+	var s spot
+	if t.named(w, h, e, &s) {
+		if s.seq() == seq {
 			h.addCopy(e)
-			t.latest, t.latestOf = at, noWorker
+			t.latest, t.latestOf = s.at, noWorker
 			return true
 		}
 		delete(h.copies, e)
@@ -155,12 +154,11 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 		}
 		t.unname(w, h, []kvblock.EngineHash{e})
 		if p.at != 0 {
-			p.at, _ = t.table.find(&t.arena, p.seq)
+			t.findAgain(p)
 		}
 	}
 	one, blocks := []kvblock.SequenceHash{seq}, []kvblock.StoredBlock{b}
-	at, ok := t.nextLocal(p, b.Local)
-	if !ok {
+	if !t.nextLocal(p, b.Local, &s) {
 		if t.append(w, h, p, one, blocks, false) == 1 {
 			return true
 		}
@@ -173,21 +171,20 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 		t.findAlone(t.latest) // which private names lead to by sequence hash
 		return true
 	}
-	if t.joinNamed(w, h, at, blocks) == 1 {
+	if t.joinNamed(w, h, &s, blocks) == 1 {
 		return true
 	}
-	r, i := t.runOf(at)
-	if t.arena.storedOf(r)[runHeader+i].Engine == e && e != 0 {
+	if s.hasName(e) {
 		return false // join failed for want of memory
 	}
-	if mask := t.maskOf(r, w); mask>>i&1 != 0 {
+	if mask := t.maskIn(s.words, w); mask>>s.i&1 != 0 {
 		a, ok := h.aliased.get(kvblock.EngineHash(seq))
 		if !ok {
 			a = 1
 		}
 		h.aliased.put(kvblock.EngineHash(seq), a+2)
 	} else {
-		if _, ok := t.setMask(r, w, 0, 1<<i); !ok {
+		if _, ok := t.setMask(s.run, w, 0, 1<<s.i); !ok {
 			return false
 		}
 		h.blocks++
@@ -195,8 +192,8 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p place, b kvblock.StoredBloc
 	}
 	h.private.put(e, seq)
 	h.n++
-	t.findAlone(at)
-	t.latest, t.latestOf = at, noWorker
+	t.findAlone(s.at)
+	t.latest, t.latestOf = s.at, noWorker
 	return true
 }
 

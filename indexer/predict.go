@@ -123,9 +123,9 @@ func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lif
 		p.tier.mu.Lock()
 		if fresh > 0 {
 			place.after, place.seq = true, chain[fresh-1]
-			place.at, _ = p.tier.table.find(&p.tier.arena, place.seq)
+			p.tier.findAgain(&place)
 		}
-		n := p.tier.storeNameless(w, new(held), place, chain[fresh:])
+		n := p.tier.storeNameless(w, new(held), &place, chain[fresh:])
 		p.tier.unlock()
 		chain = chain[:fresh+n]
 	}

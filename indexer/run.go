@@ -49,6 +49,23 @@ const noRun run = 1<<32 - 1
 // ones returns the lowest n bits, n at most 63.
 func ones(n int) uint64 { return 1<<n - 1 }
 
+// spot is the place of a block, taken apart. It means something until the block moves.
+type spot struct {
+	at     ref
+	run    run
+	i      int                   // which of the run's blocks it is
+	words  []uint64              // the run; nil for the zero spot
+	stored []kvblock.StoredBlock // see arena.storedOf
+}
+
+// seq returns the block's sequence hash.
+func (s *spot) seq() kvblock.SequenceHash { return kvblock.SequenceHash(s.words[runHeader+s.i]) }
+
+// hasName reports whether there is a block, whose own name is e.
+func (s *spot) hasName(e kvblock.EngineHash) bool {
+	return s.stored != nil && s.i >= 0 && s.i < length(s.words[0]) && e != 0 && s.stored[runHeader+s.i].Engine == e
+}
+
 // runOf returns the run of the block at r, and the block's place in it.
 func (t *tier) runOf(r ref) (at run, i int) {
 	size := ref(1) << t.arena.page(r).class

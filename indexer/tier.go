@@ -26,7 +26,7 @@ type tier struct {
 	seqs     []kvblock.SequenceHash // scratch
 	mixed    [maxRun]uint64         // scratch of append
 	latest   ref                    // where the block is that hold, append or storeOne did last
-	latestOf kvblock.Worker         // who holds it by its own name; noWorker: look there
+	latestOf kvblock.Worker         // who holds that block for sure, by its own name; noWorker: nobody
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
 	// so, which stays so once needed; else those that have, or had, private names.
@@ -111,28 +111,46 @@ func (t *tier) found(r run) uint64 {
 
 // place is where in a prompt blocks go.
 type place struct {
+	spot                       // of the block before them, the zero spot if there is none or it is not in the tier
 	after bool                 // whether a block comes before them
 	seq   kvblock.SequenceHash // that block; meaningless without after
-	at    ref                  // where that block is, 0 if it is not in the tier
 	depth int                  // how many blocks come before them, if it is not known of that block
 }
 
-// behind returns the place behind the block seq, which is at address at.
-func (t *tier) behind(seq kvblock.SequenceHash, at ref) place {
-	r, i := t.runOf(at)
-	return place{after: true, seq: seq, at: at, depth: depthOf(t.arena.record(r)[0]) + i + 1}
+// comesAfter makes p the place behind the block of its spot.
+func (p *place) comesAfter() {
+	p.after, p.seq, p.depth = true, p.spot.seq(), depthOf(p.words[0])+p.i+1
 }
 
-// next returns where the block seq is, which comes at p.
-func (t *tier) next(p place, seq kvblock.SequenceHash) (ref, bool) {
-	if p.at != 0 {
-		r, i := t.runOf(p.at)
-		words := t.arena.record(r)
-		if i++; i < length(words[0]) && words[runHeader+i] == uint64(seq) {
-			return p.at + 1, true
-		}
+// behindLatest sets p to the place behind the block that was stored last.
+func (t *tier) behindLatest(p *place) {
+	t.arena.spot(t.latest, &p.spot)
+	p.comesAfter()
+}
+
+// findAgain looks up where the block before p is, by its sequence hash alone.
+func (t *tier) findAgain(p *place) {
+	if at, ok := t.table.find(&t.arena, p.seq); ok {
+		t.arena.spot(at, &p.spot)
+	} else {
+		p.spot = spot{}
 	}
-	return t.start(seq)
+}
+
+// next sets s to where the block seq is, which comes at p, if it is there.
+func (t *tier) next(p *place, seq kvblock.SequenceHash, s *spot) bool {
+	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.words[runHeader+i] == uint64(seq) {
+		p.following(s)
+		return true
+	}
+	return t.startSpot(seq, s)
+}
+
+// following sets s to the place right behind the block before p, in the same run.
+func (p *place) following(s *spot) {
+	*s = p.spot
+	s.at++
+	s.i++
 }
 
 // start returns where the block seq is, if it begins a run.
@@ -141,6 +159,15 @@ func (t *tier) start(seq kvblock.SequenceHash) (ref, bool) {
 		return 0, false
 	}
 	return t.starts.find(&t.arena, seq)
+}
+
+// startSpot sets s to where the block seq is, if it begins a run.
+func (t *tier) startSpot(seq kvblock.SequenceHash, s *spot) bool {
+	at, ok := t.start(seq)
+	if ok {
+		t.arena.spot(at, s)
+	}
+	return ok
 }
 
 // insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
@@ -159,14 +186,12 @@ func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 
 // nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash where
 // the block before it is known, and needs no hashing.
-func (t *tier) nextLocal(p place, local kvblock.LocalHash) (ref, bool) {
-	if p.at != 0 {
-		r, i := t.runOf(p.at)
-		if i++; i < t.runLen(r) && t.arena.storedOf(r)[runHeader+i].Local == local {
-			return p.at + 1, true
-		}
+func (t *tier) nextLocal(p *place, local kvblock.LocalHash, s *spot) bool {
+	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.stored[runHeader+i].Local == local {
+		p.following(s)
+		return true
 	}
-	return t.start(p.hash(local))
+	return t.startSpot(p.hash(local), s)
 }
 
 // hash returns the sequence hash of a block at p.
@@ -178,11 +203,12 @@ func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
 }
 
 // chain sets t.seqs to the sequence hashes of blocks at p.
-func (t *tier) chain(p place, blocks []kvblock.StoredBlock) []kvblock.SequenceHash {
-	t.seqs = t.seqs[:0]
-	for _, b := range blocks {
-		p.seq, p.after = p.hash(b.Local), true
-		t.seqs = append(t.seqs, p.seq)
+func (t *tier) chain(p *place, blocks []kvblock.StoredBlock) []kvblock.SequenceHash {
+	seq := p.hash(blocks[0].Local)
+	t.seqs = append(t.seqs[:0], seq)
+	for _, b := range blocks[1:] {
+		seq = kvblock.NextSequenceHash(seq, b.Local)
+		t.seqs = append(t.seqs, seq)
 	}
 	return t.seqs
 }
@@ -190,12 +216,11 @@ func (t *tier) chain(p place, blocks []kvblock.StoredBlock) []kvblock.SequenceHa
 // seqAt returns the sequence hash of the block at r.
 func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t.arena.record(r)[0]) }
 
-// joinNamed makes w hold the blocks that follow each other in one run from address at on, as far as they go by their own names.
+// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names.
 // It returns how many these are: 0 if the first does not, or if the arena is exhausted.
-func (t *tier) joinNamed(w kvblock.Worker, h *held, at ref, blocks []kvblock.StoredBlock) int {
-	r, i := t.runOf(at)
-	n := t.runLen(r)
-	stored := t.arena.storedOf(r)[runHeader+i : runHeader+n]
+func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.StoredBlock) int {
+	r, i, n := s.run, s.i, length(s.words[0])
+	stored := s.stored[runHeader+i : runHeader+n]
 	k := 0
 	for k < len(stored) && k < len(blocks) && stored[k] == blocks[k] && blocks[k].Engine != 0 {
 		k++
@@ -217,19 +242,18 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, at ref, blocks []kvblock.Sto
 	}
 	for ; had != 0; had &= had - 1 {
 		j := bits.TrailingZeros64(had) - i
-		h.again(t.seqAt(at+ref(j)), blocks[j].Engine)
+		h.again(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine)
 	}
 	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
-	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && t.arena.record(r)[1]&manyHolders != 0 {
+	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && s.words[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
 	return k
 }
 
 // join does the same in a tier without names, with blocks whose sequence hashes are seqs.
-func (t *tier) join(w kvblock.Worker, h *held, at ref, seqs []kvblock.SequenceHash) int {
-	r, i := t.runOf(at)
-	words := t.arena.record(r)
+func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceHash) int {
+	r, i, words := s.run, s.i, s.words
 	n := length(words[0])
 	k := matching(words[runHeader+i:runHeader+min(n, i+len(seqs))], seqs)
 	if _, ok := t.hold(w, h, r, i, k); !ok {
@@ -259,7 +283,7 @@ func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok 
 // append adds the first blocks of seqs, which nobody holds, as held by w, in one run, as far as their names are free. It
 // returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them; nameless ones
 // get no name, whatever it says.
-func (t *tier) append(w kvblock.Worker, h *held, p place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock, nameless bool) int {
+func (t *tier) append(w kvblock.Worker, h *held, p *place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock, nameless bool) int {
 	named := t.arena.names && !nameless
 	seqs = seqs[:min(len(seqs), maxRun)]
 	near := t.near[:0]
@@ -394,23 +418,21 @@ const maxSharers = 64
 // extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
 // there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks
 // come before p.
-func (t *tier) extensible(w kvblock.Worker, p place, want int) (r run, n, depth int, ok bool) {
+func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth int, ok bool) {
 	if p.at == 0 {
 		return 0, 0, p.depth, false
 	}
-	r, i := t.runOf(p.at)
-	words := t.arena.record(r)
+	r, i, words := p.run, p.i, p.words
 	n, depth = length(words[0]), depthOf(words[0])+i+1
 	if i != n-1 && t.endingAt(r, i+1) >= minEnding {
 		t.split(r, i+1)
 	}
-	if i != n-1 || n == maxRun || (p.at != t.latest || w != t.latestOf) && t.maskOf(r, w)>>i&1 == 0 {
+	if i != n-1 || n == maxRun || (p.at != t.latest || w != t.latestOf) && t.maskIn(words, w)>>i&1 == 0 {
 		return 0, 0, depth, false
 	}
 	if words[1]&manyHolders != 0 {
-		stored := t.arena.storedOf(r)
 		h := holdersOf(t.arena.record(ref(words[1])))
-		if h.count() > maxSharers || stored == nil || stored[2].Engine != 0 {
+		if h.count() > maxSharers || p.stored == nil || p.stored[2].Engine != 0 {
 			return 0, 0, depth, false
 		}
 	}
