@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -114,10 +115,11 @@ func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
 	}, w.mocker)
 }
 
-// Ready waits until the worker's frontend serves the model and a request reaches the worker's own instance.
+// Ready waits until the worker's frontend serves the model and, if it goes by headers, a request reaches the worker's own instance.
 func (w *Worker) Ready(ctx context.Context) error {
 	return w.stack.up(ctx, w.Name, func() error {
-		if _, err := w.InstanceID(ctx); err != nil {
+		id, err := w.InstanceID(ctx)
+		if err != nil {
 			return err
 		}
 		var models struct{ Data []struct{ ID string } }
@@ -127,8 +129,36 @@ func (w *Worker) Ready(ctx context.Context) error {
 		if len(models.Data) == 0 {
 			return errors.New("its frontend serves no model yet")
 		}
-		return nil
+		if w.stack.cfg.Frontend != "" {
+			return nil
+		}
+		return w.answers(ctx, id)
 	}, w.frontend, w.mocker)
+}
+
+// answers asks the worker, whose instance this is, for a token to a prompt of less than a block. A frontend that knows a model and its
+// instances may still answer 404 or 503 for a moment.
+func (w *Worker) answers(ctx context.Context, instance string) error {
+	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}, "X-Dynamo-Dp-Rank": {"0"}}
+	for _, other := range w.stack.Workers {
+		if w.stack.cfg.Prefill == 0 || other.component == w.component || other.Zone != w.Zone {
+			continue
+		}
+		prefill := other.Instance()
+		if w.component == "prefill" {
+			header.Set("X-Dynamo-Worker-Instance-Id", prefill)
+			prefill = instance
+		}
+		header.Set("X-Dynamo-Prefill-Instance-Id", prefill)
+		header.Set("X-Dynamo-Prefill-Dp-Rank", "0")
+		break
+	}
+	a, err := Post(ctx, http.DefaultClient, "http://"+w.Address+"/v1/completions", header,
+		map[string]any{"model": Model, "prompt": []int{5, 6, 7}, "max_tokens": 1})
+	if err == nil && a.Status != http.StatusOK {
+		err = fmt.Errorf("its frontend answers %d: %.200s", a.Status, a.Body)
+	}
+	return err
 }
 
 // Kill ends the mocker as a crash would. Its frontend stays.
@@ -174,8 +204,8 @@ func (w *Worker) InstanceID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, in := range health.Instances {
-		if in.Namespace == w.Namespace && in.Endpoint == "generate" {
-			return in.InstanceID.String(), nil
+		if id := in.InstanceID.String(); in.Namespace == w.Namespace && in.Endpoint == "generate" && (w.instance == 0 || id == w.Instance()) {
+			return id, nil
 		}
 	}
 	return "", fmt.Errorf("stack: %s has no instance", w.Name)
