@@ -185,14 +185,12 @@ func connect(o *options, ready *readiness, m *metrics.Metrics, log *slog.Logger)
 			return 0
 		})
 	}
-	for of, count := range map[string]func(kube.Stats) uint64{
+	countersOf(m, metrics.KubeUpdates, metrics.KubeUpdatesHelp, "of", k.source.Stats, map[string]func(kube.Stats) uint64{
 		"list":   func(s kube.Stats) uint64 { return s.Lists },
 		"pool":   func(s kube.Stats) uint64 { return s.Recomputed },
 		"change": func(s kube.Stats) uint64 { return s.Changes },
 		"update": func(s kube.Stats) uint64 { return s.Updates },
-	} {
-		m.CounterSource(metrics.KubeUpdates, metrics.KubeUpdatesHelp, prometheus.Labels{"of": of}, func() float64 { return float64(count(k.source.Stats())) })
-	}
+	})
 	return k, nil
 }
 

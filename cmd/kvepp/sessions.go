@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"kvepp/internal/metrics"
 	"kvepp/router"
 )
@@ -25,22 +23,16 @@ func (o *options) checkSessions() error {
 func sessions(o *options, m *metrics.Metrics) *router.Sessions {
 	s := router.NewSessions(router.SessionConfig{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"})
 	m.Source(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
-	for outcome, count := range map[string]func(router.SessionStats) uint64{
+	countersOf(m, metrics.SessionRequests, metrics.SessionRequestsHelp, "outcome", s.Stats, map[string]func(router.SessionStats) uint64{
 		router.SessionNew:   func(x router.SessionStats) uint64 { return x.New },
 		router.SessionKept:  func(x router.SessionStats) uint64 { return x.Kept },
 		router.SessionMoved: func(x router.SessionStats) uint64 { return x.Moved },
-	} {
-		m.CounterSource(metrics.SessionRequests, metrics.SessionRequestsHelp, prometheus.Labels{"outcome": outcome},
-			func() float64 { return float64(count(s.Stats())) })
-	}
-	for cause, count := range map[string]func(router.SessionStats) uint64{
+	})
+	countersOf(m, metrics.SessionsEnded, metrics.SessionsEndedHelp, "cause", s.Stats, map[string]func(router.SessionStats) uint64{
 		"final":       func(x router.SessionStats) uint64 { return x.Final },
 		"expired":     func(x router.SessionStats) uint64 { return x.Expired },
 		"evicted":     func(x router.SessionStats) uint64 { return x.Evicted },
 		"worker_left": func(x router.SessionStats) uint64 { return x.WorkerLeft },
-	} {
-		m.CounterSource(metrics.SessionsEnded, metrics.SessionsEndedHelp, prometheus.Labels{"cause": cause},
-			func() float64 { return float64(count(s.Stats())) })
-	}
+	})
 	return s
 }

@@ -99,15 +99,19 @@ func indexGauges(m *metrics.Metrics, index *indexer.Index) {
 		}
 		return 0
 	})
-	for outcome, count := range map[string]func(indexer.Stats) uint64{
+	countersOf(m, metrics.IndexOutcomes, metrics.IndexOutcomesHelp, "outcome", index.Stats, map[string]func(indexer.Stats) uint64{
 		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
 		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
 		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
 		"expired":          func(s indexer.Stats) uint64 { return s.Expired },
 		"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
 		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
-	} {
-		m.CounterSource(metrics.IndexOutcomes, metrics.IndexOutcomesHelp, prometheus.Labels{"outcome": outcome},
-			func() float64 { return float64(count(index.Stats())) })
+	})
+}
+
+// countersOf shows counters of stats, which differ in a label; each is named by its value.
+func countersOf[S any](m *metrics.Metrics, name, help, label string, stats func() S, counts map[string]func(S) uint64) {
+	for value, count := range counts {
+		m.CounterSource(name, help, prometheus.Labels{label: value}, func() float64 { return float64(count(stats())) })
 	}
 }
