@@ -394,15 +394,8 @@ func TestStreamsAreLimited(t *testing.T) {
 // TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp. Both ask the new
 // kvepp as soon as they have found it well.
 func TestKveppDies(t *testing.T) {
-	// Checks that follow each other fast: whether a change of health is held back for a while does not depend on luck.
-	fast := func(config any) {
-		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
-			if check, ok := stack.At(c, "health_checks", 0).(map[string]any); ok {
-				check["interval"], check["no_traffic_interval"] = "0.2s", "0.2s"
-			}
-		}
-	}
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, EditEnvoy: fast})
+	// Whether a change of health is held back for a while does not depend on luck then.
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, EditEnvoy: checkFast})
 	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
 	if err != nil {
 		t.Fatal(err)

@@ -61,18 +61,22 @@ func served(t *testing.T, url, host string) (by string, status int) {
 	return a.Header.Get("x-served-by"), a.Status
 }
 
+// checkFast makes the health checks of an Envoy's configuration follow each other fast.
+func checkFast(config any) {
+	for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+		if check, ok := stack.At(c, "health_checks", 0).(map[string]any); ok {
+			check["interval"], check["no_traffic_interval"] = "0.2s", "0.2s"
+		}
+	}
+}
+
 // TestFailOpen: fail-open.yaml, while kvepp is there, does as it decides; while it is not, every request is answered, by endpoints
 // that are well; and when none is, by Envoy.
 func TestFailOpen(t *testing.T) {
 	a, b, ill := startNamed(t, "a"), startNamed(t, "b"), startNamed(t, "ill")
 	ill.ill.Store(true)
 	s := start(t, stack.Config{Workers: -1, Servers: []string{a.address, b.address, ill.address}, Manifest: "fail-open.yaml",
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: func(config any) {
-			for _, c := range stack.At(config, "static_resources", "clusters").([]any) { // so that the test need not wait long
-				check := stack.At(c, "health_checks", 0).(map[string]any)
-				check["interval"], check["no_traffic_interval"] = "0.2s", "0.2s"
-			}
-		}})
+		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: checkFast}) // so that the test need not wait long
 	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: b, address: '%s'}\n", b.address)); err != nil {
 		t.Fatal(err)
 	}
