@@ -13,6 +13,7 @@ Every run is a new process. Engines take turns. The first digest that differs en
 """
 
 import argparse
+import contextlib
 import mmap
 import os
 import subprocess
@@ -32,7 +33,8 @@ def touch(size):
     """Touches so much memory and gives it back. A virtual machine has memory from its host only then, which costs it up to 2 ns a
     byte, and soon lets go of what is free: nobody's work here, and one run's luck."""
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)  # of big pages the small ones are made, but not the other way round
+        with contextlib.suppress(OSError):  # where the kernel has none
+            memory.madvise(mmap.MADV_HUGEPAGE)  # of big pages the small ones are made, but not the other way round
         for at in range(0, size, 4096):
             memory[at] = 1
 
