@@ -237,21 +237,32 @@ const kvepp = "app.kubernetes.io/instance=kvepp"
 func (n *namespace) sees(workers int) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
-		pods, _ := n.pods(kvepp)
-		if len(pods) == 0 {
-			return fmt.Errorf("there is no Pod of kvepp's")
-		}
-		for _, pod := range pods {
-			m, err := n.metrics(pod)
-			if err != nil {
-				return err
-			}
+		return n.eachReplica(func(pod string, m map[string]float64) error {
 			if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) || on != float64(workers) {
 				return fmt.Errorf("%s: %v workers, %v subscriptions connected", pod, got, on)
 			}
-		}
-		return nil
+			return nil
+		})
 	})
+}
+
+// eachReplica calls f with the metrics of each of kvepp's Pods, until one is an error. Without a Pod that is one, too.
+func (n *namespace) eachReplica(f func(pod string, m map[string]float64) error) error {
+	n.t.Helper()
+	pods, _ := n.pods(kvepp)
+	if len(pods) == 0 {
+		return errors.New("there is no Pod of kvepp's")
+	}
+	for _, pod := range pods {
+		m, err := n.metrics(pod)
+		if err == nil {
+			err = f(pod, m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // check has kvepp's Pod run `kvepp check`, as its pages tell users to. It returns the exit status and the table.
@@ -275,7 +286,7 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 	if status != 0 {
 		n.t.Errorf("kvepp check ends with %d", status)
 	}
-	for _, words := range append(says, "16 tokens", "the engine's", "the second time") {
+	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "the engine's", "the second time") {
 		if got := strings.Count(table, words); got != workers {
 			n.t.Errorf("kvepp check says %q of %d workers, not of %d", words, got, workers)
 		}
@@ -287,17 +298,12 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 func (n *namespace) idle() {
 	n.t.Helper()
 	n.eventually("kvepp is idle", func() error {
-		pods, _ := n.pods(kvepp)
-		for _, pod := range pods {
-			m, err := n.metrics(pod)
-			if err != nil {
-				return err
-			}
+		return n.eachReplica(func(pod string, m map[string]float64) error {
 			if m["kvepp_active_requests"] != 0 {
 				return fmt.Errorf("%s follows %v requests", pod, m["kvepp_active_requests"])
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 }
 

@@ -19,22 +19,12 @@ func TestEngines(t *testing.T) {
 	n.sees(3)
 
 	var talk []*conversation
-	for range 6 {
-		talk = append(talk, n.newConversation())
-	}
 	for _, part := range []struct {
 		name string
 		test func(*testing.T)
 	}{
 		{"conversations go warm", func(t *testing.T) {
-			all(t, talk, words(20)) // at once, so that load spreads them
-			used := map[string]bool{}
-			for _, c := range talk {
-				used[c.engine()] = true
-			}
-			if len(used) != 3 {
-				t.Errorf("only %d of 3 engines were used", len(used))
-			}
+			talk = n.spread(6, 3)
 			for turn := 2; turn <= 4; turn++ {
 				n.settled()
 				var home []string
@@ -187,17 +177,12 @@ func TestEngines(t *testing.T) {
 			n.sees(3)
 			n.during(func() {
 				n.eventually("both decide", func() error {
-					pods, _ := n.pods(kvepp)
-					for _, pod := range pods {
-						m, err := n.metrics(pod)
-						if err != nil {
-							return err
-						}
+					return n.eachReplica(func(pod string, m map[string]float64) error {
 						if m["kvepp_requests_total"] < 10 {
 							return fmt.Errorf("%s has had %v requests", pod, m["kvepp_requests_total"])
 						}
-					}
-					return nil
+						return nil
+					})
 				})
 			})
 			n.settled()
@@ -244,16 +229,11 @@ func (n *namespace) settled() {
 			}
 			held += blocks
 		}
-		pods, _ := n.pods(kvepp)
-		for _, pod := range pods {
-			m, err := n.metrics(pod)
-			if err != nil {
-				return err
-			}
+		return n.eachReplica(func(pod string, m map[string]float64) error {
 			if m["kvepp_index_blocks"] != float64(held) {
 				return fmt.Errorf("%s knows %v blocks of %d", pod, m["kvepp_index_blocks"], held)
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 }

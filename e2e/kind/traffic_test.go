@@ -3,6 +3,7 @@ package kind
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -58,9 +59,10 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 }
 
 // exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is under way.
+// Then kvepp knows what the worker has of it.
 func (c *conversation) exactly() *stack.Answer {
 	c.n.t.Helper()
-	before := c.messages
+	before, known := c.messages, c.n.known()
 	c.n.eventually("kvepp predicts what the worker reports", func() error {
 		c.n.idle()
 		c.messages = slices.Clip(before)
@@ -70,30 +72,82 @@ func (c *conversation) exactly() *stack.Answer {
 		}
 		return err
 	})
+	c.n.learns(known, c)
 	return c.last
 }
 
-// warm holds conversations, begun at once so that load spreads them over two workers, and fails the test unless each stays where it
-// began and finds all of its blocks there. It returns them.
+// known is how many blocks each of kvepp's replicas knows of at least.
+func (n *namespace) known() int {
+	n.t.Helper()
+	least, err := n.leastKnown()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return least
+}
+
+func (n *namespace) leastKnown() (int, error) {
+	least := math.Inf(1)
+	err := n.eachReplica(func(_ string, m map[string]float64) error {
+		least = min(least, m["kvepp_index_blocks"])
+		return nil
+	})
+	return int(least), err
+}
+
+// learns waits until kvepp, which knew so many blocks, also knows those that were new to workers in the latest turns of conversations.
+// Else a turn may follow before its events, and go where nothing is cached, as kvepp predicts.
+func (n *namespace) learns(known int, conversations ...*conversation) {
+	n.t.Helper()
+	for _, c := range conversations {
+		known += (c.last.PromptTokens-1)/16 - c.last.CachedTokens/16 // a prompt's last token is always computed
+	}
+	n.eventually("kvepp knows the blocks of the latest turns", func() error {
+		now, err := n.leastKnown()
+		if err == nil && now < known {
+			err = fmt.Errorf("%d are known of at least %d", now, known)
+		}
+		return err
+	})
+}
+
+// spread begins so many conversations at once, and again until load has spread them over so many workers: a machine that is late with
+// the later ones may have answered the earlier ones by then. It returns them when kvepp knows what workers have of them.
+func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
+	n.t.Helper()
+	n.eventually("conversations spread", func() error {
+		n.idle()
+		known := n.known()
+		talk = nil
+		for range conversations {
+			talk = append(talk, n.newConversation())
+		}
+		all(n.t, talk, words(20))
+		n.learns(known, talk...)
+		used := map[string]bool{}
+		for _, c := range talk {
+			used[c.last.Worker] = true
+		}
+		if len(used) != workers {
+			return fmt.Errorf("only %v of %d workers were used", used, workers)
+		}
+		return nil
+	})
+	return talk
+}
+
+// warm holds conversations over two workers, and fails the test unless each stays where it began and finds all of its blocks there. It
+// returns them.
 func (n *namespace) warm() []*conversation {
 	n.t.Helper()
-	var talk []*conversation
-	for range 4 {
-		talk = append(talk, n.newConversation())
-	}
-	all(n.t, talk, words(20))
-	used := map[string]bool{}
+	talk := n.spread(4, 2)
 	for turn := 2; turn <= 3; turn++ {
 		for _, c := range talk {
 			home, prompt := c.last.Worker, c.last.PromptTokens
 			if a := c.exactly(); a.Worker != home || a.CachedTokens < prompt/16*16 {
 				n.t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, a.Worker, a.CachedTokens, home, prompt)
 			}
-			used[c.last.Worker] = true
 		}
-	}
-	if len(used) != 2 {
-		n.t.Errorf("only %v of two workers were used", used)
 	}
 	return talk
 }
