@@ -28,17 +28,16 @@ const (
 //
 // Methods that change the arena are guarded by tier.mu.
 type arena struct {
-	maxPages uint32 // addresses have room for 2^(32-pageBits)
+	dir      atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
+	maxPages uint32                                 // addresses have room for 2^(32-pageBits)
+	names    bool                                   // whether pages of runs say what blocks were stored as
+	_        memoryLine
 
-	dir   atomic.Pointer[[]atomic.Pointer[page]] // by page number; nil entries are free numbers
-	info  []pageInfo                             // by page number
-	open  [2][maxClass + 1][]uint32              // pages with room, by sort and class
-	freed []uint32                               // free page numbers
-	inUse int                                    // words of all records in use
-	paged int                                    // words of all pages
-	names bool                                   // whether pages of runs say what blocks were stored as
-
-	bigPages bool // whether memory is asked for in big pages
+	info  []pageInfo                // by page number
+	open  [2][maxClass + 1][]uint32 // pages with room, by sort and class
+	freed []uint32                  // free page numbers
+	inUse int                       // words of all records in use
+	paged int                       // words of all pages
 }
 
 // sort tells what a record is.
@@ -122,9 +121,10 @@ func (a *arena) size(s sort, class uint8) int {
 }
 
 // storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is the
-// sequence hash of the block before the run, [1].Engine says whether there is one, [2].Engine whether prompts are known to part
-// at the run's end, [2].Local which of its blocks tier.table has if not all, and from runHeader on are the blocks as they were
-// stored when nobody had them, with no name (0) if that is not the block's own.
+// sequence hash of the block before the run, [1].Engine says whether there is one, [0].Local which run that was last (it need not be there
+// any more), [1].Local whether any block may have no name, [2].Engine whether prompts are known to part at the run's end, [2].Local
+// which of its blocks tier.table has if not all, and from runHeader on are the blocks as they were stored when nobody had them, with
+// no name (0) if that is not the block's own.
 func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	p := a.page(r)
 	if p.stored == nil {
@@ -216,11 +216,9 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	if s == sortRun && a.names {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
-	if a.bigPages {
-		wantBigPages(unsafe.Pointer(&p.words[0]), 8*len(p.words))
-		if p.stored != nil {
-			wantBigPages(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
-		}
+	back(unsafe.Pointer(&p.words[0]), 8*len(p.words))
+	if p.stored != nil {
+		back(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
 	}
 	(*a.dir.Load())[n].Store(p)
 	a.paged += len(p.words) + 2*len(p.stored)

@@ -4,5 +4,5 @@ package indexer
 
 import "unsafe"
 
-// wantBigPages does nothing here.
-func wantBigPages(unsafe.Pointer, int) {}
+// back does nothing here.
+func back(unsafe.Pointer, int) {}

@@ -1,34 +1,54 @@
 package indexer
 
-import "kvepp/kvblock"
-
-// filter tells, mostly, that a block begins no run: it counts those that do by a few bits of their hashes. It is small enough to
-// stay near, where the table of starts is not, and each block that is stored costs a look here. Writers alone use it.
+// filter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is small enough to
+// stay near, where the table of starts is not, and each block that is stored costs a look here. Writers alone use it. The zero value is
+// that of an empty table.
 //
-// Who finds out which blocks are counted together only makes us look at the table, so their hashes need not be mixed. A counter
-// that is full says for good that there may be one. A nil filter is that of no block.
-type filter []uint8
+// A counter that is full says for good that there may be one.
+type filter struct {
+	counts []uint8 // 2^n, 8 or more for each block up to maxCounts
+	n      int     // blocks
+}
 
 const (
-	filterBits = 18 // of the hash: 256 KiB, of which the system gives what is touched
-	fullCount  = 1<<8 - 1
+	minCounts = 1 << 12
+	maxCounts = 1 << 22
+	fullCount = 1<<8 - 1
 )
 
-func (f filter) place(h kvblock.SequenceHash) *uint8 { return &f[h&(1<<filterBits-1)] }
+// may reports whether the block with this tag may be there.
+func (f *filter) may(tag uint32) bool {
+	return len(f.counts) > 0 && f.counts[int(tag)&(len(f.counts)-1)] != 0
+}
 
-// may reports whether the block may begin a run.
-func (f filter) may(h kvblock.SequenceHash) bool { return f != nil && *f.place(h) != 0 }
+// add counts a block that is in the table now.
+func (f *filter) add(tag uint32, of *table) {
+	if f.n++; 8*f.n > len(f.counts) && len(f.counts) < maxCounts {
+		f.rebuild(max(minCounts, 2*len(f.counts)), of)
+	} else {
+		f.count(tag)
+	}
+}
 
-// add counts a block that begins a run.
-func (f filter) add(h kvblock.SequenceHash) {
-	if n := f.place(h); *n != fullCount {
+// remove counts one that is there no more.
+func (f *filter) remove(tag uint32, of *table) {
+	if f.n--; f.n == 0 {
+		f.counts = nil
+	} else if 64*f.n < len(f.counts) && len(f.counts) > minCounts {
+		f.rebuild(len(f.counts)/2, of)
+	} else if n := &f.counts[int(tag)&(len(f.counts)-1)]; *n != fullCount {
+		*n--
+	}
+}
+
+func (f *filter) count(tag uint32) {
+	if n := &f.counts[int(tag)&(len(f.counts)-1)]; *n != fullCount {
 		*n++
 	}
 }
 
-// remove counts one that begins none any more.
-func (f filter) remove(h kvblock.SequenceHash) {
-	if n := f.place(h); *n != fullCount {
-		*n--
-	}
+// rebuild counts all blocks of a table, with so many counters.
+func (f *filter) rebuild(size int, of *table) {
+	f.counts = make([]uint8, size)
+	of.eachTag(f.count)
 }

@@ -46,7 +46,7 @@ func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores)
 
 // findMatches sets a, which says nothing yet, to what each worker holds in t.
 func (t *tier) findMatches(chain []kvblock.SequenceHash, a *answer) {
-	if len(chain) == 0 || !t.firsts.may(chain[0], t.table.seed) {
+	if len(chain) == 0 || !t.firsts.may(chain[0], t.starts.seed) {
 		return
 	}
 	// Of each run the prompt's last hash is looked at, and no processor foresees where that is.
@@ -78,7 +78,10 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 		k, rest := 0, chain[i:]
 		if n := length(version); version>>32&1 == 0 && runHeader+n <= len(words) {
 			k = matching(words[runHeader:runHeader+min(n, len(rest))], rest)
-			if k < len(rest) {
+			if k == n && k < len(rest) {
+				next = t.beginning(follower(who), rest[k])
+			}
+			if next == nil && k < len(rest) {
 				next = t.starts.findRun(&t.arena, rest[k])
 			}
 		}
@@ -108,6 +111,18 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 	}
 	a.recordAll(i)
 	return true
+}
+
+// beginning returns run r if it is one that begins with the block seq, else nil.
+func (t *tier) beginning(r run, seq kvblock.SequenceHash) []uint64 {
+	if r == 0 {
+		return nil
+	}
+	words, i := t.arena.around(r + runHeader)
+	if words == nil || i != 0 || atomic.LoadUint64(&words[runHeader]) != uint64(seq) || length(atomic.LoadUint64(&words[0])) == 0 {
+		return nil
+	}
+	return words
 }
 
 // meetMany narrows the candidates to those who hold all k matching blocks of the run at block i of the prompt, whose holders'

@@ -45,7 +45,8 @@ func (t *tier) maskIn(words []uint64, w kvblock.Worker) uint64 {
 		}
 		return 0
 	}
-	h := holdersOf(t.arena.record(ref(words[1])))
+	var h holders
+	h.open(t.arena.record(ref(words[1])))
 	all := ones(length(words[0]))
 	if h.all(w) {
 		return all
@@ -65,7 +66,8 @@ func (t *tier) union(r run) uint64 {
 	if words[1]&manyHolders == 0 {
 		return words[2]
 	}
-	h := holdersOf(t.arena.record(ref(words[1])))
+	var h holders
+	h.open(t.arena.record(ref(words[1])))
 	all := ones(length(words[0]))
 	if h.full > 0 {
 		return all
@@ -87,11 +89,13 @@ type holders struct {
 	full   int      // workers in bits
 }
 
-func holdersOf(words []uint64) holders {
+// open takes a holders' record apart.
+func (h *holders) open(words []uint64) {
 	nbits, ngroups, nlist, full := holderCounts(words[0])
 	groups := 1 + nbits
 	list := groups + groupWords*ngroups
-	return holders{words: words, bits: words[1:groups], groups: words[groups:list], list: words[list : list+2*nlist : len(words)], full: full}
+	h.words, h.full = words, full
+	h.bits, h.groups, h.list = words[1:groups], words[groups:list], words[list:list+2*nlist:len(words)]
 }
 
 // holderCounts takes word 0 of a holders' record apart.
@@ -170,10 +174,9 @@ func (h *holders) beginners(w kvblock.Worker) (n int) {
 	return n
 }
 
-// setMask makes w hold these blocks of r, and not those in less. It returns which it held before. It may leave blocks without
-// a holder; see clearMask. It reports failure, changing nothing, if the arena is exhausted.
-func (t *tier) setMask(r run, w kvblock.Worker, less, more uint64) (was uint64, ok bool) {
-	words := t.arena.record(r)
+// setMask makes w hold these blocks of r, which has these words, and not those in less. It returns which it held before. It may leave
+// blocks without a holder; see clearMask. It reports failure, changing nothing, if the arena is exhausted.
+func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint64) (was uint64, ok bool) {
 	n := length(words[0])
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
 		was = words[2] & ones(n)
@@ -192,7 +195,8 @@ func (t *tier) setMask(r run, w kvblock.Worker, less, more uint64) (was uint64, 
 		return 0, t.setHolders(r, n)
 	}
 
-	h := holdersOf(t.arena.record(ref(words[1])))
+	var h holders
+	h.open(t.arena.record(ref(words[1])))
 	g := h.group(w)
 	inBits, inGroup, at := h.all(w), g.has(w), -1
 	switch {
@@ -251,18 +255,24 @@ func (t *tier) setMask(r run, w kvblock.Worker, less, more uint64) (was uint64, 
 	return was, true
 }
 
-// growsFor reports whether lengthen can make the run longer for w: whether there is a group for everybody else who holds all
-// of it, who then holds its beginning.
+// growsFor reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who then holds its
+// beginning, has a group or room in the list, where they are too few for a group.
 func (h *holders) growsFor(w kvblock.Worker) bool {
+	others := 0 // for the list
 	for j, word := range h.bits {
-		if h.fits(w) && j == int(w/64) {
+		first := kvblock.Worker(64 * j)
+		if j == int(w/64) {
 			word &^= 1 << (w % 64)
 		}
-		if word != 0 && h.group(kvblock.Worker(64*j)) == nil {
+		if word == 0 || h.group(first) != nil {
+			continue
+		}
+		n := bits.OnesCount64(word)
+		if others += n; h.beginners(first)+n >= minGroup {
 			return false
 		}
 	}
-	return h.all(w) || h.group(w).has(w)
+	return 2*others <= cap(h.list)-len(h.list) && (h.all(w) || h.group(w).has(w))
 }
 
 // lengthen makes w, who holds all n blocks of the run, hold k more behind them. The run is in the state of begin.
@@ -276,11 +286,22 @@ func (h *holders) lengthen(w kvblock.Worker, n, k int) {
 		if others == 0 {
 			continue
 		}
-		g := h.group(kvblock.Worker(64 * j))
+		first := kvblock.Worker(64 * j)
+		g := h.group(first)
 		for rest := others; rest != 0; rest &= rest - 1 {
-			g.setLead(kvblock.Worker(bits.TrailingZeros64(rest)), n)
+			other := first + kvblock.Worker(bits.TrailingZeros64(rest))
+			if g != nil {
+				g.setLead(other, n)
+				continue
+			}
+			at := len(h.list)
+			h.list = h.list[:at+2]
+			put(&h.list[at], uint64(other))
+			put(&h.list[at+1], ones(n))
 		}
-		put(&g[1], g[1]|others)
+		if g != nil {
+			put(&g[1], g[1]|others)
+		}
 		put(&h.bits[j], word&^others)
 		h.full -= bits.OnesCount64(others)
 	}
@@ -320,7 +341,8 @@ func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
 		add(kvblock.Worker(words[1]), words[2])
 		return
 	}
-	h := holdersOf(t.arena.record(ref(words[1])))
+	var h holders
+	h.open(t.arena.record(ref(words[1])))
 	for j, word := range h.bits {
 		for ; word != 0; word &= word - 1 {
 			add(kvblock.Worker(64*j+bits.TrailingZeros64(word)), ones(maxRun))
@@ -342,7 +364,7 @@ func (t *tier) setHolders(r run, n int) bool {
 	words := t.arena.record(r)
 	old := words[1]
 	begin(words)
-	put(&words[1], who)
+	put(&words[1], who|old&followerBits)
 	put(&words[2], mask)
 	end(words, n)
 	if old&manyHolders != 0 {
@@ -396,7 +418,9 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 	if ok {
 		words := t.arena.record(at)
 		put(&words[0], uint64(nbits)|uint64(ngroups)<<12|uint64(nlist)<<24|uint64(full)<<44)
-		t.fillHolders(holdersOf(words), n)
+		var h holders
+		h.open(words)
+		t.fillHolders(&h, n)
 	}
 	for _, e := range t.list {
 		t.grouped[e.worker/64] = grouped{}
@@ -409,7 +433,7 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 type grouped struct{ beginners, at uint16 }
 
 // fillHolders puts those in t.list, who hold a run of n blocks, into a record that has the room for it.
-func (t *tier) fillHolders(h holders, n int) {
+func (t *tier) fillHolders(h *holders, n int) {
 	for i := range h.bits {
 		put(&h.bits[i], 0)
 	}

@@ -715,7 +715,8 @@ func TestCutWhereWorkersPart(t *testing.T) {
 	if got := length(words[0]); got != 32 {
 		t.Errorf("a run of %d blocks, want 32", got)
 	}
-	if h := holdersOf(tier.arena.record(ref(words[1]))); len(h.bits) != 1 || h.full != 9 || h.count() != 9 {
+	var h holders
+	if h.open(tier.arena.record(ref(words[1]))); len(h.bits) != 1 || h.full != 9 || h.count() != 9 {
 		t.Errorf("%d in the bitset of %d words, %d holders; want 9, 1 and 9", h.full, len(h.bits), h.count())
 	}
 	if tier.every.Load() || tier.table.size > 0 {
@@ -755,4 +756,44 @@ func TestBlocksFoundAlone(t *testing.T) {
 			checkTier(t, tier)
 		})
 	}
+}
+
+// A run knows the one that follows it, also once that has moved; and no more where prompts part.
+func TestFollowers(t *testing.T) {
+	x := newIndex(t)
+	tier := &x.tiers[kvblock.TierDevice]
+	local, chain := chainOf(1, maxRun+40)
+	runAt := func(i int) run {
+		t.Helper()
+		at, ok := tier.names.find(&tier.arena, kvblock.EngineHash(1000+i))
+		if !ok {
+			t.Fatalf("no block is called %d", 1000+i)
+		}
+		r, _ := tier.runOf(at)
+		return r
+	}
+	mustStore(t, x, 1, stores(1000, local, 0, maxRun+3))
+	first, second := runAt(0), runAt(maxRun)
+	if got := follower(tier.arena.record(first)[1]); got != second || second == first {
+		t.Errorf("run %d is followed by %d, not %d", first, got, second)
+	}
+	mustStore(t, x, 1, stores(1000, local, maxRun+3, maxRun+40))
+	moved := runAt(maxRun)
+	if got := follower(tier.arena.record(first)[1]); got != moved || moved == second {
+		t.Errorf("run %d is followed by %d, which moved from %d to %d", first, got, second, moved)
+	}
+	wantMatches(t, x, chain, matches{1: len(chain)})
+
+	other, _ := chainOf(2, 10)
+	other = append(slices.Clone(local[:maxRun]), other...)
+	mustStore(t, x, 2, stores(1000, other, 0, maxRun))
+	e := stores(5000, other, maxRun, len(other))
+	e.Parent = 1000 + maxRun - 1
+	mustStore(t, x, 2, e)
+	if word := tier.arena.record(first)[1]; word&followerBits != manyFollowers {
+		t.Errorf("prompts part behind run %d, which is followed by %d", first, follower(word))
+	}
+	wantMatches(t, x, chain, matches{1: len(chain), 2: maxRun})
+	wantMatches(t, x, kvblock.AppendSequenceHashes(nil, other), matches{1: maxRun, 2: len(other)})
+	checkTier(t, tier)
 }

@@ -93,25 +93,33 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash, s *spot) b
 // the arena is exhausted.
 func (t *tier) store(w kvblock.Worker, h *held, p *place, blocks []kvblock.StoredBlock) int {
 	var s spot
-	for i := 0; i < len(blocks); {
-		if i > 0 {
-			t.behindLatest(p)
-			t.nearNames = 0
-		}
-		k := 0
-		if t.nextLocal(p, blocks[i].Local, &s) {
+	var next ahead // what is known of the blocks from i on
+	for i := 0; i < len(blocks); t.nearNames = 0 {
+		k, joined := 0, t.nextLocal(p, blocks[i].Local, &s)
+		if joined {
 			k = t.joinNamed(w, h, &s, blocks[i:])
 		} else {
-			some := blocks[i:min(len(blocks), i+maxRun)]
-			k = t.append(w, h, p, t.chain(p, some), some, false)
+			if len(next.seqs) == 0 {
+				t.lookAhead(p, blocks[i:], &next)
+			}
+			k = t.append(w, h, p, &next, blocks[i:])
 		}
-		if k == 0 {
+		if next.pass(k); k == 0 {
 			if !t.storeOne(w, h, p, blocks[i]) {
 				return i
 			}
-			k = 1
+			k, joined = 1, false
+			next = ahead{} // blocks may be gone
 		}
-		i += k
+		if i += k; i == len(blocks) {
+			break
+		}
+		if joined {
+			p.spot = s
+			p.comesAfter()
+		} else {
+			t.behindLatest(p)
+		}
 	}
 	return len(blocks)
 }
@@ -127,7 +135,7 @@ func (t *tier) storeNameless(w kvblock.Worker, h *held, p *place, seqs []kvblock
 		if t.next(p, seqs[i], &s) {
 			k = t.join(w, h, &s, seqs[i:])
 		} else {
-			k = t.append(w, h, p, seqs[i:], nil, true)
+			k = t.append(w, h, p, &ahead{seqs: seqs[i:]}, nil)
 		}
 		if k == 0 {
 			return i
@@ -157,12 +165,14 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlo
 			t.findAgain(p)
 		}
 	}
-	one, blocks := []kvblock.SequenceHash{seq}, []kvblock.StoredBlock{b}
+	blocks := []kvblock.StoredBlock{b}
 	if !t.nextLocal(p, b.Local, &s) {
-		if t.append(w, h, p, one, blocks, false) == 1 {
+		one := &ahead{seqs: []kvblock.SequenceHash{seq}, mixed: []uint64{t.names.mix(e)}}
+		if t.append(w, h, p, one, blocks) == 1 {
 			return true
 		}
-		if t.append(w, h, p, one, blocks, true) == 0 {
+		one.mixed = nil
+		if t.append(w, h, p, one, blocks) == 0 {
 			return false
 		}
 		h.private.put(e, seq)
@@ -184,7 +194,7 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlo
 		}
 		h.aliased.put(kvblock.EngineHash(seq), a+2)
 	} else {
-		if _, ok := t.setMask(s.run, w, 0, 1<<s.i); !ok {
+		if _, ok := t.setMask(s.run, s.words, w, 0, 1<<s.i); !ok {
 			return false
 		}
 		h.blocks++

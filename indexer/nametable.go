@@ -1,103 +1,194 @@
 package indexer
 
 import (
-	"math/bits"
 	"unsafe"
 
 	"kvepp/kvblock"
 )
 
-// nameTable finds the address of a block by its own name: open addressing with linear probing, in segments, as table does it.
+// nameTable finds the address of a block by its own name: extendible hashing over pages. A page that is full gives half of its names
+// to a new one, so that a table never grows by much at once and leaves no smaller ones behind.
 // Writers alone use it, so that nothing needs an order.
 //
 // A slot is one word as in table, the name's tag above the block's address; the name itself lies beside the run (arena.storedOf).
+// The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from memory at once, filled from the
+// first on. Names for which there is no room are in the lines behind it.
 type nameTable struct {
-	seed     uint64
-	bigPages bool // whether memory is asked for in big pages
-	size     int  // bytes of all slots
-	segments [1 << segmentBits]nameSegment
+	seed   uint64
+	pages  int                // that there are
+	bits   uint8              // of a tag, that tell the page
+	dir    []namePlace        // 1<<bits, by these; nil while there is no name
+	hand   *[nameSlots]uint64 // scratch, names on their way from page to page
+	inHand int                // how many these are, zero between
 }
 
-type nameSegment struct {
-	slots []uint64 // 2^n of them, a quarter or more slotEmpty; nil while there is no name
-	live  int      // names
-	gone  int      // slots with slotGone
-}
+type (
+	// namePlace is one of 1<<(nameTable.bits-depth) neighbours that have the same page.
+	namePlace struct {
+		lines *[nameLines]nameLine
+		*namePage
+	}
+	nameLine [lineSlots]uint64
+
+	// namePage lies apart from the lines, whose addresses are alike: few of these could be near at once.
+	namePage struct {
+		live  int   // names
+		gone  int   // slots with slotGone
+		depth uint8 // of a tag's highest bits, how many all its names have in common
+	}
+)
+
+const (
+	lineSlots    = 8
+	nameLines    = 1 << 9 // of a page: 32 KiB
+	nameSlots    = nameLines * lineSlots
+	maxNameSlots = nameSlots * 3 / 4 // that are not slotEmpty
+
+	// maxPlaces is for how many places a page there may be for dir to grow. Names are spread evenly, so that there are two or so;
+	// should it ever be otherwise, memory stays bounded, and some blocks get private names.
+	maxPlaces = 64
+)
 
 // mix returns the bits of a name by which it is looked for.
 func (t *nameTable) mix(e kvblock.EngineHash) uint64 { return mix(uint64(e), t.seed) }
 
-func (t *nameTable) segment(m uint64) *nameSegment { return &t.segments[m>>(64-segmentBits)] }
+// place returns which place in dir is that of names with these bits.
+func (t *nameTable) place(m uint64) int { return int(uint64(uint32(m)) >> ((32 - t.bits) % 64)) }
+
+// lineOf returns the line of names with these bits.
+func lineOf(m uint64) uint { return uint(m % nameLines) }
+
+// lineAfter returns the line behind one.
+func lineAfter(i uint) uint { return (i + 1) % nameLines }
+
+// bytes returns the memory of all pages.
+func (t *nameTable) bytes() int {
+	return t.pages*int(unsafe.Sizeof([nameLines]nameLine{})) + len(t.dir)*int(unsafe.Sizeof(namePlace{}))
+}
 
 // near returns the address of memory where the search for a name begins, to be prefetched; 0 if there is none.
 func (t *nameTable) near(m uint64) uintptr {
-	slots := t.segment(m).slots
-	if len(slots) == 0 {
+	if len(t.dir) == 0 {
 		return 0
 	}
-	return uintptr(unsafe.Pointer(&slots[int(uint32(m))&(len(slots)-1)]))
+	return uintptr(unsafe.Pointer(&t.dir[t.place(m)].lines[lineOf(m)]))
 }
 
 // find returns the address of the block whose name is e.
 func (t *nameTable) find(a *arena, e kvblock.EngineHash) (ref, bool) {
-	m := t.mix(e)
-	slots := t.segment(m).slots
-	if len(slots) == 0 || e == 0 {
+	if len(t.dir) == 0 || e == 0 {
 		return 0, false
 	}
-	for i := int(uint32(m)); ; i++ {
-		slot := slots[i&(len(slots)-1)]
-		if slot == slotEmpty {
-			return 0, false
-		}
-		if uint32(slot>>32) == uint32(m) && slot != slotGone && a.nameAt(ref(slot)) == e {
-			return ref(slot), true
+	m := t.mix(e)
+	page := &t.dir[t.place(m)]
+	for i := lineOf(m); ; i = lineAfter(i) {
+		for _, slot := range &page.lines[i] {
+			if slot == slotEmpty {
+				return 0, false
+			}
+			if uint32(slot>>32) == uint32(m) && slot != slotGone && a.nameAt(ref(slot)) == e {
+				return ref(slot), true
+			}
 		}
 	}
 }
 
 // guess returns the address of the block whose name e probably is, without looking there; 0 if there is none. No block may be there.
 func (t *nameTable) guess(e kvblock.EngineHash) ref {
-	m := t.mix(e)
-	slots := t.segment(m).slots
-	if len(slots) == 0 {
+	if len(t.dir) == 0 {
 		return 0
 	}
-	for i := int(uint32(m)); ; i++ {
-		slot := slots[i&(len(slots)-1)]
-		if slot == slotEmpty || uint32(slot>>32) == uint32(m) {
-			return ref(slot)
+	m := t.mix(e)
+	page := &t.dir[t.place(m)]
+	for i := lineOf(m); ; i = lineAfter(i) {
+		for _, slot := range &page.lines[i] {
+			if slot == slotEmpty || uint32(slot>>32) == uint32(m) {
+				return ref(slot)
+			}
 		}
 	}
 }
 
-// insert adds the block at r by the name e, which is not 0; m is mix(e). It reports whether that is free.
-func (t *nameTable) insert(a *arena, e kvblock.EngineHash, m uint64, r ref) bool {
-	seg := t.segment(m)
-	if (seg.live+seg.gone+1)*4 > len(seg.slots)*3 {
-		t.resize(seg, seg.live+1)
+// room returns the page of names with these bits, after it made room there for one more; nil if it could not.
+func (t *nameTable) room(m uint64) *namePlace {
+	if len(t.dir) == 0 {
+		t.dir, t.bits = []namePlace{t.newPage()}, 0
 	}
-	slots := seg.slots
-	var into *uint64 // the first slot with slotGone
-	for i := int(uint32(m)); ; i++ {
-		slot := &slots[i&(len(slots)-1)]
-		if *slot == slotEmpty {
-			if into != nil {
-				slot = into
-				seg.gone--
-			}
-			*slot = m<<32 | uint64(r)
-			seg.live++
-			return true
+	for {
+		switch page := &t.dir[t.place(m)]; {
+		case page.live+page.gone < maxNameSlots:
+			return page
+		case page.live <= nameSlots/2:
+			t.take(page.lines)
+			t.put(page.lines, nil, noBit)
+			page.gone = 0
+		case !t.split(t.place(m)):
+			return nil
 		}
-		if *slot == slotGone {
-			if into == nil {
-				into = slot
-			}
+	}
+}
+
+// insert adds the blocks that lie one behind the other from r on, by their names, up to the first that is 0 or taken. It returns how
+// many. Mixed is the mix of each name.
+func (t *nameTable) insert(a *arena, blocks []kvblock.StoredBlock, mixed []uint64, r ref) int {
+next:
+	for k := range blocks {
+		e, m := blocks[k].Engine, mixed[k]
+		if e == 0 {
+			return k
+		}
+		page := t.room(m)
+		if page == nil {
+			return k
+		}
+		// Nearly always the line has room and none like it. That is found out without a branch for each slot, where the processor would
+		// guess wrong once a name.
+		line, used, alike := &page.lines[lineOf(m)], 0, 0
+		for _, slot := range line {
+			used += b2i(slot != slotEmpty)
+			alike += b2i(uint32(slot>>32) == uint32(m))
+		}
+		if used < lineSlots && alike == 0 {
+			line[used] = m<<32 | uint64(r+ref(k))
+			page.live++
 			continue
 		}
-		if uint32(*slot>>32) == uint32(m) && a.nameAt(ref(*slot)) == e {
-			return false
+		var into *uint64 // the first slot with slotGone
+		for i := lineOf(m); ; i = lineAfter(i) {
+			line := &page.lines[i]
+			for j := range line {
+				slot := &line[j]
+				switch {
+				case *slot == slotEmpty:
+					if into != nil {
+						slot = into
+						page.gone--
+					}
+					*slot = m<<32 | uint64(r+ref(k))
+					page.live++
+					continue next
+				case *slot == slotGone:
+					if into == nil {
+						into = slot
+					}
+				case uint32(*slot>>32) == uint32(m) && a.nameAt(ref(*slot)) == e:
+					return k
+				}
+			}
+		}
+	}
+	return len(blocks)
+}
+
+// slotOf returns the line with the slot of the block at r, and its place there. It is there.
+func (p *namePlace) slotOf(m uint64, r ref) (line *nameLine, at int) {
+	want := m<<32 | uint64(r)
+	for i := lineOf(m); ; i = lineAfter(i) {
+		line = &p.lines[i]
+		for at, slot := range line {
+			if slot == want {
+				return line, at
+			}
 		}
 	}
 }
@@ -105,53 +196,120 @@ func (t *nameTable) insert(a *arena, e kvblock.EngineHash, m uint64, r ref) bool
 // move changes the address of the block whose name is e from one place to another.
 func (t *nameTable) move(e kvblock.EngineHash, from, to ref) {
 	m := t.mix(e)
-	slots := t.segment(m).slots
-	slots[slotOf(slots, m, from)] = m<<32 | uint64(to)
+	line, at := t.dir[t.place(m)].slotOf(m, from)
+	line[at] = m<<32 | uint64(to)
 }
 
 // remove takes away the block at r, whose name is e.
 func (t *nameTable) remove(e kvblock.EngineHash, r ref) {
 	m := t.mix(e)
-	seg := t.segment(m)
-	slots, mask := seg.slots, uint32(len(seg.slots)-1)
-	gap := slotOf(slots, m, r)
-	seg.live--
-	if slots[(gap+1)&mask] != slotEmpty { // closing the gap would take longer
-		slots[gap] = slotGone
-		seg.gone++
-	} else { // nobody probes past here any more
-		slots[gap] = slotEmpty
-		for i := (gap - 1) & mask; slots[i] == slotGone; i = (i - 1) & mask {
-			slots[i] = slotEmpty
-			seg.gone--
+	page := &t.dir[t.place(m)]
+	line, at := page.slotOf(m, r)
+	page.live--
+	if line[lineSlots-1] != slotEmpty { // names may be behind it that belong here
+		line[at] = slotGone
+		page.gone++
+	} else {
+		last := at
+		for last+1 < lineSlots && line[last+1] != slotEmpty {
+			last++
 		}
+		line[at], line[last] = line[last], slotEmpty
 	}
-	if len(slots) > minSlots && seg.live*10 < len(slots) || seg.live == 0 {
-		t.resize(seg, seg.live)
+	if page.live < nameSlots/10 {
+		t.merge(t.place(m))
 	}
 }
 
-// resize makes room for live names and as many again before the next time, without slotGone.
-func (t *nameTable) resize(seg *nameSegment, live int) {
-	old := seg.slots
-	t.size -= 8 * len(old)
-	seg.slots, seg.gone = nil, 0
-	if live == 0 {
-		return
+func (t *nameTable) newPage() namePlace {
+	t.pages++
+	p := namePlace{new([nameLines]nameLine), new(namePage)}
+	back(unsafe.Pointer(p.lines), int(unsafe.Sizeof(*p.lines)))
+	return p
+}
+
+// split gives a new page to half of the names in the page at this place. It reports failure, changing nothing, if too many would have
+// to be told apart.
+func (t *nameTable) split(at int) bool {
+	left := t.dir[at]
+	if left.depth == t.bits {
+		if len(t.dir) >= t.pages*maxPlaces {
+			return false
+		}
+		dir := make([]namePlace, 0, 2*len(t.dir))
+		for _, page := range t.dir {
+			dir = append(dir, page, page)
+		}
+		t.dir = dir
+		t.bits++
+		at *= 2
 	}
-	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2))))
-	t.size += 8 * len(slots)
-	if t.bigPages {
-		wantBigPages(unsafe.Pointer(&slots[0]), 8*len(slots))
+	right := t.newPage()
+	t.take(left.lines)
+	right.live = t.put(left.lines, right.lines, 31-left.depth)
+	left.live, left.gone = left.live-right.live, 0
+	left.depth++
+	right.depth = left.depth
+	size := 1 << (t.bits - left.depth)
+	for i := range size {
+		t.dir[at&^(2*size-1)+size+i] = right
 	}
-	for _, slot := range old {
-		if slot != slotEmpty && slot != slotGone {
-			i := int(slot >> 32)
-			for slots[i&(len(slots)-1)] != slotEmpty {
-				i++
-			}
-			slots[i&(len(slots)-1)] = slot
+	return true
+}
+
+// merge puts the page at this place and the other half's together while both are nearly empty.
+func (t *nameTable) merge(at int) {
+	for t.dir[at].depth > 0 {
+		size := 1 << (t.bits - t.dir[at].depth)
+		at &^= 2*size - 1
+		left, right := t.dir[at], t.dir[at+size]
+		if left.depth != right.depth || left.live+right.live > nameSlots/4 {
+			return
+		}
+		t.take(left.lines)
+		t.take(right.lines)
+		t.put(left.lines, nil, noBit)
+		left.live, left.gone = left.live+right.live, 0
+		left.depth--
+		for i := range size {
+			t.dir[at+size+i] = left
+		}
+		t.pages--
+	}
+	if t.dir[at].live == 0 {
+		t.dir, t.pages = nil, 0
+	}
+}
+
+// noBit is a bit that no tag has.
+const noBit = 32
+
+// take moves all names from a page's lines to those in hand.
+func (t *nameTable) take(lines *[nameLines]nameLine) {
+	if t.hand == nil {
+		t.hand = new([nameSlots]uint64)
+	}
+	for i := range lines { // as every other slot or so has a name, a branch would often go the wrong way
+		for _, slot := range &lines[i] {
+			t.hand[t.inHand%nameSlots] = slot
+			t.inHand += b2i(slot > slotGone)
 		}
 	}
-	seg.slots = slots
+	*lines = [nameLines]nameLine{}
+}
+
+// put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many these were.
+func (t *nameTable) put(lines, with *[nameLines]nameLine, bit uint8) (n int) {
+	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
+	for _, name := range t.hand[:t.inHand] {
+		goes, i := name>>32>>(bit%64)&1, lineOf(name>>32)
+		for used[goes][i] == lineSlots {
+			i = lineAfter(i)
+		}
+		pages[goes][i][used[goes][i]%lineSlots] = name
+		used[goes][i]++
+		n += int(goes)
+	}
+	t.inHand = 0
+	return n
 }

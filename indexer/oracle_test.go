@@ -253,7 +253,7 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 	live := 0
 	for i := range of.segments {
 		seg := &of.segments[i]
-		slots := seg.slots.Load()
+		slots := of.slots[i].Load()
 		if slots == nil {
 			if seg.live != 0 || seg.gone != 0 {
 				t.Errorf("segment %d: no slots, %d live, %d gone", i, seg.live, seg.gone)
@@ -291,30 +291,42 @@ func checkTable(t *testing.T, x *tier, of *table, want map[ref]uint64) {
 // checkNames compares a tier's table of names with what it should have.
 func checkNames(t *testing.T, x *tier, want map[ref]kvblock.EngineHash) {
 	t.Helper()
-	live, size := 0, 0
-	for i := range x.names.segments {
-		seg := &x.names.segments[i]
+	names := &x.names
+	live, pages := 0, 0
+	for at := 0; at < len(names.dir); {
+		page := names.dir[at]
+		pages++
 		n, gone := 0, 0
-		for _, slot := range seg.slots {
-			switch slot {
-			case slotEmpty:
-				continue
-			case slotGone:
-				gone++
-				continue
-			}
-			if n++; want[ref(slot)] == 0 {
-				t.Errorf("a name at %d, where none should be", ref(slot))
+		for i := range page.lines {
+			for j, slot := range &page.lines[i] {
+				switch slot {
+				case slotEmpty:
+					continue
+				case slotGone:
+					gone++
+				default:
+					if n++; want[ref(slot)] == 0 {
+						t.Errorf("a name at %d, where none should be", ref(slot))
+					}
+				}
+				if j > 0 && page.lines[i][j-1] == slotEmpty {
+					t.Errorf("line %d has a gap before slot %d", i, j)
+				}
 			}
 		}
-		if n != seg.live || gone != seg.gone || n > 0 && n+gone >= len(seg.slots) {
-			t.Errorf("segment %d: %d names and %d gone in %d slots; says %d, %d", i, n, gone, len(seg.slots), seg.live, seg.gone)
+		if n != page.live || gone != page.gone || n+gone > maxNameSlots {
+			t.Errorf("page at %d: %d names and %d gone; says %d, %d", at, n, gone, page.live, page.gone)
 		}
 		live += n
-		size += 8 * len(seg.slots)
+		for range 1 << (names.bits - page.depth) {
+			if names.dir[at] != page {
+				t.Errorf("place %d of %d is not its neighbours'", at, len(names.dir))
+			}
+			at++
+		}
 	}
-	if live != len(want) || size != x.names.size {
-		t.Errorf("%d names, want %d; %d bytes, says %d", live, len(want), size, x.names.size)
+	if live != len(want) || pages != names.pages || live == 0 && pages > 0 {
+		t.Errorf("%d names, want %d; %d pages, says %d", live, len(want), pages, names.pages)
 	}
 	for r, e := range want {
 		if at, ok := x.names.find(&x.arena, e); !ok || at != r {
@@ -354,22 +366,24 @@ func checkTier(t *testing.T, x *tier) {
 	for _, in := range x.arena.info {
 		used[0] += int(in.used)
 	}
-	first, starts := make(firsts, len(x.firsts)), make(filter, len(x.mayStart))
+	first, starts := make(firsts, len(x.firsts)), filter{counts: make([]uint8, len(x.mayStart.counts))}
 	x.arena.eachRun(func(r run) bool {
 		words := x.arena.record(r)
 		if n := x.runLen(r); words[0]>>32&1 != 0 || x.union(r) != ones(n) {
 			t.Errorf("run %d of %d: blocks %b held, version %d", r, n, x.union(r), words[0]>>32)
 		}
 		if x.firsts != nil && x.arena.storedOf(r)[1].Engine == 0 {
-			first.add(kvblock.SequenceHash(words[runHeader]), x.table.seed, 1)
+			first.add(kvblock.SequenceHash(words[runHeader]), x.starts.seed, 1)
 		}
-		starts.add(kvblock.SequenceHash(words[runHeader]))
+		starts.count(x.starts.tag(kvblock.SequenceHash(words[runHeader])))
+		starts.n++
 		used[1]++
 		if words[1]&manyHolders == 0 {
 			return true
 		}
 		used[1]++
-		h := holdersOf(x.arena.record(ref(words[1])))
+		var h holders
+		h.open(x.arena.record(ref(words[1])))
 		n := 0
 		for _, w := range h.bits {
 			for ; w != 0; w &= w - 1 {
@@ -394,7 +408,7 @@ func checkTier(t *testing.T, x *tier) {
 	if used[0] != used[1] {
 		t.Errorf("%d records in use, %d known", used[0], used[1])
 	}
-	if !slices.Equal(first, x.firsts) || !slices.Equal(starts, x.mayStart) {
+	if !slices.Equal(first, x.firsts) || !slices.Equal(starts.counts, x.mayStart.counts) || starts.n != x.mayStart.n {
 		t.Error("a filter of first blocks, of prompts or of runs, is off")
 	}
 	if got := int64(x.arena.used() + x.tableBytes()); got != x.size.Load() || x.arena.bytes() < x.arena.used() || x.busy.Load() != (x.blocks > 0) {
@@ -633,6 +647,7 @@ func FuzzIndex(f *testing.F) {
 	for seed := range uint64(4) {
 		f.Add(randomScript(seed, 600))
 	}
+	f.Add([]byte("0")) // blocks without a name, and no others
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 1<<12 {
 			script = script[:1<<12]

@@ -19,12 +19,15 @@ import (
 // A run is a record of the arena:
 //
 //	word 0   version << 32 | blocks before it in the prompt << 6 | number of blocks
-//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more
+//	word 1   the holder's number, if there is one; manyHolders | address of the holders' record, if there are more; and its follower
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
 // A mask has bit i set if block i of the run is held; bits beyond the run's end mean nothing. Holders.go says what a holders'
 // record is.
+//
+// A run's follower is the only one that came behind its end, as far as is known: it saves looking into the table of starts. It may
+// have moved or gone meanwhile, so whoever goes there looks whether it begins with the block that is wanted.
 //
 // Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the run, and
 // what its blocks were stored as.
@@ -38,6 +41,11 @@ const (
 	maxRun      = 1<<maxRunClass - runHeader // 61: a mask fits a word
 
 	manyHolders = 1 << 63
+
+	// In word 1: a follower's address (records' lowest bits are zero), none if zero, manyFollowers if prompts part there.
+	followerShift = 32 - minClass
+	followerBits  = (1<<32 - 1<<minClass) << followerShift
+	manyFollowers = followerBits
 )
 
 // run is the address of a run's word 0.
@@ -95,6 +103,17 @@ func length(word uint64) int { return int(word & (1<<lengthBits - 1)) }
 // far as the run's first store knew it, and serves eviction alone.
 func depthOf(word uint64) int { return int(word >> lengthBits & maxDepth) }
 
+// follower returns the follower that a run's word 1 tells, 0 if none.
+func follower(word uint64) run {
+	if word &= followerBits; word != manyFollowers {
+		return run(word >> followerShift)
+	}
+	return 0
+}
+
+// follow puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
+func follow(words []uint64, by uint64) { put(&words[1], words[1]&^followerBits|by) }
+
 // newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks come
 // before it.
 func (t *tier) newRun(n, depth int) (run, bool) {
@@ -121,6 +140,29 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 		}
 		return 0, false
 	}
+	if i+n == t.runLen(r) {
+		who |= t.arena.record(r)[1] & followerBits
+	}
+	t.moveBlocks(r, i, n, to, who, mask)
+	return to, true
+}
+
+// moveRun moves r to where there is room for want blocks. It reports failure if the arena is exhausted.
+func (t *tier) moveRun(r run, want int) (run, bool) {
+	from := t.arena.record(r)
+	to, ok := t.newRun(want, depthOf(from[0]))
+	if !ok {
+		return 0, false
+	}
+	t.moveBlocks(r, 0, length(from[0]), to, from[1], from[2])
+	begin(from) // before the holders' record, which is no longer its own, changes
+	end(from, 0)
+	t.arena.release(r)
+	return to, true
+}
+
+// moveBlocks puts n blocks of r from block i on into the new run to, which gets these words 1 and 2, and tells the tables.
+func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
 	put(&words[1], who)
 	put(&words[2], mask)
@@ -129,17 +171,18 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	end(words, n)
 	found := t.found(r) >> i & ones(n)
-	if from, to := t.arena.storedOf(r), t.arena.storedOf(to); from != nil {
-		to[0], to[1] = from[0], from[1]
+	stored := t.arena.storedOf(to)
+	if was := t.arena.storedOf(r); was != nil {
+		stored[0], stored[1] = was[0], was[1]
 		if i > 0 {
-			to[0].Engine, to[1].Engine = kvblock.EngineHash(t.arena.record(r)[runHeader+i-1]), 1
+			stored[0].Engine, stored[1].Engine = kvblock.EngineHash(t.arena.record(r)[runHeader+i-1]), 1
 		}
-		if to[2].Engine = 0; i+n == t.runLen(r) {
-			to[2].Engine = from[2].Engine
+		if stored[2].Engine = 0; i+n == t.runLen(r) {
+			stored[2].Engine = was[2].Engine
 		}
-		to[2].Local = from[2].Local >> i & kvblock.LocalHash(ones(n))
-		from[2].Local &^= to[2].Local << i
-		copy(to[runHeader:], from[runHeader+i:runHeader+i+n])
+		stored[2].Local = was[2].Local >> i & kvblock.LocalHash(ones(n))
+		was[2].Local &^= stored[2].Local << i
+		copy(stored[runHeader:], was[runHeader+i:runHeader+i+n])
 	}
 	for ; found != 0; found &= found - 1 {
 		j := bits.TrailingZeros64(found)
@@ -147,17 +190,29 @@ func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	}
 	if i == 0 {
 		t.starts.move(kvblock.SequenceHash(from[0]), r+runHeader, to+runHeader)
+		t.followedElsewhere(r, to)
 	} else {
 		t.insertStart(kvblock.SequenceHash(from[0]), to+runHeader)
 	}
-	if stored := t.arena.storedOf(to); stored != nil {
+	if stored != nil {
 		for j := range n {
 			if e := stored[runHeader+j].Engine; e != 0 {
 				t.names.move(e, r+ref(runHeader+i+j), to+ref(runHeader+j))
 			}
 		}
 	}
-	return to, true
+}
+
+// followedElsewhere tells the run that r is the follower of, if it is any's, that r has moved.
+func (t *tier) followedElsewhere(r, to run) {
+	stored := t.arena.storedOf(to)
+	if stored == nil || r == 0 {
+		return
+	}
+	before, i := t.arena.around(run(stored[0].Local) + runHeader)
+	if before != nil && i == 0 && length(before[0]) > 0 && follower(before[1]) == r {
+		follow(before, uint64(to)<<followerShift)
+	}
 }
 
 // freeRun gives r back. The tables must not say that its blocks are there any more.
@@ -176,6 +231,7 @@ func (t *tier) freeRun(r run) {
 func (t *tier) cut(r run, n int) {
 	words := t.arena.record(r)
 	begin(words)
+	follow(words, 0)
 	end(words, n)
 	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the same.
 	t.collect(r, 0, n, noWorker)
@@ -188,6 +244,7 @@ func (t *tier) split(r run, i int) {
 	n := t.runLen(r) - i
 	if _, ok := t.copyRun(r, i, n, n); ok {
 		t.cut(r, i)
+		follow(t.arena.record(r), manyFollowers)
 		if stored := t.arena.storedOf(r); stored != nil {
 			stored[2].Engine = 1
 		}

@@ -16,10 +16,12 @@ import (
 // says so, and when a block moves or goes, its slot changes first. So a reader who finds something else at the address
 // than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
 type table struct {
-	seed     uint64
-	sparse   bool // half empty or more, so that searches in vain are short
-	bigPages bool // whether memory is asked for in big pages
-	size     int  // bytes of all slots
+	seed   uint64
+	sparse bool                                       // half empty or more, so that searches in vain are short
+	slots  [1 << segmentBits]atomic.Pointer[[]uint64] // of each segment: 2^n, never full; nil while there is no block
+
+	_        memoryLine // what lookups read is apart from what writers write
+	size     int        // bytes of all slots
 	segments [1 << segmentBits]segment
 }
 
@@ -32,9 +34,8 @@ const (
 )
 
 type segment struct {
-	slots atomic.Pointer[[]uint64] // 2^n of them, never full; nil while there is no block
-	live  int                      // blocks
-	gone  int                      // slots with slotGone
+	live int // blocks
+	gone int // slots with slotGone
 }
 
 // mix spreads a hash over 64 bits, differently for every seed: engines and clients choose what is hashed, and must not be
@@ -45,13 +46,16 @@ func mix(h, seed uint64) uint64 {
 	return hi ^ hi>>32*0xff51afd7ed558ccd
 }
 
+// segmentOf returns in which segment a hash with these bits is.
+func segmentOf(m uint64) uint64 { return m >> (64 - segmentBits) }
+
 // find returns the address of the block with hash h. It is safe beside writers.
 func (t *table) find(a *arena, h kvblock.SequenceHash) (ref, bool) {
 	m := mix(uint64(h), t.seed)
-	seg := &t.segments[m>>(64-segmentBits)]
+	of := &t.slots[segmentOf(m)]
 	tag := uint32(m)
 again:
-	slots := seg.slots.Load()
+	slots := of.Load()
 	if slots == nil {
 		return 0, false
 	}
@@ -68,7 +72,7 @@ again:
 		if at, ok := a.load(r); ok && at == uint64(h) {
 			return r, true
 		}
-		if atomic.LoadUint64(&(*slots)[i]) != slot || seg.slots.Load() != slots {
+		if atomic.LoadUint64(&(*slots)[i]) != slot || of.Load() != slots {
 			goto again // moved meanwhile
 		}
 	}
@@ -78,10 +82,10 @@ again:
 // starts.
 func (t *table) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
 	m := mix(uint64(h), t.seed)
-	seg := &t.segments[m>>(64-segmentBits)]
+	of := &t.slots[segmentOf(m)]
 	tag := uint32(m)
 again:
-	slots := seg.slots.Load()
+	slots := of.Load()
 	if slots == nil {
 		return nil
 	}
@@ -97,7 +101,7 @@ again:
 		if words, first := a.around(ref(slot)); words != nil && first == 0 && atomic.LoadUint64(&words[runHeader]) == uint64(h) {
 			return words
 		}
-		if atomic.LoadUint64(&(*slots)[i]) != slot || seg.slots.Load() != slots {
+		if atomic.LoadUint64(&(*slots)[i]) != slot || of.Load() != slots {
 			goto again // moved meanwhile
 		}
 	}
@@ -107,7 +111,7 @@ again:
 // beside writers.
 func (t *table) near(h uint64) uintptr {
 	m := mix(h, t.seed)
-	slots := t.segments[m>>(64-segmentBits)].slots.Load()
+	slots := t.slots[segmentOf(m)].Load()
 	if slots == nil {
 		return 0
 	}
@@ -116,40 +120,27 @@ func (t *table) near(h uint64) uintptr {
 
 // insert adds a block that is not in the table.
 func (t *table) insert(h kvblock.SequenceHash, r ref) {
-	seg, m := t.room(uint64(h))
-	slots := *seg.slots.Load()
+	m := mix(uint64(h), t.seed)
+	at := segmentOf(m)
+	seg := &t.segments[at]
+	if slots := t.slots[at].Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
+		t.rebuild(at, seg.live+1)
+	}
+	slots := *t.slots[at].Load()
 	mask := uint32(len(slots) - 1)
-	for i := uint32(m) & mask; ; i = (i + 1) & mask {
-		if slot := slots[i]; slot == slotEmpty || slot == slotGone { // only writers write slots, and we are the writer
-			seg.take(&slots[i], m, r)
-			return
-		}
+	i := uint32(m) & mask
+	for slots[i] != slotEmpty && slots[i] != slotGone { // only writers write slots, and we are the writer
+		i = (i + 1) & mask
 	}
-}
-
-// room returns the segment of a hash, with room for one more, and the mixed hash.
-func (t *table) room(h uint64) (seg *segment, m uint64) {
-	m = mix(h, t.seed)
-	seg = &t.segments[m>>(64-segmentBits)]
-	if slots := seg.slots.Load(); slots == nil || (seg.live+seg.gone+1)*4 > len(*slots)*(3-b2i(t.sparse)) {
-		t.rebuild(seg, seg.live+1)
-	}
-	return seg, m
-}
-
-// take puts r into a slot that is empty or slotGone.
-func (seg *segment) take(slot *uint64, m uint64, r ref) {
-	if *slot == slotGone {
-		seg.gone--
-	}
-	put(slot, m<<32|uint64(r))
+	seg.gone -= b2i(slots[i] == slotGone)
+	put(&slots[i], m<<32|uint64(r))
 	seg.live++
 }
 
 // move changes the address of a block from one place to another.
 func (t *table) move(h kvblock.SequenceHash, from, to ref) {
 	m := mix(uint64(h), t.seed)
-	slots := *t.segments[m>>(64-segmentBits)].slots.Load()
+	slots := *t.slots[segmentOf(m)].Load()
 	i := slotOf(slots, m, from)
 	put(&slots[i], m<<32|uint64(to))
 }
@@ -157,8 +148,9 @@ func (t *table) move(h kvblock.SequenceHash, from, to ref) {
 // remove takes away a block.
 func (t *table) remove(h kvblock.SequenceHash, r ref) {
 	m := mix(uint64(h), t.seed)
-	seg := &t.segments[m>>(64-segmentBits)]
-	slots := *seg.slots.Load()
+	at := segmentOf(m)
+	seg := &t.segments[at]
+	slots := *t.slots[at].Load()
 	mask := uint32(len(slots) - 1)
 	i := slotOf(slots, m, r)
 	seg.live--
@@ -173,7 +165,23 @@ func (t *table) remove(h kvblock.SequenceHash, r ref) {
 		}
 	}
 	if len(slots) > minSlots && seg.live*10 < len(slots) || seg.live == 0 {
-		t.rebuild(seg, seg.live)
+		t.rebuild(at, seg.live)
+	}
+}
+
+// tag returns the tag of a block with hash h.
+func (t *table) tag(h kvblock.SequenceHash) uint32 { return uint32(mix(uint64(h), t.seed)) }
+
+// eachTag calls f with the tag of every block.
+func (t *table) eachTag(f func(tag uint32)) {
+	for i := range t.slots {
+		if slots := t.slots[i].Load(); slots != nil {
+			for _, slot := range *slots {
+				if slot != slotEmpty && slot != slotGone {
+					f(uint32(slot >> 32))
+				}
+			}
+		}
 	}
 }
 
@@ -190,22 +198,21 @@ func slotOf(slots []uint64, m uint64, r ref) uint32 {
 
 // rebuild makes room for live blocks and as many again before the next one, without slotGone. Readers of the old slots
 // find what was true until now.
-func (t *table) rebuild(seg *segment, live int) {
-	if old := seg.slots.Load(); old != nil {
+func (t *table) rebuild(segment uint64, live int) {
+	at, seg := &t.slots[segment], &t.segments[segment]
+	if old := at.Load(); old != nil {
 		t.size -= 8 * len(*old)
 	}
 	if live == 0 {
-		seg.slots.Store(nil)
+		at.Store(nil)
 		seg.gone = 0
 		return
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)
-	if t.bigPages {
-		wantBigPages(unsafe.Pointer(&slots[0]), 8*len(slots))
-	}
+	back(unsafe.Pointer(&slots[0]), 8*len(slots))
 	mask := uint32(len(slots) - 1)
-	if old := seg.slots.Load(); old != nil {
+	if old := at.Load(); old != nil {
 		for _, slot := range *old {
 			if slot == slotEmpty || slot == slotGone {
 				continue
@@ -218,5 +225,5 @@ func (t *table) rebuild(seg *segment, live int) {
 		}
 	}
 	seg.gone = 0
-	seg.slots.Store(&slots)
+	at.Store(&slots)
 }

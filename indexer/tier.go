@@ -14,24 +14,30 @@ import (
 // tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through
 // tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
 type tier struct {
-	mu       sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
-	arena    arena
-	starts   table                  // the first blocks of runs
-	firsts   firsts                 // filter of prompts' first blocks; nil: all may be there
-	mayStart filter                 // of starts
-	names    nameTable              // all blocks by their names (names.go)
-	blocks   int                    // in all runs
-	list     []holder               // scratch
-	grouped  [maxGroups]grouped     // scratch of allocHolders, zero between
-	seqs     []kvblock.SequenceHash // scratch
-	mixed    [maxRun]uint64         // scratch of append
-	latest   ref                    // where the block is that hold, append or storeOne did last
-	latestOf kvblock.Worker         // who holds that block for sure, by its own name; noWorker: nobody
+	mu sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
+	_  memoryLine
+	// Lookups read what follows first of all: it is apart from what every change writes, which would take it from their caches.
+	firsts firsts // filter of prompts' first blocks; nil: all may be there
+	starts table  // the first blocks of runs
+	arena  arena
+
+	mayStart filter             // of starts
+	names    nameTable          // all blocks by their names (names.go)
+	blocks   int                // in all runs
+	list     []holder           // scratch
+	grouped  [maxGroups]grouped // scratch of allocHolders, zero between
+	latest   ref                // where the block is that hold, append or storeOne did last
+	latestOf kvblock.Worker     // who holds that block for sure, by its own name; noWorker: nobody
 
 	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
 	// so, which stays so once needed; else those that have, or had, private names.
 	table table
 	every atomic.Bool
+
+	// scratch of lookAhead
+	seqs  [maxAhead]kvblock.SequenceHash
+	mixed [maxAhead]uint64
+	begin [maxAhead]bool
 
 	near      [4 * maxTogether]uintptr // scratch, memory to prefetch
 	nearNames int                      // names of the store under way that were sent for before it began
@@ -40,6 +46,9 @@ type tier struct {
 	spare atomic.Int64 // bytes of the arena's pages that are not
 	busy  atomic.Bool  // whether it has blocks: lookups pass by a tier that has none
 }
+
+// memoryLine is what caches take from memory at once.
+type memoryLine [64]byte
 
 // init makes t an empty tier.
 func (t *tier) init() {
@@ -54,9 +63,6 @@ func (t *tier) init() {
 func (t *tier) unlock() {
 	if size := t.arena.used() + t.tableBytes(); size != int(t.size.Load()) { // most changes do not change it
 		t.size.Store(int64(size))
-		if size >= bigTier && !t.arena.bigPages {
-			t.arena.bigPages, t.starts.bigPages, t.names.bigPages, t.table.bigPages = true, true, true, true
-		}
 	}
 	if spare := t.arena.bytes() - t.arena.used(); spare != int(t.spare.Load()) {
 		t.spare.Store(int64(spare))
@@ -68,7 +74,9 @@ func (t *tier) unlock() {
 }
 
 // tableBytes returns the bytes of all tables.
-func (t *tier) tableBytes() int { return t.starts.size + t.names.size + t.table.size }
+func (t *tier) tableBytes() int {
+	return t.starts.size + len(t.mayStart.counts) + t.names.bytes() + t.table.size
+}
 
 // findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens of
 // nanoseconds for each block that is there; lookups do not. The caller holds no tier.
@@ -155,7 +163,7 @@ func (p *place) following(s *spot) {
 
 // start returns where the block seq is, if it begins a run.
 func (t *tier) start(seq kvblock.SequenceHash) (ref, bool) {
-	if !t.mayStart.may(seq) {
+	if !t.mayStart.may(t.starts.tag(seq)) {
 		return 0, false
 	}
 	return t.starts.find(&t.arena, seq)
@@ -172,26 +180,55 @@ func (t *tier) startSpot(seq kvblock.SequenceHash, s *spot) bool {
 
 // insertStart and removeStart say that the block seq, which is at r, begins a run, and no longer does.
 func (t *tier) insertStart(seq kvblock.SequenceHash, r ref) {
-	if t.mayStart == nil {
-		t.mayStart = make(filter, 1<<filterBits)
-	}
-	t.mayStart.add(seq)
 	t.starts.insert(seq, r)
+	t.mayStart.add(t.starts.tag(seq), &t.starts)
 }
 
 func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 	t.starts.remove(seq, r)
-	t.mayStart.remove(seq)
+	t.mayStart.remove(t.starts.tag(seq), &t.starts)
 }
 
 // nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash where
 // the block before it is known, and needs no hashing.
 func (t *tier) nextLocal(p *place, local kvblock.LocalHash, s *spot) bool {
-	if i := p.i + 1; p.words != nil && i < length(p.words[0]) && p.stored[runHeader+i].Local == local {
-		p.following(s)
-		return true
+	if i := p.i + 1; p.words != nil {
+		if n := length(p.words[0]); i < n && p.stored[runHeader+i].Local == local {
+			p.following(s)
+			return true
+		} else if i == n && t.followerSpot(p, s) && s.stored[runHeader].Local == local {
+			return true
+		}
 	}
-	return t.startSpot(p.hash(local), s)
+	found := t.startSpot(p.hash(local), s)
+	if found {
+		t.leadsTo(p, s.run)
+	}
+	return found
+}
+
+// followerSpot sets s to the beginning of the follower of the run that p is at the end of, if there is one.
+func (t *tier) followerSpot(p *place, s *spot) bool {
+	r := follower(p.words[1])
+	if r == 0 {
+		return false
+	}
+	t.arena.spot(r+runHeader, s)
+	return s.stored != nil && s.i == 0 && length(s.words[0]) > 0 && s.stored[0].Engine == kvblock.EngineHash(p.seq) && s.stored[1].Engine != 0
+}
+
+// leadsTo makes r the follower of the run that p is at the end of, if it is, or one of many.
+func (t *tier) leadsTo(p *place, r run) {
+	if p.words == nil || p.i+1 != length(p.words[0]) {
+		return
+	}
+	var s spot
+	if now := p.words[1] & followerBits; now == manyFollowers || now != 0 && follower(now) != r && t.followerSpot(p, &s) {
+		follow(p.words, manyFollowers)
+		return
+	}
+	follow(p.words, uint64(r)<<followerShift)
+	t.arena.storedOf(r)[0].Local = kvblock.LocalHash(p.run)
 }
 
 // hash returns the sequence hash of a block at p.
@@ -202,28 +239,62 @@ func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
 	return kvblock.NextSequenceHash(p.seq, local)
 }
 
-// chain sets t.seqs to the sequence hashes of blocks at p.
-func (t *tier) chain(p *place, blocks []kvblock.StoredBlock) []kvblock.SequenceHash {
+// ahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as memory takes to
+// come, so that the rest is found out, and sent for, meanwhile.
+type ahead struct {
+	seqs  []kvblock.SequenceHash
+	mixed []uint64 // of their names, as nameTable.mix returns them; nil if they get none
+	begin []bool   // which may begin runs; nil if that is not known
+}
+
+// maxAhead is of how many blocks that is found out at once.
+const maxAhead = 128
+
+// lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and until the next
+// call.
+func (t *tier) lookAhead(p *place, blocks []kvblock.StoredBlock, a *ahead) {
+	blocks = blocks[:min(len(blocks), maxAhead)]
+	a.seqs, a.mixed, a.begin = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.begin[:len(blocks)]
+	near := t.near[:0]
 	seq := p.hash(blocks[0].Local)
-	t.seqs = append(t.seqs[:0], seq)
-	for _, b := range blocks[1:] {
-		seq = kvblock.NextSequenceHash(seq, b.Local)
-		t.seqs = append(t.seqs, seq)
+	for k := range blocks {
+		if k > 0 {
+			seq = kvblock.NextSequenceHash(seq, blocks[k].Local)
+		}
+		a.seqs[k], a.begin[k] = seq, t.mayStart.may(t.starts.tag(seq))
+		if a.begin[k] {
+			near = append(near, t.starts.near(uint64(seq)))
+		}
+		a.mixed[k] = t.names.mix(blocks[k].Engine)
+		if k >= t.nearNames {
+			near = append(near, t.names.near(a.mixed[k]))
+		}
+		if len(near) >= 8 || k == len(blocks)-1 {
+			prefetch.Words(unsafe.SliceData(near), len(near))
+			near = near[:0]
+		}
 	}
-	return t.seqs
+}
+
+// pass forgets the first k blocks.
+func (a *ahead) pass(k int) {
+	k = min(k, len(a.seqs))
+	a.seqs, a.mixed, a.begin = a.seqs[k:], a.mixed[k:], a.begin[k:]
 }
 
 // seqAt returns the sequence hash of the block at r.
 func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t.arena.record(r)[0]) }
 
-// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names.
-// It returns how many these are: 0 if the first does not, or if the arena is exhausted.
+// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names, and sets s to
+// the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
 func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.StoredBlock) int {
 	r, i, n := s.run, s.i, length(s.words[0])
 	stored := s.stored[runHeader+i : runHeader+n]
-	k := 0
-	for k < len(stored) && k < len(blocks) && stored[k] == blocks[k] && blocks[k].Engine != 0 {
-		k++
+	k := min(len(stored), len(blocks))
+	if s.stored[1].Local != 0 || !same(stored[:k], blocks[:k]) {
+		most := k
+		for k = 0; k < most && stored[k] == blocks[k] && blocks[k].Engine != 0; k++ {
+		}
 	}
 	if h.private.n > 0 {
 		for j := range k {
@@ -236,7 +307,7 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.St
 	if k == 0 {
 		return 0
 	}
-	had, ok := t.hold(w, h, r, i, k)
+	had, ok := t.hold(w, h, s, k)
 	if !ok {
 		return 0
 	}
@@ -248,7 +319,15 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.St
 	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && s.words[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
+	s.at += ref(k - 1)
+	s.i += k - 1
 	return k
+}
+
+// same reports whether blocks are the same, as many as there are of both, as fast as memory compares.
+func same(a, b []kvblock.StoredBlock) bool {
+	return unsafe.String((*byte)(unsafe.Pointer(unsafe.SliceData(a))), uintptr(len(a))*unsafe.Sizeof(a[0])) ==
+		unsafe.String((*byte)(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))*unsafe.Sizeof(b[0]))
 }
 
 // join does the same in a tier without names, with blocks whose sequence hashes are seqs.
@@ -256,7 +335,7 @@ func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceH
 	r, i, words := s.run, s.i, s.words
 	n := length(words[0])
 	k := matching(words[runHeader+i:runHeader+min(n, i+len(seqs))], seqs)
-	if _, ok := t.hold(w, h, r, i, k); !ok {
+	if _, ok := t.hold(w, h, s, k); !ok {
 		return 0
 	}
 	if k < len(seqs) && i+k < n && words[1]&manyHolders != 0 {
@@ -265,46 +344,26 @@ func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceH
 	return k
 }
 
-// hold makes w hold k blocks of r from block i on, and returns those of them that it held already. It reports failure,
-// changing nothing, if the arena is exhausted.
-func (t *tier) hold(w kvblock.Worker, h *held, r run, i, k int) (had uint64, ok bool) {
-	more := ones(k) << i
-	was, ok := t.setMask(r, w, 0, more)
+// hold makes w hold k blocks of a run from s on, and returns those of them that it held already. It reports failure, changing
+// nothing, if the arena is exhausted.
+func (t *tier) hold(w kvblock.Worker, h *held, s *spot, k int) (had uint64, ok bool) {
+	more := ones(k) << s.i
+	was, ok := t.setMask(s.run, s.words, w, 0, more)
 	if !ok {
 		return 0, false
 	}
-	t.latest, t.latestOf = r+ref(runHeader+i+k-1), w
+	t.latest, t.latestOf = s.at+ref(k-1), w
 	added := bits.OnesCount64(more &^ was)
 	h.blocks += added
 	h.n += added
 	return more & was, true
 }
 
-// append adds the first blocks of seqs, which nobody holds, as held by w, in one run, as far as their names are free. It
-// returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them; nameless ones
-// get no name, whatever it says.
-func (t *tier) append(w kvblock.Worker, h *held, p *place, seqs []kvblock.SequenceHash, blocks []kvblock.StoredBlock, nameless bool) int {
-	named := t.arena.names && !nameless
-	seqs = seqs[:min(len(seqs), maxRun)]
-	near := t.near[:0]
-	for k, seq := range seqs {
-		if t.mayStart.may(seq) {
-			near = append(near, t.starts.near(uint64(seq)))
-		}
-		if named {
-			t.mixed[k] = t.names.mix(blocks[k].Engine)
-			if k >= t.nearNames {
-				near = append(near, t.names.near(t.mixed[k]))
-			}
-		}
-	}
-	prefetch.Words(unsafe.SliceData(near), len(near))
-	if named {
-		e := blocks[0].Engine
-		if _, taken := t.names.find(&t.arena, e); taken || e == 0 || h.private.has(e) {
-			return 0
-		}
-	}
+// append adds the first of some blocks, which nobody holds, as held by w, in one run, as far as their names are free. It returns how
+// many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them, which counts if their names are mixed.
+func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks []kvblock.StoredBlock) int {
+	named := next.mixed != nil
+	seqs := next.seqs[:min(len(next.seqs), maxRun)]
 	r, n, depth, ok := run(0), 0, p.depth, false
 	if p.after {
 		r, n, depth, ok = t.extensible(w, p, len(seqs))
@@ -319,41 +378,54 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, seqs []kvblock.Sequen
 		put(&words[1], uint64(w))
 		put(&words[2], 0)
 		if stored := t.arena.storedOf(r); stored != nil {
-			stored[0].Engine, stored[1].Engine = kvblock.EngineHash(p.seq), kvblock.EngineHash(b2i(p.after))
+			stored[0] = kvblock.StoredBlock{Engine: kvblock.EngineHash(p.seq)}
+			stored[1] = kvblock.StoredBlock{Engine: kvblock.EngineHash(b2i(p.after))}
 			stored[2] = kvblock.StoredBlock{}
-			if !p.after {
-				t.firsts.add(seqs[0], t.table.seed, 1)
-			}
 		}
 	}
 	words, stored := t.arena.record(r), t.arena.storedOf(r)
-	k := 0
-	for k < len(seqs) && runHeader+n+k < len(words) {
-		if k > 0 {
-			if _, held := t.start(seqs[k]); held {
-				break
-			}
+	from := runHeader + n
+	k := min(len(seqs), len(words)-from)
+	for i := 1; i < k; i++ {
+		if next.begin != nil && !next.begin[i] {
+			continue
 		}
-		at := runHeader + n + k
-		if named {
-			e := blocks[k].Engine
-			if e == 0 || h.private.has(e) || !t.names.insert(&t.arena, e, t.mixed[k], r+ref(at)) {
-				break
-			}
+		if _, held := t.start(seqs[i]); held {
+			k = i
 		}
-		put(&words[at], uint64(seqs[k]))
-		if stored != nil {
-			if stored[at] = blocks[k]; nameless {
-				stored[at].Engine = 0
-			}
-		}
-		k++
 	}
-	who, mask := words[1], words[2]&ones(n)|ones(k)<<n // the mask's bits from n on meant nothing
+	for i, seq := range seqs[:k] {
+		put(&words[from+i], uint64(seq))
+	}
+	if stored != nil {
+		copy(stored[from:], blocks[:k])
+	}
+	if named {
+		for i := 0; i < k && h.private.n > 0; i++ {
+			if h.private.has(blocks[i].Engine) {
+				k = i
+			}
+		}
+		k = t.names.insert(&t.arena, stored[from:from+k], next.mixed, r+ref(from))
+		if k == 0 {
+			if !longer {
+				end(words, 0)
+				t.arena.release(r)
+			}
+			t.latestOf = noWorker // its run may have moved
+			return 0
+		}
+	} else if stored != nil {
+		stored[1].Local = 1
+		for i := range k {
+			stored[from+i].Engine = 0
+		}
+	}
+	who, mask := words[1]&^followerBits, words[2]&ones(n)|ones(k)<<n // the mask's bits from n on meant nothing
 	var grow holders
 	shared, inPlace := who&manyHolders != 0, false
 	if shared {
-		grow = holdersOf(t.arena.record(ref(who)))
+		grow.open(t.arena.record(ref(who)))
 		inPlace = grow.growsFor(w)
 	}
 	if shared && !inPlace {
@@ -379,6 +451,7 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, seqs []kvblock.Sequen
 	}
 	if inPlace {
 		grow.lengthen(w, n, k)
+		put(&words[1], who)
 	} else {
 		put(&words[1], who)
 		put(&words[2], mask)
@@ -389,6 +462,13 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, seqs []kvblock.Sequen
 	}
 	if !longer {
 		t.insertStart(seqs[0], r+runHeader)
+		switch {
+		case stored == nil:
+		case !p.after:
+			t.firsts.add(seqs[0], t.starts.seed, 1)
+		case blocks != nil:
+			t.leadsTo(p, r)
+		}
 	}
 	if t.every.Load() {
 		for i := range k {
@@ -431,17 +511,18 @@ func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth
 		return 0, 0, depth, false
 	}
 	if words[1]&manyHolders != 0 {
-		h := holdersOf(t.arena.record(ref(words[1])))
+		var h holders
+		h.open(t.arena.record(ref(words[1])))
 		if h.count() > maxSharers || p.stored == nil || p.stored[2].Engine != 0 {
 			return 0, 0, depth, false
 		}
 	}
-	if want = min(n+want, maxRun); runHeader+want > len(words) {
-		to, ok := t.copyRun(r, 0, n, roomFor(want))
+	if runHeader+min(n+want, maxRun) > len(words) {
+		to, ok := t.moveRun(r, roomFor(min(n+2*want, maxRun))) // what has grown will often grow so once more
 		if !ok {
 			return 0, 0, depth, false
 		}
-		t.freeRun(r)
+		t.arena.spot(to+ref(runHeader+i), &p.spot)
 		r = to
 	}
 	return r, n, depth, true
@@ -457,7 +538,8 @@ func (t *tier) endingAt(r run, i int) (n int) {
 	if who&manyHolders == 0 {
 		return 0
 	}
-	h := holdersOf(t.arena.record(ref(who)))
+	var h holders
+	h.open(t.arena.record(ref(who)))
 	h.eachGrouped(func(_ kvblock.Worker, lead int) { n += b2i(lead == i) })
 	for j := 1; j < len(h.list); j += 2 {
 		n += b2i(h.list[j] == ones(i))
@@ -489,12 +571,13 @@ func (t *tier) unhold(w kvblock.Worker, seqs []kvblock.SequenceHash) {
 // clearMask makes w hold no block of r that is in mask, and drops the blocks that nobody holds then.
 func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 	t.latestOf = noWorker
-	was, ok := t.setMask(r, w, mask, 0)
+	words := t.arena.record(r)
+	was, ok := t.setMask(r, words, w, mask, 0)
 	if was&mask == 0 {
 		return
 	}
 	if !ok {
-		t.setMask(r, w, was, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
+		t.setMask(r, words, w, was, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
 	}
 	n := t.runLen(r)
 	alive := t.union(r)
@@ -519,7 +602,7 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 		t.names.remove(stored[at].Engine, r+ref(at))
 	}
 	if stored != nil && at == runHeader && stored[1].Engine == 0 {
-		t.firsts.add(kvblock.SequenceHash(words[at]), t.table.seed, ^uint32(0))
+		t.firsts.add(kvblock.SequenceHash(words[at]), t.starts.seed, ^uint32(0))
 	}
 }
 
@@ -545,8 +628,7 @@ func (t *tier) drop(r run, n int, dead uint64) {
 		}
 		t.cut(r, n)
 		if class := classFor(runHeader + n); 4<<class <= len(words) { // most of the record is of no use any more
-			if to, ok := t.copyRun(r, 0, n, n); ok {
-				t.freeRun(r)
+			if to, ok := t.moveRun(r, n); ok {
 				r = to
 			}
 		}
