@@ -56,10 +56,15 @@ func serve(stdin io.Reader, stdout io.Writer) error {
 			if threads, err = strconv.Atoi(argument); err == nil {
 				answer, err = open.read(threads)
 			}
-		case command == "beside" && open != nil:
+		case (command == "beside" || command == "write") && open != nil:
 			var rate float64
-			if rate, err = strconv.ParseFloat(argument, 64); err == nil {
+			if rate, err = strconv.ParseFloat(argument, 64); err != nil {
+				break
+			}
+			if command == "beside" {
 				answer, err = open.besideWriter(rate)
+			} else {
+				answer, err = open.write(rate)
 			}
 		default:
 			err = fmt.Errorf("command %q", lines.Text())

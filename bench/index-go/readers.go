@@ -101,40 +101,41 @@ func (r *readers) find(from int, stop *atomic.Bool) float64 {
 	return (cputime.Thread() - start) / float64(n)
 }
 
-// besideWriter is read with one thread, while another applies so many blocks a second, if it can: what phaseMixed stores,
-// then its removal, and again.
+// besideWriter is read with one thread, while another writes.
 func (r *readers) besideWriter(rate float64) (*readAnswer, error) {
 	var stop atomic.Bool
 	done := make(chan float64)
 	go func() { done <- r.find(0, &stop) }()
+	a, err := r.write(rate)
+	stop.Store(true)
+	a.FindNS = <-done
+	return a, err
+}
+
+// write applies so many blocks a second, if it can: what phaseMixed stores, then its removal, and again.
+func (r *readers) write(rate float64) (*readAnswer, error) {
 	blocks := 0
-	start := time.Now()
-	err := func() error {
-		for {
-			for i := range 2 * len(r.stores) {
-				if i < len(r.stores) {
-					if err := r.index.Stored(r.workers[i], r.stores[i]); err != nil {
-						return err
-					}
-					blocks += len(r.stores[i].Blocks)
-				} else {
-					j := 2*len(r.stores) - 1 - i
-					r.index.Removed(r.workers[j], r.removes[j])
-					blocks += len(r.removes[j].Hashes)
+	for start := time.Now(); ; {
+		for i := range 2 * len(r.stores) {
+			if i < len(r.stores) {
+				if err := r.index.Stored(r.workers[i], r.stores[i]); err != nil {
+					return &readAnswer{}, err
 				}
-				if i%64 != 0 {
-					continue
-				}
-				if early := time.Duration(float64(blocks)/rate*1e9) - time.Since(start); early > 100*time.Microsecond {
-					time.Sleep(early)
-				}
+				blocks += len(r.stores[i].Blocks)
+			} else {
+				j := 2*len(r.stores) - 1 - i
+				r.index.Removed(r.workers[j], r.removes[j])
+				blocks += len(r.removes[j].Hashes)
 			}
-			if time.Since(start) > readFor {
-				return nil
+			if i%64 != 0 {
+				continue
+			}
+			if early := time.Duration(float64(blocks)/rate*1e9) - time.Since(start); early > 100*time.Microsecond {
+				time.Sleep(early)
 			}
 		}
-	}()
-	took := time.Since(start)
-	stop.Store(true)
-	return &readAnswer{FindNS: <-done, Rate: float64(blocks) / took.Seconds()}, err
+		if took := time.Since(start); took > readFor {
+			return &readAnswer{Rate: float64(blocks) / took.Seconds()}, nil
+		}
+	}
 }

@@ -59,7 +59,10 @@ func replay(path string) (map[int]*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replayer{index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch), messages: make([]message, 0, eventBatch)}
+	r := &replayer{
+		index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch), messages: make([]message, 0, eventBatch),
+		blocks: make([]kvblock.StoredBlock, 0, 2*eventBatch), hashes: make([]kvblock.EngineHash, 0, 2*eventBatch),
+	}
 	debug.FreeOSMemory() // and collects, so that no earlier garbage is this run's
 	var op operation
 	for {
@@ -91,9 +94,10 @@ const (
 	longBlocks    = 64
 )
 
-// How many events, which are read from the workload before, and queries are timed together at most; as many as of Dynamo's index.
+// How much is timed together: events until they are of so many blocks, which is enough for a clock, and so little that caches have
+// them, as they have what was just decoded; and so many queries, as with Dynamo's index.
 const (
-	eventBatch = 50_000
+	eventBatch = 16_384
 	queryBatch = 4096
 )
 
@@ -109,7 +113,9 @@ type replayer struct {
 
 	kind     uint8 // opStore or opRemove: what waits
 	events   []kvblock.Operation
-	messages []message // of these events
+	messages []message             // of these events
+	blocks   []kvblock.StoredBlock // copied for these events
+	hashes   []kvblock.EngineHash  // the same
 
 	window  int // operations in this window of phaseMixed
 	queries [][]kvblock.LocalHash
@@ -136,7 +142,7 @@ func (r *replayer) step(op *operation) error {
 		if r.id != phaseMixed && len(r.queries) > 0 {
 			r.answer()
 		}
-		if op.kind != r.kind || len(r.events) == eventBatch {
+		if op.kind != r.kind || len(r.blocks)+len(r.hashes) >= eventBatch {
 			if err := r.apply(); err != nil {
 				return err
 			}
@@ -153,9 +159,15 @@ func (r *replayer) step(op *operation) error {
 			r.messages = append(r.messages, message{worker: op.worker, events: 1, alone: blocks >= longBlocks})
 		}
 		if op.kind == opRemove {
+			from := len(r.hashes)
+			r.hashes = append(r.hashes, op.remove.Hashes...)
+			op.remove.Hashes = r.hashes[from:]
 			r.events = append(r.events, kvblock.Operation{Kind: kvblock.OpRemoved, Removed: op.remove})
 			r.now.Removed += blocks
 		} else {
+			from := len(r.blocks)
+			r.blocks = append(r.blocks, op.store.Blocks...)
+			op.store.Blocks = r.blocks[from:]
 			r.events = append(r.events, kvblock.Operation{Kind: kvblock.OpStored, Stored: op.store})
 			r.now.Stored += blocks
 		}
@@ -220,7 +232,7 @@ func (r *replayer) apply() error {
 	} else {
 		r.now.RemoveNS += took
 	}
-	r.events, r.messages = r.events[:0], r.messages[:0]
+	r.events, r.messages, r.blocks, r.hashes = r.events[:0], r.messages[:0], r.blocks[:0], r.hashes[:0]
 	return failed
 }
 

@@ -160,9 +160,20 @@ impl Readers {
     /// One reader, while the writer thread applies so many blocks a second, if it can: what phase MIXED stores, then its
     /// removal, and again.
     pub fn beside_writer(&mut self, rate: f64) -> String {
-        let removes: Vec<_> = self.stores.iter().rev().map(|(event, n)| (removal(event), *n)).collect();
         let stop = Arc::new(AtomicBool::new(false));
         let reader = self.reader(0, &stop);
+        let rate = self.apply(rate);
+        stop.store(true, Ordering::Relaxed);
+        format!(r#"{{"find_ns": {}, "rate": {rate}}}"#, reader.join().expect("a reader"))
+    }
+
+    /// The same without a reader.
+    pub fn write(&mut self, rate: f64) -> String {
+        format!(r#"{{"find_ns": 0, "rate": {}}}"#, self.apply(rate))
+    }
+
+    fn apply(&mut self, rate: f64) -> f64 {
+        let removes: Vec<_> = self.stores.iter().rev().map(|(event, n)| (removal(event), *n)).collect();
         let (start, mut blocks) = (Instant::now(), 0);
         while start.elapsed() < READ_FOR {
             for (i, (event, n)) in self.stores.iter().chain(&removes).enumerate() {
@@ -181,9 +192,7 @@ impl Readers {
             }
         }
         self.index.wait();
-        let took = start.elapsed();
-        stop.store(true, Ordering::Relaxed);
-        format!(r#"{{"find_ns": {}, "rate": {}}}"#, reader.join().expect("a reader"), blocks as f64 / took.as_secs_f64())
+        blocks as f64 / start.elapsed().as_secs_f64()
     }
 }
 

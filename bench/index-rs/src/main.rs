@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             ("crtc", "readers") => open.as_ref().ok_or("nothing is open")?.read(argument.parse()?),
             ("crtc", "beside") => open.as_mut().ok_or("nothing is open")?.beside_writer(argument.parse()?),
+            ("crtc", "write") => open.as_mut().ok_or("nothing is open")?.write(argument.parse()?),
             ("scheduling", "hash") => scheduling::hash(argument.parse()?),
             ("scheduling", "select") => scheduling::select(argument.parse()?)?,
             _ => return Err(format!("{engine}: command {line:?}").into()),
