@@ -105,7 +105,7 @@ bench-tokenizers: libzmq ## kvepp's tokenizer beside tokenizers and fastokens, r
 bench-path: libzmq ## what a request costs behind a real Envoy, beside Envoy alone and a processor that only echoes (PART=streams: that part; PIECES=1000: longer ones; PEER=gaie: beside the Gateway API's own as well)
 	@PEER=$(PEER) bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
-quality: ## the same traffic through kvepp and through Dynamo's own routers, over mocked workers: cached share, times, balance (twenty minutes; SEEDS=1: four)
+quality: ## the same traffic through kvepp and through Dynamo's own routers, over mocked workers: cached share, times, balance (twenty minutes; SEEDS=1: five)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)")
 
 libzmq:

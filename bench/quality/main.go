@@ -43,13 +43,17 @@ const (
 // system is a way to route.
 type system struct {
 	name     string
-	frontend string // Dynamo's router mode; empty: kvepp
-	only     string // the scenario it is of interest for; empty: all
+	frontend string   // Dynamo's router mode; empty: kvepp
+	gateway  bool     // whether an Envoy stands before Dynamo's frontend, too
+	only     string   // the scenario it is of interest for; empty: all
+	flags    []string // of kvepp
 }
 
 var systems = []system{
 	{name: "kvepp"},
+	{name: "kvepp, token ids", only: "burst", flags: []string{"--inject-token-data"}},
 	{name: "Dynamo kv", frontend: "kv"},
+	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst"},
 	{name: "round-robin", frontend: "round-robin"},
 	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse"},
 }
@@ -76,7 +80,7 @@ func run(ctx context.Context, first, seeds int, only string) error {
 					return fmt.Errorf("%s, %s, seed %d: %w", sc.name, sys.name, seed, err)
 				}
 				results[[2]string{sc.name, sys.name}] = append(results[[2]string{sc.name, sys.name}], r)
-				fmt.Printf("%5.0fs  seed %d, %-13s %-13s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name, r.line())
+				fmt.Printf("%5.0fs  seed %d, %-13s %-17s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name, r.line())
 			}
 		}
 	}
@@ -91,7 +95,7 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 		return r, err
 	}
 	cfg := stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers, Blocks: blocks, Speedup: speedup, DecodeSpeedup: decodeSpeedup,
-		Frontend: sys.frontend, Kill: true, KveppFlags: []string{"--log-level", "info"}}
+		Frontend: sys.frontend, Gateway: sys.gateway, Kill: true, KveppFlags: append([]string{"--log-level", "info"}, sys.flags...)}
 	if sc.later > 0 {
 		cfg.Later = 1
 	}
@@ -118,7 +122,7 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	begin := time.Now()
 	if sc.later > 0 {
 		wait.Go(func() {
-			if e := join(ctx, s, sc.later); e != nil {
+			if e := join(ctx, s, sys, sc.later); e != nil {
 				mu.Lock()
 				r.err = e
 				mu.Unlock()
@@ -149,12 +153,12 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 }
 
 // join starts the last worker after a time. kvepp hears of it when the frontend beside it is ready to serve it, as of a pod.
-func join(ctx context.Context, s *stack.Stack, after time.Duration) error {
+func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) error {
 	if err := sleep(ctx, after); err != nil {
 		return err
 	}
 	w := s.Workers[workers-1]
-	if err := w.Restart(); err != nil || s.Envoy == nil {
+	if err := w.Restart(); err != nil || sys.frontend != "" {
 		return err
 	}
 	if err := w.Ready(ctx); err != nil {

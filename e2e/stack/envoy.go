@@ -77,8 +77,10 @@ func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(con
 	}
 	s.envoys = append(s.envoys, e)
 	return e, s.up(ctx, "Envoy", func() error {
-		if err := e.SeesKvepp(ctx, true); err != nil {
-			return err
+		if s.cfg.Frontend == "" {
+			if err := e.SeesKvepp(ctx, true); err != nil {
+				return err
+			}
 		}
 		// It listens when all clusters were checked that it checks the health of.
 		conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))

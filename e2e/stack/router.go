@@ -3,6 +3,7 @@ package stack
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -29,6 +30,19 @@ func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 	}, s.shared)
 }
 
+// startGateway starts an Envoy before the frontend that routes.
+func (s *Stack) startGateway(ctx context.Context) (err error) {
+	s.Envoy, err = s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
+		resources := At(config, "static_resources").(map[string]any)
+		resources["clusters"] = slices.DeleteFunc(resources["clusters"].([]any), func(c any) bool { return At(c, "name") == "kvepp" })
+		connections := At(resources, "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
+		connections["http_filters"] = slices.DeleteFunc(connections["http_filters"].([]any), func(f any) bool {
+			return At(f, "name") == "envoy.filters.http.ext_proc"
+		})
+	})
+	return err
+}
+
 // known is how many workers a router sends requests to now.
 func (s *Stack) known(ctx context.Context) (int, error) {
 	if s.cfg.Frontend == "" {
@@ -50,7 +64,7 @@ func (s *Stack) known(ctx context.Context) (int, error) {
 
 // URL is where clients send requests.
 func (s *Stack) URL() string {
-	if s.cfg.Frontend != "" {
+	if s.Envoy == nil {
 		return "http://" + s.Workers[0].Address
 	}
 	return s.Envoy.URL

@@ -67,6 +67,8 @@ type Config struct {
 	// place of Envoy and kvepp. Empty: Envoy and kvepp.
 	Frontend      string
 	FrontendFlags []string
+	// Gateway puts an Envoy before that frontend all the same, which asks nobody.
+	Gateway bool
 	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart and
 	// WriteEndpoints change that.
 	Later int
@@ -166,6 +168,11 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Frontend != "" {
 		if err := s.startRouter(ctx, len(running)); err != nil {
 			return nil, err
+		}
+		if cfg.Gateway {
+			if err := s.startGateway(ctx); err != nil {
+				return nil, err
+			}
 		}
 		return s, nil
 	}
