@@ -644,10 +644,12 @@ func TestRefusedEndpoints(t *testing.T) {
 	}
 }
 
-// TestHandle holds the binding to the field that handle reads.
+// TestHandle holds the binding to the fields that contextHandle and handle read.
 func TestHandle(t *testing.T) {
-	field := reflect.TypeOf(zmq.Socket{}).Field(0)
-	if field.Name != "soc" || field.Offset != 0 || field.Type.Kind() != reflect.UnsafePointer {
-		t.Fatalf("the first field of a socket is %s of type %v now: socket.handle must be corrected", field.Name, field.Type)
+	for name, kind := range map[string]reflect.Type{"ctx": reflect.TypeFor[zmq.Context](), "soc": reflect.TypeFor[zmq.Socket]()} {
+		field := kind.Field(0)
+		if field.Name != name || field.Offset != 0 || field.Type.Kind() != reflect.UnsafePointer {
+			t.Errorf("the first field of %v is %s of type %v now: what libzmq calls it must be read otherwise", kind, field.Name, field.Type)
+		}
 	}
 }
