@@ -14,12 +14,11 @@ import (
 // The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from memory at once, filled from the
 // first on. Names for which there is no room are in the lines behind it.
 type nameTable struct {
-	seed   uint64
-	pages  int                // that there are
-	bits   uint8              // of a tag, that tell the page
-	dir    []namePlace        // 1<<bits, by these; nil while there is no name
-	hand   *[nameSlots]uint64 // scratch, names on their way from page to page
-	inHand int                // how many these are, zero between
+	seed  uint64
+	pages int                // that there are
+	bits  uint8              // of a tag, that tell the page
+	dir   []namePlace        // 1<<bits, by these; nil while there is no name
+	hand  *[nameSlots]uint64 // scratch, names on their way from page to page
 }
 
 type (
@@ -119,8 +118,7 @@ func (t *nameTable) room(m uint64) *namePlace {
 		case page.live+page.gone < maxNameSlots:
 			return page
 		case page.live <= nameSlots/2:
-			t.take(page.lines)
-			t.put(page.lines, nil, noBit)
+			t.put(t.take(page.lines, 0), page.lines, nil, noBit)
 			page.gone = 0
 		case !t.split(t.place(m)):
 			return nil
@@ -245,8 +243,7 @@ func (t *nameTable) split(at int) bool {
 		at *= 2
 	}
 	right := t.newPage()
-	t.take(left.lines)
-	right.live = t.put(left.lines, right.lines, 31-left.depth)
+	right.live = t.put(t.take(left.lines, 0), left.lines, right.lines, 31-left.depth)
 	left.live, left.gone = left.live-right.live, 0
 	left.depth++
 	right.depth = left.depth
@@ -266,9 +263,7 @@ func (t *nameTable) merge(at int) {
 		if left.depth != right.depth || left.live+right.live > nameSlots/4 {
 			return
 		}
-		t.take(left.lines)
-		t.take(right.lines)
-		t.put(left.lines, nil, noBit)
+		t.put(t.take(right.lines, t.take(left.lines, 0)), left.lines, nil, noBit)
 		left.live, left.gone = left.live+right.live, 0
 		left.depth--
 		for i := range size {
@@ -284,24 +279,25 @@ func (t *nameTable) merge(at int) {
 // noBit is a bit that no tag has.
 const noBit = 32
 
-// take moves all names from a page's lines to those in hand.
-func (t *nameTable) take(lines *[nameLines]nameLine) {
+// take moves all names from a page's lines to those in hand, and returns how many these are then.
+func (t *nameTable) take(lines *[nameLines]nameLine, inHand int) int {
 	if t.hand == nil {
 		t.hand = new([nameSlots]uint64)
 	}
 	for i := range lines { // as every other slot or so has a name, a branch would often go the wrong way
 		for _, slot := range &lines[i] {
-			t.hand[t.inHand%nameSlots] = slot
-			t.inHand += b2i(slot > slotGone)
+			t.hand[inHand%nameSlots] = slot
+			inHand += b2i(slot > slotGone)
 		}
 	}
 	*lines = [nameLines]nameLine{}
+	return inHand
 }
 
 // put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many these were.
-func (t *nameTable) put(lines, with *[nameLines]nameLine, bit uint8) (n int) {
+func (t *nameTable) put(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
 	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
-	for _, name := range t.hand[:t.inHand] {
+	for _, name := range t.hand[:inHand] {
 		goes, i := name>>32>>(bit%64)&1, lineOf(name>>32)
 		for used[goes][i] == lineSlots {
 			i = lineAfter(i)
@@ -310,6 +306,5 @@ func (t *nameTable) put(lines, with *[nameLines]nameLine, bit uint8) (n int) {
 		used[goes][i]++
 		n += int(goes)
 	}
-	t.inHand = 0
 	return n
 }

@@ -449,11 +449,10 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 	if longer {
 		begin(words)
 	}
+	put(&words[1], who)
 	if inPlace {
 		grow.lengthen(w, n, k)
-		put(&words[1], who)
 	} else {
-		put(&words[1], who)
 		put(&words[2], mask)
 	}
 	end(words, n+k)
