@@ -317,6 +317,9 @@ func TestManifestsAgree(t *testing.T) {
 		if stack.At(processor, "grpc_service", "timeout") != "0s" || stack.At(manager, "upgrade_configs", 0, "upgrade_type") != "websocket" {
 			t.Errorf("%s: the processor's streams end by time, or WebSockets do not pass", file)
 		}
+		if got := fmt.Sprint(stack.At(processor, "response_attributes")); got != "[response.code_details response.flags]" {
+			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
+		}
 		removed := fmt.Sprint(stack.At(manager, "early_header_mutation_extensions"))
 		if stripped == nil {
 			stripped = removed
