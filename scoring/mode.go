@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"kvepp/kvblock"
@@ -26,6 +27,9 @@ const (
 )
 
 var modeNames = [...]string{"kv", "round-robin", "random", "power-of-two", "least-loaded", "direct", "device-aware-weighted"}
+
+// ModeNames returns the names of all modes.
+func ModeNames() []string { return slices.Clone(modeNames[:]) }
 
 // ParseMode returns the mode of that name.
 func ParseMode(name string) (Mode, error) {

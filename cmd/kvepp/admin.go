@@ -26,7 +26,18 @@ func (o *options) checkListeners() error {
 	if o.enablePprof && o.adminAddress == "" {
 		return errors.New("--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for example")
 	}
-	if o.metricsAddress == "" {
+	metricsPort := o.metricsPort
+	if o.metricsAddress != "" {
+		metricsPort = 0
+	}
+	switch {
+	case o.grpcPort == o.grpcHealthPort:
+		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own", o.grpcPort)
+	case metricsPort == o.grpcPort:
+		return fmt.Errorf("--metrics-port and --grpc-port are both %d; give each a port of its own", metricsPort)
+	case metricsPort == o.grpcHealthPort:
+		return fmt.Errorf("--metrics-port and --grpc-health-port are both %d; give each a port of its own", metricsPort)
+	case o.metricsAddress == "":
 		return nil
 	}
 	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {

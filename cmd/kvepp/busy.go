@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/suggest"
 	"kvepp/router"
 	"kvepp/router/queue"
 )
@@ -101,7 +102,8 @@ func (b *busy) readPolicies(f *pflag.FlagSet) error {
 func set(f *pflag.FlagSet, s queue.Setting) error {
 	name, known := settingFlags[s.Key]
 	if !known {
-		return fmt.Errorf("%q is not a key of router, which has: %s", s.Key, strings.Join(slices.Sorted(maps.Keys(settingFlags)), ", "))
+		keys := slices.Sorted(maps.Keys(settingFlags))
+		return fmt.Errorf("%q is not a key of router, which has: %s%s", s.Key, strings.Join(keys, ", "), suggest.DidYouMean(s.Key, "", keys))
 	}
 	flag := f.Lookup(name)
 	if flag == nil {
@@ -114,7 +116,7 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 		err = f.Set(name, s.Value)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.Key, err)
+		return fmt.Errorf("%s %q: %s", s.Key, s.Value, takes(flag))
 	}
 	return nil
 }
@@ -135,14 +137,12 @@ func (b *busy) checkQueue() error {
 	switch {
 	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 && *b.queueThreshold <= math.MaxFloat64): // also what is not a number
 		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, or None", *b.queueThreshold)
-	case !queue.Policy(b.queuePolicy).Valid():
-		return fmt.Errorf("--router-queue-policy %q: must be fcfs, wspt or lcfs", b.queuePolicy)
 	case b.queueTimeout < 0:
 		return errors.New("--router-queue-timeout may not be negative")
 	case b.queueSize < 1:
 		return errors.New("--router-queue-size must be at least 1")
 	}
-	return nil
+	return oneOf("router-queue-policy", b.queuePolicy, "fcfs", "wspt", "lcfs")
 }
 
 // queue returns how requests wait; nil: never.

@@ -69,7 +69,7 @@ func fetchFlags(o *fetchOptions) *pflag.FlagSet {
 
 func parseFetch(o *fetchOptions, args []string, getenv func(string) string) error {
 	f := fetchFlags(o)
-	if err := f.Parse(args); err != nil {
+	if err := parseArgs(f, args); err != nil {
 		return err
 	}
 	if err := fromEnvironment(f, fetchPrefix, getenv); err != nil {

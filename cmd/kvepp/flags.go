@@ -361,7 +361,7 @@ func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string
 			if name != "" {
 				value = getenv(name)
 			}
-			if value == "" {
+			if value == "" || isServiceURL(name, value, getenv) {
 				continue
 			}
 			values := []string{value}
@@ -370,7 +370,7 @@ func fromEnvironment(f *pflag.FlagSet, prefix string, getenv func(string) string
 			}
 			for _, v := range values {
 				if err := flag.Value.Set(v); err != nil {
-					errs = append(errs, fmt.Errorf("environment variable %s=%q: %w", name, value, err))
+					errs = append(errs, fmt.Errorf("environment variable %s %q: %s", name, value, takes(flag)))
 				}
 			}
 			flag.Changed = true
@@ -409,12 +409,25 @@ func (o *options) keptDecisions() int {
 
 // tokenizerOptions says how the engine was told to serve its models.
 func (o *options) tokenizerOptions() (tokenizer.Options, error) {
-	engine, err := tokenizer.ParseEngine(o.engine)
+	engine, err := parseEngine(o.engine)
 	if err != nil {
-		return tokenizer.Options{}, fmt.Errorf("--engine: %w", err)
+		return tokenizer.Options{}, err
 	}
 	if o.engine == "" && o.dynamoDiscovery != "" {
 		engine = tokenizer.Dynamo
 	}
 	return o.served.options(engine)
+}
+
+// parseEngine returns the engine that --engine names.
+func parseEngine(name string) (tokenizer.Engine, error) {
+	engine, err := tokenizer.ParseEngine(name)
+	if err != nil {
+		var names []string
+		for _, e := range tokenizer.Engines {
+			names = append(names, string(e))
+		}
+		return "", oneOf("engine", name, names...)
+	}
+	return engine, nil
 }

@@ -495,7 +495,7 @@ func TestWrongUsage(t *testing.T) {
 		says string
 	}{
 		{nil, nil, "--endpoints FILE"},
-		{[]string{"--endpoints=x", "--endpoint=y"}, nil, "unknown flag: --endpoint"},
+		{[]string{"--endpoints=x", "--endpoint=y"}, nil, "unknown flag --endpoint; did you mean --endpoints?"},
 		{[]string{"--endpoints=x", "y"}, nil, `"y"`},
 		{[]string{"--endpoints=x", "--model=qwen"}, nil, "NAME=DIR"},
 		{[]string{"--endpoints=x", "--model=a=b", "--model=a=c"}, nil, "given twice"},
@@ -586,7 +586,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "loads no other"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_DECODE_POLICY": "mine"}, "loads no other"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil, `refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil, "refused4.yaml: line 2: router_ttl_secs:"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil, "refused4.yaml: line 2: router_ttl_secs \"soon\": must be a number, for example 120"},
 		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
 		{[]string{"--endpoints=x", "--refresh-metrics-interval=10ms"}, nil, "at least 50ms, or 0 for never"},
 		{[]string{"--endpoints=x", "--metrics-staleness-threshold=2s"}, nil, "shorter than --refresh-metrics-interval 5s"},
@@ -607,6 +607,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--metrics-cert-dir=a"}, nil, "--metrics-token-file"},
 		{[]string{"--endpoints=x", "--metrics-client-ca-file=a"}, nil, "--metrics-token-file"},
 		{[]string{"--endpoints=x", "--zap-encoder=a"}, nil, "json or console"},
+		{[]string{"--endpoints=x", "--log-level=loud"}, nil, "debug, info, warn or error"},
+		{[]string{"--endpoints=x", "--log-format=xml"}, nil, "text or json"},
 		{[]string{"--endpoints=x", "--v=-1"}, nil, "not be below 0"},
 		{[]string{"--endpoints=x", "--enable-pprof"}, nil, "give --admin-address too"},
 		{[]string{"--endpoints=x", "--drain-delay=2s", "--drain-timeout=1s"}, nil, "a part of --drain-timeout"},
@@ -638,8 +640,6 @@ func TestStartFailsClearly(t *testing.T) {
 		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a@b"}, "--tokenizer-url m=http://a@b"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a", "--tokenizer-url-api-key-file=testdata/none.key"}, "none.key"},
-		{[]string{"--endpoints=x", "--log-level=loud"}, "debug, info, warn or error"},
-		{[]string{"--endpoints=x", "--log-format=xml"}, "text or json"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr, func(string) string { return "" }); code != 1 || !strings.Contains(stderr.String(), c.says) {

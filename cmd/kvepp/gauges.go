@@ -58,10 +58,11 @@ func (g *engineGauges) config() (gauges.Config, error) {
 		return c, fmt.Errorf("--refresh-metrics-interval %v: must be at least %v, or 0 for never", g.interval, minInterval)
 	case g.stale != 0 && g.stale < g.interval:
 		return c, fmt.Errorf("--metrics-staleness-threshold %v is shorter than --refresh-metrics-interval %v, so that nothing would be known most of the time; leave it out, or give 0", g.stale, g.interval)
-	case g.scheme != "http" && g.scheme != "https":
-		return c, fmt.Errorf("--model-server-metrics-scheme %q: must be http or https", g.scheme)
 	case !strings.HasPrefix(g.path, "/"):
 		return c, errors.New("--model-server-metrics-path must begin with a slash")
+	}
+	if err := oneOf("model-server-metrics-scheme", g.scheme, "http", "https"); err != nil {
+		return c, err
 	}
 	for _, m := range []struct {
 		flag, value string

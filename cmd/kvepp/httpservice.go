@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -38,13 +39,16 @@ func (o *httpService) check() error {
 	if o.port == 0 {
 		return errors.New("--port must be from 1 to 65535")
 	}
+	if err := o.logging.check(); err != nil {
+		return err
+	}
 	return o.indexMemory.check()
 }
 
 // serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
 func (o *httpService) serve(ctx context.Context, what string, h http.Handler, log *slog.Logger) error {
 	server := webServer(h)
-	l, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
+	l, err := listenAt("port", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
 	if err != nil {
 		return err
 	}
@@ -98,29 +102,50 @@ func (o *logging) add(f *pflag.FlagSet, debug string) {
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT`: text or json")
 }
 
-// logger makes the process's logger.
-func (o *logging) logger() (*slog.Logger, error) {
+// check says what is wrong with them.
+func (o *logging) check() error {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.logLevel)
+	if level.UnmarshalText([]byte(o.logLevel)) != nil {
+		return oneOf("log-level", o.logLevel, "debug", "info", "warn", "error")
 	}
-	h := &slog.HandlerOptions{Level: level}
-	switch o.logFormat {
-	case "text":
-		return slog.New(slog.NewTextHandler(os.Stderr, h)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, h)), nil
+	return oneOf("log-format", o.logFormat, "text", "json")
+}
+
+// logger makes the process's logger. The flags were checked.
+func (o *logging) logger() *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(o.logLevel))
+	return slog.New(o.handler(os.Stderr, level))
+}
+
+// handler returns what writes log lines of at least a level to a writer, in the chosen format.
+func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
+	h := &slog.HandlerOptions{Level: level, ReplaceAttr: durationInSeconds}
+	if o.logFormat == "json" {
+		return slog.NewJSONHandler(to, h)
 	}
-	return nil, fmt.Errorf("--log-format %q: must be text or json", o.logFormat)
+	return slog.NewTextHandler(to, h)
+}
+
+// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as JSON.
+func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
+	}
+	return a
 }
 
 // parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands before names.
 func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
-	if err := f.Parse(args); err != nil {
+	if err := parseArgs(f, args); err != nil {
 		return err
 	}
-	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: every option begins with --", f.Arg(0))
+	switch {
+	case f.NArg() == 0:
+	case f.Arg(0) == "true" || f.Arg(0) == "false":
+		return fmt.Errorf("unexpected argument %q: write the value of a flag that is true or false behind an equals sign, --FLAG=%s", f.Arg(0), f.Arg(0))
+	default:
+		return fmt.Errorf("unexpected argument %q: every flag begins with --", f.Arg(0))
 	}
 	return fromEnvironment(f, prefix, getenv)
 }

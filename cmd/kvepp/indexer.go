@@ -117,10 +117,7 @@ const warmUpTimeout = 10 * time.Second
 
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
-	log, err := o.logger()
-	if err != nil {
-		return err
-	}
+	log := o.logger()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 

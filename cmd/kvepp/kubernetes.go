@@ -75,14 +75,17 @@ func (c *cluster) check() error {
 		return errors.New("--endpoint-target-ports: of which Pods? Give --endpoint-selector")
 	case c.poolGroup != kube.PoolGroup && c.poolGroup != kube.LegacyPoolGroup:
 		return fmt.Errorf("--pool-group %q: must be %s or %s", c.poolGroup, kube.PoolGroup, kube.LegacyPoolGroup)
-	case c.podIPFamily != "" && c.podIPFamily != "ipv4" && c.podIPFamily != "ipv6":
-		return fmt.Errorf("--pod-ip-family %q: must be ipv4 or ipv6", c.podIPFamily)
 	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:
 		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024", c.dataParallelSize)
 	case c.handOverTimeout < 0:
 		return errors.New("--ha-handover-timeout may not be negative")
 	case c.leaderElection && !c.wanted():
 		return errors.New("--ha-enable-leader-election: the Lease is Kubernetes'; give --pool-name or --endpoint-selector")
+	}
+	if c.podIPFamily != "" {
+		if err := oneOf("pod-ip-family", c.podIPFamily, "ipv4", "ipv6"); err != nil {
+			return err
+		}
 	}
 	if err := kube.CheckPorts(c.targetPorts); err != nil {
 		return fmt.Errorf("--endpoint-target-ports: %w", err)

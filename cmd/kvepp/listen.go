@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,10 +51,10 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 
 	failed := make(chan error, 4)
 	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
-	open := func(what, address string, serve func(net.Listener) error) error {
-		l, err := net.Listen("tcp", address)
+	open := func(what, flag, address string, serve func(net.Listener) error) error {
+		l, err := listenAt(flag, address)
 		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return err
 		}
 		log.Info("listening", "for", what, "address", l.Addr().String())
 		go func() {
@@ -71,21 +70,22 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
-	if err := open("ext_proc", port(o.grpcPort), main.Serve); err != nil {
+	err := open("ext_proc", "grpc-port", port(o.grpcPort), main.Serve)
+	if err == nil {
+		err = open("health", "grpc-health-port", port(o.grpcHealthPort), plain.Serve)
+	}
+	switch {
+	case err != nil:
+	case o.metricsAddress != "":
+		err = open("metrics", "metrics-address", o.metricsAddress, web.Serve)
+	case o.metricsPort != 0:
+		err = open("metrics", "metrics-port", port(o.metricsPort), web.Serve)
+	}
+	if err == nil && o.adminAddress != "" {
+		err = open("admin requests", "admin-address", o.adminAddress, questions.Serve)
+	}
+	if err != nil {
 		return err
-	}
-	if err := open("health", port(o.grpcHealthPort), plain.Serve); err != nil {
-		return err
-	}
-	if address := cmp.Or(o.metricsAddress, port(o.metricsPort)); o.metricsAddress != "" || o.metricsPort != 0 {
-		if err := open("metrics", address, web.Serve); err != nil {
-			return err
-		}
-	}
-	if o.adminAddress != "" {
-		if err := open("admin requests", o.adminAddress, questions.Serve); err != nil {
-			return fmt.Errorf("--admin-address: %w", err)
-		}
 	}
 	for ctx.Err() == nil {
 		select {
@@ -126,4 +126,20 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 		log.Warn("requests were still running after --drain-timeout; they are cut off")
 	}
 	return nil
+}
+
+// listenAt opens the address that a flag names; flag is without its dashes. Errors say what to do.
+func listenAt(flag, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("--%s: the address %s is in use; stop the process that listens there (ss -ltnp shows it), or give another port", flag, address)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("--%s: this user may not listen at %s; give a port above 1023, or the capability NET_BIND_SERVICE", flag, address)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("--%s: this machine has no network interface with the address of %s; give one that \"ip address\" shows", flag, address)
+	case err != nil:
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return l, nil
 }

@@ -8,8 +8,12 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kvepp/internal/suggest"
 )
 
 const help = `kvepp sends each LLM request to the worker that already holds its prefix in the KV cache.
@@ -43,7 +47,29 @@ const serveHelp = `kvepp serve runs the endpoint picker.
 Flags, with the environment variables that say the same (a flag goes first, then KVEPP_*, then DYN_*):
 `
 
-func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)) }
+func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
+
+// commandNames are the commands that a user may have meant by a mistyped one.
+var commandNames = []string{"serve", "check", "tokenize", "indexer", "select", "fetch", "version", "help"}
+
+// start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as run does.
+func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
+	reads := len(args) > 0 && slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] }) // the command reads the environment
+	if reads && !slices.Contains(args, "--help") && !slices.Contains(args, "-h") {
+		if err := checkEnvironment(environ); err != nil {
+			fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags with their environment variables.\n", args[0], err, args[0])
+			return 2
+		}
+	}
+	return run(args, stdin, stdout, stderr, func(name string) string {
+		for _, entry := range slices.Backward(environ) {
+			if value, found := strings.CutPrefix(entry, name+"="); found {
+				return value
+			}
+		}
+		return ""
+	})
+}
 
 // run is main with its surroundings given. It returns the exit status: 0, 1 for a failure, 2 for wrong usage.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
@@ -71,7 +97,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		fmt.Fprint(stdout, help)
 		return 0
 	}
-	fmt.Fprintf(stderr, "kvepp: %q is no command; \"kvepp help\" lists them.\n", args[0])
+	fmt.Fprintf(stderr, "kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n", args[0], suggest.DidYouMean(args[0], "", commandNames))
 	return 2
 }
 

@@ -57,7 +57,7 @@ func (p *pickers) check(o *options) error {
 	case "console":
 		o.logFormat = "text"
 	default:
-		return fmt.Errorf("--zap-encoder %q: must be json or console", p.zapEncoder)
+		return oneOf("zap-encoder", p.zapEncoder, "json", "console")
 	}
 	if p.verbosity >= 4 {
 		o.logLevel = "debug"

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/suggest"
 	"kvepp/scoring"
 )
 
@@ -120,7 +121,7 @@ func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, err
 	mode, err := scoring.ParseMode(s.mode)
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("--router-mode %w", err)
+		return false, oneOf("router-mode", s.mode, scoring.ModeNames()...)
 	case mode == scoring.Direct && !pinning:
 		return false, errors.New("--router-mode direct sends each request to the worker that it names, and needs --allow-client-pinning, without --ignore-client-hints. (Dynamo's frontends run in direct mode behind kvepp, which chooses for them: that is theirs to be told; leave it out here)")
 	}
@@ -135,7 +136,8 @@ func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, err
 	case !math.IsNaN(s.sharedCacheMultiplier) && !(s.sharedCacheMultiplier >= 0 && s.sharedCacheMultiplier <= 1):
 		return false, fmt.Errorf("--shared-cache-multiplier %v: must be from 0 to 1", s.sharedCacheMultiplier)
 	case !slices.Contains([]string{"none", "linear", "aic", "ais"}, s.prefillModel):
-		return false, fmt.Errorf("--router-prefill-load-model %q: must be none or linear (aic and ais are taken for linear)", s.prefillModel)
+		return false, fmt.Errorf("--router-prefill-load-model %q: must be none or linear (aic and ais are taken for linear)%s", s.prefillModel,
+			suggest.DidYouMean(s.prefillModel, "", []string{"none", "linear"}))
 	case s.prefillModel != "none" && !c.TrackPrefillTokens:
 		return false, errors.New("--router-prefill-load-model needs the prompt tokens that --no-router-track-prefill-tokens leaves out: give one of the two")
 	case s.trackOutput && !c.TrackActiveBlocks:

@@ -133,10 +133,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 
 // runSelect runs the service until SIGTERM or SIGINT.
 func runSelect(o *selectOptions) error {
-	log, err := o.logger()
-	if err != nil {
-		return err
-	}
+	log := o.logger()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 

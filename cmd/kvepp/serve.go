@@ -26,10 +26,7 @@ import (
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
 func serve(o *options) error {
-	log, err := o.logger()
-	if err != nil {
-		return err
-	}
+	log := o.logger()
 	m := metrics.New()
 	limitMemory("/", m, log)
 	defer runtime.KeepAlive(restrainCollector())

@@ -66,9 +66,5 @@ func (s *served) options(engine tokenizer.Engine) (tokenizer.Options, error) {
 	if o.Dynamo, err = tokenizer.ParseDynamoSettings([]byte(s.dynamoRuntimeConfig)); err != nil {
 		return o, fmt.Errorf("--dynamo-runtime-config: %w", err)
 	}
-	switch s.chatTemplateContentFormat {
-	case tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI:
-		return o, nil
-	}
-	return o, fmt.Errorf("--chat-template-content-format %q: must be auto, string or openai", s.chatTemplateContentFormat)
+	return o, oneOf("chat-template-content-format", s.chatTemplateContentFormat, tokenizer.ContentAuto, tokenizer.ContentString, tokenizer.ContentOpenAI)
 }

@@ -13,10 +13,8 @@ func (o *options) checkSessions() error {
 	switch longest := int(router.MaxSessionTTL / time.Second); {
 	case o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest:
 		return fmt.Errorf("--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: no affinity but for sessions that requests open)", o.sessionTTLSecs, longest)
-	case o.sessionMode != "hard" && o.sessionMode != "soft":
-		return fmt.Errorf("--router-session-affinity-mode %q: must be hard or soft", o.sessionMode)
 	}
-	return nil
+	return oneOf("router-session-affinity-mode", o.sessionMode, "hard", "soft")
 }
 
 // sessions makes the table of session affinity, and shows what it counts.

@@ -42,8 +42,8 @@ func (t *transport) add(f *pflag.FlagSet) {
 var tlsVersions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
 
 func (t *transport) check(given map[string]bool) error {
-	if tlsVersions[t.minVersion] == 0 {
-		return fmt.Errorf("--tls-min-version %q: must be 1.2 or 1.3", t.minVersion)
+	if err := oneOf("tls-min-version", t.minVersion, "1.2", "1.3"); err != nil {
+		return err
 	}
 	for _, flag := range []string{"cert-path", "tls-client-ca", "tls-min-version"} {
 		if !t.secureServing && given[flag] {

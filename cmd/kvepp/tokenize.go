@@ -70,7 +70,7 @@ func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	var o tokenizeOptions
 	f := tokenizeFlags(&o)
-	err := f.Parse(args)
+	err := parseArgs(f, args)
 	if errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprint(stdout, tokenizeHelp, f.FlagUsagesWrapped(120))
 		return 0
@@ -105,7 +105,7 @@ func tokenize(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv f
 }
 
 // run answers the whole input. It returns the exit status.
-func (o *tokenizeOptions) run(out io.Writer, model *tokenizer.Model, stdin io.Reader, stderr io.Writer) int {
+func (o *tokenizeOptions) run(out *bufio.Writer, model *tokenizer.Model, stdin io.Reader, stderr io.Writer) int {
 	if !o.jsonl {
 		input, err := io.ReadAll(stdin)
 		if err == nil {
@@ -128,6 +128,10 @@ func (o *tokenizeOptions) run(out io.Writer, model *tokenizer.Model, stdin io.Re
 					return 1
 				}
 			}
+			// A program that writes the lines may wait for each answer before it writes the next. The caller reports a failure.
+			if out.Flush() != nil {
+				return 1
+			}
 		}
 		if err != nil {
 			if err != io.EOF {
@@ -147,17 +151,18 @@ func (o *tokenizeOptions) check(f *pflag.FlagSet) error {
 		return errors.New("--model-path FOLDER is needed")
 	case o.api != "" && o.text:
 		return errors.New("--api is about bodies, --text takes none")
-	case o.api != "" && apiPaths[o.api] == "":
-		return fmt.Errorf("--api %q: must be chat, completions, responses or messages", o.api)
 	case o.blocks && (o.blockSize < 1 || o.blockSize > scoring.MaxBlockSize):
 		return errors.New("--blocks needs --kv-cache-block-size TOKENS, the engine's (vLLM: --block-size)")
 	case !o.blocks && (o.blockSize != 0 || o.lora != "" || o.cacheSalt != ""):
 		return errors.New("--kv-cache-block-size, --lora and --cache-salt are about hashes: add --blocks")
 	}
-	if _, err := tokenizer.ParseEngine(o.engine); err != nil {
-		return fmt.Errorf("--engine: %w", err)
+	if o.api != "" {
+		if err := oneOf("api", o.api, "chat", "completions", "responses", "messages"); err != nil {
+			return err
+		}
 	}
-	return nil
+	_, err := parseEngine(o.engine)
+	return err
 }
 
 // apiPaths are the paths of the APIs that --api names.

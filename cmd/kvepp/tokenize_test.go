@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 const tiny = "../../e2e/models/tiny-bytelevel"
@@ -152,5 +155,36 @@ func TestTokenizeErrorsTeach(t *testing.T) {
 	}
 	if stdout, _, status := runTokenize(t, "", "--help"); status != 0 || !strings.Contains(stdout, "--jsonl") || !strings.Contains(stdout, "KVEPP_MODEL_PATH") {
 		t.Errorf("--help: %d %s", status, stdout)
+	}
+}
+
+// TestTokenizeAnswersEachLine: with --jsonl an answer can be read before the next line is written.
+func TestTokenizeAnswersEachLine(t *testing.T) {
+	stdin, lines := io.Pipe()
+	answers, stdout := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run([]string{"tokenize", "--model-path", tiny, "--text", "--jsonl"}, stdin, stdout, io.Discard, func(string) string { return "" })
+		stdout.Close()
+	}()
+	read := bufio.NewScanner(answers)
+	for _, line := range []string{`"hello"`, `not JSON`, `"again"`} {
+		if _, err := io.WriteString(lines, line+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		answered := make(chan bool, 1)
+		go func() { answered <- read.Scan() }()
+		select {
+		case ok := <-answered:
+			if !ok || !strings.HasPrefix(read.Text(), "{") {
+				t.Fatalf("the answer to %s is %q (%v)", line, read.Text(), read.Err())
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("no answer to %s while standard input is open", line)
+		}
+	}
+	lines.Close()
+	if status := <-ended; status != 1 {
+		t.Errorf("status %d, want 1: one line was not JSON", status)
 	}
 }

@@ -31,8 +31,6 @@ func (o *options) checkRouting() error {
 		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks", o.maxTreeSize, 1<<30)
 	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
 		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1", o.pruneTarget)
-	case o.cachePolicy != "ttl" && o.cachePolicy != "lru":
-		return fmt.Errorf("--router-approximate-cache-policy %q: must be ttl or lru", o.cachePolicy)
 	case o.feed.Threads < 1:
 		return errors.New("--router-event-threads must be at least 1")
 	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
@@ -41,7 +39,7 @@ func (o *options) checkRouting() error {
 	case o.remoteIndexer:
 		return errors.New("--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out")
 	}
-	return nil
+	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")
 }
 
 // idle is what was given and means nothing.
@@ -133,8 +131,6 @@ func (o *options) check() error {
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.minInitialWorkers < 0:
 		return errors.New("--router-min-initial-workers may not be negative")
-	case o.feed.EventPlane != "" && o.feed.EventPlane != "zmq" && o.feed.EventPlane != "nats":
-		return fmt.Errorf("--event-plane %q: must be zmq or nats", o.feed.EventPlane)
 	case o.drainDelay < 0 || o.drainTimeout < 0:
 		return errors.New("--drain-delay and --drain-timeout may not be negative")
 	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
@@ -157,7 +153,12 @@ func (o *options) check() error {
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
-	for _, check := range []error{o.pickers.check(o), o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+	if o.feed.EventPlane != "" {
+		if err := oneOf("event-plane", o.feed.EventPlane, "zmq", "nats"); err != nil {
+			return err
+		}
+	}
+	for _, check := range []error{o.pickers.check(o), o.logging.check(), o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
 		if check != nil {
 			return check
 		}

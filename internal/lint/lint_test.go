@@ -28,6 +28,7 @@ var may = map[string]string{
 	"natssub":             "",
 	"internal/metrics":    "",
 	"internal/prefetch":   "",
+	"internal/suggest":    "",
 	"internal/check":      "kvblock pool pool/dynamo tokenizer zmqsub internal/apibody",
 	"internal/tracing":    "",
 	"extproc/extproctest": "",
