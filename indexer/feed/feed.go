@@ -60,6 +60,10 @@ type Config struct {
 	Engine string
 	// Adapter is told of LoRA adapters that stores name, again and again. nil: nobody is.
 	Adapter func(w kvblock.Worker, name string)
+	// Connection is told when the subscription to a worker's own event socket connects and disconnects, in order and without a
+	// lock; it must return soon. It is not told of subscriptions over NATS, where the connection is not to the engine, nor that
+	// the subscription ends because the worker leaves. nil: no calls.
+	Connection func(w kvblock.Worker, connected bool)
 }
 
 // subscription is one worker's, with what applies its events.
@@ -146,6 +150,7 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 		return
 	}
 	s := f.subscriber(w)
+	s.connection = f.config.Connection
 	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, s)
 	f.joined(s, running.Close, err)
 }
@@ -203,6 +208,8 @@ type subscriber struct {
 	hearing   *hearing
 	left      chan struct{} // closed when the worker leaves
 	hold      chan struct{} // its events wait until it is closed
+
+	connection func(w kvblock.Worker, connected bool) // Config.Connection, or nil
 
 	applying   sync.Mutex // held while a message is applied, or anything else done about it; guards what follows
 	position   Position   // how far messages were applied, or what the seed says
@@ -417,6 +424,9 @@ func (s *subscriber) unreadable(err error) {
 
 // Connected counts the subscription as connected.
 func (s *subscriber) Connected() {
+	if s.connection != nil {
+		s.connection(s.worker, true)
+	}
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	s.online = true
@@ -426,6 +436,9 @@ func (s *subscriber) Connected() {
 // Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then: the next
 // connection may be to another process.
 func (s *subscriber) Disconnected() {
+	if s.connection != nil {
+		s.connection(s.worker, false)
+	}
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	s.online = false

@@ -318,3 +318,53 @@ func TestAdaptersAreTold(t *testing.T) {
 		t.Errorf("told of %q too", <-told)
 	}
 }
+
+// TestConnectionIsReported closes an engine's event socket and opens it again, the engine's own and that of the event plane. A worker
+// that leaves causes no call.
+func TestConnectionIsReported(t *testing.T) {
+	for name, join := range map[string]func(*house, *engine){
+		"engine":      func(h *house, e *engine) { h.update(e, 4) },
+		"event plane": func(h *house, e *engine) { h.plane(pool.EventChannel{Publisher: publisher, ZMQ: e.address()}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t)
+			type call struct {
+				worker    kvblock.Worker
+				connected bool
+			}
+			calls := make(chan call, 100)
+			h.config.Connection = func(w kvblock.Worker, connected bool) {
+				h.Subscriptions() // would deadlock under the feed's lock
+				calls <- call{w, connected}
+			}
+			want := func(connected bool) {
+				t.Helper()
+				select {
+				case got := <-calls:
+					if got != (call{0, connected}) {
+						t.Fatalf("%+v, want worker 0, connected %v", got, connected)
+					}
+				case <-time.After(time.Minute):
+					t.Fatalf("never: connected %v", connected)
+				}
+			}
+			e := newEngine(t, 0)
+			join(h, e)
+			want(true)
+			eventually(t, "the subscription at the publisher", e.subscribed)
+			e.socket.Close()
+			want(false)
+			e = newEngine(t, e.port)
+			want(true)
+			h.pool.Update(nil)
+			// A publisher must not be closed while it sends to one that leaves: libzmq may abort (zeromq/libzmq#3442).
+			eventually(t, "the subscriber gone", func() bool {
+				frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
+				return err == nil && len(frame) > 0 && frame[0] == 0
+			})
+			if len(calls) != 0 {
+				t.Errorf("%+v after the worker left", <-calls)
+			}
+		})
+	}
+}

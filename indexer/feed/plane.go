@@ -27,6 +27,7 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 		s.hold = f.never // a subject's messages are for many workers: holding them would hold those that join, too
 		leave, err = f.nats.subscribe(c, s)
 	} else {
+		s.connection = f.config.Connection
 		var running *zmqsub.Subscription
 		running, err = f.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: planeTopic,
 			Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher)}, s)

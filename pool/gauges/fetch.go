@@ -46,7 +46,7 @@ type Count struct {
 
 // fetch asks for a page and reads it. The ranks are nil unless the outcome is ok.
 func (g *Gauges) fetch(ctx context.Context, url string) ([]ofRank, outcome, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(g.cfg.Interval, maxTimeout))
+	ctx, cancel := context.WithTimeout(ctx, max(maxTimeout, g.cfg.SilentAfter))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -51,12 +51,18 @@ type Config struct {
 	NATSServer string
 	// Booked says how many requests kvepp has running on a worker.
 	Booked func(kvblock.Worker) int
+	// Health gets the state of a worker's page after each read of it, and when the page becomes silent. Run's goroutine makes
+	// all calls, in order, without a lock; it must return soon. A call for a worker may come after the first WorkerLeft of
+	// that worker, never after the second. nil: no calls, and failed pages are read less and less often.
+	Health func(w kvblock.Worker, s PageState)
+	// SilentAfter is how long a page that answered before must not answer before it is PageSilent. 0: 5 seconds.
+	SilentAfter time.Duration
 }
 
 const (
 	staleAfter = 3 // intervals
 
-	// maxTimeout bounds one reading; a short interval does so too.
+	// maxTimeout bounds one read, unless Config.SilentAfter is longer. It may be longer than an interval.
 	maxTimeout = 5 * time.Second
 	// maxPause is how many intervals a page that cannot be read is left alone at most.
 	maxPause = 12
@@ -85,6 +91,8 @@ type Gauges struct {
 
 	began time.Time // what part.until counts from
 
+	wake chan struct{} // has a token when Run must not wait for the next tick
+
 	mu      sync.Mutex         // guards everything below
 	slots   []slot             // indexed by worker
 	parts   []part             // likewise: what Usage tells, apart from the rest so that it is soon told
@@ -92,6 +100,9 @@ type Gauges struct {
 	reading [2]int             // how many are read now: of those that were read the last time, and of the others
 	unseen  int                // workers in alarm
 	heard   map[instanceRank]heard
+
+	unreported []string  // URLs of the pages whose state Config.Health must get
+	checked    time.Time // when checkReads last ran
 }
 
 // slot is what is known of one worker. The zero value: nothing.
@@ -101,6 +112,7 @@ type slot struct {
 	told       told
 	exceeds    time.Time // since when it has more requests than kvepp sent it; zero: it has not
 	alarmed    bool
+	page       string // URL of its page; may be empty
 }
 
 // part is the part of its KV blocks that a worker's requests hold, and until when that counts.
@@ -115,6 +127,7 @@ type member struct {
 	generation uint32
 	rank       uint32
 	name       string
+	address    string // host:port; may be empty
 }
 
 // target is one page.
@@ -123,14 +136,19 @@ type target struct {
 	members []member // of different ranks; not changed once it is here
 	due     time.Time
 	busy    bool
-	place   int // in places, of the reading under way
-	failed  int // times in a row; at first 1, since it was not read yet
+	began   time.Time // of the reading under way
+	place   int       // in places, of the reading under way
+	failed  int       // times in a row; at first 1, since it was not read yet
+	health  *pageHealth
 }
 
 // New returns gauges of the workers in p, of which nothing is known before Run.
 func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 	if cfg.Stale == 0 {
 		cfg.Stale = staleAfter * cfg.Interval
+	}
+	if cfg.SilentAfter == 0 {
+		cfg.SilentAfter = defaultSilentAfter
 	}
 	transport := &http.Transport{
 		// One connection is kept for each page. Engines' servers end idle ones after 5 s, and then it is made anew.
@@ -142,7 +160,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		MaxResponseHeaderBytes: 64 << 10,
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
-	g := &Gauges{began: time.Now(), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]func(){},
+	g := &Gauges{began: time.Now(), wake: make(chan struct{}, 1), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]func(){},
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
 	g.pages.New = func() any { return newPage(wanted) }
@@ -155,10 +173,14 @@ func (g *Gauges) Run(ctx context.Context) {
 	defer g.stopListening()
 	defer g.client.CloseIdleConnections()
 	defer reads.Wait()
-	tick := time.NewTicker(max(g.cfg.Interval/50, time.Millisecond))
+	tick := time.NewTicker(min(max(g.cfg.Interval/50, time.Millisecond), maxTick))
 	defer tick.Stop()
 	for {
-		g.follow()
+		s := g.pool.Acquire()
+		g.follow(s)
+		g.checkReads(time.Now())
+		g.report()
+		s.Release()
 		for _, t := range g.take(time.Now()) {
 			reads.Go(func() { g.read(ctx, t) })
 		}
@@ -166,14 +188,13 @@ func (g *Gauges) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-g.wake:
 		}
 	}
 }
 
-// follow makes the targets those of the workers that are in the pool now.
-func (g *Gauges) follow() {
-	s := g.pool.Acquire()
-	defer s.Release()
+// follow makes the targets those of the workers in s, the current snapshot.
+func (g *Gauges) follow(s *pool.Snapshot) {
 	if s == g.seen {
 		return
 	}
@@ -183,8 +204,11 @@ func (g *Gauges) follow() {
 	g.mu.Lock()
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if url := g.page(w); url != "" {
-			members[url] = append(members[url], member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()})
+		url := g.page(w)
+		slot := g.slot(w.Worker)
+		slot.page = url
+		if url != "" {
+			members[url] = append(members[url], member{w.Worker, slot.generation, w.Rank, w.String(), w.Address})
 		}
 	}
 	g.mu.Unlock()
@@ -207,15 +231,25 @@ func (g *Gauges) follow() {
 	}
 	for url, of := range members {
 		// A page that is being read keeps its target with the former members: what comes of it is theirs.
-		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1}
+		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1, health: new(pageHealth)}
 		if was := g.targets[url]; was != nil {
 			t.due, t.failed = was.due, was.failed
+			if shareWorker(was.members, of) {
+				t.health = was.health
+			}
 			if was.busy {
 				t.due = now.Add(g.cfg.Interval)
 			}
 		}
 		g.targets[url] = t
 	}
+}
+
+// shareWorker reports whether a worker is in both lists.
+func shareWorker(a, b []member) bool {
+	return slices.ContainsFunc(a, func(x member) bool {
+		return slices.ContainsFunc(b, func(y member) bool { return x.worker == y.worker && x.generation == y.generation })
+	})
 }
 
 // page returns where a worker's gauges are; "" if that is not known.
@@ -283,7 +317,8 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 	for _, t := range due {
 		if c := t.class(); g.reading[c] < places[c] {
 			g.reading[c]++
-			t.busy, t.place = true, c
+			t.busy, t.place, t.began = true, c, now
+			t.health.began(now)
 			taken = append(taken, t)
 		}
 	}
@@ -308,7 +343,7 @@ func (g *Gauges) read(ctx context.Context, t *target) {
 	if how != ok {
 		g.complain(t.url, t.members[0].name, how, err)
 	}
-	for _, a := range g.took(t, ranks, how, g.booked(t, how)) {
+	for _, a := range g.took(t, ranks, how, readResult(how, err), g.booked(t, how)) {
 		g.alarm(a)
 	}
 }
@@ -326,7 +361,7 @@ func (g *Gauges) booked(t *target, how outcome) []int {
 }
 
 // took notes what came of a reading, and says of which workers there is news.
-func (g *Gauges) took(t *target, ranks []ofRank, how outcome, booked []int) (news []excess) {
+func (g *Gauges) took(t *target, ranks []ofRank, how outcome, server PageState, booked []int) (news []excess) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reading[t.place]-- // t may have failed, or not, as another target of its page says, since it was taken
@@ -338,11 +373,39 @@ func (g *Gauges) took(t *target, ranks []ofRank, how outcome, booked []int) (new
 		t.failed++
 	}
 	t.busy = false
-	t.due = now.Add(g.pause(t.failed))
+	before := t.health.state
+	t.health.ended(server, t.began)
+	g.mustReport(t)
+	if t.health.state != before {
+		g.wakeRun() // else the next tick is soon enough
+	}
+	t.due = g.nextRead(t, now)
 	if current := g.targets[t.url]; current != nil && current != t { // the pool changed meanwhile
 		current.failed, current.due = t.failed, t.due
 	}
 	return news
+}
+
+// nextRead returns when a page must be read again whose read has ended now. The caller holds g.mu.
+func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
+	h := t.health
+	if g.cfg.Health == nil || !h.answered && h.state != PageRefused {
+		return now.Add(g.pause(t.failed))
+	}
+	// The state of the page must not become old, so the interval stays the same and includes the time of a read without answer.
+	next := now.Add(g.pause(0))
+	if !h.unansweredSince.IsZero() {
+		next = later(now, t.began.Add(g.pause(0)))
+	}
+	if h.reread > 0 {
+		if soon := later(now, t.began.Add(h.reread)); soon.Before(next) {
+			next = soon
+		}
+		if h.reread *= 2; h.reread >= g.cfg.Interval {
+			h.reread = 0
+		}
+	}
+	return next
 }
 
 // pause returns how long a page is left alone that could not be read so many times: an interval, and with each time twice as

@@ -111,6 +111,13 @@ func endpoints(n int) (all []pool.Endpoint) {
 	return all
 }
 
+// follow makes the targets those of the pool's workers.
+func follow(g *Gauges) {
+	s := g.pool.Acquire()
+	defer s.Release()
+	g.follow(s)
+}
+
 // after lets time pass in the bubble.
 func after(d time.Duration) {
 	timer := time.NewTimer(d)
@@ -236,18 +243,18 @@ func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
 	due := time.Now().Add(time.Hour)
 	for range 2 {
 		p.Update(append(endpoints(1), pool.Endpoint{Name: due.String(), Address: "other:80"}))
-		g.follow()
+		follow(g)
 		first := g.take(due)
 		due = due.Add(time.Hour)
 		p.Update(endpoints(1))
-		g.follow()
+		follow(g)
 		second := g.take(due)
 		due = due.Add(time.Hour)
 		if len(first) != 2 || len(second) != 1 || g.reading[0]+g.reading[1] != 3 {
 			t.Fatalf("%d, then %d pages are read, at %v places", len(first), len(second), g.reading)
 		}
 		for _, page := range append(first, second...) {
-			g.took(page, nil, ok, make([]int, 1))
+			g.took(page, nil, ok, PageAnswers, make([]int, 1))
 		}
 		if g.reading != [2]int{} {
 			t.Fatalf("%v places are taken, and no page is read", g.reading)

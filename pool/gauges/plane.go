@@ -42,7 +42,7 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 				wanted[c] = true
 			}
 		}
-		workers[instanceRank{w.InstanceID, w.Rank}] = heard{member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String()}, w.TotalKVBlocks}
+		workers[instanceRank{w.InstanceID, w.Rank}] = heard{member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String(), w.Address}, w.TotalKVBlocks}
 	}
 	g.heard = workers
 	g.mu.Unlock()

@@ -155,7 +155,7 @@ func TestLoadsOverNATS(t *testing.T) {
 		g := New(Config{Interval: time.Second, Stale: time.Hour, Frontends: true, NATSServer: c.server}, p, slog.New(slog.DiscardHandler))
 		p.Watch(g)
 		p.Update(endpoints)
-		g.follow()
+		follow(g)
 		if len(g.channels) != c.want {
 			t.Errorf("%q: %d subscriptions, want %d", c.server, len(g.channels), c.want)
 		}
@@ -172,7 +172,7 @@ func TestLoadsOverNATS(t *testing.T) {
 			t.Errorf("%q: %v", c.server, g.Readings())
 		}
 		p.Update(nil)
-		g.follow()
+		follow(g)
 		if len(g.channels) != 0 {
 			t.Errorf("%q: %d subscriptions after the workers left", c.server, len(g.channels))
 		}
