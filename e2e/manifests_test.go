@@ -308,8 +308,11 @@ func TestManifestsAgree(t *testing.T) {
 		for _, host := range hosts {
 			for _, r := range stack.At(host, "routes").([]any) {
 				route := stack.At(r, "route").(map[string]any)
-				if silence("idle_timeout", route["idle_timeout"]); route["timeout"] != "0s" || route["retry_policy"] != nil {
+				if silence("idle_timeout", route["idle_timeout"]); route["timeout"] != "0s" {
 					t.Errorf("%s: route %v", file, route)
+				}
+				if several := stack.At(r, "match", "headers", 0, "name") == "x-gateway-destination-endpoint"; several != (route["retry_policy"] != nil) {
+					t.Errorf("%s: route %v: a retry_policy is safe only where kvepp named several endpoints", file, route)
 				}
 			}
 		}

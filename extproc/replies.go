@@ -25,6 +25,12 @@ const (
 	subsetNamespace   = "envoy.lb.subset_hint"
 )
 
+// The attributes that Envoy sends where the filter's request_attributes name them. "HTTP/1.1", "HTTP/2".
+const (
+	attributesNamespace = "envoy.filters.http.ext_proc"
+	protocolAttribute   = "request.protocol"
+)
+
 // The headers that Dynamo's frontend reads in direct mode. Source: dynamo-llm 1.6.1, protocols::common::extensions.
 const (
 	workerHeader      = "x-dynamo-worker-instance-id"
@@ -119,7 +125,7 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		aliases       []string
 	}
 	lines := []line{
-		{endpoints(d), endpointHeader, nil},
+		{s.endpoints(d), endpointHeader, nil},
 		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
 	}
 	if !d.RankByAddress {
@@ -181,18 +187,18 @@ func (s *stream) withheld(to []string) []string {
 }
 
 // endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then those to try in its place.
-func endpoints(d *router.Decision) string {
-	if len(d.Fallbacks) == 0 {
+func (s *stream) endpoints(d *router.Decision) string {
+	if len(d.Fallbacks) == 0 || !s.mayRetry() {
 		return d.Address
 	}
 	return d.Address + "," + strings.Join(d.Fallbacks, ",")
 }
 
 // endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata.
-func endpointMetadata(d *router.Decision) *structpb.Struct {
+func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{
 		endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-			endpointHeader: structpb.NewStringValue(endpoints(d))}})}}
+			endpointHeader: structpb.NewStringValue(s.endpoints(d))}})}}
 }
 
 // responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision, or

@@ -70,6 +70,7 @@ type stream struct {
 	forward      tracing.Context  // what upstream is told of who calls it; empty: what the client said
 	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
 	trailers     bool             // they wait for the decision
+	noTrailers   bool             // the request's protocol has no trailers
 	responding   bool             // the response has begun
 	renamed      *router.Renamed  // what the model is called on either side; nil: the same
 	renamer      *apibody.Renamer // of the answer; nil: it goes on as it is
@@ -180,6 +181,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 			s.head.subset = selection
 		}
 	}
+	s.noTrailers = strings.HasPrefix(in.GetAttributes()[attributesNamespace].GetFields()[protocolAttribute].GetStringValue(), "HTTP/1")
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
 	switch {
@@ -217,6 +219,12 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		e.Ask = true
 	}
 	return e
+}
+
+// mayRetry reports whether the proxy may be told endpoints to retry at. Envoy 1.40 sends the body of a request with trailers twice
+// where it may retry (envoyproxy/envoy#46095), so trailers must be ruled out: the request ended without them, or cannot have any.
+func (s *stream) mayRetry() bool {
+	return s.noTrailers || s.ended && !s.trailers && s.tell != inTrailers
 }
 
 // tooLarge reports whether a body of n bytes is more than may be sent.
@@ -331,7 +339,7 @@ func (s *stream) routed(d *router.Decision) effect {
 	case inTrailers:
 		first = trailersReply() // headers can be changed no more; the metadata name the endpoint
 	}
-	first.DynamicMetadata = endpointMetadata(d)
+	first.DynamicMetadata = s.endpointMetadata(d)
 	out := []*extprocv3.ProcessingResponse{first}
 	if s.tell == inHeaders {
 		chunks := s.chunks

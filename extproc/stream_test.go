@@ -130,6 +130,9 @@ func play(s *stream, line string) (effect, error) {
 			in.ProtocolConfig = &extprocv3.ProtocolConfiguration{
 				RequestBodyMode: mode(args["request-mode"]), ResponseBodyMode: mode(args["response-mode"])}
 		}
+		if v, ok := args["protocol"]; ok {
+			in.Attributes = map[string]*structpb.Struct{attributesNamespace: {Fields: map[string]*structpb.Value{protocolAttribute: structpb.NewStringValue(v)}}}
+		}
 		if v, ok := args["subset"]; ok {
 			hint := structpb.NewStringValue(v)
 			if strings.HasPrefix(v, "[\"") || v == "[]" {

@@ -23,7 +23,7 @@ type proxied struct {
 
 // add declares the flags.
 func (p *proxied) add(f *pflag.FlagSet) {
-	f.IntVar(&p.fallbacks, "fallback-endpoints", 0, "name up to `N` further endpoints after the chosen one, the next cheapest, for a proxy that may try them in order. Only with Envoy's override_host policy and a retry_policy: other clusters take the whole list for one address. Not with Dynamo's frontends, which serve for the worker that a header names")
+	f.IntVar(&p.fallbacks, "fallback-endpoints", 0, "name up to `N` further endpoints after the chosen one, the next cheapest, at which Envoy may retry the request (manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy: other clusters take the whole list for one address. A request that may have trailers gets none. Not with Dynamo's frontends, which serve for the worker that a header names")
 	f.DurationVar(&p.pickTimeout, "pick-timeout", 2*time.Second, "how long the search for a prompt's token ids may take before the request is routed by load; waiting in the queue does not count")
 	f.IntVar(&p.maxParseBytes, "max-parse-bytes", 32<<20, "request bodies above this many `BYTES` are streamed through and routed by load only")
 	f.IntVar(&p.maxBodyBytes, "max-body-bytes", 0, "request bodies above this many `BYTES` are refused with 413. 0: none are, and Envoy's own limits hold")
