@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"syscall"
@@ -17,16 +18,21 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/indexer"
+	"kvepp/indexer/feed"
 	"kvepp/internal/check"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
+	"kvepp/router"
+	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
-const checkHelp = `kvepp check asks each endpoint, once, whether it is set up as kvepp needs it: does it answer, are its KV events and its replay
-socket there, are block size, ranks, tokenizer and Dynamo's instance id those that kvepp has, is prefix caching on, are cached
-tokens reported. It prints a line for each answer, and what to do where something is wrong. It takes the flags of "kvepp serve",
-of which those about endpoints, models and the engine matter here.
+const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. For each worker: its
+address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text and
+of a chat against the engine's own; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
+
+It takes the flags of "kvepp serve". Give it those that kvepp serve runs with: those about endpoints, models and the engine matter.
 
 It ends with 0 if nothing is wrong, with 1 if something is, with 2 if it could not ask.
 
@@ -44,7 +50,7 @@ type checkOptions struct {
 const checksAtOnce = 32
 
 func (c *checkOptions) own(f *pflag.FlagSet) {
-	f.BoolVar(&c.probe, "probe", false, "send each worker the same short completion twice, so that it has blocks to announce: without, nobody knows whether it would")
+	f.BoolVar(&c.probe, "probe", false, "send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens to report")
 	f.BoolVar(&c.json, "json", false, "print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix")
 	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
 }
@@ -103,7 +109,7 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	if err != nil {
 		return nil, err
 	}
-	endpoints, ready := pool.New(log), newReadiness()
+	endpoints, ready := pool.New(quiet), newReadiness()
 	c.leaderElection = false // who leads does not matter
 	cluster, err := connect(&c.options, ready, m, log)
 	if err != nil {
@@ -111,23 +117,34 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop, err := follow(ctx, &c.options, cluster, ready, endpoints, models, nil, m, log)
+	predictor, events, err := c.predictor(endpoints, engine.Engine, m)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
+	if events != nil {
+		defer events.Close()
+	}
+	unfollow, err := follow(ctx, &c.options, cluster, ready, endpoints, models, nil, m, log)
+	if err != nil {
+		return nil, err
+	}
+	defer unfollow()
 	workers, release, err := c.settled(ctx, cluster, endpoints)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
+	if events != nil {
+		predictor.Listening = c.listening(ctx, events)
+	}
 	hub, err := zmqsub.NewHub()
 	if err != nil {
 		return nil, err
 	}
 	defer hub.Close()
-	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine, WithoutEvents: !c.kvEvents, Probe: c.probe, Wait: c.wait}
-	answers := make([][]check.Finding, len(workers))
+	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine,
+		WithoutEvents: !c.kvEvents, Probe: c.probe, Predictor: predictor, Wait: c.wait, Metrics: m, Log: quiet}
+	asked := make([]*check.Asked, len(workers))
 	var (
 		asking sync.WaitGroup
 		places = make(chan struct{}, checksAtOnce)
@@ -137,13 +154,65 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		fmt.Fprintf(stderr, "\rasking %d of %d workers ", i+1, len(workers))
 		asking.Go(func() {
 			defer func() { <-places }()
-			answers[i] = check.Worker(ctx, &cfg, &workers[i])
+			asked[i] = check.Worker(ctx, &cfg, &workers[i])
 		})
 	}
 	asking.Wait()
 	fmt.Fprintln(stderr)
-	return slices.Concat(answers...), ctx.Err()
+	var findings []check.Finding
+	for _, a := range asked {
+		findings = append(findings, a.Findings...)
+	}
+	return findings, ctx.Err()
 }
+
+// quiet is the log of the parts of which the findings say all that a log would.
+var quiet = slog.New(slog.DiscardHandler)
+
+// predictor returns what computes kvepp's predictions for p's workers, and their events, which it follows as serve does if any prompts
+// are to be sent; else nil.
+func (c *checkOptions) predictor(p *pool.Pool, engine tokenizer.Engine, m *metrics.Metrics) (*check.Predictor, *feed.Feed, error) {
+	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))
+	if err != nil {
+		return nil, nil, err
+	}
+	predictor := &check.Predictor{Pool: p, Index: index}
+	if !c.sends() || !c.wantsEvents() {
+		return predictor, nil, nil
+	}
+	c.indexPeers = nil // what engines say counts here, not what another kvepp believes
+	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), engine, m, quiet)
+	if err != nil {
+		return nil, nil, err
+	}
+	p.Watch(events)
+	predictor.Events = true
+	return predictor, events, nil
+}
+
+// listening returns a channel that is closed once all of the workers' events are connected, or --wait is over.
+func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		within, cancel := context.WithTimeout(ctx, c.wait)
+		defer cancel()
+		for {
+			if _, connecting := events.Subscriptions(); connecting == 0 {
+				return
+			}
+			select {
+			case <-within.Done():
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+	return done
+}
+
+// sends says whether the engines are sent prompts.
+func (c *checkOptions) sends() bool { return c.probe }
 
 // settled waits for the endpoints: until there are some, and their number has not changed for a moment.
 func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {

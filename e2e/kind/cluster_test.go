@@ -286,7 +286,7 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 	if status != 0 {
 		n.t.Errorf("kvepp check ends with %d", status)
 	}
-	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "the engine's", "the second time") {
+	for _, words := range append(says, " 16 tokens" /* a block, not a prompt of 816 */, "of a text are", "of a chat are", "the second time, as predicted") {
 		if got := strings.Count(table, words); got != workers {
 			n.t.Errorf("kvepp check says %q of %d workers, not of %d", words, got, workers)
 		}

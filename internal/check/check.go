@@ -1,26 +1,30 @@
-// Package check asks workers, once, whether they are set up as kvepp needs them, and says what to do where they are not.
+// Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, cached tokens as
+// predicted and as reported, and the way through the gateway. It says what to do where something is wrong.
 //
-// It owns what is asked (an engine's HTTP answers, its KV events, its replay socket) and which flag of which engine mends what. It
-// never routes, keeps nothing, and changes nothing at an engine, but for the blocks of a probe's prompt where one is wanted.
+// It owns the questions (an engine's HTTP answers, its KV events, its replay socket, the gateway's answers) and the flag or setting
+// that corrects each mistake. It never routes and keeps nothing. It changes nothing at an engine except for the blocks of the prompts
+// that it sends when a probe, conversations or a gateway are asked for.
 //
-// Concurrency: Worker is safe from any goroutine.
+// Concurrency: Worker is safe from any goroutine. Conversations and Gateway are called once at a time.
 package check
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
-// State is what became of a question.
+// State is the result of a question.
 type State string
 
 // The states of a Finding.
@@ -30,17 +34,18 @@ const (
 	Unknown State = "unknown" // neither can be said
 )
 
-// Finding is an answer about a worker.
+// Finding is one answer.
 type Finding struct {
-	Worker string `json:"worker"` // endpoint/rank
+	Worker string `json:"worker"` // endpoint/rank, or ThroughGateway
 	About  string `json:"about"`
 	State  State  `json:"state"`
 	Says   string `json:"says"`
 	Fix    string `json:"fix,omitempty"` // what to do if it is Wrong, or to learn more
 }
 
-// The questions, in the order of their answers.
+// The questions about a worker, in the order of their answers.
 const (
+	AboutAddress    = "address"
 	AboutHTTP       = "http"
 	AboutModel      = "model"
 	AboutInstance   = "instance"
@@ -49,8 +54,11 @@ const (
 	AboutBlockSize  = "block size"
 	AboutPrefix     = "prefix caching"
 	AboutTokenizer  = "tokenizer"
+	AboutChat       = "chat"
 	AboutCachedUsed = "cached tokens"
 )
+
+var order = []string{AboutAddress, AboutHTTP, AboutModel, AboutInstance, AboutEvents, AboutReplay, AboutBlockSize, AboutPrefix, AboutTokenizer, AboutChat, AboutCachedUsed}
 
 // Config says how workers are asked.
 type Config struct {
@@ -60,41 +68,53 @@ type Config struct {
 	Models map[string]*tokenizer.Model
 	// Engine is what kvepp takes the engines for.
 	Engine tokenizer.Engine
-	// WithoutEvents says that kvepp guesses what workers hold, and listens to none.
+	// WithoutEvents says that kvepp is configured to use no KV events.
 	WithoutEvents bool
-	// Probe sends each worker two short completions, so that it has something to announce.
+	// Probe sends each worker two short chats with the same beginning.
 	Probe bool
+	// Predictor computes how many tokens kvepp expects to be cached. Needed for Probe, Conversations and Gateway only.
+	Predictor *Predictor
 	// Wait bounds each answer, and how long events are waited for.
 	Wait time.Duration
+	// Metrics and Log are those of the clients that ask engines for token ids.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
-// inquiry is one worker's.
+// Asked is a worker that has been asked.
+type Asked struct {
+	Worker   *pool.Worker
+	Findings []Finding
+
+	engine  tokenizer.Engine // which answers HTTP; "": not known
+	model   string           // the name that requests give; "": none is known
+	answers bool             // HTTP is answered
+}
+
+// inquiry is the questions to one worker.
 type inquiry struct {
 	*Config
-	w        *pool.Worker
-	findings []Finding
-
-	answers tokenizer.Engine // who answers HTTP; "" when that is not known
-	model   string           // that is asked for; empty: none is known
-	reads   bool             // HTTP is answered
-	prompt  *probe           // nil: none was sent
+	Asked
+	w       *pool.Worker
+	prompt  *probe // nil: none was sent
+	unheard bool   // the worker's event socket cannot be connected to
 }
 
 func (q *inquiry) found(about string, state State, fix, says string, args ...any) {
-	q.findings = append(q.findings, Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix})
+	q.Findings = append(q.Findings, Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix})
 }
 
-// Worker asks one worker, and returns what it found in the order of the questions.
-func Worker(ctx context.Context, cfg *Config, w *pool.Worker) []Finding {
-	q := &inquiry{Config: cfg, w: w}
+// Worker asks one worker. The findings are in the order of the questions.
+func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Asked {
+	q := &inquiry{Config: cfg, Asked: Asked{Worker: w}, w: w}
+	q.checkAddress(ctx)
 	q.askHTTP(ctx)
 	q.askEvents(ctx)
 	q.askSettings(ctx)
-	q.askTokenizer(ctx)
-	q.askUsage()
-	order := []string{AboutHTTP, AboutModel, AboutInstance, AboutEvents, AboutReplay, AboutBlockSize, AboutPrefix, AboutTokenizer, AboutCachedUsed}
-	slices.SortStableFunc(q.findings, func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) })
-	return q.findings
+	q.askTokens(ctx)
+	q.tellCached()
+	slices.SortStableFunc(q.Findings, func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) })
+	return &q.Asked
 }
 
 // bounded is a context for one answer.
@@ -102,13 +122,13 @@ func (q *inquiry) bounded(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(ctx, q.Wait)
 }
 
-// brief takes the URL off an error that names it besides.
+// brief shortens an error by the URL that the finding names already.
 func brief(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"
 	}
 	text := err.Error()
-	if i := strings.LastIndex(text, ": "); i >= 0 && strings.HasPrefix(text, "Get ") {
+	if i := strings.LastIndex(text, ": "); i >= 0 && (strings.HasPrefix(text, "Get ") || strings.HasPrefix(text, "Post ")) {
 		return text[i+2:]
 	}
 	return text

@@ -3,138 +3,249 @@ package check
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"kvepp/internal/apibody"
+	"kvepp/indexer"
+	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
 
-// engine answers for an engine. Paths that it has no answer for are not found.
-type engine map[string]string
+// engine answers HTTP as an engine with blocks of 16 tokens. What answers names is answered so, and not found where that is empty.
+// Prompts are tokenized by model, and what was seen of them before is reported as cached.
+type engine struct {
+	answers map[string]string
+	model   *tokenizer.Model
 
-func (e engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answer, ok := e[r.URL.Path]
-	if !ok {
+	mu   sync.Mutex
+	seen [][]kvblock.Token
+}
+
+func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	fixed, there := e.answers[r.URL.Path]
+	switch {
+	case fixed != "":
+		fmt.Fprint(w, fixed)
+		return
+	case there:
 		http.NotFound(w, r)
 		return
 	}
-	fmt.Fprint(w, answer)
+	var body map[string]any
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		http.NotFound(w, r)
+		return
+	}
+	path := completionsPath
+	if body["messages"] != nil {
+		path = chatPath
+	}
+	ids, _, _, err := ownIDs(e.model, path, body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	_, several := body["prompt"].([]any)
+	switch {
+	case r.URL.Path == "/tokenize" && several:
+		json.NewEncoder(w).Encode(map[string]any{"tokens": [][]kvblock.Token{ids}, "count": []int{len(ids)}})
+	case r.URL.Path == "/tokenize":
+		json.NewEncoder(w).Encode(map[string]any{"tokens": ids, "count": len(ids)})
+	case r.URL.Path == path:
+		fmt.Fprintf(w, `{"choices":[{"text":"so"}],"usage":{"prompt_tokens":%d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":%d}}}`, len(ids), e.cached(ids))
+	default:
+		http.NotFound(w, r)
+	}
 }
 
-func (e engine) with(path, answer string) engine {
-	other := maps.Clone(e)
-	if other[path] = answer; answer == "" {
-		delete(other, path)
+// cached takes in a prompt, and returns how much of it was there.
+func (e *engine) cached(ids []kvblock.Token) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, before := range e.seen {
+		at := difference(ids, before)
+		if at < 0 {
+			at = len(ids)
+		}
+		n = max(n, min(at, len(ids)-1)/16*16)
 	}
+	e.seen = append(e.seen, ids)
+	return n
+}
+
+func (e *engine) with(path, answer string) *engine {
+	other := &engine{answers: maps.Clone(e.answers), model: e.model}
+	other.answers[path] = answer
+	return other
+}
+
+func (e *engine) serving(m *tokenizer.Model) *engine {
+	other := e.with("", "")
+	other.model = m
 	return other
 }
 
 const vLLMCache = "# HELP vllm:cache_config_info x\nvllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"True\",user_block_size=\"1\"} 1.0\n"
 
-func aModel(t *testing.T, engine tokenizer.Engine) (*tokenizer.Model, []kvblock.Token) {
+// aModel loads the test model, with another chat template if one is given.
+func aModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.Model {
 	t.Helper()
-	m, err := tokenizer.Load("../../e2e/models/tiny-bytelevel", tokenizer.Options{Engine: engine})
+	o := tokenizer.Options{Engine: engine}
+	if template != "" {
+		o.ChatTemplate = filepath.Join(t.TempDir(), "template.jinja")
+		if err := os.WriteFile(o.ChatTemplate, []byte(template), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := tokenizer.Load("../../e2e/models/tiny-bytelevel", o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, err := json.Marshal(map[string]string{"model": "m", "prompt": someText})
-	if err != nil {
-		t.Fatal(err)
-	}
-	request, err := apibody.ParseRequest("/v1/completions", body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	prompts, err := m.Tokenize(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m, prompts[0].IDs
+	return m
 }
 
-func ids2json(t *testing.T, ids []kvblock.Token) string {
+// withoutTemplate loads the test model from a folder that has no chat template.
+func withoutTemplate(t *testing.T) *tokenizer.Model {
 	t.Helper()
-	text, err := json.Marshal(map[string]any{"tokens": ids})
+	folder := t.TempDir()
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+		text, err := os.ReadFile("../../e2e/models/tiny-bytelevel/" + name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, name), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := tokenizer.Load(folder, tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(text)
+	return m
 }
 
-// TestEngines: each setting that an engine tells of, right and wrong. Its events are those of nobody.
+// TestEngines: each setting that an engine tells of, right and wrong. No events come.
 func TestEngines(t *testing.T) {
 	hub, err := zmqsub.NewHub()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer hub.Close()
-	model, ids := aModel(t, tokenizer.VLLM)
+	const template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+	model := aModel(t, tokenizer.VLLM, "")
+	other, bare := aModel(t, tokenizer.VLLM, template), withoutTemplate(t)
+	noTools := aModel(t, tokenizer.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
+	userOnly := aModel(t, tokenizer.VLLM, "{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template)
 	models := func(owner, id string) string { return fmt.Sprintf(`{"data":[{"id":%q,"owned_by":%q}]}`, id, owner) }
-	vllm := engine{"/v1/models": models("vllm", "m"), "/metrics": vLLMCache, "/tokenize": ids2json(t, ids),
-		"/v1/completions": `{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":384}}}`}
-	sglang := engine{"/v1/models": models("sglang", "m"), "/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`, "/tokenize": ids2json(t, ids)}
-	const good = "http ok, model ok, events wrong, block size ok, prefix caching ok, tokenizer ok"
-	for _, c := range []struct {
+	vllm := &engine{answers: map[string]string{"/v1/models": models("vllm", "m"), "/metrics": vLLMCache}, model: model}
+	sglang := &engine{answers: map[string]string{"/v1/models": models("sglang", "m"), "/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
+		"/model_info": `{"has_image_understanding":false,"has_audio_understanding":false}`}, model: aModel(t, tokenizer.SGLang, "")}
+	dynamo := vllm.with("/v1/models", models("nvidia", "m")).with("/tokenize", "")
+	const (
+		good      = "http ok, model ok, events wrong, block size ok, prefix caching ok, tokenizer ok, chat ok"
+		uncached  = `{"usage":{"prompt_tokens":400}}`
+		asDynamo  = "http ok, model ok, instance unknown, events wrong, block size ok, tokenizer ok, chat ok, cached tokens ok"
+		noAnswers = "http wrong, events wrong, block size unknown"
+	)
+	sized := func(e *pool.Endpoint) { e.BlockSize = 16 }
+	type row struct {
 		name   string
-		engine engine
+		engine *engine
+		own    *tokenizer.Model // nil: model
 		asks   tokenizer.Engine
 		probe  bool
 		edit   func(*pool.Endpoint)
 		want   string // about and state
 		says   string // one of the answers, or a fix
-	}{
-		{"vLLM", vllm, tokenizer.VLLM, false, nil, good, "no address"},
-		{"vLLM, with a probe", vllm, tokenizer.VLLM, true, nil, good + ", cached tokens ok", "384 of 400"},
-		{"taken for another engine", vllm, tokenizer.SGLang, false, nil, strings.Replace(good, "http ok", "http wrong", 1), "--engine vllm"},
-		{"another model", vllm.with("/v1/models", models("vllm", "other")), tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
-		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size unknown", "serves none"},
-		{"the endpoint's model is another", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" }, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp has it for n"},
-		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--enable-prefix-caching"},
-		{"another block size", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 }, strings.Replace(good, "size ok", "size wrong", 1), "blockSize 16"},
-		{"another tokenizer", vllm.with("/tokenize", ids2json(t, append(ids[:4:4], 1))), tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok", "tokenizer wrong", 1), "at token 4"},
-		{"no ids told", vllm.with("/tokenize", ""), tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok", "tokenizer unknown", 1), "404"},
-		{"no cached tokens told", vllm.with("/v1/completions", `{"usage":{"prompt_tokens":400}}`), tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
-		{"nothing cached", vllm.with("/v1/completions", `{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "none of a prompt's 400"},
-		{"a probe that fails", vllm.with("/v1/completions", ""), tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "404"},
-		{"nobody publishes", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, "http ok, model ok, events wrong, block size ok, prefix caching ok, tokenizer ok", "enable_kv_cache_events"},
-		{"no such address", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" }, good, "correct the address"},
-		{"a decode worker", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode }, "http ok, model ok, events ok, prefix caching ok, tokenizer ok", "announces nothing of prompts"},
-		{"events over Dynamo's plane", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} }, strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
-		{"without events", vllm, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents }, "http ok, model ok, events ok, block size ok, prefix caching ok, tokenizer ok", "kvepp guesses"},
-		{"nobody answers", engine{}, tokenizer.VLLM, true, nil, "http wrong, events wrong, block size unknown", "404"},
-		{"what is no JSON", vllm.with("/v1/models", "<html>"), tokenizer.VLLM, false, nil, "http wrong, events wrong, block size unknown", "invalid character"},
-		{"SGLang", sglang, tokenizer.SGLang, false, nil, good, "1 tokens"},
-		{"SGLang of old", sglang.with("/get_server_info", sglang["/server_info"]).with("/server_info", ""), tokenizer.SGLang, false, nil, good, "1 tokens"},
-		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`), tokenizer.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--disable-radix-cache"},
-		{"SGLang without a report", sglang.with("/server_info", `{"page_size":1,"enable_cache_report":false}`), tokenizer.SGLang, false, nil, "http ok, model ok, events wrong, block size ok, tokenizer ok, cached tokens wrong", "--enable-cache-report"},
+	}
+	for _, c := range []row{
+		{"vLLM", vllm, nil, tokenizer.VLLM, false, nil, good, "ids of a chat are the engine's"},
+		{"vLLM, with a probe", vllm, nil, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "the second time, as predicted"},
+		{"a block size that is not known", vllm, nil, tokenizer.VLLM, true, nil, good + ", cached tokens ok", "the second time"},
+		{"taken for another engine", vllm, nil, tokenizer.SGLang, false, nil, strings.Replace(good, "http ok", "http wrong", 1), "--engine vllm"},
+		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
+		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size unknown", "serves none"},
+		{"the endpoint's model is another", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" }, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp has it for n"},
+		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Address = strings.Replace(e.Address, "127.0.0.1", "localhost", 1) }, "address wrong, " + good, "address: 127.0.0.1:"},
+		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--enable-prefix-caching"},
+		{"another block size", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 }, strings.Replace(good, "size ok", "size wrong", 1), "blockSize 16"},
+		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
+		{"no ids told", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat unknown", 1), "404"},
+		{"another template", vllm.serving(other), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "--chat-template FILE"},
+		{"another template, with a probe of chats alone", vllm.serving(other).with("/tokenize", ""), nil, tokenizer.VLLM, true, sized, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong, cached tokens ...", 1), "--chat-template FILE"},
+		{"no template", vllm, bare, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "its chats are routed by load"},
+		{"no template, and no ids told", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong", 1), "its chats are routed by load"},
+		{"no template on either side", vllm.serving(bare), bare, tokenizer.VLLM, true, sized, strings.Replace(good, "chat ok", "chat unknown", 1) + ", cached tokens ok", "neither kvepp nor the engine"},
+		{"a template that refuses tools", vllm.serving(noTools), noTools, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "a chat, without a tool, are"},
+		{"a template that refuses system prompts", vllm.serving(userOnly), userOnly, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "without a tool and a system prompt, are"},
+		{"a template that refuses what the engine's takes", vllm, noTools, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "that the engine takes"},
+		{"no cached tokens told", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
+		{"nothing cached", vllm.with(chatPath, `{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "none of a prompt's 400"},
+		{"more cached than predicted", vllm.with(chatPath, `{"usage":{"prompt_tokens":4000,"prompt_tokens_details":{"cached_tokens":3984}}}`), nil, tokenizer.VLLM, true, sized, good + ", cached tokens wrong", "predicts only"},
+		{"a probe that fails", vllm.with(chatPath, "").with(completionsPath, ""), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "404"},
+		{"nothing publishes", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, good, "enable_kv_cache_events"},
+		{"no such event address", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" }, good, "correct the address"},
+		{"a decode worker", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode }, "http ok, model ok, events ok, prefix caching ok, tokenizer ok, chat ok", "announces nothing of prompts"},
+		{"events over Dynamo's plane", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} }, strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
+		{"without events", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents }, strings.Replace(good, "events wrong", "events ok", 1), "kvepp guesses"},
+		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, tokenizer.VLLM, true, nil, noAnswers, "404"},
+		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, tokenizer.VLLM, false, nil, noAnswers, "invalid character"},
+		{"SGLang", sglang, sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
+		{"SGLang of old", sglang.with("/get_server_info", sglang.answers["/server_info"]).with("/server_info", ""), sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
+		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`), sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--disable-radix-cache"},
+		{"SGLang without a report", sglang.with("/server_info", `{"page_size":1,"enable_cache_report":false}`), sglang.model, tokenizer.SGLang, false, nil, "http ok, model ok, events wrong, block size ok, tokenizer ok, chat ok, cached tokens wrong", "--enable-cache-report"},
+		{"SGLang with a model of images", sglang.with("/model_info", `{"has_image_understanding":true,"has_audio_understanding":false}`), sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
+		{"an engine that tells no ids", dynamo, nil, tokenizer.Dynamo, true, sized, asDynamo, "tokens of a chat are as many as the engine's"},
+		{"its template is another", dynamo.serving(other), nil, tokenizer.Dynamo, true, sized, strings.Replace(asDynamo, "chat ok, cached tokens ok", "chat wrong, cached tokens ...", 1), "--chat-template FILE"},
+		{"kvepp has no template for it", dynamo, bare, tokenizer.Dynamo, true, sized, strings.Replace(asDynamo, "chat ok", "chat wrong", 1), "its chats are routed by load"},
 	} {
-		server := httptest.NewServer(c.engine)
-		e := pool.Endpoint{Name: "e", Address: strings.TrimPrefix(server.URL, "http://")}
+		e := &engine{answers: c.engine.answers, model: c.engine.model}
+		server := httptest.NewServer(e)
+		endpoint := pool.Endpoint{Name: "e", Address: strings.TrimPrefix(server.URL, "http://"), Role: pool.Aggregated}
 		if c.edit != nil {
-			c.edit(&e)
+			c.edit(&endpoint)
 		}
-		w := pool.Worker{Endpoint: &e, BlockSize: e.BlockSize}
-		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": model}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
-			WithoutEvents: e.KVEvents == withoutEvents}
+		own := c.own
+		if own == nil {
+			own = model
+		}
+		endpoints := pool.New(slog.New(slog.DiscardHandler))
+		endpoints.Update([]pool.Endpoint{endpoint})
+		index, err := indexer.New(indexer.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": own}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
+			WithoutEvents: endpoint.KVEvents == withoutEvents, Predictor: &Predictor{Pool: endpoints, Index: index}, Metrics: metrics.New(), Log: slog.New(slog.DiscardHandler)}
+		s := endpoints.Acquire()
+		asked := Worker(t.Context(), &cfg, &s.Workers[0])
+		s.Release()
 		var got, all []string
-		for _, f := range Worker(t.Context(), &cfg, &w) {
+		for _, f := range asked.Findings {
 			got = append(got, f.About+" "+string(f.State))
 			all = append(all, f.Says+" -> "+f.Fix)
 			if f.Worker != "e/0" || f.Says == "" || f.State == Wrong && f.Fix == "" {
 				t.Errorf("%s: %+v", c.name, f)
 			}
 		}
-		if strings.Join(got, ", ") != c.want || !strings.Contains(strings.Join(all, "\n"), c.says) {
-			t.Errorf("%s:\ngot  %s\nwant %s\n%q in:\n%s", c.name, strings.Join(got, ", "), c.want, c.says, strings.Join(all, "\n"))
+		want, states := c.want, strings.Join(got, ", ")
+		if before, more := strings.CutSuffix(want, "..."); more && strings.HasPrefix(states, before) {
+			want = states // where two templates part within a block decides whether predictions differ
+		}
+		if states != want || !strings.Contains(strings.Join(all, "\n"), c.says) {
+			t.Errorf("%s:\ngot  %s\nwant %s\n%q in:\n%s", c.name, states, c.want, c.says, strings.Join(all, "\n"))
 		}
 		server.Close()
 	}

@@ -82,18 +82,18 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 		q.found(AboutHTTP, Wrong, "is the engine up, and this its address? Envoy must reach it too", "http://%s: %s", q.w.Address, brief(err))
 		return
 	}
-	q.reads = true
+	q.answers = true
 	var served []string
 	for _, m := range models.Data {
-		if q.answers = engines[m.OwnedBy]; m.Parent == "" { // else an adapter
+		if q.engine = engines[m.OwnedBy]; m.Parent == "" { // else an adapter
 			served = append(served, m.ID)
 		}
 	}
-	switch name := names[q.answers]; {
+	switch name := names[q.engine]; {
 	case name == "":
 		q.found(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
-	case q.answers != q.Engine:
-		q.found(AboutHTTP, Wrong, "--engine "+string(q.answers), "%s answers, and kvepp takes it for %s", name, names[q.Engine])
+	case q.engine != q.Engine:
+		q.found(AboutHTTP, Wrong, "--engine "+string(q.engine), "%s answers, and kvepp takes it for %s", name, names[q.Engine])
 	default:
 		q.found(AboutHTTP, OK, "", "%s answers", name)
 	}
@@ -130,7 +130,7 @@ func (q *inquiry) askModels(served []string) {
 			return
 		}
 	}
-	if !slices.ContainsFunc(q.findings, func(f Finding) bool { return f.About == AboutModel }) {
+	if !q.told(AboutModel) {
 		q.found(AboutModel, Wrong, "--model "+q.model+"=DIR, with the engine's name", "serves %s, which no --model names: its requests are routed by load", list)
 	}
 }
@@ -145,8 +145,8 @@ type settings struct {
 // askSettings asks the engine about blocks and prefix caching, and Dynamo's frontend about the worker.
 func (q *inquiry) askSettings(ctx context.Context) {
 	var s settings
-	if q.reads {
-		switch q.answers {
+	if q.answers {
+		switch q.engine {
 		case tokenizer.VLLM:
 			s = q.vLLMSettings(ctx)
 		case tokenizer.SGLang:
@@ -162,13 +162,13 @@ func (q *inquiry) askSettings(ctx context.Context) {
 	case s.prefix == nil:
 	case *s.prefix:
 		q.found(AboutPrefix, OK, "", "on")
-	case q.answers == tokenizer.VLLM:
+	case q.engine == tokenizer.VLLM:
 		q.found(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
 		q.found(AboutPrefix, Wrong, "leave --disable-radix-cache out", "off: nothing is ever cached")
 	}
 	if s.usage != nil && !*s.usage && q.prompt == nil { // else the probe tells
-		q.found(AboutCachedUsed, Wrong, usageFix[q.answers], "not reported: kvepp cannot compare its predictions")
+		q.found(AboutCachedUsed, Wrong, usageFix[q.engine], "not reported: kvepp cannot compare its predictions")
 	}
 }
 

@@ -112,7 +112,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 		case there:
 			q.found(AboutEvents, Unknown, "", "over Dynamo's event plane (%s), which is not listened to here", channel.Transport())
 		default:
-			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.answers], "no address: its cache is not known")
+			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.engine], "no address: its cache is not known")
 		}
 		q.probe(ctx, heard)
 		return
@@ -127,8 +127,8 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	within, cancel := q.bounded(ctx)
 	connected := heard.wait(within, func() bool { return heard.connected })
 	cancel()
-	if !connected {
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is the port this one (else kvEvents, --kv-events-port or the Pod's annotation), and open?", "nobody publishes at %s", address)
+	if q.unheard = !connected; q.unheard {
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the Pod's annotation), and open?", "nobody publishes at %s", address)
 	}
 	q.probe(ctx, heard)
 	if connected {
@@ -142,7 +142,7 @@ func (q *inquiry) askEvents(ctx context.Context) {
 
 // patience is how long a first event is waited for: without a probe there may be none, whatever the setting.
 func (q *inquiry) patience() time.Duration {
-	if q.prompt != nil && q.prompt.err == nil {
+	if q.prompt != nil && q.prompt.err() == nil {
 		return q.Wait
 	}
 	return min(q.Wait, time.Second)
@@ -158,9 +158,9 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 		q.found(AboutEvents, Wrong, "correct dataParallelStartRank or kvEvents", "%s announces rank %d", address, *heard.otherRank)
 	case spoke:
 		q.found(AboutEvents, OK, "", "%s announces blocks", address)
-	case q.prompt != nil && q.prompt.err == nil:
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.answers]+"; is this its event port, and its topic? Is prefix caching on?",
-			"%s is connected, and said nothing of a prompt of %d tokens", address, q.prompt.tokens)
+	case q.prompt != nil && q.prompt.err() == nil:
+		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.engine]+"; is this its event port, and its topic? Is prefix caching on?",
+			"%s is connected, and said nothing of a prompt of %d tokens", address, q.prompt.second.answer.promptTokens)
 	default:
 		q.found(AboutEvents, Unknown, "--probe sends a prompt that it should announce", "%s is connected, and has said nothing yet", address)
 	}

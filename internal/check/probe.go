@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,188 +12,286 @@ import (
 	"strconv"
 	"strings"
 
-	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/tokenizer"
 )
 
-// probe is a prompt that nobody has asked before, sent twice.
+// probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two chats, of which
+// the second continues the first.
 type probe struct {
-	heard  *hearing
-	text   string
-	tokens int   // by the engine's count; 0: it did not say
-	cached *int  // the second time; nil: it did not say
-	err    error // of either
+	heard         *hearing
+	text          sent
+	first, second sent
+	predicted     prediction // for the second
+	predictable   bool       // kvepp has token ids for both
+}
+
+// sent is a request and its answer.
+type sent struct {
+	path   string
+	body   map[string]any
+	answer answer
+	err    error
+}
+
+// err is the first error of the chats.
+func (p *probe) err() error { return errors.Join(p.first.err, p.second.err) }
+
+// answer is an engine's.
+type answer struct {
+	promptTokens     int  // 0: it did not say
+	cached           *int // tokens of the prompt; nil: it did not say
+	completionTokens int
+	text             string
 }
 
 // probeWords is how many words a probe has: enough tokens for a few blocks, and few enough for any model.
 const probeWords = 150
 
-// probe sends a prompt twice, if that is wanted and the worker can be sent one.
-func (q *inquiry) probe(ctx context.Context, heard *hearing) {
-	if !q.Probe || !q.reads || q.model == "" || q.w.Role == pool.Prefill || q.w.Role == pool.Encode {
-		return
-	}
-	words := make([]string, probeWords)
+// novel returns n words that hardly ever come twice.
+func novel(n int) string {
+	words := make([]string, n)
 	for i := range words {
 		words[i] = fmt.Sprintf("%05x", rand.N(1<<20))
 	}
-	q.prompt = &probe{heard: heard, text: "kvepp check: " + strings.Join(words, " ")}
-	for range 2 {
-		if q.prompt.err = q.send(ctx, q.prompt); q.prompt.err != nil {
+	return strings.Join(words, " ")
+}
+
+// probe sends the prompts, if that is wanted and the worker can be sent any.
+func (q *inquiry) probe(ctx context.Context, heard *hearing) {
+	if !q.Probe || !q.takesRequests() {
+		return
+	}
+	if q.Predictor.Listening != nil {
+		select {
+		case <-q.Predictor.Listening:
+		case <-ctx.Done():
 			return
 		}
 	}
+	p := &probe{heard: heard}
+	q.prompt = p
+	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
+		p.text = sent{path: completionsPath, body: map[string]any{"model": q.model, "prompt": "kvepp check: " + novel(probeWords), "max_tokens": 1, "temperature": 0}}
+		p.text.send(ctx, q)
+	}
+	talk := newTalk(q.Models[q.model], q.model, novel(probeWords))
+	p.first = talk.request(1)
+	p.first.send(ctx, q)
+	if refused := (*errStatus)(nil); errors.As(p.first.err, &refused) && refused.code < 500 && refused.code != http.StatusTooManyRequests {
+		talk.asText = true // a model without chats
+		p.first = talk.request(1)
+		p.first.send(ctx, q)
+	}
+	if p.first.err != nil {
+		return
+	}
+	model := q.Models[q.model]
+	var ids []kvblock.Token
+	if model != nil {
+		var err error
+		if ids, _, _, err = ownIDs(model, p.first.path, p.first.body); err == nil {
+			q.settle(ctx, ids, &p.first.answer)
+		}
+	}
+	talk.add(p.first.answer.text, "Is that all? "+novel(3))
+	p.second = talk.request(1)
+	if ids != nil {
+		if ids, _, _, err := ownIDs(model, p.second.path, p.second.body); err == nil {
+			p.predicted = q.Predictor.predict(q.w.Worker, ids)
+			p.predictable = p.predicted.blockSize > 0 && q.w.Role == pool.Aggregated
+		}
+	}
+	p.second.send(ctx, q)
 }
 
-func (q *inquiry) send(ctx context.Context, p *probe) error {
+// settle takes note of a prompt that begins with words of its own and that the worker has served. What it found cached of it was there
+// before: what the chat template puts in front of every chat.
+func (q *inquiry) settle(ctx context.Context, ids []kvblock.Token, a *answer) {
+	if a.cached != nil {
+		q.Predictor.believe(q.w.Worker, ids, *a.cached)
+	}
 	ctx, cancel := q.bounded(ctx)
 	defer cancel()
-	body, err := json.Marshal(map[string]any{"model": q.model, "prompt": p.text, "max_tokens": 1, "temperature": 0})
-	if err != nil {
-		return err
+	if q.unheard {
+		cancel()
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+q.w.Address+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
+	q.Predictor.sent(ctx, q.w.Worker, ids)
+}
+
+// takesRequests says whether the worker can be sent requests: prefill and encode workers only have other workers' requests.
+func (a *Asked) takesRequests() bool {
+	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
+}
+
+// header is what names the worker to the server at its address.
+func (a *Asked) header() http.Header {
+	h := http.Header{"Content-Type": {"application/json"}}
+	rank := strconv.FormatUint(uint64(a.Worker.Rank), 10)
+	if a.engine == tokenizer.Dynamo {
+		h.Set("x-dynamo-worker-instance-id", strconv.FormatUint(a.Worker.InstanceID, 10))
+		h.Set("x-dynamo-dp-rank", rank)
+	} else if !a.Worker.RankByAddress && a.Worker.DataParallelSize > 1 {
+		h.Set("x-data-parallel-rank", rank)
 	}
-	req.Header.Set("Content-Type", "application/json")
-	rank := strconv.FormatUint(uint64(q.w.Rank), 10)
-	if q.answers == tokenizer.Dynamo {
-		req.Header.Set("x-dynamo-worker-instance-id", strconv.FormatUint(q.w.InstanceID, 10))
-		req.Header.Set("x-dynamo-dp-rank", rank)
-	} else if !q.w.RankByAddress && q.w.DataParallelSize > 1 {
-		req.Header.Set("x-data-parallel-rank", rank)
-	}
-	resp, err := q.HTTP.Do(req)
+	return h
+}
+
+func (s *sent) send(ctx context.Context, q *inquiry) {
+	s.sendTo(ctx, q.Config, "http://"+q.w.Address, q.header())
+}
+
+// sendTo sends the request to the server at root, and returns the header of its answer; nil if there is none.
+func (s *sent) sendTo(ctx context.Context, cfg *Config, root string, header http.Header) http.Header {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
+	defer cancel()
+	var answered http.Header
+	answered, s.err = s.post(ctx, cfg.HTTP, root, header)
+	return answered
+}
+
+func (s *sent) post(ctx context.Context, client *http.Client, root string, header http.Header) (http.Header, error) {
+	body, err := json.Marshal(s.body)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, root+s.path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = header
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
 	}
 	defer resp.Body.Close()
-	var answer struct {
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return resp.Header, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return resp.Header, &errStatus{resp.StatusCode, strings.TrimSpace(string(text))}
+	}
+	var said struct {
+		Choices []struct {
+			Text    string `json:"text"`
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+		} `json:"choices"`
 		Usage struct {
 			PromptTokens        int `json:"prompt_tokens"`
+			CompletionTokens    int `json:"completion_tokens"`
 			PromptTokensDetails *struct {
 				CachedTokens *int `json:"cached_tokens"`
 			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return err
+	if err := json.Unmarshal(text, &said); err != nil {
+		return resp.Header, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %.200s", resp.Status, text)
+	s.answer = answer{promptTokens: said.Usage.PromptTokens, completionTokens: said.Usage.CompletionTokens}
+	if said.Usage.PromptTokensDetails != nil {
+		s.answer.cached = said.Usage.PromptTokensDetails.CachedTokens
 	}
-	if err := json.Unmarshal(text, &answer); err != nil {
-		return err
+	for _, c := range said.Choices[:min(len(said.Choices), 1)] {
+		s.answer.text = c.Text + c.Message.Content
 	}
-	if p.tokens, p.cached = answer.Usage.PromptTokens, nil; answer.Usage.PromptTokensDetails != nil {
-		p.cached = answer.Usage.PromptTokensDetails.CachedTokens
-	}
-	return nil
+	return resp.Header, nil
 }
 
-// askUsage says whether the second of the probe's answers told what was cached.
-func (q *inquiry) askUsage() {
+// talk is a conversation so far.
+type talk struct {
+	model    string
+	messages []any
+	asText   bool // it is sent as one text, to a model that takes no chats
+}
+
+// newTalk begins a conversation with the given text: as a system prompt, or in the user's message if the model's template refuses
+// system prompts. model may be nil.
+func newTalk(model *tokenizer.Model, name, text string) *talk {
+	message := func(role, content string) any { return map[string]any{"role": role, "content": content} }
+	t := &talk{model: name, messages: []any{message("system", text), message("user", "What is this about?")}}
+	if model == nil {
+		return t
+	}
+	if _, _, _, err := ownIDs(model, chatPath, t.request(1).body); err != nil && !errors.Is(err, tokenizer.ErrNoChatTemplate) {
+		t.messages = []any{message("user", text)}
+	}
+	return t
+}
+
+// add is a turn: the answer, and the user's next message.
+func (t *talk) add(answer, next string) {
+	t.messages = append(t.messages, map[string]any{"role": "assistant", "content": answer}, map[string]any{"role": "user", "content": next})
+}
+
+// request asks for an answer of at most so many tokens.
+func (t *talk) request(maxTokens int) sent {
+	body := map[string]any{"model": t.model, "max_tokens": maxTokens, "temperature": 0}
+	if !t.asText {
+		body["messages"] = t.messages
+		return sent{path: chatPath, body: body}
+	}
+	var text strings.Builder
+	for _, m := range t.messages {
+		fmt.Fprintln(&text, m.(map[string]any)["content"])
+	}
+	body["prompt"] = text.String()
+	return sent{path: completionsPath, body: body}
+}
+
+const (
+	predictionFix = "first correct what else is wrong here: --model, --chat-template and --engine must be the engine's, and its events must arrive"
+	evictionFix   = "first correct what else is wrong here; if nothing is, repeat: other requests may have filled the engine's cache; a model may also have layers with a window or a state"
+)
+
+// tellCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
+func (q *inquiry) tellCached() {
 	p := q.prompt
-	switch {
-	case p == nil:
-	case p.err != nil:
-		q.found(AboutCachedUsed, Wrong, "send the engine a completion yourself", "a prompt of %d words was answered: %s", probeWords, brief(p.err))
-	case p.cached == nil:
-		q.found(AboutCachedUsed, Wrong, usageFix[q.answers], "not reported: kvepp cannot compare its predictions")
-	case *p.cached == 0:
-		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", p.tokens)
-	default:
-		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *p.cached, p.tokens)
-	}
-}
-
-// someText is tokenized by both sides: scripts, digits, blanks and marks that tokenizers differ in.
-const someText = "The 12,345 crème brûlées cost €7.50;\n\tнаука 温度計 ١٢٣ don't  WON'T <|end|> 👩‍🚀 x²"
-
-// askTokenizer compares token ids where the engine tells its own, else their number.
-func (q *inquiry) askTokenizer(ctx context.Context) {
-	model := q.Models[q.model]
-	if model == nil || !q.reads {
+	if p == nil {
 		return
 	}
-	own := func(text string) ([]kvblock.Token, error) {
-		body, err := json.Marshal(map[string]any{"model": q.model, "prompt": text})
-		if err != nil {
-			return nil, err
-		}
-		request, err := apibody.ParseRequest("/v1/completions", body)
-		if err != nil {
-			return nil, err
-		}
-		prompts, err := model.Tokenize(request)
-		if err != nil {
-			return nil, err
-		}
-		return prompts[0].IDs, nil
+	if err := p.err(); err != nil {
+		q.found(AboutCachedUsed, Wrong, "send the engine a request yourself", "a prompt of %d words was answered: %s", probeWords, brief(err))
+		return
 	}
-	if q.answers == tokenizer.VLLM || q.answers == tokenizer.SGLang {
-		mine, err := own(someText)
-		if err != nil {
-			q.found(AboutTokenizer, Wrong, "kvepp tokenize --text shows more", "kvepp cannot tokenize a text: %v", err)
-			return
-		}
-		theirs, err := q.tokenize(ctx, someText)
-		if err != nil {
-			q.found(AboutTokenizer, Unknown, "", "the engine does not say: %s", brief(err))
-			return
-		}
-		for i := range max(len(mine), len(theirs)) {
-			if i >= len(mine) || i >= len(theirs) || mine[i] != theirs[i] {
-				q.found(AboutTokenizer, Wrong, "give --model the engine's own folder and version", "the ids of a text differ from the engine's at token %d: no block would match", i)
-				return
+	if p.first.path != chatPath && q.Models[q.model] != nil && !q.told(AboutChat) {
+		q.found(AboutChat, Unknown, "", "the engine refuses chats")
+	}
+	a, x := &p.second.answer, &p.predicted
+	switch {
+	case a.cached == nil:
+		q.found(AboutCachedUsed, Wrong, usageFix[q.engine], "not reported: kvepp cannot compare its predictions")
+	case !p.predictable && *a.cached == 0:
+		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", a.promptTokens)
+	case !p.predictable:
+		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
+	case x.explains(*a.cached, p.first.answer.completionTokens) && *a.cached > 0:
+		says := "as predicted"
+		if *a.cached != x.tokens {
+			says = fmt.Sprintf("predicted %d", x.tokens)
+			if x.upperBound {
+				says = fmt.Sprintf("predicted at most %d", x.tokens)
 			}
 		}
-		q.found(AboutTokenizer, OK, "", "the %d ids of a text are the engine's", len(mine))
-		return
-	}
-	if q.prompt == nil || q.prompt.err != nil || q.prompt.tokens == 0 {
-		q.found(AboutTokenizer, Unknown, "--probe compares the number of a prompt's tokens", "the engine does not say its ids")
-		return
-	}
-	mine, err := own(q.prompt.text)
-	switch {
-	case err != nil:
-		q.found(AboutTokenizer, Wrong, "kvepp tokenize --text shows more", "kvepp cannot tokenize a text: %v", err)
-	case len(mine) != q.prompt.tokens:
-		q.found(AboutTokenizer, Wrong, "give --model the engine's own folder and version", "a prompt has %d tokens, by the engine %d: no block would match", len(mine), q.prompt.tokens)
+		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
+	case *a.cached == 0 && x.tokens == 0:
+		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", a.promptTokens)
+	case *a.cached > x.tokens:
+		q.found(AboutCachedUsed, Wrong, predictionFix, "reported: %d of %d the second time, and kvepp predicts only %d", *a.cached, a.promptTokens, x.tokens)
 	default:
-		q.found(AboutTokenizer, OK, "", "a prompt's %d tokens are as many as the engine's", len(mine))
+		q.found(AboutCachedUsed, Wrong, evictionFix, "reported: %d of %d the second time, and kvepp predicts %d", *a.cached, a.promptTokens, x.tokens)
 	}
 }
 
-// tokenize asks vLLM or SGLang for the ids of a text.
-func (q *inquiry) tokenize(ctx context.Context, text string) ([]kvblock.Token, error) {
-	ctx, cancel := q.bounded(ctx)
-	defer cancel()
-	body, err := json.Marshal(map[string]any{"model": q.model, "prompt": text})
-	if err != nil {
-		return nil, err
+// told says whether there is a finding about something.
+func (q *inquiry) told(about string) bool {
+	for i := range q.Findings {
+		if q.Findings[i].About == about {
+			return true
+		}
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+q.w.Address+"/tokenize", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := q.HTTP.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("POST /tokenize: %s", resp.Status)
-	}
-	var answer struct {
-		Tokens []kvblock.Token `json:"tokens"`
-	}
-	err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer)
-	return answer.Tokens, err
+	return false
 }

@@ -29,7 +29,7 @@ var may = map[string]string{
 	"internal/metrics":    "",
 	"internal/prefetch":   "",
 	"internal/suggest":    "",
-	"internal/check":      "kvblock pool pool/dynamo tokenizer zmqsub internal/apibody",
+	"internal/check":      "indexer kvblock pool pool/dynamo tokenizer tokenizer/remote zmqsub internal/apibody internal/metrics",
 	"internal/tracing":    "",
 	"extproc/extproctest": "",
 	"internal/apibody":    "chattemplate",

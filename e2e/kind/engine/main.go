@@ -2,7 +2,7 @@
 // every prompt that it has seen, announces them as that engine does, and reports how many tokens of a prompt it found.
 //
 // It owns its blocks and its two sockets for KV events. It generates no text worth reading, never forgets a block, and knows no
-// other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It says of itself what `kvepp check` asks
+// other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It answers what `kvepp check` asks
 // engines, and serves the model's tokenizer as a model hub does.
 package main
 
@@ -43,22 +43,23 @@ func main() {
 	flag.StringVar((*string)(&e.like), "like", string(tokenizer.VLLM), "whom it stands in for: vllm or sglang")
 	folder := flag.String("model", "", "folder of the model's tokenizer")
 	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
+	template := flag.String("chat-template", "", "chat template `FILE` in place of the model folder's")
 	port := flag.Int("port", 8000, "where it serves HTTP")
 	events := flag.Int("kv-events-port", 5557, "where it announces KV events")
 	replay := flag.Int("kv-replay-port", 5657, "where it repeats them")
 	flag.IntVar(&e.blockSize, "block-size", 16, "tokens of a block")
 	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "how long it takes for a token")
 	flag.Parse()
-	if err := e.run(*folder, *port, *events, *replay); err != nil {
+	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
 		log.Fatalf("engine: %v", err)
 	}
 }
 
-func (e *engine) run(folder string, port, events, replay int) (err error) {
+func (e *engine) run(folder, template string, port, events, replay int) (err error) {
 	if e.like != tokenizer.VLLM && e.like != tokenizer.SGLang {
 		return fmt.Errorf("-like %s: must be vllm or sglang", e.like)
 	}
-	if e.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: e.like}); err != nil {
+	if e.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: e.like, ChatTemplate: template}); err != nil {
 		return err
 	}
 	if e.events, err = publish(e.like, fmt.Sprintf("tcp://*:%d", events), fmt.Sprintf("tcp://*:%d", replay)); err != nil {
@@ -129,14 +130,53 @@ func (e *engine) read(w http.ResponseWriter, r *http.Request, path string) (requ
 	if err != nil {
 		return nil, nil, false // the client has gone
 	}
-	if request, err = apibody.ParseRequest(path, body); err == nil {
-		var prompts []tokenizer.Prompt
+	request, prompts, ok := e.prompts(w, path, body)
+	if !ok {
+		return nil, nil, false
+	}
+	return request, prompts[0].IDs, true
+}
+
+// prompts tokenizes the prompts of a body for a path of the API. ok is false where it has said what is wrong.
+func (e *engine) prompts(w http.ResponseWriter, path string, body []byte) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
+	request, err := apibody.ParseRequest(path, body)
+	if err == nil {
 		if prompts, err = e.model.Tokenize(request); err == nil {
-			return request, prompts[0].IDs, true
+			return request, prompts, true
 		}
 	}
 	http.Error(w, err.Error(), http.StatusBadRequest)
 	return nil, nil, false
+}
+
+// tokenize tells the token ids of a prompt, of a chat as the engine's template renders it, and with SGLang of several prompts.
+// Sources: vLLM 0.33.0, entrypoints/serve/tokenize; SGLang 0.5.21, entrypoints/openai/serving_tokenize.
+func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client has gone
+	}
+	var given struct{ Prompt, Messages json.RawMessage }
+	if err := json.Unmarshal(body, &given); err != nil || (given.Prompt == nil) == (given.Messages == nil) {
+		http.Error(w, "exactly one of prompt and messages must be there", http.StatusBadRequest)
+		return
+	}
+	path := "/v1/completions"
+	if given.Messages != nil {
+		path = "/v1/chat/completions"
+	}
+	_, prompts, ok := e.prompts(w, path, body)
+	switch {
+	case !ok:
+	case given.Messages == nil && given.Prompt[0] == '[' && e.like == tokenizer.SGLang:
+		tokens, counts := make([][]kvblock.Token, len(prompts)), make([]int, len(prompts))
+		for i := range prompts {
+			tokens[i], counts[i] = prompts[i].IDs, len(prompts[i].IDs)
+		}
+		answer(w, map[string]any{"tokens": tokens, "count": counts})
+	default:
+		answer(w, map[string]any{"tokens": prompts[0].IDs, "count": len(prompts[0].IDs)})
+	}
 }
 
 // answer writes JSON.
@@ -150,12 +190,11 @@ func (e *engine) tell() {
 	http.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, map[string]any{"object": "list", "data": []any{map[string]string{"id": e.served, "object": "model", "owned_by": string(e.like)}}})
 	})
-	http.HandleFunc("POST /tokenize", func(w http.ResponseWriter, r *http.Request) {
-		if _, prompt, ok := e.read(w, r, "/v1/completions"); ok {
-			answer(w, map[string]any{"tokens": prompt, "count": len(prompt)})
-		}
-	})
+	http.HandleFunc("POST /tokenize", e.tokenize)
 	if e.like == tokenizer.SGLang {
+		http.HandleFunc("GET /model_info", func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
+		})
 		http.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, map[string]any{"page_size": e.blockSize, "disable_radix_cache": false, "enable_cache_report": true})
 		})

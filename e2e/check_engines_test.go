@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kvepp/e2e/stack"
+)
+
+const tinyModel = "models/tiny-bytelevel" // from this folder
+
+// standIns starts stand-ins for an engine, each with these flags.
+func standIns(t *testing.T, n int, flags ...string) (engines []*stack.Engine) {
+	t.Helper()
+	dir := t.TempDir()
+	program, err := stack.BuildEngine(t.Context(), "..", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		engines = append(engines, standIn(t, program, "engine-"+string(rune('a'+i)), flags...))
+	}
+	return engines
+}
+
+func standIn(t *testing.T, program, name string, flags ...string) *stack.Engine {
+	t.Helper()
+	e, err := stack.StartEngine(t.Context(), program, t.TempDir(), name, tinyModel, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// write puts a text into a file of a new folder.
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// bareModel is the test model without a chat template.
+func bareModel(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json", "config.json"} {
+		text, err := os.ReadFile(filepath.Join(tinyModel, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// anotherTemplate renders the same messages in another way.
+const anotherTemplate = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+func endpointsOf(engines ...*stack.Engine) string {
+	text := "endpoints:\n"
+	for _, e := range engines {
+		text += e.Entry()
+	}
+	return text
+}
+
+// TestCheckStockEngines: `kvepp check` finds nothing wrong with stand-ins for vLLM and SGLang, and each mistake in what kvepp is told.
+func TestCheckStockEngines(t *testing.T) {
+	for _, like := range []string{"vllm", "sglang"} {
+		t.Run(like, func(t *testing.T) {
+			engines := standIns(t, 2, "-like", like)
+			endpoints := endpointsOf(engines...)
+			model := "--model=" + stack.Model + "="
+			for _, c := range []struct {
+				name      string
+				endpoints string
+				flags     []string
+				status    int
+				says      []string
+			}{
+				{"nothing is wrong", endpoints, []string{model + tinyModel}, 0,
+					[]string{"ids of a text are the engine's", "ids of a chat are the engine's", "announces blocks", "the second time, as predicted"}},
+				{"wrong template", endpoints, []string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate)}, 1,
+					[]string{"ids of a chat differ from the engine's at token 0", "-> give kvepp the engine's template: --chat-template FILE"}},
+				{"missing template", endpoints, []string{model + bareModel(t)}, 1,
+					[]string{"kvepp has no chat template for tiny: its chats are routed by load", "-> --chat-template FILE"}},
+				{"address by name", strings.ReplaceAll(endpoints, "address: 127.0.0.1:", "address: localhost:"), []string{model + tinyModel}, 1,
+					[]string{"has a host name: Envoy matches kvepp's choice with IP:port alone", "-> write the IP address, address: 127.0.0.1:"}},
+				{"wrong block size", endpoints, []string{model + tinyModel, "--kv-cache-block-size=32"}, 1,
+					[]string{"kvepp has 32 tokens, the events 16: no block would match", "-> blockSize 16"}},
+				{"approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{model + tinyModel, "--no-router-kv-events"}, 0,
+					[]string{"kvepp guesses what the worker holds", "the second time, as predicted"}},
+			} {
+				flags := append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"}, c.flags...)
+				status, table := runCheck(t, flags...)
+				if status != c.status {
+					t.Errorf("%s: status %d, want %d", c.name, status, c.status)
+				}
+				for _, says := range c.says {
+					if strings.Count(table, says) != len(engines) {
+						t.Errorf("%s: %q is not there for each of %d workers", c.name, says, len(engines))
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,112 @@
+package check
+
+import (
+	"context"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// Predictor computes how many tokens of a prompt kvepp expects a worker to find in its cache: from the worker's KV events, or from
+// the prompts that it was sent where it has no events. It reads the index and the pool that `kvepp serve` would have.
+// It is safe from any goroutine.
+type Predictor struct {
+	Pool *pool.Pool
+	// Index is kept true by the KV events of the pool's workers.
+	Index *indexer.Index
+	// Events says that the workers' KV events are followed.
+	Events bool
+	// Listening is closed once every subscription is connected, or was waited for long enough. nil: there are none.
+	Listening <-chan struct{}
+}
+
+// believed is how long a block is believed cached that no event announced: for as long as a check may last.
+const believed = 24 * time.Hour
+
+// prediction is what kvepp expects of one prompt.
+type prediction struct {
+	tokens     int  // cached: whole blocks, and never the prompt's last token
+	blockSize  int  // in tokens; 0: not known, and so nothing is predicted
+	upperBound bool // the worker may find fewer tokens
+	byEvents   bool // else from what the worker was sent
+	eagle      bool
+}
+
+// worker returns what is known of a worker now; its block size may have been learned since it joined.
+func (p *Predictor) worker(w kvblock.Worker) (pool.Worker, bool) {
+	s := p.Pool.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		if s.Workers[i].Worker == w {
+			return s.Workers[i], true
+		}
+	}
+	return pool.Worker{}, false
+}
+
+// predict is about a prompt that is sent to w next.
+func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
+	known, there := p.worker(w)
+	if !there || known.BlockSize == 0 || known.Announced != 0 || len(ids) == 0 {
+		return prediction{}
+	}
+	x := prediction{blockSize: known.BlockSize, upperBound: known.UpperBound, byEvents: p.Events && known.Announces(), eagle: known.EAGLE}
+	var scores indexer.OverlapScores
+	p.Index.FindMatches(chain(&known, ids), &scores)
+	blocks := scores.Blocks(w) + scores.Extension(w).Total()
+	x.tokens = min(blocks, full(len(ids), x.blockSize)) * x.blockSize
+	return x
+}
+
+// full is how many blocks of a prompt of n tokens an engine can reuse: it computes the last token in any case.
+func full(n, blockSize int) int { return max(n-1, 0) / blockSize }
+
+func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
+	local := kvblock.AppendLocalHashes(nil, ids, kvblock.HashOptions{BlockSize: w.BlockSize, EAGLE: w.EAGLE})
+	return kvblock.AppendSequenceHashes(nil, local)
+}
+
+// believe has w hold the first n tokens of a prompt, although no event says so.
+func (p *Predictor) believe(w kvblock.Worker, ids []kvblock.Token, n int) {
+	known, there := p.worker(w)
+	if !there || known.BlockSize == 0 || n <= 0 {
+		return
+	}
+	p.Index.Predict(w, chain(&known, ids[:min(n, len(ids))]), indexer.Lifetime{TTL: believed})
+}
+
+// sent takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are announced, and returns
+// whether they were before ctx ended.
+func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
+	known, _ := p.worker(w)
+	if !p.Events || !known.Announces() {
+		p.believe(w, ids, len(ids))
+		return true
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		if x := p.predict(w, ids); x.blockSize > 0 && x.tokens == full(len(ids), x.blockSize)*x.blockSize {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+// explains says whether a prediction agrees with what an engine reports. answered is how many tokens the worker generated before for
+// the same conversation, which it may have cached as well.
+func (x *prediction) explains(reported, answered int) bool {
+	switch {
+	case reported == x.tokens:
+		return true
+	case reported < x.tokens:
+		// An engine that drafts with EAGLE computes the last block that it finds again.
+		return x.upperBound || x.eagle && reported == x.tokens-x.blockSize
+	}
+	// Without events, what an engine generated is not predicted.
+	return !x.byEvents && reported <= x.tokens+answered+x.blockSize && answered > 0
+}

@@ -1,0 +1,207 @@
+package check
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
+)
+
+const (
+	completionsPath = "/v1/completions"
+	chatPath        = "/v1/chat/completions"
+)
+
+// someText holds scripts, digits, blanks and marks that tokenizers treat differently.
+const someText = "The 12,345 crème brûlées cost €7.50;\n\tнаука 温度計 ١٢٣ don't  WON'T <|end|> 👩‍🚀 x²"
+
+const (
+	modelFix    = "give --model the engine's own folder and version"
+	templateFix = "give kvepp the engine's template: --chat-template FILE if the engine has that flag, else the engine's own model folder and version"
+	noTemplate  = "kvepp has no chat template for %s: its chats are routed by load"
+	addTemplate = "--chat-template FILE with the engine's, or a --model folder that holds chat_template.jinja"
+)
+
+// sampleChat is a chat of which parts can be left out, because some templates refuse them.
+type sampleChat struct {
+	without       string // names the parts that are left out; "": none
+	tools, system bool
+}
+
+var sampleChats = []sampleChat{{"", true, true}, {", without a tool,", false, true}, {", without a tool and a system prompt,", false, false}}
+
+func (c sampleChat) body(model string) map[string]any {
+	var messages []any
+	add := func(role, content string) {
+		messages = append(messages, map[string]any{"role": role, "content": content})
+	}
+	if c.system {
+		add("system", "You answer in one sentence, and never guess.")
+	}
+	add("user", someText)
+	add("assistant", "That is €7.50 apiece.")
+	add("user", "And in London?")
+	body := map[string]any{"model": model, "messages": messages}
+	if c.tools {
+		body["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{
+			"name": "weather", "description": "The weather at a place", "parameters": map[string]any{
+				"type": "object", "properties": map[string]any{"place": map[string]any{"type": "string", "description": "a town's name"}}, "required": []string{"place"}}}}}
+	}
+	return body
+}
+
+// ownIDs are kvepp's token ids of a request with one prompt.
+func ownIDs(model *tokenizer.Model, path string, body map[string]any) ([]kvblock.Token, *apibody.Request, []byte, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	request, err := apibody.ParseRequest(path, text)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	prompts, err := model.Tokenize(request)
+	if err != nil {
+		return nil, request, text, err
+	}
+	return prompts[0].IDs, request, text, nil
+}
+
+// askTokens compares kvepp's token ids with the engine's where it tells them, else their number.
+func (q *inquiry) askTokens(ctx context.Context) {
+	model := q.Models[q.model]
+	if model == nil || !q.answers {
+		return
+	}
+	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
+		q.compareCounts(model)
+		return
+	}
+	engine, err := remote.New(remote.Config{Model: q.model, URL: "http://" + q.w.Address, Engine: q.engine, Timeout: q.Wait}, q.Metrics, q.Log)
+	if err != nil {
+		q.found(AboutTokenizer, Unknown, "", "the engine cannot be asked: %v", err)
+		return
+	}
+	q.compareText(ctx, model, engine)
+	q.compareChat(ctx, model, engine)
+}
+
+func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+	mine, request, body, err := ownIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": someText})
+	if err != nil {
+		q.found(AboutTokenizer, Wrong, "kvepp tokenize --text shows more", "kvepp cannot tokenize a text: %v", err)
+		return
+	}
+	theirs, err := engine.Tokenize(ctx, request, body)
+	if err != nil {
+		q.found(AboutTokenizer, Unknown, "", "the engine does not say: %s", brief(err))
+		return
+	}
+	if at := difference(mine, theirs[0]); at >= 0 {
+		q.found(AboutTokenizer, Wrong, modelFix, "the ids of a text differ from the engine's at token %d: no block would match", at)
+		return
+	}
+	q.found(AboutTokenizer, OK, "", "the %d ids of a text are the engine's", len(mine))
+}
+
+func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engine *remote.Client) {
+	for i, sample := range sampleChats {
+		mine, request, body, err := ownIDs(model, chatPath, sample.body(q.model))
+		if request == nil {
+			q.found(AboutChat, Wrong, "kvepp tokenize shows more", "kvepp cannot read a chat: %v", err)
+			return
+		}
+		theirs, refused := engine.Tokenize(ctx, request, body)
+		missing := errors.Is(err, tokenizer.ErrNoChatTemplate)
+		switch {
+		case refused != nil && remote.OutcomeOf(refused) != remote.Refused:
+			switch {
+			case missing:
+				q.found(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+			case q.prompt != nil:
+				q.compareCount(model, &q.prompt.second, AboutChat, templateFix, "chat")
+			default:
+				q.found(AboutChat, Unknown, "--probe compares the number of a chat's tokens", "the engine does not say: %s", brief(refused))
+			}
+			return
+		case refused != nil && missing:
+			q.found(AboutChat, Unknown, addTemplate+", if its chats are to be served", "neither kvepp nor the engine has a chat template for %s", q.model)
+			return
+		case refused != nil && i+1 < len(sampleChats):
+			continue // perhaps for a part of it
+		case refused != nil:
+			q.found(AboutChat, Unknown, "send the engine a chat yourself", "the engine refuses a chat: %s", brief(refused))
+			return
+		case missing:
+			q.found(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+			return
+		case err != nil:
+			q.found(AboutChat, Wrong, templateFix, "kvepp cannot render a chat%s that the engine takes: %v", sample.without, err)
+			return
+		}
+		if at := difference(mine, theirs[0]); at >= 0 {
+			q.found(AboutChat, Wrong, templateFix, "the ids of a chat%s differ from the engine's at token %d of %d: no block from there on would match", sample.without, at, len(theirs[0]))
+			return
+		}
+		q.found(AboutChat, OK, "", "the %d ids of a chat%s are the engine's", len(mine), sample.without)
+		return
+	}
+}
+
+// difference returns the place of the first token that differs; -1 if there is none.
+func difference(a, b []kvblock.Token) int {
+	for i := range max(len(a), len(b)) {
+		if i >= len(a) || i >= len(b) || a[i] != b[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+// compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not tell its ids.
+func (q *inquiry) compareCounts(model *tokenizer.Model) {
+	p := q.prompt
+	if p == nil {
+		q.found(AboutTokenizer, Unknown, "--probe compares the number of a prompt's tokens", "the engine does not say its ids")
+		return
+	}
+	q.compareCount(model, &p.text, AboutTokenizer, modelFix, "text")
+	q.compareCount(model, &p.second, AboutChat, templateFix, "chat")
+}
+
+func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what string) {
+	if about == AboutChat && r.path != chatPath {
+		return // it is told already that chats are refused
+	}
+	if r.err != nil || r.answer.promptTokens == 0 {
+		q.found(about, Unknown, "send the engine a "+what+" yourself", "the engine does not say how many tokens a %s has", what)
+		return
+	}
+	mine, _, _, err := ownIDs(model, r.path, r.body)
+	switch {
+	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+		q.found(about, Wrong, addTemplate, noTemplate, q.model)
+	case err != nil:
+		q.found(about, Wrong, "kvepp tokenize shows more", "kvepp cannot tokenize a %s that the engine takes: %v", what, err)
+	case len(mine) != r.answer.promptTokens:
+		q.found(about, Wrong, fix, "a %s has %d tokens, by the engine %d: no block would match", what, len(mine), r.answer.promptTokens)
+	default:
+		q.found(about, OK, "", "the %d tokens of a %s are as many as the engine's", len(mine), what)
+	}
+}
+
+// errStatus is an answer with another status than 200.
+type errStatus struct {
+	code int
+	text string
+}
+
+func (e *errStatus) Error() string {
+	return fmt.Sprintf("HTTP %d %s: %.200s", e.code, http.StatusText(e.code), e.text)
+}
