@@ -12,7 +12,9 @@ RUN manifests/image/libzmq.sh /libzmq
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN LIBZMQ=/libzmq manifests/image/rootfs.sh /rootfs
+# The commit that `kvepp version` and the log name: the build does not see the git repository.
+ARG COMMIT=
+RUN LIBZMQ=/libzmq COMMIT=$COMMIT manifests/image/rootfs.sh /rootfs
 
 FROM scratch
 COPY --from=build /rootfs/ /

@@ -19,15 +19,17 @@ IMAGE := kvepp:dev
 BENCH := .
 BENCHTIME := 0.5s
 COUNT := 5
+# The commit that `kvepp version` and the log name; empty outside a git repository.
+COMMIT := $(shell git describe --always --abbrev=40 --dirty=-modified --exclude='*' 2>/dev/null)
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 build: libzmq ## bin/kvepp
-	go build -o bin/ ./cmd/kvepp
+	go build -ldflags "-X main.commit=$(COMMIT)" -o bin/ ./cmd/kvepp
 
 image: ## the container image, by the Dockerfile (IMAGE=kvepp:dev; BASE=none: without base images)
-	$(if $(filter none,$(BASE)),manifests/image/import.sh $(IMAGE),docker build -t $(IMAGE) $(if $(BASE),--build-arg BUILD_IMAGE=$(BASE)) .)
+	$(if $(filter none,$(BASE)),manifests/image/import.sh $(IMAGE),docker build -t $(IMAGE) --build-arg COMMIT=$(COMMIT) $(if $(BASE),--build-arg BUILD_IMAGE=$(BASE)) .)
 
 run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./e2e/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)

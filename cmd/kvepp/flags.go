@@ -346,7 +346,9 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	}
 	o.given = map[string]bool{}
 	f.VisitAll(func(flag *pflag.Flag) { o.given[flag.Name] = flag.Changed })
-	return o.check()
+	err := o.check()
+	o.settings = changedSettings(f) // check applies presets
+	return err
 }
 
 // fromEnvironment sets the flags that were not given from the environment, where prefix stands before their names.

@@ -52,7 +52,7 @@ func (o *httpService) serve(ctx context.Context, what string, h http.Handler, lo
 	if err != nil {
 		return err
 	}
-	log.Info("listening", "for", what, "address", l.Addr().String())
+	log.Info("listening", "for", what, "address", l.Addr().String(), "tls", "off")
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
 	select {
@@ -60,6 +60,7 @@ func (o *httpService) serve(ctx context.Context, what string, h http.Handler, lo
 		return err
 	case <-ctx.Done():
 	}
+	log.Info("kvepp stops: running requests have 5 s to end")
 	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return server.Shutdown(last)
@@ -94,7 +95,11 @@ func (o *indexMemory) indexBytes(goLimit int64) int64 {
 }
 
 // logging says what is logged, and how.
-type logging struct{ logLevel, logFormat string }
+type logging struct {
+	logLevel, logFormat string
+
+	settings []any // see changedSettings
+}
 
 // add declares the flags; debug is what that level shows beside, in brackets.
 func (o *logging) add(f *pflag.FlagSet, debug string) {

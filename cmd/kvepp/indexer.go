@@ -67,6 +67,7 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	if err := parse(f, indexerPrefix, args, getenv); err != nil {
 		return err
 	}
+	o.settings = changedSettings(f)
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -121,6 +122,7 @@ func runIndexer(o *indexerOptions) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
+	o.logStart("indexer", log)
 	m := metrics.New()
 	limitMemory("/", m, log)
 	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})

@@ -23,7 +23,7 @@ import (
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
 // health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
 // closed that handOver returns.
-func listen(ctx context.Context, o *options, picker *extproc.Server, security []grpc.ServerOption, admin, seen http.Handler, ready *readiness,
+func listen(ctx context.Context, o *options, picker *extproc.Server, proxies *proxies, admin, seen http.Handler, ready *readiness,
 	handOver func() <-chan struct{}, log *slog.Logger) error {
 	checks := health.NewServer()
 	waits := ready.waits()
@@ -31,18 +31,19 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 	if waits != "" {
 		log.Info("not ready yet", "waits_for", waits)
 	}
-	limits := append(security,
+	limits := []grpc.ServerOption{
+		grpc.Creds(proxies),
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20)+64<<10),
+		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20) + 64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
 		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
 		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times
 		// these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
-		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
-		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
+		grpc.ReadBufferSize(128 << 10), grpc.WriteBufferSize(128 << 10),
+		grpc.InitialWindowSize(256 << 10), grpc.InitialConnWindowSize(4 << 20),
 		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
 		grpc.NumStreamWorkers(128),
-	)
+	}
 	main := grpc.NewServer(limits...)
 	extprocv3.RegisterExternalProcessorServer(main, picker)
 	healthv1.RegisterHealthServer(main, checks)
@@ -51,12 +52,12 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 
 	failed := make(chan error, 4)
 	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
-	open := func(what, flag, address string, serve func(net.Listener) error) error {
+	open := func(what, flag, address, tlsMode string, serve func(net.Listener) error) error {
 		l, err := listenAt(flag, address)
 		if err != nil {
 			return err
 		}
-		log.Info("listening", "for", what, "address", l.Addr().String())
+		log.Info("listening", "for", what, "address", l.Addr().String(), "tls", tlsMode)
 		go func() {
 			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("%s: %w", what, err)
@@ -70,23 +71,24 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
-	err := open("ext_proc", "grpc-port", port(o.grpcPort), main.Serve)
+	err := open("ext_proc", "grpc-port", port(o.grpcPort), proxies.tlsMode, main.Serve)
 	if err == nil {
-		err = open("health", "grpc-health-port", port(o.grpcHealthPort), plain.Serve)
+		err = open("health", "grpc-health-port", port(o.grpcHealthPort), "off", plain.Serve)
 	}
 	switch {
 	case err != nil:
 	case o.metricsAddress != "":
-		err = open("metrics", "metrics-address", o.metricsAddress, web.Serve)
+		err = open("metrics", "metrics-address", o.metricsAddress, "off", web.Serve)
 	case o.metricsPort != 0:
-		err = open("metrics", "metrics-port", port(o.metricsPort), web.Serve)
+		err = open("metrics", "metrics-port", port(o.metricsPort), "off", web.Serve)
 	}
 	if err == nil && o.adminAddress != "" {
-		err = open("admin requests", "admin-address", o.adminAddress, questions.Serve)
+		err = open("admin requests", "admin-address", o.adminAddress, "off", questions.Serve)
 	}
 	if err != nil {
 		return err
 	}
+	go proxies.expect(ctx, port(o.grpcPort))
 	for ctx.Err() == nil {
 		select {
 		case err := <-failed:
@@ -108,7 +110,8 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, security []
 			return err
 		}
 	}
-	log.Info("stopping: new requests are served until proxies know, and running ones may end", "new_for", o.drainDelay, "within", o.drainTimeout)
+	log.Info("kvepp stops: it serves new requests for a moment, until proxies notice, and lets running requests end",
+		"new_requests_for", o.drainDelay, "running_requests_for", o.drainTimeout, "running_requests", picker.Streams())
 	announce(checks, false)
 	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
 	defer cancel()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -123,17 +122,6 @@ func daemon[O any](name, help string, flags func(*O) *pflag.FlagSet, parse func(
 
 // version says what was built, from the information Go puts into the binary.
 func version() string {
-	v, revision, modified := "(unknown)", "", ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		v = info.Main.Version
-		for _, s := range info.Settings {
-			switch {
-			case s.Key == "vcs.revision":
-				revision = " " + s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				modified = " (modified)"
-			}
-		}
-	}
-	return fmt.Sprintf("kvepp %s%s%s %s %s/%s", v, revision, modified, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	b := readBuild()
+	return fmt.Sprintf("kvepp %s commit %s %s %s/%s", b.version, b.commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

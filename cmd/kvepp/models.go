@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kvepp/internal/apibody"
 	"kvepp/internal/metrics"
 	"kvepp/pool/dynamo"
 	"kvepp/tokenizer"
@@ -75,9 +77,36 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		if l.model.GeneralPattern() {
 			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
 		}
-		log.Info("model loaded", "model", name, "folder", dir, "engine", served.Engine, "took", time.Since(start).Round(time.Millisecond))
+		level, template := templateOf(l.model, urls[name])
+		log.Log(context.Background(), level, "model loaded", "model", name, "folder", dir, "engine", served.Engine, "template", template,
+			"took", time.Since(start).Round(time.Millisecond))
+	}
+	for name, url := range urls {
+		if models[name] == nil {
+			log.Info("model without a tokenizer of kvepp's: its engine tokenizes its requests", "model", name, "url", url, "template", "the engine's")
+		}
 	}
 	return models, nil
+}
+
+// templateOf renders a short chat with a model, and returns what a log says of its chat template, and at which level. url is the
+// model's --tokenizer-url; "" if there is none.
+func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
+	instead := "chats are routed by load"
+	if url != "" {
+		instead = "--tokenizer-url is asked for the tokens of chats"
+	}
+	chat, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"Hello"}]}`))
+	if err == nil {
+		_, err = model.Tokenize(chat)
+	}
+	switch {
+	case err == nil:
+		return slog.LevelInfo, "yes"
+	case errors.Is(err, tokenizer.ErrNoChatTemplate):
+		return slog.LevelWarn, "none (" + instead + ")"
+	}
+	return slog.LevelWarn, fmt.Sprintf("unusable (%s): %v", instead, err)
 }
 
 // modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.

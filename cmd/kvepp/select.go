@@ -128,6 +128,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	}
 	o.service.PredictTTL = seconds(o.ttlSecs)
 	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
+	o.settings = changedSettings(f)
 	return nil
 }
 
@@ -137,6 +138,7 @@ func runSelect(o *selectOptions) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
+	o.logStart("select", log)
 	m := metrics.New()
 	limitMemory("/", m, log)
 	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}

@@ -27,6 +27,7 @@ import (
 // serve runs the endpoint picker until SIGTERM or SIGINT.
 func serve(o *options) error {
 	log := o.logger()
+	o.logStart("serve", log)
 	m := metrics.New()
 	limitMemory("/", m, log)
 	defer runtime.KeepAlive(restrainCollector())
@@ -78,7 +79,7 @@ func serve(o *options) error {
 	if err := rewrites.Set(rules); err != nil {
 		return err
 	}
-	security, err := secured(ctx, o, m, log)
+	proxies, err := secured(ctx, o, m, log)
 	if err != nil {
 		return err
 	}
@@ -206,6 +207,6 @@ func serve(o *options) error {
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, picker, security, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
+	return listen(ctx, o, picker, proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
 		func() <-chan struct{} { return cluster.handedOver(o, log) }, log)
 }

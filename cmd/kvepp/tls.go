@@ -18,8 +18,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"kvepp/internal/metrics"
 )
@@ -89,11 +87,10 @@ func (c *certificates) server() *tls.Config {
 	}
 }
 
-// secured returns what makes the external processor's server speak TLS, if it is to; the files of certificates are followed until
-// ctx ends.
-func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) ([]grpc.ServerOption, error) {
+// secured returns the credentials of the external processor's server. It follows the files of certificates until ctx ends.
+func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
 	if !o.secureServing {
-		return nil, nil
+		return newProxies(nil, "off", m, log), nil
 	}
 	c, err := newCertificates(o.transport)
 	if err != nil {
@@ -101,7 +98,11 @@ func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logg
 	}
 	c.show(m)
 	go c.follow(ctx, reloadEvery, log)
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(c.server()))}, nil
+	mode := "files"
+	if o.certPath == "" {
+		mode = "self-signed"
+	}
+	return newProxies(c.server(), mode, m, log), nil
 }
 
 // load reads the files and makes them current; false if they are what they were.

@@ -92,6 +92,9 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// Exited is closed when the process has ended.
+func (p *Process) Exited() <-chan struct{} { return p.done }
+
 // Ended says whether the process has ended.
 func (p *Process) Ended() bool {
 	select {

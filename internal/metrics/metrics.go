@@ -302,6 +302,10 @@ const (
 	CertificateExpiresHelp  = "When the certificate of the external processor's port ends, in seconds since 1970."
 	CertificatesRefused     = "kvepp_certificates_refused_total"
 	CertificatesRefusedHelp = "Changed files of certificates that could not be used."
+	ProxyConnections        = "kvepp_proxy_connections_total"
+	ProxyConnectionsHelp    = "Connections of proxies to the external processor's port, after a successful TLS handshake where the port speaks TLS."
+	HandshakeFailures       = "kvepp_tls_handshake_failures_total"
+	HandshakeFailuresHelp   = "Connections to the external processor's port that failed before the first request, by cause: plaintext (the peer does not speak TLS), tls_is_off (the peer does, and the port does not), client_certificate (missing, or of another authority), certificate_refused (the peer refuses kvepp's), version, alpn, closed (by the peer, as TCP health checks do), timeout, other."
 )
 
 // Names and help of what is exported of spans.

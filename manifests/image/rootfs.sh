@@ -2,6 +2,7 @@
 # Lays out the root file system of kvepp's image: rootfs.sh DIR. It holds one program without libraries, the authorities that TLS
 # goes by, and the name of a user who is not root. The Dockerfile and import.sh make images of it.
 #
+# COMMIT is the git commit that `kvepp version` names; absent, that of the sources, if they are in a git repository.
 # LIBZMQ names the folder of a static libzmq (libzmq.sh); absent, one in the cache is built.
 set -eu
 root=${1:?usage: rootfs.sh DIR}
@@ -23,7 +24,8 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 # hosts, which it would look up by libraries that are not there: files and DNS, which libzmq asks for hosts, are in the program.
 # CGO_LDFLAGS says what pkg-config says too: Go's build cache does not ask it again when only PKG_CONFIG_PATH is another.
 cd "$source"
+: "${COMMIT:=$(git describe --always --abbrev=40 --dirty=-modified --exclude='*' 2>/dev/null || true)}"
 PKG_CONFIG_PATH=$LIBZMQ/lib/pkgconfig CGO_CFLAGS="-O2 -g -I$LIBZMQ/include" CGO_LDFLAGS="-O2 -g -L$LIBZMQ/lib" CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,timetzdata \
-	-ldflags '-s -w -linkmode external -extldflags "-static -lstdc++ -lm"' -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
+	-ldflags "-s -w -X main.commit=$COMMIT -linkmode external -extldflags '-static -lstdc++ -lm'" -o "$root/kvepp" ./cmd/kvepp 2>"$root.log" ||
 	{ cat "$root.log" >&2; rm -f "$root.log"; exit 1; }
 rm -f "$root.log"
