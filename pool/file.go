@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"kvepp/internal/suggest"
 	"kvepp/kvblock"
 )
 
@@ -26,27 +27,27 @@ type Entry struct {
 	AllInstances bool
 }
 
-// fileEntry is the YAML of one endpoint. Pointers tell "absent" from zero.
+// fileEntry is the YAML of one endpoint. Pointers tell "absent" from zero. Errors show the examples.
 type fileEntry struct {
-	Name                  string   `yaml:"name"`
-	Address               string   `yaml:"address"`
-	Dynamo                string   `yaml:"dynamo"`
-	AllInstances          bool     `yaml:"allInstances"`
-	InstanceID            *id      `yaml:"instanceId"`
-	Role                  Role     `yaml:"role"`
-	DataParallelStartRank uint32   `yaml:"dataParallelStartRank"`
-	DataParallelSize      uint32   `yaml:"dataParallelSize"`
-	RankByAddress         bool     `yaml:"rankByAddress"`
-	KVEvents              string   `yaml:"kvEvents"`
-	KVReplay              string   `yaml:"kvReplay"`
-	KVTopic               string   `yaml:"kvTopic"`
-	Metrics               string   `yaml:"metrics"`
-	BlockSize             int      `yaml:"blockSize"`
-	TotalKVBlocks         int      `yaml:"totalKvBlocks"`
-	MaxNumBatchedTokens   int      `yaml:"maxNumBatchedTokens"`
-	Model                 string   `yaml:"model"`
-	DeviceType            string   `yaml:"deviceType"`
-	Taints                []string `yaml:"taints"`
+	Name                  string   `yaml:"name" example:"worker-0"`
+	Address               string   `yaml:"address" example:"10.0.0.7:8000"`
+	Dynamo                string   `yaml:"dynamo" example:"dynamo/backend/generate"`
+	AllInstances          bool     `yaml:"allInstances" example:"true"`
+	InstanceID            *id      `yaml:"instanceId" example:"1234567890"`
+	Role                  Role     `yaml:"role" example:"decode"`
+	DataParallelStartRank rank     `yaml:"dataParallelStartRank" example:"0"`
+	DataParallelSize      rank     `yaml:"dataParallelSize" example:"2"`
+	RankByAddress         bool     `yaml:"rankByAddress" example:"true"`
+	KVEvents              string   `yaml:"kvEvents" example:"tcp://10.0.0.7:5557"`
+	KVReplay              string   `yaml:"kvReplay" example:"tcp://10.0.0.7:5558"`
+	KVTopic               string   `yaml:"kvTopic" example:"kv-events"`
+	Metrics               string   `yaml:"metrics" example:"http://10.0.0.7:8000/metrics"`
+	BlockSize             whole    `yaml:"blockSize" example:"16"`
+	TotalKVBlocks         whole    `yaml:"totalKvBlocks" example:"4096"`
+	MaxNumBatchedTokens   whole    `yaml:"maxNumBatchedTokens" example:"8192"`
+	Model                 string   `yaml:"model" example:"qwen"`
+	DeviceType            string   `yaml:"deviceType" example:"cuda"`
+	Taints                []string `yaml:"taints" example:"[zone-a, fast]"`
 }
 
 // id is a Dynamo instance id. It uses all 64 bits, and package yaml would round one that does not fit to one that does.
@@ -59,6 +60,22 @@ func (i *id) UnmarshalYAML(node *yaml.Node) error {
 	}
 	*i = id(v)
 	return nil
+}
+
+// whole and rank are numbers without a fraction, which package yaml would cut off.
+type (
+	whole int
+	rank  uint32
+)
+
+func (w *whole) UnmarshalYAML(node *yaml.Node) error { return decodeWhole(node, (*int)(w)) }
+func (r *rank) UnmarshalYAML(node *yaml.Node) error  { return decodeWhole(node, (*uint32)(r)) }
+
+func decodeWhole(node *yaml.Node, to any) error {
+	if node.Tag == "!!float" {
+		return errors.New("not a whole number")
+	}
+	return node.Decode(to)
 }
 
 // MaxRanks bounds an endpoint's DataParallelSize: more ranks than any engine has, few enough that a typing error costs no
@@ -80,7 +97,7 @@ func ParseFile(text []byte) ([]Entry, error) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New("the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")")
 	} else if err != nil {
-		return nil, errors.New(unknownKey.Replace(err.Error()))
+		return nil, explain(text, err)
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document in the file: put all endpoints into one list")
@@ -131,9 +148,9 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}
 	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
 		Name: f.Name, Address: f.Address, Role: f.Role,
-		DataParallelStartRank: f.DataParallelStartRank, DataParallelSize: max(f.DataParallelSize, 1), RankByAddress: f.RankByAddress,
+		DataParallelStartRank: uint32(f.DataParallelStartRank), DataParallelSize: max(uint32(f.DataParallelSize), 1), RankByAddress: f.RankByAddress,
 		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic, Metrics: f.Metrics,
-		BlockSize: f.BlockSize, TotalKVBlocks: f.TotalKVBlocks, MaxNumBatchedTokens: f.MaxNumBatchedTokens,
+		BlockSize: int(f.BlockSize), TotalKVBlocks: int(f.TotalKVBlocks), MaxNumBatchedTokens: int(f.MaxNumBatchedTokens),
 		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
 	}}
 	if e.Role == "" {
@@ -143,7 +160,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	case f.Name == "":
 		return fail("name", "every endpoint needs one")
 	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
-		return fail("role", "%q is none of aggregated, prefill, decode", f.Role)
+		return fail("role", "%q is none of aggregated, prefill, decode%s", f.Role,
+			suggest.DidYouMean(string(f.Role), "", []string{string(Aggregated), string(Prefill), string(Decode)}))
 	case f.AllInstances && f.Dynamo == "":
 		return fail("allInstances", "the instances are those of a dynamo path: give one")
 	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
@@ -189,10 +207,6 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}
 	return e, nil
 }
-
-// unknownKey rewords the one message of package yaml that speaks of Go types.
-var unknownKey = strings.NewReplacer("not found in type pool.fileEntry", "is not a key of an endpoint",
-	"not found in type struct { Endpoints []pool.fileEntry \"yaml:\\\"endpoints\\\"\" }", "is not a key of the endpoints file")
 
 // keyLine returns the line of a key in a mapping, or the mapping's own where the key is absent.
 func keyLine(node *yaml.Node, key string) int {

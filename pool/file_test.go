@@ -1,9 +1,13 @@
 package pool
 
 import (
+	"bytes"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"kvepp/kvblock"
 )
@@ -72,8 +76,8 @@ func TestParseFileRefuses(t *testing.T) {
 	for _, c := range []struct{ name, text, line, says string }{
 		{"an empty file", "", "", "empty"},
 		{"no list", "endpoints:\n", "", "no list"},
-		{"another key", "endpoint: []\n", "line 1", "endpoint is not a key"},
-		{"an unknown key", head + "  blocksize: 16\n", "line 4", "blocksize is not a key of an endpoint"},
+		{"another key", "endpoint: []\n", "line 1", `"endpoint" is not a key`},
+		{"an unknown key", head + "  blocksize: 16\n", "line 4", `"blocksize" is not a key of an endpoint`},
 		{"no YAML", "endpoints: [", "line 1", ""},
 		{"two documents", head + "---\nendpoints: []\n", "", "more than one"},
 		{"a list of text", "endpoints:\n- worker-0\n", "line 2", ""},
@@ -111,6 +115,55 @@ func TestParseFileRefuses(t *testing.T) {
 	}
 }
 
+// TestParseFileErrors holds the exact text of the errors that package yaml finds, which are not to speak of Go types.
+func TestParseFileErrors(t *testing.T) {
+	const head = "endpoints:\n- name: a\n  address: 10.0.0.1:8000\n"
+	for text, want := range map[string]string{
+		"endpoint:\n- name: a\n":                                      `line 1: "endpoint" is not a key of the endpoints file, which has "endpoints" alone; did you mean endpoints?`,
+		"- name: a\n":                                                 `line 1: the file must have the key "endpoints:" with a list below it`,
+		"endpoints: worker-0\n":                                       `line 1: endpoints: must be a list, for example [{name: worker-0, address: "10.0.0.7:8000"}]`,
+		"endpoints:\n  name: a\n":                                     `line 2: endpoints: must be a list, for example [{name: worker-0, address: "10.0.0.7:8000"}]`,
+		"endpoints:\n- worker-0\n":                                    `line 2: an endpoint must have keys with values, for example {name: worker-0, address: "10.0.0.7:8000"}`,
+		head + "  adress: b\n":                                        `line 4: "adress" is not a key of an endpoint; did you mean address?`,
+		head + "  block_size: 16\n":                                   `line 4: "block_size" is not a key of an endpoint; did you mean blockSize?`,
+		head + "  weight: 16\n":                                       `line 4: "weight" is not a key of an endpoint`,
+		head + "  blockSize: 16k\n":                                   `line 4: blockSize: must be a whole number, for example blockSize: 16`,
+		head + "  blockSize: 16.5\n":                                  `line 4: blockSize: must be a whole number, for example blockSize: 16`,
+		head + "  blockSize: [16]\n":                                  `line 4: blockSize: must be a whole number, for example blockSize: 16`,
+		head + "  dataParallelSize: -1\n":                             `line 4: dataParallelSize: must be a whole number of at least 0, for example dataParallelSize: 2`,
+		head + "  dataParallelSize: 8589934592\n":                     `line 4: dataParallelSize: must be a whole number of at least 0, for example dataParallelSize: 2`,
+		head + "  allInstances: maybe\n":                              `line 4: allInstances: must be true or false, for example allInstances: true`,
+		head + "  taints: zone-a\n":                                   `line 4: taints: must be a list of text, for example taints: [zone-a, fast]`,
+		head + "  instanceId: 0x10\n":                                 `line 4: instanceId: must be a decimal number of at most 64 bits, for example instanceId: 1234567890`,
+		head + "  instanceId: 18446744073709551616\n":                 `line 4: instanceId: must be a decimal number of at most 64 bits, for example instanceId: 1234567890`,
+		head + "  model: {name: qwen}\n":                              `line 4: model: must be text, for example model: qwen`,
+		head + "  kvEvents:\n  - tcp://10.0.0.1:5557\n":               `line 5: kvEvents: must be text, for example kvEvents: tcp://10.0.0.7:5557`,
+		head + "  role: decoder\n":                                    `line 4: role: "decoder" is none of aggregated, prefill, decode; did you mean decode?`,
+		head + "  name: b\n":                                          `line 4: name: given in line 2 already`,
+		"endpoints:\n- &a {name: a, address: \"10.0.0.1:1\", x: 1}\n": `line 2: "x" is not a key of an endpoint`,
+		"endpoints:\n- <<: &a {name: a, port: 1}\n":                   `line 2: "port" is not a key of an endpoint`,
+		"endpoints:\n- &a {<<: *a, blockSize: x}\n":                   `line 2: blockSize: must be a whole number, for example blockSize: 16`,
+		"endpoints:\n\t- name: a\n":                                   `line 2: not valid YAML: found character that cannot start any token (YAML is indented with spaces, not with tabs)`,
+		"endpoints: [\n":                                              `line 1: not valid YAML: did not find expected node content`,
+		"endpoints:\n- *a\n":                                          `not valid YAML: unknown anchor 'a' referenced`,
+	} {
+		if _, err := ParseFile([]byte(text)); err == nil || err.Error() != want {
+			t.Errorf("%q:\n%v\nwant\n%s", text, err, want)
+		}
+	}
+}
+
+// TestKeysHaveExamples: the example of each key, put into a file, is read.
+func TestKeysHaveExamples(t *testing.T) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[fileEntry]()) {
+		key, example := f.Tag.Get("yaml"), f.Tag.Get("example")
+		var e fileEntry
+		if err := yaml.Unmarshal([]byte(key+": "+example), &e); err != nil || example == "" {
+			t.Errorf("%s: %s is no value of it: %v", key, example, err)
+		}
+	}
+}
+
 // FuzzParseFile looks for panics, and for endpoints that could not be dialled.
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(full))
@@ -119,6 +172,9 @@ func FuzzParseFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		entries, err := ParseFile(text)
 		if err != nil {
+			if says := err.Error(); strings.Contains(says, "unmarshal") || strings.Contains(says, "pool.") || strings.Contains(says, "struct") && !bytes.Contains(text, []byte("struct")) {
+				t.Errorf("an error speaks of Go: %s", says)
+			}
 			return
 		}
 		names := map[string]bool{}

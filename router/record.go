@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math"
@@ -133,9 +134,39 @@ func logged(name string, costs []Cost) slog.Attr {
 	attrs := make([]any, len(costs))
 	for i := range costs {
 		c := &costs[i]
-		attrs[i] = slog.String(fmt.Sprintf("%s/%d", c.Name, c.Rank), c.String())
+		attrs[i] = slog.Any(fmt.Sprintf("%s/%d", c.Name, c.Rank), loggedCost{c})
 	}
 	return slog.Group(name, attrs...)
+}
+
+// loggedCost is a cost as a log line has it: text in a text log, an object in a JSON log.
+type loggedCost struct{ *Cost }
+
+func (c loggedCost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// MarshalJSON has the names of /debug/decisions. A number that JSON cannot express is null.
+func (c loggedCost) MarshalJSON() ([]byte, error) {
+	number := func(x float64) *float64 {
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return nil
+		}
+		return &x
+	}
+	t := &c.Terms
+	return json.Marshal(struct {
+		Cost           *float64 `json:"cost"`
+		BlockSize      int      `json:"block_size"`
+		DeviceBlocks   int      `json:"device_blocks"`
+		HostBlocks     int      `json:"host_blocks"`
+		DiskBlocks     int      `json:"disk_blocks"`
+		SharedBlocks   int      `json:"shared_blocks"`
+		Credit         *float64 `json:"credit_blocks"`
+		PrefillTokens  int      `json:"waiting_prefill_tokens"`
+		DecodeBlocks   *float64 `json:"decode_blocks"`
+		ActiveRequests int      `json:"active_requests"`
+		CostMultiplier *float64 `json:"cost_multiplier"`
+	}{number(c.Cost.Cost), t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, number(c.Credit), t.PrefillTokens,
+		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t))})
 }
 
 // maxText bounds what a record keeps of a text that a client chose, in bytes.

@@ -35,7 +35,7 @@ func ParseDynamoSettings(runtimeConfig []byte) (DynamoSettings, error) {
 	}
 	if len(runtimeConfig) > 0 {
 		if err := json.Unmarshal(runtimeConfig, &c); err != nil {
-			return DynamoSettings{}, fmt.Errorf("tokenizer: Dynamo's runtime_config: %w", err)
+			return DynamoSettings{}, fmt.Errorf("tokenizer: Dynamo's runtime_config: %w", inJSON(err, `{"reasoning_parser": "kimi_k25"}`))
 		}
 	}
 	s := DynamoSettings{

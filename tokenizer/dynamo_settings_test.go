@@ -79,7 +79,13 @@ func TestDynamoSettingsThatAreNotFollowed(t *testing.T) {
 			t.Errorf("%s, gone: %v", name, err)
 		}
 	}
-	if _, err := ParseDynamoSettings([]byte(`{"reasoning_parser":7}`)); err == nil {
-		t.Error("a parser that is no name is taken")
+	for text, want := range map[string]string{
+		`{"reasoning_parser":7}`: `reasoning_parser may not be a JSON number; write an object such as {"reasoning_parser": "kimi_k25"}`,
+		`[1]`:                    `a JSON array is in the wrong place; write an object such as {"reasoning_parser": "kimi_k25"}`,
+		`{x`:                     `not JSON: invalid character 'x' looking for beginning of object key string; write an object such as {"reasoning_parser": "kimi_k25"}`,
+	} {
+		if _, err := ParseDynamoSettings([]byte(text)); err == nil || err.Error() != "tokenizer: Dynamo's runtime_config: "+want {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
 	}
 }

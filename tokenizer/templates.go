@@ -197,6 +197,18 @@ func (m *Model) ContentFormat() string {
 	return ContentString
 }
 
+// inJSON rewords an error of package json, which speaks of Go types where JSON is well formed and not what is wanted: good is.
+func inJSON(err error, good string) error {
+	wrong := (*json.UnmarshalTypeError)(nil)
+	switch {
+	case !errors.As(err, &wrong):
+		return fmt.Errorf("not JSON: %w; write an object such as %s", err, good)
+	case wrong.Field == "":
+		return fmt.Errorf("a JSON %s is in the wrong place; write an object such as %s", wrong.Value, good)
+	}
+	return fmt.Errorf("%s may not be a JSON %s; write an object such as %s", wrong.Field, wrong.Value, good)
+}
+
 // parseEfforts reads a JSON object of reasoning efforts; nil for "".
 func parseEfforts(text string) (map[string]string, error) {
 	if text == "" {
@@ -204,7 +216,7 @@ func parseEfforts(text string) (map[string]string, error) {
 	}
 	var efforts map[string]string
 	if err := json.Unmarshal([]byte(text), &efforts); err != nil {
-		return nil, fmt.Errorf("tokenizer: reasoning effort map: %w", err)
+		return nil, fmt.Errorf("tokenizer: reasoning effort map: %w", inJSON(err, `{"max": "high"}`))
 	}
 	for effort := range efforts {
 		if !slices.Contains(reasoningEfforts, effort) {

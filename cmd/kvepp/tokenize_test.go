@@ -144,6 +144,7 @@ func TestTokenizeErrorsTeach(t *testing.T) {
 		{"", []string{"--model-path", tiny, "--hf-chat-template-name", "x"}, 2, "SGLang's flag"},
 		{"", []string{"--model-path", tiny, "--dynamo-runtime-config", "{}"}, 2, "--engine dynamo"},
 		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"x":"y"}`}, 1, "none of"},
+		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"max":1}`}, 1, `reasoning effort map: a JSON number is in the wrong place; write an object such as {"max": "high"}`},
 		{"", []string{"--model-path", "testdata/none"}, 1, "tokenizer.json"},
 		{"{", []string{"--model-path", tiny}, 1, "not valid"},
 		{`{"messages":[]}`, []string{"--model-path", tiny}, 1, "'model'"},

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"kvepp/internal/suggest"
 )
 
 const (
@@ -46,6 +48,13 @@ var (
 		"request_queue_limit_per_worker", "raw_isl_token_queue_limit_per_worker", "cached_token_queue_limit_per_worker"}
 )
 
+// examples are values of keys, for errors.
+var examples = map[string]string{
+	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short", "cache_bucket": "short",
+	"min_tokens": "0", "quantum": "8192", "prefill_busy_threshold": "16384", "prefill_busy_threshold_frac": "2.0",
+	"request_queue_limit_per_worker": "64", "raw_isl_token_queue_limit_per_worker": "1000000", "cached_token_queue_limit_per_worker": "1000000",
+}
+
 // refused are keys of Dynamo's that kvepp does not follow, and why.
 var refused = map[string]string{
 	"worker_selection":   "kvepp has one policy of choosing a worker, Dynamo's default; leave this key out",
@@ -62,7 +71,7 @@ func ParseFile(text []byte) (*File, error) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New("the file is empty: it must define policy_classes, models or router")
 	} else if err != nil {
-		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, errors.New(strings.Replace(strings.TrimPrefix(err.Error(), "yaml: "), ": ", ": not valid YAML: ", 1)) // behind the line
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document in the file")
@@ -136,6 +145,14 @@ func wrong(n *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("line %d: %s", n.Line, fmt.Sprintf(format, args...))
 }
 
+// shown is a value as an error shows it behind its key: nothing for a list or a mapping.
+func shown(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return " " + strconv.Quote(n.Value)
+}
+
 // resolve follows an alias.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
@@ -177,7 +194,7 @@ func (r *reader) mapping(n *yaml.Node, what string, known []string) (object, err
 		case not && slices.Contains(known, "router"):
 			return o, wrong(key, "%s: %s", key.Value, why)
 		default:
-			return o, wrong(key, "%q is not a key of %s, which has: %s", key.Value, what, strings.Join(known, ", "))
+			return o, wrong(key, "%q is not a key of %s, which has: %s%s", key.Value, what, strings.Join(known, ", "), suggest.DidYouMean(key.Value, "", known))
 		}
 	}
 	return o, err
@@ -198,7 +215,7 @@ func (o *object) identifier(key string) (string, error) {
 		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
 	}
 	if !ok {
-		return "", wrong(n, "%s %q: must be text of letters, digits, '_', '.' and '-'", key, n.Value)
+		return "", wrong(n, "%s%s: must be text of letters, digits, '_', '.' and '-', for example %s: %s", key, shown(n), key, examples[key])
 	}
 	return n.Value, nil
 }
@@ -211,7 +228,7 @@ func (o *object) number(key string) (*int, error) {
 	}
 	var v int64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&v) != nil || v < 0 || v > maxNumber {
-		return nil, wrong(n, "%s %q: must be a whole number from 0 to %d", key, n.Value, maxNumber)
+		return nil, wrong(n, "%s%s: must be a whole number from 0 to %d, for example %s: %s", key, shown(n), maxNumber, key, examples[key])
 	}
 	i := int(v)
 	return &i, nil
@@ -225,7 +242,7 @@ func (o *object) fraction(key string) (*float64, error) {
 	}
 	var v float64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" || n.Decode(&v) != nil || !(v >= 0 && v <= math.MaxFloat64) {
-		return nil, wrong(n, "%s %q: must be a finite number of at least 0", key, n.Value)
+		return nil, wrong(n, "%s%s: must be a finite number of at least 0, for example %s: %s", key, shown(n), key, examples[key])
 	}
 	return &v, nil
 }
@@ -364,7 +381,7 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 	c.Policy = FCFS
 	if v := o.values["queue_policy"]; v != nil {
 		if c.Policy = Policy(v.Value); v.Kind != yaml.ScalarNode || !c.Policy.Valid() {
-			return c, "", 0, wrong(v, "queue_policy %q: must be fcfs, wspt or lcfs", v.Value)
+			return c, "", 0, wrong(v, "queue_policy%s: must be fcfs, wspt or lcfs%s", shown(v), suggest.DidYouMean(v.Value, "", []string{string(FCFS), string(WSPT), string(LCFS)}))
 		}
 	}
 	quantum, err := o.number("quantum")
@@ -407,7 +424,7 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 		return c, "", 0, nil
 	}
 	if bucket = slices.Index(buckets, name); bucket < 0 {
-		return c, "", 0, wrong(o.values["cache_bucket"], "cache_bucket %q is none of the uncached_isl_buckets: %s", name, strings.Join(buckets, ", "))
+		return c, "", 0, wrong(o.values["cache_bucket"], "cache_bucket %q is none of the uncached_isl_buckets: %s%s", name, strings.Join(buckets, ", "), suggest.DidYouMean(name, "", buckets))
 	}
 	return c, family, bucket, nil
 }

@@ -1,0 +1,134 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"kvepp/internal/suggest"
+)
+
+// explain says where the endpoints file, which package yaml refused, is wrong and what is right there. Package yaml's own words for a
+// wrong value or key are about Go types.
+func explain(text []byte, refusal error) error {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return invalidYAML(err)
+	}
+	x := explainer{fields: map[string]reflect.StructField{}, seen: map[*yaml.Node]bool{}}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[fileEntry]()) {
+		key := f.Tag.Get("yaml")
+		x.fields[key] = f
+		x.keys = append(x.keys, key)
+	}
+	if err := x.file(doc.Content[0]); err != nil {
+		return err
+	}
+	if wrongTypes := (*yaml.TypeError)(nil); errors.As(refusal, &wrongTypes) {
+		return errors.New("the file is not a list of endpoints as README, \"The endpoints file\", describes it")
+	}
+	return invalidYAML(refusal)
+}
+
+// invalidYAML rewords an error of package yaml about the text itself.
+func invalidYAML(err error) error {
+	line, what, found := strings.Cut(strings.TrimPrefix(err.Error(), "yaml: "), ": ")
+	if !found || !strings.HasPrefix(line, "line ") {
+		return fmt.Errorf("not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if strings.Contains(what, "cannot start any token") {
+		what += " (YAML is indented with spaces, not with tabs)"
+	}
+	return fmt.Errorf("%s: not valid YAML: %s", line, what)
+}
+
+// explainer looks for the first mistake in the endpoints file.
+type explainer struct {
+	fields map[string]reflect.StructField // of fileEntry, by key
+	keys   []string                       // in the order of fileEntry
+	seen   map[*yaml.Node]bool            // mappings looked at: aliases can name one many times, and even from within
+}
+
+func (x *explainer) file(top *yaml.Node) error {
+	if top = resolve(top); top.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: the file must have the key \"endpoints:\" with a list below it", top.Line)
+	}
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		key, list := top.Content[i], resolve(top.Content[i+1])
+		switch {
+		case key.Value != "endpoints":
+			return fmt.Errorf("line %d: %q is not a key of the endpoints file, which has \"endpoints\" alone%s", key.Line, key.Value, suggest.DidYouMean(key.Value, "", []string{"endpoints"}))
+		case list.Kind != yaml.SequenceNode && list.Tag != "!!null":
+			return fmt.Errorf("line %d: endpoints: must be a list, for example [{name: worker-0, address: \"10.0.0.7:8000\"}]", list.Line)
+		}
+		for _, entry := range list.Content {
+			if entry = resolve(entry); entry.Kind != yaml.MappingNode {
+				return fmt.Errorf("line %d: an endpoint must have keys with values, for example {name: worker-0, address: \"10.0.0.7:8000\"}", entry.Line)
+			}
+			if err := x.entry(entry); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (x *explainer) entry(n *yaml.Node) error {
+	if x.seen[n] {
+		return nil
+	}
+	x.seen[n] = true
+	lines := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], resolve(n.Content[i+1])
+		if key.Tag == "!!merge" {
+			for _, merged := range append([]*yaml.Node{value}, value.Content...) {
+				if merged = resolve(merged); merged.Kind == yaml.MappingNode {
+					if err := x.entry(merged); err != nil {
+						return err
+					}
+				}
+			}
+			continue
+		}
+		field, known := x.fields[key.Value]
+		switch line, twice := lines[key.Value]; {
+		case !known:
+			return fmt.Errorf("line %d: %q is not a key of an endpoint%s", key.Line, key.Value, suggest.DidYouMean(key.Value, "", x.keys))
+		case twice:
+			return fmt.Errorf("line %d: %s: given in line %d already", key.Line, key.Value, line)
+		case value.Decode(reflect.New(field.Type).Interface()) != nil:
+			return fmt.Errorf("line %d: %s: must be %s, for example %s: %s", value.Line, key.Value, kindOf(field.Type), key.Value, field.Tag.Get("example"))
+		}
+		lines[key.Value] = key.Line
+	}
+	return nil
+}
+
+// kindOf names the values of a field of fileEntry.
+func kindOf(t reflect.Type) string {
+	switch {
+	case t == reflect.TypeFor[*id]():
+		return "a decimal number of at most 64 bits"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.Slice:
+		return "a list of text"
+	case t.Kind() == reflect.String:
+		return "text"
+	case t.Kind() == reflect.Uint32:
+		return "a whole number of at least 0"
+	}
+	return "a whole number"
+}
+
+// resolve follows an alias.
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
