@@ -238,16 +238,7 @@ func TestLongSilence(t *testing.T) {
 	newAuthority(t).issue(t, certificates, 1, "kvepp")
 	s := start(t, stack.Config{Workers: -1, Servers: []string{server.Listener.Addr().String()}, Certificates: certificates,
 		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
-		EditEnvoy: func(config any) { // with mutual TLS for all of them, since there is one kvepp
-			for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
-				if stack.At(c, "name") == "kvepp" {
-					stack.At(c, "transport_socket", "typed_config").(map[string]any)["common_tls_context"] = map[string]any{"alpn_protocols": []any{"h2"},
-						"validation_context": map[string]any{}, "tls_certificates": []any{map[string]any{
-							"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")},
-							"private_key":       map[string]any{"filename": filepath.Join(certificates, "tls.key")}}}}
-				}
-			}
-		}})
+		EditEnvoy:  withClientCertificate(certificates)})
 	var wait sync.WaitGroup
 	ask := func(name string, lives bool, edit func(connections map[string]any)) {
 		envoy, err := s.StartEnvoyEdited(t.Context(), name, edit)
@@ -286,7 +277,7 @@ func manifestFiles(t *testing.T) []string {
 // TestManifestsAgree: what each of Envoy's configurations must have, whatever else it is for: time for silent answers, routing headers
 // that no client can send, upgrades, and health checks of kvepp.
 func TestManifestsAgree(t *testing.T) {
-	var stripped any // the first file's
+	var stripped, answers any // the first file's
 	for _, file := range manifestFiles(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -322,6 +313,13 @@ func TestManifestsAgree(t *testing.T) {
 		}
 		if got := fmt.Sprint(stack.At(processor, "response_attributes")); got != "[response.code_details response.flags]" {
 			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
+		}
+		own := fmt.Sprint(stack.At(manager, "local_reply_config"), stack.At(manager, "access_log"))
+		if answers == nil {
+			answers = own
+		}
+		if own != answers || stack.At(manager, "local_reply_config") == nil || stack.At(manager, "access_log") == nil {
+			t.Errorf("%s: local_reply_config and access_log are not those of %s", file, manifestFiles(t)[0])
 		}
 		removed := fmt.Sprint(stack.At(manager, "early_header_mutation_extensions"))
 		if stripped == nil {

@@ -33,7 +33,7 @@ type received struct {
 }
 
 // scripted are endpoints that record every attempt, and whose first attempt of each request ends as its header x-first says: a status,
-// "reset" before the answer, "cut" once the client has the first event of a stream. Without the header every attempt is answered 200.
+// "wait" for ever, "reset" before the answer, "cut" once the client has the first event of a stream. Without the header every attempt is answered 200.
 type scripted struct {
 	addresses []string
 	cut       chan struct{} // the client has it
@@ -64,6 +64,8 @@ func startScripted(t *testing.T, n int) *scripted {
 			switch {
 			case first == "" || again:
 				fmt.Fprint(w, `{"choices":[{"text":"ok"}]}`)
+			case first == "wait":
+				<-r.Context().Done()
 			case first == "reset":
 				panic(http.ErrAbortHandler)
 			case first == "cut":

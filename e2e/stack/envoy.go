@@ -71,7 +71,7 @@ func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(con
 	}
 	// A base id is a name in shared memory that other Envoys on the machine may have.
 	e.process, err = s.spawn(name, nil, filepath.Join(s.cfg.Tools, "bin/envoy"), "-c", file, "--use-dynamic-base-id",
-		"--concurrency", "2", "--log-level", "warning")
+		"--concurrency", "2", "--log-level", "warning", "--file-flush-interval-msec", "100")
 	if err != nil {
 		return nil, err
 	}
@@ -178,6 +178,27 @@ func (s *Stack) extProc() []string {
 		return s.cfg.ExtProc
 	}
 	return []string{s.ExtProc()}
+}
+
+// AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line after the end of the request.
+func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) {
+	log, err := os.ReadFile(e.process.Log)
+	if err != nil {
+		return nil, err
+	}
+	for text := range bytes.Lines(log) {
+		var line map[string]any
+		if !bytes.HasPrefix(text, []byte("{")) || !bytes.HasSuffix(text, []byte("}\n")) {
+			continue // Envoy's own log
+		}
+		if err := json.Unmarshal(text, &line); err != nil {
+			return nil, fmt.Errorf("a line of Envoy's access log is not JSON: %w: %s", err, text)
+		}
+		if line["request_id"] == requestID {
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
 }
 
 // SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has. Of several kvepps one that is healthy
