@@ -137,14 +137,10 @@ func (r *Router) chooseGathered(d *decision, p *prompt) (*Route, error) {
 
 // match hashes the prompt once for every distinct block size among the candidates and looks the hashes up.
 func (r *Router) match(d *decision, candidates []pool.Worker, p *prompt) Reason {
-	sized, announcing, differs := false, false, false
+	sized, announcing := false, false
 	for i := range candidates {
 		w := &candidates[i]
-		if w.OtherTokenizer {
-			differs = true
-			continue
-		}
-		if w.BlockSize == 0 || w.Announced != 0 {
+		if loadOnly(w) != "" {
 			continue
 		}
 		sized = true
@@ -154,9 +150,7 @@ func (r *Router) match(d *decision, candidates []pool.Worker, p *prompt) Reason 
 		}
 	}
 	switch {
-	case !sized && differs:
-		return ReasonTokenizerDiffers
-	case !sized:
+	case !sized: // explain says why of the chosen one
 		return ReasonNoBlockSize
 	case r.cfg.Scoring.Mode != scoring.KV:
 		return ReasonMode
@@ -168,6 +162,19 @@ func (r *Router) match(d *decision, candidates []pool.Worker, p *prompt) Reason 
 		return ReasonNoEvents
 	}
 	return p.reason
+}
+
+// loadOnly returns why a worker's blocks cannot be matched with any prompt, so that it is chosen by load alone; "" if they can.
+func loadOnly(w *pool.Worker) Reason {
+	switch {
+	case w.OtherTokenizer:
+		return ReasonTokenizerDiffers
+	case w.Announced != 0:
+		return ReasonBlockSize
+	case w.BlockSize == 0:
+		return ReasonNoBlockSize
+	}
+	return ""
 }
 
 // predict tells the index what the worker that prefills is about to compute, so that the next request with the same beginning
@@ -267,7 +274,7 @@ func appendOwn(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceHash 
 
 // variantOf returns the prompt as the worker's engine cuts it; nil when it was not hashed for it.
 func (d *decision) variantOf(w *pool.Worker) *variant {
-	if w.Announced != 0 || w.OtherTokenizer {
+	if loadOnly(w) != "" {
 		return nil
 	}
 	for i := range d.variants {

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -295,6 +296,10 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 // explain completes a decision with what is known of the leg that computes the prompt.
 func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
 	w, chosen := &route.computes, &l.candidates[sel.Index]
+	switch reason {
+	case ReasonKV, ReasonMediaPrefix, ReasonApproximate, ReasonNoBlockSize: // the other candidates' overlap was priced, not this one's
+		reason = cmp.Or(loadOnly(w), reason)
+	}
 	if w.Silent && reason == ReasonKV {
 		reason = ReasonApproximate
 	}

@@ -22,7 +22,8 @@ const (
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
 	ReasonPickTimeout      Reason = "pick_timeout"          // the prompt was not tokenized within --pick-timeout
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
-	ReasonNoBlockSize      Reason = "no_block_size"         // no candidate's block size is known
+	ReasonNoBlockSize      Reason = "no_block_size"         // the chosen worker's block size is not known
+	ReasonBlockSize        Reason = "block_size_mismatch"   // the chosen worker's events have another block size than was configured for it
 	ReasonApproximate      Reason = "approximate"           // no events, at all or of the chosen worker: overlap by where requests went before, and load
 	ReasonNoCredit         Reason = "no_credit"             // cached blocks have no worth in the cost function
 	ReasonNoEvents         Reason = "no_events"             // no candidate announces its blocks
@@ -34,6 +35,6 @@ const (
 var reasons = []Reason{
 	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
-	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonApproximate, ReasonNoCredit,
+	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonBlockSize, ReasonApproximate, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -289,10 +290,44 @@ func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
 	s := h.pool.Acquire()
 	h.pool.ReportBlockSize(s.Workers[0].Worker, 8)
 	s.Release()
-	r := h.route(completion("m", tokens(0, 16)))
-	defer r.Free()
-	if r.Costs[0].Terms.DeviceBlocks != 0 || r.Reason != ReasonKV {
-		t.Errorf("its blocks were believed: %+v", r.Decision)
+	for name, c := range map[string]struct {
+		address string
+		want    Reason
+	}{"it": {"10.0.0.1:8000", ReasonBlockSize}, "another": {"10.0.0.2:8000", ReasonKV}} {
+		req := completion("m", tokens(0, 16))
+		req.Allowed = func(address string) bool { return address == c.address }
+		r := h.route(req)
+		if r.Costs[0].Terms.DeviceBlocks != 0 || r.PredictedCachedTokens != 0 || r.Reason != c.want {
+			t.Errorf("%s alone: reason %s, want %s; its blocks were believed: %+v", name, r.Reason, c.want, r.Decision)
+		}
+		r.Free()
+	}
+	// Among both the chosen one makes the reason.
+	seen := map[Reason]string{}
+	for range 200 {
+		r := h.route(completion("m", tokens(0, 16)))
+		seen[r.Reason] = r.Name
+		r.Free()
+	}
+	if len(seen) != 2 || seen[ReasonBlockSize] != "w0" || seen[ReasonKV] != "w1" {
+		t.Errorf("workers by reason: %v", seen)
+	}
+}
+
+// TestReasonIsTheChosenWorkers: where the other candidates' overlap was priced and the chosen worker's could not be, the decision says
+// why.
+func TestReasonIsTheChosenWorkers(t *testing.T) {
+	es := workers(3)
+	es[1].BlockSize, es[2].OtherTokenizer = 0, true
+	h := newHouse(t, es...)
+	seen := map[string]Reason{}
+	for range 500 {
+		r := h.route(completion("m", tokens(0, 16)))
+		seen[r.Name] = r.Reason
+		r.Free()
+	}
+	if want := (map[string]Reason{"w0": ReasonKV, "w1": ReasonNoBlockSize, "w2": ReasonTokenizerDiffers}); !maps.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
 	}
 }
 

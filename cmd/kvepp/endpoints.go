@@ -40,7 +40,7 @@ func (o *options) wantsEvents() bool {
 // subscribe returns what will follow the KV events of the workers of p. Where there are peers to take the index over from, events are
 // held back until that is done.
 func subscribe(o *options, p *pool.Pool, index *indexer.Index, adapters *router.Adapters, engine tokenizer.Engine, m *metrics.Metrics, log *slog.Logger) (*feed.Feed, error) {
-	o.feed.Engine = o.engine
+	o.feed.Engine = string(engine)
 	if engine != tokenizer.Dynamo {
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
 			adapters.Seen(name, func() string { return modelOf(p, w, o.onlyModel()) })

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"kvepp/indexer"
 	"kvepp/internal/metrics"
@@ -56,7 +57,7 @@ type Config struct {
 	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors to
 	// requests. 0: any number.
 	Threads int
-	// Engine is the --engine of the workers, for a hint in the log. May be empty.
+	// Engine is what the workers run, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
 	Engine string
 	// Adapter is told of LoRA adapters that stores name, again and again. nil: nobody is.
 	Adapter func(w kvblock.Worker, name string)
@@ -157,7 +158,7 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 
 // subscriber returns what applies a worker's events.
 func (f *Feed) subscriber(w pool.Worker) *subscriber {
-	s := &subscriber{left: make(chan struct{}), hold: f.released, feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w)}
+	s := &subscriber{left: make(chan struct{}), hold: f.released, feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w), link: f.follow(w)}
 	f.mu.Lock()
 	f.hearings[w.Worker] = s.hearing
 	f.mu.Unlock()
@@ -175,6 +176,7 @@ func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	f.mu.Lock()
 	f.subscriptions[s.worker] = subscription{leave, s}
 	f.mu.Unlock()
+	s.link.begin()
 }
 
 // WorkerLeft ends a worker's subscription. When it returns, none of its events will be applied any more.
@@ -192,6 +194,7 @@ func (f *Feed) WorkerLeft(w kvblock.Worker) {
 		return
 	}
 	close(s.left)
+	s.link.leave()
 	s.leave()
 	if s.online { // no callback is left that could say so
 		f.connected.Add(-1)
@@ -206,6 +209,8 @@ type subscriber struct {
 	name      string
 	blockSize int // as the pool knew it when the worker joined; 0: to be learned
 	hearing   *hearing
+	link      *link         // of the subscription, for log and metrics
+	lastEvent atomic.Int64  // when an operation was last applied, in nanoseconds since 1970; 0: never
 	left      chan struct{} // closed when the worker leaves
 	hold      chan struct{} // its events wait until it is closed
 
@@ -274,6 +279,9 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 	f := s.feed
 	stored, removed, unknown := 0, 0, 0
+	if len(ops) > 0 {
+		s.lastEvent.Store(time.Now().UnixNano())
+	}
 	for len(ops) > 0 {
 		s.hearing.event()
 		op, n := &ops[0], 1
@@ -431,6 +439,7 @@ func (s *subscriber) Connected() {
 	defer s.applying.Unlock()
 	s.online = true
 	s.feed.connected.Add(1)
+	s.link.up()
 }
 
 // Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then: the next
@@ -443,6 +452,7 @@ func (s *subscriber) Disconnected() {
 	defer s.applying.Unlock()
 	s.online = false
 	s.feed.connected.Add(-1)
+	s.link.down()
 	s.hearing.again()
 	if s.seeded && !s.begun {
 		s.empty()

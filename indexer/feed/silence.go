@@ -117,10 +117,29 @@ func (f *Feed) listen(w pool.Worker) *hearing {
 			return
 		}
 		f.silent.Add(1)
-		f.log.Warn("a worker has served requests and sent no KV event: what it has cached is guessed from the requests it was sent. "+
-			"Is its address right, and are its engine's events on?", "worker", w.String(), "events", w.KVEventsAddress(),
+		f.log.Warn("a worker has served requests and sent no KV event: "+f.withoutEvents(w.Worker)+". "+
+			"Is its address right, and are its engine's events on?", "worker", w.String(), "events", f.eventsAddress(&w),
 			"requests", silenceRequests, "within", silenceTime, "engine_flag", engineFlag(f.config.Engine))
 	}}
+}
+
+// withoutEvents says by what a silent worker is routed to.
+func (f *Feed) withoutEvents(w kvblock.Worker) string {
+	s := f.pool.Acquire()
+	defer s.Release()
+	for i := range s.Workers {
+		switch x := &s.Workers[i]; {
+		case x.Worker != w:
+		case x.OtherTokenizer:
+			return "it is routed to by load"
+		case x.BlockSize == 0:
+			return "its block size is not known either, so it is routed to by load (reason no_block_size). " +
+				"With blockSize in the endpoints file or --kv-cache-block-size its cache is guessed from the requests it was sent"
+		default:
+			return "what it has cached is guessed from the requests it was sent"
+		}
+	}
+	return "it has left" // meanwhile
 }
 
 // engineFlag is what turns the events of an engine on.
@@ -131,7 +150,7 @@ func engineFlag(engine string) string {
 	case "sglang":
 		return `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557"}'`
 	case "trtllm":
-		return "the ZMQ publisher of its KV events (dynamo.trtllm: --publish-events-and-metrics)"
+		return "kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024}, and a process that publishes the engine's KV events over ZMQ"
 	}
 	return "--kv-events-config (dynamo.vllm, dynamo.sglang) or --publish-events-and-metrics (dynamo.trtllm)"
 }

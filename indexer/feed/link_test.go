@@ -1,0 +1,138 @@
+package feed
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/internal/logtest"
+	"kvepp/pool"
+)
+
+// TestLinkLines: the first connection has a line, and so has each time without one that lasts 10 s, and the connection after it. A
+// connection that comes and goes more quickly has none.
+func TestLinkLines(t *testing.T) {
+	wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
+	for _, c := range []struct {
+		name string
+		do   func(l *link)
+		want []string
+	}{
+		{"connected at once", func(l *link) { l.begin(); l.up(); wait(time.Hour) }, []string{"connected"}},
+		{"connected before it was waited for", func(l *link) { l.up(); l.begin(); wait(time.Hour) }, []string{"connected"}},
+		{"9 s", func(l *link) { l.begin(); wait(9 * time.Second); l.up(); wait(time.Hour) }, []string{"connected"}},
+		{"never", func(l *link) { l.begin(); wait(time.Hour) }, []string{"late"}},
+		{"late", func(l *link) { l.begin(); wait(11 * time.Second); l.up() }, []string{"late", "connected"}},
+		{"it comes and goes", func(l *link) {
+			l.begin()
+			for range 100 {
+				l.up()
+				wait(time.Second)
+				l.down()
+				wait(9 * time.Second)
+			}
+			l.up()
+			wait(time.Hour)
+		}, []string{"connected"}},
+		{"it goes for long", func(l *link) { l.begin(); l.up(); l.down(); wait(time.Hour); l.up() }, []string{"connected", "late", "connected"}},
+		{"the worker leaves", func(l *link) {
+			l.begin()
+			l.leave()
+			wait(time.Hour)
+			l.down()
+			wait(time.Hour)
+			l.up()
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var got []string
+				l := &link{connected: func() { got = append(got, "connected") }, late: func(time.Duration) { got = append(got, "late") }}
+				c.do(l)
+				if !slices.Equal(got, c.want) {
+					t.Errorf("%q, want %q", got, c.want)
+				}
+				l.leave()
+			})
+		})
+	}
+}
+
+// TestSubscriptionState: a worker's subscription says whether it is connected, and when its last event was applied.
+func TestSubscriptionState(t *testing.T) {
+	h := newHouse(t)
+	var log logtest.Log
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	e := newEngine(t, 0)
+	h.update(e, 4)
+	h.connected(1)
+	s := h.pool.Acquire()
+	w := s.Workers[0]
+	s.Release()
+	if got, ok := h.Subscription(w); !ok || !got.Connected || !got.LastEvent.IsZero() {
+		t.Errorf("before any event: %+v, %v", got, ok)
+	}
+	if n := log.Count(fmt.Sprintf("level=INFO msg=\"connected to a worker's KV events\" worker=%s address=%s", w.String(), e.address())); n != 1 {
+		t.Errorf("%d lines about the connection:\n%s", n, log.String())
+	}
+	began := time.Now()
+	eventually(t, "an event", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.count("stored", "applied") > 0 })
+	if got, _ := h.Subscription(w); got.LastEvent.Before(began.Add(-time.Second)) || time.Since(got.LastEvent) > time.Hour {
+		t.Errorf("the last event was at %v, it is %v", got.LastEvent, time.Now())
+	}
+	e.socket.Close()
+	eventually(t, "the disconnect", func() bool { got, _ := h.Subscription(w); return !got.Connected })
+	h.pool.Update(nil)
+	if got, ok := h.Subscription(w); ok {
+		t.Errorf("of a worker that left: %+v", got)
+	}
+}
+
+// TestSilentWorkerLine: the line about a silent worker says that its cache is guessed only if it is, and names the flag of the engine
+// that runs.
+func TestSilentWorkerLine(t *testing.T) {
+	for _, c := range []struct {
+		name, engine string
+		endpoint     pool.Endpoint
+		want, not    []string
+	}{
+		{"block size known", "vllm", pool.Endpoint{BlockSize: 16}, []string{"is guessed from the requests it was sent. ", `engine_flag="--kv-events-config`, "enable_kv_cache_events"}, []string{"no_block_size", "dynamo"}},
+		{"block size not known", "vllm", pool.Endpoint{}, []string{"routed to by load (reason no_block_size)", "--kv-cache-block-size"}, []string{"dynamo"}},
+		{"another tokenizer", "vllm", pool.Endpoint{BlockSize: 16, OtherTokenizer: true}, []string{"it is routed to by load. "}, []string{"guessed"}},
+		{"SGLang", "sglang", pool.Endpoint{BlockSize: 16}, []string{`engine_flag="--kv-events-config`}, []string{"dynamo", "enable_kv_cache_events"}},
+		{"TensorRT-LLM", "trtllm", pool.Endpoint{BlockSize: 16}, []string{"event_buffer_max_size"}, []string{"dynamo", "--kv-events-config"}},
+		{"Dynamo", "dynamo", pool.Endpoint{BlockSize: 16}, []string{"dynamo.vllm"}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHouse(t)
+			var log logtest.Log
+			h.log, h.config.Engine = slog.New(slog.NewTextHandler(&log, nil)), c.engine
+			e := newEngine(t, 0)
+			c.endpoint.Name, c.endpoint.Address, c.endpoint.KVEvents = "a", "10.0.0.1:8000", e.address()
+			h.pool.Update([]pool.Endpoint{c.endpoint})
+			h.connected(1)
+			for range silenceRequests {
+				h.Served(0, 1000, 16)
+			}
+			h.hearings[0].judge() // the minute is over
+			text := log.String()
+			if log.Count("sent no KV event") != 1 || log.Count("events="+e.address()) != 1 {
+				t.Errorf("no line, or not one:\n%s", text)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), want) {
+					t.Errorf("no %q in\n%s", want, text)
+				}
+			}
+			for _, not := range c.not {
+				if strings.Contains(text, not) {
+					t.Errorf("%q in\n%s", not, text)
+				}
+			}
+		})
+	}
+}
