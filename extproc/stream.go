@@ -85,6 +85,7 @@ type head struct {
 	hints    apibody.Hints
 	length   int             // content-length; -1: the client did not say how long the body is
 	caller   tracing.Context // who calls, if anybody is to be told of the request
+	post     bool            // the method is POST
 	opaque   bool            // whatever follows is not a body that kvepp reads: another protocol, gRPC
 	grpc     bool            // gRPC
 	bytes    int             // of all names and values
@@ -189,6 +190,8 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		e.Refuse = headersTooLarge
 	case s.tooLarge(s.head.length):
 		e.Refuse = s.cfg.bodyTooLarge()
+	case s.ended && s.needsBody():
+		e.Ask = true
 	case s.ended:
 		// "If true, then there is no message body associated with this request" (external_processor.proto).
 		s.without = router.ReasonNoBody
@@ -225,6 +228,12 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 // where it may retry (envoyproxy/envoy#46095), so trailers must be ruled out: the request ended without them, or cannot have any.
 func (s *stream) mayRetry() bool {
 	return s.noTrailers || s.ended && !s.trailers && s.tell != inTrailers
+}
+
+// needsBody reports whether the request is one that no engine answers without a body: then an empty body is refused as any other that is
+// not JSON.
+func (s *stream) needsBody() bool {
+	return s.head.post && !s.head.opaque && apibody.Reads(s.head.path)
 }
 
 // tooLarge reports whether a body of n bytes is more than may be sent.
@@ -309,6 +318,8 @@ func (s *stream) request() *router.Request {
 	case s.without == router.ReasonNoBody:
 	case s.without != "":
 		r.BodyBytes = max(s.size, min(s.head.length, maxClaim))
+	case s.size == 0 && s.needsBody():
+		r.Body = []byte{}
 	case s.size == 0:
 		r.Without = router.ReasonNoBody
 	case s.size > s.cfg.MaxParseBytes:
@@ -453,7 +464,9 @@ func readHead(m *corev3.HeaderMap, traced bool) head {
 		case ":path":
 			h.path = headerValue(v)
 		case ":method":
-			h.opaque = h.opaque || headerValue(v) == http.MethodConnect
+			method := headerValue(v)
+			h.post = method == http.MethodPost
+			h.opaque = h.opaque || method == http.MethodConnect
 		case "upgrade":
 			h.opaque = h.opaque || strings.EqualFold(headerValue(v), "websocket")
 		case "content-type":

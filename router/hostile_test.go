@@ -42,7 +42,7 @@ func TestHostileBodies(t *testing.T) {
 		{"no role", chat(`{"content":"x"}`), "", ""},
 		{"trailing text", `{"model":"m","prompt":"a"} x`, "not valid", ""},
 		{"a byte order mark", "\ufeff" + `{"model":"m","prompt":"a"}`, "not valid", ""},
-		{"nothing", "", "not valid", ""},
+		{"nothing", "", "body is empty", ""},
 		{"a template of the client's", `{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template":"{% for i in range(10**9) %}{% endfor %}"}`, "", ReasonTokenize},
 	} {
 		path := "/v1/chat/completions"

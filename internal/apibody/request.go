@@ -157,6 +157,9 @@ func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*R
 	if api == 0 {
 		return nil, ErrUnknownAPI
 	}
+	if len(body) == 0 {
+		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is empty: it must be a JSON object."}
+	}
 	value, err := parse(body)
 	if err != nil {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}

@@ -49,7 +49,7 @@ func TestParseRequestErrors(t *testing.T) {
 		path, body, code, param, message string
 	}{
 		{"chat/completions", `{"model":`, CodeInvalidJSON, "", "byte 9: unexpected end"},
-		{"chat/completions", ``, CodeInvalidJSON, "", "byte 0"},
+		{"chat/completions", ``, CodeInvalidJSON, "", "is empty: it must be a JSON object"},
 		{"chat/completions", `[]`, CodeInvalidType, "", "must be a JSON object"},
 		{"chat/completions", `{}`, CodeMissingField, "model", "'model' is required"},
 		{"chat/completions", `{"model":null}`, CodeMissingField, "model", "'model' is required"},
