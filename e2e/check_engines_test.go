@@ -96,6 +96,13 @@ func TestCheckStockEngines(t *testing.T) {
 					[]string{"has a host name: Envoy matches kvepp's choice with IP:port alone", "-> write the IP address, address: 127.0.0.1:"}},
 				{"wrong block size", endpoints, []string{model + tinyModel, "--kv-cache-block-size=32"}, 1,
 					[]string{"kvepp has 32 tokens, the events 16: no block would match", "-> blockSize 16"}},
+				{"conversations", endpoints, []string{model + tinyModel, "--conversations=4"}, 0, []string{"100.0 %  ok     10 of 10 predictions are exact"}},
+				{"conversations in approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"),
+					[]string{model + tinyModel, "--no-router-kv-events", "--conversations=4"}, 0, []string{"100.0 %  ok     10 of 10 predictions are exact"}},
+				{"conversations with the wrong template", endpoints, []string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate), "--conversations=4"}, 1,
+					[]string{"wrong  10 of 10 prompts have another number of tokens than the engine's", "-> give kvepp the engine's template: --chat-template FILE"}},
+				{"conversations with the wrong block size", endpoints, []string{model + tinyModel, "--kv-cache-block-size=32", "--conversations=4"}, 1,
+					[]string{"predictions are wrong; request "}},
 				{"approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{model + tinyModel, "--no-router-kv-events"}, 0,
 					[]string{"kvepp guesses what the worker holds", "the second time, as predicted"}},
 			} {
@@ -105,8 +112,8 @@ func TestCheckStockEngines(t *testing.T) {
 					t.Errorf("%s: status %d, want %d", c.name, status, c.status)
 				}
 				for _, says := range c.says {
-					if strings.Count(table, says) != len(engines) {
-						t.Errorf("%s: %q is not there for each of %d workers", c.name, says, len(engines))
+					if n := strings.Count(table, says); n < len(engines) {
+						t.Errorf("%s: %q is there for %d of %d workers", c.name, says, n, len(engines))
 					}
 				}
 			}

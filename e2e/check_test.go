@@ -23,12 +23,13 @@ func runCheck(t *testing.T, flags ...string) (status int, table string) {
 	cmd := exec.CommandContext(ctx, "../bin/kvepp", append([]string{"check", "--wait", "5s"}, flags...)...)
 	var out, progress bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &progress
+	begun := time.Now()
 	if err := cmd.Run(); err != nil {
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("kvepp check %s: status %d\n%s%s", strings.Join(flags, " "), cmd.ProcessState.ExitCode(), &progress, &out)
+	t.Logf("kvepp check %s: status %d after %v\n%s%s", strings.Join(flags, " "), cmd.ProcessState.ExitCode(), time.Since(begun), &progress, &out)
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
@@ -43,6 +44,9 @@ func TestCheck(t *testing.T) {
 	}
 	if status, table := runCheck(t, flags...); status != 0 || strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
 		t.Errorf("status %d without a probe", status)
+	}
+	if status, table := runCheck(t, append(flags, "--conversations=4")...); status != 0 || strings.Count(table, "predictions are exact") != 2 {
+		t.Errorf("status %d with conversations", status)
 	}
 	text, err := os.ReadFile(s.EndpointsFile())
 	if err != nil {

@@ -31,6 +31,7 @@ import (
 const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. For each worker: its
 address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text and
 of a chat against the engine's own; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
+--conversations holds whole conversations with the engines, and prints a table of predicted and reported cached tokens.
 
 It takes the flags of "kvepp serve". Give it those that kvepp serve runs with: those about endpoints, models and the engine matter.
 
@@ -42,15 +43,20 @@ Flags of its own:
 // checkOptions are what `kvepp check` is told.
 type checkOptions struct {
 	options
-	probe, json bool
-	wait        time.Duration
+	probe, json   bool
+	conversations int
+	wait          time.Duration
 }
 
 // checksAtOnce is how many workers are asked at the same time.
 const checksAtOnce = 32
 
+// maxConversations bounds what is remembered of conversations.
+const maxConversations = 10_000
+
 func (c *checkOptions) own(f *pflag.FlagSet) {
 	f.BoolVar(&c.probe, "probe", false, "send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens to report")
+	f.IntVar(&c.conversations, "conversations", 0, "hold `N` conversations of five turns with the workers, spread over them, and compare the cached tokens that kvepp predicts with those that the engines report, for each worker. The engines must report them (vLLM: --enable-prompt-tokens-details)")
 	f.BoolVar(&c.json, "json", false, "print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix")
 	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
 }
@@ -68,7 +74,9 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		fmt.Fprint(stdout, checkHelp, own.FlagUsagesWrapped(120))
 		return 0
 	case err == nil && c.wait <= 0:
-		err = fmt.Errorf("--wait %v: must be above 0", c.wait)
+		err = fmt.Errorf("--wait %v: must be above 0, such as 10s", c.wait)
+	case err == nil && (c.conversations < 0 || c.conversations > maxConversations):
+		err = fmt.Errorf("--conversations %d: must be from 0 to %d", c.conversations, maxConversations)
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n", err)
@@ -163,6 +171,12 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	for _, a := range asked {
 		findings = append(findings, a.Findings...)
 	}
+	if c.conversations > 0 && ctx.Err() == nil {
+		findings = append(findings, check.Conversations(ctx, &cfg, asked, c.conversations, func(done, all int) {
+			fmt.Fprintf(stderr, "\rconversations: %d of %d requests ", done, all)
+		})...)
+		fmt.Fprintln(stderr)
+	}
 	return findings, ctx.Err()
 }
 
@@ -212,7 +226,7 @@ func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan 
 }
 
 // sends says whether the engines are sent prompts.
-func (c *checkOptions) sends() bool { return c.probe }
+func (c *checkOptions) sends() bool { return c.probe || c.conversations > 0 }
 
 // settled waits for the endpoints: until there are some, and their number has not changed for a moment.
 func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {
@@ -237,12 +251,16 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 	}
 }
 
-// table prints findings for people.
+// table prints findings for people: those about conversations in a table of their own.
 func table(to io.Writer, findings []check.Finding) error {
 	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "WORKER\tABOUT\tSTATE\tWHAT IT SAYS")
-	last := ""
+	last, talked := "", false
 	for _, f := range findings {
+		if f.Tally != nil {
+			talked = true
+			continue
+		}
 		worker := f.Worker
 		if worker == last {
 			worker = ""
@@ -251,6 +269,29 @@ func table(to io.Writer, findings []check.Finding) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", worker, f.About, f.State, f.Says)
 		if f.Fix != "" && f.State != check.OK {
 			fmt.Fprintf(t, "\t\t\t-> %s\n", f.Fix)
+		}
+	}
+	if err := t.Flush(); err != nil || !talked {
+		return err
+	}
+	fmt.Fprintln(to)
+	t.Init(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "CONVERSATIONS\tREQUESTS\tPROMPT TOKENS\tPREDICTED CACHED\tREPORTED CACHED\tEXACT\tSTATE\tWHAT IT SAYS")
+	for _, f := range findings {
+		x := f.Tally
+		if x == nil {
+			continue
+		}
+		bound, exact := "", "-"
+		if x.UpperBound {
+			bound = " at most"
+		}
+		if x.Requests > 0 {
+			exact = fmt.Sprintf("%.1f %%", 100*float64(x.Exact)/float64(x.Requests))
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d%s\t%d\t%s\t%s\t%s\n", f.Worker, x.Requests, x.PromptTokens, x.Predicted, bound, x.Reported, exact, f.State, f.Says)
+		if f.Fix != "" {
+			fmt.Fprintf(t, "\t\t\t\t\t\t\t-> %s\n", f.Fix)
 		}
 	}
 	return t.Flush()

@@ -1,20 +1,42 @@
 package vllm
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 )
 
-// testCheck: `kvepp check` finds nothing wrong with a whole vLLM, and asks it all that it can.
+// testCheck: `kvepp check` finds nothing wrong with a whole vLLM, asks it all that it can, and predicts conversations exactly; and it
+// finds a template that is not vLLM's.
 func testCheck(b *bench) {
 	t := b.t
-	out, err := exec.CommandContext(t.Context(), "../../bin/kvepp", append(append([]string{"check"}, b.stack.EndpointFlags()...), "--engine=vllm", "--probe")...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	check := func(flags ...string) (string, error) {
+		args := append(append([]string{"check", "--wait=2m", "--engine=vllm"}, b.stack.EndpointFlags()...), flags...)
+		out, err := exec.CommandContext(t.Context(), "../../bin/kvepp", args...).Output()
+		t.Logf("kvepp check %s: %v\n%s", strings.Join(flags, " "), err, out)
+		return string(out), err
 	}
-	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, by the events", "prefix caching  ok", "ids of a text are the engine's", "the second time"} {
-		if !strings.Contains(string(out), says) {
-			t.Errorf("nowhere %q in\n%s", says, out)
+	out, err := check("--probe", "--conversations=8")
+	if err != nil {
+		t.Errorf("nothing is wrong: %v", err)
+	}
+	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, by the events", "prefix caching  ok", "ids of a text are the engine's", "ids of a chat are the engine's",
+		"the second time, as predicted"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("nowhere %q", says)
 		}
+	}
+	if !regexp.MustCompile(`vllm/0 +40 +\d+ +[1-9]\d* +[1-9]\d* +\d+\.\d % +ok`).MatchString(out) {
+		t.Error("no line about 40 requests of conversations")
+	}
+	template := filepath.Join(t.TempDir(), "template.jinja")
+	if err := os.WriteFile(template, []byte("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err = check("--chat-template=" + template)
+	if err == nil || !strings.Contains(out, "ids of a chat differ from the engine's") {
+		t.Errorf("another template: %v", err)
 	}
 }

@@ -40,7 +40,8 @@ type Finding struct {
 	About  string `json:"about"`
 	State  State  `json:"state"`
 	Says   string `json:"says"`
-	Fix    string `json:"fix,omitempty"` // what to do if it is Wrong, or to learn more
+	Fix    string `json:"fix,omitempty"`           // what to do if it is Wrong, or to learn more
+	Tally  *Tally `json:"conversations,omitempty"` // of AboutConversations
 }
 
 // The questions about a worker, in the order of their answers.
@@ -89,15 +90,15 @@ type Asked struct {
 	engine  tokenizer.Engine // which answers HTTP; "": not known
 	model   string           // the name that requests give; "": none is known
 	answers bool             // HTTP is answered
+	unheard bool             // no events come: it cannot be connected to, or announces other blocks than those of its prompts
 }
 
 // inquiry is the questions to one worker.
 type inquiry struct {
 	*Config
 	Asked
-	w       *pool.Worker
-	prompt  *probe // nil: none was sent
-	unheard bool   // the worker's event socket cannot be connected to
+	w      *pool.Worker
+	prompt *probe // nil: none was sent
 }
 
 func (q *inquiry) found(about string, state State, fix, says string, args ...any) {

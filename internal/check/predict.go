@@ -22,6 +22,17 @@ type Predictor struct {
 	Listening <-chan struct{}
 }
 
+// listen waits until Listening.
+func (p *Predictor) listen(ctx context.Context) {
+	if p.Listening == nil {
+		return
+	}
+	select {
+	case <-p.Listening:
+	case <-ctx.Done():
+	}
+}
+
 // believed is how long a block is believed cached that no event announced: for as long as a check may last.
 const believed = 24 * time.Hour
 
@@ -85,8 +96,23 @@ func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.To
 		p.believe(w, ids, len(ids))
 		return true
 	}
+	return p.until(ctx, w, ids, func(x *prediction) bool { return x.tokens == full(len(ids), x.blockSize)*x.blockSize })
+}
+
+// answered waits until w's events also tell of the blocks that an answer filled: those of the first n tokens of the conversation's next
+// prompt. It returns whether they did before ctx ended. They do not where the answer's text has other token ids than were generated.
+func (p *Predictor) answered(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
+	known, _ := p.worker(w)
+	if !p.Events || !known.Announces() {
+		return true
+	}
+	return p.until(ctx, w, next, func(x *prediction) bool { return x.tokens >= min(n, len(next)-1)/x.blockSize*x.blockSize })
+}
+
+// until waits until a prediction is as wanted, and returns whether it was before ctx ended.
+func (p *Predictor) until(ctx context.Context, w kvblock.Worker, ids []kvblock.Token, wanted func(*prediction) bool) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if x := p.predict(w, ids); x.blockSize > 0 && x.tokens == full(len(ids), x.blockSize)*x.blockSize {
+		if x := p.predict(w, ids); x.blockSize > 0 && wanted(&x) {
 			return true
 		}
 		select {

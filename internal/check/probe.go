@@ -63,13 +63,7 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	if !q.Probe || !q.takesRequests() {
 		return
 	}
-	if q.Predictor.Listening != nil {
-		select {
-		case <-q.Predictor.Listening:
-		case <-ctx.Done():
-			return
-		}
-	}
+	q.Predictor.listen(ctx)
 	p := &probe{heard: heard}
 	q.prompt = p
 	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
@@ -77,13 +71,7 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 		p.text.send(ctx, q)
 	}
 	talk := newTalk(q.Models[q.model], q.model, novel(probeWords))
-	p.first = talk.request(1)
-	p.first.send(ctx, q)
-	if refused := (*errStatus)(nil); errors.As(p.first.err, &refused) && refused.code < 500 && refused.code != http.StatusTooManyRequests {
-		talk.asText = true // a model without chats
-		p.first = talk.request(1)
-		p.first.send(ctx, q)
-	}
+	p.first = talk.open(ctx, q.Config, &q.Asked)
 	if p.first.err != nil {
 		return
 	}
@@ -92,7 +80,7 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	if model != nil {
 		var err error
 		if ids, _, _, err = ownIDs(model, p.first.path, p.first.body); err == nil {
-			q.settle(ctx, ids, &p.first.answer)
+			q.Config.settle(ctx, &q.Asked, ids, &p.first.answer)
 		}
 	}
 	talk.add(p.first.answer.text, "Is that all? "+novel(3))
@@ -106,18 +94,19 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	p.second.send(ctx, q)
 }
 
-// settle takes note of a prompt that begins with words of its own and that the worker has served. What it found cached of it was there
-// before: what the chat template puts in front of every chat.
-func (q *inquiry) settle(ctx context.Context, ids []kvblock.Token, a *answer) {
-	if a.cached != nil {
-		q.Predictor.believe(q.w.Worker, ids, *a.cached)
+// settle takes note of a prompt that the worker has served, and waits until its blocks are announced; not again once they were not in
+// time. opening is the answer to a prompt that begins with words of its own, else nil: what it reports as cached was there before, as a
+// chat template puts it in front of every chat.
+func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token, opening *answer) {
+	if opening != nil && opening.cached != nil {
+		cfg.Predictor.believe(asked.Worker.Worker, ids, *opening.cached)
 	}
-	ctx, cancel := q.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
-	if q.unheard {
+	if asked.unheard {
 		cancel()
 	}
-	q.Predictor.sent(ctx, q.w.Worker, ids)
+	asked.unheard = !cfg.Predictor.sent(ctx, asked.Worker.Worker, ids)
 }
 
 // takesRequests says whether the worker can be sent requests: prefill and encode workers only have other workers' requests.
@@ -225,6 +214,19 @@ func newTalk(model *tokenizer.Model, name, text string) *talk {
 // add is a turn: the answer, and the user's next message.
 func (t *talk) add(answer, next string) {
 	t.messages = append(t.messages, map[string]any{"role": "assistant", "content": answer}, map[string]any{"role": "user", "content": next})
+}
+
+// open makes the first request, for one token. A model that takes no chats is sent a text, and from then on.
+func (t *talk) open(ctx context.Context, cfg *Config, a *Asked) sent {
+	root := "http://" + a.Worker.Address
+	request := t.request(1)
+	request.sendTo(ctx, cfg, root, a.header())
+	if refused := (*errStatus)(nil); errors.As(request.err, &refused) && refused.code < 500 && refused.code != http.StatusTooManyRequests {
+		t.asText = true
+		request = t.request(1)
+		request.sendTo(ctx, cfg, root, a.header())
+	}
+	return request
 }
 
 // request asks for an answer of at most so many tokens.

@@ -1,0 +1,270 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// AboutConversations is the question about conversations.
+const AboutConversations = "conversations"
+
+// Tally is what a worker's conversations came to. Tokens are summed over all requests.
+type Tally struct {
+	Requests     int  `json:"requests"`
+	PromptTokens int  `json:"prompt_tokens"`
+	Predicted    int  `json:"predicted_cached_tokens"`
+	Reported     int  `json:"reported_cached_tokens"`
+	Exact        int  `json:"exact_requests"` // predicted was what the engine reported
+	UpperBound   bool `json:"upper_bound,omitempty"`
+}
+
+const (
+	// Turns is how many requests a conversation has.
+	Turns = 5
+	// LeastExact is the share of a worker's requests whose prediction must agree with what the engine reports: other requests may fill
+	// the engine's cache between a prediction and its request.
+	LeastExact = 0.95
+
+	answerTokens  = 16 // that each request asks for
+	systemPrompts = 3  // that the conversations share
+	systemWords   = 60
+	leastPatience = 100 * time.Millisecond
+)
+
+// phrases are what users say: scripts, digits and marks that tokenizers treat differently.
+var phrases = strings.Split(`How far is it from Zürich to Genève by train, and what does it cost?
+Please sum 12,345.67 and 0x7fff; don't round.
+Что нового в мире?
+写一首关于雨的短诗。
+def f(x):
+    return {"k": [x, None]}
+اشرح لي ذلك بجملة واحدة
+I'LL TAKE IT!!! ... or not ;-)
+東京の天気はどう？
+Can you say it again, in other words?
+<b>Summarise</b> https://host/path?q=1&r=%20 for me`, "\n")
+
+// conversation is one of a worker's.
+type conversation struct {
+	talk
+	answered int // tokens of the latest answer
+	over     bool
+}
+
+// dialogue is all conversations with one worker.
+type dialogue struct {
+	cfg   *Config
+	asked *Asked
+	done  func() // after each request
+
+	patience  time.Duration // for the events of an answer's blocks
+	tally     Tally
+	agreed    int    // requests whose prediction agrees with the report, exactly or within an upper bound
+	counts    int    // requests whose number of tokens is not the engine's
+	failures  int    // requests without an answer
+	unknown   int    // prompts that kvepp cannot tokenize
+	unread    bool   // the engine reports no cached tokens
+	failure   error  // the first failure
+	disagrees string // the first prediction that does not agree
+}
+
+// Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for each worker. The
+// conversations of a worker go on in turns, those of different workers at the same time. progress is told how many requests of all were
+// made, by several goroutines.
+func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, progress func(done, all int)) []Finding {
+	var able []*Asked
+	var findings []Finding
+	for _, a := range asked {
+		switch {
+		case a.Worker.Role == pool.Aggregated && a.takesRequests() && cfg.Models[a.model] != nil:
+			able = append(able, a)
+		case a.Worker.Role != pool.Aggregated:
+			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
+				Says: fmt.Sprintf("none: it is a %s worker, and its answers do not tell what it alone had cached", a.Worker.Role)})
+		default:
+			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown, Says: "none: correct what is wrong with it above"})
+		}
+	}
+	if len(able) == 0 {
+		return append(findings, Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one", Fix: "correct what is wrong above"})
+	}
+	cfg.Predictor.listen(ctx)
+	var prompts [systemPrompts]string
+	for i := range prompts {
+		prompts[i] = novel(systemWords)
+	}
+	var (
+		made    atomic.Int64
+		talking sync.WaitGroup
+		places  = make(chan struct{}, atOnce)
+		all     = make([]*dialogue, min(n, len(able)))
+	)
+	for i := range all {
+		d := &dialogue{patience: time.Second, cfg: cfg, asked: able[i], done: func() { progress(int(made.Add(1)), n*Turns) }}
+		all[i] = d
+		mine := (n - i + len(able) - 1) / len(able)
+		talking.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			d.hold(ctx, mine, prompts[:])
+		})
+	}
+	talking.Wait()
+	for _, d := range all {
+		findings = append(findings, d.finding())
+	}
+	return findings
+}
+
+// atOnce is how many workers hold conversations at the same time.
+const atOnce = 32
+
+// hold holds n conversations.
+func (d *dialogue) hold(ctx context.Context, n int, prompts []string) {
+	model := d.cfg.Models[d.asked.model]
+	// The first is not compared: it tells what a chat template puts in front of every chat, which may be cached since long ago.
+	opening := newTalk(model, d.asked.model, novel(systemWords))
+	first := opening.open(ctx, d.cfg, d.asked)
+	if first.err != nil {
+		d.failures, d.failure = 1, first.err
+		return
+	}
+	if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
+		d.cfg.settle(ctx, d.asked, ids, &first.answer)
+	}
+	running := make([]conversation, n)
+	for i := range running {
+		running[i].talk = *newTalk(model, d.asked.model, prompts[i%len(prompts)])
+		running[i].asText = opening.asText
+		running[i].say()
+	}
+	for range Turns {
+		for i := range running {
+			if ctx.Err() == nil && !running[i].over && !d.unread {
+				d.turn(ctx, &running[i])
+			}
+			d.done()
+		}
+	}
+}
+
+// say is the user's next message.
+func (c *conversation) say() {
+	text := phrases[rand.IntN(len(phrases))] + " " + novel(2+rand.IntN(30))
+	last := c.messages[len(c.messages)-1].(map[string]any)
+	if last["role"] == "user" {
+		last["content"] = fmt.Sprint(last["content"], "\n", text)
+		return
+	}
+	c.messages = append(c.messages, map[string]any{"role": "user", "content": text})
+}
+
+// turn makes a conversation's next request.
+func (d *dialogue) turn(ctx context.Context, c *conversation) {
+	worker, model := d.asked.Worker.Worker, d.cfg.Models[d.asked.model]
+	request := c.request(answerTokens)
+	ids, _, _, err := ownIDs(model, request.path, request.body)
+	if err != nil {
+		d.unknown++
+		d.fail(c, err)
+		return
+	}
+	expected := d.cfg.Predictor.predict(worker, ids)
+	request.sendTo(ctx, d.cfg, "http://"+d.asked.Worker.Address, d.asked.header())
+	if request.err != nil {
+		d.failures++
+		d.fail(c, request.err)
+		return
+	}
+	a := &request.answer
+	if d.unread = a.cached == nil; d.unread {
+		return
+	}
+	d.compare(ids, &expected, a, c.answered)
+	d.cfg.settle(ctx, d.asked, ids, nil)
+	c.answered = a.completionTokens
+	c.messages = append(c.messages, map[string]any{"role": "assistant", "content": a.text})
+	c.say()
+	if request := c.request(answerTokens); !d.asked.unheard {
+		if next, _, _, err := ownIDs(model, request.path, request.body); err == nil {
+			within, cancel := context.WithTimeout(ctx, d.patience)
+			if !d.cfg.Predictor.answered(within, worker, next, len(ids)+a.completionTokens-1) {
+				d.patience = leastPatience // the engine keeps no answers, or these are tokenized in another way
+			}
+			cancel()
+		}
+	}
+}
+
+// fail ends a conversation.
+func (d *dialogue) fail(c *conversation, err error) {
+	c.over = true
+	if d.failure == nil {
+		d.failure = err
+	}
+}
+
+// compare counts a request. before is how many tokens the conversation's latest answer had.
+func (d *dialogue) compare(ids []kvblock.Token, expected *prediction, a *answer, before int) {
+	t := &d.tally
+	t.Requests++
+	t.PromptTokens += a.promptTokens
+	t.Predicted += expected.tokens
+	t.Reported += *a.cached
+	t.UpperBound = t.UpperBound || expected.upperBound
+	if a.promptTokens != len(ids) {
+		d.counts++
+	}
+	if *a.cached == expected.tokens {
+		t.Exact++
+	}
+	switch {
+	case expected.explains(*a.cached, before):
+		d.agreed++
+	case d.disagrees == "":
+		d.disagrees = fmt.Sprintf("request %d: predicted %d, reported %d of %d tokens", t.Requests, expected.tokens, *a.cached, a.promptTokens)
+	}
+}
+
+func (d *dialogue) finding() Finding {
+	t := &d.tally
+	f := Finding{Worker: d.asked.Worker.String(), About: AboutConversations, State: Wrong, Tally: t}
+	known, _ := d.cfg.Predictor.worker(d.asked.Worker.Worker)
+	switch {
+	case d.failures > 0:
+		f.Says, f.Fix = fmt.Sprintf("%d requests failed; the first: %s", d.failures, brief(d.failure)), "send the engine a chat yourself; --wait bounds how long an answer may take"
+	case d.unknown > 0:
+		f.Says, f.Fix = fmt.Sprintf("kvepp cannot tokenize %d requests; the first: %v", d.unknown, d.failure), "kvepp tokenize shows more"
+	case d.unread:
+		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.asked.engine]
+	case d.counts > 0:
+		f.Says, f.Fix = fmt.Sprintf("%d of %d prompts have another number of tokens than the engine's", d.counts, t.Requests), templateFix
+	case known.BlockSize == 0:
+		f.Says, f.Fix = "nothing can be predicted: the block size is not known", "the worker's blockSize, or its KV events"
+	case t.Reported == 0 && t.Predicted == 0:
+		f.Says, f.Fix = "nothing was cached", "is prefix caching on?"
+	case float64(d.agreed) < LeastExact*float64(t.Requests):
+		f.Says = fmt.Sprintf("%d of %d predictions are wrong; %s", t.Requests-d.agreed, t.Requests, d.disagrees)
+		f.Fix = evictionFix
+		if t.Predicted < t.Reported {
+			f.Fix = predictionFix
+			if d.asked.Worker.KVReplay == "" {
+				f.Fix += "; without a replay socket (kvReplay) kvepp cannot know blocks that were stored before it came"
+			}
+		}
+	default:
+		f.State, f.Says = OK, fmt.Sprintf("%d of %d predictions are exact", t.Exact, t.Requests)
+		if d.agreed > t.Exact {
+			f.Says += fmt.Sprintf(", %d others agree", d.agreed-t.Exact)
+		}
+	}
+	return f
+}
