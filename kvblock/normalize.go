@@ -20,7 +20,8 @@ type Operation struct {
 	Event  EventKind // of the event behind the operation
 	Reason string    // why it was dropped: one of the Drop constants
 
-	// BlockSize is the event's own, in tokens, when Reason is DropBlockSize.
+	// BlockSize is in tokens. When Reason is DropBlockSize, it is the event's own. When Kind is OpCleared, it is the worker's from
+	// now on, because the blocks so far were prompt tails of a smaller size; 0: it stays.
 	BlockSize uint32
 }
 
@@ -55,6 +56,7 @@ const (
 	DropNamespacesFull = "cache_namespaces_full"      // maxNamespaced is reached
 	DropUnnamedAdapter = "unnamed_adapter"            // an adapter's number without its name: old engines, with LoRA
 	DropLocalSalted    = "unsalted_tokens_hashes"     // local hashes made by the publisher, for a salted prompt
+	DropPromptTail     = "prompt_tail"                // a hybrid model's prompt tail, shorter than a block; or its removal
 )
 
 // DropReasons are all of them but DropIgnored, which is that of events that say nothing of blocks.
@@ -62,7 +64,7 @@ var DropReasons = []string{
 	DropUnsupportedOwner, DropUnknownOwner, DropNonLocal, DropUnknownMedium,
 	DropNonMainAttention, DropUnknownKind, DropNonMainGroup, DropUnlearnedGroup,
 	DropAmbiguousNamespace, DropBlockSize, DropShortTokens, DropDuplicateHash,
-	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted,
+	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted, DropPromptTail,
 }
 
 // maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device holds
@@ -84,6 +86,11 @@ type Normalizer struct {
 	groups     map[uint32]specKind
 	namespaces namespaceTable
 	limit      int // of len(namespaces)
+
+	uncertainSize bool   // traits.BlockSize may be that of a prompt's tail
+	finestOther   uint32 // the smallest block size of a group beside full attention; 0: no such group is known
+	tails         map[EngineHash]promptTail
+	tailLimit     int // of len(tails)
 
 	*buffers // the batch's, while it is normalized; else nil
 }
@@ -114,11 +121,18 @@ type Traits struct {
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
 // taken from the worker's first store that passes the filter.
 func NewNormalizer(blockSize int) *Normalizer {
-	return &Normalizer{traits: Traits{BlockSize: max(blockSize, 0)}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced}
+	return &Normalizer{traits: Traits{BlockSize: max(blockSize, 0)}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced,
+		tailLimit: maxPromptTails}
 }
 
 // Traits returns what is known by now.
 func (n *Normalizer) Traits() Traits { return n.traits }
+
+// Reset forgets what the events told, except the block size: the next store may be a prompt's tail, which would tell a wrong one.
+func (n *Normalizer) Reset() {
+	*n = Normalizer{traits: Traits{BlockSize: n.traits.BlockSize}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: n.limit,
+		uncertainSize: n.uncertainSize, finestOther: n.finestOther, tailLimit: n.tailLimit}
+}
 
 // Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
 // middle makes two, what was good and why the rest was dropped; an event without blocks makes none.
@@ -127,6 +141,9 @@ func (n *Normalizer) Traits() Traits { return n.traits }
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
 	n.blocks = n.blocks[:0]
+	if n.traits.BlockSize == 0 {
+		n.noteOtherGroups(b)
+	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		tier, ns, reason := n.filter(e)
@@ -138,8 +155,15 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		case BlockStored:
 			ops = n.stored(e, tier, ns, ops)
 		case BlockRemoved:
-			if len(e.Hashes) > 0 {
-				ops = append(ops, Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: e.Hashes, Tier: tier}})
+			hashes := e.Hashes
+			if len(n.tails) > 0 && tier == TierDevice {
+				hashes = n.removeTails(hashes)
+			}
+			if len(hashes) > 0 {
+				ops = append(ops, Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: hashes, Tier: tier}})
+			}
+			if len(hashes) < len(e.Hashes) {
+				ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropPromptTail})
 			}
 		case AllBlocksCleared:
 			ops = append(ops, Operation{Kind: OpCleared, Event: e.Kind})
@@ -222,6 +246,7 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 		}
 	case AllBlocksCleared:
 		clear(n.namespaces)
+		clear(n.tails)
 	}
 	return tier, ns, reason
 }
@@ -297,11 +322,19 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 	if n.duplicate(e) {
 		return drop(DropDuplicateHash)
 	}
-	if n.traits.BlockSize == 0 && tier == TierDevice && e.BlockSize <= MaxBlockSize {
-		n.traits.BlockSize = int(e.BlockSize)
+	if tier == TierDevice && n.learnBlockSize(e) {
+		ops = append(ops, Operation{Kind: OpCleared, Event: BlockStored, BlockSize: e.BlockSize})
 	}
 	if n.traits.BlockSize == 0 || uint64(e.BlockSize) != uint64(n.traits.BlockSize) {
+		if n.isPromptTail(e, tier) {
+			return drop(DropPromptTail)
+		}
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize})
+	}
+	if len(n.tails) > 0 {
+		for _, h := range e.Hashes {
+			delete(n.tails, h) // no engine uses a hash for both; if one does, the block's removal must not be ignored
+		}
 	}
 	if e.HasLoRAID && len(e.LoRAName) == 0 && e.Local == nil {
 		return drop(DropUnnamedAdapter)

@@ -397,6 +397,19 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publish(after)
 }
 
+// CorrectBlockSize replaces a block size that was taken from the worker's own events, because the stores in that size were prompt
+// tails, shorter than the engine's blocks. A configured block size stays.
+func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
+	p.change(w, func(x *Worker) {
+		if x.Endpoint.BlockSize != 0 || x.BlockSize == announced {
+			return
+		}
+		p.log.Info("block size corrected: the stores so far were prompt tails, shorter than the engine's blocks",
+			"worker", x.String(), "block_size", announced, "tail_size", x.BlockSize)
+		x.BlockSize, x.Announced = announced, 0
+	})
+}
+
 // ReportTraits records what else a worker's own events say about its blocks.
 func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
 	p.change(w, func(x *Worker) {

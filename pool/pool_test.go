@@ -143,6 +143,26 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 	}
 }
 
+// A block size that was taken from prompt tails is replaced; a configured one is not.
+func TestBlockSizeOfPromptTailsIsCorrected(t *testing.T) {
+	p := New(quiet)
+	known := endpoint("known", 2)
+	known.BlockSize = 16
+	p.Update([]Endpoint{endpoint("unknown", 1), known})
+	unknown := workers(p)["unknown/0"].Worker
+	p.ReportBlockSize(unknown, 16)
+	p.CorrectBlockSize(unknown, 32)
+	p.CorrectBlockSize(workers(p)["known/0"].Worker, 32)
+	p.CorrectBlockSize(99, 32) // of a worker that has left meanwhile
+	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["unknown/0"].Announced != 0 || w["known/0"].BlockSize != 16 {
+		t.Errorf("%+v", w)
+	}
+	p.ReportBlockSize(unknown, 64)
+	if w := workers(p)["unknown/0"]; w.BlockSize != 32 || w.Announced != 64 {
+		t.Errorf("another size afterwards: %d, announced %d", w.BlockSize, w.Announced)
+	}
+}
+
 // What the events say of a worker's blocks, and that it sends none, outlives updates, and ends with the worker.
 func TestTraitsAreTheWorkersOwn(t *testing.T) {
 	p := New(quiet)

@@ -230,8 +230,14 @@ type subscriber struct {
 	online     bool           // between Connected and Disconnected
 }
 
-// reset forgets what was learned from the events so far.
-func (s *subscriber) reset() { s.normalizer = kvblock.NewNormalizer(s.blockSize) }
+// reset forgets what was learned from the events so far, except the block size.
+func (s *subscriber) reset() {
+	if s.normalizer == nil {
+		s.normalizer = kvblock.NewNormalizer(s.blockSize)
+		return
+	}
+	s.normalizer.Reset()
+}
 
 // Message decodes and applies one batch.
 func (s *subscriber) Message(seq uint64, _, payload []byte) {
@@ -300,6 +306,10 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 		case kvblock.OpCleared:
 			f.index.Cleared(s.worker)
 			f.metrics.Event("cleared", "applied", 1)
+			if op.BlockSize != 0 {
+				s.announced = int(op.BlockSize)
+				f.pool.CorrectBlockSize(s.worker, s.announced)
+			}
 		case kvblock.OpDropped:
 			f.metrics.Event(kinds[op.Event], op.Reason, 1)
 			if op.Reason == kvblock.DropBlockSize {

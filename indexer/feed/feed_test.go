@@ -264,6 +264,49 @@ func TestCauses(t *testing.T) {
 	}
 }
 
+// TestPromptTails: a hybrid model's prompt tails neither change the worker's block size nor make it load-only, also after a gap, where
+// what is known of the groups is forgotten. Tails before the first ordinary store are corrected by it.
+func TestPromptTails(t *testing.T) {
+	h := newHouse(t)
+	e := newEngine(t, 0)
+	h.update(e, 0)
+	h.connected(1)
+	of := func(group int, kind string, event []any) []any { return append(event, group, kind, nil, nil) }
+	full := func(event []any) []any { return of(1, "full_attention", event) }
+	gone := func(hash uint64) []any { return append(removed(hash), 1) }
+	worker := func() pool.Worker {
+		s := h.pool.Acquire()
+		defer s.Release()
+		return s.Workers[0]
+	}
+	tail := full(stored(21, nil, 2, 5, 6))
+	eventually(t, "a tail taken for a block", func() bool {
+		e.publish(0, of(0, "sliding_window", stored(21, nil, 2, 5, 6)), tail)
+		return h.match(2, 5, 6) == 1
+	})
+	e.publish(0, full(stored(1, nil, 4, 1, 2, 3, 4)))
+	eventually(t, "the block size corrected", func() bool { return h.match(4, 1, 2, 3, 4) == 1 && worker().BlockSize == 4 })
+	if h.match(2, 5, 6) != 0 {
+		t.Error("a tail is still taken for a block")
+	}
+	gaps := h.count("subscription", "gap")
+	e.seq++
+	e.publish(0, tail, full(stored(1, nil, 4, 1, 2, 3, 4)), full(stored(2, uint64(1), 4, 5, 6, 7, 8)), gone(21))
+	eventually(t, "a gap, and then two blocks", func() bool {
+		return h.count("subscription", "gap") == gaps+1 && h.match(4, 1, 2, 3, 4, 5, 6, 7, 8) == 2
+	})
+	e.publish(0, gone(2))
+	eventually(t, "one block", func() bool { return h.match(4, 1, 2, 3, 4, 5, 6, 7, 8) == 1 })
+	if w := worker(); w.BlockSize != 4 || w.Announced != 0 || h.count("stored", kvblock.DropBlockSize) != 0 {
+		t.Errorf("block size %d, announced %d", w.BlockSize, w.Announced)
+	}
+	if h.count("stored", kvblock.DropPromptTail) != 1 || h.count("removed", kvblock.DropPromptTail) != 1 || h.count("removed", "unknown_block") != 0 {
+		t.Errorf("%v tails and %v removals of tails counted", h.count("stored", kvblock.DropPromptTail), h.count("removed", kvblock.DropPromptTail))
+	}
+	e.publish(0, full(append([]any{"BlockStored", []any{7, 8}, nil, []any{1, 2, 3, 4}, 2}, nil, "GPU", nil, nil)))
+	eventually(t, "blocks that really are smaller reported", func() bool { return worker().Announced == 2 })
+}
+
 func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 	h := newHouse(t)
 	e := newEngine(t, 0)

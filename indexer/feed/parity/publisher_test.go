@@ -359,3 +359,70 @@ func TestGoldens(t *testing.T) {
 		t.Error("kvblock/testdata/goldens.py makes other goldens than goldens.json")
 	}
 }
+
+// TestPromptTails: vLLM 0.33.0's publisher announces prompt tails of a model with a window between stores and removals of full attention.
+// The index equals what the engine holds, and the worker is never load-only; unless the engine comes back with another block size.
+func TestPromptTails(t *testing.T) {
+	for _, configured := range []int{0, blockSize} {
+		t.Run(fmt.Sprintf("configured=%d", configured), func(t *testing.T) {
+			h, p := newHouse(t), newPublisher(t, "vllm", 1000)
+			group := func(n int, kind string) []any { return []any{"group_idx", n, "kv_cache_spec_kind", kind} }
+			window := func(hashes []any, parent any, ids []kvblock.Token) event {
+				return p.store(hashes, parent, ids, append(group(0, "sliding_window"), "kv_cache_spec_sliding_window", 8, "block_size", blockSize/2)...)
+			}
+			full := func(hashes []any, parent any, ids []kvblock.Token) event {
+				return p.store(hashes, parent, ids, group(1, "full_attention")...)
+			}
+			tail := func(hash, parent any, ids []kvblock.Token) event {
+				return p.store([]any{hash}, parent, ids, append(group(1, "full_attention"), "block_size", blockSize/2)...)
+			}
+			gone := func(group int, hash any) event {
+				e := removed(hash)
+				e["group_idx"] = group
+				return e
+			}
+			endpoint := p.endpoint("a")
+			endpoint.BlockSize = configured
+			h.pool.Update([]pool.Endpoint{endpoint})
+			holds := func(want int) func() bool {
+				return func() bool { return h.match("a", tokens(0, 16), kvblock.HashOptions{}) == want }
+			}
+			tails := func(stored, removed int) func() bool {
+				return func() bool {
+					return h.happened("stored", "prompt_tail") == stored && h.happened("removed", "prompt_tail") == removed
+				}
+			}
+
+			// The first prompt is shorter than a block of full attention.
+			p.publish(false, window([]any{101}, nil, tokens(500, 2)), tail(101, nil, tokens(500, 2)))
+			p.publish(false, window([]any{1, 11, 2, 12}, nil, tokens(0, 8)), full([]any{11, 12}, nil, tokens(0, 8)), tail(3, 12, tokens(8, 2)))
+			eventually(t, "two blocks", holds(2))
+			p.publish(false, window([]any{}, 12, tokens(8, 4)), full([]any{14}, 12, tokens(8, 4)))
+			eventually(t, "three blocks", holds(3))
+			p.publish(false, tail(5, 14, tokens(12, 2)), gone(1, 3), gone(0, 1))
+			p.publish(false, gone(1, 14))
+			eventually(t, "the third block gone", holds(2))
+			p.publish(false, gone(1, 5), full([]any{14, 16}, 12, tokens(8, 8)))
+			eventually(t, "four blocks", holds(4))
+			eventually(t, "the tails counted", tails(2+configured/blockSize, 2)) // the first one counts only if the block size is known
+			if n := h.happened("stored", "block_size_mismatch") + h.happened("removed", "unknown_block"); n != 0 {
+				t.Errorf("%d tails are taken for another block size or for unknown blocks", n)
+			}
+			s := h.pool.Acquire()
+			if w := s.Workers[0]; w.BlockSize != blockSize || w.Announced != 0 || !w.UpperBound {
+				t.Errorf("block size %d, announced %d, upper bound %v", w.BlockSize, w.Announced, w.UpperBound)
+			}
+			s.Release()
+
+			// Another life of the engine, with full attention in blocks of half the size.
+			p.kill()
+			p.start()
+			p.publish(false, p.store([]any{21, 22}, nil, tokens(0, 4), append(group(1, "full_attention"), "block_size", blockSize/2)...))
+			eventually(t, "the other block size told", func() bool {
+				s := h.pool.Acquire()
+				defer s.Release()
+				return s.Workers[0].Announced == blockSize/2
+			})
+		})
+	}
+}

@@ -1,0 +1,393 @@
+package kvblock
+
+import (
+	"bufio"
+	"compress/gzip"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// grouped is a store of consecutive blocks in a KV cache group, as vLLM sends it. parent 0 is none.
+func grouped(group int, kind string, blockSize, parent int, hashes ...any) pairs {
+	e := pairs{"type", "BlockStored", "block_hashes", hashes, "token_ids", ints(1, blockSize*len(hashes)), "block_size", blockSize,
+		"medium", "GPU", "group_idx", group, "kv_cache_spec_kind", kind}
+	if parent != 0 {
+		e = append(e, "parent_block_hash", parent)
+	}
+	return e
+}
+
+func full(blockSize, parent int, hashes ...any) pairs {
+	return grouped(1, "full_attention", blockSize, parent, hashes...)
+}
+
+func window(blockSize int, hashes ...any) pairs {
+	return grouped(0, "sliding_window", blockSize, 0, hashes...)
+}
+
+// removeFrom is a removal as vLLM sends it: the group, and no kind.
+func removeFrom(group int, hashes ...any) pairs {
+	return pairs{"type", "BlockRemoved", "block_hashes", hashes, "medium", "GPU", "group_idx", group}
+}
+
+// summary renders operations with the hashes of their blocks only.
+func summary(ops []Operation) string {
+	var all []string
+	for _, op := range ops {
+		switch op.Kind {
+		case OpStored:
+			var hashes []EngineHash
+			for _, b := range op.Stored.Blocks {
+				hashes = append(hashes, b.Engine)
+			}
+			all = append(all, fmt.Sprint("stored ", hashes))
+		case OpRemoved:
+			all = append(all, fmt.Sprint("removed ", op.Removed.Hashes))
+		case OpCleared:
+			all = append(all, fmt.Sprint("cleared ", op.BlockSize))
+		case OpDropped:
+			all = append(all, fmt.Sprint("dropped ", op.Reason, " ", op.BlockSize))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// normalizeEach gives each event to the normalizer as a batch of its own and returns what comes of it.
+func normalizeEach(t testing.TB, n *Normalizer, events ...any) string {
+	t.Helper()
+	var all []string
+	var b Batch
+	for _, e := range events {
+		if err := DecodeBatch(batchOf(e), &b); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, summary(n.Normalize(&b, nil)))
+	}
+	return strings.Join(all, "; ")
+}
+
+const (
+	tailDropped = "dropped prompt_tail 0"
+	tail2       = "dropped block_size_mismatch 2"
+	otherGroup  = "dropped non_main_attention_kind 0"
+)
+
+// A store of full attention with a smaller block size is a prompt's tail, and is ignored together with its removals. What cannot be a
+// tail is still reported as another block size.
+func TestPromptTails(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		size   int // known at first
+		events []any
+		want   string
+	}{
+		{"between ordinary stores", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3), removeFrom(1, 2)},
+			"stored [1 2]; " + tailDropped + "; stored [4]; " + tailDropped + "; removed [2]"},
+		{"in two physical blocks", 4, []any{full(2, 0, 3), full(2, 0, 3), removeFrom(1, 3), removeFrom(1, 3), removeFrom(1, 3)},
+			strings.Repeat(tailDropped+"; ", 4) + "removed [3]"},
+		{"removed with blocks", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 1, 3, 2)}, "stored [1 2]; " + tailDropped + "; removed [1 2], " + tailDropped},
+		{"forgotten with all blocks", 4, []any{full(2, 0, 3), pairs{"type", "AllBlocksCleared"}, removeFrom(1, 3)}, tailDropped + "; cleared 0; removed [3]"},
+		{"of latent attention", 4, []any{grouped(1, "mla_attention", 2, 0, 3)}, tailDropped},
+		{"on the host", 4, []any{append(full(2, 0, 3), "medium", "CPU")}, tail2},
+		{"a tail's hash as a block's", 4, []any{full(2, 0, 3), full(4, 0, 3), removeFrom(1, 3)}, tailDropped + "; stored [3]; removed [3]"},
+
+		{"two small blocks in a store", 4, []any{full(2, 0, 3, 4)}, tail2},
+		{"two small blocks in a row", 4, []any{full(2, 0, 3), full(2, 3, 4), full(2, 0, 5)}, tailDropped + "; " + tail2 + "; " + tailDropped},
+		{"three and then four in a row", 8, []any{full(2, 0, 3), full(2, 3, 4), full(2, 4, 5), full(2, 5, 6)}, strings.Repeat(tailDropped+"; ", 3) + tail2},
+		{"a larger block", 4, []any{full(8, 0, 3)}, "dropped block_size_mismatch 8"},
+		{"a size that does not divide the block's", 4, []any{full(3, 0, 3)}, "dropped block_size_mismatch 3"},
+		{"a size of none", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 0, "group_idx", 1,
+			"kv_cache_spec_kind", "full_attention"}}, "dropped block_size_mismatch 0"},
+		{"an engine that tells no kinds", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2}}, tail2},
+		{"an engine that tells no groups", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2,
+			"kv_cache_spec_kind", "full_attention"}}, tail2},
+
+		// The block size is taken from the events.
+		{"after an ordinary store", 0, []any{window(2, 9), full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 3)},
+			otherGroup + "; stored [1 2]; " + tailDropped + "; " + tailDropped},
+		{"before any ordinary store", 0, []any{window(2, 9), full(2, 0, 3), full(4, 0, 1), full(2, 1, 5), full(4, 1, 6)},
+			otherGroup + "; stored [3]; cleared 4, stored [1]; " + tailDropped + "; stored [6]"},
+		{"blocks as fine as the other groups'", 0, []any{window(2, 9), full(2, 0, 1), full(2, 1, 2, 3), full(2, 3, 4), full(4, 4, 5)},
+			otherGroup + "; stored [1]; stored [2 3]; stored [4]; dropped block_size_mismatch 4"},
+		{"blocks coarser than another group's", 0, []any{window(2, 9), full(4, 0, 1), full(8, 1, 2)}, otherGroup + "; stored [1]; dropped block_size_mismatch 8"},
+		{"no other groups", 0, []any{full(2, 0, 1), full(4, 1, 2)}, "stored [1]; dropped block_size_mismatch 4"},
+		{"a tail below a tail", 0, []any{window(1, 9), window(2, 9), full(1, 0, 3), full(4, 0, 1), full(1, 1, 5)},
+			otherGroup + "; " + otherGroup + "; stored [3]; cleared 4, stored [1]; " + tailDropped},
+	} {
+		if got := normalizeEach(t, NewNormalizer(c.size), c.events...); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+// The events of the other groups may follow a tail in its batch.
+func TestPromptTailBeforeTheOtherGroups(t *testing.T) {
+	n := NewNormalizer(0)
+	var b Batch
+	if err := DecodeBatch(batchOf(grouped(0, "full_attention", 2, 0, 3), grouped(1, "sliding_window", 2, 0, 3)), &b); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := summary(n.Normalize(&b, nil)), "stored [3], "+otherGroup; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if got, want := normalizeEach(t, n, grouped(0, "full_attention", 4, 0, 1)), "cleared 4, stored [1]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Reset keeps the block size, and whether it is uncertain: a tail may be the first store after a gap.
+func TestResetKeepsTheBlockSize(t *testing.T) {
+	n := NewNormalizer(0)
+	normalizeEach(t, n, window(2, 9), full(4, 0, 1, 2), full(2, 2, 3))
+	n.Reset()
+	if got, want := normalizeEach(t, n, full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3)), tailDropped+"; stored [4]; "+tailDropped; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	n = NewNormalizer(0)
+	normalizeEach(t, n, window(2, 9), full(2, 0, 3))
+	n.Reset()
+	if got, want := normalizeEach(t, n, full(2, 0, 3), full(4, 0, 1)), "stored [3]; cleared 4, stored [1]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if n.Traits().UpperBound {
+		t.Error("the other groups of before the reset are still believed")
+	}
+}
+
+// At the bound, further tails are ignored but not remembered: their removals are passed on.
+func TestPromptTailBound(t *testing.T) {
+	n := NewNormalizer(4)
+	n.tailLimit = 2
+	got := normalizeEach(t, n, full(2, 0, 1), full(2, 0, 2), full(2, 0, 3), full(2, 0, 2), removeFrom(1, 3), removeFrom(1, 2), removeFrom(1, 2), full(2, 0, 3), removeFrom(1, 3))
+	want := strings.Repeat(tailDropped+"; ", 4) + "removed [3]; " + strings.Repeat(tailDropped+"; ", 3) + tailDropped
+	if got != want || len(n.tails) != 1 {
+		t.Errorf("%d tails are remembered; got\n%s\nwant\n%s", len(n.tails), got, want)
+	}
+	if maxPromptTails*32 > 4<<20 {
+		t.Error("the tails of one worker may take more than 4 MiB")
+	}
+}
+
+// Random prompts of a model whose full attention has blocks of four of the finest unit, in the order and form of vLLM's events. The
+// operations must leave exactly the full blocks, and every tail must be ignored.
+func TestRandomPromptTails(t *testing.T) {
+	const unit, ratio = 2, 4
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := NewNormalizer([]int{0, unit * ratio}[seed%2])
+		held, believed, tails := map[int]bool{}, map[EngineHash]bool{}, map[int]bool{}
+		hash := func(prompt, units int) int { return 1 + prompt*100 + units } // of the boundary behind so many units
+		for range 60 {
+			var events []any
+			for h := range held {
+				if r.IntN(8) == 0 {
+					events = append(events, removeFrom(1, h))
+					delete(held, h)
+				}
+			}
+			for h := range tails {
+				if r.IntN(4) == 0 {
+					events = append(events, removeFrom(1, h))
+					delete(tails, h)
+				}
+			}
+			prompt, units := r.IntN(20), 1+r.IntN(30)
+			events = append(events, window(unit, hash(prompt, units)))
+			from, to := 0, units/ratio*ratio
+			for from < to && held[hash(prompt, from+ratio)] {
+				from += ratio
+			}
+			if from < to && !slices.ContainsFunc(span(from, to, ratio), func(u int) bool { return held[hash(prompt, u)] }) {
+				var hashes []any
+				for _, u := range span(from, to, ratio) {
+					hashes = append(hashes, hash(prompt, u))
+					held[hash(prompt, u)] = true
+				}
+				parent := 0
+				if from > 0 {
+					parent = hash(prompt, from)
+				}
+				events = append(events, full(unit*ratio, parent, hashes...))
+			}
+			if units%ratio != 0 && !tails[hash(prompt, units)] {
+				parent := 0
+				if units > 1 {
+					parent = hash(prompt, units-1)
+				}
+				events = append(events, full(unit, parent, hash(prompt, units)))
+				tails[hash(prompt, units)] = true
+			}
+			var b Batch
+			if err := DecodeBatch(batchOf(events...), &b); err != nil {
+				t.Fatal(err)
+			}
+			for _, op := range n.Normalize(&b, nil) {
+				switch {
+				case op.Kind == OpStored:
+					for _, block := range op.Stored.Blocks {
+						believed[block.Engine] = true
+					}
+				case op.Kind == OpRemoved:
+					for _, h := range op.Removed.Hashes {
+						delete(believed, h)
+					}
+				case op.Kind == OpCleared:
+					clear(believed)
+				case op.Reason == DropBlockSize:
+					t.Fatalf("seed %d: a tail is taken for another block size", seed)
+				}
+			}
+		}
+		if n.Traits().BlockSize != unit*ratio {
+			t.Fatalf("seed %d: block size %d", seed, n.Traits().BlockSize)
+		}
+		for h := range held {
+			if !believed[EngineHash(h)] {
+				t.Fatalf("seed %d: block %d is not believed", seed, h)
+			}
+		}
+		if len(believed) != len(held) {
+			t.Fatalf("seed %d: %d blocks are believed, %d are held", seed, len(believed), len(held))
+		}
+	}
+}
+
+// span returns the boundaries after from, up to to.
+func span(from, to, step int) (all []int) {
+	for u := from + step; u <= to; u += step {
+		all = append(all, u)
+	}
+	return all
+}
+
+// promptTailBatches returns the batches of vLLM 0.33.0's own scheduler for a model with two windows of blocks of 16 tokens, in
+// groups 0 and 1, and full attention of blocks of 32 tokens, in group 2, under eviction.
+func promptTailBatches(t testing.TB) (payloads [][]byte) {
+	t.Helper()
+	file, err := os.Open("testdata/vllm-0.33.0-prompt-tails.hex.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	unzipped, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(unzipped)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		payloads = append(payloads, mustHex(lines.Text()))
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return payloads
+}
+
+// The operations of vLLM's own batches leave the full blocks of full attention's group that vLLM holds, and nothing else.
+func TestCapturedPromptTails(t *testing.T) {
+	for _, size := range []int{0, 32} {
+		n := NewNormalizer(size)
+		held, believed := map[EngineHash]int{}, map[EngineHash]int{}
+		stores, tails, removedTails := 0, 0, 0
+		ofTail := map[EngineHash]bool{}
+		var b Batch
+		for i, payload := range promptTailBatches(t) {
+			if err := DecodeBatch(payload, &b); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range b.Events { // the oracle
+				switch {
+				case e.Group != 2:
+				case e.Kind == BlockStored && e.BlockSize == 32:
+					for _, h := range e.Hashes {
+						held[h]++
+					}
+				case e.Kind == BlockStored:
+					tails++
+					ofTail[e.Hashes[0]] = true
+				case e.Kind == BlockRemoved && !ofTail[e.Hashes[0]]:
+					held[e.Hashes[0]]--
+				case e.Kind == BlockRemoved:
+					removedTails++
+				}
+			}
+			for _, op := range n.Normalize(&b, nil) {
+				switch {
+				case op.Kind == OpStored:
+					stores++
+					for _, block := range op.Stored.Blocks {
+						believed[block.Engine]++
+					}
+				case op.Kind == OpRemoved:
+					for _, h := range op.Removed.Hashes {
+						if believed[h]--; believed[h] < 0 {
+							t.Fatalf("batch %d: block %d is removed and was not stored", i, h)
+						}
+					}
+				case op.Kind == OpCleared || op.Reason == DropBlockSize:
+					t.Fatalf("batch %d: %s", i, summary([]Operation{op}))
+				}
+			}
+			for h := range held {
+				if held[h] != believed[h] {
+					t.Fatalf("batch %d: block %d is held %d times, believed %d times", i, h, held[h], believed[h])
+				}
+			}
+		}
+		if stores < 20 || tails < 10 || removedTails < 5 || len(n.tails) > tails || n.Traits().BlockSize != 32 {
+			t.Errorf("%d stores, %d tails, %d of them removed, block size %d", stores, tails, removedTails, n.Traits().BlockSize)
+		}
+	}
+}
+
+// FuzzNormalizeTails gives a normalizer many stores and removals of few hashes and sizes. Whatever they are, it stays bounded, what
+// it stores has the block size that it tells, and only a clear changes that.
+func FuzzNormalizeTails(f *testing.F) {
+	f.Add([]byte{0, 1, 2, 3}, uint8(4))
+	f.Add([]byte{0x12, 0x23, 0x51, 0x62, 0x13, 0x91, 0xa2, 0xff, 0x05}, uint8(0))
+	f.Fuzz(func(t *testing.T, script []byte, size uint8) {
+		n := NewNormalizer(int(size))
+		n.tailLimit = 3
+		known := n.Traits().BlockSize
+		var b Batch
+		for i := 0; i+2 < len(script); i += 3 {
+			shape, hash, parent := script[i], int(script[i+1]%16)+1, int(script[i+2]%16)
+			blockSize := []int{1, 2, 3, 4, 8}[shape>>2%8%5]
+			var e pairs
+			switch shape % 4 {
+			case 0:
+				e = removeFrom(1, hash)
+			case 1:
+				e = full(blockSize, parent, hash)
+			case 2:
+				e = full(blockSize, parent, hash, hash+100)
+			default:
+				e = window(blockSize, hash)
+			}
+			if err := DecodeBatch(batchOf(e), &b); err != nil {
+				t.Fatal(err)
+			}
+			for _, op := range n.Normalize(&b, nil) {
+				switch op.Kind {
+				case OpCleared:
+					known = int(op.BlockSize)
+				case OpStored:
+					if known == 0 {
+						known = blockSize
+					}
+					if known != blockSize {
+						t.Fatalf("stored in blocks of %d tokens, and the worker's have %d", blockSize, known)
+					}
+				}
+			}
+			if known != n.Traits().BlockSize || len(n.tails) > n.tailLimit {
+				t.Fatalf("block size %d, want %d; %d tails", n.Traits().BlockSize, known, len(n.tails))
+			}
+		}
+	})
+}
