@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -49,11 +51,13 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 	return found[0]
 }
 
-// answering starts a server that answers every request, and returns its address.
+// answering starts a server that answers every request, with its address in the header x-server, and returns that address.
 func answering(t *testing.T) string {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	var server *httptest.Server
+	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
+		w.Header().Set("x-server", server.Listener.Addr().String())
 		fmt.Fprint(w, `{"choices":[{"text":"ok"}]}`)
 	}))
 	t.Cleanup(server.Close)
@@ -106,6 +110,69 @@ func TestProxyTLSMismatch(t *testing.T) {
 			cancel()
 			if err := <-started; !errors.Is(err, context.Canceled) {
 				t.Errorf("the mismatched Envoy: %v", err)
+			}
+		})
+	}
+}
+
+// TestServedElsewhere: of the first request that an endpoint served in the place of the chosen one, kvepp warns with both addresses and
+// what to change. The response and the decision's record name the worker that served.
+func TestServedElsewhere(t *testing.T) {
+	known := []string{answering(t), answering(t)}
+	unknown := answering(t)
+	s := start(t, stack.Config{Workers: -1, Servers: known, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}})
+	names := map[string]string{known[0]: "server-0/0", known[1]: "server-1/0", unknown: "unknown (" + unknown + ")"}
+	for _, c := range []struct {
+		name    string
+		cluster string // the only endpoint that Envoy's cluster has
+		outcome string
+		cause   string
+	}{
+		{"an endpoint that Envoy's cluster does not have", known[1], "moved", "the proxy's cluster does not have the chosen address"},
+		{"an endpoint that kvepp does not know", unknown, "unknown", "kvepp has none at the address that served"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", func(config any) {
+				host, port, err := net.SplitHostPort(c.cluster)
+				if err != nil {
+					t.Fatal(err)
+				}
+				socket := map[string]any{"address": host, "port_value": json.Number(port)}
+				stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] =
+					[]any{map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}}}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			elsewhere := map[string]int{}
+			for elsewhere[known[0]] < 3 {
+				a, err := stack.Chat(t.Context(), http.DefaultClient, e.URL, nil, novel(), false, nil)
+				if err != nil || a.Status != http.StatusOK || a.Header.Get("x-server") != c.cluster {
+					t.Fatalf("%v: %+v", err, a)
+				}
+				if a.Worker != names[c.cluster] {
+					t.Errorf("x-kvepp-worker is %q, and %q served", a.Worker, names[c.cluster])
+				}
+				d, err := s.Decision(t.Context(), a.Header.Get("x-kvepp-request-id"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				served, worker, outcome := d.Served.Address, d.Served.Worker, d.Served.Outcome
+				want := c.outcome
+				if d.Worker.Address == c.cluster {
+					want = "as_chosen"
+				} else if got := a.Header.Get("x-kvepp-chosen-worker"); got != names[d.Worker.Address] {
+					t.Errorf("x-kvepp-chosen-worker is %q, want %q", got, names[d.Worker.Address])
+				}
+				if known := strings.TrimPrefix(names[c.cluster], "unknown ("+c.cluster+")"); served != c.cluster || worker != known || outcome != want {
+					t.Errorf("the record says that %q at %s served, %s; it was %q at %s, %s", worker, served, outcome, known, c.cluster, want)
+				}
+				if want != "as_chosen" {
+					elsewhere[d.Worker.Address]++
+				}
+			}
+			for chosen := range elsewhere { // three requests, and one warning
+				logLine(t, s, "a request was served by another endpoint than kvepp chose", "level=WARN", "chosen="+chosen, "served="+c.cluster, "outcome="+c.outcome, c.cause)
 			}
 		})
 	}

@@ -79,6 +79,7 @@ type Server struct {
 	noted   sync.Map // notes already logged: each peculiarity of a proxy once
 	streams atomic.Int64
 	held    atomic.Int64 // bytes of memory that all streams' chunks take
+	moved   movedFrom
 }
 
 // Streams returns how many requests are followed.
@@ -174,6 +175,9 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		if x.phase != collect {
 			x.in.release()
 		}
+		if e.Served != "" && x.route != nil {
+			x.reconcile(&e)
+		}
 		for _, m := range e.Send {
 			if err := envoy.Send(m); err != nil {
 				return err
@@ -249,11 +253,6 @@ func (x *exchange) ask(ctx context.Context) effect {
 
 // observe looks at what has been sent on. Relaying comes first: nothing here may delay a byte of the response.
 func (x *exchange) observe(e *effect) {
-	if e.Served != "" && x.route != nil {
-		if outcome := x.router.ServedBy(x.route, e.Served); outcome != router.ServedAsChosen {
-			x.log.Debug("served by another endpoint than was chosen", "request_id", x.head.id, "chosen", x.route.Address, "served", e.Served, "outcome", outcome)
-		}
-	}
 	if e.Status != "" {
 		x.code = "invalid"
 		if validStatus(e.Status) {

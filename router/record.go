@@ -48,6 +48,7 @@ type Record struct {
 	LoRA      string
 	Pinned    bool   // the request named its worker itself
 	Error     string // why no worker was chosen: then the decision has a Reason at most
+	Served    Served // the zero value: not known yet, or the proxy does not say
 	Decision
 }
 
@@ -72,11 +73,30 @@ type records struct {
 	next int // where the next one goes
 }
 
-func (r *records) add(record *Record) {
+// add stores a record in place of the oldest, and returns its slot.
+func (r *records) add(record *Record) (slot int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ring[r.next] = record
-	r.next = (r.next + 1) % len(r.ring)
+	slot = r.next
+	r.ring[slot] = record
+	r.next = (slot + 1) % len(r.ring)
+	return slot
+}
+
+// setServed stores who served a route's request in its record, if that is still kept. Records do not change: a changed copy takes its
+// place.
+func (r *records) setServed(route *Route) {
+	if route.record == nil {
+		return
+	}
+	served := *route.record
+	served.Served = route.Served
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ring[route.slot] == route.record {
+		r.ring[route.slot] = &served
+	}
+	route.record = nil // the proxy says it once
 }
 
 // Records returns the latest decisions, the newest first: at most n, of the request with this id, if one is named. They do
@@ -114,7 +134,9 @@ func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Rou
 		} else {
 			record.Decision = route.Decision
 		}
-		r.records.add(record)
+		if slot := r.records.add(record); err == nil {
+			route.record, route.slot = record, slot
+		}
 	}
 	if err != nil || !r.log.Enabled(ctx, slog.LevelDebug) {
 		return // whoever refuses the request logs why

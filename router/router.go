@@ -109,6 +109,10 @@ type Route struct {
 	Decision
 	// Body is what the endpoint is to get in place of the request's body; nil: that body.
 	Body []byte
+	// Served is who served the request, once [Router.ServedBy] said so.
+	Served Served
+	record *Record // of the request; nil: none is kept
+	slot   int     // of record
 	// Renamed says that Body names another model than the client did, as the answer will; nil: it does not.
 	Renamed *Renamed
 	booking scoring.Booking // on the destination

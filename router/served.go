@@ -2,6 +2,7 @@ package router
 
 import (
 	"net/netip"
+	"strconv"
 
 	"kvepp/pool"
 )
@@ -13,13 +14,30 @@ const (
 	ServedUnknown  = "unknown" // none of the pool's: freed
 )
 
+// Served is who served a request, as the proxy says.
+type Served struct {
+	Address string // host:port
+	Worker  string // endpoint and rank, such as "worker-0/0"; empty: none of the pool's
+	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
+}
+
 // ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries and
 // fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It belongs to the
 // goroutine that follows the answer.
 func (r *Router) ServedBy(route *Route, address string) string {
 	outcome := r.servedBy(route, address)
 	r.metrics.Served(outcome)
+	route.Served.Address, route.Served.Outcome = address, outcome
+	if outcome == ServedAsChosen {
+		route.Served.Worker = workerName(route.Name, route.Rank)
+	}
+	r.records.setServed(route)
 	return outcome
+}
+
+// workerName names a worker in logs, headers and records: endpoint and rank.
+func workerName(name string, rank uint32) string {
+	return name + "/" + strconv.FormatUint(uint64(rank), 10)
 }
 
 func (r *Router) servedBy(route *Route, address string) string {
@@ -41,6 +59,7 @@ func (r *Router) servedBy(route *Route, address string) string {
 		route.computes = *w
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
+	route.Served.Worker = workerName(w.Name, w.Rank)
 	return ServedMoved
 }
 

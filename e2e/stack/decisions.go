@@ -10,6 +10,8 @@ import (
 type Decision struct {
 	Reason     string
 	Candidates []Candidate
+	Worker     struct{ Name, Address string }            // the chosen one
+	Served     struct{ Address, Worker, Outcome string } // who served it; empty: the proxy did not say
 }
 
 // Candidate is a worker that could have been chosen, with the terms of its cost. Blocks are the worker's.

@@ -48,6 +48,7 @@ type decision struct {
 	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
 	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
+	Served                *servedBy     `json:"served,omitempty"`    // who served it, as the proxy says; absent: not known yet
 	Fallbacks             []string      `json:"fallbacks,omitempty"` // addresses to try in its place, in order
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
@@ -98,6 +99,12 @@ type destination struct {
 	Address    string `json:"address"`
 }
 
+type servedBy struct {
+	Address string `json:"address"`
+	Worker  string `json:"worker"`  // NAME/RANK; empty: kvepp knows no endpoint of this address
+	Outcome string `json:"outcome"` // as_chosen, moved or unknown
+}
+
 // candidate has a worker's cost and what it was made of; blocks are the worker's.
 type candidate struct {
 	Name   string   `json:"name"`
@@ -126,6 +133,9 @@ func asJSON(r *router.Record) decision {
 		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Fallbacks: r.Fallbacks, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
+	}
+	if r.Served.Outcome != "" {
+		d.Served = &servedBy{r.Served.Address, r.Served.Worker, r.Served.Outcome}
 	}
 	d.Candidates, d.UnitTokens = candidates(r.Costs, r.Chosen)
 	if x := r.Prefill; x != nil {

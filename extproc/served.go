@@ -1,0 +1,95 @@
+package extproc
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"kvepp/router"
+)
+
+// workerShown and chosenShown are the response headers that name the worker that served a request, and the chosen one where that is
+// another.
+const (
+	workerShown = "x-kvepp-worker"
+	chosenShown = "x-kvepp-chosen-worker"
+)
+
+// reconcile moves the booking to the endpoint that served the request. If that is not the chosen one, it logs why that may be, and
+// corrects the headers that show the decision.
+func (x *exchange) reconcile(e *effect) {
+	outcome := x.router.ServedBy(x.route, e.Served)
+	if outcome == router.ServedAsChosen {
+		return
+	}
+	level := slog.LevelDebug
+	if x.moved.first(x.route.Address, outcome) {
+		level = slog.LevelWarn
+	}
+	served := &x.route.Served
+	x.log.Log(context.Background(), level, "a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same endpoint are logged at debug level",
+		"request_id", x.head.id, "chosen", x.route.Address, "chosen_worker", workerName(&x.route.Decision), "served", served.Address, "served_worker", served.Worker,
+		"outcome", outcome, "likely_cause", likelyCause(x.route))
+	if x.Server.cfg.DecisionHeaders {
+		name := served.Worker
+		if name == "" {
+			name = "unknown (" + served.Address + ")"
+		}
+		showServed(e.Send, name, workerName(&x.route.Decision))
+	}
+}
+
+// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change.
+func likelyCause(route *router.Route) string {
+	switch {
+	case route.Served.Outcome == router.ServedUnknown:
+		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that served. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
+	case slices.Contains(route.Fallbacks, route.Served.Address):
+		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster does not have the chosen address"
+	}
+	return "the proxy's cluster does not have the chosen address, or its health checks took it out. Add it to the cluster as IP:port, or remove it from kvepp's endpoints"
+}
+
+// showServed sets the name of the worker that served in the response headers that show the decision, and adds the chosen one's.
+func showServed(messages []*extprocv3.ProcessingResponse, served, chosen string) {
+	for _, m := range messages {
+		mutation := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
+		for _, h := range mutation.GetSetHeaders() {
+			if h.GetHeader().GetKey() == workerShown {
+				h.Header.RawValue = []byte(served)
+				mutation.SetHeaders = append(mutation.SetHeaders, set(chosenShown, chosen))
+				return
+			}
+		}
+	}
+}
+
+// movedFrom remembers for which chosen endpoints, by address, it was logged that another one served. The zero value is empty. It is safe
+// for concurrent use.
+type movedFrom struct {
+	mu     sync.Mutex
+	logged map[movedRequest]bool // guarded by mu; at most maxMovedFrom
+}
+
+type movedRequest struct{ address, outcome string }
+
+// maxMovedFrom bounds the memory; beyond it all is forgotten, and logged anew.
+const maxMovedFrom = 1024
+
+// first reports whether this is the first request of its kind.
+func (l *movedFrom) first(address, outcome string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := movedRequest{address, outcome}
+	if l.logged[key] {
+		return false
+	}
+	if l.logged == nil || len(l.logged) >= maxMovedFrom {
+		l.logged = map[movedRequest]bool{}
+	}
+	l.logged[key] = true
+	return true
+}

@@ -1,0 +1,43 @@
+package extproc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"kvepp/router"
+)
+
+// TestMovedFrom: of each chosen endpoint and outcome the first request counts as such, and memory is bounded.
+func TestMovedFrom(t *testing.T) {
+	var l movedFrom
+	for _, c := range []struct {
+		address, outcome string
+		first            bool
+	}{{"a:1", "moved", true}, {"a:1", "moved", false}, {"a:1", "unknown", true}, {"b:1", "moved", true}, {"b:1", "moved", false}} {
+		if got := l.first(c.address, c.outcome); got != c.first {
+			t.Errorf("%s %s: first is %v", c.address, c.outcome, got)
+		}
+	}
+	for i := range 5 * maxMovedFrom {
+		l.first(fmt.Sprint(i), "moved")
+	}
+	if len(l.logged) > maxMovedFrom {
+		t.Errorf("%d are remembered", len(l.logged))
+	}
+}
+
+// TestLikelyCause: a fallback endpoint of kvepp's that served means a retry, any other one that the proxy does not have the chosen one.
+func TestLikelyCause(t *testing.T) {
+	for _, c := range []struct{ served, outcome, want string }{
+		{"10.0.0.2:8000", router.ServedMoved, "the proxy retried"},
+		{"10.0.0.3:8000", router.ServedMoved, "does not have the chosen address, or its health checks"},
+		{"10.0.0.9:8000", router.ServedUnknown, "kvepp has none at the address"},
+	} {
+		route := &router.Route{Served: router.Served{Address: c.served, Outcome: c.outcome}}
+		route.Fallbacks = []string{"10.0.0.2:8000"}
+		if got := likelyCause(route); !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
