@@ -441,6 +441,40 @@ func TestNoRequestLost(t *testing.T) {
 	allFreed(t, s)
 }
 
+// TestStockEnginesByName: the configuration of the chart's Envoy, which finds engines and kvepp by names of Services, retries like
+// stock-engines.yaml. Here the names are those of the local host.
+func TestStockEnginesByName(t *testing.T) {
+	endpoints := startScripted(t, 3)
+	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "../chart/envoy/stock-engines.yaml", KveppFlags: stockFlags, EditEnvoy: func(config any) {
+		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+			if kind := stack.At(c, "type"); kind != "STRICT_DNS" {
+				t.Errorf("cluster %v has type %v", stack.At(c, "name"), kind)
+			}
+			c.(map[string]any)["dns_lookup_family"] = "V4_ONLY" // the stack's servers have no IPv6
+			for _, e := range stack.At(c, "load_assignment", "endpoints", 0, "lb_endpoints").([]any) {
+				stack.At(e, "endpoint", "address", "socket_address").(map[string]any)["address"] = "localhost"
+			}
+		}
+	}})
+	client := stormClients(t)[false]
+	for i, first := range []string{"", "503", "reset"} {
+		id := strconv.Itoa(i)
+		q := &scriptedRequest{path: "/v1/completions", body: completion(100), first: first}
+		a, err := q.send(t.Context(), client, s.Envoy.URL, id)
+		if err != nil || a.Status != http.StatusOK {
+			t.Errorf("first %q: %v %+v", first, err, a)
+		}
+		got := endpoints.of(id)
+		if want := 1 + min(len(first), 1); len(got) != want || want == 2 && got[0].at == got[1].at {
+			t.Errorf("first %q: sent to %v, want %d endpoints", first, got, want)
+		}
+	}
+	if chosen, unknown := metric(t, s, `kvepp_served_total{outcome="as_chosen"}`), metric(t, s, `kvepp_served_total{outcome="unknown"}`); chosen != 1 || unknown != 0 {
+		t.Errorf("%v requests were served as chosen, %v by unknown endpoints", chosen, unknown)
+	}
+	allFreed(t, s)
+}
+
 // TestStoppedEngine: an engine that is stopped accepts connections and never answers. With a per_try_timeout, which stock-engines.yaml
 // leaves to the operator, its requests are answered by another engine.
 func TestStoppedEngine(t *testing.T) {

@@ -106,7 +106,7 @@ func TestAPIServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, d := range r.all("Deployment") {
-				if d.text("metadata", "labels", "app.kubernetes.io/name") != "kvepp" && d.text("metadata", "name") != "envoy" {
+				if d.text("metadata", "labels", "app.kubernetes.io/name") != "kvepp" && !strings.HasSuffix(d.text("metadata", "name"), "envoy") {
 					continue
 				}
 				var pod corev1.Pod

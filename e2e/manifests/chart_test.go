@@ -15,7 +15,7 @@ func TestPods(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			for _, d := range r.all("Deployment") {
 				pod := object(d.at("spec", "template", "spec").(map[string]any))
-				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp && d.text("metadata", "name") != "envoy" {
+				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp && !strings.HasSuffix(d.text("metadata", "name"), "envoy") {
 					continue // an engine's
 				} else if kvepp && pod.at("enableServiceLinks") != false {
 					t.Errorf("%s: Services set variables of its environment", d)
@@ -139,6 +139,52 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestFallbackEndpoints holds how many fallback endpoints kvepp names in each setting, and that a NetworkPolicy which names gateways lets
+// the chart's own Envoy reach kvepp.
+func TestFallbackEndpoints(t *testing.T) {
+	for _, x := range []struct{ values, want string }{
+		{"pool.selector.app=vllm", ""},
+		{"pool.selector.app=vllm,router.fallbackEndpoints=3", "--fallback-endpoints=3"},
+		{"pool.selector.app=vllm,envoy.create=true", "--fallback-endpoints=2"},
+		{"pool.selector.app=vllm,envoy.create=true,router.fallbackEndpoints=0", ""},
+		{"pool.selector.app=vllm,engine=dynamo", ""},
+	} {
+		r, err := helm(t, "--set", x.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got string
+		for _, arg := range r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args") {
+			if strings.HasPrefix(arg, "--fallback-endpoints") {
+				got = arg
+			}
+		}
+		if got != x.want {
+			t.Errorf("%s: kvepp is started with %q, want %q", x.values, got, x.want)
+		}
+	}
+	r, err := helm(t, "-f", "testdata/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range r.all("Deployment") {
+		if d.text("metadata", "name") != "kvepp-envoy" {
+			continue
+		}
+		labels := d.labels("spec", "template", "metadata", "labels")
+		if !slices.ContainsFunc(r.one(t, "NetworkPolicy").list("spec", "ingress", 0, "from"), func(from object) bool {
+			return selects(from.labels("podSelector", "matchLabels"), labels)
+		}) {
+			t.Errorf("the NetworkPolicy keeps Envoy from kvepp: %v", r.one(t, "NetworkPolicy").at("spec", "ingress", 0))
+		}
+		if selects(r.kvepp(t).labels("spec", "selector", "matchLabels"), labels) {
+			t.Error("kvepp's Deployment selects Envoy's pods")
+		}
+		return
+	}
+	t.Error("the chart has no Envoy with envoy.create=true")
+}
+
 // TestRefused holds that values which mean nothing are refused, and what is said then.
 func TestRefused(t *testing.T) {
 	set := func(all ...string) (args []string) {
@@ -202,6 +248,15 @@ func TestRefused(t *testing.T) {
 		{set("leaderElection.enabled=true", "extraArgs={--drain-delay=20s}"), "what the value preStopSeconds says"},
 		{set("extraArgs={--metrics-port=9091}"), "what the value metrics.port says"},
 		{set("extraArgs={--grpc-port=9100}"), "not to be changed"},
+		{set("extraArgs={--fallback-endpoints=2}"), "what the value router.fallbackEndpoints says"},
+		{set("router.fallbackEndpoints=9"), "/router/fallbackEndpoints"},
+		{set("router.fallbackEndpoints=1", "engine=dynamo"), "router.fallbackEndpoints: a frontend of Dynamo's"},
+		{set("envoy.create=true", "engine=dynamo"), "envoy.create: this Envoy is for stock engines"},
+		{set("envoy.create=true", "tls.enabled=false"), "envoy.create: this Envoy speaks TLS"},
+		{set("envoy.create=true", "tls.clientCA.secretName=x"), "envoy.create: this Envoy speaks TLS"},
+		{set("envoy.create=true", "pool.appProtocol=kubernetes.io/h2c"), "set pool.appProtocol=http"},
+		{[]string{"--set", "envoy.create=true,pool.create=false,pool.name=x"}, "set pool.selector, so that Envoy"},
+		{set("envoy.retries=2"), "additional properties 'retries' not allowed"},
 	} {
 		_, err := helm(t, x.args...)
 		if err == nil {

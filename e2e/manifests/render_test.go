@@ -287,6 +287,11 @@ func TestReferences(t *testing.T) {
 			selected := func(selector map[string]string) bool {
 				return slices.ContainsFunc(pods, func(labels map[string]string) bool { return selects(selector, labels) })
 			}
+			if strings.HasPrefix(r.name, "chart ") { // which has no engines
+				for _, p := range r.all("InferencePool") {
+					pods = append(pods, p.labels("spec", "selector", "matchLabels"))
+				}
+			}
 			services := map[string]object{}
 			for _, s := range r.all("Service") {
 				services[s.text("metadata", "name")] = s
@@ -378,14 +383,7 @@ func TestBase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Labels that say "Helm made this" would not be true, and a version of the chart means nothing there.
-	var lines []string
-	for line := range strings.Lines(string(text)) {
-		if !strings.Contains(line, "app.kubernetes.io/managed-by:") && !strings.Contains(line, "helm.sh/chart:") && !strings.HasPrefix(line, "# Source:") {
-			lines = append(lines, line)
-		}
-	}
-	derived(t, filepath.Join(base, "kvepp.yaml"), "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+strings.Join(lines, ""))
+	derived(t, filepath.Join(base, "kvepp.yaml"), "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+withoutHelm(text))
 }
 
 // leave has Envoy turn from a replica of kvepp's that was killed to the others.
@@ -433,13 +431,104 @@ func TestEnvoyConfiguration(t *testing.T) {
 	file := "../../manifests/kustomize/components/envoy/envoy-config.yaml"
 	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
 		pool+"\n  - name: kvepp\n"+kvepp)
+	validate(t, "components/envoy", file)
+}
 
+// TestStockEnginesConfiguration holds that the Envoy of the chart and of the component envoy-stock-engines has the configuration
+// manifests/envoy/stock-engines.yaml, except for its addresses, and that Envoy takes what the chart renders.
+func TestStockEnginesConfiguration(t *testing.T) {
+	text, err := os.ReadFile("../../manifests/envoy/stock-engines.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(text), "\nadmin:")
+	pool, kvepp, ok2 := strings.Cut("admin:"+rest, "\n  - name: kvepp\n")
+	if !ok || !ok2 {
+		t.Fatal("stock-engines.yaml has no admin, or no cluster kvepp")
+	}
+	change := func(part, from, to string) string {
+		if n := strings.Count(part, from); n != 1 {
+			t.Fatalf("stock-engines.yaml has %q %d times in one part, want once", from, n)
+		}
+		return strings.Replace(part, from, to, 1)
+	}
+	pool = change(pool, "{socket_address: {address: 0.0.0.0, port_value: 10080}}", `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a kernel without IPv6`)
+	pool = change(pool, "type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s")
+	pool = change(pool, "        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8001}}}\n", "")
+	pool = change(pool, "{address: 127.0.0.1, port_value: 8002}", "{address: kvepp-engines, port_value: 8000}")
+	kvepp = change(kvepp, "type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s")
+	kvepp = change(kvepp, "{address: 127.0.0.1, port_value: 9002}", "{address: kvepp-replicas, port_value: 9002}")
+	derived(t, chart+"/envoy/stock-engines.yaml", "# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from manifests/envoy/stock-engines.yaml: Envoy finds the\n# engines and kvepp's replicas by the names of their Services.\n"+
+		pool+"\n  - name: kvepp\n"+kvepp)
+
+	rendered, err := run(t, program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes, "-f", filepath.Join(base, "values.yaml"), "--set", "envoy.create=true", "--show-only", "templates/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	derived(t, "../../manifests/kustomize/components/envoy-stock-engines/envoy.yaml", "# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from the chart.\n"+withoutHelm(rendered))
+
+	for _, r := range everything(t) {
+		for _, c := range r.all("ConfigMap") {
+			config := c.text("data", "envoy.yaml")
+			if config == "" {
+				continue
+			}
+			file := filepath.Join(t.TempDir(), "envoy.yaml")
+			if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			validate(t, r.name, file)
+			var o map[string]any
+			if err := yaml.Unmarshal([]byte(config), &o); err != nil {
+				t.Fatal(err)
+			}
+			services := map[string]object{}
+			for _, s := range r.all("Service") {
+				services[s.text("metadata", "name")] = s
+			}
+			var ports []any
+			for _, cluster := range object(o).list("static_resources", "clusters") {
+				for _, e := range cluster.list("load_assignment", "endpoints", 0, "lb_endpoints") {
+					to := object(e.at("endpoint", "address", "socket_address").(map[string]any))
+					s := services[to.text("address")]
+					if s == nil || s.at("spec", "clusterIP") != "None" || !slices.ContainsFunc(s.list("spec", "ports"), func(p object) bool { return p.at("port") == to.at("port_value") }) {
+						t.Errorf("%s: cluster %s names %v, which is not the port of a headless Service", r.name, cluster.text("name"), to)
+					}
+					if cluster.text("name") == "pool" {
+						ports = append(ports, to.at("port_value"))
+					}
+				}
+			}
+			if want, ok := r.one(t, "InferencePool").at("spec", "targetPorts").([]any); !ok || len(ports) != len(want) {
+				t.Errorf("%s: Envoy's endpoints have the ports %v, the InferencePool %v", r.name, ports, want)
+			}
+			if !slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"), "--fallback-endpoints=2") {
+				t.Errorf("%s: kvepp names no fallback endpoints", r.name)
+			}
+		}
+	}
+}
+
+// withoutHelm drops lines that would not be true of what kustomize applies: who made the object, and the chart's version.
+func withoutHelm(text []byte) string {
+	var b strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if !strings.Contains(line, "app.kubernetes.io/managed-by:") && !strings.Contains(line, "helm.sh/chart:") && !strings.HasPrefix(line, "# Source:") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// validate has Envoy check a configuration.
+func validate(t *testing.T, name, file string) {
+	t.Helper()
 	tools := os.Getenv("KVEPP_TOOLS")
 	if tools == "" {
 		t.Fatal("Envoy is not there: run this through make, or set KVEPP_TOOLS to what `e2e/tools/install.sh tools` prints")
 	}
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
-		t.Errorf("Envoy does not take %s: %v\n%s", file, err, out)
+		t.Errorf("%s: Envoy does not take %s: %v\n%s", name, file, err, out)
 	}
 }
 
@@ -456,7 +545,7 @@ func derived(t *testing.T, file, want string) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("%s is not what it is derived from: go test ./e2e/manifests -run 'Base|Envoy' -rewrite", file)
+		t.Errorf("%s is not what it is derived from: go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite", file)
 	}
 }
 

@@ -38,6 +38,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Envoy's pods. They must not have the labels that select kvepp's. */}}
+{{- define "kvepp.envoySelectorLabels" -}}
+app.kubernetes.io/name: envoy
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kvepp.envoyLabels" -}}
+{{ include "kvepp.envoySelectorLabels" . }}
+app.kubernetes.io/component: proxy
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* --fallback-endpoints */}}
+{{- define "kvepp.fallbackEndpoints" -}}
+{{- if kindIs "invalid" .Values.router.fallbackEndpoints -}}
+{{- ternary 2 0 .Values.envoy.create -}}
+{{- else -}}
+{{- int .Values.router.fallbackEndpoints -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether one of several replicas decides: "true" or nothing. */}}
 {{- define "kvepp.leaderElection" -}}
 {{- if kindIs "invalid" .Values.leaderElection.enabled -}}

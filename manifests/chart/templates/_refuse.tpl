@@ -33,12 +33,19 @@
 {{- if $v.tls.secretName }}{{ fail "tls.secretName: a certificate, and tls.enabled=false" }}{{ end }}
 {{- if $v.tls.clientCA.secretName }}{{ fail "tls.clientCA: who does not speak TLS (tls.enabled=false) shows no certificate, and anybody would be served" }}{{ end }}
 {{- end }}
+{{- if $v.envoy.create }}
+{{- if eq $v.engine "dynamo" }}{{ fail "envoy.create: this Envoy is for stock engines; with engine=dynamo use manifests/kustomize/components/envoy or a gateway" }}{{ end }}
+{{- if not $v.pool.selector }}{{ fail "envoy.create: set pool.selector, so that Envoy finds the engines' pods" }}{{ end }}
+{{- if ne $v.pool.appProtocol "http" }}{{ fail "envoy.create: this Envoy speaks HTTP/1.1 with the engines; set pool.appProtocol=http" }}{{ end }}
+{{- if or (not $v.tls.enabled) $v.tls.clientCA.secretName }}{{ fail "envoy.create: this Envoy speaks TLS with kvepp and shows no certificate; set tls.enabled=true and no tls.clientCA.secretName" }}{{ end }}
+{{- end }}
+{{- if and (eq $v.engine "dynamo") (ne (include "kvepp.fallbackEndpoints" .) "0") }}{{ fail "router.fallbackEndpoints: a frontend of Dynamo's serves for one named worker; set it to 0 with engine=dynamo" }}{{ end }}
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.enabled }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
 {{- end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
-  "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "drain-timeout" "drainSeconds" }}
+  "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: --%s is what the value %s says, and more than this flag goes by that" $flag (get $valued $flag)) }}{{ end }}
