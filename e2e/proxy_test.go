@@ -146,9 +146,9 @@ func TestServedElsewhere(t *testing.T) {
 			}
 			elsewhere := map[string]int{}
 			for elsewhere[known[0]] < 3 {
-				a, err := stack.Chat(t.Context(), http.DefaultClient, e.URL, nil, novel(), false, nil)
-				if err != nil || a.Status != http.StatusOK || a.Header.Get("x-server") != c.cluster {
-					t.Fatalf("%v: %+v", err, a)
+				a := chatAt(t, e.URL)
+				if got := a.Header.Get("x-server"); got != c.cluster {
+					t.Fatalf("%s served, which is not in Envoy's cluster", got)
 				}
 				if a.Worker != names[c.cluster] {
 					t.Errorf("x-kvepp-worker is %q, and %q served", a.Worker, names[c.cluster])
@@ -176,4 +176,67 @@ func TestServedElsewhere(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHostNames: endpoints with host names are served where kvepp chose, by an Envoy whose cluster is of type STRICT_DNS and has the same
+// names.
+func TestHostNames(t *testing.T) {
+	servers := []string{answering(t), answering(t)}
+	named := map[string]string{} // by name of the worker: the address of its server
+	var list strings.Builder
+	list.WriteString("endpoints:\n")
+	var endpoints []any
+	for i, address := range servers {
+		_, port, err := net.SplitHostPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&list, "- {name: named-%d, address: \"localhost:%s\", model: %s}\n", i, port, stack.Model)
+		named[fmt.Sprintf("named-%d/0", i)] = address
+		socket := map[string]any{"address": "localhost", "port_value": json.Number(port)}
+		endpoints = append(endpoints, map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}})
+	}
+	s := start(t, stack.Config{Workers: -1, Servers: servers, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--dns-lookup-family=v4_only"},
+		EditEnvoy: func(config any) {
+			pool := cluster(t, config, "pool")
+			pool["type"], pool["dns_lookup_family"] = "STRICT_DNS", "V4_ONLY"
+			stack.At(pool, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = endpoints
+		}})
+	if err := s.ReplaceEndpoints(list.String() + "- {name: nowhere, address: \"no-such-host.invalid:1\"}\n"); err != nil {
+		t.Fatal(err)
+	}
+	logLine(t, s, "worker joined", "worker=named-0/0", "address="+named["named-0/0"])
+	logLine(t, s, "worker joined", "worker=named-1/0", "address="+named["named-1/0"])
+	logLine(t, s, "resolved the host name of an endpoint", "name=localhost", "address=127.0.0.1")
+	logLine(t, s, "cannot resolve the host name of an endpoint", "level=WARN", "name=no-such-host.invalid", "address=none")
+	served := map[string]bool{}
+	for range 200 {
+		a := chatAt(t, s.Envoy.URL)
+		if a.Header.Get("x-server") != named[a.Worker] {
+			t.Fatalf("%s was chosen, which is at %q, and %s served", a.Worker, named[a.Worker], a.Header.Get("x-server"))
+		}
+		if served[a.Worker] = true; len(served) == len(servers) {
+			break
+		}
+	}
+	m, err := s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(served) != len(servers) || m[`kvepp_served_total{outcome="as_chosen"}`] == 0 || m[`kvepp_served_total{outcome="moved"}`] != 0 || m[`kvepp_served_total{outcome="unknown"}`] != 0 {
+		t.Errorf("served by %v: %v as chosen, %v moved, %v unknown", served, m[`kvepp_served_total{outcome="as_chosen"}`], m[`kvepp_served_total{outcome="moved"}`], m[`kvepp_served_total{outcome="unknown"}`])
+	}
+	if m["kvepp_unresolved_host_names"] != 1 || m["kvepp_workers"] != 2 {
+		t.Errorf("%v names are unresolved, and there are %v workers", m["kvepp_unresolved_host_names"], m["kvepp_workers"])
+	}
+}
+
+// chatAt sends a chat that is new, and wants status 200.
+func chatAt(t *testing.T, url string) *stack.Answer {
+	t.Helper()
+	a, err := stack.Chat(t.Context(), http.DefaultClient, url, nil, novel(), false, nil)
+	if err != nil || a.Status != http.StatusOK {
+		t.Fatalf("%v: %+v", err, a)
+	}
+	return a
 }

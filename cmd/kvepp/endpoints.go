@@ -70,11 +70,16 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		said    = map[dynamo.Mismatch]bool{}
 		wrong   = complaints{log: log}
 	)
+	names, err := pool.NewNames(o.dnsLookupFamily, log)
+	if err != nil {
+		return nil, fmt.Errorf("--dns-lookup-family: %w", err)
+	}
+	m.Source(metrics.UnresolvedNames, metrics.UnresolvedNamesHelp, nil, func() float64 { return float64(names.Unresolved()) })
 	update := func() {
 		instances := slices.Concat(stored, pods.Instances)
 		wrong.begin()
 		tellSettings(models, instances, &wrong)
-		endpoints := besides(dynamo.Join(entries, stored), pods.Endpoints, &wrong)
+		endpoints := besides(dynamo.Join(names.Resolve(entries), stored), pods.Endpoints, &wrong)
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
@@ -124,6 +129,7 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
 		}
+		names.Use(ctx, now)
 		mu.Lock()
 		defer mu.Unlock()
 		entries = now
@@ -132,8 +138,14 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 	}, refused)
 	if err != nil {
 		stop()
+		return stop, err
 	}
-	return stop, err
+	go names.Follow(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		update()
+	})
+	return stop, nil
 }
 
 // besides returns the endpoints of the file and those of the cluster. A name of both is the file's.

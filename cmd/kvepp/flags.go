@@ -34,6 +34,7 @@ type options struct {
 	modelLoadTimeout         time.Duration
 
 	endpoints       string
+	dnsLookupFamily string
 	dynamoDiscovery string
 	cluster
 
@@ -180,6 +181,7 @@ func newFlags(command string) *pflag.FlagSet {
 func serveFlags(o *options) *pflag.FlagSet {
 	f := newFlags("kvepp serve")
 	f.StringVar(&o.endpoints, "endpoints", "", "YAML `FILE` that lists the endpoints; read again whenever it changes")
+	f.StringVar(&o.dnsLookupFamily, "dns-lookup-family", "auto", "which address of a host name in the endpoints file is used, `FAMILY`: what dns_lookup_family is in Envoy's STRICT_DNS cluster, in lower case. auto: IPv6, or IPv4 for a name without IPv6; v4_preferred: the other way round; v4_only; v6_only")
 	f.StringVar(&o.dynamoDiscovery, "dynamo-discovery", "", "Dynamo's service discovery, as `file:DIR` (the workers' DYN_FILE_KV), which completes endpoints that have a \"dynamo:\" path; frontend:HOST:PORT,..., a frontend that knows the workers from whatever discovery, for the same; or kubernetes, where --pool-name or --endpoint-selector says which Pods")
 	o.cluster.add(f)
 	f.StringArrayVar(&o.models, "model", nil, "a served model and the folder of its tokenizer, `NAME=DIR`; may be repeated. In the environment: a comma-separated list")

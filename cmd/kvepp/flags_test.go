@@ -28,6 +28,7 @@ var settings = []struct {
 	values              [3]string
 	get                 func(*options) any
 }{
+	{"dns-lookup-family", "KVEPP_DNS_LOOKUP_FAMILY", "", [3]string{"v4_only", "v6_only", "v4_preferred"}, func(o *options) any { return o.dnsLookupFamily }},
 	{"endpoints", "KVEPP_ENDPOINTS", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.endpoints }},
 	{"pool-name", "KVEPP_POOL_NAME", "DYN_EPP_INFERENCE_POOL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolName }},
 	{"pool-namespace", "KVEPP_POOL_NAMESPACE", "POD_NAMESPACE", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolNamespace }},

@@ -163,6 +163,9 @@ func (o *options) check() error {
 			return check
 		}
 	}
+	if _, err := pool.NewNames(o.dnsLookupFamily, nil); err != nil {
+		return fmt.Errorf("--dns-lookup-family: %w", err)
+	}
 	if err := o.indexMemory.check(); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // checkAddress wants an IP address. Envoy compares what kvepp names with the IP:port of its cluster's hosts, whether these were
-// configured as addresses or resolved from names.
+// configured as addresses or resolved from names. That both resolve a name alike cannot be seen from here.
 func (q *inquiry) checkAddress(ctx context.Context) {
 	address := q.w.Address
 	if _, err := netip.ParseAddrPort(address); err == nil || address == "" {
@@ -27,5 +27,5 @@ func (q *inquiry) checkAddress(ctx context.Context) {
 			fix = fmt.Sprintf("write the IP address, address: %s (what %s resolves to now)", strings.Join(all, " or "), host)
 		}
 	}
-	q.found(AboutAddress, Wrong, fix, "%s has a host name: Envoy matches kvepp's choice with IP:port alone, and would send its requests to other endpoints", address)
+	q.found(AboutAddress, Wrong, fix, "%s has a host name: Envoy finds kvepp's choice by IP:port alone. `kvepp serve` resolves the name, but Envoy sends the requests to other endpoints unless its cluster is STRICT_DNS and resolves it to the same address", address)
 }

@@ -362,6 +362,8 @@ const (
 	QueuedRequestsHelp    = "Requests that wait for a worker, by policy class."
 	OverloadedWorkers     = "kvepp_overloaded_workers"
 	OverloadedWorkersHelp = "Workers that are no candidates because their load is above a busy threshold."
+	UnresolvedNames       = "kvepp_unresolved_host_names"
+	UnresolvedNamesHelp   = "Host names in the endpoints file that have no address: their endpoints are left out."
 	Workers               = "kvepp_workers"
 	WorkersHelp           = "Workers (endpoint and rank) in the pool."
 )
