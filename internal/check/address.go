@@ -27,5 +27,5 @@ func (q *inquiry) checkAddress(ctx context.Context) {
 			fix = fmt.Sprintf("write the IP address, address: %s (what %s resolves to now)", strings.Join(all, " or "), host)
 		}
 	}
-	q.found(AboutAddress, Wrong, fix, "%s has a host name: Envoy finds kvepp's choice by IP:port alone. `kvepp serve` resolves the name, but Envoy sends the requests to other endpoints unless its cluster is STRICT_DNS and resolves it to the same address", address)
+	q.found(AboutAddress, Wrong, fix, "%s has a host name: Envoy matches kvepp's choice with IP:port alone. `kvepp serve` resolves the name, but Envoy sends the requests to other endpoints unless its cluster is STRICT_DNS and resolves it to the same address", address)
 }
