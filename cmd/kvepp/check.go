@@ -31,6 +31,7 @@ import (
 const checkHelp = `kvepp check tests once what routing depends on, and says what to change where something is wrong. For each worker: its
 address, HTTP, KV events, replay socket, block size, ranks, Dynamo's instance id and prefix caching; kvepp's token ids of a text and
 of a chat against the engine's own; and with --probe the cached tokens that kvepp predicts against those that the engine reports.
+--gateway sends chats through the real gateway, and compares the endpoint that kvepp chose with the one that served.
 --conversations holds whole conversations with the engines, and prints a table of predicted and reported cached tokens.
 
 It takes the flags of "kvepp serve". Give it those that kvepp serve runs with: those about endpoints, models and the engine matter.
@@ -45,6 +46,7 @@ type checkOptions struct {
 	options
 	probe, json   bool
 	conversations int
+	gateway       gatewayOptions
 	wait          time.Duration
 }
 
@@ -57,6 +59,7 @@ const maxConversations = 10_000
 func (c *checkOptions) own(f *pflag.FlagSet) {
 	f.BoolVar(&c.probe, "probe", false, "send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens to report")
 	f.IntVar(&c.conversations, "conversations", 0, "hold `N` conversations of five turns with the workers, spread over them, and compare the cached tokens that kvepp predicts with those that the engines report, for each worker. The engines must report them (vLLM: --enable-prompt-tokens-details)")
+	c.gateway.add(f)
 	f.BoolVar(&c.json, "json", false, "print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix")
 	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
 }
@@ -77,6 +80,8 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		err = fmt.Errorf("--wait %v: must be above 0, such as 10s", c.wait)
 	case err == nil && (c.conversations < 0 || c.conversations > maxConversations):
 		err = fmt.Errorf("--conversations %d: must be from 0 to %d", c.conversations, maxConversations)
+	case err == nil:
+		err = c.gateway.check()
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp check: %v\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n", err)
@@ -114,6 +119,10 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	engine, err := c.tokenizerOptions()
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := c.gatewayToCheck()
 	if err != nil {
 		return nil, err
 	}
@@ -171,6 +180,12 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	for _, a := range asked {
 		findings = append(findings, a.Findings...)
 	}
+	if c.gateway.url != "" && ctx.Err() == nil {
+		findings = append(findings, check.CheckGateway(ctx, &cfg, gateway, asked, func(done, all int) {
+			fmt.Fprintf(stderr, "\rgateway: endpoint %d of %d ", done, all)
+		})...)
+		fmt.Fprintln(stderr)
+	}
 	if c.conversations > 0 && ctx.Err() == nil {
 		findings = append(findings, check.Conversations(ctx, &cfg, asked, c.conversations, func(done, all int) {
 			fmt.Fprintf(stderr, "\rconversations: %d of %d requests ", done, all)
@@ -226,7 +241,7 @@ func (c *checkOptions) listening(ctx context.Context, events *feed.Feed) <-chan 
 }
 
 // sends says whether the engines are sent prompts.
-func (c *checkOptions) sends() bool { return c.probe || c.conversations > 0 }
+func (c *checkOptions) sends() bool { return c.probe || c.conversations > 0 || c.gateway.url != "" }
 
 // settled waits for the endpoints: until there are some, and their number has not changed for a moment.
 func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool.Pool) ([]pool.Worker, func(), error) {

@@ -1,0 +1,105 @@
+package check
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// tlsFixes says what to change for each cause of failed TLS handshakes that kvepp counts.
+var tlsFixes = map[string]struct{ says, fix string }{
+	"plaintext":           {"kvepp serves TLS at %s, and the gateway does not speak it", "give the gateway's cluster for kvepp a transport_socket with TLS and alpn_protocols: [h2] (manifests/envoy), or start kvepp with --secure-serving=false"},
+	"tls_is_off":          {"the gateway speaks TLS, and kvepp at %s does not", "take the transport_socket out of the gateway's cluster for kvepp, or start kvepp without --secure-serving=false"},
+	"client_certificate":  {"kvepp at %s refuses the gateway's certificate, or the gateway shows none", "give the gateway's cluster for kvepp a certificate of an authority in --tls-client-ca (manifests/envoy/mtls.yaml)"},
+	"certificate_refused": {"the gateway refuses the certificate of kvepp at %s", "let the gateway trust the authority of the certificate in --cert-path, or not verify one that kvepp signs itself"},
+	"version":             {"the gateway speaks no TLS version that kvepp at %s allows", "allow it in the gateway's tls_params, or lower --tls-min-version"},
+	"alpn":                {"the gateway does not offer HTTP/2 to kvepp at %s", "alpn_protocols: [h2] in the gateway's TLS context for kvepp"},
+}
+
+// handshakeFailures reads how many TLS handshakes with kvepp have failed, by cause; nil if that is not told.
+func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64 {
+	if g.to.MetricsPage == "" {
+		return nil
+	}
+	failures := map[string]float64{}
+	err := g.page(ctx, g.to.MetricsPage, g.to.MetricsToken, func(body io.Reader) error {
+		lines := bufio.NewScanner(body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			labels, ok := strings.CutPrefix(lines.Text(), "kvepp_tls_handshake_failures_total{")
+			if !ok {
+				continue
+			}
+			_, value, _ := strings.Cut(labels, "} ")
+			if n, err := strconv.ParseFloat(value, 64); err == nil {
+				failures[label(labels, "cause")] = n
+			}
+		}
+		return lines.Err()
+	})
+	if err != nil {
+		return nil
+	}
+	return failures
+}
+
+// extProc says why the gateway has not asked kvepp. before are the failed handshakes before the request.
+func (g *gatewayCheck) extProc(ctx context.Context, before map[string]float64) {
+	now := g.handshakeFailures(ctx)
+	worst, most := "", 0.0
+	for cause := range tlsFixes {
+		if n := now[cause] - before[cause]; n > most {
+			worst, most = cause, n
+		}
+	}
+	if x, there := tlsFixes[worst]; there {
+		g.found(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.to.ExtProc)
+		return
+	}
+	const route = "is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp"
+	fix := strings.Replace(route, "%s", g.to.ExtProc, 1)
+	spoken, err := speaks(ctx, g.to.ExtProc, g.Wait)
+	switch {
+	case err != nil:
+		g.found(ThroughGateway, AboutExtProc, Wrong, "is kvepp up, and this its --grpc-port? Else say where it is with --ext-proc-address", "kvepp does not answer at %s: %v", g.to.ExtProc, err)
+	case spoken == plaintext:
+		g.found(ThroughGateway, AboutExtProc, Wrong, fix+", without a transport_socket (TLS)?", "kvepp serves at %s without TLS, and the gateway's request did not reach it", g.to.ExtProc)
+	default:
+		g.found(ThroughGateway, AboutExtProc, Wrong, fix+", with a transport_socket of TLS and alpn_protocols: [h2]? Or start kvepp with --secure-serving=false", "kvepp serves TLS at %s, and the gateway's request did not reach it", g.to.ExtProc)
+	}
+}
+
+// What a port speaks.
+const (
+	overTLS   = "TLS"
+	plaintext = "plaintext"
+)
+
+// speaks finds out whether a gRPC server speaks TLS.
+func speaks(ctx context.Context, address string, wait time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	// The certificate does not matter here: the question is whether there is one.
+	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	err = client.HandshakeContext(ctx)
+	record := tls.RecordHeaderError{}
+	switch {
+	case ctx.Err() != nil:
+		return "", errors.New("no answer in time")
+	case errors.As(err, &record) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
+		return plaintext, nil
+	}
+	return overTLS, nil
+}

@@ -1,0 +1,379 @@
+package check
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// ThroughGateway is the Worker of findings about the gateway itself.
+const ThroughGateway = "gateway"
+
+// The questions about the gateway: whether it answers by kvepp's choice, whether it reaches kvepp, and, for each endpoint, whether the
+// chosen endpoint is the one that serves.
+const (
+	AboutGateway = "gateway"
+	AboutExtProc = "way to kvepp"
+	AboutServed  = "served"
+)
+
+// Gateway is a gateway and the kvepp that it asks. Addresses that are empty are not asked.
+type Gateway struct {
+	URL  string       // the gateway's root, http or https
+	HTTP *http.Client // for the gateway
+	Key  string       // that the gateway's clients must bring, as "Authorization: Bearer"; "": none
+	// ExtProc is where the gateway should reach kvepp, HOST:PORT.
+	ExtProc string
+	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; tokens as their listeners want them, or empty.
+	Admin, AdminToken         string
+	MetricsPage, MetricsToken string
+}
+
+// Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first, without by chance.
+const (
+	attemptsWithEvents    = 3
+	attemptsWithoutEvents = 8
+)
+
+// gatewayCheck is the questions about one gateway.
+type gatewayCheck struct {
+	*Config
+	to       *Gateway
+	asked    []*Asked
+	findings []Finding
+	verdicts map[string]bool // endpoints of which it was said whether they serve, by address
+}
+
+func (g *gatewayCheck) found(worker, about string, state State, fix, says string, args ...any) {
+	g.findings = append(g.findings, Finding{Worker: worker, About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix})
+}
+
+// CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat of which the endpoint has the beginning cached, so
+// that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is told how many endpoints were tried.
+func CheckGateway(ctx context.Context, cfg *Config, gateway *Gateway, asked []*Asked, progress func(done, all int)) []Finding {
+	g := &gatewayCheck{Config: cfg, to: gateway, asked: asked, verdicts: map[string]bool{}}
+	var endpoints []*Asked
+	seen := map[string]bool{}
+	for _, a := range asked {
+		if a.takesRequests() && !seen[a.Worker.Address] {
+			seen[a.Worker.Address] = true
+			endpoints = append(endpoints, a)
+		}
+	}
+	if len(endpoints) == 0 {
+		g.found(ThroughGateway, AboutGateway, Unknown, "correct what is wrong above", "not asked: no worker answers, so that no model's name is known")
+		return g.findings
+	}
+	cfg.Predictor.listen(ctx)
+	if !g.first(ctx, endpoints[0]) {
+		return g.findings
+	}
+	for i, a := range endpoints {
+		progress(i+1, len(endpoints))
+		if ctx.Err() == nil {
+			g.endpoint(ctx, a)
+		}
+	}
+	return g.findings
+}
+
+// passed is a request that went through the gateway.
+type passed struct {
+	sent
+	code     int       // of the answer; 0: none came
+	decision *decision // nil: kvepp tells of none
+	told     bool      // kvepp tells of its decisions, so that no decision means that it was not asked
+	untold   error     // why it does not
+}
+
+// decision is what kvepp tells of one request.
+type decision struct {
+	id        string
+	refused   string // why no worker was chosen; "": one was
+	worker    string // the chosen one: endpoint/rank
+	address   string // the chosen one's
+	served    string // address of the endpoint that served; "": the gateway does not say
+	prompt    int    // tokens
+	predicted int    // cached tokens
+}
+
+// first sends a chat and says whether kvepp chose for it. It returns whether asking for single endpoints makes sense.
+func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
+	failures := g.handshakeFailures(ctx)
+	opening := newTalk(g.Models[a.model], a.model, novel(probeWords))
+	opening.open(ctx, g.Config, a)
+	talk := newTalk(g.Models[a.model], a.model, novel(probeWords))
+	talk.asText = opening.asText
+	p := g.pass(ctx, a, talk)
+	d := p.decision
+	switch {
+	case p.code == 0:
+		g.found(ThroughGateway, AboutGateway, Wrong, "is this the gateway's listener, and is the gateway up?", "%s: %s", g.to.URL, brief(p.err))
+	case d != nil && d.refused != "":
+		g.found(ThroughGateway, AboutGateway, Wrong, "kvepp's log says more", "kvepp chose no worker: %s", d.refused)
+	case d != nil && p.code != http.StatusOK:
+		g.found(ThroughGateway, AboutGateway, Wrong, "can the gateway reach that endpoint?", "kvepp chose %s, and the gateway answered %s", d.worker, brief(p.err))
+		return true
+	case d != nil:
+		g.found(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
+		g.verdict(p, nil)
+		return true
+	case p.told:
+		g.found(ThroughGateway, AboutGateway, Wrong, "correct its "+AboutExtProc+", below", "%s answered %s, and kvepp was not asked", g.to.URL, p.status())
+		g.extProc(ctx, failures)
+	default:
+		tell := "switch on what tells: kvepp serve --admin-address HOST:PORT, given to kvepp check too, or --decision-headers"
+		state, says := Unknown, fmt.Sprintf("%s answered %s; kvepp does not tell of its decisions", g.to.URL, p.status())
+		if p.untold != nil {
+			says += fmt.Sprintf(": %s: %s", g.to.Admin, brief(p.untold))
+		}
+		if p.code != http.StatusOK {
+			state = Wrong
+		}
+		g.found(ThroughGateway, AboutGateway, state, tell, "%s", says)
+		if p.code >= http.StatusInternalServerError {
+			g.extProc(ctx, failures)
+		}
+	}
+	return false
+}
+
+// status is the answer's, with what it says if it is an error.
+func (p *passed) status() string {
+	if p.code == http.StatusOK {
+		return "HTTP 200"
+	}
+	return brief(p.err)
+}
+
+// endpoint has kvepp choose an endpoint, and says whether it serves.
+func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
+	address, model := a.Worker.Address, g.Models[a.model]
+	byEvents := g.Predictor.Events && a.Worker.Announces() && !a.unheard && model != nil
+	attempts := attemptsWithoutEvents
+	if byEvents {
+		attempts = attemptsWithEvents
+	}
+	var others []string
+	for range attempts {
+		if g.verdicts[address] || ctx.Err() != nil {
+			return
+		}
+		talk := newTalk(model, a.model, novel(probeWords))
+		first := talk.open(ctx, g.Config, a)
+		if first.err != nil {
+			g.found(a.Worker.String(), AboutServed, Unknown, "send the engine a chat yourself", "it answered: %s", brief(first.err))
+			return
+		}
+		var warm *Asked
+		if byEvents {
+			if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
+				g.Config.settle(ctx, a, ids, &first.answer)
+			}
+			talk.add(first.answer.text, "Is that all? "+novel(3))
+			warm = a
+		} else {
+			another := newTalk(model, a.model, novel(probeWords))
+			another.asText = talk.asText
+			talk = another
+		}
+		p := g.pass(ctx, a, talk)
+		if p.decision == nil || p.decision.refused != "" {
+			break
+		}
+		g.verdict(p, warm)
+		others = append(others, p.decision.worker)
+	}
+	if !g.verdicts[address] {
+		says := "not known: kvepp did not choose it"
+		if len(others) > 0 {
+			says += ", but " + strings.Join(others, ", ")
+		}
+		g.found(a.Worker.String(), AboutServed, Unknown, "repeat when the workers are idle", "%s", says)
+	}
+}
+
+// verdict says whether the endpoint that kvepp chose is the one that served, once for each endpoint. warm is the worker that alone had the
+// beginning of the prompt cached; nil: there is none.
+func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
+	d := p.decision
+	if g.verdicts[d.address] || d.address == "" {
+		return
+	}
+	fix := fmt.Sprintf("add %s to the endpoints of the gateway's cluster, as IP:port, and see that its health checks there succeed; or remove it from kvepp's endpoints", d.address)
+	const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as manifests/envoy has it"
+	warmed := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
+	switch {
+	case d.served != "" && !sameAddress(d.served, d.address):
+		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and %s served: the gateway does not know the chosen endpoint", d.address, d.served)
+	case p.code != http.StatusOK:
+		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and the gateway answered %s", d.address, brief(p.err))
+	case d.served != "":
+		g.found(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
+	case warmed && *p.answer.cached > 0:
+		g.found(d.worker, AboutServed, OK, "", "by %s, as kvepp chose: the answer reports %d of the %d predicted cached tokens", d.address, *p.answer.cached, d.predicted)
+	case warmed:
+		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and another endpoint served: the answer reports none of the %d predicted cached tokens", d.address, d.predicted)
+	case warm == nil && g.Predictor.Events:
+		return // a later request tells
+	default:
+		g.found(d.worker, AboutServed, Unknown, sayServed, "kvepp chose %s; the gateway does not say which endpoint served", d.address)
+	}
+	g.verdicts[d.address] = true
+}
+
+func sameAddress(a, b string) bool {
+	x, errX := netip.ParseAddrPort(a)
+	y, errY := netip.ParseAddrPort(b)
+	return a == b || errX == nil && errY == nil && x == y
+}
+
+// pass sends a conversation's next request through the gateway, and finds out what kvepp tells of it.
+func (g *gatewayCheck) pass(ctx context.Context, a *Asked, t *talk) *passed {
+	known := map[string]bool{}
+	if before, err := g.decisions(ctx, ""); err == nil {
+		for i := range before {
+			known[before[i].id] = true
+		}
+	}
+	id := "kvepp-check-" + strings.ReplaceAll(novel(3), " ", "")
+	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}
+	if g.to.Key != "" {
+		header.Set("Authorization", "Bearer "+g.to.Key)
+	}
+	through := *g.Config
+	through.HTTP = g.to.HTTP
+	p := &passed{sent: t.request(1)}
+	answered := p.sendTo(ctx, &through, strings.TrimRight(g.to.URL, "/"), header)
+	refused := (*errStatus)(nil)
+	switch {
+	case errors.As(p.err, &refused):
+		p.code = refused.code
+	case p.err == nil:
+		p.code = http.StatusOK
+	default:
+		return p
+	}
+	if g.to.Admin == "" {
+		p.read(answered, g.asked)
+		return p
+	}
+	list, err := g.decisions(ctx, id)
+	if err == nil && len(list) == 0 { // the gateway may have given the request an id of its own
+		if list, err = g.decisions(ctx, ""); err == nil {
+			list = g.alike(list, known, a, p)
+		}
+	}
+	if err != nil {
+		p.read(answered, g.asked)
+		p.untold = err
+		return p
+	}
+	if p.told = true; len(list) > 0 {
+		p.decision = &list[0]
+	}
+	return p
+}
+
+// alike returns the new decision about a prompt as long as the request's, if there is only one.
+func (g *gatewayCheck) alike(list []decision, known map[string]bool, a *Asked, p *passed) (alike []decision) {
+	tokens := p.answer.promptTokens
+	if model := g.Models[a.model]; model != nil {
+		if ids, _, _, err := ownIDs(model, p.path, p.body); err == nil {
+			tokens = len(ids)
+		}
+	}
+	for i := range list {
+		if !known[list[i].id] && list[i].prompt == tokens {
+			alike = append(alike, list[i])
+		}
+	}
+	if len(alike) > 1 {
+		return nil
+	}
+	return alike
+}
+
+// read takes the decision from the answer's headers (--decision-headers).
+func (p *passed) read(h http.Header, asked []*Asked) {
+	worker, chosen := h.Get("x-kvepp-worker"), h.Get("x-kvepp-chosen-worker")
+	if worker == "" {
+		if reason := h.Get("x-kvepp-reason"); reason != "" { // every error of kvepp's own has it
+			p.told, p.decision = true, &decision{refused: brief(p.err)}
+		}
+		return
+	}
+	addresses := map[string]string{}
+	for _, a := range asked {
+		addresses[a.Worker.String()] = a.Worker.Address
+	}
+	d := &decision{worker: worker}
+	if chosen != "" {
+		d.worker, d.served = chosen, cmp.Or(addresses[worker], worker)
+	}
+	d.address = addresses[d.worker]
+	d.predicted, _ = strconv.Atoi(h.Get("x-kvepp-predicted-cached-tokens"))
+	p.told, p.decision = true, d
+}
+
+// decisions returns kvepp's latest decisions, the newest first, or those of one request.
+func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, error) {
+	if g.to.Admin == "" {
+		return nil, nil
+	}
+	var found struct {
+		Decisions []struct {
+			RequestID    string `json:"request_id"`
+			Error        string `json:"error"`
+			PromptTokens int    `json:"prompt_tokens"`
+			Predicted    int    `json:"predicted_cached_tokens"`
+			Worker       struct {
+				Name    string `json:"name"`
+				Rank    uint32 `json:"dp_rank"`
+				Address string `json:"address"`
+			} `json:"worker"`
+			Served struct {
+				Address string `json:"address"`
+			} `json:"served"`
+		} `json:"decisions"`
+	}
+	err := g.page(ctx, g.to.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id), g.to.AdminToken, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(&found)
+	})
+	var list []decision
+	for _, d := range found.Decisions {
+		list = append(list, decision{id: d.RequestID, refused: d.Error, worker: fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank), address: d.Worker.Address,
+			served: d.Served.Address, prompt: d.PromptTokens, predicted: d.Predicted})
+	}
+	return list, err
+}
+
+// page reads one of kvepp's own pages.
+func (g *gatewayCheck) page(ctx context.Context, url, token string, read func(io.Reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, g.Wait)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := g.HTTP.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", resp.Status)
+	}
+	return read(io.LimitReader(resp.Body, maxAnswer))
+}
