@@ -48,6 +48,9 @@ func TestCheck(t *testing.T) {
 	if status, table := runCheck(t, append(flags, "--conversations=4")...); status != 0 || strings.Count(table, "predictions are exact") != 2 {
 		t.Errorf("status %d with conversations", status)
 	}
+	if status, table := runCheck(t, append(flags, "--gateway="+s.Envoy.URL, "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...); status != 0 || strings.Count(table, ", as kvepp chose") != 2 {
+		t.Errorf("status %d through the gateway", status)
+	}
 	text, err := os.ReadFile(s.EndpointsFile())
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,21 +52,18 @@ func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64
 	return failures
 }
 
-// extProc says why the gateway has not asked kvepp. before are the failed handshakes before the request.
-func (g *gatewayCheck) extProc(ctx context.Context, before map[string]float64) {
+// extProc says why the gateway, which answered with this status, has not asked kvepp. before are the failed handshakes before the request.
+func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[string]float64) {
 	now := g.handshakeFailures(ctx)
-	worst, most := "", 0.0
-	for cause := range tlsFixes {
-		if n := now[cause] - before[cause]; n > most {
-			worst, most = cause, n
-		}
+	cause := mostFrequent(now, before)
+	if cause == "" && status >= http.StatusInternalServerError { // its health checks have failed, so that it does not try again for a request
+		cause = mostFrequent(now, nil)
 	}
-	if x, there := tlsFixes[worst]; there {
+	if x, there := tlsFixes[cause]; there {
 		g.found(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.to.ExtProc)
 		return
 	}
-	const route = "is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp"
-	fix := strings.Replace(route, "%s", g.to.ExtProc, 1)
+	fix := fmt.Sprintf("is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp (failure_mode_allow lets requests pass without kvepp)", g.to.ExtProc)
 	spoken, err := speaks(ctx, g.to.ExtProc, g.Wait)
 	switch {
 	case err != nil:
@@ -74,6 +73,17 @@ func (g *gatewayCheck) extProc(ctx context.Context, before map[string]float64) {
 	default:
 		g.found(ThroughGateway, AboutExtProc, Wrong, fix+", with a transport_socket of TLS and alpn_protocols: [h2]? Or start kvepp with --secure-serving=false", "kvepp serves TLS at %s, and the gateway's request did not reach it", g.to.ExtProc)
 	}
+}
+
+// mostFrequent returns the cause in tlsFixes of which there are most more than before; "" if there are none.
+func mostFrequent(now, before map[string]float64) (cause string) {
+	most := 0.0
+	for c := range tlsFixes {
+		if n := now[c] - before[c]; n > most {
+			cause, most = c, n
+		}
+	}
+	return cause
 }
 
 // What a port speaks.

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // ThroughGateway is the Worker of findings about the gateway itself.
@@ -39,8 +40,8 @@ type Gateway struct {
 
 // Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first, without by chance.
 const (
-	attemptsWithEvents    = 3
-	attemptsWithoutEvents = 8
+	attemptsWithEvents    = 5
+	attemptsWithoutEvents = 24
 )
 
 // gatewayCheck is the questions about one gateway.
@@ -128,7 +129,7 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 		return true
 	case p.told:
 		g.found(ThroughGateway, AboutGateway, Wrong, "correct its "+AboutExtProc+", below", "%s answered %s, and kvepp was not asked", g.to.URL, p.status())
-		g.extProc(ctx, failures)
+		g.extProc(ctx, p.code, failures)
 	default:
 		tell := "switch on what tells: kvepp serve --admin-address HOST:PORT, given to kvepp check too, or --decision-headers"
 		state, says := Unknown, fmt.Sprintf("%s answered %s; kvepp does not tell of its decisions", g.to.URL, p.status())
@@ -140,7 +141,7 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 		}
 		g.found(ThroughGateway, AboutGateway, state, tell, "%s", says)
 		if p.code >= http.StatusInternalServerError {
-			g.extProc(ctx, failures)
+			g.extProc(ctx, p.code, failures)
 		}
 	}
 	return false
@@ -163,7 +164,7 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 		attempts = attemptsWithEvents
 	}
 	var others []string
-	for range attempts {
+	for i := range attempts {
 		if g.verdicts[address] || ctx.Err() != nil {
 			return
 		}
@@ -180,6 +181,9 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 			}
 			talk.add(first.answer.text, "Is that all? "+novel(3))
 			warm = a
+			if i > 0 { // kvepp may hear of the blocks later than this check does
+				pause(ctx, time.Duration(i)*100*time.Millisecond)
+			}
 		} else {
 			another := newTalk(model, a.model, novel(probeWords))
 			another.asText = talk.asText
@@ -198,6 +202,13 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 			says += ", but " + strings.Join(others, ", ")
 		}
 		g.found(a.Worker.String(), AboutServed, Unknown, "repeat when the workers are idle", "%s", says)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 
