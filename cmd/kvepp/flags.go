@@ -35,6 +35,7 @@ type options struct {
 
 	endpoints       string
 	dnsLookupFamily string
+	keepHostNames   bool // of endpoints: for kvepp check, which tells of them
 	dynamoDiscovery string
 	cluster
 
