@@ -145,6 +145,16 @@ func TestOutages(t *testing.T) {
 		logged(envoy, id, map[string]any{"status": 200, "path": "/v1/completions", "method": "POST", "code_details": "via_upstream", "response_flags": "-",
 			"upstream_host": engine, "endpoints": engine, "kvepp_reason": a.Reason, "attempts": 1, "bytes_received": len(good), "bytes_sent": len(a.Body)})
 
+		unnamed, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions", nil, json.RawMessage(good))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		made := unnamed.Header.Get("x-kvepp-request-id") // by Envoy
+		if _, err := s.Decision(t.Context(), made); err != nil || made == "" {
+			t.Errorf("%s: request id %q: %v", name, made, err)
+		}
+		logged(envoy, made, map[string]any{"status": 200})
+
 		id = name + "-refused-by-kvepp"
 		a = send(envoy, id, "", `{"model":1}`)
 		if want := `{"error":{"message":"'model' must be a string.","type":"invalid_request_error","param":"model","code":"invalid_type"}}`; a.Status != http.StatusBadRequest || a.Body != want {
