@@ -240,3 +240,19 @@ func chatAt(t *testing.T, url string) *stack.Answer {
 	}
 	return a
 }
+
+// TestUnusedModel: after 100 requests kvepp warns once of a model of its flags that none of them named, with the names that they and the
+// workers use.
+func TestUnusedModel(t *testing.T) {
+	s := start(t, stack.Config{Workers: -1, Servers: []string{answering(t)}, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm",
+		"--model=Tiny=models/tiny-bytelevel", "--lora=sql=" + stack.Model}})
+	for range 150 {
+		chatAt(t, s.Envoy.URL)
+	}
+	for _, unused := range []string{"Tiny", "sql"} {
+		logLine(t, s, "no request has named a model of kvepp's flags", "level=WARN", "model="+unused+" ", "requests=100", `requested="\"tiny\": 100"`, "workers_serve=tiny")
+	}
+	if text, _, err := s.Logs(""); err != nil || strings.Count(text, "no request has named a model") != 2 {
+		t.Errorf("%v, or not two lines:\n%s", err, text)
+	}
+}

@@ -112,6 +112,9 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model
 	}
+	if r.modelUse.request(p.model, p.lora) {
+		r.modelUse.tellUnused(r.servedModels(), r.log)
+	}
 	p.mustBeNamed = r.cfg.StrictModel && !configured && p.lora == ""
 	if tokenless {
 		p.reason = ReasonMode

@@ -163,11 +163,19 @@ type Router struct {
 	waits      *waits // nil: no request ever waits
 	onRelease  func() // released, if there are waits
 	latest     lastAnswers
+	modelUse   *modelUse
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
 func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
+	named := cfg.modelNames()
+	if cfg.Adapters != nil {
+		for adapter := range cfg.Adapters.named {
+			named[adapter] = true
+		}
+	}
+	r.modelUse = newModelUse(named)
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
