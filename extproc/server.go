@@ -65,6 +65,8 @@ type Config struct {
 	OverloadStatus int
 	// Tracer makes spans of requests; nil: nobody is told of them.
 	Tracer *tracing.Tracer
+	// AccessLog gets a line for each request when it has ended; nil: there is no access log. It must not block.
+	AccessLog *slog.Logger
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
 	RetryAfter int
 }
@@ -115,6 +117,11 @@ type exchange struct {
 	usage *apibody.UsageReader
 	code  string // what kvepp_requests_total counts
 	said  string // the same, if the proxy said it: whoever the request was sent to has answered
+
+	// For the access log alone.
+	model      string    // as the request names it; "": not read
+	refusal    string    // OpenAI's code, if kvepp refused the request
+	firstToken time.Time // of a streamed answer; zero: not seen
 
 	span      *tracing.Span // of the request; nil: nobody is told
 	prefilled bool          // the route knows
@@ -214,7 +221,7 @@ func (s *Server) turnAway(cause, code string, err error) *httpError {
 
 // refuse answers a request that is not to be routed.
 func (x *exchange) refuse(e *httpError) effect {
-	x.code = strconv.Itoa(e.status)
+	x.code, x.refusal = strconv.Itoa(e.status), e.code
 	x.span.Fail(e.code)
 	x.router.Refused(e.status)
 	x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", e.message)
@@ -229,6 +236,9 @@ func (x *exchange) ask(ctx context.Context) effect {
 	req := x.request()
 	req.Trace, req.Received = x.span, x.began
 	route, err := x.router.Route(ctx, req)
+	if x.Server.cfg.AccessLog != nil {
+		x.model = strings.Clone(clip(req.Model)) // which else would keep the body in memory
+	}
 	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
 		if err == nil {
 			x.route = route // so that it is freed
@@ -243,7 +253,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		} else {
 			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
 		}
-		x.code = strconv.Itoa(e.status)
+		x.code, x.refusal = strconv.Itoa(e.status), e.code
 		x.span.Fail(e.code)
 		return x.refused(e)
 	}
@@ -270,6 +280,9 @@ func (x *exchange) observe(e *effect) {
 	x.answered += len(e.Body)
 	if len(e.Body) > 0 && x.usage != nil {
 		x.usage.Write(e.Body)
+		if x.Server.cfg.AccessLog != nil && x.firstToken.IsZero() && x.usage.Streaming() && x.usage.SawContent() {
+			x.firstToken = time.Now()
+		}
 	}
 	if x.route != nil && len(e.Body) > 0 {
 		x.follow()
@@ -301,6 +314,9 @@ func (x *exchange) end() {
 	}
 	if x.phase != awaitHeaders {
 		x.metrics.Request(x.code)
+		if x.Server.cfg.AccessLog != nil {
+			defer x.logAccess() // last, whatever fails before
+		}
 	}
 	if x.route == nil {
 		return

@@ -85,10 +85,10 @@ type head struct {
 	hints    apibody.Hints
 	length   int             // content-length; -1: the client did not say how long the body is
 	caller   tracing.Context // who calls, if anybody is to be told of the request
-	post     bool            // the method is POST
-	opaque   bool            // whatever follows is not a body that kvepp reads: another protocol, gRPC
-	grpc     bool            // gRPC
-	bytes    int             // of all names and values
+	method   string
+	opaque   bool // whatever follows is not a body that kvepp reads: another protocol, gRPC
+	grpc     bool // gRPC
+	bytes    int  // of all names and values
 }
 
 // effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
@@ -233,7 +233,7 @@ func (s *stream) mayRetry() bool {
 // needsBody reports whether the request is one that no engine answers without a body: then an empty body is refused as any other that is
 // not JSON.
 func (s *stream) needsBody() bool {
-	return s.head.post && !s.head.opaque && apibody.Reads(s.head.path)
+	return s.head.method == http.MethodPost && !s.head.opaque && apibody.Reads(s.head.path)
 }
 
 // tooLarge reports whether a body of n bytes is more than may be sent.
@@ -464,9 +464,8 @@ func readHead(m *corev3.HeaderMap, traced bool) head {
 		case ":path":
 			h.path = headerValue(v)
 		case ":method":
-			method := headerValue(v)
-			h.post = method == http.MethodPost
-			h.opaque = h.opaque || method == http.MethodConnect
+			h.method = headerValue(v)
+			h.opaque = h.opaque || h.method == http.MethodConnect
 		case "upgrade":
 			h.opaque = h.opaque || strings.EqualFold(headerValue(v), "websocket")
 		case "content-type":

@@ -86,6 +86,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if err != nil {
 		return p, err
 	}
+	req.Model = body.Model
 	given = req.Hints.Over(body.Hints)
 	changes, salt := r.changes(), r.namespace(body, given.Tenant)
 	if rule, target := r.cfg.Rewrites.Of(body.Model); rule != nil {

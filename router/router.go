@@ -45,7 +45,9 @@ type Request struct {
 	// Received is when its headers came; zero: when Route was called.
 	Received time.Time
 	Path     string // as the client sent it, query included
-	Body     []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
+	// Model is set by Route: the model that the body names, of the body's memory; empty where it was not read.
+	Model string
+	Body  []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
 
 	// Without says why Body is not there; empty when it is.
 	Without Reason

@@ -94,6 +94,7 @@ type options struct {
 
 	indexMemory
 	logging
+	accessLog string // a file, or "-"
 }
 
 // dynamoEnv names the environment variables by which Dynamo's own router takes the same setting. They are not always the
@@ -259,6 +260,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 
 	o.pickers.add(f)
 	o.logging.add(f, " (one line per request, with the decision)")
+	f.StringVar(&o.accessLog, "access-log", "", "`FILE` to append a line to for each request when it has ended, in the format of --log-format: request id, model, worker, reason, prompt tokens, predicted and reported cached tokens, time to first token, status, duration. -: standard output; the log itself goes to standard error. Empty: none. A file that was moved away is created anew")
 	addAliases(f)
 	documentEnvironment(f, "")
 	return f

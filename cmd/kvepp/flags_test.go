@@ -193,6 +193,7 @@ var settings = []struct {
 	{"metrics-cert-dir", "KVEPP_METRICS_CERT_DIR", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCerts }},
 	{"metrics-client-ca-file", "KVEPP_METRICS_CLIENT_CA_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCAs }},
 	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
+	{"access-log", "KVEPP_ACCESS_LOG", "", [3]string{"-", "a.log", "b.log"}, func(o *options) any { return o.accessLog }},
 	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,6 +43,7 @@ type running struct {
 	grpc, health, prom, admin int // ports
 	endpoints                 string
 	env                       []string // NAME=VALUE
+	within                    []string // a program and its arguments, which runs kvepp; nil: none
 	processor, plain          *grpc.ClientConn
 }
 
@@ -75,9 +77,9 @@ func (r *running) start(flags ...string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	argv := append([]string{self, "serve", "--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
+	argv := append(slices.Concat(r.within, []string{self, "serve"}), append([]string{"--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
 		"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port", strconv.Itoa(r.prom),
-		"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)
+		"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)...)
 	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", append(r.env, asProgram+"=1"), argv...); err != nil {
 		r.t.Fatal(err)
 	}

@@ -66,6 +66,11 @@ func serve(o *options) error {
 		return err
 	}
 	adapters := router.NewAdapters(named)
+	accessLog, closeAccessLog, err := o.logAccess(m, log)
+	if err != nil {
+		return err
+	}
+	defer closeAccessLog()
 	tracer, err := o.tracer(ctx, m, log)
 	if err != nil {
 		return err
@@ -194,6 +199,7 @@ func serve(o *options) error {
 		OverloadStatus: o.overloadStatus,
 		RetryAfter:     int(o.retryAfter),
 		Tracer:         tracer,
+		AccessLog:      accessLog,
 	}, decides, m, log)
 	showPicker(m, picker)
 	mux := http.NewServeMux()

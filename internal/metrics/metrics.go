@@ -310,8 +310,10 @@ const (
 
 // Names and help of what is exported of spans.
 const (
-	TraceSpans     = "kvepp_trace_spans_total"
-	TraceSpansHelp = "Spans by what became of them: exported (the collector took them) or failed (it was not there, or refused them)."
+	AccessLogLines     = "kvepp_access_log_lines_total"
+	AccessLogLinesHelp = "Lines of the access log: written, dropped (the reader of the log was too slow), or failed (they could not be written)."
+	TraceSpans         = "kvepp_trace_spans_total"
+	TraceSpansHelp     = "Spans by what became of them: exported (the collector took them) or failed (it was not there, or refused them)."
 )
 
 // Names and help of what is exported of the files of tokens, and of the limit of Go's memory.

@@ -1,0 +1,77 @@
+package extproc
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"kvepp/router"
+)
+
+// maxLogged bounds, in bytes, what the access log has of a text that a client chose.
+const maxLogged = 256
+
+// logAccess writes the request's line of the access log. It has nothing of the prompt and no query, which may hold keys. What is not known is
+// left out; a request that nobody answered has status 0, as in Envoy's access log.
+func (x *exchange) logAccess() {
+	attrs := make([]slog.Attr, 0, 24)
+	text := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	number := func(key string, n int) { attrs = append(attrs, slog.Int(key, n)) }
+	path, _, _ := strings.Cut(x.head.path, "?")
+	text("request_id", clip(x.head.id))
+	text("method", clip(x.head.method))
+	text("path", clip(path))
+	text("model", x.model)
+	reason := x.refusal
+	if x.route != nil {
+		d := &x.route.Decision
+		text("worker", d.Name)
+		number("dp_rank", int(d.Rank))
+		text("address", d.Address)
+		if served := &x.route.Served; served.Outcome != "" && served.Outcome != router.ServedAsChosen {
+			text("served_worker", served.Worker)
+			text("served_address", clip(served.Address))
+		}
+		if p := d.Prefill; p != nil {
+			text("prefill_worker", p.Name)
+			number("prefill_dp_rank", int(p.Rank))
+		}
+		if reason == "" { // else it was refused after it was sent on
+			reason = string(d.Reason)
+		}
+		number("prompt_tokens", d.PromptTokens)
+		number("predicted_cached_tokens", d.PredictedCachedTokens)
+		if x.usage != nil {
+			reported, found := x.usage.Usage()
+			if found && reported.HasCached {
+				number("reported_cached_tokens", reported.CachedTokens)
+			}
+			if found {
+				number("output_tokens", reported.CompletionTokens)
+			}
+		}
+		attrs = append(attrs, slog.Duration("waited", d.Waited))
+		if !x.firstToken.IsZero() {
+			attrs = append(attrs, slog.Duration("time_to_first_token", x.firstToken.Sub(x.began)))
+		}
+	}
+	text("reason", reason)
+	status, _ := strconv.Atoi(x.code)
+	number("status", status)
+	attrs = append(attrs, slog.Duration("duration", time.Since(x.began)))
+	x.Server.cfg.AccessLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+}
+
+// clip returns the beginning of a text.
+func clip(s string) string {
+	if len(s) > maxLogged {
+		return strings.ToValidUTF8(s[:maxLogged], "")
+	}
+	return s
+}
