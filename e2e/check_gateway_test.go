@@ -1,8 +1,12 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +44,10 @@ func checkFlags(t *testing.T, s *stack.Stack, e *stack.Envoy) []string {
 		"--ext-proc-address=" + s.ExtProc(), "--metrics-address=" + metrics.Host}
 }
 
+func adminFlag(s *stack.Stack) string {
+	return "--admin-address=" + strings.TrimPrefix(s.Admin(), "http://")
+}
+
 func withoutHealthChecks(t *testing.T, config any) map[string]any {
 	t.Helper()
 	kvepp := cluster(t, config, "kvepp")
@@ -53,7 +61,7 @@ func TestCheckGateway(t *testing.T) {
 	missing := engines[1].Address
 	port := missing[strings.LastIndexByte(missing, ':')+1:]
 	s := gatewayStack(t, engines, nil)
-	admin := "--admin-address=" + strings.TrimPrefix(s.Admin(), "http://")
+	admin := adminFlag(s)
 	envoy := func(edit func(config any)) *stack.Envoy {
 		t.Helper()
 		e, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", edit)
@@ -73,6 +81,7 @@ func TestCheckGateway(t *testing.T) {
 		connections := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
 		connections["http_filters"] = connections["http_filters"].([]any)[1:]
 	})
+	named := write(t, "endpoints.yaml", strings.ReplaceAll(endpointsOf(engines...), "address: 127.0.0.1:", "address: localhost:"))
 	for _, c := range []struct {
 		name   string
 		envoy  *stack.Envoy
@@ -83,6 +92,8 @@ func TestCheckGateway(t *testing.T) {
 	}{
 		{"nothing is wrong", s.Envoy, []string{admin}, 0, []string{", as kvepp chose"}, 3},
 		{"nothing is wrong, by the headers of answers", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
+		{"addresses by names that Envoy resolves alike", s.Envoy, []string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 0, []string{"a host name, which kvepp and the gateway resolve to 127.0.0.1:"}, 3},
+		{"an address by name that Envoy does not have", without, []string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 1, []string{"is a host name, which kvepp resolves to " + missing}, 1},
 		{"an endpoint is missing from Envoy's cluster", without, []string{admin}, 1,
 			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "the gateway does not know the chosen endpoint", "-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
 		{"an endpoint is missing, by the headers of answers", without, nil, 1,
@@ -116,20 +127,99 @@ func TestCheckGateway(t *testing.T) {
 	}
 }
 
-// TestCheckGatewayWithoutTLS: Envoy speaks TLS to a kvepp that does not.
-func TestCheckGatewayWithoutTLS(t *testing.T) {
-	s := gatewayStack(t, standIns(t, 1), func(config any) { withoutHealthChecks(t, config) }, "--secure-serving=false")
-	status, table := runCheck(t, append(checkFlags(t, s, s.Envoy), "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...)
-	if status != 1 || !strings.Contains(table, "the gateway speaks TLS, and kvepp at "+s.ExtProc()+" does not") || !strings.Contains(table, "-> take the transport_socket out") {
-		t.Errorf("status %d", status)
+// TestCheckGatewayTLS: Envoy's TLS setting for kvepp is not kvepp's own.
+func TestCheckGatewayTLS(t *testing.T) {
+	certificates := t.TempDir()
+	newAuthority(t).issue(t, certificates, 1, "kvepp")
+	for _, c := range []struct {
+		name  string
+		flags []string // of kvepp; Envoy speaks TLS and shows no certificate
+		says  []string
+	}{
+		{"kvepp speaks none", []string{"--secure-serving=false"}, []string{"the gateway speaks TLS, and kvepp at ADDRESS does not", "-> take the transport_socket out"}},
+		{"kvepp asks for a certificate", []string{"--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
+			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway shows none", "-> give the gateway's cluster for kvepp a certificate"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gatewayStack(t, standIns(t, 1), func(config any) { withoutHealthChecks(t, config) }, c.flags...)
+			status, table := runCheck(t, append(checkFlags(t, s, s.Envoy), adminFlag(s))...)
+			if status != 1 {
+				t.Errorf("status %d", status)
+			}
+			for _, says := range c.says {
+				if says = strings.Replace(says, "ADDRESS", s.ExtProc(), 1); !strings.Contains(table, says) {
+					t.Errorf("nowhere %q", says)
+				}
+			}
+		})
 	}
 }
 
-// TestCheckGatewayApproximate: endpoints whose caches are only guessed are each chosen by chance, and checked.
-func TestCheckGatewayApproximate(t *testing.T) {
-	s := gatewayStack(t, standIns(t, 2), nil, "--no-router-kv-events")
-	status, table := runCheck(t, append(checkFlags(t, s, s.Envoy), "--no-router-kv-events", "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...)
-	if status != 0 || strings.Count(table, ", as kvepp chose") != 2 {
+// TestCheckGatewayHealthChecks: Envoy knows by its health checks that it cannot reach kvepp, and does not try again for a request.
+func TestCheckGatewayHealthChecks(t *testing.T) {
+	s := gatewayStack(t, standIns(t, 1), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ports, started := make(chan string, 1), make(chan error, 1)
+	go func() { // it never finds kvepp healthy
+		_, err := s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
+			delete(cluster(t, config, "kvepp"), "transport_socket")
+			ports <- fmt.Sprint(stack.At(config, "static_resources", "listeners", 0, "address", "socket_address", "port_value"))
+		})
+		started <- err
+	}()
+	plain := &stack.Envoy{URL: "http://127.0.0.1:" + <-ports}
+	eventually(t, func() error {
+		resp, err := http.Get(plain.URL)
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	})
+	eventually(t, func() error {
+		if n := metric(t, s, `kvepp_tls_handshake_failures_total{cause="plaintext"}`); n < 1 {
+			return errors.New("no failed handshake is counted")
+		}
+		return nil
+	})
+	status, table := runCheck(t, append(checkFlags(t, s, plain), adminFlag(s))...)
+	if status != 1 || !strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway does not speak it") {
 		t.Errorf("status %d", status)
+	}
+	status, table = runCheck(t, append(checkFlags(t, s, plain), adminFlag(s), "--metrics-address=127.0.0.1:1")...)
+	if status != 1 || !strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway's request did not reach it") {
+		t.Errorf("without metrics: status %d", status)
+	}
+	cancel()
+	<-started
+}
+
+// TestCheckGatewayGuarded: a gateway over HTTPS that wants a key and gives requests ids of its own, before a kvepp whose admin address
+// wants a token and that only guesses what is cached, so that each endpoint is chosen by chance.
+func TestCheckGatewayGuarded(t *testing.T) {
+	certificates := t.TempDir()
+	newAuthority(t).issue(t, certificates, 1, "gateway")
+	key, token := write(t, "key", "a key\n"), write(t, "token", "a token\n")
+	s := gatewayStack(t, standIns(t, 2), func(config any) {
+		chain := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0).(map[string]any)
+		pair := map[string]any{"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")}, "private_key": map[string]any{"filename": filepath.Join(certificates, "tls.key")}}
+		chain["transport_socket"] = map[string]any{"name": "envoy.transport_sockets.tls", "typed_config": map[string]any{
+			"@type":              "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+			"common_tls_context": map[string]any{"tls_certificates": []any{pair}}}}
+		connections := stack.At(chain, "filters", 0, "typed_config").(map[string]any)
+		mutations := stack.At(connections, "early_header_mutation_extensions", 0, "typed_config").(map[string]any)
+		mutations["mutations"] = append(mutations["mutations"].([]any), map[string]any{"remove": "x-request-id"})
+		match := stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "match").(map[string]any)
+		match["headers"] = []any{map[string]any{"name": "authorization", "string_match": map[string]any{"exact": "Bearer a key"}}}
+	}, "--no-router-kv-events", "--admin-token-file="+token, "--decision-headers=false")
+	gateway := &stack.Envoy{URL: strings.Replace(s.Envoy.URL, "http:", "https:", 1)}
+	flags := append(checkFlags(t, s, gateway), "--no-router-kv-events", adminFlag(s), "--admin-token-file="+token)
+	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify", "--gateway-api-key-file="+key)...); status != 0 || strings.Count(table, ", as kvepp chose") != 2 {
+		t.Errorf("status %d", status)
+	}
+	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify")...); status != 1 || !strings.Contains(table, "HTTP 404") || !strings.Contains(table, "-> does the gateway want a key (--gateway-api-key-file)") {
+		t.Errorf("without a key: status %d", status)
+	}
+	if status, table := runCheck(t, append(flags, "--gateway-api-key-file="+key)...); status != 1 || !strings.Contains(table, "--gateway-insecure-skip-verify") {
+		t.Errorf("the gateway's certificate is verified: status %d", status)
 	}
 }

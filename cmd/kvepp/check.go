@@ -7,7 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
@@ -152,6 +156,14 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	defer release()
+	named, err := c.named()
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]string{}
+	for name, e := range named {
+		names[name] = e.Address
+	}
 	if events != nil {
 		predictor.Listening = c.listening(ctx, events)
 	}
@@ -160,7 +172,7 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	defer hub.Close()
-	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Engine: engine.Engine,
+	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Names: names, Engine: engine.Engine,
 		WithoutEvents: !c.kvEvents, Probe: c.probe, Predictor: predictor, Wait: c.wait, Metrics: m, Log: quiet}
 	asked := make([]*check.Asked, len(workers))
 	var (
@@ -177,23 +189,57 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	}
 	asking.Wait()
 	fmt.Fprintln(stderr)
-	var findings []check.Finding
-	for _, a := range asked {
-		findings = append(findings, a.Findings...)
-	}
+	var findings, later []check.Finding
 	if c.gateway.url != "" && ctx.Err() == nil {
-		findings = append(findings, check.CheckGateway(ctx, &cfg, gateway, asked, func(done, all int) {
+		later = append(later, check.CheckGateway(ctx, &cfg, gateway, asked, func(done, all int) {
 			fmt.Fprintf(stderr, "\rgateway: endpoint %d of %d ", done, all)
 		})...)
 		fmt.Fprintln(stderr)
 	}
 	if c.conversations > 0 && ctx.Err() == nil {
-		findings = append(findings, check.Conversations(ctx, &cfg, asked, c.conversations, func(done, all int) {
+		later = append(later, check.Conversations(ctx, &cfg, asked, c.conversations, func(done, all int) {
 			fmt.Fprintf(stderr, "\rconversations: %d of %d requests ", done, all)
 		})...)
 		fmt.Fprintln(stderr)
 	}
-	return findings, ctx.Err()
+	for _, a := range asked { // what came later may have changed what was found first
+		findings = append(findings, a.Findings...)
+	}
+	return slices.Concat(findings, unresolved(named, workers), later), ctx.Err()
+}
+
+// named returns the endpoints of the file whose addresses are host names, by name.
+func (c *checkOptions) named() (map[string]pool.Endpoint, error) {
+	named := map[string]pool.Endpoint{}
+	if c.endpoints == "" {
+		return named, nil
+	}
+	text, err := os.ReadFile(c.endpoints)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := pool.ParseFile(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		host, _, err := net.SplitHostPort(e.Address)
+		if _, notIP := netip.ParseAddr(host); err == nil && notIP != nil {
+			named[e.Name] = e.Endpoint
+		}
+	}
+	return named, nil
+}
+
+// unresolved returns findings about the endpoints with host names that are not among the workers.
+func unresolved(named map[string]pool.Endpoint, workers []pool.Worker) (findings []check.Finding) {
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		e := named[name]
+		if !slices.ContainsFunc(workers, func(w pool.Worker) bool { return w.Name == name }) {
+			findings = append(findings, check.Unresolved(&e))
+		}
+	}
+	return findings
 }
 
 // quiet is the log of the parts of which the findings say all that a log would.

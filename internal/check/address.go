@@ -1,31 +1,33 @@
 package check
 
 import (
-	"context"
 	"fmt"
-	"net"
-	"net/netip"
-	"strings"
+
+	"kvepp/pool"
 )
 
-// checkAddress wants an IP address. Envoy compares what kvepp names with the IP:port of its cluster's hosts, whether these were
-// configured as addresses or resolved from names. That both resolve a name alike cannot be seen from here.
-func (q *inquiry) checkAddress(ctx context.Context) {
-	address := q.w.Address
-	if _, err := netip.ParseAddrPort(address); err == nil || address == "" {
-		return
+// nameFix says what makes an address by name safe.
+const nameFix = "--gateway URL shows whether the gateway resolves it to the same address, as a cluster of type STRICT_DNS with the same name and dns_lookup_family does; or write the address itself, address: %s"
+
+// checkAddress tells of an address that is given by name. Envoy finds what kvepp chose among the hosts of its cluster by IP:port; that
+// both resolve a name to the same address shows only when a request comes through.
+func (q *inquiry) checkAddress() {
+	if name := q.Names[q.w.Name]; name != "" {
+		q.found(AboutAddress, Wrong, fmt.Sprintf(nameFix, q.w.Address), "%s is a host name, which kvepp resolves to %s: the gateway sends requests elsewhere unless it has the same address", name, q.w.Address)
 	}
-	fix := "write the IP address that Envoy has for it, address: IP:PORT"
-	if host, port, err := net.SplitHostPort(address); err == nil {
-		ctx, cancel := q.bounded(ctx)
-		defer cancel()
-		if found, err := net.DefaultResolver.LookupHost(ctx, host); err == nil && len(found) > 0 {
-			var all []string
-			for _, ip := range found[:min(len(found), 4)] {
-				all = append(all, net.JoinHostPort(ip, port))
-			}
-			fix = fmt.Sprintf("write the IP address, address: %s (what %s resolves to now)", strings.Join(all, " or "), host)
+}
+
+// Unresolved is the finding about an endpoint that kvepp leaves out because its name has no address.
+func Unresolved(e *pool.Endpoint) Finding {
+	return Finding{Worker: e.Name, About: AboutAddress, State: Wrong, Says: e.Address + " has no address: kvepp leaves the endpoint out", Fix: "correct the name, or write an IP address, address: IP:PORT"}
+}
+
+// reached takes back what checkAddress said of an endpoint, once the gateway has sent a request there.
+func (a *Asked) reached() {
+	for i := range a.Findings {
+		if f := &a.Findings[i]; f.About == AboutAddress {
+			f.State, f.Fix = OK, ""
+			f.Says = fmt.Sprintf("a host name, which kvepp and the gateway resolve to %s", a.Worker.Address)
 		}
 	}
-	q.found(AboutAddress, Wrong, fix, "%s has a host name: Envoy matches kvepp's choice with IP:port alone. `kvepp serve` resolves the name, but Envoy sends the requests to other endpoints unless its cluster is STRICT_DNS and resolves it to the same address", address)
 }

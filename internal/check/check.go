@@ -67,6 +67,8 @@ type Config struct {
 	HTTP *http.Client
 	// Models are kvepp's, by name; nil values could not be loaded.
 	Models map[string]*tokenizer.Model
+	// Names are the addresses of endpoints that are given by name, by the endpoint's name.
+	Names map[string]string
 	// Engine is what kvepp takes the engines for.
 	Engine tokenizer.Engine
 	// WithoutEvents says that kvepp is configured to use no KV events.
@@ -108,7 +110,7 @@ func (q *inquiry) found(about string, state State, fix, says string, args ...any
 // Worker asks one worker. The findings are in the order of the questions.
 func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Asked {
 	q := &inquiry{Config: cfg, Asked: Asked{Worker: w}, w: w}
-	q.checkAddress(ctx)
+	q.checkAddress()
 	q.askHTTP(ctx)
 	q.askEvents(ctx)
 	q.askSettings(ctx)

@@ -178,7 +178,7 @@ func TestEngines(t *testing.T) {
 		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
 		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size unknown", "serves none"},
 		{"the endpoint's model is another", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" }, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp has it for n"},
-		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Address = strings.Replace(e.Address, "127.0.0.1", "localhost", 1) }, "address wrong, " + good, "address: 127.0.0.1:"},
+		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Name = byName }, "address wrong, " + good, "or write the address itself, address: 127.0.0.1:"},
 		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--enable-prefix-caching"},
 		{"another block size", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 }, strings.Replace(good, "size ok", "size wrong", 1), "blockSize 16"},
 		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
@@ -227,7 +227,7 @@ func TestEngines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": own}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
+		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": own}, Names: map[string]string{byName: "engine:8000"}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
 			WithoutEvents: endpoint.KVEvents == withoutEvents, Predictor: &Predictor{Pool: endpoints, Index: index}, Metrics: metrics.New(), Log: slog.New(slog.DiscardHandler)}
 		s := endpoints.Acquire()
 		asked := Worker(t.Context(), &cfg, &s.Workers[0])
@@ -236,7 +236,7 @@ func TestEngines(t *testing.T) {
 		for _, f := range asked.Findings {
 			got = append(got, f.About+" "+string(f.State))
 			all = append(all, f.Says+" -> "+f.Fix)
-			if f.Worker != "e/0" || f.Says == "" || f.State == Wrong && f.Fix == "" {
+			if f.Worker != endpoint.Name+"/0" || f.Says == "" || f.State == Wrong && f.Fix == "" {
 				t.Errorf("%s: %+v", c.name, f)
 			}
 		}
@@ -253,6 +253,9 @@ func TestEngines(t *testing.T) {
 
 // withoutEvents stands in a case for kvepp's own setting.
 const withoutEvents = "tcp://127.0.0.1:1"
+
+// byName is an endpoint whose address is a host name.
+const byName = "named"
 
 // closedPort is an address that nobody listens at.
 func closedPort(t *testing.T) string {

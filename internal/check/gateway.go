@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -117,9 +118,15 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 	d := p.decision
 	switch {
 	case p.code == 0:
-		g.found(ThroughGateway, AboutGateway, Wrong, "is this the gateway's listener, and is the gateway up?", "%s: %s", g.to.URL, brief(p.err))
+		fix := "is this the gateway's listener, and is the gateway up?"
+		if untrusted := (*tls.CertificateVerificationError)(nil); errors.As(p.err, &untrusted) {
+			fix = "have this machine trust the gateway's certificate, or --gateway-insecure-skip-verify"
+		}
+		g.found(ThroughGateway, AboutGateway, Wrong, fix, "%s: %s", g.to.URL, brief(p.err))
 	case d != nil && d.refused != "":
 		g.found(ThroughGateway, AboutGateway, Wrong, "kvepp's log says more", "kvepp chose no worker: %s", d.refused)
+	case d != nil && p.code < http.StatusInternalServerError && p.code != http.StatusOK:
+		g.found(ThroughGateway, AboutGateway, Wrong, "does the gateway want a key (--gateway-api-key-file), or has it no route for this host and path?", "kvepp chose %s, and the gateway answered %s", d.worker, brief(p.err))
 	case d != nil && p.code != http.StatusOK:
 		g.found(ThroughGateway, AboutGateway, Wrong, "can the gateway reach that endpoint?", "kvepp chose %s, and the gateway answered %s", d.worker, brief(p.err))
 		return true
@@ -239,6 +246,11 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 		g.found(d.worker, AboutServed, Unknown, sayServed, "kvepp chose %s; the gateway does not say which endpoint served", d.address)
 	}
 	g.verdicts[d.address] = true
+	for _, a := range g.asked {
+		if a.Worker.Address == d.address && g.findings[len(g.findings)-1].State == OK {
+			a.reached()
+		}
+	}
 }
 
 func sameAddress(a, b string) bool {
