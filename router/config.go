@@ -17,6 +17,9 @@ import (
 type Config struct {
 	// Models maps a model's name, as requests give it, to its tokenizer; nil for one that is served though it could not be loaded.
 	Models map[string]*tokenizer.Model
+	// UpperBound reports whether the engines of a model may have less of a prompt cached than their KV events announce, without a
+	// sign of it in the events. What is predicted for its requests is then an upper bound. nil: of no model.
+	UpperBound func(model string) bool
 	// Adapters are the LoRA adapters, each of which has the tokenizer and the workers of its model, and blocks of its own. A name
 	// in Models or Remote is a model's, whatever events call an adapter. nil: there are none.
 	Adapters *Adapters

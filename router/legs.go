@@ -306,7 +306,7 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	cached := chosen.DeviceBlocks + chosen.HostBlocks + chosen.DiskBlocks
 	route.Reason, route.PromptTokens = reason, p.isl
 	route.PredictedCachedTokens = cached * w.BlockSize
-	route.UpperBound = w.UpperBound && cached > 0
+	route.UpperBound = cached > 0 && (w.UpperBound || r.cfg.UpperBound != nil && r.cfg.UpperBound(p.model))
 	route.IndexAtBound = r.index.AtBound()
 	route.cost = sel.Cost * float64(sel.UnitTokens)
 	if p.tokens != nil {

@@ -78,7 +78,7 @@ type Decision struct {
 	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
 	PredictedCachedTokens int // tokens of the leading blocks that the index holds, in whatever tier, for the worker that computes the prompt
 	BlockSize             int // that worker's; 0: not known
-	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits.
+	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits and Config.UpperBound.
 	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
 	IndexAtBound bool

@@ -808,3 +808,30 @@ func TestServedAndUpperBound(t *testing.T) {
 		t.Errorf("upper bound %v of a cold worker, %v of one with %d tokens", cold.UpperBound, warm.UpperBound, warm.PredictedCachedTokens)
 	}
 }
+
+// A prediction is an upper bound too if the request's model, or the model that its adapter adapts, is one whose events do not tell.
+func TestUpperBoundOfModels(t *testing.T) {
+	h := newHouse(t, workers(1)...)
+	h.cfg.UpperBound = func(model string) bool { return model == "m" }
+	h.cfg.Adapters = NewAdapters(map[string]string{"adapter": "m"})
+	if cold := h.route(completion("m", tokens(0, 40))); cold.UpperBound {
+		t.Error("an upper bound of nothing")
+	} else {
+		cold.Free()
+	}
+	for _, model := range []string{"m", "adapter"} {
+		o := blocksOfFour
+		if model == "adapter" {
+			o.LoRAName = model
+		}
+		h.warm("w0", 0, tokens(0, 32), o)
+		for _, bounded := range []string{"m", "other"} {
+			h.cfg.UpperBound = func(model string) bool { return model == bounded }
+			r := h.route(completion(model, tokens(0, 40)))
+			if r.UpperBound != (bounded == "m") || r.PredictedCachedTokens != 32 {
+				t.Errorf("%s, where predictions for %s are upper bounds: upper bound %v of %d tokens", model, bounded, r.UpperBound, r.PredictedCachedTokens)
+			}
+			r.Free()
+		}
+	}
+}

@@ -37,6 +37,8 @@ type Model struct {
 	modelType, architecture string
 	// multimodal says that config.json names an encoder of images or sound; nested, that it holds a text model's own.
 	multimodal, nested bool
+	// configured says that there is a config.json; sglangHybrid, that SGLang keeps parts of the model apart, see OverlapIsUpperBound.
+	configured, sglangHybrid bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
 	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil where
@@ -168,6 +170,7 @@ func (m *Model) readModelConfig(dir string) error {
 		for _, part := range []string{"text_config", "llm_config", "language_config", "thinker_config"} {
 			m.nested = m.nested || len(parts[part]) > 0
 		}
+		m.configured, m.sglangHybrid = true, isSGLangHybrid(raw)
 		m.modelType = config.ModelType
 		if len(config.Architectures) > 0 {
 			m.architecture = config.Architectures[0]

@@ -19,8 +19,8 @@ import (
 // same name it is not listed.
 var othersFlags = map[string]string{
 	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang", "served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
-	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM", "shutdown-timeout": "vLLM",
-	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
+	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
+	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang", "disable-hybrid-swa-memory": "SGLang",
 	"http-port": "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers", "publish-kv-events": "Dynamo's worker of TensorRT-LLM",
 	"set": "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }

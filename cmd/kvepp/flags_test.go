@@ -459,6 +459,52 @@ func TestRefusedFolderWithURL(t *testing.T) {
 	}
 }
 
+// TestUpperBoundOfSGLang: what is predicted is an upper bound for hybrid models on SGLang and for models that may be such. The log says so.
+func TestUpperBoundOfSGLang(t *testing.T) {
+	folder := func(config string) string {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS("../../e2e/models/tiny-bytelevel")); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "config.json")
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		if config != "" {
+			if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	for engine, bounded := range map[string]bool{"sglang": true, "vllm": false} {
+		o := parsed(t, []string{"--endpoints=x", "--engine=" + engine, "--model=plain=" + folder(`{"architectures":["LlamaForCausalLM"]}`),
+			"--model=hybrid=" + folder(`{"architectures":["GptOssForCausalLM"]}`), "--model=bare=" + folder("")}, nil)
+		var said bytes.Buffer
+		models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
+		if err != nil || len(models) != 3 {
+			t.Fatalf("%v, %v", models, err)
+		}
+		served, err := o.tokenizerOptions()
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := upperBound(served.Engine, models)
+		if !bounded {
+			if of != nil || strings.Contains(said.String(), "upper bound") {
+				t.Errorf("%s: log:\n%s", engine, said.String())
+			}
+			continue
+		}
+		if of("plain") || !of("hybrid") || !of("bare") || !of("one that is asked for with token ids") {
+			t.Errorf("upper bounds: plain %v, hybrid %v, bare %v", of("plain"), of("hybrid"), of("bare"))
+		}
+		if text := said.String(); strings.Count(text, "upper bound") != 2 || strings.Count(text, "no config.json") != 1 || !strings.Contains(text, "upper bound\" model=hybrid") {
+			t.Errorf("log:\n%s", text)
+		}
+	}
+}
+
 // TestRefusedFolderWithoutURL starts too: to route by load is better than not to route.
 func TestRefusedFolderWithoutURL(t *testing.T) {
 	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--dynamo-discovery=file:x"}, nil)

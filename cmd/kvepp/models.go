@@ -77,6 +77,7 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		if l.model.GeneralPattern() {
 			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
 		}
+		tellUpperBound(log, name, dir, l.model)
 		level, template := templateOf(l.model, urls[name])
 		log.Log(context.Background(), level, "model loaded", "model", name, "folder", dir, "engine", served.Engine, "template", template,
 			"took", time.Since(start).Round(time.Millisecond))
@@ -87,6 +88,29 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		}
 	}
 	return models, nil
+}
+
+// tellUpperBound logs that what is predicted for a model on SGLang is an upper bound, and why.
+func tellUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) {
+	switch {
+	case !model.OverlapIsUpperBound():
+	case model.HasConfig():
+		log.Info("SGLang's events do not tell all that it evicts of this hybrid model: predicted cached tokens are an upper bound", "model", name)
+	default:
+		log.Warn("the model's folder has no config.json, which says whether it is a hybrid model. SGLang's events do not tell all that it evicts of those, "+
+			"so predicted cached tokens count as an upper bound. Put the model's config.json into the folder", "model", name, "folder", dir)
+	}
+}
+
+// upperBound returns router.Config.UpperBound: with SGLang, what is predicted is exact only for a model that is known to be no hybrid.
+func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) func(string) bool {
+	if engine != tokenizer.SGLang {
+		return nil
+	}
+	return func(name string) bool {
+		model := models[name]
+		return model == nil || model.OverlapIsUpperBound()
+	}
 }
 
 // templateOf renders a short chat with a model, and returns what a log says of its chat template, and at which level. url is the

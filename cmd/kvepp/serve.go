@@ -160,6 +160,7 @@ func serve(o *options) error {
 	}
 	decides := router.New(router.Config{
 		Models: models, Adapters: adapters, Rewrites: rewrites, Objectives: objectives, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
+		UpperBound:      upperBound(engine.Engine, models),
 		Scoring:         o.scoring,
 		TrackOutput:     o.trackOutput,
 		Served:          served,

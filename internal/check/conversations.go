@@ -178,6 +178,7 @@ func (d *dialogue) turn(ctx context.Context, c *conversation) {
 		return
 	}
 	expected := d.cfg.Predictor.predict(worker, ids)
+	expected.upperBound = expected.upperBound || model.OverlapIsUpperBound()
 	request.sendTo(ctx, d.cfg, "http://"+d.asked.Worker.Address, d.asked.header())
 	if request.err != nil {
 		d.failures++

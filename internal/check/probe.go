@@ -88,6 +88,7 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	if ids != nil {
 		if ids, _, _, err := ownIDs(model, p.second.path, p.second.body); err == nil {
 			p.predicted = q.Predictor.predict(q.w.Worker, ids)
+			p.predicted.upperBound = p.predicted.upperBound || model.OverlapIsUpperBound()
 			p.predictable = p.predicted.blockSize > 0 && q.w.Role == pool.Aggregated
 		}
 	}

@@ -1,0 +1,68 @@
+package tokenizer
+
+import (
+	"fmt"
+	"testing"
+)
+
+// Which models are hybrids on SGLang, by their config.json. tokenizer/parity compares the lists with SGLang's code.
+func TestOverlapIsUpperBound(t *testing.T) {
+	for _, c := range []struct {
+		config string
+		want   bool
+	}{
+		{`{"model_type":"llama","architectures":["LlamaForCausalLM"]}`, false},
+		{`{"model_type":"gpt_oss","architectures":["GptOssForCausalLM"]}`, true},
+		{`{"architectures":["Gemma4ForConditionalGeneration"]}`, true},
+		{`{"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"sliding_window":1024}`, false}, // SGLang keeps all of it
+		{`{"architectures":["Other","Llama4ForConditionalGeneration"]}`, true},
+		{`{"architectures":["LagunaForCausalLM"]}`, false},
+		{`{"architectures":["LagunaForCausalLM"],"sliding_window":0}`, false},
+		{`{"architectures":["LagunaForCausalLM"],"sliding_window":512}`, true},
+		{`{"architectures":["LagunaForCausalLM"],"sliding_window":512,"text_config":{}}`, false},
+		{`{"architectures":["Custom"],"is_hybrid_swa":true}`, true},
+		{`{"architectures":["Custom"],"text_config":{"is_hybrid_swa":true}}`, true},
+		{`{"architectures":["Custom"],"text_config":null,"is_hybrid_swa":true}`, true},
+		{`{"architectures":["Qwen3NextForCausalLM"]}`, true},
+		{`{"model_type":"nemotron_h"}`, true},
+		{`{"model_type":"a_wrapper","text_config":{"model_type":"kimi_linear"}}`, true},
+		{`{"model_type":"a_wrapper","thinker_config":{"text_config":{"model_type":"qwen3_5_text"}}}`, true},
+		{`{"model_type":"a_wrapper","llm_config":{"model_type":"qwen3"},"text_config":{"model_type":"qwen3_5_text"}}`, false},
+		{`{"model_type":"granitemoehybrid","layer_types":["attention","mamba"]}`, true},
+		{`{"model_type":"granitemoehybrid","layer_types":["attention"]}`, false},
+		{`{"model_type":"granitemoehybrid"}`, true},
+		{`{"model_type":"minicpm_sala","mixer_types":["minicpm4"]}`, false},
+		{`{"model_type":"minicpm_sala","mixer_types":["minicpm4","lightning-attn"]}`, true},
+		{`{"model_type":"zaya","sliding_window":"wide","layer_types":7}`, true},
+		{`{}`, false},
+		{"", true}, // none: it may be any
+	} {
+		dir := copyModel(t, "tiny-bytelevel", map[string]string{"config.json": c.config})
+		for _, engine := range []Engine{SGLang, VLLM} {
+			m, err := Load(dir, Options{Engine: engine})
+			if err != nil {
+				t.Fatalf("%s: %v", c.config, err)
+			}
+			want := c.want && engine == SGLang // vLLM's events tell
+			if got := m.OverlapIsUpperBound(); got != want || m.HasConfig() != (c.config != "") {
+				t.Errorf("%s on %s: %v, want %v", c.config, engine, got, want)
+			}
+		}
+	}
+}
+
+// FuzzHybridConfig gives any content of config.json. What is no JSON object is no hybrid, and nothing panics.
+func FuzzHybridConfig(f *testing.F) {
+	f.Add([]byte(`{"architectures":["GptOssForCausalLM"],"text_config":{"model_type":"lfm2"}}`))
+	f.Add([]byte(`{"thinker_config":{"text_config":[]},"architectures":"LagunaForCausalLM","sliding_window":1e999}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		if got := isSGLangHybrid(config); got && (len(config) == 0 || config[0] == '[') {
+			t.Fatalf("%q is a hybrid", config)
+		}
+		named := fmt.Appendf(nil, `{"architectures":["GptOssForCausalLM"],"x":%q}`, config)
+		if !isSGLangHybrid(named) {
+			t.Fatalf("%s is no hybrid", named)
+		}
+	})
+}
