@@ -71,7 +71,7 @@ func TestPrefillEndsWithContent(t *testing.T) {
 				t.Errorf("%s: %+v after the first content", c.name, got)
 			}
 		}
-		x.end()
+		x.end(t.Context())
 		if got := b.load(); got != (scoring.Load{}) {
 			t.Errorf("%s: %+v at the end", c.name, got)
 		}
@@ -83,7 +83,7 @@ func TestClientGoneBeforeContent(t *testing.T) {
 	b := newBench(t, Config{})
 	x := b.running(t, router.Config{}, chatBody)
 	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
-	x.end()
+	x.end(t.Context())
 	if got := b.load(); got != (scoring.Load{}) {
 		t.Errorf("%+v is left", got)
 	}
@@ -109,7 +109,7 @@ func TestAnswerIsCounted(t *testing.T) {
 		}
 		x.observe(&effect{Body: []byte(contentEvent("x"))})
 	}
-	x.end()
+	x.end(t.Context())
 	if got := b.load(); got != (scoring.Load{}) {
 		t.Errorf("%+v is left", got)
 	}
@@ -121,7 +121,7 @@ func TestAnswerIsCounted(t *testing.T) {
 	if got := b.load().ActiveBlocks; got != before+10 {
 		t.Errorf("160 tokens are %d blocks", got-before)
 	}
-	x.end()
+	x.end(t.Context())
 }
 
 // newStream is a stream that has a streamed chat, with response bodies in a mode.
@@ -154,7 +154,7 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
 			t.Errorf("%+v when the prompt should be prefilled", got)
 		}
-		whole.end()
+		whole.end(t.Context())
 
 		stream := b.running(t, router.Config{}, `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)
 		tokens = b.load().PrefillTokens
@@ -163,7 +163,7 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 		if got := b.load().PrefillTokens; got != tokens {
 			t.Errorf("a stream: %d tokens wait, want %d", got, tokens)
 		}
-		stream.end()
+		stream.end(t.Context())
 
 		s := newStream(t, filterv3.ProcessingMode_NONE)
 		request := s.request()
@@ -182,13 +182,13 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 		unseen.Free()
 
 		ended := b.running(t, router.Config{}, chatBody)
-		ended.end()
+		ended.end(t.Context())
 		next := b.running(t, router.Config{}, chatBody)
 		<-time.After(time.Millisecond) // of the bubble, which does not wait
 		if got := b.load().PrefillTokens; got != next.route.PromptTokens {
 			t.Errorf("the estimate of a request that ended took %d tokens off another", next.route.PromptTokens-got)
 		}
-		next.end()
+		next.end(t.Context())
 		if got := b.load(); got != (scoring.Load{}) {
 			t.Errorf("%+v is left", got)
 		}
@@ -204,11 +204,11 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 			<-time.After(time.Second) // of the bubble, which does not wait
 			x.observe(&effect{Status: "200", ContentType: contentType})
 			x.observe(&effect{Body: []byte(body)})
-			x.end()
+			x.end(t.Context())
 		}
 		known := func() bool {
 			x := b.running(t, router.Config{}, chatBody)
-			defer x.end()
+			defer x.end(t.Context())
 			<-time.After(time.Minute) // of the bubble, which does not wait
 			synctest.Wait()
 			return b.load().PrefillTokens == 0
@@ -236,7 +236,7 @@ func TestPredictionsOfReported(t *testing.T) {
 		x.route.PredictedCachedTokens = 6
 		x.observe(&effect{Status: "200", ContentType: "application/json"})
 		x.observe(&effect{Body: []byte(`{"usage":` + usage + `}`)})
-		x.end()
+		x.end(t.Context())
 	}
 	now := metricstest.Read(t, b.metrics.Registry)
 	for name, want := range map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6, "kvepp_reported_cached_tokens_total": 4} {

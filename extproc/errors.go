@@ -41,6 +41,8 @@ func (c *Config) toHTTP(err error) *httpError {
 		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "constraints_not_met", param: "nvext.routing_constraints", message: err.Error()}
 	case errors.Is(err, router.ErrNoPrefill):
 		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_prefill_worker", message: err.Error()}
+	case errors.Is(err, router.ErrCordoned):
+		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "cordoned", message: err.Error()}
 	case errors.Is(err, router.ErrOverloaded):
 		return c.shed("overloaded", err)
 	case errors.Is(err, router.ErrQueueFull):
@@ -86,6 +88,7 @@ const (
 var droppedReasons = map[string]string{
 	"no_endpoints":        "rejected-no-endpoints",
 	"no_prefill_worker":   "rejected-no-endpoints",
+	"cordoned":            "rejected-no-endpoints",
 	"constraints_not_met": "rejected-no-endpoints",
 	"overloaded":          "rejected-saturated",
 	"queue_full":          "rejected-saturated",

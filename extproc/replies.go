@@ -31,6 +31,9 @@ const (
 	protocolAttribute   = "request.protocol"
 )
 
+// tokenKey is where the metadata name the request for kvepp itself, which reads it in the proxy's access log (see accesslog.go).
+const tokenKey = "x-kvepp-token"
+
 // The headers that Dynamo's frontend reads in direct mode. Source: dynamo-llm 1.6.1, protocols::common::extensions.
 const (
 	workerHeader      = "x-dynamo-worker-instance-id"
@@ -194,11 +197,14 @@ func (s *stream) endpoints(d *router.Decision) string {
 	return d.Address + "," + strings.Join(d.Fallbacks, ",")
 }
 
-// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata.
+// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata. The token
+// is for the access log.
 func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{
-		endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-			endpointHeader: structpb.NewStringValue(s.endpoints(d))}})}}
+	fields := map[string]*structpb.Value{endpointHeader: structpb.NewStringValue(s.endpoints(d))}
+	if s.token != "" {
+		fields[tokenKey] = structpb.NewStringValue(s.token)
+	}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
 }
 
 // responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision, or

@@ -21,7 +21,7 @@ const (
 // reconcile moves the booking to the endpoint that served the request. If that is not the chosen one, it logs why that may be, and
 // corrects the headers that show the decision.
 func (x *exchange) reconcile(e *effect) {
-	outcome := x.router.ServedBy(x.route, e.Served)
+	outcome := x.router.ServedBy(x.route, e.Served, e.Tries)
 	if outcome == router.ServedAsChosen {
 		return
 	}

@@ -22,8 +22,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"kvepp/internal/apibody"
@@ -140,7 +142,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		}
 	}()
 	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
-	defer x.end()
+	defer func() { x.end(envoy.Context()) }()
 	defer s.streams.Add(-1)
 	full := s.streams.Add(1) > int64(s.cfg.MaxStreams) && s.cfg.MaxStreams > 0
 	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:
@@ -187,10 +189,14 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		}
 		for _, m := range e.Send {
 			if err := envoy.Send(m); err != nil {
+				x.observe(&e) // that a response has begun matters all the same
 				return err
 			}
 		}
 		x.hold()
+		if x.route != nil && x.ended {
+			x.route.Sent()
+		}
 		x.observe(&e)
 		if e.Close {
 			return nil
@@ -257,7 +263,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.span.Fail(e.code)
 		return x.refused(e)
 	}
-	x.route, x.instead, x.renamed = route, route.Body, route.Renamed
+	x.route, x.instead, x.renamed, x.token = route, route.Body, route.Renamed, route.Token
 	return x.routed(&route.Decision)
 }
 
@@ -269,6 +275,9 @@ func (x *exchange) observe(e *effect) {
 			x.code = e.Status
 		}
 		x.said = x.code
+		if x.route != nil {
+			x.route.Responding(e.Failure, e.OfEndpoint)
+		}
 		switch {
 		case x.route == nil:
 		case e.ContentEncoding == "" || e.ContentEncoding == "identity":
@@ -285,6 +294,7 @@ func (x *exchange) observe(e *effect) {
 		}
 	}
 	if x.route != nil && len(e.Body) > 0 {
+		x.route.Heard()
 		x.follow()
 	}
 }
@@ -307,7 +317,7 @@ func (x *exchange) follow() {
 	}
 }
 
-func (x *exchange) end() {
+func (x *exchange) end(ctx context.Context) {
 	x.Server.held.Add(int64(-x.held))
 	if x.span != nil {
 		defer x.endSpan()
@@ -322,7 +332,8 @@ func (x *exchange) end() {
 		return
 	}
 	x.route.Free()
-	answer := router.Answer{Status: x.said, Bytes: x.answered, CachedTokens: -1}
+	answer := router.Answer{Status: x.said, Complete: x.complete || x.responseMode == filterv3.ProcessingMode_NONE, Bytes: x.answered, CachedTokens: -1}
+	answer.Explained = !answer.Complete && len(metadata.ValueFromIncomingContext(ctx, logsAnswers)) > 0
 	defer func() { x.route.Answered(answer) }() // whatever the log does
 	if x.usage != nil {
 		u, ok := x.usage.Usage()

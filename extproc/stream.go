@@ -12,6 +12,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/internal/tracing"
 	"kvepp/router"
+	"kvepp/router/eject"
 )
 
 // maxChunk is the most body bytes in one message to Envoy. Source: endpoint-picker protocol, reference implementation;
@@ -75,6 +76,8 @@ type stream struct {
 	renamed      *router.Renamed  // what the model is called on either side; nil: the same
 	renamer      *apibody.Renamer // of the answer; nil: it goes on as it is
 	decision     *router.Decision // set when routed; explains itself in response headers when cfg says so
+	token        string           // names the request in the metadata that an access log repeats; empty: it has none
+	complete     bool             // the whole response has come
 }
 
 // head is what routing needs of the request headers.
@@ -103,6 +106,12 @@ type effect struct {
 	Served string
 	// Status is the response's HTTP status, when it was just seen; "" otherwise.
 	Status string
+	// Failure is what the response headers say of the endpoint, with Status; empty: no failure. OfEndpoint says that it answered,
+	// or failed to; otherwise the response is the proxy's and says nothing of it.
+	Failure    eject.Cause
+	OfEndpoint bool
+	// Tries is how many endpoints the proxy says it tried, with Served; 0: it does not say.
+	Tries int
 	// ContentType and ContentEncoding of the response, with Status.
 	ContentType, ContentEncoding string
 	// Body is a piece of the response, to be looked at after it was sent on. The server must not change it.
@@ -398,6 +407,7 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) 
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
 	e := effect{Served: s.beginResponse(in)}
+	s.complete = s.complete || h.GetEndOfStream()
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":status":
@@ -408,6 +418,9 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 			e.ContentEncoding = headerValue(v)
 		}
 	}
+	v := readVerdict(in)
+	e.Tries = v.tries
+	e.Failure, e.OfEndpoint = v.failure(e.Status)
 	if s.renamed != nil && !h.GetEndOfStream() {
 		switch {
 		case s.responseMode != fullDuplex && s.responseMode != buffered:
@@ -423,6 +436,7 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 }
 
 func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.HttpBody) effect {
+	s.complete = s.complete || b.GetEndOfStream()
 	if s.renamer != nil {
 		return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
 	}
@@ -444,6 +458,7 @@ func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingRespon
 
 func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 	e := effect{Served: s.beginResponse(in)}
+	s.complete = true
 	if s.renamer != nil && s.responseMode == fullDuplex {
 		if rest := s.renamer.Rest(); len(rest) > 0 {
 			e.Send = appendBody(e.Send, responseDirection, rest, false)

@@ -70,6 +70,8 @@ type Endpoint struct {
 	// SameTokenizer says that all of them are known to be kvepp's.
 	SameTokenizer bool
 	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
+	// Cordoned says that whoever manages the endpoint wants no new requests to be sent to it.
+	Cordoned bool
 }
 
 // Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach soonest. The

@@ -319,6 +319,7 @@ func (r *Router) chooseInSession(d *decision, snapshot *pool.Snapshot, req *Requ
 		if try == maxTries {
 			return route, nil // its session is somewhere else by now; better that than to go round for ever
 		}
+		route.health.abandon()
 		route.Free()
 	}
 }

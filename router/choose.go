@@ -28,6 +28,9 @@ type decision struct {
 	since                       scoring.State     // that overloaded was made by; 0: of no consequence
 	booked                      []scoring.Booking // for this request, of which some may be freed
 	route                       *Route            // what was chosen, once a session may hold it
+	standings                   standings         // by which candidates were gathered
+	ejected, ejectedPrefill     []pool.Worker     // that would be candidates, but for their ejection
+	regardless                  bool              // they are candidates, because there are no others
 	took                        metrics.Overhead
 	span                        *tracing.Span // below which phases are told; nil: nobody is told
 }
@@ -73,6 +76,9 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil, err
 	}
 	d.route = route
+	if r.explains() {
+		d.tellEjected(route)
+	}
 	r.predict(d, route)
 	route.released = r.onRelease
 	if p.whole {
@@ -103,8 +109,11 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 			return nil, err
 		}
 		route, err := r.chooseGathered(d, p)
-		if !errors.Is(err, scoring.ErrChanged) {
-			return route, err
+		switch {
+		case err == nil && (r.watch(d, route, p) || look >= maxLooks):
+			return route, nil
+		case err != nil && !errors.Is(err, scoring.ErrChanged):
+			return nil, err
 		}
 		d.undo()
 	}

@@ -7,6 +7,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/eject"
 	"kvepp/router/rewrite"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -81,6 +82,11 @@ type Config struct {
 	// PickTimeout is how long it may take until a prompt's token ids are known; then the request is routed by load. 0: however
 	// long it takes.
 	PickTimeout time.Duration
+	// Eject leaves out endpoints that fail or are cordoned. The pool tells it who joins and leaves. nil: none is left out.
+	Eject *eject.Tracker
+	// FirstByte is how long the headers of a streamed response, and of any response to a trial request, may take before that is a
+	// failure. 0: however long they take.
+	FirstByte time.Duration
 	// Fallbacks is how many further endpoints a decision names, for a proxy that may try them in order. 0: none.
 	Fallbacks int
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.

@@ -10,12 +10,15 @@ import (
 
 // fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy that cannot
 // reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all.
-func (r *Router) fallbacks(l *leg, chosen int) (addresses []string) {
+func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
 	order := make([]int, 0, len(l.workers))
 	for i := range l.workers {
+		if d.onTrial(l.workers[i].Worker) {
+			continue // its trial is a request of its own
+		}
 		if sameHeaders(&l.workers[i], &l.workers[chosen]) && !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) {
 			order = append(order, i)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kvepp/pool"
+	"kvepp/router/eject"
 	"kvepp/scoring"
 )
 
@@ -79,7 +80,9 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	if p.scoring != nil {
 		d.aggregated.cfg = *p.scoring
 	}
-	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill := 0, 0, 0, 0, 0, 0, 0
+	d.standings = r.standings()
+	d.ejected, d.ejectedPrefill, d.regardless = d.ejected[:0], d.ejectedPrefill[:0], false
+	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill, cordoned, cordonedPrefill := 0, 0, 0, 0, 0, 0, 0, 0, 0
 	pinned, constrained := p.pins.Given(), len(p.constraints.Required) > 0
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
@@ -97,14 +100,16 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 				untaintedPrefill++
 				continue
 			}
-			if over != nil && over[i] {
+			switch standing := d.standings.of(w); {
+			case standing == eject.Cordoned:
+				cordonedPrefill++
+			case standing == eject.Ejected && !pinned:
+				d.ejectedPrefill = append(d.ejectedPrefill, *w)
+			case over != nil && over[i]:
 				busyPrefill++
-				continue
+			default:
+				d.addPrefill(w)
 			}
-			if g := pairingOf(w); len(d.pairs) == 0 || g != d.pairs[len(d.pairs)-1] && !slices.Contains(d.pairs, g) {
-				d.pairs = append(d.pairs, g)
-			}
-			d.prefill.workers = append(d.prefill.workers, *w)
 		case req.Allowed != nil && !req.Allowed(w.Address):
 		case !known:
 			otherModel++
@@ -112,15 +117,22 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			others++
 		case constrained && !p.constraints.Allow(w.Taints):
 			untainted++
-		case over != nil && over[i]:
-			overloaded++
-			t.overloaded = t.overloaded || w.Worker == t.worker
-		case w.Role == pool.Decode:
-			d.decode.workers = append(d.decode.workers, *w)
-		case w.Role == pool.Aggregated:
-			d.aggregated.workers = append(d.aggregated.workers, *w)
+		case w.Role == pool.Encode:
+		default:
+			switch standing := d.standings.of(w); {
+			case standing == eject.Cordoned:
+				cordoned++
+			case standing == eject.Ejected && !pinned:
+				d.ejected = append(d.ejected, *w)
+			case over != nil && over[i]:
+				overloaded++
+				t.overloaded = t.overloaded || w.Worker == t.worker
+			default:
+				d.addDestination(w)
+			}
 		}
 	}
+	d.admitEjected(overloaded, busyPrefill)
 	unpaired := d.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
 	if err := d.holdTo(t); err != nil {
 		return err
@@ -131,6 +143,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil
 	case overloaded > 0 || unpaired > 0 && busyPrefill > 0:
 		return ErrOverloaded
+	case cordoned > 0 || unpaired > 0 && cordonedPrefill > 0:
+		return ErrCordoned
 	case untainted > 0 || unpaired > 0 && untaintedPrefill > 0:
 		return fmt.Errorf("%w: %.200q", ErrConstraints, p.constraints.Required)
 	case unpaired > 0 && otherPrefill > 0:
@@ -143,6 +157,55 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return fmt.Errorf("%w: %q", ErrUnknownModel, p.model)
 	}
 	return ErrNoEndpoints
+}
+
+// addPrefill makes a prefill worker a candidate.
+func (d *decision) addPrefill(w *pool.Worker) {
+	if g := pairingOf(w); len(d.pairs) == 0 || g != d.pairs[len(d.pairs)-1] && !slices.Contains(d.pairs, g) {
+		d.pairs = append(d.pairs, g)
+	}
+	d.prefill.workers = append(d.prefill.workers, *w)
+}
+
+// addDestination makes a worker that a request can be sent to a candidate.
+func (d *decision) addDestination(w *pool.Worker) {
+	l := &d.aggregated
+	if w.Role == pool.Decode {
+		l = &d.decode
+	}
+	l.workers = append(l.workers, *w)
+}
+
+// admitEjected makes the ejected workers candidates if there are no others: a request that may fail is better than one that
+// must. overloaded and busyPrefill are how many others there are that are too busy.
+func (d *decision) admitEjected(overloaded, busyPrefill int) {
+	if len(d.ejected) > 0 && len(d.aggregated.workers)+len(d.decode.workers)+overloaded == 0 {
+		d.regardless = true
+		for i := range d.ejected {
+			d.addDestination(&d.ejected[i])
+		}
+	}
+	if len(d.ejectedPrefill) > 0 && len(d.prefill.workers)+busyPrefill == 0 {
+		d.regardless = true
+		for i := range d.ejectedPrefill {
+			d.addPrefill(&d.ejectedPrefill[i])
+		}
+	}
+}
+
+// tellEjected says in a decision which endpoints were left out.
+func (d *decision) tellEjected(route *Route) {
+	if len(d.ejected)+len(d.ejectedPrefill) == 0 {
+		return
+	}
+	route.EjectedServe = d.regardless
+	for _, out := range [][]pool.Worker{d.ejected, d.ejectedPrefill} {
+		for i := range out {
+			if name := out[i].Name; !slices.Contains(route.Ejected, name) {
+				route.Ejected = append(route.Ejected, name)
+			}
+		}
+	}
 }
 
 // pairUp takes the decode workers that no prefill worker goes with out of their leg, and returns how many cannot serve for
@@ -190,7 +253,7 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 	}
 	w := &l.workers[sel.Index]
 	route := &Route{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w, sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(d, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
 	}}
 	r.explain(route, l, sel, p, reason)
 	return route, nil
@@ -216,7 +279,7 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	for i := range l.workers {
 		w := &l.workers[i]
 		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-			CostMultiplier: constraints.Multiplier(w.Taints)})
+			CostMultiplier: d.preferTrial(w, constraints.Multiplier(w.Taints))})
 	}
 	last, booking, err := r.bookLeg(d, l, p)
 	if err != nil {
@@ -224,7 +287,7 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	}
 	w := &l.workers[last.Index]
 	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x, sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
+		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(d, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
 		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index, Weights: d.prefill.weights()},
 	}}
 	r.explain(route, &d.prefill, first, p, reason)
@@ -253,6 +316,7 @@ func (r *Router) bookPrompt(d *decision, l *leg, p *prompt) (Reason, scoring.Sel
 		if preferring {
 			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
 		}
+		c.CostMultiplier = d.preferTrial(w, c.CostMultiplier)
 		if v := d.variantOf(w); v != nil {
 			c.Prompt = &v.prompt
 			o := v.overlapOf(w.Worker)

@@ -183,7 +183,7 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 		code = metrics.CodeBadRequest
 	case errors.Is(err, ErrUnknownModel):
 		code = metrics.CodeNotFound
-	case errors.Is(err, ErrNoEndpoints), errors.Is(err, ErrNoPrefill), errors.Is(err, ErrConstraints):
+	case errors.Is(err, ErrNoEndpoints), errors.Is(err, ErrNoPrefill), errors.Is(err, ErrConstraints), errors.Is(err, ErrCordoned):
 		code = metrics.CodeServiceUnavailable
 	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrQueueTimeout), errors.Is(err, ErrShed), errors.As(err, &limit):
 		code = metrics.CodeResourceExhausted
@@ -211,6 +211,10 @@ func (r *Router) Refused(status int) {
 type Answer struct {
 	// Status is its HTTP status; empty: there was none, or it was kvepp's.
 	Status string
+	// Complete says that all of it was seen; otherwise the client or the endpoint broke it off, or kvepp is not shown its end.
+	Complete bool
+	// Explained says that the proxy's access log will tell who broke off an answer that is not complete, see [Router.BrokenOff].
+	Explained bool
 	// Bytes is how many of its body were seen.
 	Bytes int
 	// PromptTokens is how many it reported; 0: it did not.
@@ -223,6 +227,7 @@ type Answer struct {
 
 // Answered tells the metrics that the request has ended, and how. Call it once.
 func (r *Route) Answered(a Answer) {
+	r.health.end(&a, r.Token)
 	o := &r.observed
 	if o.router == nil {
 		return

@@ -147,7 +147,7 @@ func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Rou
 	}
 	log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
 		"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-		"session", route.Session, "predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "waited", route.Waited,
+		"session", route.Session, "predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "waited", route.Waited, "ejected", route.Ejected, "trial", route.Trial,
 		logged("costs", route.Costs))
 }
 

@@ -91,6 +91,12 @@ type Decision struct {
 	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
+	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected; nil when
+	// nobody wants to know, see Config.Explain. EjectedServe says that they were candidates all the same, because all were ejected.
+	Ejected      []string
+	EjectedServe bool
+	// Trial says that the request decides whether an ejected endpoint is in again.
+	Trial bool
 	// Prefill is the worker that computes the prompt, if the destination does not.
 	Prefill *Prefill
 }
@@ -115,6 +121,8 @@ type Route struct {
 	Served Served
 	record *Record // of the request; nil: none is kept
 	slot   int     // of record
+	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]; empty: nobody asks.
+	Token string
 	// Renamed says that Body names another model than the client did, as the answer will; nil: it does not.
 	Renamed *Renamed
 	booking scoring.Booking // on the destination
@@ -131,6 +139,7 @@ type Route struct {
 	estimate      *time.Timer // ends the prefill by estimate; nil without one
 	answer        answer
 	observed      observed
+	health        health
 
 	sessions *Sessions
 	session  *session // held; nil: none
@@ -166,6 +175,8 @@ type Router struct {
 	onRelease  func() // released, if there are waits
 	latest     lastAnswers
 	modelUse   *modelUse
+	tokens     atomic.Uint64 // the latest Route.Token
+	broken     brokenAnswers
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
@@ -182,6 +193,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
 	r.thresholds.start(cfg.Thresholds)
+	r.tokens.Store(firstToken())
 	if cfg.Queue != nil {
 		r.waits, r.onRelease = newWaits(), r.released
 	}
@@ -206,7 +218,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 // Route chooses a worker for a request and books it there, in one step.
 //
 // Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints; ErrNoPrefill;
-// ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a decision with a Reason.
+// ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)

@@ -23,9 +23,9 @@ type Served struct {
 
 // ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries and
 // fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It belongs to the
-// goroutine that follows the answer.
-func (r *Router) ServedBy(route *Route, address string) string {
-	outcome := r.servedBy(route, address)
+// goroutine that follows the answer. attempts is how many endpoints the proxy says it tried; 0: it does not say.
+func (r *Router) ServedBy(route *Route, address string, attempts int) string {
+	outcome := r.servedBy(route, address, attempts)
 	r.metrics.Served(outcome)
 	route.Served.Address, route.Served.Outcome = address, outcome
 	if outcome == ServedAsChosen {
@@ -40,18 +40,20 @@ func workerName(name string, rank uint32) string {
 	return name + "/" + strconv.FormatUint(uint64(rank), 10)
 }
 
-func (r *Router) servedBy(route *Route, address string) string {
+func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	if sameAddress(address, route.Address) {
 		return ServedAsChosen // of several workers behind one address the headers have named one
 	}
 	snapshot := r.pool.Acquire() // a worker's number is not given away while a snapshot is held
 	defer snapshot.Release()
 	w := workerAt(snapshot, address, route.Rank)
+	if _, err := netip.ParseAddrPort(route.Address); err != nil && w == nil {
+		return ServedUnknown // the proxy says no names: it may be what a name stands for
+	}
+	r.moved(snapshot, route, address, attempts)
 	if w == nil {
-		if _, err := netip.ParseAddrPort(route.Address); err == nil { // the proxy says no names: it may be what a name stands for
-			route.Free()
-			route.served = nil
-		}
+		route.Free()
+		route.served, route.health.endpoint = nil, nil
 		return ServedUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)
@@ -60,6 +62,7 @@ func (r *Router) servedBy(route *Route, address string) string {
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
 	route.Served.Worker = workerName(w.Name, w.Rank)
+	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
 	return ServedMoved
 }
 

@@ -39,7 +39,7 @@ func TestServedByAnother(t *testing.T) {
 		served = nil
 		r := at(c.chosen)
 		want := h.load(r.Name)
-		if got := h.ServedBy(r, c.served); got != c.outcome {
+		if got := h.ServedBy(r, c.served, 0); got != c.outcome {
 			t.Errorf("%+v: %s", c, got)
 		}
 		for _, name := range []string{"w0", "w1", "v6", "named"} {
@@ -70,7 +70,7 @@ func TestServedByAnotherDecodeWorker(t *testing.T) {
 	r := h.route(completion("m", tokens(0, 42)))
 	prefill := h.load("w0")
 	other := map[string]string{"w1": "w2", "w2": "w1"}[r.Name]
-	if got := h.ServedBy(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other]); got != ServedMoved {
+	if got := h.ServedBy(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other], 0); got != ServedMoved {
 		t.Error(got)
 	}
 	if h.load(r.Name) != (scoring.Load{}) || h.load(other).ActiveBlocks != 10 || h.load("w0") != prefill {

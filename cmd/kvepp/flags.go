@@ -86,6 +86,7 @@ type options struct {
 	snapshotThreshold                         int
 
 	busy
+	ejection
 	engineGauges
 
 	given   map[string]bool // flags given, by flag or environment
@@ -256,6 +257,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.tenantSalt, "tenant-cache-salt", false, "with --engine vllm: write the tenant of a request (x-tenant-id), or what else its cache namespace is (nvext.cache_salt, cache_salt), into the body as cache_salt, \"dynamo-cache-salt:NAME\" as Dynamo's workers do, so that tenants share no cached blocks")
 	f.BoolVar(&o.ignoreHints, "ignore-client-hints", false, "drop what clients say of the routing of their requests: priorities, expected lengths, sessions, overrides and pins in nvext, and the headers x-dynamo-request-priority, x-dynamo-request-strict-priority, x-dynamo-meta-policy-class, x-tenant-id, x-dynamo-session-id and those of agents. Dynamo's own of these headers then do not reach the endpoint either; the body does as it is")
 	o.busy.add(f)
+	o.ejection.add(f)
 	o.engineGauges.add(f)
 
 	o.pickers.add(f)

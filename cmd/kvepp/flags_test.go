@@ -164,6 +164,12 @@ var settings = []struct {
 	{"router-queue-policy", "KVEPP_ROUTER_QUEUE_POLICY", "DYN_ROUTER_QUEUE_POLICY", [3]string{"wspt", "lcfs", "wspt"}, func(o *options) any { return o.queuePolicy }},
 	{"router-policy-config", "KVEPP_ROUTER_POLICY_CONFIG", "DYN_ROUTER_POLICY_CONFIG", [3]string{"testdata/policy.yaml", "testdata/policy2.yaml", "testdata/policy.yaml"}, func(o *options) any { return o.policyConfig }},
 	{"router-queue-timeout", "KVEPP_ROUTER_QUEUE_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.queueTimeout }},
+	{"eject", "KVEPP_EJECT", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.ejection.on }},
+	{"eject-consecutive-failures", "KVEPP_EJECT_CONSECUTIVE_FAILURES", "", [3]string{"1", "2", "4"}, func(o *options) any { return o.ejection.consecutive }},
+	{"eject-failure-percent", "KVEPP_EJECT_FAILURE_PERCENT", "", [3]string{"1", "2", "100"}, func(o *options) any { return o.ejection.percent }},
+	{"eject-max-percent", "KVEPP_EJECT_MAX_PERCENT", "", [3]string{"0", "2", "100"}, func(o *options) any { return o.ejection.maxPercent }},
+	{"eject-time", "KVEPP_EJECT_TIME", "", [3]string{"10ms", "2s", "60s"}, func(o *options) any { return o.ejection.time }},
+	{"eject-first-byte", "KVEPP_EJECT_FIRST_BYTE", "", [3]string{"0s", "2s", "60s"}, func(o *options) any { return o.ejection.firstByte }},
 	{"router-queue-size", "KVEPP_ROUTER_QUEUE_SIZE", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.queueSize }},
 	{"active-prefill-tokens-threshold", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", [3]string{"0", "2", "3"}, func(o *options) any { return optionalValue[uint64]{value: &o.thresholds.ActivePrefillTokens}.String() }},
 	{"active-prefill-tokens-threshold-frac", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", [3]string{"0", "2", "3"}, func(o *options) any {

@@ -17,6 +17,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/pool/gauges"
+	"kvepp/router/eject"
 	"kvepp/scoring"
 )
 
@@ -86,7 +87,7 @@ func (g *engineGauges) check() error {
 }
 
 // followEngines starts reading the engines of p until ctx ends; nil if they are not to be.
-func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.ActiveSequences, frontends bool, log *slog.Logger) (*gauges.Gauges, error) {
+func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.ActiveSequences, health *eject.Tracker, frontends bool, log *slog.Logger) (*gauges.Gauges, error) {
 	c, err := o.engineGauges.config()
 	if err != nil || c.Interval == 0 {
 		return nil, err
@@ -96,6 +97,8 @@ func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.
 		c.NATSServer = o.feed.NATSServer
 	}
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
+	c.Health = func(w kvblock.Worker, s gauges.PageState) { health.PageRead(w, page(s)) }
+	c.SilentAfter = eject.SilentAfter
 	g := gauges.New(c, p, log)
 	p.Watch(g)
 	go g.Run(ctx)

@@ -14,6 +14,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
+	"kvepp/router/eject"
 	"kvepp/scoring"
 )
 
@@ -69,7 +70,7 @@ func TestPoolMetrics(t *testing.T) {
 	o := &options{engineGauges: engineGauges{interval: 50 * time.Millisecond, stale: time.Minute, scheme: "http", path: "/metrics"}}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), false, quiet)
+	g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), false, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func TestPoolMetrics(t *testing.T) {
 		t.Errorf("usage %v", u)
 	}
 	o.interval = 0
-	if g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), false, quiet); g != nil || err != nil {
+	if g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), false, quiet); g != nil || err != nil {
 		t.Errorf("engines are read though the interval is 0: %v", err)
 	}
 }

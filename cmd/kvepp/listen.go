@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -23,7 +24,7 @@ import (
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
 // health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
 // closed that handOver returns.
-func listen(ctx context.Context, o *options, picker *extproc.Server, proxies *proxies, admin, seen http.Handler, ready *readiness,
+func listen(ctx context.Context, o *options, picker *extproc.Server, accessLog *extproc.AccessLog, proxies *proxies, admin, seen http.Handler, ready *readiness,
 	handOver func() <-chan struct{}, log *slog.Logger) error {
 	checks := health.NewServer()
 	waits := ready.waits()
@@ -46,6 +47,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, proxies *pr
 	}
 	main := grpc.NewServer(limits...)
 	extprocv3.RegisterExternalProcessorServer(main, picker)
+	accesslogv3.RegisterAccessLogServiceServer(main, accessLog)
 	healthv1.RegisterHealthServer(main, checks)
 	plain := grpc.NewServer()
 	healthv1.RegisterHealthServer(plain, checks)

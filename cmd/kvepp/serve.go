@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -18,6 +19,7 @@ import (
 	"kvepp/internal/service"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/pool/gauges"
 	"kvepp/router"
 	"kvepp/router/rewrite"
 	"kvepp/scoring"
@@ -106,13 +108,17 @@ func serve(o *options) error {
 	}
 	endpoints, book, conversations := pool.New(log), scoring.NewActiveSequences(), sessions(o, m)
 	book.Prefill = o.prefill()
+	var pages atomic.Pointer[gauges.Gauges]
+	health := o.ejection.tracker(m, &pages, log)
+	endpoints.Watch(health) // first, so that it knows the workers of which the others tell it
+	o.feed.Connection = health.Subscribed
 	var events *feed.Feed // nil: none are wanted
 	if o.wantsEvents() {
 		if events, err = subscribe(o, endpoints, index, adapters, engine.Engine, m, log); err != nil {
 			return err
 		}
 		defer events.Close()
-		endpoints.Watch(events) // first, so that nothing writes to the index once the others forget a worker
+		endpoints.Watch(events) // before the index, so that nothing writes to the index once the others forget a worker
 	}
 	endpoints.Watch(forgetful{index.Forget})
 	endpoints.Watch(forgetful{book.Forget})
@@ -127,10 +133,11 @@ func serve(o *options) error {
 	first := awaitWorkers(endpoints, o.minInitialWorkers)
 	ready.await("as many endpoints as --router-min-initial-workers", first.there)
 	endpoints.Watch(first)
-	engineSays, err := followEngines(ctx, o, endpoints, book, engine.Engine == tokenizer.Dynamo, log)
+	engineSays, err := followEngines(ctx, o, endpoints, book, health, engine.Engine == tokenizer.Dynamo, log)
 	if err != nil {
 		return err
 	}
+	pages.Store(engineSays)
 	cluster.obey(ctx, rules, rewrites, objectives, log)
 	stopFollowing, err := follow(ctx, o, cluster, ready, endpoints, models, files, m, log)
 	if err != nil {
@@ -181,11 +188,14 @@ func serve(o *options) error {
 		TenantSalt:      o.tenantSalt,
 		Thresholds:      o.thresholds,
 		KVUsage:         kvUsage(engineSays),
+		Eject:           health,
+		FirstByte:       o.firstByte,
 		Queue:           o.busy.queue(),
 		CountTokens:     o.busy.countsTokens(),
 		StockPrefill:    o.prefillerHeader,
 	}, endpoints, index, book, m, log)
 	showRouter(m, o.busy.queue(), decides)
+	showEjection(m, health)
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,
@@ -214,6 +224,6 @@ func serve(o *options) error {
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, picker, proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
+	return listen(ctx, o, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
 		func() <-chan struct{} { return cluster.handedOver(o, log) }, log)
 }

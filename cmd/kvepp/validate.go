@@ -75,6 +75,7 @@ func (o *options) withoutEffect() []string {
 	}
 	o.scheduling.unused(&unread)
 	o.busy.unused(&unread, o.scoring.TrackPrefillTokens)
+	o.ejection.unused(&unread)
 	if o.engineGauges.interval == 0 {
 		unread.add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
 			"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric", "total-running-requests-metric",
@@ -173,6 +174,9 @@ func (o *options) check() error {
 		return err
 	}
 	if err := o.busy.check(); err != nil {
+		return err
+	}
+	if err := o.ejection.check(); err != nil {
 		return err
 	}
 	if err := o.engineGauges.check(); err != nil {

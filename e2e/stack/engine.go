@@ -3,9 +3,11 @@ package stack
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"kvepp/e2e/process"
 )
@@ -51,6 +53,18 @@ func StartEngine(ctx context.Context, program, dir, name, model string, flags ..
 
 // Close ends the engine.
 func (e *Engine) Close() { e.process.Kill() }
+
+// Signal sends a signal to the engine.
+func (e *Engine) Signal(sig syscall.Signal) { e.process.Signal(sig) }
+
+// Fault has the engine fail in a mode of e2e/kind/engine/faults.go; "" ends that.
+func (e *Engine) Fault(ctx context.Context, mode string) error {
+	a, err := Post(ctx, http.DefaultClient, "http://"+e.Address+"/fault?mode="+mode, nil, nil)
+	if err == nil && a.Status != http.StatusOK {
+		err = fmt.Errorf("%s: /fault answers %d", e.Name, a.Status)
+	}
+	return err
+}
 
 // Entry is the engine as the endpoints file names it.
 func (e *Engine) Entry() string {

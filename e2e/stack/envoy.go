@@ -142,6 +142,13 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 				return nil, err
 			}
 			to = append(to, servers...)
+			for _, engine := range e.stack.cfg.Engines {
+				more, err := of([]string{engine.Address})
+				if err != nil {
+					return nil, err
+				}
+				to = append(to, more...)
+			}
 		default: // others are the caller's to edit
 			continue
 		}

@@ -20,7 +20,7 @@ func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.
 // discovery has, whichever they are.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	var b strings.Builder
-	if b.WriteString("endpoints:\n"); len(workers)+len(s.cfg.Servers) == 0 {
+	if b.WriteString("endpoints:\n"); len(workers)+len(s.cfg.Servers)+len(s.cfg.Engines) == 0 {
 		b.Reset()
 		b.WriteString("endpoints: []\n")
 	}
@@ -31,6 +31,9 @@ func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	}
 	for i, address := range s.cfg.Servers {
 		fmt.Fprintf(&b, "- {name: server-%d, address: %q, model: %s, blockSize: %d}\n", i, address, Model, BlockSize)
+	}
+	for _, e := range s.cfg.Engines {
+		b.WriteString(e.Entry())
 	}
 	if s.cfg.Prefill > 0 {
 		fmt.Fprintf(&b, "- {name: prefill, role: prefill, dynamo: shared/prefill/generate, allInstances: true}\n"+
@@ -79,7 +82,7 @@ func (s *Stack) announcing() int {
 	if s.cfg.Prefill > 0 {
 		return s.cfg.Prefill
 	}
-	return len(s.Workers)
+	return len(s.Workers) + len(s.cfg.Engines)
 }
 
 // Settled waits until kvepp has n workers and is connected to the events of each.

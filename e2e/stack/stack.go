@@ -26,13 +26,14 @@ type Config struct {
 	Tools string // what e2e/tools/install.sh tools installed: KVEPP_TOOLS
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
-	Workers int      // mocker processes; 0: 4; -1: none
-	Servers []string // addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
-	Prefill int      // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
-	Model   string   // folder of the model, from the root; empty: the byte-level one of e2e/models
-	Zones   int      // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
-	Ranks   int      // data-parallel ranks of each worker; 0: 1
-	Blocks  int      // KV blocks of each rank; 0: 2048
+	Workers int       // mocker processes; 0: 4; -1: none
+	Servers []string  // addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
+	Engines []*Engine // stand-ins for stock engines that the caller started; likewise
+	Prefill int       // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
+	Model   string    // folder of the model, from the root; empty: the byte-level one of e2e/models
+	Zones   int       // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
+	Ranks   int       // data-parallel ranks of each worker; 0: 1
+	Blocks  int       // KV blocks of each rank; 0: 2048
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
 	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the others'.
 	SharedFrontend bool
@@ -198,7 +199,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if len(cfg.ExtProc) > 0 {
 		return s, nil
 	}
-	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
+	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers)+len(cfg.Engines), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
 	}
 	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)

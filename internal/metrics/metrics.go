@@ -28,6 +28,7 @@ type Metrics struct {
 	rejected  *prometheus.CounterVec
 	served    *prometheus.CounterVec
 	rewritten *prometheus.CounterVec
+	ejections *prometheus.CounterVec
 	waited    prometheus.Histogram
 	known     map[string]prometheus.Observer // those of phases: finding one there is quicker. Not changed after New
 
@@ -107,6 +108,10 @@ func New() *Metrics {
 			Name: "inference_extension_model_rewrite_decisions_total",
 			Help: "Requests for a model that went on under the name of another, or might have: by rule, model (other: what no rule names) and target.",
 		}, []string{"model_rewrite_name", "model_name", "target_model"}),
+		ejections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvepp_ejections_total",
+			Help: "Ejections of endpoints by cause: the kind of the last failure (refused, reset, status_5xx, first_byte, timeout, retried), failure_percent, or what showed that the process is gone or stopped (metrics_refused, metrics_silent, process_gone).",
+		}, []string{"cause"}),
 		waited: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "kvepp_queue_wait_seconds",
 			Help:    "How long requests waited in the queue that did, those included that left it or were turned away.",
@@ -177,7 +182,7 @@ func New() *Metrics {
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.rewritten, m.served, m.waited, selections, m.Unpaired, m.Injected)
+	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.rewritten, m.served, m.ejections, m.waited, selections, m.Unpaired, m.Injected)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.PredictedOfReported, m.Unread, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -186,6 +191,12 @@ func New() *Metrics {
 // Request counts a finished request. Code is an HTTP status in digits, "invalid" for what is none, or "none" without a
 // response.
 func (m *Metrics) Request(code string) { m.requests.WithLabelValues(code).Inc() }
+
+// ShowEjection declares a cause that Ejection counts, at zero.
+func (m *Metrics) ShowEjection(cause string) { m.ejections.WithLabelValues(cause) }
+
+// Ejection counts one ejection of an endpoint.
+func (m *Metrics) Ejection(cause string) { m.ejections.WithLabelValues(cause).Inc() }
 
 // Decision counts one decision.
 func (m *Metrics) Decision(reason string) { m.decisions.WithLabelValues(reason).Inc() }
@@ -366,6 +377,10 @@ const (
 	OverloadedWorkersHelp = "Workers that are no candidates because their load is above a busy threshold."
 	UnresolvedNames       = "kvepp_unresolved_host_names"
 	UnresolvedNamesHelp   = "Host names in the endpoints file that have no address: their endpoints are left out."
+	EjectedWorkers        = "kvepp_ejected_workers"
+	EjectedWorkersHelp    = "Workers that get no requests because their endpoint failed (--eject)."
+	CordonedWorkers       = "kvepp_cordoned_workers"
+	CordonedWorkersHelp   = "Workers that get no new requests because an operator cordoned their endpoint."
 	Workers               = "kvepp_workers"
 	WorkersHelp           = "Workers (endpoint and rank) in the pool."
 )

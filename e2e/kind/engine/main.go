@@ -75,7 +75,7 @@ func (e *engine) run(folder, template string, port, events, replay int) (err err
 	http.HandleFunc("POST /v1/completions", e.generate)
 	e.tell()
 	hub(folder)
-	return http.ListenAndServe(fmt.Sprintf(":%d", port), nil)
+	return http.ListenAndServe(fmt.Sprintf(":%d", port), new(faults).around(http.DefaultServeMux))
 }
 
 // generate answers a chat or a completion, in one piece or as a stream.

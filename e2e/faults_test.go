@@ -1,0 +1,250 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"kvepp/e2e/stack"
+)
+
+// fault is one way in which an engine goes bad while it serves.
+type fault struct {
+	name  string
+	begin func(t *testing.T, e *stack.Engine)
+	end   func(t *testing.T, e *stack.Engine) // nil: it does not
+	// unanswered says that requests to it hang: they are lost when their client gives up.
+	unanswered bool
+	// retried says that Envoy may send such a request again.
+	retried bool
+}
+
+func mode(mode string) func(*testing.T, *stack.Engine) {
+	return func(t *testing.T, e *stack.Engine) {
+		if err := e.Fault(context.Background(), mode); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func signal(sig syscall.Signal) func(*testing.T, *stack.Engine) {
+	return func(_ *testing.T, e *stack.Engine) { e.Signal(sig) }
+}
+
+var faultsOfEngines = []fault{
+	{name: "killed", begin: signal(syscall.SIGKILL), retried: true},
+	{name: "stopped", begin: signal(syscall.SIGSTOP), end: signal(syscall.SIGCONT), unanswered: true},
+	{name: "answers 503", begin: mode("503"), end: mode(""), retried: true},
+	{name: "resets after the headers", begin: mode("reset"), end: mode("")},
+}
+
+// traffic is a client's requests, eight at a time, each with a prompt that begins like those of its conversation.
+type traffic struct {
+	s     *stack.Stack
+	total int
+	at    int // the request before which the fault begins
+	begin func()
+
+	mu       sync.Mutex
+	lost     []string       // how each request ended that had no complete answer
+	inFlight int            // requests that ran when the fault began
+	served   map[string]int // complete answers after the fault, by engine
+}
+
+// patience is how long a client waits for an answer: more than any engine here takes, and less than a stopped one would.
+const patience = 20 * time.Second
+
+func (f *traffic) run(ctx context.Context) {
+	f.served = map[string]int{}
+	var (
+		next    atomic.Int64
+		running atomic.Int64
+		broken  atomic.Bool
+		wait    sync.WaitGroup
+		once    sync.Once
+		client  = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
+	)
+	for range 8 {
+		wait.Go(func() {
+			for {
+				n := int(next.Add(1))
+				if n > f.total || ctx.Err() != nil {
+					return
+				}
+				if n == f.at {
+					once.Do(func() {
+						f.mu.Lock()
+						f.inFlight = int(running.Load())
+						f.mu.Unlock()
+						f.begin()
+						broken.Store(true)
+					})
+				}
+				within, cancel := context.WithTimeout(ctx, patience)
+				after := broken.Load()
+				running.Add(1)
+				question := fmt.Sprintf("Conversation %d. %s", n%24, strings.Repeat("Say more about this. ", 20+n/24))
+				a, err := stack.Chat(within, client, f.s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: question}}, n%2 == 0, nil)
+				running.Add(-1)
+				cancel()
+				f.mu.Lock()
+				switch {
+				case err != nil:
+					f.lost = append(f.lost, err.Error())
+				case a.Status != http.StatusOK || !a.Finished:
+					f.lost = append(f.lost, fmt.Sprintf("%d from %s: %.60q", a.Status, a.Worker, a.Body))
+				case after:
+					f.served[a.Header.Get("x-engine")]++
+				}
+				f.mu.Unlock()
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// TestEnginesGoBad: of three stock engines one goes bad under traffic. Without retries at most three requests are lost, beside those
+// that were running and the trials; with the configuration for stock engines none, where Envoy may retry. The engine serves again when
+// it is well.
+func TestEnginesGoBad(t *testing.T) {
+	for _, manifest := range []string{"override-host.yaml", "stock-engines.yaml"} {
+		for _, f := range faultsOfEngines {
+			t.Run(f.name+", "+manifest, func(t *testing.T) { engineGoesBad(t, f, manifest) })
+		}
+	}
+}
+
+func engineGoesBad(t *testing.T, f fault, manifest string) {
+	engines := standIns(t, 3, "-token-time=2ms")
+	flags := []string{"--engine=vllm", "--eject-first-byte=2s", "--refresh-metrics-interval=1s"}
+	if manifest == "stock-engines.yaml" {
+		flags = append(flags, "--fallback-endpoints=2")
+	}
+	s := start(t, stack.Config{Workers: -1, Engines: engines, Manifest: manifest, KveppFlags: flags})
+	bad := engines[1]
+	load := traffic{s: s, total: 1000, at: 300, begin: func() { f.begin(t, bad) }}
+	load.run(t.Context())
+
+	m, err := s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ejections := 0.0
+	for name, v := range m {
+		if strings.HasPrefix(name, "kvepp_ejections_total{") {
+			if ejections += v; v > 0 {
+				t.Logf("%s %v", name, v)
+			}
+		}
+	}
+	t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v", len(load.lost), load.total, load.inFlight, ejections, load.served)
+	slices.Sort(load.lost)
+	for i, how := range slices.Compact(slices.Clone(load.lost)) {
+		if i < 10 {
+			t.Log("  ", how)
+		}
+	}
+	allowed := 3 + load.inFlight + int(ejections)
+	if manifest == "stock-engines.yaml" && f.retried {
+		allowed = 0
+		if f.name == "killed" { // answers that had begun cannot be sent again
+			allowed = load.inFlight
+		}
+	}
+	if len(load.lost) > allowed {
+		t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
+	}
+	if ejections == 0 || m["kvepp_ejected_workers"] != 1 {
+		t.Errorf("%v ejections, %v workers ejected", ejections, m["kvepp_ejected_workers"])
+	}
+	log, _, err := s.Logs("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log, `level=WARN msg="endpoint ejected: it gets no requests until a trial request succeeds" endpoint=`+bad.Name) {
+		t.Error("no warning names the engine")
+	}
+	if f.end == nil {
+		return
+	}
+	f.end(t, bad)
+	eventually(t, func() error { // trials need requests
+		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: fmt.Sprint("And now? ", time.Now())}}, true, nil)
+		if err == nil && a.Status == http.StatusOK && a.Header.Get("x-engine") == bad.Name {
+			return nil
+		}
+		return fmt.Errorf("%v, %+v", err, a)
+	})
+	if ejected := metric(t, s, "kvepp_ejected_workers"); ejected != 0 {
+		t.Errorf("%v workers are still ejected", ejected)
+	}
+}
+
+// TestTwoOfThreeDead: the third serves.
+func TestTwoOfThreeDead(t *testing.T) {
+	engines := standIns(t, 3, "-token-time=2ms")
+	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
+	load := traffic{s: s, total: 300, at: 100, begin: func() {
+		engines[0].Signal(syscall.SIGKILL)
+		engines[2].Signal(syscall.SIGKILL)
+	}}
+	load.run(t.Context())
+	t.Logf("%d of %d requests lost, %d were running; served after: %v", len(load.lost), load.total, load.inFlight, load.served)
+	if allowed := 2*3 + load.inFlight; len(load.lost) > allowed {
+		t.Errorf("%d requests lost, at most %d may be: %q", len(load.lost), allowed, load.lost)
+	}
+	if ejected := metric(t, s, "kvepp_ejected_workers"); ejected != 2 {
+		t.Errorf("%v workers are ejected", ejected)
+	}
+}
+
+// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are.
+func TestClientsThatGoAway(t *testing.T) {
+	engines := standIns(t, 2, "-token-time=20ms")
+	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for n := range 40 {
+		ctx, cancel := context.WithCancel(t.Context())
+		body := fmt.Sprintf(`{"model": %q, "prompt": "%d: tell me a long story", "max_tokens": 1000, "stream": %v}`, stack.Model, n, n%4 > 0)
+		req, err := http.NewRequestWithContext(ctx, "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("content-type", "application/json")
+		if n%4 == 0 { // nothing of the answer has come
+			gone := time.AfterFunc(100*time.Millisecond, cancel)
+			if resp, err := client.Do(req); err == nil {
+				t.Errorf("an answer of 1000 tokens at once: %s", resp.Status)
+			}
+			gone.Stop()
+		} else {
+			resp, err := client.Do(req)
+			if err != nil || resp.StatusCode != http.StatusOK {
+				t.Fatal(err, resp)
+			}
+			if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			resp.Body.Close()
+		}
+		cancel()
+	}
+	allFreed(t, s)
+	m, err := s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range m {
+		if strings.HasPrefix(name, "kvepp_ejections_total{") && v > 0 {
+			t.Errorf("%s %v", name, v)
+		}
+	}
+}

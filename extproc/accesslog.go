@@ -1,0 +1,63 @@
+package extproc
+
+import (
+	"errors"
+	"io"
+
+	accesslogdata "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kvepp/router"
+	"kvepp/router/eject"
+)
+
+// AccessLog implements envoy.service.accesslog.v3.AccessLogService. An ext_proc stream ends in the same way whether the client or
+// the endpoint broke an answer off; the proxy's access log says which of them it was. It has the token that kvepp put into the
+// request's metadata. A proxy whose configuration has such a log says so in the metadata of its ext_proc streams: see [logsAnswers].
+type AccessLog struct {
+	accesslogv3.UnimplementedAccessLogServiceServer
+	router *router.Router
+}
+
+// logsAnswers is the metadata of an ext_proc stream by which a proxy's configuration says that its access log goes to kvepp.
+const logsAnswers = "x-kvepp-access-log"
+
+// NewAccessLog returns a service that tells r of interrupted answers.
+func NewAccessLog(r *router.Router) *AccessLog { return &AccessLog{router: r} }
+
+// StreamAccessLogs reads entries until the proxy ends the stream. It sends nothing before that.
+func (l *AccessLog) StreamAccessLogs(proxy accesslogv3.AccessLogService_StreamAccessLogsServer) error {
+	for {
+		message, err := proxy.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return proxy.SendAndClose(&accesslogv3.StreamAccessLogsResponse{})
+		case status.Code(err) == codes.Canceled:
+			return nil
+		case err != nil:
+			return err
+		}
+		for _, entry := range message.GetHttpLogs().GetLogEntry() {
+			common := entry.GetCommonProperties()
+			token := common.GetMetadata().GetFilterMetadata()[endpointNamespace].GetFields()[tokenKey].GetStringValue()
+			if token != "" {
+				l.router.BrokenOff(token, brokenBy(common.GetResponseFlags()))
+			}
+		}
+	}
+}
+
+// brokenBy returns how the endpoint broke its answer off; empty: it did not, the client went away.
+func brokenBy(f *accesslogdata.ResponseFlags) eject.Cause {
+	switch {
+	case f.GetUpstreamConnectionTermination(), f.GetUpstreamRemoteReset(), f.GetUpstreamProtocolError():
+		return eject.Reset
+	case f.GetUpstreamConnectionFailure():
+		return eject.Refused
+	case f.GetUpstreamRequestTimeout(), f.GetStreamIdleTimeout(), f.GetUpstreamMaxStreamDurationReached():
+		return eject.Timeout
+	}
+	return ""
+}

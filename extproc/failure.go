@@ -1,0 +1,75 @@
+package extproc
+
+import (
+	"strings"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"kvepp/router/eject"
+)
+
+// The attributes that a proxy sends with response headers where its configuration asks for them (response_attributes).
+const (
+	detailsAttribute = "response.code_details"
+	flagsAttribute   = "response.flags"
+	triesAttribute   = "upstream.request_attempt_count"
+)
+
+// Response flags, as bits of response.flags. Source: Envoy 1.40, envoy/stream_info/stream_info.h, CoreResponseFlag.
+const (
+	flagUpstreamTimeout        = 1 << 2
+	flagUpstreamRemoteReset    = 1 << 4
+	flagUpstreamRefused        = 1 << 5
+	flagUpstreamTermination    = 1 << 6
+	flagStreamIdleTimeout      = 1 << 16
+	flagUpstreamMaxDuration    = 1 << 19
+	flagUpstreamProtocolError  = 1 << 23
+	flagsOfTimeouts            = flagUpstreamTimeout | flagStreamIdleTimeout | flagUpstreamMaxDuration
+	flagsOfInterruptedAnswers  = flagUpstreamRemoteReset | flagUpstreamTermination | flagUpstreamProtocolError
+	detailsOfEndpointsResponse = "via_upstream"
+)
+
+// verdict is what the proxy tells of a response beside its headers.
+type verdict struct {
+	told    bool // by the attributes; otherwise the status is all there is
+	details string
+	flags   uint64
+	tries   int // endpoints tried; 0: not told
+}
+
+func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
+	fields := in.GetAttributes()[attributesNamespace].GetFields()
+	if details := fields[detailsAttribute].GetStringValue(); details != "" {
+		v.told, v.details = true, details
+	}
+	v.flags = uint64(fields[flagsAttribute].GetNumberValue())
+	v.tries = int(fields[triesAttribute].GetNumberValue())
+	return v
+}
+
+// failure returns what a response says of its endpoint: why it failed, empty if it did not. ofEndpoint is false for a response
+// that says nothing of it: a full circuit breaker, a cluster without a healthy endpoint, a filter's own answer.
+func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
+	if v.told && v.details != detailsOfEndpointsResponse {
+		cause = causeOf(v.flags, v.details)
+		return cause, cause != ""
+	}
+	switch status {
+	case "500", "502", "503", "504":
+		return eject.ServerError, true
+	}
+	return "", true // 429 and 4xx say that the endpoint works; 501, 505 and 529 do so too
+}
+
+// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none.
+func causeOf(flags uint64, details string) eject.Cause {
+	switch {
+	case flags&flagUpstreamRefused != 0:
+		return eject.Refused
+	case flags&flagsOfInterruptedAnswers != 0:
+		return eject.Reset
+	case flags&flagsOfTimeouts != 0, strings.Contains(details, "timeout"):
+		return eject.Timeout
+	}
+	return ""
+}

@@ -1,0 +1,574 @@
+// Package eject takes failing endpoints out of routing and brings them back: passive health checks, also known as outlier
+// detection. It also holds the operator's cordons.
+//
+// It owns the health of each endpoint: recent failures, whether the endpoint is ejected and until when, the trial request that
+// may bring it back, and whether an operator cordoned it. It sends no request, reads no page and chooses no worker: the router
+// reports how requests ended, package pool/gauges what the metrics page does, package indexer/feed whether the event
+// subscription holds, and the router leaves out what [View] excludes.
+//
+// The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Several endpoints
+// behind one address (a shared frontend) are apart, each by its own name.
+//
+//	          failures in a row, failure share, page refused or silent
+//	in  ───────────────────────────────────────────────────────────►  ejected
+//	▲                                                                  │ the ejection time is over,
+//	│ content of an answer                                             ▼ and the metrics page does not say otherwise
+//	└──────────────────────────────────────────────────────────────  trial: one request
+//	                                     a failure: ejected, for twice as long
+//
+// What an ejected endpoint holds in its KV cache stays known: a sick process keeps its memory.
+//
+// Concurrency: everything is safe from any goroutine. View is read without a lock.
+package eject
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// Config is what an operator chooses.
+type Config struct {
+	// Off says that nothing is ejected. Cordons hold all the same.
+	Off bool
+	// ConsecutiveFailures ejects an endpoint after so many failures in a row; at least 1.
+	ConsecutiveFailures int
+	// FailurePercent ejects an endpoint whose share of failed requests over the last 10 s is above it, of at least 10. 100: never.
+	FailurePercent int
+	// MaxPercent is the largest share of a model's endpoints that is ejected for FailurePercent alone. Endpoints that fail every
+	// time, or refuse connections, are ejected whatever their share.
+	MaxPercent int
+	// Time is how long the first ejection lasts. Each further one in a row lasts twice as long, up to MaxTime.
+	Time time.Duration
+	// Ejected is told the cause of each ejection, for a metric. nil: nothing is told.
+	Ejected func(Cause)
+	// ReadPage asks for a worker's metrics page to be read at once, because something suggests that the process is gone. nil:
+	// pages are not read. It is called without a lock held.
+	ReadPage func(kvblock.Worker)
+}
+
+// MaxTime bounds how long an ejection lasts.
+const MaxTime = 60 * time.Second
+
+// The window over which FailurePercent is counted, and the fewest requests in it that say anything.
+const (
+	window      = 10 // seconds
+	minRequests = 10
+)
+
+// SilentAfter is how long an endpoint's metrics page may leave a read unanswered, while no byte of any answer comes from it
+// either, before it is ejected.
+const SilentAfter = 5 * time.Second
+
+// Cause says why a request, or an endpoint, failed. It is a metric's label.
+type Cause string
+
+// The causes. The first group are failures of requests.
+const (
+	Refused     Cause = "refused"    // no connection to the endpoint
+	Reset       Cause = "reset"      // the connection ended before the answer was complete
+	ServerError Cause = "status_5xx" // 500, 502, 503 or 504 from the engine, or from a proxy that does not say more
+	FirstByte   Cause = "first_byte" // no response headers in time
+	Timeout     Cause = "timeout"    // the proxy gave up waiting for a response
+	Retried     Cause = "retried"    // the proxy tried another endpoint after this one
+
+	FailureShare   Cause = "failure_percent" // Config.FailurePercent
+	MetricsRefused Cause = "metrics_refused" // the metrics page refuses connections, and it is on the endpoint's own port
+	MetricsSilent  Cause = "metrics_silent"  // the metrics page does not answer, nor does anything else of the endpoint
+	ProcessGone    Cause = "process_gone"    // the metrics page on another port refuses connections, and the event socket has closed
+)
+
+// Causes are all causes of ejections.
+var Causes = []Cause{Refused, Reset, ServerError, FirstByte, Timeout, Retried, FailureShare, MetricsRefused, MetricsSilent, ProcessGone}
+
+// Page is what the latest read of an endpoint's metrics page found.
+type Page int
+
+// The states of a metrics page.
+const (
+	PageUnknown          Page = iota // never read, or an outcome that says nothing of the process
+	PageAnswers                      // any HTTP response
+	PageRefused                      // connections are refused, on the endpoint's own port
+	PageRefusedElsewhere             // connections are refused, on a port of its own
+	PageSilent                       // a read has waited for SilentAfter
+)
+
+// Standing is whether an endpoint may be sent a request.
+type Standing int
+
+// The standings.
+const (
+	In       Standing = iota
+	Trial             // ejected, and the request that is sent next decides: see [Tracker.Claim]
+	Ejected           // no requests, unless every endpoint of the model is ejected
+	Cordoned          // no requests, by the operator's wish
+)
+
+// bucket counts the requests of one second.
+type bucket struct {
+	second          int64
+	requests, fails int
+}
+
+// Endpoint is the health of one endpoint. Its fields belong to the Tracker.
+type Endpoint struct {
+	name, model string
+	workers     []kvblock.Worker // its ranks; empty: it has left the pool
+	lastByte    atomic.Int64     // when a response last brought a byte, in Unix nanoseconds; 0: never
+
+	consecutive int // failures since the last complete answer
+	unexplained int // answers that broke off, and of which nobody has told yet whether the client or the endpoint did it
+	buckets     [window]bucket
+
+	ejected   bool
+	down      bool // by its metrics page: no trial before the page says otherwise
+	share     bool // ejected for its failure share alone
+	cause     Cause
+	until     time.Time // when a trial may be made
+	lasted    time.Duration
+	ejections int // in a row
+	returned  time.Time
+	trial     uint64 // number of the running trial; 0: none
+	overdue   uint64 // number of the latest trial that had no response headers in time, and may still be answered; 0: none
+	page      Page
+	cut       bool // its event subscription broke, and has not come back
+	cordon    Cordon
+}
+
+// Tracker holds the health of all endpoints. Create it with New.
+type Tracker struct {
+	cfg Config
+	log *slog.Logger
+
+	view atomic.Pointer[View] // nil: every endpoint is in
+
+	mu      sync.Mutex // guards all below, and the fields of every Endpoint but lastByte
+	byName  map[string]*Endpoint
+	byRank  []*Endpoint // indexed by worker number; nil: none has it
+	cordons map[string]Cordon
+	trials  uint64
+}
+
+// New returns a tracker without endpoints. Make it a watcher of the pool before the first update.
+func New(cfg Config, log *slog.Logger) *Tracker {
+	return &Tracker{cfg: cfg, log: log, byName: map[string]*Endpoint{}, cordons: map[string]Cordon{}}
+}
+
+// View is which endpoints take no requests. It does not change. A nil View excludes none.
+type View struct {
+	byRank []*exclusion // indexed by worker number; nil, and beyond its end: in
+}
+
+type exclusion struct {
+	cordoned, down, trial, suspect bool
+	until                          time.Time
+}
+
+// Ejects reports whether failures have any effect.
+func (t *Tracker) Ejects() bool { return t != nil && !t.cfg.Off }
+
+// View returns the current view.
+func (t *Tracker) View() *View {
+	if t == nil {
+		return nil
+	}
+	return t.view.Load()
+}
+
+// Of returns the standing of a worker at a time.
+func (v *View) Of(w kvblock.Worker, now time.Time) Standing {
+	if v == nil || int(w) >= len(v.byRank) || v.byRank[w] == nil {
+		return In
+	}
+	switch x := v.byRank[w]; {
+	case x.cordoned:
+		return Cordoned
+	case x.down, x.trial, x.suspect, now.Before(x.until):
+		return Ejected
+	}
+	return Trial
+}
+
+// publish makes the view that of the present state. The caller holds t.mu.
+func (t *Tracker) publish() {
+	var next *View
+	for _, e := range t.byName {
+		if !e.ejected && e.cordon == "" && !t.suspect(e) {
+			continue
+		}
+		if next == nil {
+			next = &View{byRank: make([]*exclusion, len(t.byRank))}
+		}
+		x := &exclusion{cordoned: e.cordon != "", down: e.down, trial: e.trial != 0, suspect: !e.ejected, until: e.until}
+		for _, w := range e.workers {
+			next.byRank[w] = x
+		}
+	}
+	t.view.Store(next)
+}
+
+// WorkerJoined begins to follow a worker.
+func (t *Tracker) WorkerJoined(w pool.Worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.byName[w.Name]
+	if e == nil {
+		e = &Endpoint{name: w.Name, model: w.Model, cordon: t.cordons[w.Name]}
+		t.byName[w.Name] = e
+	}
+	e.workers = append(e.workers, w.Worker)
+	if n := int(w.Worker) + 1; n > len(t.byRank) {
+		t.byRank = append(t.byRank, make([]*Endpoint, n-len(t.byRank))...)
+	}
+	t.byRank[w.Worker] = e
+	t.publish()
+}
+
+// WorkerLeft forgets a worker, and its endpoint with the last of its workers. A cordon stays with the name.
+func (t *Tracker) WorkerLeft(w kvblock.Worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+		return
+	}
+	e := t.byRank[w]
+	t.byRank[w] = nil
+	e.workers = slices.DeleteFunc(e.workers, func(x kvblock.Worker) bool { return x == w })
+	if len(e.workers) == 0 {
+		delete(t.byName, e.name)
+	}
+	t.publish()
+}
+
+// Of returns the endpoint of a worker; nil if there is none, or without a tracker. What becomes of a request is told of this
+// endpoint, whoever has the worker's number by then.
+func (t *Tracker) Of(w kvblock.Worker) *Endpoint {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(w) < len(t.byRank) {
+		return t.byRank[w]
+	}
+	return nil
+}
+
+// Claim begins the trial of a worker's endpoint, and returns its number. ok is false when it stands otherwise by now, or another
+// request was quicker: then the choice has to be made again.
+func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+		return 0, false
+	}
+	e := t.byRank[w]
+	if !e.ejected || e.down || e.trial != 0 || e.cordon != "" || time.Now().Before(e.until) {
+		return 0, false
+	}
+	t.trials++
+	e.trial = t.trials
+	t.publish()
+	t.log.Debug("an ejected endpoint gets a trial request", "endpoint", e.name)
+	return e.trial, true
+}
+
+// Abandon ends a trial that told nothing: its client went away. The next request may be the next trial.
+func (t *Tracker) Abandon(e *Endpoint, trial uint64) {
+	if e == nil || trial == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e.trial == trial {
+		e.trial = 0
+		t.publish()
+	}
+}
+
+// Heard notes that a response just brought a byte from the endpoint.
+func (e *Endpoint) Heard() {
+	if e != nil {
+		e.lastByte.Store(time.Now().UnixNano())
+	}
+}
+
+// Works notes that a trial has brought content: the endpoint is in again.
+func (t *Tracker) Works(e *Endpoint, trial uint64) {
+	if e == nil || trial == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.works(e, trial)
+}
+
+// works is Works. The caller holds t.mu.
+func (t *Tracker) works(e *Endpoint, trial uint64) {
+	if e.ejected && (e.trial == trial || e.overdue == trial) {
+		t.readmit(e, "a trial request was answered")
+	}
+}
+
+// readmit ends an ejection. The caller holds t.mu.
+func (t *Tracker) readmit(e *Endpoint, why string) {
+	e.ejected, e.down, e.share, e.trial, e.overdue, e.consecutive, e.returned = false, false, false, 0, 0, 0, time.Now()
+	clear(e.buckets[:])
+	t.publish()
+	t.log.Info("an ejected endpoint takes requests again", "endpoint", e.name, "why", why, "was_ejected_for", e.cause)
+}
+
+// Succeeded notes a complete answer that is no failure. trial is the number of the trial that the request was, 0: none.
+func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
+	if e == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	e.count(now, false)
+	e.consecutive = 0
+	if trial != 0 {
+		t.works(e, trial)
+	}
+	// An endpoint that has been back for as long as it was out has a clean slate.
+	if !e.ejected && e.ejections > 0 && now.Sub(e.returned) >= e.lasted {
+		e.ejections = 0
+	}
+}
+
+// suspect reports whether e would be ejected if every unexplained answer turned out to be a failure: it gets no requests until that
+// is known. The caller holds t.mu.
+func (t *Tracker) suspect(e *Endpoint) bool {
+	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
+}
+
+// BrokenOff notes an answer that ended before it was complete, when it will be told soon who broke it off: see Explained.
+func (t *Tracker) BrokenOff(e *Endpoint) { t.changeUnexplained(e, 1) }
+
+// Explained ends one BrokenOff. The caller has told of a failure before, if it was one.
+func (t *Tracker) Explained(e *Endpoint) { t.changeUnexplained(e, -1) }
+
+func (t *Tracker) changeUnexplained(e *Endpoint, by int) {
+	if e == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was := t.suspect(e)
+	if e.unexplained = max(e.unexplained+by, 0); t.suspect(e) != was {
+		t.publish()
+	}
+}
+
+// Failed notes a failure of a request.
+func (t *Tracker) Failed(e *Endpoint, trial uint64, cause Cause) {
+	if e == nil || t.cfg.Off {
+		return
+	}
+	if read := t.failed(e, trial, cause); read != nil && t.cfg.ReadPage != nil {
+		t.cfg.ReadPage(*read)
+	}
+}
+
+// failed is Failed, and returns the worker whose page is to be read; nil: none.
+func (t *Tracker) failed(e *Endpoint, trial uint64, cause Cause) (read *kvblock.Worker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(e.workers) == 0 {
+		return nil // it has left the pool
+	}
+	now := time.Now()
+	e.count(now, true)
+	e.consecutive++
+	switch {
+	case e.ejected && (trial == 0 || e.trial != trial):
+		return nil // of a request from before
+	case e.ejected: // the trial
+		if cause == FirstByte {
+			e.overdue = trial
+		}
+		t.eject(e, cause, now)
+	case e.consecutive >= t.cfg.ConsecutiveFailures, e.cut && cause == Refused:
+		t.eject(e, cause, now)
+	case e.aboveShare(now, t.cfg.FailurePercent) && t.mayEjectForShare(e):
+		t.eject(e, FailureShare, now)
+	}
+	first := e.workers[0]
+	return &first
+}
+
+// count adds a request to the window.
+func (e *Endpoint) count(now time.Time, failed bool) {
+	second := now.Unix()
+	b := &e.buckets[second%window]
+	if b.second != second {
+		*b = bucket{second: second}
+	}
+	if b.requests++; failed {
+		b.fails++
+	}
+}
+
+// aboveShare reports whether more than percent of the requests of the window have failed, and there were enough of them.
+func (e *Endpoint) aboveShare(now time.Time, percent int) bool {
+	requests, fails := 0, 0
+	for i := range e.buckets {
+		if b := &e.buckets[i]; now.Unix()-b.second < window {
+			requests += b.requests
+			fails += b.fails
+		}
+	}
+	return requests >= minRequests && fails*100 > percent*requests
+}
+
+// mayEjectForShare reports whether one more endpoint of e's model may be ejected for its failure share alone. The caller holds
+// t.mu.
+func (t *Tracker) mayEjectForShare(e *Endpoint) bool {
+	all, out := 0, 1
+	for _, other := range t.byName {
+		if other.model != e.model {
+			continue
+		}
+		all++
+		if other.ejected && other.share {
+			out++
+		}
+	}
+	return out*100 <= all*t.cfg.MaxPercent
+}
+
+// eject takes e out for longer than the time before. The caller holds t.mu.
+func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
+	e.lasted = max(t.cfg.Time, min(t.cfg.Time<<min(e.ejections, 16), MaxTime))
+	e.ejections++
+	e.ejected, e.share, e.cause, e.trial, e.until = true, cause == FailureShare, cause, 0, now.Add(e.lasted)
+	t.publish()
+	if t.cfg.Ejected != nil {
+		t.cfg.Ejected(cause)
+	}
+	next := any(e.lasted.String())
+	if e.down {
+		next = "when its metrics page answers"
+	}
+	t.log.Warn("endpoint ejected: it gets no requests until a trial request succeeds", "endpoint", e.name, "cause", cause,
+		"failures_in_a_row", e.consecutive, "ejections_in_a_row", e.ejections, "next_trial_in", next)
+}
+
+// PageRead notes what a worker's metrics page did. Say it at each read, also when nothing changed.
+func (t *Tracker) PageRead(w kvblock.Worker, page Page) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+		return
+	}
+	e := t.byRank[w]
+	e.page = page
+	t.judge(e)
+}
+
+// Subscribed notes whether a worker's event subscription is connected.
+func (t *Tracker) Subscribed(w kvblock.Worker, connected bool) {
+	if t.subscribed(w, connected) && t.cfg.ReadPage != nil {
+		t.cfg.ReadPage(w)
+	}
+}
+
+// subscribed is Subscribed, and reports whether the worker's page should be read.
+func (t *Tracker) subscribed(w kvblock.Worker, connected bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+		return false
+	}
+	e := t.byRank[w]
+	e.cut = !connected
+	t.judge(e)
+	return e.cut || e.down
+}
+
+// judge ejects or releases e by its metrics page and its subscription. The caller holds t.mu.
+func (t *Tracker) judge(e *Endpoint) {
+	if t.cfg.Off {
+		return
+	}
+	now := time.Now()
+	var cause Cause
+	switch {
+	case e.page == PageRefused:
+		cause = MetricsRefused
+	case e.page == PageRefusedElsewhere && e.cut:
+		cause = ProcessGone
+	case e.page == PageSilent && now.Sub(time.Unix(0, e.lastByte.Load())) >= SilentAfter:
+		cause = MetricsSilent
+	}
+	switch {
+	case cause != "" && !e.ejected:
+		e.down = true
+		t.eject(e, cause, now)
+	case cause != "" && !e.down: // ejected for failures; now its page says that no trial would help
+		e.down, e.trial = true, 0
+		t.publish()
+	case cause == "" && e.down:
+		e.down, e.until = false, now
+		t.publish()
+	}
+}
+
+// Counts returns how many workers are ejected, and how many cordoned.
+func (t *Tracker) Counts() (ejected, cordoned int) {
+	if t == nil {
+		return 0, 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.byName {
+		if e.ejected {
+			ejected += len(e.workers)
+		}
+		if e.cordon != "" {
+			cordoned += len(e.workers)
+		}
+	}
+	return ejected, cordoned
+}
+
+// Health is that of one endpoint, for people.
+type Health struct {
+	Name    string
+	Model   string
+	Workers []kvblock.Worker
+	Cordon  Cordon
+	Ejected bool
+	Cause   Cause         // of the latest ejection; empty: there was none
+	Trial   time.Duration // until a trial may be made; 0: now, or not by time
+	Waits   string        // what else a trial waits for; empty: nothing
+	InTrial bool
+	Fails   int // in a row
+}
+
+// Endpoints returns the health of all endpoints, by name.
+func (t *Tracker) Endpoints() []Health {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	all := make([]Health, 0, len(t.byName))
+	for _, e := range t.byName {
+		s := Health{Name: e.name, Model: e.model, Workers: slices.Clone(e.workers), Cordon: e.cordon, Ejected: e.ejected, Cause: e.cause, InTrial: e.trial != 0, Fails: e.consecutive}
+		if e.ejected {
+			s.Trial = max(e.until.Sub(now), 0)
+			if e.down {
+				s.Waits = "an answer of its metrics page"
+			}
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b Health) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}

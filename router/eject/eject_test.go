@@ -1,0 +1,368 @@
+package eject
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/internal/logtest"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// house is a tracker with endpoints of one worker each, and what it told.
+type house struct {
+	*Tracker
+	t      *testing.T
+	log    *logtest.Log
+	causes []Cause
+	mu     sync.Mutex
+	read   []kvblock.Worker
+}
+
+func newHouse(t *testing.T, n int, edit func(*Config)) *house {
+	h := &house{t: t, log: new(logtest.Log)}
+	cfg := Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second,
+		Ejected: func(c Cause) { h.causes = append(h.causes, c) },
+		ReadPage: func(w kvblock.Worker) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.read = append(h.read, w)
+		}}
+	if edit != nil {
+		edit(&cfg)
+	}
+	h.Tracker = New(cfg, slog.New(slog.NewTextHandler(h.log, nil)))
+	for i := range n {
+		h.join(i, fmt.Sprintf("e%d", i))
+	}
+	return h
+}
+
+func (h *house) join(number int, name string) {
+	h.WorkerJoined(pool.Worker{Worker: kvblock.Worker(number), Endpoint: &pool.Endpoint{Name: name, Model: "m"}})
+}
+
+func (h *house) fail(w int, times int) {
+	for range times {
+		h.Failed(h.Of(kvblock.Worker(w)), 0, Refused)
+	}
+}
+
+func (h *house) succeed(w int, times int) {
+	for range times {
+		h.Succeeded(h.Of(kvblock.Worker(w)), 0)
+	}
+}
+
+func (h *house) want(w int, want Standing) {
+	h.t.Helper()
+	if got := h.View().Of(kvblock.Worker(w), time.Now()); got != want {
+		h.t.Errorf("worker %d stands at %d, want %d", w, got, want)
+	}
+}
+
+func (h *house) claim(w int) uint64 {
+	h.t.Helper()
+	trial, ok := h.Claim(kvblock.Worker(w))
+	if !ok {
+		h.t.Fatalf("worker %d: no trial", w)
+	}
+	return trial
+}
+
+func TestFailuresInARow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 3, nil)
+		h.fail(0, 2)
+		h.succeed(0, 1)
+		h.fail(0, 2)
+		h.want(0, In)
+		h.fail(0, 1)
+		h.want(0, Ejected)
+		h.want(1, In)
+		if h.View().Of(99, time.Now()) != In {
+			t.Error("a worker that nobody knows is not in")
+		}
+		if len(h.causes) != 1 || h.causes[0] != Refused {
+			t.Errorf("causes %v", h.causes)
+		}
+		if !strings.Contains(h.log.String(), "level=WARN") || !strings.Contains(h.log.String(), "cause=refused") || !strings.Contains(h.log.String(), "next_trial_in=1s") {
+			t.Errorf("log: %s", h.log.String())
+		}
+	})
+}
+
+// TestTrial: one request at a time decides whether an ejected endpoint comes back, after a time that doubles up to a minute.
+func TestTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, nil)
+		h.fail(0, 3)
+		for _, seconds := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
+			<-time.After(time.Duration(seconds)*time.Second - time.Millisecond)
+			h.want(0, Ejected)
+			if _, ok := h.Claim(0); ok {
+				t.Fatal("a trial before its time")
+			}
+			<-time.After(time.Millisecond)
+			h.want(0, Trial)
+			trial := h.claim(0)
+			h.want(0, Ejected) // for all others
+			if _, ok := h.Claim(0); ok {
+				t.Fatal("two trials at once")
+			}
+			h.Failed(h.Of(0), trial, Reset)
+			h.want(0, Ejected)
+		}
+		<-time.After(time.Minute)
+		h.Abandon(h.Of(0), h.claim(0)) // its client went away
+		h.want(0, Trial)
+		h.Works(h.Of(0), h.claim(0))
+		h.want(0, In)
+
+		// It fails again before it was in for as long as it was out.
+		h.fail(0, 3)
+		<-time.After(59 * time.Second)
+		h.want(0, Ejected)
+		<-time.After(time.Second)
+		h.Succeeded(h.Of(0), h.claim(0))
+		h.want(0, In)
+		<-time.After(time.Minute)
+		h.succeed(0, 1)
+		h.fail(0, 3)
+		<-time.After(time.Second)
+		h.want(0, Trial)
+	})
+}
+
+// TestLateTrial: a trial whose answer took too long brings the endpoint back when it is complete after all.
+func TestLateTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 1, nil)
+		h.fail(0, 3)
+		<-time.After(time.Second)
+		trial := h.claim(0)
+		h.Failed(h.Of(0), trial, FirstByte)
+		h.want(0, Ejected)
+		h.Succeeded(h.Of(0), trial)
+		h.want(0, In)
+	})
+}
+
+// TestFailureShare: more than half of at least ten requests of ten seconds, of at most half of a model's endpoints.
+func TestFailureShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 4, nil)
+		mixed := func(w int) { // two failures of three, never three in a row
+			h.fail(w, 2)
+			h.succeed(w, 1)
+		}
+		for range 3 {
+			mixed(0)
+		}
+		h.want(0, In) // of nine
+		h.fail(0, 1)
+		h.want(0, Ejected)
+		for w := 1; w < 4; w++ {
+			for range 4 {
+				mixed(w)
+			}
+		}
+		h.want(1, Ejected)
+		h.want(2, In)
+		h.want(3, In)
+		if len(h.causes) != 2 || h.causes[0] != FailureShare {
+			t.Errorf("causes %v", h.causes)
+		}
+		h.succeed(2, 1)
+		h.fail(2, 3) // in a row: whatever the share
+		h.want(2, Ejected)
+		<-time.After(10 * time.Second)
+		h.fail(3, 2)
+		h.want(3, In) // the failures of before are forgotten
+	})
+}
+
+func TestHalfOfOddNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 3, nil)
+		for w := range 3 {
+			for range 5 {
+				h.fail(w, 2)
+				h.succeed(w, 1)
+			}
+		}
+		if ejected, _ := h.Counts(); ejected != 1 {
+			t.Errorf("%d of 3 ejected for their share alone, with at most 50 percent", ejected)
+		}
+	})
+}
+
+// TestPages: what the metrics page shows ejects at once, and a trial waits until it shows otherwise.
+func TestPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 3, nil)
+		h.PageRead(0, PageAnswers)
+		h.PageRead(0, PageRefused)
+		h.want(0, Ejected)
+		<-time.After(time.Hour)
+		h.want(0, Ejected)
+		h.PageRead(0, PageAnswers)
+		h.want(0, Trial)
+		h.Works(h.Of(0), h.claim(0))
+		h.want(0, In)
+
+		// On another port it says nothing alone, but with a lost subscription the process is gone.
+		h.PageRead(1, PageRefusedElsewhere)
+		h.want(1, In)
+		h.Subscribed(1, false)
+		h.want(1, Ejected)
+		h.Subscribed(1, true)
+		h.want(1, Trial)
+
+		// A silent page is no sign of trouble while answers go on.
+		h.Of(2).Heard()
+		<-time.After(4 * time.Second)
+		h.PageRead(2, PageSilent)
+		h.want(2, In)
+		<-time.After(time.Second)
+		h.PageRead(2, PageSilent)
+		h.want(2, Ejected)
+		h.PageRead(2, PageAnswers)
+		h.want(2, Trial)
+		if fmt.Sprint(h.causes) != "[metrics_refused process_gone metrics_silent]" {
+			t.Errorf("causes %v", h.causes)
+		}
+	})
+}
+
+// TestTrialEndsWhenPageRefuses: an endpoint that was ejected for failures gets no trial while its page refuses connections.
+func TestTrialEndsWhenPageRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, nil)
+		h.fail(0, 3)
+		if len(h.read) == 0 || h.read[0] != 0 {
+			t.Errorf("pages asked for: %v", h.read)
+		}
+		h.PageRead(0, PageRefused)
+		<-time.After(time.Minute)
+		h.want(0, Ejected)
+		h.PageRead(0, PageUnknown)
+		h.want(0, Trial)
+	})
+}
+
+// TestLostSubscription: with the event socket gone one refused connection is enough.
+func TestLostSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, nil)
+		h.Subscribed(0, false)
+		h.want(0, In)
+		if len(h.read) != 1 {
+			t.Errorf("pages asked for: %v", h.read)
+		}
+		h.Failed(h.Of(0), 0, ServerError)
+		h.want(0, In)
+		h.Failed(h.Of(0), 0, Refused)
+		h.want(0, Ejected)
+	})
+}
+
+// TestRanksAndNames: ranks of an endpoint are ejected together, and a worker number that goes to another endpoint brings nothing
+// along.
+func TestRanksAndNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 0, nil)
+		h.join(0, "a")
+		h.join(1, "a")
+		h.join(2, "b")
+		a := h.Of(0)
+		h.Failed(h.Of(0), 0, Reset)
+		h.Failed(h.Of(1), 0, Reset)
+		h.Failed(h.Of(0), 0, Reset)
+		h.want(0, Ejected)
+		h.want(1, Ejected)
+		h.want(2, In)
+		h.WorkerLeft(0)
+		h.want(1, Ejected)
+		h.WorkerLeft(1)
+		h.WorkerLeft(1) // again, as the pool does
+		h.join(0, "c")
+		h.want(0, In)
+		for range 9 {
+			h.Failed(a, 0, Reset) // of requests that still run
+		}
+		h.want(0, In)
+		if h.View() != nil {
+			t.Error("an endpoint that is gone is still excluded")
+		}
+	})
+}
+
+func TestCordon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, func(c *Config) { c.Off = true })
+		h.fail(1, 100)
+		h.PageRead(1, PageRefused)
+		h.want(1, In) // nothing is ejected
+		if err := h.SetCordon("e0", NoNewRequests); err != nil {
+			t.Fatal(err)
+		}
+		h.want(0, Cordoned)
+		if err := h.SetCordon("nobody", NoNewRequests); err == nil {
+			t.Error("an endpoint that is not there can be cordoned")
+		}
+		h.WorkerLeft(0)
+		h.join(7, "e0")
+		h.want(7, Cordoned) // by its name
+		h.WorkerLeft(7)
+		if err := h.SetCordon("e0", ""); err != nil { // though it is not there
+			t.Fatal(err)
+		}
+		h.join(7, "e0")
+		h.want(7, In)
+	})
+}
+
+func TestConcurrentUse(t *testing.T) {
+	h := newHouse(t, 8, func(c *Config) { c.Ejected, c.ReadPage, c.Time = nil, nil, time.Millisecond })
+	var wait sync.WaitGroup
+	for g := range 8 {
+		wait.Go(func() {
+			for i := range 2000 {
+				w := kvblock.Worker((g + i) % 8)
+				switch i % 7 {
+				case 0:
+					if trial, ok := h.Claim(w); ok {
+						h.Works(h.Of(w), trial)
+					}
+				case 1:
+					h.PageRead(w, Page(i%4+1))
+				case 2:
+					h.Subscribed(w, i%2 == 0)
+				case 3:
+					h.Succeeded(h.Of(w), 0)
+				case 4:
+					h.View().Of(w, time.Now())
+					h.Endpoints()
+				case 5:
+					if g == 0 {
+						h.WorkerLeft(w)
+						h.join(int(w), fmt.Sprintf("e%d", w))
+					}
+				default:
+					h.Failed(h.Of(w), 0, Reset)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	for w := range 8 {
+		h.PageRead(kvblock.Worker(w), PageAnswers)
+		h.Subscribed(kvblock.Worker(w), true)
+	}
+}
