@@ -9,27 +9,37 @@ import (
 )
 
 // fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy that cannot
-// reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all.
+// reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all. Ejected endpoints come last: one
+// that may fail is better than none.
 func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
 	order := make([]int, 0, len(l.workers))
-	for i := range l.workers {
-		if d.onTrial(l.workers[i].Worker) {
-			continue // its trial is a request of its own
+	add := func(w *pool.Worker) {
+		if len(addresses) < r.cfg.Fallbacks && sameHeaders(w, &l.workers[chosen]) && w.Address != l.workers[chosen].Address && !slices.Contains(addresses, w.Address) {
+			addresses = append(addresses, w.Address)
 		}
-		if sameHeaders(&l.workers[i], &l.workers[chosen]) && !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) {
+	}
+	for i := range l.workers {
+		if !math.IsNaN(l.costs[i]) && !math.IsInf(l.costs[i], 0) && !d.onTrial(l.workers[i].Worker) {
 			order = append(order, i)
 		}
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(l.costs[i], l.costs[j]) })
 	for _, i := range order {
-		if len(addresses) == r.cfg.Fallbacks {
-			break
+		add(&l.workers[i])
+	}
+	for i := range l.workers {
+		if d.onTrial(l.workers[i].Worker) {
+			add(&l.workers[i])
 		}
-		if address := l.workers[i].Address; address != l.workers[chosen].Address && !slices.Contains(addresses, address) {
-			addresses = append(addresses, address)
+	}
+	if !d.regardless {
+		for i := range d.ejected {
+			if d.ejected[i].Role == l.workers[chosen].Role {
+				add(&d.ejected[i])
+			}
 		}
 	}
 	return addresses
