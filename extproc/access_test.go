@@ -175,7 +175,7 @@ func TestAccessLogServedElsewhere(t *testing.T) {
 			}
 			x.reconcile(&effect{Served: address})
 		}
-		x.end()
+		x.end(t.Context())
 		line := lines(t, &log, 1)[0]
 		if got := fmt.Sprint(line["served_worker"], " ", line["served_address"]); got != want {
 			t.Errorf("%q: %s, want %s", c.served, got, want)
