@@ -124,7 +124,8 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 // check checks these flags.
 func (b *busy) check() error {
 	if err := b.thresholds.Validate(); err != nil {
-		return fmt.Errorf("a busy threshold flag: %w", err)
+		flag, says, _ := strings.Cut(err.Error(), " ")
+		return fmt.Errorf("--%s %s", strings.ReplaceAll(flag, "_", "-"), says)
 	}
 	if b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529 {
 		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", b.overloadStatus)
@@ -136,11 +137,12 @@ func (b *busy) check() error {
 func (b *busy) checkQueue() error {
 	switch {
 	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 && *b.queueThreshold <= math.MaxFloat64): // also what is not a number
-		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, or None", *b.queueThreshold)
-	case b.queueTimeout < 0:
-		return errors.New("--router-queue-timeout may not be negative")
+		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None", *b.queueThreshold)
 	case b.queueSize < 1:
-		return errors.New("--router-queue-size must be at least 1")
+		return fmt.Errorf("--router-queue-size %d: must be at least 1, for example 65536", b.queueSize)
+	}
+	if err := durations(durationFlag{"router-queue-timeout", b.queueTimeout, true}); err != nil {
+		return err
 	}
 	return oneOf("router-queue-policy", b.queuePolicy, "fcfs", "wspt", "lcfs")
 }

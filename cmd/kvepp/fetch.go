@@ -89,7 +89,7 @@ func parseFetch(o *fetchOptions, args []string, getenv func(string) string) erro
 	case o.to == "":
 		return errors.New("--to is missing: the folder for the models")
 	case o.timeout <= 0:
-		return errors.New("--timeout must be above 0")
+		return durations(durationFlag{"timeout", o.timeout, false})
 	case f.NArg() == 0:
 		return errors.New("name the models: FOLDER=REPOSITORY[@REVISION]")
 	}

@@ -138,7 +138,7 @@ func TestFetchFails(t *testing.T) {
 		{[]string{"--hub=" + plain, "--to=DIR", "../m=org/model"}, 2, "the folder one below --to"},
 		{[]string{"--hub=" + plain, "--to=DIR", "m=../x"}, 2, "FOLDER=REPOSITORY"},
 		{[]string{"--hub=" + plain, "--to=DIR", "--token-file=" + empty, "m=org/model"}, 2, "the file is empty"},
-		{[]string{"--hub=" + plain, "--to=DIR", "--timeout=0s", "m=org/model"}, 2, "--timeout must be"},
+		{[]string{"--hub=" + plain, "--to=DIR", "--timeout=0s", "m=org/model"}, 2, "--timeout 0s: must be above 0"},
 	} {
 		for i, arg := range x.args {
 			if arg == "--to=DIR" {

@@ -56,7 +56,7 @@ func (g *engineGauges) config() (gauges.Config, error) {
 	c := gauges.Config{Interval: g.interval, Stale: g.stale, Scheme: g.scheme, Port: g.port, Path: g.path, SkipVerify: g.skipVerify}
 	switch {
 	case g.interval != 0 && g.interval < minInterval:
-		return c, fmt.Errorf("--refresh-metrics-interval %v: must be at least %v, or 0 for never", g.interval, minInterval)
+		return c, fmt.Errorf("--refresh-metrics-interval %v: must be at least %v, for example 5s, or 0 for never", g.interval, minInterval)
 	case g.stale != 0 && g.stale < g.interval:
 		return c, fmt.Errorf("--metrics-staleness-threshold %v is shorter than --refresh-metrics-interval %v, so that nothing would be known most of the time; leave it out, or give 0", g.stale, g.interval)
 	case !strings.HasPrefix(g.path, "/"):

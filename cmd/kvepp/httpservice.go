@@ -37,7 +37,7 @@ func (o *httpService) add(f *pflag.FlagSet, port uint16, dynamos string) {
 
 func (o *httpService) check() error {
 	if o.port == 0 {
-		return errors.New("--port must be from 1 to 65535")
+		return errors.New("--port 0: must be from 1 to 65535")
 	}
 	if err := o.logging.check(); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (o *indexMemory) add(f *pflag.FlagSet) {
 
 func (o *indexMemory) check() error {
 	if o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes {
-		return fmt.Errorf("--index-max-bytes must be at least %d (0: half of GOMEMLIMIT or of 7/8 of the container's memory, else 2 GiB)", minIndexBytes)
+		return fmt.Errorf("--index-max-bytes %d: must be at least %d (0: half of GOMEMLIMIT or of 7/8 of the container's memory, else 2 GiB)", o.indexMaxBytes, minIndexBytes)
 	}
 	return nil
 }

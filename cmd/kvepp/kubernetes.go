@@ -76,9 +76,7 @@ func (c *cluster) check() error {
 	case c.poolGroup != kube.PoolGroup && c.poolGroup != kube.LegacyPoolGroup:
 		return fmt.Errorf("--pool-group %q: must be %s or %s", c.poolGroup, kube.PoolGroup, kube.LegacyPoolGroup)
 	case c.dataParallelSize < 1 || c.dataParallelSize > 1024:
-		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024", c.dataParallelSize)
-	case c.handOverTimeout < 0:
-		return errors.New("--ha-handover-timeout may not be negative")
+		return fmt.Errorf("--data-parallel-size %d: must be from 1 to 1024, for example 2", c.dataParallelSize)
 	case c.leaderElection && !c.wanted():
 		return errors.New("--ha-enable-leader-election: the Lease is Kubernetes'; give --pool-name or --endpoint-selector")
 	}

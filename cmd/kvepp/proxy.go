@@ -39,12 +39,16 @@ func (p *proxied) check(engine tokenizer.Engine) error {
 	case p.fallbacks > 0 && engine == tokenizer.Dynamo:
 		return errors.New("--fallback-endpoints: a frontend of Dynamo's serves for the worker that a header names, and would be asked for another's; " +
 			"leave it out, or give --engine vllm, sglang or trtllm if the endpoints are these")
-	case p.pickTimeout <= 0:
-		return errors.New("--pick-timeout must be above 0")
 	case p.maxParseBytes < 1:
-		return errors.New("--max-parse-bytes must be at least 1")
-	case p.maxBodyBytes < 0 || p.maxStreams < 0 || p.maxBufferedBytes < 0:
-		return errors.New("--max-body-bytes, --max-streams and --max-buffered-bytes may not be negative (0: no limit)")
+		return fmt.Errorf("--max-parse-bytes %d: must be at least 1, for example %d", p.maxParseBytes, 32<<20)
+	}
+	for _, f := range []struct {
+		name        string
+		value, good int
+	}{{"max-body-bytes", p.maxBodyBytes, 64 << 20}, {"max-streams", p.maxStreams, 20_000}, {"max-buffered-bytes", p.maxBufferedBytes, 128 << 20}} {
+		if f.value < 0 {
+			return fmt.Errorf("--%s %d: may not be negative; give a number such as %d, or 0 for no limit", f.name, f.value, f.good)
+		}
 	}
 	return nil
 }

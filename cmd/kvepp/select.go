@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -104,7 +103,7 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		o.service.Scoring.SetOverlapScoreWeight(o.overlapWeight)
 	}
 	o.service.Scoring.DecodeRole = true // as dynamo.select_service has it, whatever the workers are
-	if err := o.service.Scoring.Validate(); err != nil {
+	if err := checkWeights(&o.service.Scoring, o.overlapWeight); err != nil {
 		return err
 	}
 	if err := o.httpService.check(); err != nil {
@@ -116,15 +115,15 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	limit := uint64(maxTTL / time.Second)
 	switch {
 	case o.cacheSeconds < 1 || o.cacheSeconds > limit:
-		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year", o.cacheSeconds)
+		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year, for example 120", o.cacheSeconds)
 	case o.reservationsSecs < 1 || o.reservationsSecs > limit:
-		return fmt.Errorf("--active-request-expiry-secs %d: must be from 1 to a year", o.reservationsSecs)
+		return fmt.Errorf("--active-request-expiry-secs %d: must be from 1 to a year, for example 300", o.reservationsSecs)
 	case o.affinitySeconds > limit || f.Lookup("session-affinity-ttl-secs").Changed && o.affinitySeconds == 0:
-		return fmt.Errorf("--session-affinity-ttl-secs %d: must be from 1 to %d", o.affinitySeconds, limit)
+		return fmt.Errorf("--session-affinity-ttl-secs %d: must be from 1 to %d, for example 600", o.affinitySeconds, limit)
 	case !(o.ttlSecs > 0 && o.ttlSecs <= maxTTL.Seconds()):
-		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year", o.ttlSecs)
+		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year, for example 120", o.ttlSecs)
 	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
-		return errors.New("--selection-cache-max-entries and --selection-cache-max-bytes must be at least 1")
+		return fmt.Errorf("--selection-cache-max-entries %d, --selection-cache-max-bytes %d: must be at least 1, for example 4096 and %d", o.service.PendingEntries, o.service.PendingBytes, 256<<20)
 	}
 	o.service.PredictTTL = seconds(o.ttlSecs)
 	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second

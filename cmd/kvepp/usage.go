@@ -3,12 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/suggest"
+	"kvepp/scoring"
 )
 
 // parseArgs reads the arguments into f. Its errors say what to write instead.
@@ -85,6 +88,54 @@ func takes(flag *pflag.Flag) string {
 		return "must be whole numbers separated by commas, for example 8000,8001"
 	}
 	return "must be a list separated by commas, for example a,b"
+}
+
+// durations returns an error for the first of the flags whose duration is below 0, or 0 where that is not allowed.
+func durations(flags ...durationFlag) error {
+	for _, f := range flags {
+		switch {
+		case f.value < 0 && f.zero:
+			return fmt.Errorf("--%s %v: may not be negative; give a duration such as 2s, or 0", f.name, f.value)
+		case f.value < 0 || f.value == 0 && !f.zero:
+			return fmt.Errorf("--%s %v: must be above 0, for example 2s", f.name, f.value)
+		}
+	}
+	return nil
+}
+
+// durationFlag is a flag with its value; zero says that 0 has a meaning.
+type durationFlag struct {
+	name  string
+	value time.Duration
+	zero  bool
+}
+
+// checkWeights returns an error for the first weight of the cost function that is negative, infinite or not a number. weight is that of the
+// deprecated flag, NaN when not given.
+func checkWeights(c *scoring.Config, weight float64) error {
+	d := scoring.DefaultConfig()
+	for _, w := range []struct {
+		flag          string
+		value, normal float64
+	}{
+		{"router-kv-overlap-score-weight", weight, 1},
+		{"router-kv-overlap-score-credit", c.OverlapScoreCredit, d.OverlapScoreCredit},
+		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
+		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},
+		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight, d.DecodeActiveRequestWeight},
+		{"router-host-cache-hit-weight", c.HostCacheHitWeight, d.HostCacheHitWeight},
+		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight, d.DiskCacheHitWeight},
+		{"router-temperature", c.Temperature, d.Temperature},
+	} {
+		absent := w.flag == "router-kv-overlap-score-weight" && math.IsNaN(weight)
+		if !absent && (!(w.value >= 0) || math.IsInf(w.value, 0)) {
+			return fmt.Errorf("--%s %v: must be a finite number of at least 0, for example %v", w.flag, w.value, w.normal)
+		}
+	}
+	if err := c.Validate(); err != nil { // of what is left, the ratio alone can be wrong
+		return fmt.Errorf("--encoder-cuda-to-cpu-ratio: %w", err)
+	}
+	return nil
 }
 
 // oneOf returns an error unless value is one of those that the flag takes.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"kvepp/indexer"
+	"kvepp/internal/suggest"
 	"kvepp/pool"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -23,16 +25,16 @@ func (o *options) checkRouting() error {
 		zero bool
 	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
 		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.zero && ttl.secs == 0; !ok {
-			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year", ttl.flag, ttl.secs)
+			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year, for example 120", ttl.flag, ttl.secs)
 		}
 	}
 	switch {
 	case o.maxTreeSize < 1 || o.maxTreeSize > 1<<30:
-		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks", o.maxTreeSize, 1<<30)
+		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks, for example %d", o.maxTreeSize, 1<<30, indexer.DefaultMaxPredicted)
 	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
-		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1", o.pruneTarget)
+		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1, for example %v", o.pruneTarget, indexer.DefaultPruneTarget)
 	case o.feed.Threads < 1:
-		return errors.New("--router-event-threads must be at least 1")
+		return fmt.Errorf("--router-event-threads %d: must be at least 1, for example 4", o.feed.Threads)
 	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
 		return errors.New("--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept in JetStream, which kvepp does not read: " +
 			"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); leave these flags out")
@@ -118,8 +120,14 @@ func (o *options) check() error {
 	if o.kvEvents, err = o.scheduling.check(&o.scoring, o.kvEvents, o.allowPinning && !o.ignoreHints); err != nil {
 		return err
 	}
-	if err := o.scoring.Validate(); err != nil {
-		return fmt.Errorf("a --router-* flag: %w", err)
+	if err := checkWeights(&o.scoring, o.overlapWeight); err != nil {
+		return err
+	}
+	if err := durations(durationFlag{"drain-delay", o.drainDelay, true}, durationFlag{"drain-timeout", o.drainTimeout, true}, durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
+		durationFlag{"ha-handover-timeout", o.handOverTimeout, true}, durationFlag{"pick-timeout", o.pickTimeout, false},
+		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false}, durationFlag{"warmup-timeout", o.warmUpTimeout, true},
+		durationFlag{"metrics-staleness-threshold", o.stale, true}); err != nil {
+		return err
 	}
 	switch {
 	case o.endpoints == "" && !o.wanted():
@@ -127,19 +135,15 @@ func (o *options) check() error {
 	case (o.modelPath == "") != (o.modelName == ""):
 		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
 	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
-		return fmt.Errorf("--kv-cache-block-size %d is not a number of tokens from 1 to %d (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
+		return fmt.Errorf("--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
 	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.minInitialWorkers < 0:
-		return errors.New("--router-min-initial-workers may not be negative")
-	case o.drainDelay < 0 || o.drainTimeout < 0:
-		return errors.New("--drain-delay and --drain-timeout may not be negative")
+		return fmt.Errorf("--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0", o.minInitialWorkers)
 	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
 		return fmt.Errorf("--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer", o.drainDelay, o.drainTimeout)
-	case o.modelLoadTimeout <= 0:
-		return errors.New("--model-load-timeout must be above 0")
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
-		return errors.New("--grpc-port and --grpc-health-port must be from 1 to 65535")
+		return errors.New("--grpc-port and --grpc-health-port: must be from 1 to 65535, for example 9002 and 9003")
 	}
 	switch kind, at, _ := strings.Cut(o.dynamoDiscovery, ":"); {
 	case o.dynamoDiscovery == "" || kind == "file" && at != "":
@@ -150,7 +154,8 @@ func (o *options) check() error {
 			}
 		}
 	case o.dynamoDiscovery != inKubernetes:
-		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows", o.dynamoDiscovery)
+		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows%s", o.dynamoDiscovery,
+			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}))
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
@@ -217,11 +222,9 @@ func (o *options) check() error {
 	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
 		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
 	case o.tokenizerCheck < 0:
-		return errors.New("--tokenizer-check may not be negative")
+		return fmt.Errorf("--tokenizer-check %d: may not be negative; give a number such as 100, or 0", o.tokenizerCheck)
 	case o.tokenizerCheck > 0 && len(urls) == 0:
 		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
-	case o.tokenizerURLTimeout <= 0:
-		return errors.New("--tokenizer-url-timeout must be above 0")
 	}
 	return nil
 }
