@@ -30,6 +30,7 @@ type health struct {
 	silent              bool            // the response is none of the endpoint's
 	waiting             atomic.Bool     // it broke off, and the access log has not told yet who did it
 	router              *Router
+	counts              [2]*workerCount // of the request's workers
 }
 
 // What of a request was counted as a failure.
@@ -213,6 +214,9 @@ func (h *health) end(a *Answer, token string) {
 func (h *health) explain(cause eject.Cause) {
 	if cause != "" {
 		h.fail(cause)
+		for _, c := range h.counts {
+			c.brokenOff()
+		}
 	}
 	h.abandon()
 	if h.waiting.Swap(false) {

@@ -227,10 +227,14 @@ type Answer struct {
 
 // Answered tells the metrics that the request has ended, and how. Call it once.
 func (r *Route) Answered(a Answer) {
+	r.health.counts = r.counts
 	r.health.end(&a, r.Token)
 	o := &r.observed
 	if o.router == nil {
 		return
+	}
+	for _, c := range r.counts {
+		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}
 	m := o.router.cfg.Metrics
 	m.Finished()

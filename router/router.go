@@ -138,6 +138,7 @@ type Route struct {
 	prefilled     atomic.Bool
 	estimate      *time.Timer // ends the prefill by estimate; nil without one
 	answer        answer
+	counts        [2]*workerCount // of destination and prefill worker; nil: counted nowhere
 	observed      observed
 	health        health
 
@@ -177,6 +178,7 @@ type Router struct {
 	modelUse   *modelUse
 	tokens     atomic.Uint64 // the latest Route.Token
 	broken     brokenAnswers
+	counts     workerCounts
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.

@@ -53,7 +53,7 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
-		route.served, route.health.endpoint = nil, nil
+		route.served, route.health.endpoint, route.counts[0] = nil, nil, nil
 		return ServedUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)
@@ -61,6 +61,7 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 		route.computes = *w
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
+	route.counts[0] = r.counts.of(w.Worker)
 	route.Served.Worker = workerName(w.Name, w.Rank)
 	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
 	return ServedMoved

@@ -66,7 +66,7 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 		}
 		switch {
 		case l.err != nil && urls[name] != "":
-			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", urls[name], "error", l.err)
+			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", maskPasswords(urls[name]), "error", l.err)
 			continue
 		case l.err != nil:
 			models[name] = nil
@@ -84,7 +84,7 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 	}
 	for name, url := range urls {
 		if models[name] == nil {
-			log.Info("model without a tokenizer of kvepp's: its engine tokenizes its requests", "model", name, "url", url, "template", "the engine's")
+			log.Info("model without a tokenizer of kvepp's: its engine tokenizes its requests", "model", name, "url", maskPasswords(url), "template", "the engine's")
 		}
 	}
 	return models, nil

@@ -194,8 +194,10 @@ func serve(o *options) error {
 		CountTokens:     o.busy.countsTokens(),
 		StockPrefill:    o.prefillerHeader,
 	}, endpoints, index, book, m, log)
+	endpoints.Watch(forgetful{decides.Forget})
 	showRouter(m, o.busy.queue(), decides)
 	showEjection(m, health)
+	showWorkers(m, endpoints, index, events, decides)
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
@@ -115,9 +116,9 @@ type Subscription struct {
 }
 
 // Subscription returns the state of a worker's subscription; false if it has none.
-func (f *Feed) Subscription(w pool.Worker) (Subscription, bool) {
+func (f *Feed) Subscription(w kvblock.Worker) (Subscription, bool) {
 	f.mu.Lock()
-	s, ok := f.subscriptions[w.Worker]
+	s, ok := f.subscriptions[w]
 	f.mu.Unlock()
 	if !ok {
 		return Subscription{}, false

@@ -73,7 +73,7 @@ func TestSubscriptionState(t *testing.T) {
 	s := h.pool.Acquire()
 	w := s.Workers[0]
 	s.Release()
-	if got, ok := h.Subscription(w); !ok || !got.Connected || !got.LastEvent.IsZero() {
+	if got, ok := h.Subscription(w.Worker); !ok || !got.Connected || !got.LastEvent.IsZero() {
 		t.Errorf("before any event: %+v, %v", got, ok)
 	}
 	if n := log.Count(fmt.Sprintf("level=INFO msg=\"connected to a worker's KV events\" worker=%s address=%s", w.String(), e.address())); n != 1 {
@@ -81,13 +81,13 @@ func TestSubscriptionState(t *testing.T) {
 	}
 	began := time.Now()
 	eventually(t, "an event", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.count("stored", "applied") > 0 })
-	if got, _ := h.Subscription(w); got.LastEvent.Before(began.Add(-time.Second)) || time.Since(got.LastEvent) > time.Hour {
+	if got, _ := h.Subscription(w.Worker); got.LastEvent.Before(began.Add(-time.Second)) || time.Since(got.LastEvent) > time.Hour {
 		t.Errorf("the last event was at %v, it is %v", got.LastEvent, time.Now())
 	}
 	e.socket.Close()
-	eventually(t, "the disconnect", func() bool { got, _ := h.Subscription(w); return !got.Connected })
+	eventually(t, "the disconnect", func() bool { got, _ := h.Subscription(w.Worker); return !got.Connected })
 	h.pool.Update(nil)
-	if got, ok := h.Subscription(w); ok {
+	if got, ok := h.Subscription(w.Worker); ok {
 		t.Errorf("of a worker that left: %+v", got)
 	}
 }

@@ -1,0 +1,82 @@
+package router
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+)
+
+// workerCounts counts the ended requests of each worker. The zero value is empty.
+type workerCounts struct {
+	mu       sync.RWMutex
+	byWorker []*workerCount // by number; nil: no request yet; guarded by mu
+}
+
+// workerCount is one worker's. A request that outlives its worker counts in one that nobody reads any more.
+type workerCount struct{ all, errors, incomplete atomic.Uint64 }
+
+// of returns the counts of a worker, which is in a snapshot that the caller holds.
+func (c *workerCounts) of(w kvblock.Worker) *workerCount {
+	c.mu.RLock()
+	var known *workerCount
+	if int(w) < len(c.byWorker) {
+		known = c.byWorker[w]
+	}
+	c.mu.RUnlock()
+	if known != nil {
+		return known
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := int(w) + 1; n > len(c.byWorker) {
+		c.byWorker = append(c.byWorker, make([]*workerCount, n-len(c.byWorker))...)
+	}
+	if c.byWorker[w] == nil {
+		c.byWorker[w] = new(workerCount)
+	}
+	return c.byWorker[w]
+}
+
+// ended counts a request. explained says that the proxy's access log will tell who broke off an answer; otherwise it may have been the
+// client, and counts all the same. A client that goes away before the response is no failure. A nil count counts nothing.
+func (c *workerCount) ended(a *Answer, explained bool) {
+	if c == nil {
+		return
+	}
+	c.all.Add(1)
+	switch {
+	case len(a.Status) == 3 && a.Status[0] == '5':
+		c.errors.Add(1)
+	case a.Status != "" && !a.Complete && !explained:
+		c.incomplete.Add(1)
+	}
+}
+
+// brokenOff counts an answer that the worker broke off.
+func (c *workerCount) brokenOff() {
+	if c != nil {
+		c.incomplete.Add(1)
+	}
+}
+
+// WorkerRequests returns how many requests of a worker have ended.
+func (r *Router) WorkerRequests(w kvblock.Worker) metrics.WorkerRequests {
+	r.counts.mu.RLock()
+	defer r.counts.mu.RUnlock()
+	if int(w) >= len(r.counts.byWorker) || r.counts.byWorker[w] == nil {
+		return metrics.WorkerRequests{}
+	}
+	c := r.counts.byWorker[w]
+	return metrics.WorkerRequests{All: c.all.Load(), Errors: c.errors.Load(), Incomplete: c.incomplete.Load()}
+}
+
+// Forget drops what is counted of a worker that left the pool.
+func (r *Router) Forget(w kvblock.Worker) {
+	r.counts.mu.Lock()
+	defer r.counts.mu.Unlock()
+	if int(w) < len(r.counts.byWorker) {
+		r.counts.byWorker[w] = nil
+	}
+}
