@@ -32,7 +32,7 @@ func (x *exchange) reconcile(e *effect) {
 	served := &x.route.Served
 	x.log.Log(context.Background(), level, "a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same endpoint are logged at debug level",
 		"request_id", x.head.id, "chosen", x.route.Address, "chosen_worker", workerName(&x.route.Decision), "served", served.Address, "served_worker", served.Worker,
-		"outcome", outcome, "likely_cause", likelyCause(x.route))
+		"outcome", outcome, "likely_cause", likelyCause(x.route, e.Tries))
 	if x.Server.cfg.DecisionHeaders {
 		name := served.Worker
 		if name == "" {
@@ -42,12 +42,15 @@ func (x *exchange) reconcile(e *effect) {
 	}
 }
 
-// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change.
-func likelyCause(route *router.Route) string {
+// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change. tries is how many endpoints the
+// proxy says it tried; 0: it does not say.
+func likelyCause(route *router.Route, tries int) string {
 	switch {
+	case tries > 1:
+		return "the chosen endpoint failed, and the proxy retried on another one"
 	case route.Served.Outcome == router.ServedUnknown:
 		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that served. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
-	case slices.Contains(route.Fallbacks, route.Served.Address):
+	case tries == 0 && slices.Contains(route.Fallbacks, route.Served.Address):
 		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster does not have the chosen address"
 	}
 	return "the proxy's cluster does not have the chosen address, or its health checks took it out. Add it to the cluster as IP:port, or remove it from kvepp's endpoints"

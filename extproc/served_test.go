@@ -27,16 +27,23 @@ func TestMovedFrom(t *testing.T) {
 	}
 }
 
-// TestLikelyCause: a fallback endpoint of kvepp's that served means a retry, any other one that the proxy does not have the chosen one.
+// TestLikelyCause: a second try means that the chosen endpoint failed, another endpoint at the first try that the proxy does not have the chosen one.
+// A proxy that does not count its tries may have retried on a fallback endpoint.
 func TestLikelyCause(t *testing.T) {
-	for _, c := range []struct{ served, outcome, want string }{
-		{"10.0.0.2:8000", router.ServedMoved, "the proxy retried"},
-		{"10.0.0.3:8000", router.ServedMoved, "does not have the chosen address, or its health checks"},
-		{"10.0.0.9:8000", router.ServedUnknown, "kvepp has none at the address"},
+	for _, c := range []struct {
+		served, outcome string
+		tries           int
+		want            string
+	}{
+		{"10.0.0.2:8000", router.ServedMoved, 0, "the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster"},
+		{"10.0.0.2:8000", router.ServedMoved, 1, "does not have the chosen address, or its health checks"},
+		{"10.0.0.2:8000", router.ServedMoved, 2, "the proxy retried on another one"},
+		{"10.0.0.3:8000", router.ServedMoved, 0, "does not have the chosen address, or its health checks"},
+		{"10.0.0.9:8000", router.ServedUnknown, 1, "kvepp has none at the address"},
 	} {
 		route := &router.Route{Served: router.Served{Address: c.served, Outcome: c.outcome}}
 		route.Fallbacks = []string{"10.0.0.2:8000"}
-		if got := likelyCause(route); !strings.Contains(got, c.want) {
+		if got := likelyCause(route, c.tries); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %s", c, got)
 		}
 	}
