@@ -140,6 +140,48 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
+// TestJSONLog: every line of kvepp's log is a JSON object, costs are objects in it, and durations are seconds.
+func TestJSONLog(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Speedup: 20, KveppFlags: []string{"--log-format=json"}})
+	a := chat(t, s.Envoy.URL, novel(), true, nil)
+	var routed, loaded map[string]any
+	eventually(t, func() error {
+		log, _, err := s.Logs("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text := range strings.Lines(log) {
+			var line map[string]any
+			if err := json.Unmarshal([]byte(text), &line); err != nil {
+				return fmt.Errorf("%w in %q", err, text) // it may not be whole yet
+			}
+			switch line["msg"] {
+			case "routed":
+				routed = line
+			case "model loaded":
+				loaded = line
+			}
+		}
+		if routed == nil || loaded == nil {
+			return fmt.Errorf("no decision or model in\n%s", log)
+		}
+		return nil
+	})
+	if seconds, ok := loaded["took_seconds"].(float64); !ok || seconds <= 0 || seconds > 60 || routed["waited_seconds"] != 0.0 {
+		t.Errorf("durations: took_seconds %v, waited_seconds %v", loaded["took_seconds"], routed["waited_seconds"])
+	}
+	costs, _ := routed["costs"].(map[string]any)
+	for _, worker := range []string{"worker-0/0", "worker-1/0"} {
+		cost, _ := costs[worker].(map[string]any)
+		if n, ok := cost["cost"].(float64); !ok || n <= 0 || cost["block_size"] != float64(stack.BlockSize) || cost["active_requests"] != 0.0 {
+			t.Errorf("the cost of %s is %v, in %v", worker, costs[worker], routed)
+		}
+	}
+	if routed["request_id"] != a.Header.Get("x-kvepp-request-id") {
+		t.Errorf("the decision is %v", routed)
+	}
+}
+
 // TestAccessLogOnStdout: with "-" the lines go to standard output, as text where the log is text.
 func TestAccessLogOnStdout(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--access-log=-"}})
