@@ -59,7 +59,7 @@ type traffic struct {
 }
 
 // patience is how long a client waits for an answer: more than any engine here takes, and less than a stopped one would.
-const patience = 20 * time.Second
+const patience = 12 * time.Second
 
 func (f *traffic) run(ctx context.Context) {
 	f.served = map[string]int{}
@@ -245,6 +245,45 @@ func TestClientsThatGoAway(t *testing.T) {
 	for name, v := range m {
 		if strings.HasPrefix(name, "kvepp_ejections_total{") && v > 0 {
 			t.Errorf("%s %v", name, v)
+		}
+	}
+}
+
+// TestMockersGoBad: the same with Dynamo's workers, each behind a frontend of its own or all behind one, where a failure counts for the
+// worker that the headers named. Discovery notices a killed worker after ten seconds, a stopped one likewise.
+func TestMockersGoBad(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		for name, begin := range map[string]func(*stack.Worker){"killed": (*stack.Worker).Kill, "stopped": func(w *stack.Worker) { w.Signal(syscall.SIGSTOP) }} {
+			t.Run(fmt.Sprintf("%s, shared frontend %v", name, shared), func(t *testing.T) {
+				s := start(t, stack.Config{Workers: 3, SharedFrontend: shared, Pages: 3, Speedup: 20, KveppFlags: []string{"--eject-first-byte=2s", "--refresh-metrics-interval=1s"}})
+				load := traffic{s: s, total: 1000, at: 300, begin: func() { begin(s.Workers[1]) }}
+				load.run(t.Context())
+				m, err := s.Metrics(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				ejections := 0.0
+				for name, v := range m {
+					if strings.HasPrefix(name, "kvepp_ejections_total{") {
+						if ejections += v; v > 0 {
+							t.Logf("%s %v", name, v)
+						}
+					}
+				}
+				t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections", len(load.lost), load.total, load.inFlight, ejections)
+				slices.Sort(load.lost)
+				for i, how := range slices.Compact(slices.Clone(load.lost)) {
+					if i < 10 {
+						t.Log("  ", how)
+					}
+				}
+				if allowed := 3 + load.inFlight + int(ejections); len(load.lost) > allowed {
+					t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
+				}
+				if ejections == 0 {
+					t.Error("no ejection")
+				}
+			})
 		}
 	}
 }

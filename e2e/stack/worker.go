@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"kvepp/e2e/process"
 )
@@ -163,6 +164,9 @@ func (w *Worker) answers(ctx context.Context, instance string) error {
 
 // Kill ends the mocker as a crash would. Its frontend stays.
 func (w *Worker) Kill() { w.mocker.Kill() }
+
+// Signal sends the mocker a signal.
+func (w *Worker) Signal(sig syscall.Signal) { w.mocker.Signal(sig) }
 
 // Stop ends the mocker in order: it leaves discovery before it goes.
 func (w *Worker) Stop() { w.mocker.Stop() }

@@ -1,0 +1,389 @@
+package router
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/pool"
+	"kvepp/router/eject"
+)
+
+// newHealthHouse is a house that ejects endpoints after three failures.
+func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint) *house {
+	h := newHouse(t)
+	cfg := h.cfg
+	cfg.Keep, cfg.FirstByte = 100, 30*time.Second
+	cfg.Eject = eject.New(eject.Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second}, h.log)
+	if edit != nil {
+		edit(&cfg)
+	}
+	h.Router = New(cfg, h.pool, h.index, h.book, h.metrics, h.log)
+	h.pool.Watch(cfg.Eject)
+	if cfg.Sessions != nil {
+		h.pool.Watch(forgetting{cfg.Sessions.Forget})
+	}
+	h.pool.Update(endpoints)
+	return h
+}
+
+// answered ends a request with a complete answer.
+func answered(r *Route) {
+	r.Responding("", true)
+	r.Heard()
+	r.Free()
+	r.Answered(Answer{Status: "200", Complete: true, CachedTokens: -1})
+}
+
+// refused ends a request that found no connection.
+func refused(r *Route) {
+	r.Responding(eject.Refused, true)
+	r.Free()
+	r.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+}
+
+// breakDown has requests to an endpoint fail until it is ejected. The others answer.
+func (h *house) breakDown(name string) {
+	h.t.Helper()
+	for range 100 {
+		r := h.route(completion("m", tokens(rand.IntN(1<<20), 8)))
+		if r.Name == name {
+			refused(r)
+		} else {
+			answered(r)
+		}
+		if ejected, _ := h.cfg.Eject.Counts(); ejected > 0 && slices.ContainsFunc(h.cfg.Eject.Endpoints(), func(e eject.Health) bool { return e.Name == name && e.Ejected }) {
+			return
+		}
+	}
+	h.t.Fatalf("%s is not ejected", name)
+}
+
+// TestEjectedEndpointGetsNoRequests: not even those that would find their prompt cached there; the decision says so. After the
+// ejection time one request is its trial, whatever others have cached, and its answer brings the endpoint back.
+func TestEjectedEndpointGetsNoRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, nil, workers(3)...)
+		prompt := completion("m", tokens(0, 40))
+		h.warm("w1", 0, tokens(0, 40), blocksOfFour)
+		h.warm("w0", 0, tokens(1000, 40), blocksOfFour)
+		h.breakDown("w1")
+		for range 20 {
+			r := h.route(prompt)
+			if r.Name == "w1" || !slices.Equal(r.Ejected, []string{"w1"}) || r.EjectedServe || r.Trial {
+				t.Fatalf("%+v", r.Decision)
+			}
+			defer r.Free()
+		}
+		if record := h.Records(1, "")[0]; !slices.Equal(record.Ejected, []string{"w1"}) {
+			t.Errorf("record %+v", record)
+		}
+		<-time.After(time.Second)
+		trial := h.route(completion("m", tokens(1000, 40))) // of which w0 has all
+		if trial.Name != "w1" || !trial.Trial {
+			t.Fatalf("the trial: %+v", trial.Decision)
+		}
+		if r := h.route(prompt); r.Name == "w1" {
+			t.Errorf("a second request during the trial: %+v", r.Decision)
+		} else {
+			r.Free()
+		}
+		answered(trial)
+		r := h.route(prompt)
+		if r.Name != "w1" || len(r.Ejected) > 0 || r.PredictedCachedTokens != 40 {
+			t.Errorf("after the trial: %+v", r.Decision) // what it holds stayed known
+		}
+		r.Free()
+	})
+}
+
+// TestAllEjected: all are candidates again.
+func TestAllEjected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, nil, workers(2)...)
+		h.breakDown("w0")
+		h.breakDown("w1")
+		seen := map[string]bool{}
+		for range 40 {
+			r := h.route(completion("m", tokens(rand.IntN(1<<20), 8)))
+			if seen[r.Name] = true; !r.EjectedServe || len(r.Ejected) != 2 || r.Trial {
+				t.Fatalf("%+v", r.Decision)
+			}
+			r.Free()
+		}
+		if len(seen) != 2 {
+			t.Errorf("only %v serve", seen)
+		}
+	})
+}
+
+// TestEjectionMovesSessions: also those that may not move for load.
+func TestEjectionMovesSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute}) }, workers(2)...)
+		req := completion("m", tokens(0, 40))
+		first := h.route(of("s", req))
+		answered(first)
+		h.breakDown(first.Name)
+		r := h.route(of("s", req))
+		if r.Name == first.Name || r.Session != SessionMoved {
+			t.Errorf("%s, session %s", r.Name, r.Session)
+		}
+		answered(r)
+	})
+}
+
+// TestCordonedEndpoint: no request reaches it, not even with a pin, and with all cordoned there is an error of its own.
+func TestCordonedEndpoint(t *testing.T) {
+	h := newHealthHouse(t, func(c *Config) { c.Pinning = true }, workers(2)...)
+	pinned := with(completion("m", tokens(0, 8)), `"nvext":{"backend_instance_id":100}`)
+	if err := h.cfg.Eject.SetCordon("w0", eject.NoNewRequests); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		r := h.route(completion("m", tokens(0, 8)))
+		if r.Name != "w1" {
+			t.Fatalf("%+v", r.Decision)
+		}
+		defer r.Free()
+	}
+	if _, err := h.Route(t.Context(), pinned); !errors.Is(err, ErrCordoned) {
+		t.Errorf("pinned: %v", err)
+	}
+	es := workers(2)
+	es[1].Cordoned = true // as its Pod says
+	h.pool.Update(es)
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 8))); !errors.Is(err, ErrCordoned) {
+		t.Errorf("all cordoned: %v", err)
+	}
+}
+
+// TestPinnedToEjected: who names an ejected endpoint gets it.
+func TestPinnedToEjected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, func(c *Config) { c.Pinning = true }, workers(2)...)
+		h.breakDown("w0")
+		r := h.route(with(completion("m", tokens(0, 8)), `"nvext":{"backend_instance_id":100}`))
+		if r.Name != "w0" || r.Trial {
+			t.Errorf("%+v", r.Decision)
+		}
+		answered(r)
+	})
+}
+
+// TestPrefillWorkerIsEjected: a failure counts for both legs, and the healthy one has successes beside.
+func TestPrefillWorkerIsEjected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		es := workers(5)
+		es[0].Role, es[1].Role = pool.Prefill, pool.Prefill
+		for i := 2; i < 5; i++ {
+			es[i].Role = pool.Decode
+		}
+		h := newHealthHouse(t, nil, es...)
+		for range 200 {
+			r := h.route(completion("m", tokens(rand.IntN(1<<20), 8)))
+			if r.Prefill.Name == "w1" {
+				refused(r)
+			} else {
+				answered(r)
+			}
+			<-time.After(100 * time.Millisecond)
+		}
+		served := 0
+		for range 20 {
+			r := h.route(completion("m", tokens(rand.IntN(1<<20), 8)))
+			if r.Prefill.Name == "w0" {
+				served++
+			}
+			if r.Prefill.Name == "w1" {
+				refused(r)
+			} else {
+				answered(r)
+			}
+		}
+		if served < 19 { // one may be a trial
+			t.Errorf("%d of 20 requests went to the prefill worker that works", served)
+		}
+	})
+}
+
+// TestFirstByte: a streamed answer without headers for too long is a failure, one that comes in one piece is not, and a late answer
+// shows that the endpoint works.
+func TestFirstByte(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, nil, workers(1)...)
+		send := func(stream bool) *Route {
+			r := h.route(with(completion("m", tokens(0, 8)), fmt.Sprintf(`"stream":%v`, stream)))
+			r.Sent()
+			return r
+		}
+		var whole, streams []*Route
+		for range 5 {
+			whole = append(whole, send(false))
+		}
+		<-time.After(time.Minute)
+		if ejected, _ := h.cfg.Eject.Counts(); ejected != 0 {
+			t.Error("answers in one piece took their time")
+		}
+		for range 3 {
+			streams = append(streams, send(true))
+		}
+		<-time.After(29 * time.Second)
+		if ejected, _ := h.cfg.Eject.Counts(); ejected != 0 {
+			t.Error("ejected too soon")
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+		if ejected, _ := h.cfg.Eject.Counts(); ejected != 1 {
+			t.Error("not ejected after three streams without headers")
+		}
+		for _, r := range append(whole, streams...) {
+			answered(r)
+		}
+		if h.book.Len() != 0 {
+			t.Errorf("%d booked", h.book.Len())
+		}
+	})
+}
+
+// TestAnswersThatBreakOff: while it is not known who broke three answers off, the endpoint gets no requests; the access log decides,
+// before or after the stream ends.
+func TestAnswersThatBreakOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, nil, workers(2)...)
+		h.warm("w0", 0, tokens(0, 40), blocksOfFour)
+		breakOff := func() string {
+			r := h.route(completion("m", tokens(0, 40)))
+			if r.Name != "w0" {
+				t.Fatalf("to %s", r.Name)
+			}
+			r.Responding("", true)
+			r.Heard()
+			r.Free()
+			r.Answered(Answer{Status: "200", Explained: true, CachedTokens: -1})
+			return r.Token
+		}
+		expect := func(name, when string) {
+			t.Helper()
+			r := h.route(completion("m", tokens(0, 40)))
+			if r.Name != name {
+				t.Errorf("%s: to %s", when, r.Name)
+			}
+			r.Free()
+			r.Answered(Answer{CachedTokens: -1})
+		}
+		first, second, third := breakOff(), breakOff(), breakOff()
+		expect("w1", "three answers broke off")
+		h.BrokenOff(first, "") // the client did it
+		expect("w0", "one of three is explained")
+		h.BrokenOff(second, "")
+		h.BrokenOff(third, "")
+		h.BrokenOff("nonsense", eject.Reset)
+		for range 3 {
+			breakOff()
+		}
+		<-time.After(explainedWithin + time.Millisecond)
+		synctest.Wait()
+		expect("w0", "nobody told in time")
+		for range 3 {
+			r := h.route(completion("m", tokens(0, 40)))
+			h.BrokenOff(r.Token, eject.Reset) // before the stream ends
+			r.Responding("", true)
+			r.Free()
+			r.Answered(Answer{Status: "200", Explained: true, CachedTokens: -1})
+		}
+		expect("w1", "the endpoint broke three answers off")
+		if ejected, _ := h.cfg.Eject.Counts(); ejected != 1 {
+			t.Errorf("%d ejected", ejected)
+		}
+	})
+}
+
+// TestBrokenAnswersAreBounded: entries of an access log that fit no request take no more memory than their place.
+func TestBrokenAnswersAreBounded(t *testing.T) {
+	h := newHealthHouse(t, nil, workers(1)...)
+	for i := range 3 * maxBroken {
+		h.BrokenOff(fmt.Sprint("token ", i), eject.Reset)
+	}
+	if n := len(h.broken.byToken); n > maxBroken {
+		t.Errorf("%d entries are kept", n)
+	}
+}
+
+// TestRetriesAreFailures: each endpoint that the proxy tried before the one that served has failed; one that it never asked has not.
+func TestRetriesAreFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, func(c *Config) { c.Fallbacks = 2 }, workers(3)...)
+		fails := func() (all []int) {
+			for _, e := range h.cfg.Eject.Endpoints() {
+				all = append(all, e.Fails)
+			}
+			return all
+		}
+		for _, c := range []struct {
+			serves, attempts int // of chosen and fallbacks, by index
+			failed           int // the first of them
+		}{{0, 1, 0}, {1, 2, 1}, {2, 3, 2}, {1, 0, 1}, {2, 0, 2}, {2, 1, 0}, {2, 2, 1}} {
+			r := h.route(completion("m", tokens(0, 8)))
+			order := append([]string{r.Address}, r.Fallbacks...)
+			h.ServedBy(r, order[c.serves], c.attempts)
+			sum := 0
+			for _, n := range fails() {
+				sum += n
+			}
+			if sum != c.failed {
+				t.Errorf("%+v: failures %v", c, fails())
+			}
+			answered(r)
+			for range 3 { // all have a clean slate
+				for _, e := range h.cfg.Eject.Endpoints() {
+					h.cfg.Eject.Succeeded(h.cfg.Eject.Of(e.Workers[0]), 0)
+				}
+			}
+		}
+	})
+}
+
+// TestFallbacksAfterEjection: ejected endpoints are named last.
+func TestFallbacksAfterEjection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, func(c *Config) { c.Fallbacks = 2 }, workers(3)...)
+		h.breakDown("w1")
+		r := h.route(completion("m", tokens(0, 8)))
+		if len(r.Fallbacks) != 2 || r.Fallbacks[1] != "10.0.0.2:8000" {
+			t.Errorf("%s, fallbacks %v", r.Name, r.Fallbacks)
+		}
+		r.Free()
+	})
+}
+
+// TestProxysOwnAnswer: an answer that says nothing of the endpoint is neither a failure nor a success.
+func TestProxysOwnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealthHouse(t, nil, workers(1)...)
+		for range 9 {
+			r := h.route(completion("m", tokens(0, 8)))
+			r.Responding("", false)
+			r.Free()
+			r.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+		}
+		if e := h.cfg.Eject.Endpoints()[0]; e.Ejected || e.Fails != 0 {
+			t.Errorf("%+v", e)
+		}
+		h.breakDown("w0")
+		<-time.After(time.Second)
+		for range 2 { // a trial that told nothing is made again
+			trial := h.route(completion("m", tokens(0, 8)))
+			if !trial.Trial {
+				t.Error("no trial")
+			}
+			trial.Responding("", false)
+			trial.Free()
+			trial.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
+		}
+	})
+}
