@@ -56,7 +56,7 @@ func brokenBy(f *accesslogdata.ResponseFlags) eject.Cause {
 		return eject.Reset
 	case f.GetUpstreamConnectionFailure():
 		return eject.Refused
-	case f.GetUpstreamRequestTimeout(), f.GetStreamIdleTimeout(), f.GetUpstreamMaxStreamDurationReached():
+	case f.GetUpstreamRequestTimeout():
 		return eject.Timeout
 	}
 	return ""

@@ -1,8 +1,6 @@
 package extproc
 
 import (
-	"strings"
-
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"kvepp/router/eject"
@@ -21,10 +19,7 @@ const (
 	flagUpstreamRemoteReset    = 1 << 4
 	flagUpstreamRefused        = 1 << 5
 	flagUpstreamTermination    = 1 << 6
-	flagStreamIdleTimeout      = 1 << 16
-	flagUpstreamMaxDuration    = 1 << 19
 	flagUpstreamProtocolError  = 1 << 23
-	flagsOfTimeouts            = flagUpstreamTimeout | flagStreamIdleTimeout | flagUpstreamMaxDuration
 	flagsOfInterruptedAnswers  = flagUpstreamRemoteReset | flagUpstreamTermination | flagUpstreamProtocolError
 	detailsOfEndpointsResponse = "via_upstream"
 )
@@ -51,7 +46,7 @@ func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
 // that says nothing of it: a full circuit breaker, a cluster without a healthy endpoint, a filter's own answer.
 func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	if v.told && v.details != detailsOfEndpointsResponse {
-		cause = causeOf(v.flags, v.details)
+		cause = causeOf(v.flags)
 		return cause, cause != ""
 	}
 	switch status {
@@ -61,14 +56,15 @@ func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	return "", true // 429 and 4xx say that the endpoint works; 501, 505 and 529 do so too
 }
 
-// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none.
-func causeOf(flags uint64, details string) eject.Cause {
+// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none. An idle stream is none: a client
+// that does not read causes it as well.
+func causeOf(flags uint64) eject.Cause {
 	switch {
 	case flags&flagUpstreamRefused != 0:
 		return eject.Refused
 	case flags&flagsOfInterruptedAnswers != 0:
 		return eject.Reset
-	case flags&flagsOfTimeouts != 0, strings.Contains(details, "timeout"):
+	case flags&flagUpstreamTimeout != 0:
 		return eject.Timeout
 	}
 	return ""

@@ -39,6 +39,7 @@ func TestFailureOfResponse(t *testing.T) {
 	f("504", "upstream_response_timeout", 4, eject.Timeout, true)
 	f("504", "upstream_per_try_timeout", 4, eject.Timeout, true)
 	f("503", "upstream_reset_before_response_started{overflow}", 128, "", false) // the circuit breaker
+	f("504", "stream_idle_timeout", 1<<16, "", false)
 	f("503", "no_healthy_upstream", 2, "", false)
 	f("500", "ext_proc_error_gRPC_error_14", 0, "", false)
 	f("503", "kvepp_no_endpoints", 0, "", false)
@@ -62,5 +63,6 @@ func TestBrokenBy(t *testing.T) {
 	f(&accesslogdata.ResponseFlags{UpstreamRemoteReset: true}, eject.Reset)
 	f(&accesslogdata.ResponseFlags{UpstreamProtocolError: true}, eject.Reset)
 	f(&accesslogdata.ResponseFlags{UpstreamConnectionFailure: true}, eject.Refused)
-	f(&accesslogdata.ResponseFlags{StreamIdleTimeout: true}, eject.Timeout)
+	f(&accesslogdata.ResponseFlags{UpstreamRequestTimeout: true}, eject.Timeout)
+	f(&accesslogdata.ResponseFlags{StreamIdleTimeout: true}, "") // of a client that does not read, perhaps
 }
