@@ -86,3 +86,25 @@ func TestCheck(t *testing.T) {
 		t.Errorf("no endpoints file: status %d", status)
 	}
 }
+
+// TestCheckEventPlane: predictions also follow the events of Dynamo's event plane.
+func TestCheckEventPlane(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Speedup: 20, EventPlane: "zmq"})
+	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
+	if status != 0 || strings.Count(table, "the second time, as predicted") != 2 || strings.Count(table, "100.0 %  ok") != 2 {
+		t.Errorf("status %d", status)
+	}
+}
+
+// TestCheckPrefillWorkers: a decode worker's answers do not tell what it alone had cached, and are not compared.
+func TestCheckPrefillWorkers(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Prefill: 1, Speedup: 20})
+	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
+	if status != 1 || !strings.Contains(table, "none: it is a decode worker") || !strings.Contains(table, "no worker could hold one") {
+		t.Errorf("status %d", status)
+	}
+	status, table = runCheck(t, append(s.EndpointFlags(), "--probe", "--gateway="+s.Envoy.URL, "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...)
+	if status != 0 || strings.Count(table, ", as kvepp chose") != 1 {
+		t.Errorf("through the gateway: status %d", status)
+	}
+}

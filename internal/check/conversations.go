@@ -94,7 +94,8 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 		}
 	}
 	if len(able) == 0 {
-		return append(findings, Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one", Fix: "correct what is wrong above"})
+		return append(findings, Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
+			Fix: "correct what is wrong above; without aggregated workers leave --conversations out"})
 	}
 	cfg.Predictor.listen(ctx)
 	var prompts [systemPrompts]string

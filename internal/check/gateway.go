@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,6 +40,8 @@ type Gateway struct {
 	MetricsPage, MetricsToken string
 }
 
+const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as manifests/envoy has it"
+
 // Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first, without by chance.
 const (
 	attemptsWithEvents    = 5
@@ -65,7 +68,7 @@ func CheckGateway(ctx context.Context, cfg *Config, gateway *Gateway, asked []*A
 	var endpoints []*Asked
 	seen := map[string]bool{}
 	for _, a := range asked {
-		if a.takesRequests() && !seen[a.Worker.Address] {
+		if a.endpoint() && !seen[a.Worker.Address] {
 			seen[a.Worker.Address] = true
 			endpoints = append(endpoints, a)
 		}
@@ -111,7 +114,9 @@ type decision struct {
 func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 	failures := g.handshakeFailures(ctx)
 	opening := newTalk(g.Models[a.model], a.model, novel(probeWords))
-	opening.open(ctx, g.Config, a)
+	if a.takesRequests() {
+		opening.open(ctx, g.Config, a)
+	}
 	talk := newTalk(g.Models[a.model], a.model, novel(probeWords))
 	talk.asText = opening.asText
 	p := g.pass(ctx, a, talk)
@@ -165,7 +170,7 @@ func (p *passed) status() string {
 // endpoint has kvepp choose an endpoint, and says whether it serves.
 func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 	address, model := a.Worker.Address, g.Models[a.model]
-	byEvents := g.Predictor.Events && a.Worker.Announces() && !a.unheard && model != nil
+	byEvents := a.takesRequests() && g.Predictor.Events && a.Worker.Announces() && !a.unheard && model != nil
 	attempts := attemptsWithoutEvents
 	if byEvents {
 		attempts = attemptsWithEvents
@@ -176,7 +181,10 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 			return
 		}
 		talk := newTalk(model, a.model, novel(probeWords))
-		first := talk.open(ctx, g.Config, a)
+		var first sent
+		if a.takesRequests() {
+			first = talk.open(ctx, g.Config, a)
+		}
 		if first.err != nil {
 			g.found(a.Worker.String(), AboutServed, Unknown, "send the engine a chat yourself", "it answered: %s", brief(first.err))
 			return
@@ -204,11 +212,15 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 		others = append(others, p.decision.worker)
 	}
 	if !g.verdicts[address] {
-		says := "not known: kvepp did not choose it"
-		if len(others) > 0 {
-			says += ", but " + strings.Join(others, ", ")
+		says, fix := "not known: kvepp did not choose it", "repeat when the workers are idle"
+		switch {
+		case slices.Contains(others, a.Worker.String()):
+			says, fix = "not known: the gateway does not say which endpoint served", sayServed
+		case len(others) > 0:
+			slices.Sort(others)
+			says += ", but " + strings.Join(slices.Compact(others), ", ")
 		}
-		g.found(a.Worker.String(), AboutServed, Unknown, "repeat when the workers are idle", "%s", says)
+		g.found(a.Worker.String(), AboutServed, Unknown, fix, "%s", says)
 	}
 }
 
@@ -227,7 +239,6 @@ func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 		return
 	}
 	fix := fmt.Sprintf("add %s to the endpoints of the gateway's cluster, as IP:port, and see that its health checks there succeed; or remove it from kvepp's endpoints", d.address)
-	const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as manifests/envoy has it"
 	warmed := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
 	switch {
 	case d.served != "" && !sameAddress(d.served, d.address):

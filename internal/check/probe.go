@@ -110,9 +110,14 @@ func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token
 	asked.unheard = !cfg.Predictor.sent(ctx, asked.Worker.Worker, ids)
 }
 
-// takesRequests says whether the worker can be sent requests: prefill and encode workers only have other workers' requests.
-func (a *Asked) takesRequests() bool {
+// endpoint says whether the gateway sends requests to the worker: prefill and encode workers only have other workers' requests.
+func (a *Asked) endpoint() bool {
 	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
+}
+
+// takesRequests says whether the worker can be sent requests directly. Dynamo's decode workers need a prefill worker for each.
+func (a *Asked) takesRequests() bool {
+	return a.endpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
 }
 
 // header is what names the worker to the server at its address.

@@ -167,7 +167,11 @@ func difference(a, b []kvblock.Token) int {
 // compareCounts compares the numbers of tokens of the probe's prompts, for an engine that does not tell its ids.
 func (q *inquiry) compareCounts(model *tokenizer.Model) {
 	p := q.prompt
-	if p == nil {
+	switch {
+	case !q.takesRequests():
+		q.found(AboutTokenizer, Unknown, "", "not compared: the engine does not say its ids, and takes no requests without a prefill worker")
+		return
+	case p == nil:
 		q.found(AboutTokenizer, Unknown, "--probe compares the number of a prompt's tokens", "the engine does not say its ids")
 		return
 	}
