@@ -145,7 +145,6 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 	if events != nil {
 		defer events.Close()
 	}
-	c.keepHostNames = true
 	unfollow, err := follow(ctx, &c.options, cluster, ready, endpoints, models, nil, m, log)
 	if err != nil {
 		return nil, err

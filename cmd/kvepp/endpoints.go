@@ -129,9 +129,7 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
 		}
-		if !o.keepHostNames {
-			names.Use(ctx, now)
-		}
+		names.Use(ctx, now)
 		mu.Lock()
 		defer mu.Unlock()
 		entries = now

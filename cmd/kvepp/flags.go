@@ -35,7 +35,6 @@ type options struct {
 
 	endpoints       string
 	dnsLookupFamily string
-	keepHostNames   bool // of endpoints: for kvepp check, which tells of them
 	dynamoDiscovery string
 	cluster
 
