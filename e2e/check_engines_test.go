@@ -108,16 +108,19 @@ func TestCheckStockEngines(t *testing.T) {
 				{"approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{model + tinyModel, "--no-router-kv-events"}, 0,
 					[]string{"kvepp guesses what the worker holds", "the second time, as predicted"}},
 			} {
-				flags := append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"}, c.flags...)
-				status, table := runCheck(t, flags...)
-				if status != c.status {
-					t.Errorf("%s: status %d, want %d", c.name, status, c.status)
-				}
-				for _, says := range c.says {
-					if n := strings.Count(table, says); n < len(engines) {
-						t.Errorf("%s: %q is there for %d of %d workers", c.name, says, n, len(engines))
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel() // most of the time events are waited for that do not come
+					flags := append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"}, c.flags...)
+					status, table := runCheck(t, flags...)
+					if status != c.status {
+						t.Errorf("status %d, want %d", status, c.status)
 					}
-				}
+					for _, says := range c.says {
+						if n := strings.Count(table, says); n < len(engines) {
+							t.Errorf("%q is there for %d of %d workers", says, n, len(engines))
+						}
+					}
+				})
 			}
 		})
 	}
