@@ -48,6 +48,7 @@ type fileEntry struct {
 	Model                 string   `yaml:"model" example:"qwen"`
 	DeviceType            string   `yaml:"deviceType" example:"cuda"`
 	Taints                []string `yaml:"taints" example:"[zone-a, fast]"`
+	Cordoned              bool     `yaml:"cordoned" example:"true"`
 }
 
 // id is a Dynamo instance id. It uses all 64 bits, and package yaml would round one that does not fit to one that does.
@@ -155,6 +156,9 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}}
 	if e.Role == "" {
 		e.Role = Aggregated
+	}
+	if f.Cordoned {
+		e.CordonedBy = CordonedByFile
 	}
 	switch {
 	case f.Name == "":

@@ -29,6 +29,7 @@ const full = `endpoints:
   model: qwen
   deviceType: cuda
   taints: [a, b]
+  cordoned: true
 - name: worker-1
   address: "[fd00::7]:8001"
   dynamo: ns/backend/generate
@@ -44,10 +45,10 @@ func TestParseFile(t *testing.T) {
 	e := entries[0]
 	if e.InstanceID != 11820826700540128610 || e.Role != Decode || e.DataParallelStartRank != 2 || e.DataParallelSize != 4 ||
 		e.KVEvents != "tcp://127.0.0.1:5557" || e.KVReplay != "tcp://[::1]:5657" || e.KVTopic != "kv" || e.Metrics != "http://127.0.0.1:8081/metrics" || e.BlockSize != 16 ||
-		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" || e.DeviceType != "cuda" || len(e.Taints) != 2 {
+		e.TotalKVBlocks != 4096 || e.MaxNumBatchedTokens != 8192 || e.Model != "qwen" || e.DeviceType != "cuda" || len(e.Taints) != 2 || e.CordonedBy != CordonedByFile {
 		t.Errorf("worker-0: %+v", e)
 	}
-	if e := entries[1]; e.Dynamo != "ns/backend/generate" || e.InstanceID != 0 || e.Role != Aggregated || e.DataParallelSize != 1 {
+	if e := entries[1]; e.Dynamo != "ns/backend/generate" || e.InstanceID != 0 || e.Role != Aggregated || e.DataParallelSize != 1 || e.CordonedBy != "" {
 		t.Errorf("worker-1: %+v", e)
 	}
 	if e := entries[2]; e.InstanceID != kvblock.InstanceID("worker-2") || e.InstanceID == 0 {
@@ -133,6 +134,7 @@ func TestParseFileErrors(t *testing.T) {
 		head + "  dataParallelSize: -1\n":                             `line 4: dataParallelSize: must be a whole number of at least 0, for example dataParallelSize: 2`,
 		head + "  dataParallelSize: 8589934592\n":                     `line 4: dataParallelSize: must be a whole number of at least 0, for example dataParallelSize: 2`,
 		head + "  allInstances: maybe\n":                              `line 4: allInstances: must be true or false, for example allInstances: true`,
+		head + "  cordoned: maybe\n":                                  `line 4: cordoned: must be true or false, for example cordoned: true`,
 		head + "  taints: zone-a\n":                                   `line 4: taints: must be a list of text, for example taints: [zone-a, fast]`,
 		head + "  instanceId: 0x10\n":                                 `line 4: instanceId: must be a decimal number of at most 64 bits, for example instanceId: 1234567890`,
 		head + "  instanceId: 18446744073709551616\n":                 `line 4: instanceId: must be a decimal number of at most 64 bits, for example instanceId: 1234567890`,

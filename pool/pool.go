@@ -70,9 +70,18 @@ type Endpoint struct {
 	// SameTokenizer says that all of them are known to be kvepp's.
 	SameTokenizer bool
 	EAGLE         bool // blocks are hashed over windows of BlockSize+1 tokens
-	// Cordoned says that whoever manages the endpoint wants no new requests to be sent to it.
-	Cordoned bool
+	// CordonedBy is the source of endpoints that asks for no new requests to this one. Empty: none asks.
+	CordonedBy CordonSource
 }
+
+// CordonSource is where the wish comes from that an endpoint gets no new requests. People read it.
+type CordonSource string
+
+// The sources of endpoints that can cordon them.
+const (
+	CordonedByFile CordonSource = "endpoints file"
+	CordonedByPod  CordonSource = "Pod annotation"
+)
 
 // Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach soonest. The
 // zero value says nothing.
@@ -210,6 +219,7 @@ type Pool struct {
 	// update serialises Update and with it the calls to watchers. It guards these:
 	update   sync.Mutex
 	watchers []Watcher
+	onCordon func(endpoint string, by CordonSource) // nil: nothing is called
 	leaving  []kvblock.Worker
 	free     []kvblock.Worker
 	next     kvblock.Worker
@@ -236,6 +246,14 @@ func (p *Pool) Watch(w Watcher) {
 	p.watchers = append(p.watchers, w)
 }
 
+// OnCordon sets the function that Update calls when Endpoint.CordonedBy of an endpoint changes that stays in the pool. Watchers learn
+// from WorkerJoined that an endpoint is cordoned when it joins. Set the function before the first Update.
+func (p *Pool) OnCordon(f func(endpoint string, by CordonSource)) {
+	p.update.Lock()
+	defer p.update.Unlock()
+	p.onCordon = f
+}
+
 // Acquire returns the current snapshot. The caller releases it: a worker's number goes to somebody else only when
 // everybody who could still mean the old holder has let go.
 func (p *Pool) Acquire() *Snapshot {
@@ -259,7 +277,12 @@ func (p *Pool) Update(endpoints []Endpoint) {
 	defer p.update.Unlock()
 	p.reclaim()
 
-	joined, left := p.replace(endpoints)
+	joined, left, recordoned := p.replace(endpoints)
+	if p.onCordon != nil {
+		for _, e := range recordoned {
+			p.onCordon(e.Name, e.CordonedBy)
+		}
+	}
 	for _, w := range left {
 		p.log.Info("worker left", "worker", w.String(), "instance", w.InstanceID)
 		for _, o := range p.watchers {
@@ -275,8 +298,9 @@ func (p *Pool) Update(endpoints []Endpoint) {
 	}
 }
 
-// replace publishes the snapshot of endpoints and says who joined and left. The caller holds p.update.
-func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
+// replace publishes the snapshot of endpoints. It returns the workers that joined and left, and the endpoints whose CordonedBy
+// changed. The caller holds p.update.
+func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
 	before := p.current.Load()
@@ -302,6 +326,9 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 				w.Worker = was.Worker
 				w.BlockSize, w.Announced = was.BlockSize, was.Announced
 				w.EAGLE, w.UpperBound, w.Silent = was.EAGLE, was.UpperBound, was.Silent
+				if was.CordonedBy != e.CordonedBy && (len(recordoned) == 0 || recordoned[len(recordoned)-1] != &e) {
+					recordoned = append(recordoned, &e)
+				}
 			} else {
 				w.Worker = p.number()
 				joined = append(joined, w)
@@ -319,7 +346,7 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker) {
 			left = append(left, w)
 		}
 	}
-	return joined, left
+	return joined, left, recordoned
 }
 
 // remembered finds the workers of an earlier snapshot again. Most come in the order in which they were: of hundreds one has left, or

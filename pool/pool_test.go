@@ -80,6 +80,36 @@ func TestWorkersKeepTheirNumbers(t *testing.T) {
 	}
 }
 
+// TestCordonChangesInPlace: a cordon begins and ends without its endpoint leaving, and is told once for all ranks.
+func TestCordonChangesInPlace(t *testing.T) {
+	p := New(quiet)
+	d := &diary{t: t, present: map[kvblock.Worker]string{}}
+	p.Watch(d)
+	var told []string
+	p.OnCordon(func(endpoint string, by CordonSource) { told = append(told, endpoint+" "+string(by)) })
+	a, b := endpoint("a", 1), endpoint("b", 2)
+	a.DataParallelSize = 2
+	b.CordonedBy = CordonedByFile
+	p.Update([]Endpoint{a, b})
+	before := workers(p)
+	p.ReportBlockSize(before["a/0"].Worker, 16)
+	for _, by := range []CordonSource{CordonedByPod, CordonedByPod, ""} {
+		a.CordonedBy = by
+		p.Update([]Endpoint{a, b})
+		for name, w := range workers(p) {
+			if w.Worker != before[name].Worker {
+				t.Errorf("%s has number %d, and had %d", name, w.Worker, before[name].Worker)
+			}
+		}
+		if w := workers(p)["a/0"]; w.CordonedBy != by || w.BlockSize != 16 {
+			t.Errorf("cordoned by %q, block size %d; want %q, 16", w.CordonedBy, w.BlockSize, by)
+		}
+	}
+	if want := []string{"a Pod annotation", "a "}; !slices.Equal(told, want) || d.joins != 3 || d.leaves != 0 {
+		t.Errorf("told %q, want %q; %d joined, %d left", told, want, d.joins, d.leaves)
+	}
+}
+
 func TestNumberIsNotReusedWhileSomebodyReads(t *testing.T) {
 	p := New(quiet)
 	d := &diary{t: t, present: map[kvblock.Worker]string{}}

@@ -56,10 +56,21 @@ func (r *Router) standings() standings {
 
 // of returns the standing of a worker.
 func (s *standings) of(w *pool.Worker) eject.Standing {
-	if w.Cordoned {
+	if w.CordonedBy != "" {
 		return eject.Cordoned
 	}
 	return s.view.Of(w.Worker, s.now)
+}
+
+// cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is asked after the route
+// is booked, so that whoever cordons an endpoint and then sees no booking of it will see none later.
+func (r *Router) cordonedSince(d *decision, route *Route) bool {
+	view := r.cfg.Eject.View()
+	if view == d.standings.view {
+		return false
+	}
+	now := time.Now()
+	return view.Of(route.destination, now) == eject.Cordoned || route.Prefill != nil && view.Of(route.computes.Worker, now) == eject.Cordoned
 }
 
 // watch begins to follow what the request says of its endpoints' health. It returns false when an endpoint that is ejected was
