@@ -35,6 +35,7 @@ const (
 	BlockSizeAnnotation        = annotationPrefix + "block-size"
 	TotalBlocksAnnotation      = annotationPrefix + "total-kv-blocks"
 	MaxBatchedTokensAnnotation = annotationPrefix + "max-num-batched-tokens"
+	CordonAnnotation           = annotationPrefix + "cordon" // "true": no new requests
 )
 
 // activePortsAnnotations list which of the target ports a Pod serves, the first that is there. Source: llm-d-router v0.10; GAIE v1.5.
@@ -340,6 +341,12 @@ func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	number(MetricsPortAnnotation, 65535, func(uint64) {})
 	if text, there := p.Annotations[RoleAnnotation]; there && roles[text] == "" {
 		wrong = fmt.Errorf("annotation %s: %q is none of aggregated, prefill, decode", RoleAnnotation, text)
+	}
+	switch text, there := p.Annotations[CordonAnnotation]; {
+	case text == "true":
+		e.CordonedBy = pool.CordonedByPod
+	case there && text != "false":
+		wrong = fmt.Errorf("annotation %s: %q is neither true nor false", CordonAnnotation, text)
 	}
 	return e, wrong
 }

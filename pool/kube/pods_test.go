@@ -49,6 +49,9 @@ func show(endpoints []pool.Endpoint) string {
 				line += " " + s
 			}
 		}
+		if e.CordonedBy != "" {
+			line += " cordoned by " + string(e.CordonedBy)
+		}
 		lines = append(lines, line)
 	}
 	return strings.Join(lines, "\n")
@@ -99,6 +102,13 @@ func TestEndpointsOfAPod(t *testing.T) {
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
 		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "70000" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/kv-events-port"},
+		{name: "cordoned", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "true" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 cordoned by Pod annotation\n" +
+				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 cordoned by Pod annotation"},
+		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "false" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
+		{name: "a wrong cordon", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "yes" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/cordon: \"yes\" is neither true nor false"},
 		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "boss" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/role"},
 		{name: "ranks beyond the last port", config: Config{KVEventsPort: 65535}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
