@@ -31,6 +31,7 @@ type decision struct {
 	standings                   standings         // by which candidates were gathered
 	ejected, ejectedPrefill     []pool.Worker     // that would be candidates, but for their ejection
 	regardless                  bool              // they are candidates, because there are no others
+	cordoned                    []string          // names of endpoints that would be candidates, but for their cordon; only if Router.explains
 	took                        metrics.Overhead
 	span                        *tracing.Span // below which phases are told; nil: nobody is told
 }
@@ -81,7 +82,7 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		route.counts[1] = r.counts.of(route.computes.Worker)
 	}
 	if r.explains() {
-		d.tellEjected(route)
+		d.tellExcluded(route)
 	}
 	r.predict(d, route)
 	route.released = r.onRelease
@@ -114,7 +115,7 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 		}
 		route, err := r.chooseGathered(d, p)
 		switch {
-		case err == nil && (r.watch(d, route, p) || look >= maxLooks):
+		case err == nil && (!r.cordonedSince(d, route) && r.watch(d, route, p) || look >= maxLooks):
 			return route, nil
 		case err != nil && !errors.Is(err, scoring.ErrChanged):
 			return nil, err

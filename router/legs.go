@@ -81,7 +81,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		d.aggregated.cfg = *p.scoring
 	}
 	d.standings = r.standings()
-	d.ejected, d.ejectedPrefill, d.regardless = d.ejected[:0], d.ejectedPrefill[:0], false
+	d.ejected, d.ejectedPrefill, d.regardless, d.cordoned = d.ejected[:0], d.ejectedPrefill[:0], false, d.cordoned[:0]
+	explains := r.explains()
 	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill, cordoned, cordonedPrefill := 0, 0, 0, 0, 0, 0, 0, 0, 0
 	pinned, constrained := p.pins.Given(), len(p.constraints.Required) > 0
 	for i := range snapshot.Workers {
@@ -103,6 +104,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			switch standing := d.standings.of(w); {
 			case standing == eject.Cordoned:
 				cordonedPrefill++
+				d.tellCordoned(w, explains)
 			case standing == eject.Ejected && !pinned:
 				d.ejectedPrefill = append(d.ejectedPrefill, *w)
 			case over != nil && over[i]:
@@ -122,6 +124,7 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 			switch standing := d.standings.of(w); {
 			case standing == eject.Cordoned:
 				cordoned++
+				d.tellCordoned(w, explains)
 			case standing == eject.Ejected && !pinned:
 				d.ejected = append(d.ejected, *w)
 			case over != nil && over[i]:
@@ -193,8 +196,18 @@ func (d *decision) admitEjected(overloaded, busyPrefill int) {
 	}
 }
 
-// tellEjected says in a decision which endpoints were left out.
-func (d *decision) tellEjected(route *Route) {
+// tellCordoned notes the name of a cordoned endpoint once, if a record is wanted.
+func (d *decision) tellCordoned(w *pool.Worker, wanted bool) {
+	if n := len(d.cordoned); wanted && (n == 0 || d.cordoned[n-1] != w.Name) { // its ranks follow each other
+		d.cordoned = append(d.cordoned, w.Name)
+	}
+}
+
+// tellExcluded names in a decision the endpoints that were left out.
+func (d *decision) tellExcluded(route *Route) {
+	if len(d.cordoned) > 0 {
+		route.Cordoned = slices.Clone(d.cordoned)
+	}
 	if len(d.ejected)+len(d.ejectedPrefill) == 0 {
 		return
 	}

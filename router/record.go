@@ -3,9 +3,11 @@ package router
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -125,12 +127,15 @@ func (r *Router) explains() bool {
 }
 
 // record tells of a decision those who want to know. Nothing is done for nobody.
-func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Route, waited time.Duration, err error) {
+func (r *Router) record(ctx context.Context, d *decision, req *Request, p *prompt, route *Route, waited time.Duration, err error) {
 	if r.cfg.Keep > 0 {
 		path, _, _ := strings.Cut(req.Path, "?")
 		record := &Record{Time: time.Now(), RequestID: clip(req.ID), Path: clip(path), Model: clip(p.model), LoRA: clip(p.lora), Pinned: p.pins.Given()}
 		if err != nil {
 			record.Error, record.Reason, record.Waited = clip(err.Error()), p.reason, waited
+			if errors.Is(err, ErrCordoned) {
+				record.Cordoned = slices.Clone(d.cordoned)
+			}
 		} else {
 			record.Decision = route.Decision
 		}
@@ -147,7 +152,7 @@ func (r *Router) record(ctx context.Context, req *Request, p *prompt, route *Rou
 	}
 	log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
 		"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-		"session", route.Session, "predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "waited", route.Waited, "ejected", route.Ejected, "trial", route.Trial,
+		"session", route.Session, "predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "waited", route.Waited, "ejected", route.Ejected, "cordoned", route.Cordoned, "trial", route.Trial,
 		logged("costs", route.Costs))
 }
 

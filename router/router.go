@@ -95,6 +95,8 @@ type Decision struct {
 	// nobody wants to know, see Config.Explain. EjectedServe says that they were candidates all the same, because all were ejected.
 	Ejected      []string
 	EjectedServe bool
+	// Cordoned are the names of the endpoints that would have been candidates and were not, because they are cordoned; nil as Ejected is.
+	Cordoned []string
 	// Trial says that the request decides whether an ejected endpoint is in again.
 	Trial bool
 	// Prefill is the worker that computes the prompt, if the destination does not.
@@ -250,7 +252,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	if err == nil {
 		route.Waited = waited
 	}
-	r.record(ctx, req, &p, route, waited, err)
+	r.record(ctx, d, req, &p, route, waited, err)
 	tellRoute(span, &p, route)
 	if err != nil {
 		r.countRejection(err)

@@ -111,6 +111,7 @@ func serve(o *options) error {
 	var pages atomic.Pointer[gauges.Gauges]
 	health := o.ejection.tracker(m, &pages, log)
 	endpoints.Watch(health) // first, so that it knows the workers of which the others tell it
+	endpoints.OnCordon(health.PoolCordon)
 	o.feed.Connection = health.Subscribed
 	var events *feed.Feed // nil: none are wanted
 	if o.wantsEvents() {

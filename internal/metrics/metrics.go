@@ -380,7 +380,7 @@ const (
 	EjectedWorkers        = "kvepp_ejected_workers"
 	EjectedWorkersHelp    = "Workers that get no requests because their endpoint failed (--eject)."
 	CordonedWorkers       = "kvepp_cordoned_workers"
-	CordonedWorkersHelp   = "Workers that get no new requests because an operator cordoned their endpoint."
+	CordonedWorkersHelp   = "Workers that get no new requests because their endpoint is cordoned, over the admin address, by a Pod annotation, or in the endpoints file."
 	Workers               = "kvepp_workers"
 	WorkersHelp           = "Workers (endpoint and rank) in the pool."
 )

@@ -52,8 +52,9 @@ type decision struct {
 	Fallbacks             []string      `json:"fallbacks,omitempty"` // addresses to try in its place, in order
 	Ejected               []string      `json:"ejected,omitempty"`   // endpoints that were no candidates because they are ejected
 	// EjectedServe says that they were candidates all the same: every endpoint was ejected.
-	EjectedServe bool `json:"ejected_serve,omitempty"`
-	Trial        bool `json:"trial,omitempty"` // the request decides whether an ejected endpoint gets requests again
+	EjectedServe bool     `json:"ejected_serve,omitempty"`
+	Cordoned     []string `json:"cordoned,omitempty"` // endpoints that were no candidates because they are cordoned
+	Trial        bool     `json:"trial,omitempty"`    // the request decides whether an ejected endpoint gets requests again
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
 	Weights    *weights    `json:"weights,omitempty"`
@@ -135,7 +136,7 @@ func asJSON(r *router.Record) decision {
 	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
 		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound, WaitedSeconds: r.Waited.Seconds(),
 		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Fallbacks: r.Fallbacks,
-		Ejected: r.Ejected, EjectedServe: r.EjectedServe, Trial: r.Trial, Ties: r.Ties()}
+		Ejected: r.Ejected, EjectedServe: r.EjectedServe, Cordoned: r.Cordoned, Trial: r.Trial, Ties: r.Ties()}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}

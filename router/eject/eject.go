@@ -137,9 +137,13 @@ type Endpoint struct {
 	trial     uint64 // number of the running trial; 0: none
 	overdue   uint64 // number of the latest trial that had no response headers in time, and may still be answered; 0: none
 	page      Page
-	cut       bool // its event subscription broke, and has not come back
-	cordon    Cordon
+	cut       bool              // its event subscription broke, and has not come back
+	cordon    Cordon            // the operator's, over the admin address
+	declared  pool.CordonSource // the pool's
 }
+
+// cordoned reports whether anything cordons the endpoint. The caller holds the Tracker's mutex.
+func (e *Endpoint) cordoned() bool { return e.cordon != "" || e.declared != "" }
 
 // Tracker holds the health of all endpoints. Create it with New.
 type Tracker struct {
@@ -151,13 +155,13 @@ type Tracker struct {
 	mu      sync.Mutex // guards all below, and the fields of every Endpoint but lastByte
 	byName  map[string]*Endpoint
 	byRank  []*Endpoint // indexed by worker number; nil: none has it
-	cordons map[string]Cordon
+	cordons map[string]storedCordon
 	trials  uint64
 }
 
 // New returns a tracker without endpoints. Make it a watcher of the pool before the first update.
 func New(cfg Config, log *slog.Logger) *Tracker {
-	return &Tracker{cfg: cfg, log: log, byName: map[string]*Endpoint{}, cordons: map[string]Cordon{}}
+	return &Tracker{cfg: cfg, log: log, byName: map[string]*Endpoint{}, cordons: map[string]storedCordon{}}
 }
 
 // View is which endpoints take no requests. It does not change. A nil View excludes none.
@@ -199,13 +203,13 @@ func (v *View) Of(w kvblock.Worker, now time.Time) Standing {
 func (t *Tracker) publish() {
 	var next *View
 	for _, e := range t.byName {
-		if !e.ejected && e.cordon == "" && !t.suspect(e) {
+		if !e.ejected && !e.cordoned() && !t.suspect(e) {
 			continue
 		}
 		if next == nil {
 			next = &View{byRank: make([]*exclusion, len(t.byRank))}
 		}
-		x := &exclusion{cordoned: e.cordon != "", down: e.down, trial: e.trial != 0, suspect: !e.ejected, until: e.until}
+		x := &exclusion{cordoned: e.cordoned(), down: e.down, trial: e.trial != 0, suspect: !e.ejected, until: e.until}
 		for _, w := range e.workers {
 			next.byRank[w] = x
 		}
@@ -219,9 +223,12 @@ func (t *Tracker) WorkerJoined(w pool.Worker) {
 	defer t.mu.Unlock()
 	e := t.byName[w.Name]
 	if e == nil {
-		e = &Endpoint{name: w.Name, model: w.Model, cordon: t.cordons[w.Name]}
+		e = &Endpoint{name: w.Name, model: w.Model, cordon: t.cordons[w.Name].as}
 		t.byName[w.Name] = e
 	}
+	was := e.cordoned() && len(e.workers) > 0
+	e.declared = w.CordonedBy
+	t.logCordon(e, was, false)
 	e.workers = append(e.workers, w.Worker)
 	if n := int(w.Worker) + 1; n > len(t.byRank) {
 		t.byRank = append(t.byRank, make([]*Endpoint, n-len(t.byRank))...)
@@ -269,7 +276,7 @@ func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
 		return 0, false
 	}
 	e := t.byRank[w]
-	if !e.ejected || e.down || e.trial != 0 || e.cordon != "" || time.Now().Before(e.until) {
+	if !e.ejected || e.down || e.trial != 0 || e.cordoned() || time.Now().Before(e.until) {
 		return 0, false
 	}
 	t.trials++
@@ -521,7 +528,7 @@ func (t *Tracker) judge(e *Endpoint) {
 	}
 }
 
-// Counts returns how many workers are ejected, and how many cordoned.
+// Counts returns how many workers are ejected, and how many are cordoned by the operator or by the pool.
 func (t *Tracker) Counts() (ejected, cordoned int) {
 	if t == nil {
 		return 0, 0
@@ -532,7 +539,7 @@ func (t *Tracker) Counts() (ejected, cordoned int) {
 		if e.ejected {
 			ejected += len(e.workers)
 		}
-		if e.cordon != "" {
+		if e.cordoned() {
 			cordoned += len(e.workers)
 		}
 	}
@@ -541,26 +548,27 @@ func (t *Tracker) Counts() (ejected, cordoned int) {
 
 // Health is that of one endpoint, for people.
 type Health struct {
-	Name    string
-	Model   string
-	Workers []kvblock.Worker
-	Cordon  Cordon
-	Ejected bool
-	Cause   Cause         // of the latest ejection; empty: there was none
-	Trial   time.Duration // until a trial may be made; 0: now, or not by time
-	Waits   string        // what else a trial waits for; empty: nothing
-	InTrial bool
-	Fails   int // in a row
+	Name     string
+	Model    string
+	Workers  []kvblock.Worker  // empty: the name is cordoned, and no endpoint of the pool has it
+	Cordon   Cordon            // the operator's
+	Declared pool.CordonSource // what else cordons it
+	Ejected  bool
+	Cause    Cause         // of the latest ejection; empty: there was none
+	Trial    time.Duration // until a trial may be made; 0: now, or not by time
+	Waits    string        // what else a trial waits for; empty: nothing
+	InTrial  bool
+	Fails    int // in a row
 }
 
-// Endpoints returns the health of all endpoints, by name.
+// Endpoints returns the health of all endpoints, and the cordoned names that no endpoint has, by name.
 func (t *Tracker) Endpoints() []Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	all := make([]Health, 0, len(t.byName))
 	for _, e := range t.byName {
-		s := Health{Name: e.name, Model: e.model, Workers: slices.Clone(e.workers), Cordon: e.cordon, Ejected: e.ejected, Cause: e.cause, InTrial: e.trial != 0, Fails: e.consecutive}
+		s := Health{Name: e.name, Model: e.model, Workers: slices.Clone(e.workers), Cordon: e.cordon, Declared: e.declared, Ejected: e.ejected, Cause: e.cause, InTrial: e.trial != 0, Fails: e.consecutive}
 		if e.ejected {
 			s.Trial = max(e.until.Sub(now), 0)
 			if e.down {
@@ -568,6 +576,11 @@ func (t *Tracker) Endpoints() []Health {
 			}
 		}
 		all = append(all, s)
+	}
+	for name, c := range t.cordons {
+		if t.byName[name] == nil {
+			all = append(all, Health{Name: name, Cordon: c.as})
+		}
 	}
 	slices.SortFunc(all, func(a, b Health) int { return cmp.Compare(a.Name, b.Name) })
 	return all

@@ -328,6 +328,99 @@ func TestCordon(t *testing.T) {
 	})
 }
 
+// TestCordonOfThePool: the cordons of the operator and of the pool hold independently, and the log says when the last one ends.
+func TestCordonOfThePool(t *testing.T) {
+	h := newHouse(t, 1, nil)
+	e1 := &pool.Endpoint{Name: "e1", Model: "m", DataParallelSize: 2, CordonedBy: pool.CordonedByPod}
+	h.WorkerJoined(pool.Worker{Worker: 1, Endpoint: e1})
+	h.WorkerJoined(pool.Worker{Worker: 2, Endpoint: e1, Rank: 1})
+	step := func(what string, change func(), want Standing, cordoned int, line string) {
+		t.Helper()
+		before := len(h.log.String())
+		change()
+		if _, n := h.Counts(); n != cordoned {
+			t.Errorf("%s: %d workers are counted as cordoned, want %d", what, n, cordoned)
+		}
+		h.want(1, want)
+		h.want(2, want)
+		h.want(0, In)
+		if log := h.log.String()[before:]; (line == "") != (log == "") || strings.Count(log, "\n") > 1 || !strings.Contains(log, line) {
+			t.Errorf("%s: logged %q, want %q", what, log, line)
+		}
+	}
+	set := func(c Cordon) func() {
+		return func() {
+			if err := h.SetCordon("e1", c); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	by := func(s pool.CordonSource) func() { return func() { h.PoolCordon("e1", s) } }
+	if log := h.log.String(); strings.Count(log, "endpoint cordoned: it gets no new requests") != 1 || !strings.Contains(log, `endpoint=e1 operator=none pool="Pod annotation"`) {
+		t.Errorf("an endpoint that joins cordoned: %q", log)
+	}
+	step("drained too", set(Draining), Cordoned, 2, `still gets no new requests" endpoint=e1 operator=draining pool="Pod annotation"`)
+	step("the annotation is gone", by(""), Cordoned, 2, `still gets no new requests" endpoint=e1 operator=draining pool=none`)
+	step("the same again", by(""), Cordoned, 2, "")
+	step("uncordoned", set(""), In, 0, "endpoint uncordoned: it gets requests again")
+	step("annotated", by(pool.CordonedByPod), Cordoned, 2, "endpoint cordoned: it gets no new requests")
+	step("the annotation is gone again", by(""), In, 0, "endpoint uncordoned: it gets requests again")
+	step("another name", func() { h.PoolCordon("e9", pool.CordonedByPod) }, In, 0, "")
+}
+
+// TestCordonOfEjectedEndpoint: a cordoned endpoint gets no trial request.
+func TestCordonOfEjectedEndpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, nil)
+		h.fail(0, 3)
+		h.PoolCordon("e0", pool.CordonedByPod)
+		<-time.After(time.Minute)
+		h.want(0, Cordoned)
+		if _, ok := h.Claim(0); ok {
+			t.Error("a cordoned endpoint gets a trial request")
+		}
+		h.PoolCordon("e0", "")
+		h.claim(0)
+	})
+}
+
+// TestAbsentCordonsAreBounded: of endpoints that left the pool the latest cordons are kept, and those of present endpoints always.
+func TestAbsentCordonsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, 2, nil)
+		cordon := func(name string) {
+			t.Helper()
+			if err := h.SetCordon(name, NoNewRequests); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cordon("e0")
+		for i := range maxAbsentCordons + 10 {
+			name := fmt.Sprintf("gone-%d", i)
+			h.join(7, name)
+			<-time.After(time.Second)
+			cordon(name)
+			h.WorkerLeft(7)
+		}
+		cordon("e1")
+		for name, want := range map[string]Standing{"gone-0": In, "gone-9": In, "gone-10": Cordoned, fmt.Sprintf("gone-%d", maxAbsentCordons+9): Cordoned} {
+			h.join(7, name)
+			h.want(7, want)
+			h.WorkerLeft(7)
+		}
+		h.want(0, Cordoned)
+		absent := 0
+		for _, e := range h.Endpoints() {
+			if len(e.Workers) == 0 {
+				absent++
+			}
+		}
+		if absent != maxAbsentCordons {
+			t.Errorf("%d cordons of absent endpoints, want %d", absent, maxAbsentCordons)
+		}
+	})
+}
+
 func TestConcurrentUse(t *testing.T) {
 	h := newHouse(t, 8, func(c *Config) { c.Ejected, c.ReadPage, c.Time = nil, nil, time.Millisecond })
 	var wait sync.WaitGroup

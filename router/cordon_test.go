@@ -1,0 +1,184 @@
+package router
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"kvepp/internal/logtest"
+	"kvepp/pool"
+	"kvepp/router/eject"
+)
+
+// withTracker has the house follow the health of its endpoints, which join anew.
+func (h *house) withTracker(endpoints []pool.Endpoint) {
+	h.t.Helper()
+	h.cfg.Eject = eject.New(eject.Config{ConsecutiveFailures: 3, FailurePercent: 100, Time: minute}, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	h.pool.Update(nil)
+	h.pool.Watch(h.cfg.Eject)
+	h.pool.OnCordon(h.cfg.Eject.PoolCordon)
+	h.pool.Update(endpoints)
+}
+
+func (h *house) cordon(name string, c eject.Cordon) {
+	h.t.Helper()
+	if err := h.cfg.Eject.SetCordon(name, c); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// TestCordonedEndpointsGetNothing: whoever cordons an endpoint, it is no candidate and no fallback, its running requests stay booked,
+// what it holds stays known, and the decision names it.
+func TestCordonedEndpointsGetNothing(t *testing.T) {
+	for _, by := range []string{"operator", "pool"} {
+		t.Run(by, func(t *testing.T) {
+			es := workers(4)
+			h := newHouse(t)
+			h.withTracker(es)
+			h.cfg.Fallbacks = 3
+			var log logtest.Log
+			h.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			set := func(c eject.Cordon) {
+				if by == "operator" {
+					h.cordon("w0", c)
+					return
+				}
+				if es[0].CordonedBy = ""; c != "" {
+					es[0].CordonedBy = pool.CordonedByFile
+				}
+				h.pool.Update(es)
+			}
+			h.warm("w0", 0, tokens(0, 40), blocksOfFour)
+			req := completion("m", tokens(0, 42))
+			running := h.route(req)
+			if running.Name != "w0" || running.Cordoned != nil {
+				t.Fatalf("decision: %+v", running.Decision)
+			}
+			set(eject.Draining)
+			for range 8 {
+				r := h.route(req)
+				if r.Name == "w0" || len(r.Costs) != 3 || len(r.Fallbacks) != 2 || slices.Contains(r.Fallbacks, es[0].Address) || !slices.Equal(r.Cordoned, []string{"w0"}) {
+					t.Errorf("decision: %+v", r.Decision)
+				}
+				r.Free()
+			}
+			if !strings.Contains(log.String(), "cordoned=[w0]") {
+				t.Errorf("the debug log does not name it: %s", log.String())
+			}
+			if n := h.load("w0").Requests; n != 1 {
+				t.Errorf("%d requests run on the cordoned endpoint, want 1", n)
+			}
+			running.Free()
+			set("")
+			if r := h.route(req); r.Name != "w0" || r.PredictedCachedTokens != 40 || r.Cordoned != nil {
+				t.Errorf("uncordoned: %+v", r.Decision)
+			}
+		})
+	}
+}
+
+// TestSessionsLeaveCordonedEndpoints, whether they may move for load or not.
+func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
+	for _, soft := range []bool{false, true} {
+		es := workers(3)
+		h := newSessionHouse(t, SessionConfig{TTL: minute, Soft: soft})
+		h.withTracker(es)
+		req := of("s", completion("m", tokens(0, 40)))
+		first := h.route(req) // runs on
+		h.cordon(first.Name, eject.NoNewRequests)
+		second := h.route(req)
+		if second.Name == first.Name || second.Session != SessionMoved {
+			t.Errorf("soft %v: to %s, session %s", soft, second.Name, second.Session)
+		}
+		h.cordon(first.Name, "")
+		if third := h.route(req); third.Name != second.Name || third.Session != SessionKept {
+			t.Errorf("soft %v: after the cordon to %s, session %s; want %s", soft, third.Name, third.Session, second.Name)
+		}
+	}
+}
+
+// TestAllCordoned: requests that only cordoned endpoints may take are refused, and the record names these.
+func TestAllCordoned(t *testing.T) {
+	es := workers(2)
+	h := newHouse(t)
+	h.withTracker(es)
+	h.cfg.Pinning, h.cfg.Keep = true, 10
+	h.records.ring = make([]*Record, 10)
+	h.cordon("w0", eject.NoNewRequests)
+	req := completion("m", tokens(0, 40))
+	if _, err := h.Route(t.Context(), with(req, `"nvext":{"backend_instance_id":100}`)); !errors.Is(err, ErrCordoned) {
+		t.Errorf("pinned to a cordoned endpoint: %v", err)
+	}
+	if r := h.route(with(req, `"nvext":{"backend_instance_id":101}`)); r.Name != "w1" {
+		t.Errorf("pinned to the other: %+v", r.Decision)
+	}
+	for range 3 { // w1 is ejected, and serves all the same: no other may
+		h.cfg.Eject.Failed(h.cfg.Eject.Of(h.pool.Acquire().Workers[1].Worker), 0, eject.Refused)
+	}
+	if r := h.route(req); r.Name != "w1" || !r.EjectedServe {
+		t.Errorf("the last one that is not cordoned is ejected: %+v", r.Decision)
+	}
+	es[1].CordonedBy = pool.CordonedByPod
+	h.pool.Update(es)
+	_, err := h.Route(t.Context(), req)
+	if !errors.Is(err, ErrCordoned) {
+		t.Errorf("all are cordoned: %v", err)
+	}
+	if last := h.Records(1, "")[0]; !slices.Equal(last.Cordoned, []string{"w0", "w1"}) || last.Error == "" {
+		t.Errorf("record: %+v", last)
+	}
+	if _, err := h.Route(t.Context(), completion("other", tokens(0, 40))); !errors.Is(err, ErrUnknownModel) {
+		t.Errorf("of another model: %v", err)
+	}
+}
+
+// TestCordonedPrefillWorkers: prompts go to the other prefill workers, and without any the request is refused.
+func TestCordonedPrefillWorkers(t *testing.T) {
+	h := newHouse(t)
+	h.withTracker(disaggregated(2, 2))
+	h.warm("p0", 0, tokens(0, 40), blocksOfFour)
+	h.cordon("p0", eject.NoNewRequests)
+	h.cordon("d1", eject.NoNewRequests)
+	r := h.route(completion("m", tokens(0, 42)))
+	if r.Prefill == nil || r.Prefill.Name != "p1" || r.Name != "d0" || !slices.Equal(r.Cordoned, []string{"p0", "d1"}) {
+		t.Errorf("decision: %+v, prefill %+v", r.Decision, r.Prefill)
+	}
+	h.cordon("p1", eject.NoNewRequests)
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 42))); !errors.Is(err, ErrCordoned) {
+		t.Errorf("all prefill workers are cordoned: %v", err)
+	}
+}
+
+// TestCordonDuringChoice: a request that finds its endpoint uncordoned, and books it when it is cordoned, is chosen for anew. So an
+// endpoint that is cordoned and has no booking will have none later.
+func TestCordonDuringChoice(t *testing.T) {
+	for _, endpoints := range [][]pool.Endpoint{workers(2), disaggregated(2, 2)} {
+		h := newHouse(t)
+		h.withTracker(endpoints)
+		first := endpoints[0].Name
+		h.warm(first, 0, tokens(0, 40), blocksOfFour)
+		req := completion("m", tokens(0, 42))
+		asked := 0
+		req.Allowed = func(string) bool { // asked while the candidates are gathered
+			if asked++; asked == 1 {
+				h.cordon(first, eject.Draining)
+			}
+			return true
+		}
+		r := h.route(req)
+		computes := r.Name
+		if r.Prefill != nil {
+			computes = r.Prefill.Name
+		}
+		if computes == first || h.load(first).Requests != 0 || !slices.Equal(r.Cordoned, []string{first}) {
+			t.Errorf("%s was cordoned meanwhile: %+v, prefill %+v", first, r.Decision, r.Prefill)
+		}
+		r.Free()
+		if h.book.Len() != 0 {
+			t.Errorf("%d bookings are left", h.book.Len())
+		}
+	}
+}
