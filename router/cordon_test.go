@@ -2,7 +2,6 @@ package router
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -13,14 +12,13 @@ import (
 	"kvepp/router/eject"
 )
 
-// withTracker has the house follow the health of its endpoints, which join anew.
-func (h *house) withTracker(endpoints []pool.Endpoint) {
-	h.t.Helper()
-	h.cfg.Eject = eject.New(eject.Config{ConsecutiveFailures: 3, FailurePercent: 100, Time: minute}, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	h.pool.Update(nil)
-	h.pool.Watch(h.cfg.Eject)
+// newCordonHouse is newHealthHouse, where cordons of the pool reach the tracker.
+func newCordonHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint) *house {
+	t.Helper()
+	h := newHealthHouse(t, edit)
 	h.pool.OnCordon(h.cfg.Eject.PoolCordon)
 	h.pool.Update(endpoints)
+	return h
 }
 
 func (h *house) cordon(name string, c eject.Cordon) {
@@ -36,9 +34,7 @@ func TestCordonedEndpointsGetNothing(t *testing.T) {
 	for _, by := range []string{"operator", "pool"} {
 		t.Run(by, func(t *testing.T) {
 			es := workers(4)
-			h := newHouse(t)
-			h.withTracker(es)
-			h.cfg.Fallbacks = 3
+			h := newCordonHouse(t, func(c *Config) { c.Fallbacks = 3 }, es...)
 			var log logtest.Log
 			h.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			set := func(c eject.Cordon) {
@@ -83,9 +79,7 @@ func TestCordonedEndpointsGetNothing(t *testing.T) {
 // TestSessionsLeaveCordonedEndpoints, whether they may move for load or not.
 func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 	for _, soft := range []bool{false, true} {
-		es := workers(3)
-		h := newSessionHouse(t, SessionConfig{TTL: minute, Soft: soft})
-		h.withTracker(es)
+		h := newCordonHouse(t, func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft}) }, workers(3)...)
 		req := of("s", completion("m", tokens(0, 40)))
 		first := h.route(req) // runs on
 		h.cordon(first.Name, eject.NoNewRequests)
@@ -103,10 +97,7 @@ func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 // TestAllCordoned: requests that only cordoned endpoints may take are refused, and the record names these.
 func TestAllCordoned(t *testing.T) {
 	es := workers(2)
-	h := newHouse(t)
-	h.withTracker(es)
-	h.cfg.Pinning, h.cfg.Keep = true, 10
-	h.records.ring = make([]*Record, 10)
+	h := newCordonHouse(t, func(c *Config) { c.Pinning = true }, es...)
 	h.cordon("w0", eject.NoNewRequests)
 	req := completion("m", tokens(0, 40))
 	if _, err := h.Route(t.Context(), with(req, `"nvext":{"backend_instance_id":100}`)); !errors.Is(err, ErrCordoned) {
@@ -115,11 +106,9 @@ func TestAllCordoned(t *testing.T) {
 	if r := h.route(with(req, `"nvext":{"backend_instance_id":101}`)); r.Name != "w1" {
 		t.Errorf("pinned to the other: %+v", r.Decision)
 	}
-	for range 3 { // w1 is ejected, and serves all the same: no other may
-		h.cfg.Eject.Failed(h.cfg.Eject.Of(h.pool.Acquire().Workers[1].Worker), 0, eject.Refused)
-	}
+	h.breakDown("w1")
 	if r := h.route(req); r.Name != "w1" || !r.EjectedServe {
-		t.Errorf("the last one that is not cordoned is ejected: %+v", r.Decision)
+		t.Errorf("the only endpoint that is not cordoned is ejected, and serves all the same: %+v", r.Decision)
 	}
 	es[1].CordonedBy = pool.CordonedByPod
 	h.pool.Update(es)
@@ -137,8 +126,7 @@ func TestAllCordoned(t *testing.T) {
 
 // TestCordonedPrefillWorkers: prompts go to the other prefill workers, and without any the request is refused.
 func TestCordonedPrefillWorkers(t *testing.T) {
-	h := newHouse(t)
-	h.withTracker(disaggregated(2, 2))
+	h := newCordonHouse(t, nil, disaggregated(2, 2)...)
 	h.warm("p0", 0, tokens(0, 40), blocksOfFour)
 	h.cordon("p0", eject.NoNewRequests)
 	h.cordon("d1", eject.NoNewRequests)
@@ -156,8 +144,7 @@ func TestCordonedPrefillWorkers(t *testing.T) {
 // endpoint that is cordoned and has no booking will have none later.
 func TestCordonDuringChoice(t *testing.T) {
 	for _, endpoints := range [][]pool.Endpoint{workers(2), disaggregated(2, 2)} {
-		h := newHouse(t)
-		h.withTracker(endpoints)
+		h := newCordonHouse(t, nil, endpoints...)
 		first := endpoints[0].Name
 		h.warm(first, 0, tokens(0, 40), blocksOfFour)
 		req := completion("m", tokens(0, 42))

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -135,31 +134,6 @@ func TestEjectionMovesSessions(t *testing.T) {
 		}
 		answered(r)
 	})
-}
-
-// TestCordonedEndpoint: no request reaches it, not even with a pin, and with all cordoned there is an error of its own.
-func TestCordonedEndpoint(t *testing.T) {
-	h := newHealthHouse(t, func(c *Config) { c.Pinning = true }, workers(2)...)
-	pinned := with(completion("m", tokens(0, 8)), `"nvext":{"backend_instance_id":100}`)
-	if err := h.cfg.Eject.SetCordon("w0", eject.NoNewRequests); err != nil {
-		t.Fatal(err)
-	}
-	for range 20 {
-		r := h.route(completion("m", tokens(0, 8)))
-		if r.Name != "w1" {
-			t.Fatalf("%+v", r.Decision)
-		}
-		defer r.Free()
-	}
-	if _, err := h.Route(t.Context(), pinned); !errors.Is(err, ErrCordoned) {
-		t.Errorf("pinned: %v", err)
-	}
-	es := workers(2)
-	es[1].Cordoned = true // as its Pod says
-	h.pool.Update(es)
-	if _, err := h.Route(t.Context(), completion("m", tokens(0, 8))); !errors.Is(err, ErrCordoned) {
-		t.Errorf("all cordoned: %v", err)
-	}
 }
 
 // TestPinnedToEjected: who names an ejected endpoint gets it.
