@@ -17,7 +17,7 @@ const (
 // Served is who served a request, as the proxy says.
 type Served struct {
 	Address string // host:port
-	Worker  string // endpoint and rank, such as "worker-0/0"; empty: none of the pool's
+	Worker  string // endpoint and rank, such as "worker-0/0"; empty: none of the pool's, or the chosen one and no record is kept
 	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
 }
 
@@ -28,7 +28,7 @@ func (r *Router) ServedBy(route *Route, address string, attempts int) string {
 	outcome := r.servedBy(route, address, attempts)
 	r.metrics.Served(outcome)
 	route.Served.Address, route.Served.Outcome = address, outcome
-	if outcome == ServedAsChosen {
+	if outcome == ServedAsChosen && route.record != nil { // otherwise nothing reads it
 		route.Served.Worker = workerName(route.Name, route.Rank)
 	}
 	r.records.setServed(route)

@@ -153,3 +153,15 @@ func TestChangedSettings(t *testing.T) {
 		}
 	}
 }
+
+// TestSubscriptionIsLate: without --engine the engines are stock vLLM, and so is the flag that the line about a missing connection names.
+func TestSubscriptionIsLate(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
+	r.start()
+	line := r.logs("kvepp cannot connect to a worker's KV events", "level=WARN", "worker=w/0", "address=tcp://127.0.0.1:2", "engine_flag=", "enable_kv_cache_events")
+	if strings.Contains(line, "dynamo") {
+		t.Errorf("a flag of Dynamo's: %s", line)
+	}
+}
