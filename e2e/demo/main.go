@@ -90,6 +90,9 @@ func run(ctx context.Context, check bool) error {
 	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
 	fmt.Println("\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.")
 
+	if err := killOne(ctx, s); err != nil {
+		return fmt.Errorf("with a dead worker: %w\nlogs: %s", err, dir)
+	}
 	if check {
 		switch {
 		case picked.failed+rotated.failed > 0:
