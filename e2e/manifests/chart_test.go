@@ -185,6 +185,33 @@ func TestFallbackEndpoints(t *testing.T) {
 	t.Error("the chart has no Envoy with envoy.create=true")
 }
 
+// TestEjectFlags checks which flags of kvepp the values of router.eject become. TestFlags checks that kvepp accepts them.
+func TestEjectFlags(t *testing.T) {
+	for _, x := range []struct {
+		values string
+		want   []string
+	}{
+		{"", nil},
+		{",router.eject.enabled=false", []string{"--eject=false"}},
+		{",router.eject.consecutiveFailures=5,router.eject.failurePercent=80,router.eject.maxPercent=0,router.eject.time=2s,router.eject.firstByte=1m30s",
+			[]string{"--eject-consecutive-failures=5", "--eject-failure-percent=80", "--eject-max-percent=0", "--eject-time=2s", "--eject-first-byte=1m30s"}},
+	} {
+		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, arg := range r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args") {
+			if strings.HasPrefix(arg, "--eject") {
+				got = append(got, arg)
+			}
+		}
+		if !slices.Equal(got, x.want) {
+			t.Errorf("%s: kvepp is started with %q, want %q", x.values, got, x.want)
+		}
+	}
+}
+
 // TestRefused holds that values which mean nothing are refused, and what is said then.
 func TestRefused(t *testing.T) {
 	set := func(all ...string) (args []string) {
@@ -250,6 +277,13 @@ func TestRefused(t *testing.T) {
 		{set("extraArgs={--grpc-port=9100}"), "not to be changed"},
 		{set("extraArgs={--fallback-endpoints=2}"), "what the value router.fallbackEndpoints says"},
 		{set("router.fallbackEndpoints=9"), "/router/fallbackEndpoints"},
+		{set("router.eject.enabled=0"), "/router/eject/enabled"},
+		{set("router.eject.consecutiveFailures=0"), "/router/eject/consecutiveFailures"},
+		{set("router.eject.maxPercent=101"), "/router/eject/maxPercent"},
+		{set("router.eject.time=5"), "/router/eject/time"},
+		{set("router.eject.percent=50"), "additional properties 'percent' not allowed"},
+		{set("router.eject.enabled=false", "router.eject.time=5s"), "router.eject.time: with router.eject.enabled=false"},
+		{set("extraArgs={--eject-time=5s}"), "what the value router.eject.time says"},
 		{set("router.fallbackEndpoints=1", "engine=dynamo"), "router.fallbackEndpoints: a frontend of Dynamo's"},
 		{set("envoy.create=true", "engine=dynamo"), "envoy.create: this Envoy is for stock engines"},
 		{set("envoy.create=true", "tls.enabled=false"), "envoy.create: this Envoy speaks TLS"},

@@ -60,6 +60,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The flags of router.eject that differ from kvepp's defaults, as a JSON list. */}}
+{{- define "kvepp.ejectFlags" -}}
+{{- $eject := . }}
+{{- $flags := list }}
+{{- if not $eject.enabled }}{{ $flags = append $flags "--eject=false" }}{{ end }}
+{{- range $i, $key := list "consecutiveFailures" "failurePercent" "maxPercent" "time" "firstByte" }}
+{{- $value := get $eject $key }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $flags = append $flags (printf "--eject-%s=%v" (kebabcase $key) (kindIs "string" $value | ternary $value (int64 $value))) }}
+{{- end }}
+{{- end }}
+{{- toJson $flags -}}
+{{- end -}}
+
 {{/* Whether one of several replicas decides: "true" or nothing. */}}
 {{- define "kvepp.leaderElection" -}}
 {{- if kindIs "invalid" .Values.leaderElection.enabled -}}

@@ -40,12 +40,19 @@
 {{- if or (not $v.tls.enabled) $v.tls.clientCA.secretName }}{{ fail "envoy.create: this Envoy speaks TLS with kvepp and shows no certificate; set tls.enabled=true and no tls.clientCA.secretName" }}{{ end }}
 {{- end }}
 {{- if and (eq $v.engine "dynamo") (ne (include "kvepp.fallbackEndpoints" .) "0") }}{{ fail "router.fallbackEndpoints: a frontend of Dynamo's serves for one named worker; set it to 0 with engine=dynamo" }}{{ end }}
+{{- if not $v.router.eject.enabled }}
+{{- range $key, $value := omit $v.router.eject "enabled" }}
+{{- if not (kindIs "invalid" $value) }}{{ fail (printf "router.eject.%s: with router.eject.enabled=false no endpoint is ejected; leave it out" $key) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- if not $v.networkPolicy.enabled }}
 {{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.enabled }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
 {{- end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
-  "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds" }}
+  "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds"
+  "eject" "router.eject.enabled" "eject-consecutive-failures" "router.eject.consecutiveFailures" "eject-failure-percent" "router.eject.failurePercent" "eject-max-percent" "router.eject.maxPercent"
+  "eject-time" "router.eject.time" "eject-first-byte" "router.eject.firstByte" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: --%s is what the value %s says, and more than this flag goes by that" $flag (get $valued $flag)) }}{{ end }}
