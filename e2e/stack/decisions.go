@@ -12,6 +12,10 @@ type Decision struct {
 	Candidates []Candidate
 	Worker     struct{ Name, Address string }            // the chosen one
 	Served     struct{ Address, Worker, Outcome string } // who served it; empty: the proxy did not say
+
+	Ejected      []string // endpoints that are ejected, and would have been candidates
+	EjectedServe bool     `json:"ejected_serve"` // and were, because all are
+	Trial        bool     // the request decides whether an ejected endpoint takes requests again
 }
 
 // Candidate is a worker that could have been chosen, with the terms of its cost. Blocks are the worker's.
