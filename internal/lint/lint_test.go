@@ -61,7 +61,7 @@ var may = map[string]string{
 	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue tokenizer zmqsub",
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
-	"e2e/demo":            "e2e/stack",
+	"e2e/demo":            "e2e/process e2e/stack",
 	"e2e/kube":            "e2e/kube/apiserver e2e/process e2e/stack kvblock kvblock/kvblocktest pool/kube",
 	"e2e/kube/apiserver":  "e2e/process",
 	"e2e/kind":            "e2e/process e2e/stack",
