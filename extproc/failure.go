@@ -38,7 +38,7 @@ func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
 		v.told, v.details = true, details
 	}
 	v.flags = uint64(fields[flagsAttribute].GetNumberValue())
-	v.tries = int(fields[triesAttribute].GetNumberValue())
+	v.tries = max(int(fields[triesAttribute].GetNumberValue()), 0)
 	return v
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"strings"
 	"testing"
@@ -116,6 +117,13 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 		served := []string{"", "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "nonsense"}[int(detail)%5]
 		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
 			Fields: map[string]*structpb.Value{servedKey: structpb.NewStringValue(served)}}}}
+		if detail&0x20 != 0 { // what a proxy says of a response, true or not
+			details := []string{"via_upstream", "upstream_reset_before_response_started{connection_termination}", "", "\xff"}[int(detail)%4]
+			in.Attributes = map[string]*structpb.Struct{attributesNamespace: {Fields: map[string]*structpb.Value{
+				detailsAttribute: structpb.NewStringValue(strings.ToValidUTF8(details, "?")),
+				flagsAttribute:   structpb.NewNumberValue([]float64{0, 32, 64, 4, 1e300, -1, math.NaN()}[int(detail)%7]),
+				triesAttribute:   structpb.NewNumberValue([]float64{0, 1, 2, 3, -5, 1e300}[int(detail)%6])}}}
+		}
 		asked("response_headers")
 	case 5:
 		in.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: body}
@@ -223,6 +231,7 @@ func FuzzMessageOrder(f *testing.F) {
 		f.Add(seed)
 	}
 	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, MaxHeldBytes: 200_000, DecisionHeaders: true})
+	health := b.eject(f)
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}, mode: fullDuplex}
 		if err := b.server.Process(s); status.Code(err) == codes.Internal {
@@ -242,6 +251,11 @@ func FuzzMessageOrder(f *testing.F) {
 		}
 		if b.book.Len() != 0 || b.load() != (scoring.Load{}) {
 			t.Errorf("%d bookings and %+v are left", b.book.Len(), b.load())
+		}
+		for _, e := range health.Endpoints() {
+			if e.InTrial {
+				t.Errorf("the trial of %s goes on without a request", e.Name)
+			}
 		}
 	})
 }

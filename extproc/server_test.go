@@ -21,6 +21,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
 	"kvepp/router"
+	"kvepp/router/eject"
 	"kvepp/scoring"
 )
 
@@ -36,14 +37,16 @@ type bench struct {
 	log     *slog.Logger
 }
 
+var benchEndpoints = []pool.Endpoint{
+	{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m"},
+	{Name: "b", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m"},
+}
+
 func newBench(t testing.TB, cfg Config) *bench {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	b := &bench{book: scoring.NewActiveSequences(), pool: pool.New(log), metrics: metrics.New(), log: log}
-	b.pool.Update([]pool.Endpoint{
-		{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m"},
-		{Name: "b", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m"},
-	})
+	b.pool.Update(benchEndpoints)
 	index, err := indexer.New(indexer.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -53,6 +56,18 @@ func newBench(t testing.TB, cfg Config) *bench {
 	b.server = NewServer(cfg, b.router, b.metrics, log)
 	b.Envoy = extproctest.Serve(t, b.server, grpc.ForceServerCodecV2(Codec()))
 	return b
+}
+
+// eject has the server eject endpoints that fail, for a millisecond at first.
+func (b *bench) eject(t testing.TB) *eject.Tracker {
+	t.Helper()
+	tracker := eject.New(eject.Config{ConsecutiveFailures: 2, FailurePercent: 50, MaxPercent: 50, Time: time.Millisecond}, b.log)
+	b.pool.Update(nil)
+	b.pool.Watch(tracker)
+	b.pool.Update(benchEndpoints)
+	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig(), Fallbacks: 1, Eject: tracker, FirstByte: time.Hour}, b.pool, b.index, b.book, b.metrics, b.log)
+	b.server = NewServer(b.server.cfg, b.router, b.metrics, b.log)
+	return tracker
 }
 
 // idle waits until no booking is left.
