@@ -32,6 +32,10 @@ var commands = []command{
 	{"indexer", indexerPrefix, func() *pflag.FlagSet { return indexerFlags(new(indexerOptions)) }},
 	{"select", selectPrefix, func() *pflag.FlagSet { return selectFlags(new(selectOptions)) }},
 	{"fetch", fetchPrefix, func() *pflag.FlagSet { return fetchFlags(new(fetchOptions)) }},
+	{"workers", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "workers") }},
+	{"cordon", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "cordon") }},
+	{"drain", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "drain") }},
+	{"uncordon", "", func() *pflag.FlagSet { return adminFlags(new(adminOptions), "uncordon") }},
 }
 
 // commandsWith returns the commands that have a flag.

@@ -28,6 +28,9 @@ Usage:
   kvepp tokenize --model-path DIR < body.json             what kvepp makes of a request: prompt, ids, block hashes
   kvepp indexer --port 8090                               the index alone, in place of python -m dynamo.indexer
   kvepp select --port 8092                                choosing and booking alone, in place of python -m dynamo.select_service
+  kvepp workers                                           the endpoints of a running kvepp: whether they get requests, how many run
+  kvepp drain NAME                                        no new requests for an endpoint, and wait until its running ones have ended
+  kvepp cordon NAME, kvepp uncordon NAME                  no new requests; requests again
   kvepp fetch --hub URL --to DIR FOLDER=REPOSITORY        tokenizers from a model hub, without weights
   kvepp version                                           what was built
 
@@ -49,7 +52,7 @@ Flags, with the environment variables that say the same (a flag goes first, then
 func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
 
 // commandNames are the commands that a user may have meant by a mistyped one.
-var commandNames = []string{"serve", "check", "tokenize", "indexer", "select", "fetch", "version", "help"}
+var commandNames = []string{"serve", "check", "tokenize", "indexer", "select", "fetch", "workers", "cordon", "drain", "uncordon", "version", "help"}
 
 // start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as run does.
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
@@ -85,6 +88,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		return tokenize(args[1:], stdin, stdout, stderr, getenv)
 	case "fetch":
 		return fetch(args[1:], stdout, stderr, getenv)
+	case "workers", "cordon", "drain", "uncordon":
+		return runAdmin(args[0], args[1:], stdout, stderr, getenv)
 	case "indexer":
 		return daemon("indexer", indexerHelp, indexerFlags, parseIndexer, runIndexer, args[1:], stdout, stderr, getenv)
 	case "select":

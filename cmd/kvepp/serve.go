@@ -198,7 +198,7 @@ func serve(o *options) error {
 	endpoints.Watch(forgetful{decides.Forget})
 	showRouter(m, o.busy.queue(), decides)
 	showEjection(m, health)
-	showWorkers(m, endpoints, index, events, decides)
+	showWorkers(m, endpoints, index, events, health, decides)
 	picker := extproc.NewServer(extproc.Config{
 		HeaderAliases:   o.headerAliases,
 		PrefillerHeader: o.prefillerHeader,
@@ -220,6 +220,7 @@ func serve(o *options) error {
 	reader.Handle(mux)
 	service.HandleDecisions(mux, decides)
 	service.HandleBusyThreshold(mux, decides, log)
+	service.HandleWorkers(mux, decides)
 	if o.enablePprof {
 		handleProfiles(mux)
 	}

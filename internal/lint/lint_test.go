@@ -48,7 +48,7 @@ var may = map[string]string{
 	"router/queue":        "internal/suggest",
 	"router/rewrite":      "",
 	"router":              "indexer kvblock pool router/eject router/queue router/rewrite scoring tokenizer tokenizer/remote internal/apibody internal/metrics internal/tracing",
-	"internal/service":    "indexer indexer/feed kvblock pool router router/queue scoring internal/metrics",
+	"internal/service":    "indexer indexer/feed kvblock pool router router/eject router/queue scoring internal/metrics internal/suggest",
 	"extproc":             "router router/eject internal/apibody internal/metrics internal/tracing",
 	"cmd/kvepp":           "*",
 	"internal/lint":       "",

@@ -22,6 +22,7 @@ type WorkerState struct {
 	Subscribed bool      // it has a subscription to KV events
 	Connected  bool      // and that is connected
 	LastEvent  time.Time // zero: none came
+	Cordoned   bool
 	Requests   WorkerRequests
 }
 
@@ -41,6 +42,7 @@ func (m *Metrics) ShowWorkers(read func() []WorkerState) {
 	m.Registry.MustRegister(&workerStates{
 		read:      read,
 		info:      desc("info", "Always 1: the name of each worker beside the labels of its other series (worker_id, dp_rank, worker_type).", "worker_id", "worker_type", "address", "model"),
+		cordoned:  desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0."),
 		blocks:    desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
 		connected: desc("events_connected", "1 while the subscription to a worker's KV events is connected, else 0. Absent for a worker without events."),
 		age:       desc("last_event_age_seconds", "Time since a worker's last KV event was applied. NaN until the first; absent for a worker without events."),
@@ -51,12 +53,12 @@ func (m *Metrics) ShowWorkers(read func() []WorkerState) {
 
 // workerStates collects the series of workers by name.
 type workerStates struct {
-	read                                             func() []WorkerState
-	info, blocks, connected, age, requests, failures *prometheus.Desc
+	read                                                       func() []WorkerState
+	info, cordoned, blocks, connected, age, requests, failures *prometheus.Desc
 }
 
 func (w *workerStates) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.info, w.blocks, w.connected, w.age, w.requests, w.failures} {
+	for _, d := range []*prometheus.Desc{w.info, w.cordoned, w.blocks, w.connected, w.age, w.requests, w.failures} {
 		to <- d
 	}
 }
@@ -73,6 +75,11 @@ func (w *workerStates) Collect(to chan<- prometheus.Metric) {
 		// Names come from outside, and a label that is no UTF-8 would be an error of the whole scrape.
 		name, rank := strings.ToValidUTF8(x.Name, "?"), strconv.FormatUint(uint64(x.Rank), 10)
 		send(w.info, prometheus.GaugeValue, 1, name, rank, strconv.FormatUint(x.InstanceID, 10), kind, strings.ToValidUTF8(x.Address, "?"), strings.ToValidUTF8(x.Model, "?"))
+		cordoned := 0.0
+		if x.Cordoned {
+			cordoned = 1
+		}
+		send(w.cordoned, prometheus.GaugeValue, cordoned, name, rank)
 		send(w.blocks, prometheus.GaugeValue, float64(x.Blocks), name, rank)
 		if x.Subscribed {
 			connected := 0.0

@@ -1,9 +1,9 @@
-// Package service answers HTTP requests about the index, which worker holds how much of a prompt; about decisions; and those
-// that have workers chosen and booked for prompts that others send.
+// Package service answers HTTP requests about the index, which worker holds how much of a prompt; about decisions and endpoints;
+// and those that have workers chosen and booked for prompts that others send.
 //
 // It owns the requests and answers of Dynamo's standalone indexer, field for field: the part that only reads, which
 // `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; those of Dynamo's selection
-// service, which are `kvepp select`'s; and /debug/decisions of `kvepp serve`. It never sends a request to a worker, and never
+// service, which are `kvepp select`'s; and /debug/decisions and /workers of `kvepp serve`. It never sends a request to a worker, and never
 // touches the index but through package indexer and its feed.
 //
 // Concurrency: handlers are called from any goroutine.

@@ -563,6 +563,9 @@ type Health struct {
 
 // Endpoints returns the health of all endpoints, and the cordoned names that no endpoint has, by name.
 func (t *Tracker) Endpoints() []Health {
+	if t == nil {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()

@@ -1,0 +1,297 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/service"
+	"kvepp/pool"
+	"kvepp/router/eject"
+)
+
+const drainHelp = `Take an endpoint out of routing for maintenance, and bring it back. These commands talk to a running kvepp serve over
+its --admin-address.
+
+  kvepp workers          list the endpoints: their names, whether they get requests, and how many run on each
+  kvepp cordon NAME      send NAME no new requests; running ones end, sessions move to other endpoints
+  kvepp drain NAME       the same, then wait until no request runs on NAME: its engine can be stopped
+  kvepp uncordon NAME    send NAME requests again
+
+A restart of an engine:
+  kvepp drain worker-0 --timeout 10m && systemctl restart vllm && kvepp uncordon worker-0
+
+NAME is an endpoint's name in the endpoints file; for a Pod it is POD-rank-0. What kvepp knows of the endpoint's cache stays. The
+cordon ends with kvepp uncordon or when kvepp restarts, and each kvepp has its own: with several replicas, ask each of them, or
+annotate the Pod with kvepp/cordon=true, which all obey.
+
+Exit status: 0 if done (drain: no request runs), 1 if not or after --timeout, 2 for wrong usage.
+
+Flags, with the environment variables that say the same:
+`
+
+// adminOptions are the flags of the commands workers, cordon, drain and uncordon.
+type adminOptions struct {
+	address, tokenFile string
+	timeout            time.Duration
+
+	name string // of the endpoint; empty: workers
+}
+
+func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
+	f := newFlags("kvepp " + command)
+	f.StringVar(&o.address, "admin-address", "127.0.0.1:9091", "`HOST:PORT` at which the running kvepp listens, as its own --admin-address says")
+	f.StringVar(&o.tokenFile, "admin-token-file", "", "`FILE` with the token that the running kvepp wants, as its own --admin-token-file")
+	if command == "drain" {
+		f.DurationVar(&o.timeout, "timeout", 0, "how long to wait for running requests to end, 10m for example; the endpoint stays cordoned after it. 0: without limit")
+	}
+	documentEnvironment(f, "")
+	return f
+}
+
+func parseAdmin(o *adminOptions, command string, args []string, getenv func(string) string) error {
+	f := adminFlags(o, command)
+	if err := parseArgs(f, args); err != nil {
+		return err
+	}
+	if err := fromEnvironment(f, "", getenv); err != nil {
+		return err
+	}
+	if err := pool.CheckHostPort(dialable(o.address)); err != nil {
+		return fmt.Errorf("--admin-address: %w", err)
+	}
+	if err := durations(durationFlag{"timeout", o.timeout, true}); err != nil {
+		return err
+	}
+	switch {
+	case command == "workers" && f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: kvepp workers lists all endpoints", f.Arg(0))
+	case command == "workers":
+	case f.NArg() == 0 || f.Arg(0) == "":
+		return fmt.Errorf("name the endpoint: kvepp %s NAME (\"kvepp workers\" lists the names)", command)
+	case f.NArg() > 1:
+		return fmt.Errorf("unexpected argument %q: one endpoint at a time", f.Arg(1))
+	default:
+		o.name = f.Arg(0)
+	}
+	return nil
+}
+
+// runAdmin runs the command workers, cordon, drain or uncordon. It returns the exit status.
+func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+	var o adminOptions
+	switch err := parseAdmin(&o, command, args, getenv); {
+	case errors.Is(err, pflag.ErrHelp):
+		fmt.Fprint(stdout, drainHelp, adminFlags(new(adminOptions), command).FlagUsagesWrapped(120))
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" shows how to use it.\n", command, err, command)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err := func() error {
+		token, err := newTokenFile("--admin-token-file", o.tokenFile)
+		if err != nil {
+			return err
+		}
+		c := &adminClient{address: dialable(o.address), token: token.token(), http: &http.Client{Timeout: 10 * time.Second}, poll: time.Second, progress: stderr}
+		switch command {
+		case "workers":
+			return c.workers(ctx, stdout)
+		case "drain":
+			return c.drain(ctx, o.name, o.timeout, stdout)
+		}
+		return c.change(ctx, o.name, command, stdout)
+	}()
+	if err != nil {
+		fmt.Fprintf(stderr, "kvepp %s: %v\n", command, err)
+		return 1
+	}
+	return 0
+}
+
+// adminClient asks a running kvepp.
+type adminClient struct {
+	address, token string
+	http           *http.Client
+	poll           time.Duration // between looks at an endpoint that is being drained
+	progress       io.Writer
+}
+
+// ask sends a request and decodes the answer into v. An error says what to do about it; those that may pass are errUnreachable.
+func (c *adminClient) ask(ctx context.Context, method, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
+	if err != nil {
+		return err
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w at %s (%w); a running kvepp serve listens there if its --admin-address says so. Give the address that it has as --admin-address HOST:PORT", errUnreachable, c.address, errors.Unwrap(err))
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return fmt.Errorf("%w at %s: its answer breaks off (%w)", errUnreachable, c.address, err)
+	}
+	var refused struct {
+		Error string `json:"error"`
+	}
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		if err := json.Unmarshal(body, v); err != nil {
+			return fmt.Errorf("%s does not answer as kvepp serve does (%w); is it the address of another program?", c.address, err)
+		}
+		return nil
+	case resp.StatusCode == http.StatusUnauthorized:
+		return fmt.Errorf("%s wants another token: give --admin-token-file with the token of the running kvepp's --admin-token-file", c.address)
+	case json.Unmarshal(body, &refused) == nil && refused.Error != "":
+		return errors.New(refused.Error)
+	}
+	return fmt.Errorf("%s answers %s to %s %s; is it the --admin-address of a kvepp serve of this version?", c.address, resp.Status, method, path)
+}
+
+var errUnreachable = errors.New("cannot reach kvepp")
+
+func workerPath(name string) string { return "/workers/" + url.PathEscape(name) }
+
+// workers writes a table of the endpoints.
+func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
+	var all struct{ Endpoints []service.Endpoint }
+	if err := c.ask(ctx, http.MethodGet, "/workers", &all); err != nil {
+		return err
+	}
+	var table bytes.Buffer
+	t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSTATE\tRUNNING\tSESSIONS\tROLE\tMODEL\tADDRESS")
+	for i := range all.Endpoints {
+		e := &all.Endpoints[i]
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Name, stateOf(e), e.RunningRequests, e.Sessions, cmp.Or(e.Role, "-"), cmp.Or(e.Model, "-"), cmp.Or(e.Address, "-"))
+	}
+	t.Flush() // to memory
+	_, err := to.Write(table.Bytes())
+	return err
+}
+
+// stateOf says in a few words whether an endpoint gets requests.
+func stateOf(e *service.Endpoint) string {
+	var parts []string
+	if !e.InPool {
+		parts = append(parts, "not in the pool")
+	}
+	if c := e.Cordon; c != nil {
+		parts = append(parts, fmt.Sprintf("%s (%s)", c.As, strings.Join(c.By, ", ")))
+	}
+	if x := e.Ejected; x != nil {
+		next := "next trial with the next request"
+		switch {
+		case x.WaitsFor != "":
+			next = "waits for " + x.WaitsFor
+		case x.InTrial:
+			next = "in trial"
+		case x.NextTrial > 0:
+			next = fmt.Sprintf("next trial in %.0fs", x.NextTrial)
+		}
+		parts = append(parts, fmt.Sprintf("ejected: %s, %s", x.Cause, next))
+	}
+	if len(parts) == 0 {
+		return "serving"
+	}
+	return strings.Join(parts, "; ")
+}
+
+// runningText says how many requests run.
+func runningText(n int) string {
+	switch n {
+	case 0:
+		return "no request runs"
+	case 1:
+		return "1 request runs"
+	}
+	return fmt.Sprintf("%d requests run", n)
+}
+
+// change cordons or uncordons an endpoint.
+func (c *adminClient) change(ctx context.Context, name, change string, to io.Writer) error {
+	var e service.Endpoint
+	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/"+change, &e); err != nil {
+		return err
+	}
+	if change == "uncordon" && e.Cordon != nil {
+		return fmt.Errorf("%s still gets no new requests: it is cordoned by the %s, where you can end that (README: cordons)", name, strings.Join(e.Cordon.By, " and the "))
+	}
+	fmt.Fprintf(to, "%s: %s, %s\n", name, stateOf(&e), runningText(e.RunningRequests))
+	return nil
+}
+
+// Bounds on what drain says and bears.
+const (
+	saysEvery    = 10 * time.Second // at least, while it waits
+	bearsFailing = 15 * time.Second // requests to kvepp
+)
+
+// drain drains an endpoint, and returns when no request runs on it. An error says how many requests still run.
+func (c *adminClient) drain(ctx context.Context, name string, timeout time.Duration, to io.Writer) error {
+	start := time.Now()
+	elapsed := func() time.Duration { return time.Since(start).Round(time.Second) }
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	var e service.Endpoint
+	if err := c.ask(ctx, http.MethodPost, workerPath(name)+"/drain", &e); err != nil {
+		return err
+	}
+	said, saidAt, reached := -1, start, start
+	for {
+		switch {
+		case !e.InPool:
+			return fmt.Errorf("%s has left the pool: kvepp cannot count its running requests any more. Look at the engine itself before you stop it", name)
+		case e.Cordon == nil || !slices.Contains(e.Cordon.By, service.Operator):
+			return fmt.Errorf("%s is not cordoned any more, and %s on it: kvepp has restarted, or somebody has uncordoned it. Drain it again", name, runningText(e.RunningRequests))
+		case e.RunningRequests == 0:
+			fmt.Fprintf(to, "%s: drained after %v, no request runs. \"kvepp uncordon %s\" brings it back.\n", name, elapsed(), name)
+			return nil
+		}
+		if e.RunningRequests != said || time.Since(saidAt) >= saysEvery {
+			said, saidAt = e.RunningRequests, time.Now()
+			fmt.Fprintf(c.progress, "%s: %s, %s after %v\n", name, eject.Draining, runningText(said), elapsed())
+		}
+		select {
+		case <-ctx.Done():
+			why := "interrupted"
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				why = "--timeout is over"
+			}
+			return fmt.Errorf("%s after %v: %s on %s. It stays cordoned: drain it again to wait further, stop the engine to break them off, or bring it back with \"kvepp uncordon %s\"",
+				why, elapsed(), runningText(e.RunningRequests), name, name)
+		case <-time.After(c.poll):
+		}
+		var now service.Endpoint
+		switch err := c.ask(ctx, http.MethodGet, workerPath(name), &now); {
+		case err == nil:
+			e, reached = now, time.Now()
+		case ctx.Err() != nil: // reported above
+		case !errors.Is(err, errUnreachable), time.Since(reached) > bearsFailing:
+			return fmt.Errorf("%w. When it was last reached, %s on %s", err, runningText(e.RunningRequests), name)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kvepp/e2e/process"
+	"kvepp/internal/service"
+)
+
+// admin runs a command against the running kvepp, and returns what it printed and its exit status.
+func (r *running) runAdmin(args ...string) (stdout, stderr string, status int) {
+	r.t.Helper()
+	var out, errs bytes.Buffer
+	status = start(append(args, "--admin-address", strings.TrimPrefix(r.adminURL(), "http://")), nil, &out, &errs, nil)
+	return out.String(), errs.String(), status
+}
+
+// TestOperatorCommands follows an endpoint of a kvepp that serves through cordon, drain and uncordon, by hand and by the endpoints file.
+func TestOperatorCommands(t *testing.T) {
+	kvepp := reserve(t)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const both = "endpoints:\n- {name: worker-a, address: 127.0.0.1:1, model: m}\n- {name: worker-b, address: 127.0.0.1:2, model: m"
+	kvepp.write(both + "}\n")
+	kvepp.start("--router-kv-events=false", "--eject=false", "--admin-token-file="+token)
+	kvepp.ready()
+	command := func(status int, want string, args ...string) {
+		t.Helper()
+		stdout, stderr, got := kvepp.runAdmin(append(args, "--admin-token-file="+token)...)
+		if text := stdout + stderr; got != status || !strings.Contains(text, want) {
+			t.Errorf("kvepp %s: status %d, %q; want %d, %q", strings.Join(args, " "), got, text, status, want)
+		}
+	}
+	gauge := func(want string) {
+		t.Helper()
+		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, want) {
+			t.Errorf("the metrics do not have %s (%v)", want, err)
+		}
+	}
+	if _, stderr, status := kvepp.runAdmin("drain", "worker-a"); status != 1 || !strings.Contains(stderr, "--admin-token-file") {
+		t.Errorf("without the token: status %d, %s", status, stderr)
+	}
+	command(0, "worker-a  serving  0 ", "workers")
+	command(0, "worker-a: cordoned (operator), no request runs", "cordon", "worker-a")
+	gauge(`kvepp_cordoned_workers 1`)
+	gauge(`kvepp_worker_cordoned{dp_rank="0",worker="worker-a"} 1`)
+	gauge(`kvepp_worker_cordoned{dp_rank="0",worker="worker-b"} 0`)
+	command(0, `s, no request runs. "kvepp uncordon worker-a" brings it back.`, "drain", "worker-a")
+	command(0, "worker-a  draining (operator)", "workers")
+	command(1, "did you mean worker-a?", "drain", "wroker-a")
+	command(1, `no endpoint is named "zzz"`, "uncordon", "zzz")
+
+	kvepp.write(both + ", cordoned: true}\n")
+	kvepp.eventually("b to be cordoned", func() error {
+		if stdout, _, _ := kvepp.runAdmin("workers", "--admin-token-file="+token); !strings.Contains(stdout, "worker-b  cordoned (endpoints file)") {
+			return fmt.Errorf("%s", stdout)
+		}
+		return nil
+	})
+	gauge(`kvepp_cordoned_workers 2`)
+	gauge(`kvepp_worker_cordoned{dp_rank="0",worker="worker-b"} 1`)
+	command(1, "worker-b still gets no new requests: it is cordoned by the endpoints file", "uncordon", "worker-b")
+	command(0, "worker-a: serving, no request runs", "uncordon", "worker-a")
+	kvepp.write(both + "}\n")
+	kvepp.eventually("b to be uncordoned", func() error {
+		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 0`) {
+			return fmt.Errorf("it is cordoned (%v)", err)
+		}
+		return nil
+	})
+	for _, line := range []string{`msg="endpoint cordoned: it gets no new requests" endpoint=worker-a operator=cordoned pool=none`,
+		`msg="endpoint cordoned: it gets no new requests" endpoint=worker-b operator=none pool="endpoints file"`,
+		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-a`, `msg="endpoint uncordoned: it gets requests again" endpoint=worker-b`} {
+		if log := kvepp.Tail(100); strings.Count(log, line) != 1 {
+			t.Errorf("the log does not have once %s:\n%s", line, log)
+		}
+	}
+	if log := kvepp.Tail(100); strings.Contains(log, "worker left") {
+		t.Errorf("a worker left:\n%s", log)
+	}
+}
+
+// drained is a kvepp that says of one endpoint what a test wants.
+type drained struct {
+	mu    sync.Mutex
+	now   service.Endpoint
+	gets  int
+	after func(gets int, e *service.Endpoint) // changes it before each GET
+	*httptest.Server
+}
+
+func newDrained(t *testing.T, after func(int, *service.Endpoint)) *drained {
+	d := &drained{after: after, now: service.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []service.Worker{}}}
+	d.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		switch req.Method + " " + req.URL.Path {
+		case "POST /workers/a/drain":
+			d.now.Cordon = &service.Cordon{As: "draining", By: []string{service.Operator}}
+		case "GET /workers/a":
+			d.gets++
+			d.after(d.gets, &d.now)
+		default:
+			http.NotFound(w, req)
+			return
+		}
+		json.NewEncoder(w).Encode(d.now)
+	}))
+	t.Cleanup(d.Close)
+	return d
+}
+
+// whenever replaces the time that a line names.
+var whenever = regexp.MustCompile(`after [0-9ms]+`)
+
+// TestDrainWaits: the command returns when the last request ends, and says how many run meanwhile; whatever else ends it, it says what
+// to do.
+func TestDrainWaits(t *testing.T) {
+	for name, c := range map[string]struct {
+		after             func(gets int, e *service.Endpoint)
+		timeout           time.Duration
+		err, done, showed string
+	}{
+		"requests end": {after: func(gets int, e *service.Endpoint) { e.RunningRequests = max(3-gets, 0) },
+			done: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`, showed: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 request runs after N s\n"},
+		"they do not": {after: func(int, *service.Endpoint) {}, timeout: 2 * time.Second,
+			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
+		"it leaves": {after: func(_ int, e *service.Endpoint) { e.InPool = false }, err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself before you stop it"},
+		"uncordoned": {after: func(_ int, e *service.Endpoint) { e.Cordon = nil },
+			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has uncordoned it. Drain it again"},
+		"only its Pod cordons it": {after: func(_ int, e *service.Endpoint) { e.Cordon.By = []string{"Pod annotation"} }, err: "a is not cordoned any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDrained(t, c.after)
+			var progress, out bytes.Buffer
+			client := adminClient{address: strings.TrimPrefix(d.URL, "http://"), http: http.DefaultClient, poll: time.Millisecond, progress: &progress}
+			err := client.drain(t.Context(), "a", c.timeout, &out)
+			if got := whenever.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" && !strings.Contains(got, c.err) || c.err == "" && err != nil {
+				t.Errorf("error %q, want %q", got, c.err)
+			}
+			if got := whenever.ReplaceAllString(strings.TrimSpace(out.String()), "after N s"); got != c.done {
+				t.Errorf("said %q, want %q", got, c.done)
+			}
+			if got := whenever.ReplaceAllString(progress.String(), "after N s"); c.showed != "" && got != c.showed {
+				t.Errorf("progress %q, want %q", got, c.showed)
+			}
+		})
+	}
+}
+
+// TestAdminAnswers: what answers otherwise than a kvepp does is told apart.
+func TestAdminAnswers(t *testing.T) {
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody.Close()
+	var status int
+	var body string
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		fmt.Fprint(w, body)
+	}))
+	defer other.Close()
+	for _, c := range []struct {
+		address string
+		status  int
+		body    string
+		want    string
+	}{
+		{nobody.Addr().String(), 0, "", "connection refused); a running kvepp serve listens there if its --admin-address says so"},
+		{other.Listener.Addr().String(), 404, "404 page not found\n", "answers 404 Not Found to POST /workers/a%2Fb/cordon; is it the --admin-address of a kvepp serve of this version?"},
+		{other.Listener.Addr().String(), 200, "<html>", "does not answer as kvepp serve does"},
+		{other.Listener.Addr().String(), 401, "", "wants another token: give --admin-token-file"},
+		{other.Listener.Addr().String(), 500, `{"error": "no"}`, "kvepp cordon: no\n"},
+	} {
+		status, body = c.status, c.body
+		var out, errs bytes.Buffer
+		if got := start([]string{"cordon", "a/b", "--admin-address", c.address}, nil, &out, &errs, nil); got != 1 || !strings.Contains(errs.String(), c.want) {
+			t.Errorf("status %d, %q; want 1, %q", got, errs.String(), c.want)
+		}
+	}
+}
+
+func TestAdminUsage(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"drain", `name the endpoint: kvepp drain NAME ("kvepp workers" lists the names)`},
+		{"drain a b", `unexpected argument "b": one endpoint at a time`},
+		{"workers a", `unexpected argument "a": kvepp workers lists all endpoints`},
+		{"drain a --timeout=-1s", "--timeout -1s: may not be negative"},
+		{"drain a --timeout=soon", `--timeout "soon"`},
+		{"cordon a --timeout=1s", "unknown flag --timeout: it is a flag of kvepp"},
+		{"drain a --admin-address=kvepp", "--admin-address: "},
+		{"drain a --admin-adress=kvepp:1", "did you mean --admin-address?"},
+	} {
+		var out, errs bytes.Buffer
+		if got := start(strings.Fields(c.args), nil, &out, &errs, nil); got != 2 || !strings.Contains(errs.String(), c.want) {
+			t.Errorf("kvepp %s: status %d, %q; want 2, %q", c.args, got, errs.String(), c.want)
+		}
+	}
+	var o adminOptions
+	if err := parseAdmin(&o, "drain", []string{"a"}, func(name string) string {
+		return map[string]string{"KVEPP_ADMIN_ADDRESS": ":9400", "KVEPP_ADMIN_TOKEN_FILE": "f"}[name]
+	}); err != nil || o.name != "a" || dialable(o.address) != "127.0.0.1:9400" || o.tokenFile != "f" {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+// TestDrainIsInterrupted: the first signal ends the command with what still runs.
+func TestDrainIsInterrupted(t *testing.T) {
+	d := newDrained(t, func(int, *service.Endpoint) {})
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := process.Start(t.TempDir(), "drain", []string{asProgram + "=1"}, self, "drain", "a", "--admin-address", strings.TrimPrefix(d.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	if err := process.Until(t.Context(), func() error {
+		if !strings.Contains(p.Tail(10), "3 requests run") {
+			return fmt.Errorf("it shows no progress: %s", p.Tail(10))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.Signal(syscall.SIGINT)
+	if err := process.Until(t.Context(), func() error {
+		if !strings.Contains(p.Tail(10), "kvepp drain: interrupted after") {
+			return fmt.Errorf("%s", p.Tail(10))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,91 @@
+package router
+
+import (
+	"time"
+
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/router/eject"
+)
+
+// EndpointState is the present state of one endpoint, for people.
+type EndpointState struct {
+	Name     string
+	Endpoint *pool.Endpoint // nil: the name is cordoned, and no endpoint of the pool has it
+	Health   eject.Health
+	Workers  []WorkerState // by rank
+}
+
+// WorkerState is the present state of one rank of an endpoint.
+type WorkerState struct {
+	Worker   kvblock.Worker
+	Rank     uint32
+	Running  int // requests, by the load book
+	Sessions int // bound to it
+}
+
+// Running returns how many requests run on the endpoint. A request with a prefill and a decode worker runs on the prefill worker until
+// its first token.
+func (e *EndpointState) Running() (n int) {
+	for _, w := range e.Workers {
+		n += w.Running
+	}
+	return n
+}
+
+// Sessions returns how many sessions are bound to the endpoint.
+func (e *EndpointState) Sessions() (n int) {
+	for _, w := range e.Workers {
+		n += w.Sessions
+	}
+	return n
+}
+
+// Endpoints returns the state of every endpoint of the pool, in the pool's order, and then of each cordoned name that no endpoint has.
+func (r *Router) Endpoints() []EndpointState {
+	s := r.pool.Acquire()
+	defer s.Release()
+	loads, sessions := r.book.Loads(nil), r.cfg.Sessions.byWorker()
+	health, inPool := map[string]eject.Health{}, map[string]bool{}
+	tracked := r.cfg.Eject.Endpoints()
+	for _, h := range tracked {
+		health[h.Name] = h
+	}
+	var all []EndpointState
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if n := len(all); n == 0 || all[n-1].Name != w.Name {
+			h := health[w.Name]
+			h.Declared = w.CordonedBy // the tracker may be about to learn it
+			all = append(all, EndpointState{Name: w.Name, Endpoint: w.Endpoint, Health: h})
+			inPool[w.Name] = true
+		}
+		e := &all[len(all)-1]
+		e.Workers = append(e.Workers, WorkerState{Worker: w.Worker, Rank: w.Rank, Running: loadOf(loads, w).Requests, Sessions: sessions[w.Worker]})
+	}
+	for _, h := range tracked {
+		if !inPool[h.Name] && h.Cordon != "" {
+			all = append(all, EndpointState{Name: h.Name, Health: h})
+		}
+	}
+	return all
+}
+
+// SetCordon sets or ends an operator's cordon of an endpoint, see [eject.Tracker.SetCordon].
+func (r *Router) SetCordon(name string, c eject.Cordon) error { return r.cfg.Eject.SetCordon(name, c) }
+
+// byWorker counts the sessions of each worker. A nil table has none.
+func (s *Sessions) byWorker() map[kvblock.Worker]int {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, counts := time.Now(), map[kvblock.Worker]int{}
+	for _, e := range s.byKey {
+		if e.running > 0 || now.Before(e.expires) {
+			counts[e.worker]++
+		}
+	}
+	return counts
+}
