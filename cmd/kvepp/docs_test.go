@@ -62,7 +62,7 @@ func TestPagesNameFlags(t *testing.T) {
 	var own checkOptions
 	check := serveFlags(&own.options)
 	own.own(check)
-	ofCommands := []*pflag.FlagSet{check, indexerFlags(new(indexerOptions)), selectFlags(new(selectOptions)), tokenizeFlags(new(tokenizeOptions)), fetchFlags(new(fetchOptions))}
+	ofCommands := []*pflag.FlagSet{check, indexerFlags(new(indexerOptions)), selectFlags(new(selectOptions)), tokenizeFlags(new(tokenizeOptions)), fetchFlags(new(fetchOptions)), adminFlags(new(adminOptions), "drain")}
 	known := func(name string) bool {
 		return name == "help" || slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
 	}
@@ -243,6 +243,8 @@ func TestPagesRun(t *testing.T) {
 					err = parseSelect(new(selectOptions), args, none)
 				case "tokenize":
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
+				case "workers", "cordon", "drain", "uncordon":
+					err = parseAdmin(new(adminOptions), c[1], args, none)
 				default:
 					t.Errorf("%s: kvepp %s is no command that this test knows", name, c[1])
 				}
@@ -252,7 +254,7 @@ func TestPagesRun(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize"} {
+	for _, c := range []string{"serve", "check", "indexer", "select", "tokenize", "workers", "drain"} {
 		if commands[c] == 0 {
 			t.Errorf("no page runs kvepp %s", c)
 		}

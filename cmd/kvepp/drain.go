@@ -235,7 +235,7 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 		return err
 	}
 	if change == "uncordon" && e.Cordon != nil {
-		return fmt.Errorf("%s still gets no new requests: it is cordoned by the %s, where you can end that (README: cordons)", name, strings.Join(e.Cordon.By, " and the "))
+		return fmt.Errorf("%s still gets no new requests: it is cordoned by the %s, where you can end that (README: Taking an endpoint out)", name, strings.Join(e.Cordon.By, " and the "))
 	}
 	fmt.Fprintf(to, "%s: %s, %s\n", name, stateOf(&e), runningText(e.RunningRequests))
 	return nil
