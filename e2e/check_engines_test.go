@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,5 +124,28 @@ func TestCheckStockEngines(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// TestCheckCachedBefore: what a chat template puts in front of every chat is cached before the check begins, and is predicted.
+func TestCheckCachedBefore(t *testing.T) {
+	template := write(t, "template.jinja", strings.Repeat("Knowledge ends in 2023. ", 20)+anotherTemplate)
+	engine := standIns(t, 1, "-chat-template", template)[0]
+	a, err := stack.Chat(t.Context(), http.DefaultClient, "http://"+engine.Address, nil, novel(), false, nil)
+	if err != nil || a.Status != http.StatusOK {
+		t.Fatal(err, a)
+	}
+	flags := []string{"--model=" + stack.Model + "=" + tinyModel, "--engine=vllm", "--chat-template=" + template, "--conversations=1"}
+	for _, c := range []struct {
+		name, endpoints string
+		flags           []string
+	}{
+		{"events are repeated", endpointsOf(engine), nil},
+		{"no events", strings.ReplaceAll(endpointsOf(engine), "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{"--no-router-kv-events"}},
+	} {
+		status, table := runCheck(t, append(append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints)}, flags...), c.flags...)...)
+		if status != 0 || !strings.Contains(table, "5 of 5 predictions are exact") {
+			t.Errorf("%s: status %d", c.name, status)
+		}
 	}
 }

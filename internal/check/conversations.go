@@ -139,7 +139,7 @@ func (d *dialogue) hold(ctx context.Context, n int, prompts []string) {
 		return
 	}
 	if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
-		d.cfg.settle(ctx, d.asked, ids, &first.answer)
+		d.cfg.settle(ctx, d.asked, ids)
 	}
 	running := make([]conversation, n)
 	for i := range running {
@@ -191,7 +191,7 @@ func (d *dialogue) turn(ctx context.Context, c *conversation) {
 		return
 	}
 	d.compare(ids, &expected, a, c.answered)
-	d.cfg.settle(ctx, d.asked, ids, nil)
+	d.cfg.settle(ctx, d.asked, ids)
 	c.answered = a.completionTokens
 	c.messages = append(c.messages, map[string]any{"role": "assistant", "content": a.text})
 	c.say()

@@ -192,7 +192,7 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 		var warm *Asked
 		if byEvents {
 			if ids, _, _, err := ownIDs(model, first.path, first.body); err == nil {
-				g.Config.settle(ctx, a, ids, &first.answer)
+				g.Config.settle(ctx, a, ids)
 			}
 			talk.add(first.answer.text, "Is that all? "+novel(3))
 			warm = a

@@ -79,21 +79,14 @@ func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 
-// believe has w hold the first n tokens of a prompt, although no event says so.
-func (p *Predictor) believe(w kvblock.Worker, ids []kvblock.Token, n int) {
-	known, there := p.worker(w)
-	if !there || known.BlockSize == 0 || n <= 0 {
-		return
-	}
-	p.Index.Predict(w, chain(&known, ids[:min(n, len(ids))]), indexer.Lifetime{TTL: believed})
-}
-
 // sent takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are announced, and returns
 // whether they were before ctx ended.
 func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
-		p.believe(w, ids, len(ids))
+		if known.BlockSize > 0 {
+			p.Index.Predict(w, chain(&known, ids), indexer.Lifetime{TTL: believed})
+		}
 		return true
 	}
 	return p.until(ctx, w, ids, func(x *prediction) bool { return x.tokens == full(len(ids), x.blockSize)*x.blockSize })

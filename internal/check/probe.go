@@ -80,7 +80,7 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	if model != nil {
 		var err error
 		if ids, _, _, err = ownIDs(model, p.first.path, p.first.body); err == nil {
-			q.Config.settle(ctx, &q.Asked, ids, &p.first.answer)
+			q.Config.settle(ctx, &q.Asked, ids)
 		}
 	}
 	talk.add(p.first.answer.text, "Is that all? "+novel(3))
@@ -96,12 +96,8 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 }
 
 // settle takes note of a prompt that the worker has served, and waits until its blocks are announced; not again once they were not in
-// time. opening is the answer to a prompt that begins with words of its own, else nil: what it reports as cached was there before, as a
-// chat template puts it in front of every chat.
-func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token, opening *answer) {
-	if opening != nil && opening.cached != nil {
-		cfg.Predictor.believe(asked.Worker.Worker, ids, *opening.cached)
-	}
+// time.
+func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	if asked.unheard {
