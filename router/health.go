@@ -19,18 +19,23 @@ var ErrCordoned = errors.New("every endpoint that may take this request is cordo
 // health is what a request's fate says of the endpoints that serve it. The zero value says nothing to anybody: without
 // Config.Eject there is no other.
 type health struct {
-	tracker             *eject.Tracker
-	endpoint, prefill   *eject.Endpoint // who is sent the request, and who computes the prompt if that is another; nil: nobody
-	trial, prefillTrial uint64          // numbers of the trials that the request is
-	streams             bool            // its answer comes in pieces
-	timer               *time.Timer     // of the first byte; nil: not started
-	responded           atomic.Bool     // response headers have come, or are not waited for any more
-	counted             atomic.Int32    // which failure was: notCounted, countedLate or counted
-	content             bool            // of the answer was seen
-	silent              bool            // the response is none of the endpoint's
-	waiting             atomic.Bool     // it broke off, and the access log has not told yet who did it
-	router              *Router
-	counts              [2]*workerCount // of the request's workers
+	tracker *eject.Tracker
+	legs
+	streams   bool         // its answer comes in pieces
+	timer     *time.Timer  // of the first byte; nil: not started
+	responded atomic.Bool  // response headers have come, or are not waited for any more
+	counted   atomic.Int32 // which failure was: notCounted, countedLate or counted
+	content   bool         // of the answer was seen
+	silent    bool         // the response is none of the endpoint's
+	waiting   atomic.Bool  // it broke off, and the access log has not told yet who did it
+	router    *Router
+	counts    [2]*workerCount // of the request's workers
+}
+
+// legs are the endpoints that serve a request.
+type legs struct {
+	endpoint, prefill   *eject.Endpoint // the destination, and the one that computes the prompt if that is another; nil: none
+	trial, prefillTrial uint64          // numbers of the trials that the request is; 0: none
 }
 
 // What of a request was counted as a failure.
@@ -81,7 +86,7 @@ func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
 		return true
 	}
 	h := &route.health
-	*h = health{tracker: t, router: r, streams: !p.whole, endpoint: t.Of(route.destination)}
+	*h = health{tracker: t, router: r, streams: !p.whole, legs: legs{endpoint: t.Of(route.destination)}}
 	claim := func(w kvblock.Worker) (trial uint64, ok bool) {
 		if p.pins.Given() || !d.onTrial(w) {
 			return 0, true
@@ -106,7 +111,7 @@ func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
 
 // onTrial reports whether a candidate is ejected, and its next request is its trial.
 func (d *decision) onTrial(w kvblock.Worker) bool {
-	return !d.regardless && d.standings.view.Of(w, d.standings.now) == eject.Trial
+	return d.standings.view.Of(w, d.standings.now) == eject.Trial
 }
 
 // trialMultiplier is the cost multiplier of an endpoint whose trial is due: it is the cheapest then, whatever others have cached.
@@ -130,7 +135,10 @@ func (h *health) abandon() {
 }
 
 // fail counts a failure of the request, once.
-func (h *health) fail(cause eject.Cause) {
+func (h *health) fail(cause eject.Cause) { h.failOf(h.legs, cause) }
+
+// failOf counts a failure of the request at these endpoints, once.
+func (h *health) failOf(at legs, cause eject.Cause) {
 	how := int32(counted)
 	if cause == eject.FirstByte {
 		how = countedLate
@@ -138,8 +146,8 @@ func (h *health) fail(cause eject.Cause) {
 	if h.tracker == nil || !h.counted.CompareAndSwap(notCounted, how) {
 		return
 	}
-	h.tracker.Failed(h.endpoint, h.trial, cause)
-	h.tracker.Failed(h.prefill, h.prefillTrial, cause) // which of the two it was cannot be told
+	h.tracker.Failed(at.endpoint, at.trial, cause)
+	h.tracker.Failed(at.prefill, at.prefillTrial, cause) // which of the two it was cannot be told
 }
 
 // Sent says that the whole request has been sent on. From now on its endpoint owes an answer.
@@ -152,9 +160,10 @@ func (r *Route) Sent() {
 	if wait <= 0 || !h.streams && !r.Trial {
 		return
 	}
+	at := h.legs // as they are now: a retry of the proxy's changes them
 	h.timer = time.AfterFunc(wait, func() {
 		if !h.responded.Load() {
-			h.fail(eject.FirstByte)
+			h.failOf(at, eject.FirstByte)
 		}
 	})
 }

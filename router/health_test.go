@@ -2,12 +2,14 @@ package router
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/eject"
 )
@@ -360,4 +362,34 @@ func TestProxysOwnAnswer(t *testing.T) {
 			trial.Answered(Answer{Status: "503", Complete: true, CachedTokens: -1})
 		}
 	})
+}
+
+// BenchmarkHealth is a request from its choice to its end, among 64 endpoints: without ejection, with it while all are well, and
+// while one is ejected.
+func BenchmarkHealth(b *testing.B) {
+	for _, c := range []struct {
+		name    string
+		off     bool
+		ejected int
+	}{{"off", true, 0}, {"well", false, 0}, {"ejected=1", false, 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			h := newHealthHouse(b, func(cfg *Config) {
+				cfg.Keep, cfg.Explain = 0, false
+				cfg.Eject = eject.New(eject.Config{Off: c.off, ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute}, slog.New(slog.DiscardHandler))
+			}, workers(64)...)
+			for w := range c.ejected {
+				h.cfg.Eject.Failed(h.cfg.Eject.Of(kvblock.Worker(w)), 0, eject.Refused)
+			}
+			req := with(completion("m", tokens(0, 200)), `"stream":true`)
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := h.Route(b.Context(), req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				r.Sent()
+				answered(r)
+			}
+		})
+	}
 }
