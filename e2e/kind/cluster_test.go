@@ -88,6 +88,7 @@ func (n *namespace) tell() {
 		{"get", "events", "--sort-by=.lastTimestamp"},
 		{"logs", "-l", kvepp, "--tail=60", "--prefix"},
 		{"logs", "-l", "app in (envoy,inference-istio,conformance-primary-istio,conformance-secondary-istio)", "--tail=20", "--prefix"},
+		{"logs", "-l", "app.kubernetes.io/name=envoy", "--tail=20", "--prefix"},
 		{"logs", "-l", "app in (dynamo,engine,vllm,sglang)", "--tail=20", "--all-containers", "--prefix"},
 	} {
 		out, err := n.run("", "kubectl", args...)
@@ -231,7 +232,7 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 }
 
 // kvepp selects its Pods.
-const kvepp = "app.kubernetes.io/instance=kvepp"
+const kvepp = "app.kubernetes.io/instance=kvepp,app.kubernetes.io/name=kvepp"
 
 // sees waits until all of kvepp's replicas have so many workers, and hear them.
 func (n *namespace) sees(workers int) {

@@ -21,7 +21,7 @@ func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	n.startEnvoy("original-dst.yaml", map[string]string{"kvepp": "kvepp." + n.name + ".svc.cluster.local:9002"})
 	n.sees(2)
 
-	talk := n.warm()
+	talk := n.warm(2)
 	n.checked(2, append(says, "known to the frontend"), "--engine=dynamo", "--kv-replay-port="+replayPort)
 
 	pods, _ := n.pods("app=dynamo")

@@ -86,7 +86,7 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
 	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
 	n.sees(2)
-	for _, c := range n.warm() {
+	for _, c := range n.warm(2) {
 		if !strings.HasPrefix(c.last.Worker, c.engine()) {
 			t.Errorf("kvepp chose %s, Istio's gateway went to %s", c.last.Worker, c.engine())
 		}

@@ -24,11 +24,11 @@ patches:
     - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 50m}
     # A namespace takes half of what its Pods are given to go.
     - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 45}
-- target: {kind: Deployment, name: envoy}
+- target: {kind: Deployment, name: "(kvepp-)?envoy"}
   patch: |-
     - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 50m}
     - {op: replace, path: /spec/template/spec/terminationGracePeriodSeconds, value: 15}
-- target: {kind: Service, name: envoy}
+- target: {kind: Service, name: "(kvepp-)?envoy"}
   patch: |-
     - {op: add, path: /spec/type, value: NodePort}
 `
@@ -100,6 +100,12 @@ func (n *namespace) overlay(kustomization string, deployments ...string) {
 func (n *namespace) roll() {
 	n.t.Helper()
 	n.kubectl("rollout", "restart", "deployment/kvepp")
+	n.rolled()
+}
+
+// rolled waits until a changed Deployment of kvepp's has replaced its one Pod.
+func (n *namespace) rolled() {
+	n.t.Helper()
 	n.kubectl("rollout", "status", "deployment/kvepp", "--timeout=180s")
 	n.eventually("the old kvepp is gone", func() error {
 		if pods, _ := n.pods(kvepp); len(pods) != 1 {
@@ -111,36 +117,40 @@ func (n *namespace) roll() {
 
 // TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among them.
 func TestOverlays(t *testing.T) {
-	for _, c := range []struct{ name, engines, kustomization string }{
-		{"envoy", "vllm", "resources: [KUSTOMIZE/overlays/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
-		{"sglang", "sglang", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: [KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
-		{"mocker", "dynamo", "resources: [KUSTOMIZE/overlays/mocker]" + users},
+	for _, c := range []struct{ name, engines, envoy, kustomization string }{
+		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
+		{"stock-engines", "vllm", "kvepp-envoy", "resources: [KUSTOMIZE/overlays/stock-engines]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
+		{"sglang", "sglang", "envoy", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: [KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
+		{"mocker", "dynamo", "envoy", "resources: [KUSTOMIZE/overlays/mocker]" + users},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
 			n := newNamespace(t, "kvepp-e2e-overlay-"+c.name)
-			n.overlay(c.kustomization, c.engines, "kvepp", "envoy")
-			n.findEnvoy("envoy")
+			n.overlay(c.kustomization, c.engines, "kvepp", c.envoy)
+			n.findEnvoy(c.envoy)
 			n.sees(2)
-			// One of two answers. An Envoy that began before kvepp had an address asks for it again after seconds.
-			n.eventually("each Envoy has found kvepp", func() error {
-				envoys, _ := n.pods("app=envoy")
-				for _, envoy := range envoys {
-					if _, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:10080/proxy/v1/models", n.name, envoy)); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			n.warm()
-			if c.name != "envoy" {
-				return // what follows is the same kvepp, and the same Envoy
+			// An Envoy that began before kvepp had an address asks for it again after seconds. Until then some refuse requests, and
+			// that of stock-engines chooses engines itself.
+			n.everyEnvoyAsks()
+			n.warm(2)
+			if c.engines != "vllm" {
+				return // what follows is the same kvepp, and the same Envoy as of "envoy"
 			}
 			n.during(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
 				n.sees(3)
-				n.roll()
+				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own: KVEPP_METRICS_PORT=tcp://..., KVEPP_PORT.
+				n.kubectl("create", "service", "clusterip", "kvepp-metrics", "--tcp=9090:9090")
+				n.kubectl("patch", "deployment", "kvepp", "--patch", `{"spec":{"template":{"spec":{"enableServiceLinks":true}}}}`)
+				n.rolled()
 			})
+			if c.name != "stock-engines" {
+				return
+			}
+			pods, _ := n.pods("app=vllm")
+			if lost := n.chats(300, 100, func() { n.fault(pods[0], "503") }); len(lost) > 0 {
+				t.Errorf("%d requests lost at an engine that answers 503: %q ...", len(lost), lost[0])
+			}
 		})
 	}
 }

@@ -136,11 +136,11 @@ func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	return talk
 }
 
-// warm holds conversations over two workers, and fails the test unless each stays where it began and finds all of its blocks there. It
+// warm holds conversations over so many workers, and fails the test unless each stays where it began and finds all of its blocks there. It
 // returns them.
-func (n *namespace) warm() []*conversation {
+func (n *namespace) warm(workers int) []*conversation {
 	n.t.Helper()
-	talk := n.spread(4, 2)
+	talk := n.spread(2*workers, workers)
 	for turn := 2; turn <= 3; turn++ {
 		for _, c := range talk {
 			home, prompt := c.last.Worker, c.last.PromptTokens
