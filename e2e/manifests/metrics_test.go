@@ -86,11 +86,12 @@ func exported(t *testing.T) series {
 var ofScrapes = []string{"namespace", "job", "pod", "instance"}
 
 var (
-	selectors = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{[^}]*\})`)
-	matchers  = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"([^"]*)"`)
-	grouping  = regexp.MustCompile(`\b(?:by|without|on|ignoring|group_left|group_right)\s*(?:\(([^)]*)\))?`)
-	names     = regexp.MustCompile(`\b(?:kvepp|dynamo|inference|llm_d|go|process|up)_?[a-zA-Z0-9_:]*`)
-	words     = regexp.MustCompile(`\b[a-zA-Z_][a-zA-Z0-9_]*\b`)
+	selectors  = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{[^}]*\})`)
+	matchers   = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"([^"]*)"`)
+	grouping   = regexp.MustCompile(`\b(?:by|without|on|ignoring|group_left|group_right)\s*(?:\(([^)]*)\))?`)
+	names      = regexp.MustCompile(`\b(?:kvepp|dynamo|inference|llm_d|go|process|up)_?[a-zA-Z0-9_:]*`)
+	alertNames = regexp.MustCompile("`(Kvepp[A-Za-z]+)`")
+	words      = regexp.MustCompile(`\b[a-zA-Z_][a-zA-Z0-9_]*\b`)
 )
 
 // check says what a query asks for that kvepp does not have: a metric, a label, or a label's value.
@@ -142,7 +143,7 @@ func (all series) check(query string) (faults []string) {
 	return faults
 }
 
-// TestQueries holds that alerts and dashboard ask for what kvepp exports.
+// TestQueries holds that alerts and dashboard ask for what kvepp exports, and that docs/operations.md names each alert.
 func TestQueries(t *testing.T) {
 	all := exported(t)
 
@@ -197,6 +198,24 @@ func TestQueries(t *testing.T) {
 	}
 	if len(seen) == 0 {
 		t.Error("no alerts")
+	}
+	operations, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]bool{}
+	for _, m := range alertNames.FindAllSubmatch(operations, -1) {
+		told[string(m[1])] = true
+	}
+	for name := range told {
+		if !seen[name] {
+			t.Errorf("docs/operations.md names the alert %s, which does not exist", name)
+		}
+	}
+	for name := range seen {
+		if !told[name] {
+			t.Errorf("docs/operations.md does not name the alert %s: say there what to do about it", name)
+		}
 	}
 
 	var dashboard struct {
