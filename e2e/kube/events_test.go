@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
+	"strings"
 	"testing"
 
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/e2e/kube/apiserver"
+	"kvepp/e2e/stack"
 	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool/kube"
 )
@@ -105,6 +108,64 @@ func TestEvents(t *testing.T) {
 	ofB.stored(held["b"])
 	finds(t, url, held["b"], "b-rank-0/0", 8*blockSize)
 	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
+}
+
+// TestCordon: a pod with the annotation gets no new requests, one that runs there ends as it would, and what the pod's engine holds is
+// still known when the annotation is gone.
+func TestCordon(t *testing.T) {
+	t.Parallel()
+	ctx, ns := t.Context(), "cordon"
+	port := freePorts(t, 2)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
+	ofA := a.publish(t, port+1, 0)
+	b.publish(t, port+1, 0)
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+1))
+	k.ready(t)
+	url := envoy(t, k)
+	ofA.subscribed(true)
+	held := prompt(8)
+	ofA.stored(held)
+	finds(t, url, held, "a-rank-0/0", 8*blockSize)
+
+	release := a.stall()
+	running := make(chan *stack.Answer, 1)
+	go func() {
+		x, err := post(ctx, url, held)
+		if err != nil {
+			t.Error(err)
+		}
+		running <- x
+	}()
+	a.isStalled(t)
+	annotate := func(value string) {
+		a.pod.Annotations = map[string]string{kube.CordonAnnotation: value}
+		a.run(t)
+	}
+	annotate("true")
+	k.shows(t, "kvepp_cordoned_workers", 1)
+	k.shows(t, `kvepp_worker_cordoned{dp_rank="0",worker="a-rank-0"}`, 1)
+	k.logged(t, `msg="endpoint cordoned: it gets no new requests" endpoint=a-rank-0 operator=none pool="Pod annotation"`)
+	for range 8 {
+		if x := complete(t, url, held); x.Status != http.StatusOK || x.Worker != "b-rank-0/0" {
+			t.Errorf("status %d, worker %s", x.Status, x.Worker)
+		}
+	}
+	release()
+	if x := <-running; x == nil || x.Status != http.StatusOK || x.Worker != "a-rank-0/0" {
+		t.Errorf("the request that ran on the cordoned pod: %+v", x)
+	}
+
+	annotate("yes")
+	k.logged(t, `annotation kvepp/cordon: \"yes\" is neither true nor false; that is ignored`)
+	k.shows(t, "kvepp_cordoned_workers", 0)
+	k.logged(t, `msg="endpoint uncordoned: it gets requests again" endpoint=a-rank-0`)
+	finds(t, url, held, "a-rank-0/0", 8*blockSize) // it announced the prompt once
+	log, err := os.ReadFile(k.Log)
+	must(t, err)
+	if strings.Contains(string(log), "worker left") {
+		t.Error("a worker has left the pool")
+	}
 }
 
 // TestRanks: the ranks of one pod are ports of its own, or share one.

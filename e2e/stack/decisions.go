@@ -16,6 +16,7 @@ type Decision struct {
 	Ejected      []string // endpoints that are ejected, and would have been candidates
 	EjectedServe bool     `json:"ejected_serve"` // and were, because all are
 	Trial        bool     // the request decides whether an ejected endpoint takes requests again
+	Cordoned     []string // endpoints that are cordoned, and would have been candidates
 }
 
 // Candidate is a worker that could have been chosen, with the terms of its cost. Blocks are the worker's.
