@@ -6,10 +6,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kvepp/internal/logtest"
 	"kvepp/pool"
 	"kvepp/router/eject"
+	"kvepp/router/queue"
 )
 
 // newCordonHouse is newHealthHouse, where cordons of the pool reach the tracker.
@@ -168,4 +171,44 @@ func TestCordonDuringChoice(t *testing.T) {
 			t.Errorf("%d bookings are left", h.book.Len())
 		}
 	}
+}
+
+// TestCordonWhileWaiting: requests that wait for an endpoint when it is cordoned go elsewhere, or are refused if they may not; none waits
+// for it any longer.
+func TestCordonWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newCordonHouse(t, func(c *Config) {
+			c.Queue = &Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))), Bound: 100}
+			c.Sessions, c.Pinning = NewSessions(SessionConfig{TTL: time.Hour}), true
+		}, maxed(workers(2), 100)...)
+		a := arriveAt(h)
+		session := of("s", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "first", session)
+		bound := a.by["first"].Name
+		other := map[string]string{"w0": "w1", "w1": "w0"}[bound]
+		pin := map[string]string{"w0": "100", "w1": "101"}[bound]
+		a.send(t.Context(), "busy", completion("m", tokens(1000, 40)))
+		a.send(t.Context(), "pinned", with(completion("m", tokens(2000, 40)), `"nvext":{"backend_instance_id":`+pin+`}`))
+		a.send(t.Context(), "turn", session)
+		if a.order() != "first busy" || a.by["busy"].Name != other || h.allWaiting() != 2 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
+		}
+		h.cordon(bound, eject.Draining)
+		<-time.After(2 * tick) // nothing else happens
+		synctest.Wait()
+		if want := "first busy pinned: " + ErrCordoned.Error(); a.order() != want || h.allWaiting() != 1 {
+			t.Fatalf("went: %s; want %s; %d wait", a.order(), want, h.allWaiting())
+		}
+		a.prefilled("busy")
+		if r := a.by["turn"]; r == nil || r.Name != other || r.Session != SessionMoved {
+			t.Fatalf("went: %s; the session's turn: %+v", a.order(), r)
+		}
+		a.send(t.Context(), "late", completion("m", tokens(3000, 40)))
+		h.cordon(other, eject.NoNewRequests)
+		<-time.After(2 * tick)
+		synctest.Wait()
+		if want := " late: " + ErrCordoned.Error(); !strings.HasSuffix(a.order(), want) || h.allWaiting() != 0 {
+			t.Errorf("went: %s; want%s; %d wait", a.order(), want, h.allWaiting())
+		}
+	})
 }
