@@ -120,6 +120,9 @@ func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra
 	var a *stack.Answer
 	eventually(t, func() error {
 		a = chat(t, url, messages, stream, extra)
+		if a.Reason == "no_block_size" {
+			return fmt.Errorf("kvepp does not know the block size of %s yet", a.Worker)
+		}
 		if a.Reason != "kv" || a.KveppPrompt != a.PromptTokens {
 			t.Fatalf("reason %s, kvepp counted %d prompt tokens, Dynamo %d", a.Reason, a.KveppPrompt, a.PromptTokens)
 		}

@@ -311,10 +311,27 @@ func TestManifestsAgree(t *testing.T) {
 		if stack.At(processor, "grpc_service", "timeout") != "0s" || stack.At(manager, "upgrade_configs", 0, "upgrade_type") != "websocket" {
 			t.Errorf("%s: the processor's streams end by time, or WebSockets do not pass", file)
 		}
-		if got := fmt.Sprint(stack.At(processor, "response_attributes")); got != "[response.code_details response.flags]" {
+		if got := fmt.Sprint(stack.At(processor, "response_attributes")); got != "[response.code_details response.flags upstream.request_attempt_count]" {
 			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
 		}
-		own := fmt.Sprint(stack.At(manager, "local_reply_config"), stack.At(manager, "access_log"))
+		var forPeople []any // of the access logs; the others go to each kvepp, see extproc/accesslog.go
+		told := map[any]bool{}
+		for _, log := range stack.At(manager, "access_log").([]any) {
+			if stack.At(log, "name") == "envoy.access_loggers.http_grpc" {
+				told[stack.At(log, "typed_config", "common_config", "grpc_service", "envoy_grpc", "cluster_name")] = true
+			} else {
+				forPeople = append(forPeople, log)
+			}
+		}
+		for _, cluster := range stack.At(config, "static_resources", "clusters").([]any) {
+			if name, _ := stack.At(cluster, "name").(string); strings.HasPrefix(name, "kvepp") && !told[name] {
+				t.Errorf("%s: no access log tells %s who broke an answer off", file, name)
+			}
+		}
+		if got := fmt.Sprint(stack.At(processor, "grpc_service", "initial_metadata")); got != "[map[key:x-kvepp-access-log value:on]]" {
+			t.Errorf("%s: initial_metadata %s: kvepp does not know of its access log", file, got)
+		}
+		own := fmt.Sprint(stack.At(manager, "local_reply_config"), forPeople)
 		if answers == nil {
 			answers = own
 		}
