@@ -139,7 +139,7 @@ func TestOverlays(t *testing.T) {
 			n.during(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
 				n.sees(3)
-				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own: KVEPP_METRICS_PORT=tcp://..., KVEPP_PORT.
+				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own: KVEPP_METRICS_PORT=tcp://..., for one.
 				n.kubectl("create", "service", "clusterip", "kvepp-metrics", "--tcp=9090:9090")
 				n.kubectl("patch", "deployment", "kvepp", "--patch", `{"spec":{"template":{"spec":{"enableServiceLinks":true}}}}`)
 				n.rolled()
