@@ -87,6 +87,20 @@ const (
 // Causes are all causes of ejections.
 var Causes = []Cause{Refused, Reset, ServerError, FirstByte, Timeout, Retried, FailureShare, MetricsRefused, MetricsSilent, ProcessGone}
 
+// advice says, for each cause, what it means and where to look.
+var advice = map[Cause]string{
+	Refused:        "it refuses connections: is the engine up, and is the endpoint's address right?",
+	Reset:          "it broke connections off before answers were complete: see the engine's log",
+	ServerError:    "it answered 500, 502, 503 or 504: see the engine's log",
+	FirstByte:      "it sent no response headers within --eject-first-byte: see whether the engine hangs or is overloaded",
+	Timeout:        "the proxy gave up waiting for it: see whether the engine hangs, or the proxy's timeout is too short",
+	Retried:        "the proxy tried another endpoint after it, because it refused the connection, broke it off, or answered 503: see the engine's log",
+	FailureShare:   "more than --eject-failure-percent of its requests failed in 10 s: see the engine's log",
+	MetricsRefused: "its metrics page refuses connections: is the engine up, and is the endpoint's address right?",
+	MetricsSilent:  "neither its metrics page nor anything else of it has answered for 5 s: see whether the engine hangs",
+	ProcessGone:    "its metrics page refuses connections, and its KV events have ended: is the engine up?",
+}
+
 // Page is what the latest read of an endpoint's metrics page found.
 type Page int
 
@@ -119,6 +133,7 @@ type bucket struct {
 // Endpoint is the health of one endpoint. Its fields belong to the Tracker.
 type Endpoint struct {
 	name, model string
+	address     string           // host:port; "": it has none
 	workers     []kvblock.Worker // its ranks; empty: it has left the pool
 	lastByte    atomic.Int64     // when a response last brought a byte, in Unix nanoseconds; 0: never
 
@@ -223,7 +238,7 @@ func (t *Tracker) WorkerJoined(w pool.Worker) {
 	defer t.mu.Unlock()
 	e := t.byName[w.Name]
 	if e == nil {
-		e = &Endpoint{name: w.Name, model: w.Model, cordon: t.cordons[w.Name].as}
+		e = &Endpoint{name: w.Name, model: w.Model, address: w.Address, cordon: t.cordons[w.Name].as}
 		t.byName[w.Name] = e
 	}
 	was := e.cordoned() && len(e.workers) > 0
@@ -464,7 +479,7 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	if e.down {
 		next = "when its metrics page answers"
 	}
-	t.log.Warn("endpoint ejected: it gets no requests until a trial request succeeds", "endpoint", e.name, "cause", cause,
+	t.log.Warn("endpoint ejected: it gets no requests until a trial request succeeds", "endpoint", e.name, "address", e.address, "cause", cause, "advice", advice[cause],
 		"failures_in_a_row", e.consecutive, "ejections_in_a_row", e.ejections, "next_trial_in", next)
 }
 

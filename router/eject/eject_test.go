@@ -459,3 +459,20 @@ func TestConcurrentUse(t *testing.T) {
 		h.Subscribed(kvblock.Worker(w), true)
 	}
 }
+
+// TestAdvice: the line about an ejection says what its cause means, and where the endpoint is.
+func TestAdvice(t *testing.T) {
+	for _, cause := range Causes {
+		if advice[cause] == "" {
+			t.Errorf("no advice about %s", cause)
+		}
+	}
+	h := newHouse(t, 1, nil)
+	h.WorkerJoined(pool.Worker{Worker: 1, Endpoint: &pool.Endpoint{Name: "there", Address: "10.0.0.7:8000"}})
+	h.PageRead(1, PageRefused)
+	for _, part := range []string{"endpoint=there", "address=10.0.0.7:8000", "cause=metrics_refused", "is the engine up, and is the endpoint's address right?"} {
+		if h.log.Count(part) != 1 {
+			t.Errorf("no %q in %s", part, h.log)
+		}
+	}
+}
