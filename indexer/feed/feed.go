@@ -147,7 +147,8 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 		return
 	}
 	if w.KVEvents == "" {
-		f.log.Warn("a worker has no kvEvents address: what it has cached is not known", "worker", w.String())
+		f.log.Warn("a worker has no kvEvents address: what it has cached is not known. Give it one (kvEvents in the endpoints file, --kv-events-port for Pods), "+
+			"or start kvepp with --no-router-kv-events to have caches guessed from where requests went", "worker", w.String())
 		return
 	}
 	s := f.subscriber(w)

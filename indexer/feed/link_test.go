@@ -120,7 +120,7 @@ func TestSilentWorkerLine(t *testing.T) {
 			}
 			h.hearings[0].judge() // the minute is over
 			text := log.String()
-			if log.Count("sent no KV event") != 1 || log.Count("events="+e.address()) != 1 {
+			if log.Count("sent no KV event") != 1 || log.Count("is prefix caching on?") != 1 || log.Count("events="+e.address()) != 1 {
 				t.Errorf("no line, or not one:\n%s", text)
 			}
 			for _, want := range c.want {

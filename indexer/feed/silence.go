@@ -118,7 +118,7 @@ func (f *Feed) listen(w pool.Worker) *hearing {
 		}
 		f.silent.Add(1)
 		f.log.Warn("a worker has served requests and sent no KV event: "+f.withoutEvents(w.Worker)+". "+
-			"Is its address right, and are its engine's events on?", "worker", w.String(), "events", f.eventsAddress(&w),
+			"Is its kvEvents address right, are its engine's KV events on, and is prefix caching on?", "worker", w.String(), "events", f.eventsAddress(&w),
 			"requests", silenceRequests, "within", silenceTime, "engine_flag", engineFlag(f.config.Engine))
 	}}
 }
