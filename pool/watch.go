@@ -80,7 +80,7 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 func readFile(path string) ([]byte, []Entry, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("pool: %w", err)
+		return nil, nil, fmt.Errorf("pool: the endpoints file cannot be read: %w", err)
 	}
 	entries, err := ParseFile(text)
 	if err != nil {
