@@ -2,6 +2,8 @@ package check
 
 import (
 	"context"
+	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -127,7 +129,12 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	within, cancel := q.bounded(ctx)
 	connected := heard.wait(within, func() bool { return heard.connected })
 	cancel()
-	if q.unheard = !connected; q.unheard {
+	switch q.unheard = !connected; {
+	case connected:
+	case q.accepts(ctx, address):
+		q.found(AboutEvents, Wrong, "write the port of the engine's KV events, not that of its HTTP server or of its replay socket (kvEvents, --kv-events-port or the Pod's annotation)",
+			"%s accepts connections, and publishes no KV events", address)
+	default:
 		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the Pod's annotation), and open?", "nobody publishes at %s", address)
 	}
 	q.probe(ctx, heard)
@@ -138,6 +145,22 @@ func (q *inquiry) askEvents(ctx context.Context) {
 		q.tellEvents(heard, address, spoke)
 	}
 	q.tellReplay(ctx, heard, connected, replay)
+}
+
+// accepts reports whether something listens at a ZMQ address over TCP.
+func (q *inquiry) accepts(ctx context.Context, address string) bool {
+	at, ok := strings.CutPrefix(address, "tcp://")
+	if !ok {
+		return false
+	}
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", at)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
 }
 
 // patience is how long a first event is waited for: without a probe there may be none, whatever the setting.
