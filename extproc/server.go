@@ -82,8 +82,10 @@ type Server struct {
 	log     *slog.Logger
 	noted   sync.Map // notes already logged: each peculiarity of a proxy once
 	streams atomic.Int64
-	held    atomic.Int64 // bytes of memory that all streams' chunks take
-	moved   movedFrom
+	// tooLargeLogged says that a body above MaxParseBytes is logged.
+	tooLargeLogged atomic.Bool
+	held           atomic.Int64 // bytes of memory that all streams' chunks take
+	moved          movedFrom
 }
 
 // Streams returns how many requests are followed.
@@ -240,6 +242,9 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.head.id, x.head.idMade = router.NewRequestID(), true
 	}
 	req := x.request()
+	if req.Without == router.ReasonBodyTooLarge {
+		x.tellTooLarge(req)
+	}
 	req.Trace, req.Received = x.span, x.began
 	route, err := x.router.Route(ctx, req)
 	if x.Server.cfg.AccessLog != nil {
@@ -350,9 +355,18 @@ func (x *exchange) end(ctx context.Context) {
 	}
 }
 
+// tellTooLarge logs once that bodies are above --max-parse-bytes.
+func (x *exchange) tellTooLarge(req *router.Request) {
+	if !x.Server.tooLargeLogged.Swap(true) {
+		path, _, _ := strings.Cut(req.Path, "?") // clients put keys into queries
+		x.log.Warn("a request's body is larger than --max-parse-bytes: it is passed on unread, and routed by load only. Raise --max-parse-bytes if such requests shall be routed by cache. Logged once",
+			"request_id", req.ID, "path", path, "body_bytes", req.BodyBytes, "max_parse_bytes", x.Server.cfg.MaxParseBytes)
+	}
+}
+
 // note logs something unusual that was tolerated, once for each kind.
 func (s *Server) note(what string) {
 	if _, seen := s.noted.LoadOrStore(what, true); !seen {
-		s.log.Warn("tolerated from the proxy; said once", "what", what)
+		s.log.Warn("the proxy does something unusual; logged once for each kind", "what", what)
 	}
 }

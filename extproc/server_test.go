@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,10 +14,13 @@ import (
 	"testing"
 	"time"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 
 	"kvepp/extproc/extproctest"
 	"kvepp/indexer"
+	"kvepp/internal/logtest"
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
@@ -113,6 +117,37 @@ func TestRefusedAfterItWasSent(t *testing.T) {
 	b.counted(t, 0, "inference_objective_running_requests", "m")
 	b.counted(t, 1, "inference_objective_request_error_total", metrics.CodeBadRequest)
 	b.counted(t, 0, "inference_objective_request_error_total", "m")
+}
+
+// A body above MaxParseBytes is logged once, with its size and the flag.
+func TestTooLargeToReadIsLogged(t *testing.T) {
+	b := newBench(t, Config{MaxParseBytes: 10})
+	var log logtest.Log
+	b.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	header := maps.Clone(chat)
+	header[":path"] += "?key=secret"
+	for range 3 {
+		if out, err := b.Do(t.Context(), &extproctest.Request{Header: header, Body: [][]byte{make([]byte, 50), nil}, Upstream: answer("x")}); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	b.counted(t, 3, "kvepp_decisions_total", string(router.ReasonBodyTooLarge))
+	if log.Count("is larger than --max-parse-bytes") != 1 || log.Count("path=/v1/chat/completions body_bytes=50 max_parse_bytes=10") != 1 || log.Count("secret") != 0 {
+		t.Error(log.String())
+	}
+}
+
+// A body mode in which kvepp cannot wait for the body is logged once, with the setting that is right.
+func TestBodyModeIsLogged(t *testing.T) {
+	b := newBench(t, Config{})
+	var log logtest.Log
+	b.server.log = slog.New(slog.NewTextHandler(&log, nil))
+	for range 3 {
+		b.server.note((&stream{}).learnModes(&extprocv3.ProcessingRequest{ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_STREAMED}}))
+	}
+	if log.Count("request_body_mode STREAMED") != 1 || log.Count("Set request_body_mode: FULL_DUPLEX_STREAMED") != 1 {
+		t.Error(log.String())
+	}
 }
 
 var chat = map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-request-id": "r"}

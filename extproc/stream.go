@@ -171,7 +171,8 @@ func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	if name == "" {
 		name = "that kvepp does not know" // a note for each number would be one too many
 	}
-	return "request_body_mode " + name + ": the body cannot be waited for, requests are routed by load only"
+	return "request_body_mode " + name + ": kvepp cannot wait for bodies, so it routes requests by load only. " +
+		"Set request_body_mode: FULL_DUPLEX_STREAMED and request_trailer_mode: SEND in the proxy's ext_proc filter (manifests/envoy)"
 }
 
 // holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for that.
