@@ -26,17 +26,18 @@ const (
 type observed struct {
 	router     *Router // nil: there is nothing to be told
 	began      time.Time
-	firstToken time.Time // zero: not seen
-	phase      string    // of the worker that computes the prompt
-	model      string    // a label's
-	target     string    // the same, as the endpoint names it: the adapter's, if it is one's
-	named      string    // the same, as the request does
-	received   time.Time // the request's headers
+	firstToken time.Time    // zero: not seen
+	phase      string       // of the worker that computes the prompt
+	model      string       // a label's
+	target     string       // the same, as the endpoint names it: the adapter's, if it is one's
+	named      string       // the same, as the request does
+	received   time.Time    // the request's headers
+	count      *promptCount // nil: the number of prompt tokens is not compared
 }
 
 // observeChoice tells the metrics of a choice that came to be.
 func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *prompt, began time.Time) {
-	route.observed = observed{router: r, began: began, received: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p)}
+	route.observed = observed{router: r, began: began, received: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p), count: r.promptCounts.of(p)}
 	if !req.Received.IsZero() {
 		route.observed.received = req.Received
 	}
@@ -235,6 +236,9 @@ func (r *Route) Answered(a Answer) {
 	}
 	for _, c := range r.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
+	}
+	if a.Status == "200" && o.count.reported(r, a.PromptTokens, o.router.log) {
+		o.router.metrics.PromptTokenMismatches.Inc()
 	}
 	m := o.router.cfg.Metrics
 	m.Finished()

@@ -37,6 +37,7 @@ type prompt struct {
 	scoring     *scoring.Config
 	priority    int32        // of its objective; below 0 it is turned away rather than made to wait
 	pins        apibody.Pins // none if they are not allowed
+	api         apibody.API  // zero: the body was not read
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
 	whole       bool   // the answer shows nothing before its end: it comes in one piece, or unseen
@@ -108,7 +109,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		return p, errNotDirected
 	}
 	p.scoring, p.constraints = r.followOverrides(&body.Overrides), r.followConstraints(&body.Constraints)
-	p.model, p.salt, p.whole = body.Model, salt, !body.Stream || req.AnswerUnseen
+	p.model, p.api, p.salt, p.whole = body.Model, body.API, salt, !body.Stream || req.AnswerUnseen
 	configured := r.cfg.names(body.Model)
 	if adapted := r.cfg.Adapters.of(body.Model); adapted != "" && !configured {
 		p.model, p.lora = adapted, body.Model

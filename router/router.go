@@ -164,23 +164,24 @@ func NewRequestID() string {
 
 // Router routes the requests of one pool.
 type Router struct {
-	cfg        Config
-	pool       *pool.Pool
-	index      *indexer.Index
-	book       *scoring.ActiveSequences
-	metrics    *metrics.Metrics
-	log        *slog.Logger
-	scratch    sync.Pool     // *decision
-	slots      chan struct{} // see newSlots
-	records    records
-	thresholds thresholds
-	waits      *waits // nil: no request ever waits
-	onRelease  func() // released, if there are waits
-	latest     lastAnswers
-	modelUse   *modelUse
-	tokens     atomic.Uint64 // the latest Route.Token
-	broken     brokenAnswers
-	counts     workerCounts
+	cfg          Config
+	pool         *pool.Pool
+	index        *indexer.Index
+	book         *scoring.ActiveSequences
+	metrics      *metrics.Metrics
+	log          *slog.Logger
+	scratch      sync.Pool     // *decision
+	slots        chan struct{} // see newSlots
+	records      records
+	thresholds   thresholds
+	waits        *waits // nil: no request ever waits
+	onRelease    func() // released, if there are waits
+	latest       lastAnswers
+	modelUse     *modelUse
+	promptCounts promptCounts
+	tokens       atomic.Uint64 // the latest Route.Token
+	broken       brokenAnswers
+	counts       workerCounts
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
@@ -193,6 +194,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 		}
 	}
 	r.modelUse = newModelUse(named)
+	r.promptCounts = newPromptCounts(cfg.Models)
 	r.records.ring = make([]*Record, max(cfg.Keep, 0))
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }

@@ -44,6 +44,8 @@ type Metrics struct {
 	Reported prometheus.Counter
 	// PredictedOfReported counts what Predicted does, of these requests alone.
 	PredictedOfReported prometheus.Counter
+	// PromptTokenMismatches counts answers that report another number of prompt tokens than kvepp computed.
+	PromptTokenMismatches prometheus.Counter
 	// Unread counts answers that kvepp could not look into, because they are compressed.
 	Unread prometheus.Counter
 	// EndpointFileRefused counts readings of the endpoints file that were refused.
@@ -133,6 +135,10 @@ func New() *Metrics {
 			Name: "kvepp_predicted_of_reported_cached_tokens_total",
 			Help: "What was predicted of the requests whose responses reported, to be compared with kvepp_reported_cached_tokens_total.",
 		}),
+		PromptTokenMismatches: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvepp_prompt_token_mismatches_total",
+			Help: "Answers to chats and completions that report another number of prompt tokens than kvepp computed: its tokenizer or chat template is not the engine's.",
+		}),
 		Unread: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_unread_answers_total",
 			Help: "Answers that were passed on and not looked into, because they are compressed (content-encoding): their tokens, and the time to the first of them, are in no metric.",
@@ -183,7 +189,7 @@ func New() *Metrics {
 	})
 	build.Set(1)
 	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.rewritten, m.served, m.ejections, m.waited, selections, m.Unpaired, m.Injected)
-	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.PredictedOfReported, m.Unread, m.EndpointFileRefused,
+	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.PredictedOfReported, m.PromptTokenMismatches, m.Unread, m.EndpointFileRefused,
 		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

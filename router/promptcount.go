@@ -1,0 +1,66 @@
+package router
+
+import (
+	"log/slog"
+	"sync/atomic"
+
+	"kvepp/internal/apibody"
+	"kvepp/tokenizer"
+)
+
+// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp's before the log says so.
+const differentCounts = 3
+
+// promptCounts compares the number of prompt tokens that answers report with kvepp's own. Another number means another tokenizer or chat
+// template than the engine's: requests are served, but cached prefixes are not found. The map does not change; it is safe for
+// concurrent use.
+type promptCounts map[promptKind]*promptCount
+
+type promptKind struct {
+	model string
+	api   apibody.API
+}
+
+type promptCount struct {
+	promptKind
+	inRow  atomic.Int32 // answers in a row that differed
+	logged atomic.Bool
+}
+
+// newPromptCounts returns the counts of the models that kvepp tokenizes itself.
+func newPromptCounts(models map[string]*tokenizer.Model) promptCounts {
+	all := promptCounts{}
+	for name, model := range models {
+		for _, api := range []apibody.API{apibody.ChatCompletions, apibody.Completions} {
+			if kind := (promptKind{name, api}); model != nil {
+				all[kind] = &promptCount{promptKind: kind}
+			}
+		}
+	}
+	return all
+}
+
+// of returns the count for a request; nil if kvepp does not know the tokens of its one prompt exactly.
+func (c promptCounts) of(p *prompt) *promptCount {
+	if p.reason != ReasonKV || len(p.tokens) != 1 {
+		return nil
+	}
+	return c[promptKind{p.model, p.api}]
+}
+
+// reported compares the prompt tokens that an answer with status 200 reports with kvepp's, and returns whether they differ.
+func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool {
+	if c == nil || tokens <= 0 {
+		return false
+	}
+	if tokens == route.PromptTokens {
+		c.inRow.Store(0)
+		return false
+	}
+	if c.inRow.Add(1) >= differentCounts && !c.logged.Swap(true) {
+		log.Warn("the engine counts other prompt tokens than kvepp, so that cached prefixes are not found. Give kvepp the engine's model folder (--model), "+
+			"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for each model and API",
+			"model", c.model, "api", c.api.String(), "worker", workerName(route.Name, route.Rank), "tokens_by_kvepp", route.PromptTokens, "tokens_by_engine", tokens)
+	}
+	return true
+}

@@ -1,0 +1,89 @@
+package router
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"kvepp/internal/logtest"
+	"kvepp/tokenizer"
+)
+
+// TestPromptCounts: answers that report another number of prompt tokens than kvepp's are counted, and logged once for each model and API
+// after three in a row.
+func TestPromptCounts(t *testing.T) {
+	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log logtest.Log
+	endpoints := workers(2)
+	for i := range endpoints {
+		endpoints[i].Model = ""
+	}
+	h, sample := exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": model, "none": nil}}, endpoints...)
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	differing := 0.0
+	answer := func(path, model, prompt, status string, more int) {
+		t.Helper()
+		body := fmt.Sprintf(`{"model":%q,"prompt":%s}`, model, prompt)
+		switch path {
+		case "/v1/responses":
+			body = fmt.Sprintf(`{"model":%q,"input":%s}`, model, prompt)
+		case "/v1/chat/completions":
+			body = fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%s}]}`, model, prompt)
+		}
+		r := h.route(&Request{Path: path, Body: []byte(body)})
+		tokens := r.PromptTokens + more
+		if more < 0 {
+			tokens = 0 // the answer does not say
+		}
+		r.Free()
+		r.Answered(Answer{Status: status, PromptTokens: tokens, CachedTokens: -1})
+	}
+	lines := func(want int) {
+		t.Helper()
+		if n := log.Count("the engine counts other prompt tokens than kvepp"); n != want {
+			t.Fatalf("%d lines, want %d:\n%s", n, want, log.String())
+		}
+		if got := sample("kvepp_prompt_token_mismatches_total"); got != differing {
+			t.Fatalf("%v mismatches are counted, want %v", got, differing)
+		}
+	}
+	const chats, completions, prompt = "/v1/chat/completions", "/v1/completions", `"a long story"`
+	for range 10 {
+		answer(chats, "m", prompt, "200", 0)
+		answer(completions, "m", prompt, "200", -1)             // no usage
+		answer(completions, "m", `["one", "two"]`, "200", 5)    // a batch
+		answer(completions, "none", `[1, 2, 3]`, "200", 5)      // not tokenized by kvepp
+		answer(completions, "m", prompt, "500", 5)              // no answer of the model's
+		answer("/v1/responses", "m", `"another API"`, "200", 5) // other rules for what is counted
+	}
+	lines(0)
+	answer(chats, "m", prompt, "200", 5)
+	answer(chats, "m", prompt, "200", 5)
+	answer(chats, "m", prompt, "200", 0) // a single request that the engine reads otherwise
+	answer(chats, "m", prompt, "200", 5)
+	answer(chats, "m", prompt, "200", 5)
+	differing = 4
+	lines(0)
+	answer(completions, "m", prompt, "200", 0) // says nothing about chats
+	answer(chats, "m", prompt, "200", 5)
+	differing = 5
+	lines(1)
+	for _, part := range []string{"level=WARN", "model=m", `api="chat completions"`, "worker=w", "tokens_by_kvepp=", "tokens_by_engine=", "--chat-template"} {
+		if log.Count(part) == 0 {
+			t.Errorf("no %q in %s", part, log.String())
+		}
+	}
+	for range 10 {
+		answer(chats, "m", prompt, "200", 5)
+	}
+	differing = 15
+	lines(1)
+	for range 3 {
+		answer(completions, "m", prompt, "200", 5)
+	}
+	differing = 18
+	lines(2)
+}
