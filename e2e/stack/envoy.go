@@ -48,6 +48,39 @@ func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func
 
 // StartEnvoyOf is StartEnvoy where edit changes anything, before Config.EditEnvoy does.
 func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(config any)) (*Envoy, error) {
+	e, err := s.launchEnvoy(manifest, edit)
+	if err != nil {
+		return nil, err
+	}
+	return e, s.up(ctx, "Envoy", func() error {
+		if s.cfg.Frontend == "" {
+			if err := e.SeesKvepp(ctx, true); err != nil {
+				return err
+			}
+		}
+		return e.listens()
+	}, e.process)
+}
+
+// StartEnvoyApart is StartEnvoyOf for an Envoy that may not find kvepp: it waits until Envoy listens.
+func (s *Stack) StartEnvoyApart(ctx context.Context, manifest string, edit func(config any)) (*Envoy, error) {
+	e, err := s.launchEnvoy(manifest, edit)
+	if err != nil {
+		return nil, err
+	}
+	return e, s.up(ctx, "Envoy", e.listens, e.process)
+}
+
+// listens returns an error until Envoy listens: when it has checked all clusters whose health it checks.
+func (e *Envoy) listens() error {
+	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func (s *Stack) launchEnvoy(manifest string, edit func(config any)) (*Envoy, error) {
 	text, err := os.ReadFile(filepath.Join(s.cfg.Root, "manifests/envoy", manifest))
 	if err != nil {
 		return nil, err
@@ -76,19 +109,7 @@ func (s *Stack) StartEnvoyOf(ctx context.Context, manifest string, edit func(con
 		return nil, err
 	}
 	s.envoys = append(s.envoys, e)
-	return e, s.up(ctx, "Envoy", func() error {
-		if s.cfg.Frontend == "" {
-			if err := e.SeesKvepp(ctx, true); err != nil {
-				return err
-			}
-		}
-		// It listens when all clusters were checked that it checks the health of.
-		conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	}, e.process)
+	return e, nil
 }
 
 func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {

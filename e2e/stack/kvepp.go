@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +20,9 @@ func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.
 // WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill it names those that
 // discovery has, whichever they are.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
+	if s.cfg.Endpoints != "" {
+		return s.ReplaceEndpoints(s.cfg.Endpoints)
+	}
 	var b strings.Builder
 	if b.WriteString("endpoints:\n"); len(workers)+len(s.cfg.Servers)+len(s.cfg.Engines) == 0 {
 		b.Reset()
@@ -69,7 +73,11 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 
 // EndpointFlags are those by which kvepp finds the workers and knows their model.
 func (s *Stack) EndpointFlags() []string {
-	return []string{"--endpoints", s.EndpointsFile(), "--dynamo-discovery", "file:" + s.discovery(), "--model", Model + "=" + s.cfg.KveppModel}
+	flags := []string{"--endpoints", s.EndpointsFile(), "--dynamo-discovery", "file:" + s.discovery()}
+	if slices.ContainsFunc(s.cfg.KveppFlags, func(f string) bool { return strings.HasPrefix(f, "--model=") }) {
+		return flags // which names the models in its own way
+	}
+	return append(flags, "--model", Model+"="+s.cfg.KveppModel)
 }
 
 // announcing is how many workers' blocks kvepp wants to know: of those that prefill.

@@ -52,8 +52,13 @@ type Config struct {
 
 	// KveppModel is the folder that kvepp gets for the model; empty: Model.
 	KveppModel string
-	KveppFlags []string
+	KveppFlags []string // with --model=... among them, KveppModel is not used
 	KveppEnv   []string // NAME=VALUE
+	// Endpoints is the text of the endpoints file in place of what the fields above make of it. Start then waits until kvepp serves, and
+	// not until it is connected to workers.
+	Endpoints string
+	// WithoutEnvoy has Start start no Envoy.
+	WithoutEnvoy bool
 	// ExtProc are addresses of external processors that the caller starts itself; Envoy then asks whichever is healthy, and the stack
 	// starts no kvepp. Empty: its own.
 	ExtProc []string
@@ -187,8 +192,10 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			return nil, err
 		}
 	}
-	if s.Envoy, err = s.StartEnvoy(ctx, cmp.Or(cfg.Manifest, "override-host.yaml"), nil); err != nil {
-		return nil, err
+	if !cfg.WithoutEnvoy {
+		if s.Envoy, err = s.StartEnvoy(ctx, cmp.Or(cfg.Manifest, "override-host.yaml"), nil); err != nil {
+			return nil, err
+		}
 	}
 	for _, w := range running {
 		if err := w.Ready(ctx); err != nil {
@@ -196,7 +203,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		}
 		cfg.Progress("%s is ready", w.Name)
 	}
-	if len(cfg.ExtProc) > 0 {
+	if len(cfg.ExtProc) > 0 || cfg.Endpoints != "" {
 		return s, nil
 	}
 	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers)+len(cfg.Engines), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {

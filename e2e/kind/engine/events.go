@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log"
 	"math"
 	"sync"
@@ -18,25 +19,34 @@ import (
 type publisher struct {
 	like tokenizer.Engine // whose events they are
 
-	mu        sync.Mutex // guards what follows; a socket takes one thread at a time
-	announces *zmq.Socket
-	sent      [][]byte // every batch; its number is its index
+	mu        sync.Mutex  // guards what follows; a socket takes one thread at a time
+	announces *zmq.Socket // nil: events are off
+	sent      [][]byte    // every batch; its number is its index
 }
 
-// publish opens the sockets, and answers on the second from then on.
-func publish(like tokenizer.Engine, announce, repeat string) (*publisher, error) {
+// publish opens the sockets at these ports, and answers on the second from then on. A port 0 opens none.
+func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
+	if announce == 0 {
+		return &publisher{like: like}, nil
+	}
 	pub, err := zmq.NewSocket(zmq.PUB)
 	if err != nil {
 		return nil, err
+	}
+	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(fmt.Sprintf("tcp://*:%d", announce))); err != nil {
+		return nil, err
+	}
+	p := &publisher{like: like, announces: pub}
+	if repeat == 0 {
+		return p, nil
 	}
 	router, err := zmq.NewSocket(zmq.ROUTER)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(announce), router.Bind(repeat)); err != nil {
+	if err := router.Bind(fmt.Sprintf("tcp://*:%d", repeat)); err != nil {
 		return nil, err
 	}
-	p := &publisher{like: like, announces: pub}
 	go p.repeat(router)
 	return p, nil
 }
@@ -79,6 +89,9 @@ func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token
 	defer p.mu.Unlock()
 	number := binary.BigEndian.AppendUint64(nil, uint64(len(p.sent)))
 	p.sent = append(p.sent, b)
+	if p.announces == nil {
+		return nil
+	}
 	_, err := p.announces.SendMessage("", number, b)
 	return err
 }

@@ -32,6 +32,8 @@ type engine struct {
 	pace      time.Duration // of one token
 	events    *publisher
 
+	withoutCache, withoutUsage bool // see the flags
+
 	mu   sync.Mutex
 	held map[uint64]bool // blocks, by name
 }
@@ -45,9 +47,11 @@ func main() {
 	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
 	template := flag.String("chat-template", "", "chat template `FILE` in place of the model folder's")
 	port := flag.Int("port", 8000, "where it serves HTTP")
-	events := flag.Int("kv-events-port", 5557, "where it announces KV events")
-	replay := flag.Int("kv-replay-port", 5657, "where it repeats them")
+	events := flag.Int("kv-events-port", 5557, "where it announces KV events; 0: nowhere, and it repeats none")
+	replay := flag.Int("kv-replay-port", 5657, "where it repeats them; 0: nowhere")
 	flag.IntVar(&e.blockSize, "block-size", 16, "tokens of a block")
+	flag.BoolVar(&e.withoutCache, "no-prefix-caching", false, "keep no blocks, as an engine without prefix caching")
+	flag.BoolVar(&e.withoutUsage, "no-cached-tokens", false, "do not report cached tokens")
 	flag.DurationVar(&e.pace, "token-time", 5*time.Millisecond, "how long it takes for a token")
 	flag.Parse()
 	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
@@ -62,7 +66,7 @@ func (e *engine) run(folder, template string, port, events, replay int) (err err
 	if e.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: e.like, ChatTemplate: template}); err != nil {
 		return err
 	}
-	if e.events, err = publish(e.like, fmt.Sprintf("tcp://*:%d", events), fmt.Sprintf("tcp://*:%d", replay)); err != nil {
+	if e.events, err = publish(e.like, events, replay); err != nil {
 		return err
 	}
 	http.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -91,8 +95,10 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	tokens := max(request.MaxTokens, 1)
-	usage := map[string]any{"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens,
-		"prompt_tokens_details": map[string]int{"cached_tokens": cached}}
+	usage := map[string]any{"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens}
+	if !e.withoutUsage {
+		usage["prompt_tokens_details"] = map[string]int{"cached_tokens": cached}
+	}
 	// said is a choice with so much text, under the name that it has in a chat's answer (message) or chunk (delta).
 	said := func(chat, text, finish string) map[string]any {
 		choice := map[string]any{"index": 0, "text": text}
@@ -196,18 +202,25 @@ func (e *engine) tell() {
 			answer(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
 		})
 		http.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]any{"page_size": e.blockSize, "disable_radix_cache": false, "enable_cache_report": true})
+			answer(w, map[string]any{"page_size": e.blockSize, "disable_radix_cache": e.withoutCache, "enable_cache_report": !e.withoutUsage})
 		})
 		return
 	}
 	http.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=\"True\"} 1.0\n", e.blockSize)
+		caching := "True"
+		if e.withoutCache {
+			caching = "False"
+		}
+		fmt.Fprintf(w, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=%q} 1.0\n", e.blockSize, caching)
 	})
 }
 
 // prefill takes in the blocks of a prompt, announces those that are new, and returns how many of its tokens were there. As with
 // vLLM that is never the whole prompt: its last token is always computed.
 func (e *engine) prefill(prompt []kvblock.Token) (cached int, err error) {
+	if e.withoutCache {
+		return 0, nil
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var fresh []uint64
