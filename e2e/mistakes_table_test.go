@@ -129,30 +129,14 @@ func fileMistakes() []mistake {
 				q.text, _, _ = strings.Cut(q.text, " error=") // it is the resolver's
 				return []said{q, s.checks()}
 			}},
-		{group: group, name: "A host name that Envoy's STATIC cluster has by another address", made: "endpoints:\n- {name: engine-a, address: \"localhost:8000\"}   # Envoy's cluster: 127.0.0.2:8000", sees: elsewhere,
-			fix: "Envoy finds the endpoint that kvepp chose by its IP address and port: write the same address into both, or the same names into a cluster of type `STRICT_DNS`.", names: []string{"chosen=10.0.0.1:8000", "served=127.0.0.2", "add 10.0.0.1:8000 to the endpoints of the gateway's cluster"},
-			make: func(t *testing.T) []said {
-				s := withEngines(t, like(1)...)
-				s.behind(s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)), "--dns-lookup-family=v4_only")
-				e := s.apart(func(config any) {
-					stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints", 0, "lb_endpoints", 0, "endpoint", "address", "socket_address").(map[string]any)["address"] = "127.0.0.2"
-				})
-				s.send(e, stack.Model, 1)
-				return []said{s.logs("served by another endpoint", "127.0.0.2:"), s.checksGateway(e, "--dns-lookup-family=v4_only")}
-			}},
+		otherAddress(group, "STATIC", "A host name that Envoy's STATIC cluster has by another address", "localhost:8000", "127.0.0.2:8000"),
+		otherAddress(group, "STRICT_DNS", "A host name that Envoy's STRICT_DNS cluster resolves to another address", "localhost:8000", "a name that Envoy resolves to 127.0.0.2"),
 		{group: group, name: "A host name that was not compared with Envoy's", made: "endpoints:\n- {name: engine-a, address: \"localhost:8000\"}", sees: elsewhere,
 			fix: "Run `kvepp check --gateway`: it tells whether Envoy resolves the name to the same address.", names: []string{"is a host name, which kvepp resolves to 10.0.0.1:8000", "STRICT_DNS"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)), "--dns-lookup-family=v4_only")
 				return []said{s.checks("--dns-lookup-family=v4_only")}
-			}},
-		{group: group, name: "Another family of addresses than Envoy's STRICT_DNS cluster", made: "kvepp serve --dns-lookup-family v6_only   # Envoy: dns_lookup_family: V4_ONLY", sees: notFollowed,
-			fix: "Give `--dns-lookup-family` what `dns_lookup_family` is in Envoy's cluster.", names: []string{"cannot resolve the host name", "correct the name, or write an IP address"},
-			make: func(t *testing.T) []said {
-				s := withEngines(t, like(1)...)
-				s.serve(s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)), "--dns-lookup-family=v6_only")
-				return []said{s.logs("cannot resolve the host name")}
 			}},
 		{group: group, name: "An address where nobody listens", made: "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8001\"}", sees: lessEndpoints,
 			fix: "Correct the address, or start the engine.", names: []string{"endpoint ejected", "address=10.0.0.1:8001", "is the engine up, and is the endpoint's address right?"},
@@ -194,6 +178,27 @@ func fileMistakes() []mistake {
 				return []said{s.logs("name another data-parallel rank"), s.checks("--probe")}
 			}},
 	}
+}
+
+// otherAddress is a host name that kvepp resolves to 127.0.0.1, while Envoy has the engine at 127.0.0.2.
+func otherAddress(group, kind, name, address, envoys string) mistake {
+	fix := "Envoy finds the endpoint that kvepp chose by its IP address and port: write the same IP address into both, or the same names into a cluster of type `STRICT_DNS`."
+	if kind == "STRICT_DNS" {
+		fix = "Write the same name into both. Give `--dns-lookup-family` what `dns_lookup_family` is in the cluster, and both the same DNS servers."
+	}
+	return mistake{group: group, name: name, made: fmt.Sprintf("endpoints:\n- {name: engine-a, address: %q}\n# Envoy's cluster, of type %s: %s", address, kind, envoys), sees: elsewhere,
+		fix: fix, names: []string{"chosen=10.0.0.1:8000", "served=127.0.0.2:8000", "likely_cause=", "add 10.0.0.1:8000 to the endpoints of the gateway's cluster"},
+		make: func(t *testing.T) []said {
+			s := withEngines(t, like(1)...)
+			s.behind(s.entries("127.0.0.1:"+portOf(s.engines[0].Address), "localhost:"+portOf(s.engines[0].Address)), "--dns-lookup-family=v4_only")
+			e := s.apart(func(config any) {
+				pool := cluster(t, config, "pool")
+				pool["type"] = kind
+				stack.At(pool, "load_assignment", "endpoints", 0, "lb_endpoints", 0, "endpoint", "address", "socket_address").(map[string]any)["address"] = "127.0.0.2"
+			})
+			s.send(e, stack.Model, 1)
+			return []said{s.logs("served by another endpoint", "127.0.0.2:"), s.checksGateway(e, "--dns-lookup-family=v4_only")}
+		}}
 }
 
 func portOf(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
