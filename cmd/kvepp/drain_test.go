@@ -70,9 +70,11 @@ func TestOperatorCommands(t *testing.T) {
 		if stdout, _, _ := kvepp.runAdmin("workers", "--admin-token-file="+token); !strings.Contains(stdout, "worker-b  cordoned (endpoints file)") {
 			return fmt.Errorf("%s", stdout)
 		}
+		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 2`) { // a moment later
+			return fmt.Errorf("the metrics do not have two cordoned workers (%v)", err)
+		}
 		return nil
 	})
-	gauge(`kvepp_cordoned_workers 2`)
 	gauge(`kvepp_worker_cordoned{dp_rank="0",worker="worker-b"} 1`)
 	command(1, "worker-b still gets no new requests: it is cordoned by the endpoints file", "uncordon", "worker-b")
 	command(0, "worker-a: serving, no request runs", "uncordon", "worker-a")
