@@ -205,7 +205,8 @@ func TestTwoOfThreeDead(t *testing.T) {
 	}
 }
 
-// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are.
+// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are. That Envoy's access log
+// is open by then does not keep kvepp from stopping.
 func TestClientsThatGoAway(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
@@ -246,6 +247,12 @@ func TestClientsThatGoAway(t *testing.T) {
 		if strings.HasPrefix(name, "kvepp_ejections_total{") && v > 0 {
 			t.Errorf("%s %v", name, v)
 		}
+	}
+	if err := s.DrainKvepp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if log, _, err := s.Logs(""); err != nil || strings.Contains(log, "still running after --drain-timeout") {
+		t.Errorf("kvepp did not stop before --drain-timeout (%v)", err)
 	}
 }
 

@@ -18,17 +18,35 @@ import (
 // request's metadata. A proxy whose configuration has such a log says so in the metadata of its ext_proc streams: see [logsAnswers].
 type AccessLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
-	router *router.Router
+	router   *router.Router
+	stopping chan struct{} // closed by Stop
 }
 
 // logsAnswers is the metadata of an ext_proc stream by which a proxy's configuration says that its access log goes to kvepp.
 const logsAnswers = "x-kvepp-access-log"
 
 // NewAccessLog returns a service that tells r of interrupted answers.
-func NewAccessLog(r *router.Router) *AccessLog { return &AccessLog{router: r} }
+func NewAccessLog(r *router.Router) *AccessLog {
+	return &AccessLog{router: r, stopping: make(chan struct{})}
+}
 
-// StreamAccessLogs reads entries until the proxy ends the stream. It sends nothing before that.
+// Stop ends all streams. Proxies keep them open for as long as they run, so that a server which waits for its streams to end would
+// wait in vain. Call it once.
+func (l *AccessLog) Stop() { close(l.stopping) }
+
+// StreamAccessLogs reads entries until the proxy ends the stream, or Stop is called. It sends nothing before that.
 func (l *AccessLog) StreamAccessLogs(proxy accesslogv3.AccessLogService_StreamAccessLogsServer) error {
+	ended := make(chan error, 1)
+	go func() { ended <- l.read(proxy) }() // it ends with the stream, at the latest when this function has returned
+	select {
+	case err := <-ended:
+		return err
+	case <-l.stopping:
+		return nil
+	}
+}
+
+func (l *AccessLog) read(proxy accesslogv3.AccessLogService_StreamAccessLogsServer) error {
 	for {
 		message, err := proxy.Recv()
 		switch {

@@ -124,6 +124,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, accessLog *
 		return err
 	}
 	drained := make(chan struct{})
+	accessLog.Stop()
 	go func() { main.GracefulStop(); close(drained) }()
 	select {
 	case <-drained:
