@@ -36,7 +36,7 @@ func TestTokenData(t *testing.T) {
 	if err := os.WriteFile(token, []byte(secrets["the admin secret"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--model=broken=/none", "--inject-token-data", "--log-level=info", "--admin-token-file=" + token}})
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--model=" + stack.Model + "=" + tinyModel, "--model=broken=/none", "--inject-token-data", "--log-level=info", "--admin-token-file=" + token}})
 	w := s.Workers[0]
 	instance, err := w.InstanceID(t.Context())
 	if err != nil {

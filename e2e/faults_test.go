@@ -287,7 +287,8 @@ func TestMockersGoBad(t *testing.T) {
 				if allowed := 3 + load.inFlight + int(ejections); len(load.lost) > allowed {
 					t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
 				}
-				if ejections == 0 {
+				// A stopped worker may leave discovery before three requests have failed.
+				if left := name == "stopped" && m["kvepp_workers"] == 2; ejections == 0 && !left {
 					t.Error("no ejection")
 				}
 			})

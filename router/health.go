@@ -187,8 +187,11 @@ func (r *Route) Heard() {
 	if h.tracker == nil {
 		return
 	}
+	if h.silent || h.counted.Load() == counted {
+		return // a frontend may have made it up without its worker
+	}
 	h.endpoint.Heard()
-	if !h.content && !h.silent && h.counted.Load() != counted {
+	if !h.content {
 		h.content = true
 		h.prefill.Heard()
 		h.tracker.Works(h.endpoint, h.trial)
