@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"fmt"
 	"testing"
 )
@@ -60,7 +61,11 @@ func FuzzHybridConfig(f *testing.F) {
 		if got := isSGLangHybrid(config); got && (len(config) == 0 || config[0] == '[') {
 			t.Fatalf("%q is a hybrid", config)
 		}
-		named := fmt.Appendf(nil, `{"architectures":["GptOssForCausalLM"],"x":%q}`, config)
+		text, err := json.Marshal(string(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := fmt.Appendf(nil, `{"architectures":["GptOssForCausalLM"],"x":%s}`, text)
 		if !isSGLangHybrid(named) {
 			t.Fatalf("%s is no hybrid", named)
 		}
