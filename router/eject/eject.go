@@ -256,10 +256,10 @@ func (t *Tracker) WorkerJoined(w pool.Worker) {
 func (t *Tracker) WorkerLeft(w kvblock.Worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+	e := t.of(w)
+	if e == nil {
 		return
 	}
-	e := t.byRank[w]
 	t.byRank[w] = nil
 	e.workers = slices.DeleteFunc(e.workers, func(x kvblock.Worker) bool { return x == w })
 	if len(e.workers) == 0 {
@@ -276,6 +276,11 @@ func (t *Tracker) Of(w kvblock.Worker) *Endpoint {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.of(w)
+}
+
+// of is Of. The caller holds t.mu.
+func (t *Tracker) of(w kvblock.Worker) *Endpoint {
 	if int(w) < len(t.byRank) {
 		return t.byRank[w]
 	}
@@ -287,11 +292,8 @@ func (t *Tracker) Of(w kvblock.Worker) *Endpoint {
 func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
-		return 0, false
-	}
-	e := t.byRank[w]
-	if !e.ejected || e.down || e.trial != 0 || e.cordoned() || time.Now().Before(e.until) {
+	e := t.of(w)
+	if e == nil || !e.ejected || e.down || e.trial != 0 || e.cordoned() || time.Now().Before(e.until) {
 		return 0, false
 	}
 	t.trials++
@@ -333,17 +335,13 @@ func (t *Tracker) Works(e *Endpoint, trial uint64) {
 
 // works is Works. The caller holds t.mu.
 func (t *Tracker) works(e *Endpoint, trial uint64) {
-	if e.ejected && (e.trial == trial || e.overdue == trial) {
-		t.readmit(e, "a trial request was answered")
+	if !e.ejected || e.trial != trial && e.overdue != trial {
+		return
 	}
-}
-
-// readmit ends an ejection. The caller holds t.mu.
-func (t *Tracker) readmit(e *Endpoint, why string) {
 	e.ejected, e.down, e.share, e.trial, e.overdue, e.consecutive, e.returned = false, false, false, 0, 0, 0, time.Now()
 	clear(e.buckets[:])
 	t.publish()
-	t.log.Info("an ejected endpoint takes requests again", "endpoint", e.name, "why", why, "was_ejected_for", e.cause)
+	t.log.Info("an ejected endpoint takes requests again", "endpoint", e.name, "why", "a trial request was answered", "was_ejected_for", e.cause)
 }
 
 // Succeeded notes a complete answer that is no failure. trial is the number of the trial that the request was, 0: none.
@@ -487,10 +485,10 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 func (t *Tracker) PageRead(w kvblock.Worker, page Page) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+	e := t.of(w)
+	if e == nil {
 		return
 	}
-	e := t.byRank[w]
 	e.page = page
 	t.judge(e)
 }
@@ -506,10 +504,10 @@ func (t *Tracker) Subscribed(w kvblock.Worker, connected bool) {
 func (t *Tracker) subscribed(w kvblock.Worker, connected bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if int(w) >= len(t.byRank) || t.byRank[w] == nil {
+	e := t.of(w)
+	if e == nil {
 		return false
 	}
-	e := t.byRank[w]
 	e.cut = !connected
 	t.judge(e)
 	return e.cut || e.down
