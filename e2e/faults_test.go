@@ -110,6 +110,30 @@ func (f *traffic) run(ctx context.Context) {
 	wait.Wait()
 }
 
+// report logs how the run went, and returns kvepp's metrics and how many ejections they count.
+func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64) {
+	t.Helper()
+	m, err := f.s.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range m {
+		if strings.HasPrefix(name, "kvepp_ejections_total{") {
+			if ejections += v; v > 0 {
+				t.Logf("%s %v", name, v)
+			}
+		}
+	}
+	t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v", len(f.lost), f.total, f.inFlight, ejections, f.served)
+	slices.Sort(f.lost)
+	for i, how := range slices.Compact(slices.Clone(f.lost)) {
+		if i < 10 {
+			t.Log("  ", how)
+		}
+	}
+	return m, ejections
+}
+
 // TestEnginesGoBad: of three stock engines one goes bad under traffic. Without retries at most three requests are lost, beside those
 // that were running and the trials; with the configuration for stock engines none, where Envoy may retry. The engine serves again when
 // it is well.
@@ -132,25 +156,7 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	load := traffic{s: s, total: 1000, at: 300, begin: func() { f.begin(t, bad) }}
 	load.run(t.Context())
 
-	m, err := s.Metrics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ejections := 0.0
-	for name, v := range m {
-		if strings.HasPrefix(name, "kvepp_ejections_total{") {
-			if ejections += v; v > 0 {
-				t.Logf("%s %v", name, v)
-			}
-		}
-	}
-	t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v", len(load.lost), load.total, load.inFlight, ejections, load.served)
-	slices.Sort(load.lost)
-	for i, how := range slices.Compact(slices.Clone(load.lost)) {
-		if i < 10 {
-			t.Log("  ", how)
-		}
-	}
+	m, ejections := load.report(t)
 	allowed := 3 + load.inFlight + int(ejections)
 	if manifest == "stock-engines.yaml" && f.retried {
 		allowed = 0
@@ -265,25 +271,7 @@ func TestMockersGoBad(t *testing.T) {
 				s := start(t, stack.Config{Workers: 3, SharedFrontend: shared, Pages: 3, Speedup: 20, KveppFlags: []string{"--eject-first-byte=2s", "--refresh-metrics-interval=1s"}})
 				load := traffic{s: s, total: 1000, at: 300, begin: func() { begin(s.Workers[1]) }}
 				load.run(t.Context())
-				m, err := s.Metrics(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				ejections := 0.0
-				for name, v := range m {
-					if strings.HasPrefix(name, "kvepp_ejections_total{") {
-						if ejections += v; v > 0 {
-							t.Logf("%s %v", name, v)
-						}
-					}
-				}
-				t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections", len(load.lost), load.total, load.inFlight, ejections)
-				slices.Sort(load.lost)
-				for i, how := range slices.Compact(slices.Clone(load.lost)) {
-					if i < 10 {
-						t.Log("  ", how)
-					}
-				}
+				m, ejections := load.report(t)
 				if allowed := 3 + load.inFlight + int(ejections); len(load.lost) > allowed {
 					t.Errorf("%d requests lost, at most %d may be", len(load.lost), allowed)
 				}
