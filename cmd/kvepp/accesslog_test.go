@@ -21,8 +21,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestAccessLogNeverBlocks: while nobody reads the log, lines are taken up to a bound and then dropped, each counted; what was taken is
-// written whole once somebody reads.
+// TestAccessLogNeverBlocks: while the log has no reader, kvepp keeps lines up to a bound, then drops and counts each. It writes the lines
+// it kept whole once there is a reader.
 func TestAccessLogNeverBlocks(t *testing.T) {
 	reader, writer := io.Pipe()
 	m := metrics.New()
@@ -205,7 +205,7 @@ func TestAccessLogThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestAccessLogReaderGone: requests are served on when whoever read standard output has gone, and the lost lines are counted.
+// TestAccessLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of standard output has exited.
 func TestAccessLogReaderGone(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)

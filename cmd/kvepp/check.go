@@ -241,7 +241,7 @@ func unresolved(named map[string]pool.Endpoint, workers []pool.Worker) (findings
 	return findings
 }
 
-// quiet is the log of the parts of which the findings say all that a log would.
+// quiet discards the log of components whose results the findings report.
 var quiet = slog.New(slog.DiscardHandler)
 
 // predictor returns what computes kvepp's predictions for p's workers, and their events, which it follows as serve does if any prompts
