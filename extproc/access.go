@@ -10,9 +10,6 @@ import (
 	"kvepp/router"
 )
 
-// maxLogged bounds, in bytes, what the access log has of a text that a client chose.
-const maxLogged = 256
-
 // logAccess writes the request's line of the access log. It has nothing of the prompt and no query, which may hold keys. What is not known is
 // left out; a request that nobody answered has status 0, as in Envoy's access log.
 func (x *exchange) logAccess() {
@@ -24,9 +21,9 @@ func (x *exchange) logAccess() {
 	}
 	number := func(key string, n int) { attrs = append(attrs, slog.Int(key, n)) }
 	path, _, _ := strings.Cut(x.head.path, "?")
-	text("request_id", clip(x.head.id))
-	text("method", clip(x.head.method))
-	text("path", clip(path))
+	text("request_id", router.Clip(x.head.id))
+	text("method", router.Clip(x.head.method))
+	text("path", router.Clip(path))
 	text("model", x.model)
 	reason := x.refusal
 	if x.route != nil {
@@ -36,7 +33,7 @@ func (x *exchange) logAccess() {
 		text("address", d.Address)
 		if served := &x.route.Served; served.Outcome != "" && served.Outcome != router.ServedAsChosen {
 			text("served_worker", served.Worker)
-			text("served_address", clip(served.Address))
+			text("served_address", router.Clip(served.Address))
 		}
 		if p := d.Prefill; p != nil {
 			text("prefill_worker", p.Name)
@@ -66,12 +63,4 @@ func (x *exchange) logAccess() {
 	number("status", status)
 	attrs = append(attrs, slog.Duration("duration", time.Since(x.began)))
 	x.Server.cfg.AccessLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
-}
-
-// clip returns the beginning of a text.
-func clip(s string) string {
-	if len(s) > maxLogged {
-		return strings.ToValidUTF8(s[:maxLogged], "")
-	}
-	return s
 }

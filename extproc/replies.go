@@ -230,7 +230,7 @@ func (s *stream) responseHeadersReply(served string) *extprocv3.HeadersResponse 
 func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 	d := s.decision
 	headers := []*corev3.HeaderValueOption{
-		set(workerShown, workerName(d)),
+		set(workerShown, d.WorkerName()),
 		set("x-kvepp-request-id", s.head.id),
 		set("x-kvepp-reason", string(d.Reason)),
 		set("x-kvepp-prompt-tokens", strconv.Itoa(d.PromptTokens)),
@@ -251,11 +251,6 @@ func (s *stream) decisionHeaders() []*corev3.HeaderValueOption {
 		headers = append(headers, set("x-kvepp-index-at-bound", "true"))
 	}
 	return headers
-}
-
-// workerName names a decision's worker: endpoint and rank.
-func workerName(d *router.Decision) string {
-	return d.Name + "/" + strconv.FormatUint(uint64(d.Rank), 10)
 }
 
 // costs lists what each candidate of a leg costs.

@@ -31,14 +31,14 @@ func (x *exchange) reconcile(e *effect) {
 	}
 	served := &x.route.Served
 	x.log.Log(context.Background(), level, "a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same endpoint are logged at debug level",
-		"request_id", x.head.id, "chosen", x.route.Address, "chosen_worker", workerName(&x.route.Decision), "served", served.Address, "served_worker", served.Worker,
+		"request_id", x.head.id, "chosen", x.route.Address, "chosen_worker", x.route.WorkerName(), "served", served.Address, "served_worker", served.Worker,
 		"outcome", outcome, "likely_cause", likelyCause(x.route, e.Tries))
 	if x.Server.cfg.DecisionHeaders {
 		name := served.Worker
 		if name == "" {
 			name = "unknown (" + served.Address + ")"
 		}
-		showServed(e.Send, name, workerName(&x.route.Decision))
+		showServed(e.Send, name, x.route.WorkerName())
 	}
 }
 

@@ -248,7 +248,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 	req.Trace, req.Received = x.span, x.began
 	route, err := x.router.Route(ctx, req)
 	if x.Server.cfg.AccessLog != nil {
-		x.model = strings.Clone(clip(req.Model)) // which else would keep the body in memory
+		x.model = router.Clip(req.Model) // which else would keep the body in memory
 	}
 	if ctx.Err() != nil { // the client has gone, and there is nobody to answer
 		if err == nil {

@@ -77,9 +77,9 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 		return nil, err
 	}
 	d.route = route
-	route.counts[0] = r.counts.of(route.destination)
+	route.health.counts[0] = r.counts.of(route.destination)
 	if route.Prefill != nil {
-		route.counts[1] = r.counts.of(route.computes.Worker)
+		route.health.counts[1] = r.counts.of(route.computes.Worker)
 	}
 	if r.explains() {
 		d.tellExcluded(route)

@@ -2,7 +2,6 @@ package router
 
 import (
 	"errors"
-	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -29,7 +28,7 @@ type health struct {
 	silent    bool         // the response is none of the endpoint's
 	waiting   atomic.Bool  // it broke off, and the access log has not told yet who did it
 	router    *Router
-	counts    [2]*workerCount // of the request's workers
+	counts    [2]*workerCount // of destination and prefill worker; nil: counted nowhere
 }
 
 // legs are the endpoints that serve a request.
@@ -120,7 +119,7 @@ const trialMultiplier = 1e-6
 
 // preferTrial returns a candidate's cost multiplier, given the one that it would have.
 func (d *decision) preferTrial(w *pool.Worker, multiplier float64) float64 {
-	if d.standings.view == nil || !d.onTrial(w.Worker) {
+	if !d.onTrial(w.Worker) {
 		return multiplier
 	}
 	return trialMultiplier
@@ -168,14 +167,20 @@ func (r *Route) Sent() {
 	})
 }
 
-// Responding says that the headers of the response have come. failure is what they say of the endpoint; empty: no failure, so far.
-// ofEndpoint is false when the proxy answered by itself, for a reason that says nothing of the endpoint. It belongs to the goroutine that follows the answer; so do Heard and Answered.
-func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
-	h := &r.health
-	h.silent = !ofEndpoint
+// stopTimer says that no response headers are waited for any more.
+func (h *health) stopTimer() {
 	if h.responded.Store(true); h.timer != nil {
 		h.timer.Stop()
 	}
+}
+
+// Responding says that the headers of the response have come. failure is what they say of the endpoint; empty: no failure, so far.
+// ofEndpoint is false when the proxy answered by itself, for a reason that says nothing of the endpoint. It belongs to the goroutine
+// that follows the answer; so do Heard and Answered.
+func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
+	h := &r.health
+	h.silent = !ofEndpoint
+	h.stopTimer()
 	if failure != "" {
 		h.fail(failure)
 	}
@@ -207,9 +212,7 @@ func (h *health) end(a *Answer, token string) {
 	if h.tracker == nil {
 		return
 	}
-	if h.responded.Store(true); h.timer != nil {
-		h.timer.Stop()
-	}
+	h.stopTimer()
 	switch {
 	case a.Status == "", h.silent: // the client went away before a response, or the proxy did not ask the endpoint
 		h.abandon()
@@ -335,6 +338,3 @@ func (b *brokenAnswers) add(token string, x brokenAnswer) {
 	b.ring[b.next] = token
 	b.next = (b.next + 1) % maxBroken
 }
-
-// firstToken is where the tokens of a process begin, so that those of one before it are not taken for its own.
-func firstToken() uint64 { return rand.Uint64() }

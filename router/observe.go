@@ -228,13 +228,12 @@ type Answer struct {
 
 // Answered tells the metrics that the request has ended, and how. Call it once.
 func (r *Route) Answered(a Answer) {
-	r.health.counts = r.counts
 	r.health.end(&a, r.Token)
 	o := &r.observed
 	if o.router == nil {
 		return
 	}
-	for _, c := range r.counts {
+	for _, c := range r.health.counts {
 		c.ended(&a, a.Explained && r.health.tracker != nil)
 	}
 	if a.Status == "200" && o.count.reported(r, a.PromptTokens, o.router.log) {

@@ -60,7 +60,7 @@ func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool 
 	if c.inRow.Add(1) >= differentCounts && !c.logged.Swap(true) {
 		log.Warn("the engine counts other prompt tokens than kvepp, so that cached prefixes are not found. Give kvepp the engine's model folder (--model), "+
 			"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for each model and API",
-			"model", c.model, "api", c.api.String(), "worker", workerName(route.Name, route.Rank), "tokens_by_kvepp", route.PromptTokens, "tokens_by_engine", tokens)
+			"model", c.model, "api", c.api.String(), "worker", route.WorkerName(), "tokens_by_kvepp", route.PromptTokens, "tokens_by_engine", tokens)
 	}
 	return true
 }

@@ -108,7 +108,7 @@ func (r *Router) Records(n int, requestID string) []*Record {
 	defer r.records.mu.Unlock()
 	var out []*Record
 	size := len(r.records.ring)
-	requestID = clip(requestID)
+	requestID = Clip(requestID)
 	for i := 1; i <= size && len(out) < n; i++ {
 		record := r.records.ring[(r.records.next-i+size)%size]
 		if record == nil {
@@ -130,9 +130,9 @@ func (r *Router) explains() bool {
 func (r *Router) record(ctx context.Context, d *decision, req *Request, p *prompt, route *Route, waited time.Duration, err error) {
 	if r.cfg.Keep > 0 {
 		path, _, _ := strings.Cut(req.Path, "?")
-		record := &Record{Time: time.Now(), RequestID: clip(req.ID), Path: clip(path), Model: clip(p.model), LoRA: clip(p.lora), Pinned: p.pins.Given()}
+		record := &Record{Time: time.Now(), RequestID: Clip(req.ID), Path: Clip(path), Model: Clip(p.model), LoRA: Clip(p.lora), Pinned: p.pins.Given()}
 		if err != nil {
-			record.Error, record.Reason, record.Waited = clip(err.Error()), p.reason, waited
+			record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
 			if errors.Is(err, ErrCordoned) {
 				record.Cordoned = slices.Clone(d.cordoned)
 			}
@@ -196,11 +196,11 @@ func (c loggedCost) MarshalJSON() ([]byte, error) {
 		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t))})
 }
 
-// maxText bounds what a record keeps of a text that a client chose, in bytes.
+// maxText bounds what records and logs keep of a text that a client chose, in bytes.
 const maxText = 256
 
-// clip returns the beginning of s, sharing no memory with it.
-func clip(s string) string {
+// Clip returns the beginning of s, sharing no memory with it.
+func Clip(s string) string {
 	if len(s) > maxText {
 		s = strings.ToValidUTF8(s[:maxText], "")
 	}

@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -140,7 +141,6 @@ type Route struct {
 	prefilled     atomic.Bool
 	estimate      *time.Timer // ends the prefill by estimate; nil without one
 	answer        answer
-	counts        [2]*workerCount // of destination and prefill worker; nil: counted nowhere
 	observed      observed
 	health        health
 
@@ -199,7 +199,7 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 	showIgnored(m)
 	r.scratch.New = func() any { return new(decision) }
 	r.thresholds.start(cfg.Thresholds)
-	r.tokens.Store(firstToken())
+	r.tokens.Store(mathrand.Uint64()) // so that tokens of an earlier process are not taken for this one's
 	if cfg.Queue != nil {
 		r.waits, r.onRelease = newWaits(), r.released
 	}

@@ -29,15 +29,15 @@ func (r *Router) ServedBy(route *Route, address string, attempts int) string {
 	r.metrics.Served(outcome)
 	route.Served.Address, route.Served.Outcome = address, outcome
 	if outcome == ServedAsChosen && route.record != nil { // otherwise nothing reads it
-		route.Served.Worker = workerName(route.Name, route.Rank)
+		route.Served.Worker = route.WorkerName()
 	}
 	r.records.setServed(route)
 	return outcome
 }
 
-// workerName names a worker in logs, headers and records: endpoint and rank.
-func workerName(name string, rank uint32) string {
-	return name + "/" + strconv.FormatUint(uint64(rank), 10)
+// WorkerName names the chosen worker in logs, headers and records, as [pool.Worker.String] does: endpoint and rank.
+func (d *Decision) WorkerName() string {
+	return d.Name + "/" + strconv.FormatUint(uint64(d.Rank), 10)
 }
 
 func (r *Router) servedBy(route *Route, address string, attempts int) string {
@@ -53,7 +53,7 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 	r.moved(snapshot, route, address, attempts)
 	if w == nil {
 		route.Free()
-		route.served, route.health.endpoint, route.counts[0] = nil, nil, nil
+		route.served, route.health.endpoint, route.health.counts[0] = nil, nil, nil
 		return ServedUnknown
 	}
 	route.booking.MoveTo(w.Worker, w.BlockSize)
@@ -61,8 +61,8 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 		route.computes = *w
 	}
 	route.destination, route.instance = w.Worker, w.InstanceID
-	route.counts[0] = r.counts.of(w.Worker)
-	route.Served.Worker = workerName(w.Name, w.Rank)
+	route.health.counts[0] = r.counts.of(w.Worker)
+	route.Served.Worker = w.String()
 	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
 	return ServedMoved
 }
