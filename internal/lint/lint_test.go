@@ -27,6 +27,8 @@ var may = map[string]string{
 	"zmqsub":              "",
 	"natssub":             "",
 	"internal/metrics":    "",
+	"internal/loglimit":   "",
+	"internal/connlimit":  "",
 	"internal/prefetch":   "",
 	"internal/suggest":    "",
 	"internal/check":      "indexer kvblock pool pool/dynamo tokenizer tokenizer/remote zmqsub internal/apibody internal/metrics",

@@ -1,0 +1,185 @@
+package connlimit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+)
+
+// world is a server on a limited listener, whose requests to /wait wait.
+type world struct {
+	t       *testing.T
+	l       *Listener
+	waiting chan struct{} // a request to /wait is there
+	resume  chan struct{} // lets one go on
+}
+
+func start(t *testing.T, most int) *world {
+	t.Helper()
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t, New(raw, most), make(chan struct{}), make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("/wait", func(http.ResponseWriter, *http.Request) { w.waiting <- struct{}{}; <-w.resume })
+	s := &http.Server{Handler: mux}
+	HTTP(s)
+	go s.Serve(w.l)
+	t.Cleanup(func() { close(w.resume); s.Close() })
+	return w
+}
+
+// open opens a connection.
+func (w *world) open() net.Conn {
+	w.t.Helper()
+	c, err := net.Dial("tcp", w.l.Addr().String())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.SetDeadline(time.Now().Add(30 * time.Second))
+	w.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func ask(c net.Conn, path string) error {
+	_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
+	return err
+}
+
+// answered reads an answer without a body, and says why there is none.
+func answered(c net.Conn) error {
+	var answer []byte
+	for !bytes.HasSuffix(answer, []byte("\r\n\r\n")) {
+		next := make([]byte, 1)
+		if _, err := c.Read(next); err != nil {
+			return err
+		}
+		answer = append(answer, next...)
+	}
+	if !bytes.HasPrefix(answer, []byte("HTTP/1.1 200")) {
+		return fmt.Errorf("%q", answer)
+	}
+	return nil
+}
+
+// ended waits until the connection was closed at the other end.
+func (w *world) ended(what string, c net.Conn) {
+	w.t.Helper()
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		w.t.Errorf("%s is still open", what)
+	}
+}
+
+// TestIdleConnectionsGiveWay: at the limit the connection that has been silent longest makes room; one that never had a request before one
+// that had. Requests go on.
+func TestIdleConnectionsGiveWay(t *testing.T) {
+	w := start(t, 3)
+	used, busy := w.open(), w.open()
+	for _, c := range []net.Conn{used, busy} {
+		if err := errors.Join(ask(c, "/"), answered(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(busy, "/wait"); err != nil {
+		t.Fatal(err)
+	}
+	<-w.waiting
+	var silent net.Conn
+	for range 200 {
+		next := w.open()
+		if silent != nil {
+			w.ended("a silent connection", silent)
+		}
+		silent = next
+	}
+	fresh := w.open()
+	if err := errors.Join(ask(fresh, "/"), answered(fresh)); err != nil {
+		t.Errorf("a new connection at the limit: %v", err)
+	}
+	last := w.open() // none is left that had no request: the one that has been without one longest goes
+	if err := errors.Join(ask(last, "/"), answered(last)); err != nil {
+		t.Error(err)
+	}
+	w.ended("the connection whose request was longest ago", used)
+	w.resume <- struct{}{}
+	if err := answered(busy); err != nil {
+		t.Errorf("the request that waited: %v", err)
+	}
+	if open, evicted, refused := w.l.Counts(); open != 3 || evicted != 201 || refused != 0 {
+		t.Errorf("%d open, %d evicted, %d refused; want 3, 201, 0", open, evicted, refused)
+	}
+}
+
+// TestAllBusy: while all connections have requests, a new one is closed at once; afterwards there is room.
+func TestAllBusy(t *testing.T) {
+	w := start(t, 2)
+	busy := []net.Conn{w.open(), w.open()}
+	for _, c := range busy {
+		if err := ask(c, "/wait"); err != nil {
+			t.Fatal(err)
+		}
+		<-w.waiting
+	}
+	w.ended("a third connection", w.open())
+	w.resume <- struct{}{}
+	w.resume <- struct{}{}
+	for _, c := range busy {
+		if err := answered(c); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	}
+	c := w.open()
+	if err := errors.Join(ask(c, "/"), answered(c)); err != nil {
+		t.Error(err)
+	}
+	if _, _, refused := w.l.Counts(); refused != 1 {
+		t.Errorf("%d refused, want 1", refused)
+	}
+}
+
+// TestFind finds a connection by its addresses, until it is closed.
+func TestFind(t *testing.T) {
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	l := New(raw, 1)
+	theirs, err := net.Dial("tcp", raw.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	ours, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := l.Find(theirs.RemoteAddr(), theirs.LocalAddr()); c == nil || c != ours {
+		t.Errorf("found %v", c)
+	}
+	ours.Close()
+	if c := l.Find(theirs.RemoteAddr(), theirs.LocalAddr()); c != nil {
+		t.Error("found after its end")
+	}
+	if open, _, _ := l.Counts(); open != 0 {
+		t.Errorf("%d open", open)
+	}
+}
+
+func TestShare(t *testing.T) {
+	if n := Share(1, 7, 9); n != 9 {
+		t.Errorf("all descriptors, at most 9: %d", n)
+	}
+	if n := Share(1<<40, 7, 9); n != 7 {
+		t.Errorf("none, at least 7: %d", n)
+	}
+}
