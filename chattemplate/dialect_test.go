@@ -38,7 +38,7 @@ func TestAgainstMiniJinja(t *testing.T) {
 		got := ""
 		tmpl, err := MiniJinja.Compile("case", source)
 		if err == nil {
-			got, err = tmpl.Render(vars, Limits{})
+			got, err = tmpl.Render(t.Context(), vars, Limits{})
 		}
 		switch {
 		case err != nil:

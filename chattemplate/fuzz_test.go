@@ -41,7 +41,7 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 		return
 	}
 	start := time.Now()
-	text, err := tmpl.Render(vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
+	text, err := tmpl.Render(t.Context(), vars, Limits{Steps: 20_000, OutputBytes: 1 << 16, Timeout: time.Second})
 	if took := time.Since(start); took > 2*time.Second {
 		t.Fatalf("took %v", took)
 	}
@@ -135,7 +135,7 @@ func FuzzParseJSON(f *testing.F) {
 			}
 			t.Fatalf("%q: %v, but encoding/json accepts it", body, err)
 		case err == nil:
-			x := &execution{limits: Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30}, steps: 1 << 30, deadline: time.Now().Add(time.Hour)}
+			x := &execution{ctx: t.Context(), limits: Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30}, steps: 1 << 30, deadline: time.Now().Add(time.Hour)}
 			w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ",", keySeparator: ":"}
 			if err := w.value(v); err != nil {
 				t.Fatal(err)

@@ -41,7 +41,7 @@ func TestAgainstJinja2(t *testing.T) {
 		got := ""
 		tmpl, err := Compile("case", source)
 		if err == nil {
-			got, err = tmpl.Render(vars, Limits{})
+			got, err = tmpl.Render(t.Context(), vars, Limits{})
 		}
 		switch {
 		case fails && err == nil:
@@ -80,7 +80,7 @@ func TestSums(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := tmpl.Render(vars, Limits{OutputBytes: 1000})
+		got, err := tmpl.Render(t.Context(), vars, Limits{OutputBytes: 1000})
 		if err != nil {
 			got = err.Error()
 		}

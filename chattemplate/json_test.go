@@ -291,7 +291,7 @@ func BenchmarkRender(b *testing.B) {
 	vars.Set("add_generation_prompt", true)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := tmpl.Render(vars, Limits{}); err != nil {
+		if _, err := tmpl.Render(b.Context(), vars, Limits{}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -72,7 +73,7 @@ func TestLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			start := time.Now()
-			text, err := tmpl.Render(vars, Limits{})
+			text, err := tmpl.Render(t.Context(), vars, Limits{})
 			if !errors.Is(err, ErrLimit) {
 				t.Errorf("got %.50q, %v; want ErrLimit", text, err)
 			}
@@ -88,7 +89,7 @@ func TestTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = tmpl.Render(nil, Limits{Steps: 1 << 60, Timeout: time.Millisecond})
+	_, err = tmpl.Render(t.Context(), nil, Limits{Steps: 1 << 60, Timeout: time.Millisecond})
 	if !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "1ms") {
 		t.Errorf("got %v; want the time limit", err)
 	}
@@ -127,7 +128,7 @@ func TestSourceLimits(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if got, err := tmpl.Render(nil, Limits{}); err != nil || got != c.want {
+		if got, err := tmpl.Render(t.Context(), nil, Limits{}); err != nil || got != c.want {
 			t.Errorf("%s: got %.40q, %v", name, got, err)
 		}
 	}
@@ -155,7 +156,7 @@ func TestErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = tmpl.Render(nil, Limits{})
+	_, err = tmpl.Render(t.Context(), nil, Limits{})
 	var raised *RaiseError
 	if !errors.As(err, &raised) || raised.Message != "roles must alternate" || !strings.HasPrefix(err.Error(), "t:3:") {
 		t.Errorf("got %v", err)
@@ -177,13 +178,13 @@ func TestStrftimeNow(t *testing.T) {
 	} {
 		vars := NewDict()
 		vars.Set("format", format)
-		if got, err := tmpl.Render(vars, Limits{}); err != nil || got != want {
+		if got, err := tmpl.Render(t.Context(), vars, Limits{}); err != nil || got != want {
 			t.Errorf("%q: got %q, %v; want %q", format, got, err, want)
 		}
 	}
 	vars := NewDict()
 	vars.Set("format", "%Q")
-	if got, err := tmpl.Render(vars, Limits{}); err == nil {
+	if got, err := tmpl.Render(t.Context(), vars, Limits{}); err == nil {
 		t.Errorf("%%Q gives %q", got)
 	}
 }
@@ -199,11 +200,24 @@ func TestRenderLeavesVars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := tmpl.Render(v.(*Dict), Limits{})
+	first, err := tmpl.Render(t.Context(), v.(*Dict), Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := tmpl.Render(v.(*Dict), Limits{}); err != nil || again != first {
+	if again, err := tmpl.Render(t.Context(), v.(*Dict), Limits{}); err != nil || again != first {
 		t.Errorf("second render: %q, %v; first: %q", again, err, first)
+	}
+}
+
+// TestContext ends a render by its context, which nothing else would end for a minute.
+func TestContext(t *testing.T) {
+	tmpl, err := Compile("t", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tmpl.Render(ctx, nil, Limits{Steps: 1 << 60, Timeout: time.Minute}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v; want the context's error", err)
 	}
 }

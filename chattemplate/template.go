@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -108,11 +109,12 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 }
 
 // Render renders the template with the variables in vars, whose keys are names. Neither vars nor any value in it is
-// changed. Errors: *RaiseError when the template refuses the request, ErrLimit, and *Error around either and around
-// whatever Jinja2 would fail with.
-func (t *Template) Render(vars *Dict, limits Limits) (string, error) {
+// changed. The end of ctx ends the render. Errors: *RaiseError when the template refuses the request, ErrLimit, ctx's own, and
+// *Error around each and around whatever Jinja2 would fail with.
+func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
 	x := &execution{
+		ctx:      ctx,
 		template: t,
 		mini:     t.dialect == MiniJinja,
 		limits:   limits,
@@ -162,6 +164,7 @@ func likelySize(vars *Dict) int {
 
 // execution is the state of one render, shared by all its scopes. One goroutine.
 type execution struct {
+	ctx      context.Context
 	template *Template
 	mini     bool // the dialect is MiniJinja
 	limits   Limits
@@ -186,6 +189,9 @@ func (x *execution) step(n int) error {
 	x.checkAt = x.steps - clockInterval
 	if time.Now().After(x.deadline) {
 		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
+	}
+	if err := x.ctx.Err(); err != nil {
+		return fmt.Errorf("chattemplate: %w", err)
 	}
 	return nil
 }

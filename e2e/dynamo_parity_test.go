@@ -260,7 +260,7 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 		t.Errorf("%s: %v", body, err)
 		return differs
 	}
-	prompts, err := m.model.Tokenize(request)
+	prompts, err := m.model.Tokenize(t.Context(), request)
 	switch {
 	case err != nil && tokenizer.IsUnknown(err):
 		return unknown

@@ -35,7 +35,7 @@ func TestTokenizerURL(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		prompts, err := model.Tokenize(request)
+		prompts, err := model.Tokenize(t.Context(), request)
 		if err != nil || len(prompts) != 1 {
 			t.Error(prompts, err)
 		}

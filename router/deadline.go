@@ -31,7 +31,7 @@ func newSlots() chan struct{} { return make(chan struct{}, 4*runtime.GOMAXPROCS(
 // Errors: the tokenizer's; errPickTimeout; errPanic; ctx's own.
 func (r *Router) tokenizeBy(ctx context.Context, until time.Time, model *tokenizer.Model, body *apibody.Request, size int) ([]tokenizer.Prompt, error) {
 	if until.IsZero() || size <= quickBytes && body.ChatTemplate == "" {
-		return model.Tokenize(body)
+		return model.Tokenize(ctx, body)
 	}
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
@@ -57,7 +57,7 @@ func (r *Router) tokenizeBy(ctx context.Context, until time.Time, model *tokeniz
 			<-r.slots
 			ended <- o
 		}()
-		o.prompts, o.err = model.Tokenize(body)
+		o.prompts, o.err = model.Tokenize(ctx, body)
 	}()
 	select {
 	case o := <-ended:

@@ -58,7 +58,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prompts, err := model.Tokenize(request)
+		prompts, err := model.Tokenize(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -593,7 +593,7 @@ func TestPromptWithAnImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	prompts, err := model.Tokenize(request)
+	prompts, err := model.Tokenize(t.Context(), request)
 	if err != nil || len(prompts) != 1 {
 		t.Fatal(prompts, err)
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 )
@@ -10,12 +11,13 @@ import (
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
 // add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL bytes.
+// The end of ctx ends a render of a chat template, with ctx's error.
 // All ids are certain but for chats with images, video or sound: see Prompt.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
 // or alone can tokenize.
-func (m *Model) Tokenize(request *apibody.Request) ([]Prompt, error) {
+func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
 	switch given, err := m.given(request); {
 	case err != nil:
 		return nil, err
@@ -29,7 +31,7 @@ func (m *Model) Tokenize(request *apibody.Request) ([]Prompt, error) {
 		if err != nil {
 			return nil, err
 		}
-		prompt, err := m.tokenizeChat(chat)
+		prompt, err := m.tokenizeChat(ctx, chat)
 		if err != nil {
 			return nil, err
 		}

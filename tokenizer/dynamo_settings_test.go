@@ -55,7 +55,7 @@ func TestDynamoSettings(t *testing.T) {
 		}
 		m := dynamoModel(t, c.template)
 		m.SetDynamo([]DynamoSettings{settings, settings})
-		got, err := m.renderDynamo(request)
+		got, err := m.renderDynamo(t.Context(), request)
 		if err != nil || got != c.want {
 			t.Errorf("%s: %s\n got %q, %v\nwant %q", c.runtimeConfig, body, got, err, c.want)
 		}
@@ -71,11 +71,11 @@ func TestDynamoSettingsThatAreNotFollowed(t *testing.T) {
 	} {
 		m := dynamoModel(t, callsTemplate)
 		m.SetDynamo(workers)
-		if got, err := m.Tokenize(chatRequest(t, number)); !IsUnknown(err) {
+		if got, err := m.Tokenize(t.Context(), chatRequest(t, number)); !IsUnknown(err) {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 		m.SetDynamo(nil)
-		if _, err := m.Tokenize(chatRequest(t, number)); err != nil {
+		if _, err := m.Tokenize(t.Context(), chatRequest(t, number)); err != nil {
 			t.Errorf("%s, gone: %v", name, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -154,23 +155,23 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 }
 
 // tokenizeChat returns a chat as the engine will see it.
-func (m *Model) tokenizeChat(request *apibody.Request) (Prompt, error) {
+func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
 	case request.HasMedia && m.media == nil:
 		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q", ErrMedia, m.options.Engine, m.architecture)
 	case m.options.Engine == SGLang:
-		return m.tokenizeSGLang(request)
+		return m.tokenizeSGLang(ctx, request)
 	case m.usesHarmony():
 		ids, err := m.harmonyIDs(request, time.Now())
 		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
-	prompt, _, err := m.tokenizeText(request)
+	prompt, _, err := m.tokenizeText(ctx, request)
 	return prompt, err
 }
 
 // tokenizeText returns a chat that is rendered to one text, and the text.
-func (m *Model) tokenizeText(request *apibody.Request) (prompt Prompt, text string, err error) {
-	if text, err = m.renderChat(request); err != nil {
+func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (prompt Prompt, text string, err error) {
+	if text, err = m.renderChat(ctx, request); err != nil {
 		return Prompt{}, "", err
 	}
 	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens && m.options.Engine != SGLang
@@ -193,19 +194,19 @@ func (m *Model) tokenizeText(request *apibody.Request) (prompt Prompt, text stri
 func (m *Model) usesHarmony() bool { return m.options.Engine == VLLM && m.modelType == "gpt_oss" }
 
 // renderChat returns the text that the engine makes of a chat.
-func (m *Model) renderChat(request *apibody.Request) (string, error) {
+func (m *Model) renderChat(ctx context.Context, request *apibody.Request) (string, error) {
 	if m.usesHarmony() {
 		return "", nil // ids are made of pieces, no text is in between
 	}
 	switch m.options.Engine {
 	case SGLang:
-		return m.renderSGLang(request)
+		return m.renderSGLang(ctx, request)
 	case TRTLLM:
-		return m.renderTRTLLM(request)
+		return m.renderTRTLLM(ctx, request)
 	case Dynamo:
-		return m.renderDynamo(request)
+		return m.renderDynamo(ctx, request)
 	}
-	return m.renderVLLM(request)
+	return m.renderVLLM(ctx, request)
 }
 
 // ownEncoding reports whether the model's architecture is one of those.

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -108,7 +109,7 @@ func (m *Model) dynamoVars(messages, tools *chattemplate.List, generate bool) *c
 // probe renders a template as Dynamo does when it loads it. failed says that the template refuses the messages; an error
 // says that this is not known.
 func probe(t *chattemplate.Template, vars *chattemplate.Dict) (text string, failed bool, err error) {
-	text, err = t.Render(vars, chattemplate.Limits{})
+	text, err = t.Render(context.Background(), vars, chattemplate.Limits{})
 	if errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit) {
 		return "", false, fmt.Errorf("tokenizer: chat template: %w", err)
 	}
@@ -185,7 +186,7 @@ func dynamoWantsParts(t *chattemplate.Template) (bool, error) {
 }
 
 // renderDynamo returns the text that Dynamo's frontend makes of a chat.
-func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
+func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (string, error) {
 	c := m.dynamo
 	switch {
 	case c == nil:
@@ -251,7 +252,7 @@ func (m *Model) renderDynamo(request *apibody.Request) (string, error) {
 			}
 		}
 	}
-	text, err := t.Render(vars, chattemplate.Limits{})
+	text, err := t.Render(ctx, vars, chattemplate.Limits{})
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: chat template: %w", err)
 	}

@@ -57,7 +57,7 @@ func TestDynamoFitsMessages(t *testing.T) {
 		{`[{{ messages[0].content }}]`, `[{"role":"user","content":"a "}],"add_generation_prompt":false,"continue_final_message":true`, "[a "},
 		{`[{{ messages[0].content | trim }}]`, `[{"role":"user","content":"a "}],"add_generation_prompt":false,"continue_final_message":true`, "[a"},
 	} {
-		got, err := dynamoModel(t, c.template).renderDynamo(chatRequest(t, c.messages))
+		got, err := dynamoModel(t, c.template).renderDynamo(t.Context(), chatRequest(t, c.messages))
 		if err != nil || got != c.want {
 			t.Errorf("%s\n%s\n got %q, %v\nwant %q", c.template, c.messages, got, err, c.want)
 		}
@@ -87,7 +87,7 @@ func TestDynamoDeclines(t *testing.T) {
 		{"<minimax:tool_call>", user, "that Dynamo's frontend rewrites"},
 		{"{{ 'a' < 1 }}", user, "not reproduced"},
 	} {
-		got, err := dynamoModel(t, c.template).renderDynamo(chatRequest(t, c.messages))
+		got, err := dynamoModel(t, c.template).renderDynamo(t.Context(), chatRequest(t, c.messages))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s\n%s\n got %q, %v\nwant ...%s...", c.template, c.messages, got, err, c.want)
 		}
@@ -100,7 +100,7 @@ func TestDynamoDeclines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ids, err := m.Tokenize(request); !IsUnknown(err) {
+	if ids, err := m.Tokenize(t.Context(), request); !IsUnknown(err) {
 		t.Errorf("TensorRT-LLM's /v1/responses: got %v, %v", ids, err)
 	}
 }
@@ -127,8 +127,8 @@ func FuzzDynamo(f *testing.F) {
 				continue
 			}
 			for _, m := range models {
-				first, err := m.renderDynamo(request)
-				if again, errAgain := m.renderDynamo(request); again != first || (err == nil) != (errAgain == nil) {
+				first, err := m.renderDynamo(t.Context(), request)
+				if again, errAgain := m.renderDynamo(t.Context(), request); again != first || (err == nil) != (errAgain == nil) {
 					t.Fatalf("%q: %q, %v; then %q, %v", body, first, err, again, errAgain)
 				}
 				if errors.Is(err, chattemplate.ErrLimit) {

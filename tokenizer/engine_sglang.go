@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/big"
@@ -56,15 +57,15 @@ type sglangChat struct{ text, prefix string }
 func (m *Model) rereadsSGLang() bool { return m.multimodal || m.nested || m.media != nil }
 
 // tokenizeSGLang returns a chat as SGLang will see it.
-func (m *Model) tokenizeSGLang(request *apibody.Request) (Prompt, error) {
+func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	if !m.rereadsSGLang() {
-		ids, err := m.chatSGLang(request)
+		ids, err := m.chatSGLang(ctx, request)
 		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
 	if request.ContinueFinalMessage && m.media == nil {
 		return Prompt{}, errNotReproduced("continue_final_message with a model of the architecture " + m.architecture + " on SGLang")
 	}
-	prompt, text, err := m.tokenizeText(request)
+	prompt, text, err := m.tokenizeText(ctx, request)
 	if err == nil && !m.encoder.normalizer.keeps(text) {
 		return Prompt{}, errNotReproduced("text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
 	}
@@ -72,8 +73,8 @@ func (m *Model) tokenizeSGLang(request *apibody.Request) (Prompt, error) {
 }
 
 // chatSGLang returns the ids of a chat: the rendered text's, then the prefix's, each encoded for itself.
-func (m *Model) chatSGLang(request *apibody.Request) ([]kvblock.Token, error) {
-	chat, err := m.parseSGLang(request)
+func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvblock.Token, error) {
+	chat, err := m.parseSGLang(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -92,19 +93,19 @@ func (m *Model) chatSGLang(request *apibody.Request) ([]kvblock.Token, error) {
 }
 
 // renderSGLang returns the text that SGLang makes of a chat.
-func (m *Model) renderSGLang(request *apibody.Request) (string, error) {
-	chat, err := m.parseSGLang(request)
+func (m *Model) renderSGLang(ctx context.Context, request *apibody.Request) (string, error) {
+	chat, err := m.parseSGLang(ctx, request)
 	return chat.text + chat.prefix, err
 }
 
 // parseSGLang renders a chat; more than once if it must be found out whether something unknown matters.
-func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
-	done, source, err := m.parseSGLangWith(request, nil)
+func (m *Model) parseSGLang(ctx context.Context, request *apibody.Request) (sglangChat, error) {
+	done, source, err := m.parseSGLangWith(ctx, request, nil)
 	if err != nil {
 		return done, err
 	}
 	for _, more := range sglangThinking(request, source) {
-		if other, _, err := m.parseSGLangWith(request, more); err != nil || other != done {
+		if other, _, err := m.parseSGLangWith(ctx, request, more); err != nil || other != done {
 			return sglangChat{}, errNotReproduced("thinking that matters to the template, and of which SGLang's --reasoning-parser decides,")
 		}
 	}
@@ -112,7 +113,7 @@ func (m *Model) parseSGLang(request *apibody.Request) (sglangChat, error) {
 }
 
 // parseSGLangWith renders a chat with further variables and returns the template's source too.
-func (m *Model) parseSGLangWith(request *apibody.Request, more *chattemplate.Dict) (done sglangChat, source string, err error) {
+func (m *Model) parseSGLangWith(ctx context.Context, request *apibody.Request, more *chattemplate.Dict) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case slices.Contains(sglangConversations, m.modelType),
 		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"), strings.Contains(arch, "InklingForConditionalGeneration"),
@@ -162,8 +163,8 @@ func (m *Model) parseSGLangWith(request *apibody.Request, more *chattemplate.Dic
 	if len(c.messages) == 0 {
 		return done, "", errRefused("there is nothing before the message to continue")
 	}
-	done.text, err = m.apply(t, c)
-	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) {
+	done.text, err = m.apply(ctx, t, c)
+	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) && ctx.Err() == nil {
 		// SGLang tries again with the functions themselves, for templates that do not know OpenAI's wrapper around them.
 		bare := make([]any, len(c.tools.Items))
 		for i, item := range c.tools.Items {
@@ -171,7 +172,7 @@ func (m *Model) parseSGLangWith(request *apibody.Request, more *chattemplate.Dic
 			bare[i], _ = tool.Get("function")
 		}
 		c.tools = chattemplate.NewList(bare...)
-		done.text, err = m.apply(t, c)
+		done.text, err = m.apply(ctx, t, c)
 	}
 	return done, t.source, err
 }

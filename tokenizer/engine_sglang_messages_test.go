@@ -57,7 +57,7 @@ func TestSGLangMessages(t *testing.T) {
 			`{'role': 'user', 'content': 'x'}[{'type': 'function', 'function': {'description': None, 'name': 'f', 'parameters': None, 'strict': False}, 'defer_loading': None}]`},
 	} {
 		m, request := sglangAPI(t, c.template, c.api, c.fields)
-		prompts, err := m.Prompts(request)
+		prompts, err := m.Prompts(t.Context(), request)
 		if err != nil || prompts[0].Text != c.want {
 			t.Errorf("%s\n got %+v, %v\nwant %q", c.fields, prompts, err, c.want)
 		}
@@ -75,7 +75,7 @@ func TestSGLangPackedReasoning(t *testing.T) {
 	item := `{"type":"reasoning","summary":[],"encrypted_content":"sglang-reasoning-v1.` + base64.URLEncoding.EncodeToString(packed.Bytes()) + `"}`
 	for count, known := range map[int]bool{2: true, 3: false} {
 		m, request := sglangAPI(t, `{% for m in messages %}{{ m.role }}{% endfor %}`, "responses", `"input":[`+strings.Repeat(item+",", count)+`{"role":"user","content":"u"}]`)
-		if got, err := m.Tokenize(request); (err == nil) != known || !known && !IsUnknown(err) {
+		if got, err := m.Tokenize(t.Context(), request); (err == nil) != known || !known && !IsUnknown(err) {
 			t.Errorf("%d items: got %v, %v", count, got, err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestSGLangMessagesThatAreNotKnown(t *testing.T) {
 		{"responses", `"input":[]`, "empty input"},
 	} {
 		m, request := sglangAPI(t, toggles, c.api, c.fields)
-		if got, err := m.Tokenize(request); !IsUnknown(err) || !strings.Contains(err.Error(), c.want) {
+		if got, err := m.Tokenize(t.Context(), request); !IsUnknown(err) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", c.fields, got, err, c.want)
 		}
 	}

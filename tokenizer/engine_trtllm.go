@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"slices"
 	"strings"
 
@@ -43,7 +44,7 @@ func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 }
 
 // renderTRTLLM returns the text that TensorRT-LLM makes of a chat.
-func (m *Model) renderTRTLLM(request *apibody.Request) (string, error) {
+func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (string, error) {
 	if m.multimodal || slices.ContainsFunc(trtllmOwnEncoding, func(own string) bool { return strings.HasPrefix(m.modelType, own) }) {
 		return "", errNotReproduced("a chat of " + m.modelType + " on TensorRT-LLM")
 	}
@@ -93,7 +94,7 @@ func (m *Model) renderTRTLLM(request *apibody.Request) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return m.apply(t, c)
+	return m.apply(ctx, t, c)
 }
 
 // kwargsTRTLLM reads chat_template_kwargs, which TensorRT-LLM hands to Transformers as they are.

@@ -79,7 +79,7 @@ func TestTRTLLM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prompts, err := m.Prompts(request)
+		prompts, err := m.Prompts(t.Context(), request)
 		switch {
 		case c.want == "":
 			if !IsUnknown(err) {
@@ -101,7 +101,7 @@ func TestTRTLLM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := m.Tokenize(request); err == nil || IsUnknown(err) {
+		if got, err := m.Tokenize(t.Context(), request); err == nil || IsUnknown(err) {
 			t.Errorf("%s: got %v, %v; want what is refused", fields, got, err)
 		}
 	}
@@ -109,7 +109,7 @@ func TestTRTLLM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := m.Tokenize(request); err != nil || !slices.Equal(got[0].IDs, []kvblock.Token{5, 6}) {
+	if got, err := m.Tokenize(t.Context(), request); err != nil || !slices.Equal(got[0].IDs, []kvblock.Token{5, 6}) {
 		t.Errorf("prompt_token_ids: got %v, %v", got, err)
 	}
 }
@@ -122,7 +122,7 @@ func TestTRTLLMModels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"a"}]`)); !IsUnknown(err) {
+		if got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"a"}]`)); !IsUnknown(err) {
 			t.Errorf("%s in %s: got %v, %v", kind, filepath.Base(dir), got, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -58,7 +59,7 @@ func tokenList(list *chattemplate.List) ([]kvblock.Token, bool) {
 }
 
 // renderVLLM returns the text that vLLM makes of a chat.
-func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
+func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (string, error) {
 	if m.ownEncoding(vllmOwnEncoding) {
 		return "", errNotReproduced("a chat of " + m.architecture)
 	}
@@ -107,7 +108,7 @@ func (m *Model) renderVLLM(request *apibody.Request) (string, error) {
 	if !strings.Contains(t.source, `"developer"`) && !strings.Contains(t.source, `'developer'`) {
 		c.messages = developerToSystem(c.messages)
 	}
-	return m.apply(t, c)
+	return m.apply(ctx, t, c)
 }
 
 // requestTemplate returns the template for a chat: the request's own if it brings one and that is allowed, else the model's.

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -64,7 +65,7 @@ func (m *Model) effortOfDisabled() (string, error) {
 	}
 	prompt := func(effort string) (Prompt, error) {
 		body := dict("model", "m", "messages", chattemplate.NewList(dict("role", "user", "content", "Hi")), "reasoning_effort", effort)
-		p, err := m.tokenizeChat(chatOf(&apibody.Request{Model: "m"}, body))
+		p, err := m.tokenizeChat(context.Background(), chatOf(&apibody.Request{Model: "m"}, body))
 		if err != nil && (IsUnknown(err) || errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit)) {
 			return p, err
 		}
@@ -391,7 +392,7 @@ func pythonJSON(value any) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: %w", err)
 	}
-	text, err := t.Render(dict("value", value), chattemplate.Limits{})
+	text, err := t.Render(context.Background(), dict("value", value), chattemplate.Limits{})
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: a tool use's input: %w", err)
 	}

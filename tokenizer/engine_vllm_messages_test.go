@@ -36,7 +36,7 @@ func TestVLLMMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prompts, err := m.Prompts(request)
+		prompts, err := m.Prompts(t.Context(), request)
 		if err != nil || prompts[0].Text != c.want {
 			t.Errorf("%s\n got %+v, %v\nwant %q", c.fields, prompts, err, c.want)
 		}
@@ -61,7 +61,7 @@ func TestVLLMMessagesThatAreNotKnown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := vllm.Tokenize(request); !IsUnknown(err) || !strings.Contains(err.Error(), want) {
+		if got, err := vllm.Tokenize(t.Context(), request); !IsUnknown(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", fields, got, err, want)
 		}
 	}

@@ -38,7 +38,7 @@ func TestVLLMResponses(t *testing.T) {
 			`'reasoning': 't', 'reasoning_content': 't'}{'role': 'tool', 'content': 'r', 'tool_call_id': '1'}`,
 		`"input":"x","tools":[{"type":"function","name":"f","parameters":{},"strict":true}]`: `{'role': 'user', 'content': 'x'}[{'type': 'function', 'function': {'name': 'f', 'description': None, 'parameters': {}, 'strict': True}}]`,
 	} {
-		prompts, err := m.Prompts(responsesRequest(t, fields))
+		prompts, err := m.Prompts(t.Context(), responsesRequest(t, fields))
 		if err != nil || prompts[0].Text != want {
 			t.Errorf("%s\n got %+v, %v\nwant %q", fields, prompts, err, want)
 		}
@@ -58,7 +58,7 @@ func TestVLLMResponsesThatAreNotKnown(t *testing.T) {
 		`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`: "no text",
 		`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`:                                "encrypted",
 	} {
-		if got, err := m.Tokenize(responsesRequest(t, fields)); !IsUnknown(err) || !strings.Contains(err.Error(), want) {
+		if got, err := m.Tokenize(t.Context(), responsesRequest(t, fields)); !IsUnknown(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", fields, got, err, want)
 		}
 	}

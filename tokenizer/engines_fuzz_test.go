@@ -47,8 +47,8 @@ func FuzzEngines(f *testing.F) {
 		}
 		for i := range len(models) * len(requests) {
 			m, request := models[i/len(requests)], requests[i%len(requests)]
-			first, err := m.Tokenize(request)
-			again, errAgain := m.Tokenize(request)
+			first, err := m.Tokenize(t.Context(), request)
+			again, errAgain := m.Tokenize(t.Context(), request)
 			if (err == nil) != (errAgain == nil) || len(first) != len(again) {
 				t.Fatalf("%s: %v, %v, then %v, %v", m.options.Engine, first, err, again, errAgain)
 			}

@@ -51,7 +51,7 @@ func TestEngineGoldens(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v", line, err)
 				}
-				got, err := m.renderChat(request)
+				got, err := m.renderChat(t.Context(), request)
 				switch {
 				case err != nil && IsUnknown(err):
 					unknown++

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -161,7 +162,7 @@ func renderTransformers(m *Model, request *apibody.Request) (string, error) {
 		c.kwargs = c.kwargs.Clone()
 		c.kwargs.Set("reasoning_effort", request.ReasoningEffort)
 	}
-	return m.apply(m.chat, c)
+	return m.apply(context.Background(), m.chat, c)
 }
 
 // TestConcurrentEncode lets goroutines fill the same caches.

@@ -60,7 +60,7 @@ func TestHostileTools(t *testing.T) {
 			return fmt.Sprintf(`[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]`, parameters)
 		}
 		for parameters, want := range harmless {
-			if got, err := m.renderChat(chatRequest(t, body(parameters))); err != nil || got != want {
+			if got, err := m.renderChat(t.Context(), chatRequest(t, body(parameters))); err != nil || got != want {
 				t.Errorf("%s: %s: got %q, %v; want %q", engine, parameters, got, err, want)
 			}
 		}
@@ -69,7 +69,7 @@ func TestHostileTools(t *testing.T) {
 				continue // the renderer is the same
 			}
 			start := time.Now()
-			_, err := m.Tokenize(chatRequest(t, body(parameters)))
+			_, err := m.Tokenize(t.Context(), chatRequest(t, body(parameters)))
 			if !errors.Is(err, chattemplate.ErrLimit) {
 				t.Errorf("%s, %s: got %v, want a limit", engine, name, err)
 			}
@@ -92,10 +92,10 @@ func TestHostileRequestTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	const chat = `[{"role":"user","content":"x"}],"chat_template":`
-	if got, err := trusting.renderChat(chatRequest(t, chat+`"{{ messages[0].content }}!"`)); err != nil || got != "x!" {
+	if got, err := trusting.renderChat(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); err != nil || got != "x!" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if _, err := strict.Tokenize(chatRequest(t, chat+`"{{ messages[0].content }}!"`)); !errors.Is(err, errRequestTemplate) {
+	if _, err := strict.Tokenize(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); !errors.Is(err, errRequestTemplate) {
 		t.Errorf("without the flag: got %v", err)
 	}
 	for _, source := range []string{
@@ -103,12 +103,12 @@ func TestHostileRequestTemplate(t *testing.T) {
 		`"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"`,
 		`"{{ 'x' * 1000000000000 }}"`,
 	} {
-		if _, err := trusting.Tokenize(chatRequest(t, chat+source)); !errors.Is(err, chattemplate.ErrLimit) {
+		if _, err := trusting.Tokenize(t.Context(), chatRequest(t, chat+source)); !errors.Is(err, chattemplate.ErrLimit) {
 			t.Errorf("%s: got %v, want a limit", source, err)
 		}
 	}
 	for _, source := range []string{`"{% broken"`, `5`, `"` + strings.Repeat("x", 2<<20) + `"`} {
-		if ids, err := trusting.Tokenize(chatRequest(t, chat+source)); err == nil {
+		if ids, err := trusting.Tokenize(t.Context(), chatRequest(t, chat+source)); err == nil {
 			t.Errorf("%.40s: got %v", source, ids)
 		}
 	}

@@ -158,7 +158,7 @@ func TestLoadTemplates(t *testing.T) {
 			continue
 		}
 		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
-			got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
+			got, err := m.renderChat(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
 			if err != nil || got != want {
 				t.Errorf("%s: got %q, %v; want %q", name, got, err, want)
 			}
@@ -168,7 +168,7 @@ func TestLoadTemplates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(err, ErrNoChatTemplate) {
+	if _, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(err, ErrNoChatTemplate) {
 		t.Errorf("got %v, want ErrNoChatTemplate", err)
 	}
 	m, err = Load(copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}), Options{})

@@ -64,7 +64,7 @@ func TestCertainOfMedia(t *testing.T) {
 			"<|im_start|>You see<|im_end|><|im_start|><|vision_start|><|image_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>Look at this<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>"},
 	} {
 		request := chatRequest(t, `[{"role":"system","content":"You see"},{"role":"user","content":`+c.content+`}]`)
-		prompts, err := c.m.Prompts(request)
+		prompts, err := c.m.Prompts(t.Context(), request)
 		if err != nil || len(prompts) != 1 || prompts[0].Text != c.text {
 			t.Errorf("%s: got %+v, %v\nwant %q", c.content, prompts, err, c.text)
 			continue
@@ -87,7 +87,7 @@ func TestMediaWithoutAPlace(t *testing.T) {
 		"a string template without its mark": mediaModel(t, VLLM, "Mistral3ForConditionalGeneration", mediaStrings, "[IMG]"),
 		"TensorRT-LLM":                       mediaModel(t, TRTLLM, "LlavaForConditionalGeneration", mediaStrings, marked...),
 	} {
-		got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}]`))
+		got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}]`))
 		if !errors.Is(err, ErrMedia) {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
@@ -100,7 +100,7 @@ func TestMediaWithoutAPlace(t *testing.T) {
 		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}],"nvext":{"token_data":[1]},"kv_transfer_params":{"prompt_token_ids":[1]}`,
 		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"<image><image>"}]}]`,
 	} {
-		got, err := m.Tokenize(chatRequest(t, fields))
+		got, err := m.Tokenize(t.Context(), chatRequest(t, fields))
 		if err == nil && got[0].Certain == len(got[0].IDs) {
 			t.Errorf("%s: all of %v are certain", fields, got)
 		}

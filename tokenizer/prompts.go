@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 )
@@ -30,8 +31,8 @@ func Certain(ids [][]kvblock.Token) []Prompt {
 }
 
 // Prompts is Tokenize with the texts beside the ids. It does the work twice and is not for the path of a request.
-func (m *Model) Prompts(request *apibody.Request) ([]Prompt, error) {
-	prompts, err := m.Tokenize(request)
+func (m *Model) Prompts(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
+	prompts, err := m.Tokenize(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func (m *Model) Prompts(request *apibody.Request) ([]Prompt, error) {
 			if err != nil {
 				return nil, err
 			}
-			if prompts[i].Text, err = m.renderChat(chat); err != nil {
+			if prompts[i].Text, err = m.renderChat(ctx, chat); err != nil {
 				return nil, err
 			}
 		}

@@ -54,7 +54,7 @@ func TestTemplateFiles(t *testing.T) {
 			continue
 		}
 		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
-			prompts, err := m.Prompts(chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
+			prompts, err := m.Prompts(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
 			switch {
 			case want == noTemplate:
 				if !IsUnknown(err) {
@@ -87,7 +87,7 @@ func TestVLLMFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prompts, err := m.Prompts(chatRequest(t, `[{"role":"user","content":"x"}]`+c.fields))
+		prompts, err := m.Prompts(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`+c.fields))
 		if err != nil || prompts[0].Text != c.want {
 			t.Errorf("%s: got %+v, %v; want %q", c.fields, prompts, err, c.want)
 		}
@@ -131,7 +131,7 @@ func TestContentFormatOption(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := m.renderChat(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`))
+		got, err := m.renderChat(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`))
 		if err != nil || got != c.want {
 			t.Errorf("%+v: got %q, %v; want %q", c.options, got, err, c.want)
 		}
@@ -154,7 +154,7 @@ func TestSpecialTokensOfCompletions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids, err := m.Tokenize(completionRequest(t, c.fields))
+		ids, err := m.Tokenize(t.Context(), completionRequest(t, c.fields))
 		if err != nil || (ids[0].IDs[0] == 1) != c.bos {
 			t.Errorf("%s: %s: got %v, %v", c.engine, c.fields, ids, err)
 		}
@@ -190,7 +190,7 @@ func TestFieldsForTheEngine(t *testing.T) {
 				return chatRequest(t, `[{"role":"user","content":"x"}],`+fields)
 			}
 		}
-		ids, err := m.Tokenize(request(t, c.fields))
+		ids, err := m.Tokenize(t.Context(), request(t, c.fields))
 		if c.want == "" && !IsUnknown(err) || c.want != "" && (err != nil || fmt.Sprint(idsOf(ids)) != c.want) {
 			t.Errorf("%s %s: %s: got %v, %v; want %q", c.engine, c.kind, c.fields, ids, err, c.want)
 		}
@@ -200,7 +200,7 @@ func TestFieldsForTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ids := range []string{`[]`, `[-1]`, `["a"]`, `[1.5]`} {
-		got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":`+ids+`}`))
+		got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":`+ids+`}`))
 		if err == nil || IsUnknown(err) {
 			t.Errorf("%s: got %v, %v; vLLM refuses it", ids, got, err)
 		}

@@ -65,7 +65,7 @@ func TestTokenizeCompletions(t *testing.T) {
 		{m, `"prompt":"one","nvext":{"token_data":[9]}`, [][]kvblock.Token{{9}}},
 		{m, `"prompt":["a","b"],"nvext":{"token_data":[9]}`, [][]kvblock.Token{encode("a", false), encode("b", false)}},
 	} {
-		got, err := c.m.Tokenize(completionRequest(t, c.fields))
+		got, err := c.m.Tokenize(t.Context(), completionRequest(t, c.fields))
 		if err != nil || fmt.Sprint(idsOf(got)) != fmt.Sprint(c.want) {
 			t.Errorf("%s %s: got %v, %v; want %v", c.m.options.Engine, c.fields, got, err, c.want)
 		}
@@ -75,11 +75,11 @@ func TestTokenizeCompletions(t *testing.T) {
 func TestTokenizeErrors(t *testing.T) {
 	bytelevel, sentencepiece := loadModel(t, "tiny-bytelevel"), loadModel(t, "tiny-sentencepiece")
 	var raised *chattemplate.RaiseError
-	_, err := sentencepiece.Tokenize(chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`))
+	_, err := sentencepiece.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`))
 	if !errors.As(err, &raised) || raised.Message != "only user and assistant may follow the first message" {
 		t.Errorf("got %v, want the template's own words", err)
 	}
-	_, err = bytelevel.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]`))
+	_, err = bytelevel.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]`))
 	if !errors.Is(err, ErrMedia) {
 		t.Errorf("got %v, want ErrMedia", err)
 	}
@@ -92,7 +92,7 @@ func TestTokenizeErrors(t *testing.T) {
 		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true,"add_generation_prompt":false`: "does not show the final message",
 		`[{"role":"user"}]`: "refuses content",
 	} {
-		if ids, err := bytelevel.Tokenize(chatRequest(t, messages)); err == nil || !strings.Contains(err.Error(), want) {
+		if ids, err := bytelevel.Tokenize(t.Context(), chatRequest(t, messages)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", messages, ids, err, want)
 		}
 	}
@@ -100,11 +100,11 @@ func TestTokenizeErrors(t *testing.T) {
 
 func TestTokenDataForChat(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
-	got, err := m.Tokenize(chatRequest(t, `[{"role":"user","content":"x"}],"nvext":{"token_data":[4,5]}`))
+	got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}],"nvext":{"token_data":[4,5]}`))
 	if err != nil || fmt.Sprint(idsOf(got)) != "[[4 5]]" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if got, err = m.Tokenize(chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`)); !errors.Is(err, ErrMedia) {
+	if got, err = m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`)); !errors.Is(err, ErrMedia) {
 		t.Errorf("with an image: got %v, %v", got, err)
 	}
 }
@@ -123,11 +123,11 @@ func TestChatContentForms(t *testing.T) {
 		`[{"type":"text","text":"a"}]`:                            {"a", "[a]"},
 	} {
 		request := chatRequest(t, `[{"role":"user","content":`+content+`}],"add_generation_prompt":false`)
-		got, err := strings.renderChat(request)
+		got, err := strings.renderChat(t.Context(), request)
 		if full := "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n" + want[0] + "<|im_end|>\n"; err != nil || got != full {
 			t.Errorf("%s: got %q, %v; want %q", content, got, err, full)
 		}
-		if got, err := parts.renderChat(request); err != nil || got != want[1] {
+		if got, err := parts.renderChat(t.Context(), request); err != nil || got != want[1] {
 			t.Errorf("%s: got %q, %v; want %q", content, got, err, want[1])
 		}
 	}
@@ -138,11 +138,11 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
 	request := chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
 		"continue_final_message":true,"add_generation_prompt":false,"chat_template_kwargs":{"messages":[],"k":1}`)
-	first, err := m.Tokenize(request)
+	first, err := m.Tokenize(t.Context(), request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := m.Tokenize(request)
+	second, err := m.Tokenize(t.Context(), request)
 	if err != nil || fmt.Sprint(first) != fmt.Sprint(second) {
 		t.Errorf("first %v, then %v, %v", first, second, err)
 	}
@@ -285,7 +285,7 @@ func BenchmarkTokenizeChat(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := m.Tokenize(request); err != nil {
+				if _, err := m.Tokenize(b.Context(), request); err != nil {
 					b.Fatal(err)
 				}
 			}

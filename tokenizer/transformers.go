@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,7 +37,7 @@ type chat struct {
 }
 
 // apply renders a chat.
-func (m *Model) apply(t *chatTemplate, c *chat) (string, error) {
+func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, error) {
 	messages, final := c.messages, ""
 	if c.continueFinalMessage {
 		if c.addGenerationPrompt == true {
@@ -55,7 +56,7 @@ func (m *Model) apply(t *chatTemplate, c *chat) (string, error) {
 	vars.Set("tools", listOrNone(c.tools))
 	vars.Set("documents", listOrNone(c.documents))
 	vars.Set("add_generation_prompt", c.addGenerationPrompt)
-	text, err := t.Render(vars, chattemplate.Limits{})
+	text, err := t.Render(ctx, vars, chattemplate.Limits{})
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: chat template: %w", err)
 	}

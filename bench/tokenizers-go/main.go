@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -139,7 +140,7 @@ func chat(m *tokenizer.Model, body []byte) ([]kvblock.Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	prompts, err := m.Tokenize(request)
+	prompts, err := m.Tokenize(context.Background(), request)
 	if err != nil {
 		return nil, err
 	}

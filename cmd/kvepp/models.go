@@ -122,7 +122,7 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 	}
 	chat, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"Hello"}]}`))
 	if err == nil {
-		_, err = model.Tokenize(chat)
+		_, err = model.Tokenize(context.Background(), chat)
 	}
 	switch {
 	case err == nil:

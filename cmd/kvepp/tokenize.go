@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -204,7 +205,7 @@ func (o *tokenizeOptions) answer(out io.Writer, model *tokenizer.Model, input []
 	if err != nil {
 		return err
 	}
-	prompts, err := model.Prompts(request)
+	prompts, err := model.Prompts(context.Background(), request)
 	if err != nil {
 		return fmt.Errorf("the ids of this request are not certain, it would be routed by load: %w", err)
 	}

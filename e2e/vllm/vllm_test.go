@@ -220,7 +220,7 @@ func (b *bench) ids(body map[string]any) []kvblock.Token {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	prompts, err := b.model.Tokenize(request)
+	prompts, err := b.model.Tokenize(b.t.Context(), request)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func ownIDs(model *tokenizer.Model, path string, body map[string]any) ([]kvblock
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	prompts, err := model.Tokenize(request)
+	prompts, err := model.Tokenize(context.Background(), request)
 	if err != nil {
 		return nil, request, text, err
 	}

@@ -198,7 +198,7 @@ func TestEngines(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v", line, err)
 				}
-				ids, err := models[i].Tokenize(request)
+				ids, err := models[i].Tokenize(t.Context(), request)
 				switch {
 				case err != nil && tokenizer.IsUnknown(err):
 					unknown++

@@ -2,6 +2,7 @@ package parity
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -120,7 +121,7 @@ func tokenizeChat(model *tokenizer.Model, body []byte) ([]kvblock.Token, error) 
 	if err != nil {
 		return nil, err
 	}
-	prompts, err := model.Tokenize(request)
+	prompts, err := model.Tokenize(context.Background(), request)
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func TestMediaProcessors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			prompt, err := m.Tokenize(request)
+			prompt, err := m.Tokenize(t.Context(), request)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -203,7 +203,7 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 			t.Fatal(err)
 		}
 		first := slices.IndexFunc(answer.IDs, func(id kvblock.Token) bool { return slices.Contains(q.own, id) })
-		prompts, err := q.model.Prompts(request)
+		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
 		case answer.Error != "" || first < 0 && request.HasMedia: // it finds no place for the media, and refuses then
 			refused++

@@ -260,7 +260,7 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 			t.Errorf("%s: %v", q.Body, err)
 			continue
 		}
-		prompts, err := q.model.Prompts(request)
+		prompts, err := q.model.Prompts(t.Context(), request)
 		switch {
 		case err != nil && tokenizer.IsUnknown(err):
 			unknown++

@@ -184,7 +184,7 @@ func TestRemote(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				want, err := m.Tokenize(request)
+				want, err := m.Tokenize(t.Context(), request)
 				if err != nil {
 					t.Fatal(err)
 				}

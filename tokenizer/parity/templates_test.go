@@ -75,7 +75,7 @@ func TestTemplates(t *testing.T) {
 			if !ok {
 				t.Fatalf("%s is no object", render.Vars)
 			}
-			got, err := compiled.Render(dict, chattemplate.Limits{})
+			got, err := compiled.Render(t.Context(), dict, chattemplate.Limits{})
 			switch {
 			case render.Text == nil && err == nil:
 				wrong++

@@ -22,7 +22,7 @@ const (
 // Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids of a
 // model for which they differ are not to be used any more. A nil Check compares nothing.
 type Check struct {
-	own     func(*apibody.Request) ([]tokenizer.Prompt, error)
+	own     func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error)
 	engine  *Client
 	wanted  atomic.Int64 // comparisons still to be made
 	differs atomic.Bool
@@ -40,7 +40,7 @@ type sample struct {
 
 // NewCheck returns a check of the first n requests that both sides can tokenize. own is kvepp's tokenizer for the model that
 // engine serves. Run does the work.
-func NewCheck(own func(*apibody.Request) ([]tokenizer.Prompt, error), engine *Client, n int) *Check {
+func NewCheck(own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error), engine *Client, n int) *Check {
 	c := &Check{own: own, engine: engine, queue: make(chan sample, checkQueue), metrics: engine.metrics, log: engine.log}
 	c.wanted.Store(int64(n))
 	for _, outcome := range []string{"equal", "differs", "unknown"} {
@@ -127,7 +127,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	if _, err := tokenizer.Given(request); err == nil || request.HasMedia {
 		return nil, false // the request brings ids, so that nobody tokenizes; or it is not text alone
 	}
-	own, err := c.own(request)
+	own, err := c.own(ctx, request)
 	if err != nil {
 		return nil, false
 	}

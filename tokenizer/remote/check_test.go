@@ -14,14 +14,14 @@ import (
 )
 
 // says is a tokenizer of kvepp's own that makes these ids of everything.
-func says(ids ...kvblock.Token) func(*apibody.Request) ([]tokenizer.Prompt, error) {
-	return func(*apibody.Request) ([]tokenizer.Prompt, error) {
+func says(ids ...kvblock.Token) func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
+	return func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) {
 		return tokenizer.Certain([][]kvblock.Token{ids}), nil
 	}
 }
 
 // checked runs a check of n requests over those given until it ends or the last of them was compared.
-func checked(t *testing.T, c *clientOf, own func(*apibody.Request) ([]tokenizer.Prompt, error), n int, bodies ...string) *Check {
+func checked(t *testing.T, c *clientOf, own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error), n int, bodies ...string) *Check {
 	t.Helper()
 	check := NewCheck(own, c.Client, n)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -114,7 +114,7 @@ func TestCheckKnowsNothing(t *testing.T) {
 	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "HTTP 400") || strings.Contains(log, "maximum context length") {
 		t.Errorf("log:\n%s", log)
 	}
-	check = checked(t, c, func(*apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)
+	check = checked(t, c, func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}

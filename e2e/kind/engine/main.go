@@ -7,6 +7,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -147,7 +148,7 @@ func (e *engine) read(w http.ResponseWriter, r *http.Request, path string) (requ
 func (e *engine) prompts(w http.ResponseWriter, path string, body []byte) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
 	request, err := apibody.ParseRequest(path, body)
 	if err == nil {
-		if prompts, err = e.model.Tokenize(request); err == nil {
+		if prompts, err = e.model.Tokenize(context.Background(), request); err == nil {
 			return request, prompts, true
 		}
 	}

@@ -88,7 +88,7 @@ func TestVLLM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids, err := model.Tokenize(request)
+		ids, err := model.Tokenize(t.Context(), request)
 		if err != nil {
 			t.Fatal(err)
 		}
