@@ -50,7 +50,7 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 	}
 }
 
-// sameOrAsWritten holds a value of ParseJSONAround against ParseJSON's.
+// sameOrAsWritten holds a value read with JSONAsWritten against ParseJSON's.
 func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 	t.Helper()
 	switch w := want.(type) {
@@ -108,7 +108,15 @@ func FuzzParseJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		v, err := ParseJSON(body)
-		around, aroundErr := ParseJSONAround(body, func(key string) bool { return key != "decoded" })
+		around, _, aroundErr := JSONReader{Field: func(_, key string) JSONField {
+			if key != "decoded" {
+				return JSONAsWritten
+			}
+			return 0
+		}}.Parse(body)
+		if _, _, err := (JSONReader{Field: func(_, key string) JSONField { return JSONSkip }}).Parse(body); fmt.Sprint(err) != fmt.Sprint(aroundErr) {
+			t.Fatalf("%q: %v, but %v where fields are skipped", body, aroundErr, err)
+		}
 		if fmt.Sprint(err) != fmt.Sprint(aroundErr) {
 			t.Fatalf("%q: %v, but %v where strings may stay as they are written", body, err, aroundErr)
 		}

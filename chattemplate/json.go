@@ -2,7 +2,9 @@ package chattemplate
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"math/big"
 	"math/bits"
 	"slices"
@@ -40,29 +42,62 @@ func (e *SyntaxError) Error() string {
 // Strings without escapes alias body: body must not be modified while any value from it is in use, and stays in memory
 // as long. Strings with escapes share memory too. Every error is a *SyntaxError.
 func ParseJSON(body []byte) (any, error) {
-	return parseJSON(body, nil)
+	v, _, err := JSONReader{}.Parse(body)
+	return v, err
 }
 
-// ParseJSONAround reads as strictly as ParseJSON, but leaves long strings with escapes as they are written if they are, at any
-// depth, in a field of the outermost object for whose key left reports true: for those who do not read what they say.
-func ParseJSONAround(body []byte, left func(key string) bool) (any, error) {
-	return parseJSON(body, left)
+// ErrTooManyValues says that the values of a JSON text take more memory than JSONReader.Allowance.
+var ErrTooManyValues = errors.New("chattemplate: the values of the JSON text take too much memory")
+
+// JSONField says how the value of one field of an object is read. Its bits can be combined.
+type JSONField uint8
+
+const (
+	// JSONSkip checks the value and leaves the field out.
+	JSONSkip JSONField = 1 << iota
+	// JSONAsWritten leaves strings of at least 256 bytes that have escapes as they are written, at any depth.
+	JSONAsWritten
+	// JSONTokenIDs makes each list that begins with a number, or is empty, a *TokenIDs, at any depth.
+	JSONTokenIDs
+	// JSONFields asks for the fields of the object that is the value too.
+	JSONFields
+)
+
+// TokenIDs is a JSON list of token ids: integers from 0 to 2^32-1.
+type TokenIDs struct {
+	IDs []uint32 // never nil, but empty if Bad is not -1
+	Bad int      // index of the first item that is no token id; -1: there is none
 }
 
-func parseJSON(body []byte, left func(key string) bool) (any, error) {
-	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), open: make([]any, 0, 64), left: left}
-	if !utf8.Valid(body) {
-		return nil, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
+// noTokenIDs stands for every empty list.
+var noTokenIDs = &TokenIDs{IDs: []uint32{}, Bad: -1}
+
+// JSONReader reads JSON as strictly as ParseJSON, but not all of it into values, and not into any amount of memory.
+type JSONReader struct {
+	// Field says how a field is read: of the outermost object if parent is "", or else of the object in its field parent. It is asked
+	// for the latter only where it has answered JSONFields for the former. 0 is as ParseJSON reads. nil answers 0.
+	Field func(parent, key string) JSONField
+	// Allowance is the most memory that the values may take, in bytes. 0 means any amount.
+	Allowance int
+}
+
+// Parse reads one JSON value. taken is about the memory that the values took, in bytes. Errors: *SyntaxError, ErrTooManyValues.
+func (r JSONReader) Parse(body []byte) (v any, taken int, err error) {
+	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), ask: r.Field}
+	if p.allowance = r.Allowance; p.allowance <= 0 {
+		p.allowance = math.MaxInt
 	}
-	v, err := p.value()
-	if err != nil {
-		return nil, err
+	if !utf8.Valid(body) {
+		return nil, 0, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
+	}
+	if v, err = p.value(); err != nil {
+		return nil, p.taken, err
 	}
 	p.skipSpace()
 	if p.pos != len(p.text) {
-		return nil, p.fail("unexpected text after the value")
+		return nil, p.taken, p.fail("unexpected text after the value")
 	}
-	return v, nil
+	return v, p.taken, nil
 }
 
 func firstInvalidUTF8(s string) int {
@@ -80,13 +115,14 @@ type jsonParser struct {
 	text  string
 	pos   int
 	depth int
-	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost last.
+	memory
+	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost last. Of a long
+	// list only the latest items are here.
 	open []any
-	// decoded is what is left of the memory for strings with escapes; see room.
-	decoded []byte
-	// left says whose strings may stay as they are written, and asWritten that such a field is being read.
-	left      func(key string) bool
-	asWritten bool
+	// ask says how fields are read, and field how that is which is being read, with its key.
+	ask    func(parent, key string) JSONField
+	field  JSONField
+	parent string
 }
 
 func (p *jsonParser) fail(reason string) error { return p.failAt(p.pos, reason) }
@@ -127,7 +163,10 @@ func (p *jsonParser) value() (any, error) {
 	switch c := p.text[p.pos]; {
 	case c == '"':
 		text, err := p.stringValue()
-		return boxed(text), err
+		if err != nil {
+			return nil, err
+		}
+		return p.box(text)
 	case c == '{':
 		return p.object()
 	case c == '[':
@@ -166,36 +205,46 @@ func (p *jsonParser) object() (any, error) {
 	}
 	if p.accept('}') {
 		p.depth--
-		return &Dict{}, nil
+		return p.newDict(nil, nil)
 	}
 	first := len(p.open)
 	var d *Dict // nil while the object is small
 	for {
-		p.skipSpace()
-		if p.pos >= len(p.text) || p.text[p.pos] != '"' {
-			return nil, p.fail("expected a key in double quotes")
-		}
-		key, err := p.string()
+		key, err := p.key()
 		if err != nil {
 			return nil, err
 		}
-		if !p.accept(':') {
-			return nil, p.fail("expected ':' after the key")
+		skip := false
+		if p.ask != nil {
+			switch {
+			case p.depth == 1:
+				p.field, p.parent = p.ask("", key), key
+				skip = p.field&JSONSkip != 0
+			case p.depth == 2 && p.field&JSONFields != 0:
+				field := p.ask(p.parent, key)
+				p.field = JSONFields | field
+				skip = field&JSONSkip != 0
+			}
 		}
-		if p.depth == 1 && p.left != nil {
-			p.asWritten = p.left(key)
-		}
-		v, err := p.value()
-		if err != nil {
-			return nil, err
-		}
-		if d == nil && len(p.open)-first == 2*smallDict {
-			d = p.close(first)
-		}
-		if d != nil {
-			d.Set(key, v)
+		if skip {
+			err = p.skip()
 		} else {
-			p.set(first, key, v)
+			var v any
+			if v, err = p.value(); err == nil {
+				if d == nil && len(p.open)-first == 2*smallDict {
+					d, err = p.close(first)
+				}
+				switch {
+				case err != nil:
+				case d == nil:
+					err = p.set(first, key, v)
+				default:
+					err = p.setLarge(d, key, v)
+				}
+			}
+		}
+		if err != nil {
+			return nil, err
 		}
 		if p.accept(',') {
 			continue
@@ -205,50 +254,123 @@ func (p *jsonParser) object() (any, error) {
 		}
 		p.depth--
 		if d == nil {
-			d = p.close(first)
+			return p.close(first)
 		}
 		return d, nil
 	}
 }
 
+// key reads a key of an object and the colon behind it.
+func (p *jsonParser) key() (string, error) {
+	p.skipSpace()
+	if p.pos >= len(p.text) || p.text[p.pos] != '"' {
+		return "", p.fail("expected a key in double quotes")
+	}
+	key, err := p.string()
+	if err == nil && !p.accept(':') {
+		err = p.fail("expected ':' after the key")
+	}
+	return key, err
+}
+
+// push puts a value on the stack of what has not ended.
+func (p *jsonParser) push(v any) error {
+	if len(p.open) == cap(p.open) {
+		size := max(32, 2*cap(p.open))
+		if err := p.take(size * anyBytes); err != nil {
+			return err
+		}
+		p.open = append(make([]any, 0, size), p.open...)
+	}
+	p.open = append(p.open, v)
+	return nil
+}
+
 // set puts a value under a key of the object whose keys and values are p.open[first:].
-func (p *jsonParser) set(first int, key string, v any) {
+func (p *jsonParser) set(first int, key string, v any) error {
 	for i := first; i < len(p.open); i += 2 {
 		if p.open[i] == key {
 			p.open[i+1] = v
-			return
+			return nil
 		}
 	}
-	p.open = append(p.open, boxed(key), v)
+	k, err := p.box(key)
+	if err == nil {
+		err = p.push(k)
+	}
+	if err == nil {
+		err = p.push(v)
+	}
+	return err
+}
+
+// setLarge puts a value under a key of an object that has an index, or is about to have one.
+func (p *jsonParser) setLarge(d *Dict, key string, v any) error {
+	if i := d.findString(key); i >= 0 {
+		d.values[i] = v
+		return nil
+	}
+	k, err := p.box(key)
+	if err == nil {
+		err = p.take(largeEntryBytes)
+	}
+	if err == nil {
+		d.append(k, v)
+	}
+	return err
 }
 
 // close returns the object whose keys and values are p.open[first:], and takes them away.
-func (p *jsonParser) close(first int) *Dict {
+func (p *jsonParser) close(first int) (*Dict, error) {
 	n := (len(p.open) - first) / 2
-	both := make([]any, 2*n)
-	d := &Dict{keys: both[:n:n], values: both[n:]}
-	for i := range n {
-		d.keys[i], d.values[i] = p.open[first+2*i], p.open[first+2*i+1]
+	keys, err := p.sharedKeys(p.open[first:])
+	if err != nil {
+		return nil, err
+	}
+	values, err := p.anys(n)
+	if err != nil {
+		return nil, err
+	}
+	for i := range values {
+		values[i] = p.open[first+2*i+1]
 	}
 	p.open = p.open[:first]
-	return d
+	return p.newDict(keys, values)
 }
 
+// longList is the number of items of a list that the stack holds at most.
+const longList = 512
+
 func (p *jsonParser) array() (any, error) {
+	if p.field&JSONTokenIDs != 0 {
+		if ids, err := p.tokenIDs(); ids != nil || err != nil {
+			return ids, err
+		}
+	}
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
 	if p.accept(']') {
 		p.depth--
-		return &List{}, nil
+		return p.newList(nil)
 	}
 	first := len(p.open)
+	var before [][]any // the items of a long list that left the stack
 	for {
 		v, err := p.value()
 		if err != nil {
 			return nil, err
 		}
-		p.open = append(p.open, v)
+		if len(p.open)-first == longList {
+			if err := p.take(longList * anyBytes); err != nil {
+				return nil, err
+			}
+			before = append(before, slices.Clone(p.open[first:]))
+			p.open = p.open[:first]
+		}
+		if err := p.push(v); err != nil {
+			return nil, err
+		}
 		if p.accept(',') {
 			continue
 		}
@@ -256,10 +378,186 @@ func (p *jsonParser) array() (any, error) {
 			return nil, p.fail("expected ',' or ']'")
 		}
 		p.depth--
-		l := &List{Items: slices.Clone(p.open[first:])}
+		items, err := p.anys(len(before)*longList + len(p.open) - first)
+		if err != nil {
+			return nil, err
+		}
+		to := items
+		for i, some := range before {
+			to = to[copy(to, some):]
+			before[i] = nil
+		}
+		copy(to, p.open[first:])
 		p.open = p.open[:first]
+		return p.newList(items)
+	}
+}
+
+// tokenIDs reads a list that begins with a number, or is empty; nil if the list that comes is another.
+func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
+	start := p.pos
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	p.skipSpace()
+	switch {
+	case p.accept(']'):
+		p.depth--
+		return noTokenIDs, nil
+	case p.pos < len(p.text) && (isDigit(p.text[p.pos]) || p.text[p.pos] == '-'):
+	default:
+		p.pos = start
+		p.depth--
+		return nil, nil
+	}
+	// Items are counted first, if there is nothing in the list but digits: the ids take then no more memory than they need.
+	l := &TokenIDs{IDs: noTokenIDs.IDs, Bad: -1}
+	room := 0
+	for i := p.pos; i < len(p.text); i++ {
+		c := p.text[i]
+		if c == ',' {
+			room++
+		} else if c == ']' {
+			room++
+			break
+		} else if c > ' ' && !isDigit(c) && c != '-' {
+			room = 0
+			break
+		}
+	}
+	if err := p.take(listBytes + 4*room); err != nil {
+		return nil, err
+	}
+	l.IDs = make([]uint32, 0, room)
+	for i := 0; ; i++ {
+		id, ok, err := p.tokenID()
+		if err != nil {
+			return nil, err
+		}
+		if l.Bad < 0 && !ok {
+			l.Bad = i
+			l.IDs = noTokenIDs.IDs
+		}
+		if l.Bad < 0 && room > 0 {
+			l.IDs = append(l.IDs, id)
+		}
+		if p.accept(',') {
+			continue
+		}
+		if !p.accept(']') {
+			return nil, p.fail("expected ',' or ']'")
+		}
+		p.depth--
 		return l, nil
 	}
+}
+
+// tokenID reads an item of a list of token ids, and whether it is one. Anything else is checked.
+func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
+	p.skipSpace()
+	start := p.pos
+	if start >= len(p.text) || !isDigit(p.text[start]) && p.text[start] != '-' {
+		return 0, false, p.skip()
+	}
+	integer, err := p.scanNumber()
+	if err != nil {
+		return 0, false, err
+	}
+	literal := p.text[start:p.pos]
+	if !integer {
+		return 0, false, p.checkFloat(start)
+	}
+	if literal == "-0" {
+		return 0, true, nil
+	}
+	if literal[0] == '-' || len(literal) > 10 {
+		return 0, false, p.checkInteger(start)
+	}
+	n := uint64(0)
+	for i := range len(literal) {
+		n = 10*n + uint64(literal[i]-'0')
+	}
+	return uint32(n), n <= math.MaxUint32, nil
+}
+
+// skip checks a value, and makes nothing of it.
+func (p *jsonParser) skip() error {
+	p.skipSpace()
+	if p.pos >= len(p.text) {
+		return p.fail("")
+	}
+	switch c := p.text[p.pos]; {
+	case c == '"':
+		return p.skipString()
+	case c == '{' || c == '[':
+		return p.skipItems(c)
+	case c == '-' || isDigit(c):
+		start := p.pos
+		integer, err := p.scanNumber()
+		if err != nil {
+			return err
+		}
+		if integer {
+			return p.checkInteger(start)
+		}
+		return p.checkFloat(start)
+	case c == 't':
+		return p.literal("true")
+	case c == 'f':
+		return p.literal("false")
+	case c == 'n':
+		return p.literal("null")
+	}
+	return p.fail("expected a value")
+}
+
+// skipItems checks an object or a list.
+func (p *jsonParser) skipItems(open byte) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	end, wanted := byte('}'), "expected ',' or '}'"
+	if open == '[' {
+		end, wanted = ']', "expected ',' or ']'"
+	}
+	if p.accept(end) {
+		p.depth--
+		return nil
+	}
+	for {
+		if open == '{' {
+			p.skipSpace()
+			if p.pos >= len(p.text) || p.text[p.pos] != '"' {
+				return p.fail("expected a key in double quotes")
+			}
+			if err := p.skipString(); err != nil {
+				return err
+			}
+			if !p.accept(':') {
+				return p.fail("expected ':' after the key")
+			}
+		}
+		if err := p.skip(); err != nil {
+			return err
+		}
+		if p.accept(',') {
+			continue
+		}
+		if !p.accept(end) {
+			return p.fail(wanted)
+		}
+		p.depth--
+		return nil
+	}
+}
+
+// skipString checks a string.
+func (p *jsonParser) skipString() error {
+	end, err := p.stringEnd(p.pos + 1)
+	if err == nil {
+		p.pos = end + 1
+	}
+	return err
 }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
@@ -273,24 +571,24 @@ func (p *jsonParser) digits() bool {
 	return p.pos > start
 }
 
-func (p *jsonParser) number() (any, error) {
-	start := p.pos
+// scanNumber moves behind a number, and reports whether it has neither a point nor an exponent.
+func (p *jsonParser) scanNumber() (integer bool, err error) {
 	if p.text[p.pos] == '-' {
 		p.pos++
 	}
 	first := p.pos
 	if !p.digits() {
-		return nil, p.fail("expected a digit")
+		return false, p.fail("expected a digit")
 	}
 	if p.text[first] == '0' && p.pos > first+1 {
-		return nil, p.failAt(first+1, "a number must not start with 0")
+		return false, p.failAt(first+1, "a number must not start with 0")
 	}
-	integer := true
+	integer = true
 	if p.pos < len(p.text) && p.text[p.pos] == '.' {
 		integer = false
 		p.pos++
 		if !p.digits() {
-			return nil, p.fail("expected a digit after '.'")
+			return false, p.fail("expected a digit after '.'")
 		}
 	}
 	if p.pos < len(p.text) && p.text[p.pos]|0x20 == 'e' {
@@ -300,8 +598,36 @@ func (p *jsonParser) number() (any, error) {
 			p.pos++
 		}
 		if !p.digits() {
-			return nil, p.fail("expected a digit in the exponent")
+			return false, p.fail("expected a digit in the exponent")
 		}
+	}
+	return integer, nil
+}
+
+// checkInteger and checkFloat check the number in p.text[start:p.pos].
+func (p *jsonParser) checkInteger(start int) error {
+	digits := p.pos - start
+	if p.text[start] == '-' {
+		digits--
+	}
+	if digits > maxIntDigits {
+		return p.failAt(start, "number too long")
+	}
+	return nil
+}
+
+func (p *jsonParser) checkFloat(start int) error {
+	if _, err := strconv.ParseFloat(p.text[start:p.pos], 64); err != nil {
+		return p.failAt(start, "number out of range")
+	}
+	return nil
+}
+
+func (p *jsonParser) number() (any, error) {
+	start := p.pos
+	integer, err := p.scanNumber()
+	if err != nil {
+		return nil, err
 	}
 	literal := p.text[start:p.pos]
 	if !integer {
@@ -309,13 +635,19 @@ func (p *jsonParser) number() (any, error) {
 		if err != nil {
 			return nil, p.failAt(start, "number out of range")
 		}
-		return f, nil
+		return f, p.take(numberBytes)
 	}
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
-		return n, nil
+		if uint64(n) < 256 { // Go keeps a box for each of these
+			return n, nil
+		}
+		return n, p.take(numberBytes)
 	}
-	if p.pos-first > maxIntDigits {
-		return nil, p.failAt(start, "number too long")
+	if err := p.checkInteger(start); err != nil {
+		return nil, err
+	}
+	if err := p.take(bigIntBytes + len(literal)); err != nil {
+		return nil, err
 	}
 	n, ok := new(big.Int).SetString(literal, 10)
 	if !ok {
@@ -334,32 +666,43 @@ func (p *jsonParser) string() (string, error) {
 	return p.decode(start, end)
 }
 
-// longString is from how many bytes on a string may stay as it is written. Shorter ones may name something.
+// longString is from how many bytes on JSONAsWritten leaves a string as it is. Shorter ones may name something.
 const longString = 256
 
 // stringValue reads a string that is no key.
 func (p *jsonParser) stringValue() (string, error) {
-	if !p.asWritten {
+	if p.field&JSONAsWritten == 0 {
 		return p.string()
 	}
-	s, start := p.text, p.pos+1
-	for i := start; ; {
+	start := p.pos + 1
+	end, err := p.stringEnd(start)
+	if err != nil {
+		return "", err
+	}
+	if end-start < longString {
+		return p.string()
+	}
+	p.pos = end + 1
+	return p.text[start:end], nil
+}
+
+// stringEnd checks the string that begins at i, and returns where its last quote is.
+func (p *jsonParser) stringEnd(i int) (end int, err error) {
+	for s := p.text; ; {
 		i = plainEnd(s, i)
 		switch {
-		case i == len(s) || s[i] < 0x20:
-			return p.decode(start, i) // which says what is wrong
+		case i == len(s):
+			return i, p.failAt(i, "")
+		case s[i] < 0x20:
+			return i, p.failAt(i, "control character in a string")
 		case s[i] == '"':
-			if i-start < longString {
-				return p.string()
-			}
-			p.pos = i + 1
-			return s[start:i], nil
+			return i, nil
 		case i+1 < len(s) && shortEscapes[s[i+1]] != 0:
 			i += 2
 		default:
 			size, _, reason := unescape(s[i:])
 			if size == 0 {
-				return "", p.failAt(i, reason)
+				return i, p.failAt(i, reason)
 			}
 			i += size
 		}
@@ -405,12 +748,20 @@ func plainEnd(s string, i int) int {
 // decode returns the string that begins at start, of which the text up to end is plain and the byte there is not.
 func (p *jsonParser) decode(start, end int) (string, error) {
 	s := p.text
-	dst := p.room(end - start)
+	dst, err := p.room(end - start)
+	if err != nil {
+		return "", err
+	}
 	n := copy(dst, s[start:end])
 	for i := end; ; {
 		if n+16 > len(dst) { // at most once for a body: what is left of this serves all strings that follow
-			dst = slices.Grow(dst[:n], len(s)-i+16)
-			dst = dst[:cap(dst)]
+			size := n + len(s) - i + 16
+			if err := p.take(size); err != nil {
+				return "", err
+			}
+			longer := make([]byte, size)
+			copy(longer, dst[:n])
+			dst = longer
 		}
 		// Eight bytes are copied whatever they are, and count as far as they are plain.
 		if i+8 <= len(s) {
@@ -462,12 +813,16 @@ const (
 )
 
 // room returns memory for a string that has an escape after plain bytes.
-func (p *jsonParser) room(plain int) []byte {
+func (p *jsonParser) room(plain int) ([]byte, error) {
 	left := len(p.text) - p.pos
 	if need := min(left, max(plain, decodedLeast)) + 16; len(p.decoded) < need {
-		p.decoded = make([]byte, max(need, min(left+16, decodedChunk)))
+		size := max(need, min(left+16, decodedChunk))
+		if err := p.take(size); err != nil {
+			return nil, err
+		}
+		p.decoded = make([]byte, size)
 	}
-	return p.decoded
+	return p.decoded, nil
 }
 
 // shortEscapes are the escapes of one byte after the backslash, and what they stand for; 0 for bytes that are none.

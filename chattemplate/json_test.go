@@ -239,10 +239,16 @@ func TestDictKeysPythonHoldsEqual(t *testing.T) {
 var benchmarkBody = []byte(`{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`, 19) +
 	`{"role":"assistant","content":"end"}],"stream":true,"max_tokens":100,"temperature":0.7}`)
 
-func TestParseJSONAround(t *testing.T) {
+func TestJSONAsWritten(t *testing.T) {
 	long, short := strings.Repeat(`a\n`, 200), strings.Repeat(`a\n`, 20)
 	body := `{"left":{"long":"` + long + `","short":"` + short + `"},"read":"` + long + `"}`
-	v, err := ParseJSONAround([]byte(body), func(key string) bool { return key == "left" })
+	asWritten := JSONReader{Field: func(_, key string) JSONField {
+		if key == "left" {
+			return JSONAsWritten
+		}
+		return 0
+	}}
+	v, _, err := asWritten.Parse([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +267,7 @@ func TestParseJSONAround(t *testing.T) {
 			body += `"}`
 		}
 		_, want := ParseJSON([]byte(body))
-		_, err := ParseJSONAround([]byte(body), func(string) bool { return true })
+		_, _, err := asWritten.Parse([]byte(body))
 		if want == nil || err == nil || err.Error() != want.Error() {
 			t.Errorf("%q: %v, want %v", bad, err, want)
 		}

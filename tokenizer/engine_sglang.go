@@ -38,10 +38,7 @@ func (m *Model) givenSGLang(request *apibody.Request) ([][]kvblock.Token, error)
 	if v, _ := request.Body.Get("input_ids"); v == nil || request.API != apibody.ChatCompletions {
 		return nil, nil
 	}
-	list, ok := get[*chattemplate.List](request.Body, "input_ids")
-	if !ok {
-		return nil, errRefused("input_ids is not a list")
-	}
+	list, _ := get[*chattemplate.TokenIDs](request.Body, "input_ids")
 	ids, ok := tokenList(list)
 	if !ok {
 		return nil, errRefused("input_ids is not a list of token ids")

@@ -32,10 +32,7 @@ func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	if v == nil || request.API != apibody.ChatCompletions {
 		return nil, nil
 	}
-	list, ok := v.(*chattemplate.List)
-	if !ok {
-		return nil, errRefused("prompt_token_ids is not a list")
-	}
+	list, _ := v.(*chattemplate.TokenIDs)
 	ids, ok := tokenList(list)
 	if !ok || len(ids) == 0 {
 		return nil, errRefused("prompt_token_ids is not a list of token ids")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -34,8 +33,9 @@ func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 		}
 	}
 	transfer, _ := get[*chattemplate.Dict](request.Body, "kv_transfer_params")
-	list, ok := get[*chattemplate.List](transfer, "prompt_token_ids")
-	if echo, _ := request.Body.Get("echo"); !ok || request.API != apibody.ChatCompletions || request.HasMedia || echo == true {
+	list, isIDs := get[*chattemplate.TokenIDs](transfer, "prompt_token_ids")
+	_, isList := get[*chattemplate.List](transfer, "prompt_token_ids")
+	if echo, _ := request.Body.Get("echo"); !isIDs && !isList || request.API != apibody.ChatCompletions || request.HasMedia || echo == true {
 		return nil, nil
 	}
 	ids, ok := tokenList(list)
@@ -45,17 +45,12 @@ func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	return [][]kvblock.Token{ids}, nil
 }
 
-// tokenList returns a list's items as token ids.
-func tokenList(list *chattemplate.List) ([]kvblock.Token, bool) {
-	ids := make([]kvblock.Token, len(list.Items))
-	for i, item := range list.Items {
-		id, ok := item.(int64)
-		if !ok || id < 0 || id > math.MaxUint32 {
-			return nil, false
-		}
-		ids[i] = kvblock.Token(id)
+// tokenList returns a list as token ids; false if it holds something else.
+func tokenList(list *chattemplate.TokenIDs) ([]kvblock.Token, bool) {
+	if list == nil || list.Bad >= 0 {
+		return nil, false
 	}
-	return ids, true
+	return tokens(list.IDs), true
 }
 
 // renderVLLM returns the text that vLLM makes of a chat.

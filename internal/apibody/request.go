@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"strconv"
 	"strings"
 
@@ -115,8 +114,14 @@ type Request struct {
 	// ToolChoiceNone says that no tool may be called.
 	ToolChoiceNone bool
 
-	// Body is the whole object, for fields not named here.
+	// Body is the object, for fields not named here: those of its fields that anything reads. The others were checked and left out.
 	Body *chattemplate.Dict
+
+	// TooLarge says why the prompt was not read, and nil that it was: it takes too much memory for its bytes (ErrTooManyValues), or has
+	// too many parts. Of the fields above, those are then as if they were absent that Completions and chats have alone.
+	TooLarge error
+	// Left is how much of ReadCost the values of the body left for what is made of them, in bytes.
+	Left int
 }
 
 // Prompt is one prompt of a completion: text, or token ids when HasTokens.
@@ -132,27 +137,16 @@ type Prompt struct {
 // not a request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the engine's
 // own answer is the one the client should see. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) {
-	return parseRequest(path, body, chattemplate.ParseJSON)
+	return parseRequest(path, body, wholeField)
 }
 
 // ParseRouting is ParseRequest for those who need no tokens. Long texts of prompts are not decoded: where they have escapes, they
 // stay as JSON writes them.
 func ParseRouting(path string, body []byte) (*Request, error) {
-	return parseRequest(path, body, func(body []byte) (any, error) {
-		return chattemplate.ParseJSONAround(body, ofPrompt)
-	})
+	return parseRequest(path, body, routingField)
 }
 
-// ofPrompt reports whether a field is read for the prompt's tokens alone.
-func ofPrompt(key string) bool {
-	switch key {
-	case "messages", "prompt", "input", "instructions", "system", "tools", "documents", "chat_template", "response_format":
-		return true
-	}
-	return false
-}
-
-func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*Request, error) {
+func parseRequest(path string, body []byte, fields func(parent, key string) chattemplate.JSONField) (*Request, error) {
 	api := apiOfPath(path)
 	if api == 0 {
 		return nil, ErrUnknownAPI
@@ -160,7 +154,17 @@ func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*R
 	if len(body) == 0 {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is empty: it must be a JSON object."}
 	}
-	value, err := parse(body)
+	allowance := valueCost(len(body))
+	value, taken, err := chattemplate.JSONReader{Field: fields, Allowance: allowance}.Parse(body)
+	tooLarge := err
+	if errors.Is(err, ErrTooManyValues) { // what decides where it goes is little, and read all the same
+		value, taken, err = chattemplate.JSONReader{Field: promptlessField, Allowance: allowance}.Parse(body)
+	} else {
+		tooLarge = nil
+	}
+	if errors.Is(err, ErrTooManyValues) {
+		return nil, tooManyValues(err, len(body))
+	}
 	if err != nil {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}
 	}
@@ -168,7 +172,7 @@ func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*R
 	if !ok {
 		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
 	}
-	r := &Request{API: api, Body: object}
+	r := &Request{API: api, Body: object, Left: ReadCost(len(body)) - taken}
 	switch model, _ := object.Get("model"); m := model.(type) {
 	case nil:
 		return nil, missing("model", "the name of the model to use")
@@ -183,6 +187,10 @@ func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*R
 	if err := r.readShared(); err != nil {
 		return nil, err
 	}
+	if tooLarge != nil {
+		r.TooLarge = tooManyValues(tooLarge, len(body))
+		return r, nil
+	}
 	read := r.readPrompts
 	switch api {
 	case ChatCompletions:
@@ -196,6 +204,10 @@ func parseRequest(path string, body []byte, parse func([]byte) (any, error)) (*R
 		return nil, err
 	}
 	return r, nil
+}
+
+func tooManyValues(err error, bytes int) error {
+	return fmt.Errorf("%w, which is all that a body of %d bytes may take", err, bytes)
 }
 
 // Reads reports whether the path is that of an API whose bodies are understood.
@@ -244,10 +256,8 @@ func (r *Request) readShared() (err error) {
 			return err
 		}
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")
-		if list, ok := field[*chattemplate.List](nvext, "token_data"); ok {
-			if ids, bad := tokenIDs(list); bad < 0 {
-				r.TokenData = ids
-			}
+		if list, ok := field[*chattemplate.TokenIDs](nvext, "token_data"); ok && list.Bad < 0 {
+			r.TokenData = list.IDs
 		}
 	}
 	if r.CacheSalt == "" {
@@ -336,19 +346,23 @@ func (r *Request) readPrompts() error {
 	case string:
 		r.Prompts = []Prompt{{Text: p}}
 		return nil
-	case *chattemplate.List:
-		if len(p.Items) == 0 {
+	case *chattemplate.TokenIDs:
+		if len(p.IDs) == 0 && p.Bad < 0 {
 			return &Error{Code: CodeInvalidValue, Param: "prompt", Message: "'prompt' must not be an empty list."}
+		}
+		ids, err := promptTokens("prompt", p)
+		r.Prompts = []Prompt{{Tokens: ids, HasTokens: true}}
+		return err
+	case *chattemplate.List:
+		if len(p.Items) > MaxPrompts {
+			r.TooLarge = fmt.Errorf("apibody: 'prompt' holds %d prompts, more than %d", len(p.Items), MaxPrompts)
+			return nil
 		}
 		switch p.Items[0].(type) {
 		case string:
 			return r.readTextPrompts(p, want)
-		case *chattemplate.List:
+		case *chattemplate.TokenIDs, *chattemplate.List:
 			return r.readTokenPrompts(p, want)
-		case int64, *big.Int, float64:
-			ids, err := promptTokens("prompt", p)
-			r.Prompts = []Prompt{{Tokens: ids, HasTokens: true}}
-			return err
 		}
 	}
 	return wrongType("prompt", want)
@@ -369,38 +383,29 @@ func (r *Request) readTextPrompts(list *chattemplate.List, want string) error {
 func (r *Request) readTokenPrompts(list *chattemplate.List, want string) error {
 	r.Prompts = make([]Prompt, len(list.Items))
 	for i, item := range list.Items {
-		inner, ok := item.(*chattemplate.List)
-		if !ok {
+		param := fmt.Sprintf("prompt[%d]", i)
+		switch inner := item.(type) {
+		case *chattemplate.TokenIDs:
+			ids, err := promptTokens(param, inner)
+			if err != nil {
+				return err
+			}
+			r.Prompts[i] = Prompt{Tokens: ids, HasTokens: true}
+		case *chattemplate.List: // whose first item is no number
+			_, err := promptTokens(param, &chattemplate.TokenIDs{Bad: 0})
+			return err
+		default:
 			return wrongType("prompt", want)
 		}
-		ids, err := promptTokens(fmt.Sprintf("prompt[%d]", i), inner)
-		if err != nil {
-			return err
-		}
-		r.Prompts[i] = Prompt{Tokens: ids, HasTokens: true}
 	}
 	return nil
 }
 
-func promptTokens(param string, list *chattemplate.List) ([]uint32, error) {
-	ids, bad := tokenIDs(list)
-	if bad >= 0 {
-		return nil, wrongType(fmt.Sprintf("%s[%d]", param, bad), "a token id: an integer from 0 to 4294967295")
+func promptTokens(param string, list *chattemplate.TokenIDs) ([]uint32, error) {
+	if list.Bad >= 0 {
+		return nil, wrongType(fmt.Sprintf("%s[%d]", param, list.Bad), "a token id: an integer from 0 to 4294967295")
 	}
-	return ids, nil
-}
-
-// tokenIDs returns a list's items as token ids, and -1 or the position of the first item that is none.
-func tokenIDs(list *chattemplate.List) (ids []uint32, bad int) {
-	ids = make([]uint32, len(list.Items))
-	for i, item := range list.Items {
-		n, ok := item.(int64)
-		if !ok || n < 0 || n > math.MaxUint32 {
-			return nil, i
-		}
-		ids[i] = uint32(n)
-	}
-	return ids, -1
+	return list.IDs, nil
 }
 
 // field returns an object's field if it is there and of type T.

@@ -1,0 +1,110 @@
+package apibody
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestFieldsAreThoseRead reads the sources of those who read a request's Body, and holds the names that they look up against the
+// table of fields. A look-up is a call with a name and with the body: something that ends in .Body, or a variable of a name that
+// bodies have in those packages.
+func TestFieldsAreThoseRead(t *testing.T) {
+	bodies := map[string]bool{"b": true, "body": true, "object": true}
+	elsewhere := map[string]bool{ // looked up in other objects of these names
+		"type": true,
+	}
+	read := map[string]string{}
+	for _, dir := range []string{".", "../../tokenizer", "../../tokenizer/remote", "../../router", "../../extproc", "../check"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, name, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var loops []*ast.RangeStmt
+			ast.Inspect(file, func(n ast.Node) bool {
+				loop, ok := n.(*ast.RangeStmt)
+				if !ok {
+					return true
+				}
+				loops = append(loops, loop)
+				return true
+			})
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				args := call.Args
+				if method, ok := call.Fun.(*ast.SelectorExpr); ok && method.Sel.Name == "Get" {
+					args = append([]ast.Expr{method.X}, args...)
+				}
+				if len(args) < 2 {
+					return true
+				}
+				switch of := args[0].(type) {
+				case *ast.SelectorExpr:
+					ok = of.Sel.Name == "Body"
+				case *ast.Ident:
+					ok = bodies[of.Name]
+				default:
+					ok = false
+				}
+				if !ok {
+					return true
+				}
+				names := literals(args[1:2])
+				if variable, isName := args[1].(*ast.Ident); isName {
+					for _, loop := range loops { // the innermost is the last
+						of, isList := loop.X.(*ast.CompositeLit)
+						through, isName := loop.Value.(*ast.Ident)
+						if isList && isName && through.Name == variable.Name && loop.Pos() < call.Pos() && call.End() <= loop.End() {
+							names = literals(of.Elts)
+						}
+					}
+				}
+				for _, field := range names {
+					read[field] = set.Position(call.Pos()).String()
+				}
+				return true
+			})
+		}
+	}
+	if len(read) < 35 {
+		t.Fatalf("found %d fields only: %v", len(read), slices.Sorted(maps.Keys(read)))
+	}
+	for field, at := range read {
+		if _, known := wholeFields[field]; !known && !elsewhere[field] {
+			t.Errorf("%s: the field %q is read, but not in the table of fields, so that it is never there", at, field)
+		}
+	}
+	for field := range wholeFields {
+		if read[field] == "" {
+			t.Errorf("the field %q is in the table, and nothing reads it", field)
+		}
+	}
+}
+
+func literals(of []ast.Expr) (texts []string) {
+	for _, e := range of {
+		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
+			text, _ := strconv.Unquote(l.Value)
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}
