@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // floatText is Python's repr of a float.
@@ -426,15 +427,20 @@ func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, err
 }
 
 func jsonString(s string, ascii bool) string {
+	b := appendJSONString(make([]byte, 0, len(s)+16), s, ascii)
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+// appendJSONString appends a text as JSON has it.
+func appendJSONString(b []byte, s string, ascii bool) []byte {
 	clean := true
 	for i := 0; i < len(s) && clean; i++ {
 		c := s[i]
 		clean = c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x7F)
 	}
 	if clean {
-		return `"` + s + `"`
+		return append(append(append(b, '"'), s...), '"')
 	}
-	b := make([]byte, 0, len(s)+16)
 	b = append(b, '"')
 	for _, r := range s {
 		switch {
@@ -459,7 +465,7 @@ func jsonString(s string, ascii bool) string {
 			b = utf8.AppendRune(b, r)
 		}
 	}
-	return string(append(b, '"'))
+	return append(b, '"')
 }
 
 // percentFormat is format % values, for the conversions that templates use: s, r, d, i, x and f, with width and flags.

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 	"unsafe"
@@ -311,13 +312,18 @@ func (p *jsonParser) setLarge(d *Dict, key string, v any) error {
 		return nil
 	}
 	k, err := p.box(key)
-	if err == nil {
-		err = p.take(largeEntryBytes)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		d.append(k, v)
+	if n := len(d.keys); n == cap(d.keys) || n == cap(d.values) {
+		n += max(smallDict, n/2)
+		if err := p.take(2*n*anyBytes + indexBytes(n)); err != nil {
+			return err
+		}
+		d.keys, d.values = append(make([]any, 0, n), d.keys...), append(make([]any, 0, n), d.values...)
 	}
-	return err
+	d.append(k, v)
+	return nil
 }
 
 // close returns the object whose keys and values are p.open[first:], and takes them away.
@@ -649,11 +655,35 @@ func (p *jsonParser) number() (any, error) {
 	if err := p.take(bigIntBytes + len(literal)); err != nil {
 		return nil, err
 	}
-	n, ok := new(big.Int).SetString(literal, 10)
-	if !ok {
-		return nil, p.failAt(start, "expected a number")
+	return bigInt(literal), nil
+}
+
+// bigInt returns the integer that a literal is. It allocates nothing else, and the literals are short (maxIntDigits).
+func bigInt(literal string) *big.Int {
+	digits := strings.TrimPrefix(literal, "-")
+	words := make([]big.Word, 0, len(digits)*10/3/bits.UintSize+2) // a digit is less than 10/3 bits
+	for len(digits) > 0 {
+		n := min(len(digits), 9)
+		carry, factor := uint(0), uint(1)
+		for _, c := range []byte(digits[:n]) {
+			carry = carry*10 + uint(c-'0')
+			factor *= 10
+		}
+		digits = digits[n:]
+		for i, word := range words {
+			high, low := bits.Mul(uint(word), factor)
+			sum, over := bits.Add(low, carry, 0)
+			words[i], carry = big.Word(sum), high+over
+		}
+		if carry > 0 {
+			words = append(words, big.Word(carry))
+		}
 	}
-	return n, nil
+	n := new(big.Int).SetBits(words)
+	if literal[0] == '-' {
+		n.Neg(n)
+	}
+	return n
 }
 
 func (p *jsonParser) string() (string, error) {

@@ -10,12 +10,14 @@ const (
 	dictBytes   = 56
 	listBytes   = 32
 	bigIntBytes = 96
-	// largeEntryBytes is an entry of a dict with an index: key and value in slices that grow, and a place in a map that does.
-	largeEntryBytes = 4*anyBytes + 96
 
 	// mostOfSlab is for how many values room is made at once, at most.
 	mostOfSlab = 256
 )
+
+// indexBytes is what the index of a dict of n keys takes, at most: four bytes a slot, and beside the table the half as long one
+// before it.
+func indexBytes(n int) int { return 4 * 3 * max(leastSlots, 2*n) }
 
 // memory is where a parser's values are, and what they take. Values of a kind lie beside each other, in slabs. Short strings that
 // come again are there once, and so are the keys of objects that have the same keys.

@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
+	"unsafe"
 )
 
 // CheckRustNumbers reports whether the Rust crate serde_json reads the numbers in a JSON value as this package does. It
@@ -55,8 +56,43 @@ func RustJSON(v any) (string, error) {
 	if err := CheckRustNumbers(v); err != nil {
 		return "", err
 	}
-	b, err := appendRustJSON(nil, v)
-	return string(b), err
+	b, err := appendRustJSON(make([]byte, 0, RustJSONSize(v)), v)
+	return unsafe.String(unsafe.SliceData(b), len(b)), err
+}
+
+// RustJSONSize returns about how long the text of RustJSON is, in bytes: it is too short for texts with escapes alone.
+func RustJSONSize(v any) int {
+	switch c := v.(type) {
+	case nil:
+		return 4
+	case bool:
+		return 5
+	case int64:
+		n := 2
+		for ; c > 9 || c < -9; c /= 10 {
+			n++
+		}
+		return n
+	case *big.Int:
+		return c.BitLen()/3 + 2
+	case float64:
+		return 24
+	case string:
+		return len(c) + 2
+	case *List:
+		n := 2
+		for _, item := range c.Items {
+			n += 1 + RustJSONSize(item)
+		}
+		return n
+	case *Dict:
+		n := 2
+		for i, key := range c.keys {
+			n += 2 + RustJSONSize(key) + RustJSONSize(c.values[i])
+		}
+		return n
+	}
+	return 0
 }
 
 func appendRustJSON(b []byte, v any) ([]byte, error) {
@@ -73,7 +109,7 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 	case float64:
 		return appendRustFloat(b, c), nil
 	case string:
-		return append(b, jsonString(c, false)...), nil
+		return appendJSONString(b, c, false), nil
 	case *List:
 		for i, item := range c.Items {
 			b = append(b, "[,"[min(i, 1)])
@@ -92,7 +128,7 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 				return nil, unsupported("a key that is a %s", kindName(key))
 			}
 			b = append(b, "{,"[min(i, 1)])
-			b = append(append(b, jsonString(name, false)...), ':')
+			b = append(appendJSONString(b, name, false), ':')
 			if b, err = appendRustJSON(b, c.values[i]); err != nil {
 				return nil, err
 			}

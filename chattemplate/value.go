@@ -81,7 +81,7 @@ func newTuple(items ...any) *List { return &List{Items: items, kind: kindTuple} 
 type Dict struct {
 	keys   []any
 	values []any
-	index  map[any]int // key to position; nil while the dict is small enough to search
+	index  *dictIndex // key to position; nil while the dict is small enough to search
 }
 
 // smallDict is the size up to which searching the keys is cheaper than keeping a map. Most JSON objects are smaller.
@@ -89,6 +89,20 @@ const smallDict = 16
 
 // NewDict returns an empty dict.
 func NewDict() *Dict { return &Dict{} }
+
+// DictOf returns a dict of keys, which are strings and differ, and values in turn. It takes DictBytes of memory.
+func DictOf(keysAndValues ...any) *Dict {
+	n := len(keysAndValues) / 2
+	both := make([]any, 2*n)
+	d := &Dict{keys: both[:n:n], values: both[n:]}
+	for i := range n {
+		d.keys[i], d.values[i] = keysAndValues[2*i], keysAndValues[2*i+1]
+	}
+	return d
+}
+
+// DictBytes returns how much memory a dict of n keys takes that are there without it, in bytes.
+func DictBytes(n int) int { return dictBytes + 8 + 2*anyBytes*n }
 
 // Len returns the number of keys; a nil dict has none.
 func (d *Dict) Len() int {
@@ -164,10 +178,7 @@ func (d *Dict) findString(key string) int {
 		return -1
 	}
 	if d.index != nil {
-		if i, ok := d.index[key]; ok {
-			return i
-		}
-		return -1
+		return d.index.findString(d, key)
 	}
 	for i, k := range d.keys {
 		if s, ok := k.(string); ok && s == key {
@@ -183,12 +194,10 @@ func (d *Dict) append(key, value any) {
 	d.values = append(d.values, value)
 	switch {
 	case d.index != nil:
-		d.index[hashKey(key)] = len(d.keys) - 1
+		d.index.add(d)
 	case len(d.keys) > smallDict:
-		d.index = make(map[any]int, 2*len(d.keys))
-		for i, k := range d.keys {
-			d.index[hashKey(k)] = i
-		}
+		d.index = &dictIndex{}
+		d.index.add(d)
 	}
 }
 
@@ -199,10 +208,7 @@ func (d *Dict) find(key any) int {
 		return d.findString(s)
 	}
 	if d.index != nil {
-		if i, ok := d.index[key]; ok {
-			return i
-		}
-		return -1
+		return d.index.find(d, key)
 	}
 	for i, k := range d.keys {
 		if hashKey(k) == key {

@@ -84,6 +84,11 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.reason = ReasonUnknownAPI
 		return p, nil
 	}
+	if errors.Is(err, apibody.ErrTooManyValues) {
+		p.reason = ReasonBodyValues
+		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
+		return p, nil
+	}
 	if err != nil {
 		return p, err
 	}
@@ -165,6 +170,8 @@ func (p *prompt) seen(req *Request) *Request {
 func (r *Router) tokenize(ctx context.Context, until time.Time, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	switch {
+	case body.TooLarge != nil:
+		return nil, ReasonBodyValues, body.TooLarge
 	case check.Differs():
 		return nil, ReasonTokenizerDiffers, nil
 	case body.HasMedia && model == nil:
@@ -222,6 +229,8 @@ func reasonOf(err error) Reason {
 		return ReasonPickTimeout
 	case errors.Is(err, errPanic):
 		return ReasonPanic
+	case errors.Is(err, apibody.ErrTooManyValues), errors.Is(err, tokenizer.ErrMemory):
+		return ReasonBodyValues
 	case errors.Is(err, tokenizer.ErrNoIDs):
 		return ReasonNoTokenizer
 	case errors.Is(err, tokenizer.ErrMedia):

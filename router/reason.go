@@ -11,6 +11,7 @@ const (
 	ReasonBodyMode         Reason = "body_mode"             // the proxy's body mode does not let the body be waited for
 	ReasonBodyCut          Reason = "body_cut"              // the proxy's buffer held less than the whole body
 	ReasonBodyTooLarge     Reason = "body_too_large"        // above the size that is parsed
+	ReasonBodyValues       Reason = "body_values"           // reading the body takes more memory than its bytes may, or it has too many prompts
 	ReasonUnknownAPI       Reason = "unknown_api"           // a path whose body kvepp does not read, a WebSocket, gRPC
 	ReasonNoTokenizer      Reason = "no_tokenizer"          // no --model for the request's model
 	ReasonMedia            Reason = "media"                 // an image, audio or video in the prompt, and where it stands is not known
@@ -33,7 +34,7 @@ const (
 
 // reasons are all of them.
 var reasons = []Reason{
-	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonUnknownAPI,
+	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonBodyValues, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonNoBlockSize, ReasonBlockSize, ReasonApproximate, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,

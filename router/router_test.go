@@ -266,6 +266,11 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 		{"a built-in tool", workers(1), &Request{Path: "/v1/responses", Body: []byte(
 			`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`)}, ReasonUnmapped},
 		{"a part that no chat has", workers(1), &Request{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x","previous_response_id":"y"}`)}, ReasonUnmapped},
+		{"3,001 prompts", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":["` + strings.Repeat(`","`, 3000) + `"]}`)}, ReasonBodyValues},
+		{"tools without end", workers(1), &Request{Path: "/v1/chat/completions", Body: []byte(
+			`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[` + strings.Repeat(`{},`, 1<<18) + `{}]}`)}, ReasonBodyValues},
+		{"hints without end", workers(1), &Request{Path: "/v1/completions", Body: []byte(
+			`{"model":"m","prompt":"x","nvext":{"agent_hints":[` + strings.Repeat(`{},`, 1<<18) + `{}]}}`)}, ReasonBodyValues},
 		{"no block size", unsized, completion("m", tokens(0, 16)), ReasonNoBlockSize},
 		{"no events", silent, completion("m", tokens(0, 16)), ReasonNoEvents},
 	} {

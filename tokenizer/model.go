@@ -19,6 +19,8 @@ var (
 	ErrMedia = errors.New("tokenizer: the prompt is not text alone")
 	// ErrNoChatTemplate says that the model has no chat template.
 	ErrNoChatTemplate = errors.New("tokenizer: the model has no chat template")
+	// ErrMemory says that what is made of the body takes more memory than its bytes may; see apibody.ReadCost.
+	ErrMemory = errors.New("tokenizer: the request's messages, text or token ids take too much memory for its bytes")
 	// ErrInvalidUTF8 says that the text is not valid UTF-8.
 	ErrInvalidUTF8 = errors.New("tokenizer: text is not valid UTF-8")
 )

@@ -98,15 +98,7 @@ func get[T any](d *chattemplate.Dict, key string) (T, bool) {
 }
 
 // dict returns an object of keys, which are strings, and values in turn.
-func dict(keysAndValues ...any) *chattemplate.Dict {
-	d := chattemplate.NewDict()
-	for i := 0; i+1 < len(keysAndValues); i += 2 {
-		if key, ok := keysAndValues[i].(string); ok {
-			d.Set(key, keysAndValues[i+1])
-		}
-	}
-	return d
-}
+func dict(keysAndValues ...any) *chattemplate.Dict { return chattemplate.DictOf(keysAndValues...) }
 
 // textPart is a content part of text.
 func textPart(text string) *chattemplate.Dict { return dict("type", "text", "text", text) }

@@ -19,4 +19,7 @@ const (
 func ReadCost(bodyBytes int) int { return readCostBase + readCostPerByte*bodyBytes }
 
 // valueCost is the most of ReadCost that the values of a body may take.
-func valueCost(bodyBytes int) int { return ReadCost(bodyBytes) - bodyBytes }
+func valueCost(bodyBytes int) int { return ReadCost(bodyBytes) - 2*bodyBytes }
+
+// routingCost is the most of it that values take that say where a request goes, if there are too many others.
+func routingCost(bodyBytes int) int { return 64<<10 + 2*bodyBytes }

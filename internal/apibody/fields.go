@@ -14,7 +14,7 @@ var wholeFields = map[string]chattemplate.JSONField{
 	"reasoning": 0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "thinking": 0, "tool_choice": 0, "tools": 0,
 	"truncate_prompt_tokens": 0, "truncation": 0,
 	"input_ids": chattemplate.JSONTokenIDs, "prompt": chattemplate.JSONTokenIDs, "prompt_token_ids": chattemplate.JSONTokenIDs,
-	"kv_transfer_params": chattemplate.JSONFields, "mm_processor_kwargs": chattemplate.JSONFields, "nvext": chattemplate.JSONFields,
+	"response_format": chattemplate.JSONFields, "kv_transfer_params": chattemplate.JSONFields, "mm_processor_kwargs": chattemplate.JSONFields, "nvext": chattemplate.JSONFields,
 }
 
 // nvextFields are those of nvext.
@@ -30,6 +30,7 @@ var fieldsOf = map[string]map[string]chattemplate.JSONField{
 	"nvext":               nvextFields,
 	"kv_transfer_params":  {"prompt_token_ids": chattemplate.JSONTokenIDs},
 	"mm_processor_kwargs": {"use_audio_in_video": 0},
+	"response_format":     {}, // that it is there is enough
 }
 
 // wholeField is how ParseRequest reads a field.

@@ -36,12 +36,19 @@ func TestFieldsAreThoseRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			var loops []*ast.RangeStmt
+			lists := map[string][]string{} // what variables are set to
 			ast.Inspect(file, func(n ast.Node) bool {
-				loop, ok := n.(*ast.RangeStmt)
-				if !ok {
-					return true
+				switch n := n.(type) {
+				case *ast.RangeStmt:
+					loops = append(loops, n)
+				case *ast.AssignStmt:
+					for i, to := range n.Lhs {
+						variable, isName := to.(*ast.Ident)
+						if of, isList := n.Rhs[min(i, len(n.Rhs)-1)].(*ast.CompositeLit); isName && isList {
+							lists[variable.Name] = append(lists[variable.Name], literals(of.Elts)...)
+						}
+					}
 				}
-				loops = append(loops, loop)
 				return true
 			})
 			ast.Inspect(file, func(n ast.Node) bool {
@@ -70,10 +77,18 @@ func TestFieldsAreThoseRead(t *testing.T) {
 				names := literals(args[1:2])
 				if variable, isName := args[1].(*ast.Ident); isName {
 					for _, loop := range loops { // the innermost is the last
-						of, isList := loop.X.(*ast.CompositeLit)
 						through, isName := loop.Value.(*ast.Ident)
-						if isList && isName && through.Name == variable.Name && loop.Pos() < call.Pos() && call.End() <= loop.End() {
+						if !isName || through.Name != variable.Name || call.Pos() < loop.Pos() || loop.End() < call.End() {
+							continue
+						}
+						switch of := loop.X.(type) {
+						case *ast.CompositeLit:
 							names = literals(of.Elts)
+						case *ast.Ident:
+							names = lists[of.Name]
+						}
+						if len(names) == 0 {
+							t.Errorf("%s: which fields are read here?", set.Position(call.Pos()))
 						}
 					}
 				}

@@ -2,6 +2,7 @@ package apibody
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"kvepp/chattemplate"
@@ -36,6 +37,9 @@ func (r *Request) readMessages() error {
 		return err
 	}
 	for i, item := range messages.Items {
+		if r.TooLarge != nil {
+			return nil
+		}
 		message, ok := item.(*chattemplate.Dict)
 		if !ok {
 			return wrongType(fmt.Sprintf("messages[%d]", i), "an object with 'role' and 'content'")
@@ -64,7 +68,7 @@ func (r *Request) readMessages() error {
 	r.readAnthropicTools()
 	if object, ok := field[*chattemplate.Dict](b, "thinking"); ok {
 		if kind, _ := object.Get("type"); kind == "enabled" {
-			r.ChatTemplateKwargs = newDict("enable_thinking", true)
+			r.ChatTemplateKwargs = chattemplate.DictOf("enable_thinking", true)
 		}
 	}
 	return nil
@@ -81,6 +85,9 @@ func (r *Request) readAnthropicTools() {
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
+		if !r.charge(toolBytes) {
+			return
+		}
 		tool, _ := item.(*chattemplate.Dict)
 		schema, _ := tool.Get("input_schema")
 		if schema == nil {
@@ -90,6 +97,17 @@ func (r *Request) readAnthropicTools() {
 	}
 	r.Tools = chattemplate.NewList(tools...)
 }
+
+// What a chat's message, tool and tool call take beside the values in them, in bytes: objects, and their places in lists.
+var (
+	messageBytes = chattemplate.DictBytes(3) + placeBytes
+	toolBytes    = chattemplate.DictBytes(2) + chattemplate.DictBytes(8) + placeBytes
+	callBytes    = chattemplate.DictBytes(3) + chattemplate.DictBytes(2) + 3*placeBytes
+	partBytes    = chattemplate.DictBytes(2) + placeBytes
+)
+
+// placeBytes is a place in a list that grows by a quarter, while there are the old one and the new one, and a string's box.
+const placeBytes = 3*16 + 16
 
 // chatTool is a chat's form of a tool whose name, description and strict are beside its schema.
 func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
@@ -105,7 +123,7 @@ func chatTool(tool *chattemplate.Dict, parameters any) *chattemplate.Dict {
 	if strict, _ := tool.Get("strict"); strict != nil {
 		function.Set("strict", strict)
 	}
-	return newDict("type", "function", "function", function)
+	return chattemplate.DictOf("type", "function", "function", function)
 }
 
 // unmapped notes what has no place in a chat; the first reason stays.
@@ -127,17 +145,6 @@ func wantMessages(b *chattemplate.Dict, name string) (*chattemplate.List, error)
 		return nil, &Error{Code: CodeInvalidValue, Param: name, Message: "'" + name + "' must hold at least one message."}
 	}
 	return list, nil
-}
-
-// newDict returns an object of keys, which are strings, and values in turn.
-func newDict(keysAndValues ...any) *chattemplate.Dict {
-	d := chattemplate.NewDict()
-	for i := 0; i+1 < len(keysAndValues); i += 2 {
-		if key, ok := keysAndValues[i].(string); ok {
-			d.Set(key, keysAndValues[i+1])
-		}
-	}
-	return d
 }
 
 // joinTexts joins the texts of the parts of one kind.
@@ -162,24 +169,31 @@ type conversation struct {
 }
 
 func (c *conversation) say(role string, content any) {
-	c.messages = append(c.messages, newDict("role", role, "content", content))
+	if !c.request.charge(messageBytes) {
+		return
+	}
+	c.messages = append(c.messages, chattemplate.DictOf("role", role, "content", content))
 }
 
 func (c *conversation) answer(id, content any) {
 	if _, ok := id.(string); !ok {
 		c.request.unmapped("a tool's result without the id of its call")
 	}
-	c.messages = append(c.messages, newDict("role", "tool", "content", content, "tool_call_id", id))
+	if !c.request.charge(messageBytes) {
+		return
+	}
+	c.messages = append(c.messages, chattemplate.DictOf("role", "tool", "content", content, "tool_call_id", id))
 }
 
 // userBlocks adds a user's blocks: texts become one message, and each tool result one of its own.
 func (c *conversation) userBlocks(blocks *chattemplate.List) {
-	text, some := "", false
+	var texts texts
+	some := false
 	flush := func() {
 		if some {
-			c.say("user", text)
+			c.say("user", texts.join(""))
 		}
-		text, some = "", false
+		texts, some = nil, false
 	}
 	for _, item := range blocks.Items {
 		block, _ := item.(*chattemplate.Dict)
@@ -189,7 +203,7 @@ func (c *conversation) userBlocks(blocks *chattemplate.List) {
 			if !ok {
 				c.request.unmapped("a block of text without text")
 			}
-			text, some = text+t, true
+			texts, some = append(texts, t), true
 		case "image":
 			c.request.HasMedia = true
 		case "tool_result":
@@ -209,7 +223,7 @@ func (c *conversation) toolResult(content any) string {
 	case string:
 		return v
 	case *chattemplate.List:
-		text := ""
+		var texts texts
 		for _, item := range v.Items {
 			block, _ := item.(*chattemplate.Dict)
 			kind, _ := block.Get("type")
@@ -218,12 +232,12 @@ func (c *conversation) toolResult(content any) string {
 			case kind == "image":
 				c.request.HasMedia = true
 			case ok && (kind == "text" || kind == nil):
-				text += t
+				texts = append(texts, t)
 			default:
 				c.request.unmapped("a tool's result that is neither text nor an image")
 			}
 		}
-		return text
+		return texts.join("")
 	default:
 		c.request.unmapped("a tool's result that is neither a string nor a list of blocks")
 	}
@@ -239,7 +253,7 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 		switch kind, _ := block.Get("type"); kind {
 		case "text":
 			text, _ := field[string](block, "text")
-			turn.text += text
+			turn.texts = append(turn.texts, text)
 		case "thinking":
 			text, _ := field[string](block, "thinking")
 			turn.think(text)
@@ -247,6 +261,9 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 			input, ok := block.Get("input")
 			if !ok {
 				input = chattemplate.NewDict()
+			}
+			if !c.request.charge(callBytes + chattemplate.RustJSONSize(input)) {
+				return
 			}
 			arguments, err := chattemplate.RustJSON(input)
 			if err != nil {
@@ -257,43 +274,51 @@ func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 			turn.call(id, name, arguments)
 		}
 	}
-	c.messages = append(c.messages, turn.message(false))
+	if c.request.charge(messageBytes) {
+		c.messages = append(c.messages, turn.message(false))
+	}
 }
+
+// texts are pieces of a text.
+type texts []string
+
+// join joins them, in time and memory that grow with their length.
+func (t texts) join(separator string) string { return strings.Join(t, separator) }
 
 // turn is an assistant's turn, collected from pieces.
 type turn struct {
 	separator string // between pieces of thinking
-	text      string
-	thought   string   // since the last call
+	texts     texts
+	thoughts  texts    // since the last call
 	segments  []string // the thinking before each call
 	calls     []any
 }
 
 func (t *turn) think(text string) {
-	if t.thought != "" {
-		t.thought += t.separator
+	if len(t.thoughts) == 0 && text == "" {
+		return // the separator comes behind what is there
 	}
-	t.thought += text
+	t.thoughts = append(t.thoughts, text)
 }
 
 func (t *turn) call(id, name, arguments any) {
-	t.segments = append(t.segments, t.thought)
-	t.thought = ""
-	function := newDict("name", name, "arguments", arguments)
-	t.calls = append(t.calls, newDict("id", id, "type", "function", "function", function))
+	t.segments = append(t.segments, t.thoughts.join(t.separator))
+	t.thoughts = nil
+	function := chattemplate.DictOf("name", name, "arguments", arguments)
+	t.calls = append(t.calls, chattemplate.DictOf("id", id, "type", "function", "function", function))
 }
 
 // message returns the turn as a message. An empty text is left out; keepEmpty keeps it where there are no calls either.
 func (t *turn) message(keepEmpty bool) *chattemplate.Dict {
-	message := newDict("role", "assistant")
-	if t.text != "" || keepEmpty && len(t.calls) == 0 {
-		message.Set("content", t.text)
+	message := chattemplate.DictOf("role", "assistant")
+	if text := t.texts.join(""); text != "" || keepEmpty && len(t.calls) == 0 {
+		message.Set("content", text)
 	}
-	segments := append(t.segments, t.thought)
+	segments := append(t.segments, t.thoughts.join(t.separator))
 	switch {
-	case strings.Join(segments, "") == "":
+	case !slices.ContainsFunc(segments, func(s string) bool { return s != "" }):
 	case len(t.calls) == 0:
-		message.Set("reasoning_content", t.thought)
+		message.Set("reasoning_content", segments[0])
 	default:
 		list := make([]any, len(segments))
 		for i, s := range segments {

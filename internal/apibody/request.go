@@ -122,6 +122,18 @@ type Request struct {
 	TooLarge error
 	// Left is how much of ReadCost the values of the body left for what is made of them, in bytes.
 	Left int
+	// leftForValues is how much of it more values may take.
+	leftForValues int
+}
+
+// charge counts the memory of values that are made of the body's, and reports whether they may be made.
+func (r *Request) charge(bytes int) bool {
+	r.Left -= bytes
+	r.leftForValues -= bytes
+	if r.leftForValues < 0 && r.TooLarge == nil {
+		r.TooLarge = fmt.Errorf("apibody: the chat that the request stands for: %w", ErrTooManyValues)
+	}
+	return r.TooLarge == nil
 }
 
 // Prompt is one prompt of a completion: text, or token ids when HasTokens.
@@ -158,7 +170,7 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	value, taken, err := chattemplate.JSONReader{Field: fields, Allowance: allowance}.Parse(body)
 	tooLarge := err
 	if errors.Is(err, ErrTooManyValues) { // what decides where it goes is little, and read all the same
-		value, taken, err = chattemplate.JSONReader{Field: promptlessField, Allowance: allowance}.Parse(body)
+		value, taken, err = chattemplate.JSONReader{Field: promptlessField, Allowance: routingCost(len(body))}.Parse(body)
 	} else {
 		tooLarge = nil
 	}
@@ -172,7 +184,7 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	if !ok {
 		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
 	}
-	r := &Request{API: api, Body: object, Left: ReadCost(len(body)) - taken}
+	r := &Request{API: api, Body: object, Left: ReadCost(len(body)) - taken, leftForValues: allowance - taken}
 	switch model, _ := object.Get("model"); m := model.(type) {
 	case nil:
 		return nil, missing("model", "the name of the model to use")
@@ -202,6 +214,9 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	}
 	if err := read(); err != nil {
 		return nil, err
+	}
+	if r.TooLarge != nil {
+		r.Messages, r.Tools, r.Prompts = nil, nil, nil
 	}
 	return r, nil
 }

@@ -31,6 +31,9 @@ func (r *Request) readResponses() error {
 		c.say("user", in)
 	case *chattemplate.List:
 		for i, item := range in.Items {
+			if r.TooLarge != nil {
+				return nil
+			}
 			object, ok := item.(*chattemplate.Dict)
 			if !ok {
 				return wrongType(fmt.Sprintf("input[%d]", i), "an object")
@@ -67,6 +70,9 @@ func (r *Request) readResponsesTools() {
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
+		if !r.charge(toolBytes) {
+			return
+		}
 		tool, _ := item.(*chattemplate.Dict)
 		if kind, _ := tool.Get("type"); kind != "function" {
 			r.unmapped("a tool that is no function")
@@ -93,7 +99,7 @@ func (c *responsesInput) assistant() *turn {
 
 // flush ends an assistant's turn.
 func (c *responsesInput) flush() {
-	if c.turn != nil {
+	if c.turn != nil && c.request.charge(messageBytes) {
 		c.messages = append(c.messages, c.turn.message(true))
 		c.turn = nil
 	}
@@ -118,6 +124,9 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 		id, _ := item.Get("call_id")
 		name, _ := item.Get("name")
 		arguments, _ := item.Get("arguments")
+		if !c.request.charge(callBytes) {
+			return
+		}
 		c.assistant().call(id, name, arguments)
 	case "function_call_output":
 		c.flush()
@@ -135,20 +144,31 @@ func (c *responsesInput) item(item *chattemplate.Dict) {
 		}
 		c.assistant().think(text)
 	default:
-		c.request.unmapped(fmt.Sprintf("an input item of type %v", kind))
+		c.request.unmapped("an input item of " + typeName(kind))
 		c.flush()
 	}
 }
 
 func concatTexts(item *chattemplate.Dict, key string) string {
 	parts, _ := field[*chattemplate.List](item, key)
-	text := ""
+	var texts texts
 	for i := range parts.Len() {
 		part, _ := parts.Items[i].(*chattemplate.Dict)
 		t, _ := field[string](part, "text")
-		text += t
+		texts = append(texts, t)
 	}
-	return text
+	return texts.join("")
+}
+
+// typeName names the type that an item or a part says it has.
+func typeName(kind any) string {
+	switch k := kind.(type) {
+	case nil:
+		return "no type"
+	case string:
+		return fmt.Sprintf("type %.64s", k)
+	}
+	return "a type that is no string"
 }
 
 // agentText is the text of a message among Codex's agents.
@@ -183,7 +203,7 @@ func (c *responsesInput) wantTexts(parts *chattemplate.List) {
 		case "input_image":
 			c.request.HasMedia = true
 		default:
-			c.request.unmapped(fmt.Sprintf("a content part of type %v", kind))
+			c.request.unmapped("a content part of " + typeName(kind))
 		}
 	}
 }
@@ -221,15 +241,18 @@ func (c *responsesInput) message(item *chattemplate.Dict, typed bool) {
 		if isList {
 			text = c.assistantText(parts, typed)
 		}
-		c.assistant().text += text
+		c.assistant().texts = append(c.assistant().texts, text)
 	default:
-		c.request.unmapped(fmt.Sprintf("a message of the role %q", role))
+		c.request.unmapped(fmt.Sprintf("a message of the role %.64q", role))
 	}
 }
 
 // userContent is one text as it is, and else a list of parts.
 func (c *responsesInput) userContent(parts *chattemplate.List) any {
 	c.wantTexts(parts)
+	if !c.request.charge(len(parts.Items) * partBytes) {
+		return ""
+	}
 	out := make([]any, 0, len(parts.Items))
 	for _, p := range parts.Items {
 		part, _ := p.(*chattemplate.Dict)
@@ -240,16 +263,16 @@ func (c *responsesInput) userContent(parts *chattemplate.List) any {
 		if len(parts.Items) == 1 {
 			return text
 		}
-		out = append(out, newDict("type", "text", "text", text))
+		out = append(out, chattemplate.DictOf("type", "text", "text", text))
 	}
 	return chattemplate.NewList(out...)
 }
 
 // assistantText joins what an assistant said: output texts and refusals, or input texts.
 func (c *responsesInput) assistantText(parts *chattemplate.List, typed bool) string {
-	text := ""
-	kinds := map[any]bool{}
-	for _, p := range parts.Items {
+	var texts texts
+	var first any
+	for i, p := range parts.Items {
 		part, _ := p.(*chattemplate.Dict)
 		kind, _ := part.Get("type")
 		key := "text"
@@ -259,16 +282,18 @@ func (c *responsesInput) assistantText(parts *chattemplate.List, typed bool) str
 			kind = "output_text"
 		case kind == "output_text" && typed, kind == "input_text":
 		default:
-			c.request.unmapped(fmt.Sprintf("a content part of type %v", kind))
+			c.request.unmapped("a content part of " + typeName(kind))
 		}
-		kinds[kind] = true
+		if i == 0 {
+			first = kind
+		}
+		if kind != first {
+			c.request.unmapped("output and input parts in one message")
+		}
 		t, _ := field[string](part, key)
-		text += t
+		texts = append(texts, t)
 	}
-	if len(kinds) > 1 {
-		c.request.unmapped("output and input parts in one message")
-	}
-	return text
+	return texts.join("")
 }
 
 // joinLeadingSystem makes one message of the system messages at the beginning.
@@ -283,7 +308,7 @@ func (c *responsesInput) joinLeadingSystem() {
 		texts = append(texts, text)
 	}
 	if len(texts) > 1 {
-		joined := newDict("role", "system", "content", strings.Join(texts, "\n\n"))
+		joined := chattemplate.DictOf("role", "system", "content", strings.Join(texts, "\n\n"))
 		c.messages = append([]any{joined}, c.messages[len(texts):]...)
 	}
 }

@@ -72,6 +72,7 @@ var may = map[string]string{
 	"e2e/vllm":            "e2e/process e2e/stack internal/apibody kvblock tokenizer",
 
 	"internal/logtest":             "",
+	"internal/bodytest":            "",
 	"internal/metrics/metricstest": "",
 	"internal/tracing/tracingtest": "",
 }

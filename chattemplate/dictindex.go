@@ -1,0 +1,66 @@
+package chattemplate
+
+import "hash/maphash"
+
+// dictIndex finds the keys of a large dict: a table with open addressing. A map would take several times as much memory.
+type dictIndex struct {
+	slots []int32 // position of a key plus one; 0: none. The length is a power of two, and more than half are 0.
+}
+
+// leastSlots is the size of the first table.
+const leastSlots = 4 * smallDict
+
+// indexSeed makes it impossible to know beforehand which keys meet in a table.
+var indexSeed = maphash.MakeSeed()
+
+// hashOf returns the hash of what hashKey returned.
+func hashOf(key any) uint64 {
+	if s, ok := key.(string); ok {
+		return maphash.String(indexSeed, s)
+	}
+	return maphash.Comparable(indexSeed, key)
+}
+
+func (x *dictIndex) findString(d *Dict, key string) int {
+	mask := uint64(len(x.slots) - 1)
+	for at := maphash.String(indexSeed, key) & mask; ; at = (at + 1) & mask {
+		i := int(x.slots[at]) - 1
+		if i < 0 {
+			return -1
+		}
+		if s, ok := d.keys[i].(string); ok && s == key {
+			return i
+		}
+	}
+}
+
+// find returns the position of a key that hashKey returned, or -1.
+func (x *dictIndex) find(d *Dict, key any) int {
+	mask := uint64(len(x.slots) - 1)
+	for at := hashOf(key) & mask; ; at = (at + 1) & mask {
+		i := int(x.slots[at]) - 1
+		if i < 0 {
+			return -1
+		}
+		if hashKey(d.keys[i]) == key {
+			return i
+		}
+	}
+}
+
+// add adds the last key of d, or, where the table has to grow, all of them.
+func (x *dictIndex) add(d *Dict) {
+	first := len(d.keys) - 1
+	if 2*len(d.keys) > len(x.slots) {
+		x.slots = make([]int32, max(leastSlots, 2*len(x.slots)))
+		first = 0
+	}
+	mask := uint64(len(x.slots) - 1)
+	for i := first; i < len(d.keys); i++ {
+		at := hashOf(hashKey(d.keys[i])) & mask
+		for x.slots[at] != 0 {
+			at = (at + 1) & mask
+		}
+		x.slots[at] = int32(i + 1)
+	}
+}

@@ -1,0 +1,125 @@
+package apibody
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kvepp/internal/bodytest"
+)
+
+// slack is what the measure of memory may be wrong by: garbage, and what tests hold.
+const slack = 2 << 20
+
+// holdParse parses a body and holds what that took against ReadCost.
+func holdParse(t *testing.T, body bodytest.Body) {
+	t.Helper()
+	var r *Request
+	var err error
+	peak := bodytest.Peak(func() { r, err = ParseRequest(body.Path, body.JSON) })
+	if most := ReadCost(len(body.JSON)) + ReadCost(len(body.JSON))/8 + slack; peak > most {
+		t.Errorf("%s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; read: %v, %v", body.Name, len(body.JSON), peak,
+			float64(peak)/float64(len(body.JSON)), most, r != nil && r.TooLarge == nil, err)
+	}
+	runtime.KeepAlive(r)
+	var bad *Error
+	if err != nil && !errors.As(err, &bad) && !errors.Is(err, ErrTooManyValues) {
+		t.Errorf("%s: %v", body.Name, err)
+	}
+}
+
+// TestMemoryOfBodies: parsing takes no more memory than ReadCost says, whatever the shape of a body.
+func TestMemoryOfBodies(t *testing.T) {
+	for _, body := range bodytest.All(1 << 20) {
+		holdParse(t, body)
+	}
+}
+
+// TestMemoryOfRandomBodies: nor for bodies of any other shape. KVEPP_SEED chooses others.
+func TestMemoryOfRandomBodies(t *testing.T) {
+	seed, err := strconv.ParseUint(os.Getenv("KVEPP_SEED"), 10, 64)
+	if err != nil {
+		seed = 1
+	}
+	chance := rand.New(rand.NewPCG(seed, 0))
+	for i := range 60 {
+		body := bodytest.Random(chance, 1<<20)
+		body.Name += fmt.Sprintf(" (seed %d, number %d)", seed, i)
+		holdParse(t, body)
+	}
+}
+
+func FuzzMemoryOfBodies(f *testing.F) {
+	for seed := range uint64(8) {
+		f.Add(seed, uint32(100_000))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, size uint32) {
+		holdParse(t, bodytest.Random(rand.New(rand.NewPCG(seed, uint64(size))), int(size%(4<<20))))
+	})
+}
+
+// TestDenseBodiesAreRead: bodies as agents send them are read, whatever their size, with much of what they may take left.
+func TestDenseBodiesAreRead(t *testing.T) {
+	tool := func(i int) string {
+		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{"path":{"type":"string","description":"A path."},"lines":{"type":"array","items":{"type":"integer"}},"deep":{"type":"boolean","default":false},"kind":{"type":"string","enum":["a","b","c"]}},"required":["path","lines"],"additionalProperties":false}}}`, i, i)
+	}
+	many := func(n int, of func(i int) string) string {
+		var b strings.Builder
+		for i := range n {
+			b.WriteString(of(i))
+			b.WriteByte(',')
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}
+	turn := `{"role":"user","content":"ok"},{"role":"assistant","content":"yes"}`
+	call := func(i int) string {
+		return fmt.Sprintf(`{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{\"path\":\"/a/%d\"}"}}]},{"role":"tool","tool_call_id":"call_%d","content":"%d"}`, i, i, i, i)
+	}
+	for name, body := range map[string]string{
+		"tools":          `"messages":[{"role":"user","content":"x"}],"tools":[` + many(20_000, tool) + `]`,
+		"short messages": `"messages":[` + many(60_000, func(int) string { return turn }) + `]`,
+		"tool calls":     `"messages":[` + many(20_000, call) + `]`,
+		"parts": `"messages":[` + many(60_000, func(i int) string {
+			return fmt.Sprintf(`{"role":"user","content":[{"type":"text","text":"part %d"}]}`, i)
+		}) + `]`,
+	} {
+		raw := []byte(`{"model":"m",` + body + `}`)
+		r, err := ParseRequest("/v1/chat/completions", raw)
+		if err != nil || r.TooLarge != nil {
+			t.Fatalf("%s: %v, %v", name, r.TooLarge, err)
+		}
+		taken := ReadCost(len(raw)) - r.Left
+		t.Logf("%s: %.2f bytes for each of %d", name, float64(taken)/float64(len(raw)), len(raw))
+		if taken > 5*len(raw) {
+			t.Errorf("%s: the values of %d bytes take %d", name, len(raw), taken)
+		}
+	}
+}
+
+// TestTooLargeBodies: a body with too many values is still read for where it goes.
+func TestTooLargeBodies(t *testing.T) {
+	const rest = `"nvext":{"agent_hints":{"priority":3},"token_data":[1,2]},"cache_salt":"s","stream":true}`
+	r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":["`+strings.Repeat(`","`, 3000)+`"],`+rest))
+	if err != nil || r.TooLarge == nil || r.Prompts != nil {
+		t.Errorf("3,001 prompts: %+v, %v", r, err)
+	}
+	r, err = ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[`+strings.Repeat(`{},`, 1<<20)+`{}],`+rest))
+	if err != nil || !errors.Is(r.TooLarge, ErrTooManyValues) || r.Model != "m" || r.CacheSalt != "s" || !r.Stream || r.Hints.Priority == nil || r.Messages != nil || r.Tools != nil {
+		t.Errorf("empty tools: %+v, %v", r, err)
+	}
+	t.Log(r.TooLarge)
+	_, err = ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":{"agent_hints":[`+strings.Repeat(`{},`, 1<<20)+`{}]}}`))
+	if !errors.Is(err, ErrTooManyValues) {
+		t.Errorf("nvext: %v", err)
+	}
+	_, err = ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":[`+strings.Repeat(`{},`, 1<<20)+`{}`))
+	var bad *Error
+	if !errors.As(err, &bad) || bad.Code != CodeInvalidJSON {
+		t.Errorf("too many values, and no end: %v", err)
+	}
+}
