@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kvepp/extproc/extproctest"
+	"kvepp/internal/budget"
 	"kvepp/internal/logtest"
 	"kvepp/router"
 )
@@ -86,7 +87,7 @@ func TestAccessLog(t *testing.T) {
 			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "model": "nobody", "reason": "model_not_found", "status": 404.0}, false},
 		{"a body that is too large", Config{MaxBodyBytes: 10}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
 			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "reason": "body_too_large", "status": 413.0}, false},
-		{"too many bytes held", Config{MaxHeldBytes: 10, OverloadStatus: 503}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
+		{"too many bytes held", Config{Memory: budget.New(heldOf(10)), OverloadStatus: 503}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
 			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "reason": "too_many_bytes", "status": 503.0}, false},
 	} {
 		var log logtest.Log

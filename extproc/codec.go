@@ -272,6 +272,12 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 	return true
 }
 
+// Room for a body of unknown length doubles, from the one to the other, in bytes. Pieces of a byte then cost no more than large ones.
+const (
+	leastRoom = 512
+	mostRoom  = 1 << 20
+)
+
 // take returns n bytes for the next piece of the request body, right behind the one before if there is room. Headers are
 // believed only as far as four times of what has come, so that a client cannot reserve memory by promises.
 func (in *incoming) take(n int) []byte {
@@ -279,7 +285,11 @@ func (in *incoming) take(n int) []byte {
 		return make([]byte, n)
 	}
 	if cap(in.room)-len(in.room) < n {
-		in.room = make([]byte, 0, max(n, min(in.declared-in.received, 4*(in.received+n))))
+		size := min(in.declared-in.received, 4*(in.received+n))
+		if size < n && in.received > 0 {
+			size = min(max(in.received, leastRoom), mostRoom)
+		}
+		in.room = make([]byte, 0, max(n, size))
 		in.reserved += cap(in.room)
 	}
 	in.received += n
@@ -305,26 +315,20 @@ func gather(to []byte, data mem.BufferSlice, at int) (n int) {
 	return n
 }
 
-// joined returns the pieces of a body, size bytes in all, as one: without copying if they lie beside each other in one piece of memory, as
-// incoming puts them.
-func joined(pieces [][]byte, size int) []byte {
-	for len(pieces) > 0 && len(pieces[0]) == 0 {
-		pieces = pieces[1:]
+// appendPiece appends a piece to those of a body. One that lies right behind the last in memory, where incoming puts it, becomes a part
+// of it, and an empty one is dropped: so there are few, however many a client makes.
+func appendPiece(pieces [][]byte, b []byte) [][]byte {
+	if len(b) == 0 {
+		return pieces
 	}
-	if len(pieces) == 0 {
-		return nil
-	}
-	if cap(pieces[0]) < size {
-		return bytes.Join(pieces, nil)
-	}
-	whole, at := pieces[0][:size], 0
-	for _, p := range pieces {
-		if len(p) > 0 && &p[0] != &whole[at] {
-			return bytes.Join(pieces, nil)
+	if n := len(pieces); n > 0 {
+		last := pieces[n-1]
+		if free := last[len(last):cap(last)]; len(free) >= len(b) && &free[:1][0] == &b[0] {
+			pieces[n-1] = last[:len(last)+len(b)]
+			return pieces
 		}
-		at += len(p)
 	}
-	return whole
+	return append(pieces, b)
 }
 
 // smallPiece is how many bytes are rather copied than sent from where they are.

@@ -198,37 +198,41 @@ func TestCodecWrites(t *testing.T) {
 	check(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{}})
 }
 
-// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the same bytes.
+// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the same bytes, and few
+// however small they came.
 func TestPiecesLieTogether(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
-	for _, declared := range []int{0, 10, 100_000, 300_000} {
-		in := &incoming{declared: declared}
-		var pieces [][]byte
-		var want []byte
-		for len(want) < 100_000 {
-			b := make([]byte, min(random.IntN(30_000), 100_000-len(want)))
-			for i := range b {
-				b[i] = byte(random.Uint32())
+	for _, declared := range []int{-1, 0, 10, 100_000, 300_000} {
+		for _, most := range []int{1, 30, 30_000} {
+			in := &incoming{declared: declared}
+			var pieces [][]byte
+			var want []byte
+			for len(want) < 100_000 {
+				b := make([]byte, min(random.IntN(most+1), 100_000-len(want)))
+				for i := range b {
+					b[i] = byte(random.Uint32())
+				}
+				want = append(want, b...)
+				p := in.take(len(b))
+				copy(p, b)
+				pieces = appendPiece(pieces, p)
 			}
-			want = append(want, b...)
-			p := in.take(len(b))
-			copy(p, b)
-			pieces = append(pieces, p)
-		}
-		got := joined(pieces, len(want))
-		if !bytes.Equal(got, want) {
-			t.Fatal("a body is not what its pieces are")
-		}
-		if cap(in.room) > 4*len(want) {
-			t.Errorf("%d bytes are reserved for %d", cap(in.room), len(want))
+			if !bytes.Equal(bytes.Join(pieces, nil), want) {
+				t.Fatal("a body is not what its pieces are")
+			}
+			if len(pieces) > 20 || in.reserved > 6*len(want) {
+				t.Errorf("declared %d, up to %d: %d pieces, %d bytes are reserved", declared, most, len(pieces), in.reserved)
+			}
 		}
 	}
 	in := &incoming{declared: 1000}
-	pieces := [][]byte{nil, in.take(400), in.take(0), in.take(600)}
-	if got := joined(pieces, 1000); &got[0] != &pieces[1][0] {
+	first := in.take(400)
+	pieces := appendPiece(appendPiece(appendPiece(appendPiece(nil, nil), first), in.take(0)), in.take(600))
+	if len(pieces) != 1 || len(pieces[0]) != 1000 || &pieces[0][0] != &first[0] {
 		t.Error("pieces that lie together were copied")
 	}
-	if joined(nil, 0) != nil || joined([][]byte{nil}, 0) != nil {
-		t.Error("nothing is something")
+	apart := [][]byte{make([]byte, 1, 10), make([]byte, 1, 10)}
+	if len(appendPiece(apart[:1:1], apart[1])) != 2 {
+		t.Error("pieces that lie apart are one")
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"kvepp/internal/budget"
 	"kvepp/scoring"
 )
 
@@ -230,7 +231,7 @@ func FuzzMessageOrder(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, MaxHeldBytes: 200_000, DecisionHeaders: true})
+	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, Memory: budget.New(heldOf(200_000)), DecisionHeaders: true})
 	health := b.eject(f)
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}, mode: fullDuplex}

@@ -2,12 +2,25 @@ package extproc
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
 	"kvepp/extproc/extproctest"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics/metricstest"
 )
 
@@ -50,9 +63,12 @@ func TestStreamsAreLimited(t *testing.T) {
 	}
 }
 
+// heldOf is the size of a budget that has room for so many bytes of bodies.
+func heldOf(n int) int { return (n*8 + 2) / 3 }
+
 // TestHeldBytesAreLimited counts what is held until it is sent on, and not beyond.
 func TestHeldBytesAreLimited(t *testing.T) {
-	b := newBench(t, Config{MaxHeldBytes: 100_000, MaxParseBytes: 90_000})
+	b := newBench(t, Config{Memory: budget.New(heldOf(110_000)), MaxParseBytes: 90_000})
 	blank := bytes.Repeat([]byte(" "), 50_000)
 	for name, body := range map[string][][]byte{
 		"short":           {[]byte(chatBody)},
@@ -75,7 +91,7 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	for k, v := range chat {
 		announced[k] = v
 	}
-	out, err = newBench(t, Config{MaxHeldBytes: 100_000}).Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
+	out, err = newBench(t, Config{Memory: budget.New(heldOf(100_000))}).Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
 	if err != nil || out.Immediate.GetStatus().GetCode() != 429 {
 		t.Errorf("%v %v", err, out)
 	}
@@ -112,5 +128,216 @@ func TestCompressedAnswersPass(t *testing.T) {
 	b.idle(t)
 	if n := metricstest.Read(t, b.metrics.Registry).Of("kvepp_unread_answers_total").Value(); n != 1 {
 		t.Errorf("%v answers are counted as unread, want 1", n)
+	}
+}
+
+// wire is a stream of messages as they come from the wire; between is called before each.
+type wire struct {
+	extprocv3.ExternalProcessor_ProcessServer
+	ctx      context.Context
+	n        int
+	message  func(i int) *extprocv3.ProcessingRequest // nil: the client has gone
+	between  func(i int)
+	sent     []byte // of the request's body, by kvepp
+	messages int    // from kvepp
+	ended    bool   // by kvepp, with the last piece
+}
+
+func (w *wire) Context() context.Context { return w.ctx }
+
+func (w *wire) RecvMsg(to any) error {
+	if w.between != nil {
+		w.between(w.n)
+	}
+	m := w.message(w.n)
+	if m == nil {
+		return io.EOF
+	}
+	w.n++
+	data, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, to)
+}
+
+func (w *wire) Send(m *extprocv3.ProcessingResponse) error {
+	w.messages++
+	if b := m.GetRequestBody(); b != nil {
+		piece := b.GetResponse().GetBodyMutation().GetStreamedResponse()
+		w.sent = append(w.sent, piece.GetBody()...)
+		if w.ended {
+			return errors.New("a piece after the last")
+		}
+		w.ended = piece.GetEndOfStream()
+	}
+	return nil
+}
+
+// headersMessage begins a stream with these headers.
+func headersMessage(header map[string]string) *extprocv3.ProcessingRequest {
+	h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}}
+	for k, v := range header {
+		h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
+	}
+	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h},
+		ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex, ResponseBodyMode: fullDuplex}}
+}
+
+func bodyMessage(b []byte, end bool) *extprocv3.ProcessingRequest {
+	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: b, EndOfStream: end}}}
+}
+
+// heap returns how many bytes are in use.
+func heap() int {
+	runtime.GC()
+	runtime.GC() // what the first one finalizes or takes out of pools
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// TestPiecesCount: however small the pieces of a body are, the memory that it takes is what is counted, and not much more than its bytes;
+// it arrives unchanged, in few messages.
+func TestPiecesCount(t *testing.T) {
+	const pieces = 400_000
+	for name, c := range map[string]struct{ size, every int }{
+		"one byte each":   {1, 1},
+		"empty":           {1, 20_000},
+		"one byte, empty": {1, 2},
+		"three bytes":     {3, 1},
+		"1000 bytes":      {1000, 100},
+	} {
+		b := newBench(t, Config{})
+		var want []byte
+		before, held, took := 0, 0, 0
+		w := &wire{ctx: t.Context()}
+		w.message = func(i int) *extprocv3.ProcessingRequest {
+			var piece []byte
+			if i%c.every == 0 {
+				piece = bytes.Repeat([]byte{byte(i)}, c.size)
+			}
+			switch {
+			case i == 0:
+				return headersMessage(chat)
+			case i <= pieces:
+				want = append(want, piece...)
+				return bodyMessage(piece, false)
+			case i == pieces+1:
+				return bodyMessage(nil, true)
+			}
+			return nil
+		}
+		w.between = func(i int) {
+			switch i {
+			case 1:
+				want = make([]byte, 0, pieces*c.size/c.every+c.size)
+				before = heap()
+			case pieces + 1:
+				took, held = heap()-before, b.server.HeldBytes()
+			}
+		}
+		b.server.cfg.MaxParseBytes = 1 << 30
+		if err := b.server.Process(w); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %d bytes take %d, and count as %d; %d messages", name, len(want), took, held, w.messages)
+		if took > 2*len(want)+2<<20 || took > held+1<<20 || held > 2*len(want)+2<<20 {
+			t.Errorf("%s: %d bytes take %d, and count as %d", name, len(want), took, held)
+		}
+		if limit := 10 + len(want)/maxChunk + len(want)/mostRoom; w.messages > limit {
+			t.Errorf("%s: they are sent on in %d messages", name, w.messages)
+		}
+		if b.server.HeldBytes() != 0 {
+			t.Errorf("%s: %d bytes are left", name, b.server.HeldBytes())
+		}
+	}
+}
+
+// TestPiecesArriveUnchanged: whatever the pieces of a body, it goes on byte for byte and ends once.
+func TestPiecesArriveUnchanged(t *testing.T) {
+	b := newBench(t, Config{MaxParseBytes: 50_000})
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(1, seed))
+		body := []byte(chatBody)
+		if random.IntN(2) == 0 {
+			body = append(body, bytes.Repeat([]byte(" "), random.IntN(80_000))...)
+		}
+		header := maps.Clone(chat)
+		if random.IntN(2) == 0 {
+			header["content-length"] = strconv.Itoa(len(body))
+		}
+		most, empty, trailers := []int{1, 10, 1000, 70_000}[random.IntN(4)], random.IntN(3), random.IntN(3) == 0
+		left, over := body, false
+		w := &wire{ctx: t.Context()}
+		w.message = func(i int) *extprocv3.ProcessingRequest {
+			switch {
+			case i == 0:
+				return headersMessage(header)
+			case over:
+				return nil
+			case len(left) == 0 && trailers:
+				over = true
+				return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}}
+			case empty > 0 && random.IntN(4) < empty && len(left) > 0:
+				return bodyMessage(nil, false)
+			}
+			piece := left[:min(len(left), random.IntN(most)+1)]
+			left = left[len(piece):]
+			over = len(left) == 0 && !trailers && random.IntN(2) == 0 || len(piece) == 0
+			return bodyMessage(piece, over)
+		}
+		if err := b.server.Process(w); err != nil || !bytes.Equal(w.sent, body) || w.ended == trailers {
+			t.Errorf("%d: %v, %d bytes of %d, ended %t", seed, err, len(w.sent), len(body), w.ended)
+		}
+		if b.server.HeldBytes() != 0 {
+			t.Errorf("%d: %d bytes are left", seed, b.server.HeldBytes())
+		}
+	}
+}
+
+// TestAnswersHoldNothingOfRequests: while a request is answered, neither its body, nor what went on in its place, nor its headers take memory.
+func TestAnswersHoldNothingOfRequests(t *testing.T) {
+	const streams, size, name = 16, 2 << 20, 60_000
+	for what, body := range map[string]string{
+		"text":    chatBody[:len(chatBody)-1] + `,"x":"` + strings.Repeat("x", size) + `"}`,
+		"changed": chatBody[:len(chatBody)-1] + `,"nvext":{"backend_instance_id":1,"agent_hints":{"priority":1}},"user":"` + strings.Repeat("x", size) + `"}`,
+	} {
+		header := maps.Clone(chat)
+		header["x-request-id"], header[":path"] = "an id", chat[":path"]+"?"+strings.Repeat("x", name)
+		header["x-dynamo-session-id"] = "a session"
+		b := newBench(t, Config{})
+		wait, done := make(chan struct{}), make(chan int)
+		before := heap()
+		for range streams {
+			w := &wire{ctx: t.Context()}
+			w.message = func(i int) *extprocv3.ProcessingRequest {
+				switch i {
+				case 0:
+					return headersMessage(header)
+				case 1:
+					return bodyMessage([]byte(body), true)
+				case 2:
+					w.sent = nil
+					done <- 1
+					<-wait
+				}
+				return nil
+			}
+			go b.server.Process(w)
+		}
+		for range streams {
+			<-done
+		}
+		took := heap() - before
+		close(wait)
+		t.Logf("%s: %d answers hold %d bytes", what, streams, took)
+		if took > streams*40_000 {
+			t.Errorf("%s: %d answers hold %d bytes", what, streams, took)
+		}
+		if b.server.HeldBytes() != 0 {
+			t.Errorf("%s: %d bytes count as held", what, b.server.HeldBytes())
+		}
+		b.idle(t)
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/router"
@@ -60,9 +61,9 @@ type Config struct {
 	MaxBodyBytes int
 	// MaxStreams is how many requests are followed at once; more are turned away as for load. 0: no limit.
 	MaxStreams int
-	// MaxHeldBytes is how many bytes of memory request bodies may take at once, until their requests are routed; a request whose
-	// body would go beyond is turned away likewise. 0: no limit.
-	MaxHeldBytes int
+	// Memory is what requests may take until they are routed; a request whose body goes beyond is turned away likewise. It is the
+	// router's. nil: without limit.
+	Memory *budget.Budget
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
 	// Tracer makes spans of requests; nil: nobody is told of them.
@@ -84,15 +85,14 @@ type Server struct {
 	streams atomic.Int64
 	// tooLargeLogged says that a body above MaxParseBytes is logged.
 	tooLargeLogged atomic.Bool
-	held           atomic.Int64 // bytes of memory that all streams' chunks take
 	moved          movedFrom
 }
 
 // Streams returns how many requests are followed.
 func (s *Server) Streams() int { return int(s.streams.Load()) }
 
-// HeldBytes returns how many bytes of request bodies are held.
-func (s *Server) HeldBytes() int { return int(s.held.Load()) }
+// HeldBytes returns how many bytes of memory requests take that are not routed yet: their bodies, and what it takes to read them.
+func (s *Server) HeldBytes() int { return s.cfg.Memory.Used() }
 
 // Causes for which requests are turned away, as a metric has them.
 const (
@@ -107,6 +107,9 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 	}
 	if cfg.OverloadStatus == 0 {
 		cfg.OverloadStatus = http.StatusTooManyRequests
+	}
+	if cfg.Memory == nil {
+		cfg.Memory = budget.New(0)
 	}
 	m.Rejections(causeStreams, causeHeldBytes)
 	return &Server{cfg: cfg, router: r, metrics: m, log: log}
@@ -129,7 +132,7 @@ type exchange struct {
 
 	span      *tracing.Span // of the request; nil: nobody is told
 	prefilled bool          // the route knows
-	held      int           // of Server.held, this stream's
+	held      int           // of the memory of all, this stream's
 	began     time.Time     // with the stream
 	answered  int           // bytes of the answer's body
 }
@@ -195,6 +198,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 				return err
 			}
 		}
+		x.instead = nil
 		x.hold()
 		if x.route != nil && x.ended {
 			x.route.Sent()
@@ -206,19 +210,34 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	}
 }
 
-// hold accounts for the memory that the stream holds of its request's body, and reports whether all streams together may.
+// What is counted for a piece of a body, and for a request's head, beside their bytes.
+const (
+	pieceBytes = 64
+	headBytes  = 4 << 10 // heads up to this size are not counted: what a stream takes anyway is more
+)
+
+// hold accounts for the memory that the stream holds of its request's body and headers, and reports whether all streams together may.
 func (x *exchange) hold() bool {
 	now := 0
 	if x.size > 0 {
-		now = max(x.size, x.in.reserved)
+		now = x.size
+		if !x.joined {
+			now = max(now, x.in.reserved)
+		}
+		now += len(x.chunks) * pieceBytes
 	}
-	more := now - x.held
+	if x.phase == collect && x.head.bytes > headBytes {
+		now += x.head.bytes
+	}
+	more, before := now-x.held, x.held
 	if more == 0 {
 		return true
 	}
-	x.held = now
-	all := x.Server.held.Add(int64(more))
-	return more < 0 || x.Server.cfg.MaxHeldBytes == 0 || all <= int64(x.Server.cfg.MaxHeldBytes)
+	if x.held = now; more < 0 {
+		x.Server.cfg.Memory.Held.Give(-more)
+		return true
+	}
+	return x.Server.cfg.Memory.HoldBody(before, more)
 }
 
 // turnAway counts a request that there is no room for, and returns its answer.
@@ -269,7 +288,12 @@ func (x *exchange) ask(ctx context.Context) effect {
 		return x.refused(e)
 	}
 	x.route, x.instead, x.renamed, x.token = route, route.Body, route.Renamed, route.Token
-	return x.routed(&route.Decision)
+	route.Body = nil // nothing is to hold it any longer than it takes to send it
+	x.held += len(x.instead)
+	x.Server.cfg.Memory.Held.Add(len(x.instead))
+	e := x.routed(&route.Decision)
+	x.head = x.head.kept()
+	return e
 }
 
 // observe looks at what has been sent on. Relaying comes first: nothing here may delay a byte of the response.
@@ -277,7 +301,7 @@ func (x *exchange) observe(e *effect) {
 	if e.Status != "" {
 		x.code = "invalid"
 		if validStatus(e.Status) {
-			x.code = e.Status
+			x.code = strings.Clone(e.Status) // which else would keep all headers in memory
 		}
 		x.said = x.code
 		if x.route != nil {
@@ -323,7 +347,7 @@ func (x *exchange) follow() {
 }
 
 func (x *exchange) end(ctx context.Context) {
-	x.Server.held.Add(int64(-x.held))
+	x.Server.cfg.Memory.Held.Give(x.held)
 	if x.span != nil {
 		defer x.endSpan()
 	}

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"net/http"
 	"strconv"
 	"strings"
@@ -64,12 +65,14 @@ type stream struct {
 	head         head
 	without      router.Reason    // why the decision is made without the body; "": it has it
 	tell         reply            // where
-	chunks       [][]byte         // request body as received, in order
+	chunks       [][]byte         // request body as received, in order; none is empty
 	size         int              // bytes in chunks
+	joined       bool             // chunks are one copy of the pieces that came
 	passed       int              // bytes of the request body seen, those included that are no longer in chunks
 	instead      []byte           // what goes upstream in place of chunks; nil: they do
 	forward      tracing.Context  // what upstream is told of who calls it; empty: what the client said
 	ended        bool             // the request is complete, by an end-of-stream flag or by trailers
+	endPiece     bool             // a piece of the body ended the request, which an answer is due for
 	trailers     bool             // they wait for the decision
 	noTrailers   bool             // the request's protocol has no trailers
 	responding   bool             // the response has begun
@@ -260,6 +263,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 		return effect{Note: "request body after an answer that did not wait for it"}
 	}
 	s.ended = b.GetEndOfStream()
+	s.endPiece = s.ended
 	if s.passed += len(b.GetBody()); s.tooLarge(s.passed) && !s.responding {
 		return effect{Refuse: s.cfg.bodyTooLarge()}
 	}
@@ -270,7 +274,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 		return effect{Send: s.relayBody(requestDirection, s.requestMode, b)}
 	}
 	s.size += len(b.GetBody())
-	s.chunks = append(s.chunks, b.GetBody())
+	s.chunks = appendPiece(s.chunks, b.GetBody())
 	if s.requestMode == bufferedPartial && !s.ended {
 		// "If the body exceeds the configured buffer limit, then the body contents up to the buffer limit will be sent"
 		// (processing_mode.proto). Trailers to come would look the same.
@@ -317,7 +321,19 @@ func (s *stream) requestTrailers() effect {
 	return effect{Ask: true}
 }
 
-// request returns what the router is to route. The body is joined only here, and not copied when it came in one piece.
+// smallBody is the size up to which a body in several pieces is put together without asking for memory.
+const smallBody = 16 << 10
+
+// join puts the pieces of the body together, and returns it whole. One that came in one piece is not copied.
+func (s *stream) join() []byte {
+	if len(s.chunks) > 1 {
+		s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // one copy is held, not two
+		s.joined = true
+	}
+	return s.chunks[0]
+}
+
+// request returns what the router is to route.
 func (s *stream) request() *router.Request {
 	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, Without: s.without,
 		AnswerUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
@@ -334,11 +350,10 @@ func (s *stream) request() *router.Request {
 		r.Without = router.ReasonNoBody
 	case s.size > s.cfg.MaxParseBytes:
 		r.Without, r.BodyBytes = router.ReasonBodyTooLarge, s.size
+	case len(s.chunks) > 1 && s.size > smallBody:
+		r.Join, r.BodyBytes = s.join, s.size
 	default:
-		if len(s.chunks) > 1 && len(s.chunks[0]) < s.size {
-			s.chunks = [][]byte{joined(s.chunks, s.size)} // one copy is held, not two
-		}
-		r.Body = s.chunks[0]
+		r.Body = s.join()
 	}
 	return r
 }
@@ -367,11 +382,12 @@ func (s *stream) routed(d *router.Decision) effect {
 		if s.instead != nil { // then the body is complete
 			chunks = [][]byte{s.instead}
 		}
+		ends := s.ended && !s.trailers
+		if len(chunks) == 0 && s.endPiece && ends { // the end of an empty body
+			out = appendBody(out, requestDirection, nil, true)
+		}
 		for i, c := range chunks {
-			last := i == len(chunks)-1 && s.ended && !s.trailers
-			if len(c) > 0 || last {
-				out = appendBody(out, requestDirection, c, last)
-			}
+			out = appendBody(out, requestDirection, c, i == len(chunks)-1 && ends)
 		}
 		if s.trailers {
 			out = append(out, trailersReply())
@@ -468,6 +484,17 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 	e.Send = append(e.Send, &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 		ResponseTrailers: &extprocv3.TrailersResponse{}}})
 	return e
+}
+
+// kept returns what is needed of a head while its request is answered. The texts of all headers share one piece of memory, which is let go
+// unless it is small.
+func (h head) kept() head {
+	h.hints, h.subset, h.caller = apibody.Hints{}, nil, tracing.Context{}
+	if h.bytes > headBytes {
+		h.path, _, _ = strings.Cut(h.path, "?")
+		h.path, h.id, h.method = router.Clip(h.path), router.Clip(h.id), router.Clip(h.method)
+	}
+	return h
 }
 
 // readHead reads a request's headers; who calls only if that is traced.

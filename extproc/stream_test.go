@@ -205,6 +205,9 @@ func describe(s *stream, e effect) string {
 	}
 	if e.Ask {
 		r := s.request()
+		if r.Join != nil {
+			r.Body = r.Join()
+		}
 		fmt.Fprintf(&b, "ask: path=%s id=%s", r.Path, r.ID)
 		if r.Without != "" {
 			fmt.Fprintf(&b, " without=%s body-bytes=%d", r.Without, r.BodyBytes)

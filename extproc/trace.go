@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"kvepp/internal/tracing"
+	"kvepp/router"
 )
 
 // spanRequest is the span of a request from its headers to the end of its answer, named as in the Gateway API's endpoint picker.
@@ -39,13 +40,13 @@ func (x *exchange) beginSpan(ctx context.Context) {
 		x.forward = x.span.Context()
 	}
 	path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
-	x.span.Set(tracing.Text("url.path", path))
+	x.span.Set(tracing.Text("url.path", router.Clip(path)))
 }
 
 // endSpan ends it with what is known of the answer.
 func (x *exchange) endSpan() {
 	if x.head.id != "" { // the client's, or one that was made since
-		x.span.Set(tracing.Text("kvepp.request_id", x.head.id))
+		x.span.Set(tracing.Text("kvepp.request_id", router.Clip(x.head.id)))
 	}
 	if n, err := strconv.Atoi(x.code); err != nil { // there was no answer, or an odd one
 		x.span.Set(tracing.Text("error.type", x.code))

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -79,8 +80,10 @@ type Config struct {
 	Picker *metrics.Picker
 	// Explain has every Decision list its candidates, with all terms of their costs. So do Keep and a log at debug level.
 	Explain bool
-	// PickTimeout is how long it may take until a prompt's token ids are known; then the request is routed by load. 0: however
-	// long it takes.
+	// Memory is what requests may take until they are routed. nil: without limit.
+	Memory *budget.Budget
+	// PickTimeout is how long it may take until a body is read and its prompt's token ids are known, waiting for memory and for a
+	// processor included; then the request is routed by load. 0: however long it takes.
 	PickTimeout time.Duration
 	// Eject leaves out endpoints that fail or are cordoned. The pool tells it who joins and leaves. nil: none is left out.
 	Eject *eject.Tracker

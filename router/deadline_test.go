@@ -10,47 +10,79 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/internal/apibody"
+	"kvepp/internal/budget"
 	"kvepp/pool"
 	"kvepp/tokenizer"
 )
 
-// TestPickTimeout: a prompt that cannot be tokenized in time is routed by load, as soon as the time is over; one that is short
-// enough, or whose turn comes in time, is not.
-func TestPickTimeout(t *testing.T) {
+// budgeted returns a house whose requests may take as much memory as in a container of 2 GiB, and what makes a request of a size.
+func budgeted(t *testing.T) (*house, func(size int) *Request) {
 	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	synctest.Test(t, func(t *testing.T) {
-		h := newHouse(t, workers(2)...)
-		h.cfg.Models = map[string]*tokenizer.Model{"m": model}
-		h.cfg.PickTimeout = 2 * time.Second
-		request := func(size int) *Request {
-			return &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("a long story ", size/13))}
-		}
-		occupy := func(n int) {
-			for range n {
-				h.slots <- struct{}{}
-			}
-		}
-		occupy(cap(h.slots)) // all are busy with prompts that take for ever
-		for _, c := range []struct {
-			name   string
-			size   int
-			free   time.Duration // when one of them is done after all
-			took   time.Duration
-			reason Reason
-		}{
-			{"short", 1000, 0, 0, ReasonKV},
-			{"long", 100_000, 0, 2 * time.Second, ReasonPickTimeout},
-			{"long, in time", 100_000, time.Second, time.Second, ReasonKV},
-			{"no deadline", 100_000, 0, 0, ReasonKV},
-		} {
-			if c.name == "no deadline" {
-				h.cfg.PickTimeout = 0
+	h := newHouse(t, workers(2)...)
+	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
+	h.cfg.PickTimeout = 2 * time.Second
+	h.cfg.Memory = budget.New(448 << 20)
+	return h, func(size int) *Request {
+		return &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("a long story ", size/13))}
+	}
+}
+
+// nothingHeld checks that no memory and no slot is left in use.
+func (h *house) nothingHeld() {
+	h.t.Helper()
+	if n := h.cfg.Memory.Used(); n != 0 || len(h.slots.all)+len(h.slots.large) != 0 {
+		h.t.Errorf("%d bytes, %d slots and %d for large bodies are still taken", n, len(h.slots.all), len(h.slots.large))
+	}
+}
+
+// TestPickTimeout: a body that cannot be read in time, for want of a slot or of memory, is routed by load, as soon as the time is over;
+// one that is short enough, or whose turn comes in time, is not. What waits, waits for its own kind.
+func TestPickTimeout(t *testing.T) {
+	const short, medium, large = 1000, 100_000, 2 << 20
+	for _, c := range []struct {
+		name    string
+		slots   bool // all slots for bodies of occupied bytes are taken; else all memory for their reading
+		busy    int
+		size    int
+		free    time.Duration // when it is free after all; 0: not
+		timeout time.Duration
+		took    time.Duration
+		reason  Reason
+	}{
+		{"a short one needs no slot", true, medium, short, 0, 2 * time.Second, 0, ReasonKV},
+		{"no slot", true, medium, medium, 0, 2 * time.Second, 2 * time.Second, ReasonPickTimeout},
+		{"a slot in time", true, medium, medium, time.Second, 2 * time.Second, time.Second, ReasonKV},
+		{"a slot, without a deadline", true, medium, medium, time.Hour, 0, time.Hour, ReasonKV},
+		{"no slot for a large one", true, large, large, 0, 2 * time.Second, 2 * time.Second, ReasonPickTimeout},
+		{"large ones keep no others waiting", true, large, medium, 0, 2 * time.Second, 0, ReasonKV},
+		{"no memory for a short one", false, medium, short, 0, 2 * time.Second, 2 * time.Second, ReasonPickTimeout},
+		{"memory in time", false, medium, medium, time.Second, 2 * time.Second, time.Second, ReasonKV},
+		{"memory, without a deadline", false, large, large, time.Hour, 0, time.Hour, ReasonKV},
+		{"the memory of large ones is not that of others", false, large, medium, 0, 2 * time.Second, 0, ReasonKV},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h, request := budgeted(t)
+			h.cfg.PickTimeout = c.timeout
+			share, slot := h.cfg.Memory.Reading(c.busy), h.slots.of(c.busy)
+			free := func() { share.Give(448 << 20) }
+			if c.slots {
+				for range cap(slot) {
+					slot <- struct{}{}
+				}
+				free = func() {
+					for range cap(slot) {
+						<-slot
+					}
+				}
+			} else if !share.TryTake(448 << 20) {
+				t.Fatal("there is no memory")
 			}
 			if c.free > 0 {
-				time.AfterFunc(c.free, func() { <-h.slots })
+				time.AfterFunc(c.free, free)
 			}
 			start := time.Now()
 			r, err := h.Route(t.Context(), request(c.size))
@@ -64,18 +96,140 @@ func TestPickTimeout(t *testing.T) {
 				t.Errorf("%s: counts for %d tokens", c.name, r.PromptTokens)
 			}
 			r.Free()
-			if c.free > 0 {
-				occupy(1)
+			if c.free == 0 {
+				free()
+			}
+			h.nothingHeld()
+		})
+	}
+}
+
+// TestPickTimeoutOfAll: JSON that is parsed, whatever becomes of it, needs a slot and time as well.
+func TestPickTimeoutOfAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, request := budgeted(t)
+		h.cfg.Models = nil
+		for range cap(h.slots.all) {
+			h.slots.all <- struct{}{}
+		}
+		r := h.route(request(100_000))
+		if r.Reason != ReasonPickTimeout {
+			t.Errorf("a body was parsed without a slot: %s", r.Reason)
+		}
+		r.Free()
+	})
+}
+
+// TestClientLeavesWhileItWaits: it holds nothing after that.
+func TestClientLeavesWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, request := budgeted(t)
+		for _, memory := range []bool{true, false} {
+			if share := h.cfg.Memory.Reading(100_000); memory {
+				share.Add(448 << 20)
+				defer share.Give(448 << 20)
+			} else {
+				for range cap(h.slots.all) {
+					h.slots.all <- struct{}{}
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := h.Route(ctx, request(100_000)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a client that has gone: %v", err)
+			}
+			if n := h.cfg.Memory.Used(); h.book.Len() != 0 || n != 448<<20 {
+				t.Errorf("%d bookings are left, and %d bytes", h.book.Len(), n)
 			}
 		}
-		h.cfg.PickTimeout = 2 * time.Second
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := h.Route(ctx, request(100_000)); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a client that has gone: %v", err)
+	})
+}
+
+// TestAbandonedWorkHoldsItsShare: what nobody waits for any more keeps its slot and its memory until it has ended, a panic included, and
+// is told to end.
+func TestAbandonedWorkHoldsItsShare(t *testing.T) {
+	const size = 100_000
+	for _, panics := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h, _ := budgeted(t)
+			until := time.Now().Add(time.Second)
+			g, err := h.begin(t.Context(), until, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			end, told := make(chan struct{}), false
+			_, err = within(t.Context(), until, &g, func(ctx context.Context) (int, error) {
+				<-ctx.Done()
+				told = true
+				<-end
+				if panics {
+					panic("defect")
+				}
+				return 1, nil
+			})
+			g.leaveSlot()
+			g.end()
+			synctest.Wait()
+			if !errors.Is(err, errPickTimeout) || !told {
+				t.Errorf("%v; it was told: %t", err, told)
+			}
+			if n := h.cfg.Memory.Used(); n != apibody.ReadCost(size)+size || len(h.slots.all) != 1 {
+				t.Errorf("%d bytes and %d slots are taken", n, len(h.slots.all))
+			}
+			close(end)
+			synctest.Wait()
+			h.nothingHeld()
+		})
+	}
+}
+
+// TestWaitingPromptsAreCounted: what a request keeps while it waits for a worker counts until it is routed, and the memory for reading is
+// free for others meanwhile.
+func TestWaitingPromptsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, request := budgeted(t)
+		p, err := h.prepare(t.Context(), request(100_000), nil)
+		if err != nil || p.reason != ReasonKV {
+			t.Fatal(err, p.reason)
 		}
-		if h.book.Len() != 0 {
-			t.Errorf("%d bookings are left", h.book.Len())
+		if n := h.cfg.Memory.Held.Used(); n < 4*len(p.tokens[0].IDs) || n > 8*len(p.tokens[0].IDs) || h.cfg.Memory.Used() != n {
+			t.Errorf("%d bytes are held for %d tokens, of %d in all", n, len(p.tokens[0].IDs), h.cfg.Memory.Used())
+		}
+		h.cfg.Memory.Held.Give(p.held)
+		h.route(request(100_000)).Free()
+		for _, bad := range []string{`{"model":`, `{"model":"m"}`} {
+			if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(bad + strings.Repeat(" ", 100_000))}); err == nil {
+				t.Error("a body that is no request is routed")
+			}
+		}
+		h.nothingHeld()
+	})
+}
+
+// TestJoinedOnlyToBeRead: the pieces of a body are put together once there is memory for it.
+func TestJoinedOnlyToBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, request := budgeted(t)
+		whole := request(100_000).Body
+		joined := 0
+		pieces := func() *Request {
+			return &Request{Path: "/v1/completions", BodyBytes: len(whole), Join: func() []byte {
+				if joined++; h.cfg.Memory.Used() < len(whole) {
+					t.Errorf("%d bytes are taken while %d are copied", h.cfg.Memory.Used(), len(whole))
+				}
+				return whole
+			}}
+		}
+		r := h.route(pieces())
+		if r.Reason != ReasonKV || joined != 1 {
+			t.Errorf("%s, joined %d times", r.Reason, joined)
+		}
+		r.Free()
+		for range cap(h.slots.all) {
+			h.slots.all <- struct{}{}
+		}
+		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/bytesPerToken || joined != 1 {
+			t.Errorf("%s, %d tokens, joined %d times", r.Reason, r.PromptTokens, joined)
 		}
 	})
 }
@@ -128,9 +282,7 @@ func TestPanicWhileTokenizing(t *testing.T) {
 		}
 		r.Free()
 	}
-	if len(h.slots) != 0 {
-		t.Errorf("%d slots are still taken", len(h.slots))
-	}
+	h.nothingHeld()
 }
 
 // TestPanicKeepsWhatWasAsked: a request that lost its tokens to a defect still goes only where it may.

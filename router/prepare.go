@@ -41,6 +41,7 @@ type prompt struct {
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
 	whole       bool   // the answer shows nothing before its end: it comes in one piece, or unseen
+	held        int    // bytes of tokens, forward and inject, which are counted in Config.Memory's Held until the request is routed
 	reason      Reason // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
@@ -63,6 +64,13 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if req.Without != "" {
 		return p, nil
 	}
+	g := reading{router: r}
+	defer func() { // last, whatever fails
+		if p.held = p.keeps(len(req.Body)); p.held > 0 {
+			r.cfg.Memory.Held.Add(p.held)
+		}
+		g.end()
+	}()
 	defer func() {
 		if c := recover(); c != nil {
 			r.log.Error("panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
@@ -70,12 +78,26 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		}
 	}()
 	began := time.Now()
+	var until time.Time // zero: there is no deadline
+	if r.cfg.PickTimeout > 0 {
+		until = began.Add(r.cfg.PickTimeout)
+	}
+	size := max(len(req.Body), req.BodyBytes)
+	if g, err = r.begin(ctx, until, size); err != nil {
+		return r.unread(p, req, err)
+	}
+	if req.Join != nil {
+		req.Body = req.Join()
+	}
+	if size > quickBytes {
+		began = r.metrics.Phase("wait", began)
+	}
 	tokenless := r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens
 	parse := apibody.ParseRequest
 	if tokenless {
 		parse = apibody.ParseRouting
 	}
-	body, err := parse(req.Path, req.Body)
+	body, err := g.parse(ctx, until, parse, req)
 	at := r.metrics.Phase("parse", began)
 	if span != nil {
 		span.Phase(spanParse, began, at, tracing.Int("kvepp.body_bytes", len(req.Body)))
@@ -88,6 +110,9 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.reason = ReasonBodyValues
 		r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
 		return p, nil
+	}
+	if errors.Is(err, errPickTimeout) || errors.Is(err, errPanic) || err != nil && ctx.Err() != nil {
+		return r.unread(p, req, err)
 	}
 	if err != nil {
 		return p, err
@@ -127,11 +152,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		p.reason = ReasonMode
 		return p, nil
 	}
-	var until time.Time // zero: there is no deadline
-	if r.cfg.PickTimeout > 0 {
-		until = began.Add(r.cfg.PickTimeout)
-	}
-	p.tokens, p.reason, err = r.tokenize(ctx, until, p.model, body, p.seen(req))
+	p.tokens, p.reason, err = r.tokenize(ctx, until, &g, p.model, body, p.seen(req))
 	done := r.metrics.Phase("tokenize", at)
 	if span != nil {
 		span.Phase(spanTokenize, at, done, tracing.Int("kvepp.prompts", len(p.tokens)), tracing.Text("kvepp.reason", string(p.reason)))
@@ -155,6 +176,31 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	return p, nil
 }
 
+// unread returns the prompt of a request whose body could not be read: it is routed by load, unless its client has gone.
+func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
+	if !errors.Is(err, errPickTimeout) && !errors.Is(err, errPanic) {
+		return p, err
+	}
+	p.reason = reasonOf(err)
+	r.log.Debug("request not read; it is routed by load", "request_id", req.ID, "error", err)
+	return p, nil
+}
+
+// bytesPerID is how many bytes of memory a token of a prompt takes: its id, and its part of a block's hashes.
+const bytesPerID = 5
+
+// keeps returns how many bytes of memory the prompt of a body of size bytes takes until the request is routed.
+func (p *prompt) keeps(size int) int {
+	n := len(p.forward)
+	for i := range p.tokens {
+		n += bytesPerID * len(p.tokens[i].IDs)
+	}
+	if p.inject != nil {
+		n += apibody.ReadCost(size) - apibody.ReadCost(0)
+	}
+	return n
+}
+
 // seen is the request with the body that its endpoint will see: that is what an engine is asked about.
 func (p *prompt) seen(req *Request) *Request {
 	if p.renamed == nil {
@@ -167,7 +213,7 @@ func (p *prompt) seen(req *Request) *Request {
 
 // tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none, which it is at
 // the latest until a time; zero: whenever it is done. err is for the log.
-func (r *Router) tokenize(ctx context.Context, until time.Time, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
+func (r *Router) tokenize(ctx context.Context, until time.Time, g *reading, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	switch {
 	case body.TooLarge != nil:
@@ -179,7 +225,7 @@ func (r *Router) tokenize(ctx context.Context, until time.Time, name string, bod
 	case body.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", body.Unmapped)
 	case model != nil:
-		if prompts, err = r.tokenizeBy(ctx, until, model, body, len(req.Body)); err == nil {
+		if prompts, err = g.tokenize(ctx, until, model, body); err == nil {
 			check.Offer(req.Path, req.Body)
 		}
 	default:
@@ -198,10 +244,11 @@ func (r *Router) tokenize(ctx context.Context, until time.Time, name string, bod
 	if engine == nil || body.HasMedia || !engineMayKnow(err, reason) { // the engine's /tokenize leaves media out
 		return nil, reason, err
 	}
+	g.leaveSlot() // others may be read while the engine is asked
 	at := time.Now()
-	within, cancel := by(ctx, until)
+	limited, cancel := by(ctx, until)
 	defer cancel()
-	ids, remoteErr := engine.Tokenize(within, body, req.Body)
+	ids, remoteErr := engine.Tokenize(limited, body, req.Body)
 	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:

@@ -21,7 +21,7 @@ const (
 	ReasonRemoteError      Reason = "tokenizer_url_error"   // only the engine at --tokenizer-url knows the tokens, and it failed
 	ReasonRemoteTimeout    Reason = "tokenizer_url_timeout" // the same, and it did not answer in time, or had too much to answer
 	ReasonRemoteOpen       Reason = "tokenizer_url_open"    // the same, and after many failures it is left alone for a while
-	ReasonPickTimeout      Reason = "pick_timeout"          // the prompt was not tokenized within --pick-timeout
+	ReasonPickTimeout      Reason = "pick_timeout"          // the body was not read, or its prompt not tokenized, within --pick-timeout
 	ReasonTokenizerDiffers Reason = "tokenizer_differs"     // kvepp's ids, or the files behind them, were found to be others than the engine's
 	ReasonNoBlockSize      Reason = "no_block_size"         // the chosen worker's block size is not known
 	ReasonBlockSize        Reason = "block_size_mismatch"   // the chosen worker's events have another block size than was configured for it

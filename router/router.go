@@ -22,6 +22,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
@@ -49,6 +50,9 @@ type Request struct {
 	// Model is set by Route: the model that the body names, of the body's memory; empty where it was not read.
 	Model string
 	Body  []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
+	// Join returns the whole body in place of Body, which Route sets to it. It is called once there is memory for a copy, and not at
+	// all for a body that is not read. BodyBytes then says how long the body is. nil: there is Body.
+	Join func() []byte
 
 	// Without says why Body is not there; empty when it is.
 	Without Reason
@@ -170,8 +174,8 @@ type Router struct {
 	book         *scoring.ActiveSequences
 	metrics      *metrics.Metrics
 	log          *slog.Logger
-	scratch      sync.Pool     // *decision
-	slots        chan struct{} // see newSlots
+	scratch      sync.Pool // *decision
+	slots        slots
 	records      records
 	thresholds   thresholds
 	waits        *waits // nil: no request ever waits
@@ -186,6 +190,9 @@ type Router struct {
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
 func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
+	if cfg.Memory == nil {
+		cfg.Memory = budget.New(0)
+	}
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log}
 	named := cfg.modelNames()
 	if cfg.Adapters != nil {
@@ -230,6 +237,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	span := req.Trace.Child(spanRoute, start)
 	defer span.End()
 	p, err := r.prepare(ctx, req, span)
+	if p.held > 0 {
+		defer r.cfg.Memory.Held.Give(p.held)
+	}
 	if err != nil {
 		r.observeRefusal(&p, err)
 		return nil, err

@@ -23,8 +23,8 @@ import (
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
 // health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
-// closed that handOver returns.
-func listen(ctx context.Context, o *options, picker *extproc.Server, accessLog *extproc.AccessLog, proxies *proxies, admin, seen http.Handler, ready *readiness,
+// closed that handOver returns. maxParseBytes is the size of the largest body that is read.
+func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.Server, accessLog *extproc.AccessLog, proxies *proxies, admin, seen http.Handler, ready *readiness,
 	handOver func() <-chan struct{}, log *slog.Logger) error {
 	checks := health.NewServer()
 	waits := ready.waits()
@@ -35,7 +35,7 @@ func listen(ctx context.Context, o *options, picker *extproc.Server, accessLog *
 	limits := []grpc.ServerOption{
 		grpc.Creds(proxies),
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(o.maxParseBytes, 4<<20) + 64<<10),
+		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20) + 64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
 		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
 		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times

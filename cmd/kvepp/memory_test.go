@@ -87,3 +87,32 @@ func TestMemoryLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestBufferedBytes: what requests may take follows from Go's limit, and bodies that could not be read within it are not read.
+func TestBufferedBytes(t *testing.T) {
+	for _, c := range []struct {
+		goLimit                  int64
+		buffered, parsed         int // flags
+		wantBuffered, wantParsed int
+		refused                  string
+	}{
+		{goLimit: goShare(2 << 30), wantBuffered: 448 << 20, wantParsed: 32 << 20},
+		{goLimit: math.MaxInt64, wantBuffered: 512 << 20, wantParsed: 32 << 20},
+		{goLimit: 448 << 20, wantBuffered: 112 << 20, wantParsed: 8 << 20},
+		{goLimit: 1 << 20, wantBuffered: 512 << 10, wantParsed: 37449},
+		{goLimit: 448 << 20, buffered: 896 << 20, wantBuffered: 896 << 20, wantParsed: 32 << 20},
+		{goLimit: 448 << 20, buffered: 896 << 20, parsed: 64 << 20, wantBuffered: 896 << 20, wantParsed: 64 << 20},
+		{goLimit: math.MaxInt64, parsed: 1000, wantBuffered: 512 << 20, wantParsed: 1000},
+		{goLimit: math.MaxInt64, parsed: 64 << 20, refused: "--max-buffered-bytes is 536870912, which is enough to read bodies of 38347922 bytes; lower the one, or give the other 939524096"},
+	} {
+		p := &proxied{maxBufferedBytes: c.buffered, maxParseBytes: c.parsed}
+		buffered, parsed, err := p.bufferedBytes(c.goLimit)
+		if c.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refused) {
+				t.Errorf("%+v: %v", c, err)
+			}
+		} else if err != nil || buffered != c.wantBuffered || parsed != c.wantParsed {
+			t.Errorf("%+v: %d and %d, %v", c, buffered, parsed, err)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/internal/service"
 	"kvepp/kvblock"
@@ -101,6 +102,13 @@ func serve(o *options) error {
 		log.Warn("clients choose among the endpoints, and are told which has served: --conformance is for conformance tests alone")
 	}
 
+	buffered, parsed, err := o.bufferedBytes(debug.SetMemoryLimit(-1))
+	if err != nil {
+		return err
+	}
+	memory := budget.New(buffered)
+	log.Info("memory of requests until they are routed", "max_buffered_bytes", buffered, "max_parse_bytes", parsed)
+
 	// What is known of workers: who they are, what they hold, what they were given to do.
 	index, err := indexer.New(o.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
@@ -176,6 +184,7 @@ func serve(o *options) error {
 		Metrics:         m.NewRouter(o.identity()),
 		Picker:          m.NewPicker(),
 		PickTimeout:     o.pickTimeout,
+		Memory:          memory,
 		Fallbacks:       o.fallbacks,
 		Explain:         o.decisionHeaders,
 		Keep:            o.keptDecisions(),
@@ -206,10 +215,10 @@ func serve(o *options) error {
 		IgnoreHints:    o.ignoreHints,
 		Frontends:      engine.Engine == tokenizer.Dynamo,
 		PassSessions:   o.passSessions,
-		MaxParseBytes:  o.maxParseBytes,
+		MaxParseBytes:  parsed,
 		MaxBodyBytes:   o.maxBodyBytes,
 		MaxStreams:     o.maxStreams,
-		MaxHeldBytes:   o.maxBufferedBytes,
+		Memory:         memory,
 		OverloadStatus: o.overloadStatus,
 		RetryAfter:     int(o.retryAfter),
 		Tracer:         tracer,
@@ -228,6 +237,6 @@ func serve(o *options) error {
 	// Of one series that is wrong the others do not suffer.
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
+	return listen(ctx, o, parsed, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
 		func() <-chan struct{} { return cluster.handedOver(o, log) }, log)
 }

@@ -83,7 +83,7 @@ func New() *Metrics {
 		}, []string{"kind", "outcome"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvepp_phase_seconds",
-			Help:    "Time spent in each phase of a decision: parse, tokenize (of which tokenizer_url, waiting for an engine's ids), hash, match, select, predict; and pick, the whole.",
+			Help:    "Time spent in each phase of a decision: wait (bodies above 16 KiB, for memory and a processor to be read), parse, tokenize (of which tokenizer_url, waiting for an engine's ids), hash, match, select, predict; and pick, the whole.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
 		}, []string{"phase"}),
 		remote: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -171,7 +171,7 @@ func New() *Metrics {
 	m.AggregatedSelections, m.PrefillSelections, m.DecodeSelections =
 		selections.WithLabelValues("aggregated"), selections.WithLabelValues("prefill"), selections.WithLabelValues("decode")
 	m.known = map[string]prometheus.Observer{}
-	for _, phase := range []string{"parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict", "pick"} {
+	for _, phase := range []string{"wait", "parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict", "pick"} {
 		m.known[phase] = m.phases.WithLabelValues(phase)
 	}
 	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
@@ -346,7 +346,7 @@ const (
 	Streams               = "kvepp_streams"
 	StreamsHelp           = "Requests that the proxy has told of and whose answers have not ended."
 	HeldBytes             = "kvepp_held_body_bytes"
-	HeldBytesHelp         = "Bytes of request bodies that are held until their requests are routed."
+	HeldBytesHelp         = "Bytes of memory that requests take until they are routed: their bodies with what holds their pieces, the most that reading them may take, and their token ids while they wait for a worker. Bounded by --max-buffered-bytes."
 	Adapters              = "kvepp_lora_adapters"
 	AdaptersHelp          = "LoRA adapters that are known: from --lora, and from KV events."
 	Sessions              = "kvepp_sessions"
