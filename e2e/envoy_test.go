@@ -340,7 +340,7 @@ func TestFallbackEndpoints(t *testing.T) {
 
 // TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp fails.
 func TestStreamsAreLimited(t *testing.T) {
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=2", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=6", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
 	nothingLeft(t, s)
 	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
 	if err != nil {
@@ -356,38 +356,41 @@ func TestStreamsAreLimited(t *testing.T) {
 		}
 		return nil
 	}
-	long := []stack.Message{{Role: "user", Content: strings.Repeat("all work and no play ", 100_000)}}
-	if err := refused(long, "too_many_bytes"); err != nil {
-		t.Error(err)
-	}
 	var halves []net.Conn // clients that take their time
-	for range 2 {
+	begin := func(length, sent int) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(s.Envoy.URL, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
-		fmt.Fprint(conn, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+		t.Cleanup(func() { conn.Close() })
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s", length, strings.Repeat("{", sent))
 		halves = append(halves, conn)
 	}
-	eventually(t, func() error {
-		if n := metric(t, s, "kvepp_streams"); n != 2 {
-			return fmt.Errorf("%v requests are followed", n)
-		}
-		return nil
-	})
+	followed := func(streams, held float64) {
+		eventually(t, func() error {
+			if n, m := metric(t, s, "kvepp_streams"), metric(t, s, "kvepp_held_body_bytes"); n != streams || m < held || streams == 0 && m != 0 {
+				return fmt.Errorf("%v requests are followed, %v bytes held", n, m)
+			}
+			return nil
+		})
+	}
+	for range 5 { // of 375,000 bytes that there are for bodies
+		begin(65_000, 64_000)
+	}
+	followed(5, 5*64_000)
+	long := []stack.Message{{Role: "user", Content: strings.Repeat("all work and no play ", 3000)}}
+	if err := refused(long, "too_many_bytes"); err != nil {
+		t.Error(err)
+	}
+	begin(1000, 1)
+	followed(6, 0)
 	if err := refused(novel(), "too_many_requests"); err != nil {
 		t.Error(err)
 	}
 	for _, conn := range halves {
 		conn.Close()
 	}
-	eventually(t, func() error {
-		if n := metric(t, s, "kvepp_streams") + metric(t, s, "kvepp_held_body_bytes"); n != 0 {
-			return fmt.Errorf("%v requests and bytes are left", n)
-		}
-		return nil
-	})
+	followed(0, 0)
 	chat(t, s.Envoy.URL, novel(), true, nil)
 }
 
