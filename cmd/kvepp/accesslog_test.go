@@ -26,9 +26,9 @@ import (
 func TestAccessLogNeverBlocks(t *testing.T) {
 	reader, writer := io.Pipe()
 	m := metrics.New()
-	a := &accessLog{log: slog.New(slog.DiscardHandler), out: writer}
+	a := &accessLog{log: slog.New(slog.DiscardHandler), lineWriter: lineWriter{out: writer}}
 	a.start()
-	a.show(m)
+	a.show(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
 	const writers, each = 8, 2000
 	line := strings.Repeat("x", 999) + "\n" // 16 MB in all
 	taken := make(chan bool)
@@ -79,7 +79,7 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 func TestAccessLogWithoutReader(t *testing.T) {
 	_, writer := io.Pipe()
 	var said logtest.Log
-	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), out: writer}
+	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), lineWriter: lineWriter{out: writer}}
 	a.start()
 	io.WriteString(a, "line\n")
 	a.Close(10 * time.Millisecond)
@@ -108,7 +108,8 @@ func (p *partly) Write(b []byte) (int, error) {
 func TestAccessLogOnFullDisk(t *testing.T) {
 	var said logtest.Log
 	disk := &partly{room: 7}
-	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), out: disk}
+	a := &accessLog{log: slog.New(slog.NewTextHandler(&said, nil)), lineWriter: lineWriter{out: disk}}
+	a.failed = a.tell
 	a.flush([]byte("one\ntwo\nthree\n"))
 	a.flush([]byte("four\n"))
 	disk.room = 1 << 20
@@ -116,8 +117,8 @@ func TestAccessLogOnFullDisk(t *testing.T) {
 	if got := disk.String(); got != "one\ntwo\nfive\n" {
 		t.Errorf("written: %q", got)
 	}
-	if a.written.Load() != 2 || a.failed.Load() != 3 {
-		t.Errorf("%d written and %d failed, want 2 and 3", a.written.Load(), a.failed.Load())
+	if a.written.Load() != 2 || a.lostByError.Load() != 3 {
+		t.Errorf("%d written and %d failed, want 2 and 3", a.written.Load(), a.lostByError.Load())
 	}
 	if said.Count("level=ERROR") != 1 || said.Count("level=INFO") != 1 {
 		t.Errorf("said %s", &said)

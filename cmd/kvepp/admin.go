@@ -49,7 +49,7 @@ func (o *options) checkListeners() error {
 // webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a minute.
 // What takes longer by nature, as a dump does, sets deadlines of its own.
 func webServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute}
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute, ErrorLog: httpErrors()}
 }
 
 // checkPeers says which of the URLs is none.

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
@@ -98,7 +97,8 @@ func (o *indexMemory) indexBytes(goLimit int64) int64 {
 type logging struct {
 	logLevel, logFormat string
 
-	settings []any // see changedSettings
+	lines    *lineWriter // of the process's log
+	settings []any       // see changedSettings
 }
 
 // add declares the flags; debug is what that level shows beside, in brackets.
@@ -114,13 +114,6 @@ func (o *logging) check() error {
 		return oneOf("log-level", o.logLevel, "debug", "info", "warn", "error")
 	}
 	return oneOf("log-format", o.logFormat, "text", "json")
-}
-
-// logger makes the process's logger. The flags were checked.
-func (o *logging) logger() *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(o.logLevel))
-	return slog.New(o.handler(os.Stderr, level))
 }
 
 // handler returns what writes log lines of at least a level to a writer, in the chosen format.

@@ -118,12 +118,12 @@ const warmUpTimeout = 10 * time.Second
 
 // runIndexer runs the service until SIGTERM or SIGINT.
 func runIndexer(o *indexerOptions) error {
-	log := o.logger()
+	m := metrics.New()
+	log := o.logger(m)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
 	o.logStart("indexer", log)
-	m := metrics.New()
 	limitMemory("/", m, log)
 	index, err := indexer.New(indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))})
 	if err != nil {

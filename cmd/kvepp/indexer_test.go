@@ -45,6 +45,7 @@ func TestIndexerThatCannotStart(t *testing.T) {
 		func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}
+	o.logTo(new(lineWriter))
 	ended := make(chan error, 1)
 	go func() { ended <- runIndexer(&o) }()
 	select {

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -118,8 +121,13 @@ func daemon[O any](name, help string, flags func(*O) *pflag.FlagSet, parse func(
 		fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags.\n", name, err, name)
 		return 2
 	}
+	signal.Ignore(syscall.SIGPIPE) // which would end kvepp when the reader of its log goes away
+	lines := &lineWriter{out: stderr}
+	lines.start()
+	defer lines.Close(2 * time.Second) // also where run panics
+	any(&o).(interface{ logTo(*lineWriter) }).logTo(lines)
 	if err := run(&o); err != nil {
-		fmt.Fprintf(stderr, "kvepp %s: %v\n", name, err)
+		fmt.Fprintf(lines, "kvepp %s: %v\n", name, err)
 		return 1
 	}
 	return 0

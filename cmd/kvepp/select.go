@@ -133,12 +133,12 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 
 // runSelect runs the service until SIGTERM or SIGINT.
 func runSelect(o *selectOptions) error {
-	log := o.logger()
+	m := metrics.New()
+	log := o.logger(m)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
 	o.logStart("select", log)
-	m := metrics.New()
 	limitMemory("/", m, log)
 	bounds := indexer.Config{MaxBytes: o.indexBytes(debug.SetMemoryLimit(-1))}
 	if !o.service.Events {

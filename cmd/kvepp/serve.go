@@ -29,9 +29,9 @@ import (
 
 // serve runs the endpoint picker until SIGTERM or SIGINT.
 func serve(o *options) error {
-	log := o.logger()
-	o.logStart("serve", log)
 	m := metrics.New()
+	log := o.logger(m)
+	o.logStart("serve", log)
 	limitMemory("/", m, log)
 	defer runtime.KeepAlive(restrainCollector())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -329,6 +329,8 @@ const (
 const (
 	AccessLogLines     = "kvepp_access_log_lines_total"
 	AccessLogLinesHelp = "Lines of the access log: written, dropped (the reader of the log was too slow), or failed (they could not be written)."
+	LogLines           = "kvepp_log_lines_total"
+	LogLinesHelp       = "Lines of kvepp's own log on standard error: written, dropped (the log's reader was too slow), failed (they could not be written), or suppressed (there were many of their kind)."
 	TraceSpans         = "kvepp_trace_spans_total"
 	TraceSpansHelp     = "Spans by what became of them: exported (the collector took them) or failed (it was not there, or refused them)."
 )

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/grpclog"
+
+	"kvepp/internal/metrics"
+)
+
+// fullPipe is a pipe for a program's standard error that nobody reads until the test does.
+func fullPipe(t *testing.T, r *running) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "stderr")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // both ways, so that neither side waits to open it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pipe.Close() })
+	const setSize = 1031 // F_SETPIPE_SZ
+	raw, err := pipe.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if _, _, e := syscall.Syscall(syscall.SYS_FCNTL, fd, setSize, 4096); e != 0 {
+			t.Error(e)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.within = []string{"/bin/sh", "-c", `exec "$0" "$@" 2>` + path}
+	return pipe
+}
+
+// logLines returns kvepp_log_lines_total of an outcome.
+func (r *running) logLines(outcome string) (int, error) {
+	text, err := r.metrics()
+	if err != nil {
+		return 0, err
+	}
+	_, value, _ := strings.Cut(text, "\nkvepp_log_lines_total{outcome=\""+outcome+"\"} ")
+	value, _, _ = strings.Cut(value, "\n")
+	n, err := strconv.ParseFloat(value, 64)
+	return int(n), err
+}
+
+// TestLogWithoutReader: a log that nobody reads holds no request up, nor the end of kvepp.
+func TestLogWithoutReader(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	r.write(oneEndpoint)
+	fullPipe(t, r)
+	r.start("--log-level=debug")
+	r.ready()
+	for range 200 {
+		r.answers("10.0.0.1:8000")
+	}
+	if text, err := r.metrics(); err != nil || !strings.Contains(text, "\nkvepp_log_lines_total{outcome=\"dropped\"} 0\n") {
+		t.Errorf("the metrics say nothing of the log, or of lines for which there was room: %v", err)
+	}
+	r.Signal(syscall.SIGTERM)
+	r.gone("with a log that nobody reads")
+}
+
+// TestErrorWithoutReader: a kvepp that cannot start ends, although nobody reads what it says.
+func TestErrorWithoutReader(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	pipe := fullPipe(t, r)
+	pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if _, err := pipe.Write(make([]byte, 8192)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	r.write("endpoints: none\n")
+	r.start()
+	r.gone("with an endpoints file that is none")
+}
+
+// TestLogReaderGone: kvepp goes on after the reader of its log has exited.
+func TestLogReaderGone(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	r.write(oneEndpoint)
+	r.within = []string{"/bin/sh", "-c", `"$0" "$@" 2>&1 | true`}
+	r.start("--log-level=debug")
+	r.ready()
+	r.eventually("lost lines to be counted", func() error {
+		r.answers("10.0.0.1:8000")
+		if n, err := r.logLines("failed"); err != nil || n < 3 {
+			return fmt.Errorf("%d lines failed: %v", n, err)
+		}
+		return nil
+	})
+}
+
+// TestDroppedLinesAreTold: the line about dropped lines stands where they are missing, in the log's format and whatever its level.
+func TestDroppedLinesAreTold(t *testing.T) {
+	reader, writer := io.Pipe()
+	o := logging{logLevel: "error", logFormat: "json"}
+	w := &lineWriter{out: writer}
+	w.start()
+	o.logTo(w)
+	m := metrics.New()
+	log := o.logger(m)
+	line := strings.Repeat("x", maxPendingLog/2)
+	log.Error(line)
+	begun := make([]byte, 1) // so that the first line is no longer among those that wait
+	if _, err := io.ReadFull(reader, begun); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		log.Error(line)
+	}
+	all := make(chan []byte)
+	go func() {
+		text, _ := io.ReadAll(reader)
+		all <- text
+	}()
+	if !w.Close(time.Minute) {
+		t.Error("not all was written")
+	}
+	writer.Close()
+	text := string(<-all)
+	if n := strings.Count(text, line); n != 2 || w.dropped.Load() != 4 {
+		t.Errorf("%d lines, %d dropped; want 2 and 4", n, w.dropped.Load())
+	}
+	_, after, _ := strings.Cut(text, line+"\"}\n{")
+	_, after, _ = strings.Cut(after, line+"\"}\n")
+	if !strings.Contains(after, `"level":"WARN","msg":"lines of this log were dropped here: its reader did not take them","lines":4}`) || strings.Count(after, "\n") != 1 {
+		t.Errorf("at last: %.300q", after)
+	}
+}
+
+// TestLibrariesLog: what gRPC and net/http log goes to slog, a few lines of a kind at once.
+func TestLibrariesLog(t *testing.T) {
+	var said bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
+	defer slog.SetDefault(slog.New(slog.DiscardHandler)) // slog's first one would wait for itself
+	for range 100 {
+		grpclog.Errorf("a %d is ERROR: 2", 1)
+		httpErrors := httpErrors()
+		httpErrors.Print("http: panic serving x\nstack")
+	}
+	if text := said.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 || !strings.Contains(text, `level=WARN msg="http: panic serving x\nstack" from=net/http`) {
+		t.Error(text)
+	}
+}
