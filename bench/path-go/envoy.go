@@ -32,7 +32,8 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 			"load_assignment":  object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{{"endpoint": object{"address": address(port)}}}}}}}
 		if http2 {
 			c["typed_extension_protocol_options"] = object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions", object{"explicit_http_config": object{"http2_protocol_options": object{}}})}
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions", object{"explicit_http_config": object{"http2_protocol_options": // those of manifests/envoy
+				object{"max_outbound_frames": 4000000, "max_outbound_control_frames": 1000000, "max_concurrent_streams": 250}}})}
 		}
 		return c
 	}

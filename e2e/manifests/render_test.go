@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -616,5 +617,89 @@ func TestPagesInstall(t *testing.T) {
 	}
 	if commands < 5 {
 		t.Errorf("%d commands found", commands)
+	}
+}
+
+// envoyConfigurations returns every configuration of Envoy that is shipped: the files, and what is rendered into ConfigMaps.
+func envoyConfigurations(t *testing.T) map[string]object {
+	t.Helper()
+	all := map[string]object{}
+	add := func(name string, text []byte) {
+		var o map[string]any
+		if err := yaml.Unmarshal(text, &o); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		all[name] = o
+	}
+	for _, pattern := range []string{"../../manifests/envoy/*.yaml", chart + "/envoy/*.yaml", "../../manifests/kustomize/components/*/envoy-config.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: no files (%v)", pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			add(file, text)
+		}
+	}
+	for _, r := range everything(t) {
+		for _, c := range r.all("ConfigMap") {
+			for key := range c.labels("data") {
+				if strings.HasPrefix(key, "envoy") {
+					add(r.name+" "+key, []byte(c.text("data", key)))
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestEnvoyLimits: in every configuration of Envoy that is shipped, one client cannot reach the limits at which Envoy ends the
+// connections to kvepp that clients share (e2e's TestOneClientCutsNoOthers), and the listeners have the limits that docs/security.md names.
+func TestEnvoyLimits(t *testing.T) {
+	want := map[string]any{"max_outbound_frames": 4000000, "max_outbound_control_frames": 1000000, "max_concurrent_streams": 250}
+	for name, o := range envoyConfigurations(t) {
+		processors := 0
+		for _, cluster := range o.list("static_resources", "clusters") {
+			if !strings.HasPrefix(cluster.text("name"), "kvepp") {
+				continue
+			}
+			processors++
+			got := cluster.at("typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config", "http2_protocol_options")
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: cluster %s has the HTTP/2 options %v, want %v", name, cluster.text("name"), got, want)
+			}
+		}
+		if processors == 0 {
+			t.Errorf("%s has no cluster for kvepp", name)
+		}
+		for _, l := range o.list("static_resources", "listeners") {
+			manager := object(l.at("filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
+			if got, want := manager.at("http2_protocol_options"), (map[string]any{"initial_stream_window_size": 1048576, "max_outbound_frames": 200000}); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: the listener has the HTTP/2 options %v, want %v", name, got, want)
+			}
+			if l.at("per_connection_buffer_limit_bytes") != 1048576 || manager.text("request_headers_timeout") != "30s" || manager.text("request_timeout") != "300s" || manager.text("stream_idle_timeout") != "3600s" {
+				t.Errorf("%s: the listener lacks a buffer limit, or a timeout", name)
+			}
+		}
+		if o.at("overload_manager", "resource_monitors", 0, "typed_config", "max_active_downstream_connections") != 50000 {
+			t.Errorf("%s: no limit of clients' connections", name)
+		}
+	}
+	// A page that shows such a cluster shows its limits.
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, "../../README.md", "../../manifests/README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(text, []byte("http2_protocol_options:")) && !bytes.Contains(text, []byte("max_outbound_frames: 4000000")) {
+			t.Errorf("%s shows HTTP/2 options of Envoy's without max_outbound_frames", page)
+		}
 	}
 }

@@ -1,11 +1,13 @@
 package stack
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -257,4 +259,16 @@ func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 		return nil
 	}
 	return errors.New("kvepp is not among Envoy's clusters yet")
+}
+
+// Stats returns Envoy's statistics by name.
+func (e *Envoy) Stats(ctx context.Context) (map[string]string, error) {
+	m := map[string]string{}
+	return m, get(ctx, fmt.Sprintf("http://127.0.0.1:%d/stats", e.admin), func(page io.Reader) error {
+		for lines := bufio.NewScanner(page); lines.Scan(); {
+			name, value, _ := strings.Cut(lines.Text(), ": ")
+			m[name] = value
+		}
+		return nil
+	})
 }

@@ -1,0 +1,413 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"kvepp/e2e/stack"
+)
+
+// frames is a client's HTTP/2 connection of which a test writes every frame itself.
+type frames struct {
+	net.Conn
+	*http2.Framer
+	out *bufio.Writer
+
+	reading chan struct{} // holds one, or after the next frame nothing is read
+	mu      sync.Mutex
+	changed sync.Cond
+	window  map[uint32]int64 // bytes that may be sent, by stream; 0 is the connection
+	initial int64
+	ended   map[uint32]string // how streams ended: a status, or what reset them
+	status  map[uint32]string
+	err     error // of the connection
+}
+
+func dialFrames(ctx context.Context, url string) (*frames, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		return nil, err
+	}
+	f := &frames{Conn: conn, reading: make(chan struct{}, 1), out: bufio.NewWriterSize(conn, 64<<10), initial: 65535, window: map[uint32]int64{0: 65535}, ended: map[uint32]string{}, status: map[uint32]string{}}
+	f.reading <- struct{}{}
+	f.changed.L = &f.mu
+	f.Framer = http2.NewFramer(f.out, conn)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	io.WriteString(f.out, http2.ClientPreface)
+	if err := errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), f.out.Flush()); err != nil {
+		return nil, err
+	}
+	settled := make(chan struct{})
+	go f.read(settled)
+	<-settled
+	return f, errors.Join(f.WriteSettingsAck(), f.out.Flush())
+}
+
+// read keeps account of what the proxy says until the connection ends.
+func (f *frames) read(settled chan struct{}) {
+	once := sync.OnceFunc(func() { close(settled) })
+	defer once()
+	for {
+		<-f.reading
+		f.reading <- struct{}{}
+		frame, err := f.ReadFrame()
+		f.mu.Lock()
+		switch x := frame.(type) {
+		case nil:
+		case *http2.SettingsFrame:
+			if n, ok := x.Value(http2.SettingInitialWindowSize); ok {
+				for id := range f.window {
+					if id != 0 {
+						f.window[id] += int64(n) - f.initial
+					}
+				}
+				f.initial = int64(n)
+			}
+		case *http2.WindowUpdateFrame:
+			f.window[x.StreamID] += int64(x.Increment)
+			if x.StreamID == 0 {
+				once()
+			}
+		case *http2.MetaHeadersFrame:
+			if s := x.PseudoValue("status"); s != "" {
+				f.status[x.StreamID] = s
+			}
+			if x.StreamEnded() {
+				f.ended[x.StreamID] = f.status[x.StreamID]
+			}
+		case *http2.DataFrame:
+			if x.StreamEnded() {
+				f.ended[x.StreamID] = f.status[x.StreamID]
+			}
+		case *http2.RSTStreamFrame:
+			if f.ended[x.StreamID] == "" {
+				f.ended[x.StreamID] = fmt.Sprint("reset: ", x.ErrCode)
+			}
+		case *http2.GoAwayFrame:
+			err = fmt.Errorf("GOAWAY: %v %s", x.ErrCode, x.DebugData())
+		}
+		if err != nil {
+			f.err = err
+		}
+		f.changed.Broadcast()
+		f.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// send waits for room in the windows and writes DATA.
+func (f *frames) send(id uint32, end bool, data []byte) error {
+	f.mu.Lock()
+	for f.err == nil && f.ended[id] == "" && (f.window[0] < int64(len(data)) || f.window[id] < int64(len(data))) {
+		f.mu.Unlock()
+		f.out.Flush()
+		f.mu.Lock()
+		if f.err == nil && f.ended[id] == "" && (f.window[0] < int64(len(data)) || f.window[id] < int64(len(data))) {
+			f.changed.Wait()
+		}
+	}
+	err, ended := f.err, f.ended[id]
+	f.window[0] -= int64(len(data))
+	f.window[id] -= int64(len(data))
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if ended != "" {
+		return fmt.Errorf("stream %d ended: %s", id, ended)
+	}
+	return f.WriteData(id, end, data)
+}
+
+func (f *frames) open(id uint32, end bool, more ...string) error {
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", "/v1/completions"}, {"content-type", "application/json"}} {
+		enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		enc.WriteField(hpack.HeaderField{Name: more[i], Value: more[i+1]})
+	}
+	f.mu.Lock()
+	f.window[id] = f.initial
+	f.mu.Unlock()
+	return f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: end, EndHeaders: true})
+}
+
+func (f *frames) wait(id uint32) string {
+	f.out.Flush()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.ended[id] == "" && f.err == nil {
+		f.changed.Wait()
+	}
+	if f.ended[id] != "" {
+		return f.ended[id]
+	}
+	return f.err.Error()
+}
+
+// batched collects what is written for half a second, so that thousands of small frames arrive at once.
+type batched struct {
+	net.Conn
+	mu  sync.Mutex
+	buf []byte
+	err error
+}
+
+func (b *batched) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.buf) == 0 {
+		time.AfterFunc(500*time.Millisecond, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			_, b.err = b.Conn.Write(b.buf)
+			b.buf = b.buf[:0]
+		})
+	}
+	b.buf = append(b.buf, p...)
+	return len(p), b.err
+}
+
+type batches struct{ net.Listener }
+
+func (l batches) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &batched{Conn: c}, err
+}
+
+// floodPieces is how many pieces of one byte a flood has: six times Envoy's default of max_outbound_frames.
+const floodPieces = 60_000
+
+// flooded is an engine whose answers stay open, or come in pieces of one byte.
+type flooded struct{ finish chan struct{} }
+
+func (f *flooded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return
+	}
+	control := http.NewResponseController(w)
+	switch r.Header.Get("x-answer") {
+	case "long":
+		for range 200_000 {
+			if _, err := io.WriteString(w, "data: {\"choices\":[]}\n\n"); err != nil || control.Flush() != nil {
+				return
+			}
+		}
+	case "pieces":
+		for range floodPieces {
+			if _, err := w.Write([]byte("x")); err != nil || control.Flush() != nil {
+				return
+			}
+		}
+	case "open":
+		for more := true; more; {
+			if _, err := io.WriteString(w, "data: piece\n\n"); err != nil || control.Flush() != nil {
+				return
+			}
+			select {
+			case <-f.finish:
+				more = false
+			case <-r.Context().Done():
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	}
+}
+
+// TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whatever one of them, or an engine, has Envoy send there, the
+// others' answers go on, and Envoy ends no connection.
+func TestOneClientCutsNoOthers(t *testing.T) {
+	engine := &flooded{finish: make(chan struct{})}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: engine, Protocols: new(http.Protocols)}
+	server.Protocols.SetUnencryptedHTTP2(true)
+	go server.Serve(batches{l})
+	t.Cleanup(func() { server.Close() })
+	s := start(t, stack.Config{Workers: -1, Kill: true, Servers: []string{l.Addr().String()}, KveppFlags: []string{"--router-kv-events=false"}, EditEnvoy: http2Upstream})
+	clients := stormClients(t)
+	body := fmt.Sprintf(`{"model":%q,"prompt":"hello"}`, stack.Model)
+	ask := func(http2 bool, answer string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(t.Context(), "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("content-type", "application/json")
+		req.Header.Set("x-answer", answer)
+		return clients[http2].Do(req)
+	}
+	stats := func() map[string]string {
+		m, err := s.Envoy.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	attacks := []struct {
+		name string
+		do   func() error
+	}{
+		{"a body in pieces of one byte", func() error {
+			f, err := dialFrames(t.Context(), s.Envoy.URL)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if err := errors.Join(f.open(1, false), f.send(1, false, []byte(body))); err != nil {
+				return err
+			}
+			for range floodPieces {
+				if err := f.send(1, false, []byte(" ")); err != nil {
+					return err
+				}
+			}
+			if err := f.send(1, true, nil); err != nil {
+				return err
+			}
+			if how := f.wait(1); how != "200" {
+				return fmt.Errorf("the request itself ended with %s", how)
+			}
+			return nil
+		}},
+		{"thousands of requests given up at once", func() error {
+			for range 6 {
+				f, err := dialFrames(t.Context(), s.Envoy.URL)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				for i := range uint32(1000) {
+					if err := errors.Join(f.open(2*i+1, false), f.send(2*i+1, false, []byte(body[:10]))); err != nil {
+						return err
+					}
+				}
+				if err := f.out.Flush(); err != nil {
+					return err
+				}
+			}
+			// They are all at kvepp, which waits for the rest of their bodies. Now their connections end together.
+			eventually(t, func() error {
+				if n := metric(t, s, "kvepp_streams"); n < 6000 {
+					return fmt.Errorf("%v requests have come", n)
+				}
+				return nil
+			})
+			return nil
+		}},
+		{"an answer in pieces of one byte", func() error {
+			resp, err := ask(false, "pieces")
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			n, err := io.Copy(io.Discard, resp.Body)
+			if err == nil && n != floodPieces {
+				err = fmt.Errorf("%d bytes of %d", n, floodPieces)
+			}
+			return err
+		}},
+		{"a long answer in short pieces that its client reads late", func() error {
+			f, err := dialFrames(t.Context(), s.Envoy.URL)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			const paused, floods = "cluster.pool.upstream_flow_control_paused_reading_total", "http2.outbound_flood"
+			before := stats()
+			<-f.reading
+			if err := errors.Join(f.WriteWindowUpdate(0, 1<<30), f.open(1, false, "x-answer", "long"), f.WriteData(1, true, []byte(body)), f.out.Flush()); err != nil {
+				return err
+			}
+			eventually(t, func() error {
+				if m := stats(); m[paused] == before[paused] && m[floods] == before[floods] {
+					return errors.New("Envoy still reads the answer, for which there is no room")
+				}
+				return nil
+			})
+			f.reading <- struct{}{}
+			if how := f.wait(1); how != "200" {
+				return fmt.Errorf("the request itself ended with %s", how)
+			}
+			return nil
+		}},
+	}
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			engine.finish = make(chan struct{})
+			before := stats()
+			const others = 30
+			var (
+				wait, begun sync.WaitGroup
+				cut         atomic.Int64
+			)
+			begun.Add(others)
+			for i := range others {
+				wait.Go(func() {
+					resp, err := ask(i%2 == 0, "open")
+					begun.Done()
+					if err == nil {
+						defer resp.Body.Close()
+						var text []byte
+						if text, err = io.ReadAll(resp.Body); err == nil && (resp.StatusCode != http.StatusOK || !bytes.HasSuffix(text, []byte("[DONE]\n\n"))) {
+							err = fmt.Errorf("status %d, an answer that ends with %q", resp.StatusCode, text[max(0, len(text)-50):])
+						}
+					}
+					if err != nil && cut.Add(1) == 1 {
+						t.Errorf("another client's answer: %v", err)
+					}
+				})
+			}
+			begun.Wait()
+			if err := a.do(); err != nil {
+				t.Error(err)
+			}
+			eventually(t, func() error { // the attack is over
+				if n := metric(t, s, "kvepp_streams"); n > others {
+					return fmt.Errorf("kvepp follows %v requests", n)
+				}
+				return nil
+			})
+			close(engine.finish)
+			wait.Wait()
+			if n := cut.Load(); n > 0 {
+				t.Errorf("%d of %d answers were cut", n, others)
+			}
+			after := stats()
+			for name, n := range after {
+				if strings.Contains(name, "http2.") && strings.HasSuffix(name, "_flood") && n != cmp.Or(before[name], "0") {
+					t.Errorf("Envoy ended connections: %s %s, before the attack %s", name, n, cmp.Or(before[name], "0"))
+				}
+			}
+			n, err := s.KveppMemory()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("kvepp's memory has peaked at %d MiB; Envoy made %s connections to it, and has %s bytes of memory", n>>20,
+				after["cluster.kvepp.upstream_cx_total"], after["server.memory_allocated"])
+		})
+	}
+	allFreed(t, s)
+}
