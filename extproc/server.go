@@ -30,6 +30,7 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
+	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/router"
@@ -83,6 +84,8 @@ type Server struct {
 	log     *slog.Logger
 	noted   sync.Map // notes already logged: each peculiarity of a proxy once
 	streams atomic.Int64
+	// panics and refusals limit lines that clients can cause.
+	panics, refusals loglimit.Limiter
 	// tooLargeLogged says that a body above MaxParseBytes is logged.
 	tooLargeLogged atomic.Bool
 	moved          movedFrom
@@ -142,7 +145,7 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now()}
 	defer func() { // after the end, which may fail too
 		if p := recover(); p != nil {
-			s.log.Error("panic in a stream", "panic", p, "stack", string(debug.Stack()))
+			s.panics.Log(s.log, slog.LevelError, "panic in a stream", "panic", p, "stack", string(debug.Stack()))
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
 	}()
@@ -251,7 +254,7 @@ func (x *exchange) refuse(e *httpError) effect {
 	x.code, x.refusal = strconv.Itoa(e.status), e.code
 	x.span.Fail(e.code)
 	x.router.Refused(e.status)
-	x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", e.message)
+	x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path), "status", e.status, "error", e.message)
 	return x.refused(e)
 }
 
@@ -279,9 +282,9 @@ func (x *exchange) ask(ctx context.Context) effect {
 		e := x.Server.cfg.toHTTP(err)
 		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second
 			path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
-			x.log.Warn("request refused", "request_id", x.head.id, "path", path, "status", e.status, "error", err)
+			x.refusals.Log(x.log, slog.LevelWarn, "request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(path), "status", e.status, "error", err)
 		} else {
-			x.log.Debug("request refused", "request_id", x.head.id, "path", x.head.path, "status", e.status, "error", err)
+			x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path), "status", e.status, "error", err)
 		}
 		x.code, x.refusal = strconv.Itoa(e.status), e.code
 		x.span.Fail(e.code)

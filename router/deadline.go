@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -152,7 +153,7 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 		var o outcome
 		defer func() {
 			if c := recover(); c != nil {
-				held.router.log.Error("panic while reading a request; it is routed by load", "panic", c, "stack", string(debug.Stack()))
+				held.router.panics.Log(held.router.log, slog.LevelError, "panic while reading a request; it is routed by load", "panic", c, "stack", string(debug.Stack()))
 				o = outcome{err: errPanic}
 			}
 			if done.CompareAndSwap(false, true) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -73,7 +74,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}()
 	defer func() {
 		if c := recover(); c != nil {
-			r.log.Error("panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
+			r.panics.Log(r.log, slog.LevelError, "panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
 			p.tokens, p.reason, err = nil, ReasonPanic, nil // what was read of it before holds: where it may go, and what goes on
 		}
 	}()

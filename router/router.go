@@ -23,6 +23,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/apibody"
 	"kvepp/internal/budget"
+	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
 	"kvepp/kvblock"
@@ -178,8 +179,9 @@ type Router struct {
 	slots        slots
 	records      records
 	thresholds   thresholds
-	waits        *waits // nil: no request ever waits
-	onRelease    func() // released, if there are waits
+	waits        *waits           // nil: no request ever waits
+	panics       loglimit.Limiter // of lines about them
+	onRelease    func()           // released, if there are waits
 	latest       lastAnswers
 	modelUse     *modelUse
 	promptCounts promptCounts

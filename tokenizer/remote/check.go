@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/tokenizer"
@@ -27,7 +28,8 @@ type Check struct {
 	wanted  atomic.Int64 // comparisons still to be made
 	differs atomic.Bool
 	queue   chan sample
-	silent  bool // it was said that a request could not be compared; Run's own
+	panics  loglimit.Limiter // of lines about them
+	silent  bool             // it was said that a request could not be compared; Run's own
 	metrics *metrics.Metrics
 	log     *slog.Logger
 }
@@ -116,7 +118,7 @@ type difference struct {
 func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
 	defer func() {
 		if r := recover(); r != nil { // a defect, which the router contains on a request's own way as well
-			c.log.Error("panic while a request is compared with the engine", "panic", r, "stack", string(debug.Stack()))
+			c.panics.Log(c.log, slog.LevelError, "panic while a request is compared with the engine", "panic", r, "stack", string(debug.Stack()))
 			d, known = nil, false
 		}
 	}()

@@ -1,0 +1,27 @@
+package extproc
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"kvepp/extproc/extproctest"
+	"kvepp/internal/logtest"
+)
+
+// TestRefusalsAreLoggedWithinLimits: thousands of requests that cannot be served write a few lines, and short ones.
+func TestRefusalsAreLoggedWithinLimits(t *testing.T) {
+	b := newBench(t, Config{})
+	b.pool.Update(nil)
+	var said logtest.Log
+	b.server.log = slog.New(slog.NewTextHandler(&said, nil))
+	path := "/v1/models/" + strings.Repeat("x", 10_000)
+	for range 100 {
+		if out, err := b.Do(t.Context(), &extproctest.Request{Header: map[string]string{":method": "GET", ":path": path, "x-request-id": "r"}}); err != nil || out.Immediate.GetStatus().GetCode() != 503 {
+			t.Fatalf("%v, %v", out, err)
+		}
+	}
+	if n := said.Count("request refused"); n < 5 || n > 8 || len(said.String()) > n*1000 {
+		t.Errorf("%d lines of %d bytes", n, len(said.String()))
+	}
+}
