@@ -2,6 +2,12 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"io/fs"
 	"maps"
 	"os"
@@ -9,8 +15,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -262,4 +270,93 @@ func TestPagesRun(t *testing.T) {
 			t.Errorf("no page runs kvepp %s", c)
 		}
 	}
+}
+
+// TestSecurityNumbers holds the numbers in docs/security.md to the flags' defaults and the constants that its tables name.
+func TestSecurityNumbers(t *testing.T) {
+	flags, held := serveFlags(new(options)), 0
+	for _, cells := range regexp.MustCompile("(?m)^\\| ([^|]*) \\| ([^|]*) \\| `([^`|]*)` \\|").FindAllStringSubmatch(pages(t)["docs/security.md"], -1) {
+		what, said, name := cells[1], cells[2], cells[3]
+		number := regexp.MustCompile(`^([\d,]+)(?: (KiB|MiB|GiB|s))?`).FindStringSubmatch(said)
+		if number == nil {
+			continue // none, or what memory makes of it
+		}
+		n, err := strconv.ParseInt(strings.ReplaceAll(number[1], ",", ""), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := n * map[string]int64{"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": int64(time.Second)}[number[2]]
+		var got int64
+		if flag, ok := strings.CutPrefix(name, "--"); ok {
+			f := flags.Lookup(flag)
+			if f == nil {
+				t.Errorf("%s: no flag %s", what, name)
+				continue
+			}
+			if f.DefValue == "0" {
+				continue // as much as memory allows
+			}
+			if d, err := time.ParseDuration(f.DefValue); err == nil {
+				got = int64(d)
+			} else if got, err = strconv.ParseInt(f.DefValue, 10, 64); err != nil {
+				t.Errorf("%s: the default of %s is %s", what, name, f.DefValue)
+				continue
+			}
+		} else if folder, constant, ok := strings.Cut(name, "."); ok && !strings.Contains(name, "/") {
+			if got, err = constantOf(folder, constant); err != nil {
+				t.Errorf("%s: %v", what, err)
+				continue
+			}
+		} else {
+			continue
+		}
+		if held++; got != want {
+			t.Errorf("%s: the page says %s, and %s is %d", what, said, name, got)
+		}
+	}
+	if held < 20 {
+		t.Errorf("%d numbers were compared", held)
+	}
+}
+
+// constantOf returns the value of a constant of the package whose folder has the given last part.
+func constantOf(folder, name string) (int64, error) {
+	var files []string
+	if folder == "main" {
+		folder = "kvepp"
+	}
+	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../"} {
+		found, err := filepath.Glob(at + folder + "/*.go")
+		if err != nil {
+			return 0, err
+		}
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			return 0, err
+		}
+		for _, d := range tree.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, s := range g.Specs {
+				if v := s.(*ast.ValueSpec); len(v.Values) == 1 && v.Names[0].Name == name {
+					text := strings.ReplaceAll(types.ExprString(v.Values[0]), "time.Second", "1000000000")
+					value, err := types.Eval(token.NewFileSet(), nil, token.NoPos, text)
+					if err != nil {
+						return 0, fmt.Errorf("%s.%s = %s: %w", folder, name, text, err)
+					}
+					n, exact := constant.Int64Val(value.Value)
+					if !exact {
+						return 0, fmt.Errorf("%s.%s = %s is no whole number", folder, name, text)
+					}
+					return n, nil
+				}
+			}
+		}
+	}
+	return 0, fmt.Errorf("no constant %s.%s", folder, name)
 }

@@ -70,7 +70,7 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 				t.Fatalf("%s: %v", file, err)
 			}
 			// Istio's are one file.
-			if kind := object(m).text("spec", "names", "kind"); object(m).text("spec", "group") == "networking.istio.io" && kind != "DestinationRule" || m == nil {
+			if kind := object(m).text("spec", "names", "kind"); object(m).text("spec", "group") == "networking.istio.io" && kind != "DestinationRule" && kind != "EnvoyFilter" || m == nil {
 				continue
 			}
 			one, err := yaml.Marshal(m)

@@ -688,6 +688,28 @@ func TestEnvoyLimits(t *testing.T) {
 			t.Errorf("%s: no limit of clients' connections", name)
 		}
 	}
+	// Istio writes the cluster itself, and an EnvoyFilter its options.
+	filters := 0
+	for _, r := range everything(t) {
+		for _, o := range r.all("EnvoyFilter") {
+			filters++
+			patch := object(o.list("spec", "configPatches")[0])
+			if got := patch.at("patch", "value", "typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config", "http2_protocol_options"); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %s has the HTTP/2 options %v, want %v", r.name, o, got, want)
+			}
+			rule := r.one(t, "DestinationRule")
+			host, _, _ := strings.Cut(rule.text("spec", "host"), ".")
+			if got, want := patch.text("match", "cluster", "service"), host+"."+o.text("metadata", "namespace")+".svc.cluster.local"; got != want || patch.at("match", "cluster", "portNumber") != 9002 {
+				t.Errorf("%s: %s is for the cluster of %s, want %s", r.name, o, got, want)
+			}
+		}
+		if len(r.all("EnvoyFilter")) != len(r.all("DestinationRule")) {
+			t.Errorf("%s: %d DestinationRules for Istio, and %d EnvoyFilters", r.name, len(r.all("DestinationRule")), len(r.all("EnvoyFilter")))
+		}
+	}
+	if filters < 2 {
+		t.Errorf("%d EnvoyFilters", filters)
+	}
 	// A page that shows such a cluster shows its limits.
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
