@@ -62,6 +62,7 @@ func (s *storedBlocks) Gap(expected, got uint64) {
 	s.Malformed(fmt.Errorf("messages %d to %d are lost", expected, got-1))
 }
 func (s *storedBlocks) Restart()                    {}
+func (s *storedBlocks) Cut(error)                   {}
 func (s *storedBlocks) Replayed(zmqsub.Replay, int) {}
 func (s *storedBlocks) Connected()                  { s.once.Do(func() { close(s.connected) }) }
 func (s *storedBlocks) Disconnected()               {}

@@ -85,6 +85,13 @@ type Event struct {
 	Local []LocalHash
 }
 
+// What decoding takes is bounded not by a message's bytes alone: an event of 15 bytes takes 500, and a hash of one byte eight, and
+// as much again as an operation. An engine tells of one step in a batch, and removes blocks one by one.
+const (
+	maxEvents = 1 << 17
+	maxHashes = 1 << 20
+)
+
 // DecodeBatch decodes one message payload into b, replacing what it held.
 //
 // It reads the encodings of vLLM from 0.11 on, SGLang, TensorRT-LLM and Dynamo's mocker: batches as array or map, events as tagged array or
@@ -194,6 +201,9 @@ func (b *Batch) decodeEvents(s *scanner) error {
 	n, err := s.array("events")
 	if err != nil {
 		return err
+	}
+	if n > maxEvents {
+		return s.fail("%d events, want at most %d", n, maxEvents)
 	}
 	for range n {
 		// Not grown by n at once: an Event is far larger than the few bytes that announce one.
@@ -595,6 +605,9 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 			return err
 		}
 		at := len(b.hashes)
+		if len(b.hashes)+n > maxHashes {
+			return s.fail("more than %d block hashes", maxHashes)
+		}
 		b.hashes, err = s.hashes(b.hashes, n)
 		e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
 		return err
@@ -695,6 +708,9 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		n, err := s.array(fieldNames[f])
 		if err != nil {
 			return err
+		}
+		if len(b.local)+n > maxHashes {
+			return s.fail("more than %d block hashes", maxHashes)
 		}
 		at := len(b.local)
 		b.local = slices.Grow(b.local, n)

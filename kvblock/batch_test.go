@@ -1,10 +1,13 @@
 package kvblock
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"math"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -324,4 +327,31 @@ func FuzzDecodeBatch(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What decoding takes is bounded, whatever the 16 MiB of a message hold: bytes that announce far more than they are.
+func TestDecodingIsBounded(t *testing.T) {
+	const message = 16 << 20
+	fill := func(one []byte) []byte { return bytes.Repeat(one, message/len(one)-2) }
+	count := func(n int) []byte { return binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(n)) }
+	batch := func(events []byte) []byte { return append(append([]byte{0x93, 0x00}, events...), 0xc0) }
+	cleared, removed := []byte("\x91\xb0AllBlocksCleared"), []byte("\x92\xacBlockRemoved\x90")
+	for name, payload := range map[string][]byte{
+		"cleared": batch(append(count(message/len(cleared)-2), fill(cleared)...)),
+		"removed": batch(append(count(message/len(removed)-2), fill(removed)...)),
+		"hashes":  batch(slices.Concat([]byte{0x91, 0x92, 0xac}, []byte("BlockRemoved"), count(message-2), fill([]byte{1}))),
+		"unknown": batch(append(count(message/2-2), fill([]byte{0x91, 0xa0})...)),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		var b Batch
+		err := DecodeBatch(payload, &b)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 10*message {
+			t.Errorf("%s: %d MB for %d MB; %d events, error %v", name, took>>20, message>>20, len(b.Events), err)
+		}
+		if name != "unknown" && !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
 }

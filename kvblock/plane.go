@@ -69,6 +69,9 @@ func DecodePlane(envelope []byte, b *PlaneBatch) error {
 	if err != nil {
 		return err
 	}
+	if n > maxEvents {
+		return s.fail("%d events, want at most %d", n, maxEvents)
+	}
 	for range n {
 		b.Events = append(b.Events, RouterEvent{})
 		if err := b.routerEvent(s, &b.Events[len(b.Events)-1]); err != nil {

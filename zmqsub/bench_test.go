@@ -189,5 +189,6 @@ func (c *counter) Gap(expected, got uint64) { c.wrong = fmt.Sprintf("gap %d-%d",
 func (c *counter) Restart()                 { c.wrong = "restart" }
 func (c *counter) Replayed(Replay, int)     {}
 func (c *counter) Malformed(err error)      { c.wrong = err.Error() }
+func (c *counter) Cut(err error)            { c.wrong = err.Error() }
 func (c *counter) Connected()               {}
 func (c *counter) Disconnected()            {}

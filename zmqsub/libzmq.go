@@ -7,6 +7,7 @@ package zmqsub
 #include <errno.h>
 #include <stdlib.h>
 #include <zmq.h>
+#include "guard.h"
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -28,6 +29,7 @@ typedef struct {
 
 typedef struct {
 	int messages;
+	uint64_t full; // not 0: so many messages wait, and they are so large that the socket should let less in
 	zmqsub_message message[ZMQSUB_MESSAGES];
 } zmqsub_batch;
 
@@ -41,8 +43,13 @@ static void zmqsub_release(zmqsub_message *m) {
 // when nothing was taken: then there is no batch any more, because thousands of sockets are silent most of the time. One crossing
 // between Go and C for up to 8 messages, and no copy of their bytes to Go, are what this file is for: through a binding that crosses for
 // each frame and copies it, receiving costs twice the CPU.
-static int zmqsub_receive(void *socket, zmqsub_batch **held) {
+//
+// What is taken goes off *account, which the first message tells if it is not known.
+static int zmqsub_receive(void *socket, zmqsub_batch **held, zmqsub_account **account) {
 	zmqsub_batch *b = *held;
+	zmqsub_amount came = {0}, took = {0};
+	if (*account)
+		came = zmqsub_came(*account);
 	if (!b) {
 		if (!(b = malloc(sizeof *b)))
 			return ENOMEM;
@@ -69,12 +76,15 @@ static int zmqsub_receive(void *socket, zmqsub_batch **held) {
 				zmq_msg_close(msg);
 				zmqsub_release(m); // the frames of a message arrive together: only the first can be missing
 				if (b->messages > 0)
-					return 0;
+					goto out;
+				if (*account)
+					zmqsub_took_all(*account, came); // and what libzmq left out, which was for another topic
 				free(b);
 				*held = NULL;
 				return error;
 			}
 			more = zmq_msg_more(msg);
+			took.bytes += zmq_msg_size(msg) + ZMQSUB_FRAME_COST;
 			if (keep) {
 				m->frame[m->frames].data = zmq_msg_data(msg);
 				m->frame[m->frames].size = zmq_msg_size(msg);
@@ -84,6 +94,15 @@ static int zmqsub_receive(void *socket, zmqsub_batch **held) {
 			}
 		}
 		b->messages++;
+	}
+out:
+	if (!*account)
+		*account = zmqsub_account_of(zmq_msg_get(&b->message[0].msg[0], ZMQ_SRCFD));
+	b->full = 0;
+	if (*account) {
+		took.messages = b->messages;
+		zmqsub_took(*account, took);
+		b->full = zmqsub_too_much(*account);
 	}
 	return 0;
 }
@@ -111,11 +130,15 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
 	"syscall"
 	"unsafe"
 
 	zmq "github.com/pebbe/zmq4"
 )
+
+// maxMessageBytes bounds a message: the sum of its frames.
+const maxMessageBytes = C.ZMQSUB_MESSAGE_BYTES
 
 // maxFrames is how many frames of a message are kept.
 const maxFrames = C.ZMQSUB_FRAMES
@@ -151,6 +174,10 @@ type socket struct {
 	batch *C.zmqsub_batch // nil: nothing was there when looked at last
 	next  int             // the next message of batch to give out
 	view  [maxFrames][]byte
+
+	account *C.zmqsub_account // of the publisher; nil: not known yet
+	most    int               // the high-water mark that was configured, in messages
+	mark    int               // the one that is set: less, while large messages wait
 }
 
 func newSocket(ctx *zmq.Context, kind zmq.Type) (*socket, error) {
@@ -174,12 +201,14 @@ func (s *socket) handle() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Poin
 func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	if !s.buffered() {
 		s.next = 0
-		if number := C.zmqsub_receive(s.handle(), &s.batch); number != 0 {
+		if number := C.zmqsub_receive(s.handle(), &s.batch, &s.account); number != 0 {
 			if number == C.EAGAIN {
+				s.setMark(s.most)
 				return nil, false, nil
 			}
 			return nil, false, zmq.Errno(number)
 		}
+		s.restrain(int(s.batch.full))
 	}
 	m := &s.batch.message[s.next]
 	s.next++
@@ -188,6 +217,80 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 		s.view[i] = unsafe.Slice((*byte)(m.frame[i].data), int(m.frame[i].size))
 	}
 	return s.view[:n], true, nil
+}
+
+// restrain lets less in while the messages that wait, so many, are too large; 0: they are not. receive does it with each batch; who
+// does not receive for long must do it too. libzmq's high-water mark counts messages only, and what a publisher sends next may be of
+// any size, so that the mark goes to half of what waits, again and again. When the queue was empty it is as configured.
+//
+// A lower mark than the number of messages that wait is safe: libzmq goes on when half of the mark is left. So is a greater one when
+// none waits.
+func (s *socket) restrain(waiting int) {
+	if waiting > 0 && waiting <= s.mark {
+		s.setMark(max(waiting/2, 1))
+	}
+}
+
+// tooMuch returns how many messages wait, if they are too large; else 0.
+func (s *socket) tooMuch() int {
+	if s.account == nil {
+		return 0
+	}
+	return int(C.zmqsub_too_much(s.account))
+}
+
+func (s *socket) setMark(messages int) {
+	if messages != s.mark && s.SetRcvhwm(messages) == nil {
+		s.mark = messages
+	}
+}
+
+// connection is one connection of a socket, as the guard knows it.
+type connection struct {
+	fd     int
+	number C.uint64_t
+}
+
+// connectionOf returns the connection that has a descriptor. What the socket's messages take counts for its address from now on.
+func (s *socket) connectionOf(fd int) connection {
+	s.account = C.zmqsub_account_of(C.int(fd))
+	return connection{fd, C.zmqsub_connection(C.int(fd))}
+}
+
+// guarded says whether the guard has seen the connection's greeting. It has when the handshake is over, unless libzmq does not read
+// through it.
+func (c connection) guarded() bool { return C.zmqsub_greeted(C.int(c.fd), c.number) != 0 }
+
+// connections returns how many connections were made so far, by all sockets.
+func connections() uint64 { return uint64(C.zmqsub_connections()) }
+
+// cutAfter returns why the guard ended a connection to the publisher's address, if it was made after the first so many of all; and
+// its number.
+func (s *socket) cutAfter(seen uint64) (number uint64, why error) {
+	if s.account == nil {
+		return seen, nil
+	}
+	var reason C.enum_zmqsub_cut
+	if number = uint64(C.zmqsub_latest_cut(s.account, &reason)); number <= seen {
+		return seen, nil
+	}
+	return number, cutError(reason)
+}
+
+func cutError(reason C.enum_zmqsub_cut) error {
+	switch reason {
+	case C.ZMQSUB_CUT_PARTS:
+		return fmt.Errorf("zmqsub: a message of more than %d frames", C.ZMQSUB_MESSAGE_PARTS)
+	case C.ZMQSUB_CUT_BYTES:
+		return fmt.Errorf("zmqsub: a message of more than %d bytes", maxMessageBytes)
+	case C.ZMQSUB_CUT_COMMAND:
+		return fmt.Errorf("zmqsub: a ZMTP command that is longer than %d bytes, or goes on in another frame", C.ZMQSUB_COMMAND_BYTES)
+	case C.ZMQSUB_CUT_GREETING:
+		return errors.New("zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets")
+	case C.ZMQSUB_CUT_BACKLOG:
+		return fmt.Errorf("zmqsub: more than %d bytes of messages wait, or more than %d from all publishers", C.ZMQSUB_CUT, C.ZMQSUB_ALL_CUT)
+	}
+	return nil
 }
 
 // unmonitor ends the observation. While somebody observes, libzmq waits for them: an observer that is closed before stops the
@@ -209,6 +312,7 @@ func (s *socket) request(p []byte) error {
 
 // configure sets the options of every connection.
 func (s *socket) configure(c *Config, t *timing) error {
+	s.most, s.mark = t.highWaterMark, t.highWaterMark
 	return errors.Join(
 		s.SetLinger(0),
 		s.SetIpv6(true),

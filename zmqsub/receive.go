@@ -3,6 +3,7 @@ package zmqsub
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
@@ -55,7 +56,10 @@ func (s *Subscription) run() {
 			for s.takeLive(burst) == burst {
 			}
 			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
-			_ = s.live.Disconnect(s.config.Endpoint)
+			if !s.cut {
+				_ = s.live.Disconnect(s.config.Endpoint)
+			}
+			s.cut = false
 			_ = s.live.Connect(s.config.Endpoint)
 		}
 	}
@@ -126,7 +130,7 @@ func (s *Subscription) onLive(frames [][]byte) {
 
 // apply tells the handler of a step, unless the subscription was closed.
 func (s *Subscription) apply(st step, seq uint64, topic, payload []byte, digest uint64) {
-	if s.stopped() {
+	if !s.released() {
 		return
 	}
 	if st.restart {
@@ -142,7 +146,7 @@ func (s *Subscription) apply(st step, seq uint64, topic, payload []byte, digest 
 }
 
 func (s *Subscription) malformed(format string, args ...any) {
-	if !s.stopped() {
+	if s.released() {
 		s.handler.Malformed(fmt.Errorf("zmqsub: "+format, args...))
 	}
 }
@@ -159,17 +163,17 @@ func (s *Subscription) digest(payload []byte) uint64 {
 func (s *Subscription) followConnection() {
 	s.takeEvents()
 	for len(s.unhandled) > 0 && !s.stopped() {
-		event := s.unhandled[0]
+		c := s.unhandled[0]
 		s.unhandled = s.unhandled[1:]
-		s.onConnection(event)
+		s.onConnection(c)
 	}
 }
 
 // disconnects says whether the live connection has ended, of which followConnection has yet to hear.
 func (s *Subscription) disconnects() bool {
 	s.takeEvents()
-	return slices.ContainsFunc(s.unhandled, func(event zmq.Event) bool {
-		return event != zmq.EVENT_CONNECTED && event != zmq.EVENT_CONNECT_RETRIED && event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+	return slices.ContainsFunc(s.unhandled, func(c change) bool {
+		return c.event != zmq.EVENT_CONNECTED && c.event != zmq.EVENT_CONNECT_RETRIED && c.event != zmq.EVENT_HANDSHAKE_SUCCEEDED
 	})
 }
 
@@ -180,23 +184,48 @@ func (s *Subscription) takeEvents() {
 		if err != nil || !ok {
 			return
 		}
-		// The first frame begins with the event's number, 16 bits in the machine's byte order.
-		if len(frames[0]) >= 2 {
-			s.unhandled = append(s.unhandled, zmq.Event(binary.NativeEndian.Uint16(frames[0])))
+		// The first frame has the event's number, 16 bits in the machine's byte order, and a value of 32 bits: the descriptor
+		// where there is a connection.
+		if len(frames[0]) < 6 {
+			continue
 		}
+		c := change{event: zmq.Event(binary.NativeEndian.Uint16(frames[0]))}
+		switch c.event {
+		case zmq.EVENT_CONNECTED:
+			s.latest = s.live.connectionOf(int(int32(binary.NativeEndian.Uint32(frames[0][2:]))))
+		case zmq.EVENT_CONNECT_RETRIED:
+		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+			if !s.latest.guarded() {
+				c.cut = errors.New("zmqsub: libzmq does not read its connections through kvepp's guard, which bounds what they take: this build of kvepp cannot subscribe")
+			}
+		default:
+			s.seenCut, c.cut = s.live.cutAfter(s.seenCut)
+		}
+		s.unhandled = append(s.unhandled, c)
 	}
 }
 
-// onConnection handles one of libzmq's events.
-func (s *Subscription) onConnection(event zmq.Event) {
+// change is what the monitor told of the live connection.
+type change struct {
+	event zmq.Event
+	cut   error // why kvepp ends the connection, or ended it; nil: it does not
+}
+
+// onConnection handles a change.
+func (s *Subscription) onConnection(c change) {
+	if s.cut {
+		return // the last that is heard of it
+	}
 	s.revive.Stop()
-	switch event {
-	case zmq.EVENT_CONNECTED, zmq.EVENT_CONNECT_RETRIED:
-	case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+	switch {
+	case c.cut != nil:
+		s.cutOff(c.cut)
+	case c.event == zmq.EVENT_CONNECTED, c.event == zmq.EVENT_CONNECT_RETRIED:
+	case c.event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
 		if s.connected {
 			return
 		}
-		s.connected = true
+		s.connected, s.since = true, time.Now()
 		s.handler.Connected()
 		if len(s.config.Publisher) == 0 { // an id shows that it is the same
 			s.sequence.onReconnect()
@@ -205,11 +234,65 @@ func (s *Subscription) onConnection(event zmq.Event) {
 		s.again.Reset(s.hub.timing.lookAgain)
 		s.runReplay()
 	default:
-		if s.connected {
-			s.connected = false
-			s.handler.Disconnected()
-		}
+		s.disconnected()
 		s.revive.Reset(s.hub.timing.revive)
+	}
+}
+
+func (s *Subscription) disconnected() {
+	if s.connected {
+		s.connected = false
+		s.handler.Disconnected()
+	}
+}
+
+// cutOff leaves a publisher alone for a while, which sent what is beyond a bound. What came before is in doubt with the rest.
+func (s *Subscription) cutOff(why error) {
+	if s.connected && time.Since(s.since) > s.hub.timing.cutPauseMax {
+		s.cutPause = s.hub.timing.cutPause
+	}
+	for { // before Disconnect, as when a connection is revived
+		if _, ok, err := s.live.receive(); !ok || err != nil || s.stopped() {
+			break
+		}
+	}
+	_ = s.live.Disconnect(s.config.Endpoint)
+	s.cut = true
+	s.sequence = sequence{replays: s.sequence.replays}
+	s.again.Stop()
+	s.disconnected()
+	if s.released() {
+		s.handler.Cut(why)
+	}
+	s.revive.Reset(s.cutPause)
+	s.cutPause = min(2*s.cutPause, s.hub.timing.cutPauseMax)
+}
+
+// released waits until messages may be told of. It returns false when the subscription ends meanwhile.
+func (s *Subscription) released() bool {
+	if s.config.Hold == nil {
+		return !s.stopped()
+	}
+	if !s.wait(s.config.Hold) {
+		return false
+	}
+	s.config.Hold = nil
+	return true
+}
+
+// wait waits for until, and keeps in bounds what live messages may wait in the meantime. It returns false when the subscription ends.
+func (s *Subscription) wait(until <-chan struct{}) bool {
+	watch := time.NewTicker(s.hub.timing.watch)
+	defer watch.Stop()
+	for {
+		select {
+		case <-until:
+			return true
+		case <-s.stop:
+			return false
+		case <-watch.C:
+			s.live.restrain(s.live.tooMuch())
+		}
 	}
 }
 

@@ -25,8 +25,12 @@ const (
 // past message.
 const lastSeq = 1 << 62
 
+// maxReplayTimeouts bounds all that follows from one need for a replay, in ReplayTimeouts: a publisher that always answers a little
+// must not hold its live messages for ever.
+const maxReplayTimeouts = 6
+
 // runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them. Live
-// messages meanwhile wait in the live socket's queue, whose high-water mark bounds them. It returns when the replay is
+// messages meanwhile wait in the live socket's queue, which is bounded (socket.restrain). It returns when the replay is
 // complete, failed, or the subscription was closed; the sequence knows what is still missing.
 //
 // A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
@@ -46,22 +50,31 @@ func (s *Subscription) runReplay() {
 		return
 	}
 	// Turns are taken, so that thousands of subscriptions that connect at once do not need twice the descriptors.
-	select {
-	case s.hub.replays <- struct{}{}:
-		defer func() { <-s.hub.replays }()
-	case <-s.stop:
-		return
+	watch := time.NewTicker(s.hub.timing.watch)
+	defer watch.Stop()
+	for turn := false; !turn; {
+		select {
+		case s.hub.replays <- struct{}{}:
+			turn = true
+		case <-watch.C:
+			s.live.restrain(s.live.tooMuch())
+		case <-s.stop:
+			return
+		}
 	}
+	defer func() { <-s.hub.replays }()
 	defer func() {
 		if len(s.unhandled) > 0 {
 			s.monitor.signal()
 		}
 	}()
 	all := 0
+	end := time.Now().Add(maxReplayTimeouts * s.config.ReplayTimeout)
 	for again := true; again; {
 		var outcome Replay
 		var messages int
-		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout))
+		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout), watch)
+		again = again && time.Now().Before(end)
 		all += messages
 		switch {
 		case s.stopped():
@@ -83,7 +96,7 @@ func (s *Subscription) runReplay() {
 
 // replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new life,
 // or because the answer stopped after it brought something.
-func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
+func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outcome Replay, messages int, again bool) {
 	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
 	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
 	if err != nil {
@@ -108,7 +121,9 @@ func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages 
 			if done {
 				return ReplayComplete, messages, again
 			}
-			messages++
+			if messages++; messages%64 == 0 {
+				s.live.restrain(s.live.tooMuch())
+			}
 		}
 		switch {
 		case outcome == ReplayUnreachable:
@@ -127,6 +142,8 @@ func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages 
 		}
 		select {
 		case <-src.ready:
+		case <-watch.C:
+			s.live.restrain(s.live.tooMuch())
 		case <-s.monitor.ready:
 			if s.disconnects() {
 				return ReplayCut, messages, false

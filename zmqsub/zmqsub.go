@@ -7,6 +7,9 @@
 // Concurrency: everything is safe for concurrent use. A subscription calls its [Handler] from one goroutine at a time;
 // thousands of subscriptions share a few OS threads, because each waits through Go's network poller, not in a thread.
 //
+// What a publisher can make libzmq hold is bounded: the frames and bytes of a message, and the bytes that wait (guard.c). Beyond, its
+// connection is ended.
+//
 // It needs libzmq, version 4.2 or later.
 package zmqsub
 
@@ -46,6 +49,10 @@ type Handler interface {
 	// Malformed says that something arrived that is not in the protocol, and was ignored.
 	Malformed(err error)
 
+	// Cut says that the connection was ended because what came on it is beyond a bound; err says which. What waited is lost, and the
+	// next message begins anew, as after Restart. It follows Disconnected, and the connection is made again after a pause.
+	Cut(err error)
+
 	// Connected and Disconnected follow the connection and alternate, Connected first. They come from observing the
 	// socket, so that messages of a connection may come after its Disconnected.
 	Connected()
@@ -73,13 +80,15 @@ type Config struct {
 	ReplayTimeout time.Duration
 
 	// MaxMessageBytes bounds one frame; the connection to a publisher that sends a longer one is dropped and made anew.
-	// 0 means 64 MiB.
+	// 0 means 16 MiB, which bounds a message of several frames too, and is the greatest value.
 	MaxMessageBytes int64
+
+	// Hold, if not nil, holds messages and reports about them until it is closed; Connected and Disconnected are told meanwhile.
+	Hold <-chan struct{}
 }
 
 const (
-	defaultReplayTimeout   = 10 * time.Second
-	defaultMaxMessageBytes = 64 << 20
+	defaultReplayTimeout = 10 * time.Second
 
 	// A subscription needs four sockets at most: its own, the two ends of its monitor, and one for a replay. libzmq
 	// allots eight bytes for each that there may be.
@@ -120,6 +129,13 @@ type timing struct {
 	// replay, and before the subscription reached it, would not be missed before the next one comes.
 	lookAgain time.Duration
 
+	// cutPause is how long a publisher that was cut off is left alone; twice as long each time, up to cutPauseMax. A connection that
+	// lasts longer than that begins anew.
+	cutPause, cutPauseMax time.Duration
+
+	// watch is how often what waits is looked at while nothing is received.
+	watch time.Duration
+
 	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all publishers
 	// replay, leave a quarter of the process's memory unused.
 	trim time.Duration
@@ -134,7 +150,9 @@ var defaultTiming = timing{
 	revive:        2 * time.Second,
 	replayConnect: time.Second, replayIdle: 500 * time.Millisecond, replayPause: 30 * time.Second,
 	lookAgain: time.Second,
-	trim:      time.Minute,
+	cutPause:  time.Second, cutPauseMax: time.Minute,
+	watch: 20 * time.Millisecond,
+	trim:  time.Minute,
 }
 
 // Hub is what subscriptions share: one libzmq context with its I/O threads. Make one with [NewHub].
@@ -238,11 +256,16 @@ type Subscription struct {
 	done chan struct{} // closed when run has ended
 
 	// The rest is run's.
-	live          *source     // the SUB socket
-	monitor       *source     // observes live
-	unhandled     []zmq.Event // events of the live connection that were read and not handled
+	live          *source    // the SUB socket
+	monitor       *source    // observes live
+	unhandled     []change   // events of the live connection that were read and not handled
+	latest        connection // of which an event was read
+	seenCut       uint64     // number of the latest connection whose cut was seen, or a lesser one
 	connected     bool
-	revive        *time.Timer // runs while libzmq has not said that it will try again
+	since         time.Time     // of the latest connection
+	cut           bool          // libzmq has no endpoint to connect to, until revive
+	cutPause      time.Duration // after the next cut
+	revive        *time.Timer   // runs while libzmq has not said that it will try again
 	sequence      sequence
 	noReplayUntil time.Time
 	pause         time.Duration // after the next replay that fails
@@ -257,10 +280,14 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		config.ReplayTimeout = defaultReplayTimeout
 	}
 	if config.MaxMessageBytes == 0 {
-		config.MaxMessageBytes = defaultMaxMessageBytes
+		config.MaxMessageBytes = maxMessageBytes
 	}
 	if config.ReplayTimeout < 0 || config.MaxMessageBytes < 0 {
 		return nil, fmt.Errorf("zmqsub: replay timeout %v and message limit %d must not be negative", config.ReplayTimeout, config.MaxMessageBytes)
+	}
+
+	if config.MaxMessageBytes > maxMessageBytes {
+		return nil, fmt.Errorf("zmqsub: message limit %d must not be above %d", config.MaxMessageBytes, maxMessageBytes)
 	}
 
 	// The lock is held throughout, so that Close cannot end the context meanwhile; nothing here waits.
@@ -281,7 +308,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		probe.close()
 	}
 	s := &Subscription{hub: h, config: config, handler: handler, stop: make(chan struct{}), done: make(chan struct{}),
-		sequence: sequence{replays: config.ReplayEndpoint != ""}}
+		sequence: sequence{replays: config.ReplayEndpoint != ""}, seenCut: connections()}
 	h.monitors++
 	address := fmt.Sprintf("inproc://monitor-%d", h.monitors)
 	var err error
@@ -301,7 +328,7 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		}
 		return nil, err
 	}
-	s.revive, s.again, s.pause = time.NewTimer(time.Hour), time.NewTimer(time.Hour), h.timing.replayPause
+	s.revive, s.again, s.pause, s.cutPause = time.NewTimer(time.Hour), time.NewTimer(time.Hour), h.timing.replayPause, h.timing.cutPause
 	s.revive.Stop()
 	s.again.Stop()
 	h.subscriptions[s] = true

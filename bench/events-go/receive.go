@@ -105,6 +105,7 @@ func (c *counter) Gap(expected, got uint64) {
 }
 func (c *counter) Restart()                    { c.fail(errors.New("the publisher began anew")) }
 func (c *counter) Malformed(err error)         { c.fail(err) }
+func (c *counter) Cut(err error)               { c.fail(err) }
 func (c *counter) Replayed(zmqsub.Replay, int) {}
 func (c *counter) Connected()                  {}
 func (c *counter) Disconnected()               {}

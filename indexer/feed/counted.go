@@ -14,7 +14,7 @@ var counted = map[string][]string{
 	"cleared": {"applied"},
 	"unknown": {"skipped", "skipped_field"},
 	"batch":   {"received", "replayed", "other_rank", "in_dump", "malformed"},
-	"subscription": {"failed", "gap", "restart", string(zmqsub.ReplayComplete), string(zmqsub.ReplayTimedOut), string(zmqsub.ReplayUnreachable),
+	"subscription": {"failed", "gap", "restart", "cut", string(zmqsub.ReplayComplete), string(zmqsub.ReplayTimedOut), string(zmqsub.ReplayUnreachable),
 		string(zmqsub.ReplayCut), string(zmqsub.ReplaySkipped)},
 }
 

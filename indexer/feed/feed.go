@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"kvepp/indexer"
+	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -46,7 +47,16 @@ type Feed struct {
 	hearings      map[kvblock.Worker]*hearing     // guarded by mu
 	connected     atomic.Int64
 	silent        atomic.Int64
+
+	lines loglimit.Limiter // within which the lines are that publishers can cause
 }
+
+// Publishers can cause log lines at any rate, so that each worker's of a kind are limited, and all of them together.
+const (
+	workerLines   = 5 // of one kind at once; then one in each interval
+	allLines      = 100
+	linesInterval = 10 * time.Second
+)
 
 // Config says where Dynamo's event plane is, for workers whose engine's own socket is not known.
 type Config struct {
@@ -86,7 +96,7 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	showCounted(m)
 	never := make(chan struct{})
 	close(never)
-	return &Feed{released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
+	return &Feed{lines: loglimit.Limiter{Burst: allLines, Interval: linesInterval / 10}, released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
 		subscriptions: map[kvblock.Worker]subscription{}, hearings: map[kvblock.Worker]*hearing{},
 		decodings: sync.Pool{New: func() any { return new(decoding) }},
 		nats:      natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
@@ -153,13 +163,16 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 	}
 	s := f.subscriber(w)
 	s.connection = f.config.Connection
-	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic}, s)
+	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic, Hold: s.hold}, s)
 	f.joined(s, running.Close, err)
 }
 
 // subscriber returns what applies a worker's events.
 func (f *Feed) subscriber(w pool.Worker) *subscriber {
 	s := &subscriber{left: make(chan struct{}), hold: f.released, feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w), link: f.follow(w)}
+	for _, l := range []*loglimit.Limiter{&s.gaps, &s.restarts, &s.cuts, &s.corrections} {
+		l.Burst, l.Interval, l.Within = workerLines, linesInterval, &f.lines
+	}
 	f.mu.Lock()
 	f.hearings[w.Worker] = s.hearing
 	f.mu.Unlock()
@@ -229,6 +242,12 @@ type subscriber struct {
 	otherRank  bool           // said already that batches name another rank
 	malformed  bool           // said already that something cannot be decoded
 	online     bool           // between Connected and Disconnected
+
+	gaps, restarts, cuts loglimit.Limiter // of log lines
+
+	// corrections limits how often the pool is told of another block size or other traits, for each change is a log line and a
+	// snapshot. What is not told now is told with a later event.
+	corrections loglimit.Limiter
 }
 
 // reset forgets what was learned from the events so far, except the block size.
@@ -307,7 +326,7 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 		case kvblock.OpCleared:
 			f.index.Cleared(s.worker)
 			f.metrics.Event("cleared", "applied", 1)
-			if op.BlockSize != 0 {
+			if op.BlockSize != 0 && s.correct() {
 				s.announced = int(op.BlockSize)
 				f.pool.CorrectBlockSize(s.worker, s.announced)
 			}
@@ -336,7 +355,7 @@ var kinds = map[kvblock.EventKind]string{
 // reportTraits tells the pool what the engine's stores say about its blocks, beside their size, when it has changed.
 func (s *subscriber) reportTraits(now kvblock.Traits) {
 	now.UpperBound = now.UpperBound || s.traits.UpperBound // a new normalizer has yet to see it
-	if now != s.traits {
+	if now != s.traits && s.correct() {
 		s.traits = now
 		s.feed.pool.ReportTraits(s.worker, now.EAGLE, now.UpperBound)
 	}
@@ -357,10 +376,16 @@ func (s *subscriber) reportAdapters(batch *kvblock.Batch) {
 
 // report tells the pool the block size that the engine announces, when it has changed.
 func (s *subscriber) report(blockSize int) {
-	if blockSize > 0 && blockSize != s.announced {
+	if blockSize > 0 && blockSize != s.announced && s.correct() {
 		s.announced = blockSize
 		s.feed.pool.ReportBlockSize(s.worker, blockSize)
 	}
+}
+
+// correct reports whether the pool may be told of a change now.
+func (s *subscriber) correct() bool {
+	_, ok := s.corrections.Allow()
+	return ok
 }
 
 func outcome(err error) string {
@@ -390,7 +415,7 @@ func (s *subscriber) gap(expected, got uint64) {
 		return
 	}
 	s.feed.metrics.Event("subscription", "gap", 1)
-	s.feed.log.Warn("KV events were lost: the worker's blocks are dropped until it announces them again",
+	s.gaps.Log(s.feed.log, slog.LevelWarn, "KV events were lost: the worker's blocks are dropped until it announces them again",
 		"worker", s.name, "expected", expected, "got", got)
 	s.empty()
 }
@@ -406,7 +431,7 @@ func (s *subscriber) Restart() {
 
 func (s *subscriber) restart() {
 	s.feed.metrics.Event("subscription", "restart", 1)
-	s.feed.log.Info("the publisher of KV events began anew: the worker's blocks are dropped", "worker", s.name)
+	s.restarts.Log(s.feed.log, slog.LevelInfo, "the publisher of KV events began anew: the worker's blocks are dropped", "worker", s.name)
 	s.empty()
 }
 
@@ -438,6 +463,19 @@ func (s *subscriber) unreadable(err error) {
 		s.feed.log.Error("a message on a KV event socket cannot be read: the worker's blocks are dropped; said once for each worker",
 			"worker", s.name, "error", err)
 	}
+	s.empty()
+}
+
+// Cut empties the worker: what else the connection brought is lost, and a publisher that goes beyond a bound is in doubt with all it
+// said.
+func (s *subscriber) Cut(err error) {
+	if !s.begin() {
+		return
+	}
+	defer s.end()
+	s.feed.metrics.Event("subscription", "cut", 1)
+	s.cuts.Log(s.feed.log, slog.LevelError, "kvepp ended the connection to a worker's KV events, because of what came on it: the worker's blocks are "+
+		"dropped, and kvepp connects again after a pause that grows each time. Is the address that of the engine's KV events?", "worker", s.name, "error", err)
 	s.empty()
 }
 

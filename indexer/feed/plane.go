@@ -30,7 +30,7 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 		s.connection = f.config.Connection
 		var running *zmqsub.Subscription
 		running, err = f.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: planeTopic,
-			Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher)}, s)
+			Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher), Hold: s.hold}, s)
 		if err == nil {
 			leave = running.Close
 		}

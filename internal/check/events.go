@@ -93,6 +93,7 @@ func (h *hearing) Restart()           {}
 func (h *hearing) Replayed(outcome zmqsub.Replay, _ int) {
 	h.note(func() { h.replay = outcome })
 }
+func (h *hearing) Cut(error)           {} // then nothing is connected
 func (h *hearing) Malformed(err error) { h.note(func() { h.malformed = err }) }
 func (h *hearing) Connected()          { h.note(func() { h.connected = true }) }
 func (h *hearing) Disconnected()       { h.note(func() { h.connected = false }) }

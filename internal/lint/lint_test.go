@@ -46,7 +46,7 @@ var may = map[string]string{
 	"pool/kube":           "kvblock pool pool/dynamo router/rewrite",
 	"pool/gauges":         "kvblock natssub pool zmqsub",
 	"indexer/feed/parity": "e2e/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer internal/apibody internal/metrics",
-	"indexer/feed":        "indexer kvblock natssub pool zmqsub internal/metrics",
+	"indexer/feed":        "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
 	"router/eject":        "kvblock pool",
 	"router/queue":        "internal/suggest",
 	"router/rewrite":      "",

@@ -153,8 +153,12 @@ func (l *loads) Malformed(err error) {
 func (*loads) Gap(expected, got uint64)        {}
 func (*loads) Restart()                        {}
 func (*loads) Replayed(_ zmqsub.Replay, _ int) {}
-func (*loads) Connected()                      {}
-func (*loads) Disconnected()                   {}
+
+// Cut counts a connection that was ended because of what came on it.
+func (l *loads) Cut(err error) { l.Malformed(err) }
+
+func (*loads) Connected()    {}
+func (*loads) Disconnected() {}
 
 // stopListening ends all subscriptions.
 func (g *Gauges) stopListening() {
