@@ -25,3 +25,11 @@ func TestRefusalsAreLoggedWithinLimits(t *testing.T) {
 		t.Errorf("%d lines of %d bytes", n, len(said.String()))
 	}
 }
+
+// TestHeadersHoldNoLineBreaks: whatever a client or an engine has kvepp write into a header, it begins no other.
+func TestHeadersHoldNoLineBreaks(t *testing.T) {
+	h := set("x-kvepp-session", "a\r\nx-evil: 1\x00\x7f\tb").GetHeader()
+	if got := string(h.GetRawValue()); got != "a__x-evil: 1__\tb" {
+		t.Errorf("%q", got)
+	}
+}

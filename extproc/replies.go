@@ -117,6 +117,11 @@ func set(name, value string) *corev3.HeaderValueOption {
 		value  corev3.HeaderValue
 	}{}
 	m.value.Key, m.value.RawValue = name, []byte(value)
+	for i, c := range m.value.RawValue { // a line break of a client's or an engine's would begin another header
+		if c < ' ' && c != '\t' || c == 0x7f {
+			m.value.RawValue[i] = '_'
+		}
+	}
 	m.option.Header, m.option.AppendAction = &m.value, corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 	return &m.option
 }

@@ -25,7 +25,7 @@ func offsetPort(address string, n uint32) string {
 func CheckTCP(address string, n uint32) error {
 	rest, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
-		return fmt.Errorf("%q must look like tcp://HOST:PORT", address)
+		return fmt.Errorf("%.200q must look like tcp://HOST:PORT", address)
 	}
 	return checkHostPort(rest, n)
 }
@@ -37,17 +37,20 @@ func CheckHostPort(address string) error { return checkHostPort(address, 1) }
 func checkHostPort(address string, n uint32) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("%q must look like HOST:PORT ([HOST]:PORT for IPv6)", address)
+		return fmt.Errorf("%.200q must look like HOST:PORT ([HOST]:PORT for IPv6)", address)
 	}
 	if host == "" || host == "*" {
-		return fmt.Errorf("%q names no host: give the address that kvepp and Envoy connect to", address)
+		return fmt.Errorf("%.200q names no host: give the address that kvepp and Envoy connect to", address)
+	}
+	if err := checkHost(host); err != nil {
+		return err
 	}
 	p, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || p == 0 {
-		return fmt.Errorf("%q: the port must be a number from 1 to 65535", address)
+		return fmt.Errorf("%.200q: the port must be a number from 1 to 65535", address)
 	}
 	if p+uint64(max(n, 1))-1 > 65535 {
-		return fmt.Errorf("%q: %d ranks need ports up to %d", address, n, p+uint64(n)-1)
+		return fmt.Errorf("%.200q: %d ranks need ports up to %d", address, n, p+uint64(n)-1)
 	}
 	return nil
 }

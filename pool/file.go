@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -161,8 +160,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		e.CordonedBy = CordonedByFile
 	}
 	switch {
-	case f.Name == "":
-		return fail("name", "every endpoint needs one")
+	case CheckName(f.Name) != nil:
+		return fail("name", "%v", CheckName(f.Name))
 	case !slices.Contains([]Role{Aggregated, Prefill, Decode}, e.Role):
 		return fail("role", "%q is none of aggregated, prefill, decode%s", f.Role,
 			suggest.DidYouMean(string(f.Role), "", []string{string(Aggregated), string(Prefill), string(Decode)}))
@@ -188,8 +187,15 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	if f.AllInstances && f.Metrics != "" {
 		return fail("metrics", "the page is one worker's, and there may be many instances: leave it out")
 	}
-	if page, err := url.Parse(f.Metrics); f.Metrics != "" && (err != nil || page.Host == "" || page.Scheme != "http" && page.Scheme != "https") {
-		return fail("metrics", "%q must look like http://HOST:PORT/metrics", f.Metrics)
+	if f.Metrics != "" {
+		if err := checkPage(f.Metrics); err != nil {
+			return fail("metrics", "%v", err)
+		}
+	}
+	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic}, {"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
+		if err := CheckText(t[1]); err != nil {
+			return fail(t[0], "%v", err)
+		}
 	}
 	for key, address := range map[string]string{"kvEvents": f.KVEvents, "kvReplay": f.KVReplay} {
 		if address == "" {
@@ -210,6 +216,14 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 		e.InstanceID = kvblock.InstanceID(f.Name)
 	}
 	return e, nil
+}
+
+// taintTexts returns each taint with the key that it is under.
+func taintTexts(taints []string) (texts [][2]string) {
+	for _, taint := range taints {
+		texts = append(texts, [2]string{"taints", taint})
+	}
+	return texts
 }
 
 // keyLine returns the line of a key in a mapping, or the mapping's own where the key is absent.

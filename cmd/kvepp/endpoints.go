@@ -80,6 +80,9 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		wrong.begin()
 		tellSettings(models, instances, &wrong)
 		endpoints := besides(dynamo.Join(names.Resolve(entries), stored), pods.Endpoints, &wrong)
+		found := len(endpoints)
+		endpoints = usable(endpoints, &wrong)
+		m.RefusedEndpoints.Set(float64(found - len(endpoints)))
 		mismatches := dynamo.Compare(endpoints, instances, files)
 		m.ModelFileMismatches.Set(float64(len(mismatches)))
 		complainOfFiles(log, mismatches, said)
@@ -146,6 +149,17 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 		update()
 	})
 	return stop, nil
+}
+
+// usable returns the endpoints whose names, addresses and texts can be used, in the place of the others.
+func usable(endpoints []pool.Endpoint, wrong *complaints) []pool.Endpoint {
+	return slices.DeleteFunc(endpoints, func(e pool.Endpoint) bool {
+		err := e.Check()
+		if err != nil {
+			wrong.warn(fmt.Sprintf("an endpoint is left out, because a name, an address or a text of it cannot be used: %v", err))
+		}
+		return err != nil
+	})
 }
 
 // besides returns the endpoints of the file and those of the cluster. A name of both is the file's.

@@ -52,6 +52,8 @@ type Metrics struct {
 	EndpointFileRefused prometheus.Counter
 	// IgnoredEndpoints is the number of encode workers, which are no candidates.
 	IgnoredEndpoints prometheus.Gauge
+	// RefusedEndpoints is the number of endpoints that are left out because a name or an address of theirs cannot be used.
+	RefusedEndpoints prometheus.Gauge
 	// AggregatedSelections, PrefillSelections and DecodeSelections count the workers chosen, by role.
 	AggregatedSelections, PrefillSelections, DecodeSelections prometheus.Counter
 	// Unpaired counts requests that were refused because no prefill worker was ready.
@@ -151,6 +153,10 @@ func New() *Metrics {
 			Name: "kvepp_ignored_endpoints",
 			Help: "Endpoints that are no candidates: Dynamo's encode workers.",
 		}),
+		RefusedEndpoints: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "kvepp_refused_endpoints",
+			Help: "Endpoints of discovery or the cluster that are left out because a name, an address or a text of theirs cannot be used.",
+		}),
 		Unpaired: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvepp_unpaired_requests_total",
 			Help: "Requests refused because decode workers could take them and no prefill worker that goes with one was ready.",
@@ -190,7 +196,7 @@ func New() *Metrics {
 	build.Set(1)
 	m.Registry.MustRegister(m.requests, m.decisions, m.events, m.phases, m.remote, m.checks, m.hints, m.rejected, m.rewritten, m.served, m.ejections, m.waited, selections, m.Unpaired, m.Injected)
 	m.Registry.MustRegister(m.Predicted, m.UpperBound, m.Reported, m.PredictedOfReported, m.PromptTokenMismatches, m.Unread, m.EndpointFileRefused,
-		m.IgnoredEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.IgnoredEndpoints, m.RefusedEndpoints, m.ModelFileMismatches, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

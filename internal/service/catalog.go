@@ -9,6 +9,8 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -130,11 +132,14 @@ func (r *record) check() error {
 	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
 		return refuse(http.StatusBadRequest, "data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d", r.startRank(), r.size(), uint32(math.MaxUint32))
 	}
-	longest, items := 0, max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
+	var bad error
+	items := max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
 	r.bytes = recordBytes
 	note := func(texts ...string) {
 		for _, text := range texts {
-			longest = max(longest, len(text))
+			if err := pool.CheckText(text); err != nil {
+				bad = err
+			}
 			r.bytes += itemBytes + len(text)
 		}
 	}
@@ -152,8 +157,10 @@ func (r *record) check() error {
 		}
 	}
 	switch {
-	case longest > maxText:
-		return refuse(http.StatusBadRequest, "a text of the worker is longer than %d bytes", maxText)
+	case bad != nil:
+		return refuse(http.StatusBadRequest, "a text of the worker: %v", bad)
+	case strings.ContainsFunc(deref(r.Endpoint, ""), unicode.IsSpace):
+		return refuse(http.StatusBadRequest, "endpoint %.100q has a space", *r.Endpoint)
 	case items > maxItems:
 		return refuse(http.StatusBadRequest, "a list of the worker has more than %d items", maxItems)
 	}

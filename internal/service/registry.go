@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"kvepp/indexer"
@@ -21,8 +22,8 @@ const maxRegistered = 1 << 16
 // maxPeers bounds the list of peers.
 const maxPeers = 1 << 10
 
-// maxText bounds each text that is kept for a worker or a peer, in bytes.
-const maxText = 1 << 10
+// maxText bounds each text that is kept, in bytes.
+const maxText = pool.MaxText
 
 // Registry is Dynamo's standalone indexer: workers are registered by request, and their events followed. Create it with
 // NewRegistry.
@@ -137,8 +138,8 @@ func (b *Registration) registered() (registered, error) {
 	for _, field := range []struct{ name, text string }{
 		{"endpoint", g.endpoint}, {"model_name", g.model}, {"routing_group", g.group}, {"replay_endpoint", g.replay},
 	} {
-		if len(field.text) > maxText {
-			return g, refuse(http.StatusBadRequest, "%s is longer than %d bytes", field.name, maxText)
+		if err := pool.CheckText(field.text); err != nil {
+			return g, refuse(http.StatusBadRequest, "%s: %v", field.name, err)
 		}
 	}
 	if g.blockSize < 1 || g.blockSize > scoring.MaxBlockSize {
@@ -327,8 +328,8 @@ func (r *Registry) AddPeer(url string) error {
 	switch {
 	case there:
 		return nil
-	case len(url) > maxText:
-		return refuse(http.StatusBadRequest, "url is longer than %d bytes", maxText)
+	case pool.CheckText(url) != nil || strings.Contains(url, " "):
+		return refuse(http.StatusBadRequest, "url: %.100q has a space or a control character, or is longer than %d bytes", url, pool.MaxText)
 	case len(r.peers) == maxPeers:
 		return refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
 	}

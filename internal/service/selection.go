@@ -246,6 +246,8 @@ func checkName(id string) error {
 		return refuse(http.StatusBadRequest, "selection_id is empty")
 	case len(id) > maxText:
 		return refuse(http.StatusBadRequest, "selection_id is longer than %d bytes", maxText)
+	case pool.CheckText(id) != nil:
+		return refuse(http.StatusBadRequest, "selection_id: %v", pool.CheckText(id))
 	}
 	return nil
 }

@@ -96,9 +96,14 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/register", `{`, http.StatusBadRequest, "not JSON"},
 		{"/register", `[]`, http.StatusUnprocessableEntity, "must be a JSON object, not array"},
 		{"/register", strings.Replace(good, `"m"`, `1`, 1), http.StatusUnprocessableEntity, "model_name: number"},
-		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest, "model_name is longer"},
-		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest, "endpoint is longer"},
-		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest, "url is longer"},
+		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest, "is longer than 1024"},
+		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest, "is longer than 1024"},
+		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest, "is longer than 1024"},
+		{"/register", strings.Replace(good, `"m"`, `"m\r\nx"`, 1), http.StatusBadRequest, "model_name: "},
+		{"/register", strings.Replace(good, `}`, `, "routing_group": "g\u0000"}`, 1), http.StatusBadRequest, "routing_group: "},
+		{"/register", strings.Replace(good, "127.0.0.1", "127.0. 0.1", 1), http.StatusBadRequest, "no host name has"},
+		{"/register", strings.Replace(good, "127.0.0.1", `h\n`, 1), http.StatusBadRequest, "endpoint: "},
+		{"/register_peer", `{"url": "http://a\nb"}`, http.StatusBadRequest, "control character"},
 		{"/register", `{"instance_id": 7}`, http.StatusUnprocessableEntity, "endpoint is missing"},
 		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity, "instance_id"},
 		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict, "block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
@@ -137,7 +142,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.want("/register_peer", `{"url": "one more"}`, http.StatusTooManyRequests, "limit")
+	h.want("/register_peer", `{"url": "one-more"}`, http.StatusTooManyRequests, "limit")
 	h.want("/nosuch", "", http.StatusNotFound, "")
 	errors := metricstest.Read(t, h.metrics.Registry).Of("dynamo_kvindexer_errors_total")
 	for _, s := range errors {

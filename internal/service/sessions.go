@@ -82,6 +82,9 @@ func (s *Selector) sessionOf(g group, id *string) (b bound, err error) {
 	if s.cfg.Sessions == nil || id == nil {
 		return b, nil
 	}
+	if err := pool.CheckText(*id); err != nil {
+		return b, refuse(http.StatusBadRequest, "session affinity ID: %v", err)
+	}
 	if len(*id) > maxSessionID {
 		return b, refuse(http.StatusBadRequest, "session affinity ID must not exceed %d bytes", maxSessionID)
 	}

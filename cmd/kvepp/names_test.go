@@ -1,0 +1,31 @@
+package main
+
+import (
+	"log/slog"
+	"testing"
+
+	"kvepp/internal/logtest"
+	"kvepp/pool"
+)
+
+// TestUnusableEndpointsAreLeftOut: a bad name, address or text of discovery's leaves that endpoint out, and the others in; it is said once.
+func TestUnusableEndpointsAreLeftOut(t *testing.T) {
+	var said logtest.Log
+	wrong := complaints{log: slog.New(slog.NewTextHandler(&said, nil))}
+	for range 3 {
+		wrong.begin()
+		left := usable([]pool.Endpoint{
+			{Name: "a", Address: "10.0.0.1:80"},
+			{Name: "b\nc", Address: "10.0.0.2:80"},
+			{Name: "d", Address: "10.0.0 .3:80"},
+			{Name: "e", Address: "10.0.0.4:80", Model: "m\x00"},
+			{Name: "f", Address: "10.0.0.5:80"},
+		}, &wrong)
+		if len(left) != 2 || left[0].Name != "a" || left[1].Name != "f" {
+			t.Errorf("left: %v", left)
+		}
+	}
+	if said.Count("is left out") != 3 {
+		t.Error(said.String())
+	}
+}
