@@ -16,7 +16,9 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"kvepp/extproc/extproctest"
@@ -60,6 +62,33 @@ func TestStreamsAreLimited(t *testing.T) {
 	}
 	if out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: answer("x")}); err != nil || out.Immediate != nil {
 		t.Errorf("after the others have ended: %v %v", err, out)
+	}
+}
+
+// TestStreamsBeyondAllBounds: streams that are opened and say nothing are ended once there are twice as many as may be.
+func TestStreamsBeyondAllBounds(t *testing.T) {
+	b := newBench(t, Config{MaxStreams: 2})
+	var streams sync.WaitGroup
+	silent, begun := make(chan struct{}), make(chan struct{}, 4)
+	for range 4 {
+		streams.Go(func() {
+			b.server.Process(&wire{ctx: t.Context(), message: func(int) *extprocv3.ProcessingRequest {
+				begun <- struct{}{}
+				<-silent
+				return nil
+			}})
+		})
+	}
+	for range 4 {
+		<-begun
+	}
+	if err := b.server.Process(&wire{ctx: t.Context()}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v", err)
+	}
+	close(silent)
+	streams.Wait()
+	if n := b.server.Streams(); n != 0 {
+		t.Errorf("%d streams are left", n)
 	}
 }
 

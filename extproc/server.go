@@ -152,7 +152,12 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	// The one place where a booking ends, whatever way the stream does: its end, a reset, a cancelled client, a panic.
 	defer func() { x.end(envoy.Context()) }()
 	defer s.streams.Add(-1)
-	full := s.streams.Add(1) > int64(s.cfg.MaxStreams) && s.cfg.MaxStreams > 0
+	streams, most := s.streams.Add(1), int64(s.cfg.MaxStreams)
+	full := most > 0 && streams > most
+	if full && streams > 2*most { // there are even too many to be told so in HTTP
+		s.metrics.Rejection(causeStreams)
+		return status.Error(codes.ResourceExhausted, "kvepp: too many requests are followed")
+	}
 	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:
 	// a slow reader on the one side becomes a slow writer on the other, and a stream holds no more than its request's body.
 	for {

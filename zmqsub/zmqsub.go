@@ -100,8 +100,10 @@ const (
 	// and its connection. A replay, which only maxReplays may run at once, needs two more.
 	descriptorsEach = 4
 	maxReplays      = 256
-	// descriptorsElse is what is left for the rest of the process: gRPC streams, files.
-	descriptorsElse = 256
+	// descriptorsElse is the least that is left for the rest of the process: its listeners' connections, which have a share of what there
+	// is, and files. Where there are many it is an eighth of all, at most descriptorsElseMost.
+	descriptorsElse     = 256
+	descriptorsElseMost = 8192
 )
 
 // timing is how long libzmq and this package wait, and how much may wait.
@@ -208,7 +210,8 @@ func room() (int, error) {
 		return 0, err
 	}
 	files := int64(min(limit.Cur, math.MaxInt32))
-	return int(min((files-descriptorsElse-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
+	others := max(descriptorsElse, min(files/8, descriptorsElseMost))
+	return int(min((files-others-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
 }
 
 // Room returns an error if n subscriptions do not fit the limits of this process; it says how many descriptors are needed.
@@ -219,8 +222,10 @@ func (h *Hub) Room(n int) error {
 	if n > (maxSockets-maxReplays)/3 {
 		return fmt.Errorf("zmqsub: %d subscriptions are more than libzmq has sockets for, %d", n, (maxSockets-maxReplays)/3)
 	}
+	subscribed := n*descriptorsEach + 2*maxReplays
+	others := max(descriptorsElse, min((subscribed+6)/7, descriptorsElseMost)) // an eighth of both together
 	return fmt.Errorf("zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
-		"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)", n, n*descriptorsEach+2*maxReplays+descriptorsElse, max(h.room, 0))
+		"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)", n, subscribed+others, max(h.room, 0))
 }
 
 // Close closes all subscriptions, and returns when no callback will come any more.

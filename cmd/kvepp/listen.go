@@ -19,53 +19,74 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"kvepp/extproc"
+	"kvepp/internal/connlimit"
+	"kvepp/internal/metrics"
 )
 
 // listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
 // health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
 // closed that handOver returns. maxParseBytes is the size of the largest body that is read.
 func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.Server, accessLog *extproc.AccessLog, proxies *proxies, admin, seen http.Handler, ready *readiness,
-	handOver func() <-chan struct{}, log *slog.Logger) error {
+	handOver func() <-chan struct{}, m *metrics.Metrics, log *slog.Logger) error {
 	checks := health.NewServer()
 	waits := ready.waits()
 	announce(checks, waits == "")
 	if waits != "" {
 		log.Info("not ready yet", "waits_for", waits)
 	}
-	limits := []grpc.ServerOption{
+	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
+	limit := func(what, flag, address string) (*connlimit.Listener, error) {
+		l, err := listenAt(flag, address)
+		if err != nil {
+			return nil, err
+		}
+		return limited(l, what, connections(), m), nil
+	}
+	asked, err := limit("ext_proc", "grpc-port", port(o.grpcPort))
+	if err != nil {
+		return err
+	}
+	defer asked.Close()
+	checked, err := limit("health", "grpc-health-port", port(o.grpcHealthPort))
+	if err != nil {
+		return err
+	}
+	defer checked.Close()
+	limits := append(grpcLimits(asked, o.maxStreams),
 		grpc.Creds(proxies),
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20) + 64<<10),
+		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20)+64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
 		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
 		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times
 		// these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
-		grpc.ReadBufferSize(128 << 10), grpc.WriteBufferSize(128 << 10),
-		grpc.InitialWindowSize(256 << 10), grpc.InitialConnWindowSize(4 << 20),
+		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
+		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
 		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
 		grpc.NumStreamWorkers(128),
-	}
+	)
 	main := grpc.NewServer(limits...)
 	extprocv3.RegisterExternalProcessorServer(main, picker)
 	accesslogv3.RegisterAccessLogServiceServer(main, accessLog)
 	healthv1.RegisterHealthServer(main, checks)
-	plain := grpc.NewServer()
+	plain := grpc.NewServer(grpcLimits(checked, maxHealthChecks)...)
 	healthv1.RegisterHealthServer(plain, checks)
 
 	failed := make(chan error, 4)
-	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
-	open := func(what, flag, address, tlsMode string, serve func(net.Listener) error) error {
-		l, err := listenAt(flag, address)
-		if err != nil {
-			return err
-		}
+	serveAt := func(what string, l net.Listener, tlsMode string, serve func(net.Listener) error) {
 		log.Info("listening", "for", what, "address", l.Addr().String(), "tls", tlsMode)
 		go func() {
 			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("%s: %w", what, err)
 			}
 		}()
-		return nil
+	}
+	open := func(what, flag, address, tlsMode string, serve func(net.Listener) error) error {
+		l, err := listenAt(flag, address)
+		if err == nil {
+			serveAt(what, l, tlsMode, serve)
+		}
+		return err
 	}
 	web := webServer(seen)
 	defer web.Close()
@@ -73,12 +94,9 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
-	err := open("ext_proc", "grpc-port", port(o.grpcPort), proxies.tlsMode, main.Serve)
-	if err == nil {
-		err = open("health", "grpc-health-port", port(o.grpcHealthPort), "off", plain.Serve)
-	}
+	serveAt("ext_proc", asked, proxies.tlsMode, main.Serve)
+	serveAt("health", checked, "off", plain.Serve)
 	switch {
-	case err != nil:
 	case o.metricsAddress != "":
 		err = open("metrics", "metrics-address", o.metricsAddress, "off", web.Serve)
 	case o.metricsPort != 0:
@@ -133,6 +151,9 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 	}
 	return nil
 }
+
+// maxHealthChecks is the most streams of one connection to the health service.
+const maxHealthChecks = 100
 
 // listenAt opens the address that a flag names; flag is without its dashes. Errors say what to do.
 func listenAt(flag, address string) (net.Listener, error) {

@@ -238,5 +238,5 @@ func serve(o *options) error {
 	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	defer cluster.elect(ctx)()
 	return listen(ctx, o, parsed, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
-		func() <-chan struct{} { return cluster.handedOver(o, log) }, log)
+		func() <-chan struct{} { return cluster.handedOver(o, log) }, m, log)
 }
