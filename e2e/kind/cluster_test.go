@@ -3,12 +3,14 @@
 package kind
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -29,6 +31,7 @@ type namespace struct {
 	name  string
 	model string // what requests name
 	url   string // of Envoy, once it is there
+	token string // of who may read the metrics of kvepp, once it is installed by its chart
 }
 
 // newNamespace makes a namespace that goes with the test. On failure it first tells what is there.
@@ -137,6 +140,15 @@ func (n *namespace) install(values ...string) {
 	if _, err := n.run("", "helm", args...); err != nil {
 		n.t.Fatal(err)
 	}
+	if n.token != "" {
+		return
+	}
+	// The account of a Prometheus, bound as the chart's notes say.
+	binding := n.name + "-prometheus"
+	n.kubectl("create", "serviceaccount", "prometheus")
+	n.kubectl("create", "clusterrolebinding", binding, "--clusterrole", "kvepp-"+n.name+"-metrics-reader", "--serviceaccount", n.name+":prometheus")
+	n.t.Cleanup(func() { n.run("", "kubectl", "delete", "clusterrolebinding", binding, "--ignore-not-found") })
+	n.token = n.kubectl("create", "token", "prometheus", "--duration=2h")
 }
 
 // dns has a cluster of Envoy's ask every second for all addresses of a name.
@@ -208,14 +220,49 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// metrics are those of one of kvepp's Pods, by name and labels.
+// metrics are those of one of kvepp's Pods, by name and labels, as a Prometheus reads them.
 func (n *namespace) metrics(pod string) (map[string]float64, error) {
-	out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9090/proxy/metrics", n.name, pod))
+	// Not by the API server's proxy, which keeps the token for itself.
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	forward := exec.CommandContext(ctx, "kubectl", "--namespace", n.name, "port-forward", "pod/"+pod, ":9090")
+	var complaint bytes.Buffer
+	forward.Stderr = &complaint
+	says, err := forward.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
+	if err := forward.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		cancel()
+		forward.Wait()
+	}()
+	line, _ := bufio.NewReader(says).ReadString('\n') // Forwarding from 127.0.0.1:PORT -> 9090
+	_, address, _ := strings.Cut(line, "from ")
+	address, _, ok := strings.Cut(address, " ->")
+	if !ok {
+		return nil, fmt.Errorf("kubectl port-forward %s: %q %s", pod, line, &complaint)
+	}
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+address+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Close = true
+	if n.token != "" {
+		req.Header.Set("Authorization", "Bearer "+n.token)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the metrics of %s: %s", pod, resp.Status)
+	}
 	parser := expfmt.NewTextParser(prommodel.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(out + "\n"))
+	families, err := parser.TextToMetricFamilies(resp.Body)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,8 @@
 package manifests
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -132,9 +134,15 @@ func TestRights(t *testing.T) {
 				got = append(got, rule(strings.Join(x.strings("apiGroups"), " "), strings.Join(append(x.strings("resources"), x.strings("nonResourceURLs")...), " "), strings.Join(x.strings("verbs"), " ")))
 			}
 		}
-		inCluster := map[string][]string{"leader": {rule("authentication.k8s.io", "tokenreviews", "create"), rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "/metrics", "get")}}
-		if !slices.Equal(got, inCluster[file]) || len(r.all("ClusterRoleBinding")) != len(inCluster[file])/3 {
-			t.Errorf("%s: rights in the whole cluster\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(inCluster[file], "\n"))
+		inCluster := []string{rule("authentication.k8s.io", "tokenreviews", "create"), rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "/metrics", "get")}
+		if file == "active" {
+			inCluster = nil // metrics.auth=false
+		}
+		if asks := slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"), "--metrics-endpoint-auth=true"); asks != (inCluster != nil) {
+			t.Errorf("%s: kvepp asks who reads metrics: %v", file, asks)
+		}
+		if !slices.Equal(got, inCluster) || len(r.all("ClusterRoleBinding")) != len(inCluster)/3 {
+			t.Errorf("%s: rights in the whole cluster\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(inCluster, "\n"))
 		}
 	}
 }
@@ -270,7 +278,7 @@ func TestRefused(t *testing.T) {
 		{set("kvEvents.replayPort=5557"), "another port"},
 		{set("tls.enabled=false", "tls.secretName=x"), "tls.secretName"},
 		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "anybody would be served"},
-		{set("networkPolicy.enabled=false", "networkPolicy.egress.enabled=true"), "networkPolicy.enabled=false leaves out"},
+		{set("networkPolicy.enabled=false", "networkPolicy.egress.extra[0].ports[0].port=1"), "networkPolicy.enabled=false leaves out"},
 		{set("extraArgs={--drain-timeout=10m}"), "what the value drainSeconds says"},
 		{set("leaderElection.enabled=true", "extraArgs={--drain-delay=20s}"), "what the value preStopSeconds says"},
 		{set("extraArgs={--metrics-port=9091}"), "what the value metrics.port says"},
@@ -380,6 +388,95 @@ func TestFlags(t *testing.T) {
 			if _, err := run(t, append(append([]string{kvepp}, args...), "--help")...); err != nil {
 				t.Errorf("%s: kvepp %s: %v", r.name, strings.Join(args, " "), err)
 			}
+		}
+	}
+}
+
+// TestNetworkPolicy holds what kvepp may reach and who may reach kvepp, and that the notes of an installation say what is open.
+func TestNetworkPolicy(t *testing.T) {
+	ports := func(rule object) string {
+		var all []string
+		for _, p := range rule.list("ports") {
+			text := fmt.Sprint(p.at("port"))
+			if end := p.at("endPort"); end != nil {
+				text += fmt.Sprint("-", end)
+			}
+			all = append(all, text)
+		}
+		return strings.Join(all, " ")
+	}
+	for _, x := range []struct {
+		args    []string
+		engines string // ports of the engines' pods; "": any
+		named   string // ports of what is named by URL
+	}{
+		{nil, "8000 5557-5564", ""},
+		{[]string{"--set", "kvEvents.enabled=false,pool.targetPorts={8000,8001}"}, "8000 8001", ""},
+		{[]string{"--set", "kvEvents.replayPort=5657,extraArgs={--model-server-metrics-port=9400}"}, "8000 5557-5564 5657-5664 9400", ""},
+		{[]string{"--set", "engine=dynamo"}, "", ""},
+		{[]string{"--set", "pool.create=false,pool.name=p"}, "", ""},
+		{[]string{"--set", "pool.inferencePool=false"}, "8000 5557-5564", ""},
+		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=https://hub.internal/hf"}, "8000 5557-5564", "443"},
+		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=http://hub.internal:8081"}, "8000 5557-5564", "8081"},
+		{[]string{"--set-json", `extraArgs=["--tokenizer-url=q=http://tokenizer:8100","--nats-server=nats://user:word@nats","--index-peers=http://a:9092,http://b:9093"]`,
+			"--set-json", `extraEnv=[{"name":"OTEL_EXPORTER_OTLP_ENDPOINT","value":"http://[fd00::1]:4317"},{"name":"HTTPS_PROXY","value":"https://proxy.internal"},{"name":"A","valueFrom":{"fieldRef":{"fieldPath":"status.podIP"}}}]`},
+			"8000 5557-5564", "8100 4222 9092 9093 4317 443"},
+	} {
+		r, err := helm(t, append([]string{"--set", "pool.selector.app=vllm"}, x.args...)...)
+		if err != nil {
+			t.Errorf("%v: %v", x.args, err)
+			continue
+		}
+		policy := r.one(t, "NetworkPolicy")
+		if types := policy.strings("spec", "policyTypes"); !slices.Equal(types, []string{"Ingress", "Egress"}) {
+			t.Errorf("%v: policy types %v", x.args, types)
+		}
+		rules := policy.list("spec", "egress")
+		named := ""
+		if len(rules) == 4 {
+			named = ports(rules[3])
+		}
+		if len(rules) < 3 || ports(rules[0]) != "53 53" || ports(rules[1]) != "443 6443" || len(rules[2].list("to")) != 1 || ports(rules[2]) != x.engines || named != x.named || len(rules) > 4 {
+			t.Errorf("%v: kvepp may reach %v, want the engines' ports %q and %q", x.args, rules, x.engines, x.named)
+		}
+		for _, rule := range policy.list("spec", "ingress") {
+			if rule.at("from") != nil {
+				t.Errorf("%v: only %v may reach kvepp", x.args, rule.at("from"))
+			}
+		}
+	}
+	// Helm shows the notes only where there is a cluster. A copy of the chart has them in an object.
+	noted := t.TempDir()
+	if err := os.CopyFS(noted, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(noted, "templates/NOTES.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := "{{- define \"notes\" }}" + string(text) + "{{ end }}apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata:\n  notes: |\n{{ include \"notes\" . | indent 4 }}\n"
+	if err := os.WriteFile(filepath.Join(noted, "templates/notes.yaml"), []byte(object), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	notes := func(args ...string) string {
+		text, err := run(t, append([]string{program(t, "helm"), "template", "kvepp", noted, "--kube-version", kubernetes, "--set", "pool.selector.app=vllm", "--show-only", "templates/notes.yaml"}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parse(t, "notes", text).one(t, "ConfigMap").text("data", "notes")
+	}
+	const gateways, metrics, token = "Everybody in the cluster reaches ports 9002 and 9003", "Everybody in the cluster reaches port 9090", "--clusterrole kvepp-default-metrics-reader"
+	for _, x := range []struct {
+		args  []string
+		wants [3]bool
+	}{
+		{nil, [3]bool{true, true, true}},
+		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set", "metrics.auth=false"}, [3]bool{false, true, false}},
+		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set-json", `networkPolicy.metricsFrom=[{"podSelector":{}}]`}, [3]bool{false, false, true}},
+	} {
+		said := notes(x.args...)
+		if got := [3]bool{strings.Contains(said, gateways), strings.Contains(said, metrics), strings.Contains(said, token)}; got != x.wants {
+			t.Errorf("%v: the notes say %v, want %v:\n%s", x.args, got, x.wants, said)
 		}
 	}
 }

@@ -107,3 +107,19 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
+
+{{/* The ports of the hub and of the URLs in extraArgs and extraEnv, as a JSON list. */}}
+{{- define "kvepp.urlPorts" -}}
+{{- $texts := .Values.extraArgs }}
+{{- if eq .Values.model.source "fetch" }}{{ $texts = append $texts .Values.model.fetch.hub }}{{ end }}
+{{- range .Values.extraEnv }}{{ $texts = append $texts (default "" .value) }}{{ end }}
+{{- $ports := list }}
+{{- range $texts }}
+{{- range regexFindAll "[a-z][a-z0-9+.-]*://[^,/?# ]+" . -1 }}
+{{- $default := get (dict "http" "80" "https" "443" "nats" "4222" "tls" "4222") (regexFind "^[a-z0-9+.-]+" .) }}
+{{- $port := default $default (regexFind "[0-9]+$" (regexFind ":[0-9]+$" .)) }}
+{{- if and $port (not (has (int $port) $ports)) }}{{ $ports = append $ports (int $port) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- toJson $ports -}}
+{{- end -}}

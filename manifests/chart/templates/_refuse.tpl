@@ -46,7 +46,7 @@
 {{- end }}
 {{- end }}
 {{- if not $v.networkPolicy.enabled }}
-{{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.enabled }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
+{{- if or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom $v.networkPolicy.egress.extra }}{{ fail "networkPolicy: gatewayFrom, metricsFrom and egress.extra are parts of the policy that networkPolicy.enabled=false leaves out" }}{{ end }}
 {{- end }}
 {{- $valued := dict "pool-name" "pool.name" "pool-namespace" "the release's namespace" "pool-group" "pool.group" "endpoint-selector" "pool.selector" "endpoint-target-ports" "pool.targetPorts"
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
