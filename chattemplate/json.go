@@ -277,7 +277,7 @@ func (p *jsonParser) key() (string, error) {
 // push puts a value on the stack of what has not ended.
 func (p *jsonParser) push(v any) error {
 	if len(p.open) == cap(p.open) {
-		size := max(32, 2*cap(p.open))
+		size := max(8, 2*cap(p.open))
 		if err := p.take(size * anyBytes); err != nil {
 			return err
 		}

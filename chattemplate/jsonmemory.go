@@ -49,7 +49,7 @@ func (s *slab[T]) next(m *memory, n, bytes int) ([]T, error) {
 			}
 			return make([]T, n), nil
 		}
-		s.size = min(max(8, 2*s.size, 2*n), mostOfSlab)
+		s.size = min(max(n, 2*s.size), mostOfSlab)
 		if err := m.take(s.size * bytes); err != nil {
 			return nil, err
 		}

@@ -114,11 +114,13 @@ func (b *bpe) flushFull(out []kvblock.Token, s string, sc *scratch) []kvblock.To
 		return out
 	}
 	both.filling = 1 - both.filling
+	sc.work.halted()
 	return b.flushOne(out, s, &both.both[both.filling], sc)
 }
 
 // flush appends the ids of all pieces that are left.
 func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token {
+	sc.work.halted()
 	both := &sc.batches
 	out = b.flushOne(out, s, &both.both[1-both.filling], sc)
 	return b.flushOne(out, s, &both.both[both.filling], sc)
@@ -126,7 +128,18 @@ func (b *bpe) flush(out []kvblock.Token, s string, sc *scratch) []kvblock.Token 
 
 // flushOne appends the ids of a batch.
 func (b *bpe) flushOne(out []kvblock.Token, s string, batch *batch, sc *scratch) []kvblock.Token {
+	if batch.count == 0 {
+		return out
+	}
 	others := b.vocabulary.find(batch)
+	need := batch.count + maxShort*len(others)
+	if cap(out)-len(out) < need && sc.work.err == nil {
+		out = sc.work.grow(out, need, int(batch.pieces[0].start))
+	}
+	if sc.work.err != nil {
+		batch.count = 0
+		return out
+	}
 	for i, k := range others {
 		p := &batch.pieces[k]
 		p.slot = pieceSlot(p.low, p.high, p.size)

@@ -40,6 +40,9 @@ type scratch struct {
 	few      few
 	together [maxTogether]few // words of a batch
 
+	work work
+
+	raw      []kvblock.Token // symbols before they merge
 	symbols  []kvblock.Token
 	previous []int32
 	next     []int32
@@ -58,7 +61,7 @@ func newScratch() *scratch { return &scratch{} }
 // trim lets go of buffers that a long text made large.
 func (sc *scratch) trim() {
 	if cap(sc.symbols) > keepScratch || cap(sc.heap) > keepScratch {
-		sc.symbols, sc.previous, sc.next, sc.heap = nil, nil, nil, nil
+		sc.symbols, sc.previous, sc.next, sc.heap, sc.raw = nil, nil, nil, nil, nil
 	}
 	for i := range sc.text {
 		if cap(sc.text[i]) > 8*keepScratch {
@@ -87,27 +90,24 @@ func (b *bpe) appendPiece(out []kvblock.Token, s string, i, j int, sc *scratch) 
 // encode appends the ids of s[i:j] by merging.
 func (b *bpe) encode(out []kvblock.Token, s string, i, j int, sc *scratch) []kvblock.Token {
 	if !b.begin(&sc.few, s[i:j], sc) {
-		return b.mergeHeap(out, sc)
+		return b.mergeMany(out, s[i:j], mergeWindow, sc)
 	}
 	for sc.few.step(&b.pairs) {
 	}
 	return sc.few.appendTo(out)
 }
 
-// begin puts the symbols of text, which is not empty, into f, or, if they are too many, into sc.symbols, and reports which.
+// begin puts the symbols of text, which is not empty, into f, and reports whether they are few enough.
 func (b *bpe) begin(f *few, text string, sc *scratch) bool {
-	if b.byteLevel && len(text) <= fewSymbols {
+	if len(text) <= fewSymbols && b.byteLevel {
 		f.beginBytes(b, text)
 		return true
 	}
-	sc.symbols = sc.symbols[:0]
-	if b.byteLevel {
-		for k := range len(text) {
-			sc.symbols = append(sc.symbols, b.byteToken[text[k]])
-		}
-	} else {
-		b.runeSymbols(text, sc)
+	if len(text) > utf8.UTFMax*fewSymbols {
+		return false // there may be no symbol at all in it, but then that is found out later too
 	}
+	source := symbols{bpe: b, text: text}
+	sc.symbols = source.next(sc.symbols[:0], fewSymbols+1)
 	if len(sc.symbols) > fewSymbols {
 		return false
 	}
@@ -115,36 +115,63 @@ func (b *bpe) begin(f *few, text string, sc *scratch) bool {
 	return true
 }
 
-// runeSymbols puts the symbols of a SentencePiece-style piece into the scratch: a token per character, or its bytes, or
-// the unknown token, or, without one, nothing.
-func (b *bpe) runeSymbols(s string, sc *scratch) {
+// symbols are the smallest symbols of a text, of which some are made at a time.
+type symbols struct {
+	bpe     *bpe
+	text    string // that is left
+	waiting bool   // for the next known character: the unknown token
+}
+
+// next appends symbols until there are at least n, or no more.
+func (y *symbols) next(to []kvblock.Token, n int) []kvblock.Token {
+	if b := y.bpe; b.byteLevel {
+		some := y.text[:min(max(n-len(to), 0), len(y.text))]
+		y.text = y.text[len(some):]
+		for k := range len(some) {
+			to = append(to, b.byteToken[some[k]])
+		}
+		return to
+	}
+	return y.nextRunes(to, n)
+}
+
+// ended reports whether there are no more symbols.
+func (y *symbols) ended() bool { return y.text == "" && !y.waiting }
+
+// nextRunes is next for SentencePiece-style models: a token per character, or its bytes, or the unknown token, or, without one,
+// nothing.
+func (y *symbols) nextRunes(to []kvblock.Token, n int) []kvblock.Token {
 	// The unknown token waits for the next known character. Bytes do not count as that, so they overtake it, as in Hugging
 	// Face tokenizers.
-	waiting := false
-	for k := 0; k < len(s); {
-		r, n := utf8.DecodeRuneInString(s[k:])
+	b, s, waiting := y.bpe, y.text, y.waiting
+	k := 0
+	for k < len(s) && len(to) < n {
+		r, size := utf8.DecodeRuneInString(s[k:])
 		switch id, ok := b.runeToken.get(r); {
 		case ok:
 			if waiting {
-				sc.symbols = append(sc.symbols, b.unknown)
+				to = append(to, b.unknown)
 				waiting = false
 			}
-			sc.symbols = append(sc.symbols, id)
-		case b.fallback && b.hasBytes(s[k:k+n]):
-			for x := k; x < k+n; x++ {
-				sc.symbols = append(sc.symbols, b.byteToken[s[x]])
+			to = append(to, id)
+		case b.fallback && b.hasBytes(s[k:k+size]):
+			for x := k; x < k+size; x++ {
+				to = append(to, b.byteToken[s[x]])
 			}
 		case b.hasUnknown:
 			if waiting && !b.fuse {
-				sc.symbols = append(sc.symbols, b.unknown)
+				to = append(to, b.unknown)
 			}
 			waiting = true
 		}
-		k += n
+		k += size
 	}
-	if waiting {
-		sc.symbols = append(sc.symbols, b.unknown)
+	if waiting && k == len(s) {
+		to = append(to, b.unknown)
+		waiting = false
 	}
+	y.text, y.waiting = s[k:], waiting
+	return to
 }
 
 // hasBytes reports whether every byte of a character has a fallback token.
@@ -211,9 +238,93 @@ func siftDown(h []mergeCandidate, i int) {
 // gone marks a symbol that was merged into its left neighbour; ids are below 2^31.
 const gone = ^kvblock.Token(0)
 
-// mergeHeap merges many symbols in O(n log n): a linked list of symbols and a heap of candidates, of which those that no
-// longer describe the list are skipped when they come up.
-func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
+// mergeWindow is how many symbols of a long piece merge at a time, and mergeWindowMost how many at most; see mergeMany.
+const (
+	mergeWindow     = 8 << 10
+	mergeWindowMost = 1 << 18
+)
+
+// mergeMany appends the ids of a text with many symbols. It takes memory and time for a window of size of them at a time, which
+// changes no id, because of this: if two neighbouring tokens, merged alone, stay the two that they are, then no merge ever reaches across the
+// place between them. Up to the first merge that did, each side would have merged as if it were alone, and the two symbols at that
+// place would be the end of the one token and the beginning of the other, where the two alone have them at that time too.
+//
+// So the tokens of a window are those of the whole text up to a place between two of them, if the window that begins there begins
+// with a token that stays apart from the one before.
+func (b *bpe) mergeMany(out []kvblock.Token, text string, size int, sc *scratch) []kvblock.Token {
+	source := symbols{bpe: b, text: text}
+	sc.raw = source.next(sc.raw[:0], 2*size)
+	b.mergeHeap(sc.raw[:min(size, len(sc.raw))], sc)
+	for {
+		if sc.work.halted() {
+			return out
+		}
+		raw := sc.raw
+		out = sc.work.grow(out, size, len(text)-len(source.text)-len(raw))
+		if len(raw) <= size { // the last window
+			for i := 0; i < len(raw); i = int(sc.next[i]) {
+				out = append(out, sc.symbols[i])
+			}
+			return out
+		}
+		// The places where the next window may begin, the best last: with how many tokens before it, and where the last of them begins.
+		type place struct{ at, count, before int }
+		var places []place
+		limits := [...]int{size / 2, size - size/8, size - size/32}
+		count, before := 0, 0
+		for i := 0; i < size; i = int(sc.next[i]) {
+			for len(places) < len(limits) && i > 0 && i >= limits[len(places)] {
+				places = append(places, place{i, count, before})
+			}
+			out = append(out, sc.symbols[i])
+			before = i
+			count++
+		}
+		mark := len(out) - count
+		found := false
+		for k := len(places) - 1; k >= 0 && !found; k-- {
+			p := places[k]
+			b.mergeHeap(raw[p.at:min(p.at+size, len(raw))], sc)
+			if found = b.stayApart(raw[p.before:p.at], raw[p.at:p.at+int(sc.next[0])], sc); !found {
+				continue
+			}
+			out = out[:mark+p.count]
+			sc.raw = append(raw[:0], raw[p.at:]...)
+			sc.raw = source.next(sc.raw, 2*size)
+			b.mergeHeap(sc.raw[:min(size, len(sc.raw))], sc)
+		}
+		if !found { // what is behind the window changes all of it: a larger one
+			if size *= 2; size > mergeWindowMost {
+				sc.work.err = ErrMemory
+				return out[:mark]
+			}
+			out = out[:mark]
+			sc.raw = source.next(sc.raw, 2*size)
+			b.mergeHeap(sc.raw[:min(size, len(sc.raw))], sc)
+		}
+	}
+}
+
+// stayApart reports whether two tokens, given by their symbols, stay apart when they are all that merges. It overwrites what
+// mergeHeap made.
+func (b *bpe) stayApart(left, right []kvblock.Token, sc *scratch) bool {
+	both := append(append(make([]kvblock.Token, 0, len(left)+len(right)), left...), right...)
+	if len(both) > fewSymbols {
+		b.mergeHeap(both, sc)
+		return sc.next[0] == int32(len(left)) && int(sc.next[len(left)]) == len(both)
+	}
+	f := &sc.few
+	f.beginSymbols(&b.pairs, both)
+	for f.step(&b.pairs) {
+	}
+	return f.places == 1|1<<uint(len(left))
+}
+
+// mergeHeap merges symbols in O(n log n): a linked list of symbols and a heap of candidates, of which those that no longer
+// describe the list are skipped when they come up. What is left of raw is in sc.symbols, at the places that sc.next leads to from
+// 0 on; it ends with len(raw).
+func (b *bpe) mergeHeap(raw []kvblock.Token, sc *scratch) {
+	sc.symbols = append(sc.symbols[:0], raw...)
 	symbols := sc.symbols
 	n := len(symbols)
 	sc.previous = slices.Grow(sc.previous[:0], n)[:n]
@@ -261,8 +372,4 @@ func (b *bpe) mergeHeap(out []kvblock.Token, sc *scratch) []kvblock.Token {
 			}
 		}
 	}
-	for i := int32(0); int(i) < n; i = next[i] {
-		out = append(out, symbols[i])
-	}
-	return out
 }

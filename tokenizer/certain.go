@@ -138,8 +138,8 @@ func (t *addedTokens) reaches(s string) bool {
 }
 
 // certainIDs returns how many ids of a text are certain when only text[:place] is.
-func (m *Model) certainIDs(text string, place int, special bool) (int, error) {
-	ids, err := m.Encode(text[:m.certainty.end(text, place)], false)
+func (m *Model) certainIDs(w *work, text string, place int, special bool) (int, error) {
+	ids, err := m.encode(w, text[:m.certainty.end(text, place)], false)
 	if special {
 		return len(m.encoder.prefix) + len(ids), err
 	}

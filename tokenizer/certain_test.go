@@ -18,11 +18,11 @@ func certainHolds(t *testing.T, e *encoder, c *certainty, text string, place int
 		t.Fatalf("%q, %d: %d bytes are certain", text, place, end)
 	}
 	for _, special := range []bool{false, true} {
-		want, err := e.append(nil, text[:end], false, nil)
+		want, err := e.append(work{}, nil, text[:end], false, nil)
 		if special {
 			want = slices.Concat(e.prefix, want)
 		}
-		whole, errWhole := e.append(nil, text[:place]+behind, special, nil)
+		whole, errWhole := e.append(work{}, nil, text[:place]+behind, special, nil)
 		if err != nil || errWhole != nil {
 			return 0 // no ids, nothing certain
 		}

@@ -11,10 +11,10 @@ import (
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
 // add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL bytes.
-// The end of ctx ends a render of a chat template, with ctx's error.
+// The end of ctx ends all of it soon, with ctx's error.
 // All ids are certain but for chats with images, video or sound: see Prompt.
 //
-// Errors, all meaning that the ids are not known here: ErrMedia, ErrNoChatTemplate, ErrInvalidUTF8,
+// Errors, all meaning that the ids are not known here: ErrMedia, ErrMemory, ErrNoChatTemplate, ErrInvalidUTF8,
 // *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
 // or alone can tokenize.
 func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
@@ -27,9 +27,17 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 		return given, nil
 	}
 	if request.API != apibody.Completions {
-		chat, err := m.asChat(request)
+		chat, err := m.converted(request)
 		if err != nil {
 			return nil, err
+		}
+		if request.API != apibody.ChatCompletions {
+			if chat, err = m.asChat(chat); err != nil {
+				return nil, err
+			}
+			if chat, err = m.converted(chat); err != nil {
+				return nil, err
+			}
 		}
 		prompt, err := m.tokenizeChat(ctx, chat)
 		if err != nil {
@@ -42,6 +50,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 	}
 	special := request.AddSpecialTokens == nil || *request.AddSpecialTokens || m.options.Engine == SGLang
 	all := make([]Prompt, len(request.Prompts))
+	w := workFor(ctx, request, 0)
 	for i, prompt := range request.Prompts {
 		if prompt.HasTokens {
 			all[i].IDs, all[i].Certain = tokens(prompt.Tokens), len(prompt.Tokens)
@@ -51,7 +60,7 @@ func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Promp
 		if m.options.Engine == Dynamo {
 			text, special = dynamoText(text), false
 		}
-		ids, err := m.Encode(text, special)
+		ids, err := m.encode(&w, text, special)
 		if err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -134,7 +135,10 @@ func argumentsAsObjects(messages []any) error {
 			}
 			object := chattemplate.NewDict()
 			if text != "" {
-				parsed, err := chattemplate.ParseJSON([]byte(text))
+				parsed, err := readArguments(text)
+				if errors.Is(err, ErrMemory) {
+					return err
+				}
 				if err != nil {
 					return nil
 				}

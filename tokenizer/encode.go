@@ -29,8 +29,8 @@ func (e *encoder) giveBack(sc *scratch) {
 	}
 }
 
-// append appends the ids of text. cache may be nil.
-func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *segmentCache) ([]kvblock.Token, error) {
+// append appends the ids of text. cache may be nil. w bounds the work, and says how it ended.
+func (e *encoder) append(w work, out []kvblock.Token, text string, special bool, cache *segmentCache) ([]kvblock.Token, error) {
 	if len(text) > maxText {
 		return out, fmt.Errorf("tokenizer: text of %d bytes is too long", len(text))
 	}
@@ -41,6 +41,8 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 		return out, fmt.Errorf("tokenizer: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not reproduced here", len(text))
 	}
 	sc := e.borrow()
+	sc.work = w
+	sc.work.total = len(text)
 	before := len(out)
 	if special {
 		out = append(out, e.prefix...)
@@ -48,14 +50,19 @@ func (e *encoder) append(out []kvblock.Token, text string, special bool, cache *
 	var err error
 	for cuts := e.boundaries.cuts(text); err == nil; {
 		start, end, token := cuts.next()
+		sc.work.before = start
 		if end > start {
 			out, err = e.appendSegment(out, text[start:end], start == 0, sc, cache)
 		}
-		if token == nil {
+		if token == nil || err != nil {
 			break
 		}
-		out = append(out, token.id)
+		out = sc.work.add(out, token.id, end-start)
 	}
+	if err == nil {
+		err = sc.work.err
+	}
+	sc.work = work{} // which holds a request
 	e.giveBack(sc)
 	if err != nil {
 		return out[:before], err
@@ -75,8 +82,8 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 	var key segmentKey
 	if cache != nil {
 		var known bool
-		if out, key, known = cache.get(out, text); known {
-			return out, nil
+		if out, key, known = cache.get(out, text, &sc.work); known {
+			return out, sc.work.err
 		}
 	}
 	before := len(out)
@@ -87,6 +94,9 @@ func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc
 		if out, err = e.appendNormalized(out, text, first, sc); err != nil {
 			return out, err
 		}
+	}
+	if sc.work.err != nil {
+		return out, sc.work.err
 	}
 	if cache != nil {
 		cache.put(key, text, out[before:])
@@ -104,10 +114,10 @@ func (e *encoder) appendNormalized(out []kvblock.Token, text string, first bool,
 				return out, err
 			}
 		}
-		if token == nil {
+		if token == nil || sc.work.err != nil {
 			return out, nil
 		}
-		out = append(out, token.id)
+		out = sc.work.add(out, token.id, start)
 	}
 }
 
@@ -124,10 +134,10 @@ func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc
 				return out, err
 			}
 		}
-		if token == nil {
+		if token == nil || sc.work.err != nil {
 			return out, nil
 		}
-		out = append(out, token.id)
+		out = sc.work.add(out, token.id, start)
 	}
 }
 
@@ -147,7 +157,7 @@ func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first 
 // appendCut is appendPieces for expressions that have a scanner.
 func (e *encoder) appendCut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
 	part := i
-	for i < end {
+	for i < end && sc.work.err == nil {
 		if e.windows != nil && s[i] < 0x80 && i+1 < end && s[i+1] < 0x80 {
 			starts, size := e.windows.starts(s, i, end)
 			if i+size < end {

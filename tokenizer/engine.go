@@ -162,7 +162,7 @@ func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Pro
 	case m.options.Engine == SGLang:
 		return m.tokenizeSGLang(ctx, request)
 	case m.usesHarmony():
-		ids, err := m.harmonyIDs(request, time.Now())
+		ids, err := m.harmonyIDs(ctx, request, time.Now())
 		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
 	prompt, _, err := m.tokenizeText(ctx, request)
@@ -175,7 +175,8 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 		return Prompt{}, "", err
 	}
 	special := request.AddSpecialTokens != nil && *request.AddSpecialTokens && m.options.Engine != SGLang
-	ids, err := m.Encode(text, special)
+	w := workFor(ctx, request, len(text))
+	ids, err := m.encode(&w, text, special)
 	if err != nil || !request.HasMedia {
 		return Prompt{IDs: ids, Certain: len(ids)}, text, err
 	}
@@ -186,7 +187,7 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 	if err != nil {
 		return Prompt{}, "", err
 	}
-	certain, err := m.certainIDs(text, place, special)
+	certain, err := m.certainIDs(&w, text, place, special)
 	return Prompt{IDs: ids, Certain: certain}, text, err
 }
 

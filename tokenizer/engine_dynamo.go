@@ -252,7 +252,7 @@ func (m *Model) renderDynamo(ctx context.Context, request *apibody.Request) (str
 			}
 		}
 	}
-	text, err := t.Render(ctx, vars, chattemplate.Limits{})
+	text, err := t.Render(ctx, vars, limits(request))
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: chat template: %w", err)
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
@@ -174,7 +175,10 @@ func parseArguments(of *chattemplate.Dict, key string) error {
 	if !ok {
 		return nil
 	}
-	parsed, err := chattemplate.ParseJSON([]byte(text))
+	parsed, err := readArguments(text)
+	if errors.Is(err, ErrMemory) {
+		return err
+	}
 	if err != nil {
 		return nil
 	}

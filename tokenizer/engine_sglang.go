@@ -75,11 +75,12 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 	if err != nil {
 		return nil, err
 	}
-	ids, err := m.Encode(chat.text, false)
+	w := workFor(ctx, request, len(chat.text)+len(chat.prefix))
+	ids, err := m.encode(&w, chat.text, false)
 	if err != nil || chat.prefix == "" {
 		return ids, err
 	}
-	prefix, err := m.Encode(chat.prefix, true)
+	prefix, err := m.encode(&w, chat.prefix, true)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (m *Model) parseSGLangWith(ctx context.Context, request *apibody.Request, m
 	if effort, _ := kwargs.Get("reasoning_effort"); effort == "low" && strings.Contains(t.source, "low_effort") {
 		return done, "", errNotReproduced("low reasoning_effort with a template that has low_effort")
 	}
-	c := &chat{kwargs: kwargs, addGenerationPrompt: true}
+	c := &chat{kwargs: kwargs, addGenerationPrompt: true, limits: limits(request)}
 	if documents, given := kwargs.Get("documents"); given {
 		c.documents, _ = documents.(*chattemplate.List)
 	}
@@ -468,7 +469,10 @@ func sglangToolCalls(message *chattemplate.Dict, role string) (any, error) {
 		}
 		arguments, _ := function.Get("arguments")
 		if text, ok := arguments.(string); ok && role == "assistant" {
-			parsed, err := chattemplate.ParseJSON([]byte(text))
+			parsed, err := readArguments(text)
+			if errors.Is(err, ErrMemory) {
+				return nil, err
+			}
 			object, ok := parsed.(*chattemplate.Dict)
 			if err != nil || !ok {
 				return nil, errRefused("tool_calls[%d].function.arguments is not a JSON object", i)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/zlib"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -349,7 +350,9 @@ func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 	arguments, _ := item.Get("arguments")
 	if text, isText := arguments.(string); isText {
 		var err error
-		if arguments, err = chattemplate.ParseJSON([]byte(text)); err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") && !strings.Contains(text, "Infinity") {
+		if arguments, err = readArguments(text); errors.Is(err, ErrMemory) {
+			return nil, err
+		} else if err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") && !strings.Contains(text, "Infinity") {
 			return nil, errNotReproduced("tool call arguments that only orjson may read")
 		}
 	}

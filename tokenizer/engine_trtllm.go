@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -57,7 +58,7 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 	if v, _ := request.Body.Get("continue_final_message"); v != nil {
 		return "", errRefused("continue_final_message is not a field of TensorRT-LLM's")
 	}
-	c := &chat{addGenerationPrompt: true}
+	c := &chat{addGenerationPrompt: true, limits: limits(request)}
 	if request.AddGenerationPrompt != nil {
 		c.addGenerationPrompt = *request.AddGenerationPrompt
 	}
@@ -366,7 +367,10 @@ func trtllmArguments(given any) (*chattemplate.Dict, error) {
 	case *chattemplate.Dict:
 		return given, nil
 	case string:
-		value, err := chattemplate.ParseJSON([]byte(given))
+		value, err := readArguments(given)
+		if errors.Is(err, ErrMemory) {
+			return nil, err
+		}
 		if err != nil {
 			// An error in some versions; in others the text stays as it is.
 			return nil, errNotReproduced("tool call arguments that are no JSON on TensorRT-LLM")

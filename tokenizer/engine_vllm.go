@@ -66,7 +66,7 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 	if err != nil {
 		return "", err
 	}
-	c := &chat{kwargs: kwargs, addGenerationPrompt: true, continueFinalMessage: request.ContinueFinalMessage}
+	c := &chat{kwargs: kwargs, addGenerationPrompt: true, continueFinalMessage: request.ContinueFinalMessage, limits: limits(request)}
 	if request.AddGenerationPrompt != nil {
 		c.addGenerationPrompt = *request.AddGenerationPrompt
 	}
@@ -561,7 +561,10 @@ func vllmArguments(text string) (*chattemplate.Dict, error) {
 	if text == "" {
 		return chattemplate.NewDict(), nil
 	}
-	value, err := chattemplate.ParseJSON([]byte(text))
+	value, err := readArguments(text)
+	if errors.Is(err, ErrMemory) {
+		return nil, err
+	}
 	if err != nil && pythonReads(text, err) {
 		return nil, errNotReproduced("tool call arguments that only Python takes for JSON")
 	}

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -43,7 +44,7 @@ type harmonyPiece struct {
 // The request's template, its arguments and its wishes about the generation prompt mean nothing there.
 //
 // Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
-func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
+func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
 	messages, err := m.harmonyMessages(request, now)
 	if err != nil {
 		return nil, err
@@ -52,12 +53,19 @@ func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.T
 	for _, piece := range pieces {
 		bytes += len(piece.text)
 	}
-	out := make([]kvblock.Token, 0, bytes/3+len(pieces)) // English has some four bytes a token
+	w := workFor(ctx, request, harmonyPieceBytes*len(pieces))
+	w.total = bytes + len(pieces)
+	likely := bytes/3 + len(pieces) // English has some four bytes a token
+	if w.room > 0 {
+		likely = min(likely, w.room/(2*idBytes))
+	}
+	out := make([]kvblock.Token, 0, likely)
 	for _, piece := range pieces {
 		if !piece.special {
-			if out, err = m.appendOrdinary(out, piece.text); err != nil {
+			if out, err = m.appendOrdinary(w, out, piece.text); err != nil {
 				return nil, err
 			}
+			w.before += len(piece.text)
 			continue
 		}
 		id, ok := m.encoder.addedIDs[piece.text]
@@ -69,6 +77,9 @@ func (m *Model) harmonyIDs(request *apibody.Request, now time.Time) ([]kvblock.T
 	return out, nil
 }
 
+// harmonyPieceBytes is what a piece takes beside its text, in bytes.
+const harmonyPieceBytes = 3 * 24
+
 // harmonyMessages returns the messages that vLLM makes of a chat or of a request to Responses.
 func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
 	if request.API == apibody.Responses {
@@ -79,22 +90,27 @@ func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harm
 
 // appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids as in
 // AppendEncode, and shares its memory.
-func (m *Model) appendOrdinary(out []kvblock.Token, text string) ([]kvblock.Token, error) {
+func (m *Model) appendOrdinary(w work, out []kvblock.Token, text string) ([]kvblock.Token, error) {
 	if len(text) > maxText || !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
 	}
+	sc := m.encoder.borrow()
+	defer m.encoder.giveBack(sc)
+	sc.work = w
+	defer func() { sc.work = work{} }()
 	remembered := len(text) >= minSegment
 	var key segmentKey
 	if remembered {
 		var known bool
-		if out, key, known = m.segments.get(out, text); known {
-			return out, nil
+		if out, key, known = m.segments.get(out, text, &sc.work); known {
+			return out, sc.work.err
 		}
 	}
 	before := len(out)
-	sc := m.encoder.borrow()
 	longer, err := m.encoder.appendPieces(out, text, 0, len(text), false, sc)
-	m.encoder.giveBack(sc)
+	if err == nil {
+		err = sc.work.err
+	}
 	if err != nil {
 		return out, err
 	}

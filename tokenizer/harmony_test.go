@@ -190,7 +190,7 @@ func TestHarmonyIDs(t *testing.T) {
 		special(harmonyStart), plain("system"), special(harmonyContent), plain(messages[0].texts[0]), special(harmonyEnd),
 		special(harmonyStart), plain("user"), special(harmonyContent), plain("a"))
 	for range 2 {
-		got, err := m.harmonyIDs(request, harmonyDay)
+		got, err := m.harmonyIDs(t.Context(), request, harmonyDay)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +207,7 @@ func TestHarmonyIDs(t *testing.T) {
 
 func TestHarmonyNeedsItsTokens(t *testing.T) {
 	request := harmonyRequest(t, `{"model":"m","messages":[{"role":"user","content":"x"}]}`)
-	if _, err := harmonyModel(t, harmonyContent).harmonyIDs(request, harmonyDay); !IsUnknown(err) {
+	if _, err := harmonyModel(t, harmonyContent).harmonyIDs(t.Context(), request, harmonyDay); !IsUnknown(err) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -191,7 +191,7 @@ func FuzzParseTokenizerJSON(f *testing.F) {
 		if err != nil {
 			return
 		}
-		ids, err := e.append([]kvblock.Token{7}, text, true, nil)
+		ids, err := e.append(work{}, []kvblock.Token{7}, text, true, nil)
 		if err == nil && (len(ids) == 0 || ids[0] != 7) {
 			t.Fatalf("append changed what was there: %v", ids)
 		}
@@ -274,7 +274,7 @@ func FuzzTiktoken(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if ids, err := e.append([]kvblock.Token{7}, text, true, nil); err == nil && (len(ids) == 0 || ids[0] != 7) {
+		if ids, err := e.append(work{}, []kvblock.Token{7}, text, true, nil); err == nil && (len(ids) == 0 || ids[0] != 7) {
 			t.Fatalf("append changed what was there: %v", ids)
 		}
 	})

@@ -285,10 +285,10 @@ func specialToken(raw json.RawMessage) (string, error) {
 // Encode returns the token ids of text. addSpecialTokens puts the model's own tokens around it, such as <s>, as
 // completions do by default. Errors: ErrInvalidUTF8, or a text beyond 1 GiB.
 func (m *Model) Encode(text string, addSpecialTokens bool) ([]kvblock.Token, error) {
-	return m.AppendEncode(make([]kvblock.Token, 0, len(text)/3+16), text, addSpecialTokens)
+	return m.encode(&work{}, text, addSpecialTokens)
 }
 
 // AppendEncode is Encode that appends to ids and returns the longer slice; on error ids is returned unchanged.
 func (m *Model) AppendEncode(ids []kvblock.Token, text string, addSpecialTokens bool) ([]kvblock.Token, error) {
-	return m.encoder.append(ids, text, addSpecialTokens, m.segments)
+	return m.encoder.append(work{}, ids, text, addSpecialTokens, m.segments)
 }

@@ -209,15 +209,8 @@ func FuzzScanners(f *testing.F) {
 
 // naiveEncode merges a whole text as one piece, the lowest rank first, the leftmost on ties: the definition of BPE.
 func naiveEncode(b *bpe, text string) []kvblock.Token {
-	sc := newScratch()
-	if b.byteLevel {
-		for i := range len(text) {
-			sc.symbols = append(sc.symbols, b.byteToken[text[i]])
-		}
-	} else {
-		b.runeSymbols(text, sc)
-	}
-	ids := slices.Clone(sc.symbols)
+	source := symbols{bpe: b, text: text}
+	ids := source.next(nil, len(text)+1)
 	for {
 		best, at, into := noRank, -1, kvblock.Token(0)
 		for i := 0; i+1 < len(ids); i++ {
@@ -229,6 +222,32 @@ func naiveEncode(b *bpe, text string) []kvblock.Token {
 			return ids
 		}
 		ids = slices.Replace(ids, at, at+2, into)
+	}
+}
+
+// TestWindowsOfMergesAgainstDefinition: a piece of any length has the same ids whatever the windows in which it merges.
+func TestWindowsOfMergesAgainstDefinition(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, name := range modelNames {
+		b := loadModel(t, name).encoder.bpe
+		sc := newScratch()
+		alphabets := []string{"a", "ab", "the ", "etaoin", "aaaaaaab", "0123456789", "日本語e", "\U000132a4x"}
+		for range 300 {
+			var text strings.Builder
+			alphabet := []rune(alphabets[rng.IntN(len(alphabets))])
+			for n := 1 + rng.IntN(400); n > 0; n-- {
+				text.WriteRune(alphabet[rng.IntN(len(alphabet))])
+				if rng.IntN(50) == 0 {
+					alphabet = []rune(alphabets[rng.IntN(len(alphabets))])
+				}
+			}
+			want := naiveEncode(b, text.String())
+			for _, size := range []int{4, 8, 32, 100, mergeWindow} {
+				if got := b.mergeMany(nil, text.String(), size, sc); !slices.Equal(got, want) {
+					t.Fatalf("%s: %q in windows of %d: %v, want %v", name, text.String(), size, got, want)
+				}
+			}
+		}
 	}
 }
 

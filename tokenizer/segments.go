@@ -62,20 +62,21 @@ type segmentKey struct {
 	hash  uint64
 }
 
-// get appends the ids of text, if they are known. The key is for put, if they are not.
-func (c *segmentCache) get(out []kvblock.Token, text string) (ids []kvblock.Token, key segmentKey, known bool) {
+// get appends the ids of text, if they are known and w has room for them. The key is for put, if they are not.
+func (c *segmentCache) get(out []kvblock.Token, text string, w *work) (ids []kvblock.Token, key segmentKey, known bool) {
 	h := maphash.String(c.seed, text)
 	shard := &c.shards[h%segmentShards]
 	key = segmentKey{shard, h}
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if found, ok := shard.young.segments[h]; ok && string(found.text) == text {
-		return append(out, found.ids...), key, true
+		return w.addAll(out, found.ids), key, true
 	}
 	if found, ok := shard.old.segments[h]; ok && string(found.text) == text {
 		before := len(out)
-		out = append(out, found.ids...)
-		shard.add(h, text, out[before:], c.budget) // which may use found's memory for others
+		if out = w.addAll(out, found.ids); w.err == nil {
+			shard.add(h, text, out[before:], c.budget) // which may use found's memory for others
+		}
 		return out, key, true
 	}
 	return out, key, false

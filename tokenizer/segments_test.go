@@ -13,7 +13,7 @@ import (
 
 // remember puts a text's ids as the encoder does: after it asked for them.
 func remember(c *segmentCache, text string, ids []kvblock.Token) {
-	_, key, known := c.get(nil, text)
+	_, key, known := c.get(nil, text, new(work))
 	if !known {
 		c.put(key, text, ids)
 	}
@@ -43,7 +43,7 @@ func TestSegmentCacheBound(t *testing.T) {
 	for i := range 20_000 {
 		text := fmt.Sprintf("%0500d", i)
 		remember(c, text, ids)
-		if got, _, ok := c.get(nil, text); !ok || len(got) != len(ids) {
+		if got, _, ok := c.get(nil, text, new(work)); !ok || len(got) != len(ids) {
 			t.Fatalf("%d: %d ids, %v", i, len(got), ok)
 		}
 	}
@@ -51,10 +51,10 @@ func TestSegmentCacheBound(t *testing.T) {
 		t.Errorf("%d segments, %d bytes; the budget is %d", entries, bytes, budget)
 	}
 	remember(c, strings.Repeat("x", budget), ids)
-	if _, _, ok := c.get(nil, strings.Repeat("x", budget)); ok {
+	if _, _, ok := c.get(nil, strings.Repeat("x", budget), new(work)); ok {
 		t.Error("a text of the whole budget was kept")
 	}
-	if _, _, ok := c.get(nil, "never put"); ok {
+	if _, _, ok := c.get(nil, "never put", new(work)); ok {
 		t.Error("found what was never put")
 	}
 }
@@ -65,7 +65,7 @@ func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
 	remember(c, "wanted", []kvblock.Token{1, 2, 3})
 	for i := range 20_000 {
 		remember(c, fmt.Sprintf("%0500d", i), nil)
-		if got, _, ok := c.get(nil, "wanted"); !ok || !slices.Equal(got, []kvblock.Token{1, 2, 3}) {
+		if got, _, ok := c.get(nil, "wanted", new(work)); !ok || !slices.Equal(got, []kvblock.Token{1, 2, 3}) {
 			t.Fatalf("%v after %d others", got, i)
 		}
 	}
@@ -92,7 +92,7 @@ func TestSegmentCacheHoldsWhatWasPut(t *testing.T) {
 			found := 0
 			for range 10_000 {
 				text, want := segment(int(random.ExpFloat64() * 100))
-				got, key, known := c.get([]kvblock.Token{7}, text)
+				got, key, known := c.get([]kvblock.Token{7}, text, new(work))
 				switch {
 				case known && (got[0] != 7 || !slices.Equal(got[1:], want)):
 					t.Errorf("%.20q: got %d ids that are not the %d put", text, len(got)-1, len(want))
@@ -117,9 +117,9 @@ func TestSegmentCacheHoldsWhatWasPut(t *testing.T) {
 // TestSegmentCacheComparesTexts puts two texts under one hash.
 func TestSegmentCacheComparesTexts(t *testing.T) {
 	c := newSegmentCache(1 << 20)
-	_, key, _ := c.get(nil, "first")
+	_, key, _ := c.get(nil, "first", new(work))
 	c.put(key, "another text of the same hash", []kvblock.Token{1})
-	if got, _, known := c.get(nil, "first"); known {
+	if got, _, known := c.get(nil, "first", new(work)); known {
 		t.Errorf("found %v, the ids of another text", got)
 	}
 }
@@ -135,7 +135,7 @@ func TestSegmentCacheOfLongTexts(t *testing.T) {
 		}
 		text := fmt.Sprintf("%0*d", size, i)
 		remember(c, text, []kvblock.Token{kvblock.Token(i)})
-		if got, _, ok := c.get(nil, text); !ok || got[0] != kvblock.Token(i) {
+		if got, _, ok := c.get(nil, text, new(work)); !ok || got[0] != kvblock.Token(i) {
 			t.Fatalf("%d: %v, %v", i, got, ok)
 		}
 	}

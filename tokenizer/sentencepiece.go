@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"math/bits"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -80,7 +81,7 @@ func (e *encoder) appendSpaced(out []kvblock.Token, text string, first bool, sc 
 			stretch := text[start:end]
 			if prefix := e.spacing.needsPrefix(stretch, first && start == 0); prefix || marked {
 				out = e.bpe.flush(out, text, sc) // the batch is of one string
-				buf := sc.text[0][:0]
+				buf := slices.Grow(sc.text[0][:0], len(stretch)+1)
 				if prefix {
 					buf = append(buf, ' ')
 				}
@@ -110,7 +111,7 @@ func (e *encoder) appendUncut(out []kvblock.Token, s string, i, end int, sc *scr
 
 // addUncut puts the pieces of s[i:end] into the batch. The model has joints.
 func (e *encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratch) []kvblock.Token {
-	for i < end {
+	for i < end && sc.work.err == nil {
 		starts, size := e.bpe.joints.starts(s, i, end)
 		if i+size < end { // the last piece may go on
 			size = bits.Len64(starts) - 1

@@ -96,11 +96,11 @@ func TestSpacing(t *testing.T) {
 			if spaced.bpe.joints != nil && spaced.bpe.joints.next(text, 0, len(text)) < len(text) {
 				cut++
 			}
-			want, err := plain.append(nil, text, false, nil) // see TestMergesAgainstDefinition
+			want, err := plain.append(work{}, nil, text, false, nil) // see TestMergesAgainstDefinition
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := spaced.append(nil, text, false, nil); err != nil || !slices.Equal(got, want) {
+			if got, err := spaced.append(work{}, nil, text, false, nil); err != nil || !slices.Equal(got, want) {
 				t.Fatalf("seed %d, %v, unknown %v, fused %v, %d bytes: %q\n got %v, %v\nwant %v", seed, form, unknown, fuse, bytes, text, got, err, want)
 			}
 		}

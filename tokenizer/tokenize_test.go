@@ -188,7 +188,7 @@ func BenchmarkEncode(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				var err error
-				if out, err = m.encoder.append(out[:0], text, true, nil); err != nil {
+				if out, err = m.encoder.append(work{}, out[:0], text, true, nil); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -34,6 +34,7 @@ type chat struct {
 	kwargs               *chattemplate.Dict
 	addGenerationPrompt  any // what the template sees; Python's truth decides
 	continueFinalMessage bool
+	limits               chattemplate.Limits
 }
 
 // apply renders a chat.
@@ -56,7 +57,7 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 	vars.Set("tools", listOrNone(c.tools))
 	vars.Set("documents", listOrNone(c.documents))
 	vars.Set("add_generation_prompt", c.addGenerationPrompt)
-	text, err := t.Render(ctx, vars, chattemplate.Limits{})
+	text, err := t.Render(ctx, vars, c.limits)
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: chat template: %w", err)
 	}

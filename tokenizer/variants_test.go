@@ -81,7 +81,7 @@ func TestVariantsAgainstHuggingFace(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, c := range variant.Cases {
-				if ids, err := e.append(nil, c.Text, true, nil); err != nil || !slices.Equal(ids, c.IDs) {
+				if ids, err := e.append(work{}, nil, c.Text, true, nil); err != nil || !slices.Equal(ids, c.IDs) {
 					t.Errorf("%q\n got %v, %v\nwant %v", c.Text, ids, err, c.IDs)
 				}
 			}

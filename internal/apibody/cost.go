@@ -7,7 +7,7 @@ var ErrTooManyValues = chattemplate.ErrTooManyValues
 
 // The memory that a request may take beside its body while it is read: the values of its JSON, the prompt's text and its token ids.
 const (
-	readCostPerByte = 7
+	readCostPerByte = 8
 	readCostBase    = 256 << 10 // bytes: bodies are small as a rule, and then the values of all of one may be
 
 	// MaxPrompts is how many prompts a completion may have. One with more is routed by load.
@@ -19,7 +19,7 @@ const (
 func ReadCost(bodyBytes int) int { return readCostBase + readCostPerByte*bodyBytes }
 
 // valueCost is the most of ReadCost that the values of a body may take.
-func valueCost(bodyBytes int) int { return ReadCost(bodyBytes) - 2*bodyBytes }
+func valueCost(bodyBytes int) int { return ReadCost(bodyBytes) - 3*bodyBytes }
 
 // routingCost is the most of it that values take that say where a request goes, if there are too many others.
 func routingCost(bodyBytes int) int { return 64<<10 + 2*bodyBytes }

@@ -56,14 +56,21 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	}
 
 	var s splice
+	var model, salt []byte
+	if c.Model != "" {
+		model = plainJSON(c.Model)
+	}
+	if c.CacheSalt != "" {
+		salt = quoted(c.CacheSalt)
+	}
 	top := space(body, 0)
 	newNvext, newSalt := inject, c.CacheSalt != ""
 	s.object(body, top, func(key string, from, to int) bool {
 		switch {
 		case key == "model" && c.Model != "":
-			s.put(from, to, plainJSON(c.Model))
+			s.put(from, to, model)
 		case key == "cache_salt" && c.CacheSalt != "":
-			s.put(from, to, quoted(c.CacheSalt))
+			s.put(from, to, salt)
 			newSalt = false
 		case key == "nvext" && inject && body[from] == 'n': // null
 			s.put(from, to, tokenData("{", c.TokenData, "}"))
@@ -97,7 +104,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 		first = tokenData(`"nvext":{`, c.TokenData, "},")
 	}
 	if newSalt {
-		first = append(append(append(first, `"cache_salt":`...), quoted(c.CacheSalt)...), ',')
+		first = append(append(append(first, `"cache_salt":`...), salt...), ',')
 	}
 	if first != nil {
 		s.insert(0, top+1, first) // before another member: there is a model
@@ -161,7 +168,13 @@ type cut struct {
 
 func (s *splice) mark() int { return len(s.cuts) }
 
-func (s *splice) put(from, to int, text []byte) { s.cuts = append(s.cuts, cut{from, to, text}) }
+func (s *splice) put(from, to int, text []byte) {
+	if last := len(s.cuts) - 1; text == nil && last >= 0 && s.cuts[last].put == nil && s.cuts[last].to == from {
+		s.cuts[last].to = to // members that go, one behind the other
+		return
+	}
+	s.cuts = append(s.cuts, cut{from, to, text})
+}
 
 // insert puts a text at a place behind the changes before mark, and before those since.
 func (s *splice) insert(mark, at int, text []byte) {

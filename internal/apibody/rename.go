@@ -20,8 +20,14 @@ const (
 	maxGap   = 16
 )
 
-// NewRenamer returns one for an answer of the model served.
+// maxName is the longest name that is put into answers, in bytes: an answer may have the model's name thousands of times.
+const maxName = 1 << 10
+
+// NewRenamer returns one for an answer of the model served. Where the client's name is longer than 1 KiB, answers stay as they are.
 func NewRenamer(served, asked string) *Renamer {
+	if len(asked) > maxName {
+		asked = served
+	}
 	return &Renamer{served: plainJSON(served), asked: plainJSON(asked)}
 }
 

@@ -21,8 +21,17 @@ type Usage struct {
 // maxCarry bounds the bytes that a UsageReader keeps between writes: one line of a stream, or one usage object.
 const maxCarry = 64 << 10
 
+// maxAnswerValues bounds the memory of the values of an event, or of a usage object, in bytes. Those of engines take a few thousand.
+const maxAnswerValues = 256 << 10
+
+// readAnswer reads JSON of an endpoint, which may be anybody's.
+func readAnswer(data []byte) (any, error) {
+	value, _, err := chattemplate.JSONReader{Allowance: maxAnswerValues}.Parse(data)
+	return value, err
+}
+
 // UsageReader watches a response body go by and picks up the usage it reports. It keeps at most 64 KiB of it: of a
-// stream the unfinished line, of a JSON body the usage object. What is longer is passed over. Broken bodies are no
+// stream the unfinished line, of a JSON body the usage object. What is longer, or has too many values, is passed over. Broken bodies are no
 // error; they report no usage. Not safe for concurrent use.
 type UsageReader struct {
 	streaming  bool
@@ -115,7 +124,7 @@ func (r *UsageReader) line(line []byte) {
 			return
 		}
 	}
-	value, err := chattemplate.ParseJSON(data)
+	value, err := readAnswer(data)
 	if err != nil {
 		return // also "[DONE]"
 	}
@@ -317,7 +326,7 @@ func (r *UsageReader) capture(p []byte) {
 
 // captured reads the finished usage object.
 func (r *UsageReader) captured() {
-	value, err := chattemplate.ParseJSON(r.carry)
+	value, err := readAnswer(r.carry)
 	if err == nil {
 		response := chattemplate.NewDict()
 		response.Set(usageKey, value)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kvepp/chattemplate"
+	"kvepp/internal/bodytest"
 )
 
 const stream = "text/event-stream; charset=utf-8"
@@ -231,5 +232,33 @@ func BenchmarkUsageReaderBody(b *testing.B) {
 		if _, ok := r.Usage(); !ok {
 			b.Fatal("no usage")
 		}
+	}
+}
+
+// TestHostileAnswers: an endpoint's answer takes a bounded amount of memory to look at, whatever is in it.
+func TestHostileAnswers(t *testing.T) {
+	line := `data: {"usage":{},"x":[` + strings.Repeat(`{},`, maxCarry/3-20) + `0]}` + "\n"
+	for name, c := range map[string]struct{ contentType, piece string }{
+		"a line without an end":   {"text/event-stream", strings.Repeat("x", 64<<10)},
+		"events of many values":   {"text/event-stream", line},
+		"a deep object":           {"application/json", strings.Repeat(`{"usage":`, 1000)},
+		"a usage without an end":  {"application/json", `{"usage":{"x":"` + strings.Repeat("x", 64<<10)},
+		"a key without an end":    {"application/json", `{"` + strings.Repeat("x", 64<<10)},
+		"a usage of many objects": {"application/json", `{"usage":{"x":[` + strings.Repeat(`{},`, 20000) + `0]}}`},
+	} {
+		r := NewUsageReader(c.contentType)
+		peak := bodytest.Peak(func() {
+			for range 200 {
+				r.Write([]byte(c.piece))
+				r.Usage()
+			}
+		})
+		if peak > 3<<20 {
+			t.Errorf("%s: %d bytes", name, peak)
+		}
+	}
+	renamed := NewRenamer("m", strings.Repeat("long", 1<<18)).Next([]byte(strings.Repeat(`{"model":"m"}`, 1000)), true)
+	if len(renamed) != 13_000 {
+		t.Errorf("an answer of 13,000 bytes became one of %d", len(renamed))
 	}
 }

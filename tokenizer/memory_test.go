@@ -1,0 +1,136 @@
+package tokenizer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/internal/bodytest"
+)
+
+// memorySlack is what the measure of memory may be wrong by: garbage, caches of pieces, and what tests hold.
+const memorySlack = 5 << 20
+
+// boundedModels are models of each way to tokenize, without a cache of segments, by name.
+func boundedModels(t testing.TB) map[string]*Model {
+	models := map[string]*Model{}
+	for _, name := range modelNames {
+		for _, engine := range Engines {
+			m, err := Load(filepath.Join(modelsDir, name), Options{Engine: engine})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.segments = newSegmentCache(0)
+			models[fmt.Sprint(name, " on ", engine)] = m
+		}
+	}
+	return models
+}
+
+// holdMemory parses and tokenizes a body, and holds what that took against ReadCost.
+func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
+	t.Helper()
+	var r *apibody.Request
+	var prompts []Prompt
+	var parseErr, err error
+	peak := bodytest.Peak(func() {
+		if r, parseErr = apibody.ParseRequest(body.Path, body.JSON); parseErr == nil && r.TooLarge == nil {
+			prompts, err = m.Tokenize(context.Background(), r)
+		}
+	})
+	most := apibody.ReadCost(len(body.JSON))
+	if peak > most+most/4+memorySlack {
+		ids := 0
+		for _, p := range prompts {
+			ids += len(p.IDs)
+		}
+		t.Errorf("%s, %s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; %d ids, %v, %v", name, body.Name, len(body.JSON), peak,
+			float64(peak)/float64(len(body.JSON)), most, ids, parseErr, err)
+	}
+	runtime.KeepAlive(r)
+	runtime.KeepAlive(prompts)
+}
+
+// TestMemoryOfRequests: reading and tokenizing take no more memory than ReadCost says, whatever the shape of a body.
+func TestMemoryOfRequests(t *testing.T) {
+	bodies := bodytest.All(1 << 20)
+	models := boundedModels(t)
+	for i, name := range slices.Sorted(maps.Keys(models)) {
+		m := models[name]
+		holdMemory(t, name, m, bodies[0]) // what a first request makes
+		for k, body := range bodies {
+			text := m.options.Engine == VLLM && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "content: "))
+			if text || (k+i)%(2*len(models)) == 0 {
+				holdMemory(t, name, m, body)
+			}
+		}
+	}
+}
+
+// TestMemoryOfRandomRequests is the same for random shapes. KVEPP_SEED chooses others.
+func TestMemoryOfRandomRequests(t *testing.T) {
+	seed, err := strconv.ParseUint(os.Getenv("KVEPP_SEED"), 10, 64)
+	if err != nil {
+		seed = 1
+	}
+	chance := rand.New(rand.NewPCG(seed, 0))
+	for name, m := range boundedModels(t) {
+		for i := range 8 {
+			body := bodytest.Random(chance, 1<<20)
+			body.Name += fmt.Sprintf(" (seed %d, number %d)", seed, i)
+			holdMemory(t, name, m, body)
+		}
+	}
+}
+
+// TestTokenizeStops: an encoding ends soon when nobody waits for it any more, without ids.
+func TestTokenizeStops(t *testing.T) {
+	for _, name := range modelNames {
+		m := loadModel(t, name)
+		for what, text := range map[string]string{"words": strings.Repeat("The harbour was quiet. ", 1<<18), "one word": strings.Repeat("a", 4<<20)} {
+			r, err := apibody.ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"`+text+`"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			w := workFor(ctx, r, 0)
+			ids, err := m.encoder.append(w, nil, text, false, nil)
+			if !errors.Is(err, context.Canceled) || cap(ids) > 64<<10 {
+				t.Errorf("%s, %s: room for %d ids, %v", name, what, cap(ids), err)
+			}
+		}
+	}
+}
+
+// TestIDsWithinRoom: ids that take more than they may are not made, and those that take just as much are.
+func TestIDsWithinRoom(t *testing.T) {
+	for _, name := range modelNames {
+		m := loadModel(t, name)
+		for what, text := range map[string]string{"one id a byte": strings.Repeat("!1a?", 1<<16), "words": strings.Repeat("the ", 1<<16), "one word": strings.Repeat("x", 1<<18)} {
+			want, err := m.Encode(text, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := work{room: 3 * idBytes * len(want)}
+			ids, err := m.encode(&w, text, true)
+			if err != nil || fmt.Sprint(ids) != fmt.Sprint(want) || w.room > 2*idBytes*len(want) {
+				t.Errorf("%s, %s: %d ids, %v; want %d; %d bytes left", name, what, len(ids), err, len(want), w.room)
+			}
+			w = work{room: idBytes * len(want) * 9 / 10}
+			if ids, err := m.encode(&w, text, true); !errors.Is(err, ErrMemory) || ids != nil && cap(ids) > len(want) {
+				t.Errorf("%s, %s, in too little room: %d ids, %v", name, what, len(ids), err)
+			}
+		}
+	}
+}
