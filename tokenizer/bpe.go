@@ -135,9 +135,6 @@ func (y *symbols) next(to []kvblock.Token, n int) []kvblock.Token {
 	return y.nextRunes(to, n)
 }
 
-// ended reports whether there are no more symbols.
-func (y *symbols) ended() bool { return y.text == "" && !y.waiting }
-
 // nextRunes is next for SentencePiece-style models: a token per character, or its bytes, or the unknown token, or, without one,
 // nothing.
 func (y *symbols) nextRunes(to []kvblock.Token, n int) []kvblock.Token {

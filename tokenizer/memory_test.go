@@ -70,7 +70,7 @@ func TestMemoryOfRequests(t *testing.T) {
 		holdMemory(t, name, m, bodies[0]) // what a first request makes
 		for k, body := range bodies {
 			text := m.options.Engine == VLLM && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "content: "))
-			if text || (k+i)%(2*len(models)) == 0 {
+			if text || (k+i)%(3*len(models)) == 0 {
 				holdMemory(t, name, m, body)
 			}
 		}
