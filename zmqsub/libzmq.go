@@ -137,8 +137,20 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// maxMessageBytes bounds a message: the sum of its frames.
-const maxMessageBytes = C.ZMQSUB_MESSAGE_BYTES
+// The guard's bounds, which guard.h explains.
+const (
+	maxMessageParts = 16
+	maxMessageBytes = 16 << 20
+	maxCommandBytes = 4 << 10
+	fullBytes       = 32 << 20
+	cutBytes        = 128 << 20
+	allFullBytes    = 128 << 20
+	allCutBytes     = 256 << 20
+)
+
+// It does not compile where they are others than the guard's.
+var _ = [1]struct{}{}[maxMessageParts^C.ZMQSUB_MESSAGE_PARTS|maxMessageBytes^C.ZMQSUB_MESSAGE_BYTES|maxCommandBytes^C.ZMQSUB_COMMAND_BYTES|
+	fullBytes^C.ZMQSUB_FULL|cutBytes^C.ZMQSUB_CUT|allFullBytes^C.ZMQSUB_ALL_FULL|allCutBytes^C.ZMQSUB_ALL_CUT]
 
 // maxFrames is how many frames of a message are kept.
 const maxFrames = C.ZMQSUB_FRAMES
@@ -280,15 +292,15 @@ func (s *socket) cutAfter(seen uint64) (number uint64, why error) {
 func cutError(reason C.enum_zmqsub_cut) error {
 	switch reason {
 	case C.ZMQSUB_CUT_PARTS:
-		return fmt.Errorf("zmqsub: a message of more than %d frames", C.ZMQSUB_MESSAGE_PARTS)
+		return fmt.Errorf("zmqsub: a message of more than %d frames", maxMessageParts)
 	case C.ZMQSUB_CUT_BYTES:
 		return fmt.Errorf("zmqsub: a message of more than %d bytes", maxMessageBytes)
 	case C.ZMQSUB_CUT_COMMAND:
-		return fmt.Errorf("zmqsub: a ZMTP command that is longer than %d bytes, or goes on in another frame", C.ZMQSUB_COMMAND_BYTES)
+		return fmt.Errorf("zmqsub: a ZMTP command that is longer than %d bytes, or goes on in another frame", maxCommandBytes)
 	case C.ZMQSUB_CUT_GREETING:
 		return errors.New("zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets")
 	case C.ZMQSUB_CUT_BACKLOG:
-		return fmt.Errorf("zmqsub: more than %d bytes of messages wait, or more than %d from all publishers", C.ZMQSUB_CUT, C.ZMQSUB_ALL_CUT)
+		return fmt.Errorf("zmqsub: more than %d bytes of messages wait, or more than %d from all publishers", cutBytes, allCutBytes)
 	}
 	return nil
 }

@@ -88,6 +88,9 @@ func (s *Subscription) takeLive(n int) (taken int) {
 		}
 		frames, ok, err := s.live.receive()
 		if err != nil || !ok { // an error means that the context ended
+			if !s.sequence.late && s.sequence.ahead() {
+				s.sequence.late = time.Since(s.replayed) > s.hub.timing.catchUp
+			}
 			return taken
 		}
 		s.onLive(frames)
@@ -230,7 +233,9 @@ func (s *Subscription) onConnection(c change) {
 		if len(s.config.Publisher) == 0 { // an id shows that it is the same
 			s.sequence.onReconnect()
 		}
-		s.noReplayUntil = time.Time{} // perhaps it is another publisher
+		if s.recent <= freeReplays {
+			s.noReplayUntil = time.Time{} // perhaps it is another publisher
+		}
 		s.again.Reset(s.hub.timing.lookAgain)
 		s.runReplay()
 	default:

@@ -63,6 +63,7 @@ func (s *Subscription) runReplay() {
 		}
 	}
 	defer func() { <-s.hub.replays }()
+	defer s.slowDown()
 	defer func() {
 		if len(s.unhandled) > 0 {
 			s.monitor.signal()
@@ -91,6 +92,24 @@ func (s *Subscription) runReplay() {
 			s.pause = min(2*s.pause, 16*s.hub.timing.replayPause)
 			s.handler.Replayed(outcome, all)
 		}
+	}
+}
+
+// freeReplays is how many replays may follow each other at once. After that each waits for longer than the one before: a publisher
+// whose numbers jump again and again must not keep kvepp busy with asking.
+const freeReplays = 4
+
+// slowDown notes that a replay ended.
+func (s *Subscription) slowDown() {
+	now := time.Now()
+	pause := func(n int) time.Duration { return s.hub.timing.replayAgain << min(max(n-freeReplays, 0), 6) }
+	if now.Sub(s.replayed) > 2*pause(s.recent) {
+		s.recent = 0
+	}
+	s.recent++
+	s.replayed = now
+	if until := now.Add(pause(s.recent)); s.recent > freeReplays && until.After(s.noReplayUntil) {
+		s.noReplayUntil = until
 	}
 }
 

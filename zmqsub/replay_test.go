@@ -232,3 +232,78 @@ func TestCloseDuringReplay(t *testing.T) {
 		t.Fatal("Close did not return")
 	}
 }
+
+// A replay that names a far number does not make the subscription deaf to what the publisher sends from then on.
+func TestFarReplay(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any {
+		return [][]any{{binary.BigEndian.AppendUint64(nil, 1<<61), "far"}, {endNumber, ""}}
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	p.subscribed(1)
+	r.until(t, "the replay", func() bool { return len(r.all()) == 2 })
+	for seq := range uint64(3) {
+		p.send("", seq, "x")
+	}
+	r.until(t, "the live messages", func() bool { return r.count("2 :x") == 1 })
+	if r.count("0 :x") != 1 || r.count("1 :x") != 1 {
+		t.Errorf("reported %q", r.all())
+	}
+}
+
+// A replay that is a little ahead of what the publisher has sent does so only until all must have arrived that was on its way.
+func TestReplayAhead(t *testing.T) {
+	replays := offerReplay(t, func(uint64) [][]any { return threeFrames(0, 100) })
+	p := publish(t, "")
+	h := newHub(t)
+	h.timing.catchUp, h.timing.lookAgain = 50*time.Millisecond, time.Hour
+	r := newRecorder()
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint}, r); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(1)
+	r.until(t, "the replay", func() bool { return r.count("99 :p99") == 1 })
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for seq := uint64(0); r.count("restart") == 0; seq++ {
+		if seq == 95 {
+			t.Fatalf("%d live messages, and none was delivered", seq)
+		}
+		p.send("", seq, "live")
+		<-tick.C
+	}
+	r.until(t, "a live message", func() bool { return strings.HasSuffix(r.all()[len(r.all())-1], ":live") })
+}
+
+// A publisher whose numbers jump with each message makes kvepp ask for a few replays, and then for fewer and fewer.
+func TestJumpsDoNotReplayWithoutEnd(t *testing.T) {
+	var asked atomic.Int64
+	replays := offerReplay(t, func(uint64) [][]any {
+		asked.Add(1)
+		return [][]any{{endNumber, ""}}
+	})
+	p := publish(t, "")
+	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
+	go func() {
+		for range replays.asked {
+		}
+	}()
+	p.subscribed(1)
+	began := time.Now()
+	const jumps = 2000
+	last := ""
+	for i := range uint64(jumps) {
+		seq := 10 * i
+		if i%3 == 0 {
+			seq = jumps - i // back
+		}
+		last = fmt.Sprintf("%d :", seq)
+		p.send("", seq, "")
+	}
+	r.until(t, "the last message", func() bool { return r.count(last) > 0 })
+	// Four at once, and then one a second at most.
+	if n := asked.Load(); n > freeReplays+5+int64(time.Since(began)/time.Second) {
+		t.Errorf("%d replays within %v", n, time.Since(began))
+	}
+	t.Logf("%d replays within %v", asked.Load(), time.Since(began))
+}

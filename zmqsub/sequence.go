@@ -11,6 +11,9 @@ package zmqsub
 // them apart: each one begins at the last message delivered, and that message must be the same. A connection made anew
 // without one leaves a doubt, and the next message is then taken for a new life's: better a new life too many than two
 // taken for one.
+//
+// A replay may be ahead of the live connection by what is still on its way there, and by no more: what it names beyond is not
+// believed, or all that the publisher sends from now on would count as delivered. The live connection decides.
 type sequence struct {
 	replays bool // gaps can be asked about
 
@@ -24,7 +27,12 @@ type sequence struct {
 	owed     bool // a gap was reported though the publisher may still have its messages: it was asked and did not answer
 	fresh    bool // a replay runs that begins all over, because something is owed
 	progress bool // the replay that runs has brought a message
+	late     bool // nothing is on its way any more that the latest replay can have brought before
 }
+
+// maxAhead is how many messages a replay may be ahead of the live connection: more than the queues of publishers and subscriptions
+// hold, which are 100,000 at both ends.
+const maxAhead = 1 << 20
 
 // step is what to do, in the order of the fields.
 type step struct {
@@ -38,11 +46,17 @@ type step struct {
 // onLive is the step for a live message.
 func (q *sequence) onLive(seq uint64) step {
 	var st step
-	if q.live && seq <= q.lastLive || q.doubt {
+	back := q.live && seq <= q.lastLive
+	lied := !back && q.unbelieved(seq)
+	if back || q.doubt || lied {
 		st.restart = true
 		q.next, q.doubt = 0, false
 	}
-	q.live, q.lastLive = true, seq
+	q.live, q.lastLive, q.late = true, seq, false
+	if lied { // the next replay would say the same
+		st.gap, st.deliver = seq > 0, true
+		return st
+	}
 	if q.replays && seq > q.next {
 		st.replay = true
 		return st
@@ -51,13 +65,23 @@ func (q *sequence) onLive(seq uint64) step {
 	return st
 }
 
+// unbelieved says whether a live message shows that a replay named a number that cannot have been.
+func (q *sequence) unbelieved(seq uint64) bool {
+	return seq < q.next && (q.late || q.next-seq > maxAhead)
+}
+
+// ahead says whether a replay brought messages that have yet to come on the live connection.
+func (q *sequence) ahead() bool {
+	return q.replays && q.next > 0 && (!q.live || q.lastLive < q.next-1)
+}
+
 // onReconnect says that the connection is a new one. A replay should follow.
 func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
 
 // onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost, what
 // came later is not worth more than what the publisher has, and the order is lost with it.
 func (q *sequence) onReplayStart() (from uint64) {
-	q.answered, q.progress = false, false
+	q.answered, q.progress, q.late = false, false, false
 	q.fresh = q.owed
 	q.anchored = q.next > 0 && !q.fresh
 	if q.anchored {
@@ -118,6 +142,10 @@ func (q *sequence) onReplayEnd() step {
 func (q *sequence) onSettled(seq uint64) step {
 	var st step
 	q.live, q.lastLive = true, seq
+	if q.unbelieved(seq) {
+		st.restart = true
+		q.next, q.doubt = 0, false
+	}
 	q.place(seq, &st)
 	return st
 }

@@ -240,6 +240,63 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2", "restart", "0", "1"},
 		},
 		{
+			name: "a replay names a far number, and live messages go on", replays: true, buffer: messages(1, 0, 1, 1<<61),
+			do: func(r *reader) {
+				r.live(message{1, 2})
+				r.live(message{1, 3})
+				r.live(message{1, 4})
+			},
+			want: []string{"0", "1", "gap 2-2305843009213693952", "2305843009213693952", "restart", "gap 0-2", "2", "3", "4"},
+		},
+		{
+			name: "a replay names a far number before the first live message", replays: true, buffer: messages(1, 1<<61),
+			do: func(r *reader) {
+				r.replay()
+				r.live(message{1, 2})
+				r.live(message{1, 3})
+			},
+			want: []string{"gap 0-2305843009213693952", "2305843009213693952", "restart", "gap 0-2", "2", "3"},
+		},
+		{
+			name: "a replay is ahead of what is on its way", replays: true, buffer: messages(1, 0, 1, 2, 3, 4, 5, 6),
+			do: func(r *reader) {
+				r.live(message{1, 2})
+				r.sequence.late = r.sequence.ahead() // the queue is empty for a long time
+				r.live(message{1, 3})
+				r.live(message{1, 4})
+			},
+			want: []string{"0", "1", "2", "3", "4", "5", "6", "restart", "gap 0-3", "3", "4"},
+		},
+		{
+			name: "a live message names a far number, and the next do not",
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.live(message{1, 1 << 61})
+				r.live(message{1, 1})
+				r.live(message{1, 2})
+			},
+			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "gap 0-1", "1", "2"},
+		},
+		{
+			name: "a live message names a far number, and the next do not, with replays", replays: true, buffer: messages(1, 0),
+			do: func(r *reader) {
+				r.live(message{1, 0})
+				r.live(message{1, 1 << 61})
+				r.live(message{1, 1})
+				r.live(message{1, 2})
+			},
+			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "0", "1", "2"},
+		},
+		{
+			name: "numbers that go back",
+			do: func(r *reader) {
+				for _, n := range []int{2, 1, 0, 1} {
+					r.live(message{1, n})
+				}
+			},
+			want: []string{"gap 0-2", "2", "restart", "gap 0-1", "1", "restart", "0", "1"},
+		},
+		{
 			name: "last message out of the buffer", replays: true, buffer: messages(1, 3, 4),
 			do:   func(r *reader) { r.replay0(3); r.replay() },
 			want: []string{"0", "1", "2", "restart", "gap 0-3", "3", "4"},
@@ -267,6 +324,8 @@ func (r *reader) replay0(n int) {
 func FuzzSequence(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 0, 2, 0, 1, 1, 0}, true)
 	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0}, false)
+	f.Add([]byte{0, 0, 4, 1, 0, 0, 6, 0, 0, 4, 0, 0}, true)
+	f.Add([]byte{0, 5, 0, 0, 6, 0, 0}, false)
 	f.Add([]byte{1, 1, 1, 1, 1, 1, 0, 3, 0, 2, 1, 1, 1, 1, 1, 1, 3, 0}, true)
 	f.Fuzz(func(t *testing.T, ops []byte, replays bool) {
 		const kept = 4
@@ -280,14 +339,24 @@ func FuzzSequence(f *testing.F) {
 			}
 			return m
 		}
+		var lies []message // what replays say after the truth
+		jumps := 0
 		r := &reader{sequence: sequence{replays: replays}, buffer: func() []message {
-			if buffer == nil {
+			if buffer == nil && lies == nil {
 				return []message{}
 			}
-			return buffer
+			return slices.Concat(buffer, lies)
 		}}
 		for _, op := range ops {
-			switch op % 4 {
+			switch op % 7 {
+			case 4: // replays lie: they name a far number, which was never sent
+				lies = messages(now.life, now.number+maxAhead+2+int(op)<<40)
+			case 5:
+				lies = nil
+			case 6: // the publisher itself jumps, ahead or back
+				jumps++
+				now.number = int(op/7%4)<<50 + jumps<<30
+				buffer = nil
 			case 0:
 				r.live(send())
 			case 1:
@@ -295,7 +364,7 @@ func FuzzSequence(f *testing.F) {
 			case 2: // a new life; some of it is over before the connection is back
 				now = message{life: now.life + 1}
 				buffer = nil
-				for range op / 4 % 8 {
+				for range op / 7 % 8 {
 					send()
 				}
 				r.reconnect()

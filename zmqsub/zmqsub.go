@@ -138,6 +138,12 @@ type timing struct {
 	// watch is how often what waits is looked at while nothing is received.
 	watch time.Duration
 
+	// replayAgain is how long replays are apart at least when too many have followed each other; it grows.
+	replayAgain time.Duration
+
+	// catchUp is how long messages may be on their way to the live connection after a replay brought them.
+	catchUp time.Duration
+
 	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all publishers
 	// replay, leave a quarter of the process's memory unused.
 	trim time.Duration
@@ -151,8 +157,8 @@ var defaultTiming = timing{
 	heartbeat: 5 * time.Second, heartbeatTimeout: 15 * time.Second,
 	revive:        2 * time.Second,
 	replayConnect: time.Second, replayIdle: 500 * time.Millisecond, replayPause: 30 * time.Second,
-	lookAgain: time.Second,
-	cutPause:  time.Second, cutPauseMax: time.Minute,
+	lookAgain: time.Second, replayAgain: time.Second, catchUp: 10 * time.Second,
+	cutPause: time.Second, cutPauseMax: time.Minute,
 	watch: 20 * time.Millisecond,
 	trim:  time.Minute,
 }
@@ -274,6 +280,8 @@ type Subscription struct {
 	sequence      sequence
 	noReplayUntil time.Time
 	pause         time.Duration // after the next replay that fails
+	replayed      time.Time     // when the latest replay ended
+	recent        int           // replays that followed each other closely
 	again         *time.Timer   // a replay to come
 }
 

@@ -325,7 +325,7 @@ func constantOf(folder, name string) (int64, error) {
 	if folder == "main" {
 		folder = "kvepp"
 	}
-	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../"} {
+	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../../indexer/", "../"} {
 		found, err := filepath.Glob(at + folder + "/*.go")
 		if err != nil {
 			return 0, err
