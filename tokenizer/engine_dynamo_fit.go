@@ -41,10 +41,8 @@ func demoteSystem(messages []any) []any {
 	for leading < len(messages) && role(messages[leading]) == "system" {
 		leading++
 	}
-	for _, extra := range messages[min(1, leading):leading] {
-		joinContent(messages[0], extra)
-	}
 	if leading > 1 {
+		joinContents(messages[:leading])
 		messages = slices.Delete(messages, 1, leading)
 	}
 	for _, message := range messages[min(1, len(messages)):] {
@@ -58,54 +56,82 @@ func demoteSystem(messages []any) []any {
 // mergeUsers joins users' messages that follow one another.
 func mergeUsers(messages []any) []any {
 	var merged []any
-	for _, message := range messages {
-		if n := len(merged); n > 0 && role(message) == "user" && role(merged[n-1]) == "user" {
-			joinContent(merged[n-1], message)
-			continue
+	for i := 0; i < len(messages); {
+		end := i + 1
+		if role(messages[i]) == "user" {
+			for end < len(messages) && role(messages[end]) == "user" {
+				end++
+			}
 		}
-		merged = append(merged, message)
+		if end > i+1 {
+			joinContents(messages[i:end])
+		}
+		merged = append(merged, messages[i])
+		i = end
 	}
 	return merged
 }
 
-// joinContent adds a message's content to another's, whose content then is its last field.
-func joinContent(to, from any) {
-	target, _ := to.(*chattemplate.Dict)
-	source, _ := from.(*chattemplate.Dict)
-	a, _ := target.Get("content")
-	b, _ := source.Get("content")
+// joinContents gives the first of some messages the contents of all, in time that grows with their length. The content then is its
+// last field.
+func joinContents(messages []any) {
 	var joined any
-	switch a := a.(type) {
-	case nil:
-		joined = b
+	var texts []string // of joined, while it is a string: those that are not empty
+	var items []any    // of joined, while it is a list
+	text := func() string { return strings.Join(texts, "\n\n") }
+	for _, message := range messages {
+		of, _ := message.(*chattemplate.Dict)
+		next, _ := of.Get("content")
+		switch joined.(type) {
+		case nil:
+			joined, texts, items = next, nil, nil
+			switch next := next.(type) {
+			case string:
+				texts = appendText(nil, next)
+			case *chattemplate.List:
+				items = slices.Clone(next.Items)
+			}
+		case string:
+			switch next := next.(type) {
+			case string:
+				texts = appendText(texts, next)
+			case *chattemplate.List:
+				items = nil
+				if before := text(); before != "" {
+					items = append(items, textPart(before))
+				}
+				joined, items = next, append(items, next.Items...)
+			default:
+				joined = nil
+			}
+		default:
+			switch next := next.(type) {
+			case string:
+				if next != "" {
+					items = append(items, textPart(next))
+				}
+			case *chattemplate.List:
+				items = append(items, next.Items...)
+			}
+		}
+	}
+	switch joined.(type) {
 	case string:
-		switch b := b.(type) {
-		case string:
-			if a != "" && b != "" {
-				a += "\n\n"
-			}
-			joined = a + b
-		case *chattemplate.List:
-			parts := []any{}
-			if a != "" {
-				parts = append(parts, textPart(a))
-			}
-			joined = chattemplate.NewList(append(parts, b.Items...)...)
-		}
+		joined = text()
 	case *chattemplate.List:
-		items := slices.Clone(a.Items)
-		switch b := b.(type) {
-		case string:
-			if b != "" {
-				items = append(items, textPart(b))
-			}
-		case *chattemplate.List:
-			items = append(items, b.Items...)
-		}
 		joined = chattemplate.NewList(items...)
 	}
+	target, _ := messages[0].(*chattemplate.Dict)
 	swapRemove(target, "content")
 	target.Set("content", joined)
+}
+
+// appendText appends a text that is not empty.
+func appendText(texts []string, text string) []string {
+	if text == "" {
+		return texts
+	}
+	return append(texts, text)
 }
 
 // swapRemove removes a key, whose place the last key takes, as serde_json's maps do.
@@ -216,12 +242,13 @@ func fitReasoning(t *dynamoTemplate, message *chattemplate.Dict) {
 			return
 		}
 	}
-	thought := ""
+	var thoughts strings.Builder
 	for _, s := range segments {
 		if s != "" {
-			thought += "<think>" + s + "</think>"
+			thoughts.WriteString("<think>" + s + "</think>")
 		}
 	}
+	thought := thoughts.String()
 	if t.reasoning || thought == "" {
 		return
 	}

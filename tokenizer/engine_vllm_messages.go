@@ -246,7 +246,7 @@ func (c *anthropicChat) read(body *chattemplate.Dict) error {
 
 // systemText joins the texts of a system prompt's blocks, without Claude Code's line of its own.
 func systemText(blocks *chattemplate.List) (string, error) {
-	text := ""
+	var texts []string
 	for _, item := range blocks.Items {
 		block, ok := item.(*chattemplate.Dict)
 		if !ok {
@@ -261,10 +261,10 @@ func systemText(blocks *chattemplate.List) (string, error) {
 		case given && part != nil && !ok:
 			return "", errRefused("text that is no string")
 		case kind == "text" && !strings.HasPrefix(s, billingHeader):
-			text += s
+			texts = append(texts, s)
 		}
 	}
-	return text, nil
+	return strings.Join(texts, ""), nil
 }
 
 // inlineSystem returns the text of a system message among the others; "" if it is left out.

@@ -37,18 +37,27 @@ func boundedModels(t testing.TB) map[string]*Model {
 	return models
 }
 
+func read(m *Model, body bodytest.Body) (prompts []Prompt, r *apibody.Request, parseErr, err error) {
+	if r, parseErr = apibody.ParseRequest(body.Path, body.JSON); parseErr == nil && r.TooLarge == nil {
+		prompts, err = m.Tokenize(context.Background(), r)
+	}
+	return prompts, r, parseErr, err
+}
+
 // holdMemory parses and tokenizes a body, and holds what that took against ReadCost.
 func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 	t.Helper()
 	var r *apibody.Request
 	var prompts []Prompt
 	var parseErr, err error
+	allocated := 0
 	peak := bodytest.Peak(func() {
-		if r, parseErr = apibody.ParseRequest(body.Path, body.JSON); parseErr == nil && r.TooLarge == nil {
-			prompts, err = m.Tokenize(context.Background(), r)
-		}
+		allocated = bodytest.Allocated(func() { prompts, r, parseErr, err = read(m, body) })
 	})
 	most := apibody.ReadCost(len(body.JSON))
+	if allocated > 12*most+memorySlack { // as when texts are joined one by one, whose time is too much too
+		t.Errorf("%s, %s: %d bytes allocated %d bytes in all, %.1f for each", name, body.Name, len(body.JSON), allocated, float64(allocated)/float64(len(body.JSON)))
+	}
 	if peak > most+most/4+memorySlack {
 		ids := 0
 		for _, p := range prompts {

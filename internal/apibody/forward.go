@@ -133,6 +133,13 @@ func (r *Request) TakesTokenData() bool {
 	return !has(nvext, "token_data") && !has(nvext, "annotations")
 }
 
+// Without returns a body that was parsed without some fields of the outermost object. Everything else stays, byte for byte.
+func Without(body []byte, fields []string) []byte {
+	var s splice
+	s.object(body, space(body, 0), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
+	return s.apply(body)
+}
+
 func has(d *chattemplate.Dict, key string) bool {
 	_, ok := d.Get(key)
 	return ok

@@ -21,7 +21,13 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	t.Helper()
 	var r *Request
 	var err error
-	peak := bodytest.Peak(func() { r, err = ParseRequest(body.Path, body.JSON) })
+	allocated := 0
+	peak := bodytest.Peak(func() {
+		allocated = bodytest.Allocated(func() { r, err = ParseRequest(body.Path, body.JSON) })
+	})
+	if most := 4*ReadCost(len(body.JSON)) + slack; allocated > most { // as when texts are joined one by one, whose time is too much too
+		t.Errorf("%s: %d bytes allocated %d bytes in all; at most %d are allowed", body.Name, len(body.JSON), allocated, most)
+	}
 	if most := ReadCost(len(body.JSON)) + ReadCost(len(body.JSON))/8 + slack; peak > most {
 		t.Errorf("%s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; read: %v, %v", body.Name, len(body.JSON), peak,
 			float64(peak)/float64(len(body.JSON)), most, r != nil && r.TooLarge == nil, err)

@@ -247,9 +247,10 @@ func TestHostileAnswers(t *testing.T) {
 		"a usage of many objects": {"application/json", `{"usage":{"x":[` + strings.Repeat(`{},`, 20000) + `0]}}`},
 	} {
 		r := NewUsageReader(c.contentType)
+		piece := []byte(c.piece)
 		peak := bodytest.Peak(func() {
 			for range 200 {
-				r.Write([]byte(c.piece))
+				r.Write(piece)
 				r.Usage()
 			}
 		})

@@ -83,6 +83,11 @@ var shapes = []struct {
 		return list(`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]}`, n)
 	}},
 	{"parts without text", func(n int) string { return list(`{"type":"text","text":""}`, n) }},
+	{"parts of a letter", func(n int) string { return list(`{"type":"text","text":"x"}`, n) }},
+	{"messages of users", func(n int) string { return list(`{"role":"user","content":[{"type":"text","text":"x"}]}`, n) }},
+	{"arguments of zeros", func(n int) string {
+		return list(`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":`+list("0", n)+`}"}}]}`, n)
+	}},
 	{"input parts", func(n int) string { return list(`{"type":"input_text","text":"x"}`, n) }},
 	{"input items", func(n int) string { return list(`{"type":"message","role":"user","content":"x"}`, n) }},
 	{"calls among input items", func(n int) string {
@@ -192,6 +197,16 @@ func value(b *strings.Builder, chance *rand.Rand, n, depth int) {
 		}
 		b.WriteString(`"":0}`)
 	}
+}
+
+// Allocated returns how many bytes do allocated.
+func Allocated(do func()) int {
+	const name = "/gc/heap/allocs:bytes"
+	before, after := []metrics.Sample{{Name: name}}, []metrics.Sample{{Name: name}}
+	metrics.Read(before)
+	do()
+	metrics.Read(after)
+	return int(after[0].Value.Uint64() - before[0].Value.Uint64())
 }
 
 // Peak returns by how many bytes the heap grew at most while do ran, garbage included that was not collected at once.

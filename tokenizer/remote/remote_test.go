@@ -183,7 +183,7 @@ func TestVLLMWithoutRender(t *testing.T) {
 		{chatPath, `{"model":"m","messages":[{"role":"tool","tool_call_id":"call_123456","content":"1"}]}`, nil},
 		{chatPath, `{"model":"m","messages":[{"role":"tool","tool_call_id":"123456789","content":"1"}]}`, []string{"as it came"}},
 		{"/v1/messages", `{` + hi + `,"max_tokens":3}`, nil},
-		{completionPath, `{"model":"m","prompt":"a < b","add_special_tokens":false}`, []string{`{"model":"m","prompt":"a \u003c b","add_special_tokens":false}`}},
+		{completionPath, `{"model": "m", "prompt": "a < b", "add_special_tokens": false}`, []string{`{"model":"m","prompt":"a < b","add_special_tokens":false}`}},
 		{completionPath, `{"model":"m","prompt":["a"],"truncate_prompt_tokens":2}`, nil},
 		{completionPath, `{"model":"m","prompt":"a","suffix":"b"}`, nil},
 		{completionPath, `{"model":"m","prompt":[1,2]}`, nil},

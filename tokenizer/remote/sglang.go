@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -39,7 +40,7 @@ func (c *Client) sglangCompletion(ctx context.Context, request *apibody.Request)
 	for _, prompt := range request.Prompts {
 		asked.Prompt = append(asked.Prompt, prompt.Text)
 	}
-	body, err := json.Marshal(asked)
+	body, err := plainJSON(asked)
 	if err != nil {
 		return nil, &Error{Outcome: Unsupported, err: err}
 	}
@@ -83,18 +84,7 @@ func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body 
 	if err := c.checkTextOnly(ctx); err != nil {
 		return nil, err
 	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, &Error{Outcome: Unsupported, err: err}
-	}
-	for _, name := range sglangNotAsked {
-		delete(fields, name)
-	}
-	body, err := json.Marshal(fields)
-	if err != nil {
-		return nil, &Error{Outcome: Unsupported, err: err}
-	}
-	a, err := c.call(ctx, tokenizePath, body)
+	a, err := c.call(ctx, tokenizePath, apibody.Without(body, sglangNotAsked))
 	if err != nil {
 		return nil, err
 	}
@@ -138,4 +128,13 @@ func (c *Client) checkTextOnly(ctx context.Context) error {
 		return fail(Unsupported, "a chat of a model that also takes images or sound: SGLang's /tokenize gives other ids than its chats have")
 	}
 	return nil
+}
+
+// plainJSON is JSON in which no character is escaped that need not be: a text takes no more bytes than it has, as a rule.
+func plainJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }

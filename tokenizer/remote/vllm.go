@@ -2,7 +2,6 @@ package remote
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -117,7 +116,7 @@ func (c *Client) vllmTokenize(ctx context.Context, request *apibody.Request, bod
 				Prompt           string `json:"prompt"`
 				AddSpecialTokens bool   `json:"add_special_tokens"`
 			}{request.Model, prompt.Text, request.AddSpecialTokens == nil || *request.AddSpecialTokens}
-			encoded, err := json.Marshal(one)
+			encoded, err := plainJSON(one)
 			if err != nil {
 				return nil, &Error{Outcome: Unsupported, err: err}
 			}
