@@ -17,6 +17,11 @@ func (n *namespace) set(x *execution, name string, value any) error {
 	if strings.HasPrefix(name, "_") && !x.mini {
 		return fmt.Errorf("chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'", name)
 	}
+	if _, there := n.values.Get(name); !there {
+		if err := x.alloc(entrySize); err != nil {
+			return err
+		}
+	}
 	n.values.Set(name, value)
 	return nil
 }
@@ -44,6 +49,9 @@ func (x *execution) item(v, key any) (any, error) {
 		return nil, c.err()
 	case *Dict:
 		if hashable(key) {
+			if err := x.hash(key); err != nil {
+				return nil, err
+			}
 			if value, ok := c.get(key); ok {
 				return value, nil
 			}
@@ -81,17 +89,21 @@ func (x *execution) item(v, key any) (any, error) {
 
 // character is text[n].
 func (x *execution) character(text string, n int) (any, error) {
-	if err := x.step(len(text) / 16); err != nil {
-		return nil, err
-	}
 	if n < 0 {
+		if err := x.read(len(text)); err != nil {
+			return nil, err
+		}
 		n += utf8.RuneCountInString(text)
 	}
-	for _, r := range text {
-		if n == 0 {
-			return string(r), nil
+	if n >= 0 && n < len(text) {
+		at, err := x.offset(text, n)
+		if err != nil {
+			return nil, err
 		}
-		n--
+		if at < len(text) {
+			r, _ := utf8.DecodeRuneInString(text[at:])
+			return character(r), nil
+		}
 	}
 	return Undefined{Name: "index", missingFrom: "str"}, nil
 }
@@ -190,6 +202,9 @@ func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
 	if len(a.names) > 0 {
 		return nil, errors.New("changed: takes no keyword arguments")
 	}
+	if err := x.items(len(a.positional)); err != nil {
+		return nil, err
+	}
 	now := newTuple(a.positional...)
 	if l.changed != nil {
 		same, err := x.equal(l.changed, now)
@@ -251,34 +266,98 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 			break
 		}
 		start, stop := sliceBounds(len(c.Items), at, set, step)
-		out := &List{kind: kind}
+		n := 0
+		if step > 0 && stop > start {
+			n = (stop-start-1)/step + 1
+		} else if step < 0 && start > stop {
+			n = (start-stop-1)/-step + 1
+		}
+		if step == 1 { // nobody changes a list, so that the slice can be a part of it
+			if err := x.items(0); err != nil {
+				return nil, err
+			}
+			start = min(start, len(c.Items))
+			return &List{kind: kind, Items: c.Items[start : start+n : start+n]}, nil
+		}
+		if err := x.items(n); err != nil {
+			return nil, err
+		}
+		out := &List{kind: kind, Items: make([]any, 0, n)}
 		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
 			out.Items = append(out.Items, c.Items[i])
 		}
-		return out, x.step(1 + len(out.Items))
+		return out, nil
 	}
 	return Undefined{Name: "slice", missingFrom: kindName(v)}, nil
 }
 
 func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {
-	if err := x.size(len(s)); err != nil {
+	if err := x.read(len(s)); err != nil {
 		return nil, err
 	}
-	if isASCII(s) && step == 1 {
-		start, stop := sliceBounds(len(s), at, set, step)
+	n := utf8.RuneCountInString(s)
+	start, stop := sliceBounds(n, at, set, step)
+	if step == 1 && n == len(s) { // ASCII
 		return s[start:max(start, stop)], nil
 	}
-	runes := []rune(s)
-	start, stop := sliceBounds(len(runes), at, set, step)
-	var out []rune
 	if step == 1 {
-		out = runes[start:max(start, stop)]
-	} else {
-		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
-			out = append(out, runes[i])
+		from, err := x.offset(s, start)
+		if err != nil {
+			return nil, err
+		}
+		size, err := x.offset(s[from:], max(stop-start, 0))
+		return s[from : from+size], err
+	}
+	w, err := x.rewrite(s)
+	if err != nil {
+		return nil, err
+	}
+	// One pass through s, forwards or backwards; next is the position of the next character that is taken.
+	i, next := 0, start
+	if step < 0 {
+		i = n - 1
+	}
+	for done := 0; done < len(s) && (step > 0 && i < stop || step < 0 && i > stop); {
+		if err := w.at(done); err != nil {
+			return nil, err
+		}
+		var r rune
+		var size int
+		if step > 0 {
+			r, size = utf8.DecodeRuneInString(s[done:])
+		} else {
+			r, size = utf8.DecodeLastRuneInString(s[:len(s)-done])
+		}
+		if i == next {
+			w.WriteRune(r)
+			next += step
+		}
+		done += size
+		if step > 0 {
+			i++
+		} else {
+			i--
 		}
 	}
-	return string(out), nil
+	return w.done()
+}
+
+// offset returns where the character number n of s begins, in bytes; len(s) if there is none.
+func (x *execution) offset(s string, n int) (int, error) {
+	if n <= 0 {
+		return 0, nil
+	}
+	count := x.meter(s)
+	for i := range s {
+		if err := count.at(i); err != nil {
+			return 0, err
+		}
+		if n == 0 {
+			return i, nil
+		}
+		n--
+	}
+	return len(s), nil
 }
 
 // sliceBounds returns the first position of a slice of n items and the one that it stops before.

@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // Dialect is whose rules a template follows where Jinja's implementations differ.
@@ -188,7 +190,7 @@ func (l *methodLink) applyMini(s *scope, v any) (any, error) {
 	var method builtin
 	switch c := v.(type) {
 	case string:
-		if err := s.x.step(1 + len(c)/64); err != nil {
+		if err := s.x.step(1); err != nil {
 			return nil, err
 		}
 		method = miniStringMethod(l.name)
@@ -249,9 +251,6 @@ func (x *execution) display(v any) (string, error) {
 // what is the same in Python.
 func miniDebug(v any) (text string, ok bool, err error) {
 	switch c := v.(type) {
-	case string:
-		text, err = debugString(c)
-		return text, true, err
 	case float64:
 		a := math.Abs(c)
 		switch {
@@ -272,10 +271,27 @@ func miniDebug(v any) (text string, ok bool, err error) {
 	return "", false, nil
 }
 
-// debugString is Rust's Debug of a string.
-func debugString(s string) (string, error) {
-	b := make([]byte, 0, len(s)+2)
-	b = append(b, '"')
+// debugString writes Rust's Debug of a string.
+func (x *execution) debugString(out *output, s string) error {
+	if err := out.write(`"`); err != nil {
+		return err
+	}
+	var unknown error
+	err := out.writeEach(s, func(to []byte, s string) []byte {
+		to, err := appendDebug(to, s)
+		if unknown == nil {
+			unknown = err
+		}
+		return to
+	})
+	if err != nil || unknown != nil {
+		return cmp.Or(err, unknown)
+	}
+	return out.write(`"`)
+}
+
+// appendDebug appends the characters of s as Rust's Debug writes them between quotes.
+func appendDebug(b []byte, s string) ([]byte, error) {
 	for _, r := range s {
 		switch {
 		case r == '"' || r == '\\':
@@ -291,14 +307,14 @@ func debugString(s string) (string, error) {
 		case r >= 0x20 && r < 0x7F:
 			b = append(b, byte(r))
 		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zs, unicode.Zl, unicode.Zp):
-			b = fmt.Appendf(b, `\u{%x}`, r)
+			b = append(strconv.AppendInt(append(b, `\u{`...), int64(r), 16), '}')
 		case unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S):
 			b = utf8.AppendRune(b, r)
 		default: // some of Mc, and what a newer Unicode may have assigned
-			return "", unsupported("printing U+%04X within a list or dict", r)
+			return b, unsupported("printing U+%04X within a list or dict", r)
 		}
 	}
-	return string(append(b, '"')), nil
+	return b, nil
 }
 
 // miniArithmetic handles what MiniJinja computes otherwise; done is false for the rest.
@@ -479,9 +495,16 @@ func miniTitle(x *execution, v any, a *arguments) (any, error) {
 	if !isASCII(s) {
 		return nil, unsupported("the filter title of more than ASCII")
 	}
+	if err := x.size(len(s)); err != nil {
+		return nil, err
+	}
+	count := x.meter(s)
 	b := []byte(s)
 	start := true
 	for i, c := range b {
+		if err := count.at(i); err != nil {
+			return nil, err
+		}
 		word := isDigit(c) || c|0x20 >= 'a' && c|0x20 <= 'z'
 		switch {
 		case word && start:
@@ -491,12 +514,19 @@ func miniTitle(x *execution, v any, a *arguments) (any, error) {
 		}
 		start = !word && c >= 0x20 && c != 0x7F || c == ' ' || c >= '\t' && c <= '\r'
 	}
-	return string(b), x.size(len(b))
+	return unsafe.String(unsafe.SliceData(b), len(b)), nil
 }
 
 func miniTextMethod(f builtin) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) { return f(x, v, a) }
 }
+
+const (
+	// mostFromJSON is the longest text that is read as JSON, in bytes.
+	mostFromJSON = 1 << 20
+	// fromJSONMemory is what its values may take, in bytes for each of the text's.
+	fromJSONMemory = 32
+)
 
 func miniFromJSON(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
@@ -506,7 +536,13 @@ func miniFromJSON(x *execution, v any, a *arguments) (any, error) {
 	if !ok {
 		return v, nil
 	}
-	if err := x.size(len(s)); err != nil {
+	if len(s) > mostFromJSON {
+		return nil, fmt.Errorf("%w: fromjson of more than %d bytes", ErrLimit, mostFromJSON)
+	}
+	if err := x.step(1 + len(s)); err != nil {
+		return nil, err
+	}
+	if err := x.alloc(fromJSONMemory * len(s)); err != nil {
 		return nil, err
 	}
 	parsed, err := ParseJSON([]byte(s))
@@ -532,7 +568,11 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 	}
 	first, blank := orDefault(p[1], false) == true, orDefault(p[2], false) == true
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
-	lines := strings.Split(s, "\n")
+	split, err := x.split(s, "\n", -1)
+	if err != nil {
+		return nil, err
+	}
+	lines := split.Items
 	if width > x.limits.OutputBytes/len(lines) {
 		return nil, x.size(x.limits.OutputBytes + 1)
 	}
@@ -540,12 +580,18 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	margin := strings.Repeat(" ", width)
+	var b strings.Builder
+	b.Grow(len(s) + len(lines)*width)
 	for i, line := range lines {
-		if (i > 0 || first) && (line != "" || blank) {
-			lines[i] = margin + line
+		if i > 0 {
+			b.WriteByte('\n')
 		}
+		if (i > 0 || first) && (line != "" || blank) {
+			b.WriteString(margin)
+		}
+		b.WriteString(text(line))
 	}
-	return strings.TrimSuffix(strings.Join(lines, "\n"), "\r"), nil
+	return strings.TrimSuffix(b.String(), "\r"), nil
 }
 
 // miniToJSON heeds indent alone of its arguments.
@@ -563,15 +609,22 @@ func miniToJSON(x *execution, v any, a *arguments) (any, error) {
 		if n > int64(x.limits.OutputBytes) {
 			return nil, x.size(int(n))
 		}
+		if err := x.size(int(n)); err != nil {
+			return nil, err
+		}
 		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", int(n)), ","
 	case nil, string:
 	default:
 		return nil, unsupported("tojson(indent=%s)", kindName(indent))
 	}
-	if err := w.value(v); err != nil {
+	err := w.value(v)
+	switch {
+	case errors.Is(err, ErrLimit) || x.ctx.Err() != nil:
+		return nil, err
+	case err != nil:
 		return nil, unsupported("%v", err)
 	}
-	return w.out.String(), nil
+	return w.out.text()
 }
 
 func miniCaseTest(is func(rune) bool) builtin {
@@ -586,11 +639,15 @@ func miniCaseTest(is func(rune) bool) builtin {
 
 // miniRunes is whether every character is of a kind; none is.
 func miniRunes(is func(rune) bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
-		for _, r := range text(v) {
+		count := x.meter(text(v))
+		for i, r := range text(v) {
+			if err := count.at(i); err != nil {
+				return nil, err
+			}
 			if !is(r) {
 				if r >= 0x80 { // Unicode's wider properties are not in Go's tables by these names
 					return nil, unsupported("the kind of U+%04X", r)
@@ -604,13 +661,16 @@ func miniRunes(is func(rune) bool) builtin {
 
 // miniFind returns positions in bytes.
 func miniFind(search func(s, substring string) int) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		p, err := a.bind("sub")
 		if err != nil {
 			return nil, err
 		}
 		sub, err := wantString("sub", p[0])
 		if err != nil {
+			return nil, err
+		}
+		if err := x.read(2 * (len(text(v)) + len(sub))); err != nil {
 			return nil, err
 		}
 		return int64(search(text(v), sub)), nil
@@ -637,6 +697,9 @@ func miniFormat(x *execution, v any, a *arguments) (any, error) {
 		default:
 			return nil, unsupported("format of a %s", kindName(arg))
 		}
+	}
+	if err := x.read(2 * len(text(v))); err != nil {
+		return nil, err
 	}
 	if strings.ContainsAny(text(v), ":!") {
 		return nil, unsupported("a format specification")

@@ -18,7 +18,7 @@ func (n literal) eval(*scope) (any, error) { return n.value, nil }
 
 type variable string
 
-func (n variable) eval(s *scope) (any, error) { return s.frame.get(string(n)), nil }
+func (n variable) eval(s *scope) (any, error) { return s.get(string(n)) }
 
 // sequence is a list or tuple display.
 type sequence struct {
@@ -27,7 +27,7 @@ type sequence struct {
 }
 
 func (n *sequence) eval(s *scope) (any, error) {
-	if err := s.x.step(1 + len(n.items)); err != nil {
+	if err := s.x.items(len(n.items)); err != nil {
 		return nil, err
 	}
 	items, err := evalAll(s, n.items)
@@ -49,7 +49,7 @@ func evalAll(s *scope, list []expression) ([]any, error) {
 type dictNode struct{ keys, values []expression }
 
 func (n *dictNode) eval(s *scope) (any, error) {
-	if err := s.x.step(1 + len(n.keys)); err != nil {
+	if err := s.x.entries(len(n.keys)); err != nil {
 		return nil, err
 	}
 	d := NewDict()
@@ -64,6 +64,9 @@ func (n *dictNode) eval(s *scope) (any, error) {
 		}
 		if !hashable(key) {
 			return nil, fmt.Errorf("a %s cannot be a dict's key", kindName(key))
+		}
+		if err := s.x.hash(key); err != nil {
+			return nil, err
 		}
 		d.set(key, value)
 	}
@@ -169,7 +172,7 @@ func (n *arithmetic) eval(s *scope) (any, error) {
 	var room [8]string
 	v, texts, err := n.evalTexts(s, room[:0])
 	if texts != nil {
-		return strings.Join(texts, ""), err
+		return s.x.concatAll(texts)
 	}
 	return v, err
 }
@@ -192,17 +195,20 @@ func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) 
 		if text, ok := right.(string); ok && sum && op.operator == "+" {
 			// As if both were joined here, which x.add would do.
 			size += len(text)
-			if err := s.x.step(1); err != nil {
+			if err := s.x.step(2); err != nil {
 				return nil, nil, err
 			}
-			if err := s.x.size(size); err != nil {
+			if err := s.x.fits(size); err != nil {
 				return nil, nil, err
 			}
 			texts = append(texts, text)
 			continue
 		}
 		if sum {
-			v, sum = strings.Join(texts, ""), false
+			if v, err = s.x.concatAll(texts); err != nil {
+				return nil, nil, err
+			}
+			sum = false
 		}
 		if v, err = s.x.arithmetic(op.operator, v, right); err != nil {
 			return nil, nil, err
@@ -362,7 +368,7 @@ func (l *methodLink) apply(s *scope, v any) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := s.x.step(1 + len(text)/64); err != nil {
+		if err := s.x.step(1); err != nil {
 			return nil, err
 		}
 		return callNamed(s.x, l.name, stringMethods[l.name], text, a)
@@ -455,6 +461,9 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 			return nil, err
 		}
 		items, err := s.x.iterate(v)
+		if err == nil {
+			err = s.x.items(len(items))
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -471,13 +480,19 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 	if !ok {
 		return nil, fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))
 	}
+	if err := s.x.items(d.Len()); err != nil {
+		return nil, err
+	}
 	for key, value := range d.All() {
 		name, ok := key.(string)
 		if !ok {
 			return nil, errors.New("keywords must be strings")
 		}
+		if err := s.x.step(1 + len(a.names)/manyNames); err != nil { // named looks at all of them
+			return nil, err
+		}
 		if _, twice := a.named(name); twice {
-			return nil, fmt.Errorf("got multiple values for keyword argument %q", name)
+			return nil, fmt.Errorf("got multiple values for keyword argument %q", short(name))
 		}
 		a.add(name, value)
 	}
@@ -528,7 +543,7 @@ func (a *arguments) bind(parameters ...string) ([]any, error) {
 		}
 	}
 	if used < len(a.names) {
-		return nil, fmt.Errorf("unexpected keyword argument among %v", a.names)
+		return nil, fmt.Errorf("unexpected keyword argument among %s", shortNames(a.names))
 	}
 	return values, nil
 }

@@ -21,17 +21,17 @@ func init() {
 		"abs":         filterAbs,
 		"attr":        filterAttr,
 		"batch":       filterBatch,
-		"capitalize":  textFilter(capitalize),
+		"capitalize":  textFilter((*execution).capitalize),
 		"center":      filterCenter,
 		"count":       filterLength,
 		"d":           filterDefault,
 		"default":     filterDefault,
 		"dictsort":    filterDictSort,
-		"e":           textFilter(escape),
-		"escape":      textFilter(escape),
+		"e":           textFilter((*execution).escape),
+		"escape":      textFilter((*execution).escape),
 		"first":       filterFirst,
 		"float":       filterFloat,
-		"forceescape": textFilter(escape),
+		"forceescape": textFilter((*execution).escape),
 		"format":      filterFormat,
 		"indent":      filterIndent,
 		"int":         filterInt,
@@ -40,7 +40,7 @@ func init() {
 		"last":        filterLast,
 		"length":      filterLength,
 		"list":        filterList,
-		"lower":       textFilter(lower),
+		"lower":       textFilter((*execution).lower),
 		"map":         filterMap,
 		"max":         extremeFilter(func(order int) bool { return order > 0 }),
 		"min":         extremeFilter(func(order int) bool { return order < 0 }),
@@ -56,12 +56,12 @@ func init() {
 		"sort":        filterSort,
 		"string":      filterString,
 		"sum":         filterSum,
-		"title":       textFilter(titleWords),
+		"title":       textFilter((*execution).titleWords),
 		"tojson":      filterToJSON,
 		"trim":        filterTrim,
 		"truncate":    filterTruncate,
 		"unique":      filterUnique,
-		"upper":       textFilter(upper),
+		"upper":       textFilter((*execution).upper),
 		"urlencode":   filterURLEncode,
 		"wordcount":   filterWordCount,
 	}
@@ -71,15 +71,11 @@ func filterString(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	s, err := x.str(v)
-	if err != nil {
-		return nil, err
-	}
-	return s, x.size(len(s))
+	return x.str(v)
 }
 
 // textFilter is a filter without arguments of a value's text.
-func textFilter(f func(string) string) builtin {
+func textFilter(f func(x *execution, s string) (string, error)) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
@@ -88,36 +84,47 @@ func textFilter(f func(string) string) builtin {
 		if err != nil {
 			return nil, err
 		}
-		s = f(s)
-		return s, x.size(len(s))
+		return f(x, s)
 	}
 }
 
 var htmlEscaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
 
-func escape(s string) string { return htmlEscaper.Replace(s) }
+func (x *execution) escape(s string) (string, error) {
+	if err := x.step(1 + len(s)/charactersPerStep); err != nil {
+		return "", err
+	}
+	size := len(s)
+	for i := range len(s) {
+		switch s[i] {
+		case '&', '\'', '"':
+			size += 4
+		case '<', '>':
+			size += 3
+		}
+	}
+	if err := x.size(size); err != nil {
+		return "", err
+	}
+	return htmlEscaper.Replace(s), nil
+}
 
 // titleWords is the filter title, which unlike str.title starts words at spaces, hyphens and opening brackets only.
-func titleWords(s string) string {
-	var b strings.Builder
-	for s != "" {
-		n := strings.IndexFunc(s, func(r rune) bool { return !isTitleBreak(r) })
-		if n < 0 {
-			n = len(s)
+func (x *execution) titleWords(s string) (string, error) {
+	within, rest := false, 0 // rest is where the word goes on after its first character
+	return x.recase(s, func(w *rewriting, i int, r rune) error {
+		first := !within
+		if within = !isTitleBreak(r); !within {
+			w.WriteRune(r)
+			return nil
 		}
-		b.WriteString(s[:n])
-		s = s[n:]
-		n = strings.IndexFunc(s, isTitleBreak)
-		if n < 0 {
-			n = len(s)
+		if first {
+			w.writeUpper(r)
+			rest = i + utf8.RuneLen(r)
+			return nil
 		}
-		word := s[:n]
-		s = s[n:]
-		_, size := utf8.DecodeRuneInString(word)
-		b.WriteString(upper(word[:size]))
-		b.WriteString(lower(word[size:]))
-	}
-	return b.String()
+		return w.writeLower(s[rest:], i-rest, r)
+	})
 }
 
 func isTitleBreak(r rune) bool { return isSpace(r) || strings.ContainsRune("-({[<", r) }
@@ -170,21 +177,26 @@ func filterBatch(x *execution, v any, a *arguments) (any, error) {
 	if size < 1 {
 		return nil, errors.New("linecount must be positive")
 	}
-	out := &List{kind: kindGenerator}
+	batches := (len(items) + size - 1) / size
+	if err := x.items(len(items) + 4*batches); err != nil { // with the lists
+		return nil, err
+	}
+	out := &List{kind: kindGenerator, Items: make([]any, 0, batches)}
 	for batch := range slices.Chunk(items, size) {
 		out.Items = append(out.Items, &List{Items: slices.Clone(batch)})
 	}
 	if fill := orDefault(p[1], nil); fill != nil && len(out.Items) > 0 {
 		if last, ok := out.Items[len(out.Items)-1].(*List); ok {
-			if err := x.step(size); err != nil {
+			if err := x.items(size); err != nil {
 				return nil, err
 			}
+			last.Items = slices.Grow(last.Items, size-len(last.Items))
 			for len(last.Items) < size {
 				last.Items = append(last.Items, fill)
 			}
 		}
 	}
-	return out, x.step(len(items))
+	return out, nil
 }
 
 func filterSlice(x *execution, v any, a *arguments) (any, error) {
@@ -203,7 +215,7 @@ func filterSlice(x *execution, v any, a *arguments) (any, error) {
 	if n < 1 {
 		return nil, errors.New("slices must be positive")
 	}
-	if err := x.step(n + len(items)); err != nil {
+	if err := x.items(5*n + len(items)); err != nil { // with the lists
 		return nil, err
 	}
 	fill := orDefault(p[1], nil)
@@ -253,11 +265,11 @@ func filterDefault(_ *execution, v any, a *arguments) (any, error) {
 }
 
 // sortKey prepares values for comparison: text in lower case unless case matters.
-func sortKey(v any, caseSensitive bool) any {
+func (x *execution) sortKey(v any, caseSensitive bool) (any, error) {
 	if s, ok := v.(string); ok && !caseSensitive {
-		return lower(s)
+		return x.lower(s)
 	}
-	return v
+	return v, nil
 }
 
 // sortItems returns items ordered by their keys, stably also in reverse.
@@ -293,11 +305,18 @@ func filterDictSort(x *execution, v any, a *arguments) (any, error) {
 	default:
 		return nil, errors.New(`you can only sort by either "key" or "value"`)
 	}
+	if err := x.items(8 * d.Len()); err != nil { // with the pairs
+		return nil, err
+	}
 	items := make([]any, 0, d.Len())
 	keys := make([]any, 0, d.Len())
 	for key, value := range d.All() {
 		items = append(items, newTuple(key, value))
-		keys = append(keys, sortKey([2]any{key, value}[part], truth(orDefault(p[0], false))))
+		by, err := x.sortKey([2]any{key, value}[part], truth(orDefault(p[0], false)))
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, by)
 	}
 	sorted, err := x.sortItems(items, keys, truth(orDefault(p[2], false)))
 	return &List{Items: sorted}, err
@@ -317,21 +336,30 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	case nil:
 	case string:
 		paths = paths[:0]
+		if err := x.items(1 + len(attribute)); err != nil {
+			return nil, err
+		}
 		for _, path := range strings.Split(attribute, ",") {
 			paths = append(paths, path)
 		}
 	default:
 		paths[0] = attribute
 	}
+	if err := x.items(len(items) * (4 + 3*len(paths))); err != nil { // with the lists of keys, and what stands for keys that are not there
+		return nil, err
+	}
 	keys := make([]any, len(items))
 	for i, item := range items {
-		key := &List{}
+		key := &List{Items: make([]any, 0, len(paths))}
 		for _, path := range paths {
 			value, err := x.follow(item, path)
 			if err != nil {
 				return nil, err
 			}
-			key.Items = append(key.Items, sortKey(value, truth(orDefault(p[1], false))))
+			if value, err = x.sortKey(value, truth(orDefault(p[1], false))); err != nil {
+				return nil, err
+			}
+			key.Items = append(key.Items, value)
 		}
 		keys[i] = key
 	}
@@ -344,23 +372,25 @@ func (x *execution) follow(v, path any) (any, error) {
 	if path == nil {
 		return v, nil
 	}
-	steps := []any{path}
-	if s, ok := path.(string); ok {
-		steps = steps[:0]
-		for _, part := range strings.Split(s, ".") {
-			if n, err := strconv.ParseInt(part, 10, 32); err == nil && all(part, isDigitRune) {
-				steps = append(steps, n)
-			} else {
-				steps = append(steps, part)
-			}
+	s, ok := path.(string)
+	if !ok {
+		if err := x.step(1); err != nil {
+			return nil, err
 		}
+		return x.item(v, path)
 	}
-	if err := x.step(len(steps)); err != nil {
-		return nil, err
-	}
-	for _, step := range steps {
+	for more := true; more; {
+		var part string
+		part, s, more = strings.Cut(s, ".")
+		if err := x.step(1 + len(part)/charactersPerStep); err != nil {
+			return nil, err
+		}
+		key := any(part)
+		if n, err := strconv.ParseInt(part, 10, 32); err == nil && strings.Trim(part, "0123456789") == "" {
+			key = n
+		}
 		var err error
-		if v, err = x.item(v, step); err != nil {
+		if v, err = x.item(v, key); err != nil {
 			return nil, err
 		}
 	}
@@ -417,6 +447,31 @@ func pythonNumberText(s string) (string, bool) {
 	return strings.ReplaceAll(s, "_", ""), s != ""
 }
 
+// mostNumberText is the longest text of digits that is read as a number, in bytes. A longer one ends the render.
+const mostNumberText = 64 << 10
+
+// numberText counts the work of reading a number from a value, and reports whether the value can be one.
+func (x *execution) numberText(v any) (bool, error) {
+	switch c := v.(type) {
+	case string:
+		if err := x.step(1 + min(len(c), mostNumberText)/2); err != nil {
+			return false, err
+		}
+		if len(c) <= mostNumberText {
+			return true, x.alloc(2 * len(c))
+		}
+		if c, err := x.trim(c, isSpace, true, true); err != nil {
+			return false, err
+		} else if long, err := x.all(c, func(r rune) bool { return strings.ContainsRune("0123456789+-._eE", r) }); err != nil || !long {
+			return false, err
+		}
+		return false, fmt.Errorf("%w: a number of more than %d bytes of text", ErrLimit, mostNumberText)
+	case *big.Int:
+		return true, x.number(c)
+	}
+	return true, nil
+}
+
 // toFloat is Python's float(); ok is false where that raises.
 func toFloat(v any) (f float64, ok bool) {
 	s, isString := v.(string)
@@ -431,7 +486,7 @@ func toFloat(v any) (f float64, ok bool) {
 	return f, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-func filterFloat(_ *execution, v any, a *arguments) (any, error) {
+func filterFloat(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("default=")
 	if err != nil {
 		return nil, err
@@ -439,13 +494,17 @@ func filterFloat(_ *execution, v any, a *arguments) (any, error) {
 	if u, ok := v.(Undefined); ok {
 		return nil, u.err()
 	}
-	if f, ok := toFloat(v); ok {
+	possible, err := x.numberText(v)
+	if err != nil {
+		return nil, err
+	}
+	if f, ok := toFloat(v); possible && ok {
 		return f, nil
 	}
 	return orDefault(p[0], 0.0), nil
 }
 
-func filterInt(_ *execution, v any, a *arguments) (any, error) {
+func filterInt(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("default=", "base=")
 	if err != nil {
 		return nil, err
@@ -462,6 +521,9 @@ func filterInt(_ *execution, v any, a *arguments) (any, error) {
 	}
 	if n, ok := asInt(v); ok {
 		return normalInt(n), nil
+	}
+	if possible, err := x.numberText(v); err != nil || !possible {
+		return orDefault(p[0], int64(0)), err
 	}
 	if s, ok := v.(string); ok {
 		if s, ok := pythonNumberText(s); ok && len(s) <= maxIntDigits {
@@ -489,6 +551,9 @@ func filterFormat(x *execution, v any, a *arguments) (any, error) {
 	if len(a.positional) > 0 {
 		return nil, errors.New("can't handle positional and keyword arguments at the same time")
 	}
+	if err := x.entries(len(a.names)); err != nil {
+		return nil, err
+	}
 	named := NewDict()
 	for i, name := range a.names {
 		named.Set(name, a.values[i])
@@ -514,23 +579,39 @@ func filterIndent(x *execution, v any, a *arguments) (any, error) {
 		if width > x.limits.OutputBytes {
 			return nil, x.size(width)
 		}
+		if err := x.size(max(width, 0)); err != nil {
+			return nil, err
+		}
 		indent = strings.Repeat(" ", max(width, 0))
 	}
 	first, blank := truth(orDefault(p[1], false)), truth(orDefault(p[2], false))
-	lines := splitLines(s+"\n", false)
+	if err := x.size(len(s)); err != nil {
+		return nil, err
+	}
+	split, err := x.splitLines(s+"\n", false)
+	if err != nil {
+		return nil, err
+	}
+	lines := split.Items
 	if len(indent) > 0 && len(lines) > x.limits.OutputBytes/len(indent) {
 		return nil, x.size(x.limits.OutputBytes + 1)
 	}
 	if err := x.size(len(s) + len(lines)*len(indent)); err != nil {
 		return nil, err
 	}
+	var b strings.Builder
+	b.Grow(len(s) + len(lines)*len(indent))
 	for i, line := range lines {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
 		// The first line is indented whenever that was asked for, the others when they hold something.
 		if i == 0 && first || i > 0 && (blank || line != "") {
-			lines[i] = indent + line
+			b.WriteString(indent)
 		}
+		b.WriteString(text(line))
 	}
-	return strings.Join(lines, "\n"), nil
+	return b.String(), nil
 }
 
 func filterItems(x *execution, v any, a *arguments) (any, error) {
@@ -572,6 +653,12 @@ func filterJoin(x *execution, v any, a *arguments) (any, error) {
 }
 
 func (x *execution) followAll(items []any, path any) ([]any, error) {
+	if path == nil {
+		return items, nil
+	}
+	if err := x.items(len(items)); err != nil {
+		return nil, err
+	}
 	values := make([]any, len(items))
 	for i, item := range items {
 		var err error
@@ -588,7 +675,10 @@ func filterLength(x *execution, v any, a *arguments) (any, error) {
 	}
 	switch c := v.(type) {
 	case string:
-		return int64(utf8.RuneCountInString(c)), x.step(len(c) / 64)
+		if err := x.read(len(c)); err != nil {
+			return nil, err
+		}
+		return int64(utf8.RuneCountInString(c)), nil
 	case *List:
 		if c.kind != kindGenerator {
 			return int64(len(c.Items)), nil
@@ -611,12 +701,18 @@ func filterList(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &List{Items: slices.Clone(items)}, x.step(len(items))
+	if err := x.items(len(items)); err != nil {
+		return nil, err
+	}
+	return &List{Items: slices.Clone(items)}, nil
 }
 
 func filterMap(x *execution, v any, a *arguments) (any, error) {
 	items, err := x.iterate(v)
 	if err != nil {
+		return nil, err
+	}
+	if err := x.items(len(items)); err != nil {
 		return nil, err
 	}
 	out := &List{kind: kindGenerator, Items: make([]any, 0, len(items))}
@@ -660,17 +756,11 @@ func (x *execution) followOr(v, path, fallback any) (any, error) {
 		return x.follow(v, path)
 	}
 	s, ok := path.(string)
-	if !ok {
-		s, path = "", []any{path}
-	}
-	parts := []any{path}
-	if ok {
-		parts = parts[:0]
-		for _, part := range strings.Split(s, ".") {
-			parts = append(parts, part)
+	for more := true; more; {
+		part := path
+		if more = false; ok {
+			part, s, more = strings.Cut(s, ".")
 		}
-	}
-	for _, part := range parts {
 		var err error
 		if v, err = x.follow(v, part); err != nil {
 			return nil, err
@@ -702,7 +792,9 @@ func extremeFilter(better func(order int) bool) builtin {
 			if err != nil {
 				return nil, err
 			}
-			key = sortKey(key, truth(orDefault(p[0], false)))
+			if key, err = x.sortKey(key, truth(orDefault(p[0], false))); err != nil {
+				return nil, err
+			}
 			if i > 0 {
 				order, ordered, err := x.order("<", key, bestKey)
 				if err != nil {
@@ -761,6 +853,9 @@ func selectFilter(byAttribute, keep bool) builtin {
 				}
 			}
 			if truth(value) == keep {
+				if err := x.alloc(itemSize); err != nil {
+					return nil, err
+				}
 				out.Items = append(out.Items, item)
 			}
 		}
@@ -799,12 +894,15 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := x.items(len(items)); err != nil {
+		return nil, err
+	}
 	items = slices.Clone(items)
 	slices.Reverse(items)
-	return &List{kind: kindGenerator, Items: items}, x.step(len(items))
+	return &List{kind: kindGenerator, Items: items}, nil
 }
 
-func filterRound(_ *execution, v any, a *arguments) (any, error) {
+func filterRound(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("precision=", "method=")
 	if err != nil {
 		return nil, err
@@ -820,6 +918,15 @@ func filterRound(_ *execution, v any, a *arguments) (any, error) {
 	if precision < 0 || precision > 300 {
 		return nil, fmt.Errorf("precision %d is not supported", precision)
 	}
+	n, isInt := asInt(v)
+	if isInt {
+		if err := x.number(n); err != nil {
+			return nil, err
+		}
+	}
+	if err := x.step(1 + precision); err != nil {
+		return nil, err
+	}
 	scale := math.Pow(10, float64(precision))
 	switch orDefault(p[1], "common") {
 	case "ceil":
@@ -830,7 +937,7 @@ func filterRound(_ *execution, v any, a *arguments) (any, error) {
 	default:
 		return nil, errors.New("method must be common, ceil or floor")
 	}
-	if n, isInt := asInt(v); isInt {
+	if isInt {
 		return normalInt(n), nil
 	}
 	if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -890,6 +997,9 @@ func filterToJSON(x *execution, v any, a *arguments) (any, error) {
 		if n > x.limits.OutputBytes {
 			return nil, x.size(n)
 		}
+		if err := x.size(max(n, 0)); err != nil {
+			return nil, err
+		}
 		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", max(n, 0)), ","
 	}
 	if separators := orDefault(p[2], nil); separators != nil {
@@ -910,7 +1020,7 @@ func filterToJSON(x *execution, v any, a *arguments) (any, error) {
 	if err := w.value(v); err != nil {
 		return nil, err
 	}
-	return w.out.String(), nil
+	return w.out.text()
 }
 
 func filterTrim(x *execution, v any, a *arguments) (any, error) {
@@ -922,10 +1032,10 @@ func filterTrim(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return strip(s, p[0], strings.TrimFunc)
+	return x.strip(s, p[0], true, true)
 }
 
-func filterTruncate(_ *execution, v any, a *arguments) (any, error) {
+func filterTruncate(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("length=", "killwords=", "end=", "leeway=")
 	if err != nil {
 		return nil, err
@@ -948,6 +1058,9 @@ func filterTruncate(_ *execution, v any, a *arguments) (any, error) {
 			return nil, err
 		}
 	}
+	if err := x.read(len(s) + len(end)); err != nil {
+		return nil, err
+	}
 	keep := length - utf8.RuneCountInString(end)
 	if keep < 0 || leeway < 0 {
 		return nil, errors.New("length or leeway is too small")
@@ -955,13 +1068,17 @@ func filterTruncate(_ *execution, v any, a *arguments) (any, error) {
 	if utf8.RuneCountInString(s) <= length+leeway {
 		return s, nil
 	}
-	s = firstRunes(s, keep)
+	at, err := x.offset(s, keep)
+	if err != nil {
+		return nil, err
+	}
+	s = s[:at]
 	if !truth(orDefault(p[1], false)) {
 		if at := strings.LastIndexByte(s, ' '); at >= 0 {
 			s = s[:at]
 		}
 	}
-	return s + end, nil
+	return s + end, x.size(len(s) + len(end))
 }
 
 func filterUnique(x *execution, v any, a *arguments) (any, error) {
@@ -980,16 +1097,24 @@ func filterUnique(x *execution, v any, a *arguments) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		key = sortKey(key, truth(orDefault(p[0], false)))
+		if key, err = x.sortKey(key, truth(orDefault(p[0], false))); err != nil {
+			return nil, err
+		}
+		if err := x.hash(key); err != nil {
+			return nil, err
+		}
 		if !hashable(key) {
 			return nil, fmt.Errorf("unhashable type: '%s'", kindName(key))
 		}
 		if seen.find(key) < 0 {
+			if err := x.entries(1); err != nil {
+				return nil, err
+			}
 			seen.set(key, nil)
 			out.Items = append(out.Items, item)
 		}
 	}
-	return out, x.step(len(items))
+	return out, nil
 }
 
 func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
@@ -1004,19 +1129,25 @@ func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.size(3 * len(s)); err != nil {
+	w, err := x.rewrite(s)
+	if err != nil {
 		return nil, err
 	}
-	var b strings.Builder
+	const digits = "0123456789ABCDEF"
 	for i := range len(s) {
+		if err := w.at(i); err != nil {
+			return nil, err
+		}
 		c := s[i]
 		if isDigit(c) || c|0x20 >= 'a' && c|0x20 <= 'z' || strings.IndexByte("_.-~/", c) >= 0 {
-			b.WriteByte(c)
+			w.WriteByte(c)
 		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
+			w.WriteByte('%')
+			w.WriteByte(digits[c>>4])
+			w.WriteByte(digits[c&0xF])
 		}
 	}
-	return b.String(), nil
+	return w.done()
 }
 
 func filterWordCount(x *execution, v any, a *arguments) (any, error) {
@@ -1027,6 +1158,16 @@ func filterWordCount(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	words := strings.FieldsFunc(s, func(r rune) bool { return !isNameRune(r) })
-	return int64(len(words)), x.step(len(s) / 8)
+	count := x.meter(s)
+	words, within := int64(0), false
+	for i, r := range s {
+		if err := count.at(i); err != nil {
+			return nil, err
+		}
+		was := within
+		if within = isNameRune(r); within && !was {
+			words++
+		}
+	}
+	return words, nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
-	"unsafe"
 )
 
 // floatText is Python's repr of a float.
@@ -50,6 +49,11 @@ func (x *execution) str(v any) (string, error) {
 	case Undefined:
 		return "", nil
 	}
+	if n, ok := v.(*big.Int); ok {
+		if err := x.digits(n); err != nil {
+			return "", err
+		}
+	}
 	if text, ok, err := scalarText(v); ok {
 		return text, err
 	}
@@ -57,8 +61,18 @@ func (x *execution) str(v any) (string, error) {
 		v = n.values
 	}
 	out := &output{x: x}
-	err := x.repr(out, v)
-	return out.String(), err
+	if err := x.repr(out, v); err != nil {
+		return "", err
+	}
+	return out.text()
+}
+
+// digits counts the work of writing an integer.
+func (x *execution) digits(n *big.Int) error {
+	if err := x.number(n); err != nil {
+		return err
+	}
+	return x.step(n.BitLen() / charactersPerStep)
 }
 
 // scalarText is the text of None, a bool or a number.
@@ -88,11 +102,19 @@ func (x *execution) repr(out *output, v any) error {
 		return err
 	}
 	if x.mini {
+		if s, ok := v.(string); ok {
+			return x.debugString(out, s)
+		}
 		if text, ok, err := miniDebug(v); ok || err != nil {
 			if err != nil {
 				return err
 			}
 			return out.write(text)
+		}
+	}
+	if n, ok := v.(*big.Int); ok {
+		if err := x.digits(n); err != nil {
+			return err
 		}
 	}
 	if text, ok, err := scalarText(v); ok {
@@ -103,7 +125,7 @@ func (x *execution) repr(out *output, v any) error {
 	}
 	switch c := v.(type) {
 	case string:
-		return out.write(reprString(c))
+		return x.reprString(out, c)
 	case Undefined:
 		return out.write("Undefined")
 	case *List:
@@ -122,7 +144,13 @@ func (x *execution) repr(out *output, v any) error {
 		return out.write(fmt.Sprintf("<LoopContext %d/%d>", c.index+1, len(c.items)))
 	case *function:
 		if c.macro {
-			return out.write("<Macro " + reprString(c.name) + ">")
+			if err := out.write("<Macro "); err != nil {
+				return err
+			}
+			if err := x.reprString(out, c.name); err != nil {
+				return err
+			}
+			return out.write(">")
 		}
 	}
 	return fmt.Errorf("a %s prints as its address, which differs each time", kindName(v))
@@ -190,48 +218,82 @@ func (x *execution) reprDict(out *output, d *Dict) error {
 	return out.write("}")
 }
 
-func reprString(s string) string {
-	quote := '\''
-	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
-		quote = '"'
+// reprString writes Python's repr() of a string.
+func (x *execution) reprString(out *output, s string) error {
+	if err := x.read(2 * len(s)); err != nil {
+		return err
 	}
-	var b strings.Builder
-	b.WriteRune(quote)
+	quote := "'"
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		quote = `"`
+	}
+	if err := out.write(quote); err != nil {
+		return err
+	}
+	if err := out.writeEach(s, func(to []byte, s string) []byte { return appendRepr(to, s, rune(quote[0])) }); err != nil {
+		return err
+	}
+	return out.write(quote)
+}
+
+// appendRepr appends the characters of s as Python's repr() writes them between quotes.
+func appendRepr(to []byte, s string, quote rune) []byte {
 	for _, r := range s {
 		switch {
 		case r == quote || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
+			to = append(to, '\\', byte(r))
 		case r == '\n':
-			b.WriteString(`\n`)
+			to = append(to, `\n`...)
 		case r == '\r':
-			b.WriteString(`\r`)
+			to = append(to, `\r`...)
 		case r == '\t':
-			b.WriteString(`\t`)
+			to = append(to, `\t`...)
 		case unicode.IsPrint(r):
-			b.WriteRune(r)
+			to = utf8.AppendRune(to, r)
 		case r < 0x100:
-			fmt.Fprintf(&b, `\x%02x`, r)
+			to = appendHex(append(to, `\x`...), r, 2)
 		case r < 0x10000:
-			fmt.Fprintf(&b, `\u%04x`, r)
+			to = appendHex(append(to, `\u`...), r, 4)
 		default:
-			fmt.Fprintf(&b, `\U%08x`, r)
+			to = appendHex(append(to, `\U`...), r, 8)
 		}
 	}
-	b.WriteRune(quote)
-	return b.String()
+	return to
+}
+
+// appendHex appends the lowest digits of a number in hexadecimal.
+func appendHex(to []byte, n rune, digits int) []byte {
+	for digits--; digits >= 0; digits-- {
+		to = append(to, "0123456789abcdef"[n>>(4*digits)&0xF])
+	}
+	return to
 }
 
 // join is Python's separator.join, of the values' str().
 func (x *execution) join(separator string, values []any) (string, error) {
-	texts := make([]string, len(values))
-	total := 0
-	for i, v := range values {
-		var err error
-		if texts[i], err = x.display(v); err != nil {
+	if err := x.step(1 + len(values)); err != nil {
+		return "", err
+	}
+	if len(values) > 8 {
+		if err := x.alloc(16 * len(values)); err != nil {
 			return "", err
 		}
-		total += len(texts[i]) + len(separator)
+	}
+	texts := make([]string, 0, max(8, len(values)))
+	total := 0
+	for _, v := range values {
+		s, err := x.display(v)
+		if err != nil {
+			return "", err
+		}
+		texts = append(texts, s)
+		total += len(s) + len(separator)
+		if err := x.fits(total - len(separator)); err != nil {
+			return "", err
+		}
+	}
+	if separator == "" && len(texts) > 0 {
+		return x.concat(total, texts...)
 	}
 	if err := x.size(total); err != nil {
 		return "", err
@@ -256,10 +318,15 @@ func (w *jsonWriter) newline() error {
 	if !w.indented {
 		return nil
 	}
-	if err := w.x.size(len(w.indent)*w.depth + 1); err != nil {
+	if err := w.out.write("\n"); err != nil {
 		return err
 	}
-	return w.out.write("\n" + strings.Repeat(w.indent, w.depth))
+	for range w.depth {
+		if err := w.out.write(w.indent); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *jsonWriter) value(v any) error {
@@ -274,7 +341,7 @@ func (w *jsonWriter) value(v any) error {
 			return w.out.write("null")
 		}
 	case string:
-		return w.out.write(jsonString(c, w.ascii))
+		return w.string(c)
 	case *List:
 		if c.kind == kindList || c.kind == kindTuple || w.x.mini {
 			return w.list(c)
@@ -282,6 +349,11 @@ func (w *jsonWriter) value(v any) error {
 	case *Dict:
 		return w.dict(c)
 	case bool, int64, *big.Int, float64:
+		if n, ok := c.(*big.Int); ok {
+			if err := w.x.digits(n); err != nil {
+				return err
+			}
+		}
 		if f, ok := c.(float64); ok && w.x.mini && (math.IsNaN(f) || math.IsInf(f, 0)) {
 			return w.out.write("null")
 		}
@@ -353,6 +425,9 @@ func (w *jsonWriter) list(l *List) error {
 func (w *jsonWriter) dict(d *Dict) error {
 	keys, values := d.keys, d.values
 	if w.sortKeys {
+		if err := w.x.items(2 * len(keys)); err != nil {
+			return err
+		}
 		order, err := w.x.sorted(len(keys), func(i, j int) (bool, error) {
 			order, _, err := w.x.order("<", keys[i], keys[j])
 			return order < 0, err
@@ -363,11 +438,17 @@ func (w *jsonWriter) dict(d *Dict) error {
 		keys, values = pick(keys, order), pick(values, order)
 	}
 	return w.nested("{", "}", len(keys), func(i int) error {
-		key, err := jsonKey(keys[i])
-		if err != nil {
+		if err := w.x.hash(keys[i]); err != nil { // the digits of a large integer
 			return err
 		}
-		if err := w.out.write(jsonString(key, w.ascii) + w.keySeparator); err != nil {
+		key, err := jsonKey(keys[i])
+		if err == nil {
+			err = w.string(key)
+		}
+		if err == nil {
+			err = w.out.write(w.keySeparator)
+		}
+		if err != nil {
 			return err
 		}
 		return w.value(values[i])
@@ -395,7 +476,7 @@ func pick(items []any, order []int) []any {
 
 // sorted returns the positions 0 to n-1 in order, stably. The first error of less ends it.
 func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, error) {
-	if err := x.step(n); err != nil {
+	if err := x.items(n); err != nil {
 		return nil, err
 	}
 	order := make([]int, n)
@@ -426,22 +507,45 @@ func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, err
 	return order, failed
 }
 
-func jsonString(s string, ascii bool) string {
-	b := appendJSONString(make([]byte, 0, len(s)+16), s, ascii)
-	return unsafe.String(unsafe.SliceData(b), len(b))
+// jsonClean reports whether JSON writes a string as it is.
+func jsonClean(s string, ascii bool) bool {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c == '"' || c == '\\' || ascii && c >= 0x7F {
+			return false
+		}
+	}
+	return true
 }
 
 // appendJSONString appends a text as JSON has it.
 func appendJSONString(b []byte, s string, ascii bool) []byte {
-	clean := true
-	for i := 0; i < len(s) && clean; i++ {
-		c := s[i]
-		clean = c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x7F)
-	}
-	if clean {
+	if jsonClean(s, ascii) {
 		return append(append(append(b, '"'), s...), '"')
 	}
 	b = append(b, '"')
+	b = appendJSON(b, s, ascii)
+	return append(b, '"')
+}
+
+// string writes a string as JSON.
+func (w *jsonWriter) string(s string) error {
+	if err := w.x.read(len(s)); err != nil {
+		return err
+	}
+	if jsonClean(s, w.ascii) {
+		return w.out.write(`"`, s, `"`)
+	}
+	if err := w.out.write(`"`); err != nil {
+		return err
+	}
+	if err := w.out.writeEach(s, func(to []byte, s string) []byte { return appendJSON(to, s, w.ascii) }); err != nil {
+		return err
+	}
+	return w.out.write(`"`)
+}
+
+// appendJSON appends the characters of s as JSON writes them between quotes.
+func appendJSON(b []byte, s string, ascii bool) []byte {
 	for _, r := range s {
 		switch {
 		case r == '"' || r == '\\':
@@ -457,15 +561,16 @@ func appendJSONString(b []byte, s string, ascii bool) []byte {
 		case r == '\f':
 			b = append(b, `\f`...)
 		case r < 0x20 || ascii && r >= 0x7F && r < 0x10000:
-			b = fmt.Appendf(b, `\u%04x`, r)
+			b = appendHex(append(b, `\u`...), r, 4)
 		case ascii && r >= 0x10000:
 			r -= 0x10000
-			b = fmt.Appendf(b, `\u%04x\u%04x`, 0xD800+r>>10, 0xDC00+r&0x3FF)
+			b = appendHex(append(b, `\u`...), 0xD800+r>>10, 4)
+			b = appendHex(append(b, `\u`...), 0xDC00+r&0x3FF, 4)
 		default:
 			b = utf8.AppendRune(b, r)
 		}
 	}
-	return append(b, '"')
+	return b
 }
 
 // percentFormat is format % values, for the conversions that templates use: s, r, d, i, x and f, with width and flags.
@@ -485,6 +590,9 @@ func (x *execution) percentFormat(format string, values any) (string, error) {
 	out := &output{x: x}
 	for format != "" {
 		text, rest, found := strings.Cut(format, "%")
+		if err := x.step(2); err != nil {
+			return "", err
+		}
 		if err := out.write(text); err != nil {
 			return "", err
 		}
@@ -510,12 +618,15 @@ func (x *execution) percentFormat(format string, values any) (string, error) {
 	if _, isDict := values.(*Dict); used < len(single) && !isDict {
 		return "", errors.New("not all arguments converted during string formatting")
 	}
-	return out.String(), nil
+	return out.text()
 }
 
 // percentOne formats one conversion, after its percent sign.
 func (x *execution) percentOne(spec string, values any, next func() (any, error)) (text, rest string, err error) {
 	name := ""
+	if len(spec) > maxFormatSpec && strings.Trim(spec[:maxFormatSpec], "-+ 0#.123456789") == "" {
+		return "", "", fmt.Errorf("a format specification of more than %d bytes is not supported", maxFormatSpec)
+	}
 	if strings.HasPrefix(spec, "(") {
 		var found bool
 		if name, spec, found = strings.Cut(spec[1:], ")"); !found {
@@ -543,8 +654,11 @@ func (x *execution) percentOne(spec string, values any, next func() (any, error)
 		if !ok {
 			return "", "", errors.New("format requires a mapping")
 		}
+		if err := x.hash(name); err != nil {
+			return "", "", err
+		}
 		if v, ok = d.Get(name); !ok {
-			return "", "", fmt.Errorf("key '%s' is missing", name)
+			return "", "", fmt.Errorf("key '%s' is missing", short(name))
 		}
 	} else if v, err = next(); err != nil {
 		return "", "", err
@@ -588,6 +702,14 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 			return "", errors.New("precision too big")
 		}
 	}
+	if err := x.step(1 + places); err != nil {
+		return "", err
+	}
+	if n, ok := v.(*big.Int); ok {
+		if err := x.digits(n); err != nil {
+			return "", err
+		}
+	}
 	switch conversion {
 	case 's', 'r':
 		var text string
@@ -596,11 +718,12 @@ func (x *execution) formatValue(v any, conversion byte, precision string) (strin
 			text, err = x.str(v)
 		} else {
 			out := &output{x: x}
-			err = x.repr(out, v)
-			text = out.String()
+			if err = x.repr(out, v); err == nil {
+				text, err = out.text()
+			}
 		}
 		if precision != "" {
-			text = firstRunes(text, places)
+			text = firstRunes(text, places) // at most a thousand
 		}
 		return text, err
 	case 'd', 'i', 'x':
@@ -649,6 +772,9 @@ func (x *execution) pad(text, fill string, align byte, width string) (string, er
 	if err != nil {
 		return "", x.size(math.MaxInt)
 	}
+	if err := x.read(len(text)); err != nil {
+		return "", err
+	}
 	missing := want - utf8.RuneCountInString(text)
 	if missing <= 0 {
 		return text, nil
@@ -657,6 +783,9 @@ func (x *execution) pad(text, fill string, align byte, width string) (string, er
 		return "", x.size(math.MaxInt)
 	}
 	if err := x.size(len(text) + missing*len(fill)); err != nil {
+		return "", err
+	}
+	if err := x.alloc(missing * len(fill)); err != nil { // the part
 		return "", err
 	}
 	switch align {

@@ -143,17 +143,21 @@ func FuzzParseJSON(f *testing.F) {
 			}
 			t.Fatalf("%q: %v, but encoding/json accepts it", body, err)
 		case err == nil:
-			x := &execution{ctx: t.Context(), limits: Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30}, steps: 1 << 30, deadline: time.Now().Add(time.Hour)}
+			x := newExecution(t.Context(), &Template{}, Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30, Steps: 1 << 30, Timeout: time.Hour, Memory: 1 << 30})
 			w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ",", keySeparator: ":"}
 			if err := w.value(v); err != nil {
 				t.Fatal(err)
 			}
-			again, err := ParseJSON([]byte(w.out.String()))
+			written, err := w.out.text()
 			if err != nil {
-				t.Fatalf("%q: written as %q: %v", body, w.out.String(), err)
+				t.Fatal(err)
+			}
+			again, err := ParseJSON([]byte(written))
+			if err != nil {
+				t.Fatalf("%q: written as %q: %v", body, written, err)
 			}
 			if same, err := x.equal(v, again); err != nil || !same {
-				t.Fatalf("%q: written as %q: not the same value: %v", body, w.out.String(), err)
+				t.Fatalf("%q: written as %q: not the same value: %v", body, written, err)
 			}
 		}
 	})

@@ -57,7 +57,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 	if count > maxRange {
 		return nil, fmt.Errorf("range too big. The sandbox blocks ranges larger than %d", maxRange)
 	}
-	if err := x.step(count); err != nil {
+	if err := x.items(count); err != nil {
 		return nil, err
 	}
 	out := &List{kind: kindRange, Items: make([]any, count)}
@@ -69,13 +69,16 @@ func globalRange(x *execution, a *arguments) (any, error) {
 
 // dictArguments builds a dict as dict() does: from a mapping or pairs, and keywords.
 func dictArguments(x *execution, a *arguments) (*Dict, error) {
+	if err := x.entries(len(a.names)); err != nil {
+		return nil, err
+	}
 	d := NewDict()
 	if len(a.positional) > 1 {
 		return nil, errors.New("expected at most 1 positional argument")
 	}
 	for _, v := range a.positional {
 		if from, ok := v.(*Dict); ok {
-			if err := x.step(from.Len()); err != nil {
+			if err := x.entries(from.Len()); err != nil {
 				return nil, err
 			}
 			for key, value := range from.All() {
@@ -89,11 +92,17 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 		}
 		for _, v := range pairs {
 			pair, err := x.iterate(v)
+			if err == nil {
+				err = x.entries(1)
+			}
 			if err != nil {
 				return nil, err
 			}
 			if len(pair) != 2 || !hashable(pair[0]) {
 				return nil, errors.New("expected pairs of a hashable key and a value")
+			}
+			if err := x.hash(pair[0]); err != nil {
+				return nil, err
 			}
 			d.set(pair[0], pair[1])
 		}
@@ -101,7 +110,7 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 	for i, name := range a.names {
 		d.Set(name, a.values[i])
 	}
-	return d, x.step(d.Len())
+	return d, nil
 }
 
 func globalDict(x *execution, a *arguments) (any, error) { return dictArguments(x, a) }
@@ -150,21 +159,26 @@ func globalStrftimeNow(x *execution, a *arguments) (any, error) {
 			return nil, err
 		}
 	}
-	s, err := strftime(x.template.now(), format)
+	s, err := x.strftime(x.template.now(), format)
 	if err != nil {
 		return nil, fmt.Errorf("strftime_now: %w", err)
 	}
-	return s, x.size(len(s))
+	return s, nil
 }
 
 // strftime is datetime.strftime in the C locale, for a time without a zone.
-func strftime(t time.Time, format string) (string, error) {
-	var b strings.Builder
+func (x *execution) strftime(t time.Time, format string) (string, error) {
+	b := &output{x: x}
 	for format != "" {
 		text, rest, found := strings.Cut(format, "%")
-		b.WriteString(text)
+		if err := b.write(text); err != nil {
+			return "", err
+		}
 		if !found {
 			break
+		}
+		if err := x.step(4); err != nil { // a directive is a few hundred nanoseconds
+			return "", err
 		}
 		unpadded := strings.HasPrefix(rest, "-") // the C library's own: no padding
 		if unpadded {
@@ -184,10 +198,12 @@ func strftime(t time.Time, format string) (string, error) {
 				s = "0"
 			}
 		}
-		b.WriteString(s)
+		if err := b.write(s); err != nil {
+			return "", err
+		}
 		format = rest[1:]
 	}
-	return b.String(), nil
+	return b.text()
 }
 
 // strftimeLayouts are the directives that Go's time has a layout for.

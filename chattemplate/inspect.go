@@ -19,61 +19,80 @@ func (t *Template) LoopsOverContent() bool {
 		return false
 	}
 	isContent := func(e expression) bool {
-		return slices.ContainsFunc(items, func(name string) bool { return reads(e, name, "content") })
+		p := pathOf(e)
+		name, found := strings.CutSuffix(p.text, ".content")
+		return found && items[name] && p.reads(name, "content")
 	}
-	inMacro := map[*forNode]bool{}
-	contentParameters := map[*forNode][]string{} // of the innermost macro around, if any
+	calls := contentCalls(nodes, isContent)
+	type around struct{ parameters []string } // of the innermost macro that has any which get content
+	var macros []around
 	for _, node := range nodes {
-		m, isMacro := node.(*macroNode)
-		if !isMacro {
-			continue
-		}
-		parameters := m.macro.contentParameters(nodes, isContent)
-		walk(m.macro.body, func(node any) {
-			if loop, ok := node.(*forNode); ok {
-				inMacro[loop] = true
-				if len(parameters) > 0 {
-					contentParameters[loop] = parameters
-				}
+		switch n := node.(type) {
+		case *macroNode:
+			parameters := n.macro.contentParameters(calls)
+			if len(parameters) == 0 && len(macros) > 0 {
+				parameters = macros[len(macros)-1].parameters
 			}
-		})
-	}
-	for _, node := range nodes {
-		loop, ok := node.(*forNode)
-		if !ok {
-			continue
-		}
-		name, isName := loop.items.(variable)
-		if isContent(loop.items) || isName && (slices.Contains(contentParameters[loop], string(name)) || !inMacro[loop] && name == "content") {
-			_, ok := loop.target.(nameTarget)
-			return ok // on two names vLLM's search stops, having found nothing
+			macros = append(macros, around{parameters})
+		case macroEnd:
+			macros = macros[:len(macros)-1]
+		case *forNode:
+			name, isName := n.items.(variable)
+			inMacro := len(macros) > 0
+			if isContent(n.items) || isName && (inMacro && slices.Contains(macros[len(macros)-1].parameters, string(name)) || !inMacro && name == "content") {
+				_, ok := n.target.(nameTarget)
+				return ok // on two names vLLM's search stops, having found nothing
+			}
 		}
 	}
 	return false
 }
 
-// contentParameters returns the parameters of m that some call gives a message's content.
-func (m *macro) contentParameters(nodes []any, isContent func(expression) bool) []string {
-	var names []string
+// contentArguments says which arguments of the calls of a name are a message's content.
+type contentArguments struct {
+	positions map[int]bool
+	names     map[string]bool
+}
+
+// contentCalls returns the arguments that are content of the calls of each name, which may be a macro's.
+func contentCalls(nodes []any, isContent func(expression) bool) map[string]contentArguments {
+	calls := map[string]contentArguments{}
 	for _, node := range nodes {
 		c, ok := node.(*chain)
-		if !ok || c.first != variable(m.name) || len(c.links) == 0 {
+		if !ok || len(c.links) == 0 {
 			continue
 		}
-		call, ok := c.links[0].(*callLink)
-		if !ok {
+		name, isName := c.first.(variable)
+		call, isCall := c.links[0].(*callLink)
+		if !isName || !isCall {
 			continue
+		}
+		found, ok := calls[string(name)]
+		if !ok {
+			found = contentArguments{map[int]bool{}, map[string]bool{}}
+			calls[string(name)] = found
 		}
 		for i, e := range call.arguments.positional {
-			if i < len(m.parameters) && isContent(e) {
-				names = append(names, m.parameters[i].name)
+			if isContent(e) {
+				found.positions[i] = true
 			}
 		}
 		for i, e := range call.arguments.values {
-			name := call.arguments.names[i]
-			if isContent(e) && slices.ContainsFunc(m.parameters, func(p parameter) bool { return p.name == name }) {
-				names = append(names, name)
+			if isContent(e) {
+				found.names[call.arguments.names[i]] = true
 			}
+		}
+	}
+	return calls
+}
+
+// contentParameters returns the parameters of m that some call of its name gives a message's content.
+func (m *macro) contentParameters(calls map[string]contentArguments) []string {
+	var names []string
+	found := calls[m.name]
+	for i, p := range m.parameters {
+		if found.positions[i] || found.names[p.name] {
+			names = append(names, p.name)
 		}
 	}
 	return names
@@ -81,56 +100,63 @@ func (m *macro) contentParameters(nodes []any, isContent func(expression) bool) 
 
 // messageNames returns the names of the items of loops over messages; ok is false when such a loop has several names,
 // where vLLM gives up.
-func messageNames(nodes []any) (names []string, ok bool) {
+func messageNames(nodes []any) (names map[string]bool, ok bool) {
 	lists := messageLists(nodes)
+	names = map[string]bool{}
 	for _, node := range nodes {
 		loop, isLoop := node.(*forNode)
-		if !isLoop || !slices.ContainsFunc(lists, func(name string) bool { return reads(loop.items, name, "") }) {
+		if !isLoop {
+			continue
+		}
+		if p := pathOf(loop.items); !lists[p.text] || !p.reads(p.text, "") {
 			continue
 		}
 		name, isName := loop.target.(nameTarget)
 		if !isName {
 			return nil, false
 		}
-		names = append(names, string(name))
+		names[string(name)] = true
 	}
 	return names, true
 }
 
 // messageLists returns messages and every other name, "a" or "a.b", that some assignment gives it or a part of it.
-func messageLists(nodes []any) []string {
-	lists := []string{"messages"}
-	add := func(name string) {
-		if !slices.Contains(lists, name) {
-			lists = append(lists, name)
+func messageLists(nodes []any) map[string]bool {
+	given := map[string][]string{} // to what a name is assigned
+	assigned := func(value expression, to string) {
+		if p := pathOf(value); p.text != "" && p.reads(p.text, "") {
+			given[p.text] = append(given[p.text], to)
 		}
 	}
-	for i := 0; i < len(lists); i++ {
-		for _, node := range nodes {
-			set, ok := node.(*setNode)
-			if !ok || set.value == nil {
+	for _, node := range nodes {
+		set, ok := node.(*setNode)
+		if !ok || set.value == nil {
+			continue
+		}
+		switch target := set.target.(type) {
+		case nameTarget:
+			assigned(set.value, string(target))
+			c, isChain := set.value.(*chain)
+			if !isChain || c.first != variable("namespace") || len(c.links) != 1 {
 				continue
 			}
-			switch target := set.target.(type) {
-			case nameTarget:
-				if reads(set.value, lists[i], "") {
-					add(string(target))
+			if call, isCall := c.links[0].(*callLink); isCall {
+				for j, value := range call.arguments.values {
+					assigned(value, string(target)+"."+call.arguments.names[j])
 				}
-				c, isChain := set.value.(*chain)
-				if !isChain || c.first != variable("namespace") || len(c.links) != 1 {
-					continue
-				}
-				if call, isCall := c.links[0].(*callLink); isCall {
-					for j, value := range call.arguments.values {
-						if reads(value, lists[i], "") {
-							add(string(target) + "." + call.arguments.names[j])
-						}
-					}
-				}
-			case attributeTarget:
-				if reads(set.value, lists[i], "") {
-					add(target.name + "." + target.attribute)
-				}
+			}
+		case attributeTarget:
+			assigned(set.value, target.name+"."+target.attribute)
+		}
+	}
+	lists := map[string]bool{"messages": true}
+	for next := []string{"messages"}; len(next) > 0; {
+		name := next[0]
+		next = next[1:]
+		for _, to := range given[name] {
+			if !lists[to] {
+				lists[to] = true
+				next = append(next, to)
 			}
 		}
 	}
@@ -148,16 +174,40 @@ func (t *Template) LoopsOver(name, attribute string) bool {
 
 // reads reports whether e is the variable, or the attribute of it unless attribute is empty, seen through filters, tests
 // and slices. name may be dotted: "ns.rest".
-func reads(e expression, name, attribute string) bool {
+func reads(e expression, name, attribute string) bool { return pathOf(e).reads(name, attribute) }
+
+// path is a variable and the attributes that are looked up in it.
+type path struct {
+	text string // with dots between; empty for any other expression
+	// item is how many names stand before the one that is looked up as an item, ["x"]; 0: none.
+	item int
+}
+
+// reads reports whether the path is the variable of a name, or the attribute of it unless attribute is empty. An item is taken for
+// that attribute alone.
+func (p path) reads(name, attribute string) bool {
+	if p.item > 0 && (attribute == "" || p.item != strings.Count(name, ".")+1) {
+		return false
+	}
+	if attribute != "" {
+		rest, ok := strings.CutSuffix(p.text, "."+attribute)
+		return ok && rest == name
+	}
+	return p.text != "" && p.text == name
+}
+
+// pathOf returns the path that an expression is, seen through filters, tests and slices.
+func pathOf(e expression) path {
 	var links []link
 	if c, ok := e.(*chain); ok {
 		e, links = c.first, c.links
 	}
 	base, ok := e.(variable)
 	if !ok {
-		return false
+		return path{}
 	}
-	path := []string{string(base)}
+	names := []string{string(base)}
+	item := 0
 	through := false // from here on only filters, tests and slices
 	for _, l := range links {
 		key := ""
@@ -165,33 +215,31 @@ func reads(e expression, name, attribute string) bool {
 		case attributeLink:
 			key = string(l)
 		case *itemLink:
-			if item, ok := l.item.(literal); ok {
-				key, _ = item.value.(string)
+			if item > 0 {
+				return path{}
 			}
-			if key == "" || attribute == "" || len(path) != strings.Count(name, ".")+1 {
-				return false
+			item = len(names)
+			if literal, ok := l.item.(literal); ok {
+				key, _ = literal.value.(string)
 			}
 		case *filterLink, *sliceLink:
 			through = true
 			continue
 		case *testLink:
 			if l.negative {
-				return false
+				return path{}
 			}
 			through = true
 			continue
 		default:
-			return false
+			return path{}
 		}
 		if through || key == "" {
-			return false
+			return path{}
 		}
-		path = append(path, key)
+		names = append(names, key)
 	}
-	if attribute != "" {
-		name += "." + attribute
-	}
-	return strings.Join(path, ".") == name
+	return path{text: strings.Join(names, "."), item: item}
 }
 
 // nodes returns every node of the template, outer before inner, in the order of the source.
@@ -200,6 +248,9 @@ func (t *Template) nodes() []any {
 	walk(t.body, func(node any) { all = append(all, node) })
 	return all
 }
+
+// macroEnd is visited where a macro ends.
+type macroEnd struct{}
 
 // walk visits a node and all in it.
 func walk(node any, visit func(any)) {
@@ -257,6 +308,7 @@ func walk(node any, visit func(any)) {
 		walk(n.body, visit)
 	case *macroNode:
 		n.macro.walk(visit)
+		visit(macroEnd{})
 	case *callNode:
 		walk(n.call, visit)
 		n.caller.walk(visit)

@@ -54,7 +54,7 @@ func (t token) describe() string {
 	case tokenNumber:
 		return "a number"
 	}
-	return strconv.Quote(t.text)
+	return strconv.Quote(short(t.text))
 }
 
 // lexer cuts a source into tokens with trim_blocks and lstrip_blocks on: the newline after a block tag or comment goes,
@@ -69,6 +69,11 @@ type lexer struct {
 	counted   int  // position up to which newlines were counted
 }
 
+// maxTokens bounds the tokens of a source. The longest known templates have some ten thousand.
+const maxTokens = 1 << 17
+
+var errTokens = fmt.Errorf("source of more than %d tokens", maxTokens)
+
 // lex returns the tokens of a source; the last one is tokenEnd.
 func lex(source string) ([]token, *Error) {
 	if !utf8.ValidString(source) {
@@ -79,7 +84,11 @@ func lex(source string) ([]token, *Error) {
 	source = strings.TrimSuffix(source, "\n")
 	l := &lexer{source: source, lineStart: true, line: 1}
 	for l.pos < len(source) {
-		if err := l.next(); err != nil {
+		err := l.next()
+		if err == nil && len(l.tokens) > maxTokens {
+			err = errTokens
+		}
+		if err != nil {
 			return nil, &Error{Line: l.lineAt(l.pos), Err: err}
 		}
 	}
@@ -270,6 +279,9 @@ func (l *lexer) tag(kind byte) error {
 		if len(open) == 0 && l.tagEnd(rest, kind) {
 			return nil
 		}
+		if len(l.tokens) > maxTokens {
+			return errTokens
+		}
 		c := rest[0]
 		var err error
 		switch {
@@ -346,7 +358,7 @@ func (l *lexer) operator(rest string, open []byte) ([]byte, error) {
 	}
 	switch text {
 	case "(", "[", "{":
-		open = append(open, map[string]byte{"(": ')', "[": ']', "{": '}'}[text])
+		open = append(open, "])}"[strings.IndexByte("[({", text[0])])
 	case ")", "]", "}":
 		if len(open) == 0 || open[len(open)-1] != text[0] {
 			return nil, fmt.Errorf("unexpected %q", text)
@@ -414,14 +426,14 @@ func (l *lexer) number(rest string) error {
 	if !integer {
 		f, err := strconv.ParseFloat(text, 64)
 		if err != nil && !errors.Is(err, strconv.ErrRange) { // out of range is infinity, as in Python
-			return fmt.Errorf("malformed number %s", text)
+			return fmt.Errorf("malformed number %s", short(text))
 		}
 		l.add(token{kind: tokenNumber, value: f}, l.pos)
 		l.pos += end
 		return nil
 	}
 	if strings.TrimLeft(text, "0") != text && strings.Trim(text, "0") != "" {
-		return fmt.Errorf("number %s starts with 0", text)
+		return fmt.Errorf("number %s starts with 0", short(text))
 	}
 	return l.addInteger(text, 10, end)
 }

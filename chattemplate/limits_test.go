@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -97,7 +98,7 @@ func TestTimeout(t *testing.T) {
 
 func TestSourceLimits(t *testing.T) {
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
-	const n = 100_000
+	const n = 50_000
 	for name, source := range map[string]string{
 		"parentheses": "{{ " + strings.Repeat("(", n) + "1" + strings.Repeat(")", n) + " }}",
 		"lists":       "{{ " + strings.Repeat("[", n) + strings.Repeat("]", n) + " }}",
@@ -219,5 +220,61 @@ func TestContext(t *testing.T) {
 	cancel()
 	if _, err := tmpl.Render(ctx, nil, Limits{Steps: 1 << 60, Timeout: time.Minute}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v; want the context's error", err)
+	}
+}
+
+// TestHostileSources compiles the longest sources of kinds on which a compiler may take more than linear time or much memory, and
+// asks of them what engines ask.
+func TestHostileSources(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	each := func(size int, format string) string {
+		var b strings.Builder
+		for i := 0; b.Len() < size; i++ {
+			b.WriteString(strings.ReplaceAll(strings.ReplaceAll(format, "J", fmt.Sprint(i+1)), "I", fmt.Sprint(i)))
+		}
+		return b.String()
+	}
+	const size = maxSource - 1000
+	for name, source := range map[string]string{
+		"names of messages": "{% set a0 = messages %}" + each(size, "{% set aJ = aI %}"),
+		"many loops":        each(size/2, "{% set aI = messages %}") + each(size/2, "{% for x in aI %}{{ x.content }}{% endfor %}"),
+		"macros":            each(size, "{% macro mI(p) %}{% for y in p %}{% endfor %}{% endmacro %}{{ mI(x.content) }}"),
+		"a macro again":     each(size, "{% macro m(p) %}{% endmacro %}{{ m(x.content) }}"),
+		"macros in macros":  strings.Repeat("{% macro m(p) %}", 90) + each(size/2, "{% for y in p %}{% endfor %}") + strings.Repeat("{% endmacro %}", 90),
+		"namespaces":        each(size, "{% set nI = namespace(a=messages, b=nI.a) %}"),
+		"keywords":          "{{ f(" + each(size, "kI=1,") + ") }}",
+		"parameters":        "{% macro m(" + each(size/2, "pI,") + "q) %}{% endmacro %}{{ m(" + each(size/3, "pI=1,") + "q=1) }}",
+		"dotted":            "{{ 1|a" + strings.Repeat(".a", size/2) + " }}",
+		"brackets":          "{{ " + strings.Repeat("[]", size/2) + " }}",
+		"tokens":            "{{ " + strings.Repeat("a.", size/2) + "a }}",
+		"tags":              strings.Repeat("{{a}}", size/5),
+		"open tags":         strings.Repeat("{%", size/2),
+		"spaces":            strings.Repeat("{{ a }}  \t", size/10),
+		"raw":               "{% raw %}" + strings.Repeat("{% ", size/3),
+		"comments":          strings.Repeat("{#", size/2),
+		"strings":           "{{ " + strings.Repeat("''", size/2) + " }}",
+		"digits":            "{{ " + strings.Repeat("7", size) + ".5 }}",
+		"signs":             "{{ " + strings.Repeat("-", size) + "1 }}",
+		"names":             each(size, "{% set aI = 1 %}") + "{{ a }}",
+	} {
+		for _, dialect := range []Dialect{Python, MiniJinja} {
+			start, before := threadCPU(), allocated()
+			tmpl, err := dialect.Compile("t", source)
+			if err == nil {
+				tmpl.LoopsOverContent()
+				tmpl.LoopsOver("message", "content")
+				_, err = tmpl.Render(t.Context(), NewDict(), Limits{})
+			}
+			if took, limit := threadCPU()-start, 1500*time.Millisecond*slower; took > limit {
+				t.Errorf("%s: took %v (%.100v)", name, took, err)
+			}
+			if used := allocated() - before; used > 128<<20 {
+				t.Errorf("%s: allocated %d bytes (%.100v)", name, used, err)
+			}
+			if err != nil && len(err.Error()) > 1000 {
+				t.Errorf("%s: an error of %d bytes", name, len(err.Error()))
+			}
+		}
 	}
 }

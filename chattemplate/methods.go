@@ -20,7 +20,7 @@ var dictMethods, listMethods, tupleMethods map[string]builtin
 // The tables are filled here because methods call back into what looks methods up.
 func init() {
 	stringMethods = map[string]builtin{
-		"capitalize":   textMethod(capitalize),
+		"capitalize":   textMethod((*execution).capitalize),
 		"casefold":     methodCasefold,
 		"center":       padMethod('^'),
 		"count":        methodCount,
@@ -45,8 +45,8 @@ func init() {
 		"isupper":      caseMethod(isUpperText),
 		"join":         methodJoin,
 		"ljust":        padMethod('<'),
-		"lower":        textMethod(lower),
-		"lstrip":       stripMethod(strings.TrimLeftFunc),
+		"lower":        textMethod((*execution).lower),
+		"lstrip":       stripMethod(true, false),
 		"maketrans":    unsupportedMethod,
 		"partition":    methodPartition,
 		"removeprefix": methodRemovePrefix,
@@ -57,15 +57,15 @@ func init() {
 		"rjust":        padMethod('>'),
 		"rpartition":   methodRPartition,
 		"rsplit":       splitMethod(true),
-		"rstrip":       stripMethod(strings.TrimRightFunc),
+		"rstrip":       stripMethod(false, true),
 		"split":        splitMethod(false),
 		"splitlines":   methodSplitLines,
 		"startswith":   affixMethod(strings.HasPrefix),
-		"strip":        stripMethod(strings.TrimFunc),
-		"swapcase":     textMethod(swapcase),
-		"title":        textMethod(title),
+		"strip":        stripMethod(true, true),
+		"swapcase":     textMethod((*execution).swapcase),
+		"title":        textMethod((*execution).title),
 		"translate":    unsupportedMethod,
-		"upper":        textMethod(upper),
+		"upper":        textMethod((*execution).upper),
 		"zfill":        methodZfill,
 	}
 	dictMethods = map[string]builtin{
@@ -89,14 +89,6 @@ func init() {
 func text(v any) string {
 	s, _ := v.(string)
 	return s
-}
-
-func stringList(list []string) *List {
-	items := make([]any, len(list))
-	for i, s := range list {
-		items[i] = s
-	}
-	return &List{Items: items}
 }
 
 // wantString returns an argument that must be a string.
@@ -124,45 +116,55 @@ func unsupportedMethod(*execution, any, *arguments) (any, error) {
 	return nil, errors.New("this method is not supported")
 }
 
-func textMethod(f func(string) string) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+func textMethod(f func(x *execution, s string) (string, error)) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
-		return f(text(v)), nil
+		return f(x, text(v))
 	}
 }
 
 func testMethod(kind func(rune) bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
-		_, err := a.bind()
-		return all(text(v), kind), err
+	return func(x *execution, v any, a *arguments) (any, error) {
+		if _, err := a.bind(); err != nil {
+			return nil, err
+		}
+		return x.all(text(v), kind)
 	}
 }
 
-func caseMethod(test func(string) bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
-		_, err := a.bind()
-		return test(text(v)), err
+func caseMethod(test func(x *execution, s string) (bool, error)) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
+		if _, err := a.bind(); err != nil {
+			return nil, err
+		}
+		return test(x, text(v))
 	}
 }
 
-func isLowerText(s string) bool { return isCase(s, unicode.Lower, unicode.Upper) }
-func isUpperText(s string) bool { return isCase(s, unicode.Upper, unicode.Lower) }
-
-func methodIsASCII(_ *execution, v any, a *arguments) (any, error) {
-	_, err := a.bind()
-	return isASCII(text(v)), err
+func isLowerText(x *execution, s string) (bool, error) {
+	return x.isCase(s, unicode.Lower, unicode.Upper)
+}
+func isUpperText(x *execution, s string) (bool, error) {
+	return x.isCase(s, unicode.Upper, unicode.Lower)
 }
 
-func methodCasefold(_ *execution, v any, a *arguments) (any, error) {
+func methodIsASCII(x *execution, v any, a *arguments) (any, error) {
+	if _, err := a.bind(); err != nil {
+		return nil, err
+	}
+	return isASCII(text(v)), x.read(len(text(v)))
+}
+
+func methodCasefold(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
 	if !isASCII(text(v)) {
 		return nil, errors.New("only ASCII text is supported")
 	}
-	return strings.ToLower(text(v)), nil
+	return x.lower(text(v))
 }
 
 func padMethod(align byte) builtin {
@@ -179,7 +181,7 @@ func padMethod(align byte) builtin {
 		if err != nil {
 			return nil, err
 		}
-		if utf8.RuneCountInString(fill) != 1 {
+		if len(fill) > utf8.UTFMax || utf8.RuneCountInString(fill) != 1 {
 			return nil, errors.New("the fill character must be exactly one character long")
 		}
 		if align == '^' {
@@ -191,6 +193,9 @@ func padMethod(align byte) builtin {
 
 // center is str.center, which puts an odd space to the left of text of odd width in an even field, and else to the right.
 func (x *execution) center(s, fill string, width int) (any, error) {
+	if err := x.read(len(s)); err != nil {
+		return nil, err
+	}
 	n := utf8.RuneCountInString(s)
 	missing := width - n
 	if missing <= 0 {
@@ -200,6 +205,9 @@ func (x *execution) center(s, fill string, width int) (any, error) {
 		return nil, x.size(missing)
 	}
 	if err := x.size(len(s) + missing*len(fill)); err != nil {
+		return nil, err
+	}
+	if err := x.alloc(missing * len(fill)); err != nil { // the parts
 		return nil, err
 	}
 	left := missing/2 + missing&width&1
@@ -224,7 +232,7 @@ func methodZfill(x *execution, v any, a *arguments) (any, error) {
 
 // within returns the part of s between optional positions in characters, and the characters before it. ok is false when
 // the part starts behind the end.
-func within(s string, start, end any) (part string, before int, ok bool, err error) {
+func (x *execution) within(s string, start, end any) (part string, before int, ok bool, err error) {
 	if start == (any)(absent{}) && end == (any)(absent{}) {
 		return s, 0, true, nil
 	}
@@ -240,20 +248,28 @@ func within(s string, start, end any) (part string, before int, ok bool, err err
 		}
 		at[i], set[i] = n, true
 	}
-	runes := []rune(s)
-	if set[0] && at[0] > len(runes) {
+	if err := x.read(len(s)); err != nil {
+		return "", 0, false, err
+	}
+	n := utf8.RuneCountInString(s)
+	if set[0] && at[0] > n {
 		return "", 0, false, nil
 	}
-	low, high := sliceBounds(len(runes), at, set, 1)
+	low, high := sliceBounds(n, at, set, 1)
 	if low > high {
 		return "", 0, false, nil
 	}
-	return string(runes[low:high]), low, true, nil
+	from, err := x.offset(s, low)
+	if err != nil {
+		return "", 0, false, err
+	}
+	size, err := x.offset(s[from:], high-low)
+	return s[from : from+size], low, err == nil, err
 }
 
 // searched binds the arguments of a search: what is searched for, the part of v that it is searched in, and how many characters stand before
 // that. ok is false where there is no such part.
-func searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
+func (x *execution) searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
 	p, err := a.bind("sub", "start=", "end=")
 	if err != nil {
 		return "", "", 0, false, err
@@ -261,13 +277,15 @@ func searched(v any, a *arguments) (sub, part string, before int, ok bool, err e
 	if sub, err = wantString("sub", p[0]); err != nil {
 		return "", "", 0, false, err
 	}
-	part, before, ok, err = within(text(v), p[1], p[2])
+	if part, before, ok, err = x.within(text(v), p[1], p[2]); err == nil {
+		err = x.read(2 * (len(part) + len(sub)))
+	}
 	return sub, part, before, ok, err
 }
 
 func findMethod(search func(s, substring string) int, must bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
-		sub, part, before, ok, err := searched(v, a)
+	return func(x *execution, v any, a *arguments) (any, error) {
+		sub, part, before, ok, err := x.searched(v, a)
 		if err != nil {
 			return nil, err
 		}
@@ -285,16 +303,26 @@ func findMethod(search func(s, substring string) int, must bool) builtin {
 	}
 }
 
-func methodCount(_ *execution, v any, a *arguments) (any, error) {
-	sub, part, _, ok, err := searched(v, a)
+func methodCount(x *execution, v any, a *arguments) (any, error) {
+	sub, part, _, ok, err := x.searched(v, a)
 	if err != nil || !ok {
 		return int64(0), err
 	}
-	return int64(strings.Count(part, sub)), nil
+	n, err := x.count(part, sub)
+	return int64(n), err
+}
+
+// count is strings.Count, which takes longer the more there are.
+func (x *execution) count(s, sub string) (int, error) {
+	if err := x.read(len(s)); err != nil {
+		return 0, err
+	}
+	n := strings.Count(s, sub)
+	return n, x.step(n / 4)
 }
 
 func affixMethod(has func(s, affix string) bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		p, err := a.bind("affix", "start=", "end=")
 		if err != nil {
 			return nil, err
@@ -303,13 +331,16 @@ func affixMethod(has func(s, affix string) bool) builtin {
 		if l, ok := p[0].(*List); ok && l.kind == kindTuple {
 			affixes = l.Items
 		}
-		part, _, ok, err := within(text(v), p[1], p[2])
+		part, _, ok, err := x.within(text(v), p[1], p[2])
 		if err != nil {
 			return nil, err
 		}
 		for _, affix := range affixes {
 			s, err := wantString("first arg", affix)
 			if err != nil {
+				return nil, err
+			}
+			if err := x.read(min(len(s), len(part))); err != nil {
 				return nil, err
 			}
 			if ok && has(part, s) {
@@ -320,26 +351,39 @@ func affixMethod(has func(s, affix string) bool) builtin {
 	}
 }
 
-func stripMethod(trim func(string, func(rune) bool) string) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+func stripMethod(left, right bool) builtin {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		p, err := a.bind("chars=")
 		if err != nil {
 			return nil, err
 		}
-		return strip(text(v), p[0], trim)
+		return x.strip(text(v), p[0], left, right)
 	}
 }
 
 // strip strips the characters in chars, or white space if it is None or absent.
-func strip(s string, chars any, trim func(string, func(rune) bool) string) (any, error) {
+func (x *execution) strip(s string, chars any, left, right bool) (any, error) {
 	if chars = orDefault(chars, nil); chars == nil {
-		return trim(s, isSpace), nil
+		return x.trim(s, isSpace, left, right)
 	}
 	set, err := wantString("strip arg", chars)
 	if err != nil {
 		return nil, err
 	}
-	return trim(s, func(r rune) bool { return strings.ContainsRune(set, r) }), nil
+	if len(set) <= bytesPerStep {
+		return x.trim(s, func(r rune) bool { return strings.ContainsRune(set, r) }, left, right)
+	}
+	if err := x.step(len(set)); err != nil {
+		return nil, err
+	}
+	if err := x.alloc(8 * len(set)); err != nil {
+		return nil, err
+	}
+	members := map[rune]bool{}
+	for _, r := range set {
+		members[r] = true
+	}
+	return x.trim(s, func(r rune) bool { return members[r] }, left, right)
 }
 
 func splitMethod(fromRight bool) builtin {
@@ -353,15 +397,12 @@ func splitMethod(fromRight bool) builtin {
 			return nil, err
 		}
 		s := text(v)
-		if err := x.step(len(s) / 8); err != nil {
-			return nil, err
-		}
 		separator := orDefault(p[0], nil)
 		if separator == nil {
 			if fromRight {
-				return stringList(rsplitSpace(s, limit)), nil
+				return x.rsplitSpace(s, limit)
 			}
-			return stringList(splitSpace(s, limit)), nil
+			return x.splitSpace(s, limit)
 		}
 		sep, err := wantString("sep", separator)
 		if err != nil {
@@ -371,12 +412,9 @@ func splitMethod(fromRight bool) builtin {
 			return nil, errors.New("empty separator")
 		}
 		if fromRight {
-			return stringList(rsplit(s, sep, limit)), nil
+			return x.rsplit(s, sep, limit)
 		}
-		if limit >= 0 {
-			limit++
-		}
-		return stringList(strings.SplitN(s, sep, limit)), nil
+		return x.split(s, sep, limit)
 	}
 }
 
@@ -385,7 +423,7 @@ func methodSplitLines(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stringList(splitLines(text(v), truth(orDefault(p[0], false)))), x.step(len(text(v)) / 8)
+	return x.splitLines(text(v), truth(orDefault(p[0], false)))
 }
 
 func separatorArgument(a *arguments) (string, error) {
@@ -400,9 +438,15 @@ func separatorArgument(a *arguments) (string, error) {
 	return sep, err
 }
 
-func methodPartition(_ *execution, v any, a *arguments) (any, error) {
+func methodPartition(x *execution, v any, a *arguments) (any, error) {
 	sep, err := separatorArgument(a)
 	if err != nil {
+		return nil, err
+	}
+	if err := x.read(len(text(v)) + len(sep)); err != nil {
+		return nil, err
+	}
+	if err := x.items(3); err != nil {
 		return nil, err
 	}
 	before, after, found := strings.Cut(text(v), sep)
@@ -412,12 +456,18 @@ func methodPartition(_ *execution, v any, a *arguments) (any, error) {
 	return newTuple(before, sep, after), nil
 }
 
-func methodRPartition(_ *execution, v any, a *arguments) (any, error) {
+func methodRPartition(x *execution, v any, a *arguments) (any, error) {
 	sep, err := separatorArgument(a)
 	if err != nil {
 		return nil, err
 	}
 	s := text(v)
+	if err := x.read(2 * (len(s) + len(sep))); err != nil {
+		return nil, err
+	}
+	if err := x.items(3); err != nil {
+		return nil, err
+	}
 	at := strings.LastIndex(s, sep)
 	if at < 0 {
 		return newTuple("", "", s), nil
@@ -425,21 +475,33 @@ func methodRPartition(_ *execution, v any, a *arguments) (any, error) {
 	return newTuple(s[:at], sep, s[at+len(sep):]), nil
 }
 
-func methodRemovePrefix(_ *execution, v any, a *arguments) (any, error) {
+func methodRemovePrefix(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("prefix")
 	if err != nil {
 		return nil, err
 	}
 	prefix, err := wantString("prefix", p[0])
+	if err != nil {
+		return nil, err
+	}
+	if err := x.read(len(prefix)); err != nil {
+		return nil, err
+	}
 	return strings.TrimPrefix(text(v), prefix), err
 }
 
-func methodRemoveSuffix(_ *execution, v any, a *arguments) (any, error) {
+func methodRemoveSuffix(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("suffix")
 	if err != nil {
 		return nil, err
 	}
 	suffix, err := wantString("suffix", p[0])
+	if err != nil {
+		return nil, err
+	}
+	if err := x.read(len(suffix)); err != nil {
+		return nil, err
+	}
 	return strings.TrimSuffix(text(v), suffix), err
 }
 
@@ -465,7 +527,10 @@ func methodReplace(x *execution, v any, a *arguments) (any, error) {
 
 // replace is str.replace, whose result is measured before it is made.
 func (x *execution) replace(s, old, replacement string, count int) (any, error) {
-	n := strings.Count(s, old)
+	n, err := x.count(s, old)
+	if err != nil {
+		return nil, err
+	}
 	if count >= 0 {
 		n = min(n, count)
 	}
@@ -486,6 +551,9 @@ func methodJoin(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := x.step(1 + len(items)); err != nil {
+		return nil, err
+	}
 	for i, item := range items {
 		if _, ok := item.(string); !ok {
 			return nil, fmt.Errorf("sequence item %d: expected str instance, %s found", i, kindName(item))
@@ -500,9 +568,15 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 	out := &output{x: x}
 	automatic := 0
 	for s := text(v); s != ""; {
-		at := strings.IndexAny(s, "{}")
-		if at < 0 {
-			return out.String() + s, x.size(out.Len() + len(s))
+		at, err := x.leading(s, func(r rune) bool { return r != '{' && r != '}' })
+		if err != nil {
+			return nil, err
+		}
+		if at == len(s) {
+			if err := out.write(s); err != nil {
+				return nil, err
+			}
+			break
 		}
 		if err := out.write(s[:at]); err != nil {
 			return nil, err
@@ -515,6 +589,9 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 			continue
 		}
 		end := strings.IndexByte(s[at:], '}')
+		if err := x.read(max(end, 0)); err != nil {
+			return nil, err
+		}
 		if s[at] == '}' || end < 0 {
 			return nil, errors.New("unbalanced brace in format string")
 		}
@@ -531,11 +608,14 @@ func methodFormat(x *execution, v any, a *arguments) (any, error) {
 			return nil, err
 		}
 	}
-	return out.String(), nil
+	return out.text()
 }
 
 // formatField formats one replacement field. automatic counts the fields without a name; -1 once one had a number.
 func (x *execution) formatField(field string, a *arguments, automatic *int) (string, error) {
+	if err := x.step(1 + len(field)/charactersPerStep); err != nil {
+		return "", err
+	}
 	field, spec, _ := strings.Cut(field, ":")
 	field, conversion, converted := strings.Cut(field, "!")
 	nameEnd := strings.IndexAny(field, ".[")
@@ -548,6 +628,9 @@ func (x *execution) formatField(field string, a *arguments, automatic *int) (str
 		return "", err
 	}
 	for path != "" {
+		if err := x.step(1); err != nil {
+			return "", err
+		}
 		var key any
 		if path[0] == '.' {
 			end := strings.IndexAny(path[1:], ".[")
@@ -573,7 +656,7 @@ func (x *execution) formatField(field string, a *arguments, automatic *int) (str
 	}
 	if converted {
 		if conversion != "s" && conversion != "r" {
-			return "", fmt.Errorf("conversion %q is not supported", conversion)
+			return "", fmt.Errorf("conversion %q is not supported", short(conversion))
 		}
 		if v, err = x.formatValue(v, conversion[0], ""); err != nil {
 			return "", err
@@ -603,15 +686,21 @@ func formatArgument(name string, a *arguments, automatic *int) (any, error) {
 	}
 	v, ok := a.named(name)
 	if !ok {
-		return nil, fmt.Errorf("no argument named %q", name)
+		return nil, fmt.Errorf("no argument named %q", short(name))
 	}
 	return v, nil
 }
+
+// maxFormatSpec bounds a format specification, in bytes.
+const maxFormatSpec = 256
 
 // formatSpec is format(v, spec).
 func (x *execution) formatSpec(v any, spec string) (string, error) {
 	if spec == "" {
 		return x.str(v)
+	}
+	if len(spec) > maxFormatSpec {
+		return "", fmt.Errorf("a format specification of more than %d bytes is not supported", maxFormatSpec)
 	}
 	runes := []rune(spec)
 	fill, align := " ", byte(0)
@@ -670,7 +759,7 @@ func (x *execution) formatSpec(v any, spec string) (string, error) {
 	return x.pad(formatted, fill, align, width)
 }
 
-func methodGet(_ *execution, v any, a *arguments) (any, error) {
+func methodGet(x *execution, v any, a *arguments) (any, error) {
 	p, err := a.bind("key", "default=")
 	if err != nil {
 		return nil, err
@@ -681,6 +770,9 @@ func methodGet(_ *execution, v any, a *arguments) (any, error) {
 	d, _ := v.(*Dict)
 	if !hashable(p[0]) {
 		return nil, fmt.Errorf("unhashable type: '%s'", kindName(p[0]))
+	}
+	if err := x.hash(p[0]); err != nil {
+		return nil, err
 	}
 	if found, ok := d.get(p[0]); ok {
 		return found, nil
@@ -693,21 +785,30 @@ func methodItems(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	d, _ := v.(*Dict)
+	if err := x.items(6 * d.Len()); err != nil { // with the pairs
+		return nil, err
+	}
 	view := &List{kind: kindView, Items: make([]any, 0, d.Len())}
 	for key, value := range d.All() {
 		view.Items = append(view.Items, newTuple(key, value))
 	}
-	return view, x.step(d.Len())
+	return view, nil
 }
 
-func methodKeys(_ *execution, v any, a *arguments) (any, error) {
+func methodKeys(x *execution, v any, a *arguments) (any, error) {
 	_, err := a.bind()
+	if err == nil {
+		err = x.items(0)
+	}
 	d, _ := v.(*Dict)
 	return &List{kind: kindView, Items: slices.Clip(d.keys)}, err
 }
 
-func methodValues(_ *execution, v any, a *arguments) (any, error) {
+func methodValues(x *execution, v any, a *arguments) (any, error) {
 	_, err := a.bind()
+	if err == nil {
+		err = x.items(0)
+	}
 	d, _ := v.(*Dict)
 	return &List{kind: kindView, Items: slices.Clip(d.values)}, err
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/big"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxIntBits bounds integers: Python prints none longer than 4,300 digits, and these are not much longer.
@@ -88,6 +89,9 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 		}
 	}
 	if aInt && bInt {
+		if err := x.numbers(a, b); err != nil {
+			return nil, err
+		}
 		return intArithmetic(op, a, b)
 	}
 	f, aNumber := asFloat(left)
@@ -276,10 +280,7 @@ func (x *execution) add(left, right any) (any, error) {
 	switch a := left.(type) {
 	case string:
 		if b, ok := right.(string); ok {
-			if err := x.size(len(a) + len(b)); err != nil {
-				return nil, err
-			}
-			return a + b, nil
+			return x.concat(len(a)+len(b), a, b)
 		}
 		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
 	case *List:
@@ -289,7 +290,7 @@ func (x *execution) add(left, right any) (any, error) {
 			kind = kindView
 		}
 		if ok && (x.mini || a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple)) {
-			if err := x.step(len(a.Items) + len(b.Items)); err != nil {
+			if err := x.items(len(a.Items) + len(b.Items)); err != nil {
 				return nil, err
 			}
 			items := make([]any, 0, len(a.Items)+len(b.Items))
@@ -323,9 +324,9 @@ func (x *execution) repeat(v, times any) (any, error) {
 			break
 		}
 		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
-			return nil, x.step(math.MaxInt / 2)
+			return nil, x.items(math.MaxInt32)
 		}
-		if err := x.step(len(a.Items) * n); err != nil {
+		if err := x.items(len(a.Items) * n); err != nil {
 			return nil, err
 		}
 		items := make([]any, 0, len(a.Items)*n)
@@ -352,6 +353,9 @@ func (x *execution) signed(v any, negative bool) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("bad operand type for a sign: '%s'", kindName(v))
 	}
+	if err := x.number(n); err != nil {
+		return nil, err
+	}
 	if negative {
 		n = new(big.Int).Neg(n)
 	}
@@ -359,26 +363,29 @@ func (x *execution) signed(v any, negative bool) (any, error) {
 }
 
 // compareNumbers orders two numbers exactly, as Python does; ordered is false when one is not a number (NaN).
-func compareNumbers(left, right any) (order int, ordered bool) {
+func (x *execution) compareNumbers(left, right any) (order int, ordered bool, err error) {
 	if a, ok := left.(int64); ok {
 		if b, ok := right.(int64); ok {
-			return cmp.Compare(a, b), true
+			return cmp.Compare(a, b), true, nil
 		}
 	}
 	a, aInt := asInt(left)
 	b, bInt := asInt(right)
+	if err := x.numbers(a, b); err != nil {
+		return 0, false, err
+	}
 	if aInt && bInt {
-		return a.Cmp(b), true
+		return a.Cmp(b), true, nil
 	}
 	f, _ := asFloat(left)
 	g, _ := asFloat(right)
 	switch {
 	case math.IsNaN(f) || math.IsNaN(g):
-		return 0, false
+		return 0, false, nil
 	case math.IsInf(f, 0) || math.IsInf(g, 0):
-		return cmp.Compare(f, g), true
+		return cmp.Compare(f, g), true, nil
 	}
-	return exact(left, a).Cmp(exact(right, b)), true
+	return exact(left, a).Cmp(exact(right, b)), true, nil
 }
 
 // exact returns a finite number without rounding; n is its value if it is an integer, else nil.
@@ -404,15 +411,18 @@ func (x *execution) equal(left, right any) (bool, error) {
 		return false, err
 	}
 	if isNumber(left) && isNumber(right) {
-		order, ordered := compareNumbers(left, right)
-		return ordered && order == 0, nil
+		order, ordered, err := x.compareNumbers(left, right)
+		return ordered && order == 0, err
 	}
 	switch a := left.(type) {
 	case nil:
 		return right == nil, nil
 	case string:
 		b, ok := right.(string)
-		return ok && a == b, nil
+		if !ok || len(a) != len(b) {
+			return false, nil
+		}
+		return a == b, x.step(len(a) / bytesPerStep)
 	case Undefined:
 		_, ok := right.(Undefined)
 		return ok, nil
@@ -469,6 +479,9 @@ func (x *execution) equalDicts(a, b *Dict) (bool, error) {
 	}
 	defer x.leave()
 	for key, v := range a.All() {
+		if err := x.hash(key); err != nil {
+			return false, err
+		}
 		w, ok := b.get(key)
 		if !ok {
 			return false, nil
@@ -523,13 +536,13 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 		}
 	}
 	if isNumber(left) && isNumber(right) {
-		order, ordered = compareNumbers(left, right)
-		return order, ordered, nil
+		return x.compareNumbers(left, right)
 	}
 	switch a := left.(type) {
 	case string:
 		if b, ok := right.(string); ok {
-			return cmp.Compare(a, b), true, nil // bytes of UTF-8 order as code points do
+			// Bytes of UTF-8 order as code points do.
+			return cmp.Compare(a, b), true, x.step(min(len(a), len(b)) / bytesPerStep)
 		}
 	case *List:
 		if b, ok := right.(*List); ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
@@ -577,7 +590,10 @@ func (x *execution) contains(container, item any) (bool, error) {
 		if !ok {
 			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))
 		}
-		return strings.Contains(c, text), x.step(len(c) / 64)
+		if err := x.read(len(c)); err != nil {
+			return false, err
+		}
+		return strings.Contains(c, text), nil
 	case *Dict:
 		if !hashable(item) {
 			if _, undefined := item.(Undefined); undefined {
@@ -585,7 +601,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 			}
 			return false, fmt.Errorf("unhashable type: '%s'", kindName(item))
 		}
-		return c.find(item) >= 0, nil
+		return c.find(item) >= 0, x.hash(item)
 	case *List, Undefined:
 		items, err := x.iterate(c)
 		if err != nil {
@@ -614,12 +630,20 @@ func (x *execution) iterate(v any) ([]any, error) {
 	case *Dict:
 		return c.keys, nil
 	case string:
-		if err := x.step(len(c)); err != nil {
+		if err := x.read(len(c)); err != nil {
 			return nil, err
 		}
-		items := make([]any, 0, len(c))
+		n := utf8.RuneCountInString(c)
+		if err := x.items(n); err != nil {
+			return nil, err
+		}
+		items := make([]any, 0, n)
+		count := x.meter(c)
 		for i, r := range c {
-			items = append(items, c[i:i+len(string(r))])
+			if err := count.at(i); err != nil {
+				return nil, err
+			}
+			items = append(items, character(r))
 		}
 		return items, nil
 	case nil:

@@ -11,6 +11,9 @@ import (
 // render: chains of operators, filters and elifs do not nest, they are loops.
 const maxNesting = 200
 
+// maxKeywords bounds the keyword arguments of a call and the parameters of a macro as they are written.
+const maxKeywords = 1000
+
 // parser builds a template's nodes from its tokens: recursive descent, after Jinja2 3.1.6's own parser. The first error
 // is kept and moves the parser to the end of the tokens, so that everything unwinds; nodes built after it are not used.
 type parser struct {
@@ -198,7 +201,7 @@ func (p *parser) statement() statement {
 	case "elif", "else", "endif", "endfor", "endset", "endmacro", "endcall", "endfilter", "endwith", "endgeneration":
 		p.fail("unexpected tag %q", name)
 	default:
-		p.fail("unknown tag %q", name)
+		p.fail("unknown tag %q", short(name))
 	}
 	return nil
 }
@@ -345,6 +348,9 @@ func (p *parser) parameters() []parameter {
 		if len(list) > 0 {
 			p.wantOperator(",")
 		}
+		if len(list) == maxKeywords {
+			p.fail("more than %d parameters", maxKeywords)
+		}
 		param := parameter{name: p.wantName()}
 		if p.takeOperator("=") {
 			param.fallback = p.conditional()
@@ -397,7 +403,7 @@ func (p *parser) oneTarget() target {
 	}
 	name := p.wantName()
 	if _, constant := constants[name]; constant {
-		p.fail("cannot assign to %s", name)
+		p.fail("cannot assign to %s", short(name))
 	}
 	if p.takeOperator(".") {
 		return attributeTarget{name, p.wantName()}
@@ -752,7 +758,10 @@ func (p *parser) arguments() *argumentList {
 			name := p.advance().text
 			p.advance()
 			if slices.Contains(list.names, name) {
-				p.fail("keyword argument %q is repeated", name)
+				p.fail("keyword argument %q is repeated", short(name))
+			}
+			if len(list.names) == maxKeywords {
+				p.fail("more than %d keyword arguments", maxKeywords)
 			}
 			list.names = append(list.names, name)
 			list.values = append(list.values, p.conditional())
@@ -787,11 +796,11 @@ func (p *parser) filtersAndTests() []link {
 
 // dotted parses a name that may have dots in it.
 func (p *parser) dotted() string {
-	name := p.wantName()
+	names := []string{p.wantName()}
 	for p.err == nil && p.takeOperator(".") {
-		name += "." + p.wantName()
+		names = append(names, p.wantName())
 	}
-	return name
+	return strings.Join(names, ".")
 }
 
 func (p *parser) filter() *filterLink {
@@ -812,7 +821,7 @@ func (p *parser) test() link {
 	name := p.dotted()
 	f, ok := p.dialect.test(name)
 	if !ok && p.err == nil {
-		p.fail("unknown test %q", name)
+		p.fail("unknown test %q", short(name))
 	}
 	link := &testLink{name: name, test: f, negative: negative, arguments: &argumentList{}}
 	t := p.current()
@@ -840,7 +849,7 @@ func unknownFilter(name string) error {
 	case "filesizeformat", "groupby", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr":
 		return fmt.Errorf("filter %q is not supported", name)
 	}
-	return fmt.Errorf("unknown filter %q", name)
+	return fmt.Errorf("unknown filter %q", short(name))
 }
 
 var (

@@ -142,6 +142,9 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 	if err != nil {
 		return s.at(n.line, err)
 	}
+	if err := s.x.alloc(valueSize); err != nil {
+		return s.at(n.line, err)
+	}
 	l := &loop{items: items, depth: depth}
 	if n.recursive {
 		l.recurse = func(items any) (string, error) {
@@ -153,7 +156,7 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 			if err := n.over(c, items, depth+1); err != nil {
 				return "", err
 			}
-			return c.out.String(), nil
+			return c.out.text()
 		}
 	}
 	for i, item := range items {
@@ -199,6 +202,9 @@ func (n *forNode) selectItems(s *scope, items []any) ([]any, error) {
 			return nil, err
 		}
 		if truth(v) {
+			if err := s.x.alloc(itemSize); err != nil {
+				return nil, err
+			}
 			selected = append(selected, item)
 		}
 	}
@@ -218,15 +224,18 @@ type target interface {
 type nameTarget string
 
 func (t nameTarget) assign(s *scope, value any) error {
-	s.frame.set(string(t), value)
-	return nil
+	return s.set(string(t), value)
 }
 
 // attributeTarget is an attribute of a namespace.
 type attributeTarget struct{ name, attribute string }
 
 func (t attributeTarget) assign(s *scope, value any) error {
-	ns, ok := s.frame.get(t.name).(*namespace)
+	v, err := s.get(t.name)
+	if err != nil {
+		return err
+	}
+	ns, ok := v.(*namespace)
 	if !ok {
 		return errors.New("cannot assign attribute on non-namespace object")
 	}
@@ -376,6 +385,10 @@ type parameter struct {
 func (m *macro) function(s *scope) *function {
 	x, defined := s.x, s.frame
 	return &function{name: m.name, macro: true, call: func(_ *execution, a *arguments) (any, error) {
+		// Parameters and arguments are looked for among one another.
+		if err := x.step(1 + (len(m.parameters)+len(a.positional))*(1+len(a.names))/manyNames); err != nil {
+			return nil, err
+		}
 		if err := x.enter(); err != nil {
 			return nil, err
 		}
@@ -387,7 +400,7 @@ func (m *macro) function(s *scope) *function {
 		if err := m.body.run(inner); err != nil {
 			return nil, err
 		}
-		return inner.out.String(), nil
+		return inner.out.text()
 	}}
 }
 
@@ -412,7 +425,9 @@ func (m *macro) bind(s *scope, a *arguments) error {
 					return err
 				}
 			}
-			s.frame.set(param.name, v)
+			if err := s.set(param.name, v); err != nil {
+				return err
+			}
 			continue
 		}
 		switch {
@@ -427,9 +442,11 @@ func (m *macro) bind(s *scope, a *arguments) error {
 				return err
 			}
 		default:
-			v = Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", param.name)}
+			v = Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", short(param.name))}
 		}
-		s.frame.set(param.name, v)
+		if err := s.set(param.name, v); err != nil {
+			return err
+		}
 	}
 	if m.uses.caller {
 		caller, given := a.named("caller")
@@ -438,21 +455,28 @@ func (m *macro) bind(s *scope, a *arguments) error {
 		} else {
 			caller = Undefined{Name: "caller", reason: "no caller defined"}
 		}
-		s.frame.set("caller", caller)
+		if err := s.set("caller", caller); err != nil {
+			return err
+		}
 	}
 	rest := newTuple()
 	if len(a.positional) > len(m.parameters) {
 		rest.Items = a.positional[len(m.parameters):]
 	}
 	if m.uses.varargs {
-		s.frame.set("varargs", rest)
+		if err := s.set("varargs", rest); err != nil {
+			return err
+		}
 	} else if len(rest.Items) > 0 {
 		return fmt.Errorf("macro %q takes not more than %d argument(s)", m.name, len(m.parameters))
 	}
 	if m.uses.kwargs {
-		s.frame.set("kwargs", m.others(a))
+		if err := s.x.entries(len(a.names)); err != nil {
+			return err
+		}
+		return s.set("kwargs", m.others(a))
 	} else if used < len(a.names) {
-		return fmt.Errorf("macro %q takes no such keyword argument: %v", m.name, a.names)
+		return fmt.Errorf("macro %q takes no such keyword argument: %s", m.name, shortNames(a.names))
 	}
 	return nil
 }
@@ -479,8 +503,10 @@ next:
 type macroNode struct{ macro *macro }
 
 func (n *macroNode) run(s *scope) error {
-	s.frame.set(n.macro.name, n.macro.function(s))
-	return nil
+	if err := s.x.macro(); err != nil {
+		return err
+	}
+	return s.set(n.macro.name, n.macro.function(s))
 }
 
 // callNode is {% call %}: the call gets the body as caller.
@@ -491,7 +517,11 @@ type callNode struct {
 }
 
 func (n *callNode) run(s *scope) error {
-	v, err := n.call.evalWithCaller(s, n.caller.function(s))
+	err := s.x.macro()
+	var v any
+	if err == nil {
+		v, err = n.call.evalWithCaller(s, n.caller.function(s))
+	}
 	var text string
 	if err == nil {
 		text, err = s.x.str(v)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -13,8 +12,9 @@ var ErrLimit = errors.New("chattemplate: limit exceeded")
 
 // Limits bound one render. A zero field means its default.
 type Limits struct {
-	// Steps bounds the work: one for each statement, operation, call and item of a loop, and one for each 64 bytes of an
-	// intermediate string. Default 5,000,000: some hundred times what an 8k-token conversation needs.
+	// Steps bounds the work: one for each statement, operation, call and item of a loop, one for each 64 bytes of text that is
+	// copied or searched, and one for each 8 bytes that are looked at character by character. Default 5,000,000: some hundred
+	// times what an 8k-token conversation needs.
 	Steps int
 	// Depth bounds macros that call macros, and how deep a value may nest where it is printed or compared.
 	// Default 200; more than 500 means 500, because a goroutine's stack is finite.
@@ -23,7 +23,17 @@ type Limits struct {
 	OutputBytes int
 	// Timeout bounds the time of the render. Default 2 s. It is looked at every 1,024 steps.
 	Timeout time.Duration
+	// Memory bounds what the render may allocate for values and text in all, in bytes, whether or not it is still in use.
+	// Default: MemoryBase, and MemoryPerByte for each byte of the variables.
+	Memory int
 }
+
+const (
+	// MemoryBase is the memory that a render may allocate whatever its variables, in bytes.
+	MemoryBase = 64 << 20
+	// MemoryPerByte is the memory that it may allocate in addition for each byte that its variables take.
+	MemoryPerByte = 4
+)
 
 const (
 	defaultSteps       = 5_000_000
@@ -113,30 +123,29 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 // *Error around each and around whatever Jinja2 would fail with.
 func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
-	x := &execution{
-		ctx:      ctx,
-		template: t,
-		mini:     t.dialect == MiniJinja,
-		limits:   limits,
-		steps:    limits.Steps,
-		checkAt:  limits.Steps,
-		deadline: time.Now().Add(limits.Timeout),
-	}
-	s := &scope{x: x, frame: &frame{vars: vars}, out: &output{x: x}}
-	s.out.Grow(min(likelySize(vars), limits.OutputBytes))
-	if err := t.body.run(s); err != nil {
+	x := newExecution(ctx, t, limits)
+	x.vars = vars
+	return x.render()
+}
+
+// render runs the template.
+func (x *execution) render() (string, error) {
+	s := &scope{x: x, frame: &frame{vars: x.vars}, out: &output{x: x}}
+	if err := s.out.grow(min(sizeOf(x.vars, mostLikely), x.limits.OutputBytes)); err != nil {
 		return "", err
 	}
-	return s.out.String(), nil
+	if err := x.template.body.run(s); err != nil {
+		return "", err
+	}
+	return s.out.text()
 }
 
 // mostLikely bounds the buffer that a render begins with, in bytes.
 const mostLikely = 1 << 20
 
-// likelySize returns about how long the text of a render will be, in bytes, for its buffer to begin with: the strings of
-// vars, as deep as messages with parts have them, and what a template writes between them. It looks no further than
-// mostLikely.
-func likelySize(vars *Dict) int {
+// sizeOf returns about how many bytes a value takes: its strings, as deep as messages with parts have them, and what is around
+// each value. For a render's variables this is about how long its text will be, too. It looks no further than most.
+func sizeOf(value any, most int) int {
 	const (
 		around = 48 // bytes beside each value
 		deep   = 6  // vars, messages, a message, its parts, a part, its text
@@ -149,93 +158,17 @@ func likelySize(vars *Dict) int {
 		case string:
 			total += len(c)
 		case *List:
-			for i := 0; depth < deep && i < c.Len() && total < mostLikely; i++ {
+			for i := 0; depth < deep && i < c.Len() && total < most; i++ {
 				add(c.Items[i], depth+1)
 			}
 		case *Dict:
-			for i := 0; depth < deep && i < c.Len() && total < mostLikely; i++ {
+			for i := 0; depth < deep && i < c.Len() && total < most; i++ {
 				add(c.values[i], depth+1)
 			}
 		}
 	}
-	add(vars, 1)
-	return min(total, mostLikely)
-}
-
-// execution is the state of one render, shared by all its scopes. One goroutine.
-type execution struct {
-	ctx      context.Context
-	template *Template
-	mini     bool // the dialect is MiniJinja
-	limits   Limits
-	steps    int // left
-	checkAt  int // look at the clock when steps gets here
-	deadline time.Time
-	depth    int // of macros and recursive loops
-}
-
-// clockInterval is how many steps pass between two looks at the clock.
-const clockInterval = 1024
-
-// step counts n steps of work.
-func (x *execution) step(n int) error {
-	x.steps -= n
-	if x.steps > x.checkAt {
-		return nil
-	}
-	if x.steps < 0 {
-		return fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)
-	}
-	x.checkAt = x.steps - clockInterval
-	if time.Now().After(x.deadline) {
-		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
-	}
-	if err := x.ctx.Err(); err != nil {
-		return fmt.Errorf("chattemplate: %w", err)
-	}
-	return nil
-}
-
-// size checks the size of a string about to be made, and counts the work of making it.
-func (x *execution) size(bytes int) error {
-	if bytes > x.limits.OutputBytes || bytes < 0 {
-		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
-	}
-	return x.step(1 + bytes/64)
-}
-
-// enter counts one level of depth; leave undoes it.
-func (x *execution) enter() error {
-	if x.depth++; x.depth > x.limits.Depth {
-		return fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)
-	}
-	return nil
-}
-
-func (x *execution) leave() { x.depth-- }
-
-// output collects text within the limits.
-type output struct {
-	x *execution
-	strings.Builder
-}
-
-// write writes the texts as if they were one.
-func (o *output) write(texts ...string) error {
-	size := 0
-	for _, s := range texts {
-		size += len(s)
-	}
-	if o.Len()+size > o.x.limits.OutputBytes {
-		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
-	}
-	if err := o.x.step(size / 64); err != nil {
-		return err
-	}
-	for _, s := range texts {
-		o.WriteString(s)
-	}
-	return nil
+	add(value, 1)
+	return min(total, most)
 }
 
 // frame holds the names set in one scope: few, so that searching them beats a map.
@@ -260,24 +193,47 @@ func (f *frame) set(name string, value any) {
 	f.bindings = append(f.bindings, binding{name, value})
 }
 
-func (f *frame) get(name string) any {
+// get returns the value of a name, and how many names were looked at.
+func (f *frame) get(name string) (v any, looked int) {
 	for ; ; f = f.parent {
 		for i := range f.bindings {
 			if f.bindings[i].name == name {
-				return f.bindings[i].value
+				return f.bindings[i].value, looked + i
 			}
 		}
+		looked += 1 + len(f.bindings)
 		if f.parent == nil {
 			break
 		}
 	}
 	if v, ok := f.vars.Get(name); ok {
-		return v
+		return v, looked
 	}
 	if v, ok := globals[name]; ok {
-		return v
+		return v, looked
 	}
-	return Undefined{Name: name}
+	return Undefined{Name: name}, looked
+}
+
+// manyNames is how many names may be looked at for the price of one step.
+const manyNames = 16
+
+// get returns the value of a name.
+func (s *scope) get(name string) (any, error) {
+	v, looked := s.frame.get(name)
+	if looked > manyNames {
+		return v, s.x.step(looked / manyNames)
+	}
+	return v, nil
+}
+
+// set sets a name in the scope.
+func (s *scope) set(name string, value any) error {
+	s.frame.set(name, value)
+	if n := len(s.frame.bindings); n > manyNames {
+		return s.x.step(n / manyNames)
+	}
+	return nil
 }
 
 // scope is where a statement runs: the names it sees and the text it writes.
@@ -305,7 +261,7 @@ func (s *scope) capture(b block) (string, error) {
 	if err := b.run(c); err != nil {
 		return "", err
 	}
-	return c.out.String(), nil
+	return c.out.text()
 }
 
 // captureOpen is capture for the bodies of set and filter: in MiniJinja they have no scope of their own.
@@ -317,5 +273,5 @@ func (s *scope) captureOpen(b block) (string, error) {
 	if err := b.run(c); err != nil {
 		return "", err
 	}
-	return c.out.String(), nil
+	return c.out.text()
 }

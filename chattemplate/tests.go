@@ -153,18 +153,21 @@ func testSameAs(_ *execution, v any, a *arguments) (any, error) {
 	return nil, fmt.Errorf("identity of %s is not supported", kindName(v))
 }
 
-func textTest(test func(string) bool) builtin {
+func textTest(test func(x *execution, s string) (bool, error)) builtin {
 	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
 		s, err := x.str(v)
-		return test(s), err
+		if err != nil {
+			return nil, err
+		}
+		return test(x, s)
 	}
 }
 
 func tableTest(has func(string) bool) builtin {
-	return func(_ *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) (any, error) {
 		if _, err := a.bind(); err != nil {
 			return nil, err
 		}
@@ -172,6 +175,6 @@ func tableTest(has func(string) bool) builtin {
 		if !ok {
 			return nil, errors.New("expected a name")
 		}
-		return has(name), nil
+		return has(name), x.hash(name)
 	}
 }

@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -33,129 +34,205 @@ const (
 )
 
 // lower is str.lower.
-func lower(s string) string {
+func (x *execution) lower(s string) (string, error) {
+	if err := x.read(len(s)); err != nil {
+		return "", err
+	}
 	if isASCII(s) {
-		return strings.ToLower(s)
+		return strings.ToLower(s), x.alloc(len(s))
 	}
-	var b strings.Builder
+	w, err := x.rewrite(s)
+	if err != nil {
+		return "", err
+	}
 	for i, r := range s {
-		writeLower(&b, s, i, r)
+		if err := w.at(i); err != nil {
+			return "", err
+		}
+		if err := w.writeLower(s, i, r); err != nil {
+			return "", err
+		}
 	}
-	return b.String()
+	return w.done()
 }
 
 // writeLower writes the lower case of the character r at s[i].
-func writeLower(b *strings.Builder, s string, i int, r rune) {
-	switch {
-	case r == 0x130: // I with a dot: Go drops the dot
-		b.WriteString("i\u0307")
-	case r == capitalSigma && endsWord(s, i):
-		b.WriteRune(finalSigma)
+func (w *rewriting) writeLower(s string, i int, r rune) error {
+	switch r {
+	case 0x130: // I with a dot: Go drops the dot
+		w.WriteString("i\u0307")
+	case capitalSigma:
+		ends, err := w.meter.x.endsWord(s, i)
+		if err != nil {
+			return err
+		}
+		if ends {
+			r = finalSigma
+		} else {
+			r = unicode.ToLower(r)
+		}
+		w.WriteRune(r)
 	default:
-		b.WriteRune(unicode.ToLower(r))
+		w.WriteRune(unicode.ToLower(r))
 	}
+	return nil
 }
 
 // endsWord reports whether a cased letter is before s[i] and none after it.
-func endsWord(s string, i int) bool {
-	before := strings.TrimRightFunc(s[:i], isCaseIgnorable)
-	r, n := utf8.DecodeLastRuneInString(before)
-	if n == 0 || !isCased(r) {
-		return false
+func (x *execution) endsWord(s string, i int) (bool, error) {
+	// The characters next to s[i] that case ignores are passed over, a step each.
+	before, after := s[:i], s[i:]
+	_, size := utf8.DecodeRuneInString(after)
+	after = after[size:]
+	for {
+		r, n := utf8.DecodeLastRuneInString(before)
+		if n == 0 || !isCaseIgnorable(r) {
+			if n == 0 || !isCased(r) {
+				return false, nil
+			}
+			break
+		}
+		before = before[:len(before)-n]
+		if err := x.step(1); err != nil {
+			return false, err
+		}
 	}
-	_, size := utf8.DecodeRuneInString(s[i:])
-	r, n = utf8.DecodeRuneInString(strings.TrimLeftFunc(s[i+size:], isCaseIgnorable))
-	return n == 0 || !isCased(r)
+	for {
+		r, n := utf8.DecodeRuneInString(after)
+		if n == 0 || !isCaseIgnorable(r) {
+			return n == 0 || !isCased(r), nil
+		}
+		after = after[n:]
+		if err := x.step(1); err != nil {
+			return false, err
+		}
+	}
 }
 
 // upper is str.upper.
-func upper(s string) string {
+func (x *execution) upper(s string) (string, error) {
+	if err := x.read(len(s)); err != nil {
+		return "", err
+	}
 	if isASCII(s) {
-		return strings.ToUpper(s)
+		return strings.ToUpper(s), x.alloc(len(s))
 	}
-	var b strings.Builder
-	for _, r := range s {
-		if wide, ok := wideCase[r]; ok {
-			b.WriteString(wide.upper)
-		} else {
-			b.WriteRune(unicode.ToUpper(r))
+	w, err := x.rewrite(s)
+	if err != nil {
+		return "", err
+	}
+	for i, r := range s {
+		if err := w.at(i); err != nil {
+			return "", err
 		}
+		w.writeUpper(r)
 	}
-	return b.String()
+	return w.done()
 }
 
-func writeTitle(b *strings.Builder, r rune) {
+func (w *rewriting) writeUpper(r rune) {
 	if wide, ok := wideCase[r]; ok {
-		b.WriteString(wide.title)
+		w.WriteString(wide.upper)
 	} else {
-		b.WriteRune(unicode.ToTitle(r))
+		w.WriteRune(unicode.ToUpper(r))
+	}
+}
+
+func (w *rewriting) writeTitle(r rune) {
+	if wide, ok := wideCase[r]; ok {
+		w.WriteString(wide.title)
+	} else {
+		w.WriteRune(unicode.ToTitle(r))
 	}
 }
 
 // capitalize is str.capitalize: the first character in title case, the others in lower case.
-func capitalize(s string) string {
-	var b strings.Builder
+func (x *execution) capitalize(s string) (string, error) {
+	first := true
+	return x.recase(s, func(w *rewriting, i int, r rune) error {
+		if first {
+			w.writeTitle(r)
+			first = false
+			return nil
+		}
+		return w.writeLower(s, i, r)
+	})
+}
+
+// recase rewrites each character of s.
+func (x *execution) recase(s string, write func(w *rewriting, i int, r rune) error) (string, error) {
+	w, err := x.rewrite(s)
+	if err != nil {
+		return "", err
+	}
 	for i, r := range s {
-		if i == 0 {
-			writeTitle(&b, r)
-		} else {
-			writeLower(&b, s, i, r)
+		if err := w.at(i); err != nil {
+			return "", err
+		}
+		if err := write(w, i, r); err != nil {
+			return "", err
 		}
 	}
-	return b.String()
+	return w.done()
 }
 
 // title is str.title: each letter that follows none in title case.
-func title(s string) string {
-	var b strings.Builder
+func (x *execution) title(s string) (string, error) {
 	after := false
-	for i, r := range s {
-		if after {
-			writeLower(&b, s, i, r)
-		} else {
-			writeTitle(&b, r)
-		}
+	return x.recase(s, func(w *rewriting, i int, r rune) error {
+		within := after
 		after = isCased(r)
-	}
-	return b.String()
+		if !within {
+			w.writeTitle(r)
+			return nil
+		}
+		return w.writeLower(s, i, r)
+	})
 }
 
 // swapcase is str.swapcase.
-func swapcase(s string) string {
-	var b strings.Builder
-	for i, r := range s {
+func (x *execution) swapcase(s string) (string, error) {
+	return x.recase(s, func(w *rewriting, i int, r rune) error {
 		switch {
 		case unicode.IsUpper(r):
-			writeLower(&b, s, i, r)
+			return w.writeLower(s, i, r)
 		case unicode.IsLower(r):
-			b.WriteString(upper(string(r)))
+			w.writeUpper(r)
 		default:
-			b.WriteRune(r)
+			w.WriteRune(r)
 		}
-	}
-	return b.String()
+		return nil
+	})
 }
 
 // isCase is str.islower or str.isupper: something cased, and nothing of the other case.
-func isCase(s string, this, other *unicode.RangeTable) bool {
+func (x *execution) isCase(s string, this, other *unicode.RangeTable) (bool, error) {
 	found := false
-	for _, r := range s {
+	count := x.meter(s)
+	for i, r := range s {
+		if err := count.at(i); err != nil {
+			return false, err
+		}
 		if unicode.Is(other, r) || unicode.Is(unicode.Lt, r) {
-			return false
+			return false, nil
 		}
 		found = found || unicode.Is(this, r)
 	}
-	return found
+	return found, nil
 }
 
 // all reports whether a string is not empty and every character is of a kind.
-func all(s string, kind func(rune) bool) bool {
-	for _, r := range s {
+func (x *execution) all(s string, kind func(rune) bool) (bool, error) {
+	count := x.meter(s)
+	for i, r := range s {
+		if err := count.at(i); err != nil {
+			return false, err
+		}
 		if !kind(r) {
-			return false
+			return false, nil
 		}
 	}
-	return s != ""
+	return s != "", nil
 }
 
 // isDigitRune is str.isdigit for one character: decimals, and digits in circles, superscripts and the like.
@@ -178,11 +255,36 @@ var otherDigits = [][2]rune{
 	{0x11052, 0x1105A}, {0x1F100, 0x1F10A},
 }
 
+// pieces collects the parts of a text that is split.
+type pieces struct {
+	x     *execution
+	items []any
+}
+
+// add adds a part. Their memory is counted when there is room to be made for more.
+func (p *pieces) add(s string) error {
+	if len(p.items) == cap(p.items) {
+		room := max(4, 2*len(p.items))
+		if err := p.x.items(room); err != nil {
+			return err
+		}
+		p.items = append(make([]any, 0, room), p.items...)
+	}
+	p.items = append(p.items, s)
+	return nil
+}
+
+func (p *pieces) list() *List { return &List{Items: p.items} }
+
 // splitLines is str.splitlines.
-func splitLines(s string, keepEnds bool) []string {
-	var lines []string
+func (x *execution) splitLines(s string, keepEnds bool) (*List, error) {
+	lines := &pieces{x: x}
+	count := x.meter(s)
 	start := 0
 	for i := 0; i < len(s); {
+		if err := count.at(i); err != nil {
+			return nil, err
+		}
 		r, n := utf8.DecodeRuneInString(s[i:])
 		end := i
 		i += n
@@ -198,70 +300,154 @@ func splitLines(s string, keepEnds bool) []string {
 		if keepEnds {
 			end = i
 		}
-		lines = append(lines, s[start:end])
+		if err := lines.add(s[start:end]); err != nil {
+			return nil, err
+		}
 		start = i
 	}
 	if start < len(s) {
-		lines = append(lines, s[start:])
+		if err := lines.add(s[start:]); err != nil {
+			return nil, err
+		}
 	}
-	return lines
+	return lines.list(), nil
 }
+
+// trim is str.strip of the characters that in reports true for, at the left, the right, or both.
+func (x *execution) trim(s string, in func(rune) bool, left, right bool) (string, error) {
+	if left {
+		n, err := x.leading(s, in)
+		if err != nil {
+			return "", err
+		}
+		s = s[n:]
+	}
+	if right {
+		n, err := x.trailing(s, in)
+		if err != nil {
+			return "", err
+		}
+		s = s[:len(s)-n]
+	}
+	return s, nil
+}
+
+// leading returns how many bytes at the beginning of s are characters that in reports true for.
+func (x *execution) leading(s string, in func(rune) bool) (int, error) {
+	for i, r := range s {
+		if i%charactersPerStep == charactersPerStep-1 {
+			if err := x.step(1); err != nil {
+				return 0, err
+			}
+		}
+		if !in(r) {
+			return i, nil
+		}
+	}
+	return len(s), nil
+}
+
+// trailing returns how many bytes at the end of s are characters that in reports true for.
+func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
+	for n := 0; ; {
+		r, size := utf8.DecodeLastRuneInString(s[:len(s)-n])
+		if size == 0 || !in(r) {
+			return n, nil
+		}
+		n += size
+		if n%charactersPerStep < size {
+			if err := x.step(1); err != nil {
+				return 0, err
+			}
+		}
+	}
+}
+
+func notSpace(r rune) bool { return !isSpace(r) }
 
 // splitSpace is str.split without a separator: at most limit splits, if limit is not negative.
-func splitSpace(s string, limit int) []string {
-	var words []string
-	rest := strings.TrimLeftFunc(s, isSpace)
-	for ; rest != "" && limit != 0; limit-- {
-		end := strings.IndexFunc(rest, isSpace)
-		if end < 0 {
+func (x *execution) splitSpace(s string, limit int) (*List, error) {
+	words := &pieces{x: x}
+	rest, err := x.trim(s, isSpace, true, false)
+	for ; err == nil && rest != "" && limit != 0; limit-- {
+		var end int
+		if end, err = x.leading(rest, notSpace); err != nil || end == len(rest) {
 			break
 		}
-		words = append(words, rest[:end])
-		rest = strings.TrimLeftFunc(rest[end:], isSpace)
+		if err = words.add(rest[:end]); err != nil {
+			break
+		}
+		rest, err = x.trim(rest[end:], isSpace, true, false)
 	}
-	if rest = trimIf(rest, limit < 0); rest != "" {
-		words = append(words, rest)
+	if err == nil && limit < 0 {
+		rest, err = x.trim(rest, isSpace, false, true)
 	}
-	return words
-}
-
-func trimIf(s string, trim bool) string {
-	if trim {
-		return strings.TrimRightFunc(s, isSpace)
+	if err == nil && rest != "" {
+		err = words.add(rest)
 	}
-	return s
+	return words.list(), err
 }
 
 // rsplitSpace is str.rsplit without a separator.
-func rsplitSpace(s string, limit int) []string {
-	var words []string // last first
-	rest := strings.TrimRightFunc(s, isSpace)
-	for ; rest != "" && limit != 0; limit-- {
-		at := strings.LastIndexFunc(rest, isSpace)
+func (x *execution) rsplitSpace(s string, limit int) (*List, error) {
+	words := &pieces{x: x} // last first
+	rest, err := x.trim(s, isSpace, false, true)
+	for ; err == nil && rest != "" && limit != 0; limit-- {
+		var size int
+		if size, err = x.trailing(rest, notSpace); err != nil || size == len(rest) {
+			break
+		}
+		if err = words.add(rest[len(rest)-size:]); err != nil {
+			break
+		}
+		rest, err = x.trim(rest[:len(rest)-size], isSpace, false, true)
+	}
+	if err == nil && rest != "" {
+		err = words.add(rest)
+	}
+	slices.Reverse(words.items)
+	return words.list(), err
+}
+
+// split is str.split with a separator: at most limit splits, if limit is not negative.
+func (x *execution) split(s, separator string, limit int) (*List, error) {
+	parts := &pieces{x: x}
+	if err := x.read(len(s)); err != nil {
+		return nil, err
+	}
+	for ; limit != 0; limit-- {
+		at := strings.Index(s, separator)
 		if at < 0 {
 			break
 		}
-		_, n := utf8.DecodeRuneInString(rest[at:])
-		words = append(words, rest[at+n:])
-		rest = strings.TrimRightFunc(rest[:at], isSpace)
+		if err := parts.add(s[:at]); err != nil {
+			return nil, err
+		}
+		s = s[at+len(separator):]
 	}
-	if rest != "" {
-		words = append(words, rest)
-	}
-	for i, j := 0, len(words)-1; i < j; i, j = i+1, j-1 {
-		words[i], words[j] = words[j], words[i]
-	}
-	return words
+	err := parts.add(s)
+	return parts.list(), err
 }
 
 // rsplit is str.rsplit with a separator and a limit.
-func rsplit(s, separator string, limit int) []string {
-	parts := strings.Split(s, separator)
-	if limit < 0 || len(parts) <= limit+1 {
-		return parts
+func (x *execution) rsplit(s, separator string, limit int) (*List, error) {
+	parts := &pieces{x: x}
+	if err := x.read(len(s)); err != nil {
+		return nil, err
 	}
-	first := strings.Join(parts[:len(parts)-limit], separator)
-	return append([]string{first}, parts[len(parts)-limit:]...)
+	for ; limit != 0; limit-- {
+		at := strings.LastIndex(s, separator)
+		if at < 0 {
+			break
+		}
+		if err := parts.add(s[at+len(separator):]); err != nil {
+			return nil, err
+		}
+		s = s[:at]
+	}
+	err := parts.add(s)
+	slices.Reverse(parts.items)
+	return parts.list(), err
 }
 
 // wideCase holds the characters whose upper or title case is not one character, or not the one that Go gives.

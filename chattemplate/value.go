@@ -40,9 +40,9 @@ func (u Undefined) err() error {
 	case u.Name == "":
 		return errors.New("value is undefined")
 	case u.missingFrom != "":
-		return fmt.Errorf("'%s object' has no attribute '%s'", u.missingFrom, u.Name)
+		return fmt.Errorf("'%s object' has no attribute '%s'", u.missingFrom, short(u.Name))
 	}
-	return fmt.Errorf("'%s' is undefined", u.Name)
+	return fmt.Errorf("'%s' is undefined", short(u.Name))
 }
 
 // List is a Python list, or, inside a template, another of Python's sequences.
@@ -249,7 +249,7 @@ func hashKey(key any) any {
 			return int64(k)
 		}
 	case *big.Int:
-		return bigKey(k.String())
+		return bigKey(fmt.Sprint(k.Sign(), " ") + string(k.Bytes()))
 	}
 	return key
 }

@@ -121,6 +121,7 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 			if err != nil {
 				return nil, fmt.Errorf("tokenizer: the request's chat template: %w", err)
 			}
+			t.memory = requestTemplateMemory
 			return t, nil
 		}
 	}

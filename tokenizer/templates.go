@@ -18,7 +18,12 @@ type chatTemplate struct {
 	source string
 	// wantsParts says that the template gets content as a list of parts, never as a string.
 	wantsParts bool
+	// memory is what a render may allocate in all, in bytes; 0: what chattemplate allows.
+	memory int
 }
+
+// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes, whatever the request's size.
+const requestTemplateMemory = 32 << 20
 
 // namedTemplate is a template's source.
 type namedTemplate struct{ Name, Template string }

@@ -57,7 +57,9 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 	vars.Set("tools", listOrNone(c.tools))
 	vars.Set("documents", listOrNone(c.documents))
 	vars.Set("add_generation_prompt", c.addGenerationPrompt)
-	text, err := t.Render(ctx, vars, c.limits)
+	limits := c.limits
+	limits.Memory = t.memory
+	text, err := t.Render(ctx, vars, limits)
 	if err != nil {
 		return "", fmt.Errorf("tokenizer: chat template: %w", err)
 	}

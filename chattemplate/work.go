@@ -1,0 +1,457 @@
+package chattemplate
+
+import (
+	"context"
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// What a render costs is counted before it is done: work in steps, and memory in bytes. Whatever goes through a text or a list
+// counts its length. Work on single characters, which takes longest, is counted while it is done, a stretch at a time, so that
+// there is never more than some milliseconds between two looks at the clock.
+
+// execution is the state of one render, shared by all its scopes. One goroutine.
+type execution struct {
+	ctx      context.Context
+	template *Template
+	vars     *Dict
+	mini     bool // the dialect is MiniJinja
+	limits   Limits
+	steps    int // left
+	checkAt  int // look at the clock when steps gets here
+	memory   int // left, in bytes
+	extended bool
+	now      func() time.Time
+	deadline time.Time
+	depth    int    // of macros and recursive loops
+	last     []byte // see concat
+	scratch  []byte // of writeEach
+}
+
+func newExecution(ctx context.Context, t *Template, limits Limits) *execution {
+	x := &execution{ctx: ctx, template: t, mini: t.dialect == MiniJinja, limits: limits, steps: limits.Steps, checkAt: limits.Steps, now: time.Now}
+	x.memory = limits.Memory
+	if x.memory <= 0 {
+		x.memory = MemoryBase
+	}
+	x.deadline = x.now().Add(limits.Timeout)
+	return x
+}
+
+const (
+	// clockInterval is how many steps pass between two looks at the clock.
+	clockInterval = 1024
+	// A step is that many bytes that are copied, compared or searched.
+	bytesPerStep = 64
+	// A step is that many bytes of characters that are looked at one by one.
+	charactersPerStep = 8
+	// stretch is how many bytes of characters are counted at once.
+	stretch = 4096
+
+	// itemSize is the memory of an item of a list with a value that may be its own, in bytes.
+	itemSize = 32
+	// entrySize is the memory of an entry of a dict with its place in the index, in bytes.
+	entrySize = 160
+	// valueSize is the memory of a list, dict, namespace, loop or function beside what is in it, in bytes.
+	valueSize = 96
+	// frameSize is the memory of the names of a scope that a macro keeps, in bytes.
+	frameSize = 384
+)
+
+// step counts n steps of work.
+func (x *execution) step(n int) error {
+	x.steps -= n
+	if x.steps > x.checkAt {
+		return nil
+	}
+	return x.look()
+}
+
+// look ends the render if its steps or its time are used up, or nobody waits for it any more.
+func (x *execution) look() error {
+	if x.steps < 0 {
+		return fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)
+	}
+	x.checkAt = x.steps - clockInterval
+	if x.now().After(x.deadline) {
+		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
+	}
+	if err := x.ctx.Err(); err != nil {
+		return fmt.Errorf("chattemplate: %w", err)
+	}
+	return nil
+}
+
+// read counts the work of searching or comparing text, or of anything else that goes over bytes quickly.
+func (x *execution) read(bytes int) error { return x.step(1 + bytes/bytesPerStep) }
+
+// alloc counts memory.
+func (x *execution) alloc(bytes int) error {
+	x.memory -= bytes
+	if x.memory >= 0 {
+		return nil
+	}
+	if x.limits.Memory <= 0 && !x.extended {
+		x.extended = true
+		x.memory += MemoryPerByte * sizeOf(x.vars, 1<<30)
+		if x.memory >= 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: more memory than %s", ErrLimit, x.memoryLimit())
+}
+
+func (x *execution) memoryLimit() string {
+	if x.limits.Memory > 0 {
+		return fmt.Sprint(x.limits.Memory, " bytes")
+	}
+	return fmt.Sprintf("%d bytes and %d for each byte of the variables", MemoryBase, MemoryPerByte)
+}
+
+// size checks the size of a string about to be made, and counts the work and the memory of making it.
+func (x *execution) size(bytes int) error {
+	if err := x.fits(bytes); err != nil {
+		return err
+	}
+	if err := x.read(bytes); err != nil {
+		return err
+	}
+	return x.alloc(bytes)
+}
+
+// fits checks the size of a string, and counts nothing.
+func (x *execution) fits(bytes int) error {
+	if bytes > x.limits.OutputBytes || bytes < 0 {
+		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
+	}
+	return nil
+}
+
+// items counts the work and the memory of a list of n items.
+func (x *execution) items(n int) error {
+	if err := x.step(1 + n); err != nil {
+		return err
+	}
+	return x.alloc(valueSize + n*itemSize)
+}
+
+// entries counts the work and the memory of a dict of n entries.
+func (x *execution) entries(n int) error {
+	if err := x.step(1 + n); err != nil {
+		return err
+	}
+	return x.alloc(valueSize + n*entrySize)
+}
+
+// enter counts one level of depth; leave undoes it.
+func (x *execution) enter() error {
+	if x.depth++; x.depth > x.limits.Depth {
+		return fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)
+	}
+	return nil
+}
+
+func (x *execution) leave() { x.depth-- }
+
+// meter counts the work of going through a text character by character.
+type meter struct {
+	x    *execution
+	size int
+	next int // where the next stretch begins
+}
+
+func (x *execution) meter(s string) meter { return meter{x: x, size: len(s)} }
+
+// at counts the stretch that begins at i bytes, if one does.
+func (m *meter) at(i int) error {
+	if i < m.next {
+		return nil
+	}
+	m.next = i + stretch
+	return m.x.step(1 + min(m.size-i, stretch)/charactersPerStep)
+}
+
+// rewriting is the text that another becomes, character by character.
+type rewriting struct {
+	strings.Builder
+	meter   meter
+	counted int // memory
+}
+
+// rewrite begins to rewrite s.
+func (x *execution) rewrite(s string) (*rewriting, error) {
+	w := &rewriting{meter: x.meter(s)}
+	if err := x.alloc(len(s)); err != nil {
+		return nil, err
+	}
+	w.Grow(len(s))
+	w.counted = len(s)
+	return w, nil
+}
+
+// at counts what was written and the stretch that begins at i bytes of the text, if one does.
+func (w *rewriting) at(i int) error {
+	if i < w.meter.next {
+		return nil
+	}
+	x := w.meter.x
+	if err := x.fits(w.Len()); err != nil {
+		return err
+	}
+	if c := w.Cap(); c > w.counted {
+		w.counted = c
+		if err := x.alloc(c); err != nil {
+			return err
+		}
+	}
+	return w.meter.at(i)
+}
+
+// done returns the text.
+func (w *rewriting) done() (string, error) { return w.String(), w.meter.x.fits(w.Len()) }
+
+// longText is from how many bytes on a text that was put together is kept for concat to go on with.
+const longText = 1 << 10
+
+// concat puts texts together, whose length size is. Text that a template puts together bit by bit is not copied each time: what
+// follows the last text is written behind it.
+func (x *execution) concat(size int, texts ...string) (string, error) {
+	if err := x.fits(size); err != nil {
+		return "", err
+	}
+	if size < longText {
+		if err := x.size(size); err != nil {
+			return "", err
+		}
+		return strings.Join(texts, ""), nil
+	}
+	first := texts[0]
+	goesOn := len(first) > 0 && len(first) == len(x.last) && unsafe.StringData(first) == unsafe.SliceData(x.last)
+	if !goesOn && size < len(x.last) {
+		if err := x.size(size); err != nil {
+			return "", err
+		}
+		return strings.Join(texts, ""), nil
+	}
+	buf := x.last
+	switch {
+	case !goesOn:
+		if err := x.size(size); err != nil {
+			return "", err
+		}
+		buf = append(make([]byte, 0, size), first...)
+	case cap(buf) < size:
+		room := min(2*size, x.limits.OutputBytes)
+		if err := x.size(room); err != nil {
+			return "", err
+		}
+		buf = append(make([]byte, 0, room), first...)
+	default:
+		if err := x.read(size - len(first)); err != nil {
+			return "", err
+		}
+	}
+	for _, text := range texts[1:] {
+		buf = append(buf, text...)
+	}
+	x.last = buf
+	return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
+}
+
+// output collects text within the limits: pieces that are full, and one that is being filled.
+type output struct {
+	x    *execution
+	full []string
+	buf  []byte
+	size int // of full
+}
+
+const (
+	// smallPiece is the size up to which a piece that is full is copied to a larger one.
+	smallPiece = 64 << 10
+	// largestPiece bounds the memory that is made ready for text that is not there yet, in bytes.
+	largestPiece = 1 << 20
+)
+
+// Len returns the length of the text so far.
+func (o *output) Len() int { return o.size + len(o.buf) }
+
+// grow makes room for n more bytes.
+func (o *output) grow(n int) error {
+	if cap(o.buf)-len(o.buf) >= n {
+		return nil
+	}
+	if cap(o.buf) <= smallPiece {
+		room := max(2*cap(o.buf), len(o.buf)+n, 64)
+		if err := o.x.alloc(room); err != nil {
+			return err
+		}
+		o.buf = append(make([]byte, 0, room), o.buf...)
+		return nil
+	}
+	room := max(n, min(2*cap(o.buf), largestPiece))
+	if err := o.x.alloc(room); err != nil {
+		return err
+	}
+	o.full = append(o.full, unsafe.String(unsafe.SliceData(o.buf), len(o.buf)))
+	o.size += len(o.buf)
+	o.buf = make([]byte, 0, room)
+	return nil
+}
+
+// write writes the texts as if they were one.
+func (o *output) write(texts ...string) error {
+	size := 0
+	for _, s := range texts {
+		size += len(s)
+	}
+	if o.Len()+size > o.x.limits.OutputBytes {
+		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
+	}
+	if err := o.x.read(size); err != nil {
+		return err
+	}
+	if err := o.grow(size); err != nil {
+		return err
+	}
+	for _, s := range texts {
+		o.buf = append(o.buf, s...)
+	}
+	return nil
+}
+
+// writeEach writes what add makes of s, a stretch of it at a time.
+func (o *output) writeEach(s string, add func(to []byte, s string) []byte) error {
+	for s != "" {
+		n := len(s)
+		if n > stretch {
+			for n = stretch; n > stretch-utf8.UTFMax && !utf8.RuneStart(s[n]); n-- {
+			}
+		}
+		if err := o.x.step(n / charactersPerStep); err != nil {
+			return err
+		}
+		o.x.scratch = add(o.x.scratch[:0], s[:n])
+		if err := o.write(unsafe.String(unsafe.SliceData(o.x.scratch), len(o.x.scratch))); err != nil {
+			return err
+		}
+		s = s[n:]
+	}
+	return nil
+}
+
+// text returns the text. Nothing may be written after it.
+func (o *output) text() (string, error) {
+	if len(o.full) == 0 {
+		return unsafe.String(unsafe.SliceData(o.buf), len(o.buf)), nil
+	}
+	size := o.Len()
+	if err := o.x.alloc(size); err != nil {
+		return "", err
+	}
+	all := make([]byte, 0, size)
+	for _, piece := range o.full {
+		all = append(all, piece...)
+	}
+	all = append(all, o.buf...)
+	o.full, o.buf = nil, nil
+	return unsafe.String(unsafe.SliceData(all), len(all)), nil
+}
+
+// concatAll is concat of texts whose length is not known yet.
+func (x *execution) concatAll(texts []string) (string, error) {
+	size := 0
+	for _, s := range texts {
+		size += len(s)
+	}
+	if err := x.step(1 + len(texts)); err != nil {
+		return "", err
+	}
+	return x.concat(size, texts...)
+}
+
+// hash counts the work of looking a key up in a dict.
+func (x *execution) hash(key any) error {
+	switch k := key.(type) {
+	case string:
+		return x.step(len(k) / bytesPerStep)
+	case *big.Int:
+		return x.number(k)
+	}
+	return nil
+}
+
+// number counts the work of an operation on a big integer that takes time by the square of its length, and its memory.
+func (x *execution) number(n *big.Int) error {
+	words := n.BitLen() / 64
+	if words < 2 {
+		return nil
+	}
+	if err := x.step(words * words / bytesPerStep); err != nil {
+		return err
+	}
+	return x.alloc(8 * words)
+}
+
+// macro counts a macro, which keeps the scope that it was made in.
+func (x *execution) macro() error {
+	if err := x.step(1); err != nil {
+		return err
+	}
+	return x.alloc(valueSize + frameSize)
+}
+
+// shortName is how much of a name that a template or a client chose is said in an error, in bytes.
+const shortName = 100
+
+// short returns the name, or its beginning.
+func short(name string) string {
+	if len(name) <= shortName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:shortName], "") + "..."
+}
+
+func shortNames(names []string) string {
+	const most = 10
+	list := make([]string, 0, most)
+	for _, name := range names[:min(len(names), most)] {
+		list = append(list, short(name))
+	}
+	if len(names) > most {
+		list = append(list, "...")
+	}
+	return fmt.Sprint(list)
+}
+
+// numbers counts the work of an operation on two integers, of which either may be nil, and its memory.
+func (x *execution) numbers(a, b *big.Int) error {
+	for _, n := range [2]*big.Int{a, b} {
+		if n != nil {
+			if err := x.number(n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// asciiCharacters are the characters of ASCII as values, so that a list of them takes no memory for each.
+var asciiCharacters = func() (values [utf8.RuneSelf]any) {
+	for c := range values {
+		values[c] = string(rune(c))
+	}
+	return values
+}()
+
+// character returns a character as a value.
+func character(r rune) any {
+	if r < utf8.RuneSelf && r >= 0 {
+		return asciiCharacters[r]
+	}
+	return string(r)
+}
