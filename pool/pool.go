@@ -277,7 +277,56 @@ func (p *Pool) Update(endpoints []Endpoint) {
 	defer p.update.Unlock()
 	p.reclaim()
 
-	joined, left, recordoned := p.replace(endpoints)
+	p.publishing.Lock()
+	before := p.current.Load().Workers
+	joined, left, recordoned := p.put(nil, before, endpoints)
+	p.publishing.Unlock()
+	p.announce(joined, left, recordoned)
+}
+
+// Change removes the endpoints of some names from the pool, and adds others. An endpoint that is removed and added takes its place
+// among the last, and its workers stay as they do in Update. What is added must have no other name of the pool. Where nothing is removed,
+// this takes no time for the endpoints that are there.
+func (p *Pool) Change(remove []string, add []Endpoint) {
+	p.update.Lock()
+	defer p.update.Unlock()
+	p.reclaim()
+
+	p.publishing.Lock()
+	kept, removed := p.current.Load().Workers, []Worker(nil)
+	if len(remove) > 0 {
+		isRemoved := func(name string) bool { return slices.Contains(remove, name) }
+		if len(remove) > 8 {
+			names := make(map[string]bool, len(remove))
+			for _, name := range remove {
+				names[name] = true
+			}
+			isRemoved = func(name string) bool { return names[name] }
+		}
+		all := kept
+		kept = make([]Worker, 0, len(all)+len(add))
+		var last *Endpoint // the endpoint of the workers before, whose names were compared
+		gone := false
+		for i := range all {
+			if w := &all[i]; w.Endpoint != last {
+				last, gone = w.Endpoint, isRemoved(w.Name)
+			}
+			if gone {
+				removed = append(removed, all[i])
+			} else {
+				kept = append(kept, all[i])
+			}
+		}
+	}
+	// Without removals the new workers come behind those of the current snapshot in its own memory, of which no reader sees more than
+	// was there. Nobody else has written there: a snapshot is followed once.
+	joined, left, recordoned := p.put(kept, removed, add)
+	p.publishing.Unlock()
+	p.announce(joined, left, recordoned)
+}
+
+// announce tells the watchers what put returned. The caller holds p.update.
+func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 	if p.onCordon != nil {
 		for _, e := range recordoned {
 			p.onCordon(e.Name, e.CordonedBy)
@@ -298,14 +347,11 @@ func (p *Pool) Update(endpoints []Endpoint) {
 	}
 }
 
-// replace publishes the snapshot of endpoints. It returns the workers that joined and left, and the endpoints whose CordonedBy
-// changed. The caller holds p.update.
-func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
-	p.publishing.Lock()
-	defer p.publishing.Unlock()
-	before := p.current.Load()
-	known := remembered{workers: before.Workers, stayed: make([]bool, len(before.Workers))}
-	after := &Snapshot{}
+// put publishes the snapshot of the workers in kept and those of endpoints, which may be among the workers before. It returns the workers that
+// joined, those of before that left, and the endpoints whose CordonedBy changed. The caller holds p.update and p.publishing.
+func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
+	known := remembered{workers: before, stayed: make([]bool, len(before))}
+	after := &Snapshot{Workers: kept}
 	tooMany := 0
 	for i := range endpoints {
 		e := endpoints[i]
@@ -341,7 +387,7 @@ func (p *Pool) replace(endpoints []Endpoint) (joined, left []Worker, recordoned 
 			"left_out", tooMany, "workers", len(after.Workers), "most", maxWorkers)
 	}
 	p.publish(after)
-	for i, w := range before.Workers {
+	for i, w := range before {
 		if !known.stayed[i] {
 			left = append(left, w)
 		}

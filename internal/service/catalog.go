@@ -232,21 +232,24 @@ func (s *Selector) put(r *record) error {
 			r.Reasons = []string{"reconciliation failed: " + err.Error()}
 		}
 	}
+	s.mu.RLock()
+	was := s.workers[r.ID]
+	s.mu.RUnlock()
 	if err := s.replace(r); err != nil {
 		return err
 	}
-	s.publish()
+	s.publish(was, r)
 	if s.feed == nil || r.Lifecycle != schedulable {
 		return nil
 	}
 	if err := s.feed.Room(); err != nil {
-		without := *r
+		with, without := *r, *r
 		without.Lifecycle, without.Reasons = incomplete, []string{"reconciliation failed: " + err.Error()}
 		*r = without
 		if err := s.replace(&without); err != nil {
 			return err
 		}
-		s.publish()
+		s.publish(&with, &without)
 	}
 	return nil
 }
@@ -317,28 +320,38 @@ func (s *Selector) join(r *record) error {
 	return nil
 }
 
-// publish makes the schedulable workers the pool's, each rank an endpoint. The caller holds s.changing, but not s.mu: selections
-// go on while the pool waits for the last event of a worker that leaves.
-func (s *Selector) publish() {
-	var endpoints []pool.Endpoint
-	for _, r := range s.ordered() {
-		if r.Lifecycle != schedulable {
-			continue
-		}
-		g := s.groups[r.served()]
-		for rank := r.startRank(); rank < r.endRank(); rank++ {
-			// The address that clients are given stays out: with another one it is the same cache all the same.
-			e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", g.name, r.ID, rank), InstanceID: r.ID, Model: g.name,
-				DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: g.blockSize, EAGLE: g.eagle, Taints: r.Taints,
-				MaxNumBatchedTokens: int(min(deref(r.MaxNumBatchedTokens, 0), math.MaxInt))}
-			if s.cfg.Events {
-				e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
-			}
-			endpoints = append(endpoints, e)
-		}
+// publish has the pool hold what is to be known of a worker now, after was: each rank is an endpoint. Nil is no worker. The caller holds
+// s.changing, but not s.mu: selections go on while the pool waits for the last event of a worker that leaves.
+func (s *Selector) publish(was, now *record) {
+	before, after := s.endpointsOf(was), s.endpointsOf(now)
+	if len(before) == 0 && len(after) == 0 {
+		return
 	}
-	s.pool.Update(endpoints)
+	names := make([]string, len(before))
+	for i := range before {
+		names[i] = before[i].Name
+	}
+	s.pool.Change(names, after)
 	s.released()
+}
+
+// endpointsOf returns the ranks of a schedulable worker as the pool has them.
+func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
+	if r == nil || r.Lifecycle != schedulable {
+		return nil
+	}
+	name := modelOf(r.served())
+	for rank := r.startRank(); rank < r.endRank(); rank++ {
+		// The address that clients are given stays out: with another one it is the same cache all the same.
+		e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", name, r.ID, rank), InstanceID: r.ID, Model: name,
+			DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: int(*r.BlockSize), EAGLE: deref(r.EAGLE, false), Taints: r.Taints,
+			MaxNumBatchedTokens: int(min(deref(r.MaxNumBatchedTokens, 0), math.MaxInt))}
+		if s.cfg.Events {
+			e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
+		}
+		endpoints = append(endpoints, e)
+	}
+	return endpoints
 }
 
 // ordered returns all records by model, group and worker id. The caller holds s.mu, at least for reading.
@@ -422,7 +435,7 @@ func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 		answer(w, 0, nil, refuse(http.StatusNotFound, "worker %d not found", id))
 		return
 	}
-	s.publish()
+	s.publish(r, nil)
 	gone := *r
 	gone.Lifecycle, gone.Reasons = unschedulable, nil
 	answer(w, http.StatusOK, &gone, nil)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -32,15 +33,34 @@ type Registry struct {
 	pool *pool.Pool
 
 	mu      sync.Mutex
-	workers []registered // ordered by model, group, instance id and rank; guarded by mu
-	peers   []string     // guarded by mu
+	workers map[rankOf]*registered      // guarded by mu
+	ranks   map[workerOf][]uint32       // of each worker; guarded by mu
+	groups  map[served]*registeredGroup // guarded by mu
+	bytes   int                         // of all workers, an estimate; guarded by mu
+	peers   []string                    // guarded by mu
+}
+
+// workerOf names a worker, and rankOf one of its ranks.
+type (
+	workerOf struct {
+		served
+		instance uint64
+	}
+	rankOf struct {
+		workerOf
+		rank uint32
+	}
+)
+
+// registeredGroup is what the workers of a model and group have in common.
+type registeredGroup struct {
+	blockSize int
+	ranks     int // of all its workers
 }
 
 // registered is one rank of one worker.
 type registered struct {
-	served
-	instance  uint64
-	rank      uint32
+	rankOf
 	endpoint  string
 	replay    string
 	blockSize int
@@ -60,7 +80,7 @@ type Registration struct {
 // NewRegistry returns a Registry without workers. p is its own: nobody else may update it. f, which watches p, follows the
 // workers' events.
 func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
-	r := &Registry{pool: p}
+	r := &Registry{pool: p, workers: map[rankOf]*registered{}, ranks: map[workerOf][]uint32{}, groups: map[served]*registeredGroup{}}
 	r.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	r.named = true
 	return r
@@ -125,7 +145,7 @@ func (b *Registration) registered() (registered, error) {
 			return registered{}, refuse(http.StatusUnprocessableEntity, "%s is missing", field.name)
 		}
 	}
-	g := registered{served: served{*b.Model, defaultGroup}, instance: *b.InstanceID, endpoint: *b.Endpoint, blockSize: *b.BlockSize}
+	g := registered{rankOf: rankOf{workerOf{served{*b.Model, defaultGroup}, *b.InstanceID}, 0}, endpoint: *b.Endpoint, blockSize: *b.BlockSize}
 	if b.Group != nil {
 		g.group = *b.Group
 	}
@@ -157,7 +177,7 @@ func (b *Registration) registered() (registered, error) {
 }
 
 // order puts a model's workers together, and an instance's ranks.
-func order(a, b registered) int {
+func order(a, b *registered) int {
 	return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group), cmp.Compare(a.instance, b.instance), cmp.Compare(a.rank, b.rank))
 }
 
@@ -172,24 +192,77 @@ func (r *Registry) Register(b Registration) error {
 	if len(r.workers) == maxRegistered {
 		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxRegistered)
 	}
-	for i := range r.workers {
-		switch was := &r.workers[i]; {
-		case was.served == g.served && was.blockSize != g.blockSize:
-			return refuse(http.StatusConflict, "block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
-				g.model, g.group, was.blockSize, g.blockSize)
-		case was.served == g.served && was.instance == g.instance && was.rank == g.rank:
-			return refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
-		}
+	group := r.groups[g.served]
+	switch {
+	case group != nil && group.blockSize != g.blockSize:
+		return refuse(http.StatusConflict, "block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
+			g.model, g.group, group.blockSize, g.blockSize)
+	case r.workers[g.rankOf] != nil:
+		return refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
 	}
-	at, _ := slices.BinarySearchFunc(r.workers, g, order)
-	r.workers = slices.Insert(r.workers, at, g)
-	r.publish()
+	switch {
+	case group == nil && len(r.groups) == maxGroups:
+		return refuse(http.StatusTooManyRequests, "%d models and routing groups have workers, which is the limit", maxGroups)
+	case r.bytes+g.bytes() > maxWorkerBytes:
+		return refuse(http.StatusTooManyRequests, "what is known of workers takes %d bytes, of at most %d", r.bytes, maxWorkerBytes)
+	}
+	if group == nil {
+		group = &registeredGroup{blockSize: g.blockSize}
+		r.groups[g.served] = group
+	}
+	group.ranks++
+	r.bytes += g.bytes()
+	r.workers[g.rankOf] = &g
+	r.ranks[g.workerOf] = append(r.ranks[g.workerOf], g.rank)
+	r.pool.Change(nil, []pool.Endpoint{g.poolEndpoint()})
 	if err := r.feed.Room(); err != nil {
-		r.workers = slices.Delete(r.workers, at, at+1)
-		r.publish()
+		r.forget(g.workerOf, func(rank uint32) bool { return rank == g.rank })
 		return refuse(http.StatusServiceUnavailable, "%v", err)
 	}
 	return nil
+}
+
+// poolEndpoint is the rank as the pool has it. The name is quoted, so that no two workers have one name: the pool could not tell them apart.
+func (g *registered) poolEndpoint() pool.Endpoint {
+	return pool.Endpoint{Name: g.poolName(), InstanceID: g.instance, Model: modelOf(g.served),
+		DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay, BlockSize: g.blockSize}
+}
+
+// bytes estimates the memory that a rank takes here and in the pool.
+func (g *registered) bytes() int {
+	return 2*recordBytes + 4*(len(g.model)+len(g.group)) + len(g.endpoint) + len(g.replay)
+}
+
+func (of *rankOf) poolName() string {
+	return fmt.Sprintf("%s/%d/%d", modelOf(of.served), of.instance, of.rank)
+}
+
+// forget removes the ranks of a worker for which wanted is true, and returns how many there were. The caller holds r.mu.
+func (r *Registry) forget(of workerOf, wanted func(rank uint32) bool) int {
+	var names []string
+	left := slices.DeleteFunc(r.ranks[of], func(rank uint32) bool {
+		if !wanted(rank) {
+			return false
+		}
+		id := rankOf{of, rank}
+		names = append(names, id.poolName())
+		r.bytes -= r.workers[id].bytes()
+		delete(r.workers, id)
+		return true
+	})
+	if len(names) == 0 {
+		return 0
+	}
+	if r.ranks[of] = left; len(left) == 0 {
+		delete(r.ranks, of)
+	}
+	if group := r.groups[of.served]; group.ranks == len(names) {
+		delete(r.groups, of.served)
+	} else {
+		group.ranks -= len(names)
+	}
+	r.pool.Change(names, nil)
+	return len(names)
 }
 
 // unregister forgets a rank, or all ranks, of a worker.
@@ -203,41 +276,23 @@ func (r *Registry) unregister(b Registration) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := len(r.workers)
-	elsewhere := served{}
-	r.workers = slices.DeleteFunc(r.workers, func(g registered) bool {
-		if g.instance != *b.InstanceID {
-			return false
-		}
-		if g.served != want {
-			elsewhere = g.served
-			return false
-		}
-		return b.Rank == nil || g.rank == *b.Rank
-	})
-	switch {
-	case len(r.workers) < before:
-		r.publish()
+	if r.forget(workerOf{want, *b.InstanceID}, func(rank uint32) bool { return b.Rank == nil || rank == *b.Rank }) > 0 {
 		return nil
+	}
+	// Nothing is known of it there: perhaps elsewhere.
+	elsewhere := served{}
+	for of := range r.ranks {
+		if of.instance == *b.InstanceID && of.served != want && (elsewhere == served{} || cmp.Or(cmp.Compare(of.model, elsewhere.model), cmp.Compare(of.group, elsewhere.group)) > 0) {
+			elsewhere = of.served
+		}
+	}
+	switch {
 	case elsewhere != served{}:
 		return refuse(http.StatusNotFound, "instance %d is registered for model=%s routing_group=%s", *b.InstanceID, elsewhere.model, elsewhere.group)
 	case b.Rank != nil:
 		return refuse(http.StatusNotFound, "instance %d dp_rank %d not found", *b.InstanceID, *b.Rank)
 	}
 	return refuse(http.StatusNotFound, "instance %d not found", *b.InstanceID)
-}
-
-// publish makes the registered workers the pool's. The caller holds r.mu.
-func (r *Registry) publish() {
-	endpoints := make([]pool.Endpoint, 0, len(r.workers))
-	for i := range r.workers {
-		g := &r.workers[i]
-		endpoints = append(endpoints, pool.Endpoint{
-			// Quoted, so that no two workers have one name: the pool could not tell them apart.
-			Name: fmt.Sprintf("%s/%d/%d", modelOf(g.served), g.instance, g.rank), InstanceID: g.instance, Model: modelOf(g.served),
-			DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay, BlockSize: g.blockSize})
-	}
-	r.pool.Update(endpoints)
 }
 
 // listed is a worker in the answer of GET /workers.
@@ -262,8 +317,9 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 	model, group := req.URL.Query()["model_name"], req.URL.Query()["routing_group"]
 	all := []*listed{}
 	r.mu.Lock()
-	for i := range r.workers {
-		g := &r.workers[i]
+	ordered := slices.SortedFunc(maps.Values(r.workers), order) // nobody changes what is pointed to
+	r.mu.Unlock()
+	for _, g := range ordered {
 		if len(model) > 0 && model[0] != g.model || len(group) > 0 && group[0] != g.group {
 			continue
 		}
@@ -277,7 +333,6 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 		all[last].Endpoints[rank] = g.endpoint
 		all[last].Listeners[rank] = listener{g.endpoint, "active"}
 	}
-	r.mu.Unlock()
 	answer(w, http.StatusOK, all, nil)
 }
 
@@ -285,18 +340,7 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 func (r *Registry) Counts() (models, instances int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var last *registered
-	for i := range r.workers {
-		g := &r.workers[i]
-		if last == nil || last.served != g.served {
-			models++
-		}
-		if last == nil || last.served != g.served || last.instance != g.instance {
-			instances++
-		}
-		last = g
-	}
-	return models, instances
+	return len(r.groups), len(r.ranks)
 }
 
 // readPeer reads the body of the peer requests.

@@ -1,0 +1,142 @@
+package pool
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"kvepp/kvblock"
+)
+
+// roll keeps who is in the pool, by what a watcher is told.
+type roll struct {
+	t    *testing.T
+	here map[kvblock.Worker]string
+}
+
+func (r *roll) WorkerJoined(w Worker) {
+	if was, twice := r.here[w.Worker]; twice {
+		r.t.Errorf("%s joins with the number of %s", w.String(), was)
+	}
+	r.here[w.Worker] = w.String()
+}
+
+func (r *roll) WorkerLeft(w kvblock.Worker) { delete(r.here, w) }
+
+// TestChange compares random changes with a list of what must be there, while readers look on.
+func TestChange(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	p := New(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	told := &roll{t, map[kvblock.Worker]string{}}
+	p.Watch(told)
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				s := p.Acquire()
+				before := fmt.Sprint(len(s.Workers))
+				for i := range s.Workers {
+					before += s.Workers[i].String()
+				}
+				after := fmt.Sprint(len(s.Workers))
+				for i := range s.Workers {
+					after += s.Workers[i].String()
+				}
+				if before != after {
+					t.Error("a snapshot changed")
+				}
+				s.Release()
+			}
+		})
+	}
+	want := map[string]Endpoint{}
+	numbers := map[string]kvblock.Worker{}
+	for range 2000 {
+		var remove []string
+		var add []Endpoint
+		for name := range want {
+			if random.IntN(20) == 0 {
+				remove = append(remove, name)
+				if random.IntN(2) == 0 { // it comes back, perhaps another
+					e := want[name]
+					if random.IntN(2) == 0 {
+						e.InstanceID++
+						delete(numbers, name)
+					}
+					e.Model = fmt.Sprint("m", random.IntN(10))
+					add = append(add, e)
+					continue
+				}
+				delete(numbers, name)
+			}
+		}
+		for range random.IntN(4) {
+			if name := fmt.Sprint("e", random.IntN(100)); want[name].Name == "" && !slices.ContainsFunc(add, func(e Endpoint) bool { return e.Name == name }) {
+				add = append(add, Endpoint{Name: name, Role: Aggregated, DataParallelSize: uint32(1 + random.IntN(2))})
+			}
+		}
+		p.Change(append(remove, "nobody"), add)
+		if random.IntN(2) == 0 { // without removals
+			if e := (Endpoint{Name: fmt.Sprint("f", len(numbers), random.Uint32()), Role: Aggregated, DataParallelSize: 1}); want[e.Name].Name == "" {
+				p.Change(nil, []Endpoint{e})
+				add = append(add, e)
+			}
+		}
+		for _, name := range remove {
+			delete(want, name)
+		}
+		for _, e := range add {
+			want[e.Name] = e
+		}
+		s := p.Acquire()
+		ranks := 0
+		for name, e := range want {
+			i := slices.IndexFunc(s.Workers, func(w Worker) bool { return w.Name == name })
+			if i < 0 || s.Workers[i].Model != e.Model || s.Workers[i].InstanceID != e.InstanceID {
+				t.Fatalf("%s is not as it should be", name)
+			}
+			for r := range int(e.DataParallelSize) {
+				if s.Workers[i+r].Name != name || s.Workers[i+r].Rank != uint32(r) {
+					t.Fatalf("%s: rank %d is not behind the others", name, r)
+				}
+			}
+			if was, ok := numbers[name]; ok && was != s.Workers[i].Worker {
+				t.Fatalf("%s has another number", name)
+			}
+			numbers[name] = s.Workers[i].Worker
+			ranks += int(e.DataParallelSize)
+		}
+		if len(s.Workers) != ranks || len(told.here) != ranks {
+			t.Fatalf("%d workers, %d told of; want %d", len(s.Workers), len(told.here), ranks)
+		}
+		s.Release()
+	}
+	close(stop)
+	readers.Wait()
+}
+
+// BenchmarkChange adds an endpoint to so many, and removes one.
+func BenchmarkChange(b *testing.B) {
+	for _, n := range []int{1000, 8000} {
+		p := New(slog.New(slog.DiscardHandler))
+		for i := range n {
+			p.Change(nil, []Endpoint{{Name: fmt.Sprint("e", i)}})
+		}
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Change([]string{"x"}, []Endpoint{{Name: "x"}})
+			}
+		})
+	}
+}
