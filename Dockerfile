@@ -3,7 +3,8 @@
 #   docker build -t kvepp:dev .
 #
 # BUILD_IMAGE is any Debian with Go 1.26, gcc and apt sources, for where images come from a mirror. Without any base image at hand:
-# manifests/image/import.sh.
+# manifests/image/import.sh. A tag may be moved to another image; for a build that cannot change, give it by its digest
+# (docs/security.md#the-image).
 ARG BUILD_IMAGE=golang:1.26-bookworm
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src

@@ -30,7 +30,7 @@ var othersFlags = map[string]string{
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
 	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang", "disable-hybrid-swa-memory": "SGLang",
 	"http-port": "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers", "publish-kv-events": "Dynamo's worker of TensorRT-LLM",
-	"set": "helm", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"set": "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics in the pages that kvepp does not have: those of the pickers that it stands in for.

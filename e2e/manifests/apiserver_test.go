@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"kvepp/e2e/kube/apiserver"
 	"kvepp/e2e/process"
@@ -206,11 +208,45 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			t.Fatal(err)
 		}
 	}
+	// Metrics are read as the chart's notes say: with the token of an account that is bound to the chart's role.
+	if err := s.Apply(ctx, "", `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: kvepp-rights-metrics},
+  roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kvepp-rights-metrics-reader},
+  subjects: [{kind: ServiceAccount, name: prometheus, namespace: rights}]}`); err != nil {
+		t.Fatal(err)
+	}
+	prometheus, err := s.AccountKubeconfig(ctx, namespace, "prometheus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, err := clientcmd.BuildConfigFromFlags("", prometheus)
+	if err != nil {
+		t.Fatal(err)
+	}
 	metrics, first, firstEnded, firstOut := start("kvepp-0")
+	read := func(token string) (status int, text string) {
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://"+metrics+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return 0, "" // not there yet
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return 0, ""
+		}
+		return resp.StatusCode, string(body)
+	}
+	eventually("metrics ask for a token", func() bool { status, _ := read(""); return status == http.StatusUnauthorized })
 	knows := func(n int) func() bool {
 		return func() bool {
-			text, err := io.ReadAll(scrape(t, metrics, firstEnded, firstOut).Body)
-			return err == nil && regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).Match(text)
+			status, text := read(account.BearerToken)
+			return status == http.StatusOK && regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).MatchString(text)
 		}
 	}
 	eventually("two workers are known", knows(2))
@@ -258,6 +294,11 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			t.Errorf("forbidden: %s %s", event.Verb, event.RequestURI)
 		}
 		used[event.ObjectRef.APIGroup+"/"+event.ObjectRef.Resource+" "+event.Verb] = true
+	}
+	for _, right := range []string{"authentication.k8s.io/tokenreviews create", "authorization.k8s.io/subjectaccessreviews create"} {
+		if !used[right] {
+			t.Errorf("the right to %s is not used", right)
+		}
 	}
 	for _, rule := range r.one(t, "Role").list("rules") {
 		for _, group := range rule.strings("apiGroups") {
