@@ -51,9 +51,7 @@ type scratch struct {
 
 	// of pre-tokenizers that are stages
 	rewritten [][]byte // by stage
-	spans     []span
-	letters   []rune // a text in a pattern's alphabet
-	offsets   []int32
+	letters   []rune   // texts in a pattern's alphabet
 }
 
 func newScratch() *scratch { return &scratch{} }
@@ -73,11 +71,8 @@ func (sc *scratch) trim() {
 			sc.rewritten[i] = nil
 		}
 	}
-	if cap(sc.spans) > keepScratch {
-		sc.spans = nil
-	}
 	if cap(sc.letters) > 8*keepScratch {
-		sc.letters, sc.offsets = nil, nil
+		sc.letters = nil
 	}
 }
 

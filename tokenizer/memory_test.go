@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/bodytest"
+	"kvepp/kvblock"
 )
 
 // memorySlack is what the measure of memory may be wrong by: garbage, caches of pieces, and what tests hold.
@@ -140,6 +142,48 @@ func TestIDsWithinRoom(t *testing.T) {
 			if ids, err := m.encode(&w, text, true); !errors.Is(err, ErrMemory) || ids != nil && cap(ids) > len(want) {
 				t.Errorf("%s, %s, in too little room: %d ids, %v", name, what, len(ids), err)
 			}
+		}
+	}
+}
+
+// TestMemoryOfGeneralPatterns: pieces that a general pattern cuts are not all kept before they are encoded.
+func TestMemoryOfGeneralPatterns(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	split := func(pattern string) map[string]any {
+		return map[string]any{"type": "Split", "pattern": map[string]any{"Regex": pattern}, "behavior": "Isolated", "invert": false}
+	}
+	file["pre_tokenizer"] = map[string]any{"type": "Sequence", "pretokenizers": []any{split(`(?<=b)a|[^ab]+`), split(`[a-m](?!z)`),
+		map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}}}
+	changed, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{tokenizerFile: string(changed)}), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !m.GeneralPattern() {
+		t.Fatal("the pattern has a scanner of its own")
+	}
+	m.segments = newSegmentCache(0)
+	for name, text := range map[string]string{"words": strings.Repeat("the quiet harbour ", 1<<15), "letters": strings.Repeat("ba", 1<<17)} {
+		var ids []kvblock.Token
+		peak := bodytest.Peak(func() { ids, err = m.Encode(text, false) })
+		t.Logf("%s: %.1f bytes for each of %d", name, float64(peak)/float64(len(text)), len(text))
+		if err != nil || len(ids) < len(text)/8 || peak > 16*len(text)+memorySlack {
+			t.Errorf("%s: %d ids, %v, %d bytes for %d", name, len(ids), err, peak, len(text))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := m.encode(&work{ctx: ctx}, text, false); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s, and nobody waits: %v", name, err)
 		}
 	}
 }

@@ -42,76 +42,60 @@ type span struct {
 	match      bool
 }
 
-// cut appends the pieces of s that a stage makes, with match set on those that are dropped.
-func (st *stage) cut(spans []span, s string, sc *scratch) ([]span, error) {
-	base := len(spans)
+// cut calls piece for each of the pieces that the stage makes of s, in their order, as soon as it is known: none is kept.
+func (st *stage) cut(s string, sc *scratch, piece func(start, end int)) error {
+	var held span // what the next stretch may join
+	holding, previous := false, false
+	release := func() {
+		if held.end > held.start {
+			piece(held.start, held.end)
+		}
+		holding = false
+	}
+	next := func(p span) {
+		joins, holds := false, false // p and what is held are one piece; p is held
+		switch st.behavior {
+		case isolated:
+		case removed:
+			if p.match {
+				return
+			}
+		case contiguous:
+			joins, holds = p.match == previous, true
+		case mergedWithPrevious:
+			joins, holds = p.match && !previous, true
+		case mergedWithNext:
+			joins, holds = !p.match, p.match
+		}
+		previous = p.match
+		switch {
+		case holding && joins:
+			p.start = held.start
+		case holding:
+			release()
+		}
+		if held, holding = p, true; !holds {
+			release()
+		}
+	}
 	done := 0
 	err := st.find(s, sc, func(start, end int) {
 		if start > done {
-			spans = append(spans, span{done, start, st.invert})
+			next(span{done, start, st.invert})
 		}
-		spans = append(spans, span{start, end, !st.invert})
+		next(span{start, end, !st.invert})
 		done = end
 	})
 	if err != nil {
-		return spans, err
+		return err
 	}
 	if done < len(s) {
-		spans = append(spans, span{done, len(s), st.invert})
+		next(span{done, len(s), st.invert})
 	}
-	found := spans[base:]
-	kept := base
-	keep := func(p span) {
-		p.match = false
-		spans[kept] = p
-		kept++
+	if holding {
+		release()
 	}
-	previous := false
-	switch st.behavior {
-	case isolated:
-		for _, p := range found {
-			keep(p)
-		}
-	case removed:
-		for _, p := range found {
-			if !p.match {
-				keep(p)
-			}
-		}
-	case contiguous:
-		for _, p := range found {
-			if p.match == previous && kept > base {
-				spans[kept-1].end = p.end
-			} else {
-				keep(p)
-			}
-			previous = p.match
-		}
-	case mergedWithPrevious:
-		for _, p := range found {
-			match := p.match
-			if match && !previous && kept > base {
-				spans[kept-1].end = p.end
-			} else {
-				keep(p)
-			}
-			previous = match
-		}
-	case mergedWithNext: // from the end: a match joins what follows, unless that is a match too
-		at := len(spans)
-		for i := len(spans) - 1; i >= base; i-- {
-			p := spans[i]
-			if p.match && !previous && at < len(spans) {
-				spans[at].start = p.start
-			} else {
-				at--
-				spans[at] = span{p.start, p.end, false}
-			}
-			previous = p.match
-		}
-		kept = base + copy(spans[base:], spans[at:])
-	}
-	return spans[:kept], nil
+	return nil
 }
 
 // appendStages runs the stages from number k on the piece s, and appends the ids of what comes out. first says that s
@@ -135,16 +119,19 @@ func (e *encoder) appendStages(out []kvblock.Token, k int, s string, first bool,
 	if st.engine {
 		e.engineRuns.Add(1)
 	}
-	// The spans of nested stages lie behind one another in one buffer.
-	base := len(sc.spans)
-	spans, err := st.cut(sc.spans, s, sc)
-	sc.spans = spans
-	for i := base; i < len(spans) && err == nil; i++ {
-		if p := sc.spans[i]; p.end > p.start {
-			out, err = e.appendStages(out, k+1, s[p.start:p.end], first && p.start == 0, sc)
+	pieces := 0
+	err := st.cut(s, sc, func(start, end int) {
+		if pieces++; pieces%1024 == 0 && sc.work.halted() || sc.work.err != nil {
+			return
 		}
+		var err error
+		if out, err = e.appendStages(out, k+1, s[start:end], first && start == 0, sc); err != nil {
+			sc.work.err = err
+		}
+	})
+	if err == nil {
+		err = sc.work.err
 	}
-	sc.spans = sc.spans[:base]
 	return out, err
 }
 

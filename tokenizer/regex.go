@@ -731,8 +731,10 @@ func (p *pattern) search(r rune) rune {
 // matches calls found with each match in s, in bytes, in order. As Oniguruma's iterator does, it passes over an empty match
 // where the match before ended.
 func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) error {
-	sc.letters, sc.offsets = sc.letters[:0], sc.offsets[:0]
-	for i, r := range s {
+	// The letters of texts within texts, of the pieces that found cuts further, lie behind one another.
+	base := len(sc.letters)
+	sc.letters = slices.Grow(sc.letters, utf8.RuneCountInString(s))
+	for _, r := range s {
 		letter := rune(0)
 		if r < utf8.RuneSelf {
 			letter = p.ascii[r]
@@ -740,15 +742,23 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 			letter = p.search(r)
 		}
 		sc.letters = append(sc.letters, letter)
-		sc.offsets = append(sc.offsets, int32(i))
 	}
-	sc.offsets = append(sc.offsets, int32(len(s)))
-	letters, offsets := sc.letters, sc.offsets
+	letters := sc.letters[base:]
+	defer func() { sc.letters = sc.letters[:base] }()
+	offset, passed := 0, 0 // the byte where letter number passed begins
+	at := func(letter int) int {
+		for ; passed < letter; passed++ {
+			_, n := utf8.DecodeRuneInString(s[offset:])
+			offset += n
+		}
+		return offset
+	}
 	last := -1
-	begin := time.Now()
-	for from := 0; from <= len(letters); {
+	spent := time.Duration(0)
+	for from := 0; from <= len(letters) && sc.work.err == nil; {
+		begin := time.Now()
 		m, err := p.engine.FindRunesMatchStartingAt(letters, from)
-		if err != nil || time.Since(begin) > matchTimeout {
+		if spent += time.Since(begin); err != nil || spent > matchTimeout {
 			return errMatch
 		}
 		if m == nil {
@@ -760,7 +770,8 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 			continue
 		}
 		from, last = end, end
-		found(int(offsets[start]), int(offsets[end]))
+		first := at(start)
+		found(first, at(end))
 	}
 	return nil
 }

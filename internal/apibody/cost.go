@@ -5,10 +5,14 @@ import "kvepp/chattemplate"
 // ErrTooManyValues says that the values of a body take more memory than they may for its bytes.
 var ErrTooManyValues = chattemplate.ErrTooManyValues
 
-// The memory that a request may take beside its body while it is read: the values of its JSON, the prompt's text and its token ids.
+// The memory that a request may take beside its body while it is read, in bytes.
 const (
-	readCostPerByte = 8
-	readCostBase    = 256 << 10 // bytes: bodies are small as a rule, and then the values of all of one may be
+	// readCostBase is what any body may take: small ones may be all values.
+	readCostBase = 256 << 10
+	// readCostPerByte is what a byte of a body may take beside that: the values of its JSON, what an engine makes of them, the prompt's
+	// text and its token ids. valueCostPerByte is how much of that the values may take.
+	readCostPerByte  = 8
+	valueCostPerByte = 5
 
 	// MaxPrompts is how many prompts a completion may have. One with more is routed by load.
 	MaxPrompts = 2048
@@ -19,7 +23,7 @@ const (
 func ReadCost(bodyBytes int) int { return readCostBase + readCostPerByte*bodyBytes }
 
 // valueCost is the most of ReadCost that the values of a body may take.
-func valueCost(bodyBytes int) int { return ReadCost(bodyBytes) - 3*bodyBytes }
+func valueCost(bodyBytes int) int { return readCostBase + valueCostPerByte*bodyBytes }
 
 // routingCost is the most of it that values take that say where a request goes, if there are too many others.
 func routingCost(bodyBytes int) int { return 64<<10 + 2*bodyBytes }
