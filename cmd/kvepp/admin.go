@@ -9,7 +9,6 @@ import (
 	"net/http/pprof"
 	"net/url"
 	"strings"
-	"time"
 )
 
 // checkListeners refuses an admin address that anybody could reach: it tells what workers hold, and changes thresholds.
@@ -44,12 +43,6 @@ func (o *options) checkListeners() error {
 		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
 	}
 	return nil
-}
-
-// webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a minute.
-// What takes longer by nature, as a dump does, sets deadlines of its own.
-func webServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute, ErrorLog: httpErrors()}
 }
 
 // checkPeers says which of the URLs is none.

@@ -24,6 +24,7 @@ type options struct {
 	grpcHealthPort                   uint16
 	metricsPort                      uint16
 	adminAddress                     string
+	hosts                            webHosts
 	adminTokenFile                   string
 	enablePprof, tracing             bool
 	indexPeers                       []string
@@ -211,6 +212,7 @@ func serveFlags(o *options) *pflag.FlagSet {
 	f.Uint64Var(&o.routerID, "router-id", 0, "`NUMBER` in their label router_id. 0: made from the host's name, as Dynamo makes the id of a pod")
 	f.StringVar(&o.adminAddress, "admin-address", "", "`HOST:PORT` of HTTP requests about the index: /query, /query_by_hash, /dump, /health, as dynamo.indexer answers them; of /busy_threshold, as dynamo.frontend does; and /debug/decisions. Empty: none")
 	f.StringVar(&o.adminTokenFile, "admin-token-file", "", "`FILE` with a secret that these requests must bring, as \"Authorization: Bearer SECRET\"; all but /health; read again when it changes. Without it the address must be one of this machine alone")
+	o.hosts.add(f)
 	f.BoolVar(&o.enablePprof, "enable-pprof", false, "show profiles of the process there too, at /debug/pprof/, for \"go tool pprof\"")
 	f.IntVar(&o.debugDecisions, "debug-decisions", 100, "how many of the latest decisions /debug/decisions on the admin address can show, `N`, with all terms of each candidate's cost; about 150 bytes a candidate. 0: none. Without --admin-address none are kept")
 	f.BoolVar(&o.tracing, "tracing", true, "tell an OpenTelemetry collector of each request, if the environment names one (OTEL_EXPORTER_OTLP_ENDPOINT and its like). Off: not in any case")

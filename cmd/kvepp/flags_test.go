@@ -73,6 +73,7 @@ var settings = []struct {
 	{"dynamo-namespace", "KVEPP_DYNAMO_NAMESPACE", "DYN_NAMESPACE", [3]string{"a", "b", "c"}, func(o *options) any { return o.dynamoNamespace }},
 	{"dynamo-component", "KVEPP_DYNAMO_COMPONENT", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.dynamoComponent }},
 	{"router-id", "KVEPP_ROUTER_ID", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.routerID }},
+	{"allowed-hosts", "KVEPP_ALLOWED_HOSTS", "", [3]string{"a", "b,c", "d"}, func(o *options) any { return strings.Join(o.hosts.names, ",") }},
 	{"admin-address", "KVEPP_ADMIN_ADDRESS", "", [3]string{"a:1", "b:2", "c:3"}, func(o *options) any { return o.adminAddress }},
 	{"admin-token-file", "KVEPP_ADMIN_TOKEN_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.adminTokenFile }},
 	{"debug-decisions", "KVEPP_DEBUG_DECISIONS", "", [3]string{"0", "1", "2"}, func(o *options) any { return o.debugDecisions }},

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
+	"kvepp/internal/metrics"
 )
 
 // httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the place of
@@ -23,6 +24,7 @@ type httpService struct {
 	host    string
 	port    uint16
 	threads int
+	hosts   webHosts
 	indexMemory
 	logging
 }
@@ -31,6 +33,7 @@ type httpService struct {
 func (o *httpService) add(f *pflag.FlagSet, port uint16, dynamos string) {
 	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
 	f.Uint16Var(&o.port, "port", port, "`PORT` to listen on")
+	o.hosts.add(f)
 	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for "+dynamos+", and without effect: each worker's events are applied beside the others'")
 }
 
@@ -45,15 +48,15 @@ func (o *httpService) check() error {
 }
 
 // serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
-func (o *httpService) serve(ctx context.Context, what string, h http.Handler, log *slog.Logger) error {
-	server := webServer(h)
+func (o *httpService) serve(ctx context.Context, what string, h http.Handler, m *metrics.Metrics, log *slog.Logger) error {
+	server := webServer(h, &o.hosts)
 	l, err := listenAt("port", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
 	if err != nil {
 		return err
 	}
 	log.Info("listening", "for", what, "address", l.Addr().String(), "tls", "off")
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
+	go func() { failed <- serveWeb(server, l, "http", m) }()
 	select {
 	case err := <-failed:
 		return err

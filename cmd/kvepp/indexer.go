@@ -160,9 +160,9 @@ func runIndexer(o *indexerOptions) error {
 
 	mux := http.NewServeMux()
 	registry.Handle(mux)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}))
 	indexerGauges(m, registry, events, index)
-	return o.serve(ctx, "the indexer's requests", service.Counted(mux, m.NewIndexerService()), log)
+	return o.serve(ctx, "the indexer's requests", service.Counted(mux, m.NewIndexerService()), m, log)
 }
 
 // indexerGauges shows what the registry, the feed and the index count.

@@ -88,22 +88,23 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 		}
 		return err
 	}
-	web := webServer(seen)
+	web := webServer(seen, &o.hosts)
 	defer web.Close()
-	questions := webServer(admin)
+	questions := webServer(admin, &o.hosts)
 	defer questions.Close()
 	defer main.Stop()
 	defer plain.Stop()
 	serveAt("ext_proc", asked, proxies.tlsMode, main.Serve)
 	serveAt("health", checked, "off", plain.Serve)
+	readings := func(l net.Listener) error { return serveWeb(web, l, "metrics", m) }
 	switch {
 	case o.metricsAddress != "":
-		err = open("metrics", "metrics-address", o.metricsAddress, "off", web.Serve)
+		err = open("metrics", "metrics-address", o.metricsAddress, "off", readings)
 	case o.metricsPort != 0:
-		err = open("metrics", "metrics-port", port(o.metricsPort), "off", web.Serve)
+		err = open("metrics", "metrics-port", port(o.metricsPort), "off", readings)
 	}
 	if err == nil && o.adminAddress != "" {
-		err = open("admin requests", "admin-address", o.adminAddress, "off", questions.Serve)
+		err = open("admin requests", "admin-address", o.adminAddress, "off", func(l net.Listener) error { return serveWeb(questions, l, "admin", m) })
 	}
 	if err != nil {
 		return err

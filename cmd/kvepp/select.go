@@ -168,7 +168,7 @@ func runSelect(o *selectOptions) error {
 
 	mux := http.NewServeMux()
 	mux.Handle("/", selector.Handler())
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}))
 	indexGauges(m, index)
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	m.Source(metrics.SelectionGroups, metrics.SelectionGroupsHelp, nil, func() float64 { return float64(selector.Stats().Groups) })
@@ -176,5 +176,5 @@ func runSelect(o *selectOptions) error {
 	m.CounterSource(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil, func() float64 { return float64(book.Expired()) })
 	m.Source(metrics.SelectionWaiting, metrics.SelectionWaitingHelp, nil, func() float64 { return float64(selector.Stats().Waiting) })
 	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
-	return o.serve(ctx, "selections", mux, log)
+	return o.serve(ctx, "selections", mux, m, log)
 }

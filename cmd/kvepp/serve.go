@@ -235,7 +235,7 @@ func serve(o *options) error {
 	}
 	seen := http.NewServeMux()
 	// Of one series that is wrong the others do not suffer.
-	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxMetricsReadings}))
 	defer cluster.elect(ctx)()
 	return listen(ctx, o, parsed, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
 		func() <-chan struct{} { return cluster.handedOver(o, log) }, m, log)
