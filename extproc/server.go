@@ -296,9 +296,11 @@ func (x *exchange) ask(ctx context.Context) effect {
 		return x.refused(e)
 	}
 	x.route, x.instead, x.renamed, x.token = route, route.Body, route.Renamed, route.Token
-	route.Body = nil // nothing is to hold it any longer than it takes to send it
-	x.held += len(x.instead)
-	x.Server.cfg.Memory.Held.Add(len(x.instead))
+	route.Body = nil      // nothing is to hold it any longer than it takes to send it
+	if x.instead != nil { // and the body is let go
+		x.Server.cfg.Memory.Held.Add(len(x.instead) - x.held)
+		x.held = len(x.instead)
+	}
 	e := x.routed(&route.Decision)
 	x.head = x.head.kept()
 	return e

@@ -160,7 +160,7 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 				ended <- o
 				return
 			}
-			held.router.cfg.Memory.Held.Give(held.size)
+			held.cost += held.size
 			held.release()
 		}()
 		o.value, o.err = work(limited)
@@ -169,12 +169,13 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 	select {
 	case o = <-ended:
 	case <-limited.Done():
-		g.router.cfg.Memory.Held.Add(g.size) // the body's, which its request gives back
+		share := g.router.cfg.Memory.Reading(g.size)
+		share.Add(g.size) // the body's, which its request gives back
 		if done.CompareAndSwap(false, true) {
 			g.late = true
 			return o.value, outOfTime(ctx)
 		}
-		g.router.cfg.Memory.Held.Give(g.size)
+		share.Give(g.size)
 		o = <-ended
 	}
 	if o.err != nil && limited.Err() != nil {

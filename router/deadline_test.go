@@ -195,7 +195,14 @@ func TestWaitingPromptsAreCounted(t *testing.T) {
 		if n := h.cfg.Memory.Held.Used(); n < 4*len(p.tokens[0].IDs) || n > 8*len(p.tokens[0].IDs) || h.cfg.Memory.Used() != n {
 			t.Errorf("%d bytes are held for %d tokens, of %d in all", n, len(p.tokens[0].IDs), h.cfg.Memory.Used())
 		}
-		h.cfg.Memory.Held.Give(p.held)
+		p.heldIn.Give(p.held)
+		if p, err = h.prepare(t.Context(), request(2<<20), nil); err != nil || p.reason != ReasonKV {
+			t.Fatal(err, p.reason)
+		}
+		if h.cfg.Memory.Held.Used() != 0 || h.cfg.Memory.Used() != p.held {
+			t.Errorf("of %d bytes %d are held with the bodies of others", h.cfg.Memory.Used(), h.cfg.Memory.Held.Used())
+		}
+		p.heldIn.Give(p.held)
 		h.route(request(100_000)).Free()
 		for _, bad := range []string{`{"model":`, `{"model":"m"}`} {
 			if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(bad + strings.Repeat(" ", 100_000))}); err == nil {

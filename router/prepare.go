@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kvepp/internal/apibody"
+	"kvepp/internal/budget"
 	"kvepp/internal/tracing"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
@@ -41,9 +42,10 @@ type prompt struct {
 	api         apibody.API  // zero: the body was not read
 	affinity    affinity     // what follows from the request's session
 	constraints scoring.Constraints
-	whole       bool   // the answer shows nothing before its end: it comes in one piece, or unseen
-	held        int    // bytes of tokens, forward and inject, which are counted in Config.Memory's Held until the request is routed
-	reason      Reason // ReasonKV or ReasonMediaPrefix when tokens are there
+	whole       bool          // the answer shows nothing before its end: it comes in one piece, or unseen
+	held        int           // bytes of tokens, forward and inject, which are counted until the request is routed
+	heldIn      *budget.Share // where
+	reason      Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
 }
 
 // bytesPerToken turns a body's size into an estimate of its tokens, for the load of a prompt that was not tokenized.
@@ -68,7 +70,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	g := reading{router: r}
 	defer func() { // last, whatever fails
 		if p.held = p.keeps(len(req.Body)); p.held > 0 {
-			r.cfg.Memory.Held.Add(p.held)
+			p.heldIn = r.cfg.Memory.Keeping(g.size)
+			p.heldIn.Add(p.held)
 		}
 		g.end()
 	}()

@@ -240,7 +240,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	defer span.End()
 	p, err := r.prepare(ctx, req, span)
 	if p.held > 0 {
-		defer r.cfg.Memory.Held.Give(p.held)
+		defer p.heldIn.Give(p.held)
 	}
 	if err != nil {
 		r.observeRefusal(&p, err)

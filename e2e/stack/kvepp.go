@@ -123,6 +123,9 @@ func (s *Stack) DrainKvepp(ctx context.Context) error {
 	})
 }
 
+// KveppPID is the number of kvepp's process.
+func (s *Stack) KveppPID() int { return s.kvepp.Pid() }
+
 // KveppMemory is the most memory that kvepp has had resident so far, in bytes, since it started.
 func (s *Stack) KveppMemory() (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.kvepp.Pid()))

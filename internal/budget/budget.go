@@ -21,7 +21,7 @@ const LargeBody = 1 << 20
 
 // Budget is the memory of all requests that are not routed yet.
 type Budget struct {
-	// Held counts what is held until a request is routed: its body, what goes on in its place, its token ids.
+	// Held counts what is held until a request is routed: its body, what goes on in its place, the token ids of one that is not large.
 	Held Share
 	// small and large count what reading takes, by the size of the body.
 	small, large Share
@@ -72,6 +72,15 @@ func (b *Budget) Reading(size int) *Share {
 		return &b.large
 	}
 	return &b.small
+}
+
+// Keeping returns the share in which what was read of a body of size bytes counts until its request is routed: with the bodies, or where
+// large ones are read, so that these keep nobody else's from being held.
+func (b *Budget) Keeping(size int) *Share {
+	if size > LargeBody {
+		return &b.large
+	}
+	return &b.Held
 }
 
 // Share is a part of the memory. Whoever waits gets it in the order of coming; one that wants more than the whole share gets it alone.

@@ -61,7 +61,7 @@ var may = map[string]string{
 	"bench/path-go":       "e2e/kube/apiserver e2e/process",
 	"bench/quality":       "e2e/stack",
 	"bench/tokenizers-go": "tokenizer kvblock internal/apibody",
-	"e2e":                 "e2e/process e2e/stack internal/apibody internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue tokenizer zmqsub",
+	"e2e":                 "e2e/process e2e/stack internal/apibody internal/bodytest internal/tracing/tracingtest kvblock kvblock/kvblocktest router/queue tokenizer zmqsub",
 	"e2e/process":         "",
 	"e2e/stack":           "e2e/process",
 	"e2e/demo":            "e2e/process e2e/stack",
