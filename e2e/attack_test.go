@@ -218,7 +218,7 @@ func TestStormOfBodies(t *testing.T) {
 func TestStormOfPieces(t *testing.T) {
 	pieces := 20_000
 	if whole() {
-		pieces = 300_000
+		pieces = 1_000_000
 	}
 	a := startAttacked(t, 20)
 	chance := rand.New(rand.NewPCG(*stormSeed, 1))
@@ -276,5 +276,5 @@ func TestStormOfPieces(t *testing.T) {
 	if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != "HTTP/1.1 200" {
 		t.Errorf("the request over HTTP/1.1: %q, %v", answer, err)
 	}
-	a.ordinary(400 << 20)
+	a.ordinary(200 << 20)
 }
