@@ -254,8 +254,8 @@ func TestCrowdOfSlowClients(t *testing.T) {
 	c := newCrowd(padded(1<<20, true), 100)
 	close(c.read)
 	close(c.finish)
-	room := min(*crowdSize/2, 64) << 20 // for bodies of this size: three quarters of three eighths of all
-	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false", fmt.Sprint("--max-buffered-bytes=", room*32/9))
+	room := min(*crowdSize/2, 64) << 20 // for bodies of this size: three quarters of three tenths of all
+	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false", fmt.Sprint("--max-buffered-bytes=", room*40/9))
 	clients := make([]*crowdClient, *crowdSize)
 	t.Cleanup(func() { hangUp(clients) })
 	var refused, served atomic.Int64

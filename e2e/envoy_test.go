@@ -340,7 +340,7 @@ func TestFallbackEndpoints(t *testing.T) {
 
 // TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp fails.
 func TestStreamsAreLimited(t *testing.T) {
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=6", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
+	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=5", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
 	nothingLeft(t, s)
 	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
 	if err != nil {
@@ -374,16 +374,16 @@ func TestStreamsAreLimited(t *testing.T) {
 			return nil
 		})
 	}
-	for range 5 { // of 375,000 bytes that there are for bodies
+	for range 4 { // of 303,000 bytes that there are for bodies
 		begin(65_000, 64_000)
 	}
-	followed(5, 5*64_000)
+	followed(4, 4*64_000)
 	long := []stack.Message{{Role: "user", Content: strings.Repeat("all work and no play ", 3000)}}
 	if err := refused(long, "too_many_bytes"); err != nil {
 		t.Error(err)
 	}
 	begin(1000, 1)
-	followed(6, 0)
+	followed(5, 0)
 	if err := refused(novel(), "too_many_requests"); err != nil {
 		t.Error(err)
 	}

@@ -93,7 +93,7 @@ func TestStreamsBeyondAllBounds(t *testing.T) {
 }
 
 // heldOf is the size of a budget that has room for so many bytes of bodies.
-func heldOf(n int) int { return (n*8 + 2) / 3 }
+func heldOf(n int) int { return n * 56 / 17 }
 
 // TestHeldBytesAreLimited counts what is held until it is sent on, and not beyond.
 func TestHeldBytesAreLimited(t *testing.T) {

@@ -29,7 +29,7 @@ func (p *proxied) add(f *pflag.FlagSet) {
 	f.IntVar(&p.maxParseBytes, "max-parse-bytes", 0, "request bodies above this many `BYTES` are streamed through and routed by load only; at most a fourteenth of --max-buffered-bytes, so that one can always be read. 0: that, and 32 MiB at most")
 	f.IntVar(&p.maxBodyBytes, "max-body-bytes", 0, "request bodies above this many `BYTES` are refused with 413. 0: none are, and Envoy's own limits hold")
 	f.IntVar(&p.maxStreams, "max-streams", 20_000, "most requests, `N`, that are followed at once, each until its answer has ended; more are refused as are those turned away because of load. 0: no limit")
-	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 0, "most `BYTES` of memory that requests take at once until they are routed: three eighths for their bodies, of which more are refused likewise, and the rest for reading them, for which they wait. 0: a quarter of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; 512 MiB without either, and at most")
+	f.IntVar(&p.maxBufferedBytes, "max-buffered-bytes", 0, "most `BYTES` of memory that requests take at once until they are routed: three tenths for their bodies, of which more are refused likewise, and the rest for reading them, for which they wait. 0: a quarter of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; 512 MiB without either, and at most")
 }
 
 // check says what is wrong with them. engine is who turns requests into token ids.

@@ -27,29 +27,27 @@ type Budget struct {
 	small, large Share
 }
 
-// The parts of the whole that reading gets; bodies get the rest, three eighths. One body of [MaxBody] bytes can then always be read,
-// whatever else is held.
-const (
-	largePart = 2 // one half
-	smallPart = 8 // one eighth
-)
+// largePart and smallPart are the parts of limit bytes that reading gets: four sevenths and an eighth. Bodies get the rest, about three
+// tenths. One body of [MaxBody] bytes can then always be read, whatever else is held.
+func largePart(limit int) int { return limit / 7 * 4 }
+func smallPart(limit int) int { return limit / 8 }
 
 // New returns a budget of limit bytes. limit 0: no limit, memory is only counted.
 func New(limit int) *Budget {
 	b := new(Budget)
-	b.large.limit, b.small.limit = int64(limit/largePart), int64(limit/smallPart)
+	b.large.limit, b.small.limit = int64(largePart(limit)), int64(smallPart(limit))
 	b.Held.limit = int64(limit) - b.large.limit - b.small.limit
 	return b
 }
 
+// perByte is how many bytes reading takes for a byte of a body, but for what it takes for any body.
+func perByte() int { return apibody.ReadCost(1) - apibody.ReadCost(0) }
+
 // MaxBody returns the size in bytes of the largest body that a budget of limit bytes lets be read.
-func MaxBody(limit int) int {
-	perByte := apibody.ReadCost(1) - apibody.ReadCost(0)
-	return max(limit/largePart/perByte, 1)
-}
+func MaxBody(limit int) int { return max(largePart(limit)/perByte(), 1) }
 
 // ForBody returns the least budget in bytes that lets a body of size bytes be read.
-func ForBody(size int) int { return largePart * (apibody.ReadCost(size) - apibody.ReadCost(0)) }
+func ForBody(size int) int { return (size*perByte() + 3) / 4 * 7 }
 
 // Used returns how many bytes are taken in all.
 func (b *Budget) Used() int { return b.Held.Used() + b.small.Used() + b.large.Used() }
