@@ -255,7 +255,7 @@ func TestCrowdOfSlowClients(t *testing.T) {
 	close(c.read)
 	close(c.finish)
 	room := min(*crowdSize/2, 64) << 20 // for bodies of this size: three quarters of three tenths of all
-	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false", fmt.Sprint("--max-buffered-bytes=", room*40/9))
+	s, envoys, _ := startStorm(t, 4, c, "--router-kv-events=false", fmt.Sprint("--max-buffered-bytes=", room*224/51))
 	clients := make([]*crowdClient, *crowdSize)
 	t.Cleanup(func() { hangUp(clients) })
 	var refused, served atomic.Int64
