@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"kvepp/kvblock"
@@ -50,8 +51,10 @@ type scratch struct {
 	text     [2][]byte // normalizer output, alternating
 
 	// of pre-tokenizers that are stages
-	rewritten [][]byte // by stage
-	letters   []rune   // texts in a pattern's alphabet
+	rewritten   [][]byte      // by stage
+	rewriteRoom int           // bytes that may still be rewritten
+	searched    time.Duration // by patterns
+	letters     []rune        // texts in a pattern's alphabet
 }
 
 func newScratch() *scratch { return &scratch{} }

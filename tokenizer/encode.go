@@ -42,6 +42,7 @@ func (e *encoder) append(w work, out []kvblock.Token, text string, special bool,
 	}
 	sc := e.borrow()
 	sc.work = w
+	sc.searched = 0
 	sc.work.total = len(text)
 	before := len(out)
 	if special {
@@ -147,6 +148,8 @@ func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first 
 	case e.scan != nil || e.deepSeek:
 		out = e.appendCut(out, s, i, end, sc)
 	case len(e.stages) > 0:
+		// What each stage rewrites counts.
+		sc.rewriteRoom = len(e.stages)*maxGrowth*(end-i) + maxGrowthBase
 		return e.appendStages(out, 0, s[i:end], first, sc)
 	default:
 		out = e.appendUncut(out, s, i, end, sc)

@@ -113,7 +113,7 @@ func Load(dir string, o Options) (*Model, error) {
 // loadEncoder reads tokenizer.json, or where there is none tiktoken.model.
 func loadEncoder(dir string) (*encoder, error) {
 	path := filepath.Join(dir, tokenizerFile)
-	raw, err := os.ReadFile(path)
+	raw, err := readFile(path, maxTokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		tiktoken, found, otherErr := readOptional(filepath.Join(dir, tiktokenFile))
 		if otherErr != nil {
@@ -121,7 +121,7 @@ func loadEncoder(dir string) (*encoder, error) {
 		}
 		if found {
 			path = filepath.Join(dir, tiktokenFile)
-			config, err := os.ReadFile(filepath.Join(dir, tokenizerConfigFile))
+			config, err := readFile(filepath.Join(dir, tokenizerConfigFile), maxConfigFile)
 			if err != nil {
 				return nil, fmt.Errorf("tokenizer: %w", err)
 			}
@@ -144,11 +144,34 @@ func loadEncoder(dir string) (*encoder, error) {
 
 // readOptional reads a file that need not exist.
 func readOptional(path string) ([]byte, bool, error) {
-	raw, err := os.ReadFile(path)
+	most := int64(maxConfigFile)
+	if filepath.Base(path) == tiktokenFile {
+		most = maxTokenizerFile
+	}
+	raw, err := readFile(path, most)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
 	return raw, err == nil, err
+}
+
+const (
+	// maxTokenizerFile is the largest tokenizer.json or tiktoken.model, in bytes. Models' are below 50 MB.
+	maxTokenizerFile = 512 << 20
+	// maxConfigFile is the largest of a folder's other files, in bytes.
+	maxConfigFile = 32 << 20
+)
+
+// readFile reads a file of at most so many bytes.
+func readFile(path string, most int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > most {
+		return nil, fmt.Errorf("%s: %d bytes are more than %d", path, info.Size(), most)
+	}
+	return os.ReadFile(path)
 }
 
 // readModelConfig reads what kind of model the folder holds, for engines that treat some in a way of their own.

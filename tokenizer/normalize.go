@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -25,8 +26,20 @@ type normalizerStep struct {
 	left, right bool // white space is stripped from there
 }
 
-// apply returns the normalized text, which may alias s or the scratch. It fails only where the pattern of a step does.
+// A text may become so much longer, in a normalizer's steps and then in those of pre-tokenizers: what models need is three times,
+// for a text of spaces alone.
+const (
+	maxGrowth     = 4
+	maxGrowthBase = 64 << 10 // bytes in addition
+)
+
+// errGrowth says that a text grew beyond that.
+var errGrowth = fmt.Errorf("tokenizer: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer", maxGrowth)
+
+// apply returns the normalized text, which may alias s or the scratch. It fails where the pattern of a step does, where the text
+// grows beyond maxGrowth, and where the encoding is halted.
 func (n normalizer) apply(s string, sc *scratch) (string, error) {
+	most := maxGrowth*len(s) + maxGrowthBase
 	// Two buffers take turns, so that a step never writes over the text that it reads.
 	turn := 0
 	for i := range n {
@@ -34,7 +47,10 @@ func (n normalizer) apply(s string, sc *scratch) (string, error) {
 		buf := sc.text[turn][:0]
 		switch {
 		case step.isForm:
-			s = normalForm(step.form, s)
+			var err error
+			if s, err = sc.normalForm(step.form, s, most); err != nil {
+				return "", err
+			}
 			continue
 		case s == "":
 			continue
@@ -53,13 +69,18 @@ func (n normalizer) apply(s string, sc *scratch) (string, error) {
 				buf = append(buf, s[:at]...)
 				buf = append(buf, step.new...)
 				s = s[at+len(step.old):]
+				if len(buf) > most {
+					return "", errGrowth
+				}
 			}
 			buf = append(buf, s...)
 		case step.pattern != nil:
 			done := 0
 			if err := step.pattern.matches(s, sc, func(start, end int) {
 				buf = append(buf, s[done:start]...)
-				buf = append(buf, step.new...)
+				if len(buf) <= most {
+					buf = append(buf, step.new...)
+				}
 				done = end
 			}); err != nil {
 				return "", err
@@ -79,6 +100,12 @@ func (n normalizer) apply(s string, sc *scratch) (string, error) {
 			continue
 		}
 		sc.text[turn] = buf
+		if len(buf) > most {
+			return "", errGrowth
+		}
+		if sc.work.halted() {
+			return "", sc.work.err
+		}
 		turn = 1 - turn
 		s = unsafe.String(unsafe.SliceData(buf), len(buf))
 	}
@@ -104,6 +131,40 @@ func (n normalizer) keeps(text string) bool {
 		}
 	}
 	return true
+}
+
+// formStretch is how many bytes are normalized at once.
+const formStretch = 64 << 10
+
+// normalForm is normalForm of a stretch of s after the other, each of which ends where nothing joins it with the next. The text may
+// become most bytes long.
+func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error) {
+	if isNormal(form, s) {
+		return s, nil
+	}
+	out := make([]byte, 0, len(s)+len(s)/8)
+	for s != "" {
+		if sc.work.halted() {
+			return "", sc.work.err
+		}
+		n := min(formStretch, len(s))
+		for n < len(s) {
+			if utf8.RuneStart(s[n]) {
+				if p := form.PropertiesString(s[n:]); p.BoundaryBefore() {
+					break
+				}
+			}
+			if n++; n%formStretch == 0 && sc.work.halted() {
+				return "", sc.work.err
+			}
+		}
+		out = append(out, normalForm(form, s[:n])...)
+		if len(out) > most {
+			return "", errGrowth
+		}
+		s = s[n:]
+	}
+	return alias(out), nil
 }
 
 // normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than Go's:
@@ -176,20 +237,40 @@ func knownForm(form norm.Form, s string) string {
 	return out
 }
 
+// combining is a character of a text that is normalized.
+type combining struct {
+	r     rune
+	class uint8 // canonical combining class; 0: a starter
+}
+
+// sortMarks puts marks in the order of their classes, and leaves those of a class in the order that they have.
+func sortMarks(marks []combining) {
+	if slices.IsSortedFunc(marks, func(a, b combining) int { return int(a.class) - int(b.class) }) {
+		return
+	}
+	var places [257]int // of the next mark of a class
+	for _, m := range marks {
+		places[int(m.class)+1]++
+	}
+	for class := range 256 {
+		places[class+1] += places[class]
+	}
+	for _, m := range slices.Clone(marks) {
+		marks[places[m.class]] = m
+		places[m.class]++
+	}
+}
+
 // formByDefinition normalizes as Unicode's annex 15 says: decompose, put marks in order, compose.
 func formByDefinition(form norm.Form, s string) string {
 	decomposition, composes := norm.NFD, form == norm.NFC || form == norm.NFKC
 	if form == norm.NFKC || form == norm.NFKD {
 		decomposition = norm.NFKD
 	}
-	type mark struct {
-		r     rune
-		class uint8 // canonical combining class; 0: a starter
-	}
-	var all []mark
+	var all []combining
 	for _, r := range s {
 		for _, part := range decomposition.String(string(r)) { // one character, so that its marks are few
-			all = append(all, mark{part, norm.NFD.PropertiesString(string(part)).CCC()})
+			all = append(all, combining{part, norm.NFD.PropertiesString(string(part)).CCC()})
 		}
 	}
 	for i := 0; i < len(all); i++ {
@@ -197,7 +278,9 @@ func formByDefinition(form norm.Form, s string) string {
 		for end < len(all) && all[end].class != 0 {
 			end++
 		}
-		slices.SortStableFunc(all[i:end], func(a, b mark) int { return int(a.class) - int(b.class) })
+		if end-i > 1 {
+			sortMarks(all[i:end])
+		}
 		i = end
 	}
 	if composes {

@@ -111,6 +111,9 @@ func (e *encoder) appendStages(out []kvblock.Token, k int, s string, first bool,
 		}
 		buf := st.rewrite(sc.rewritten[k][:0], s, first)
 		sc.rewritten[k] = buf
+		if sc.rewriteRoom -= len(buf); sc.rewriteRoom < 0 {
+			return out, errGrowth
+		}
 		s = unsafe.String(unsafe.SliceData(buf), len(buf))
 	}
 	if st.whole {

@@ -19,9 +19,13 @@ import (
 // alphabet. What is left is a pattern over that alphabet, without any syntax on which engines differ, which regexp2, a
 // backtracking engine with the same leftmost-first rule, matches. What cannot be carried over exactly is refused by name.
 
-// matchTimeout bounds the searches of one text, and each alone, since a backtracking engine can take exponential time on a
-// hostile text.
-const matchTimeout = 2 * time.Second
+// matchTimeout bounds the searches of one text, or searchPerByte for a longer one, and searchTimeout each alone, since a backtracking
+// engine can take exponential time on a hostile text.
+const (
+	matchTimeout  = 2 * time.Second
+	searchPerByte = 4 * time.Microsecond
+	searchTimeout = matchTimeout / 5
+)
 
 // maxPattern bounds a pattern, in bytes, and maxPatternDepth its nesting.
 const (
@@ -715,7 +719,7 @@ func (p *patternParser) compile() (*pattern, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pattern %q: %w", p.source, err)
 	}
-	engine.MatchTimeout = matchTimeout
+	engine.MatchTimeout = searchTimeout
 	compiled.engine = engine
 	return compiled, nil
 }
@@ -754,12 +758,14 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 		return offset
 	}
 	last := -1
-	spent := time.Duration(0)
 	for from := 0; from <= len(letters) && sc.work.err == nil; {
 		begin := time.Now()
 		m, err := p.engine.FindRunesMatchStartingAt(letters, from)
-		if spent += time.Since(begin); err != nil || spent > matchTimeout {
+		if sc.searched += time.Since(begin); err != nil || sc.searched > max(matchTimeout, time.Duration(sc.work.total)*searchPerByte) {
 			return errMatch
+		}
+		if sc.work.halted() {
+			return sc.work.err
 		}
 		if m == nil {
 			return nil

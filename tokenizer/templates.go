@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,7 +70,7 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 // chats without tools of a model that also takes images or sound, whose processor it belongs to.
 func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	if m.options.ChatTemplate != "" {
-		raw, err := os.ReadFile(m.options.ChatTemplate)
+		raw, err := readFile(m.options.ChatTemplate, maxConfigFile)
 		if err != nil {
 			return err
 		}
@@ -97,7 +96,7 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 			return err
 		}
 		for _, path := range more {
-			raw, err := os.ReadFile(path)
+			raw, err := readFile(path, maxConfigFile)
 			if err != nil {
 				return err
 			}

@@ -72,6 +72,26 @@ func strictDecode(raw json.RawMessage, dst any) error {
 // components returns a component's parts: those of a Sequence under the given key, in order and flattened; itself
 // otherwise; none for null.
 func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
+	all, err := componentsWithin(raw, key, maxSequences)
+	if err == nil && len(all) > maxComponents {
+		return nil, fmt.Errorf("%d components are more than %d", len(all), maxComponents)
+	}
+	return all, err
+}
+
+const (
+	// maxSequences is how deep a Sequence may be nested.
+	maxSequences = 8
+	// maxComponents is how many components a normalizer, pre-tokenizer or post-processor may have. Models have up to ten.
+	maxComponents = 64
+	// maxAddedToken is the longest added token, in bytes. Models' are below 100.
+	maxAddedToken = 256
+)
+
+func componentsWithin(raw json.RawMessage, key string, depth int) ([]json.RawMessage, error) {
+	if depth == 0 {
+		return nil, fmt.Errorf("a Sequence is nested deeper than %d", maxSequences)
+	}
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil
 	}
@@ -88,7 +108,7 @@ func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 	}
 	var all []json.RawMessage
 	for _, part := range parts {
-		inner, err := components(part, key)
+		inner, err := componentsWithin(part, key, depth-1)
 		if err != nil {
 			return nil, err
 		}
@@ -680,6 +700,9 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab *tokenTexts) error {
 	for i, a := range list {
 		if a.Content == "" {
 			continue
+		}
+		if len(a.Content) > maxAddedToken {
+			return fmt.Errorf("the token that begins with %.40q has %d bytes, more than %d", a.Content, len(a.Content), maxAddedToken)
 		}
 		last[a.Content] = i
 		if _, again := e.addedIDs[a.Content]; again {
