@@ -60,6 +60,7 @@ events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, ki
 
 storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)
 	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000
+	@go test -v -count=1 -timeout $(TIMEOUT) -run '^TestHostile' ./zmqsub ./indexer/feed -hostile 30s -hostile-seed $(SEED)
 
 test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (3 GB to fetch, once)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(e2e/tools/models.sh qwen3)" \

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go"
+
+	"kvepp/internal/loglimit"
 )
 
 // Config says what to connect to, and who is told.
@@ -31,7 +33,8 @@ type Config struct {
 type Conn struct {
 	conn   *nats.Conn
 	cfg    Config
-	silent bool // that there is no connection was said; of package nats's one goroutine for callbacks
+	errors loglimit.Limiter // of lines about what NATS reports, such as a subscriber that is too slow
+	silent bool             // that there is no connection was said; of package nats's one goroutine for callbacks
 }
 
 // Connect begins to connect. The server need not be there: it is tried until Close, every two seconds. An error says that Server cannot
@@ -58,7 +61,7 @@ func Connect(cfg Config) (*Conn, error) {
 			cfg.Changed(false)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			cfg.Log.Warn("NATS reports an error", "for", cfg.Purpose, "server", redacted(cfg.Server), "error", err)
+			c.errors.Log(cfg.Log, slog.LevelWarn, "NATS reports an error", "for", cfg.Purpose, "server", redacted(cfg.Server), "error", err)
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("natssub: NATS server %s: %w; correct --nats-server", redacted(cfg.Server), err)

@@ -34,6 +34,7 @@ func newEngine(t *testing.T, port int) *engine {
 		t.Fatal(err)
 	}
 	socket.SetLinger(0)
+	socket.SetSndhwm(0)
 	e := &engine{t: t, socket: socket, port: port}
 	bind := "tcp://127.0.0.1:*"
 	if port != 0 {

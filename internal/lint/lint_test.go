@@ -25,7 +25,7 @@ var may = map[string]string{
 	"kvblock/kvblocktest": "",
 	"chattemplate":        "",
 	"zmqsub":              "",
-	"natssub":             "",
+	"natssub":             "internal/loglimit",
 	"internal/metrics":    "",
 	"internal/loglimit":   "",
 	"internal/connlimit":  "",
