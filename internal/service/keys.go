@@ -78,7 +78,9 @@ func (k *keys) value(i int, t reflect.Type) (int, error) {
 			} else if seen[name] {
 				return i, refuse(http.StatusUnprocessableEntity, "%s: the key is there twice", name)
 			}
-			seen[name] = of != nil
+			if of != nil {
+				seen[name] = true
+			}
 		}
 		var err error
 		if i, err = k.value(k.space(end)+1, of); err != nil { // behind the colon

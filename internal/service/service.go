@@ -16,7 +16,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"strings"
@@ -100,13 +99,7 @@ func read(w http.ResponseWriter, req *http.Request, v any) error {
 	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return refuse(http.StatusUnsupportedMediaType, "the body must be JSON, and the Content-Type application/json")
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxBody))
-	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-		return refuse(http.StatusRequestEntityTooLarge, "the body is longer than %d bytes", maxBody)
-	} else if err != nil {
-		return refuse(http.StatusBadRequest, "the body ends early: %v", err)
-	}
-	err = decode(body, v)
+	err := withBody(w, req, func(body []byte) error { return decode(body, v) })
 	syntax, kind, refused := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil), (*refusal)(nil)
 	switch {
 	case errors.As(err, &refused):

@@ -1,0 +1,69 @@
+package service
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// Bounds on what the bodies of all requests take together. Bodies up to smallBody are free of them, so that large ones keep no small one out.
+const (
+	smallBody     = 64 << 10         // bytes
+	maxBodies     = 64 << 20         // bytes of all larger bodies that are being received, or wait to be decoded
+	decodeWithin  = 10 * time.Second // for the turn
+	firstBodyRoom = 4 << 10          // bytes
+)
+
+var (
+	heldBodies atomic.Int64
+	// decoding holds a token for each larger body that is decoded. One may take 15 times its bytes.
+	decoding = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)/2))
+)
+
+var errBodies = refuse(http.StatusServiceUnavailable, "the bodies of other requests take all the memory that there is for them; try again")
+
+// withBody calls use with the body of a request, within the bounds.
+func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {
+	from := http.MaxBytesReader(w, req.Body, maxBody)
+	body := make([]byte, 0, firstBodyRoom)
+	held := int64(0)
+	defer func() { heldBodies.Add(-held) }()
+	for {
+		if len(body) == cap(body) {
+			more := cap(body) // twice as many
+			if cap(body)+more > smallBody {
+				held += int64(more)
+				if heldBodies.Add(int64(more)) > maxBodies {
+					return errBodies
+				}
+			}
+			body = append(make([]byte, 0, cap(body)+more), body...)
+		}
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		if err == io.EOF {
+			break
+		}
+		if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+			return refuse(http.StatusRequestEntityTooLarge, "the body is longer than %d bytes", maxBody)
+		} else if err != nil {
+			return refuse(http.StatusBadRequest, "the body ends early: %v", err)
+		}
+	}
+	if len(body) > smallBody {
+		turn := time.NewTimer(decodeWithin)
+		defer turn.Stop()
+		select {
+		case decoding <- struct{}{}:
+			defer func() { <-decoding }()
+		case <-turn.C:
+			return errBodies
+		case <-req.Context().Done():
+			return errBodies
+		}
+	}
+	return use(body)
+}
