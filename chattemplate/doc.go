@@ -8,7 +8,9 @@
 // is the same engine with the differences that minijinja, as Dynamo's frontend runs it, has from that; see Dialect.
 //
 // It never reads files or the network, never runs anything but the template, and never trusts the values it is given:
-// a client chooses tools and messages, so every render is bounded in steps, depth, bytes and time (Limits).
+// a client chooses tools and messages, so every render is bounded in steps, depth, bytes, memory and time (Limits), and ends with
+// its context. What costs work or memory counts it before it is done; a test runs each filter, test, method, function and
+// operator on values of hostile sizes and holds what it takes against what it counts.
 //
 // A Template is immutable and safe for concurrent use. Lists and dicts are not: nobody may change one while another
 // goroutine reads it.

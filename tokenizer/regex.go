@@ -24,7 +24,7 @@ import (
 const (
 	matchTimeout  = 2 * time.Second
 	searchPerByte = 4 * time.Microsecond
-	searchTimeout = matchTimeout / 5
+	searchTimeout = 400 * time.Millisecond
 )
 
 // maxPattern bounds a pattern, in bytes, and maxPatternDepth its nesting.
