@@ -200,7 +200,7 @@ func (p *prompt) keeps(size int) int {
 		n += bytesPerID * len(p.tokens[i].IDs)
 	}
 	if p.inject != nil {
-		n += apibody.ReadCost(size) - apibody.ReadCost(0)
+		n += apibody.ReadCostPerByte * size
 	}
 	return n
 }

@@ -10,10 +10,9 @@ import (
 // What an engine makes of a chat's messages and tools before they are rendered takes memory too. It is reckoned up beforehand, for
 // all engines alike: so many objects, with their places in lists.
 var (
-	messageBytes = chattemplate.DictBytes(3) + listPlaceBytes
-	partBytes    = chattemplate.DictBytes(2) + listPlaceBytes
-	callBytes    = chattemplate.DictBytes(3) + chattemplate.DictBytes(2) + listPlaceBytes
-	toolBytes    = chattemplate.DictBytes(2) + chattemplate.DictBytes(5) + listPlaceBytes
+	partBytes = chattemplate.DictBytes(2) + listPlaceBytes
+	callBytes = chattemplate.DictBytes(3) + chattemplate.DictBytes(2) + listPlaceBytes
+	toolBytes = chattemplate.DictBytes(2) + chattemplate.DictBytes(5) + listPlaceBytes
 )
 
 // listPlaceBytes is a place in a list that grows by a quarter, while there are the old one and the new one.
@@ -68,9 +67,16 @@ func (m *Model) conversionBytes(message *chattemplate.Dict) int {
 	if m.options.Engine == VLLM && isPlain(message, content) {
 		return listPlaceBytes
 	}
-	bytes := messageBytes
+	bytes := chattemplate.DictBytes(max(2, message.Len())) + listPlaceBytes/3
 	if parts, ok := content.(*chattemplate.List); ok {
-		bytes += partBytes * len(parts.Items)
+		bytes += listPlaceBytes
+		for _, part := range parts.Items {
+			if of, _ := part.(*chattemplate.Dict); m.options.Engine == VLLM && isPlainPart(of) {
+				bytes += listPlaceBytes
+			} else {
+				bytes += partBytes
+			}
+		}
 	}
 	if tools, ok := get[*chattemplate.List](message, "tools"); ok {
 		bytes += toolBytes * len(tools.Items)

@@ -448,9 +448,23 @@ func vllmPart(item any) (part *chattemplate.Dict, text string, skip bool, err er
 	if !ok {
 		return nil, "", false, errRefused("a content part without %s", field)
 	}
+	if isPlainPart(given) {
+		return given, text, false, nil
+	}
 	part = textPart(text)
 	addExtra(part, given)
 	return part, text, false, nil
+}
+
+// isPlainPart reports whether a part is its type and then its text, and nothing else.
+func isPlainPart(part *chattemplate.Dict) bool {
+	if _, ok := get[string](part, "text"); !ok || part.Len() != 2 || !isText(part) {
+		return false
+	}
+	for first := range part.All() {
+		return first == "type"
+	}
+	return false
 }
 
 // addExtra adds the fields that vLLM does not know.

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -88,12 +87,9 @@ func TestMemoryOfRequests(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRandomRequests is the same for random shapes. KVEPP_SEED chooses others.
+// TestMemoryOfRandomRequests is the same for random shapes.
 func TestMemoryOfRandomRequests(t *testing.T) {
-	seed, err := strconv.ParseUint(os.Getenv("KVEPP_SEED"), 10, 64)
-	if err != nil {
-		seed = 1
-	}
+	const seed = 1
 	chance := rand.New(rand.NewPCG(seed, 0))
 	for name, m := range boundedModels(t) {
 		for i := range 8 {
@@ -185,5 +181,62 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 		if _, err := m.encode(&work{ctx: ctx}, text, false); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s, and nobody waits: %v", name, err)
 		}
+	}
+}
+
+// TestAgentsBodiesAreTokenized: what agents send is tokenized for every engine, however much of it there is.
+func TestAgentsBodiesAreTokenized(t *testing.T) {
+	many := func(n int, of func(i int) string) string {
+		all := make([]string, n)
+		for i := range all {
+			all[i] = of(i)
+		}
+		return strings.Join(all, ",")
+	}
+	property := func(i int) string {
+		return fmt.Sprintf(`"field_%d":{"type":"string","description":"What field %d holds.","enum":["a","b"]}`, i, i)
+	}
+	tool := func(i int) string {
+		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{%s},"required":["field_0"]}}}`, i, i, many(25, property))
+	}
+	small := func(i int) string {
+		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{%s}}}}`, i, i, many(3, property))
+	}
+	turn := func(i int) string {
+		return fmt.Sprintf(`{"role":"assistant","content":"","tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{\"path\":\"/a/%d\",\"lines\":[1,%d]}"}}]},{"role":"tool","tool_call_id":"call_%d","content":"%s"}`,
+			i, i, i, i, strings.Repeat(`if err != nil {\n\treturn err\n}\n`, 10))
+	}
+	user := `{"role":"user","content":"x"},`
+	for name, body := range map[string]string{
+		"128 large tools, a chat of 1 MB": `"messages":[` + user + many(1500, turn) + `],"tools":[` + many(128, tool) + `]`,
+		"1,000 tools":                     `"messages":[{"role":"user","content":"x"}],"tools":[` + many(1000, small) + `]`,
+		"2,000 calls":                     `"messages":[` + user + many(2000, turn) + `]`,
+		"6,000 short messages":            `"messages":[` + many(3000, func(int) string { return `{"role":"user","content":"do it"},{"role":"assistant","content":"yes"}` }) + `]`,
+		"10,000 parts": `"messages":[` + many(10_000, func(i int) string {
+			return fmt.Sprintf(`{"role":"%s","content":[{"type":"text","text":"This is part %d of the text, of which there are some more."}]}`, [2]string{"user", "assistant"}[i%2], i)
+		}) + `]`,
+		"1 MB of code": `"messages":[{"role":"user","content":"` + strings.Repeat(`\tif x == \"y\" {\n`, 60_000) + `"}]`,
+	} {
+		for _, engine := range Engines {
+			m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: engine})
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw := []byte(`{"model":"m",` + body + `}`)
+			r, err := apibody.ParseRequest(bodytest.Chat, raw)
+			if err != nil || r.TooLarge != nil {
+				t.Errorf("%s: %v, %v", name, err, r.TooLarge)
+				continue
+			}
+			prompts, err := m.Tokenize(t.Context(), r)
+			if err != nil || len(prompts) != 1 || len(prompts[0].IDs) < len(raw)/20 {
+				t.Errorf("%s of %d bytes on %s: %d prompts, %v", name, len(raw), engine, len(prompts), err)
+			}
+		}
+	}
+	ids := `{"model":"m","prompt":[` + strings.TrimSuffix(strings.Repeat("128000,", 200_000), ",") + `]}`
+	r, err := apibody.ParseRequest(bodytest.Completions, []byte(ids))
+	if err != nil || r.TooLarge != nil || len(r.Prompts) != 1 || len(r.Prompts[0].Tokens) != 200_000 {
+		t.Errorf("200,000 ids: %v", err)
 	}
 }

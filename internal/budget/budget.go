@@ -41,7 +41,7 @@ func New(limit int) *Budget {
 }
 
 // perByte is how many bytes reading takes for a byte of a body, but for what it takes for any body.
-func perByte() int { return apibody.ReadCost(1) - apibody.ReadCost(0) }
+func perByte() int { return apibody.ReadCostPerByte }
 
 // MaxBody returns the size in bytes of the largest body that a budget of limit bytes lets be read.
 func MaxBody(limit int) int { return max(largePart(limit)/perByte(), 1) }
