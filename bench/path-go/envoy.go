@@ -27,7 +27,7 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
 	}
 	cluster := func(name string, port int, http2 bool) object {
-		c := object{"name": name, "type": "STATIC", "connect_timeout": "2s",
+		c := object{"name": name, "type": "STATIC", "connect_timeout": "10s",
 			"circuit_breakers": object{"thresholds": []object{{"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 65536}}},
 			"load_assignment":  object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{{"endpoint": object{"address": address(port)}}}}}}}
 		if http2 {

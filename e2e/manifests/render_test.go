@@ -667,6 +667,9 @@ func TestEnvoyLimits(t *testing.T) {
 				continue
 			}
 			processors++
+			if got := cluster.text("connect_timeout"); got != "10s" {
+				t.Errorf("%s: cluster %s has the connect_timeout %q, want 10s: requests wait for the handshake of a further connection", name, cluster.text("name"), got)
+			}
 			got := cluster.at("typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config", "http2_protocol_options")
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: cluster %s has the HTTP/2 options %v, want %v", name, cluster.text("name"), got, want)
