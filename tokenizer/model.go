@@ -164,7 +164,12 @@ const (
 
 // readFile reads a file of at most so many bytes.
 func readFile(path string, most int64) ([]byte, error) {
-	info, err := os.Stat(path)
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
 	if err != nil {
 		return nil, err
 	}
