@@ -42,7 +42,7 @@ check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	go test -timeout $(TIMEOUT) ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer && \
+	go test -timeout $(TIMEOUT) ./indexer && go test -timeout $(TIMEOUT) -run '^TestMemory' ./internal/apibody ./tokenizer ./zmqsub && \
 	go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '/(e2e|parity|vllm|manifests|e2e/kube|kind)$$') && \
 	$(call ORACLES,llama2 claude) go test -v -short -count=1 -timeout $(TIMEOUT) ./tokenizer/parity && \
 	KVEPP_TOOLS="$$tools" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" go test -count=1 -timeout $(TIMEOUT) -skip '^Test(Image|APIServer)$$' ./e2e ./e2e/manifests

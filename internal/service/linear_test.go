@@ -64,9 +64,6 @@ func TestRegistrationIsLinear(t *testing.T) {
 	}
 	linear(t, part, "register", func(i int) {
 		if err := r.Register(of(i)); err != nil {
-			if strings.Contains(err.Error(), "file descriptors") {
-				t.Skip(err)
-			}
 			t.Fatal(err)
 		}
 	})
