@@ -188,8 +188,9 @@ type socket struct {
 	view  [maxFrames][]byte
 
 	account *C.zmqsub_account // of the publisher; nil: not known yet
-	most    int               // the high-water mark that was configured, in messages
-	mark    int               // the one that is set: less, while large messages wait
+	most    int               // the configured high-water mark, in messages; a power of two
+	mark    int               // the high-water mark that is set; less than most after large messages waited
+	taken   int               // messages taken since mark was set
 }
 
 func newSocket(ctx *zmq.Context, kind zmq.Type) (*socket, error) {
@@ -215,11 +216,11 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 		s.next = 0
 		if number := C.zmqsub_receive(s.handle(), &s.batch, &s.account); number != 0 {
 			if number == C.EAGAIN {
-				s.setMark(s.most)
 				return nil, false, nil
 			}
 			return nil, false, zmq.Errno(number)
 		}
+		s.taken += int(s.batch.messages)
 		s.restrain(int(s.batch.full))
 	}
 	m := &s.batch.message[s.next]
@@ -231,19 +232,32 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	return s.view[:n], true, nil
 }
 
-// restrain lets less in while the messages that wait, so many, are too large; 0: they are not. receive does it with each batch; who
-// does not receive for long must do it too. libzmq's high-water mark counts messages only, and what a publisher sends next may be of
-// any size, so that the mark goes to half of what waits, again and again. When the queue was empty it is as configured.
+// restrain lowers the high-water mark while the messages that wait take too many bytes; waiting is their number, and 0 means that they
+// do not. receive calls it for each batch. A caller that does not receive for long must call it too: libzmq's mark counts messages, and
+// the next ones may be of any size.
 //
-// A lower mark than the number of messages that wait is safe: libzmq goes on when half of the mark is left. So is a greater one when
-// none waits.
+// libzmq's I/O thread stops reading when the mark is reached. It goes on only when the receiver reports how many messages it has
+// taken, which it does at each multiple of half the mark. The mark that the I/O thread uses lags behind the receiver's. A careless
+// change can therefore leave the I/O thread waiting for a report that never comes. Two rules exclude it:
+//
+//   - The mark is lowered to 2, and only while a message waits: taking that message is reported, because half the mark is 1.
+//   - Marks are powers of two. The mark is doubled only when as many messages as the old mark were taken since the last change. Between
+//     two reports there is then one doubling at most, and the messages that the old mark lets in contain a multiple of both halves.
 func (s *socket) restrain(waiting int) {
-	if waiting > 0 && waiting <= s.mark {
-		s.setMark(max(waiting/2, 1))
+	switch {
+	case waiting > 0 && s.mark > lowMark:
+		if events, err := s.GetEvents(); err == nil && events&zmq.POLLIN != 0 {
+			s.setMark(lowMark)
+		}
+	case waiting == 0 && s.mark < s.most && s.taken >= s.mark:
+		s.setMark(2 * s.mark)
 	}
 }
 
-// tooMuch returns how many messages wait, if they are too large; else 0.
+// lowMark is the high-water mark, in messages, while the messages that wait take too many bytes.
+const lowMark = 2
+
+// tooMuch returns how many messages wait if they take too many bytes, else 0.
 func (s *socket) tooMuch() int {
 	if s.account == nil {
 		return 0
@@ -252,8 +266,8 @@ func (s *socket) tooMuch() int {
 }
 
 func (s *socket) setMark(messages int) {
-	if messages != s.mark && s.SetRcvhwm(messages) == nil {
-		s.mark = messages
+	if s.SetRcvhwm(messages) == nil {
+		s.mark, s.taken = messages, 0
 	}
 }
 

@@ -296,7 +296,7 @@ func (s *Subscription) wait(until <-chan struct{}) bool {
 		case <-s.stop:
 			return false
 		case <-watch.C:
-			s.live.restrain(s.live.tooMuch())
+			s.live.bound()
 		}
 	}
 }

@@ -30,7 +30,7 @@ const lastSeq = 1 << 62
 const maxReplayTimeouts = 6
 
 // runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them. Live
-// messages meanwhile wait in the live socket's queue, which is bounded (socket.restrain). It returns when the replay is
+// messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns when the replay is
 // complete, failed, or the subscription was closed; the sequence knows what is still missing.
 //
 // A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
@@ -57,7 +57,7 @@ func (s *Subscription) runReplay() {
 		case s.hub.replays <- struct{}{}:
 			turn = true
 		case <-watch.C:
-			s.live.restrain(s.live.tooMuch())
+			s.live.bound()
 		case <-s.stop:
 			return
 		}
@@ -141,7 +141,7 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 				return ReplayComplete, messages, again
 			}
 			if messages++; messages%64 == 0 {
-				s.live.restrain(s.live.tooMuch())
+				s.live.bound()
 			}
 		}
 		switch {
@@ -162,7 +162,7 @@ func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outco
 		select {
 		case <-src.ready:
 		case <-watch.C:
-			s.live.restrain(s.live.tooMuch())
+			s.live.bound()
 		case <-s.monitor.ready:
 			if s.disconnects() {
 				return ReplayCut, messages, false

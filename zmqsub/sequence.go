@@ -31,7 +31,7 @@ type sequence struct {
 }
 
 // maxAhead is how many messages a replay may be ahead of the live connection: more than the queues of publishers and subscriptions
-// hold, which are 100,000 at both ends.
+// hold: 100,000 at the publishers, 131,072 here.
 const maxAhead = 1 << 20
 
 // step is what to do, in the order of the fields.

@@ -40,6 +40,14 @@ func (s *source) close() {
 	s.socket.close()
 }
 
+// bound keeps the bytes of the messages that wait in bounds while nobody receives.
+func (s *source) bound() {
+	if waiting := s.tooMuch(); waiting > 0 {
+		s.restrain(waiting)
+		s.signal() // restrain may have consumed libzmq's signal
+	}
+}
+
 // signal puts a token into ready.
 func (s *source) signal() {
 	select {

@@ -108,7 +108,7 @@ const (
 
 // timing is how long libzmq and this package wait, and how much may wait.
 type timing struct {
-	highWaterMark int // messages in the queue; beyond, libzmq leaves them with the publisher, whose own mark then drops some
+	highWaterMark int // messages in the queue, a power of two; beyond, libzmq leaves them with the publisher, which may drop some
 
 	connect, reconnect, reconnectMax time.Duration
 
@@ -151,7 +151,7 @@ type timing struct {
 
 // Source of most: the options that dynamo-kv-router 1.6.1 sets on its subscriptions.
 var defaultTiming = timing{
-	highWaterMark: 100_000,
+	highWaterMark: 1 << 17,
 	connect:       5 * time.Second, reconnect: 100 * time.Millisecond, reconnectMax: 5 * time.Second,
 	handshake: 5 * time.Second,
 	heartbeat: 5 * time.Second, heartbeatTimeout: 15 * time.Second,

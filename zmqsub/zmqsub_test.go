@@ -416,7 +416,7 @@ func TestSlowConsumer(t *testing.T) {
 	const count = 100_000
 	endpoints, in, out := publishers(t, 1, count, 1000, 1000)
 	h := newHub(t)
-	h.timing.highWaterMark = 1000
+	h.timing.highWaterMark = 1 << 10
 	slow := &slowHandler{hold: make(chan struct{}), until: count, done: make(chan struct{})}
 	if _, err := h.Subscribe(Config{Endpoint: endpoints[0]}, slow); err != nil {
 		t.Fatal(err)
