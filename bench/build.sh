@@ -1,12 +1,12 @@
 # Sourced by index.sh and events.sh, which set here and part: builds the programs that both need into the cache folder and
-# sets rs (Dynamo's part) and go (kvepp's part, bench/$part-go).
+# sets rs (Dynamo's part) and go (kvepp's part, bench/$part).
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
 say() { printf '%s\n' "$*" >&2; }
 
 command -v cargo >/dev/null || { say "bench/$part.sh: cargo (Rust) is needed to build Dynamo's crate; see https://rustup.rs"; exit 1; }
 target=$cache/bench-index-rs
 [ -d "$target/release" ] || say "building dynamo-kv-router (a few minutes, once)"
-CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/index-rs/Cargo.toml"
+CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/index/rs/Cargo.toml"
 rs=$target/release/index-rs
-go=$cache/bench-$part-go
-(cd "$here/.." && go build -o "$go" "./bench/$part-go")
+go=$cache/bench-$part
+(cd "$here/.." && go build -o "$go" "./bench/$part")

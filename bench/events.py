@@ -1,6 +1,6 @@
 """Measures what KV events and decisions cost kvepp, beside what does the same: CPU time, in one run.
 
-An engine (events-go; index-rs for what Dynamo's crate does) answers commands:
+An engine (bench-events; index-rs for what Dynamo's crate does) answers commands:
 
   receive MODE ENDPOINT KIND COUNT   CPU of receiving that many messages: by libzmq's Go binding as it stands (binding), by
                                      package zmqsub, or by package feed, which puts them into an index (index)
@@ -96,7 +96,7 @@ def hashing(programs, rounds, met):
 
 def main():
     arguments = argparse.ArgumentParser(description="Measure KV events. bench/events.sh builds the programs and calls this.")
-    arguments.add_argument("--go", required=True, help="the program events-go")
+    arguments.add_argument("--go", required=True, help="the program bench-events")
     arguments.add_argument("--rs", required=True, help="the program index-rs")
     arguments.add_argument("--rounds", type=int, default=7)
     programs = arguments.parse_args()

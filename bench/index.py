@@ -1,8 +1,8 @@
 """Measures kvepp's index beside Dynamo's: CPU time, on the same workloads, in one run, with equal answers.
 
-Workloads are files that index-go makes; README.md says what is in them. An engine (index-go and index-rs) answers commands:
+Workloads are files that bench-index makes; README.md says what is in them. An engine (bench-index and index-rs) answers commands:
 
-  run FILE      a new index, the whole workload: by phase (index-go/workload.go numbers them) what storing, removing and
+  run FILE      a new index, the whole workload: by phase (bench/index/workload.go numbers them) what storing, removing and
                 finding took (ns), for how many blocks and queries, and a digest of all answers
   memory FILE   bytes that the first phase's blocks take
   open FILE     loads the first phase, for:
@@ -200,7 +200,7 @@ class workload:
 
 def main():
     arguments = argparse.ArgumentParser(description="Compare indexes. bench/index.sh builds the programs and calls this.")
-    arguments.add_argument("--go", required=True, help="the program index-go")
+    arguments.add_argument("--go", required=True, help="the program bench-index")
     arguments.add_argument("--rs", required=True, help="the program index-rs")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("workloads", nargs="+", choices=("tree1m", "trace", "micro", "tree10m"))

@@ -10,8 +10,8 @@
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
-tools=$("$here/../e2e/tools/install.sh" tools)
-model=$("$here/../e2e/tools/models.sh" qwen3)
+tools=$("$here/../test/tools/install.sh" tools)
+model=$("$here/../test/tools/models.sh" qwen3)
 case ${PEER:-} in
 "") ;;
 gaie)
@@ -28,12 +28,12 @@ gaie)
 		(cd "$dir" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false -o "$gaie/epp" ./cmd/epp) >&2
 		touch "$gaie/complete"
 	fi
-	set -- "$@" -gaie "$gaie" -kube "$("$here/../e2e/tools/install.sh" kube)"
+	set -- "$@" -gaie "$gaie" -kube "$("$here/../test/tools/install.sh" kube)"
 	;;
 *)
 	printf '%s\n' "bench/path.sh: PEER is gaie or nothing, not $PEER" >&2
 	exit 1
 	;;
 esac
-(cd "$here/.." && go build -o "$cache/bench-path-go" ./bench/path-go && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
-exec "$cache/bench-path-go" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"
+(cd "$here/.." && go build -o "$cache/bench-path" ./bench/path && go build -o "$cache/bench-path-kvepp" ./cmd/kvepp)
+exec "$cache/bench-path" -root "$here/.." -kvepp "$cache/bench-path-kvepp" -envoy "$tools/bin/envoy" -model "$model" -rounds "${ROUNDS:-5}" "$@"

@@ -15,18 +15,18 @@ command -v cargo >/dev/null || { say "bench/tokenizers.sh: cargo (Rust) is neede
 [ "$#" -gt 0 ] || set -- llama3_1 qwen3 gptoss deepseek_v3 gemma3 llama2
 pairs=""
 for name; do
-	folder=$("$here/../e2e/tools/models.sh" "$name")
+	folder=$("$here/../test/tools/models.sh" "$name")
 	pairs="$pairs
 $name=$folder"
 done
 
 target=$cache/bench-tokenizers-rs
 [ -d "$target/release" ] || say "building tokenizers and fastokens (a few minutes, once)"
-CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/tokenizers-rs/Cargo.toml"
-go=$cache/bench-tokenizers-go
-(cd "$here/.." && go build -o "$go" ./bench/tokenizers-go)
+CARGO_TARGET_DIR=$target cargo build --release --locked --quiet --manifest-path "$here/tokenizers/rs/Cargo.toml"
+go=$cache/bench-tokenizers
+(cd "$here/.." && go build -o "$go" ./bench/tokenizers)
 
-python=$("$here/../e2e/tools/install.sh" oracles)/bin/python # has tokenizers
+python=$("$here/../test/tools/install.sh" oracles)/bin/python # has tokenizers
 
 IFS='
 '

@@ -2,7 +2,7 @@ package chattemplate
 
 import "testing"
 
-// TestLoopsOver finds loops over content through what stands between. Package tokenizer/parity asks the engines themselves
+// TestLoopsOver finds loops over content through what stands between. Package test/parity asks the engines themselves
 // about more.
 func TestLoopsOver(t *testing.T) {
 	for source, want := range map[string]struct{ anywhere, ofM bool }{

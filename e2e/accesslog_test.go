@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestAccessLog: kvepp's access log has one line for each request through Envoy, under the request id of Envoy's own access log, with what the

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestAdminAddress asks kvepp which worker holds a prompt that one of them was given.

@@ -19,9 +19,9 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
 	"kvepp/internal/bodytest"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // What kvepp may have resident, in bytes, whatever clients send: without a limit of Go's the heap may be twice of what is in use, which is

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // secrets are what clients send and logs must not hold, each in a place of its own.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestBusyThresholdAsTheFrontend plays the same requests to a frontend of Dynamo's and to kvepp's admin address. The

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
-const tinyModel = "models/tiny-bytelevel" // from this folder
+const tinyModel = "../test/models/tiny-bytelevel" // from this folder
 
 // standIns starts stand-ins for an engine, each with these flags.
 func standIns(t *testing.T, n int, flags ...string) (engines []*stack.Engine) {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // gatewayStack is kvepp and Envoy before stand-ins for vLLM.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // runCheck runs `kvepp check` and returns its exit status, and what it printed.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // operator is a person who runs commands like kvepp drain against the kvepp of s.

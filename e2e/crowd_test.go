@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 var crowdSize = flag.Int("crowd", 100, "how many requests the TestCrowd tests have at once")

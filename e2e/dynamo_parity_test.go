@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
+	"kvepp/test/harness/stack"
 	"kvepp/tokenizer"
 	"kvepp/zmqsub"
 )
@@ -101,7 +101,7 @@ type parityModel struct {
 func withTemplate(t *testing.T, template string) string {
 	t.Helper()
 	dir := t.TempDir()
-	from := "models/tiny-bytelevel"
+	from := "../test/models/tiny-bytelevel"
 	files, err := os.ReadDir(from)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func realModel(t *testing.T, from string) string {
 		err = errors.Join(err, os.Symlink(filepath.Join(from, name), filepath.Join(dir, name)))
 	}
 	for _, name := range []string{"config.json", "generation_config.json"} {
-		raw, errRead := os.ReadFile(filepath.Join("models/tiny-bytelevel", name))
+		raw, errRead := os.ReadFile(filepath.Join("../test/models/tiny-bytelevel", name))
 		raw = bytes.ReplaceAll(raw, []byte(`"qwen3"`), []byte(`"llama"`))
 		err = errors.Join(err, errRead, os.WriteFile(filepath.Join(dir, name), raw, 0o644))
 	}
@@ -284,7 +284,7 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 // TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the ids
 // that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take besides.
 func TestDynamoParity(t *testing.T) {
-	folders := []string{"models/tiny-bytelevel", "models/tiny-sentencepiece",
+	folders := []string{"../test/models/tiny-bytelevel", "../test/models/tiny-sentencepiece",
 		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
 	for _, folder := range strings.Fields(os.Getenv("KVEPP_MODELS")) {
 		folders = append(folders, realModel(t, folder))

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // main is the stack that most tests share: four workers with a frontend each.

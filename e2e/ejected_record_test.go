@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestDecisionsNameEjectedEndpoints checks what decision records and the log at debug level say while an engine is ejected: that it

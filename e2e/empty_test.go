@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // noBytes is a body of which only its end says that it is empty: the client declares no length.

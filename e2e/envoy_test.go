@@ -26,7 +26,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // seen is what an upstream received.
@@ -443,7 +443,7 @@ func TestKveppDies(t *testing.T) {
 
 // TestSharedFrontendAndRanks: workers of two data-parallel ranks behind one frontend, with the other kind of tokenizer.
 func TestSharedFrontendAndRanks(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, Ranks: 2, SharedFrontend: true, Speedup: 20, Model: "e2e/models/tiny-sentencepiece"})
+	s := start(t, stack.Config{Workers: 2, Ranks: 2, SharedFrontend: true, Speedup: 20, Model: "test/models/tiny-sentencepiece"})
 	nothingLeft(t, s)
 	extra := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
 	used := map[string]bool{}

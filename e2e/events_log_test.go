@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // stockEngines starts stand-ins for vLLM, and returns them.
@@ -19,7 +19,7 @@ func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 	}
 	var engines []*stack.Engine
 	for i := range n {
-		e, err := stack.StartEngine(t.Context(), program, dir, fmt.Sprintf("engine-%d", i), "models/tiny-bytelevel", append([]string{"-token-time", "1ms"}, flags...)...)
+		e, err := stack.StartEngine(t.Context(), program, dir, fmt.Sprintf("engine-%d", i), "../test/models/tiny-bytelevel", append([]string{"-token-time", "1ms"}, flags...)...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // fault is one way in which an engine goes bad while it serves.

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // frames is a client's HTTP/2 connection of which a test writes every frame itself.

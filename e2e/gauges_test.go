@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // instanceOf returns Dynamo's id of the worker beside a frontend.

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // http2Upstream has Envoy speak HTTP/2 to the pool, as endpoints that serve gRPC want it.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // ask sends a chat request and wants it answered by the worker that kvepp chose.

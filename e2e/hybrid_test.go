@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestSGLangHybrid: what kvepp predicts for a hybrid model on SGLang is an upper bound, by the decision's header and metric. For a model

@@ -19,8 +19,8 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
-	"kvepp/e2e/stack"
 	"kvepp/kvblock/kvblocktest"
+	"kvepp/test/harness/stack"
 )
 
 const indexerBlock = 4 // tokens

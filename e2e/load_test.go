@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestLoadOfRunningRequests watches, in a router mode that tokenizes nothing, what long answers count for on their worker: one

@@ -17,7 +17,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // namedServer answers every request with its name, and may be ill: then only its health check says so.

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	prommodel "github.com/prometheus/common/model"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // notExported are Dynamo's series about routing that kvepp does not have, because it does not have what they tell of.

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // mistakes are all of docs/mistakes.md, in its order. What they share belongs to t.
@@ -321,7 +321,7 @@ func tokenizerMistakes() []mistake {
 			fix: "Give `--model` the folder of the model that the engine serves, in the same version.", names: []string{"the engine counts other prompt tokens than kvepp", "ids of a text differ from the engine's", "give --model the engine's own folder and version"},
 			make: func(t *testing.T) []said {
 				s := withEngines(t, like(1)...)
-				model := "--model=tiny=" + s.shown("models/tiny-sentencepiece", "/models/other")
+				model := "--model=tiny=" + s.shown("../test/models/tiny-sentencepiece", "/models/other")
 				s.behind(s.entries(), model)
 				s.send(s.Envoy, stack.Model, 3)
 				return []said{s.logs("the engine counts other prompt tokens than kvepp"), s.checks(model)}

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write docs/mistakes.md anew, from what TestMistakes sees")

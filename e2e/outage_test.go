@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // withClientCertificate returns an edit by which every Envoy shows kvepp a client certificate, as mtls.yaml does, so that one kvepp can

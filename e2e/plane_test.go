@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestEventPlane: workers that announce their blocks on Dynamo's event plane alone, each alone and two behind one frontend.

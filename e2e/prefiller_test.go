@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // sidecars are servers in the place of stock engines that prefill, and of those that decode with llm-d's routing sidecar before

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // cluster returns one of the clusters of an Envoy's configuration.

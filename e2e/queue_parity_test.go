@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
-	"kvepp/router/queue"
+	"kvepp/queue"
+	"kvepp/test/harness/stack"
 )
 
 // randomProfile writes the policy classes of one model, indented for "models".
@@ -70,7 +70,7 @@ type replied struct {
 }
 
 // TestQueueAsDynamo plays random histories of arrivals and ends into Dynamo's selection service, which runs the queue of its
-// router, and into router/queue with the same policy file: the same requests are let through, at the same time and in the same
+// router, and into queue with the same policy file: the same requests are let through, at the same time and in the same
 // order, and the same are refused, for the same reason. Each model has one worker, and a profile of its own.
 func TestQueueAsDynamo(t *testing.T) {
 	const models, steps = 24, 60

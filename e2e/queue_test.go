@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // queueClasses are one class that may wait in any number, and one of which four may, on two workers.

@@ -11,15 +11,15 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"kvepp/e2e/stack"
 	"kvepp/internal/apibody"
+	"kvepp/test/harness/stack"
 	"kvepp/tokenizer"
 )
 
 // TestTokenizerURL: kvepp has no folder of the model, and asks a server with vLLM's render endpoints, which here gives the ids
 // that Dynamo's frontend makes. Predictions are as exact as with a folder; while the server fails, requests go by load.
 func TestTokenizerURL(t *testing.T) {
-	model, err := tokenizer.Load("models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}

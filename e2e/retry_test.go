@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // attempt is what an endpoint has had of a request.

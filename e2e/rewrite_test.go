@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestModelRewrite: a client sees only the name that it gave, and the frontend only the one that it serves.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for both

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // weights are the knobs of the cost function that both selection services are started with.

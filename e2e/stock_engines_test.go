@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
 )
 
 // stockFlags are the flags of kvepp for which stock-engines.yaml is written.
@@ -349,7 +349,7 @@ func TestStreamThatBegan(t *testing.T) {
 	allFreed(t, s)
 }
 
-// stockEngine is a process of e2e/kind/engine.
+// stockEngine is a process of test/kind/engine.
 type stockEngine struct {
 	address string
 	process *process.Process
@@ -372,7 +372,7 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 			}
 		}
 		name := fmt.Sprintf("engine-%d", i)
-		p, err := process.Start(dir, name, nil, program, "-name", name, "-model", "models/tiny-bytelevel", "-served-model-name", stack.Model,
+		p, err := process.Start(dir, name, nil, program, "-name", name, "-model", "../test/models/tiny-bytelevel", "-served-model-name", stack.Model,
 			"-port", strconv.Itoa(ports[0]), "-kv-events-port", strconv.Itoa(ports[1]), "-kv-replay-port", strconv.Itoa(ports[2]), "-token-time", tokenTime.String())
 		if err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 var (

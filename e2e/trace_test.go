@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
 	"kvepp/internal/tracing/tracingtest"
+	"kvepp/test/harness/stack"
 )
 
 // TestTraces: kvepp's spans arrive at a collector as part of the client's trace, and of Envoy's if Envoy traces; and what upstream

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"kvepp/e2e/stack"
 	"kvepp/kvblock"
+	"kvepp/test/harness/stack"
 )
 
 // TestWorkerMetrics: blocks, subscription, age of the last event, requests and failures of each worker, under its name, with real Envoy,

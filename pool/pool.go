@@ -49,7 +49,7 @@ type Endpoint struct {
 	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
 	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay
 	KVTopic  string // subscription prefix; empty means everything
-	Metrics  string // URL of the engine's own metrics page. Empty: it is made from Address, see package pool/gauges
+	Metrics  string // URL of the engine's own metrics page. Empty: it is made from Address, see package pool/enginemetrics
 	// EventChannels are where Dynamo's event plane carries the KV events, at most one for each rank, ordered by rank.
 	// They matter only when KVEvents is empty.
 	EventChannels []EventChannel

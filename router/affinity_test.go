@@ -14,7 +14,7 @@ import (
 	"kvepp/internal/apibody"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/router/queue"
+	"kvepp/queue"
 	"kvepp/scoring"
 )
 

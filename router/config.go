@@ -7,9 +7,9 @@ import (
 	"kvepp/internal/budget"
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
+	"kvepp/modelrewrite"
 	"kvepp/pool"
 	"kvepp/router/eject"
-	"kvepp/router/rewrite"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 	"kvepp/tokenizer/remote"
@@ -26,7 +26,7 @@ type Config struct {
 	// in Models or Remote is a model's, whatever events call an adapter. nil: there are none.
 	Adapters *Adapters
 	// Rewrites change the model that a request names, before anything else is made of that name. nil: none.
-	Rewrites *rewrite.Rules
+	Rewrites *modelrewrite.Rules
 	// Objectives give priorities to requests that name one. nil: to none.
 	Objectives *Objectives
 	// StrictModel refuses requests for a model that neither this configuration nor a worker names. Otherwise workers that do not

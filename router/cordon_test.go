@@ -11,8 +11,8 @@ import (
 
 	"kvepp/internal/logtest"
 	"kvepp/pool"
+	"kvepp/queue"
 	"kvepp/router/eject"
-	"kvepp/router/queue"
 )
 
 // newCordonHouse is newHealthHouse, where cordons of the pool reach the tracker.

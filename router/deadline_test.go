@@ -18,7 +18,7 @@ import (
 
 // budgeted returns a house whose requests may take as much memory as in a container of 2 GiB, and what makes a request of a size.
 func budgeted(t *testing.T) (*house, func(size int) *Request) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

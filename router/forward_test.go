@@ -13,7 +13,7 @@ import (
 
 // Token ids go on with a prompt exactly where the frontend would make the same ones of it.
 func TestTokenDataGoesOn(t *testing.T) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestTokenDataGoesOn(t *testing.T) {
 
 // Of two workers that serve a request together both must have kvepp's files.
 func TestTokenDataOfTwoLegs(t *testing.T) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 // TestHostileBodies: what a client can send ends in a clear 400 or a decision, never in a panic or a wrong answer.
 func TestHostileBodies(t *testing.T) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/router/queue"
+	"kvepp/queue"
 	"kvepp/scoring"
 )
 

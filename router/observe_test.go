@@ -8,7 +8,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
-	"kvepp/router/queue"
+	"kvepp/queue"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 	"kvepp/tokenizer/remote"

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
-	"kvepp/router/rewrite"
+	"kvepp/modelrewrite"
 	"kvepp/tokenizer"
 )
 
@@ -69,7 +69,7 @@ func TestPickerMetrics(t *testing.T) {
 		check(map[string]float64{"inference_objective_request_ttft_seconds": 0, "inference_objective_output_tokens": 0}, "model_name=sql")
 
 		// A request that goes on under another name, with an objective.
-		h.cfg.Rewrites = rewrites(t, rewrite.Rule{Name: "r", Models: []string{"alias"}, Targets: toM}, rewrite.Rule{Name: "r", Targets: toM})
+		h.cfg.Rewrites = rewrites(t, modelrewrite.Rule{Name: "r", Models: []string{"alias"}, Targets: toM}, modelrewrite.Rule{Name: "r", Targets: toM})
 		h.cfg.Objectives = new(Objectives)
 		h.cfg.Objectives.Set(map[string]int32{"urgent": 7})
 		urgent := completion("alias", tokens(0, 40))

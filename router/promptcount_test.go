@@ -12,7 +12,7 @@ import (
 // TestPromptCounts: answers that report another number of prompt tokens than kvepp's are counted, and logged once for each model and API
 // after three in a row.
 func TestPromptCounts(t *testing.T) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

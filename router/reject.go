@@ -3,7 +3,7 @@ package router
 import (
 	"errors"
 
-	"kvepp/router/queue"
+	"kvepp/queue"
 )
 
 // rejections are the causes for which requests are turned away because of load, as a metric has them.

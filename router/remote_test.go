@@ -146,7 +146,7 @@ func TestTheEngineDiffers(t *testing.T) {
 		io.WriteString(w, `[{"token_ids":[1,2,3]}]`)
 	}))
 	defer engine.Close()
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,20 +10,20 @@ import (
 
 	"kvepp/internal/apibody"
 	"kvepp/internal/metrics/metricstest"
-	"kvepp/router/queue"
-	"kvepp/router/rewrite"
+	"kvepp/modelrewrite"
+	"kvepp/queue"
 )
 
-func rewrites(t *testing.T, rules ...rewrite.Rule) *rewrite.Rules {
+func rewrites(t *testing.T, rules ...modelrewrite.Rule) *modelrewrite.Rules {
 	t.Helper()
-	r := new(rewrite.Rules)
+	r := new(modelrewrite.Rules)
 	if err := r.Set(rules); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-var toM = []rewrite.Target{{Model: "m"}}
+var toM = []modelrewrite.Target{{Model: "m"}}
 
 // A rewritten request is routed, tokenized and sent as one for the other model, and both names are told.
 func TestRewrittenModel(t *testing.T) {
@@ -33,7 +33,7 @@ func TestRewrittenModel(t *testing.T) {
 	if _, err := h.Route(t.Context(), completion("alias", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
 		t.Fatalf("without a rule: %v", err)
 	}
-	h.cfg.Rewrites = rewrites(t, rewrite.Rule{Name: "first", Models: []string{"alias", "m"}, Targets: toM})
+	h.cfg.Rewrites = rewrites(t, modelrewrite.Rule{Name: "first", Models: []string{"alias", "m"}, Targets: toM})
 	r := h.route(completion("alias", tokens(0, 16)))
 	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil || *r.Renamed != (Renamed{"alias", "m", "alias"}) {
 		t.Errorf("routed to %s with %d cached tokens, renamed %v", r.Name, r.PredictedCachedTokens, r.Renamed)

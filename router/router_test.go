@@ -473,7 +473,7 @@ func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.For
 // BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold parts
 // of it. "again" repeats a request; "new" is one long message that differs each time, so that all of it is encoded.
 func BenchmarkRoute(b *testing.B) {
-	model, err := tokenizer.Load("../e2e/models/tiny-bytelevel", tokenizer.Options{})
+	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -553,7 +553,7 @@ func BenchmarkPick(b *testing.B) {
 func mediaModel(t *testing.T) *tokenizer.Model {
 	t.Helper()
 	dir := t.TempDir()
-	file, err := os.ReadFile("../e2e/models/tiny-bytelevel/tokenizer.json")
+	file, err := os.ReadFile("../test/models/tiny-bytelevel/tokenizer.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"kvepp/pool"
-	"kvepp/router/queue"
+	"kvepp/queue"
 	"kvepp/scoring"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/pool"
-	"kvepp/router/queue"
+	"kvepp/queue"
 )
 
 // newQueueHouse is a house where requests wait while every worker has a prompt to prefill.

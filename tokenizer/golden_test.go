@@ -15,11 +15,11 @@ import (
 	"kvepp/kvblock"
 )
 
-const modelsDir = "../e2e/models"
+const modelsDir = "../test/models"
 
 var modelNames = []string{"tiny-bytelevel", "tiny-sentencepiece"}
 
-// goldens are what Hugging Face tokenizers and Transformers make of texts and chats. See e2e/models/train.py.
+// goldens are what Hugging Face tokenizers and Transformers make of texts and chats. See test/models/train.py.
 type goldens struct {
 	Strings []struct {
 		Text        string

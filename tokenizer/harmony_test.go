@@ -17,7 +17,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// harmonyCase is a request and what vLLM's own code, over oss-harmony, makes of it. tokenizer/parity/harmony.py wrote them.
+// harmonyCase is a request and what vLLM's own code, over oss-harmony, makes of it. test/parity/harmony.py wrote them.
 type harmonyCase struct {
 	Body  json.RawMessage
 	Text  string
@@ -84,7 +84,7 @@ func harmonyText(body []byte, now time.Time) (string, error) {
 
 var harmonyDay = time.Date(2026, 11, 21, 23, 59, 0, 0, time.UTC)
 
-// TestHarmonyText compares the text of rendered chats, and of requests to the other APIs, with vLLM's. (The ids are compared in tokenizer/parity, which has the
+// TestHarmonyText compares the text of rendered chats, and of requests to the other APIs, with vLLM's. (The ids are compared in test/parity, which has the
 // real vocabulary.)
 func TestHarmonyText(t *testing.T) {
 	equal, refused, unknown := 0, 0, 0

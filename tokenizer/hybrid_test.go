@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Which models are hybrids on SGLang, by their config.json. tokenizer/parity compares the lists with SGLang's code.
+// Which models are hybrids on SGLang, by their config.json. test/parity compares the lists with SGLang's code.
 func TestOverlapIsUpperBound(t *testing.T) {
 	for _, c := range []struct {
 		config string

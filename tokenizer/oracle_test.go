@@ -412,7 +412,7 @@ func FuzzMerges(f *testing.F) {
 }
 
 func ExampleModel_Encode() {
-	m, err := Load("../e2e/models/tiny-bytelevel", Options{})
+	m, err := Load("../test/models/tiny-bytelevel", Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // result is what came of one scenario played once.

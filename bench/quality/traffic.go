@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"kvepp/e2e/stack"
+	"kvepp/test/harness/stack"
 )
 
 // session is a conversation of one client: it begins at a time, and says one thing after the other, each when the answer to

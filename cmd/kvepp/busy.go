@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/suggest"
+	"kvepp/queue"
 	"kvepp/router"
-	"kvepp/router/queue"
 )
 
 // busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests wait for

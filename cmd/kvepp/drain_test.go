@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
 	"kvepp/internal/service"
+	"kvepp/test/harness/process"
 )
 
 // admin runs a command against the running kvepp, and returns what it printed and its exit status.

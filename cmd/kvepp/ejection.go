@@ -12,7 +12,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
-	"kvepp/pool/gauges"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router/eject"
 )
 
@@ -59,7 +59,7 @@ func (e *ejection) unused(idle *idle) {
 }
 
 // tracker returns what follows the health of endpoints. pages, once set, reads their metrics pages.
-func (e *ejection) tracker(m *metrics.Metrics, pages *atomic.Pointer[gauges.Gauges], log *slog.Logger) *eject.Tracker {
+func (e *ejection) tracker(m *metrics.Metrics, pages *atomic.Pointer[enginemetrics.Gauges], log *slog.Logger) *eject.Tracker {
 	for _, cause := range eject.Causes {
 		m.ShowEjection(string(cause))
 	}
@@ -79,15 +79,15 @@ func (e *ejection) tracker(m *metrics.Metrics, pages *atomic.Pointer[gauges.Gaug
 }
 
 // page is what a metrics page shows, in the tracker's words.
-func page(s gauges.PageState) eject.Page {
+func page(s enginemetrics.PageState) eject.Page {
 	switch s {
-	case gauges.PageAnswers:
+	case enginemetrics.PageAnswers:
 		return eject.PageAnswers
-	case gauges.PageRefused:
+	case enginemetrics.PageRefused:
 		return eject.PageRefused
-	case gauges.PageRefusedElsewhere:
+	case enginemetrics.PageRefusedElsewhere:
 		return eject.PageRefusedElsewhere
-	case gauges.PageSilent:
+	case enginemetrics.PageSilent:
 		return eject.PageSilent
 	}
 	return eject.PageUnknown

@@ -455,7 +455,7 @@ func TestTokenFile(t *testing.T) {
 
 // TestRefusedFolderWithURL starts where the engine can be asked instead, and says so.
 func TestRefusedFolderWithURL(t *testing.T) {
-	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--tokenizer-url=gone=http://engine"}, nil)
+	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../test/models/tiny-bytelevel", "--tokenizer-url=gone=http://engine"}, nil)
 	var said bytes.Buffer
 	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
 	if err != nil || len(models) != 1 || models["here"] == nil {
@@ -470,7 +470,7 @@ func TestRefusedFolderWithURL(t *testing.T) {
 func TestUpperBoundOfSGLang(t *testing.T) {
 	folder := func(config string) string {
 		dir := t.TempDir()
-		if err := os.CopyFS(dir, os.DirFS("../../e2e/models/tiny-bytelevel")); err != nil {
+		if err := os.CopyFS(dir, os.DirFS("../../test/models/tiny-bytelevel")); err != nil {
 			t.Fatal(err)
 		}
 		file := filepath.Join(dir, "config.json")
@@ -514,7 +514,7 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 
 // TestRefusedFolderWithoutURL starts too: to route by load is better than not to route.
 func TestRefusedFolderWithoutURL(t *testing.T) {
-	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../e2e/models/tiny-bytelevel", "--dynamo-discovery=file:x"}, nil)
+	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../test/models/tiny-bytelevel", "--dynamo-discovery=file:x"}, nil)
 	var said bytes.Buffer
 	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
 	if gone, named := models["gone"]; err != nil || !named || gone != nil || models["here"] == nil {

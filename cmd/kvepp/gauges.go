@@ -16,7 +16,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/pool/gauges"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router/eject"
 	"kvepp/scoring"
 )
@@ -29,7 +29,7 @@ type engineGauges struct {
 	path, scheme    string
 	skipVerify      bool
 
-	queued, running, usage string // metrics, as gauges.ParseMetric reads them
+	queued, running, usage string // metrics, as enginemetrics.ParseMetric reads them
 }
 
 // add declares the flags.
@@ -52,8 +52,8 @@ const withoutPool = "kvepp"
 const minInterval = 50 * time.Millisecond
 
 // config returns how the engines are read. Its Interval is 0 if they are not.
-func (g *engineGauges) config() (gauges.Config, error) {
-	c := gauges.Config{Interval: g.interval, Stale: g.stale, Scheme: g.scheme, Port: g.port, Path: g.path, SkipVerify: g.skipVerify}
+func (g *engineGauges) config() (enginemetrics.Config, error) {
+	c := enginemetrics.Config{Interval: g.interval, Stale: g.stale, Scheme: g.scheme, Port: g.port, Path: g.path, SkipVerify: g.skipVerify}
 	switch {
 	case g.interval != 0 && g.interval < minInterval:
 		return c, fmt.Errorf("--refresh-metrics-interval %v: must be at least %v, for example 5s, or 0 for never", g.interval, minInterval)
@@ -67,13 +67,13 @@ func (g *engineGauges) config() (gauges.Config, error) {
 	}
 	for _, m := range []struct {
 		flag, value string
-		to          *gauges.Metric
+		to          *enginemetrics.Metric
 	}{{"total-queued-requests-metric", g.queued, &c.Waiting}, {"total-running-requests-metric", g.running, &c.Running}, {"kv-cache-usage-percentage-metric", g.usage, &c.Usage}} {
 		if m.value == "" {
 			continue
 		}
 		var err error
-		if *m.to, err = gauges.ParseMetric(m.value); err != nil {
+		if *m.to, err = enginemetrics.ParseMetric(m.value); err != nil {
 			return c, fmt.Errorf("--%s: %w", m.flag, err)
 		}
 	}
@@ -87,7 +87,7 @@ func (g *engineGauges) check() error {
 }
 
 // followEngines starts reading the engines of p until ctx ends; nil if they are not to be.
-func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.ActiveSequences, health *eject.Tracker, frontends bool, log *slog.Logger) (*gauges.Gauges, error) {
+func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.ActiveSequences, health *eject.Tracker, frontends bool, log *slog.Logger) (*enginemetrics.Gauges, error) {
 	c, err := o.engineGauges.config()
 	if err != nil || c.Interval == 0 {
 		return nil, err
@@ -97,16 +97,16 @@ func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.
 		c.NATSServer = o.feed.NATSServer
 	}
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
-	c.Health = func(w kvblock.Worker, s gauges.PageState) { health.PageRead(w, page(s)) }
+	c.Health = func(w kvblock.Worker, s enginemetrics.PageState) { health.PageRead(w, page(s)) }
 	c.SilentAfter = eject.SilentAfter
-	g := gauges.New(c, p, log)
+	g := enginemetrics.New(c, p, log)
 	p.Watch(g)
 	go g.Run(ctx)
 	return g, nil
 }
 
 // kvUsage is what the router asks; nil if nothing is known.
-func kvUsage(g *gauges.Gauges) func([]float64) []float64 {
+func kvUsage(g *enginemetrics.Gauges) func([]float64) []float64 {
 	if g == nil {
 		return nil
 	}
@@ -114,9 +114,9 @@ func kvUsage(g *gauges.Gauges) func([]float64) []float64 {
 }
 
 // showGauges exports what is known of the engines; of nil, that nothing is.
-func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *gauges.Gauges) {
+func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.Gauges) {
 	if g == nil {
-		g = new(gauges.Gauges)
+		g = new(enginemetrics.Gauges)
 	}
 	m.Pool(name, func() metrics.InferencePool { return poolNow(p, g) })
 	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
@@ -127,7 +127,7 @@ func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *gauges.Gauges)
 }
 
 // poolNow is what the pool's workers are and say now.
-func poolNow(p *pool.Pool, g *gauges.Gauges) metrics.InferencePool {
+func poolNow(p *pool.Pool, g *enginemetrics.Gauges) metrics.InferencePool {
 	s := p.Acquire()
 	defer s.Release()
 	var now metrics.InferencePool

@@ -18,10 +18,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/metrics"
+	"kvepp/modelrewrite"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/router"
-	"kvepp/router/rewrite"
 	"kvepp/tokenizer"
 )
 
@@ -257,7 +257,7 @@ func (k *kubernetes) handedOver(o *options, log *slog.Logger) <-chan struct{} {
 }
 
 // obey puts what the cluster says of requests into force, until ctx ends: rules of the command line go before those of the cluster.
-func (k *kubernetes) obey(ctx context.Context, rules []rewrite.Rule, rewrites *rewrite.Rules, objectives *router.Objectives, log *slog.Logger) {
+func (k *kubernetes) obey(ctx context.Context, rules []modelrewrite.Rule, rewrites *modelrewrite.Rules, objectives *router.Objectives, log *slog.Logger) {
 	if k == nil || k.policies == nil {
 		return
 	}

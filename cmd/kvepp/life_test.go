@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"kvepp/e2e/process"
+	"kvepp/test/harness/process"
 )
 
 // asProgram has the test's binary be kvepp.
@@ -287,7 +287,7 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	}
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.start("--model=a="+filepath.Join(broken, "nowhere"), "--model=b="+broken, "--model=c="+hanging, "--model=d=../../e2e/models/tiny-bytelevel", "--model-load-timeout=3s")
+	r.start("--model=a="+filepath.Join(broken, "nowhere"), "--model=b="+broken, "--model=c="+hanging, "--model=d=../../test/models/tiny-bytelevel", "--model-load-timeout=3s")
 	r.ready()
 	r.answers("10.0.0.1:8000")
 	if m, err := r.metrics(); err != nil || !strings.Contains(m, "\nkvepp_models_without_tokenizer 3\n") {

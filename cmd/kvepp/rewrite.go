@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"strings"
 
-	"kvepp/router/rewrite"
+	"kvepp/modelrewrite"
 )
 
 // rewriteRules returns the rules of --model-rewrite, one for each name that requests give, in the order in which they come.
-func (o *options) rewriteRules() ([]rewrite.Rule, error) {
-	var rules []rewrite.Rule
+func (o *options) rewriteRules() ([]modelrewrite.Rule, error) {
+	var rules []modelrewrite.Rule
 	of := map[string]int{} // a name's place in rules
 	for _, given := range o.modelRewrites {
 		name, target, ok := strings.Cut(given, "=")
@@ -20,13 +20,13 @@ func (o *options) rewriteRules() ([]rewrite.Rule, error) {
 		if !known {
 			i = len(rules)
 			of[name] = i
-			rule := rewrite.Rule{Name: "flag"}
+			rule := modelrewrite.Rule{Name: "flag"}
 			if name != "*" {
 				rule.Models = []string{name}
 			}
 			rules = append(rules, rule)
 		}
-		rules[i].Targets = append(rules[i].Targets, rewrite.Target{Model: target})
+		rules[i].Targets = append(rules[i].Targets, modelrewrite.Target{Model: target})
 	}
 	return rules, nil
 }

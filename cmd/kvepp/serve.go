@@ -19,10 +19,10 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/internal/service"
 	"kvepp/kvblock"
+	"kvepp/modelrewrite"
 	"kvepp/pool"
-	"kvepp/pool/gauges"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router"
-	"kvepp/router/rewrite"
 	"kvepp/scoring"
 	"kvepp/tokenizer"
 )
@@ -83,7 +83,7 @@ func serve(o *options) error {
 	if err != nil {
 		return err
 	}
-	rewrites, objectives := new(rewrite.Rules), new(router.Objectives)
+	rewrites, objectives := new(modelrewrite.Rules), new(router.Objectives)
 	if err := rewrites.Set(rules); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func serve(o *options) error {
 	}
 	endpoints, book, conversations := pool.New(log), scoring.NewActiveSequences(), sessions(o, m)
 	book.Prefill = o.prefill()
-	var pages atomic.Pointer[gauges.Gauges]
+	var pages atomic.Pointer[enginemetrics.Gauges]
 	health := o.ejection.tracker(m, &pages, log)
 	endpoints.Watch(health) // first, so that it knows the workers of which the others tell it
 	endpoints.OnCordon(health.PoolCordon)

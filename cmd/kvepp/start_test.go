@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
+	"kvepp/test/harness/process"
 )
 
 // log returns what a kvepp has logged.
@@ -65,7 +65,7 @@ func (r *running) ends() {
 func modelFolder(t *testing.T, template string) string {
 	t.Helper()
 	dir := t.TempDir()
-	tokenizer, err := os.ReadFile("../../e2e/models/tiny-bytelevel/tokenizer.json")
+	tokenizer, err := os.ReadFile("../../test/models/tiny-bytelevel/tokenizer.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
-	"kvepp/e2e/process"
+	"kvepp/test/harness/process"
 )
 
 var thousand = flag.Int("pods", 1000, "how many pods BenchmarkThousandPods has; 1,000 need `ulimit -n 33000`")

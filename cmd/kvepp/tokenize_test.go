@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-const tiny = "../../e2e/models/tiny-bytelevel"
+const tiny = "../../test/models/tiny-bytelevel"
 
 func runTokenize(t *testing.T, input string, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
@@ -26,7 +26,7 @@ func golden(t *testing.T) (strs []struct {
 	IDs  []uint32
 }) {
 	t.Helper()
-	raw, err := os.ReadFile("../../e2e/models/testdata/tiny-bytelevel.json")
+	raw, err := os.ReadFile("../../test/models/testdata/tiny-bytelevel.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,8 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"kvepp/e2e/kube/apiserver"
-	"kvepp/e2e/process"
+	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/process"
 )
 
 // auditPolicy has the API server write down who asked for what.
@@ -36,7 +36,7 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	t.Helper()
 	folder := os.Getenv("KVEPP_CRDS")
 	if folder == "" {
-		t.Fatal("the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what `e2e/tools/install.sh crds` prints")
+		t.Fatal("the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what `test/tools/install.sh crds` prints")
 	}
 	dir := t.TempDir()
 	policy := filepath.Join(dir, "policy.yaml")

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"kvepp/e2e/process"
+	"kvepp/test/harness/process"
 )
 
 // TestImage runs kvepp in the image's root file system alone, as the image's user, who can write nothing there.

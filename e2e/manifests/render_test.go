@@ -124,7 +124,7 @@ func program(t *testing.T, name string) string {
 	t.Helper()
 	folder := os.Getenv("KVEPP_MANIFEST_TOOLS")
 	if folder == "" {
-		t.Fatal("Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what `e2e/tools/install.sh manifests` prints")
+		t.Fatal("Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what `test/tools/install.sh manifests` prints")
 	}
 	return filepath.Join(folder, name)
 }
@@ -526,7 +526,7 @@ func validate(t *testing.T, name, file string) {
 	t.Helper()
 	tools := os.Getenv("KVEPP_TOOLS")
 	if tools == "" {
-		t.Fatal("Envoy is not there: run this through make, or set KVEPP_TOOLS to what `e2e/tools/install.sh tools` prints")
+		t.Fatal("Envoy is not there: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` prints")
 	}
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
 		t.Errorf("%s: Envoy does not take %s: %v\n%s", name, file, err, out)

@@ -109,7 +109,7 @@ func aModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.M
 			t.Fatal(err)
 		}
 	}
-	m, err := tokenizer.Load("../../e2e/models/tiny-bytelevel", o)
+	m, err := tokenizer.Load("../../test/models/tiny-bytelevel", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func withoutTemplate(t *testing.T) *tokenizer.Model {
 	t.Helper()
 	folder := t.TempDir()
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
-		text, err := os.ReadFile("../../e2e/models/tiny-bytelevel/" + name)
+		text, err := os.ReadFile("../../test/models/tiny-bytelevel/" + name)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(folder, name), text, 0o600)
 		}

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"kvepp/queue"
 	"kvepp/router"
-	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 

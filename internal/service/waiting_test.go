@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kvepp/queue"
 	"kvepp/router"
-	"kvepp/router/queue"
 )
 
 // later sends a request from a goroutine of its own, which ctx may end, and returns where its answer comes.

@@ -11,10 +11,10 @@ import (
 	"kvepp/pool"
 )
 
-// TestCardsOfAMocker reads cards that Dynamo 1.6.1's mocker published for the models of e2e/models, and expects the same
+// TestCardsOfAMocker reads cards that Dynamo 1.6.1's mocker published for the models of test/models, and expects the same
 // checksums of those folders. After a change of those models, take the cards from a mocker's discovery again.
 func TestCardsOfAMocker(t *testing.T) {
-	const models = "../../e2e/models/"
+	const models = "../../test/models/"
 	inJSON := t.TempDir() // tiny-bytelevel with its template in chat_template.json
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		copyFile(t, filepath.Join(models, "tiny-bytelevel", name), filepath.Join(inJSON, name))

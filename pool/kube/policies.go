@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"kvepp/router/rewrite"
+	"kvepp/modelrewrite"
 )
 
 // policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the cluster has
@@ -28,7 +28,7 @@ type Policy struct {
 	// Priorities are those of InferenceObjectives, by their names.
 	Priorities map[string]int32
 	// Rewrites are the rules of InferenceModelRewrites, those of older objects first, each named for its object.
-	Rewrites []rewrite.Rule
+	Rewrites []modelrewrite.Rule
 }
 
 // Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp have to read
@@ -235,7 +235,7 @@ func parseObjective(u *unstructured.Unstructured) (priority int32, err error) {
 }
 
 // parseRewrite reads the rules of an object; all or none.
-func parseRewrite(u *unstructured.Unstructured) ([]rewrite.Rule, error) {
+func parseRewrite(u *unstructured.Unstructured) ([]modelrewrite.Rule, error) {
 	var o struct {
 		Spec struct {
 			Rules []struct {
@@ -258,9 +258,9 @@ func parseRewrite(u *unstructured.Unstructured) ([]rewrite.Rule, error) {
 	if len(o.Spec.Rules) > maxPolicies {
 		return nil, fmt.Errorf("%d rules: at most %d", len(o.Spec.Rules), maxPolicies)
 	}
-	var rules []rewrite.Rule
+	var rules []modelrewrite.Rule
 	for i, from := range o.Spec.Rules {
-		rule, every := rewrite.Rule{Name: u.GetName()}, false
+		rule, every := modelrewrite.Rule{Name: u.GetName()}, false
 		for _, m := range from.Matches {
 			switch {
 			case m.Model == nil:
@@ -273,7 +273,7 @@ func parseRewrite(u *unstructured.Unstructured) ([]rewrite.Rule, error) {
 		}
 		weighed := 0
 		for _, t := range from.Targets {
-			target := rewrite.Target{Model: t.ModelRewrite}
+			target := modelrewrite.Target{Model: t.ModelRewrite}
 			if t.Weight != nil {
 				weighed++
 				target.Weight = int(*t.Weight)

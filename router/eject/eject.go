@@ -3,7 +3,7 @@
 //
 // It owns the health of each endpoint: recent failures, whether the endpoint is ejected and until when, the trial request that
 // may bring it back, and whether an operator cordoned it. It sends no request, reads no page and chooses no worker: the router
-// reports how requests ended, package pool/gauges what the metrics page does, package indexer/feed whether the event
+// reports how requests ended, package pool/enginemetrics what the metrics page does, package indexer/feed whether the event
 // subscription holds, and the router leaves out what [View] excludes.
 //
 // The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Several endpoints

@@ -1,0 +1,84 @@
+// Command bench-path is `make bench-path`: it measures what an external processor costs a request behind a real Envoy, with kvepp
+// beside Envoy alone, beside a processor that only sends back what it is sent and, if wanted, beside the Gateway API's own.
+//
+// It starts every program it needs on loopback (itself as that processor and as the upstream), loads them in turn, and prints
+// medians and how they stand to the project's goals. It owns no part of the product, and what it measures is the program that
+// people run. One goroutine drives; each connection of a load is one more.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// options say what to run.
+type options struct {
+	root, kvepp, envoy, model string
+	rounds                    int
+	length                    time.Duration // of one measurement
+	streams, chunks           int           // of server-sent events
+	only                      string
+	size                      int    // of bodies, KB; 0: all
+	connections               int    // that send them; 0: 1, then 64
+	gaie, kube                string // folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == "echo" {
+		fail(serveEcho(os.Args[2]))
+	}
+	if len(os.Args) == 3 && os.Args[1] == "upstream" {
+		fail(serveUpstream(os.Args[2]))
+	}
+	var o options
+	flag.StringVar(&o.root, "root", ".", "the project's root")
+	flag.StringVar(&o.kvepp, "kvepp", "bin/kvepp", "kvepp's program")
+	flag.StringVar(&o.envoy, "envoy", "", "Envoy's program")
+	flag.StringVar(&o.model, "model", "", "folder of a real model's tokenizer")
+	flag.IntVar(&o.rounds, "rounds", 5, "measurements of each kind")
+	flag.DurationVar(&o.length, "length", time.Second, "of a measurement")
+	flag.IntVar(&o.streams, "streams", 500, "answers that are streamed at once")
+	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each, ten a second")
+	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
+	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
+	flag.IntVar(&o.connections, "connections", 0, "bodies over so many connections alone: 1 or 64")
+	flag.StringVar(&o.gaie, "gaie", "", "folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is not measured")
+	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, which that needs")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	fail(run(ctx, &o))
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench/path:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run(ctx context.Context, o *options) error {
+	p, err := start(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	for _, part := range []struct {
+		name string
+		run  func(context.Context, *options, *programs) error
+	}{{"bodies", bodies}, {"chats", chats}, {"streams", streams}} {
+		if o.only != "" && o.only != part.name {
+			continue
+		}
+		if err := part.run(ctx, o, p); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/process"
+)
+
+// program is one that was started.
+type program struct {
+	*process.Process
+	port    int // where it serves
+	metrics int // where it says how much it allocated
+}
+
+// programs are all that a run needs, and the ways through them.
+type programs struct {
+	folder                                     string
+	started                                    []*program
+	envoy                                      *program
+	alone, echo, leastLoaded, kv, echoBodiless *column
+	leastLoadedBodiless                        *column
+	gaie                                       *column // nil: not wanted
+	cluster                                    *apiserver.Server
+	columns                                    []*column
+	words                                      words
+}
+
+// spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this process's.
+func (p *programs) spawn(name string, env []string, argv ...string) (*program, error) {
+	x, err := process.Start(p.folder, name, env, argv...)
+	if err != nil {
+		return nil, err
+	}
+	p.started = append(p.started, &program{Process: x})
+	return p.started[len(p.started)-1], nil
+}
+
+func (p *programs) close() {
+	for _, x := range p.started {
+		x.Kill()
+	}
+	if p.cluster != nil {
+		p.cluster.Close()
+	}
+	os.RemoveAll(p.folder)
+}
+
+// start starts everything and waits until it serves.
+func start(ctx context.Context, o *options) (_ *programs, err error) {
+	p := &programs{}
+	if p.folder, err = os.MkdirTemp("", "kvepp-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	for _, v := range os.Environ() { // what tunes Go's collector goes, so that programs are measured as they come
+		if name, _, _ := strings.Cut(v, "="); name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" || strings.HasPrefix(name, "KVEPP_") {
+			os.Unsetenv(name)
+		}
+	}
+	next, err := process.Ports(32) // more than are needed
+	if err != nil {
+		return nil, err
+	}
+	free := func(n int) (first int) {
+		first, next = next, next+n
+		return first
+	}
+	own, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	upstream, echoes := free(1), free(2)
+	if _, err = p.spawn("upstream", nil, own, "upstream", strconv.Itoa(upstream)); err != nil {
+		return nil, err
+	}
+	echo, err := p.spawn("echo", nil, own, "echo", strconv.Itoa(echoes))
+	if err != nil {
+		return nil, err
+	}
+	echo.port, echo.metrics = echoes, echoes+1
+	endpoints := filepath.Join(p.folder, "endpoints.yaml")
+	text := "endpoints:\n"
+	for i, address := range upstreamAddresses {
+		text += fmt.Sprintf("- {name: engine-%d, address: '%s:%d', model: m, blockSize: 16}\n", i, address, upstream)
+	}
+	if err = os.WriteFile(endpoints, []byte(text), 0o644); err != nil {
+		return nil, err
+	}
+	kvepp := func(name string, flags ...string) *program {
+		if err != nil {
+			return nil
+		}
+		port := free(3)
+		var x *program
+		x, err = p.spawn(name, nil, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
+			"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
+		if x != nil {
+			x.port, x.metrics = port, port+2
+		}
+		return x
+	}
+	least := kvepp("least-loaded", "--router-mode", "least-loaded")
+	// Without events nothing is held but what was sent before: so a grown chat finds its first turn.
+	kv := kvepp("kv", "--model", "m="+o.model, "--no-router-kv-events")
+	if err != nil {
+		return nil, err
+	}
+	p.alone = &column{name: "Envoy alone"}
+	p.echo = &column{name: "echo", processor: echo}
+	p.leastLoaded = &column{name: "least-loaded", processor: least}
+	p.kv = &column{name: "kv", processor: kv}
+	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
+	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
+	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
+	if o.gaie != "" {
+		var x *program
+		if x, err = p.startGAIE(ctx, o, free(3), upstream); err != nil {
+			return nil, fmt.Errorf("the Gateway API's endpoint picker: %w", err)
+		}
+		p.gaie = &column{name: "GAIE", processor: x}
+		p.columns = append(p.columns, p.gaie)
+	}
+	for _, c := range p.columns {
+		c.listen = free(1)
+	}
+	config, err := envoyConfig(p.columns, upstream)
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(p.folder, "envoy.json")
+	if err = os.WriteFile(file, config, 0o644); err != nil {
+		return nil, err
+	}
+	if p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "2", "-l", "error"); err != nil {
+		return nil, err
+	}
+	if p.words, err = readWords(o.root); err != nil {
+		return nil, err
+	}
+	for _, c := range p.columns {
+		if err = c.await(ctx, p.words.writer().chat(nil, 1000, false)); err != nil {
+			for _, x := range p.started {
+				fmt.Fprintf(os.Stderr, "--- the end of %s's log:\n%s\n", x.Name, x.Tail(15))
+			}
+			return nil, fmt.Errorf("%s does not answer: %w", c.name, err)
+		}
+	}
+	return p, nil
+}
+
+// await waits until requests pass.
+func (c *column) await(ctx context.Context, body []byte) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		conn, err := dial(c.listen)
+		if err == nil {
+			err = conn.ask(body)
+			conn.Close()
+		}
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// cpu is the time that a process's threads have run for.
+func (x *program) cpu() (time.Duration, error) {
+	if x == nil {
+		return 0, nil
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", x.Pid()))
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, name := range threads {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // a thread that ended
+		}
+		ran, _, _ := strings.Cut(string(text), " ")
+		ns, err := strconv.ParseInt(ran, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(ns)
+	}
+	return sum, nil
+}
+
+// series returns numbers that a program's metrics have by these names, labels included.
+func (x *program) series(names ...string) (map[string]float64, error) {
+	out := map[string]float64{}
+	if x == nil {
+		return out, nil
+	}
+	r, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", x.metrics))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	lines := bufio.NewScanner(r.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		for _, name := range names {
+			if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+				n, err := strconv.ParseFloat(value, 64)
+				if err != nil {
+					return nil, err
+				}
+				out[name] = n
+			}
+		}
+	}
+	for _, name := range names {
+		if _, ok := out[name]; !ok {
+			return nil, fmt.Errorf("metrics without %s", name)
+		}
+	}
+	return out, lines.Err()
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
+)
+
+// The requests of this part: so many while a worker is dead, so many at once.
+const (
+	shortRequests = 120
+	atOnce        = 6
+)
+
+// outage is what became of requests while a worker was dead.
+type outage struct {
+	answered, lost int
+	byVictim       int    // answered by the worker that was killed
+	after          int    // requests that had ended when the first was lost last
+	said           string // kvepp's warning
+}
+
+// killOne kills a worker without a word, sends requests, shows what happened, and starts the worker again.
+func killOne(ctx context.Context, s *stack.Stack) error {
+	victim := s.Workers[2]
+	fmt.Printf("\n%s is killed (SIGKILL; its frontend lives, and answers 503), and %d requests come, %d at a time:\n\n", victim.Name, shortRequests, atOnce)
+	victim.Kill()
+	o := send(ctx, s, victim)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	log, err := os.ReadFile(filepath.Join(filepath.Dir(s.EndpointsFile()), "kvepp.log"))
+	if err != nil {
+		return err
+	}
+	for _, line := range strings.Split(string(log), "\n") {
+		if strings.Contains(line, "endpoint ejected") {
+			o.said = line
+			break
+		}
+	}
+	fmt.Printf("  answered                     %d of %d\n  lost                         %d, the last as request %d\n", o.answered, shortRequests, o.lost, o.after)
+	fmt.Printf("  kvepp's log                  %s\n", o.said)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	if err := victim.Restart(); err != nil {
+		return err
+	}
+	if err := s.Settled(ctx, len(s.Workers)); err != nil {
+		return err
+	}
+	if err := victim.Ready(ctx); err != nil {
+		return err
+	}
+	err = process.Until(ctx, func() error {
+		if back := send(ctx, s, victim); back.byVictim == 0 {
+			return errors.New("it has served no request yet")
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  started again, and serving   after %.1f s\n", time.Since(began).Seconds())
+	switch {
+	case o.said == "":
+		return errors.New("kvepp's log names no ejected endpoint")
+	case o.lost > atOnce+3:
+		return fmt.Errorf("%d requests were lost; at most those that ran at once and three more may be", o.lost)
+	case o.byVictim > 0:
+		return fmt.Errorf("the dead worker answered %d requests", o.byVictim)
+	}
+	return nil
+}
+
+// send sends the requests and counts what becomes of them.
+func send(ctx context.Context, s *stack.Stack, victim *stack.Worker) (o outage) {
+	var (
+		mu   sync.Mutex // guards o and sent
+		sent int
+		wait sync.WaitGroup
+	)
+	for range atOnce {
+		wait.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				sent++
+				n := sent
+				mu.Unlock()
+				if n > shortRequests {
+					return
+				}
+				a, err := ask(ctx, func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, n,
+					[]stack.Message{{Role: "user", Content: fmt.Sprintf("%d. What should I know of %s?", n, topics[n%len(topics)])}})
+				mu.Lock()
+				if err != nil || a.Status != http.StatusOK {
+					o.lost++
+					o.after = max(o.after, o.answered+o.lost)
+				} else if o.answered++; a.Worker == victim.Name+"/0" {
+					o.byVictim++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wait.Wait()
+	return o
+}

@@ -1,0 +1,233 @@
+// Command demo is `make run`: it starts kvepp among real programs, holds conversations through them, and shows what each
+// decision was worth.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"kvepp/test/harness/stack"
+)
+
+func main() {
+	check := flag.Bool("check", false, "do not stay up; the exit status says whether all went well")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := run(ctx, *check); err != nil && ctx.Err() == nil {
+		fmt.Fprintln(os.Stderr, "make run:", err)
+		os.Exit(1)
+	}
+}
+
+const (
+	workers       = 4
+	conversations = 8
+	turns         = 4
+)
+
+func run(ctx context.Context, check bool) error {
+	root, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	dir, err := os.MkdirTemp("", "kvepp-run-")
+	if err != nil {
+		return err
+	}
+	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers,
+		Progress: func(format string, args ...any) {
+			fmt.Printf("%5.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+		}})
+	if err != nil {
+		return fmt.Errorf("%w\nlogs: %s", err, dir)
+	}
+	defer func() {
+		s.Close()
+		os.RemoveAll(dir)
+	}()
+
+	if err := warmUp(ctx, s); err != nil {
+		return err
+	}
+	fmt.Printf("\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at once, through\nEnvoy and kvepp:\n\n",
+		conversations, turns, len(systems))
+	fmt.Printf("%-9s %6s  %13s  %5s  %s\n", "", "prompt", "cached tokens", "first", "cost in blocks: the prompt's, and of each worker (* chosen)")
+	fmt.Printf("%-9s %6s  %6s %6s  %5s  %s\n", "request", "tokens", "kvepp", "Dynamo", "token", "+ those waiting before it - cached + held by requests = cost")
+	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, printRow)
+
+	// The same conversations again, each request to the next worker, as round-robin would. One word in front keeps them
+	// from finding the first run's blocks.
+	next := 0
+	var mu sync.Mutex
+	rotated := converse(ctx, s, "rotated", func(int) (string, http.Header, error) {
+		mu.Lock()
+		w := s.Workers[next%len(s.Workers)]
+		next++
+		mu.Unlock()
+		id, err := w.InstanceID(ctx)
+		return "http://" + w.Address, http.Header{"X-Dynamo-Worker-Instance-Id": {id}}, err
+	}, nil)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	fmt.Printf("\n%-44s %14s %14s\n", "", "kvepp", "round-robin")
+	fmt.Printf("%-44s %14s %14s\n", "requests answered", picked.count(), rotated.count())
+	fmt.Printf("%-44s %13.1f%% %13.1f%%\n", "prompt tokens found in the KV cache", picked.hits(), rotated.hits())
+	fmt.Printf("%-44s %14d %14d\n", "prompt tokens computed", picked.prompt-picked.cached, rotated.prompt-rotated.cached)
+	fmt.Printf("%-44s %14s %14s\n", "time to first token, first turns, mean", ttft(picked.first, 1), ttft(rotated.first, 1))
+	fmt.Printf("%-44s %14s %14s\n", "time to first token, later turns, mean", ttft(picked.later, turns-1), ttft(rotated.later, turns-1))
+	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
+	fmt.Println("\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.")
+
+	if err := killOne(ctx, s); err != nil {
+		return fmt.Errorf("with a dead worker: %w\nlogs: %s", err, dir)
+	}
+	if check {
+		switch {
+		case picked.failed+rotated.failed > 0:
+			return fmt.Errorf("%d requests failed: %v", picked.failed+rotated.failed, picked.err)
+		case picked.hits() <= rotated.hits():
+			return fmt.Errorf("kvepp found %.1f%% of the prompt tokens cached, round-robin %.1f%%", picked.hits(), rotated.hits())
+		}
+		return nil
+	}
+	fmt.Printf("\nEverything stays up until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
+	fmt.Printf("  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", \"max_tokens\": 8,\n    \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}'\n\n",
+		s.Envoy.URL, stack.Model, strings.Repeat("Tell me about KV caches. ", 4))
+	fmt.Printf("logs and configurations: %s\nmetrics:                 curl %s\n", filepath.Join(dir, "*.log"), s.MetricsURL())
+	<-ctx.Done()
+	fmt.Println("\nstopping")
+	return nil
+}
+
+// warmUp sends each frontend a request, so that neither run pays for a program's first steps.
+func warmUp(ctx context.Context, s *stack.Stack) error {
+	for _, w := range s.Workers {
+		id, err := w.InstanceID(ctx)
+		if err != nil {
+			return err
+		}
+		header := http.Header{"X-Dynamo-Worker-Instance-Id": {id}}
+		if _, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil); err != nil {
+			return err
+		}
+	}
+	_, err := stack.Chat(ctx, http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil)
+	return err
+}
+
+// result adds up one run of the conversations.
+type result struct {
+	requests, failed       int
+	prompt, cached         int
+	predicted, predictable int           // requests whose prediction came true, and those that had one
+	first, later           time.Duration // times to first token: of first turns, of later ones
+	err                    error
+}
+
+func (r *result) hits() float64 { return 100 * float64(r.cached) / float64(max(r.prompt, 1)) }
+func (r *result) count() string { return fmt.Sprintf("%d of %d", r.requests-r.failed, r.requests) }
+func (r *result) accuracy() string {
+	return fmt.Sprintf("%d of %d exact", r.predicted, r.predictable)
+}
+
+// ttft is the mean over n conversations' turns.
+func ttft(sum time.Duration, turns int) string {
+	return (sum / time.Duration(conversations*turns)).Round(time.Millisecond).String()
+}
+
+// converse holds all conversations at once, each turn after the one before, and returns the sum. target says where the
+// next request goes.
+func converse(ctx context.Context, s *stack.Stack, run string, target func(conversation int) (string, http.Header, error),
+	row func(conversation, turn int, a *stack.Answer, d *stack.Decision)) *result {
+	var (
+		sum  result
+		mu   sync.Mutex // guards sum, and keeps rows whole
+		wait sync.WaitGroup
+	)
+	for c := range conversations {
+		wait.Go(func() {
+			messages := []stack.Message{{Role: "system", Content: run + ": " + systems[c%len(systems)]}}
+			for t := range turns {
+				messages = append(messages, stack.Message{Role: "user", Content: question(run, c, t)})
+				a, err := ask(ctx, target, c, messages)
+				if ctx.Err() != nil {
+					return
+				}
+				var d *stack.Decision
+				if row != nil && err == nil {
+					d, err = s.Decision(ctx, a.Header.Get("x-kvepp-request-id"))
+				}
+				mu.Lock()
+				sum.requests++
+				if err != nil || a.Status != http.StatusOK || a.PromptTokens < 0 {
+					sum.failed++
+					if err == nil {
+						err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+					}
+					sum.err = err
+					fmt.Printf("%d, turn %d: %v\n", c+1, t+1, err)
+					mu.Unlock()
+					return
+				}
+				sum.prompt += a.PromptTokens
+				sum.cached += max(a.CachedTokens, 0)
+				if t == 0 {
+					sum.first += a.TTFT
+				} else {
+					sum.later += a.TTFT
+				}
+				if a.Reason == "kv" {
+					sum.predictable++
+					// An engine always computes the block that holds the prompt's last token.
+					if a.CachedTokens == min(a.KveppCached, (a.PromptTokens-1)/stack.BlockSize*stack.BlockSize) {
+						sum.predicted++
+					}
+				}
+				if row != nil {
+					row(c, t, a, d)
+				}
+				mu.Unlock()
+				messages = append(messages, stack.Message{Role: "assistant", Content: a.Text})
+			}
+		})
+	}
+	wait.Wait()
+	return &sum
+}
+
+func ask(ctx context.Context, target func(int) (string, http.Header, error), c int, messages []stack.Message) (*stack.Answer, error) {
+	url, header, err := target(c)
+	if err != nil {
+		return nil, err
+	}
+	return stack.Chat(ctx, http.DefaultClient, url, header, messages, true, map[string]any{"max_tokens": 16})
+}
+
+// printRow prints a decision as one line: what it rested on, and what came of it.
+func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
+	fmt.Printf("%-9s %6d  %6d %6d  %3dms ", fmt.Sprintf("%d, turn %d", conversation+1, turn+1), a.PromptTokens, a.KveppCached, a.CachedTokens, a.TTFT.Milliseconds())
+	for i, c := range d.Candidates {
+		if i == 0 {
+			fmt.Printf("%4d ", c.RequestTokens/c.BlockSize)
+		}
+		mark := " "
+		if c.Chosen {
+			mark = "*"
+		}
+		block := float64(c.BlockSize)
+		fmt.Printf(" %s%-16s", mark, fmt.Sprintf("+%.0f-%.0f+%.0f=%.0f", float64(c.WaitingTokens)/block, c.CreditBlocks, c.DecodeBlocks, c.Cost))
+	}
+	fmt.Println()
+}

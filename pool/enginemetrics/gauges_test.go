@@ -1,0 +1,495 @@
+package enginemetrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kvepp/internal/logtest"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// engines answers for the metrics pages of a pool, in place of a network.
+type engines struct {
+	mu     sync.Mutex
+	page   map[string]func(*http.Request) (string, error) // by host; absent: nobody listens
+	asked  map[string][]time.Time
+	booked map[kvblock.Worker]int
+	log    logtest.Log
+}
+
+func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
+	e.mu.Lock()
+	answer := e.page[r.URL.Host]
+	e.asked[r.URL.Host] = append(e.asked[r.URL.Host], time.Now())
+	e.mu.Unlock()
+	if answer == nil {
+		return nil, errors.New("connection refused")
+	}
+	text, err := answer(r)
+	if err != nil {
+		return nil, err
+	}
+	status := http.StatusOK
+	if text == "" {
+		status = http.StatusNotFound
+	}
+	return &http.Response{StatusCode: status, Status: fmt.Sprint(status), Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
+}
+
+// says makes the engine at a host show a page from now on.
+func (e *engines) says(host, text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.page[host] = func(*http.Request) (string, error) { return text, nil }
+}
+
+func (e *engines) times(host string) []time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.asked[host]
+}
+
+// book says how many requests a worker was sent.
+func (e *engines) book(w kvblock.Worker, n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.booked[w] = n
+}
+
+func busyPage(run, wait int, used float64) string {
+	return fmt.Sprintf("vllm:num_requests_running{engine=\"0\"} %d\nvllm:num_requests_waiting{engine=\"0\"} %d\nvllm:kv_cache_usage_perc{engine=\"0\"} %v\n", run, wait, used)
+}
+
+// start runs gauges over a pool of endpoints, until the test ends. It is for use in a synctest bubble.
+func start(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*Gauges, *engines, *pool.Pool) {
+	t.Helper()
+	e := &engines{page: map[string]func(*http.Request) (string, error){}, asked: map[string][]time.Time{}, booked: map[kvblock.Worker]int{}}
+	log := slog.New(slog.NewTextHandler(&e.log, nil))
+	p := pool.New(slog.New(slog.DiscardHandler))
+	if cfg.Interval == 0 {
+		cfg.Interval = 5 * time.Second
+	}
+	if cfg.Path == "" {
+		cfg.Scheme, cfg.Path = "http", "/metrics"
+	}
+	cfg.Booked = func(w kvblock.Worker) int {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.booked[w]
+	}
+	g := New(cfg, p, log)
+	g.client.Transport = e
+	p.Watch(g)
+	p.Update(endpoints)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { g.Run(ctx) })
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+	})
+	return g, e, p
+}
+
+// endpoints returns n of them, e0:80 and so on.
+func endpoints(n int) (all []pool.Endpoint) {
+	for i := range n {
+		all = append(all, pool.Endpoint{Name: fmt.Sprintf("e%d", i), Address: fmt.Sprintf("e%d:80", i), InstanceID: uint64(i)})
+	}
+	return all
+}
+
+// follow makes the targets those of the pool's workers.
+func follow(g *Gauges) {
+	s := g.pool.Acquire()
+	defer s.Release()
+	g.follow(s)
+}
+
+// after lets time pass in the bubble.
+func after(d time.Duration) {
+	timer := time.NewTimer(d)
+	<-timer.C
+	synctest.Wait()
+}
+
+// readings is how often pages were read with an outcome.
+func readings(g *Gauges, outcome string) uint64 {
+	for _, c := range g.Readings() {
+		if c.Outcome == outcome {
+			return c.Readings
+		}
+	}
+	panic("no outcome " + outcome)
+}
+
+func wantLoad(t *testing.T, g *Gauges, w kvblock.Worker, want Load) {
+	t.Helper()
+	if got := g.Of(w); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("worker %d: %+v, want %+v", w, got, want)
+	}
+}
+
+var unknown = Load{math.NaN(), math.NaN(), math.NaN()}
+
+// Every page is read once in five seconds, more or less; what was told counts for three times that, and no longer.
+func TestReadings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, e, p := start(t, Config{}, endpoints(3)...)
+		wantLoad(t, g, 0, unknown)
+		if u := g.Usage(nil); len(u) > 0 && u[0] != 0 {
+			t.Errorf("usage %v before anything was read", u)
+		}
+		for i := range 3 {
+			e.says(fmt.Sprintf("e%d:80", i), busyPage(i, 10*i, float64(i)/4))
+		}
+		after(5500 * time.Millisecond)
+		for i := range 3 {
+			wantLoad(t, g, kvblock.Worker(i), Load{float64(i), float64(10 * i), float64(i) / 4})
+		}
+		if got := fmt.Sprint(g.Usage([]float64{7})); got != "[7 0 0.25 0.5]" {
+			t.Errorf("usage %v", got)
+		}
+		after(time.Minute)
+		gaps := map[time.Duration]bool{}
+		for i := range 3 {
+			asked := e.times(fmt.Sprintf("e%d:80", i))
+			if len(asked) < 11 || len(asked) > 16 {
+				t.Errorf("read %d times in 65 s", len(asked))
+			}
+			for k := 1; k < len(asked); k++ {
+				gap := asked[k].Sub(asked[k-1])
+				if gaps[gap] = true; gap < 4500*time.Millisecond || gap > 5700*time.Millisecond {
+					t.Errorf("%v between two readings", gap)
+				}
+			}
+		}
+		if len(gaps) < 5 {
+			t.Errorf("always the same time between readings: %v", gaps)
+		}
+		if g.Known() != 3 || readings(g, "ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
+			t.Errorf("%d known, %d readings", g.Known(), readings(g, "ok"))
+		}
+		e.mu.Lock()
+		delete(e.page, "e2:80")
+		e.mu.Unlock()
+		after(9 * time.Second)
+		wantLoad(t, g, 2, Load{2, 20, 0.5}) // two readings may fail
+		after(12 * time.Second)
+		wantLoad(t, g, 2, unknown)
+		if got := fmt.Sprint(g.Usage(nil)); got != "[0 0.25 0]" {
+			t.Errorf("usage %v, and worker 2's is stale", got)
+		}
+		if g.Known() != 2 {
+			t.Errorf("%d known", g.Known())
+		}
+		e.says("e2:80", busyPage(7, 7, 0.75))
+		after(time.Minute)
+		wantLoad(t, g, 2, Load{7, 7, 0.75})
+
+		// Who comes after a worker that left has nothing of it.
+		p.Update(endpoints(2))
+		wantLoad(t, g, 2, unknown)
+		p.Update(append(endpoints(2), pool.Endpoint{Name: "new", Address: "new:80"}))
+		after(7 * time.Second)
+		wantLoad(t, g, 2, unknown)
+		e.says("new:80", busyPage(1, 1, 0.25))
+		after(12 * time.Second) // it was asked in vain before
+		wantLoad(t, g, 2, Load{1, 1, 0.25})
+		wantLoad(t, g, 0, Load{0, 0, 0})
+	})
+}
+
+// A page that is still awaited when its worker leaves tells nothing of whoever gets the worker's number.
+func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, e, p := start(t, Config{}, endpoints(1)...)
+		e.mu.Lock()
+		e.page["e0:80"] = func(r *http.Request) (string, error) {
+			after(4 * time.Second)
+			return busyPage(9, 9, 1), nil
+		}
+		e.mu.Unlock()
+		for len(e.times("e0:80")) == 0 {
+			after(100 * time.Millisecond)
+		}
+		p.Update(nil)
+		p.Update([]pool.Endpoint{{Name: "new", Address: "new:80"}})
+		after(4500 * time.Millisecond)
+		if readings(g, "ok") != 1 {
+			t.Fatal("the page did not come")
+		}
+		wantLoad(t, g, 0, unknown)
+		wantLoad(t, g, 1, unknown)
+	})
+}
+
+// A page that is asked for again before its former answer is there, because the pool has changed, gives its place back as well.
+func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
+	p := pool.New(slog.New(slog.DiscardHandler))
+	g := New(Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	due := time.Now().Add(time.Hour)
+	for range 2 {
+		p.Update(append(endpoints(1), pool.Endpoint{Name: due.String(), Address: "other:80"}))
+		follow(g)
+		first := g.take(due)
+		due = due.Add(time.Hour)
+		p.Update(endpoints(1))
+		follow(g)
+		second := g.take(due)
+		due = due.Add(time.Hour)
+		if len(first) != 2 || len(second) != 1 || g.reading[0]+g.reading[1] != 3 {
+			t.Fatalf("%d, then %d pages are read, at %v places", len(first), len(second), g.reading)
+		}
+		for _, page := range append(first, second...) {
+			g.took(page, nil, ok, PageAnswers, make([]int, 1))
+		}
+		if g.reading != [2]int{} {
+			t.Fatalf("%v places are taken, and no page is read", g.reading)
+		}
+		due = due.Add(time.Hour)
+	}
+}
+
+// However many engines do not answer, the others are read as ever; and who does not answer is asked less and less.
+func TestEnginesThatDoNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const all, hanging = 400, 200
+		g, e, _ := start(t, Config{}, endpoints(all)...)
+		for i := range all {
+			host := fmt.Sprintf("e%d:80", i)
+			if i < hanging {
+				e.mu.Lock()
+				e.page[host] = func(r *http.Request) (string, error) {
+					<-r.Context().Done()
+					return "", r.Context().Err()
+				}
+				e.mu.Unlock()
+				continue
+			}
+			e.says(host, busyPage(1, 1, 0.5))
+		}
+		after(3 * time.Minute)
+		if g.Known() != all-hanging {
+			t.Fatalf("%d workers are known, of %d that answer", g.Known(), all-hanging)
+		}
+		began := time.Now()
+		after(time.Minute)
+		for i := hanging; i < all; i++ {
+			asked, n := e.times(fmt.Sprintf("e%d:80", i)), 0
+			for _, at := range asked {
+				if at.After(began) {
+					n++
+				}
+			}
+			if n < 10 {
+				t.Errorf("e%d answers, and was read %d times in a minute", i, n)
+			}
+		}
+		if n := len(e.times("e0:80")); n < 2 || n > 9 {
+			t.Errorf("an engine that does not answer was asked %d times in four minutes", n)
+		}
+		if readings(g, "timeout") < hanging || readings(g, "unreachable") != 0 {
+			t.Errorf("%d timeouts, %d unreachable", readings(g, "timeout"), readings(g, "unreachable"))
+		}
+		if n := e.log.Count("outcome=timeout"); n != 1 {
+			t.Errorf("%d log lines about engines that do not answer, want one", n)
+		}
+	})
+}
+
+// Whatever is wrong with a page costs a counter and, the first time, a log line.
+func TestPagesThatCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, e, _ := start(t, Config{}, endpoints(9)...)
+		for i := range 3 {
+			e.says(fmt.Sprintf("e%d:80", i), "")                                                                        // 404
+			e.says(fmt.Sprintf("e%d:80", 3+i), "up 1\nother 2\n")                                                       // of something else
+			e.says(fmt.Sprintf("e%d:80", 6+i), strings.Repeat("#"+strings.Repeat("-", 1022)+"\n", maxPageBytes/1024+1)) // endless
+		}
+		after(2 * time.Minute)
+		for _, outcome := range []string{"refused", "without", "too_large"} {
+			if n := readings(g, outcome); n < 9 || n > 24 {
+				t.Errorf("%s: %d readings of three pages in two minutes", outcome, n)
+			}
+			if n := e.log.Count("outcome=" + outcome); n != 1 {
+				t.Errorf("%s: %d log lines", outcome, n)
+			}
+		}
+		if g.Known() != 0 || len(g.Readings()) != 7 {
+			t.Errorf("%d known, readings %v", g.Known(), g.Readings())
+		}
+		e.says("e0:80", busyPage(1, 2, 0.5)) // it began to show them
+		after(70 * time.Second)
+		wantLoad(t, g, 0, Load{1, 2, 0.5})
+	})
+}
+
+// Which page is whose: by address, port, the endpoint's own word; and ranks by the engine's numbers of them.
+func TestPagesOfWorkers(t *testing.T) {
+	two := "vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"5\"} 2\nvllm:kv_cache_usage_perc{engine=\"4\"} 0.5\n"
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		all  []pool.Endpoint
+		page string // at
+		at   string
+		want []Load
+	}{
+		{"an address of IPv6", Config{}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5), "[::1]:80", []Load{{1, 2, 0.5}}},
+		{"another port", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5), "[::1]:9090", []Load{{1, 2, 0.5}}},
+		{"its own word", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
+		{"frontends", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5), "h:80", []Load{unknown}},
+		{"a frontend's worker", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
+		{"a frontend beside each", Config{Frontends: true, Port: 7}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
+		{"a prefill worker without an address", Config{}, []pool.Endpoint{{Name: "a", Role: pool.Prefill}}, busyPage(1, 2, 0.5), "", []Load{unknown}},
+		{"an encode worker", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", Role: pool.Encode}}, busyPage(1, 2, 0.5), "h:80", []Load{unknown}},
+		{"one worker of several ranks of its engine", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, two, "h:80", []Load{{3, math.NaN(), 0.5}}},
+		{"ranks of an endpoint", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4, DataParallelSize: 3}}, two, "h:80",
+			[]Load{{1, math.NaN(), 0.5}, {2, math.NaN(), math.NaN()}, unknown}},
+		{"ports of a pod", Config{Port: 9}, []pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4}, {Name: "b", Address: "h:81", DataParallelStartRank: 5}}, two, "h:9",
+			[]Load{{1, math.NaN(), 0.5}, {2, math.NaN(), math.NaN()}}},
+		{"two engines behind one address", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", InstanceID: 1}, {Name: "b", Address: "h:80", InstanceID: 2}}, two, "h:80", []Load{unknown, unknown}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g, e, _ := start(t, c.cfg, c.all...)
+				e.says(c.at, c.page)
+				after(6 * time.Second)
+				for i, want := range c.want {
+					wantLoad(t, g, kvblock.Worker(i), want)
+				}
+			})
+		})
+	}
+}
+
+// An engine that has more requests for a minute than it was sent is told of, once while there is any such; not one whose
+// readings and bookings are apart for a moment.
+func TestUnseenLoad(t *testing.T) {
+	const line = "load goes around kvepp"
+	synctest.Test(t, func(t *testing.T) {
+		g, e, p := start(t, Config{}, endpoints(3)...)
+		quiet := func(when string) {
+			t.Helper()
+			if g.Unseen() != 0 || e.log.Count(line) != 0 {
+				t.Errorf("%s: %d workers, %d lines", when, g.Unseen(), e.log.Count(line))
+			}
+		}
+		for i := range 3 {
+			e.says(fmt.Sprintf("e%d:80", i), busyPage(10, 5, 0.5))
+			e.book(kvblock.Worker(i), 15)
+		}
+		after(2 * time.Minute)
+		quiet("the book has all")
+		e.book(0, 11) // four more, and not half as many again
+		after(2 * time.Minute)
+		quiet("a few more")
+		e.book(0, 1)
+		after(40 * time.Second)
+		quiet("for 40 seconds")
+		e.book(0, 15)
+		after(7 * time.Second)
+		e.book(0, 1)
+		after(40 * time.Second)
+		quiet("with a pause")
+		after(40 * time.Second)
+		if g.Unseen() != 1 || e.log.Count(line) != 1 || e.log.Count("worker=e0/0") != 1 {
+			t.Errorf("%d workers, log %s", g.Unseen(), e.log.String())
+		}
+		e.book(1, 0)
+		after(80 * time.Second)
+		if g.Unseen() != 2 || e.log.Count(line) != 1 {
+			t.Errorf("another: %d workers, %d lines", g.Unseen(), e.log.Count(line))
+		}
+		e.book(0, 15)
+		after(7 * time.Second)
+		if g.Unseen() != 1 {
+			t.Errorf("one is over: %d workers", g.Unseen())
+		}
+		p.Update(endpoints(1))
+		if g.Unseen() != 0 {
+			t.Errorf("the other left: %d workers", g.Unseen())
+		}
+		e.book(0, 0)
+		after(80 * time.Second)
+		if g.Unseen() != 1 || e.log.Count(line) != 2 {
+			t.Errorf("again: %d workers, %d lines", g.Unseen(), e.log.Count(line))
+		}
+		e.mu.Lock()
+		delete(e.page, "e0:80")
+		e.mu.Unlock()
+		after(20 * time.Second)
+		if g.Unseen() != 0 {
+			t.Errorf("nothing is known any more: %d workers", g.Unseen())
+		}
+		e.says("e0:80", busyPage(10, 5, 0.5))
+		for g.Known() == 0 {
+			after(time.Second)
+		}
+		after(40 * time.Second)
+		if g.Unseen() != 0 {
+			t.Errorf("40 seconds after that: %d workers", g.Unseen())
+		}
+		after(40 * time.Second)
+		if g.Unseen() != 1 || e.log.Count(line) != 3 {
+			t.Errorf("80 seconds after that: %d workers, %d lines", g.Unseen(), e.log.Count(line))
+		}
+	})
+}
+
+// Over a real connection: one for each page, kept; redirects are not followed.
+func TestOverHTTP(t *testing.T) {
+	var mu sync.Mutex
+	connections, asked := map[string]bool{}, 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		connections[r.RemoteAddr] = true
+		if asked++; r.URL.Path != "/metrics" || r.Header.Get("Accept-Encoding") != "" {
+			http.Redirect(w, r, "/metrics", http.StatusFound)
+			return
+		}
+		io.WriteString(w, busyPage(1, 2, 0.5))
+	}))
+	defer server.Close()
+	secure := httptest.NewTLSServer(server.Config.Handler)
+	defer secure.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	p := pool.New(slog.New(slog.DiscardHandler))
+	g := New(Config{Interval: 100 * time.Millisecond, Stale: time.Minute, Scheme: "http", Path: "/metrics", SkipVerify: true, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	p.Update([]pool.Endpoint{{Name: "a", Address: host}, {Name: "b", Address: host, Metrics: server.URL + "/elsewhere"}, {Name: "c", Address: host, Metrics: secure.URL + "/metrics"}})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.Run(ctx)
+	}()
+	for deadline := time.Now().Add(30 * time.Second); readings(g, "ok") < 20 || readings(g, "refused") == 0 || g.Known() < 2; <-time.After(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d readings, %d refused, %d known", readings(g, "ok"), readings(g, "refused"), g.Known())
+		}
+	}
+	stop()
+	<-done
+	mu.Lock()
+	defer mu.Unlock()
+	wantLoad(t, g, 0, Load{1, 2, 0.5})
+	wantLoad(t, g, 1, unknown)
+	wantLoad(t, g, 2, Load{1, 2, 0.5})
+	if len(connections) > asked/2 { // three would do, but each reading that a loaded machine makes time out costs one more
+		t.Errorf("%d connections for %d readings of three pages", len(connections), asked)
+	}
+}

@@ -1,0 +1,248 @@
+package enginemetrics
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"kvepp/kvblock"
+)
+
+// PageState says whether the server behind a worker's metrics page is alive.
+type PageState uint8
+
+const (
+	// PageUnknown: no read of the page has ended with an answer or a refusal yet. Config.Health never gets it.
+	PageUnknown PageState = iota
+	// PageAnswers: the server answered the last read, with whatever status and content.
+	PageAnswers
+	// PageRefused: the host refuses TCP connections to the page's port, which is also the port of the worker's Address.
+	PageRefused
+	// PageRefusedElsewhere: the host refuses connections to the page's port, and the worker's Address is another host or port.
+	PageRefusedElsewhere
+	// PageSilent: the server answered before, and has not answered for Config.SilentAfter since a read began.
+	PageSilent
+)
+
+func (s PageState) String() string {
+	return [...]string{"unknown", "answers", "refused", "refused_elsewhere", "silent"}[s]
+}
+
+const (
+	defaultSilentAfter = 5 * time.Second
+
+	// rereadAfter is the least time between the starts of two reads that ReadNow asks for. A page that may have just died is
+	// read again after this time, then after twice as long, and so on up to the interval: of an engine's processes, the one
+	// that publishes events may die some time before the one that serves the page.
+	rereadAfter = 200 * time.Millisecond
+
+	// slowRead is the duration after which a read no longer takes one of the places for pages that answer.
+	slowRead = 500 * time.Millisecond
+
+	// maxStall is how long Run may come late before the delay is taken for a stall of kvepp itself, not of the engines.
+	maxStall = time.Second
+
+	// maxTick bounds how late Run notices that a page is due or silent.
+	maxTick = 100 * time.Millisecond
+)
+
+// pageHealth is what the reads of one page say about its server. Gauges.mu guards it. A page's targets share it while at least
+// one worker stays the same.
+type pageHealth struct {
+	state           PageState // never PageRefusedElsewhere, which depends on the worker
+	answered        bool      // at least once
+	unansweredSince time.Time // when the first of the reads began that got no answer yet; zero: there is none
+	reported        bool      // Config.Health has the result of the latest read
+	lastBegan       time.Time // when the latest read began
+	reread          time.Duration
+}
+
+// began notes that a read begins.
+func (h *pageHealth) began(now time.Time) {
+	h.lastBegan = now
+	if h.unansweredSince.IsZero() {
+		h.unansweredSince = now
+	}
+}
+
+// ended notes the result of a read that began at the given time. PageUnknown means that it got neither answer nor refusal.
+func (h *pageHealth) ended(result PageState, began time.Time) {
+	switch result {
+	case PageUnknown:
+		if h.unansweredSince.IsZero() {
+			h.unansweredSince = began // another read of the same page was answered meanwhile
+		}
+		if h.state == PageAnswers && h.reread == 0 {
+			h.reread = rereadAfter
+		}
+		return
+	case PageAnswers:
+		h.answered = true
+	case PageRefused:
+		h.reread = 0
+	}
+	h.state, h.reported = result, false
+	h.unansweredSince = time.Time{}
+}
+
+// becomesSilent reports whether the page has become silent by now.
+func (h *pageHealth) becomesSilent(now time.Time, after time.Duration) bool {
+	return h.answered && h.state != PageSilent && !h.unansweredSince.IsZero() && now.Sub(h.unansweredSince) >= after
+}
+
+// readResult says what a read tells about the server: PageAnswers, PageRefused, or PageUnknown.
+func readResult(how outcome, err error) PageState {
+	switch how {
+	case late:
+		return PageUnknown
+	case unreachable:
+		var untrusted *tls.CertificateVerificationError
+		var noTLS tls.RecordHeaderError
+		var alert tls.AlertError
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return PageRefused
+		case errors.As(err, &untrusted), errors.As(err, &noTLS), errors.As(err, &alert):
+			return PageAnswers
+		}
+		return PageUnknown
+	}
+	return PageAnswers
+}
+
+// ReadNow makes the page of a worker due at once, and again some times soon after, unless a read of it began less than 200 ms
+// ago: then it is due 200 ms after that. Call it when something else, such as the end of a worker's event subscription, suggests
+// that the engine died. It does nothing for a worker without a page.
+func (g *Gauges) ReadNow(w kvblock.Worker) {
+	if !g.makeDue(w, time.Now()) {
+		return
+	}
+	g.wakeRun()
+}
+
+func (g *Gauges) makeDue(w kvblock.Worker, now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if int(w) >= len(g.slots) {
+		return false
+	}
+	t := g.targets[g.slots[w].page]
+	if t == nil {
+		return false
+	}
+	t.health.reread = rereadAfter
+	if due := later(now, t.health.lastBegan.Add(rereadAfter)); due.Before(t.due) {
+		t.due = due
+	}
+	return true
+}
+
+func (g *Gauges) wakeRun() {
+	select {
+	case g.wake <- struct{}{}:
+	default: // a wake-up is pending
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// checkReads finds the pages that have become silent, and moves slow reads away from the places for pages that answer. Only
+// Run's goroutine calls it, once a tick or more often.
+func (g *Gauges) checkReads(now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	stall := time.Duration(0)
+	if late := now.Sub(g.checked); !g.checked.IsZero() && late > maxStall {
+		// kvepp itself stood still: the time says nothing about the engines.
+		stall = late
+	}
+	g.checked = now
+	for _, t := range g.targets {
+		h := t.health
+		if stall > 0 && !h.unansweredSince.IsZero() {
+			h.unansweredSince = h.unansweredSince.Add(stall)
+		}
+		if h.becomesSilent(now, g.cfg.SilentAfter) {
+			h.state, h.reported = PageSilent, false
+			g.mustReport(t)
+		}
+		if t.busy && t.place == 0 && now.Sub(t.began) > slowRead {
+			g.reading[0]--
+			g.reading[1]++
+			t.place = 1
+		}
+	}
+}
+
+// mustReport has report call Config.Health for a page, if its state is new or confirmed. The caller holds g.mu.
+func (g *Gauges) mustReport(t *target) {
+	if g.cfg.Health != nil && !t.health.reported && t.health.state != PageUnknown {
+		g.unreported = append(g.unreported, t.url)
+	}
+}
+
+// report calls Config.Health for the pages that were read. Only Run's goroutine calls it, while it holds the snapshot that the
+// targets are for: no worker number can go to another worker before the calls return.
+func (g *Gauges) report() {
+	type news struct {
+		worker kvblock.Worker
+		state  PageState
+	}
+	var all []news
+	g.mu.Lock()
+	for _, url := range g.unreported {
+		t := g.targets[url]
+		if t == nil || t.health.reported || t.health.state == PageUnknown { // the pool changed, or the page is listed twice
+			continue
+		}
+		t.health.reported = true
+		for i := range t.members {
+			m := &t.members[i]
+			if g.slot(m.worker).generation != m.generation {
+				continue // it has left
+			}
+			state := t.health.state
+			if state == PageRefused && !sameServer(t.url, m.address) {
+				state = PageRefusedElsewhere
+			}
+			all = append(all, news{m.worker, state})
+		}
+	}
+	g.unreported = g.unreported[:0]
+	g.mu.Unlock()
+	for _, n := range all {
+		g.cfg.Health(n.worker, n.state)
+	}
+}
+
+// sameServer reports whether a page has the host and port of an address.
+func sameServer(page, address string) bool {
+	u, err := url.Parse(page)
+	if err != nil {
+		return false
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	host, hostPort, err := net.SplitHostPort(address)
+	if err != nil || hostPort != port {
+		return false
+	}
+	a, errA := netip.ParseAddr(u.Hostname())
+	b, errB := netip.ParseAddr(host)
+	if errA == nil && errB == nil {
+		return a.Unmap() == b.Unmap()
+	}
+	return strings.EqualFold(u.Hostname(), host)
+}

@@ -1,0 +1,258 @@
+package enginemetrics
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/prometheus/common/expfmt"
+	prommodel "github.com/prometheus/common/model"
+)
+
+// saying writes what a page tells.
+func saying(ranks []ofRank) string {
+	var b strings.Builder
+	for _, r := range ranks {
+		fmt.Fprintf(&b, "%d: running %v, waiting %v, usage %.6v\n", r.rank, r.told[running], r.told[waiting], r.told[usage])
+	}
+	return b.String()
+}
+
+// Pages of real engines, under load. HELP lines are cut behind the name.
+var pages = []struct{ file, tells string }{
+	// python -m vllm.entrypoints.cli.main serve --max-num-seqs 3, eight requests.
+	{"vllm.txt", "0: running 2, waiting 6, usage 0.761905\n"},
+	// Written by sglang.srt.observability.metrics_collector, of two ranks with priority scheduling.
+	{"sglang.txt", "0: running 5, waiting 0, usage 0.25\n1: running 6, waiting 2, usage 0.75\n"},
+	// python -m dynamo.mocker --data-parallel-size 2, at DYN_SYSTEM_PORT.
+	{"mocker.txt", "0: running 3, waiting 0, usage 0.0585938\n1: running 3, waiting 0, usage 0.0585938\n"},
+	// python -m dynamo.frontend, which tells nothing of engines.
+	{"frontend.txt", ""},
+}
+
+func TestPages(t *testing.T) {
+	p := newPage(newNames([quantities]Metric{}))
+	for _, c := range pages {
+		text, err := os.ReadFile(filepath.Join("testdata", c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []io.Reader{bytes.NewReader(text), iotest.HalfReader(bytes.NewReader(text)), iotest.DataErrReader(bytes.NewReader(text))} {
+			ranks, err := p.read(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := saying(ranks); got != c.tells {
+				t.Errorf("%s tells\n%swant\n%s", c.file, got, c.tells)
+			}
+		}
+		if n := testing.AllocsPerRun(20, func() {
+			if _, err := p.read(bytes.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+		}); n > 25 { // the reader, and the numbers that are wanted
+			t.Errorf("%s: %v allocations", c.file, n)
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	for _, c := range []struct{ text, tells string }{
+		{"", ""},
+		{"vllm:num_requests_running 4", "0: running 4, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running 4 1700000000000\n", "0: running 4, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running{} 4\r\n", "0: running 4, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running{ engine = \"1\" , model_name=\"a\", }\t4\n", "1: running 4, waiting NaN, usage NaN\n"},
+		{`vllm:num_requests_running{model_name="} 9 \" \\ \n engine=\"7\"",engine="2"} 4`, "2: running 4, waiting NaN, usage NaN\n"},
+		{"# vllm:num_requests_running 4\n#vllm:num_requests_running 4\n", ""},
+		{"vllm:num_requests_running_total 4\nvllm:num_requests_runnin 3\n", ""},
+		{"trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n", "0: running 4, waiting 2, usage 0.5\n"},
+		{`nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 2
+nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 5
+nv_trt_llm_request_metrics{model="m",request_type="max",version="1"} 512
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="m",version="1"} 0.25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="1"} 700
+`, "0: running 5, waiting 2, usage 0.25\n"},
+		{"vllm:kv_cache_usage_perc 1.5\n", "0: running NaN, waiting NaN, usage 1\n"},
+		{"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc +Inf\n", ""},
+		{"vllm:num_requests_running\nvllm:num_requests_running{\nvllm:num_requests_running{a=\"\nvllm:num_requests_running{} x\n", ""},
+		{"vllm:num_requests_running{engine=\"x\"} 1\nvllm:num_requests_running{engine=\"-1\"} 2\n", "0: running 2, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running " + strings.Repeat("0", maxLineBytes) + "1\nvllm:num_requests_waiting 3\n", "0: running NaN, waiting 3, usage NaN\n"},
+		{strings.Repeat("x", maxLineBytes) + "vllm:num_requests_running 7\nvllm:num_requests_waiting 3", "0: running NaN, waiting 3, usage NaN\n"},
+	} {
+		ranks, err := newPage(newNames([quantities]Metric{})).read(strings.NewReader(c.text))
+		if err != nil || saying(ranks) != c.tells {
+			t.Errorf("%.80q tells %q, want %q (%v)", c.text, saying(ranks), c.tells, err)
+		}
+	}
+}
+
+// Metrics that the operator names stand in place of the known ones, for that quantity alone.
+func TestGivenMetrics(t *testing.T) {
+	m, err := ParseMetric(`queue{kind="inner"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPage(newNames([quantities]Metric{waiting: m}))
+	ranks, err := p.read(strings.NewReader("queue{kind=\"outer\"} 9\nqueue{kind=\"inner\"} 3\nvllm:num_requests_waiting 5\nvllm:num_requests_running 2\n"))
+	if got, want := saying(ranks), "0: running 2, waiting 3, usage NaN\n"; err != nil || got != want {
+		t.Errorf("%q, want %q (%v)", got, want, err)
+	}
+	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"}, "a{b=c}": {"a", "b", "c"}, `a { b = "c d" }`: {"a", "b", "c d"}} {
+		if got, err := ParseMetric(s); got != want || err != nil {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "{a=b}", "a{", "a{b}", "a{=c}", "a{b=c", "a{b=c,d=e}", "a b", "a}"} {
+		if got, err := ParseMetric(s); err == nil {
+			t.Errorf("%q: %v, want an error", s, got)
+		}
+	}
+}
+
+func TestPageBounds(t *testing.T) {
+	p := newPage(newNames([quantities]Metric{}))
+	if _, err := p.read(io.LimitReader(endless("# "+strings.Repeat("nothing ", 1000)+"\n"), maxPageBytes+1)); !errors.Is(err, errTooLarge) {
+		t.Error(err)
+	}
+	if _, err := p.read(io.LimitReader(endless("# "+strings.Repeat("nothing ", 1000)+"\n"), maxPageBytes)); err != nil {
+		t.Error(err)
+	}
+	broken := errors.New("broken")
+	if _, err := p.read(io.MultiReader(strings.NewReader("vllm:num_requests_running 4\n"), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	var many strings.Builder
+	for rank := range 3000 {
+		fmt.Fprintf(&many, "vllm:num_requests_running{engine=\"%d\"} 1\n", rank)
+	}
+	if ranks, err := p.read(strings.NewReader(many.String())); len(ranks) != 1024 || err != nil {
+		t.Errorf("%d ranks, %v", len(ranks), err)
+	}
+}
+
+// endless repeats a text for ever.
+type endless string
+
+func (e endless) Read(b []byte) (n int, err error) {
+	for n < len(b) {
+		n += copy(b[n:], e)
+	}
+	return n, nil
+}
+
+func TestTogether(t *testing.T) {
+	none := math.NaN()
+	for _, c := range []struct {
+		ranks []ofRank
+		want  told
+	}{
+		{nil, told{none, none, none}},
+		{[]ofRank{{3, told{1, 2, 0.5}}}, told{1, 2, 0.5}},
+		{[]ofRank{{0, told{1, none, 0.5}}, {1, told{2, none, none}}, {2, told{4, none, 0.75}}}, told{7, none, 0.625}},
+	} {
+		if got := together(c.ranks); fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%v: %v, want %v", c.ranks, got, c.want)
+		}
+	}
+}
+
+// FuzzPage holds what is read of a page against a parser of the whole format, wherever that one reads the page at all.
+func FuzzPage(f *testing.F) {
+	for _, c := range pages {
+		text, err := os.ReadFile(filepath.Join("testdata", c.file))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("vllm:num_requests_running{engine=\"1\",a=\"\\\\\\\"\\n\"} 4 17\nsglang:token_usage 1e-1\n"))
+	f.Add([]byte("{} 1\n")) // the other parser panics here
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p := newPage(newNames([quantities]Metric{}))
+		ranks, err := p.read(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range ranks {
+			if i > 0 && ranks[i-1].rank >= r.rank {
+				t.Fatalf("ranks %d and %d are out of order", ranks[i-1].rank, r.rank)
+			}
+			for q, v := range r.told {
+				if v < 0 || math.IsInf(v, 0) || quantity(q) == usage && v > 1 {
+					t.Fatalf("rank %d: %v", r.rank, r.told)
+				}
+			}
+		}
+		parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+		families, err := panicToError(parser.TextToMetricFamilies, bytes.NewReader(text))
+		if err != nil || bytes.ContainsAny(text, "\r") || len(text) > maxLineBytes {
+			return
+		}
+		family := families["vllm:num_requests_running"]
+		for _, m := range family.GetMetric() {
+			rank, value := "0", m.GetGauge().GetValue()+m.GetUntyped().GetValue()+m.GetCounter().GetValue()
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "engine" && l.GetValue() == "1" {
+					rank = "1"
+				}
+			}
+			if len(family.GetMetric()) == 1 && len(m.GetLabel()) <= 1 && value > 0 && !math.IsInf(value, 0) && m.GetHistogram() == nil && m.GetSummary() == nil {
+				for _, r := range ranks {
+					if fmt.Sprint(r.rank) == rank && r.told[running] == value {
+						return
+					}
+				}
+				if len(m.GetLabel()) == 1 && m.GetLabel()[0].GetName() != "model_name" && rank == "0" {
+					return // a rank of another number, or what only looks like one
+				}
+				t.Fatalf("%q tells %v, and not %v of rank %s", text, saying(ranks), value, rank)
+			}
+		}
+	})
+}
+
+// panicToError calls a function of others, and makes an error of a panic in it.
+func panicToError[T any](read func(io.Reader) (T, error), in io.Reader) (out T, err error) {
+	defer func() {
+		if e := recover(); e != nil {
+			err = fmt.Errorf("panic: %v", e)
+		}
+	}()
+	return read(in)
+}
+
+// The page of an engine under load, read as kvepp reads it and as a parser of the whole format would.
+func BenchmarkPage(b *testing.B) {
+	text, err := os.ReadFile("testdata/vllm.txt")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("kvepp", func(b *testing.B) {
+		b.SetBytes(int64(len(text)))
+		b.ReportAllocs()
+		p := newPage(newNames([quantities]Metric{}))
+		for b.Loop() {
+			if _, err := p.read(bytes.NewReader(text)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("expfmt", func(b *testing.B) {
+		b.SetBytes(int64(len(text)))
+		b.ReportAllocs()
+		for b.Loop() {
+			parser := expfmt.NewTextParser(prommodel.UTF8Validation)
+			if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

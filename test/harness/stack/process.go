@@ -1,0 +1,25 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+
+	"kvepp/test/harness/process"
+)
+
+// spawn starts a program whose output goes to a file in the stack's folder.
+func (s *Stack) spawn(name string, env []string, argv ...string) (*process.Process, error) {
+	p, err := process.Start(s.dir, name, env, argv...)
+	if err != nil {
+		return nil, fmt.Errorf("stack: %w", err)
+	}
+	return p, nil
+}
+
+// up waits until ready holds, and gives up at once when a process that it depends on has ended.
+func (s *Stack) up(ctx context.Context, what string, ready func() error, on ...*process.Process) error {
+	if err := process.Up(ctx, what, ready, on...); err != nil {
+		return fmt.Errorf("stack: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+#!/bin/sh
+# Builds images of `make e2e-kind` and `make e2e-istio`, as archives, from the tree and from what test/tools/install.sh installed: no
+# registry is asked and no container runtime needed. Prints the folder that they are in.
+#
+#   images.sh NAME...    those of these:
+#
+#   kvepp.tar    kvepp, of the root filesystem that is its product's image too (manifests/image)
+#   engine.tar   test/kind/engine, with a model's tokenizer
+#   envoy.tar    Envoy
+#   dynamo.tar   Dynamo's frontend and mocker with the Python that they were installed for, and a model's tokenizer
+#   istiod.tar   Istio's control plane
+#   suite.tar    the conformance tests of the Gateway API Inference Extension
+#   echo.tar     the server that they send requests to
+#
+# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+project=$here/../..
+cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
+tools=$("$here/../tools/install.sh" tools)
+model=$project/test/models/tiny-bytelevel
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+images=" $* "
+
+say() { printf '%s\n' "$*" >&2; }
+
+# wanted NAME: whether that image is.
+wanted() { case $images in *" $1 "*) ;; *) return 1 ;; esac; }
+
+# archive NAME ENTRYPOINT [ENV...]: writes $work/NAME as an image.
+archive() {
+	name=$1 entrypoint=$2
+	shift 2
+	mkdir -p "$work/$name/tmp"
+	chmod 1777 "$work/$name/tmp"
+	chmod -R a+rX "$work/$name"
+	environment=""
+	for variable; do environment="$environment${environment:+,}\"$variable\""; done
+	"$here/image.sh" "$folder/$name.tar" "kvepp/$name:e2e" "$work/$name" \
+		'{"Entrypoint":["'"$entrypoint"'"],"User":"65532:65532","Env":['"$environment"']}'
+	rm -rf "${work:?}/$name"
+}
+
+# models puts the tokenizer into an image.
+models() {
+	mkdir -p "$work/$1/models/tiny"
+	cp "$model"/* "$work/$1/models/tiny/"
+}
+
+# What is installed changes rarely, and is large.
+folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* \
+	"$here"/../kube/istiobin/go.??? "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
+mkdir -p "$folder"
+if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
+	say "building Envoy's image"
+	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
+	# glibc loads by name what it resolves names with.
+	resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
+	"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
+	mkdir -p "$work/envoy/usr/local/bin"
+	cp -a "$work/closure/." "$work/envoy/"
+	mv "$work/envoy$envoy" "$work/envoy/usr/local/bin/envoy"
+	echo 'hosts: files dns' >"$work/envoy/etc/nsswitch.conf"
+	archive envoy /usr/local/bin/envoy
+fi
+if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
+	say "building Dynamo's image"
+	# Python stays at the paths where it is: its own, and those of the environment. They may be anywhere, below /tmp too, so that a
+	# Pod has its scratch space elsewhere.
+	library=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+	program=$(readlink -f "$tools/bin/python")
+	mkdir -p "$work/dynamo"
+	tar -c --exclude="$library/site-packages" --exclude="$library/dist-packages" --exclude="$library/test" --exclude="$library/config-*" \
+		--exclude='*/site-packages/envoy' --exclude='*/site-packages/pip*' --exclude='*/site-packages/setuptools*' --exclude='*/bin/nats-server' \
+		--absolute-names "$library" "$tools" | tar -x --absolute-names -C "$work/dynamo" --transform 's,^/,,'
+	"$here/closure.sh" "$work/dynamo" / "$program" $(find "$library/lib-dynload" "$tools" -name '*.so*' ! -path '*/envoy/*')
+	for python in python python3; do # whatever links were between
+		ln -sf "$program" "$work/dynamo$tools/bin/$python"
+	done
+	models dynamo
+	mkdir "$work/dynamo/scratch"
+	chmod 1777 "$work/dynamo/scratch"
+	archive dynamo "$tools/bin/python" "PATH=$tools/bin:/usr/bin:/bin" HOME=/scratch TMPDIR=/scratch HF_HUB_OFFLINE=1 PYTHONHASHSEED=0 \
+		PYTHONUNBUFFERED=1
+fi
+
+for program in istio/istiod suite/suite suite/echo; do
+	image=${program#*/}
+	if wanted $image && [ ! -e "$folder/$image.tar" ]; then
+		programs=$("$here/../tools/install.sh" "${program%/*}")
+		say "building the image of $image"
+		mkdir -p "$work/$image"
+		cp "$programs/$image" "$work/$image/"
+		archive $image "/$image"
+	fi
+done
+
+if wanted kvepp; then
+	say "building kvepp's image"
+	"$project/manifests/image/rootfs.sh" "$work/kvepp"
+	archive kvepp /kvepp
+fi
+if wanted engine; then
+	say "building the engine's image"
+	mkdir -p "$work/engine/usr/local/bin"
+	(cd "$project" && go build -o "$work/engine/usr/local/bin/engine" ./test/kind/engine)
+	libraries=$(ldd "$work/engine/usr/local/bin/engine" | grep -oE '/[^ ]+')
+	"$here/closure.sh" "$work/engine" / $libraries
+	models engine
+	archive engine /usr/local/bin/engine
+fi
+printf '%s\n' "$folder"

@@ -1,0 +1,217 @@
+package kind
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/test/harness/process"
+)
+
+// TestIstio is about Istio's control plane: it makes of a Gateway, an HTTPRoute and an InferencePool what Envoy does.
+// `make e2e-istio` brings istiod, which is built from Istio's module, of no release.
+func TestIstio(t *testing.T) {
+	istiod := newNamespace(t, "kvepp-e2e-istiod")
+	istiod.apply(read(t, "testdata/istiod.yaml"), "{istiod}", istiod.name)
+	t.Cleanup(func() { istiod.kubectl("delete", "clusterrolebinding", istiod.name) })
+	istiod.kubectl("rollout", "status", "deployment/istiod", "--timeout=120s")
+
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *namespace)
+	}{{"Overlay", istioOverlay}, {"Chart", istioChart}, {"Conformance", istioConformance}} {
+		t.Run(part.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if t.Failed() {
+					out, err := istiod.run("", "kubectl", "logs", "deployment/istiod", "--tail=60")
+					t.Logf("istiod: %v\n%s", err, out)
+				}
+			})
+			part.test(t, istiod)
+		})
+	}
+}
+
+// gateway starts the proxy of a Gateway.
+func (n *namespace) gateway(name string, istiod *namespace) {
+	n.t.Helper()
+	n.apply(read(n.t, "testdata/gateway.yaml"), "{gateway}", name, "{namespace}", n.name, "{istiod}", istiod.name)
+}
+
+// holds waits until conditions of an object are true, of each of its parents if it has such.
+func (n *namespace) holds(object string, conditions ...string) {
+	n.t.Helper()
+	n.eventually(object+" is accepted", func() error {
+		out, err := n.run("", "kubectl", "get", object, "-o", "json")
+		if err != nil {
+			return err
+		}
+		type condition struct{ Type, Status, Reason, Message string }
+		type status struct{ Conditions []condition }
+		var read struct {
+			Status struct {
+				status
+				Parents []status
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &read); err != nil {
+			return err
+		}
+		all := read.Status.Parents
+		if len(all) == 0 {
+			all = []status{read.Status.status}
+		}
+		for _, s := range all {
+			for _, want := range conditions {
+				if !slices.ContainsFunc(s.Conditions, func(c condition) bool { return c.Type == want && c.Status == "True" }) {
+					return fmt.Errorf("%s does not hold: %+v", want, s.Conditions)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// istioOverlay is about kustomize's overlay: the Gateway, and the DestinationRule by which Istio speaks TLS with kvepp.
+func istioOverlay(t *testing.T, istiod *namespace) {
+	n := newNamespace(t, "kvepp-e2e-istio")
+	n.gateway("inference", istiod)
+	n.overlay("resources: [KUSTOMIZE/overlays/istio]"+users+strings.ReplaceAll(standIn, "ENGINE", "vllm"), "vllm", "kvepp", "inference-istio")
+	n.findEnvoy("inference-istio")
+	n.holds("gateway/inference", "Accepted", "Programmed")
+	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.sees(2)
+	for _, c := range n.warm(2) {
+		if !strings.HasPrefix(c.last.Worker, c.engine()) {
+			t.Errorf("kvepp chose %s, Istio's gateway went to %s", c.last.Worker, c.engine())
+		}
+	}
+
+	n.during(func() {
+		n.grows("vllm", 3)
+		n.roll()
+	})
+
+	// The rule is what makes it work.
+	n.kubectl("delete", "destinationrule", "kvepp")
+	n.eventually("Istio dials kvepp in the clear", func() error {
+		for range 5 {
+			c := n.newConversation()
+			if _, err := c.say(words(20), 8); err == nil {
+				return fmt.Errorf("%s served", c.engine())
+			}
+		}
+		return nil
+	})
+}
+
+// istioChart is about the chart's own Gateway, and about two replicas behind one that goes by EndpointSlices alone: such a gateway
+// leaves a leader that is deleted before another one is ready.
+func istioChart(t *testing.T, istiod *namespace) {
+	n := newNamespace(t, "kvepp-e2e-istio-chart")
+	n.gateway("inference", istiod)
+	n.apply(read(t, "testdata/hub.yaml"))
+	n.apply(read(t, "testdata/engines.yaml"))
+	n.install("pool.selector.app=engine", "gateway.create=true", "gateway.className=istio", "httpRoute.create=true", "istio.destinationRule=true", "replicas=2")
+	n.findEnvoy("inference-istio")
+	n.holds("gateway/inference", "Accepted", "Programmed")
+	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
+	n.holds("inferencepool/kvepp", "Accepted", "ResolvedRefs")
+	n.sees(3)
+
+	_, leaders := n.pods(kvepp)
+	if len(leaders) != 1 {
+		t.Fatalf("%v lead", leaders)
+	}
+	failed, pause := n.pause(func() {
+		n.kubectl("delete", "pod", leaders[0], "--wait=false")
+		n.kubectl("wait", "--for=delete", "pod/"+leaders[0], "--timeout=150s")
+		n.sees(3)
+	})
+	t.Logf("a leader was deleted: %d requests failed, within %v", failed, pause.Round(100*time.Millisecond))
+	if pause > 15*time.Second {
+		t.Error("so long a Lease lasts that nobody gave back")
+	}
+	talk := []*conversation{n.newConversation(), n.newConversation()}
+	all(t, talk, words(20))
+	n.settled()
+	eachExact(t, talk)
+}
+
+// pause sends one request after the other while f runs, and says how many failed, and for how long without one between that did not.
+func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var since time.Time
+		for {
+			began := time.Now()
+			_, err := n.newConversation().say(words(20), 1)
+			switch {
+			case err != nil && since.IsZero():
+				since = began
+				fallthrough
+			case err != nil:
+				failed++
+			case !since.IsZero():
+				pause, since = max(pause, began.Sub(since)), time.Time{}
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+	f()
+	cancel()
+	<-done
+	return failed, pause
+}
+
+// suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the same way.
+var suite = []string{"GatewayFollowingEPPRouting", "GatewayFollowingEPPRoutingWithDataParallelism", "GatewayDestinationEndpointServed",
+	"EppUnAvailableFailOpen", "InferencePoolAppProtocol"}
+
+// istioConformance runs the conformance suite of the Gateway API Inference Extension, whose pickers are kvepp.
+func istioConformance(t *testing.T, istiod *namespace) {
+	// The suite would make these itself, but then nobody would start its gateways' proxies.
+	infra, backend := newNamespace(t, "inference-conformance-infra"), newNamespace(t, "inference-conformance-app-backend")
+	infra.gateway("conformance-primary", istiod)
+	infra.gateway("conformance-secondary", istiod)
+	backend.apply(read(t, "testdata/pickers.yaml"))
+
+	n := &namespace{t: t, name: istiod.name}
+	n.kubectl("delete", "pod", "suite", "--ignore-not-found")
+	n.apply(read(t, "testdata/suite.yaml"))
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	defer cancel()
+	var phase string
+	err := process.Until(ctx, func() (err error) {
+		phase, err = n.run("", "kubectl", "get", "pod", "suite", "-o", "jsonpath={.status.phase}")
+		if err == nil && phase != "Succeeded" && phase != "Failed" {
+			err = fmt.Errorf("the suite's pod is %s", phase)
+		}
+		return err
+	})
+	said := n.kubectl("logs", "suite")
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "    --- ") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+	if err != nil || phase != "Succeeded" {
+		t.Errorf("%v, %s; it said at last:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
+	}
+	for _, name := range suite {
+		if !strings.Contains(said, "--- PASS: TestConformance/"+name+" ") {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package kind
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/test/harness/stack"
+)
+
+// client keeps connections, as most clients do.
+var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
+
+// conversation is one client's, each turn of which repeats all before.
+type conversation struct {
+	n        *namespace
+	messages []stack.Message
+	last     *stack.Answer
+}
+
+// engine is the Pod that answered last.
+func (c *conversation) engine() string { return c.last.Header.Get("x-engine") }
+
+// newConversation begins one about a text of its own.
+func (n *namespace) newConversation() *conversation {
+	return &conversation{n: n, messages: []stack.Message{{Role: "system", Content: words(120)}}}
+}
+
+// words are so many, drawn at random.
+func words(n int) string {
+	var b strings.Builder
+	for range n {
+		b.WriteString([]string{"river", "stone", "lamp", "winter", "paper", "seven", "green", "letter"}[rand.IntN(8)])
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// say takes a turn whose answer has so many tokens. An answer that is none, or is cut off, is an error.
+func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
+	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
+	a, err := stack.Chat(context.Background(), client, c.n.url, nil, c.messages, true, map[string]any{"model": c.n.model, "max_tokens": tokens})
+	if err != nil {
+		return nil, err
+	}
+	if a.Status != http.StatusOK || !a.Finished {
+		return nil, fmt.Errorf("status %d, finished: %v, from %s: %s", a.Status, a.Finished, a.Worker, a.Body)
+	}
+	c.messages = append(c.messages, stack.Message{Role: "assistant", Content: a.Text})
+	c.last = a
+	return a, nil
+}
+
+// exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is under way.
+// Then kvepp knows what the worker has of it.
+func (c *conversation) exactly() *stack.Answer {
+	c.n.t.Helper()
+	before, known := c.messages, c.n.known()
+	c.n.eventually("kvepp predicts what the worker reports", func() error {
+		c.n.idle()
+		c.messages = slices.Clip(before)
+		a, err := c.say("And then?", 8)
+		if err == nil && a.CachedTokens != a.KveppCached {
+			err = fmt.Errorf("%d tokens were cached at %s, kvepp predicted %d", a.CachedTokens, a.Worker, a.KveppCached)
+		}
+		return err
+	})
+	c.n.learns(known, c)
+	return c.last
+}
+
+// known is how many blocks each of kvepp's replicas knows of at least.
+func (n *namespace) known() int {
+	n.t.Helper()
+	least, err := n.leastKnown()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return least
+}
+
+func (n *namespace) leastKnown() (int, error) {
+	least := math.Inf(1)
+	err := n.eachReplica(func(_ string, m map[string]float64) error {
+		least = min(least, m["kvepp_index_blocks"])
+		return nil
+	})
+	return int(least), err
+}
+
+// learns waits until kvepp, which knew so many blocks, also knows those that were new to workers in the latest turns of conversations.
+// Else a turn may follow before its events, and go where nothing is cached, as kvepp predicts.
+func (n *namespace) learns(known int, conversations ...*conversation) {
+	n.t.Helper()
+	for _, c := range conversations {
+		known += (c.last.PromptTokens-1)/16 - c.last.CachedTokens/16 // a prompt's last token is always computed
+	}
+	n.eventually("kvepp knows the blocks of the latest turns", func() error {
+		now, err := n.leastKnown()
+		if err == nil && now < known {
+			err = fmt.Errorf("%d are known of at least %d", now, known)
+		}
+		return err
+	})
+}
+
+// spread begins so many conversations at once, and again until load has spread them over so many workers: a machine that is late with
+// the later ones may have answered the earlier ones by then. It returns them when kvepp knows what workers have of them.
+func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
+	n.t.Helper()
+	n.eventually("conversations spread", func() error {
+		n.idle()
+		known := n.known()
+		talk = nil
+		for range conversations {
+			talk = append(talk, n.newConversation())
+		}
+		all(n.t, talk, words(20))
+		n.learns(known, talk...)
+		used := map[string]bool{}
+		for _, c := range talk {
+			used[c.last.Worker] = true
+		}
+		if len(used) != workers {
+			return fmt.Errorf("only %v of %d workers were used", used, workers)
+		}
+		return nil
+	})
+	return talk
+}
+
+// warm holds conversations over so many workers, and fails the test unless each stays where it began and finds all of its blocks there. It
+// returns them.
+func (n *namespace) warm(workers int) []*conversation {
+	n.t.Helper()
+	talk := n.spread(2*workers, workers)
+	for turn := 2; turn <= 3; turn++ {
+		for _, c := range talk {
+			home, prompt := c.last.Worker, c.last.PromptTokens
+			if a := c.exactly(); a.Worker != home || a.CachedTokens < prompt/16*16 {
+				n.t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, a.Worker, a.CachedTokens, home, prompt)
+			}
+		}
+	}
+	return talk
+}
+
+// all has all conversations take a turn at once, and fails the test unless all are answered.
+func all(t *testing.T, conversations []*conversation, text string) {
+	t.Helper()
+	errs := make([]error, len(conversations))
+	var wg sync.WaitGroup
+	for i, c := range conversations {
+		wg.Go(func() { _, errs[i] = c.say(text, 8) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// traffic holds conversations, half a second for an answer, until stop is called, which returns how many requests there were and
+// what was wrong with those that failed.
+func (n *namespace) traffic(clients int) (stop func() (requests int, failures []error)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var (
+		mu       sync.Mutex
+		requests int
+		failures []error
+		wg       sync.WaitGroup
+	)
+	for range clients {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				c := n.newConversation()
+				for turn := 0; turn < 4 && ctx.Err() == nil; turn++ {
+					began := time.Now()
+					_, err := c.say(words(20), 100)
+					mu.Lock()
+					requests++
+					if err != nil {
+						failures = append(failures, fmt.Errorf("at %s: %w", began.Format("15:04:05.000"), err))
+					}
+					mu.Unlock()
+					if err != nil {
+						break
+					}
+				}
+			}
+		})
+	}
+	return func() (int, []error) {
+		cancel()
+		wg.Wait()
+		return requests, failures
+	}
+}
+
+// grows scales a Deployment of engines, whose Pods have its name for app, and waits until a new one serves.
+func (n *namespace) grows(deployment string, to int) {
+	n.t.Helper()
+	old, _ := n.pods("app=" + deployment)
+	n.kubectl("scale", "deployment/"+deployment, fmt.Sprintf("--replicas=%d", to))
+	n.sees(to)
+	n.eventually("the new engine serves", func() error {
+		c := n.newConversation()
+		if _, err := c.say(words(20), 8); err != nil {
+			return err
+		}
+		if slices.Contains(old, c.engine()) {
+			return fmt.Errorf("%s served", c.engine())
+		}
+		return nil
+	})
+}
+
+// during lets traffic run while f does something to the cluster, and fails the test if a request does.
+func (n *namespace) during(f func()) {
+	n.t.Helper()
+	stop := n.traffic(6)
+	f()
+	requests, failures := stop()
+	if requests == 0 || len(failures) > 0 {
+		n.t.Errorf("%d of %d requests failed: %v ...", len(failures), requests, failures[:min(3, len(failures))])
+		return
+	}
+	n.t.Logf("%d requests meanwhile, none failed", requests)
+}

@@ -1,0 +1,83 @@
+package kube
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/stack"
+)
+
+// TestIPv6 has everything at [::1]: clients, Envoy, kvepp, the pod, and its KV events.
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("loopback has no address of IPv6: sysctl net.ipv6.conf.lo.disable_ipv6=0 (%v)", err)
+	}
+	l.Close()
+	ctx, ns := t.Context(), "six"
+	port := freePorts(t, 2)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	e := &engine{port: port, pod: apiserver.Pod{Namespace: ns, Name: "a", IPs: []string{"::1"}, Labels: map[string]string{"app": "engine"}}}
+	e.listen(t, port)
+	e.run(t)
+	events := e.publish(t, port+1, 0)
+	held := prompt(8)
+
+	// works holds that requests from both families are served by the engine, by what its events say.
+	works := func(t *testing.T, k *kvepp, endpoints ...string) {
+		t.Helper()
+		k.ready(t)
+		k.has(t, 1)
+		events.subscribed(true)
+		events.stored(held)
+		six, four := dualEnvoy(t, endpoints, k)
+		finds(t, six, held, "a-rank-0/0", 8*blockSize)
+		finds(t, four, held, "a-rank-0/0", 8*blockSize)
+		if a := complete(t, six, held); a.Status != http.StatusOK || a.Header.Get("x-served-by") != e.address() {
+			t.Errorf("status %d by %s", a.Status, a.Header.Get("x-served-by"))
+		}
+		k.Kill()
+		events.subscribed(false)
+	}
+	flags := []string{"--kubeconfig", cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port + 1)}
+	t.Run("a pod of IPv6 alone", func(t *testing.T) {
+		works(t, startKveppAt(t, "::1", flags...))
+	})
+	t.Run("Envoy knows the endpoint itself", func(t *testing.T) {
+		k := startKveppAt(t, "::1", flags...)
+		works(t, k, e.address())
+	})
+	t.Run("a pod's second address", func(t *testing.T) {
+		e.pod.IPs = []string{newAddress(), "::1"}
+		e.run(t)
+		works(t, startKveppAt(t, "::1", append(flags, "--pod-ip-family", "ipv6")...))
+	})
+	t.Run("an endpoints file", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "endpoints.yaml")
+		must(t, os.WriteFile(file, fmt.Appendf(nil, "endpoints:\n- {name: a-rank-0, address: %q, kvEvents: %q}\n", e.address(), fmt.Sprintf("tcp://[::1]:%d", port+1)), 0o644))
+		works(t, startKveppAt(t, "::1", "--endpoints", file))
+	})
+}
+
+// dualEnvoy starts the Envoy of manifests/kustomize/components before a kvepp, or one that knows the endpoints itself, and returns where
+// it is reached by IPv6 and by IPv4.
+func dualEnvoy(t *testing.T, endpoints []string, k *kvepp) (six, four string) {
+	t.Helper()
+	cfg := stack.Config{Servers: endpoints}
+	if len(endpoints) == 0 {
+		cfg.Manifest = "../kustomize/components/envoy/envoy-config.yaml"
+	}
+	// As it stands there, but for the port.
+	cfg.EditEnvoy = func(config any) {
+		listener := stack.At(config, "static_resources", "listeners", 0, "address", "socket_address").(map[string]any)
+		listener["address"], listener["ipv4_compat"] = "::", true
+	}
+	four = startEnvoy(t, cfg, k)
+	return strings.Replace(four, "127.0.0.1", "[::1]", 1), four
+}

@@ -1,0 +1,115 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"kvepp/test/harness/stack"
+)
+
+// policyCRD is the least that makes a kind of InferenceObjective's group known.
+func policyCRD(group, kind string) string {
+	plural := strings.ToLower(kind) + "s"
+	return fmt.Sprintf(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: %[1]s.%[2]s
+  annotations: {api-approved.kubernetes.io: "a test's own"}
+spec:
+  group: %[2]s
+  scope: Namespaced
+  names: {kind: %[3]s, plural: %[1]s}
+  versions:
+  - name: v1alpha2
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}
+`, plural, group, kind)
+}
+
+// TestPolicies: what operators say of requests holds as soon as they say it, though the cluster knew neither kind before.
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	ctx, ns := t.Context(), "policies"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--strict-model", "--router-queue-threshold", "0")
+	k.ready(t)
+	url := envoy(t, k)
+	for _, kind := range []string{"inferenceobjectives.llm-d.ai", "inferencemodelrewrites.llm-d.ai"} {
+		k.shows(t, `kvepp_kube_followed{kind="`+kind+`"}`, 0)
+	}
+	ask := func(model, objective string) *stack.Answer {
+		t.Helper()
+		header := http.Header{}
+		if objective != "" {
+			header.Set("x-gateway-inference-objective", objective)
+		}
+		answer, err := stack.Post(ctx, http.DefaultClient, url+"/v1/completions", header, map[string]any{"model": model, "prompt": prompt(1), "max_tokens": 1})
+		must(t, err)
+		return answer
+	}
+	status := func(model, objective string, want int, code string) {
+		t.Helper()
+		eventually(t, func() error {
+			if a := ask(model, objective); a.Status != want || !strings.Contains(a.Body, code) {
+				return fmt.Errorf("%s, objective %q: status %d, want %d: %s", model, objective, a.Status, want, a.Body)
+			}
+			return nil
+		})
+	}
+	status("public", "", http.StatusNotFound, "model_not_found")
+
+	const legacy, group = "inference.networking.x-k8s.io", "llm-d.ai"
+	rewrite := func(group, target string) string {
+		return fmt.Sprintf(`
+apiVersion: %s/v1alpha2
+kind: InferenceModelRewrite
+metadata: {name: public}
+spec:
+  poolRef: {name: engines}
+  rules:
+  - matches: [{model: {type: Exact, value: public}}]
+    targets: [{modelRewrite: %s}]
+`, group, target)
+	}
+	must(t, cluster.ApplyCRD(ctx, policyCRD(legacy, "InferenceModelRewrite")))
+	must(t, cluster.Apply(ctx, ns, rewrite(legacy, stack.Model)))
+	status("public", "", http.StatusOK, "")
+
+	must(t, cluster.ApplyCRD(ctx, policyCRD(group, "InferenceModelRewrite"))) // whose objects hold from now on
+	status("public", "", http.StatusNotFound, "model_not_found")
+	must(t, cluster.Apply(ctx, ns, rewrite(group, stack.Model)))
+	status("public", "", http.StatusOK, "")
+	must(t, cluster.Apply(ctx, ns, rewrite(group, "nobody")))
+	status("public", "", http.StatusNotFound, "model_not_found")
+	must(t, cluster.Apply(ctx, ns, rewrite(group, stack.Model)))
+	status("public", "", http.StatusOK, "")
+
+	must(t, cluster.ApplyCRD(ctx, policyCRD(group, "InferenceObjective")))
+	must(t, cluster.Apply(ctx, ns, `
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: batch}
+spec: {priority: -1, poolRef: {name: engines}}
+`))
+	k.shows(t, `kvepp_kube_followed{kind="inferenceobjectives.llm-d.ai"}`, 1)
+	release := a.stall()
+	busy := make(chan error, 1)
+	go func() {
+		a, err := post(ctx, url, prompt(1))
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		busy <- err
+	}()
+	a.isStalled(t)
+	status(stack.Model, "batch", http.StatusTooManyRequests, "shed")
+	release()
+	must(t, <-busy)
+	status(stack.Model, "batch", http.StatusOK, "")
+}

@@ -1,0 +1,113 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"kvepp/test/harness/apiserver"
+)
+
+// TestPool follows one InferencePool and its pods through their lives.
+func TestPool(t *testing.T) {
+	t.Parallel()
+	ctx, ns := t.Context(), "pool"
+	port := freePorts(t, 3)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	stranger := newEngine(t, ns, "other", "stranger", port)
+	newEngine(t, "elsewhere", "engine", "a", port) // in another namespace
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	k.has(t, 1)
+	url := envoy(t, k)
+
+	answer := complete(t, url, prompt(1))
+	if answer.Status != http.StatusOK || answer.Header.Get("x-served-by") != a.address() || answer.Worker != "a-rank-0/0" {
+		t.Errorf("status %d, %s answered, the worker is %q: %s", answer.Status, answer.Header.Get("x-served-by"), answer.Worker, answer.Body)
+	}
+
+	b := newEngine(t, ns, "engine", "b", port)
+	reaches(t, url, a, b)
+
+	// Not ready, as when a readiness probe fails: no more requests, those that run go on.
+	release := b.stall()
+	a.pod.NotReady = true
+	a.run(t)
+	k.has(t, 1)
+	running := make(chan error, 1)
+	go func() {
+		a, err := post(ctx, url, prompt(1))
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		running <- err
+	}()
+	b.isStalled(t)
+	b.pod.NotReady = true
+	b.run(t)
+	k.has(t, 0)
+	unavailable(t, url)
+	a.pod.NotReady = false
+	a.run(t)
+	reaches(t, url, a)
+	release()
+	if err := <-running; err != nil {
+		t.Errorf("a request that ran when its pod ceased to be ready: %v", err)
+	}
+	b.pod.NotReady = false
+	b.run(t)
+	reaches(t, url, a, b)
+
+	// A pod that is being deleted is still Ready.
+	must(t, cluster.TerminatePod(ctx, ns, "a"))
+	reaches(t, url, b)
+	must(t, cluster.RemovePod(ctx, ns, "a"))
+	reaches(t, url, b)
+	a.run(t) // its name comes back, as a StatefulSet's does
+	reaches(t, url, a, b)
+
+	// A label is all that makes a pod one of the pool.
+	b.pod.Labels["app"] = "retired"
+	b.run(t)
+	reaches(t, url, a)
+	b.pod.Labels["app"] = "engine"
+	b.run(t)
+	reaches(t, url, a, b)
+
+	// The pool says other pods, then another port.
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
+	reaches(t, url, stranger)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	reaches(t, url, a, b)
+	a.listen(t, port+1)
+	b.listen(t, port+1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port+1)))
+	a.port, b.port = port+1, port+1
+	reaches(t, url, a, b)
+
+	// Deleted: nothing is left, and kvepp stays. Back: all is.
+	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
+	unavailable(t, url)
+	k.has(t, 0)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port+1)))
+	reaches(t, url, a, b)
+}
+
+// TestFamilies: of a pod's two addresses the flag says which.
+func TestFamilies(t *testing.T) {
+	t.Parallel()
+	ctx, ns := t.Context(), "families"
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
+	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "both", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.5", "fd00::5"}}))
+	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "four", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.6"}}))
+	for family, want := range map[string]struct {
+		workers int
+		address string
+	}{"": {2, "127.0.0.5:8000"}, "ipv4": {2, "127.0.0.5:8000"}, "ipv6": {1, "[fd00::5]:8000"}} {
+		k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--pod-ip-family", family)
+		k.ready(t)
+		k.has(t, want.workers)
+		k.logged(t, "address="+want.address)
+	}
+}

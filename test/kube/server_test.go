@@ -1,0 +1,345 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kvepp/test/harness/apiserver"
+)
+
+// TestServerAway: what kvepp knew stays true while nobody says otherwise, and what it missed it learns.
+func TestServerAway(t *testing.T) {
+	ctx, ns := t.Context(), "away"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
+	w := newWire(t, cluster.Kubeconfig)
+	k := startKvepp(t, w.kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a, b)
+
+	cluster.Stop()
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 0)
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	reaches(t, url, a, b)
+	must(t, k.answers(true))
+	must(t, cluster.Serve(ctx))
+	a.pod.NotReady = true
+	a.run(t)
+	c := newEngine(t, ns, "engine", "c", port)
+	reaches(t, url, b, c)
+	k.shows(t, `kvepp_kube_followed{kind="pods"}`, 1)
+
+	// Pods change, go and come, and the server that could tell of it has gone too.
+	lists := func() float64 {
+		m, err := k.metrics()
+		must(t, err)
+		return m[`kvepp_kube_updates_total{of="list"}`]
+	}
+	before := lists()
+	w.silence()
+	must(t, cluster.RemovePod(ctx, ns, "b"))
+	a.pod.NotReady = false
+	a.run(t)
+	c.pod.Labels["app"] = "other"
+	c.run(t)
+	d := newEngine(t, ns, "engine", "d", port)
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	reaches(t, url, a, d)
+	if after := lists(); after <= before {
+		t.Errorf("%v lists of all pods before, %v after: of the changes it was told one by one, and this test shows nothing", before, after)
+	}
+
+	// The pool too.
+	w.silence()
+	must(t, cluster.Delete(ctx, ns, inferencePool("engines", "engine", port)))
+	cluster.Stop()
+	must(t, cluster.Serve(ctx))
+	unavailable(t, url)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port)))
+	reaches(t, url, c)
+}
+
+// TestServerLate starts kvepp before there is an API server.
+func TestServerLate(t *testing.T) {
+	ctx, ns := t.Context(), "late"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	cluster.Stop()
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.logged(t, "the API server does not tell of a kind of objects")
+	must(t, k.answers(false))
+	k.shows(t, `kvepp_kube_followed{kind="inferencepools"}`, 0)
+	must(t, cluster.Serve(ctx))
+	k.ready(t)
+	reaches(t, envoy(t, k), a)
+}
+
+// TestServerHangs: an API server that accepts connections and answers nothing holds up neither requests, nor the end, nor a start for
+// longer than it hangs.
+func TestServerHangs(t *testing.T) {
+	ctx, ns := t.Context(), "hangs"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election", "--ha-handover-timeout", "3s"}
+	k := startKvepp(t, cluster.Kubeconfig, flags...)
+	k.ready(t)
+	url := envoy(t, k)
+	reaches(t, url, a)
+
+	cluster.Pause()
+	defer cluster.Resume()
+	reaches(t, url, a)
+	late := startKvepp(t, cluster.Kubeconfig, flags...)
+	eventually(t, func() error { return late.answers(false) })
+	k.logged(t, "goes on until it sees that another leads")
+	late.logged(t, "the API server does not tell of a kind of objects")
+	must(t, late.answers(false))
+	must(t, k.answers(true))
+	reaches(t, url, a)
+	began := time.Now()
+	k.Signal(syscall.SIGTERM)
+	k.ends(t)
+	t.Logf("ended after %v", time.Since(began))
+	cluster.Resume()
+	late.ready(t) // the lease of the other, which could not be released, has run out
+}
+
+// TestKindAbsent starts kvepp in a cluster that does not know what an InferencePool is.
+func TestKindAbsent(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	bare, err := apiserver.Start(ctx, apiserver.Config{Programs: os.Getenv("KVEPP_KUBE")})
+	must(t, err)
+	defer bare.Close()
+	port := freePorts(t, 1)
+	k := startKvepp(t, bare.Kubeconfig, "--pool-name", "engines", "--kv-events-port", "0")
+	k.logged(t, "the cluster has no such kind of objects")
+	must(t, k.answers(false))
+	crd, err := apiserver.InferencePoolCRD()
+	must(t, err)
+	must(t, bare.ApplyCRD(ctx, crd))
+	k.logged(t, "there is no such InferencePool yet")
+	must(t, k.answers(false))
+	must(t, bare.Apply(ctx, "default", inferencePool("engines", "engine", port)))
+	k.ready(t) // a pool without pods is one that scales from nothing
+	k.has(t, 0)
+	must(t, bare.RunPod(ctx, apiserver.Pod{Name: "a", Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}))
+	k.has(t, 1)
+}
+
+// TestLeader: of two replicas one is ready.
+func TestLeader(t *testing.T) {
+	ctx, ns := t.Context(), "leader"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	a := newEngine(t, ns, "engine", "a", port)
+	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
+	lease := func() coordinationv1.LeaseSpec {
+		lease, err := cluster.Client.CoordinationV1().Leases(ns).Get(context.Background(), "kvepp-engines", metav1.GetOptions{})
+		must(t, err)
+		return lease.Spec
+	}
+	holder := func() string {
+		if by := lease().HolderIdentity; by != nil {
+			return *by
+		}
+		return ""
+	}
+	first := startKvepp(t, cluster.Kubeconfig, flags...)
+	first.ready(t)
+	first.shows(t, "kvepp_leader", 1)
+	second := startKvepp(t, cluster.Kubeconfig, flags...)
+	second.logged(t, "another replica leads")
+	second.has(t, 1) // it follows the pool all the same
+	must(t, second.answers(false))
+	url := envoy(t, first, second)
+	reaches(t, url, a)
+
+	// In order: the lease is free at once, and what was begun ends.
+	release := a.stall()
+	running := make(chan error, 1)
+	go func() {
+		a, err := post(ctx, url, prompt(1))
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		running <- err
+	}()
+	a.isStalled(t)
+	was := holder()
+	b := newEngine(t, ns, "engine", "b", port)
+	a.pod.NotReady = true
+	a.run(t)
+	first.has(t, 1)
+	second.has(t, 1)
+	reaches(t, url, b)
+	during(t, url, func() {
+		began := time.Now()
+		first.Signal(syscall.SIGTERM)
+		second.ready(t)
+		t.Logf("the other one leads after %v", time.Since(began))
+		if now := holder(); now == was || now == "" {
+			t.Errorf("%q leads, after %s was told to end", now, was)
+		}
+		if err := first.answers(true); err != nil {
+			t.Errorf("proxies have nobody until they know of the new leader: %v", err)
+		}
+		eventually(t, func() error { return first.answers(false) })
+		t.Logf("proxies are told to leave the old one after %v", time.Since(began))
+		eventually(t, func() error {
+			c, err := net.Dial("tcp", first.extProc())
+			if err != nil {
+				return nil
+			}
+			return errors.Join(errors.New("the old one still takes connections"), c.Close())
+		})
+	})
+	if first.Ended() {
+		t.Error("it did not wait for its request")
+	}
+	release()
+	must(t, <-running)
+	first.ends(t)
+	a.pod.NotReady = false
+	a.run(t)
+	reaches(t, url, a, b)
+	must(t, cluster.RemovePod(ctx, ns, "b"))
+
+	// By force: the lease runs out.
+	first.env = []string{"POD_NAME=first"}
+	first.start(t)
+	first.logged(t, "another replica leads")
+	must(t, first.answers(false))
+	was = holder()
+	second.Kill()
+	killed := time.Now()
+	if now := holder(); now != was {
+		t.Errorf("%s has given up the lease of a replica that could not", now)
+	}
+	first.ready(t)
+	t.Logf("the other one leads %v after the leader was killed", time.Since(killed))
+	if now := holder(); now == was {
+		t.Errorf("kvepp is ready, and the lease is held by %s", now)
+	}
+	reaches(t, url, a)
+	t.Logf("and is asked after %v", time.Since(killed))
+
+	// A container that is started again leads at once if it did: to the Lease it is who it was.
+	transitions := *lease().LeaseTransitions
+	first.Kill()
+	killed = time.Now()
+	first.start(t)
+	first.ready(t)
+	t.Logf("it leads again after %v", time.Since(killed))
+	if now := lease(); *now.HolderIdentity != "first" || *now.LeaseTransitions != transitions {
+		t.Errorf("%s leads, after %d more handovers", *now.HolderIdentity, *now.LeaseTransitions-transitions)
+	}
+	reaches(t, url, a)
+
+	// Without an API server no other can lead: who led goes on. Afterwards one of them does.
+	second.start(t)
+	second.logged(t, "another replica leads")
+	cluster.Stop()
+	first.logged(t, "goes on until it sees that another leads")
+	must(t, first.answers(true))
+	must(t, second.answers(false))
+	reaches(t, url, a)
+	must(t, cluster.Serve(ctx))
+	first.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
+	second.shows(t, `kvepp_kube_followed{kind="leases"}`, 1)
+	eventually(t, func() error {
+		one, two := first.answers(true), second.answers(true)
+		if (one == nil) == (two == nil) {
+			return fmt.Errorf("ready: %v, %v", one == nil, two == nil)
+		}
+		return nil
+	})
+	reaches(t, url, a)
+}
+
+// TestChurn changes 500 pods 50 times a second, and has none of it make kvepp begin anew.
+func TestChurn(t *testing.T) {
+	t.Parallel()
+	const (
+		pods    = 500
+		seconds = 10
+		rate    = 50
+	)
+	ctx, ns := t.Context(), "churn"
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
+	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0")
+	k.ready(t)
+	before, err := k.metrics()
+	must(t, err)
+	list := make([]apiserver.Pod, pods)
+	for i := range list {
+		list[i] = apiserver.Pod{Namespace: ns, Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}
+		must(t, cluster.RunPod(ctx, list[i]))
+	}
+	k.has(t, pods)
+	settled, err := k.metrics()
+	must(t, err)
+	const changes = `kvepp_kube_updates_total{of="change"}`
+	if got := settled[changes] - before[changes]; got != pods {
+		t.Errorf("%v changes of pods that came, not %d", got, pods)
+	}
+
+	ready := pods
+	used := k.cpu(t)
+	tick := time.NewTicker(time.Second / rate)
+	defer tick.Stop()
+	for n := range seconds * rate {
+		<-tick.C
+		p := &list[n*7%pods]
+		switch n % 5 {
+		case 0, 1: // gone, and back at another address
+			must(t, cluster.RemovePod(ctx, ns, p.Name))
+			ready--
+			if n%2 == 0 {
+				p.IPs = []string{newAddress()}
+				must(t, cluster.RunPod(ctx, *p))
+				ready++
+			}
+		default:
+			if p.NotReady {
+				ready++
+			} else {
+				ready--
+			}
+			p.NotReady = !p.NotReady
+			must(t, cluster.RunPod(ctx, *p))
+		}
+	}
+	k.has(t, ready)
+	t.Logf("%v of processor time for %d changes in %d s, subscriptions aside", k.cpu(t)-used, seconds*rate, seconds)
+	after, err := k.metrics()
+	must(t, err)
+	for _, of := range []string{"list", "pool"} {
+		if name := fmt.Sprintf("kvepp_kube_updates_total{of=%q}", of); after[name] != before[name] {
+			t.Errorf("%s went from %v to %v", name, before[name], after[name])
+		}
+	}
+	for _, kind := range []string{"pods", "inferencepools"} {
+		if name := fmt.Sprintf("kvepp_kube_errors_total{kind=%q}", kind); after[name] != 0 {
+			t.Errorf("%s is %v", name, after[name])
+		}
+	}
+	if a := complete(t, envoy(t, k), prompt(1)); a.Status != http.StatusServiceUnavailable || a.Worker == "" {
+		t.Errorf("status %d, worker %q: a pod is chosen, and nothing listens there", a.Status, a.Worker)
+	}
+}

@@ -1,0 +1,45 @@
+// Package suitebin is the conformance tests of the Gateway API Inference Extension, as they are, with kvepp for the endpoint pickers
+// that they start. test/tools/install.sh suite makes one program of it, which runs in a Pod.
+package suitebin
+
+import (
+	"io/fs"
+	"regexp"
+	"testing"
+	"testing/fstest"
+
+	"sigs.k8s.io/gateway-api-inference-extension/conformance"
+)
+
+// TestConformance runs them. Flags are those of the suite (-gateway-class, -run-test, -report-output and so on).
+func TestConformance(t *testing.T) {
+	options := conformance.DefaultOptions(t)
+	for i, manifests := range options.ManifestFS {
+		options.ManifestFS[i] = ours{manifests}
+	}
+	conformance.RunConformanceWithOptions(t, options)
+}
+
+// ours are the suite's manifests with images that are there: pickers are kvepp, and get two words besides the arguments that they
+// have; the servers of models are the suite's own program.
+type ours struct{ fs.FS }
+
+var changes = []struct {
+	from *regexp.Regexp
+	to   string
+}{
+	{regexp.MustCompile(`(?m)^(\s*)image: \S*/(lw)?epp:.*\n(\s*imagePullPolicy: .*\n)?(\s*)args:\n`),
+		"${1}image: kvepp/kvepp:e2e\n${1}imagePullPolicy: Never\n${1}args:\n${1}- serve\n${1}- --conformance\n"},
+	{regexp.MustCompile(`(?m)^(\s*)image: \S*/echo-basic:.*\n`), "${1}image: kvepp/echo:e2e\n${1}imagePullPolicy: Never\n"},
+}
+
+func (o ours) Open(name string) (fs.File, error) {
+	text, err := fs.ReadFile(o.FS, name)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range changes {
+		text = c.from.ReplaceAll(text, []byte(c.to))
+	}
+	return fstest.MapFS{name: {Data: text}}.Open(name)
+}

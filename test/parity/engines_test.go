@@ -1,0 +1,227 @@
+package parity
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/tokenizer"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write tokenizer/testdata's goldens of the engines again")
+
+// rendered is what engines.py says of a request.
+type rendered struct {
+	Text  string
+	IDs   []kvblock.Token
+	Error string
+}
+
+// engineAnswers runs engines.py over questions and returns an answer each.
+func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, questions []any) []T {
+	t.Helper()
+	home := environment(t, "KVEPP_ENGINES")
+	var input bytes.Buffer
+	for _, q := range questions {
+		line, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		input.Write(append(line, '\n'))
+	}
+	python := engine
+	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
+		python = tokenizer.VLLM
+	}
+	cmd := exec.Command(filepath.Join(home, string(python), "bin/python"), "engines.py", string(engine), filepath.Join(home, "sources"), folder)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
+	cmd.Stdin, cmd.Stderr = &input, os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", cmd.Args, err)
+	}
+	var answers []T
+	lines := bufio.NewScanner(bytes.NewReader(out))
+	lines.Buffer(nil, 1<<26)
+	for lines.Scan() {
+		var a T
+		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, a)
+	}
+	if len(answers) != len(questions) {
+		t.Fatalf("%d answers to %d questions", len(answers), len(questions))
+	}
+	return answers
+}
+
+// mixed returns n requests more, a line each: messages of several requests one after another, with fields of others.
+func mixed(t *testing.T, requests []byte, n int) []byte {
+	t.Helper()
+	type field struct {
+		name  string
+		value json.RawMessage
+	}
+	var messages []json.RawMessage
+	var fields []field
+	for line := range bytes.Lines(requests) {
+		var body map[string]json.RawMessage
+		if err := json.Unmarshal(line, &body); err != nil {
+			t.Fatal(err)
+		}
+		var own []json.RawMessage
+		if err := json.Unmarshal(body["messages"], &own); err != nil {
+			t.Fatal(err)
+		}
+		messages = append(messages, own...)
+		for _, name := range slices.Sorted(maps.Keys(body)) {
+			if name != "messages" && name != "model" {
+				fields = append(fields, field{name, body[name]})
+			}
+		}
+	}
+	random := rand.New(rand.NewPCG(4, 2))
+	var out bytes.Buffer
+	for range n {
+		body := map[string]json.RawMessage{"model": json.RawMessage(`"m"`)}
+		var chosen []json.RawMessage
+		for range 1 + random.IntN(4) {
+			chosen = append(chosen, messages[random.IntN(len(messages))])
+		}
+		for range random.IntN(4) {
+			f := fields[random.IntN(len(fields))]
+			body[f.name] = f.value
+		}
+		list, err := json.Marshal(chosen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body["messages"] = list
+		line, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Write(append(line, '\n'))
+	}
+	return out.Bytes()
+}
+
+// TestEngines holds each engine's rules against the engine's own code (TensorRT-LLM's against what engines.py says of it): every request of tokenizer/testdata, and requests mixed
+// from those, with each template there, text and ids.
+func TestEngines(t *testing.T) {
+	if testing.Short() && !*rewrite {
+		t.Log("the goldens that the engines wrote are compared in package tokenizer; the engines themselves in make test-long")
+		return
+	}
+	const data = "../../tokenizer/testdata/"
+	body, err := os.ReadFile(data + "requests.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates, err := filepath.Glob(data + "templates/*.jinja")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := append(slices.Clone(body), mixed(t, body, 700)...)
+	for _, c := range []struct {
+		engine   tokenizer.Engine
+		folder   string
+		defaults string
+		efforts  string // with the other flag of vLLM's too
+	}{
+		{tokenizer.VLLM, "tiny-bytelevel", "", ""},
+		{tokenizer.SGLang, "tiny-bytelevel", "", ""},
+		{tokenizer.TRTLLM, "tiny-bytelevel", "", ""},
+		{tokenizer.VLLM, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`, ""},
+		{tokenizer.VLLM, "tiny-sentencepiece", "", `{"high":"none","low":"auto","none":"some","medium":"high"}`},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`, ""},
+		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`, ""},
+		{tokenizer.TRTLLM, "tiny-sentencepiece", "", ""},
+	} {
+		t.Run(string(c.engine)+"/"+c.folder, func(t *testing.T) {
+			engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
+			body := body
+			if c.folder != "tiny-bytelevel" { // that one's answers are the goldens
+				body = more
+			}
+			var questions []any
+			var models []*tokenizer.Model
+			for _, path := range templates {
+				source, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
+					ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for line := range bytes.Lines(body) {
+					question := map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))}
+					if c.defaults != "" {
+						question["defaults"] = json.RawMessage(c.defaults)
+					}
+					if c.efforts != "" {
+						question["effort_map"], question["exclude_tools"] = json.RawMessage(c.efforts), true
+					}
+					questions = append(questions, question)
+					models = append(models, m)
+				}
+			}
+			answers := engineAnswers[rendered](t, engine, folder, questions)
+			var golden bytes.Buffer
+			equal, refused, unknown, wrong := 0, 0, 0, 0
+			for i, answer := range answers {
+				line, _ := questions[i].(map[string]any)["body"].(json.RawMessage)
+				if answer.Error != "" {
+					refused++
+					golden.WriteString("null\n")
+					continue
+				}
+				text, err := json.Marshal(answer.Text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				golden.Write(append(text, '\n'))
+				request, err := apibody.ParseRequest("/v1/chat/completions", line)
+				if err != nil {
+					t.Fatalf("%s: %v", line, err)
+				}
+				ids, err := models[i].Tokenize(t.Context(), request)
+				switch {
+				case err != nil && tokenizer.IsUnknown(err):
+					unknown++
+				case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
+					wrong++
+					t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
+				default:
+					equal++
+				}
+			}
+			t.Logf("%d requests: %d equal, %d refused by the engine, %d not known here, %d differ", len(answers), equal, refused, unknown, wrong)
+			count(equal+wrong, 0, wrong)
+			path := data + string(engine) + ".jsonl"
+			if c.folder != "tiny-bytelevel" {
+				return
+			}
+			if *rewrite {
+				if err := os.WriteFile(path, golden.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
+				t.Errorf("%s is not what the engine says now (%v): run this test with -rewrite", path, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,198 @@
+package parity
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/internal/metrics"
+	"kvepp/tokenizer"
+	"kvepp/tokenizer/remote"
+)
+
+// conversation is engines.py, running.
+type conversation struct {
+	mu  sync.Mutex
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func converse(t *testing.T, engine tokenizer.Engine, folder string) *conversation {
+	t.Helper()
+	home := environment(t, "KVEPP_ENGINES")
+	cmd := exec.Command(filepath.Join(home, string(engine), "bin/python"), "engines.py", string(engine), filepath.Join(home, "sources"), folder)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &conversation{in: in, out: bufio.NewReader(out)}
+}
+
+// ask returns the answer to a question, a line without its end.
+func (c *conversation) ask(question any) ([]byte, error) {
+	line, err := json.Marshal(question)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, err := c.in.Write(append(line, '\n')); err != nil {
+		return nil, err
+	}
+	answer, err := c.out.ReadBytes('\n')
+	return bytes.TrimSpace(answer), err
+}
+
+// TestRemote sends requests through tokenizer/remote to a server that answers with the engines' own request and response
+// classes, and holds the ids against those that the engines make of the same requests.
+func TestRemote(t *testing.T) {
+	if testing.Short() {
+		t.Log("the engines' own code is asked in make test-long")
+		return
+	}
+	const data, folder = "../../tokenizer/testdata/", "../../test/models/tiny-bytelevel"
+	body, err := os.ReadFile(data + "requests.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body = append(body, mixed(t, body, 300)...)
+	completions := []string{
+		`{"model":"m","prompt":"a <b> \"c\" é 😀"}`, `{"model":"m","prompt":["one","two three"],"stream":true,"max_tokens":1}`,
+		`{"model":"m","prompt":"x","add_special_tokens":false}`, `{"model":"m","prompt":["x","y"],"add_special_tokens":true,"echo":true}`,
+	}
+	templates, err := filepath.Glob(data + "templates/*.jinja")
+	if err != nil || len(templates) == 0 {
+		t.Fatalf("%v: %v", templates, err)
+	}
+	for _, c := range []struct {
+		name   string
+		engine tokenizer.Engine
+		render bool
+	}{{"vllm render", tokenizer.VLLM, true}, {"vllm tokenize", tokenizer.VLLM, false}, {"sglang", tokenizer.SGLang, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			python := converse(t, c.engine, folder)
+			var template string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				endpoint := "tokenize"
+				switch path := r.URL.Path; {
+				case path == "/model_info":
+					io.WriteString(w, `{"has_image_understanding":false,"has_audio_understanding":false}`)
+					return
+				case strings.HasSuffix(path, "/render") && c.render:
+					endpoint = "render"
+				case path != "/tokenize" || c.render:
+					w.WriteHeader(http.StatusForbidden)
+					return
+				}
+				sent, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				answer, err := python.ask(map[string]any{"endpoint": endpoint, "template": template, "body": json.RawMessage(sent)})
+				if err != nil {
+					t.Error(err)
+				}
+				if bytes.HasPrefix(answer, []byte(`{"error"`)) {
+					w.WriteHeader(http.StatusBadRequest)
+				}
+				w.Write(answer)
+			}))
+			defer server.Close()
+			client, err := remote.New(remote.Config{Model: "m", URL: server.URL, Engine: c.engine, Timeout: time.Minute}, metrics.New(), slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal, refused, declined, wrong := 0, 0, 0, 0
+			for _, path := range templates {
+				source, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				template = string(source)
+				for line := range bytes.Lines(body) {
+					line = bytes.TrimSpace(line)
+					answer, err := python.ask(map[string]any{"template": template, "body": json.RawMessage(line)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					var want rendered
+					if err := json.Unmarshal(answer, &want); err != nil {
+						t.Fatal(err)
+					}
+					request, err := apibody.ParseRequest("/v1/chat/completions", line)
+					if err != nil {
+						t.Fatalf("%s: %v", line, err)
+					}
+					ids, err := client.Tokenize(t.Context(), request, line)
+					switch outcome := remote.OutcomeOf(err); {
+					case want.Error != "" && err == nil && !c.render: // /tokenize takes more
+						refused++
+					case want.Error != "" && outcome == remote.Unsupported: // media
+						refused++
+					case outcome == remote.Refused && (want.Error != "" || c.engine == tokenizer.SGLang): // whose checks before rendering are there only
+						refused++
+					case outcome == remote.Unsupported:
+						declined++
+					case err != nil || want.Error != "" || len(ids) != 1 || !slices.Equal(ids[0], want.IDs):
+						wrong++
+						t.Errorf("%s: %s\n got %v, %v\nwant %v %s", filepath.Base(path), line, ids, err, want.IDs, want.Error)
+					default:
+						equal++
+					}
+				}
+			}
+			t.Logf("%d chats: %d equal, %d refused by the engine, %d declined, %d differ", equal+refused+declined+wrong, equal, refused, declined, wrong)
+			if equal == 0 || c.render && declined > 0 {
+				t.Error("too few were compared")
+			}
+			count(equal+wrong, 0, wrong)
+
+			m, err := tokenizer.Load(folder, tokenizer.Options{Engine: c.engine})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, line := range completions {
+				request, err := apibody.ParseRequest("/v1/completions", []byte(line))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, err := m.Tokenize(t.Context(), request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids, err := client.Tokenize(t.Context(), request, []byte(line))
+				if err != nil || !slices.EqualFunc(tokenizer.Certain(ids), want, func(a, b tokenizer.Prompt) bool { return slices.Equal(a.IDs, b.IDs) }) {
+					t.Errorf("%s: %v, %v; want %v", line, ids, err, want)
+				}
+			}
+		})
+	}
+}

