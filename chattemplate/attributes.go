@@ -15,7 +15,10 @@ type namespace struct{ values *Dict }
 // set sets an attribute. Transformers refuses names with an underscore in front, MiniJinja does not.
 func (n *namespace) set(x *execution, name string, value any) error {
 	if strings.HasPrefix(name, "_") && !x.mini {
-		return fmt.Errorf("chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'", name)
+		return fmt.Errorf(
+			"chat templates cannot store underscore-prefixed attributes on a namespace, but got '%s'",
+			name,
+		)
 	}
 	if _, there := n.values.Get(name); !there {
 		if err := x.alloc(entrySize); err != nil {

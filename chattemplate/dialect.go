@@ -152,7 +152,12 @@ func init() {
 		"rfind":      miniFind(strings.LastIndex),
 		"title":      miniTextMethod(miniTitle),
 	}
-	miniDictMethods = map[string]builtin{"get": methodGet, "items": methodItems, "keys": methodKeys, "values": methodValues}
+	miniDictMethods = map[string]builtin{
+		"get":    methodGet,
+		"items":  methodItems,
+		"keys":   methodKeys,
+		"values": methodValues,
+	}
 }
 
 // miniStringMethod returns a method of strings, or nil. Those named here are Python's.
@@ -247,8 +252,8 @@ func (x *execution) display(v any) (string, error) {
 	return x.str(v)
 }
 
-// miniDebug is the text of a value within a list or dict, as Rust's Debug writes it; ok is false for lists and dicts and
-// what is the same in Python.
+// miniDebug is the text of a value within a list or dict, as Rust's Debug writes it; ok is false for lists and dicts
+// and what is the same in Python.
 func miniDebug(v any) (text string, ok bool, err error) {
 	switch c := v.(type) {
 	case float64:
@@ -306,7 +311,8 @@ func appendDebug(b []byte, s string) ([]byte, error) {
 			b = append(b, `\0`...)
 		case r >= 0x20 && r < 0x7F:
 			b = append(b, byte(r))
-		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zs, unicode.Zl, unicode.Zp):
+		case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zs, unicode.Zl,
+			unicode.Zp):
 			b = append(strconv.AppendInt(append(b, `\u{`...), int64(r), 16), '}')
 		case unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S):
 			b = utf8.AppendRune(b, r)

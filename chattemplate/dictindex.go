@@ -2,7 +2,8 @@ package chattemplate
 
 import "hash/maphash"
 
-// dictIndex finds the keys of a large dict: a table with open addressing. A map would take several times as much memory.
+// dictIndex finds the keys of a large dict: a table with open addressing. A map would take several times as much
+// memory.
 type dictIndex struct {
 	slots []int32 // position of a key plus one; 0: none. The length is a power of two, and more than half are 0.
 }

@@ -177,8 +177,8 @@ func (n *arithmetic) eval(s *scope) (any, error) {
 	return v, err
 }
 
-// evalTexts evaluates the operators. A sum of strings alone it returns as these strings, appended to texts, because most
-// are printed at once and need not be joined before; anything else as a value, with nil for texts.
+// evalTexts evaluates the operators. A sum of strings alone it returns as these strings, appended to texts, because
+// most are printed at once and need not be joined before; anything else as a value, with nil for texts.
 func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) {
 	v, err := n.first.eval(s)
 	if err != nil {

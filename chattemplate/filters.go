@@ -345,7 +345,8 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	default:
 		paths[0] = attribute
 	}
-	if err := x.items(len(items) * (4 + 3*len(paths))); err != nil { // with the lists of keys, and what stands for keys that are not there
+	// with the lists of keys, and what stands for keys that are not there
+	if err := x.items(len(items) * (4 + 3*len(paths))); err != nil {
 		return nil, err
 	}
 	keys := make([]any, len(items))
@@ -436,7 +437,8 @@ func filterLast(x *execution, v any, a *arguments) (any, error) {
 // number reads a number from text as float() and int() do: spaces around and underscores between digits are allowed.
 func pythonNumberText(s string) (string, bool) {
 	s = strings.TrimFunc(s, isSpace)
-	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") || strings.ContainsAny(s, "xXpP") {
+	if strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") ||
+		strings.ContainsAny(s, "xXpP") {
 		return "", false
 	}
 	for i := 1; i+1 < len(s); i++ {
@@ -462,7 +464,10 @@ func (x *execution) numberText(v any) (bool, error) {
 		}
 		if c, err := x.trim(c, isSpace, true, true); err != nil {
 			return false, err
-		} else if long, err := x.all(c, func(r rune) bool { return strings.ContainsRune("0123456789+-._eE", r) }); err != nil || !long {
+		} else if long, err := x.all(c, func(r rune) bool {
+			return strings.ContainsRune("0123456789+-._eE",
+				r)
+		}); err != nil || !long {
 			return false, err
 		}
 		return false, fmt.Errorf("%w: a number of more than %d bytes of text", ErrLimit, mostNumberText)

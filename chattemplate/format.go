@@ -230,7 +230,10 @@ func (x *execution) reprString(out *output, s string) error {
 	if err := out.write(quote); err != nil {
 		return err
 	}
-	if err := out.writeEach(s, func(to []byte, s string) []byte { return appendRepr(to, s, rune(quote[0])) }); err != nil {
+	if err := out.writeEach(s, func(to []byte,
+		s string) []byte {
+		return appendRepr(to, s, rune(quote[0]))
+	}); err != nil {
 		return err
 	}
 	return out.write(quote)

@@ -100,9 +100,12 @@ func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 // FuzzParseJSON holds the parser against encoding/json, which accepts the same but for what ParseJSON documents.
 func FuzzParseJSON(f *testing.F) {
 	for _, seed := range []string{
-		`{"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, false, null], "b": {}}`, `[]`, `01`, `1.`, `-`, `"\ud800"`, "\"\x01\"", `{"a":1,}`,
-		`[1,]`, `{"a" 1}`, `nul`, `1 2`, `"abc`, `123456789012345678901234567890`, `1e999`, "\xff", ` [ 1 ] `, `{"a":1,"a":2}`, `""`,
-		`{"a":["` + strings.Repeat(`x\n`, 300) + `"],"decoded":"` + strings.Repeat(`x\n`, 300) + `"}`, `{"a":"` + strings.Repeat("x", 300) + `\ud800"}`,
+		`{"a": [1, -2.5e3, "x\u00e9\ud83d\ude00\n", true, false, null], "b": {}}`, `[]`, `01`, `1.`, `-`, `"\ud800"`,
+		"\"\x01\"", `{"a":1,}`,
+		`[1,]`, `{"a" 1}`, `nul`, `1 2`, `"abc`, `123456789012345678901234567890`, `1e999`, "\xff", ` [ 1 ] `,
+		`{"a":1,"a":2}`, `""`,
+		`{"a":["` + strings.Repeat(`x\n`, 300) + `"],"decoded":"` + strings.Repeat(`x\n`, 300) + `"}`,
+		`{"a":"` + strings.Repeat("x", 300) + `\ud800"}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -114,7 +117,11 @@ func FuzzParseJSON(f *testing.F) {
 			}
 			return 0
 		}}.Parse(body)
-		if _, _, err := (JSONReader{Field: func(_, key string) JSONField { return JSONSkip }}).Parse(body); fmt.Sprint(err) != fmt.Sprint(aroundErr) {
+		if _, _, err := (JSONReader{Field: func(_, key string) JSONField { return JSONSkip }}).Parse(body); fmt.Sprint(
+			err,
+		) != fmt.Sprint(
+			aroundErr,
+		) {
 			t.Fatalf("%q: %v, but %v where fields are skipped", body, aroundErr, err)
 		}
 		if fmt.Sprint(err) != fmt.Sprint(aroundErr) {
@@ -143,7 +150,17 @@ func FuzzParseJSON(f *testing.F) {
 			}
 			t.Fatalf("%q: %v, but encoding/json accepts it", body, err)
 		case err == nil:
-			x := newExecution(t.Context(), &Template{}, Limits{Depth: MaxJSONDepth + 1, OutputBytes: 1 << 30, Steps: 1 << 30, Timeout: time.Hour, Memory: 1 << 30})
+			x := newExecution(
+				t.Context(),
+				&Template{},
+				Limits{
+					Depth:       MaxJSONDepth + 1,
+					OutputBytes: 1 << 30,
+					Steps:       1 << 30,
+					Timeout:     time.Hour,
+					Memory:      1 << 30,
+				},
+			)
 			w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ",", keySeparator: ":"}
 			if err := w.value(v); err != nil {
 				t.Fatal(err)

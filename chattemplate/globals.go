@@ -209,7 +209,8 @@ func (x *execution) strftime(t time.Time, format string) (string, error) {
 // strftimeLayouts are the directives that Go's time has a layout for.
 var strftimeLayouts = map[byte]string{
 	'A': "Monday", 'a': "Mon", 'B': "January", 'b': "Jan", 'h': "Jan", 'c': "Mon Jan _2 15:04:05 2006", 'D': "01/02/06",
-	'd': "02", 'e': "_2", 'F': "2006-01-02", 'H': "15", 'I': "03", 'j': "002", 'M': "04", 'm': "01", 'p': "PM", 'R': "15:04",
+	'd': "02", 'e': "_2", 'F': "2006-01-02", 'H': "15", 'I': "03", 'j': "002", 'M': "04", 'm': "01", 'p': "PM",
+	'R': "15:04",
 	'S': "05", 'T': "15:04:05", 'X': "15:04:05", 'x': "01/02/06", 'Y': "2006", 'y': "06",
 }
 

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// What engines ask of a template without rendering it: does it read a message's content as a list of parts? They look at
-// the template's nodes; a macro or a variable in between may hide the answer from them, and then it is wrong in the same
-// way here.
+// What engines ask of a template without rendering it: does it read a message's content as a list of parts? They look
+// at the template's nodes; a macro or a variable in between may hide the answer from them, and then it is wrong in the
+// same way here.
 
 // LoopsOverContent reports whether some loop runs over the content of an item of messages, also through assignments,
 // namespaces, filters, slices and macro parameters.
@@ -39,7 +39,9 @@ func (t *Template) LoopsOverContent() bool {
 		case *forNode:
 			name, isName := n.items.(variable)
 			inMacro := len(macros) > 0
-			if isContent(n.items) || isName && (inMacro && slices.Contains(macros[len(macros)-1].parameters, string(name)) || !inMacro && name == "content") {
+			if isContent(n.items) || isName &&
+				(inMacro && slices.Contains(macros[len(macros)-1].parameters, string(name)) || !inMacro &&
+					name == "content") {
 				_, ok := n.target.(nameTarget)
 				return ok // on two names vLLM's search stops, having found nothing
 			}
@@ -172,8 +174,8 @@ func (t *Template) LoopsOver(name, attribute string) bool {
 	})
 }
 
-// reads reports whether e is the variable, or the attribute of it unless attribute is empty, seen through filters, tests
-// and slices. name may be dotted: "ns.rest".
+// reads reports whether e is the variable, or the attribute of it unless attribute is empty, seen through filters,
+// tests and slices. name may be dotted: "ns.rest".
 func reads(e expression, name, attribute string) bool { return pathOf(e).reads(name, attribute) }
 
 // path is a variable and the attributes that are looked up in it.
@@ -183,8 +185,8 @@ type path struct {
 	item int
 }
 
-// reads reports whether the path is the variable of a name, or the attribute of it unless attribute is empty. An item is taken for
-// that attribute alone.
+// reads reports whether the path is the variable of a name, or the attribute of it unless attribute is empty. An item
+// is taken for that attribute alone.
 func (p path) reads(name, attribute string) bool {
 	if p.item > 0 && (attribute == "" || p.item != strings.Count(name, ".")+1) {
 		return false

@@ -6,23 +6,33 @@ import "testing"
 // about more.
 func TestLoopsOver(t *testing.T) {
 	for source, want := range map[string]struct{ anywhere, ofM bool }{
-		`{% for m in messages %}{{ m.content }}{% endfor %}`:                                                                     {false, false},
-		`{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}`:                                                {true, true},
-		`{% for m in messages[1:] | list %}{% for c in m['content'] | reverse %}{% endfor %}{% endfor %}`:                        {true, true},
-		`{% for m in messages %}{% for c in m.get('content') %}{% endfor %}{% endfor %}`:                                         {false, false},
-		`{% for m in messages %}{% for a, c in m.content %}{% endfor %}{% endfor %}`:                                             {false, true},
-		`{% for x in messages %}{% for c in x.content.parts %}{% endfor %}{% endfor %}`:                                          {false, false},
-		`{% set r = messages %}{% set ns = namespace(r=r) %}{% for x in ns.r %}{% for c in x.content %}{% endfor %}{% endfor %}`: {true, false},
-		`{% set ns.r = messages %}{% for x in ns.r %}{% if x %}{% for c in x.content[1:] %}{% endfor %}{% endif %}{% endfor %}`:  {true, false},
-		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(x.content) }}{% endfor %}`:        {true, false},
-		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(p=x.content) ~ 1 }}{% endfor %}`:  {true, false},
-		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(x.role) }}{% endfor %}`:           {false, false},
-		`{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{{ messages }}`:                                   {false, false},
-		`{% for c in content %}{% endfor %}`: {true, false},
-		`{% for i, m in messages %}{% endfor %}{% for x in messages %}{% for c in x.content %}{% endfor %}{% endfor %}`: {false, false},
-		`{% for x in other %}{% for c in x.content %}{% endfor %}{% endfor %}`:                                          {false, false},
-		`{% for m in other %}{% for c in m.content is string %}{% endfor %}{% endfor %}`:                                {false, true},
-		`{% for m in other %}{% for c in m.content is not string %}{% endfor %}{% endfor %}`:                            {false, false},
+		`{% for m in messages %}{{ m.content }}{% endfor %}`: {false,
+			false},
+		`{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}`:                         {true, true},
+		`{% for m in messages[1:] | list %}{% for c in m['content'] | reverse %}{% endfor %}{% endfor %}`: {true, true},
+		`{% for m in messages %}{% for c in m.get('content') %}{% endfor %}{% endfor %}`: {false,
+			false},
+		`{% for m in messages %}{% for a, c in m.content %}{% endfor %}{% endfor %}`: {false,
+			true},
+		`{% for x in messages %}{% for c in x.content.parts %}{% endfor %}{% endfor %}`: {false,
+			false},
+		`{% set r = messages %}{% set ns = namespace(r=r) %}{% for x in ns.r %}{% for c in x.content %}{% endfor ` +
+			`%}{% endfor %}`: {true, false},
+		`{% set ns.r = messages %}{% for x in ns.r %}{% if x %}{% for c in x.content[1:] %}{% endfor %}{% endif %}{% ` +
+			`endfor %}`: {true, false},
+		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(x.content) }}{% ` +
+			`endfor %}`: {true, false},
+		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(p=x.content) ~ 1 }}{% ` +
+			`endfor %}`: {true, false},
+		`{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for x in messages %}{{ f(x.role) }}{% endfor ` +
+			`%}`: {false, false},
+		`{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{{ messages }}`: {false, false},
+		`{% for c in content %}{% endfor %}`:                                                   {true, false},
+		`{% for i, m in messages %}{% endfor %}{% for x in messages %}{% for c in x.content %}{% endfor %}{% endfor ` +
+			`%}`: {false, false},
+		`{% for x in other %}{% for c in x.content %}{% endfor %}{% endfor %}`:               {false, false},
+		`{% for m in other %}{% for c in m.content is string %}{% endfor %}{% endfor %}`:     {false, true},
+		`{% for m in other %}{% for c in m.content is not string %}{% endfor %}{% endfor %}`: {false, false},
 	} {
 		compiled, err := Compile("test", source)
 		if err != nil {

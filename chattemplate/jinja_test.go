@@ -54,8 +54,8 @@ func TestAgainstJinja2(t *testing.T) {
 	}
 }
 
-// TestSums adds strings, which are not joined before they are printed, and what is no string among them. The first addition
-// that cannot be done ends the render, whatever would follow.
+// TestSums adds strings, which are not joined before they are printed, and what is no string among them. The first
+// addition that cannot be done ends the render, whatever would follow.
 func TestSums(t *testing.T) {
 	vars := NewDict()
 	vars.Set("s", strings.Repeat("x", 600))

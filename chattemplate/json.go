@@ -75,14 +75,16 @@ var noTokenIDs = &TokenIDs{IDs: []uint32{}, Bad: -1}
 
 // JSONReader reads JSON as strictly as ParseJSON, but not all of it into values, and not into any amount of memory.
 type JSONReader struct {
-	// Field says how a field is read: of the outermost object if parent is "", or else of the object in its field parent. It is asked
-	// for the latter only where it has answered JSONFields for the former. 0 is as ParseJSON reads. nil answers 0.
+	// Field says how a field is read: of the outermost object if parent is "", or else of the object in its field
+	// parent. It is asked for the latter only where it has answered JSONFields for the former. 0 is as ParseJSON reads.
+	// nil answers 0.
 	Field func(parent, key string) JSONField
 	// Allowance is the most memory that the values may take, in bytes. 0 means any amount.
 	Allowance int
 }
 
-// Parse reads one JSON value. taken is about the memory that the values took, in bytes. Errors: *SyntaxError, ErrTooManyValues.
+// Parse reads one JSON value. taken is about the memory that the values took, in bytes. Errors: *SyntaxError,
+// ErrTooManyValues.
 func (r JSONReader) Parse(body []byte) (v any, taken int, err error) {
 	p := jsonParser{text: unsafe.String(unsafe.SliceData(body), len(body)), ask: r.Field}
 	if p.allowance = r.Allowance; p.allowance <= 0 {
@@ -117,8 +119,8 @@ type jsonParser struct {
 	pos   int
 	depth int
 	memory
-	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost last. Of a long
-	// list only the latest items are here.
+	// open holds the keys and values of the objects, and the items of the lists, that have not ended: the innermost
+	// last. Of a long list only the latest items are here.
 	open []any
 	// ask says how fields are read, and field how that is which is being read, with its key.
 	ask    func(parent, key string) JSONField
@@ -416,7 +418,8 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 		p.depth--
 		return nil, nil
 	}
-	// Items are counted first, if there is nothing in the list but digits: the ids take then no more memory than they need.
+	// Items are counted first, if there is nothing in the list but digits: the ids take then no more memory than they
+	// need.
 	l := &TokenIDs{IDs: noTokenIDs.IDs, Bad: -1}
 	room := 0
 	for i := p.pos; i < len(p.text); i++ {
@@ -858,8 +861,8 @@ func (p *jsonParser) room(plain int) ([]byte, error) {
 // shortEscapes are the escapes of one byte after the backslash, and what they stand for; 0 for bytes that are none.
 var shortEscapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// unescape decodes the escape sequence s starts with, which is none of shortEscapes. It returns its length, or 0 and the
-// reason when it is not one.
+// unescape decodes the escape sequence s starts with, which is none of shortEscapes. It returns its length, or 0 and
+// the reason when it is not one.
 func unescape(s string) (size int, r rune, reason string) {
 	switch {
 	case len(s) < 2:

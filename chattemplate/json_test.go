@@ -112,10 +112,24 @@ func TestParseJSONObjects(t *testing.T) {
 	}
 }
 
-// TestParseJSONEscapes reads many strings with escapes in one body, which share memory, and compares them when all are read.
+// TestParseJSONEscapes reads many strings with escapes in one body, which share memory, and compares them when all are
+// read.
 func TestParseJSONEscapes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	pieces := []string{"\n", "\"", "\\", "\x00", "\t", "a", "plain text", "é", "日本語", "😀", "\u2028", strings.Repeat("long and plain ", 10)}
+	pieces := []string{
+		"\n",
+		"\"",
+		"\\",
+		"\x00",
+		"\t",
+		"a",
+		"plain text",
+		"é",
+		"日本語",
+		"😀",
+		"\u2028",
+		strings.Repeat("long and plain ", 10),
+	}
 	var want []string
 	for length := range 400 {
 		var b strings.Builder
@@ -145,7 +159,8 @@ func TestParseJSONEscapes(t *testing.T) {
 	}
 }
 
-// TestParseJSONObjectSizes reads objects below and above the size at which a dict starts to index, with a key given twice.
+// TestParseJSONObjectSizes reads objects below and above the size at which a dict starts to index, with a key given
+// twice.
 func TestParseJSONObjectSizes(t *testing.T) {
 	for size := range 4 * smallDict {
 		for twice := range max(size, 1) {
@@ -236,8 +251,13 @@ func TestDictKeysPythonHoldsEqual(t *testing.T) {
 	}
 }
 
-var benchmarkBody = []byte(`{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`, 19) +
-	`{"role":"assistant","content":"end"}],"stream":true,"max_tokens":100,"temperature":0.7}`)
+var benchmarkBody = []byte(
+	`{"model":"m","messages":[` + strings.Repeat(
+		`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`,
+		19,
+	) +
+		`{"role":"assistant","content":"end"}],"stream":true,"max_tokens":100,"temperature":0.7}`,
+)
 
 func TestJSONAsWritten(t *testing.T) {
 	long, short := strings.Repeat(`a\n`, 200), strings.Repeat(`a\n`, 20)
@@ -285,7 +305,11 @@ func BenchmarkParseJSON(b *testing.B) {
 }
 
 func BenchmarkRender(b *testing.B) {
-	tmpl, err := Compile("chatml", "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content|trim + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+	tmpl, err := Compile(
+		"chatml",
+		"{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content|trim + '<|im_end|>\n' }}{% endfor %}{% "+
+			"if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+	)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -15,12 +15,12 @@ const (
 	mostOfSlab = 256
 )
 
-// indexBytes is what the index of a dict of n keys takes, at most: four bytes a slot, and beside the table the half as long one
-// before it.
+// indexBytes is what the index of a dict of n keys takes, at most: four bytes a slot, and beside the table the half as
+// long one before it.
 func indexBytes(n int) int { return 4 * 3 * max(leastSlots, 2*n) }
 
-// memory is where a parser's values are, and what they take. Values of a kind lie beside each other, in slabs. Short strings that
-// come again are there once, and so are the keys of objects that have the same keys.
+// memory is where a parser's values are, and what they take. Values of a kind lie beside each other, in slabs. Short
+// strings that come again are there once, and so are the keys of objects that have the same keys.
 type memory struct {
 	taken, allowance int // bytes
 	// decoded is what is left of the memory for strings with escapes; see room.
@@ -115,8 +115,8 @@ func (m *memory) box(s string) (any, error) {
 	return v, m.take(stringBytes)
 }
 
-// sharedKeys returns the keys of an object that is given as keys and values in turn. Nobody changes keys in their place: a dict that
-// gets another one gets a copy of them.
+// sharedKeys returns the keys of an object that is given as keys and values in turn. Nobody changes keys in their
+// place: a dict that gets another one gets a copy of them.
 func (m *memory) sharedKeys(both []any) ([]any, error) {
 	n := len(both) / 2
 	hash := n

@@ -380,7 +380,8 @@ func (l *lexer) number(rest string) error {
 	end := 0
 	digits := func(valid func(byte) bool) int {
 		start := end
-		for end < len(rest) && (valid(rest[end]) || rest[end] == '_' && end > start && end+1 < len(rest) && valid(rest[end+1])) {
+		for end < len(rest) && (valid(rest[end]) || rest[end] == '_' && end > start && end+1 < len(rest) &&
+			valid(rest[end+1])) {
 			end++
 		}
 		return end - start

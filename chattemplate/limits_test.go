@@ -28,40 +28,50 @@ func TestLimits(t *testing.T) {
 	vars.Set("s", strings.Repeat("x", 1000))
 	vars.Set("l", NewList(make([]any, 1000)...))
 	for name, source := range map[string]string{
-		"macro recursion":        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-		"macro recursion, args":  "{% macro f(x) %}{{ f(x + [((((((1))))))]) }}{% endmacro %}{{ f([]) }}",
-		"mutual recursion":       "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
-		"caller recursion":       "{% macro f() %}{% call f() %}{% endcall %}{{ caller() }}{% endmacro %}{{ f() }}",
-		"recursive loop":         "{% set x = [1] %}{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
-		"default arguments":      "{% macro f(x=f()) %}{% endmacro %}{{ f() }}",
-		"deep value printed":     "{{ deep }}",
-		"deep value as JSON":     "{{ deep|tojson }}",
-		"deep value compared":    "{{ deep == [deep] }}",
-		"deep value ordered":     "{{ deep < [deep] }}",
-		"namespace in itself":    "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
-		"shared value printed":   "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-		"shared value compared":  "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
-		"loops in loops":         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-		"string times":           "{{ 'x' * 1000000000000 }}",
-		"string times, big":      "{{ 'x' * 10 ** 30 }}",
-		"list times":             "{{ ([1] * 100000000)|length }}",
-		"doubling string":        "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-		"doubling by plus":       "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-		"doubling list":          "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-		"replace grows":          "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s|replace('x', s) %}{% endfor %}",
-		"replace of nothing":     "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s.replace('', s) %}{% endfor %}",
-		"join grows":             "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s.join(l|map('string')) %}{% endfor %}",
-		"centre":                 "{{ 'x'.center(2000000000) }}",
-		"pad":                    "{{ 'x'.rjust(2000000000) }}",
-		"zfill":                  "{{ '5'.zfill(2000000000) }}",
-		"percent width":          "{{ '%2000000000d' % 5 }}",
-		"percent wider":          "{{ '%99999999999999999999d' % 5 }}",
-		"format width":           "{{ '{:2000000000}'.format(5) }}",
-		"indent":                 "{{ 'a\nb'|indent(2000000000) }}",
-		"JSON indent":            "{{ [1]|tojson(indent=2000000000) }}",
-		"JSON separators":        "{{ l|tojson(separators=(s * 1000, s)) }}",
-		"power":                  "{{ 10 ** (10 ** 10) }}",
-		"factorial":              "{% set n = namespace(x=1) %}{% for i in range(1, 9999) %}{% set n.x = n.x * i * 999999999 %}{% endfor %}",
+		"macro recursion":       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+		"macro recursion, args": "{% macro f(x) %}{{ f(x + [((((((1))))))]) }}{% endmacro %}{{ f([]) }}",
+		"mutual recursion": "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ " +
+			"f() }}",
+		"caller recursion":    "{% macro f() %}{% call f() %}{% endcall %}{{ caller() }}{% endmacro %}{{ f() }}",
+		"recursive loop":      "{% set x = [1] %}{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
+		"default arguments":   "{% macro f(x=f()) %}{% endmacro %}{{ f() }}",
+		"deep value printed":  "{{ deep }}",
+		"deep value as JSON":  "{{ deep|tojson }}",
+		"deep value compared": "{{ deep == [deep] }}",
+		"deep value ordered":  "{{ deep < [deep] }}",
+		"namespace in itself": "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
+		"shared value printed": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] " +
+			"%}{% endfor %}{{ n.x }}",
+		"shared value compared": "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, " +
+			"n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+		"loops in loops":    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+		"string times":      "{{ 'x' * 1000000000000 }}",
+		"string times, big": "{{ 'x' * 10 ** 30 }}",
+		"list times":        "{{ ([1] * 100000000)|length }}",
+		"doubling string": "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s " +
+			"%}{% endfor %}",
+		"doubling by plus": "{% set n = namespace(s='xx') %}{% for i in range(99) %}{% set n.s = n.s + n.s " +
+			"%}{% endfor %}",
+		"doubling list": "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% " +
+			"endfor %}",
+		"replace grows": "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s|replace('x', " +
+			"s) %}{% endfor %}",
+		"replace of nothing": "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = n.s.replace('', " +
+			"s) %}{% endfor %}",
+		"join grows": "{% set n = namespace(s=s) %}{% for i in range(99) %}{% set n.s = " +
+			"n.s.join(l|map('string')) %}{% endfor %}",
+		"centre":          "{{ 'x'.center(2000000000) }}",
+		"pad":             "{{ 'x'.rjust(2000000000) }}",
+		"zfill":           "{{ '5'.zfill(2000000000) }}",
+		"percent width":   "{{ '%2000000000d' % 5 }}",
+		"percent wider":   "{{ '%99999999999999999999d' % 5 }}",
+		"format width":    "{{ '{:2000000000}'.format(5) }}",
+		"indent":          "{{ 'a\nb'|indent(2000000000) }}",
+		"JSON indent":     "{{ [1]|tojson(indent=2000000000) }}",
+		"JSON separators": "{{ l|tojson(separators=(s * 1000, s)) }}",
+		"power":           "{{ 10 ** (10 ** 10) }}",
+		"factorial": "{% set n = namespace(x=1) %}{% for i in range(1, 9999) %}{% set n.x = n.x * i * " +
+			"999999999 %}{% endfor %}",
 		"capturing output":       "{% set x %}{% for i in range(99999) %}{{ s }}{% endfor %}{% endset %}",
 		"output":                 "{% for i in range(99999) %}{{ s }}{% endfor %}",
 		"batch fill":             "{{ [1]|batch(2000000000, 0)|list }}",
@@ -138,7 +148,8 @@ func TestSourceLimits(t *testing.T) {
 func TestErrors(t *testing.T) {
 	_, err := Compile("qwen", "line one\n\n{{ x|nosuch }}")
 	var placed *Error
-	if !errors.As(err, &placed) || placed.Template != "qwen" || placed.Line != 3 || !strings.Contains(err.Error(), `unknown filter "nosuch"`) {
+	if !errors.As(err, &placed) || placed.Template != "qwen" || placed.Line != 3 ||
+		!strings.Contains(err.Error(), `unknown filter "nosuch"`) {
 		t.Errorf("got %v", err)
 	}
 	for source, want := range map[string]string{
@@ -197,7 +208,11 @@ func TestRenderLeavesVars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl, err := Compile("t", "{{ l|sort }}{{ l|reverse|list }}{% set l = l + [4] %}{% set d = dict(d, c=3) %}{{ l }}{{ d }}{{ l.copy() }}{% set x = l|list %}")
+	tmpl, err := Compile(
+		"t",
+		"{{ l|sort }}{{ l|reverse|list }}{% set l = l + [4] %}{% set d = dict(d, c=3) %}{{ l }}{{ d }}{{ l.copy() "+
+			"}}{% set x = l|list %}",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,13 +233,16 @@ func TestContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := tmpl.Render(ctx, nil, Limits{Steps: 1 << 60, Timeout: time.Minute}); !errors.Is(err, context.Canceled) {
+	if _, err := tmpl.Render(ctx, nil, Limits{Steps: 1 << 60, Timeout: time.Minute}); !errors.Is(
+		err,
+		context.Canceled,
+	) {
 		t.Errorf("got %v; want the context's error", err)
 	}
 }
 
-// TestHostileSources compiles the longest sources of kinds on which a compiler may take more than linear time or much memory, and
-// asks of them what engines ask.
+// TestHostileSources compiles the longest sources of kinds on which a compiler may take more than linear time or much
+// memory, and asks of them what engines ask.
 func TestHostileSources(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -238,25 +256,29 @@ func TestHostileSources(t *testing.T) {
 	const size = maxSource - 1000
 	for name, source := range map[string]string{
 		"names of messages": "{% set a0 = messages %}" + each(size, "{% set aJ = aI %}"),
-		"many loops":        each(size/2, "{% set aI = messages %}") + each(size/2, "{% for x in aI %}{{ x.content }}{% endfor %}"),
-		"macros":            each(size, "{% macro mI(p) %}{% for y in p %}{% endfor %}{% endmacro %}{{ mI(x.content) }}"),
-		"a macro again":     each(size, "{% macro m(p) %}{% endmacro %}{{ m(x.content) }}"),
-		"macros in macros":  strings.Repeat("{% macro m(p) %}", 90) + each(size/2, "{% for y in p %}{% endfor %}") + strings.Repeat("{% endmacro %}", 90),
-		"namespaces":        each(size, "{% set nI = namespace(a=messages, b=nI.a) %}"),
-		"keywords":          "{{ f(" + each(size, "kI=1,") + ") }}",
-		"parameters":        "{% macro m(" + each(size/2, "pI,") + "q) %}{% endmacro %}{{ m(" + each(size/3, "pI=1,") + "q=1) }}",
-		"dotted":            "{{ 1|a" + strings.Repeat(".a", size/2) + " }}",
-		"brackets":          "{{ " + strings.Repeat("[]", size/2) + " }}",
-		"tokens":            "{{ " + strings.Repeat("a.", size/2) + "a }}",
-		"tags":              strings.Repeat("{{a}}", size/5),
-		"open tags":         strings.Repeat("{%", size/2),
-		"spaces":            strings.Repeat("{{ a }}  \t", size/10),
-		"raw":               "{% raw %}" + strings.Repeat("{% ", size/3),
-		"comments":          strings.Repeat("{#", size/2),
-		"strings":           "{{ " + strings.Repeat("''", size/2) + " }}",
-		"digits":            "{{ " + strings.Repeat("7", size) + ".5 }}",
-		"signs":             "{{ " + strings.Repeat("-", size) + "1 }}",
-		"names":             each(size, "{% set aI = 1 %}") + "{{ a }}",
+		"many loops": each(size/2, "{% set aI = messages %}") +
+			each(size/2, "{% for x in aI %}{{ x.content }}{% endfor %}"),
+		"macros": each(size, "{% macro mI(p) %}{% for y in p %}{% endfor %}{% endmacro %}{{ mI(x.content) "+
+			"}}"),
+		"a macro again": each(size, "{% macro m(p) %}{% endmacro %}{{ m(x.content) }}"),
+		"macros in macros": strings.Repeat("{% macro m(p) %}", 90) + each(size/2, "{% for y in p %}{% endfor %}") +
+			strings.Repeat("{% endmacro %}", 90),
+		"namespaces": each(size, "{% set nI = namespace(a=messages, b=nI.a) %}"),
+		"keywords":   "{{ f(" + each(size, "kI=1,") + ") }}",
+		"parameters": "{% macro m(" + each(size/2, "pI,") + "q) %}{% endmacro %}{{ m(" + each(size/3, "pI=1,") +
+			"q=1) }}",
+		"dotted":    "{{ 1|a" + strings.Repeat(".a", size/2) + " }}",
+		"brackets":  "{{ " + strings.Repeat("[]", size/2) + " }}",
+		"tokens":    "{{ " + strings.Repeat("a.", size/2) + "a }}",
+		"tags":      strings.Repeat("{{a}}", size/5),
+		"open tags": strings.Repeat("{%", size/2),
+		"spaces":    strings.Repeat("{{ a }}  \t", size/10),
+		"raw":       "{% raw %}" + strings.Repeat("{% ", size/3),
+		"comments":  strings.Repeat("{#", size/2),
+		"strings":   "{{ " + strings.Repeat("''", size/2) + " }}",
+		"digits":    "{{ " + strings.Repeat("7", size) + ".5 }}",
+		"signs":     "{{ " + strings.Repeat("-", size) + "1 }}",
+		"names":     each(size, "{% set aI = 1 %}") + "{{ a }}",
 	} {
 		for _, dialect := range []Dialect{Python, MiniJinja} {
 			start, before := threadCPU(), allocated()

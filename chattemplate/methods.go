@@ -81,7 +81,8 @@ func init() {
 	listMethods = map[string]builtin{
 		"count": methodListCount, "index": methodListIndex,
 		"copy":   func(_ *execution, v any, a *arguments) (any, error) { _, err := a.bind(); return v, err },
-		"append": nil, "clear": nil, "extend": nil, "insert": nil, "pop": nil, "remove": nil, "reverse": nil, "sort": nil,
+		"append": nil, "clear": nil, "extend": nil, "insert": nil, "pop": nil, "remove": nil, "reverse": nil,
+		"sort": nil,
 	}
 }
 
@@ -191,7 +192,8 @@ func padMethod(align byte) builtin {
 	}
 }
 
-// center is str.center, which puts an odd space to the left of text of odd width in an even field, and else to the right.
+// center is str.center, which puts an odd space to the left of text of odd width in an even field, and else to the
+// right.
 func (x *execution) center(s, fill string, width int) (any, error) {
 	if err := x.read(len(s)); err != nil {
 		return nil, err
@@ -267,8 +269,8 @@ func (x *execution) within(s string, start, end any) (part string, before int, o
 	return s[from : from+size], low, err == nil, err
 }
 
-// searched binds the arguments of a search: what is searched for, the part of v that it is searched in, and how many characters stand before
-// that. ok is false where there is no such part.
+// searched binds the arguments of a search: what is searched for, the part of v that it is searched in, and how many
+// characters stand before that. ok is false where there is no such part.
 func (x *execution) searched(v any, a *arguments) (sub, part string, before int, ok bool, err error) {
 	p, err := a.bind("sub", "start=", "end=")
 	if err != nil {

@@ -552,7 +552,12 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 	if x.mini { // which orders values of all kinds
 		return 0, false, unsupported("the order of %s and %s", kindName(left), kindName(right))
 	}
-	return 0, false, fmt.Errorf("'%s' not supported between instances of '%s' and '%s'", op, kindName(left), kindName(right))
+	return 0, false, fmt.Errorf(
+		"'%s' not supported between instances of '%s' and '%s'",
+		op,
+		kindName(left),
+		kindName(right),
+	)
 }
 
 func (x *execution) orderItems(op string, a, b []any) (order int, ordered bool, err error) {

@@ -425,7 +425,8 @@ func (p *parser) tuple(conditionals bool, end ...string) expression {
 			isTuple = true
 		}
 		t := p.current()
-		if t.kind == tokenVariableEnd || t.kind == tokenBlockEnd || p.isOperator(")") || t.kind == tokenName && slices.Contains(end, t.text) {
+		if t.kind == tokenVariableEnd || t.kind == tokenBlockEnd || p.isOperator(")") ||
+			t.kind == tokenName && slices.Contains(end, t.text) {
 			break
 		}
 		first = false
@@ -831,7 +832,8 @@ func (p *parser) test() link {
 	case t.kind == tokenName && (t.text == "else" || t.text == "or" || t.text == "and"):
 	case p.isName("is"):
 		p.fail("tests cannot follow one another")
-	case t.kind == tokenName || t.kind == tokenString || t.kind == tokenNumber || p.isOperator("[") || p.isOperator("{"):
+	case t.kind == tokenName || t.kind == tokenString || t.kind == tokenNumber || p.isOperator("[") ||
+		p.isOperator("{"):
 		p.enter()
 		var argument = p.primary()
 		if links := p.postfix(); links != nil {

@@ -12,9 +12,9 @@ var ErrLimit = errors.New("chattemplate: limit exceeded")
 
 // Limits bound one render. A zero field means its default.
 type Limits struct {
-	// Steps bounds the work: one for each statement, operation, call and item of a loop, one for each 64 bytes of text that is
-	// copied or searched, and one for each 8 bytes that are looked at character by character. Default 5,000,000: some hundred
-	// times what an 8k-token conversation needs.
+	// Steps bounds the work: one for each statement, operation, call and item of a loop, one for each 64 bytes of text
+	// that is copied or searched, and one for each 8 bytes that are looked at character by character. Default
+	// 5,000,000: some hundred times what an 8k-token conversation needs.
 	Steps int
 	// Depth bounds macros that call macros, and how deep a value may nest where it is printed or compared.
 	// Default 200; more than 500 means 500, because a goroutine's stack is finite.
@@ -23,8 +23,8 @@ type Limits struct {
 	OutputBytes int
 	// Timeout bounds the time of the render. Default 2 s. It is looked at every 1,024 steps.
 	Timeout time.Duration
-	// Memory bounds what the render may allocate for values and text in all, in bytes, whether or not it is still in use.
-	// Default: MemoryBase, and MemoryPerByte for each byte of the variables.
+	// Memory bounds what the render may allocate for values and text in all, in bytes, whether or not it is still in
+	// use. Default: MemoryBase, and MemoryPerByte for each byte of the variables.
 	Memory int
 }
 
@@ -99,7 +99,11 @@ func Compile(name, source string) (*Template, error) { return Python.Compile(nam
 // Compile parses a template of the dialect; see the function Compile.
 func (d Dialect) Compile(name, source string) (*Template, error) {
 	if len(source) > maxSource {
-		return nil, &Error{Template: name, Line: 1, Err: fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource)}
+		return nil, &Error{
+			Template: name,
+			Line:     1,
+			Err:      fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource),
+		}
 	}
 	if err := d.checkSource(source); err != nil {
 		return nil, &Error{Template: name, Line: 1, Err: err}
@@ -119,8 +123,8 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 }
 
 // Render renders the template with the variables in vars, whose keys are names. Neither vars nor any value in it is
-// changed. The end of ctx ends the render. Errors: *RaiseError when the template refuses the request, ErrLimit, ctx's own, and
-// *Error around each and around whatever Jinja2 would fail with.
+// changed. The end of ctx ends the render. Errors: *RaiseError when the template refuses the request, ErrLimit, ctx's
+// own, and *Error around each and around whatever Jinja2 would fail with.
 func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
 	x := newExecution(ctx, t, limits)
@@ -143,8 +147,9 @@ func (x *execution) render() (string, error) {
 // mostLikely bounds the buffer that a render begins with, in bytes.
 const mostLikely = 1 << 20
 
-// sizeOf returns about how many bytes a value takes: its strings, as deep as messages with parts have them, and what is around
-// each value. For a render's variables this is about how long its text will be, too. It looks no further than most.
+// sizeOf returns about how many bytes a value takes: its strings, as deep as messages with parts have them, and what is
+// around each value. For a render's variables this is about how long its text will be, too. It looks no further than
+// most.
 func sizeOf(value any, most int) int {
 	const (
 		around = 48 // bytes beside each value

@@ -51,8 +51,8 @@ type List struct {
 	kind  listKind
 }
 
-// listKind says which of Python's sequences a List stands for. They differ in what equals what, what can be indexed, and
-// how they print.
+// listKind says which of Python's sequences a List stands for. They differ in what equals what, what can be indexed,
+// and how they print.
 type listKind uint8
 
 const (

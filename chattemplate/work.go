@@ -10,9 +10,9 @@ import (
 	"unsafe"
 )
 
-// What a render costs is counted before it is done: work in steps, and memory in bytes. Whatever goes through a text or a list
-// counts its length. Work on single characters, which takes longest, is counted while it is done, a stretch at a time, so that
-// there is never more than some milliseconds between two looks at the clock.
+// What a render costs is counted before it is done: work in steps, and memory in bytes. Whatever goes through a text or
+// a list counts its length. Work on single characters, which takes longest, is counted while it is done, a stretch at a
+// time, so that there is never more than some milliseconds between two looks at the clock.
 
 // execution is the state of one render, shared by all its scopes. One goroutine.
 type execution struct {
@@ -33,7 +33,15 @@ type execution struct {
 }
 
 func newExecution(ctx context.Context, t *Template, limits Limits) *execution {
-	x := &execution{ctx: ctx, template: t, mini: t.dialect == MiniJinja, limits: limits, steps: limits.Steps, checkAt: limits.Steps, now: time.Now}
+	x := &execution{
+		ctx:      ctx,
+		template: t,
+		mini:     t.dialect == MiniJinja,
+		limits:   limits,
+		steps:    limits.Steps,
+		checkAt:  limits.Steps,
+		now:      time.Now,
+	}
 	x.memory = limits.Memory
 	if x.memory <= 0 {
 		x.memory = MemoryBase
@@ -217,8 +225,8 @@ func (w *rewriting) done() (string, error) { return w.String(), w.meter.x.fits(w
 // longText is from how many bytes on a text that was put together is kept for concat to go on with.
 const longText = 1 << 10
 
-// concat puts texts together, whose length size is. Text that a template puts together bit by bit is not copied each time: what
-// follows the last text is written behind it.
+// concat puts texts together, whose length size is. Text that a template puts together bit by bit is not copied each
+// time: what follows the last text is written behind it.
 func (x *execution) concat(size int, texts ...string) (string, error) {
 	if err := x.fits(size); err != nil {
 		return "", err

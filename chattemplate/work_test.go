@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// What costs how much: every filter, test, method, function, operator and statement is run on values of hostile sizes, and the
-// CPU time and the memory that it takes are held against the steps and the memory that it counts.
+// What costs how much: every filter, test, method, function, operator and statement is run on values of hostile sizes,
+// and the CPU time and the memory that it takes are held against the steps and the memory that it counts.
 
 // threadCPU returns the CPU time of this thread, to which the goroutine must be locked.
 func threadCPU() time.Duration {
@@ -46,8 +46,10 @@ func inUse() int {
 func hostile(n int) *Dict {
 	vars := NewDict()
 	texts := map[string]string{
-		"ascii": "x", "wide": "é", "control": "\x01", "digit": "7", "words": "a ", "lines": "\n", "quotes": `"`, "html": "<'", "percent": "%s",
-		"braces": "{}", "spaces": " ", "upper": "ǅA", "marks": "'", "emoji": "😀", "long": "ΐ", "directives": "%c", "dots": "a.", "commas": "a,",
+		"ascii": "x", "wide": "é", "control": "\x01", "digit": "7", "words": "a ", "lines": "\n", "quotes": `"`,
+		"html": "<'", "percent": "%s",
+		"braces": "{}", "spaces": " ", "upper": "ǅA", "marks": "'", "emoji": "😀", "long": "ΐ", "directives": "%c",
+		"dots": "a.", "commas": "a,",
 	}
 	for name, unit := range texts {
 		vars.Set(name, strings.Repeat(unit, n/len(unit)))
@@ -90,70 +92,212 @@ func hostile(n int) *Dict {
 }
 
 var (
-	textNames  = []string{"ascii", "wide", "control", "digit", "words", "lines", "quotes", "html", "percent", "braces", "spaces", "upper", "marks", "emoji", "long", "directives", "dots", "commas", "sigma", "json"}
+	textNames = []string{
+		"ascii",
+		"wide",
+		"control",
+		"digit",
+		"words",
+		"lines",
+		"quotes",
+		"html",
+		"percent",
+		"braces",
+		"spaces",
+		"upper",
+		"marks",
+		"emoji",
+		"long",
+		"directives",
+		"dots",
+		"commas",
+		"sigma",
+		"json",
+	}
 	listNames  = []string{"ints", "strs", "pairs", "longlist"}
 	dictNames  = []string{"mapping", "longkeys", "integers"}
 	valueNames = slices.Concat(textNames, listNames, dictNames, []string{"integer", "float", "small", "none"})
 )
 
-// The tables name the arguments that each is run with. A filter, test, method or function that is not in its table fails the test:
-// whoever adds one says here with what it works hard.
+// The tables name the arguments that each is run with. A filter, test, method or function that is not in its table
+// fails the test: whoever adds one says here with what it works hard.
 var (
 	filterArguments = map[string][]string{
-		"abs": {""}, "attr": {"ascii", "'upper'"}, "batch": {"1", "9, ascii", "100000, 0"}, "capitalize": {""}, "center": {"200000"}, "count": {""},
-		"d": {"ascii", "ascii, true"}, "default": {"ascii, true"}, "dictsort": {"", "false, 'value', true"}, "e": {""}, "escape": {""}, "first": {""},
-		"float": {"", "1"}, "forceescape": {""}, "format": {"ascii", "*strs", "a=ascii"}, "from_json": {""}, "fromjson": {""}, "indent": {"", "1000, true, true", "ascii", "100000"},
-		"int": {"", "1"}, "items": {""}, "join": {"", "ascii", "', '", "', ', 1", "', ', dots"}, "last": {""}, "length": {""}, "list": {""}, "lower": {""},
-		"map": {"'upper'", "'int'", "'length'", "attribute=1", "attribute=dots", "attribute=dots, default=1", "'join', ascii", "'replace', '', 'yy'"},
-		"max": {"", "true", "attribute=0"}, "min": {"", "true", "attribute=0"}, "reject": {"", "'upper'", "'in', strs"}, "rejectattr": {"0", "dots", "0, 'eq', ascii"},
-		"replace": {"'x', 'yy'", "'', 'y'", "'é', ''", "ascii, wide", "'7', '8', 5"}, "reverse": {""}, "round": {"", "300", "2, 'ceil'"}, "safe": {""},
-		"select": {"", "'upper'", "'in', strs"}, "selectattr": {"0", "dots", "0, 'eq', ascii"}, "slice": {"1", "9, ascii", "20000"},
-		"sort": {"", "true, true", "attribute=0", "attribute='0,1'", "attribute=commas"}, "string": {""}, "sum": {"", "0", "attribute=1", "start=ints"}, "title": {""},
-		"tojson": {"", "true, 4", "sort_keys=true", "indent=ascii", "separators=(ascii, ascii)"}, "trim": {"", "ascii", "chars", "'x '"}, "truncate": {"", "100000", "100, true, ascii, 3"},
+		"abs": {
+			"",
+		}, "attr": {"ascii", "'upper'"}, "batch": {"1", "9, ascii", "100000, 0"}, "capitalize": {""},
+		"center": {"200000"}, "count": {""},
+		"d": {
+			"ascii",
+			"ascii, true",
+		}, "default": {"ascii, true"}, "dictsort": {"", "false, 'value', true"}, "e": {""}, "escape": {""},
+		"first": {""},
+		"float": {
+			"",
+			"1",
+		}, "forceescape": {""}, "format": {"ascii", "*strs", "a=ascii"}, "from_json": {""}, "fromjson": {""},
+		"indent": {"", "1000, true, true", "ascii", "100000"},
+		"int": {
+			"",
+			"1",
+		}, "items": {""}, "join": {"", "ascii", "', '", "', ', 1", "', ', dots"}, "last": {""}, "length": {""},
+		"list": {""}, "lower": {""},
+		"map": {
+			"'upper'",
+			"'int'",
+			"'length'",
+			"attribute=1",
+			"attribute=dots",
+			"attribute=dots, default=1",
+			"'join', ascii",
+			"'replace', '', 'yy'",
+		},
+		"max": {
+			"",
+			"true",
+			"attribute=0",
+		}, "min": {"", "true", "attribute=0"}, "reject": {"", "'upper'", "'in', strs"},
+		"rejectattr": {"0", "dots", "0, 'eq', ascii"},
+		"replace": {
+			"'x', 'yy'",
+			"'', 'y'",
+			"'é', ''",
+			"ascii, wide",
+			"'7', '8', 5",
+		}, "reverse": {""}, "round": {"", "300", "2, 'ceil'"}, "safe": {""},
+		"select": {
+			"",
+			"'upper'",
+			"'in', strs",
+		}, "selectattr": {"0", "dots", "0, 'eq', ascii"}, "slice": {"1", "9, ascii", "20000"},
+		"sort": {
+			"",
+			"true, true",
+			"attribute=0",
+			"attribute='0,1'",
+			"attribute=commas",
+		}, "string": {""}, "sum": {"", "0", "attribute=1", "start=ints"}, "title": {""},
+		"tojson": {
+			"",
+			"true, 4",
+			"sort_keys=true",
+			"indent=ascii",
+			"separators=(ascii, ascii)",
+		}, "trim": {"", "ascii", "chars", "'x '"}, "truncate": {"", "100000", "100, true, ascii, 3"},
 		"unique": {"", "true", "attribute=0"}, "upper": {""}, "urlencode": {""}, "wordcount": {""},
 	}
 	testArguments = map[string][]string{
-		"boolean": {""}, "callable": {""}, "defined": {""}, "divisibleby": {"3", "integer"}, "escaped": {""}, "even": {""}, "false": {""}, "filter": {""}, "float": {""},
-		"in": {"ascii", "strs", "mapping", "longkeys", "longlist", "integers"}, "integer": {""}, "iterable": {""}, "lower": {""}, "mapping": {""}, "none": {""}, "number": {""}, "odd": {""},
-		"sameas": {"none", "ascii"}, "sequence": {""}, "string": {""}, "test": {""}, "true": {""}, "undefined": {""}, "upper": {""},
-		"==": {}, "!=": {}, ">": {}, ">=": {}, "<": {}, "<=": {}, // names that no template can write; they stand behind the others
-		"eq": {"ascii", "ints", "longkeys"}, "equalto": {"wide"}, "ne": {"ascii"}, "gt": {"ascii", "longlist"}, "greaterthan": {"ascii"}, "ge": {"integer"}, "lt": {"ints"}, "lessthan": {"ascii"}, "le": {"ascii"},
+		"boolean": {
+			"",
+		}, "callable": {""}, "defined": {""}, "divisibleby": {"3", "integer"}, "escaped": {""}, "even": {""},
+		"false": {""}, "filter": {""}, "float": {""},
+		"in": {
+			"ascii",
+			"strs",
+			"mapping",
+			"longkeys",
+			"longlist",
+			"integers",
+		}, "integer": {""}, "iterable": {""}, "lower": {""}, "mapping": {""}, "none": {""}, "number": {""}, "odd": {""},
+		"sameas": {
+			"none",
+			"ascii",
+		}, "sequence": {""}, "string": {""}, "test": {""}, "true": {""}, "undefined": {""}, "upper": {""},
+		// names that no template can write; they stand behind the others
+		"==": {}, "!=": {}, ">": {}, ">=": {}, "<": {}, "<=": {},
+		"eq": {
+			"ascii",
+			"ints",
+			"longkeys",
+		}, "equalto": {"wide"}, "ne": {"ascii"}, "gt": {"ascii", "longlist"}, "greaterthan": {"ascii"},
+		"ge": {"integer"}, "lt": {"ints"}, "lessthan": {"ascii"}, "le": {"ascii"},
 	}
 	methodArguments = map[string][]string{
-		"capitalize": {""}, "casefold": {""}, "center": {"200000", "200000, 'é'", "3, ascii"}, "count": {"'x'", "''", "ascii", "'x', 5, 100000"}, "endswith": {"ascii", "('x',) * 2000", "'x', 5, 100000"},
-		"expandtabs": {""}, "encode": {""}, "find": {"'y'", "ascii", "'y', 3", "'y', 5, 100000"}, "format": {"ascii", "*strs", "x=ascii"}, "format_map": {"mapping"}, "index": {"'y'"}, "isalnum": {""},
-		"isalpha": {""}, "isascii": {""}, "isdecimal": {""}, "isdigit": {""}, "isidentifier": {""}, "islower": {""}, "isnumeric": {""}, "isprintable": {""}, "isspace": {""}, "istitle": {""}, "isupper": {""},
-		"join": {"strs", "ascii", "longlist"}, "ljust": {"200000", "200000, 'é'"}, "lower": {""}, "lstrip": {"", "ascii", "chars", "'x'"}, "maketrans": {""}, "partition": {"'y'", "'x'", "ascii"},
-		"removeprefix": {"ascii"}, "removesuffix": {"ascii"}, "replace": {"'x', 'yy'", "'', 'y'", "ascii, wide", "'x', 'yy', 5"}, "rfind": {"'y'", "ascii", "'y', 5, 100000"}, "rindex": {"'y'"}, "rjust": {"200000"},
-		"rpartition": {"'y'", "ascii"}, "rsplit": {"", "none, 3", "'x'", "'x', 3", "ascii"}, "rstrip": {"", "ascii", "chars", "'x'"}, "split": {"", "none, 3", "'x'", "'x', 3", "ascii"}, "splitlines": {"", "true"},
-		"startswith": {"ascii", "('x',) * 2000", "'x', 5, 100000"}, "strip": {"", "ascii", "chars", "'x'"}, "swapcase": {""}, "title": {""}, "translate": {"mapping"}, "upper": {""}, "zfill": {"200000"},
-		"copy": {""}, "get": {"'x'", "longkey", "integer"}, "items": {""}, "keys": {""}, "values": {""}, "clear": {}, "pop": {}, "popitem": {}, "setdefault": {}, "update": {}, "fromkeys": {""},
+		"capitalize": {
+			"",
+		}, "casefold": {""}, "center": {"200000", "200000, 'é'", "3, ascii"},
+		"count": {"'x'", "''", "ascii", "'x', 5, 100000"}, "endswith": {"ascii", "('x',) * 2000", "'x', 5, 100000"},
+		"expandtabs": {
+			"",
+		}, "encode": {""}, "find": {"'y'", "ascii", "'y', 3", "'y', 5, 100000"},
+		"format": {"ascii", "*strs", "x=ascii"}, "format_map": {"mapping"}, "index": {"'y'"}, "isalnum": {""},
+		"isalpha": {
+			"",
+		}, "isascii": {""}, "isdecimal": {""}, "isdigit": {""}, "isidentifier": {""}, "islower": {""},
+		"isnumeric": {""}, "isprintable": {""}, "isspace": {""}, "istitle": {""}, "isupper": {""},
+		"join": {
+			"strs",
+			"ascii",
+			"longlist",
+		}, "ljust": {"200000", "200000, 'é'"}, "lower": {""}, "lstrip": {"", "ascii", "chars", "'x'"},
+		"maketrans": {""}, "partition": {"'y'", "'x'", "ascii"},
+		"removeprefix": {
+			"ascii",
+		}, "removesuffix": {"ascii"}, "replace": {"'x', 'yy'", "'', 'y'", "ascii, wide", "'x', 'yy', 5"},
+		"rfind": {"'y'", "ascii", "'y', 5, 100000"}, "rindex": {"'y'"}, "rjust": {"200000"},
+		"rpartition": {
+			"'y'",
+			"ascii",
+		}, "rsplit": {"", "none, 3", "'x'", "'x', 3", "ascii"}, "rstrip": {"", "ascii", "chars", "'x'"},
+		"split": {"", "none, 3", "'x'", "'x', 3", "ascii"}, "splitlines": {"", "true"},
+		"startswith": {
+			"ascii",
+			"('x',) * 2000",
+			"'x', 5, 100000",
+		}, "strip": {"", "ascii", "chars", "'x'"}, "swapcase": {""}, "title": {""}, "translate": {"mapping"},
+		"upper": {""}, "zfill": {"200000"},
+		"copy": {
+			"",
+		}, "get": {"'x'", "longkey", "integer"}, "items": {""}, "keys": {""}, "values": {""}, "clear": {}, "pop": {},
+		"popitem": {}, "setdefault": {}, "update": {}, "fromkeys": {""},
 		"append": {}, "extend": {}, "insert": {}, "remove": {}, "reverse": {}, "sort": {},
 	}
 	// methods whose arguments depend on what they belong to
 	listMethodArguments = map[string][]string{"count": {"'x'", "longkey", "ints"}, "index": {"'x'", "longkey"}}
 	globalArguments     = map[string][]string{
-		"dict": {"pairs", "mapping", "longkeys", "**mapping", "a=1"}, "namespace": {"mapping", "**mapping"}, "raise_exception": {"ascii"}, "range": {"99999", "0, 99999, 2"},
+		"dict": {
+			"pairs",
+			"mapping",
+			"longkeys",
+			"**mapping",
+			"a=1",
+		}, "namespace": {"mapping", "**mapping"}, "raise_exception": {"ascii"}, "range": {"99999", "0, 99999, 2"},
 		"strftime_now": {"directives", "ascii"}, "cycler": {""}, "joiner": {""}, "lipsum": {""},
 	}
 	// expressions are the operators, and what else an expression is made of, with V for a value and W for another.
 	expressions = []string{
-		"V + W", "V - W", "V * W", "V / W", "V // W", "V % W", "V ** W", "V ~ W ~ V", "-V", "+V", "V == W", "V != W", "V < W", "V <= W", "V > W", "V >= W", "V in W", "V not in W", "not V",
-		"V and W", "V or W", "V if W else V", "V[small]", "V[-1]", "V[W]", "V[:5]", "V[5:]", "V[::-1]", "V[::3]", "V[-3:5:-2]", "V.x", "V['x']", "[V, W]", "(V, W)", "{'a': V, small: W}", "{V: W}",
-		"V * 1000", "small * V", "[V] * 1000", "(V,) * 1000", "V.upper", "V(W)", "'%s%r' % (V, W)", "'%9d%x%.9f' % (V, V, V)", "'{0}{1!r:>9}'.format(V, W)", "V is sameas W",
+		"V + W", "V - W", "V * W", "V / W", "V // W", "V % W", "V ** W", "V ~ W ~ V", "-V", "+V", "V == W", "V != W",
+		"V < W", "V <= W", "V > W", "V >= W", "V in W", "V not in W", "not V",
+		"V and W", "V or W", "V if W else V", "V[small]", "V[-1]", "V[W]", "V[:5]", "V[5:]", "V[::-1]", "V[::3]",
+		"V[-3:5:-2]", "V.x", "V['x']", "[V, W]", "(V, W)", "{'a': V, small: W}", "{V: W}",
+		"V * 1000", "small * V", "[V] * 1000", "(V,) * 1000", "V.upper", "V(W)", "'%s%r' % (V, W)",
+		"'%9d%x%.9f' % (V, V, V)", "'{0}{1!r:>9}'.format(V, W)", "V is sameas W",
 	}
 	// pieces are the statements.
 	statements = []string{
-		"{% if V %}{{ W }}{% elif W %}{% else %}{{ V }}{% endif %}", "{% for a in V %}{{ loop.index }}{{ loop.nextitem }}{% endfor %}", "{% for a in V if a == W %}{{ a }}{% else %}x{% endfor %}",
-		"{% for a, b in V %}{{ b }}{% endfor %}", "{% for a in V %}{{ loop.changed(W) }}{{ loop.cycle(V, W) }}{% break %}{% endfor %}", "{% for a in [V, [W]] recursive %}{{ loop(a) }}{% continue %}{% endfor %}",
-		"{% set x = V %}{{ x }}{% set x %}{{ W }}{% endset %}{{ x }}", "{% set x | upper %}{{ V }}{% endset %}", "{% set ns = namespace(a=V, b='') %}{% for i in range(20) %}{% set ns.a = [ns.a, W] %}{% set ns.b = ns.b ~ W %}{% endfor %}",
-		"{% filter upper %}{{ V }}{% endfilter %}", "{% with a = V, b = W %}{{ a }}{% endwith %}", "{% macro m(a, b=V) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(W, *V) }}{{ m(W, c=V) }}",
-		"{% macro m() %}{{ caller(V) }}{% endmacro %}{% call(a) m() %}{{ a }}{{ W }}{% endcall %}", "{% generation %}{{ V }}{% endgeneration %}", "{% print V, W %}", "{{ V }}", "{% set a, b = V, W %}{{ a }}{{ b }}",
+		"{% if V %}{{ W }}{% elif W %}{% else %}{{ V }}{% endif %}",
+		"{% for a in V %}{{ loop.index }}{{ loop.nextitem }}{% endfor %}",
+		"{% for a in V if a == W %}{{ a }}{% else %}x{% endfor %}",
+		"{% for a, b in V %}{{ b }}{% endfor %}",
+		"{% for a in V %}{{ loop.changed(W) }}{{ loop.cycle(V, W) }}{% break %}{% endfor %}",
+		"{% for a in [V, [W]] recursive %}{{ loop(a) }}{% continue %}{% endfor %}",
+		"{% set x = V %}{{ x }}{% set x %}{{ W }}{% endset %}{{ x }}", "{% set x | upper %}{{ V }}{% endset %}",
+		"{% set ns = namespace(a=V, b='') %}{% for i in range(20) %}{% set ns.a = [ns.a, W] %}{% set ns.b = ns.b ~ W " +
+			"%}{% endfor %}",
+		"{% filter upper %}{{ V }}{% endfilter %}", "{% with a = V, b = W %}{{ a }}{% endwith %}",
+		"{% macro m(a, b=V) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(W, *V) }}{{ m(W, c=V) }}",
+		"{% macro m() %}{{ caller(V) }}{% endmacro %}{% call(a) m() %}{{ a }}{{ W }}{% endcall %}",
+		"{% generation %}{{ V }}{% endgeneration %}", "{% print V, W %}", "{{ V }}",
+		"{% set a, b = V, W %}{{ a }}{{ b }}",
 		"{% macro m(d) %}{{ d }}{% endmacro %}{{ m(**V) }}",
 	}
 )
 
-var allWork = flag.Bool("all-work", false, "hold everything on all values against what it counts, not on some; takes minutes")
+var allWork = flag.Bool(
+	"all-work",
+	false,
+	"hold everything on all values against what it counts, not on some; takes minutes",
+)
 
 // cost is what a render took and what it counted.
 type cost struct {
@@ -205,14 +349,19 @@ func hostileSources(t *testing.T) map[string][]string {
 			}
 		}
 	}
-	table := func(what string, registries []map[string]builtin, arguments map[string][]string, values []string, format string) {
+	table := func(what string, registries []map[string]builtin, arguments map[string][]string, values []string,
+		format string) {
 		named := map[string]bool{}
 		for _, registry := range registries {
 			for name := range registry {
 				named[name] = true
 				args, ok := arguments[name]
 				if !ok {
-					t.Errorf("%s %q is not in the table of this test: say with which arguments it works hard", what, name)
+					t.Errorf(
+						"%s %q is not in the table of this test: say with which arguments it works hard",
+						what,
+						name,
+					)
 				}
 				add(what+" "+name, values, args, strings.Replace(format, "NAME", name, 1))
 			}
@@ -226,7 +375,13 @@ func hostileSources(t *testing.T) map[string][]string {
 	table("filter", []map[string]builtin{filters, miniFilters}, filterArguments, valueNames, "{{ V|NAME(ARGS) }}")
 	table("test", []map[string]builtin{tests, miniTests}, testArguments, valueNames, "{{ V is NAME(ARGS) }}")
 	both := maps.Clone(methodArguments)
-	table("method", []map[string]builtin{stringMethods, miniStringMethods, dictMethods, miniDictMethods, listMethods, tupleMethods}, withDefaults(both, listMethodArguments), slices.Concat(textNames, listNames, dictNames), "{{ V.NAME(ARGS) }}")
+	table(
+		"method",
+		[]map[string]builtin{stringMethods, miniStringMethods, dictMethods, miniDictMethods, listMethods, tupleMethods},
+		withDefaults(both, listMethodArguments),
+		slices.Concat(textNames, listNames, dictNames),
+		"{{ V.NAME(ARGS) }}",
+	)
 	for name := range globals {
 		if _, ok := globalArguments[name]; !ok {
 			t.Errorf("function %q is not in the table of this test", name)
@@ -291,7 +446,8 @@ func TestWorkIsCounted(t *testing.T) {
 				if !ok {
 					t.Errorf("%s: took %v for %d steps (%v)", source, c.cpu, c.steps, c.err)
 				}
-				// What is counted may stay; in addition, each step may make something that does not, such as a round's scope.
+				// What is counted may stay; in addition, each step may make something that does not, such as a round's
+				// scope.
 				if c.memory > 2*c.counted+192*c.steps+256<<10 {
 					t.Errorf("%s: allocated %d bytes and counted %d", source, c.memory, c.counted)
 				}
@@ -367,7 +523,14 @@ func (g *generator) statement(depth int) string {
 	case 5:
 		return fmt.Sprintf("{%% set a %%}%s{%% endset %%}", inner)
 	case 6:
-		return fmt.Sprintf("{%% macro m(a, b=none) %%}%s{%% endmacro %%}{%% for i in range(%d) %%}{%% set ns.b = m(%s, %s) %%}{%% endfor %%}", inner, 1+g.IntN(999), e, f)
+		return fmt.Sprintf(
+			"{%% macro m(a, b=none) %%}%s{%% endmacro %%}{%% for i in range(%d) %%}{%% set ns.b = m(%s, %s) %%}{%% "+
+				"endfor %%}",
+			inner,
+			1+g.IntN(999),
+			e,
+			f,
+		)
 	case 7:
 		format := statements[g.IntN(len(statements))]
 		return strings.NewReplacer("V", e, "W", f).Replace(format)
@@ -414,7 +577,8 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 	const (
 		limit  = 50 * time.Millisecond
 		memory = 24 << 20
-		slack  = 40 * time.Millisecond * slower // of the longest single operation on texts of this size, and the garbage collector
+		// of the longest single operation on texts of this size, and the garbage collector
+		slack = 40 * time.Millisecond * slower
 	)
 	var c cost
 	for range 3 {
@@ -424,7 +588,15 @@ func (g *generator) hold(t *testing.T, vars *Dict) (ended bool) {
 			return c.err == nil || errors.Is(c.err, ErrLimit)
 		}
 	}
-	t.Errorf("%.2000s\ntook %v, %v between two looks at the clock, %d bytes of heap, of which %d were counted: %v", source, c.cpu, c.gap, c.peak, c.counted, c.err)
+	t.Errorf(
+		"%.2000s\ntook %v, %v between two looks at the clock, %d bytes of heap, of which %d were counted: %v",
+		source,
+		c.cpu,
+		c.gap,
+		c.peak,
+		c.counted,
+		c.err,
+	)
 	return false
 }
 
@@ -459,17 +631,20 @@ func FuzzRandomTemplates(f *testing.F) {
 	})
 }
 
-// TestLongTexts repeats what goes through a text of 16 MiB character by character, for which the clock was once looked at after a
-// thousand of them.
+// TestLongTexts repeats what goes through a text of 16 MiB character by character, for which the clock was once looked
+// at after a thousand of them.
 func TestLongTexts(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	vars := hostile(16 << 20)
 	const limit, slack = 100 * time.Millisecond, 100 * time.Millisecond * slower
 	for _, operation := range []string{
-		"upper is upper", "ascii is lower", "digit|int", "ascii|int", "digit|float", "[digit, digit]|map('int')|list", "ascii.isalnum()", "wide|lower", "sigma|lower", "control|string", "[control]|string",
-		"ascii.strip(wide)", "spaces|trim", "wide[::-1]", "wide[5:-5]", "ascii.count('x')", "ascii|wordcount", "directives|length", "strftime_now(directives)", "'%s' % (wide,)", "wide|truncate(9999999)",
-		"longlist|sort", "longlist|unique|list", "longkeys[longkey]", "longkey in longkeys", "ascii == ascii ~ ''", "ascii|escape|length", "wide|urlencode",
+		"upper is upper", "ascii is lower", "digit|int", "ascii|int", "digit|float", "[digit, digit]|map('int')|list",
+		"ascii.isalnum()", "wide|lower", "sigma|lower", "control|string", "[control]|string",
+		"ascii.strip(wide)", "spaces|trim", "wide[::-1]", "wide[5:-5]", "ascii.count('x')", "ascii|wordcount",
+		"directives|length", "strftime_now(directives)", "'%s' % (wide,)", "wide|truncate(9999999)",
+		"longlist|sort", "longlist|unique|list", "longkeys[longkey]", "longkey in longkeys", "ascii == ascii ~ ''",
+		"ascii|escape|length", "wide|urlencode",
 	} {
 		tmpl, err := Compile("t", "{% for i in range(99999) %}{% set x = "+operation+" %}{% endfor %}")
 		if err != nil {
@@ -497,19 +672,27 @@ func TestHeldMemory(t *testing.T) {
 	const memory = 32 << 20
 	for _, source := range []string{
 		"{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = n.l + [ascii ~ i] %}{% endfor %}",
-		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = [n.l, i] %}{% endfor %}{% for i in range(99999) %}{% set n.l = [n.l, i] %}{% endfor %}{% for i in range(99999) %}{% set n.l = [n.l, i] %}{% endfor %}",
-		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = namespace(a=n.l) %}{% endfor %}{% for i in range(99999) %}{% set n.l = namespace(a=n.l) %}{% endfor %}",
-		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set old = n.l %}{% macro m() %}{{ old }}{% endmacro %}{% set n.l = m %}{% endfor %}{% for i in range(99999) %}{% set old = n.l %}{% macro m() %}{{ old }}{% endmacro %}{% set n.l = m %}{% endfor %}",
-		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = {'a': n.l, i: i} %}{% endfor %}{% for i in range(99999) %}{% set n.l = {'a': n.l, i: i} %}{% endfor %}",
+		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = [n.l, i] %}{% endfor %}{% for i in " +
+			"range(99999) %}{% set n.l = [n.l, i] %}{% endfor %}{% for i in range(99999) %}{% set n.l = [n.l, i] " +
+			"%}{% endfor %}",
+		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = namespace(a=n.l) %}{% endfor %}{% " +
+			"for i in range(99999) %}{% set n.l = namespace(a=n.l) %}{% endfor %}",
+		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set old = n.l %}{% macro m() %}{{ old }}{% " +
+			"endmacro %}{% set n.l = m %}{% endfor %}{% for i in range(99999) %}{% set old = n.l %}{% macro m() %}{{ " +
+			"old }}{% endmacro %}{% set n.l = m %}{% endfor %}",
+		"{% set n = namespace(l=none) %}{% for i in range(99999) %}{% set n.l = {'a': n.l, i: i} %}{% endfor %}{% " +
+			"for i in range(99999) %}{% set n.l = {'a': n.l, i: i} %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = [n.l, ascii|list] %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = [n.l, lines.split('\n')] %}{% endfor %}",
-		"{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = [n.l, ascii|replace('x', 'yz')] %}{% endfor %}",
+		"{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = [n.l, ascii|replace('x', 'yz')] %}{% " +
+			"endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, 'x'.center(99999)] %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, range(99999)] %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, dict(mapping, a=i)] %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, mapping.items()] %}{% endfor %}",
 		"{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = [n.l, integer * i] %}{% endfor %}",
-		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, loop] %}{% set n.l = [n.l, pairs|batch(1)|list] %}{% endfor %}",
+		"{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, loop] %}{% set n.l = [n.l, " +
+			"pairs|batch(1)|list] %}{% endfor %}",
 		"{% for i in range(999) %}{{ ascii }}{% endfor %}",
 		"{% macro m() %}{% for i in range(999) %}{{ ascii }}{% endfor %}{% endmacro %}{{ [m(), m(), m()] }}",
 	} {

@@ -14,12 +14,15 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestAccessLog: kvepp's access log has one line for each request through Envoy, under the request id of Envoy's own access log, with what the
-// decision headers and the engine's answer said.
+// TestAccessLog: kvepp's access log has one line for each request through Envoy, under the request id of Envoy's own
+// access log, with what the decision headers and the engine's answer said.
 func TestAccessLog(t *testing.T) {
 	const secret = "Zyzzogeton"
 	file := filepath.Join(t.TempDir(), "access.log")
-	s := start(t, stack.Config{Workers: 2, Speedup: 20, KveppFlags: []string{"--access-log=" + file, "--log-format=json"}})
+	s := start(
+		t,
+		stack.Config{Workers: 2, Speedup: 20, KveppFlags: []string{"--access-log=" + file, "--log-format=json"}},
+	)
 	lines := 0
 	// logged waits for the next line of the log, which is the request's.
 	logged := func(id string) (line map[string]any) {
@@ -55,22 +58,40 @@ func TestAccessLog(t *testing.T) {
 	warmed := false
 	for i := 0; !warmed; i++ {
 		id := fmt.Sprintf("streamed-%d", i)
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, http.Header{"X-Request-Id": {id}}, messages, true, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL,
+			http.Header{"X-Request-Id": {id}},
+			messages,
+			true,
+			nil,
+		)
 		if err != nil || a.Status != http.StatusOK {
 			t.Fatal(err, a)
 		}
 		line := logged(id)
 		worker, rank, _ := strings.Cut(a.Worker, "/")
-		for key, want := range map[string]any{"method": "POST", "path": "/v1/chat/completions", "model": stack.Model, "worker": worker, "dp_rank": rank, "reason": "kv", "status": 200,
-			"prompt_tokens": a.PromptTokens, "predicted_cached_tokens": a.KveppCached, "reported_cached_tokens": a.CachedTokens, "output_tokens": a.CompletionTokens} {
+		for key, want := range map[string]any{"method": "POST", "path": "/v1/chat/completions", "model": stack.Model,
+			"worker": worker, "dp_rank": rank, "reason": "kv", "status": 200,
+			"prompt_tokens": a.PromptTokens, "predicted_cached_tokens": a.KveppCached,
+			"reported_cached_tokens": a.CachedTokens, "output_tokens": a.CompletionTokens} {
 			if fmt.Sprint(line[key]) != fmt.Sprint(want) {
 				t.Errorf("%s: %s is %v, want %v", id, key, line[key], want)
 			}
 		}
 		first, _ := line["time_to_first_token_seconds"].(float64)
 		duration, _ := line["duration_seconds"].(float64)
-		if waited, ok := line["waited_seconds"].(float64); !ok || waited != 0 || !(0 < first && first <= duration) || duration > 120 { // kvepp looks at the clock after it sent a piece on, so that the client may see it earlier
-			t.Errorf("%s: first token after %v, end after %v; the client saw the first after %v", id, first, duration, a.TTFT)
+		// kvepp looks at the clock after it sent a piece on, so that the client may see it earlier
+		if waited, ok := line["waited_seconds"].(float64); !ok || waited != 0 || !(0 < first && first <= duration) ||
+			duration > 120 {
+			t.Errorf(
+				"%s: first token after %v, end after %v; the client saw the first after %v",
+				id,
+				first,
+				duration,
+				a.TTFT,
+			)
 		}
 		if a.KveppPrompt != a.PromptTokens {
 			t.Errorf("%s: %d prompt tokens, the engine has %d", id, a.KveppPrompt, a.PromptTokens)
@@ -82,7 +103,8 @@ func TestAccessLog(t *testing.T) {
 
 	post := func(id, path string, body any) map[string]any {
 		t.Helper()
-		if _, err := stack.Post(t.Context(), http.DefaultClient, s.Envoy.URL+path, http.Header{"X-Request-Id": {id}}, body); err != nil {
+		if _, err := stack.Post(t.Context(), http.DefaultClient, s.Envoy.URL+path, http.Header{"X-Request-Id": {id}},
+			body); err != nil {
 			t.Fatal(err)
 		}
 		return logged(id)
@@ -92,10 +114,13 @@ func TestAccessLog(t *testing.T) {
 		body     any
 		want     string
 	}{
-		{"one-piece", "/v1/completions?key=" + secret, map[string]any{"model": stack.Model, "prompt": secret, "max_tokens": 3}, "200 kv tiny"},
+		{"one-piece", "/v1/completions?key=" + secret, map[string]any{"model": stack.Model, "prompt": secret,
+			"max_tokens": 3}, "200 kv tiny"},
 		{"not-an-object", "/v1/completions", []int{1}, "400 invalid_type <nil>"},
-		{"no-model", "/v1/chat/completions", map[string]any{"messages": messages}, "400 missing_required_parameter <nil>"},
-		{"another-model", "/v1/chat/completions", map[string]any{"model": "another", "messages": messages}, "404 model_not_found another"},
+		{"no-model", "/v1/chat/completions", map[string]any{"messages": messages},
+			"400 missing_required_parameter <nil>"},
+		{"another-model", "/v1/chat/completions", map[string]any{"model": "another", "messages": messages},
+			"404 model_not_found another"},
 	} {
 		line := post(c.id, c.path, c.body)
 		if got := fmt.Sprintf("%v %v %v", line["status"], line["reason"], line["model"]); got != c.want {
@@ -108,7 +133,12 @@ func TestAccessLog(t *testing.T) {
 
 	// A client that goes away during its answer.
 	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(`{"model":"tiny","prompt":"p","max_tokens":4000,"stream":true}`))
+	req, err := http.NewRequestWithContext(
+		ctx,
+		"POST",
+		s.Envoy.URL+"/v1/completions",
+		strings.NewReader(`{"model":"tiny","prompt":"p","max_tokens":4000,"stream":true}`),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,10 +162,17 @@ func TestAccessLog(t *testing.T) {
 		}
 		return nil
 	})
-	if line := post("nobody", "/v1/completions", map[string]any{"model": stack.Model, "prompt": "p"}); line["status"] != 503.0 || line["reason"] != "no_endpoints" || line["worker"] != nil {
+	if line := post("nobody", "/v1/completions",
+		map[string]any{"model": stack.Model, "prompt": "p"}); line["status"] != 503.0 ||
+		line["reason"] != "no_endpoints" ||
+		line["worker"] != nil {
 		t.Errorf("without endpoints: %v", line)
 	}
-	if written, dropped := metric(t, s, `kvepp_access_log_lines_total{outcome="written"}`), metric(t, s, `kvepp_access_log_lines_total{outcome="dropped"}`); written != float64(lines) || dropped != 0 {
+	if written, dropped := metric(t, s, `kvepp_access_log_lines_total{outcome="written"}`),
+		metric(t, s, `kvepp_access_log_lines_total{outcome="dropped"}`); written != float64(
+		lines,
+	) ||
+		dropped != 0 {
 		t.Errorf("%v lines are counted as written and %v as dropped, want %d and 0", written, dropped, lines)
 	}
 }
@@ -167,13 +204,15 @@ func TestJSONLog(t *testing.T) {
 		}
 		return nil
 	})
-	if seconds, ok := loaded["took_seconds"].(float64); !ok || seconds <= 0 || seconds > 60 || routed["waited_seconds"] != 0.0 {
+	if seconds, ok := loaded["took_seconds"].(float64); !ok || seconds <= 0 || seconds > 60 ||
+		routed["waited_seconds"] != 0.0 {
 		t.Errorf("durations: took_seconds %v, waited_seconds %v", loaded["took_seconds"], routed["waited_seconds"])
 	}
 	costs, _ := routed["costs"].(map[string]any)
 	for _, worker := range []string{"worker-0/0", "worker-1/0"} {
 		cost, _ := costs[worker].(map[string]any)
-		if n, ok := cost["cost"].(float64); !ok || n <= 0 || cost["block_size"] != float64(stack.BlockSize) || cost["active_requests"] != 0.0 {
+		if n, ok := cost["cost"].(float64); !ok || n <= 0 || cost["block_size"] != float64(stack.BlockSize) ||
+			cost["active_requests"] != 0.0 {
 			t.Errorf("the cost of %s is %v, in %v", worker, costs[worker], routed)
 		}
 	}
@@ -186,9 +225,13 @@ func TestJSONLog(t *testing.T) {
 func TestAccessLogOnStdout(t *testing.T) {
 	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--access-log=-"}})
 	a := chat(t, s.Envoy.URL, novel(), true, nil)
-	want := regexp.MustCompile(`(?m)^time=\S+ level=INFO msg=request request_id=` + regexp.QuoteMeta(a.Header.Get("x-kvepp-request-id")) +
-		` method=POST path=/v1/chat/completions model=tiny worker=worker-0 dp_rank=0 address=\S+ prompt_tokens=` + fmt.Sprint(a.PromptTokens) +
-		` predicted_cached_tokens=\d+ reported_cached_tokens=\d+ output_tokens=8 waited_seconds=0 time_to_first_token_seconds=[0-9.e-]+ reason=kv status=200 duration_seconds=[0-9.e-]+$`)
+	want := regexp.MustCompile(
+		`(?m)^time=\S+ level=INFO msg=request request_id=` + regexp.QuoteMeta(a.Header.Get("x-kvepp-request-id")) +
+			` method=POST path=/v1/chat/completions model=tiny worker=worker-0 dp_rank=0 address=\S+ prompt_tokens=` +
+			fmt.Sprint(a.PromptTokens) +
+			` predicted_cached_tokens=\d+ reported_cached_tokens=\d+ output_tokens=8 waited_seconds=0 ` +
+			`time_to_first_token_seconds=[0-9.e-]+ reason=kv status=200 duration_seconds=[0-9.e-]+$`,
+	)
 	eventually(t, func() error {
 		log, _, err := s.Logs("")
 		if err != nil {

@@ -20,7 +20,13 @@ func TestAdminAddress(t *testing.T) {
 	for i := range 100 {
 		ids = append(ids, 500+(int(begun)+i*i)%50)
 	}
-	a, err := stack.Post(t.Context(), http.DefaultClient, main.Envoy.URL+"/v1/completions", nil, map[string]any{"model": stack.Model, "prompt": ids, "max_tokens": 1})
+	a, err := stack.Post(
+		t.Context(),
+		http.DefaultClient,
+		main.Envoy.URL+"/v1/completions",
+		nil,
+		map[string]any{"model": stack.Model, "prompt": ids, "max_tokens": 1},
+	)
 	if err != nil || a.Status != http.StatusOK {
 		t.Fatalf("%v: %+v", err, a)
 	}
@@ -45,7 +51,14 @@ func TestAdminAddress(t *testing.T) {
 				want = len(ids) / stack.BlockSize * stack.BlockSize
 			}
 			if got := held.Scores[id]["0"]; got != want {
-				return fmt.Errorf("%s (%s) holds %d tokens of the prompt that %s got, want %d", w.Name, strconv.Quote(id), got, a.Worker, want)
+				return fmt.Errorf(
+					"%s (%s) holds %d tokens of the prompt that %s got, want %d",
+					w.Name,
+					strconv.Quote(id),
+					got,
+					a.Worker,
+					want,
+				)
 			}
 		}
 		return nil
@@ -56,7 +69,15 @@ func TestAdminAddress(t *testing.T) {
 func TestDecisions(t *testing.T) {
 	nothingLeft(t, main)
 	secret := fmt.Sprintf("a secret of %d", begun)
-	a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil, []stack.Message{{Role: "user", Content: strings.Repeat("Keep it: "+secret+". ", 20)}}, true, nil)
+	a, err := stack.Chat(
+		t.Context(),
+		http.DefaultClient,
+		main.Envoy.URL,
+		nil,
+		[]stack.Message{{Role: "user", Content: strings.Repeat("Keep it: "+secret+". ", 20)}},
+		true,
+		nil,
+	)
 	if err != nil || a.Status != http.StatusOK {
 		t.Fatalf("%v: %+v", err, a)
 	}
@@ -76,7 +97,14 @@ func TestDecisions(t *testing.T) {
 		}
 	}
 	if len(d.Candidates) != len(main.Workers) || len(chosen) != 1 || chosen[0] != a.Worker || d.Reason != a.Reason {
-		t.Errorf("chosen %v of %d candidates for %q, the response says %s for %q", chosen, len(d.Candidates), d.Reason, a.Worker, a.Reason)
+		t.Errorf(
+			"chosen %v of %d candidates for %q, the response says %s for %q",
+			chosen,
+			len(d.Candidates),
+			d.Reason,
+			a.Worker,
+			a.Reason,
+		)
 	}
 	resp, err := http.Get(main.Admin() + "/debug/decisions?n=1000")
 	if err != nil {

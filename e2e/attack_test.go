@@ -24,8 +24,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// What kvepp may have resident, in bytes, whatever clients send: without a limit of Go's the heap may be twice of what is in use, which is
-// --max-buffered-bytes for requests.
+// What kvepp may have resident, in bytes, whatever clients send: without a limit of Go's the heap may be twice of what
+// is in use, which is --max-buffered-bytes for requests.
 const (
 	attackBudget = 448 << 20 // as in a container of 2 GiB
 	attackMemory = 1400 << 20
@@ -52,22 +52,27 @@ func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sum := sha256.New()
-		if _, err := io.Copy(sum, r.Body); err != nil {
-			return // its client has gone
-		}
-		if want := r.Header.Get(sumHeader); want != "" && want != fmt.Sprintf("%x", sum.Sum(nil)) {
-			t.Errorf("the body of a request to %s arrived otherwise", r.URL.Path)
-		}
-		io.WriteString(w, `{"choices":[{"message":{"content":"x"}}]}`)
-	})}
+	server := &http.Server{
+		Protocols: new(http.Protocols),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			sum := sha256.New()
+			if _, err := io.Copy(sum, r.Body); err != nil {
+				return // its client has gone
+			}
+			if want := r.Header.Get(sumHeader); want != "" && want != fmt.Sprintf("%x", sum.Sum(nil)) {
+				t.Errorf("the body of a request to %s arrived otherwise", r.URL.Path)
+			}
+			io.WriteString(w, `{"choices":[{"message":{"content":"x"}}]}`)
+		}),
+	}
 	server.Protocols.SetHTTP1(true)
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })
 	a := &attacked{t: t, stop: make(chan struct{})}
 	a.s = start(t, stack.Config{Workers: -1, Kill: true, Servers: []string{l.Addr().String()},
-		KveppFlags: append([]string{"--router-kv-events=false", "--log-level=info", fmt.Sprint("--max-buffered-bytes=", attackBudget)}, flags...)})
+		KveppFlags: append(
+			[]string{"--router-kv-events=false", "--log-level=info", fmt.Sprint("--max-buffered-bytes=", attackBudget)},
+			flags...)})
 	both := stormClients(t)
 	for i := range clients {
 		a.all.Go(func() {
@@ -78,9 +83,18 @@ func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 					return
 				default:
 				}
-				body := fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":"%d %d %s"}]}`, stack.Model, i, turn, text)
+				body := fmt.Appendf(
+					nil,
+					`{"model":%q,"messages":[{"role":"user","content":"%d %d %s"}]}`,
+					stack.Model,
+					i,
+					turn,
+					text,
+				)
 				began := time.Now()
-				if status, err := post(context.Background(), client, a.s.Envoy.URL, "/v1/chat/completions", body); err != nil || status != http.StatusOK {
+				if status, err := post(context.Background(), client, a.s.Envoy.URL, "/v1/chat/completions",
+					body); err != nil ||
+					status != http.StatusOK {
 					t.Errorf("an ordinary request: status %d, %v", status, err)
 					return
 				}
@@ -122,7 +136,13 @@ func (a *attacked) ordinary(most int) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.t.Logf("%d ordinary requests, %s; kvepp's memory has peaked at %d MiB, its CPU time is %v", a.served.Load(), percentiles(a.took), n>>20, cpuTime(a.t, a.s))
+	a.t.Logf(
+		"%d ordinary requests, %s; kvepp's memory has peaked at %d MiB, its CPU time is %v",
+		a.served.Load(),
+		percentiles(a.took),
+		n>>20,
+		cpuTime(a.t, a.s),
+	)
 	if n > most {
 		a.t.Errorf("kvepp's memory has peaked at %d MiB, more than %d", n>>20, most>>20)
 	}
@@ -162,8 +182,9 @@ func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 // whole says whether the long forms of the tests run, which make storm wants.
 func whole() bool { return *stormRequests >= 5000 }
 
-// TestStormOfBodies: bodies that are costly to read, four at once and as large as may be, take neither more memory than there is nor the
-// answers of others. Every body arrives, whatever is made of it; none takes much more of a processor than its size is worth.
+// TestStormOfBodies: bodies that are costly to read, four at once and as large as may be, take neither more memory than
+// there is nor the answers of others. Every body arrives, whatever is made of it; none takes much more of a processor
+// than its size is worth.
 func TestStormOfBodies(t *testing.T) {
 	const size = 31_000_000
 	a := startAttacked(t, 50)
@@ -172,7 +193,9 @@ func TestStormOfBodies(t *testing.T) {
 	var statuses sync.Map
 	attack := func(b bodytest.Body) {
 		status, err := post(t.Context(), clients[false], a.s.Envoy.URL, b.Path, b.JSON)
-		if err != nil || status != http.StatusOK && status != http.StatusBadRequest && status != http.StatusTooManyRequests && status != http.StatusNotFound {
+		if err != nil ||
+			status != http.StatusOK && status != http.StatusBadRequest && status != http.StatusTooManyRequests &&
+				status != http.StatusNotFound {
 			t.Errorf("%s: status %d, %v", b.Name, status, err)
 		}
 		n, _ := statuses.LoadOrStore(status, new(atomic.Int64))
@@ -184,7 +207,19 @@ func TestStormOfBodies(t *testing.T) {
 		var four sync.WaitGroup
 		for _, value := range []string{"[]", "0", `""`, "{}"} {
 			four.Go(func() {
-				attack(bodytest.Body{Name: value, Path: bodytest.Completions, JSON: fmt.Appendf(nil, `{"model":%q,"prompt":[%s%s]}`, stack.Model, strings.Repeat(value+",", size/(len(value)+1)), value)})
+				attack(
+					bodytest.Body{
+						Name: value,
+						Path: bodytest.Completions,
+						JSON: fmt.Appendf(
+							nil,
+							`{"model":%q,"prompt":[%s%s]}`,
+							stack.Model,
+							strings.Repeat(value+",", size/(len(value)+1)),
+							value,
+						),
+					},
+				)
 			})
 		}
 		four.Wait()
@@ -196,7 +231,12 @@ func TestStormOfBodies(t *testing.T) {
 			for whole() && time.Since(began) < time.Minute {
 				b := bodytest.Random(chance, []int{1000, 100_000, 3_000_000, size}[chance.IntN(4)])
 				if chance.IntN(2) == 0 {
-					b.JSON = bytes.Replace(b.JSON, []byte(`"model":"m"`), fmt.Appendf(nil, `"model":%q`, stack.Model), 1)
+					b.JSON = bytes.Replace(
+						b.JSON,
+						[]byte(`"model":"m"`),
+						fmt.Appendf(nil, `"model":%q`, stack.Model),
+						1,
+					)
 				}
 				if len(b.JSON) < 40_000_000 {
 					attack(b)
@@ -208,13 +248,20 @@ func TestStormOfBodies(t *testing.T) {
 	statuses.Range(func(status, n any) bool { t.Logf("status %v: %d", status, n.(*atomic.Int64).Load()); return true })
 	t.Logf("%d MB of bodies in %v", sent.Load()/1e6, time.Since(began).Round(time.Second))
 	a.ordinary(attackMemory)
-	if limit, took := 10*time.Second+time.Duration(sent.Load())*200+time.Duration(a.served.Load())*10*time.Millisecond, cpuTime(t, a.s); took > limit {
-		t.Errorf("kvepp took %v of a processor's time for %d MB and %d ordinary requests, more than %v", took, sent.Load()/1e6, a.served.Load(), limit)
+	if limit, took := 10*time.Second+time.Duration(sent.Load())*200+time.Duration(a.served.Load())*10*time.Millisecond,
+		cpuTime(t, a.s); took > limit {
+		t.Errorf(
+			"kvepp took %v of a processor's time for %d MB and %d ordinary requests, more than %v",
+			took,
+			sent.Load()/1e6,
+			a.served.Load(),
+			limit,
+		)
 	}
 }
 
-// TestStormOfPieces: bodies in pieces of a byte, or a few, over HTTP/1.1 and HTTP/2, take no more memory than is counted for them, which is
-// near their size, and arrive as they are.
+// TestStormOfPieces: bodies in pieces of a byte, or a few, over HTTP/1.1 and HTTP/2, take no more memory than is
+// counted for them, which is near their size, and arrive as they are.
 func TestStormOfPieces(t *testing.T) {
 	pieces := 20_000
 	if whole() {
@@ -229,7 +276,13 @@ func TestStormOfPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%s: %s\r\ntransfer-encoding: chunked\r\n\r\n", sumHeader, sum)
+	fmt.Fprintf(
+		conn,
+		"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%s: %s\r\ntransfer-encoding: "+
+			"chunked\r\n\r\n",
+		sumHeader,
+		sum,
+	)
 	f, err := dialFrames(t.Context(), a.s.Envoy.URL)
 	if err != nil {
 		t.Fatal(err)

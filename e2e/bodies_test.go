@@ -29,14 +29,27 @@ var secrets = map[string]string{
 	"the admin secret": "admin-ocelot-secret",
 }
 
-// TestTokenData: a frontend that is given the token ids does not tokenize, and answers as one that does. Of all that nothing
-// is in the log.
+// TestTokenData: a frontend that is given the token ids does not tokenize, and answers as one that does. Of all that
+// nothing is in the log.
 func TestTokenData(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(secrets["the admin secret"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--model=" + stack.Model + "=" + tinyModel, "--model=broken=/none", "--inject-token-data", "--log-level=info", "--admin-token-file=" + token}})
+	s := start(
+		t,
+		stack.Config{
+			Workers: 1,
+			Speedup: 20,
+			KveppFlags: []string{
+				"--model=" + stack.Model + "=" + tinyModel,
+				"--model=broken=/none",
+				"--inject-token-data",
+				"--log-level=info",
+				"--admin-token-file=" + token,
+			},
+		},
+	)
 	w := s.Workers[0]
 	instance, err := w.InstanceID(t.Context())
 	if err != nil {
@@ -46,10 +59,19 @@ func TestTokenData(t *testing.T) {
 		t.Errorf("%v models are without a tokenizer", n)
 	}
 	const skipped = "SIDECAR-SKIP-TOKENIZE"
-	header := http.Header{"Authorization": {"Bearer " + secrets["authorization"]}, "Cookie": {secrets["cookie"]}, "X-Tenant-Id": {secrets["tenant"]}}
+	header := http.Header{
+		"Authorization": {"Bearer " + secrets["authorization"]},
+		"Cookie":        {secrets["cookie"]},
+		"X-Tenant-Id":   {secrets["tenant"]},
+	}
 	direct := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}}
 	nvext := func(more map[string]any) map[string]any {
-		all := map[string]any{"extra_fields": []string{"prompt_token_ids"}, "backend_instance_id": 4711, "prefill_worker_id": 4712, "dp_rank": 3}
+		all := map[string]any{
+			"extra_fields":        []string{"prompt_token_ids"},
+			"backend_instance_id": 4711,
+			"prefill_worker_id":   4712,
+			"dp_rank":             3,
+		}
 		for k, v := range more {
 			all[k] = v
 		}
@@ -58,8 +80,17 @@ func TestTokenData(t *testing.T) {
 	chat := func(messages ...map[string]any) map[string]any {
 		return map[string]any{"model": stack.Model, "max_tokens": 4, "messages": messages}
 	}
-	system, user := map[string]any{"role": "system", "content": secrets["a system prompt"]}, map[string]any{"role": "user", "content": secrets["prompt"]}
-	tool := map[string]any{"type": "function", "function": map[string]any{"name": "find", "parameters": map[string]any{"type": "object"}}}
+	system, user := map[string]any{
+		"role":    "system",
+		"content": secrets["a system prompt"],
+	}, map[string]any{
+		"role":    "user",
+		"content": secrets["prompt"],
+	}
+	tool := map[string]any{
+		"type":     "function",
+		"function": map[string]any{"name": "find", "parameters": map[string]any{"type": "object"}},
+	}
 	withTools := chat(system, user)
 	withTools["tools"] = []any{tool}
 	injected := 0.0
@@ -70,14 +101,24 @@ func TestTokenData(t *testing.T) {
 		injected bool
 	}{
 		{"/v1/chat/completions", chat(user), nil, true},
-		{"/v1/chat/completions", chat(system, user, map[string]any{"role": "assistant", "content": "Ünï 水 \u2028 \"\\"}, user), nil, true},
+		{"/v1/chat/completions", chat(system, user, map[string]any{"role": "assistant", "content": "Ünï 水 \u2028 \"\\"},
+			user), nil, true},
 		{"/v1/chat/completions", withTools, nil, true},
-		{"/v1/completions", map[string]any{"model": stack.Model, "max_tokens": 4, "prompt": secrets["prompt"]}, nil, true},
-		{"/v1/chat/completions", chat(system, user), map[string]any{"annotations": []string{"formatted_prompt"}}, false},
-		{"/v1/completions", map[string]any{"model": stack.Model, "max_tokens": 4, "prompt": []int{5, 6, 7, 8}}, nil, false},
+		{"/v1/completions", map[string]any{"model": stack.Model, "max_tokens": 4, "prompt": secrets["prompt"]}, nil,
+			true},
+		{"/v1/chat/completions", chat(system, user), map[string]any{"annotations": []string{"formatted_prompt"}},
+			false},
+		{"/v1/completions", map[string]any{"model": stack.Model, "max_tokens": 4, "prompt": []int{5, 6, 7, 8}}, nil,
+			false},
 	} {
 		c.body["nvext"] = nvext(c.nvext)
-		through, err := stack.Post(t.Context(), http.DefaultClient, s.Envoy.URL+c.path+"?api-key="+secrets["query"], header, c.body)
+		through, err := stack.Post(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL+c.path+"?api-key="+secrets["query"],
+			header,
+			c.body,
+		)
 		if err != nil || through.Status != http.StatusOK || through.Reason != "kv" {
 			t.Fatalf("%d: %v, %+v", i, err, through)
 		}
@@ -86,7 +127,9 @@ func TestTokenData(t *testing.T) {
 		if err != nil || own.Status != http.StatusOK {
 			t.Fatalf("%d: %v, %+v", i, err, own)
 		}
-		if a, b := promptTokens(t, through.Body), promptTokens(t, own.Body); a != b || through.PromptTokens != own.PromptTokens || through.KveppPrompt != own.PromptTokens {
+		if a, b := promptTokens(t, through.Body), promptTokens(t, own.Body); a != b ||
+			through.PromptTokens != own.PromptTokens ||
+			through.KveppPrompt != own.PromptTokens {
 			t.Errorf("%d: the engine was sent %s, and by a frontend that tokenizes %s", i, a, b)
 		}
 		if c.injected {
@@ -101,9 +144,15 @@ func TestTokenData(t *testing.T) {
 	}
 
 	// What is refused is not repeated either.
-	for _, body := range []string{`{"prompt": "` + secrets["no JSON"], `{"model":"nobody","messages":[{"role":"user","content":"` + secrets["prompt"] + `"}],"nvext":{"routing_constraints":{"required_taints":["` +
-		secrets["a name of a pin"] + `"]}}}`} {
-		resp, err := http.Post(s.Envoy.URL+"/v1/chat/completions?key="+secrets["query"], "application/json", strings.NewReader(body))
+	for _, body := range []string{`{"prompt": "` + secrets["no JSON"],
+		`{"model":"nobody","messages":[{"role":"user","content":"` +
+			secrets["prompt"] + `"}],"nvext":{"routing_constraints":{"required_taints":["` +
+			secrets["a name of a pin"] + `"]}}}`} {
+		resp, err := http.Post(
+			s.Envoy.URL+"/v1/chat/completions?key="+secrets["query"],
+			"application/json",
+			strings.NewReader(body),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +164,15 @@ func TestTokenData(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, header, []stack.Message{{Role: "user", Content: secrets["prompt"]}}, false, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL,
+			header,
+			[]stack.Message{{Role: "user", Content: secrets["prompt"]}},
+			false,
+			nil,
+		)
 		if err == nil && a.Status != http.StatusServiceUnavailable {
 			err = fmt.Errorf("status %d", a.Status)
 		}
@@ -164,8 +221,9 @@ func promptTokens(t *testing.T, body string) string {
 	return b.String()
 }
 
-// TestChangedBodies: however Envoy and its clients send a body, what is changed of it arrives, with a length that is right if there is one;
-// and an Envoy that trusts its clients' headers sends on none by which they could choose a worker, but all others.
+// TestChangedBodies: however Envoy and its clients send a body, what is changed of it arrives, with a length that is
+// right if there is one; and an Envoy that trusts its clients' headers sends on none by which they could choose a
+// worker, but all others.
 func TestChangedBodies(t *testing.T) {
 	nothingLeft(t, main)
 	address, last := upstream(t)
@@ -174,7 +232,10 @@ func TestChangedBodies(t *testing.T) {
 	h2.Protocols.SetUnencryptedHTTP2(true)
 	defer h2.CloseIdleConnections()
 	prompt := strings.Repeat("0123456789abcdef", 4096)
-	body := []byte(`{"model":"m", "nvext" : {"router_config_override":{"router_temperature":0}, "greed_sampling":true} ,"prompt":"` + prompt + `", "x":1.0e+2}` + "\n")
+	body := []byte(
+		`{"model":"m", "nvext" : {"router_config_override":{"router_temperature":0}, "greed_sampling":true} ,` +
+			`"prompt":"` + prompt + `", "x":1.0e+2}` + "\n",
+	)
 	changed := []byte(`{"model":"m", "nvext" : {"greed_sampling":true} ,"prompt":"` + prompt + `", "x":1.0e+2}` + "\n")
 	for _, mode := range []string{"FULL_DUPLEX_STREAMED", "BUFFERED"} {
 		envoy, err := main.StartEnvoyEdited(t.Context(), "original-dst.yaml", func(connections map[string]any) {
@@ -214,7 +275,13 @@ func TestChangedBodies(t *testing.T) {
 				req.Header.Set(name, "4711")
 			}
 			req.Header.Set("x-dynamo-session-final", "true") // so that none stays
-			kept := map[string]string{"X-Forwarded-Host": "api.example", "Forwarded": "for=192.0.2.1", "X-Real-Ip": "192.0.2.1", "Authorization": "Bearer x", "X-Tenant-Id": "t"}
+			kept := map[string]string{
+				"X-Forwarded-Host": "api.example",
+				"Forwarded":        "for=192.0.2.1",
+				"X-Real-Ip":        "192.0.2.1",
+				"Authorization":    "Bearer x",
+				"X-Tenant-Id":      "t",
+			}
 			for name, value := range kept {
 				req.Header.Set(name, value)
 			}
@@ -233,7 +300,8 @@ func TestChangedBodies(t *testing.T) {
 				t.Errorf("%s, %s: %d bytes arrived, said to be %d", mode, c.name, got.size, got.length)
 			}
 			for _, name := range claimed {
-				if came := strings.Join(got.header.Values(name), ","); strings.Contains(came, "4711") || strings.Contains(came, "true") {
+				if came := strings.Join(got.header.Values(name), ","); strings.Contains(came, "4711") ||
+					strings.Contains(came, "true") {
 					t.Errorf("%s, %s: the client's %s arrived", mode, c.name, name)
 				}
 			}
@@ -247,8 +315,28 @@ func TestChangedBodies(t *testing.T) {
 }
 
 // claimed are headers by which a client may try to choose where its request goes.
-var claimed = []string{"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
-	"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-worker-instance-id",
-	"x-prefill-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-dp-rank", "x-prefiller-host-port", "x-dynamo-routing-mode",
-	"x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
-	"x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final", "x-claude-code-session-id", "thread-id", "x-session-id"}
+var claimed = []string{
+	"x-gateway-destination-endpoint",
+	"x-gateway-destination-endpoint-subset",
+	"x-gateway-destination-endpoint-served",
+	"x-dynamo-worker-instance-id",
+	"x-dynamo-prefill-instance-id",
+	"x-dynamo-dp-rank",
+	"x-dynamo-prefill-dp-rank",
+	"x-worker-instance-id",
+	"x-prefill-instance-id",
+	"x-dp-rank",
+	"x-data-parallel-rank",
+	"x-prefill-dp-rank",
+	"x-prefiller-host-port",
+	"x-dynamo-routing-mode",
+	"x-encoder-hosts-ports",
+	"x-data-parallel-host-port",
+	"x-kv-cache-source-host-port",
+	"x-dynamo-session-id",
+	"x-dynamo-parent-session-id",
+	"x-dynamo-session-final",
+	"x-claude-code-session-id",
+	"thread-id",
+	"x-session-id",
+}

@@ -41,9 +41,11 @@ func TestBusyThresholdAsTheFrontend(t *testing.T) {
 		{"POST", asJSON, `{"model": "absent"}`},
 		{"POST", asJSON, `{"model": "absent", "active_prefill_tokens_threshold": 1}`},
 		{"POST", asJSON, `{"model": "MODEL", "active_prefill_tokens_threshold": 100000000}`},
-		{"POST", asJSON, `{"model": "MODEL", "active_decode_blocks_threshold": 1, "active_prefill_tokens_threshold": null}`},
+		{"POST", asJSON, `{"model": "MODEL", "active_decode_blocks_threshold": 1, "active_prefill_tokens_threshold": ` +
+			`null}`},
 		{"GET", "", ""},
-		{"POST", asJSON, `{"model": "MODEL", "active_decode_blocks_threshold": 1.5, "active_prefill_tokens_threshold": 1}`},
+		{"POST", asJSON, `{"model": "MODEL", "active_decode_blocks_threshold": 1.5, ` +
+			`"active_prefill_tokens_threshold": 1}`},
 		{"POST", asJSON, `{"model": "MODEL", "active_decode_blocks_threshold": -0.25}`},
 		{"POST", asJSON, `{"model": "MODEL", "active_prefill_tokens_threshold_frac": -1}`},
 		{"POST", asJSON, `{"model": "MODEL", "active_prefill_tokens_threshold": -1}`},

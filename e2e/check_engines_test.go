@@ -73,7 +73,8 @@ func endpointsOf(engines ...*stack.Engine) string {
 	return text
 }
 
-// TestCheckStockEngines: `kvepp check` finds nothing wrong with stand-ins for vLLM and SGLang, and each mistake in what kvepp is told.
+// TestCheckStockEngines: `kvepp check` finds nothing wrong with stand-ins for vLLM and SGLang, and each mistake in what
+// kvepp is told.
 func TestCheckStockEngines(t *testing.T) {
 	for _, like := range []string{"vllm", "sglang"} {
 		t.Run(like, func(t *testing.T) {
@@ -88,30 +89,48 @@ func TestCheckStockEngines(t *testing.T) {
 				says      []string
 			}{
 				{"nothing is wrong", endpoints, []string{model + tinyModel}, 0,
-					[]string{"ids of a text are the engine's", "ids of a chat are the engine's", "announces blocks", "the second time, as predicted"}},
-				{"wrong template", endpoints, []string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate)}, 1,
-					[]string{"ids of a chat differ from the engine's at token 0", "-> give kvepp the engine's template: --chat-template FILE"}},
+					[]string{"ids of a text are the engine's", "ids of a chat are the engine's", "announces blocks",
+						"the second time, as predicted"}},
+				{"wrong template", endpoints,
+					[]string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate)}, 1,
+					[]string{"ids of a chat differ from the engine's at token 0",
+						"-> give kvepp the engine's template: --chat-template FILE"}},
 				{"missing template", endpoints, []string{model + bareModel(t)}, 1,
-					[]string{"kvepp has no chat template for tiny: its chats are routed by load", "-> --chat-template FILE"}},
-				{"address by name", strings.ReplaceAll(endpoints, "address: 127.0.0.1:", "address: localhost:"), []string{model + tinyModel, "--dns-lookup-family=v4_only"}, 1,
-					[]string{"is a host name, which kvepp resolves to 127.0.0.1:", "or write the address itself, address: 127.0.0.1:"}},
-				{"address by a name that is gone", endpoints + "- {name: gone, address: \"no-such-host.invalid:1\"}\n- {name: lost, address: \"no-such-host.invalid:2\"}\n", []string{model + tinyModel}, 1,
+					[]string{"kvepp has no chat template for tiny: its chats are routed by load",
+						"-> --chat-template FILE"}},
+				{"address by name", strings.ReplaceAll(endpoints, "address: 127.0.0.1:", "address: localhost:"),
+					[]string{model + tinyModel, "--dns-lookup-family=v4_only"}, 1,
+					[]string{"is a host name, which kvepp resolves to 127.0.0.1:",
+						"or write the address itself, address: 127.0.0.1:"}},
+				{"address by a name that is gone",
+					endpoints + "- {name: gone, address: \"no-such-host.invalid:1\"}\n- {name: lost, address: " +
+						"\"no-such-host.invalid:2\"}\n", []string{model + tinyModel}, 1,
 					[]string{"has no address: kvepp leaves the endpoint out", "-> correct the name"}},
 				{"wrong block size", endpoints, []string{model + tinyModel, "--kv-cache-block-size=32"}, 1,
 					[]string{"kvepp has 32 tokens, the events 16: no block would match", "-> blockSize 16"}},
-				{"conversations", endpoints, []string{model + tinyModel, "--conversations=4"}, 0, []string{"100.0 %  ok     10 of 10 predictions are exact"}},
-				{"conversations in approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"),
-					[]string{model + tinyModel, "--no-router-kv-events", "--conversations=4"}, 0, []string{"100.0 %  ok     10 of 10 predictions are exact"}},
-				{"conversations with the wrong template", endpoints, []string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate), "--conversations=4"}, 1,
-					[]string{"wrong  10 of 10 prompts have another number of tokens than the engine's", "-> give kvepp the engine's template: --chat-template FILE"}},
-				{"conversations with the wrong block size", endpoints, []string{model + tinyModel, "--kv-cache-block-size=32", "--conversations=4"}, 1,
+				{"conversations", endpoints, []string{model + tinyModel, "--conversations=4"}, 0,
+					[]string{"100.0 %  ok     10 of 10 predictions are exact"}},
+				{"conversations in approximate mode",
+					strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"),
+					[]string{model + tinyModel, "--no-router-kv-events", "--conversations=4"}, 0,
+					[]string{"100.0 %  ok     10 of 10 predictions are exact"}},
+				{"conversations with the wrong template", endpoints,
+					[]string{model + tinyModel, "--chat-template=" + write(t, "t.jinja", anotherTemplate),
+						"--conversations=4"}, 1,
+					[]string{"wrong  10 of 10 prompts have another number of tokens than the engine's",
+						"-> give kvepp the engine's template: --chat-template FILE"}},
+				{"conversations with the wrong block size", endpoints,
+					[]string{model + tinyModel, "--kv-cache-block-size=32", "--conversations=4"}, 1,
 					[]string{"predictions are wrong; request "}},
-				{"approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{model + tinyModel, "--no-router-kv-events"}, 0,
+				{"approximate mode", strings.ReplaceAll(endpoints, "kvEvents:", "blockSize: 16\n  kvEvents:"),
+					[]string{model + tinyModel, "--no-router-kv-events"}, 0,
 					[]string{"kvepp guesses what the worker holds", "the second time, as predicted"}},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					t.Parallel() // most of the time events are waited for that do not come
-					flags := append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"}, c.flags...)
+					flags := append(
+						[]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints), "--engine=" + like, "--probe"},
+						c.flags...)
 					status, table := runCheck(t, flags...)
 					if status != c.status {
 						t.Errorf("status %d, want %d", status, c.status)
@@ -127,7 +146,8 @@ func TestCheckStockEngines(t *testing.T) {
 	}
 }
 
-// TestCheckCachedBefore: what a chat template puts in front of every chat is cached before the check begins, and is predicted.
+// TestCheckCachedBefore: what a chat template puts in front of every chat is cached before the check begins, and is
+// predicted.
 func TestCheckCachedBefore(t *testing.T) {
 	template := write(t, "template.jinja", strings.Repeat("Knowledge ends in 2023. ", 20)+anotherTemplate)
 	engine := standIns(t, 1, "-chat-template", template)[0]
@@ -135,15 +155,23 @@ func TestCheckCachedBefore(t *testing.T) {
 	if err != nil || a.Status != http.StatusOK {
 		t.Fatal(err, a)
 	}
-	flags := []string{"--model=" + stack.Model + "=" + tinyModel, "--engine=vllm", "--chat-template=" + template, "--conversations=1"}
+	flags := []string{
+		"--model=" + stack.Model + "=" + tinyModel,
+		"--engine=vllm",
+		"--chat-template=" + template,
+		"--conversations=1",
+	}
 	for _, c := range []struct {
 		name, endpoints string
 		flags           []string
 	}{
 		{"events are repeated", endpointsOf(engine), nil},
-		{"no events", strings.ReplaceAll(endpointsOf(engine), "kvEvents:", "blockSize: 16\n  kvEvents:"), []string{"--no-router-kv-events"}},
+		{"no events", strings.ReplaceAll(endpointsOf(engine), "kvEvents:", "blockSize: 16\n  kvEvents:"),
+			[]string{"--no-router-kv-events"}},
 	} {
-		status, table := runCheck(t, append(append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints)}, flags...), c.flags...)...)
+		status, table := runCheck(
+			t,
+			append(append([]string{"--endpoints", write(t, "endpoints.yaml", c.endpoints)}, flags...), c.flags...)...)
 		if status != 0 || !strings.Contains(table, "5 of 5 predictions are exact") {
 			t.Errorf("%s: status %d", c.name, status)
 		}

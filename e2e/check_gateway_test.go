@@ -21,7 +21,15 @@ func gatewayStack(t *testing.T, engines []*stack.Engine, edit func(config any), 
 	for _, e := range engines {
 		addresses = append(addresses, e.Address)
 	}
-	s := start(t, stack.Config{Workers: -1, Servers: addresses, EditEnvoy: edit, KveppFlags: append([]string{"--engine=vllm"}, flags...)})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    addresses,
+			EditEnvoy:  edit,
+			KveppFlags: append([]string{"--engine=vllm"}, flags...),
+		},
+	)
 	if err := s.ReplaceEndpoints(endpointsOf(engines...)); err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +48,15 @@ func checkFlags(t *testing.T, s *stack.Stack, e *stack.Envoy) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--endpoints", s.EndpointsFile(), "--model=" + stack.Model + "=" + tinyModel, "--engine=vllm", "--gateway=" + e.URL,
-		"--ext-proc-address=" + s.ExtProc(), "--metrics-address=" + metrics.Host}
+	return []string{
+		"--endpoints",
+		s.EndpointsFile(),
+		"--model=" + stack.Model + "=" + tinyModel,
+		"--engine=vllm",
+		"--gateway=" + e.URL,
+		"--ext-proc-address=" + s.ExtProc(),
+		"--metrics-address=" + metrics.Host,
+	}
 }
 
 func adminFlag(s *stack.Stack) string {
@@ -55,7 +70,8 @@ func withoutHealthChecks(t *testing.T, config any) map[string]any {
 	return kvepp
 }
 
-// TestCheckGateway: `kvepp check --gateway` finds nothing wrong with Envoy before kvepp and stock engines, and each mistake between them.
+// TestCheckGateway: `kvepp check --gateway` finds nothing wrong with Envoy before kvepp and stock engines, and each
+// mistake between them.
 func TestCheckGateway(t *testing.T) {
 	engines := standIns(t, 3)
 	missing := engines[1].Address
@@ -78,10 +94,15 @@ func TestCheckGateway(t *testing.T) {
 	})
 	plain := envoy(func(config any) { delete(withoutHealthChecks(t, config), "transport_socket") })
 	unasked := envoy(func(config any) {
-		connections := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
+		connections := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0,
+			"typed_config").(map[string]any)
 		connections["http_filters"] = connections["http_filters"].([]any)[1:]
 	})
-	named := write(t, "endpoints.yaml", strings.ReplaceAll(endpointsOf(engines...), "address: 127.0.0.1:", "address: localhost:"))
+	named := write(
+		t,
+		"endpoints.yaml",
+		strings.ReplaceAll(endpointsOf(engines...), "address: 127.0.0.1:", "address: localhost:"),
+	)
 	for _, c := range []struct {
 		name   string
 		envoy  *stack.Envoy
@@ -92,17 +113,28 @@ func TestCheckGateway(t *testing.T) {
 	}{
 		{"nothing is wrong", s.Envoy, []string{admin}, 0, []string{", as kvepp chose"}, 3},
 		{"nothing is wrong, by the headers of answers", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
-		{"addresses by names that Envoy resolves alike", s.Envoy, []string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 0, []string{"a host name, which kvepp and the gateway resolve to 127.0.0.1:"}, 3},
-		{"an address by name that Envoy does not have", without, []string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 1, []string{"is a host name, which kvepp resolves to " + missing}, 1},
+		{"addresses by names that Envoy resolves alike", s.Envoy,
+			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 0,
+			[]string{"a host name, which kvepp and the gateway resolve to 127.0.0.1:"}, 3},
+		{"an address by name that Envoy does not have", without,
+			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 1,
+			[]string{"is a host name, which kvepp resolves to " + missing}, 1},
 		{"an endpoint is missing from Envoy's cluster", without, []string{admin}, 1,
-			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "the gateway does not know the chosen endpoint", "-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
+			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "the gateway does not know the chosen endpoint",
+				"-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
 		{"an endpoint is missing, by the headers of answers", without, nil, 1,
-			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
+			[]string{"kvepp chose " + missing + ", and 127.0.0.1:", "-> add " + missing +
+				" to the endpoints of the gateway's cluster"}, 1},
 		{"Envoy speaks no TLS", plain, []string{admin}, 1,
-			[]string{"answered HTTP 503", "kvepp was not asked", "kvepp serves TLS at " + s.ExtProc() + ", and the gateway does not speak it", "-> give the gateway's cluster for kvepp a transport_socket"}, 1},
-		{"Envoy does not ask", unasked, []string{admin}, 1, []string{"answered HTTP 200, and kvepp was not asked", "is ext_proc among the filters"}, 1},
-		{"kvepp's decisions cannot be seen", unasked, nil, 0, []string{"unknown", "-> switch on what tells: kvepp serve --admin-address"}, 1},
-		{"no such gateway", &stack.Envoy{URL: "http://127.0.0.1:1"}, []string{admin}, 1, []string{"connection refused", "-> is this the gateway's listener"}, 1},
+			[]string{"answered HTTP 503", "kvepp was not asked", "kvepp serves TLS at " + s.ExtProc() +
+				", and the gateway does not speak it", "-> give the gateway's cluster for kvepp a transport_socket"},
+			1},
+		{"Envoy does not ask", unasked, []string{admin}, 1, []string{"answered HTTP 200, and kvepp was not asked",
+			"is ext_proc among the filters"}, 1},
+		{"kvepp's decisions cannot be seen", unasked, nil, 0,
+			[]string{"unknown", "-> switch on what tells: kvepp serve --admin-address"}, 1},
+		{"no such gateway", &stack.Envoy{URL: "http://127.0.0.1:1"}, []string{admin},
+			1, []string{"connection refused", "-> is this the gateway's listener"}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, table := runCheck(t, append(checkFlags(t, s, c.envoy), c.flags...)...)
@@ -122,7 +154,8 @@ func TestCheckGateway(t *testing.T) {
 		t.Errorf("kvepp is away, and its gateway answers: status %d", status)
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, s.Envoy), admin)...)
-	if status != 1 || !strings.Contains(table, "kvepp does not answer at "+s.ExtProc()) || !strings.Contains(table, "-> is kvepp up") {
+	if status != 1 || !strings.Contains(table, "kvepp does not answer at "+s.ExtProc()) ||
+		!strings.Contains(table, "-> is kvepp up") {
 		t.Errorf("kvepp is away: status %d", status)
 	}
 }
@@ -136,9 +169,12 @@ func TestCheckGatewayTLS(t *testing.T) {
 		flags []string // of kvepp; Envoy speaks TLS and shows no certificate
 		says  []string
 	}{
-		{"kvepp speaks none", []string{"--secure-serving=false"}, []string{"the gateway speaks TLS, and kvepp at ADDRESS does not", "-> take the transport_socket out"}},
-		{"kvepp asks for a certificate", []string{"--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
-			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway shows none", "-> give the gateway's cluster for kvepp a certificate"}},
+		{"kvepp speaks none", []string{"--secure-serving=false"},
+			[]string{"the gateway speaks TLS, and kvepp at ADDRESS does not", "-> take the transport_socket out"}},
+		{"kvepp asks for a certificate",
+			[]string{"--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
+			[]string{"kvepp at ADDRESS refuses the gateway's certificate, or the gateway shows none",
+				"-> give the gateway's cluster for kvepp a certificate"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gatewayStack(t, standIns(t, 1), func(config any) { withoutHealthChecks(t, config) }, c.flags...)
@@ -155,7 +191,8 @@ func TestCheckGatewayTLS(t *testing.T) {
 	}
 }
 
-// TestCheckGatewayHealthChecks: Envoy knows by its health checks that it cannot reach kvepp, and does not try again for a request.
+// TestCheckGatewayHealthChecks: Envoy knows by its health checks that it cannot reach kvepp, and does not try again for
+// a request.
 func TestCheckGatewayHealthChecks(t *testing.T) {
 	s := gatewayStack(t, standIns(t, 1), nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -163,7 +200,8 @@ func TestCheckGatewayHealthChecks(t *testing.T) {
 	go func() { // it never finds kvepp healthy
 		_, err := s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
 			delete(cluster(t, config, "kvepp"), "transport_socket")
-			ports <- fmt.Sprint(stack.At(config, "static_resources", "listeners", 0, "address", "socket_address", "port_value"))
+			ports <- fmt.Sprint(stack.At(config, "static_resources", "listeners", 0, "address", "socket_address",
+				"port_value"))
 		})
 		started <- err
 	}()
@@ -182,44 +220,59 @@ func TestCheckGatewayHealthChecks(t *testing.T) {
 		return nil
 	})
 	status, table := runCheck(t, append(checkFlags(t, s, plain), adminFlag(s))...)
-	if status != 1 || !strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway does not speak it") {
+	if status != 1 ||
+		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway does not speak it") {
 		t.Errorf("status %d", status)
 	}
 	status, table = runCheck(t, append(checkFlags(t, s, plain), adminFlag(s), "--metrics-address=127.0.0.1:1")...)
-	if status != 1 || !strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway's request did not reach it") {
+	if status != 1 ||
+		!strings.Contains(table, "kvepp serves TLS at "+s.ExtProc()+", and the gateway's request did not reach it") {
 		t.Errorf("without metrics: status %d", status)
 	}
 	cancel()
 	<-started
 }
 
-// TestCheckGatewayGuarded: a gateway over HTTPS that wants a key and gives requests ids of its own, before a kvepp whose admin address
-// wants a token and that only guesses what is cached, so that each endpoint is chosen by chance.
+// TestCheckGatewayGuarded: a gateway over HTTPS that wants a key and gives requests ids of its own, before a kvepp
+// whose admin address wants a token and that only guesses what is cached, so that each endpoint is chosen by chance.
 func TestCheckGatewayGuarded(t *testing.T) {
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "gateway")
 	key, token := write(t, "key", "a key\n"), write(t, "token", "a token\n")
 	s := gatewayStack(t, standIns(t, 2), func(config any) {
 		chain := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0).(map[string]any)
-		pair := map[string]any{"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")}, "private_key": map[string]any{"filename": filepath.Join(certificates, "tls.key")}}
-		chain["transport_socket"] = map[string]any{"name": "envoy.transport_sockets.tls", "typed_config": map[string]any{
-			"@type":              "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-			"common_tls_context": map[string]any{"tls_certificates": []any{pair}}}}
+		pair := map[string]any{
+			"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")},
+			"private_key":       map[string]any{"filename": filepath.Join(certificates, "tls.key")},
+		}
+		chain["transport_socket"] = map[string]any{
+			"name": "envoy.transport_sockets.tls",
+			"typed_config": map[string]any{
+				"@type":              "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+				"common_tls_context": map[string]any{"tls_certificates": []any{pair}}},
+		}
 		connections := stack.At(chain, "filters", 0, "typed_config").(map[string]any)
 		mutations := stack.At(connections, "early_header_mutation_extensions", 0, "typed_config").(map[string]any)
 		mutations["mutations"] = append(mutations["mutations"].([]any), map[string]any{"remove": "x-request-id"})
 		match := stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "match").(map[string]any)
-		match["headers"] = []any{map[string]any{"name": "authorization", "string_match": map[string]any{"exact": "Bearer a key"}}}
+		match["headers"] = []any{
+			map[string]any{"name": "authorization", "string_match": map[string]any{"exact": "Bearer a key"}},
+		}
 	}, "--no-router-kv-events", "--admin-token-file="+token, "--decision-headers=false")
 	gateway := &stack.Envoy{URL: strings.Replace(s.Envoy.URL, "http:", "https:", 1)}
 	flags := append(checkFlags(t, s, gateway), "--no-router-kv-events", adminFlag(s), "--admin-token-file="+token)
-	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify", "--gateway-api-key-file="+key)...); status != 0 || strings.Count(table, ", as kvepp chose") != 2 {
+	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify", "--gateway-api-key-file="+
+		key)...); status != 0 ||
+		strings.Count(table, ", as kvepp chose") != 2 {
 		t.Errorf("status %d", status)
 	}
-	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify")...); status != 1 || !strings.Contains(table, "HTTP 404") || !strings.Contains(table, "-> does the gateway want a key (--gateway-api-key-file)") {
+	if status, table := runCheck(t, append(flags, "--gateway-insecure-skip-verify")...); status != 1 ||
+		!strings.Contains(table, "HTTP 404") ||
+		!strings.Contains(table, "-> does the gateway want a key (--gateway-api-key-file)") {
 		t.Errorf("without a key: status %d", status)
 	}
-	if status, table := runCheck(t, append(flags, "--gateway-api-key-file="+key)...); status != 1 || !strings.Contains(table, "--gateway-insecure-skip-verify") {
+	if status, table := runCheck(t, append(flags, "--gateway-api-key-file="+key)...); status != 1 ||
+		!strings.Contains(table, "--gateway-insecure-skip-verify") {
 		t.Errorf("the gateway's certificate is verified: status %d", status)
 	}
 }

@@ -29,7 +29,14 @@ func runCheck(t *testing.T, flags ...string) (status int, table string) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("kvepp check %s: status %d after %v\n%s%s", strings.Join(flags, " "), cmd.ProcessState.ExitCode(), time.Since(begun), &progress, &out)
+	t.Logf(
+		"kvepp check %s: status %d after %v\n%s%s",
+		strings.Join(flags, " "),
+		cmd.ProcessState.ExitCode(),
+		time.Since(begun),
+		&progress,
+		&out,
+	)
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
@@ -38,17 +45,23 @@ func TestCheck(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Speedup: 20})
 	flags := s.EndpointFlags()
 	status, table := runCheck(t, append(flags, "--probe")...)
-	if status != 0 || strings.Count(table, "announces blocks") != 2 || strings.Count(table, "known to the frontend") != 2 || strings.Count(table, "are as many as the engine's") != 4 ||
+	if status != 0 || strings.Count(table, "announces blocks") != 2 ||
+		strings.Count(table, "known to the frontend") != 2 ||
+		strings.Count(table, "are as many as the engine's") != 4 ||
 		strings.Count(table, "the second time, as predicted") != 2 {
 		t.Errorf("status %d with nothing wrong", status)
 	}
-	if status, table := runCheck(t, flags...); status != 0 || strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
+	if status, table := runCheck(t, flags...); status != 0 ||
+		strings.Count(table, "has said nothing yet")+strings.Count(table, "announces blocks") != 2 {
 		t.Errorf("status %d without a probe", status)
 	}
-	if status, table := runCheck(t, append(flags, "--conversations=4")...); status != 0 || strings.Count(table, "predictions are exact") != 2 {
+	if status, table := runCheck(t, append(flags, "--conversations=4")...); status != 0 ||
+		strings.Count(table, "predictions are exact") != 2 {
 		t.Errorf("status %d with conversations", status)
 	}
-	if status, table := runCheck(t, append(flags, "--gateway="+s.Envoy.URL, "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...); status != 0 || strings.Count(table, ", as kvepp chose") != 2 {
+	if status, table := runCheck(t, append(flags, "--gateway="+s.Envoy.URL, "--admin-address="+
+		strings.TrimPrefix(s.Admin(), "http://"))...); status != 0 ||
+		strings.Count(table, ", as kvepp chose") != 2 {
 		t.Errorf("status %d through the gateway", status)
 	}
 	text, err := os.ReadFile(s.EndpointsFile())
@@ -56,7 +69,8 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, from, to, says string }{
-		{"an event port where nobody is", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ", "nobody publishes at"},
+		{"an event port where nobody is", "kvEvents: tcp://127.0.0.1:", "kvEvents: tcp://127.0.0.1:1 # was ",
+			"nobody publishes at"},
 		{"another block size", "  kvEvents:", "  blockSize: 32\n  kvEvents:", "no block would match"},
 		{"an address where nobody is", "address: 127.0.0.1:", "address: 127.0.0.2:", "is the engine up"},
 	} {
@@ -79,7 +93,8 @@ func TestCheck(t *testing.T) {
 			other[i] = "another" + strings.TrimPrefix(f, stack.Model)
 		}
 	}
-	if status, table := runCheck(t, other...); status != 1 || !strings.Contains(table, fmt.Sprintf("serves %s, which no --model names", stack.Model)) {
+	if status, table := runCheck(t, other...); status != 1 ||
+		!strings.Contains(table, fmt.Sprintf("serves %s, which no --model names", stack.Model)) {
 		t.Errorf("a model of another name: status %d", status)
 	}
 	if status, _ := runCheck(t, "--endpoints", filepath.Join(t.TempDir(), "none.yaml")); status != 2 {
@@ -91,7 +106,8 @@ func TestCheck(t *testing.T) {
 func TestCheckEventPlane(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Speedup: 20, EventPlane: "zmq"})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
-	if status != 0 || strings.Count(table, "the second time, as predicted") != 2 || strings.Count(table, "100.0 %  ok") != 2 {
+	if status != 0 || strings.Count(table, "the second time, as predicted") != 2 ||
+		strings.Count(table, "100.0 %  ok") != 2 {
 		t.Errorf("status %d", status)
 	}
 }
@@ -100,10 +116,18 @@ func TestCheckEventPlane(t *testing.T) {
 func TestCheckPrefillWorkers(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Prefill: 1, Speedup: 20})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)
-	if status != 1 || !strings.Contains(table, "none: it is a decode worker") || !strings.Contains(table, "no worker could hold one") {
+	if status != 1 || !strings.Contains(table, "none: it is a decode worker") ||
+		!strings.Contains(table, "no worker could hold one") {
 		t.Errorf("status %d", status)
 	}
-	status, table = runCheck(t, append(s.EndpointFlags(), "--probe", "--gateway="+s.Envoy.URL, "--admin-address="+strings.TrimPrefix(s.Admin(), "http://"))...)
+	status, table = runCheck(
+		t,
+		append(
+			s.EndpointFlags(),
+			"--probe",
+			"--gateway="+s.Envoy.URL,
+			"--admin-address="+strings.TrimPrefix(s.Admin(), "http://"),
+		)...)
 	if status != 0 || strings.Count(table, ", as kvepp chose") != 1 {
 		t.Errorf("through the gateway: status %d", status)
 	}

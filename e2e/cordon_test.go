@@ -26,7 +26,10 @@ type operator struct {
 func (o *operator) command(args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	o.t.Cleanup(cancel)
-	return exec.CommandContext(ctx, "../bin/kvepp", append(args, "--admin-address", strings.TrimPrefix(o.s.Admin(), "http://"))...)
+	return exec.CommandContext(
+		ctx,
+		"../bin/kvepp",
+		append(args, "--admin-address", strings.TrimPrefix(o.s.Admin(), "http://"))...)
 }
 
 // run runs a command that has to succeed, and returns what it printed.
@@ -80,7 +83,12 @@ const longTokens = 300 // 6 s
 // startStream sends a request with a long answer, and returns when the answer begins.
 func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header) *longStream {
 	t.Helper()
-	body := fmt.Sprintf(`{"model": %q, "prompt": %q, "max_tokens": %d, "stream": true}`, stack.Model, prompt, longTokens)
+	body := fmt.Sprintf(
+		`{"model": %q, "prompt": %q, "max_tokens": %d, "stream": true}`,
+		stack.Model,
+		prompt,
+		longTokens,
+	)
 	req, err := http.NewRequestWithContext(t.Context(), "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +105,8 @@ func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header
 	go func() {
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
-		if n := strings.Count(string(text), `"word `); err != nil || n != longTokens || !strings.Contains(string(text), "[DONE]") {
+		if n := strings.Count(string(text), `"word `); err != nil || n != longTokens ||
+			!strings.Contains(string(text), "[DONE]") {
 			l.done <- fmt.Sprintf("%d tokens of %d from %s, %v", n, longTokens, l.engine, err)
 		}
 		close(l.done)
@@ -105,12 +114,18 @@ func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header
 	return l
 }
 
-// TestDrain takes one of three engines out under traffic and brings it back: answers that run there run on to their end, kvepp drain
-// returns then, no request reaches the engine meanwhile, not even as a retry, and its session moves. Then all are cordoned.
+// TestDrain takes one of three engines out under traffic and brings it back: answers that run there run on to their
+// end, kvepp drain returns then, no request reaches the engine meanwhile, not even as a retry, and its session moves.
+// Then all are cordoned.
 func TestDrain(t *testing.T) {
 	engines := standIns(t, 3, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, Manifest: "stock-engines.yaml",
-		KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=2", "--router-session-affinity-ttl-secs=600", "--eject=false"}})
+		KveppFlags: []string{
+			"--engine=vllm",
+			"--fallback-endpoints=2",
+			"--router-session-affinity-ttl-secs=600",
+			"--eject=false",
+		}})
 	nothingLeft(t, s)
 	o := &operator{t: t, s: s}
 	n := 0
@@ -118,7 +133,15 @@ func TestDrain(t *testing.T) {
 		t.Helper()
 		n++
 		question := fmt.Sprintf("Question %d. %s", n, strings.Repeat("Tell me more about this. ", 20))
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, header, []stack.Message{{Role: "user", Content: question}}, true, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL,
+			header,
+			[]stack.Message{{Role: "user", Content: question}},
+			true,
+			nil,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +180,11 @@ func TestDrain(t *testing.T) {
 	blocks := get(t, "http://"+engines[at].Address+"/blocks")
 	engines[at].Signal(syscall.SIGSTOP) // so that its streams do not end before the test is ready
 	if a := turn(); a.Header.Get("x-engine") == target || a.Header.Get("x-kvepp-session") != "moved" {
-		t.Errorf("the session's next turn: at %s, session %q", a.Header.Get("x-engine"), a.Header.Get("x-kvepp-session"))
+		t.Errorf(
+			"the session's next turn: at %s, session %q",
+			a.Header.Get("x-engine"),
+			a.Header.Get("x-kvepp-session"),
+		)
 	}
 	sick := engines[(at+1)%3]
 	if err := sick.Fault(t.Context(), "503"); err != nil { // Envoy retries what goes there
@@ -173,10 +200,12 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := ask(http.Header{"X-Request-Id": {"while-drained"}})
-	if d, err := s.Decision(t.Context(), "while-drained"); err != nil || !slices.Equal(d.Cordoned, []string{target}) || len(d.Candidates) != 2 {
+	if d, err := s.Decision(t.Context(), "while-drained"); err != nil || !slices.Equal(d.Cordoned, []string{target}) ||
+		len(d.Candidates) != 2 {
 		t.Errorf("the record of a decision (%v): %+v, answer %+v", err, d, last)
 	}
-	if m, err := s.Metrics(t.Context()); err != nil || m["kvepp_cordoned_workers"] != 1 || m[`kvepp_worker_cordoned{dp_rank="0",worker="`+target+`"}`] != 1 {
+	if m, err := s.Metrics(t.Context()); err != nil || m["kvepp_cordoned_workers"] != 1 ||
+		m[`kvepp_worker_cordoned{dp_rank="0",worker="`+target+`"}`] != 1 {
 		t.Errorf("%v, %v workers are cordoned", err, m["kvepp_cordoned_workers"])
 	}
 
@@ -196,7 +225,8 @@ func TestDrain(t *testing.T) {
 	}
 	err := <-drained
 	t.Logf("$ kvepp drain %s\n%s%s", target, &progress, &stdout)
-	if err != nil || !strings.HasPrefix(stdout.String(), target+": drained after ") || !strings.HasPrefix(progress.String(), target+": draining, ") {
+	if err != nil || !strings.HasPrefix(stdout.String(), target+": drained after ") ||
+		!strings.HasPrefix(progress.String(), target+": draining, ") {
 		t.Errorf("kvepp drain: %v, %s%s", err, &progress, &stdout)
 	}
 	if e := o.state(target); e.RunningRequests != 0 {
@@ -211,7 +241,13 @@ func TestDrain(t *testing.T) {
 	}
 	o.run("uncordon", target)
 	eventually(t, func() error { // Envoy's own health checks have to see that it goes on
-		a, err := stack.Post(t.Context(), http.DefaultClient, s.Envoy.URL+"/v1/completions", nil, map[string]any{"model": stack.Model, "prompt": known, "max_tokens": 2})
+		a, err := stack.Post(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL+"/v1/completions",
+			nil,
+			map[string]any{"model": stack.Model, "prompt": known, "max_tokens": 2},
+		)
 		if err != nil || a.Header.Get("x-engine") != target || a.KveppCached == 0 || a.CachedTokens <= 0 {
 			return fmt.Errorf("a prompt that %s has cached (%v): %+v", target, err, a)
 		}

@@ -89,7 +89,11 @@ func call(ctx context.Context, url string, body []byte, first int) (*crowdClient
 		return nil, err
 	}
 	c := &crowdClient{conn: conn, from: bufio.NewReaderSize(conn, 4<<10)}
-	_, err = fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n", len(body))
+	_, err = fmt.Fprintf(
+		conn,
+		"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n",
+		len(body),
+	)
 	if err == nil {
 		_, err = conn.Write(body[:first])
 	}
@@ -151,9 +155,15 @@ func within(t *testing.T, s *stack.Stack, when string) {
 
 // padded is a request of so many bytes; a prompt of them, or a word.
 func padded(size int, prompt bool) []byte {
-	before, after := fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Hello`, stack.Model), `"}]}`
+	before, after := fmt.Sprintf(
+		`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Hello`,
+		stack.Model,
+	), `"}]}`
 	if !prompt {
-		before, after = fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Hello"}],"metadata":"`, stack.Model), `"}`
+		before, after = fmt.Sprintf(
+			`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Hello"}],"metadata":"`,
+			stack.Model,
+		), `"}`
 	}
 	return []byte(before + strings.Repeat(" brass measure", size/14) + after)
 }
@@ -181,8 +191,15 @@ func TestCrowdOfStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := float64(len(clients)); m["kvepp_streams"] != n || m["kvepp_active_requests"] != n || m["kvepp_held_body_bytes"] != 0 {
-		t.Errorf("of %v requests %v are followed, %v booked; %v bytes are held", n, m["kvepp_streams"], m["kvepp_active_requests"], m["kvepp_held_body_bytes"])
+	if n := float64(len(clients)); m["kvepp_streams"] != n || m["kvepp_active_requests"] != n ||
+		m["kvepp_held_body_bytes"] != 0 {
+		t.Errorf(
+			"of %v requests %v are followed, %v booked; %v bytes are held",
+			n,
+			m["kvepp_streams"],
+			m["kvepp_active_requests"],
+			m["kvepp_held_body_bytes"],
+		)
 	}
 	within(t, s, fmt.Sprint(len(clients), " streams"))
 	close(c.finish)
@@ -248,8 +265,8 @@ func TestCrowdOfSlowServers(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestCrowdOfSlowClients: bodies of 1 MB that all lack their end. As many as kvepp has room for are held, and answered once
-// they are complete; the others are refused, at once and with 429.
+// TestCrowdOfSlowClients: bodies of 1 MB that all lack their end. As many as kvepp has room for are held, and answered
+// once they are complete; the others are refused, at once and with 429.
 func TestCrowdOfSlowClients(t *testing.T) {
 	c := newCrowd(padded(1<<20, true), 100)
 	close(c.read)

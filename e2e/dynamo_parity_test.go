@@ -142,36 +142,110 @@ func realModel(t *testing.T, from string) string {
 }
 
 const (
-	weather = `{"type":"function","function":{"name":"get_weather","description":"The weather \"now\" <b>","parameters":{"type":"object","properties":{"items":{"type":"array","items":{"type":"string"},"default":["x"]},"city":{"type":"string","default":null},"days":{"type":"integer","default":1.5,"minimum":1e-7}},"required":["city"]},"strict":false,"extra":1}}`
-	bare    = `{"type":"function","function":{"name":"now"}},{"type":"function","function":{"name":"then","parameters":{}}},{"type":"function","function":{"parameters":{"properties":{"a":{"enum":[1,true,null]}}},"name":"x","description":null}}`
-	called  = `{"role":"assistant","content":null,"tool_calls":[{"id":"c1","function":{"arguments":"{\"city\": \"Zürich\", \"n\": [1, 2.0, null, true]}","name":"get_weather"},"type":"function","index":0},{"id":"c2","type":"function","function":{"name":"now","arguments":{"b":1.0,"a":{"x":"é","y":[]}}}},{"id":"c3","type":"function","function":{"name":"now","arguments":" {\"s\":\"\\u00e9\", \"s\": 1e3}"}}]},{"role":"tool","tool_call_id":"c1","content":"{\"t\": 21.5}","name":"get_weather"},{"role":"tool","tool_call_id":"c2","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]}`
+	weather = `{"type":"function","function":{"name":"get_weather","description":"The weather \"now\" <b>",` +
+		`"parameters":{"type":"object","properties":{"items":{"type":"array","items":{"type":"string"},` +
+		`"default":["x"]},"city":{"type":"string","default":null},"days":{"type":"integer","default":1.5,` +
+		`"minimum":1e-7}},"required":["city"]},"strict":false,"extra":1}}`
+	bare = `{"type":"function","function":{"name":"now"}},{"type":"function","function":{"name":"then",` +
+		`"parameters":{}}},{"type":"function","function":{"parameters":{"properties":{"a":{"enum":[1,true,null]}}},` +
+		`"name":"x","description":null}}`
+	called = `{"role":"assistant","content":null,"tool_calls":[{"id":"c1","function":{"arguments":"{\"city\": ` +
+		`\"Zürich\", \"n\": [1, 2.0, null, true]}","name":"get_weather"},"type":"function","index":0},{"id":"c2",` +
+		`"type":"function","function":{"name":"now","arguments":{"b":1.0,"a":{"x":"é","y":[]}}}},{"id":"c3",` +
+		`"type":"function","function":{"name":"now","arguments":" {\"s\":\"\\u00e9\", \"s\": 1e3}"}}]},` +
+		`{"role":"tool","tool_call_id":"c1","content":"{\"t\": 21.5}","name":"get_weather"},{"role":"tool",` +
+		`"tool_call_id":"c2","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]}`
 )
 
 // parityRequests are an API and a body's fields. NONCE makes a prompt unlike all others.
 var parityRequests = []struct{ api, fields string }{
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE Hello"}]`},
-	{"chat/completions", `"messages":[{"role":"system","content":"NONCE Be brief.","name":"n","other":1},{"role":"user","content":"Grüße 漢字 😀 e\u0301 \u200b \u0001 \u0000 \"q\" 'a' \\ \t\r\n end","name":"bob"}]`},
+	{
+		"chat/completions",
+		`"messages":[{"role":"system","content":"NONCE Be brief.","name":"n","other":1},{"role":"user",` +
+			`"content":"Grüße 漢字 😀 e\u0301 \u200b \u0001 \u0000 \"q\" 'a' \\ \t\r\n end","name":"bob"}]`,
+	},
 	{"chat/completions", `"messages":[{"role":"developer","content":"NONCE Be brief."},{"role":"user","content":"x"}]`},
-	{"chat/completions", `"messages":[{"content":[{"text":"NONCE a","type":"text","x":1},{"type":"text","text":"b\n"}],"role":"user"}]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":[{"type":"text","text":"yes"}]},{"role":"user","content":[]}]`},
+	{
+		"chat/completions",
+		`"messages":[{"content":[{"text":"NONCE a","type":"text","x":1},{"type":"text","text":"b\n"}],"role":"user"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":[{"type":"text","text":"yes"}]},` +
+			`{"role":"user","content":[]}]`,
+	},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE weather?"}],"tools":[` + weather + `]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE weather?"}],"tools":[` + weather + `,` + bare + `],"tool_choice":"auto"`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE weather?"}],"tools":[` + weather + `],"tool_choice":"none"`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE weather?"},` + called + `],"tools":[` + weather + `]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE weather?"},` + called + `,{"role":"assistant","content":"21.5"},{"role":"user","content":"and then?"}]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"","function_call":{"name":"f","arguments":"{\"a\": 1}"}},{"role":"user","content":"x"}]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"4","reasoning_content":" 2+2 ","refusal":"no"},{"role":"user","content":"x"}]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":null,"reasoning":["a","","b"],"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":"r"},{"role":"user","content":"x"}]`},
-	{"chat/completions", `"messages":[{"role":"system","content":"NONCE s0"},{"role":"system","content":"s1"},{"role":"user","content":"u0"},{"role":"user","content":"u1"},{"role":"system","content":"late"},{"role":"assistant","content":"a"},{"role":"user","content":[{"type":"text","text":"p"}]},{"role":"user","content":"q"}]`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"chat_template_args":{"list":["a",null,true,1.5],"object":{"k":"v","n":{"x":[]}},"number":1e-7,"truth":true,"nothing":null,"bos_token":"B","messages":[],"add_generation_prompt":false}`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"chat_template_kwargs":{"enable_thinking":false,"number":12345678901234,"list":[[],{}],"object":"s"}`},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE weather?"}],"tools":[` + weather + `,` + bare +
+			`],"tool_choice":"auto"`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE weather?"}],"tools":[` + weather + `],"tool_choice":"none"`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE weather?"},` + called + `],"tools":[` + weather + `]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE weather?"},` + called +
+			`,{"role":"assistant","content":"21.5"},{"role":"user","content":"and then?"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"","function_call":{"name":"f",` +
+			`"arguments":"{\"a\": 1}"}},{"role":"user","content":"x"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"4","reasoning_content":" 2+2 ",` +
+			`"refusal":"no"},{"role":"user","content":"x"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":null,"reasoning":["a","","b"],` +
+			`"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool",` +
+			`"tool_call_id":"1","content":"r"},{"role":"user","content":"x"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"system","content":"NONCE s0"},{"role":"system","content":"s1"},{"role":"user",` +
+			`"content":"u0"},{"role":"user","content":"u1"},{"role":"system","content":"late"},{"role":"assistant",` +
+			`"content":"a"},{"role":"user","content":[{"type":"text","text":"p"}]},{"role":"user","content":"q"}]`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"}],"chat_template_args":{"list":["a",null,true,1.5],` +
+			`"object":{"k":"v","n":{"x":[]}},"number":1e-7,"truth":true,"nothing":null,"bos_token":"B","messages":[],` +
+			`"add_generation_prompt":false}`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"}],"chat_template_kwargs":{"enable_thinking":false,` +
+			`"number":12345678901234,"list":[[],{}],"object":"s"}`,
+	},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"reasoning_effort":"high"`},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"reasoning_effort":"none"`},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"thinking":{"type":"disabled"}`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"thinking":true,"chat_template_kwargs":{"thinking_mode":"chat"}`},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"}],"thinking":true,` +
+			`"chat_template_kwargs":{"thinking_mode":"chat"}`,
+	},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"add_generation_prompt":false`},
-	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"The answer is  "}],"add_generation_prompt":false,"continue_final_message":true`},
-	{"chat/completions", `"messages":[{"role":"user","content":[{"type":"text","text":"NONCE and"},{"type":"text","text":"more"}]}],"add_generation_prompt":false,"continue_final_message":true`},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"The answer is  "}],` +
+			`"add_generation_prompt":false,"continue_final_message":true`,
+	},
+	{
+		"chat/completions",
+		`"messages":[{"role":"user","content":[{"type":"text","text":"NONCE and"},{"type":"text","text":"more"}]}],` +
+			`"add_generation_prompt":false,"continue_final_message":true`,
+	},
 	{"chat/completions", `"messages":[{"role":"user","content":"NONCE"}],"nvext":{"token_data":[5,6,7,8,9,10,11,12]}`},
 
 	{"completions", `"prompt":"NONCE Once upon a time, 漢字 😀 \u0000 there was"`},
@@ -179,18 +253,65 @@ var parityRequests = []struct{ api, fields string }{
 	{"completions", `"prompt":[700,701,702,703,704,705,706,707,708]`},
 
 	{"responses", `"input":"NONCE Hello"`},
-	{"responses", `"instructions":"NONCE Be brief.","input":[{"role":"developer","content":"And kind."},{"role":"user","content":"Hi"},{"type":"message","role":"user","content":[{"type":"input_text","text":"one"},{"type":"input_text","text":"two"}]}]`},
-	{"responses", `"input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"NONCE weather?"}]},{"type":"reasoning","id":"r1","summary":[{"type":"summary_text","text":"I think"}]},{"type":"function_call","call_id":"c1","name":"get_weather","arguments":"{\"city\": \"Z\"}"},{"type":"function_call_output","call_id":"c1","output":"sunny"},{"type":"message","id":"m1","status":"completed","role":"assistant","content":[{"type":"output_text","text":"It is ","annotations":[]},{"type":"refusal","refusal":"sunny."}]},{"role":"user","content":"and then?"}],"tools":[{"type":"function","name":"get_weather","description":"w","parameters":{"type":"object","properties":{"city":{"type":"string"}}},"strict":false}]`},
-	{"responses", `"input":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"a"},{"type":"function_call","call_id":"c1","name":"f","arguments":"{}"},{"type":"function_call","call_id":"c2","name":"g","arguments":"{\"x\":1}"},{"type":"function_call_output","call_id":"c1","output":[{"type":"input_text","text":"p"},{"type":"input_text","text":"q"}]},{"type":"function_call_output","call_id":"c2","output":""}],"reasoning":{"effort":"low"}`},
-	{"responses", `"input":[{"role":"system","content":"NONCE s"},{"role":"user","content":"x"}],"tool_choice":"none","tools":[{"type":"function","name":"f","parameters":{}}],"chat_template_kwargs":{"list":[1]}`},
+	{
+		"responses",
+		`"instructions":"NONCE Be brief.","input":[{"role":"developer","content":"And kind."},{"role":"user",` +
+			`"content":"Hi"},{"type":"message","role":"user","content":[{"type":"input_text","text":"one"},` +
+			`{"type":"input_text","text":"two"}]}]`,
+	},
+	{
+		"responses",
+		`"input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"NONCE weather?"}]},` +
+			`{"type":"reasoning","id":"r1","summary":[{"type":"summary_text","text":"I think"}]},` +
+			`{"type":"function_call","call_id":"c1","name":"get_weather","arguments":"{\"city\": \"Z\"}"},` +
+			`{"type":"function_call_output","call_id":"c1","output":"sunny"},{"type":"message","id":"m1",` +
+			`"status":"completed","role":"assistant","content":[{"type":"output_text","text":"It is ",` +
+			`"annotations":[]},{"type":"refusal","refusal":"sunny."}]},{"role":"user","content":"and then?"}],` +
+			`"tools":[{"type":"function","name":"get_weather","description":"w","parameters":{"type":"object",` +
+			`"properties":{"city":{"type":"string"}}},"strict":false}]`,
+	},
+	{
+		"responses",
+		`"input":[{"role":"user","content":"NONCE"},{"role":"assistant","content":"a"},{"type":"function_call",` +
+			`"call_id":"c1","name":"f","arguments":"{}"},{"type":"function_call","call_id":"c2","name":"g",` +
+			`"arguments":"{\"x\":1}"},{"type":"function_call_output","call_id":"c1","output":[{"type":"input_text",` +
+			`"text":"p"},{"type":"input_text","text":"q"}]},{"type":"function_call_output","call_id":"c2",` +
+			`"output":""}],"reasoning":{"effort":"low"}`,
+	},
+	{
+		"responses",
+		`"input":[{"role":"system","content":"NONCE s"},{"role":"user","content":"x"}],"tool_choice":"none",` +
+			`"tools":[{"type":"function","name":"f","parameters":{}}],"chat_template_kwargs":{"list":[1]}`,
+	},
 
 	{"messages", `"system":"NONCE Be brief.","messages":[{"role":"user","content":"Hello"}]`},
-	{"messages", `"system":[{"type":"text","text":"NONCE Be brief."},{"type":"text","text":"And kind.","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]}],"thinking":{"type":"enabled","budget_tokens":2000}`},
-	{"messages", `"messages":[{"role":"user","content":"NONCE weather?"},{"role":"assistant","content":[{"type":"thinking","thinking":"I think","signature":"s"},{"type":"text","text":"Let me see."},{"type":"tool_use","id":"t1","name":"get_weather","input":{"city":"Zürich","n":[1,2.5,null]}},{"type":"thinking","thinking":"more","signature":"s"},{"type":"tool_use","id":"t2","name":"now","input":{}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"sunny"},{"type":"tool_result","tool_use_id":"t2","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},{"type":"text","text":"and then?"}]}],"tools":[{"name":"get_weather","description":"w","input_schema":{"type":"object","properties":{"city":{"type":"string"}}}},{"name":"now","input_schema":{}}]`},
-	{"messages", `"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":[{"type":"thinking","thinking":"t","signature":"s"},{"type":"text","text":"a"}]},{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"none"}`},
+	{
+		"messages",
+		`"system":[{"type":"text","text":"NONCE Be brief."},{"type":"text","text":"And kind.",` +
+			`"cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":[{"type":"text",` +
+			`"text":"one"},{"type":"text","text":"two"}]}],"thinking":{"type":"enabled","budget_tokens":2000}`,
+	},
+	{
+		"messages",
+		`"messages":[{"role":"user","content":"NONCE weather?"},{"role":"assistant","content":[{"type":"thinking",` +
+			`"thinking":"I think","signature":"s"},{"type":"text","text":"Let me see."},{"type":"tool_use","id":"t1",` +
+			`"name":"get_weather","input":{"city":"Zürich","n":[1,2.5,null]}},{"type":"thinking","thinking":"more",` +
+			`"signature":"s"},{"type":"tool_use","id":"t2","name":"now","input":{}}]},{"role":"user",` +
+			`"content":[{"type":"tool_result","tool_use_id":"t1","content":"sunny"},{"type":"tool_result",` +
+			`"tool_use_id":"t2","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},{"type":"text",` +
+			`"text":"and then?"}]}],"tools":[{"name":"get_weather","description":"w","input_schema":{"type":"object",` +
+			`"properties":{"city":{"type":"string"}}}},{"name":"now","input_schema":{}}]`,
+	},
+	{
+		"messages",
+		`"messages":[{"role":"user","content":"NONCE"},{"role":"assistant","content":[{"type":"thinking",` +
+			`"thinking":"t","signature":"s"},{"type":"text","text":"a"}]},{"role":"user","content":"x"}],` +
+			`"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"none"}`,
+	},
 }
 
-// startParity starts a real frontend before a mocker for each folder, whose card's runtime_config has what runtimeConfigs say.
+// startParity starts a real frontend before a mocker for each folder, whose card's runtime_config has what
+// runtimeConfigs say.
 func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Frontend, []*parityModel) {
 	t.Helper()
 	cfg := stack.Config{Root: "..", Tools: os.Getenv("KVEPP_TOOLS"), RuntimeConfigs: runtimeConfigs}
@@ -206,7 +327,10 @@ func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Fronten
 	t.Cleanup(func() { hub.Close() })
 	models := make([]*parityModel, len(folders))
 	for i, folder := range folders {
-		m := &parityModel{folder: folder, blocks: &storedBlocks{next: map[string]kvblock.EngineHash{}, connected: make(chan struct{})}}
+		m := &parityModel{
+			folder: folder,
+			blocks: &storedBlocks{next: map[string]kvblock.EngineHash{}, connected: make(chan struct{})},
+		}
 		if m.model, err = tokenizer.Load(folder, tokenizer.Options{Engine: tokenizer.Dynamo}); err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +341,8 @@ func startParity(t *testing.T, folders, runtimeConfigs []string) (*stack.Fronten
 			}
 			m.model.SetDynamo([]tokenizer.DynamoSettings{settings})
 		}
-		if _, err := hub.Subscribe(zmqsub.Config{Endpoint: frontend.Events[i], ReplayEndpoint: frontend.Replay[i]}, m.blocks); err != nil {
+		if _, err := hub.Subscribe(zmqsub.Config{Endpoint: frontend.Events[i], ReplayEndpoint: frontend.Replay[i]},
+			m.blocks); err != nil {
 			t.Fatal(err)
 		}
 		models[i] = m
@@ -243,8 +368,8 @@ const (
 	differs outcome = "differs"
 )
 
-// compare sends a request through the frontend and holds the ids that it made against kvepp's: all of them, or with media
-// those that are certain.
+// compare sends a request through the frontend and holds the ids that it made against kvepp's: all of them, or with
+// media those that are certain.
 func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body string) outcome {
 	t.Helper()
 	limit := "max_tokens"
@@ -271,7 +396,14 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 	}
 	p := prompts[0]
 	if promptTokens != len(p.IDs) || request.HasMedia == (p.Certain == len(p.IDs)) {
-		t.Errorf("%s of %s\n%d tokens, %d certain, where the frontend counts %d", body, m.folder, len(p.IDs), p.Certain, promptTokens)
+		t.Errorf(
+			"%s of %s\n%d tokens, %d certain, where the frontend counts %d",
+			body,
+			m.folder,
+			len(p.IDs),
+			p.Certain,
+			promptTokens,
+		)
 		return differs
 	}
 	if err := settled(func() error { return m.blocks.holds(p.IDs[:p.Certain]) }); err != nil {
@@ -281,8 +413,9 @@ func compare(t *testing.T, frontend *stack.Frontend, m *parityModel, api, body s
 	return equal
 }
 
-// TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the ids
-// that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take besides.
+// TestDynamoParity sends requests of all four APIs through a real frontend, and reads from the mockers' KV events the
+// ids that the frontend made of them. kvepp's must be the same. KVEPP_MODELS names folders of real models to take
+// besides.
 func TestDynamoParity(t *testing.T) {
 	folders := []string{"../test/models/tiny-bytelevel", "../test/models/tiny-sentencepiece",
 		withTemplate(t, "printing.jinja"), withTemplate(t, "parts.jinja"), withTemplate(t, "strict.jinja")}
@@ -320,9 +453,13 @@ const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QD
 
 // mediaRequests hold images and videos.
 var mediaRequests = []string{
-	`"messages":[{"role":"system","content":"NONCE You see."},{"role":"user","content":[{"type":"text","text":"Look at this one"},IMAGE,{"type":"text","text":"and tell"}]}]`,
-	`"messages":[{"role":"user","content":"NONCE What is there?"},{"role":"assistant","content":"Where?"},{"role":"user","content":[IMAGE,IMAGE]}]`,
-	`"messages":[{"role":"user","content":"NONCE a <image> in words, and"},{"role":"user","content":[{"type":"video_url","video_url":{"url":"http://127.0.0.1:9/v.mp4"}},{"type":"text","text":"this"}]}]`,
+	`"messages":[{"role":"system","content":"NONCE You see."},{"role":"user","content":[{"type":"text","text":"Look ` +
+		`at this one"},IMAGE,{"type":"text","text":"and tell"}]}]`,
+	`"messages":[{"role":"user","content":"NONCE What is there?"},{"role":"assistant","content":"Where?"},` +
+		`{"role":"user","content":[IMAGE,IMAGE]}]`,
+	`"messages":[{"role":"user","content":"NONCE a <image> in words, and"},{"role":"user",` +
+		`"content":[{"type":"video_url","video_url":{"url":"http://127.0.0.1:9/v.mp4"}},{"type":"text",` +
+		`"text":"this"}]}]`,
 	`"messages":[{"role":"user","content":[{"type":"text","text":"NONCE <|image_pad|> and more"},IMAGE]}]`,
 }
 
@@ -335,7 +472,8 @@ func TestDynamoSettings(t *testing.T) {
 		`{"reasoning_parser":"kimi_k25"}`,
 		`{"reasoning_parser":"qwen3","runtime_data":{"default_thinking_mode":"disabled"}}`,
 		`{"runtime_data":{"default_thinking_mode":"enabled"},"exclude_tools_when_tool_choice_none":false}`,
-		`{"reasoning_parser":"kimi_k25","tool_call_parser":"glm47","runtime_data":{"default_thinking_mode":"disabled"}}`,
+		`{"reasoning_parser":"kimi_k25","tool_call_parser":"glm47",` +
+			`"runtime_data":{"default_thinking_mode":"disabled"}}`,
 	} {
 		folders, runtimeConfigs = append(folders, withTemplate(t, "printing.jinja")), append(runtimeConfigs, settings)
 	}
@@ -343,7 +481,11 @@ func TestDynamoSettings(t *testing.T) {
 	outcomes := map[outcome]int{}
 	send := func(n, i int, api, fields string) {
 		fields = strings.ReplaceAll(fields, "NONCE", fmt.Sprintf("%d-%d-%d", n, i, os.Getpid()))
-		fields = strings.ReplaceAll(fields, "IMAGE", `{"type":"image_url","image_url":{"url":"data:image/png;base64,`+pixel+`"}}`)
+		fields = strings.ReplaceAll(
+			fields,
+			"IMAGE",
+			`{"type":"image_url","image_url":{"url":"data:image/png;base64,`+pixel+`"}}`,
+		)
 		outcomes[compare(t, frontend, models[i], api, fmt.Sprintf(`{"model":%q,%s}`, stack.ServedName(i), fields))]++
 	}
 	for n, fields := range mediaRequests {
@@ -373,7 +515,16 @@ func withMarks(t *testing.T, template string, marks []string) string {
 		t.Fatal(err)
 	}
 	for i, mark := range marks {
-		added = append(added, fmt.Appendf(nil, `{"id":%d,"content":%q,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}`, 3079+i, mark))
+		added = append(
+			added,
+			fmt.Appendf(
+				nil,
+				`{"id":%d,"content":%q,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,`+
+					`"special":true}`,
+				3079+i,
+				mark,
+			),
+		)
 	}
 	file["added_tokens"], err = json.Marshal(added)
 	raw, errFile := json.Marshal(file)

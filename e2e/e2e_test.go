@@ -1,5 +1,5 @@
-// Package e2e runs kvepp among the real programs it works with: Envoy before it, Dynamo's direct-mode frontends and mocker
-// workers behind it, KV events over ZMQ between. `make test` installs what it needs.
+// Package e2e runs kvepp among the real programs it works with: Envoy before it, Dynamo's direct-mode frontends and
+// mocker workers behind it, KV events over ZMQ between. `make test` installs what it needs.
 package e2e
 
 import (
@@ -31,8 +31,12 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		main, err = stack.Start(context.Background(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
-			KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}}) // nothing to requests without sessions and pins
+		main, err = stack.Start(
+			context.Background(),
+			stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
+				// nothing to requests without sessions and pins
+				KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}},
+		)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -132,7 +136,13 @@ func warm(t *testing.T, url string, messages []stack.Message, stream bool, extra
 		return nil
 	})
 	if want := expect(a.KveppCached, a.PromptTokens); a.CachedTokens != want {
-		t.Errorf("kvepp predicted %d cached tokens of %d, Dynamo reported %d, want %d", a.KveppCached, a.PromptTokens, a.CachedTokens, want)
+		t.Errorf(
+			"kvepp predicted %d cached tokens of %d, Dynamo reported %d, want %d",
+			a.KveppCached,
+			a.PromptTokens,
+			a.CachedTokens,
+			want,
+		)
 	}
 	return a
 }
@@ -144,13 +154,34 @@ var begun = time.Now().UnixNano()
 // blocks, and are drawn to the worker that has them. What the assistant said is fixed, so that blocks of generated
 // tokens, whose events come later, are not part of the next prompt.
 func conversation(about string, turns int) []stack.Message {
-	messages := []stack.Message{{Role: "system", Content: fmt.Sprintf("%x %s. ", sha256.Sum256(fmt.Append(nil, about, begun)), about) +
-		strings.Repeat("You answer questions about the history of measuring instruments, briefly and with care. ", 12)}}
+	messages := []stack.Message{
+		{Role: "system", Content: fmt.Sprintf("%x %s. ", sha256.Sum256(fmt.Append(nil, about, begun)), about) +
+			strings.Repeat(
+				"You answer questions about the history of measuring instruments, briefly and with care. ",
+				12,
+			)},
+	}
 	for i := range turns {
 		if i > 0 {
-			messages = append(messages, stack.Message{Role: "assistant", Content: fmt.Sprintf("Answer %d: it was made of brass, and read to a tenth of a degree.", i)})
+			messages = append(
+				messages,
+				stack.Message{
+					Role:    "assistant",
+					Content: fmt.Sprintf("Answer %d: it was made of brass, and read to a tenth of a degree.", i),
+				},
+			)
 		}
-		messages = append(messages, stack.Message{Role: "user", Content: fmt.Sprintf("Question %d: what did the instrument number %d look like, and who made it? Ünïcödé: 温度計 🌡️", i, i)})
+		messages = append(
+			messages,
+			stack.Message{
+				Role: "user",
+				Content: fmt.Sprintf(
+					"Question %d: what did the instrument number %d look like, and who made it? Ünïcödé: 温度計 🌡️",
+					i,
+					i,
+				),
+			},
+		)
 	}
 	return messages
 }
@@ -169,13 +200,32 @@ func TestConversationStaysWithItsWorker(t *testing.T) {
 				messages := conversation(t.Name(), turn)
 				a := chat(t, main.Envoy.URL, messages, stream, nil)
 				if a.Reason != "kv" || a.KveppPrompt != a.PromptTokens {
-					t.Errorf("turn %d: reason %s, kvepp counted %d prompt tokens, Dynamo %d", turn, a.Reason, a.KveppPrompt, a.PromptTokens)
+					t.Errorf(
+						"turn %d: reason %s, kvepp counted %d prompt tokens, Dynamo %d",
+						turn,
+						a.Reason,
+						a.KveppPrompt,
+						a.PromptTokens,
+					)
 				}
 				if want := expect(a.KveppCached, a.PromptTokens); a.CachedTokens != want {
-					t.Errorf("turn %d: predicted %d, reported %d of %d tokens, want %d", turn, a.KveppCached, a.CachedTokens, a.PromptTokens, want)
+					t.Errorf(
+						"turn %d: predicted %d, reported %d of %d tokens, want %d",
+						turn,
+						a.KveppCached,
+						a.CachedTokens,
+						a.PromptTokens,
+						want,
+					)
 				}
 				if turn > 1 && (a.Worker != worker || a.CachedTokens == 0) {
-					t.Errorf("turn %d went to %s with %d cached tokens, the one before to %s", turn, a.Worker, a.CachedTokens, worker)
+					t.Errorf(
+						"turn %d went to %s with %d cached tokens, the one before to %s",
+						turn,
+						a.Worker,
+						a.CachedTokens,
+						worker,
+					)
 				}
 				worker = warm(t, main.Envoy.URL, messages, stream, nil).Worker
 			}
@@ -204,7 +254,14 @@ func TestCompletions(t *testing.T) {
 			return nil
 		})
 		if a.KveppPrompt != a.PromptTokens || a.CachedTokens != expect(a.KveppCached, a.PromptTokens) {
-			t.Errorf("%s: kvepp %d tokens, %d cached; Dynamo %d, %d", name, a.KveppPrompt, a.KveppCached, a.PromptTokens, a.CachedTokens)
+			t.Errorf(
+				"%s: kvepp %d tokens, %d cached; Dynamo %d, %d",
+				name,
+				a.KveppPrompt,
+				a.KveppCached,
+				a.PromptTokens,
+				a.CachedTokens,
+			)
 		}
 	}
 	// A batch goes to one worker, as a whole.
@@ -229,16 +286,24 @@ func TestBodies(t *testing.T) {
 						continue // Envoy drops request trailers of HTTP/1.1
 					}
 					name := fmt.Sprintf("%s %d bytes stream=%v trailers=%v", version, size, stream, trailers)
-					body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": novel(), "stream": stream,
-						"stream_options": map[string]any{"include_usage": true}, "max_tokens": 20})
+					body, err := json.Marshal(
+						map[string]any{"model": stack.Model, "messages": novel(), "stream": stream,
+							"stream_options": map[string]any{"include_usage": true}, "max_tokens": 20},
+					)
 					if err != nil {
 						t.Fatal(err)
 					}
 					if !stream {
 						body = bytes.Replace(body, []byte(`,"stream_options":{"include_usage":true}`), nil, 1)
 					}
-					body = append(bytes.Repeat([]byte(" \n"), max(size-len(body)+1, 0)/2), body...) // valid JSON of that size
-					req, err := http.NewRequestWithContext(t.Context(), "POST", main.Envoy.URL+"/v1/chat/completions", bytes.NewReader(body))
+					// valid JSON of that size
+					body = append(bytes.Repeat([]byte(" \n"), max(size-len(body)+1, 0)/2), body...)
+					req, err := http.NewRequestWithContext(
+						t.Context(),
+						"POST",
+						main.Envoy.URL+"/v1/chat/completions",
+						bytes.NewReader(body),
+					)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -250,7 +315,9 @@ func TestBodies(t *testing.T) {
 					if err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
-					if a.Status != http.StatusOK || a.Reason != "kv" || a.PromptTokens != a.KveppPrompt || a.CompletionTokens != 20 || !a.Finished {
+					if a.Status != http.StatusOK || a.Reason != "kv" || a.PromptTokens != a.KveppPrompt ||
+						a.CompletionTokens != 20 ||
+						!a.Finished {
 						t.Errorf("%s: status %d, reason %s, %d prompt tokens (kvepp %d), %d generated: %.200s",
 							name, a.Status, a.Reason, a.PromptTokens, a.KveppPrompt, a.CompletionTokens, a.Body)
 					}
@@ -266,9 +333,21 @@ func TestLongPrompt(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(conversation(t.Name(), 1)[0].Content)
 	for i := 0; b.Len() < 300<<10; i++ {
-		fmt.Fprintf(&b, "On day %d the barometer stood at %d millimetres, and the wind had turned by %d degrees. ", i, 700+i%60, i%360)
+		fmt.Fprintf(
+			&b,
+			"On day %d the barometer stood at %d millimetres, and the wind had turned by %d degrees. ",
+			i,
+			700+i%60,
+			i%360,
+		)
 	}
-	a := warm(t, main.Envoy.URL, []stack.Message{{Role: "user", Content: b.String()}}, true, map[string]any{"max_tokens": 1})
+	a := warm(
+		t,
+		main.Envoy.URL,
+		[]stack.Message{{Role: "user", Content: b.String()}},
+		true,
+		map[string]any{"max_tokens": 1},
+	)
 	if a.PromptTokens < 50000 {
 		t.Errorf("only %d tokens", a.PromptTokens)
 	}
@@ -302,7 +381,8 @@ func TestClientCannotChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	spoof := http.Header{}
-	for _, name := range []string{"x-dynamo-worker-instance-id", "x-worker-instance-id", "x-dynamo-prefill-instance-id"} {
+	for _, name := range []string{"x-dynamo-worker-instance-id", "x-worker-instance-id",
+		"x-dynamo-prefill-instance-id"} {
 		spoof.Set(name, id)
 	}
 	spoof.Set("x-dynamo-dp-rank", "7")
@@ -337,7 +417,8 @@ func TestErrorsAreOpenAIs(t *testing.T) {
 		}
 		err = json.NewDecoder(resp.Body).Decode(&e)
 		resp.Body.Close()
-		if err != nil || resp.StatusCode != c.status || e.Error.Code != c.code || e.Error.Message == "" || resp.Header.Get("content-type") != "application/json" {
+		if err != nil || resp.StatusCode != c.status || e.Error.Code != c.code || e.Error.Message == "" ||
+			resp.Header.Get("content-type") != "application/json" {
 			t.Errorf("%s: %s, %+v, %v", c.name, resp.Status, e, err)
 		}
 	}
@@ -353,8 +434,17 @@ func TestBurst(t *testing.T) {
 	)
 	for i := range 64 {
 		wait.Go(func() {
-			a, err := stack.Chat(t.Context(), http.DefaultClient, main.Envoy.URL, nil,
-				[]stack.Message{{Role: "user", Content: strings.Repeat(fmt.Sprintf("Request %d of a burst. ", i), 20)}}, i%2 == 0, nil)
+			a, err := stack.Chat(
+				t.Context(),
+				http.DefaultClient,
+				main.Envoy.URL,
+				nil,
+				[]stack.Message{
+					{Role: "user", Content: strings.Repeat(fmt.Sprintf("Request %d of a burst. ", i), 20)},
+				},
+				i%2 == 0,
+				nil,
+			)
 			if err != nil || a.Status != http.StatusOK || !a.Finished {
 				t.Errorf("request %d: %v %+v", i, err, a)
 				return

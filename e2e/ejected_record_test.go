@@ -11,11 +11,14 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestDecisionsNameEjectedEndpoints checks what decision records and the log at debug level say while an engine is ejected: that it
-// is, which request is its trial, and that all are candidates when all are ejected.
+// TestDecisionsNameEjectedEndpoints checks what decision records and the log at debug level say while an engine is
+// ejected: that it is, which request is its trial, and that all are candidates when all are ejected.
 func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=1ms")
-	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm", "--eject-time=200ms"}})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm", "--eject-time=200ms"}},
+	)
 	prompts := 0
 	decide := func() (*stack.Answer, *stack.Decision) {
 		t.Helper()
@@ -47,7 +50,10 @@ func TestDecisionsNameEjectedEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("no candidate", func(a *stack.Answer, d *stack.Decision) bool {
-		return slices.Equal(d.Ejected, []string{bad.Name}) && !d.EjectedServe && !d.Trial && d.Worker.Name == good.Name && len(d.Candidates) == 1 && a.Status == http.StatusOK
+		return slices.Equal(d.Ejected, []string{bad.Name}) && !d.EjectedServe && !d.Trial &&
+			d.Worker.Name == good.Name &&
+			len(d.Candidates) == 1 &&
+			a.Status == http.StatusOK
 	})
 	until("a trial that fails", func(a *stack.Answer, d *stack.Decision) bool {
 		return d.Trial && d.Worker.Name == bad.Name && a.Status == http.StatusInternalServerError

@@ -22,8 +22,8 @@ type noBytes struct{}
 func (noBytes) Read([]byte) (int, error) { return 0, io.EOF }
 func (noBytes) Close() error             { return nil }
 
-// TestEmptyBody: through Envoy, a POST without a body on a path whose bodies kvepp reads is answered 400 in OpenAI's shape, however the client
-// says that there is no body. Other methods and other paths are routed.
+// TestEmptyBody: through Envoy, a POST without a body on a path whose bodies kvepp reads is answered 400 in OpenAI's
+// shape, however the client says that there is no body. Other methods and other paths are routed.
 func TestEmptyBody(t *testing.T) {
 	var served atomic.Int32
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -31,12 +31,25 @@ func TestEmptyBody(t *testing.T) {
 		fmt.Fprint(w, `{"object":"list"}`)
 	}))
 	t.Cleanup(upstream.Close)
-	s := start(t, stack.Config{Workers: -1, Servers: []string{upstream.Listener.Addr().String()}, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    []string{upstream.Listener.Addr().String()},
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"},
+		},
+	)
 	envoys := map[string]*stack.Envoy{"FULL_DUPLEX_STREAMED": s.Envoy}
 	for _, mode := range []string{"BUFFERED", "BUFFERED_PARTIAL"} {
 		envoy, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
-			extProc["processing_mode"] = map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND", "request_body_mode": mode,
-				"response_body_mode": mode, "request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
+			extProc["processing_mode"] = map[string]any{
+				"request_header_mode":   "SEND",
+				"response_header_mode":  "SEND",
+				"request_body_mode":     mode,
+				"response_body_mode":    mode,
+				"request_trailer_mode":  "SEND",
+				"response_trailer_mode": "SEND",
+			}
 		})
 		if err != nil {
 			t.Fatal(mode, err)
@@ -59,7 +72,8 @@ func TestEmptyBody(t *testing.T) {
 			return http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: method})
 		}
 	}
-	by := func(client *http.Transport, length int64, body io.ReadCloser, trailer http.Header) func(*stack.Envoy, string, string) (*http.Response, error) {
+	by := func(client *http.Transport, length int64, body io.ReadCloser, trailer http.Header) func(*stack.Envoy, string,
+		string) (*http.Response, error) {
 		return func(envoy *stack.Envoy, method, path string) (*http.Response, error) {
 			req, err := http.NewRequestWithContext(t.Context(), method, envoy.URL+path, nil)
 			if err != nil {
@@ -79,7 +93,8 @@ func TestEmptyBody(t *testing.T) {
 	}
 	for mode, envoy := range envoys {
 		for way, send := range ways {
-			for _, path := range []string{"/v1/chat/completions", "/v1/completions?x=1", "/v1/responses", "/v1/messages"} {
+			for _, path := range []string{"/v1/chat/completions", "/v1/completions?x=1", "/v1/responses",
+				"/v1/messages"} {
 				before := served.Load()
 				resp, err := send(envoy, "POST", path)
 				if err != nil {
@@ -94,17 +109,32 @@ func TestEmptyBody(t *testing.T) {
 				if err == nil {
 					err = json.Unmarshal(text, &answer)
 				}
-				if err != nil || resp.StatusCode != http.StatusBadRequest || resp.Header.Get("content-type") != "application/json" || resp.Header.Get("x-kvepp-reason") != "invalid_json" ||
-					answer.Error.Code != "invalid_json" || answer.Error.Type != "invalid_request_error" || answer.Error.Message != "The request body is empty: it must be a JSON object." {
-					t.Errorf("%s, %s, POST %s: %d %v %s (%v), want 400 in OpenAI's shape", mode, way, path, resp.StatusCode, resp.Header, text, err)
+				if err != nil || resp.StatusCode != http.StatusBadRequest ||
+					resp.Header.Get("content-type") != "application/json" ||
+					resp.Header.Get("x-kvepp-reason") != "invalid_json" ||
+					answer.Error.Code != "invalid_json" ||
+					answer.Error.Type != "invalid_request_error" ||
+					answer.Error.Message != "The request body is empty: it must be a JSON object." {
+					t.Errorf(
+						"%s, %s, POST %s: %d %v %s (%v), want 400 in OpenAI's shape",
+						mode,
+						way,
+						path,
+						resp.StatusCode,
+						resp.Header,
+						text,
+						err,
+					)
 				}
 				if n := served.Load(); n != before {
 					t.Errorf("%s, %s, POST %s: the engine had the request", mode, way, path)
 				}
 			}
 			for _, other := range []struct{ method, path, reason string }{
-				{"GET", "/v1/responses", "no_body"}, {"HEAD", "/v1/chat/completions", "no_body"}, {"OPTIONS", "/v1/chat/completions", "no_body"},
-				{"DELETE", "/v1/responses", "no_body"}, {"GET", "/v1/models", "no_body"}, {"POST", "/v1/audio/speech", "no_body"},
+				{"GET", "/v1/responses", "no_body"}, {"HEAD", "/v1/chat/completions", "no_body"},
+				{"OPTIONS", "/v1/chat/completions", "no_body"},
+				{"DELETE", "/v1/responses", "no_body"}, {"GET", "/v1/models", "no_body"},
+				{"POST", "/v1/audio/speech", "no_body"},
 			} {
 				resp, err := send(envoy, other.method, other.path)
 				if err != nil {
@@ -115,7 +145,16 @@ func TestEmptyBody(t *testing.T) {
 				resp.Body.Close()
 				reason := resp.Header.Get("x-kvepp-reason")
 				if resp.StatusCode != http.StatusOK || reason != other.reason && reason != "unknown_api" {
-					t.Errorf("%s, %s, %s %s: %d, reason %q, %s", mode, way, other.method, other.path, resp.StatusCode, reason, bytes.TrimSpace(text))
+					t.Errorf(
+						"%s, %s, %s %s: %d, reason %q, %s",
+						mode,
+						way,
+						other.method,
+						other.path,
+						resp.StatusCode,
+						reason,
+						bytes.TrimSpace(text),
+					)
 				}
 			}
 		}

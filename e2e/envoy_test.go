@@ -72,21 +72,31 @@ func TestManifestsAreValid(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if edited := bytes.ReplaceAll(text, []byte(stack.ManifestCertificates), []byte(certificates)); !bytes.Equal(edited, text) {
+		if edited := bytes.ReplaceAll(text, []byte(stack.ManifestCertificates), []byte(certificates)); !bytes.Equal(
+			edited,
+			text,
+		) {
 			file = filepath.Join(certificates, filepath.Base(file))
 			if err := os.WriteFile(file, edited, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
-		out, err := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput()
+		out, err := exec.CommandContext(
+			t.Context(),
+			filepath.Join(os.Getenv("KVEPP_TOOLS"), "bin/envoy"),
+			"--mode",
+			"validate",
+			"-c",
+			file,
+		).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "OK") {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 	}
 }
 
-// TestOriginalDestination exercises the other Envoy configuration: Envoy knows no endpoint, kvepp names it. The upstream
-// is a plain server, so that the test sees what arrives there.
+// TestOriginalDestination exercises the other Envoy configuration: Envoy knows no endpoint, kvepp names it. The
+// upstream is a plain server, so that the test sees what arrives there.
 func TestOriginalDestination(t *testing.T) {
 	nothingLeft(t, main)
 	envoy, err := main.StartEnvoy(t.Context(), "original-dst.yaml", nil)
@@ -108,13 +118,21 @@ func TestOriginalDestination(t *testing.T) {
 		for _, size := range []int{0, 1, 62000, 300 << 10, 3 << 20, 40 << 20} { // the last is above --max-parse-bytes
 			body := append([]byte(`{"model":"m","prompt":"`), bytes.Repeat([]byte("0123456789abcdef"), size/16)...)
 			body = append(body, `","x":1.0e+2, "x":null}`...)
-			req, err := http.NewRequestWithContext(t.Context(), "POST", envoy.URL+"/v1/completions", bytes.NewReader(body))
+			req, err := http.NewRequestWithContext(
+				t.Context(),
+				"POST",
+				envoy.URL+"/v1/completions",
+				bytes.NewReader(body),
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, name := range []string{"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
-				"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-worker-instance-id",
-				"x-prefill-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-dp-rank", "x-prefiller-host-port", "x-dynamo-routing-mode"} {
+			for _, name := range []string{"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset",
+				"x-gateway-destination-endpoint-served",
+				"x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id", "x-dynamo-dp-rank",
+				"x-dynamo-prefill-dp-rank", "x-worker-instance-id",
+				"x-prefill-instance-id", "x-dp-rank", "x-data-parallel-rank", "x-prefill-dp-rank",
+				"x-prefiller-host-port", "x-dynamo-routing-mode"} {
 				req.Header.Set(name, "127.0.0.1:9")
 			}
 			if version == "HTTP/2.0" {
@@ -128,12 +146,19 @@ func TestOriginalDestination(t *testing.T) {
 			if got.size != len(body) || got.digest != sha256.Sum256(body) {
 				t.Errorf("%s: %d bytes arrived as %d others", version, len(body), got.size)
 			}
-			want := map[string]string{"X-Gateway-Destination-Endpoint": address, "X-Dynamo-Worker-Instance-Id": "18446744073709551615",
-				"X-Worker-Instance-Id": "18446744073709551615", "X-Dynamo-Dp-Rank": "3", "X-Dp-Rank": "3", "X-Data-Parallel-Rank": "3"}
+			want := map[string]string{
+				"X-Gateway-Destination-Endpoint": address,
+				"X-Dynamo-Worker-Instance-Id":    "18446744073709551615",
+				"X-Worker-Instance-Id":           "18446744073709551615",
+				"X-Dynamo-Dp-Rank":               "3",
+				"X-Dp-Rank":                      "3",
+				"X-Data-Parallel-Rank":           "3",
+			}
 			for name, values := range got.header {
 				if w, ours := want[name]; ours && (len(values) != 1 || values[0] != w) {
 					t.Errorf("%s: %s: %q, want %q", version, name, values, w)
-				} else if !ours && (strings.HasPrefix(name, "X-Gateway-") || strings.HasPrefix(name, "X-Dynamo-") || strings.Contains(name, "Prefill")) {
+				} else if !ours && (strings.HasPrefix(name, "X-Gateway-") || strings.HasPrefix(name, "X-Dynamo-") ||
+					strings.Contains(name, "Prefill")) {
 					t.Errorf("%s: the client's %s: %q arrived", version, name, values)
 				}
 				delete(want, name)
@@ -148,7 +173,9 @@ func TestOriginalDestination(t *testing.T) {
 // alone makes a server the only endpoint until the test ends.
 func alone(t *testing.T, address string) {
 	t.Helper()
-	if err := main.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: server, address: '%s', instanceId: 18446744073709551615, dataParallelStartRank: 3}\n", address)); err != nil {
+	if err := main.ReplaceEndpoints(fmt.Sprintf(
+		"endpoints:\n- {name: server, address: '%s', instanceId: 18446744073709551615, dataParallelStartRank: 3}\n",
+		address)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -167,8 +194,8 @@ func alone(t *testing.T, address string) {
 	})
 }
 
-// TestConversations: where each side waits for the other, as over a WebSocket or in a body that kvepp does not read, every piece
-// arrives as soon as it was sent.
+// TestConversations: where each side waits for the other, as over a WebSocket or in a body that kvepp does not read,
+// every piece arrives as soon as it was sent.
 func TestConversations(t *testing.T) {
 	nothingLeft(t, main)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -223,10 +250,14 @@ func TestConversations(t *testing.T) {
 	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprint(conn, "GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+	fmt.Fprint(
+		conn,
+		"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+	)
 	from := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(from, nil)
-	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("x-kvepp-reason") != "unknown_api" {
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols ||
+		resp.Header.Get("x-kvepp-reason") != "unknown_api" {
 		t.Fatalf("a WebSocket: %v %+v", err, resp)
 	}
 	echo("a WebSocket", conn, from)
@@ -251,8 +282,8 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// TestBodyModes: an Envoy that sends a body whole, once its headers were answered, is told the decision with the answer to the
-// body, as exact as ever; one that would not heed it then is told at the headers, by load.
+// TestBodyModes: an Envoy that sends a body whole, once its headers were answered, is told the decision with the answer
+// to the body, as exact as ever; one that would not heed it then is told at the headers, by load.
 func TestBodyModes(t *testing.T) {
 	nothingLeft(t, main)
 	for _, mode := range []string{"BUFFERED", "BUFFERED_PARTIAL", "STREAMED", "NONE"} {
@@ -275,7 +306,17 @@ func TestBodyModes(t *testing.T) {
 					t.Errorf("%s: %+v", mode, a)
 				}
 				// The body changes on its way: kvepp takes out what is for it alone, and Envoy wants the right length.
-				chat(t, envoy.URL, novel(), stream, map[string]any{"nvext": map[string]any{"session_control": map[string]any{"session_id": mode, "action": "open"}}})
+				chat(
+					t,
+					envoy.URL,
+					novel(),
+					stream,
+					map[string]any{
+						"nvext": map[string]any{
+							"session_control": map[string]any{"session_id": mode, "action": "open"},
+						},
+					},
+				)
 			} else if a := chat(t, envoy.URL, novel(), stream, nil); a.Reason != "body_mode" {
 				t.Errorf("%s: reason %s", mode, a.Reason)
 			}
@@ -297,10 +338,13 @@ func TestBodyModes(t *testing.T) {
 			t.Errorf("%s: status %d, reason %q", mode, a.Status, a.Reason)
 		}
 		// Refusals and requests without a body.
-		if a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/chat/completions", nil, map[string]any{"model": 1}); err != nil || whole && a.Status != http.StatusBadRequest {
+		if a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/chat/completions", nil,
+			map[string]any{"model": 1}); err != nil ||
+			whole && a.Status != http.StatusBadRequest {
 			t.Errorf("%s: a bad request: %v %+v", mode, err, a)
 		}
-		if resp, err := http.Get(envoy.URL + "/v1/models"); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get("x-kvepp-reason") != "no_body" {
+		if resp, err := http.Get(envoy.URL + "/v1/models"); err != nil || resp.StatusCode != http.StatusOK ||
+			resp.Header.Get("x-kvepp-reason") != "no_body" {
 			t.Errorf("%s: a GET: %v %+v", mode, err, resp)
 		} else {
 			resp.Body.Close()
@@ -308,12 +352,17 @@ func TestBodyModes(t *testing.T) {
 	}
 }
 
-// TestFallbackEndpoints: Envoy cannot reach the chosen endpoint and goes down kvepp's list; the load goes with the request.
+// TestFallbackEndpoints: Envoy cannot reach the chosen endpoint and goes down kvepp's list; the load goes with the
+// request.
 func TestFallbackEndpoints(t *testing.T) {
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=1"}})
+	s := start(
+		t,
+		stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--engine=vllm", "--fallback-endpoints=1"}},
+	)
 	nothingLeft(t, s)
 	// The worker, and an endpoint that Envoy does not know: without a list it would take any. Both may be chosen.
-	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: '127.0.0.1:9', instanceId: 9}\n", s.Workers[0].Entry())); err != nil {
+	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n%s- {name: away, address: '127.0.0.1:9', instanceId: 9}\n",
+		s.Workers[0].Entry())); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
@@ -331,26 +380,42 @@ func TestFallbackEndpoints(t *testing.T) {
 		if err != nil || m[`kvepp_served_total{outcome="unknown"}`] > 0 {
 			t.Fatal(err, m)
 		}
-		if chosen, moved := m[`kvepp_served_total{outcome="as_chosen"}`], m[`kvepp_served_total{outcome="moved"}`]; chosen == 0 || moved == 0 {
+		if chosen, moved := m[`kvepp_served_total{outcome="as_chosen"}`],
+			m[`kvepp_served_total{outcome="moved"}`]; chosen == 0 ||
+			moved == 0 {
 			return fmt.Errorf("%v requests were served as chosen, %v elsewhere", chosen, moved)
 		}
 		return nil
 	})
 }
 
-// TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp fails.
+// TestStreamsAreLimited: a request too many is answered, with words, also by an Envoy that sends requests on when kvepp
+// fails.
 func TestStreamsAreLimited(t *testing.T) {
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--max-streams=5", "--max-buffered-bytes=1000000", "--shed-retry-after=7"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    1,
+			Speedup:    20,
+			KveppFlags: []string{"--max-streams=5", "--max-buffered-bytes=1000000", "--shed-retry-after=7"},
+		},
+	)
 	nothingLeft(t, s)
-	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
+	open, err := s.StartEnvoy(
+		t.Context(),
+		"override-host.yaml",
+		func(extProc map[string]any) { extProc["failure_mode_allow"] = true },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	refused := func(messages []stack.Message, code string) error {
 		for _, e := range []*stack.Envoy{s.Envoy, open} {
 			a, err := stack.Chat(t.Context(), http.DefaultClient, e.URL, nil, messages, false, nil)
-			if err != nil || a.Status != http.StatusTooManyRequests || a.Header.Get("retry-after") != "7" || a.Reason != code ||
-				!strings.HasPrefix(a.Header.Get("content-type"), "application/json") || !strings.Contains(a.Body, `"type":"overloaded_error"`) {
+			if err != nil || a.Status != http.StatusTooManyRequests || a.Header.Get("retry-after") != "7" ||
+				a.Reason != code ||
+				!strings.HasPrefix(a.Header.Get("content-type"), "application/json") ||
+				!strings.Contains(a.Body, `"type":"overloaded_error"`) {
 				return fmt.Errorf("%v %+v, want 429 and %s", err, a, code)
 			}
 		}
@@ -363,12 +428,18 @@ func TestStreamsAreLimited(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s", length, strings.Repeat("{", sent))
+		fmt.Fprintf(
+			conn,
+			"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s",
+			length,
+			strings.Repeat("{", sent),
+		)
 		halves = append(halves, conn)
 	}
 	followed := func(streams, held float64) {
 		eventually(t, func() error {
-			if n, m := metric(t, s, "kvepp_streams"), metric(t, s, "kvepp_held_body_bytes"); n != streams || m < held || streams == 0 && m != 0 {
+			if n, m := metric(t, s, "kvepp_streams"), metric(t, s, "kvepp_held_body_bytes"); n != streams || m < held ||
+				streams == 0 && m != 0 {
 				return fmt.Errorf("%v requests are followed, %v bytes held", n, m)
 			}
 			return nil
@@ -394,12 +465,16 @@ func TestStreamsAreLimited(t *testing.T) {
 	chat(t, s.Envoy.URL, novel(), true, nil)
 }
 
-// TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp. Both ask the new
-// kvepp as soon as they have found it well.
+// TestKveppDies: an Envoy that fails closed answers 503, one that fails open sends the request on without kvepp. Both
+// ask the new kvepp as soon as they have found it well.
 func TestKveppDies(t *testing.T) {
 	// Whether a change of health is held back for a while does not depend on luck then.
 	s := start(t, stack.Config{Workers: 1, Speedup: 20, EditEnvoy: checkFast})
-	open, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) { extProc["failure_mode_allow"] = true })
+	open, err := s.StartEnvoy(
+		t.Context(),
+		"override-host.yaml",
+		func(extProc map[string]any) { extProc["failure_mode_allow"] = true },
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,13 +490,21 @@ func TestKveppDies(t *testing.T) {
 	if err != nil || a.Status != http.StatusServiceUnavailable {
 		t.Errorf("failing closed: %v %+v, want 503", err, a)
 	}
-	// The request passes, to a frontend that wants a worker named and is not told one: 400 is the frontend's own answer.
-	// A client that names the worker itself is refused all the same: Envoy strips its headers even now.
+	// The request passes, to a frontend that wants a worker named and is not told one: 400 is the frontend's own
+	// answer. A client that names the worker itself is refused all the same: Envoy strips its headers even now.
 	id, err := s.Workers[0].InstanceID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err = stack.Chat(t.Context(), http.DefaultClient, open.URL, http.Header{"X-Dynamo-Worker-Instance-Id": {id}}, messages, false, nil)
+	a, err = stack.Chat(
+		t.Context(),
+		http.DefaultClient,
+		open.URL,
+		http.Header{"X-Dynamo-Worker-Instance-Id": {id}},
+		messages,
+		false,
+		nil,
+	)
 	if err != nil || a.Status != http.StatusBadRequest || !strings.Contains(a.Body, "Invalid request") {
 		t.Errorf("failing open: %v %+v, want the frontend's 400", err, a)
 	}
@@ -435,7 +518,8 @@ func TestKveppDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The new kvepp has learned by replay what the worker holds.
-	if a := chat(t, s.Envoy.URL, messages, false, nil); a.CachedTokens == 0 || a.CachedTokens != expect(a.KveppCached, a.PromptTokens) {
+	if a := chat(t, s.Envoy.URL, messages, false, nil); a.CachedTokens == 0 ||
+		a.CachedTokens != expect(a.KveppCached, a.PromptTokens) {
 		t.Errorf("after a restart of kvepp: predicted %d, reported %d", a.KveppCached, a.CachedTokens)
 	}
 	nothingLeft(t, s)
@@ -443,7 +527,10 @@ func TestKveppDies(t *testing.T) {
 
 // TestSharedFrontendAndRanks: workers of two data-parallel ranks behind one frontend, with the other kind of tokenizer.
 func TestSharedFrontendAndRanks(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, Ranks: 2, SharedFrontend: true, Speedup: 20, Model: "test/models/tiny-sentencepiece"})
+	s := start(
+		t,
+		stack.Config{Workers: 2, Ranks: 2, SharedFrontend: true, Speedup: 20, Model: "test/models/tiny-sentencepiece"},
+	)
 	nothingLeft(t, s)
 	extra := map[string]any{"nvext": map[string]any{"extra_fields": []string{"worker_id"}}}
 	used := map[string]bool{}
@@ -468,20 +555,24 @@ func TestSharedFrontendAndRanks(t *testing.T) {
 func TestHealth(t *testing.T) {
 	plain, secure := main.HealthAddresses()
 	for address, creds := range map[string]credentials.TransportCredentials{
-		plain: insecure.NewCredentials(), secure: credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})} {
+		plain:  insecure.NewCredentials(),
+		secure: credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})} {
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		client := healthv1.NewHealthClient(conn)
-		for _, service := range []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"} {
+		for _, service := range []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor",
+			"inference-extension"} {
 			r, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
 			if err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
 				t.Errorf("%s %q: %v %v", address, service, r, err)
 			}
 		}
-		if _, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "other"}); status.Code(err) != codes.NotFound {
+		if _, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "other"}); status.Code(
+			err,
+		) != codes.NotFound {
 			t.Errorf("%s: an unknown service: %v", address, err)
 		}
 		watch, err := client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: "readiness"})

@@ -19,7 +19,13 @@ func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 	}
 	var engines []*stack.Engine
 	for i := range n {
-		e, err := stack.StartEngine(t.Context(), program, dir, fmt.Sprintf("engine-%d", i), "../test/models/tiny-bytelevel", append([]string{"-token-time", "1ms"}, flags...)...)
+		e, err := stack.StartEngine(
+			t.Context(),
+			program,
+			dir,
+			fmt.Sprintf("engine-%d", i),
+			"../test/models/tiny-bytelevel",
+			append([]string{"-token-time", "1ms"}, flags...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -29,15 +35,20 @@ func stockEngines(t *testing.T, n int, flags ...string) []*stack.Engine {
 	return engines
 }
 
-// TestSubscriptionsAreLogged: kvepp logs that it connected to the KV events of a real mocker and of a stock engine, and after 10 s that
-// it cannot connect to those of another, with the address, and the flag of the engine that it was told of.
+// TestSubscriptionsAreLogged: kvepp logs that it connected to the KV events of a real mocker and of a stock engine, and
+// after 10 s that it cannot connect to those of another, with the address, and the flag of the engine that it was told
+// of.
 func TestSubscriptionsAreLogged(t *testing.T) {
 	text, _, err := main.Logs("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range main.Workers {
-		if want := fmt.Sprintf(`msg="connected to a worker's KV events" worker=%s/0 address=tcp://127.0.0.1:`, w.Name); !strings.Contains(text, want) {
+		if want := fmt.Sprintf(`msg="connected to a worker's KV events" worker=%s/0 address=tcp://127.0.0.1:`,
+			w.Name); !strings.Contains(
+			text,
+			want,
+		) {
 			t.Errorf("no line about the mocker %s", w.Name)
 		}
 	}
@@ -48,22 +59,39 @@ func TestSubscriptionsAreLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	nobody := fmt.Sprintf("tcp://127.0.0.1:%d", port)
-	if err := s.ReplaceEndpoints("endpoints:\n" + engine.Entry() + fmt.Sprintf("- {name: deaf, address: %q, kvEvents: %q}\n", engine.Address, nobody)); err != nil {
+	if err := s.ReplaceEndpoints("endpoints:\n" + engine.Entry() +
+		fmt.Sprintf("- {name: deaf, address: %q, kvEvents: %q}\n", engine.Address, nobody)); err != nil {
 		t.Fatal(err)
 	}
 	logLine(t, s, "connected to a worker's KV events", "level=INFO", "worker=engine-0/0", "address="+engine.KVEvents)
-	line := logLine(t, s, "kvepp cannot connect to a worker's KV events", "level=WARN", "worker=deaf/0", "address="+nobody, "enable_kv_cache_events")
+	line := logLine(
+		t,
+		s,
+		"kvepp cannot connect to a worker's KV events",
+		"level=WARN",
+		"worker=deaf/0",
+		"address="+nobody,
+		"enable_kv_cache_events",
+	)
 	if strings.Contains(line, "dynamo") {
 		t.Errorf("a flag of Dynamo's for a stock engine: %s", line)
 	}
 }
 
-// TestOtherBlockSize: decisions for an engine whose KV events have another block size than the endpoints file have a reason of their own,
-// and those for the engine beside it do not.
+// TestOtherBlockSize: decisions for an engine whose KV events have another block size than the endpoints file have a
+// reason of their own, and those for the engine beside it do not.
 func TestOtherBlockSize(t *testing.T) {
 	engines := stockEngines(t, 2)
-	s := start(t, stack.Config{Workers: -1, Servers: []string{engines[0].Address, engines[1].Address}, KveppFlags: []string{"--engine=vllm"}})
-	if err := s.ReplaceEndpoints("endpoints:\n" + engines[0].Entry() + engines[1].Entry() + "  blockSize: 32\n"); err != nil {
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    []string{engines[0].Address, engines[1].Address},
+			KveppFlags: []string{"--engine=vllm"},
+		},
+	)
+	if err := s.ReplaceEndpoints("endpoints:\n" + engines[0].Entry() + engines[1].Entry() +
+		"  blockSize: 32\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Settled(t.Context(), 2); err != nil {
@@ -78,7 +106,15 @@ func TestOtherBlockSize(t *testing.T) {
 		}
 		return nil
 	})
-	logLine(t, s, "block size differs from the engine's", "level=ERROR", "worker=engine-1/0", "configured=32", "announced=16")
+	logLine(
+		t,
+		s,
+		"block size differs from the engine's",
+		"level=ERROR",
+		"worker=engine-1/0",
+		"configured=32",
+		"announced=16",
+	)
 	if n := metric(t, s, `kvepp_decisions_total{reason="block_size_mismatch"}`); n < 1 {
 		t.Errorf("%v decisions are counted", n)
 	}

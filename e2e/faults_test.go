@@ -58,7 +58,8 @@ type traffic struct {
 	served   map[string]int // complete answers after the fault, by engine
 }
 
-// patience is how long a client waits for an answer: more than any engine here takes, and less than a stopped one would.
+// patience is how long a client waits for an answer: more than any engine here takes, and less than a stopped one
+// would.
 const patience = 12 * time.Second
 
 func (f *traffic) run(ctx context.Context) {
@@ -91,7 +92,15 @@ func (f *traffic) run(ctx context.Context) {
 				after := broken.Load()
 				running.Add(1)
 				question := fmt.Sprintf("Conversation %d. %s", n%24, strings.Repeat("Say more about this. ", 20+n/24))
-				a, err := stack.Chat(within, client, f.s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: question}}, n%2 == 0, nil)
+				a, err := stack.Chat(
+					within,
+					client,
+					f.s.Envoy.URL,
+					nil,
+					[]stack.Message{{Role: "user", Content: question}},
+					n%2 == 0,
+					nil,
+				)
 				running.Add(-1)
 				cancel()
 				f.mu.Lock()
@@ -124,7 +133,14 @@ func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64)
 			}
 		}
 	}
-	t.Logf("%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v", len(f.lost), f.total, f.inFlight, ejections, f.served)
+	t.Logf(
+		"%d of %d requests lost, %d were running at the fault, %v ejections; served after it: %v",
+		len(f.lost),
+		f.total,
+		f.inFlight,
+		ejections,
+		f.served,
+	)
 	slices.Sort(f.lost)
 	for i, how := range slices.Compact(slices.Clone(f.lost)) {
 		if i < 10 {
@@ -134,9 +150,9 @@ func (f *traffic) report(t *testing.T) (m map[string]float64, ejections float64)
 	return m, ejections
 }
 
-// TestEnginesGoBad: of three stock engines one goes bad under traffic. Without retries at most three requests are lost, beside those
-// that were running and the trials; with the configuration for stock engines none, where Envoy may retry. The engine serves again when
-// it is well.
+// TestEnginesGoBad: of three stock engines one goes bad under traffic. Without retries at most three requests are lost,
+// beside those that were running and the trials; with the configuration for stock engines none, where Envoy may retry.
+// The engine serves again when it is well.
 func TestEnginesGoBad(t *testing.T) {
 	for _, manifest := range []string{"override-host.yaml", "stock-engines.yaml"} {
 		for _, f := range faultsOfEngines {
@@ -174,7 +190,10 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(log, `level=WARN msg="endpoint ejected: it gets no requests until a trial request succeeds" endpoint=`+bad.Name) {
+	if !strings.Contains(
+		log,
+		`level=WARN msg="endpoint ejected: it gets no requests until a trial request succeeds" endpoint=`+bad.Name,
+	) {
 		t.Error("no warning names the engine")
 	}
 	if f.end == nil {
@@ -182,7 +201,15 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	}
 	f.end(t, bad)
 	eventually(t, func() error { // trials need requests
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: fmt.Sprint("And now? ", time.Now())}}, true, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL,
+			nil,
+			[]stack.Message{{Role: "user", Content: fmt.Sprint("And now? ", time.Now())}},
+			true,
+			nil,
+		)
 		if err == nil && a.Status == http.StatusOK && a.Header.Get("x-engine") == bad.Name {
 			return nil
 		}
@@ -202,7 +229,13 @@ func TestTwoOfThreeDead(t *testing.T) {
 		engines[2].Signal(syscall.SIGKILL)
 	}}
 	load.run(t.Context())
-	t.Logf("%d of %d requests lost, %d were running; served after: %v", len(load.lost), load.total, load.inFlight, load.served)
+	t.Logf(
+		"%d of %d requests lost, %d were running; served after: %v",
+		len(load.lost),
+		load.total,
+		load.inFlight,
+		load.served,
+	)
 	if allowed := 2*3 + load.inFlight; len(load.lost) > allowed {
 		t.Errorf("%d requests lost, at most %d may be: %q", len(load.lost), allowed, load.lost)
 	}
@@ -211,15 +244,20 @@ func TestTwoOfThreeDead(t *testing.T) {
 	}
 }
 
-// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are. That Envoy's access log
-// is open by then does not keep kvepp from stopping.
+// TestClientsThatGoAway: an engine whose answers are broken off by their clients stays, however many they are. That
+// Envoy's access log is open by then does not keep kvepp from stopping.
 func TestClientsThatGoAway(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for n := range 40 {
 		ctx, cancel := context.WithCancel(t.Context())
-		body := fmt.Sprintf(`{"model": %q, "prompt": "%d: tell me a long story", "max_tokens": 1000, "stream": %v}`, stack.Model, n, n%4 > 0)
+		body := fmt.Sprintf(
+			`{"model": %q, "prompt": "%d: tell me a long story", "max_tokens": 1000, "stream": %v}`,
+			stack.Model,
+			n,
+			n%4 > 0,
+		)
 		req, err := http.NewRequestWithContext(ctx, "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -262,13 +300,24 @@ func TestClientsThatGoAway(t *testing.T) {
 	}
 }
 
-// TestMockersGoBad: the same with Dynamo's workers, each behind a frontend of its own or all behind one, where a failure counts for the
-// worker that the headers named. Discovery notices a killed worker after ten seconds, a stopped one likewise.
+// TestMockersGoBad: the same with Dynamo's workers, each behind a frontend of its own or all behind one, where a
+// failure counts for the worker that the headers named. Discovery notices a killed worker after ten seconds, a stopped
+// one likewise.
 func TestMockersGoBad(t *testing.T) {
 	for _, shared := range []bool{false, true} {
-		for name, begin := range map[string]func(*stack.Worker){"killed": (*stack.Worker).Kill, "stopped": func(w *stack.Worker) { w.Signal(syscall.SIGSTOP) }} {
+		for name, begin := range map[string]func(*stack.Worker){"killed": (*stack.Worker).Kill,
+			"stopped": func(w *stack.Worker) { w.Signal(syscall.SIGSTOP) }} {
 			t.Run(fmt.Sprintf("%s, shared frontend %v", name, shared), func(t *testing.T) {
-				s := start(t, stack.Config{Workers: 3, SharedFrontend: shared, Pages: 3, Speedup: 20, KveppFlags: []string{"--eject-first-byte=2s", "--refresh-metrics-interval=1s"}})
+				s := start(
+					t,
+					stack.Config{
+						Workers:        3,
+						SharedFrontend: shared,
+						Pages:          3,
+						Speedup:        20,
+						KveppFlags:     []string{"--eject-first-byte=2s", "--refresh-metrics-interval=1s"},
+					},
+				)
 				load := traffic{s: s, total: 1000, at: 300, begin: func() { begin(s.Workers[1]) }}
 				load.run(t.Context())
 				m, ejections := load.report(t)

@@ -8,8 +8,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestWorkerWithOtherFiles: a worker whose model card names another template than kvepp's is not trusted to make the same
-// prompts. That the same files are found to be the same, every other test shows.
+// TestWorkerWithOtherFiles: a worker whose model card names another template than kvepp's is not trusted to make the
+// same prompts. That the same files are found to be the same, every other test shows.
 func TestWorkerWithOtherFiles(t *testing.T) {
 	template, err := os.ReadFile("../test/models/tiny-bytelevel/chat_template.jinja")
 	if err != nil {

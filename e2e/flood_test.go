@@ -44,13 +44,22 @@ func dialFrames(ctx context.Context, url string) (*frames, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &frames{Conn: conn, reading: make(chan struct{}, 1), out: bufio.NewWriterSize(conn, 64<<10), initial: 65535, window: map[uint32]int64{0: 65535}, ended: map[uint32]string{}, status: map[uint32]string{}}
+	f := &frames{
+		Conn:    conn,
+		reading: make(chan struct{}, 1),
+		out:     bufio.NewWriterSize(conn, 64<<10),
+		initial: 65535,
+		window:  map[uint32]int64{0: 65535},
+		ended:   map[uint32]string{},
+		status:  map[uint32]string{},
+	}
 	f.reading <- struct{}{}
 	f.changed.L = &f.mu
 	f.Framer = http2.NewFramer(f.out, conn)
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	io.WriteString(f.out, http2.ClientPreface)
-	if err := errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), f.out.Flush()); err != nil {
+	if err := errors.Join(f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}),
+		f.out.Flush()); err != nil {
 		return nil, err
 	}
 	settled := make(chan struct{})
@@ -140,7 +149,8 @@ func (f *frames) send(id uint32, end bool, data []byte) error {
 func (f *frames) open(id uint32, end bool, more ...string) error {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", "/v1/completions"}, {"content-type", "application/json"}} {
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"},
+		{":path", "/v1/completions"}, {"content-type", "application/json"}} {
 		enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 	}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -149,7 +159,9 @@ func (f *frames) open(id uint32, end bool, more ...string) error {
 	f.mu.Lock()
 	f.window[id] = f.initial
 	f.mu.Unlock()
-	return f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: end, EndHeaders: true})
+	return f.WriteHeaders(
+		http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: end, EndHeaders: true},
+	)
 }
 
 func (f *frames) wait(id uint32) string {
@@ -236,8 +248,8 @@ func (f *flooded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whatever one of them, or an engine, has Envoy send there, the
-// others' answers go on, and Envoy ends no connection.
+// TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whatever one of them, or an engine, has Envoy
+// send there, the others' answers go on, and Envoy ends no connection.
 func TestOneClientCutsNoOthers(t *testing.T) {
 	engine := &flooded{finish: make(chan struct{})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -248,7 +260,16 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 	server.Protocols.SetUnencryptedHTTP2(true)
 	go server.Serve(batches{l})
 	t.Cleanup(func() { server.Close() })
-	s := start(t, stack.Config{Workers: -1, Kill: true, Servers: []string{l.Addr().String()}, KveppFlags: []string{"--router-kv-events=false"}, EditEnvoy: http2Upstream})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Kill:       true,
+			Servers:    []string{l.Addr().String()},
+			KveppFlags: []string{"--router-kv-events=false"},
+			EditEnvoy:  http2Upstream,
+		},
+	)
 	// One Envoy shows kvepp no bodies of answers. Through kvepp, pieces that wait join.
 	bodiless, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
 		stack.At(extProc, "processing_mode").(map[string]any)["response_body_mode"] = "NONE"
@@ -259,7 +280,12 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 	clients := stormClients(t)
 	body := fmt.Sprintf(`{"model":%q,"prompt":"hello"}`, stack.Model)
 	ask := func(http2 bool, answer string) (*http.Response, error) {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", s.Envoy.URL+"/v1/completions", strings.NewReader(body))
+		req, err := http.NewRequestWithContext(
+			t.Context(),
+			"POST",
+			s.Envoy.URL+"/v1/completions",
+			strings.NewReader(body),
+		)
 		if err != nil {
 			return nil, err
 		}
@@ -345,7 +371,8 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			defer f.Close()
 			const buffered, floods = "http.inference.downstream_cx_tx_bytes_buffered", "http2.outbound_flood"
 			<-f.reading
-			if err := errors.Join(f.WriteWindowUpdate(0, 1<<30), f.open(1, false, "x-answer", "long"), f.WriteData(1, true, []byte(body)), f.out.Flush()); err != nil {
+			if err := errors.Join(f.WriteWindowUpdate(0, 1<<30), f.open(1, false, "x-answer", "long"),
+				f.WriteData(1, true, []byte(body)), f.out.Flush()); err != nil {
 				return err
 			}
 			eventually(t, func() error {
@@ -379,8 +406,13 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 					if err == nil {
 						defer resp.Body.Close()
 						var text []byte
-						if text, err = io.ReadAll(resp.Body); err == nil && (resp.StatusCode != http.StatusOK || !bytes.HasSuffix(text, []byte("[DONE]\n\n"))) {
-							err = fmt.Errorf("status %d, an answer that ends with %q", resp.StatusCode, text[max(0, len(text)-50):])
+						if text, err = io.ReadAll(resp.Body); err == nil &&
+							(resp.StatusCode != http.StatusOK || !bytes.HasSuffix(text, []byte("[DONE]\n\n"))) {
+							err = fmt.Errorf(
+								"status %d, an answer that ends with %q",
+								resp.StatusCode,
+								text[max(0, len(text)-50):],
+							)
 						}
 					}
 					if err != nil && cut.Add(1) == 1 {
@@ -405,7 +437,8 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			}
 			after := stats(s.Envoy)
 			for name, n := range after {
-				if strings.Contains(name, "http2.") && strings.HasSuffix(name, "_flood") && n != cmp.Or(before[name], "0") {
+				if strings.Contains(name, "http2.") && strings.HasSuffix(name, "_flood") &&
+					n != cmp.Or(before[name], "0") {
 					t.Errorf("Envoy ended connections: %s %s, before the attack %s", name, n, cmp.Or(before[name], "0"))
 				}
 			}
@@ -413,8 +446,12 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("kvepp's memory has peaked at %d MiB; Envoy made %s connections to it, and has %s bytes of memory", n>>20,
-				after["cluster.kvepp.upstream_cx_total"], after["server.memory_allocated"])
+			t.Logf(
+				"kvepp's memory has peaked at %d MiB; Envoy made %s connections to it, and has %s bytes of memory",
+				n>>20,
+				after["cluster.kvepp.upstream_cx_total"],
+				after["server.memory_allocated"],
+			)
 		})
 	}
 	allFreed(t, s)

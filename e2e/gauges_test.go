@@ -45,18 +45,32 @@ func asking(t *testing.T, ctx context.Context, w *stack.Worker, text string, ext
 	t.Helper()
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instanceOf(t, w)}, "X-Dynamo-Dp-Rank": {"0"}}
 	return func() {
-		a, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: text}}, true, extra)
+		a, err := stack.Chat(
+			ctx,
+			http.DefaultClient,
+			"http://"+w.Address,
+			header,
+			[]stack.Message{{Role: "user", Content: text}},
+			true,
+			extra,
+		)
 		if ctx.Err() == nil && (err != nil || a.Status != http.StatusOK) {
 			t.Errorf("%s, asked itself: %v, %+v", w.Name, err, a)
 		}
 	}
 }
 
-// filling returns what fills a tenth of a worker's cache, around Envoy and kvepp: a prompt of 6,000 tokens, for as long as its answer
-// takes, which is 90 s if ctx does not end before.
+// filling returns what fills a tenth of a worker's cache, around Envoy and kvepp: a prompt of 6,000 tokens, for as long
+// as its answer takes, which is 90 s if ctx does not end before.
 func filling(t *testing.T, ctx context.Context, w *stack.Worker) func() {
 	t.Helper()
-	return asking(t, ctx, w, strings.Repeat(w.Name+" is full. ", 350), map[string]any{"max_tokens": 9000, "ignore_eos": true})
+	return asking(
+		t,
+		ctx,
+		w,
+		strings.Repeat(w.Name+" is full. ", 350),
+		map[string]any{"max_tokens": 9000, "ignore_eos": true},
+	)
 }
 
 // metricsUntil waits until kvepp's metrics are so.
@@ -70,7 +84,9 @@ func metricsUntil(t *testing.T, s *stack.Stack, what string, ok func(map[string]
 		if !ok(m) {
 			var said []string
 			for name, v := range m {
-				if strings.HasPrefix(name, "inference_pool_") || strings.HasPrefix(name, "kvepp_engine_readings_total") || strings.HasPrefix(name, "kvepp_overloaded") {
+				if strings.HasPrefix(name, "inference_pool_") ||
+					strings.HasPrefix(name, "kvepp_engine_readings_total") ||
+					strings.HasPrefix(name, "kvepp_overloaded") {
 					said = append(said, fmt.Sprint(name, " ", v))
 				}
 			}
@@ -81,10 +97,17 @@ func metricsUntil(t *testing.T, s *stack.Stack, what string, ok func(map[string]
 	})
 }
 
-// TestEnginesTellOfTheirLoad: requests that go to workers around kvepp fill their caches, which kvepp hears of from one worker's
-// metrics, and from the other on Dynamo's event plane.
+// TestEnginesTellOfTheirLoad: requests that go to workers around kvepp fill their caches, which kvepp hears of from one
+// worker's metrics, and from the other on Dynamo's event plane.
 func TestEnginesTellOfTheirLoad(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, Pages: 1, KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    2,
+			Pages:      1,
+			KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"},
+		},
+	)
 	nothingLeft(t, s)
 	wait := func(what string, ok func(map[string]float64) bool) {
 		t.Helper()
@@ -107,13 +130,15 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 		end := fill(s.Workers[i])
 		wait(s.Workers[i].Name, func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 1 })
 		for range 3 {
-			if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name+"/0" && a.Worker != s.Workers[1-i].Name {
+			if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name+"/0" &&
+				a.Worker != s.Workers[1-i].Name {
 				t.Errorf("with %s full a request went to %s", s.Workers[i].Name, a.Worker)
 			}
 		}
 		if i == 0 {
 			wait("running", func(m map[string]float64) bool {
-				return m[`inference_pool_average_running_requests{name="kvepp"}`] == 1 && m[`inference_pool_average_kv_cache_utilization{name="kvepp"}`] > 0.05
+				return m[`inference_pool_average_running_requests{name="kvepp"}`] == 1 &&
+					m[`inference_pool_average_kv_cache_utilization{name="kvepp"}`] > 0.05
 			})
 		}
 		end()
@@ -132,7 +157,8 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	wait("the end", func(m map[string]float64) bool { return m["kvepp_overloaded_workers"] == 0 })
 	chat(t, s.Envoy.URL, novel(), true, nil)
 
-	// What the Gateway API Inference Extension's own end-to-end test wants to see after traffic, and what belongs to it.
+	// What the Gateway API Inference Extension's own end-to-end test wants to see after traffic, and what belongs to
+	// it.
 	const model = `{model_name="tiny",target_model_name="tiny"}`
 	wait("the last answer, which its client may have before it is counted", func(m map[string]float64) bool {
 		return m["inference_objective_request_duration_seconds"+model] == 7
@@ -142,21 +168,23 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, least := range map[string]float64{
-		`inference_objective_request_total{model_name="tiny",priority="0",target_model_name="tiny"}`:                         7,
-		`inference_objective_request_error_total{error_code="ResourceExhausted",model_name="tiny",target_model_name="tiny"}`: 1,
-		`inference_objective_running_requests{model_name="tiny"}`:                                                            0,
-		`inference_pool_average_queue_size{name="kvepp"}`:                                                                    0,
-		`inference_extension_scheduler_attempts_total{status="success"}`:                                                     7,
-		`inference_extension_prefix_indexer_size`:                                                                            1,
-		`kvepp_engine_readings_total{outcome="ok"}`:                                                                          5,
-		`kvepp_unseen_load_workers`:                                                                                          0,
-		queue0:                                                                                                               0,
+		`inference_objective_request_total{model_name="tiny",priority="0",target_model_name="tiny"}`: 7,
+		`inference_objective_request_error_total{error_code="ResourceExhausted",model_name="tiny",` +
+			`target_model_name="tiny"}`: 1,
+		`inference_objective_running_requests{model_name="tiny"}`:        0,
+		`inference_pool_average_queue_size{name="kvepp"}`:                0,
+		`inference_extension_scheduler_attempts_total{status="success"}`: 7,
+		`inference_extension_prefix_indexer_size`:                        1,
+		`kvepp_engine_readings_total{outcome="ok"}`:                      5,
+		`kvepp_unseen_load_workers`:                                      0,
+		queue0:                                                           0,
 	} {
 		if got, there := m[name]; !there || got < least {
 			t.Errorf("%s is %v", name, got)
 		}
 	}
-	for name, least := range map[string]float64{"request_duration_seconds": 7, "normalized_time_per_output_token_seconds": 7, "request_sizes": 7, "response_sizes": 7, "input_tokens": 7,
+	for name, least := range map[string]float64{"request_duration_seconds": 7,
+		"normalized_time_per_output_token_seconds": 7, "request_sizes": 7, "response_sizes": 7, "input_tokens": 7,
 		"output_tokens": 7, "prompt_cached_tokens": 7, "request_ttft_seconds": 1, "request_tpot_seconds": 1} {
 		if got := m["inference_objective_"+name+model]; got < least {
 			t.Errorf("inference_objective_%s counts %v answers", name, got)
@@ -173,7 +201,14 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 
 // TestLoadsOverNATS: the same of workers whose event plane is NATS, also after the NATS server was away.
 func TestLoadsOverNATS(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, EventPlane: "nats", KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    2,
+			EventPlane: "nats",
+			KveppFlags: []string{"--refresh-metrics-interval", "1s", "--active-decode-blocks-threshold", "0.1"},
+		},
+	)
 	nothingLeft(t, s)
 	overloaded := func(what string, want float64) {
 		t.Helper()
@@ -184,7 +219,8 @@ func TestLoadsOverNATS(t *testing.T) {
 		var around sync.WaitGroup
 		around.Go(filling(t, ctx, w))
 		overloaded(w.Name, 1)
-		if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name && a.Worker != s.Workers[1-i].Name+"/0" {
+		if a := chat(t, s.Envoy.URL, novel(), false, nil); a.Worker != s.Workers[1-i].Name &&
+			a.Worker != s.Workers[1-i].Name+"/0" {
 			t.Errorf("with %s full a request went to %s", w.Name, a.Worker)
 		}
 		if i == 0 {

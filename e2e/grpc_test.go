@@ -27,50 +27,66 @@ import (
 func http2Upstream(config any) {
 	for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 		if cluster := c.(map[string]any); cluster["name"] == "pool" {
-			cluster["typed_extension_protocol_options"] = map[string]any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-				"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-				"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}}}
+			cluster["typed_extension_protocol_options"] = map[string]any{
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
+					"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+					"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}},
+			}
 		}
 	}
 }
 
-// TestGRPC: calls of an engine that serves gRPC pass through Envoy and kvepp in HTTP/2 as they are: unary ones, conversations in which
-// each side waits for the other, metadata, trailers, errors and cancellations; and kvepp's own refusals are gRPC's.
+// TestGRPC: calls of an engine that serves gRPC pass through Envoy and kvepp in HTTP/2 as they are: unary ones,
+// conversations in which each side waits for the other, metadata, trailers, errors and cancellations; and kvepp's own
+// refusals are gRPC's.
 func TestGRPC(t *testing.T) {
 	var cancelled atomic.Int32
-	echo := grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		method, _ := grpc.MethodFromServerStream(stream)
-		in, _ := metadata.FromIncomingContext(stream.Context())
-		if err := stream.SendHeader(metadata.Pairs("x-method", method, "x-data-bin", "\x00\xff")); err != nil {
-			return err
-		}
-		n := 0
-		for {
-			message := &wrapperspb.BytesValue{}
-			switch err := stream.RecvMsg(message); {
-			case errors.Is(err, io.EOF):
-				stream.SetTrailer(metadata.Pairs("x-messages", fmt.Sprint(n), "x-said", strings.Join(in.Get("x-say"), ",")))
-				if strings.HasSuffix(method, "/Fail") {
-					return status.Error(codes.OutOfRange, "no more of this; ünïcödé")
+	echo := grpc.NewServer(
+		grpc.MaxRecvMsgSize(8<<20),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			method, _ := grpc.MethodFromServerStream(stream)
+			in, _ := metadata.FromIncomingContext(stream.Context())
+			if err := stream.SendHeader(metadata.Pairs("x-method", method, "x-data-bin", "\x00\xff")); err != nil {
+				return err
+			}
+			n := 0
+			for {
+				message := &wrapperspb.BytesValue{}
+				switch err := stream.RecvMsg(message); {
+				case errors.Is(err, io.EOF):
+					stream.SetTrailer(
+						metadata.Pairs("x-messages", fmt.Sprint(n), "x-said", strings.Join(in.Get("x-say"), ",")),
+					)
+					if strings.HasSuffix(method, "/Fail") {
+						return status.Error(codes.OutOfRange, "no more of this; ünïcödé")
+					}
+					return nil
+				case err != nil:
+					cancelled.Add(1)
+					return err
 				}
-				return nil
-			case err != nil:
-				cancelled.Add(1)
-				return err
+				n++
+				if err := stream.SendMsg(message); err != nil {
+					return err
+				}
 			}
-			n++
-			if err := stream.SendMsg(message); err != nil {
-				return err
-			}
-		}
-	}))
+		}),
+	)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	go echo.Serve(l)
 	t.Cleanup(echo.Stop)
-	s := start(t, stack.Config{Workers: -1, Servers: []string{l.Addr().String()}, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: http2Upstream})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    []string{l.Addr().String()},
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"},
+			EditEnvoy:  http2Upstream,
+		},
+	)
 	other, err := s.StartEnvoy(t.Context(), "original-dst.yaml", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -79,12 +95,17 @@ func TestGRPC(t *testing.T) {
 	defer cancel()
 	talk := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
 	for name, envoy := range map[string]*stack.Envoy{"override-host": s.Envoy, "original-dst": other} {
-		conn, err := grpc.NewClient(strings.TrimPrefix(envoy.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(8<<20)))
+		conn, err := grpc.NewClient(
+			strings.TrimPrefix(envoy.URL, "http://"),
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(8<<20)),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		for _, method := range []string{"/vllm.Generate/Talk", "/vllm.Generate/Fail", "/v1/chat/completions"} { // the last is a method all the same
+		// the last is a method all the same
+		for _, method := range []string{"/vllm.Generate/Talk", "/vllm.Generate/Fail", "/v1/chat/completions"} {
 			call, err := conn.NewStream(metadata.AppendToOutgoingContext(ctx, "x-say", "hello"), talk, method)
 			if err != nil {
 				t.Fatal(name, err)
@@ -105,10 +126,22 @@ func TestGRPC(t *testing.T) {
 			err = call.RecvMsg(&wrapperspb.BytesValue{})
 			head, _ := call.Header()
 			trailer := call.Trailer()
-			if fmt.Sprint(head.Get("x-method"), head.Get("x-data-bin"), trailer.Get("x-messages"), trailer.Get("x-said")) != fmt.Sprint([]string{method}, []string{"\x00\xff"}, []string{"7"}, []string{"hello"}) {
+			if fmt.Sprint(
+				head.Get("x-method"),
+				head.Get("x-data-bin"),
+				trailer.Get("x-messages"),
+				trailer.Get("x-said"),
+			) != fmt.Sprint(
+				[]string{method},
+				[]string{"\x00\xff"},
+				[]string{"7"},
+				[]string{"hello"},
+			) {
 				t.Errorf("%s %s: header %q, trailer %q", name, method, head, trailer)
 			}
-			if code := status.Convert(err); strings.HasSuffix(method, "/Fail") && (code.Code() != codes.OutOfRange || code.Message() != "no more of this; ünïcödé") || !strings.HasSuffix(method, "/Fail") && !errors.Is(err, io.EOF) {
+			if code := status.Convert(err); strings.HasSuffix(method, "/Fail") &&
+				(code.Code() != codes.OutOfRange || code.Message() != "no more of this; ünïcödé") ||
+				!strings.HasSuffix(method, "/Fail") && !errors.Is(err, io.EOF) {
 				t.Errorf("%s %s: ended with %v", name, method, err)
 			}
 		}
@@ -116,7 +149,9 @@ func TestGRPC(t *testing.T) {
 		for i := range 50 {
 			wait.Go(func() {
 				out, want := &wrapperspb.BytesValue{}, bytes.Repeat([]byte{byte(i)}, 1000*i)
-				if err := conn.Invoke(ctx, "/vllm.Generate/Once", &wrapperspb.BytesValue{Value: want}, out); err != nil || !bytes.Equal(out.Value, want) {
+				if err := conn.Invoke(ctx, "/vllm.Generate/Once", &wrapperspb.BytesValue{Value: want},
+					out); err != nil ||
+					!bytes.Equal(out.Value, want) {
 					t.Errorf("%s: call %d: %d bytes, %v", name, i, len(out.Value), err)
 				}
 			})
@@ -149,14 +184,18 @@ func TestGRPC(t *testing.T) {
 	if err := s.ReplaceEndpoints("endpoints: []\n"); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient(strings.TrimPrefix(s.Envoy.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(
+		strings.TrimPrefix(s.Envoy.URL, "http://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	eventually(t, func() error {
 		err := conn.Invoke(ctx, "/vllm.Generate/Once", &wrapperspb.BytesValue{}, &wrapperspb.BytesValue{})
-		if got := status.Convert(err); got.Code() != codes.Unavailable || !strings.Contains(got.Message(), "no endpoint is available") {
+		if got := status.Convert(err); got.Code() != codes.Unavailable ||
+			!strings.Contains(got.Message(), "no endpoint is available") {
 			return fmt.Errorf("without endpoints: %v", err)
 		}
 		return nil

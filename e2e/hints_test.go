@@ -11,18 +11,39 @@ import (
 )
 
 // ask sends a chat request and wants it answered by the worker that kvepp chose.
-func ask(t *testing.T, s *stack.Stack, header http.Header, messages []stack.Message, nvext map[string]any) *stack.Answer {
+func ask(
+	t *testing.T,
+	s *stack.Stack,
+	header http.Header,
+	messages []stack.Message,
+	nvext map[string]any,
+) *stack.Answer {
 	t.Helper()
 	if nvext == nil {
 		nvext = map[string]any{}
 	}
 	nvext["extra_fields"] = []string{"worker_id"}
-	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, header, messages, false, map[string]any{"nvext": nvext})
+	a, err := stack.Chat(
+		t.Context(),
+		http.DefaultClient,
+		s.Envoy.URL,
+		header,
+		messages,
+		false,
+		map[string]any{"nvext": nvext},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if a.Status != http.StatusOK || a.Reason != "kv" || a.KveppPrompt != a.PromptTokens {
-		t.Fatalf("status %d, reason %s, kvepp counted %d prompt tokens, Dynamo %d: %.300s", a.Status, a.Reason, a.KveppPrompt, a.PromptTokens, a.Body)
+		t.Fatalf(
+			"status %d, reason %s, kvepp counted %d prompt tokens, Dynamo %d: %.300s",
+			a.Status,
+			a.Reason,
+			a.KveppPrompt,
+			a.PromptTokens,
+			a.Body,
+		)
 	}
 	for _, w := range s.Workers {
 		if w.Name+"/0" != a.Worker {
@@ -42,10 +63,12 @@ func TestSessions(t *testing.T) {
 	others := metric(t, s, "kvepp_sessions") // of other tests, not ended yet
 	for name, turn := range map[string]func(last bool) *stack.Answer{
 		"Dynamo's header": func(last bool) *stack.Answer {
-			return ask(t, s, http.Header{"X-Dynamo-Session-Id": {t.Name()}, "X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
+			return ask(t, s, http.Header{"X-Dynamo-Session-Id": {t.Name()},
+				"X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
 		},
 		"Claude Code's header": func(last bool) *stack.Answer {
-			return ask(t, s, http.Header{"X-Claude-Code-Session-Id": {t.Name() + "c"}, "X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
+			return ask(t, s, http.Header{"X-Claude-Code-Session-Id": {t.Name() + "c"},
+				"X-Dynamo-Session-Final": {fmt.Sprint(last)}}, novel(), nil)
 		},
 		"session_control": func(last bool) *stack.Answer {
 			control := map[string]any{"session_id": t.Name() + "n", "action": "bind", "timeout": 60}
@@ -61,7 +84,14 @@ func TestSessions(t *testing.T) {
 		}
 		for i := range 8 {
 			if a := turn(i == 7); a.Worker != first.Worker || a.Header.Get("x-kvepp-session") != "kept" {
-				t.Errorf("%s: turn %d went to %s (%s), the first to %s", name, i+2, a.Worker, a.Header.Get("x-kvepp-session"), first.Worker)
+				t.Errorf(
+					"%s: turn %d went to %s (%s), the first to %s",
+					name,
+					i+2,
+					a.Worker,
+					a.Header.Get("x-kvepp-session"),
+					first.Worker,
+				)
 			}
 		}
 	}
@@ -77,9 +107,18 @@ func TestSessions(t *testing.T) {
 func TestHints(t *testing.T) {
 	s := main
 	nothingLeft(t, s)
-	header := http.Header{"X-Dynamo-Request-Priority": {"5"}, "X-Dynamo-Request-Strict-Priority": {"1"}, "X-Dynamo-Meta-Policy-Class": {"batch"}}
+	header := http.Header{
+		"X-Dynamo-Request-Priority":        {"5"},
+		"X-Dynamo-Request-Strict-Priority": {"1"},
+		"X-Dynamo-Meta-Policy-Class":       {"batch"},
+	}
 	nvext := map[string]any{
-		"agent_hints":            map[string]any{"priority": 1, "osl": 8, "latency_sensitivity": 0.5, "kv_overlap_score_weight": 2},
+		"agent_hints": map[string]any{
+			"priority":                1,
+			"osl":                     8,
+			"latency_sensitivity":     0.5,
+			"kv_overlap_score_weight": 2,
+		},
 		"router_config_override": map[string]any{"overlap_score_credit": 1.5, "router_temperature": 0},
 	}
 	messages := conversation(t.Name(), 1)
@@ -103,7 +142,8 @@ func TestHints(t *testing.T) {
 	}
 	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, messages, false,
 		map[string]any{"nvext": map[string]any{"router_config_override": map[string]any{"router_temperature": -1}}})
-	if err != nil || a.Status != http.StatusBadRequest || !strings.Contains(a.Body, "nvext.router_config_override.router_temperature") {
+	if err != nil || a.Status != http.StatusBadRequest ||
+		!strings.Contains(a.Body, "nvext.router_config_override.router_temperature") {
 		t.Errorf("a bad override: %v, %+v", err, a)
 	}
 }
@@ -118,13 +158,22 @@ func TestPins(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, nvext := range []map[string]any{{"backend_instance_id": json.Number(id)}, {"backend_instance_id": 1, "decode_worker_id": json.Number(id), "dp_rank": 0}} {
+		for _, nvext := range []map[string]any{{"backend_instance_id": json.Number(id)},
+			{"backend_instance_id": 1, "decode_worker_id": json.Number(id), "dp_rank": 0}} {
 			if a := ask(t, s, nil, messages, nvext); a.Worker != w.Name+"/0" {
 				t.Errorf("%v: went to %s, not to %s", nvext, a.Worker, w.Name)
 			}
 		}
 	}
-	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, messages, false, map[string]any{"nvext": map[string]any{"backend_instance_id": 12345}})
+	a, err := stack.Chat(
+		t.Context(),
+		http.DefaultClient,
+		s.Envoy.URL,
+		nil,
+		messages,
+		false,
+		map[string]any{"nvext": map[string]any{"backend_instance_id": 12345}},
+	)
 	if err != nil || a.Status != http.StatusBadRequest || !strings.Contains(a.Body, "nvext.backend_instance_id") {
 		t.Errorf("an unknown worker: %v, %+v", err, a)
 	}

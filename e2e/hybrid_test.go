@@ -9,8 +9,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestSGLangHybrid: what kvepp predicts for a hybrid model on SGLang is an upper bound, by the decision's header and metric. For a model
-// with full attention alone it is not.
+// TestSGLangHybrid: what kvepp predicts for a hybrid model on SGLang is an upper bound, by the decision's header and
+// metric. For a model with full attention alone it is not.
 func TestSGLangHybrid(t *testing.T) {
 	engine := standIns(t, 1, "-like", "sglang")[0]
 	for _, c := range []struct {
@@ -27,7 +27,15 @@ func TestSGLangHybrid(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(model, "config.json"), []byte(c.config), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s := start(t, stack.Config{Workers: -1, Servers: []string{engine.Address}, KveppModel: model, KveppFlags: []string{"--engine=sglang"}})
+		s := start(
+			t,
+			stack.Config{
+				Workers:    -1,
+				Servers:    []string{engine.Address},
+				KveppModel: model,
+				KveppFlags: []string{"--engine=sglang"},
+			},
+		)
 		if err := s.ReplaceEndpoints(endpointsOf(engine)); err != nil {
 			t.Fatal(err)
 		}

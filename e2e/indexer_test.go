@@ -62,7 +62,8 @@ func newPublisher(t *testing.T, instance uint64, rank int) *publisher {
 	return p
 }
 
-// offload announces that some held blocks have a copy in host memory or on disk too, which stays when the device's goes.
+// offload announces that some held blocks have a copy in host memory or on disk too, which stays when the device's
+// goes.
 func (p *publisher) offload(rng *rand.Rand, n int) {
 	p.t.Helper()
 	var held []*cachedBlock
@@ -72,7 +73,17 @@ func (p *publisher) offload(rng *rand.Rand, n int) {
 	slices.SortFunc(held, func(a, b *cachedBlock) int { return cmp.Compare(a.name, b.name) })
 	for range min(n, len(held)) {
 		b := held[rng.IntN(len(held))]
-		event := []any{"BlockStored", []uint64{b.name}, nil, b.tokens, indexerBlock, nil, []string{"CPU", "DISK"}[rng.IntN(2)], nil, nil}
+		event := []any{
+			"BlockStored",
+			[]uint64{b.name},
+			nil,
+			b.tokens,
+			indexerBlock,
+			nil,
+			[]string{"CPU", "DISK"}[rng.IntN(2)],
+			nil,
+			nil,
+		}
 		if b.parent != 0 {
 			event[2] = b.parent
 		}
@@ -96,7 +107,8 @@ func (p *publisher) subscribed(n int) {
 // publish sends a batch of events in vLLM's encoding.
 func (p *publisher) publish(events ...[]any) {
 	p.t.Helper()
-	if _, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), kvblocktest.Append(nil, []any{1.5, events, p.rank})); err != nil {
+	if _, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq),
+		kvblocktest.Append(nil, []any{1.5, events, p.rank})); err != nil {
 		p.t.Fatal(err)
 	}
 	p.seq++
@@ -201,7 +213,17 @@ func (x *indexers) publisher(instance uint64, rank int) *publisher {
 	x.t.Helper()
 	p := newPublisher(x.t, instance, rank)
 	x.publishers = append(x.publishers, p)
-	x.same(http.StatusCreated, "/register", map[string]any{"instance_id": instance, "dp_rank": rank, "endpoint": p.address, "model_name": "m", "block_size": indexerBlock})
+	x.same(
+		http.StatusCreated,
+		"/register",
+		map[string]any{
+			"instance_id": instance,
+			"dp_rank":     rank,
+			"endpoint":    p.address,
+			"model_name":  "m",
+			"block_size":  indexerBlock,
+		},
+	)
 	p.subscribed(2)
 	return p
 }
@@ -237,12 +259,22 @@ func (x *indexers) same(status int, path string, body any) any {
 	theirStatus, theirs := x.ask(x.Dynamo, path, body)
 	ourStatus, ours := x.ask(x.Kvepp, path, body)
 	if theirStatus != status || ourStatus != status || !reflect.DeepEqual(theirs, ours) && theirs != nil {
-		x.t.Fatalf("%s %v: Dynamo %d %v, kvepp %d %v; want %d from both", path, body, theirStatus, theirs, ourStatus, ours, status)
+		x.t.Fatalf(
+			"%s %v: Dynamo %d %v, kvepp %d %v; want %d from both",
+			path,
+			body,
+			theirStatus,
+			theirs,
+			ourStatus,
+			ours,
+			status,
+		)
 	}
 	return ours
 }
 
-// settle waits until both services have applied all that was published: a block that only this moment has is everywhere.
+// settle waits until both services have applied all that was published: a block that only this moment has is
+// everywhere.
 func (x *indexers) settle(moment int) {
 	x.t.Helper()
 	marker := []int{1 << 20, moment, 0, 0}
@@ -266,8 +298,8 @@ func (x *indexers) settle(moment int) {
 	}
 }
 
-// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, lets them publish
-// what engines would, and wants the same answers.
+// TestIndexerAnswersAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, lets them
+// publish what engines would, and wants the same answers.
 func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x := startIndexers(t)
 	x.same(http.StatusOK, "/workers", nil)
@@ -309,7 +341,11 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 			compared++
 		}
 	}
-	x.same(http.StatusOK, "/query", map[string]any{"model_name": "m", "token_ids": prompt(), "lora_name": "a", "cache_salt": "b"})
+	x.same(
+		http.StatusOK,
+		"/query",
+		map[string]any{"model_name": "m", "token_ids": prompt(), "lora_name": "a", "cache_salt": "b"},
+	)
 	x.same(http.StatusOK, "/query_by_hash", map[string]any{"model_name": "m", "block_hashes": []int64{-1, 2}})
 	t.Logf("%d queries answered alike (seed %d)", compared, seed)
 
@@ -321,10 +357,19 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x.same(http.StatusNotFound, "/query", map[string]any{"model_name": "unknown", "token_ids": []int{1}})
 	x.same(http.StatusOK, "/workers?model_name=unknown", nil)
 	at := x.publishers[0].address
-	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 7, "endpoint": at, "model_name": "m", "block_size": indexerBlock})
-	x.same(http.StatusConflict, "/register", map[string]any{"instance_id": 9, "endpoint": at, "model_name": "m", "block_size": 2 * indexerBlock})
+	x.same(
+		http.StatusConflict,
+		"/register",
+		map[string]any{"instance_id": 7, "endpoint": at, "model_name": "m", "block_size": indexerBlock},
+	)
+	x.same(
+		http.StatusConflict,
+		"/register",
+		map[string]any{"instance_id": 9, "endpoint": at, "model_name": "m", "block_size": 2 * indexerBlock},
+	)
 	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 99, "model_name": "m"})
-	for _, bad := range []map[string]any{{"instance_id": 1}, {"instance_id": -1, "endpoint": at, "model_name": "m", "block_size": 4},
+	for _, bad := range []map[string]any{{"instance_id": 1}, {"instance_id": -1, "endpoint": at, "model_name": "m",
+		"block_size": 4},
 		{"Instance_id": 5, "endpoint": at, "model_name": "m", "block_size": 4}} {
 		theirs, _ := x.ask(x.Dynamo, "/register", bad)
 		ours, _ := x.ask(x.Kvepp, "/register", bad)
@@ -336,8 +381,8 @@ func TestIndexerAnswersAsDynamos(t *testing.T) {
 	x.same(http.StatusNotFound, "/unregister", map[string]any{"instance_id": 7, "model_name": "m"})
 }
 
-// TestIndexersTakeOver starts indexers that were not there when the engines stored their blocks: they know them from a peer,
-// kvepp's from kvepp's and from Dynamo's, and Dynamo's from kvepp's; and they go on from there.
+// TestIndexersTakeOver starts indexers that were not there when the engines stored their blocks: they know them from a
+// peer, kvepp's from kvepp's and from Dynamo's, and Dynamo's from kvepp's; and they go on from there.
 func TestIndexersTakeOver(t *testing.T) {
 	x := startIndexers(t)
 	a, b := x.publisher(7, 0), x.publisher(7, 1)
@@ -399,8 +444,8 @@ func TestIndexersTakeOver(t *testing.T) {
 	compare("after more events")
 }
 
-// TestIndexerWhereDynamosErrs shows the defects of Dynamo's index that kvepp's must not have, on the real one: when they
-// are mended there, this test says so.
+// TestIndexerWhereDynamosErrs shows the defects of Dynamo's index that kvepp's must not have, on the real one: when
+// they are mended there, this test says so.
 func TestIndexerWhereDynamosErrs(t *testing.T) {
 	x := startIndexers(t)
 	a, b := x.publisher(1, 0), x.publisher(2, 0)

@@ -9,11 +9,18 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestLoadOfRunningRequests watches, in a router mode that tokenizes nothing, what long answers count for on their worker: one
-// in one piece until its prompt should be prefilled, a stream until its first content, and then more as it grows.
+// TestLoadOfRunningRequests watches, in a router mode that tokenizes nothing, what long answers count for on their
+// worker: one in one piece until its prompt should be prefilled, a stream until its first content, and then more as it
+// grows.
 func TestLoadOfRunningRequests(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, KveppFlags: []string{"--router-mode=round-robin", "--router-prefill-tokens-per-second=20000",
-		"--router-track-output-blocks"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers: 2,
+			KveppFlags: []string{"--router-mode=round-robin", "--router-prefill-tokens-per-second=20000",
+				"--router-track-output-blocks"},
+		},
+	)
 	nothingLeft(t, s)
 	before := ""
 	for range 6 {

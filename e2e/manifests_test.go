@@ -46,7 +46,12 @@ func startNamed(t *testing.T, name string) *namedServer {
 // served posts a completion, and says by whom it was answered; empty with a status other than 200.
 func served(t *testing.T, url, host string) (by string, status int) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":%q,"prompt":"one two three"}`, stack.Model)))
+	req, err := http.NewRequestWithContext(
+		t.Context(),
+		"POST",
+		url+"/v1/completions",
+		strings.NewReader(fmt.Sprintf(`{"model":%q,"prompt":"one two three"}`, stack.Model)),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,13 +75,17 @@ func checkFast(config any) {
 	}
 }
 
-// TestFailOpen: fail-open.yaml, while kvepp is there, does as it decides; while it is not, every request is answered, by endpoints
-// that are well; and when none is, by Envoy.
+// TestFailOpen: fail-open.yaml, while kvepp is there, does as it decides; while it is not, every request is answered,
+// by endpoints that are well; and when none is, by Envoy.
 func TestFailOpen(t *testing.T) {
 	a, b, ill := startNamed(t, "a"), startNamed(t, "b"), startNamed(t, "ill")
 	ill.ill.Store(true)
-	s := start(t, stack.Config{Workers: -1, Servers: []string{a.address, b.address, ill.address}, Manifest: "fail-open.yaml",
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: checkFast}) // so that the test need not wait long
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: []string{a.address, b.address, ill.address}, Manifest: "fail-open.yaml",
+			// so that the test need not wait long
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}, EditEnvoy: checkFast},
+	)
 	if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: b, address: '%s'}\n", b.address)); err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +164,18 @@ func TestFailOpen(t *testing.T) {
 	})
 }
 
-// TestTwoPools: two-pools.yaml sends the requests of a host to its pool, and asks that pool's kvepp. One may be away, and the other's
-// requests are answered.
+// TestTwoPools: two-pools.yaml sends the requests of a host to its pool, and asks that pool's kvepp. One may be away,
+// and the other's requests are answered.
 func TestTwoPools(t *testing.T) {
 	first, second := startNamed(t, "first"), startNamed(t, "second")
-	one := start(t, stack.Config{Workers: -1, Servers: []string{first.address}, KveppFlags: []string{"--router-kv-events=false"}})
-	two := start(t, stack.Config{Workers: -1, Servers: []string{second.address}, KveppFlags: []string{"--router-kv-events=false"}})
+	one := start(
+		t,
+		stack.Config{Workers: -1, Servers: []string{first.address}, KveppFlags: []string{"--router-kv-events=false"}},
+	)
+	two := start(
+		t,
+		stack.Config{Workers: -1, Servers: []string{second.address}, KveppFlags: []string{"--router-kv-events=false"}},
+	)
 	at := func(address string) any {
 		host, port, err := net.SplitHostPort(address)
 		if err != nil {
@@ -170,7 +185,13 @@ func TestTwoPools(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return []any{map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": map[string]any{"address": host, "port_value": n}}}}}
+		return []any{
+			map[string]any{
+				"endpoint": map[string]any{
+					"address": map[string]any{"socket_address": map[string]any{"address": host, "port_value": n}},
+				},
+			},
+		}
 	}
 	envoy, err := one.StartEnvoyOf(t.Context(), "two-pools.yaml", func(config any) {
 		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
@@ -184,7 +205,12 @@ func TestTwoPools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hosts := map[string]string{"chat.example": "first", "code.example": "second", "code.example:10080": "second", "": "first"}
+	hosts := map[string]string{
+		"chat.example":       "first",
+		"code.example":       "second",
+		"code.example:10080": "second",
+		"":                   "first",
+	}
 	for host, want := range hosts {
 		eventually(t, func() error { // Envoy was waited for until it knew the first kvepp alone
 			if by, status := served(t, envoy.URL, host); by != want {
@@ -217,8 +243,9 @@ func TestTwoPools(t *testing.T) {
 	}
 }
 
-// TestLongSilence: an engine that says nothing for long, before its answer and in its midst, is waited for. The time that Envoy gives
-// kvepp for a message is far shorter than that here; the one that the configuration gives a stream to be silent ends it.
+// TestLongSilence: an engine that says nothing for long, before its answer and in its midst, is waited for. The time
+// that Envoy gives kvepp for a message is far shorter than that here; the one that the configuration gives a stream to
+// be silent ends it.
 func TestLongSilence(t *testing.T) {
 	const silence = 3 * time.Second
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -236,9 +263,17 @@ func TestLongSilence(t *testing.T) {
 	t.Cleanup(server.Close)
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "kvepp")
-	s := start(t, stack.Config{Workers: -1, Servers: []string{server.Listener.Addr().String()}, Certificates: certificates,
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")},
-		EditEnvoy:  withClientCertificate(certificates)})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: []string{server.Listener.Addr().String()}, Certificates: certificates,
+			KveppFlags: []string{
+				"--router-kv-events=false",
+				"--engine=vllm",
+				"--cert-path=" + certificates,
+				"--tls-client-ca=" + filepath.Join(certificates, "ca.crt"),
+			},
+			EditEnvoy: withClientCertificate(certificates)},
+	)
 	var wait sync.WaitGroup
 	ask := func(name string, lives bool, edit func(connections map[string]any)) {
 		envoy, err := s.StartEnvoyEdited(t.Context(), name, edit)
@@ -246,8 +281,15 @@ func TestLongSilence(t *testing.T) {
 			t.Fatal(name, err)
 		}
 		wait.Go(func() {
-			a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions", nil, map[string]any{"model": stack.Model, "prompt": "one", "stream": true})
-			if whole := err == nil && a.Status == http.StatusOK && strings.HasSuffix(a.Body, "[DONE]\n\n"); whole != lives {
+			a, err := stack.Post(
+				t.Context(),
+				http.DefaultClient,
+				envoy.URL+"/v1/completions",
+				nil,
+				map[string]any{"model": stack.Model, "prompt": "one", "stream": true},
+			)
+			if whole := err == nil && a.Status == http.StatusOK &&
+				strings.HasSuffix(a.Body, "[DONE]\n\n"); whole != lives {
 				t.Errorf("%s: the answer is whole: %v, want %v (%+v, %v)", name, whole, lives, a, err)
 			}
 		})
@@ -260,7 +302,10 @@ func TestLongSilence(t *testing.T) {
 	}
 	ask("override-host.yaml", false, func(connections map[string]any) {
 		connections["stream_idle_timeout"] = "1s"
-		delete(stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any), "idle_timeout")
+		delete(
+			stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any),
+			"idle_timeout",
+		)
 	})
 	wait.Wait()
 }
@@ -274,8 +319,8 @@ func manifestFiles(t *testing.T) []string {
 	return files
 }
 
-// TestManifestsAgree: what each of Envoy's configurations must have, whatever else it is for: time for silent answers, routing headers
-// that no client can send, upgrades, and health checks of kvepp.
+// TestManifestsAgree: what each of Envoy's configurations must have, whatever else it is for: time for silent answers,
+// routing headers that no client can send, upgrades, and health checks of kvepp.
 func TestManifestsAgree(t *testing.T) {
 	var stripped, answers any // the first file's
 	for _, file := range manifestFiles(t) {
@@ -287,7 +332,17 @@ func TestManifestsAgree(t *testing.T) {
 		if err := yaml.Unmarshal(text, &config); err != nil {
 			t.Fatal(file, err)
 		}
-		manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
+		manager := stack.At(
+			config,
+			"static_resources",
+			"listeners",
+			0,
+			"filter_chains",
+			0,
+			"filters",
+			0,
+			"typed_config",
+		)
 		silence := func(what string, v any) {
 			text, _ := v.(string)
 			if d, err := time.ParseDuration(text); err != nil || d < time.Hour {
@@ -302,23 +357,31 @@ func TestManifestsAgree(t *testing.T) {
 				if silence("idle_timeout", route["idle_timeout"]); route["timeout"] != "0s" {
 					t.Errorf("%s: route %v", file, route)
 				}
-				if several := stack.At(r, "match", "headers", 0, "name") == "x-gateway-destination-endpoint"; several != (route["retry_policy"] != nil) {
-					t.Errorf("%s: route %v: a retry_policy is safe only where kvepp named several endpoints", file, route)
+				if several := stack.At(r, "match", "headers",
+					0, "name") == "x-gateway-destination-endpoint"; several != (route["retry_policy"] != nil) {
+					t.Errorf(
+						"%s: route %v: a retry_policy is safe only where kvepp named several endpoints",
+						file,
+						route,
+					)
 				}
 			}
 		}
 		processor := stack.At(manager, "http_filters", 0, "typed_config")
-		if stack.At(processor, "grpc_service", "timeout") != "0s" || stack.At(manager, "upgrade_configs", 0, "upgrade_type") != "websocket" {
+		if stack.At(processor, "grpc_service", "timeout") != "0s" ||
+			stack.At(manager, "upgrade_configs", 0, "upgrade_type") != "websocket" {
 			t.Errorf("%s: the processor's streams end by time, or WebSockets do not pass", file)
 		}
-		if got := fmt.Sprint(stack.At(processor, "response_attributes")); got != "[response.code_details response.flags upstream.request_attempt_count]" {
+		if got := fmt.Sprint(stack.At(processor,
+			"response_attributes")); got != "[response.code_details response.flags upstream.request_attempt_count]" {
 			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
 		}
 		var forPeople []any // of the access logs; the others go to each kvepp, see extproc/accesslog.go
 		told := map[any]bool{}
 		for _, log := range stack.At(manager, "access_log").([]any) {
 			if stack.At(log, "name") == "envoy.access_loggers.http_grpc" {
-				told[stack.At(log, "typed_config", "common_config", "grpc_service", "envoy_grpc", "cluster_name")] = true
+				told[stack.At(log, "typed_config", "common_config", "grpc_service", "envoy_grpc",
+					"cluster_name")] = true
 			} else {
 				forPeople = append(forPeople, log)
 			}
@@ -328,7 +391,8 @@ func TestManifestsAgree(t *testing.T) {
 				t.Errorf("%s: no access log tells %s who broke an answer off", file, name)
 			}
 		}
-		if got := fmt.Sprint(stack.At(processor, "grpc_service", "initial_metadata")); got != "[map[key:x-kvepp-access-log value:on]]" {
+		if got := fmt.Sprint(stack.At(processor, "grpc_service",
+			"initial_metadata")); got != "[map[key:x-kvepp-access-log value:on]]" {
 			t.Errorf("%s: initial_metadata %s: kvepp does not know of its access log", file, got)
 		}
 		own := fmt.Sprint(stack.At(manager, "local_reply_config"), forPeople)
@@ -350,7 +414,8 @@ func TestManifestsAgree(t *testing.T) {
 			if !strings.HasPrefix(name, "kvepp") {
 				continue
 			}
-			if stack.At(c, "health_checks", 0, "grpc_health_check") == nil || stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0 {
+			if stack.At(c, "health_checks", 0, "grpc_health_check") == nil ||
+				stack.At(c, "common_lb_config", "healthy_panic_threshold", "value") != 0 {
 				t.Errorf("%s: cluster %s is not checked, or asked while it is ill", file, name)
 			}
 			if stack.At(c, "common_lb_config", "update_merge_window") != "0s" {

@@ -22,12 +22,20 @@ var notExported = []string{
 	"dynamo_component_router_kv_transfer_",     // between prefill and decode workers
 }
 
-// TestDynamoMetrics holds every metric that kvepp exports under a name of Dynamo's against that of Dynamo's frontend: type,
-// labels and buckets.
+// TestDynamoMetrics holds every metric that kvepp exports under a name of Dynamo's against that of Dynamo's frontend:
+// type, labels and buckets.
 func TestDynamoMetrics(t *testing.T) {
 	theirs := start(t, stack.Config{Workers: 1, Frontend: "kv", Speedup: 100, Kill: true})
 	for _, s := range []*stack.Stack{theirs, main} {
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.URL(), nil, []stack.Message{{Role: "user", Content: strings.Repeat("Tell me a story. ", 20)}}, true, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.URL(),
+			nil,
+			[]stack.Message{{Role: "user", Content: strings.Repeat("Tell me a story. ", 20)}},
+			true,
+			nil,
+		)
 		if err != nil || a.Status != http.StatusOK {
 			t.Fatalf("%v: %+v", err, a)
 		}
@@ -61,7 +69,10 @@ func TestDynamoMetrics(t *testing.T) {
 		t.Errorf("only %d metrics have names of Dynamo's", held)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		about := strings.HasPrefix(name, "dynamo_component_router_") || strings.HasPrefix(name, "dynamo_router_overhead_") || strings.HasPrefix(name, "dynamo_frontend_worker_") || strings.HasPrefix(name, "dynamo_frontend_router_queue_")
+		about := strings.HasPrefix(name, "dynamo_component_router_") ||
+			strings.HasPrefix(name, "dynamo_router_overhead_") ||
+			strings.HasPrefix(name, "dynamo_frontend_worker_") ||
+			strings.HasPrefix(name, "dynamo_frontend_router_queue_")
 		left := slices.ContainsFunc(notExported, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 		if _, have := got[name]; about && !left && !have {
 			t.Errorf("kvepp has no %s", name)

@@ -49,21 +49,34 @@ type said struct {
 type symptom string
 
 const (
-	notStarted    symptom = "kvepp does not start"
-	byLoad        symptom = "requests are served, but routed by load: `kvepp_decisions_total` counts another `reason` than `kv`"
-	wrongCache    symptom = "requests are served, but their beginnings are not found in caches: predicted or cached tokens are too few"
+	notStarted symptom = "kvepp does not start"
+	byLoad     symptom = "requests are served, but routed by load: `kvepp_decisions_total` counts another " +
+		"`reason` than `kv`"
+	wrongCache symptom = "requests are served, but their beginnings are not found in caches: predicted or cached " +
+		"tokens are too few"
 	elsewhere     symptom = "requests are served, but not by the endpoints that kvepp chose"
 	unavailable   symptom = "requests are answered 503"
 	clientErrors  symptom = "requests are answered 400, 401, 404 or 413"
 	notFollowed   symptom = "kvepp does not have an endpoint, or a change, of the endpoints file"
 	lessEndpoints symptom = "an endpoint gets no requests"
-	lessCertain   symptom = "nothing is wrong with requests: it shows in the log, in metrics, or after a restart of kvepp"
+	lessCertain   symptom = "nothing is wrong with requests: it shows in the log, in metrics, or after a restart of " +
+		"kvepp"
 )
 
-var symptoms = []symptom{notStarted, unavailable, clientErrors, elsewhere, byLoad, wrongCache, lessEndpoints, notFollowed, lessCertain}
+var symptoms = []symptom{
+	notStarted,
+	unavailable,
+	clientErrors,
+	elsewhere,
+	byLoad,
+	wrongCache,
+	lessEndpoints,
+	notFollowed,
+	lessCertain,
+}
 
-// TestMistakes makes each mistake of docs/mistakes.md on real parts: kvepp as a process, Envoy, and stand-ins for stock engines. What is
-// said must name the cause and what to do, and be what the page shows.
+// TestMistakes makes each mistake of docs/mistakes.md on real parts: kvepp as a process, Envoy, and stand-ins for stock
+// engines. What is said must name the cause and what to do, and be what the page shows.
 func TestMistakes(t *testing.T) {
 	text, err := os.ReadFile(mistakesPage)
 	if err != nil && !(*rewrite && errors.Is(err, os.ErrNotExist)) {
@@ -97,7 +110,11 @@ func TestMistakes(t *testing.T) {
 					}
 				}
 				if !*rewrite && !strings.Contains(page, section) {
-					t.Errorf("docs/mistakes.md has another section; go test ./e2e -run TestMistakes -rewrite writes it anew. Now:\n%s", section)
+					t.Errorf(
+						"docs/mistakes.md has another section; go test ./e2e -run TestMistakes -rewrite writes it "+
+							"anew. Now:\n%s",
+						section,
+					)
 				}
 				if !t.Failed() {
 					sections[i] = section
@@ -127,14 +144,20 @@ func TestMistakes(t *testing.T) {
 			t.Fatal(err)
 		}
 	case whole != string(text):
-		t.Error("docs/mistakes.md is not what this test would write; go test ./e2e -run TestMistakes -rewrite writes it anew")
+		t.Error(
+			"docs/mistakes.md is not what this test would write; go test ./e2e -run TestMistakes -rewrite writes it " +
+				"anew",
+		)
 	}
 }
 
 const mistakesIntroduction = "# Mistakes, and what is said about them\n\n" +
-	"Search this page for a message, or begin with what you see. A test makes each of these mistakes on real parts (kvepp, Envoy, and\n" +
-	"stand-ins for stock vLLMs), and holds that what was said is what stands here: `go test ./e2e -run TestMistakes`; with `-rewrite` it\n" +
-	"writes this page. Addresses, ports, paths and times are replaced: engines are at 10.0.0.1:8000 and 10.0.0.2:8000 (KV events on port\n" +
+	"Search this page for a message, or begin with what you see. A test makes each of these mistakes on real parts " +
+	"(kvepp, Envoy, and\n" +
+	"stand-ins for stock vLLMs), and holds that what was said is what stands here: `go test ./e2e -run " +
+	"TestMistakes`; with `-rewrite` it\n" +
+	"writes this page. Addresses, ports, paths and times are replaced: engines are at 10.0.0.1:8000 and " +
+	"10.0.0.2:8000 (KV events on port\n" +
 	"5557, replay on 5657), kvepp is at 10.0.0.9:9002, Envoy at 10.0.0.10:8080, and `tiny` is the model.\n\n"
 
 // section is the part of the page about m.
@@ -177,7 +200,8 @@ type setup struct {
 
 var (
 	address = regexp.MustCompile(`(localhost|127\.0\.0\.\d+):\d+`)
-	// random are parts of sentences: the length of kvepp check's prompts, and how soon Envoy noticed that a connection is refused.
+	// random are parts of sentences: the length of kvepp check's prompts, and how soon Envoy noticed that a connection
+	// is refused.
 	random = regexp.MustCompile(`(prompt of |prompt's |reset reason: )(\d+|[a-z][^"]*)`)
 	// varying are the values in log lines that differ from run to run.
 	varying = regexp.MustCompile(`\b(time|took_seconds|failed_handshakes|request_id)=(?:"[^"]*"|\S+)`)
@@ -213,7 +237,13 @@ func withEngines(t *testing.T, flags ...[]string) *setup {
 	t.Helper()
 	s := newSetup(t)
 	for i, f := range flags {
-		s.add(standIn(t, mistakesEngine(), "engine-"+string(rune('a'+i)), append([]string{"-token-time", "1ms"}, f...)...))
+		s.add(
+			standIn(
+				t,
+				mistakesEngine(),
+				"engine-"+string(rune('a'+i)),
+				append([]string{"-token-time", "1ms"}, f...)...),
+		)
 	}
 	return s
 }
@@ -221,8 +251,10 @@ func withEngines(t *testing.T, flags ...[]string) *setup {
 func (s *setup) add(e *stack.Engine) {
 	s.engines = append(s.engines, e)
 	n := len(s.engines)
-	s.names["localhost:"+portOf(e.Address)], s.names["127.0.0.2:"+portOf(e.Address)] = "localhost:8000", "127.0.0.2:8000"
-	for port, at := range map[string]string{"8000": e.Address, "5557": strings.TrimPrefix(e.KVEvents, "tcp://"), "5657": strings.TrimPrefix(e.KVReplay, "tcp://")} {
+	s.names["localhost:"+portOf(e.Address)], s.names["127.0.0.2:"+portOf(e.Address)] = "localhost:8000",
+		"127.0.0.2:8000"
+	for port, at := range map[string]string{"8000": e.Address, "5557": strings.TrimPrefix(e.KVEvents, "tcp://"),
+		"5657": strings.TrimPrefix(e.KVReplay, "tcp://")} {
 		s.names[at] = fmt.Sprintf("10.0.0.%d:%s", n, port)
 	}
 }
@@ -270,7 +302,8 @@ func (s *setup) start(cfg stack.Config) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.names[s.ExtProc()], s.names[metrics.Host], s.names[strings.TrimPrefix(s.Admin(), "http://")] = "10.0.0.9:9002", "10.0.0.9:9090", "10.0.0.9:9091"
+	s.names[s.ExtProc()], s.names[metrics.Host], s.names[strings.TrimPrefix(s.Admin(), "http://")] = "10.0.0.9:9002",
+		"10.0.0.9:9090", "10.0.0.9:9091"
 	s.shown(s.EndpointsFile(), "endpoints.yaml")
 	if s.Envoy != nil {
 		s.names[strings.TrimPrefix(s.Envoy.URL, "http://")] = "10.0.0.10:8080"
@@ -298,7 +331,8 @@ func (s *setup) logs(parts ...string) said {
 			return err
 		}
 		for l := range strings.Lines(text) {
-			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(l, part) }) && strings.HasSuffix(l, "\n") {
+			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(l, part) }) &&
+				strings.HasSuffix(l, "\n") {
 				line = l
 				return nil
 			}
@@ -337,10 +371,14 @@ func (s *setup) ends(env []string, args ...string) said {
 			printed = append(printed, strings.TrimRight(s.stable(line), "\n"))
 		}
 	}
-	return said{fmt.Sprintf("`kvepp serve` ends with status %d and prints:", cmd.ProcessState.ExitCode()), strings.Join(printed, "\n")}
+	return said{
+		fmt.Sprintf("`kvepp serve` ends with status %d and prints:", cmd.ProcessState.ExitCode()),
+		strings.Join(printed, "\n"),
+	}
 }
 
-// checks runs kvepp check, which must find something wrong, and returns the lines that say what, of the first worker that has it.
+// checks runs kvepp check, which must find something wrong, and returns the lines that say what, of the first worker
+// that has it.
 func (s *setup) checks(flags ...string) said {
 	s.t.Helper()
 	all := append([]string{"--endpoints", s.EndpointsFile(), "--engine=vllm"}, flags...)
@@ -357,7 +395,7 @@ func (s *setup) checks(flags ...string) said {
 	state := regexp.MustCompile(`  (ok|wrong|unknown)  `)
 	for line := range strings.Lines(s.stable(table)) {
 		line = strings.TrimRight(line, "\n")
-		// A line is "WORKER  ABOUT  STATE  TEXT", or "ABOUT ..." under the same worker, or "-> FIX" in one or more lines.
+		// A line is "WORKER ABOUT STATE TEXT", or "ABOUT ..." under the same worker, or "-> FIX" in one or more lines.
 		columns := regexp.MustCompile(` {2,}`).Split(strings.TrimSpace(line), -1)
 		if m := state.FindStringSubmatch(line); m != nil {
 			about := strings.Join(columns[max(0, len(columns)-3):], "  ")
@@ -372,7 +410,10 @@ func (s *setup) checks(flags ...string) said {
 	}
 	command := "kvepp check"
 	for _, f := range flags {
-		if name, _, _ := strings.Cut(f, "="); slices.Contains([]string{"--probe", "--gateway", "--conversations"}, name) {
+		if name, _, _ := strings.Cut(f, "="); slices.Contains(
+			[]string{"--probe", "--gateway", "--conversations"},
+			name,
+		) {
 			command += " " + name
 		}
 	}
@@ -386,7 +427,15 @@ func (s *setup) checksGateway(e *stack.Envoy, flags ...string) said {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return s.checks(append([]string{"--gateway=" + e.URL, "--ext-proc-address=" + s.ExtProc(), "--metrics-address=" + metrics.Host, adminFlag(s.Stack)}, flags...)...)
+	return s.checks(
+		append(
+			[]string{
+				"--gateway=" + e.URL,
+				"--ext-proc-address=" + s.ExtProc(),
+				"--metrics-address=" + metrics.Host,
+				adminFlag(s.Stack),
+			},
+			flags...)...)
 }
 
 // answers is what a client gets from an Envoy for a POST of this body.
@@ -398,7 +447,13 @@ func (s *setup) answers(e *stack.Envoy, path, body string) said {
 // unavailable is what a client gets from an Envoy that does not reach kvepp.
 func (s *setup) unavailable(e *stack.Envoy) said {
 	s.t.Helper()
-	return s.answersAs(e, chatsPath, chatBody(stack.Model, "x"), "A client gets:", func(status int) bool { return status == http.StatusServiceUnavailable })
+	return s.answersAs(
+		e,
+		chatsPath,
+		chatBody(stack.Model, "x"),
+		"A client gets:",
+		func(status int) bool { return status == http.StatusServiceUnavailable },
+	)
 }
 
 // answersAs posts until the answer's status is as wanted.
@@ -445,7 +500,8 @@ func (s *setup) ejected(requests bool) said {
 	s.t.Helper()
 	eventually(s.t, func() error {
 		if requests {
-			stack.Chat(s.t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), true, nil) // an engine that fails breaks it off
+			// an engine that fails breaks it off
+			stack.Chat(s.t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), true, nil)
 		}
 		text, _, err := s.Logs("")
 		if err == nil && !strings.Contains(text, ejectedLine) {
@@ -477,14 +533,23 @@ const chatsPath = "/v1/chat/completions"
 
 // chatBody is a chat with a word in it that tells it from others.
 func chatBody(model, word string) string {
-	return fmt.Sprintf(`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": "%s %s"}]}`, model, word, strings.Repeat("How was the weather? ", 20))
+	return fmt.Sprintf(
+		`{"model": %q, "max_tokens": 4, "messages": [{"role": "user", "content": "%s %s"}]}`,
+		model,
+		word,
+		strings.Repeat("How was the weather? ", 20),
+	)
 }
 
 // send sends chats through an Envoy and reads the answers, whatever they are.
 func (s *setup) send(e *stack.Envoy, model string, n int) {
 	s.t.Helper()
 	for i := range n {
-		resp, err := http.Post(e.URL+chatsPath, "application/json", strings.NewReader(chatBody(model, fmt.Sprint("number ", i))))
+		resp, err := http.Post(
+			e.URL+chatsPath,
+			"application/json",
+			strings.NewReader(chatBody(model, fmt.Sprint("number ", i))),
+		)
 		if err != nil {
 			s.t.Fatal(err)
 		}

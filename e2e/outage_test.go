@@ -17,16 +17,19 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// withClientCertificate returns an edit by which every Envoy shows kvepp a client certificate, as mtls.yaml does, so that one kvepp can
-// serve all configurations.
+// withClientCertificate returns an edit by which every Envoy shows kvepp a client certificate, as mtls.yaml does, so
+// that one kvepp can serve all configurations.
 func withClientCertificate(certificates string) func(config any) {
 	return func(config any) {
 		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 			if stack.At(c, "name") == "kvepp" {
-				stack.At(c, "transport_socket", "typed_config").(map[string]any)["common_tls_context"] = map[string]any{"alpn_protocols": []any{"h2"},
-					"validation_context": map[string]any{}, "tls_certificates": []any{map[string]any{
+				stack.At(c, "transport_socket", "typed_config").(map[string]any)["common_tls_context"] = map[string]any{
+					"alpn_protocols":     []any{"h2"},
+					"validation_context": map[string]any{},
+					"tls_certificates": []any{map[string]any{
 						"certificate_chain": map[string]any{"filename": filepath.Join(certificates, "tls.crt")},
-						"private_key":       map[string]any{"filename": filepath.Join(certificates, "tls.key")}}}}
+						"private_key":       map[string]any{"filename": filepath.Join(certificates, "tls.key")}}},
+				}
 			}
 		}
 	}
@@ -45,7 +48,9 @@ func readError(a *stack.Answer, kind, code string) error {
 	var e apiError
 	decoder := json.NewDecoder(strings.NewReader(a.Body))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&e); err != nil || e.Error == nil || e.Error.Type != kind || e.Error.Code != code || e.Error.Message == "" || e.Error.Param != nil {
+	if err := decoder.Decode(&e); err != nil || e.Error == nil || e.Error.Type != kind || e.Error.Code != code ||
+		e.Error.Message == "" ||
+		e.Error.Param != nil {
 		return fmt.Errorf("want an error of type %s and code %s, got %s (%v)", kind, code, a.Body, err)
 	}
 	if got := a.Header.Get("content-type"); got != "application/json" {
@@ -64,15 +69,29 @@ func closedPort(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// TestOutages: each of Envoy's configurations answers in OpenAI's shape when an engine refuses connections and when kvepp is not there,
-// passes on the errors of engines and of kvepp byte for byte, and writes one line about each request with the id that kvepp knows.
+// TestOutages: each of Envoy's configurations answers in OpenAI's shape when an engine refuses connections and when
+// kvepp is not there, passes on the errors of engines and of kvepp byte for byte, and writes one line about each
+// request with the id that kvepp knows.
 func TestOutages(t *testing.T) {
 	endpoints := startScripted(t, 1)
 	engine, closed := endpoints.addresses[0], closedPort(t)
 	certificates := t.TempDir()
 	newAuthority(t).issue(t, certificates, 1, "kvepp")
-	s := start(t, stack.Config{Workers: -1, Servers: []string{engine, closed}, Certificates: certificates, EditEnvoy: withClientCertificate(certificates),
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--cert-path=" + certificates, "--tls-client-ca=" + filepath.Join(certificates, "ca.crt")}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:      -1,
+			Servers:      []string{engine, closed},
+			Certificates: certificates,
+			EditEnvoy:    withClientCertificate(certificates),
+			KveppFlags: []string{
+				"--router-kv-events=false",
+				"--engine=vllm",
+				"--cert-path=" + certificates,
+				"--tls-client-ca=" + filepath.Join(certificates, "ca.crt"),
+			},
+		},
+	)
 	envoys := map[string]*stack.Envoy{}
 	for _, file := range manifestFiles(t) {
 		name := filepath.Base(file)
@@ -83,11 +102,18 @@ func TestOutages(t *testing.T) {
 		envoys[name] = envoy
 	}
 	only := func(address, name string) { // kvepp knows no other endpoint
-		if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: %s, address: %q}\n", name, address)); err != nil {
+		if err := s.ReplaceEndpoints(fmt.Sprintf("endpoints:\n- {name: %s, address: %q}\n", name,
+			address)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, func() error {
-			a, err := stack.Post(t.Context(), http.DefaultClient, s.Envoy.URL+"/v1/completions", nil, map[string]any{"model": stack.Model, "prompt": "one"})
+			a, err := stack.Post(
+				t.Context(),
+				http.DefaultClient,
+				s.Envoy.URL+"/v1/completions",
+				nil,
+				map[string]any{"model": stack.Model, "prompt": "one"},
+			)
 			if err == nil && (metric(t, s, "kvepp_workers") != 1 || a.Worker != name+"/0") {
 				err = fmt.Errorf("the endpoints file is not read yet: %s was chosen", a.Worker)
 			}
@@ -100,7 +126,13 @@ func TestOutages(t *testing.T) {
 		if first != "" {
 			header.Set("x-first", first)
 		}
-		a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions?key=k-55e1", header, json.RawMessage(body))
+		a, err := stack.Post(
+			t.Context(),
+			http.DefaultClient,
+			envoy.URL+"/v1/completions?key=k-55e1",
+			header,
+			json.RawMessage(body),
+		)
 		if err != nil {
 			t.Fatal(id, err)
 		}
@@ -142,10 +174,31 @@ func TestOutages(t *testing.T) {
 		if _, err := s.Decision(t.Context(), id); err != nil {
 			t.Error(err)
 		}
-		logged(envoy, id, map[string]any{"status": 200, "path": "/v1/completions", "method": "POST", "code_details": "via_upstream", "response_flags": "-",
-			"upstream_host": engine, "endpoints": engine, "kvepp_reason": a.Reason, "attempts": 1, "bytes_received": len(good), "bytes_sent": len(a.Body)})
+		logged(
+			envoy,
+			id,
+			map[string]any{
+				"status":         200,
+				"path":           "/v1/completions",
+				"method":         "POST",
+				"code_details":   "via_upstream",
+				"response_flags": "-",
+				"upstream_host":  engine,
+				"endpoints":      engine,
+				"kvepp_reason":   a.Reason,
+				"attempts":       1,
+				"bytes_received": len(good),
+				"bytes_sent":     len(a.Body),
+			},
+		)
 
-		unnamed, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions", nil, json.RawMessage(good))
+		unnamed, err := stack.Post(
+			t.Context(),
+			http.DefaultClient,
+			envoy.URL+"/v1/completions",
+			nil,
+			json.RawMessage(good),
+		)
 		if err != nil {
 			t.Fatal(name, err)
 		}
@@ -157,21 +210,30 @@ func TestOutages(t *testing.T) {
 
 		id = name + "-refused-by-kvepp"
 		a = send(envoy, id, "", `{"model":1}`)
-		if want := `{"error":{"message":"'model' must be a string.","type":"invalid_request_error","param":"model","code":"invalid_type"}}`; a.Status != http.StatusBadRequest || a.Body != want {
+		if want := `{"error":{"message":"'model' must be a string.","type":"invalid_request_error","param":"model",` +
+			`"code":"invalid_type"}}`; a.Status != http.StatusBadRequest ||
+			a.Body != want {
 			t.Errorf("%s: %+v, want 400 %s", id, a, want)
 		}
-		logged(envoy, id, map[string]any{"status": 400, "code_details": "kvepp_invalid_type", "kvepp_reason": "invalid_type"})
+		logged(
+			envoy,
+			id,
+			map[string]any{"status": 400, "code_details": "kvepp_invalid_type", "kvepp_reason": "invalid_type"},
+		)
 
 		id = name + "-refused-by-engine"
 		a = send(envoy, id, "503", good)
-		if want := `{"object":"error","message":"of the engine","code":503}`; a.Status != http.StatusServiceUnavailable || a.Body != want {
+		if want := `{"object":"error","message":"of the engine","code":503}`; a.Status != http.StatusServiceUnavailable ||
+			a.Body != want {
 			t.Errorf("%s: %+v, want 503 %s", id, a, want)
 		}
 		logged(envoy, id, map[string]any{"status": 503, "code_details": "via_upstream"})
 
 		id = name + "-reset"
 		a = send(envoy, id, "reset", good)
-		if err := readError(a, "upstream_error", "upstream_unavailable"); err != nil || a.Status != http.StatusServiceUnavailable || a.Header.Get("x-request-id") != id {
+		if err := readError(a, "upstream_error", "upstream_unavailable"); err != nil ||
+			a.Status != http.StatusServiceUnavailable ||
+			a.Header.Get("x-request-id") != id {
 			t.Errorf("%s: %v %+v", id, err, a)
 		}
 		logged(envoy, id, map[string]any{"status": 503, "response_flags": "UC"})
@@ -180,10 +242,16 @@ func TestOutages(t *testing.T) {
 	for name, envoy := range envoys {
 		id := name + "-unreachable"
 		a := send(envoy, id, "", good)
-		if err := readError(a, "upstream_error", "upstream_unavailable"); err != nil || a.Status != http.StatusServiceUnavailable || a.Header.Get("x-request-id") != id {
+		if err := readError(a, "upstream_error", "upstream_unavailable"); err != nil ||
+			a.Status != http.StatusServiceUnavailable ||
+			a.Header.Get("x-request-id") != id {
 			t.Errorf("%s: %v %+v", id, err, a)
 		}
-		logged(envoy, id, map[string]any{"status": 503, "response_flags": "UF", "upstream_host": closed, "endpoints": closed})
+		logged(
+			envoy,
+			id,
+			map[string]any{"status": 503, "response_flags": "UF", "upstream_host": closed, "endpoints": closed},
+		)
 	}
 	s.KillKvepp()
 	for name, envoy := range envoys {
@@ -196,17 +264,27 @@ func TestOutages(t *testing.T) {
 			}
 			continue
 		}
-		if err := readError(a, "service_unavailable", "endpoint_picker_unavailable"); err != nil || a.Status != http.StatusServiceUnavailable || a.Header.Get("x-request-id") != id {
+		if err := readError(a, "service_unavailable", "endpoint_picker_unavailable"); err != nil ||
+			a.Status != http.StatusServiceUnavailable ||
+			a.Header.Get("x-request-id") != id {
 			t.Errorf("%s: %v %+v", id, err, a)
 		}
 		logged(envoy, id, map[string]any{"status": 503, "upstream_host": nil, "endpoints": nil})
 	}
 }
 
-// TestEnvoysOwnAnswers: Envoy's own answers keep their status and have OpenAI's shape, whatever the reason; for gRPC they have gRPC's.
+// TestEnvoysOwnAnswers: Envoy's own answers keep their status and have OpenAI's shape, whatever the reason; for gRPC
+// they have gRPC's.
 func TestEnvoysOwnAnswers(t *testing.T) {
 	endpoints := startScripted(t, 1)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    endpoints.addresses,
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"},
+		},
+	)
 	edited := func(edit func(config any)) *stack.Envoy {
 		t.Helper()
 		e, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", edit)
@@ -230,10 +308,12 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 		status int
 	}{
 		"a circuit breaker": {edited(func(config any) {
-			pool(config)["circuit_breakers"] = map[string]any{"thresholds": []any{map[string]any{"max_requests": 0, "max_pending_requests": 0, "max_connections": 0}}}
+			pool(config)["circuit_breakers"] = map[string]any{"thresholds": []any{map[string]any{"max_requests": 0,
+				"max_pending_requests": 0, "max_connections": 0}}}
 		}), "", http.StatusServiceUnavailable},
 		"a timeout": {edited(func(config any) {
-			stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config", "route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any)["timeout"] = "0.2s"
+			stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config",
+				"route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any)["timeout"] = "0.2s"
 		}), "wait", http.StatusGatewayTimeout},
 		"no endpoint": {edited(func(config any) {
 			pool(config)["load_assignment"] = map[string]any{"cluster_name": "pool"}
@@ -267,7 +347,9 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &stack.Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(body)}
-	if err := readError(a, "invalid_request_error", "missing_host_header"); err != nil || a.Status != http.StatusBadRequest || a.Header.Get("x-request-id") != "" {
+	if err := readError(a, "invalid_request_error", "missing_host_header"); err != nil ||
+		a.Status != http.StatusBadRequest ||
+		a.Header.Get("x-request-id") != "" {
 		t.Errorf("no host: status %d, %v, %v", a.Status, err, a)
 	}
 
@@ -293,7 +375,12 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 	} else if err := readError(a, "service_unavailable", "endpoint_picker_unavailable"); err != nil {
 		t.Error("kvepp died while the engine computed:", err)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), "POST", s.Envoy.URL+"/engine.Service/Call", bytes.NewReader(make([]byte, 5)))
+	req, err := http.NewRequestWithContext(
+		t.Context(),
+		"POST",
+		s.Envoy.URL+"/engine.Service/Call",
+		bytes.NewReader(make([]byte, 5)),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +390,10 @@ func TestEnvoysOwnAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if status, message := resp.Header.Get("grpc-status"), resp.Header.Get("grpc-message"); resp.StatusCode != http.StatusOK || status != "14" || strings.Contains(message, "{") {
+	if status, message := resp.Header.Get("grpc-status"),
+		resp.Header.Get("grpc-message"); resp.StatusCode != http.StatusOK ||
+		status != "14" ||
+		strings.Contains(message, "{") {
 		t.Errorf("a gRPC call without kvepp: status %d, gRPC %s, %q", resp.StatusCode, status, message)
 	}
 }

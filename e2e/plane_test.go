@@ -7,12 +7,16 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestEventPlane: workers that announce their blocks on Dynamo's event plane alone, each alone and two behind one frontend.
+// TestEventPlane: workers that announce their blocks on Dynamo's event plane alone, each alone and two behind one
+// frontend.
 func TestEventPlane(t *testing.T) {
 	for _, plane := range []string{"zmq", "nats"} {
 		for _, shared := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,shared=%v", plane, shared), func(t *testing.T) {
-				s := start(t, stack.Config{Workers: 2, Ranks: 2, Speedup: 20, EventPlane: plane, SharedFrontend: shared})
+				s := start(
+					t,
+					stack.Config{Workers: 2, Ranks: 2, Speedup: 20, EventPlane: plane, SharedFrontend: shared},
+				)
 				nothingLeft(t, s)
 				used := map[string]bool{}
 				for i := range 12 {

@@ -13,8 +13,8 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// sidecars are servers in the place of stock engines that prefill, and of those that decode with llm-d's routing sidecar before
-// them: the sidecar has the prompt computed by whom a header names, and then answers.
+// sidecars are servers in the place of stock engines that prefill, and of those that decode with llm-d's routing
+// sidecar before them: the sidecar has the prompt computed by whom a header names, and then answers.
 type sidecars struct {
 	t       *testing.T
 	prefill []*httptest.Server
@@ -85,23 +85,41 @@ func (s *sidecars) seen() (prefilled map[string][]byte, alone int) {
 func (s *sidecars) endpoints(prefill int) string {
 	b := "endpoints:\n"
 	for i, server := range s.prefill[:prefill] {
-		b += fmt.Sprintf("- {name: prefill-%d, role: prefill, address: %q, model: %s, blockSize: 16}\n", i, server.Listener.Addr(), stack.Model)
+		b += fmt.Sprintf(
+			"- {name: prefill-%d, role: prefill, address: %q, model: %s, blockSize: 16}\n",
+			i,
+			server.Listener.Addr(),
+			stack.Model,
+		)
 	}
 	for i, server := range s.decode {
-		b += fmt.Sprintf("- {name: decode-%d, role: decode, address: %q, model: %s, blockSize: 16}\n", i, server.Listener.Addr(), stack.Model)
+		b += fmt.Sprintf(
+			"- {name: decode-%d, role: decode, address: %q, model: %s, blockSize: 16}\n",
+			i,
+			server.Listener.Addr(),
+			stack.Model,
+		)
 	}
 	return b
 }
 
-// TestPrefillerHeader: a stock decode worker's sidecar is told where the prompt is to be computed, by kvepp and nobody else; the same
-// prompt goes to the same prefill worker, and without prefill workers decode workers serve alone.
+// TestPrefillerHeader: a stock decode worker's sidecar is told where the prompt is to be computed, by kvepp and nobody
+// else; the same prompt goes to the same prefill worker, and without prefill workers decode workers serve alone.
 func TestPrefillerHeader(t *testing.T) {
 	engines := newSidecars(t)
 	var decode []string
 	for _, server := range engines.decode {
 		decode = append(decode, server.Listener.Addr().String())
 	}
-	s := start(t, stack.Config{Workers: -1, Servers: decode, Kill: true, KveppFlags: []string{"--engine=vllm", "--prefiller-header", "--no-router-kv-events"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    decode,
+			Kill:       true,
+			KveppFlags: []string{"--engine=vllm", "--prefiller-header", "--no-router-kv-events"},
+		},
+	)
 	nothingLeft(t, s)
 	use := func(prefill int) {
 		t.Helper()
@@ -117,7 +135,15 @@ func TestPrefillerHeader(t *testing.T) {
 	}
 	ask := func(messages []stack.Message) (a *stack.Answer, prefiller string, alone int) {
 		t.Helper()
-		a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, http.Header{"X-Prefiller-Host-Port": {"127.0.0.1:9"}}, messages, false, nil)
+		a, err := stack.Chat(
+			t.Context(),
+			http.DefaultClient,
+			s.Envoy.URL,
+			http.Header{"X-Prefiller-Host-Port": {"127.0.0.1:9"}},
+			messages,
+			false,
+			nil,
+		)
 		if err != nil || a.Status != http.StatusOK || a.Text != "so" || !strings.HasPrefix(a.Worker, "decode-") {
 			t.Fatalf("%v, %+v", err, a)
 		}
@@ -127,7 +153,8 @@ func TestPrefillerHeader(t *testing.T) {
 				t.Errorf("prefilled was %s", body)
 			}
 		}
-		if named := strings.TrimSuffix(a.PrefillWorker, "/0"); named != "" && engines.prefill[named[len(named)-1]-'0'].Listener.Addr().String() != prefiller {
+		if named := strings.TrimSuffix(a.PrefillWorker, "/0"); named != "" &&
+			engines.prefill[named[len(named)-1]-'0'].Listener.Addr().String() != prefiller {
 			t.Errorf("kvepp chose %s, and %q was asked", named, prefiller)
 		}
 		return a, prefiller, alone
@@ -142,7 +169,12 @@ func TestPrefillerHeader(t *testing.T) {
 		a, first, _ := ask(messages)
 		again, second, alone := ask(messages)
 		if first == "" || second != first || alone != 0 || again.KveppCached == 0 {
-			t.Errorf("prefilled by %q, and again by %q, where %d tokens are believed to be cached", first, second, again.KveppCached)
+			t.Errorf(
+				"prefilled by %q, and again by %q, where %d tokens are believed to be cached",
+				first,
+				second,
+				again.KveppCached,
+			)
 		}
 		prefillers[first], decoders[a.Worker] = true, true
 	}

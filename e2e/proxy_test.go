@@ -51,7 +51,8 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 	return found[0]
 }
 
-// answering starts a server that answers every request, with its address in the header x-server, and returns that address.
+// answering starts a server that answers every request, with its address in the header x-server, and returns that
+// address.
 func answering(t *testing.T) string {
 	t.Helper()
 	var server *httptest.Server
@@ -70,8 +71,10 @@ func TestProxyTLSMismatch(t *testing.T) {
 		name, flag, cause, advice, tls string
 		proxySpeaksTLS                 bool
 	}{
-		{"kvepp speaks TLS and Envoy does not", "--secure-serving=true", "plaintext", "--secure-serving=false", `tls="TLS 1.2"`, false},
-		{"Envoy speaks TLS and kvepp does not", "--secure-serving=false", "tls_is_off", "transport_socket", "tls=off", true},
+		{"kvepp speaks TLS and Envoy does not", "--secure-serving=true", "plaintext", "--secure-serving=false",
+			`tls="TLS 1.2"`, false},
+		{"Envoy speaks TLS and kvepp does not", "--secure-serving=false", "tls_is_off", "transport_socket", "tls=off",
+			true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var speaksTLS any // Envoy's transport socket for kvepp, from the manifest
@@ -82,8 +85,15 @@ func TestProxyTLSMismatch(t *testing.T) {
 				}
 			}
 			edit := matches
-			s := start(t, stack.Config{Workers: -1, Servers: []string{answering(t)}, KveppFlags: []string{c.flag, "--router-kv-events=false"},
-				EditEnvoy: func(config any) { edit(config) }})
+			s := start(
+				t,
+				stack.Config{
+					Workers:    -1,
+					Servers:    []string{answering(t)},
+					KveppFlags: []string{c.flag, "--router-kv-events=false"},
+					EditEnvoy:  func(config any) { edit(config) },
+				},
+			)
 			logLine(t, s, "a proxy connected for the first time", "level=INFO", "address=127.0.0.1:", c.tls)
 
 			edit = func(config any) {
@@ -115,12 +125,15 @@ func TestProxyTLSMismatch(t *testing.T) {
 	}
 }
 
-// TestServedElsewhere: of the first request that an endpoint served in the place of the chosen one, kvepp warns with both addresses and
-// what to change. The response and the decision's record name the worker that served.
+// TestServedElsewhere: of the first request that an endpoint served in the place of the chosen one, kvepp warns with
+// both addresses and what to change. The response and the decision's record name the worker that served.
 func TestServedElsewhere(t *testing.T) {
 	known := []string{answering(t), answering(t)}
 	unknown := answering(t)
-	s := start(t, stack.Config{Workers: -1, Servers: known, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: known, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm"}},
+	)
 	names := map[string]string{known[0]: "server-0/0", known[1]: "server-1/0", unknown: "unknown (" + unknown + ")"}
 	for _, c := range []struct {
 		name    string
@@ -128,7 +141,8 @@ func TestServedElsewhere(t *testing.T) {
 		outcome string
 		cause   string
 	}{
-		{"an endpoint that Envoy's cluster does not have", known[1], "moved", "the proxy's cluster does not have the chosen address"},
+		{"an endpoint that Envoy's cluster does not have", known[1], "moved",
+			"the proxy's cluster does not have the chosen address"},
 		{"an endpoint that kvepp does not know", unknown, "unknown", "kvepp has none at the address that served"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -138,8 +152,11 @@ func TestServedElsewhere(t *testing.T) {
 					t.Fatal(err)
 				}
 				socket := map[string]any{"address": host, "port_value": json.Number(port)}
-				stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] =
-					[]any{map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}}}
+				stack.At(cluster(t, config, "pool"), "load_assignment", "endpoints",
+					0).(map[string]any)["lb_endpoints"] =
+					[]any{
+						map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}},
+					}
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -164,22 +181,41 @@ func TestServedElsewhere(t *testing.T) {
 				} else if got := a.Header.Get("x-kvepp-chosen-worker"); got != names[d.Worker.Address] {
 					t.Errorf("x-kvepp-chosen-worker is %q, want %q", got, names[d.Worker.Address])
 				}
-				if known := strings.TrimPrefix(names[c.cluster], "unknown ("+c.cluster+")"); served != c.cluster || worker != known || outcome != want {
-					t.Errorf("the record says that %q at %s served, %s; it was %q at %s, %s", worker, served, outcome, known, c.cluster, want)
+				if known := strings.TrimPrefix(names[c.cluster], "unknown ("+c.cluster+")"); served != c.cluster ||
+					worker != known ||
+					outcome != want {
+					t.Errorf(
+						"the record says that %q at %s served, %s; it was %q at %s, %s",
+						worker,
+						served,
+						outcome,
+						known,
+						c.cluster,
+						want,
+					)
 				}
 				if want != "as_chosen" {
 					elsewhere[d.Worker.Address]++
 				}
 			}
 			for chosen := range elsewhere { // three requests, and one warning
-				logLine(t, s, "a request was served by another endpoint than kvepp chose", "level=WARN", "chosen="+chosen, "served="+c.cluster, "outcome="+c.outcome, c.cause)
+				logLine(
+					t,
+					s,
+					"a request was served by another endpoint than kvepp chose",
+					"level=WARN",
+					"chosen="+chosen,
+					"served="+c.cluster,
+					"outcome="+c.outcome,
+					c.cause,
+				)
 			}
 		})
 	}
 }
 
-// TestHostNames: endpoints with host names are served where kvepp chose, by an Envoy whose cluster is of type STRICT_DNS and has the same
-// names.
+// TestHostNames: endpoints with host names are served where kvepp chose, by an Envoy whose cluster is of type
+// STRICT_DNS and has the same names.
 func TestHostNames(t *testing.T) {
 	servers := []string{answering(t), answering(t)}
 	named := map[string]string{} // by name of the worker: the address of its server
@@ -194,26 +230,49 @@ func TestHostNames(t *testing.T) {
 		fmt.Fprintf(&list, "- {name: named-%d, address: \"localhost:%s\", model: %s}\n", i, port, stack.Model)
 		named[fmt.Sprintf("named-%d/0", i)] = address
 		socket := map[string]any{"address": "localhost", "port_value": json.Number(port)}
-		endpoints = append(endpoints, map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}})
+		endpoints = append(
+			endpoints,
+			map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}},
+		)
 	}
-	s := start(t, stack.Config{Workers: -1, Servers: servers, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--dns-lookup-family=v4_only"},
-		EditEnvoy: func(config any) {
-			pool := cluster(t, config, "pool")
-			pool["type"], pool["dns_lookup_family"] = "STRICT_DNS", "V4_ONLY"
-			stack.At(pool, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = endpoints
-		}})
-	if err := s.ReplaceEndpoints(list.String() + "- {name: nowhere, address: \"no-such-host.invalid:1\"}\n"); err != nil {
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    servers,
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--dns-lookup-family=v4_only"},
+			EditEnvoy: func(config any) {
+				pool := cluster(t, config, "pool")
+				pool["type"], pool["dns_lookup_family"] = "STRICT_DNS", "V4_ONLY"
+				stack.At(pool, "load_assignment", "endpoints", 0).(map[string]any)["lb_endpoints"] = endpoints
+			},
+		},
+	)
+	if err := s.ReplaceEndpoints(list.String() +
+		"- {name: nowhere, address: \"no-such-host.invalid:1\"}\n"); err != nil {
 		t.Fatal(err)
 	}
 	logLine(t, s, "worker joined", "worker=named-0/0", "address="+named["named-0/0"])
 	logLine(t, s, "worker joined", "worker=named-1/0", "address="+named["named-1/0"])
 	logLine(t, s, "resolved the host name of an endpoint", "name=localhost", "address=127.0.0.1")
-	logLine(t, s, "cannot resolve the host name of an endpoint", "level=WARN", "name=no-such-host.invalid", "address=none")
+	logLine(
+		t,
+		s,
+		"cannot resolve the host name of an endpoint",
+		"level=WARN",
+		"name=no-such-host.invalid",
+		"address=none",
+	)
 	served := map[string]bool{}
 	for range 200 {
 		a := chatAt(t, s.Envoy.URL)
 		if a.Header.Get("x-server") != named[a.Worker] {
-			t.Fatalf("%s was chosen, which is at %q, and %s served", a.Worker, named[a.Worker], a.Header.Get("x-server"))
+			t.Fatalf(
+				"%s was chosen, which is at %q, and %s served",
+				a.Worker,
+				named[a.Worker],
+				a.Header.Get("x-server"),
+			)
 		}
 		if served[a.Worker] = true; len(served) == len(servers) {
 			break
@@ -223,11 +282,23 @@ func TestHostNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(served) != len(servers) || m[`kvepp_served_total{outcome="as_chosen"}`] == 0 || m[`kvepp_served_total{outcome="moved"}`] != 0 || m[`kvepp_served_total{outcome="unknown"}`] != 0 {
-		t.Errorf("served by %v: %v as chosen, %v moved, %v unknown", served, m[`kvepp_served_total{outcome="as_chosen"}`], m[`kvepp_served_total{outcome="moved"}`], m[`kvepp_served_total{outcome="unknown"}`])
+	if len(served) != len(servers) || m[`kvepp_served_total{outcome="as_chosen"}`] == 0 ||
+		m[`kvepp_served_total{outcome="moved"}`] != 0 ||
+		m[`kvepp_served_total{outcome="unknown"}`] != 0 {
+		t.Errorf(
+			"served by %v: %v as chosen, %v moved, %v unknown",
+			served,
+			m[`kvepp_served_total{outcome="as_chosen"}`],
+			m[`kvepp_served_total{outcome="moved"}`],
+			m[`kvepp_served_total{outcome="unknown"}`],
+		)
 	}
 	if m["kvepp_unresolved_host_names"] != 1 || m["kvepp_workers"] != 2 {
-		t.Errorf("%v names are unresolved, and there are %v workers", m["kvepp_unresolved_host_names"], m["kvepp_workers"])
+		t.Errorf(
+			"%v names are unresolved, and there are %v workers",
+			m["kvepp_unresolved_host_names"],
+			m["kvepp_workers"],
+		)
 	}
 }
 
@@ -241,16 +312,32 @@ func chatAt(t *testing.T, url string) *stack.Answer {
 	return a
 }
 
-// TestUnusedModel: after 100 requests kvepp warns once of a model of its flags that none of them named, with the names that they and the
-// workers use.
+// TestUnusedModel: after 100 requests kvepp warns once of a model of its flags that none of them named, with the names
+// that they and the workers use.
 func TestUnusedModel(t *testing.T) {
-	s := start(t, stack.Config{Workers: -1, Servers: []string{answering(t)}, KveppFlags: []string{"--router-kv-events=false", "--engine=vllm",
-		"--model=Tiny=models/tiny-bytelevel", "--lora=sql=" + stack.Model}})
+	s := start(
+		t,
+		stack.Config{
+			Workers: -1,
+			Servers: []string{answering(t)},
+			KveppFlags: []string{"--router-kv-events=false", "--engine=vllm",
+				"--model=Tiny=models/tiny-bytelevel", "--lora=sql=" + stack.Model},
+		},
+	)
 	for range 150 {
 		chatAt(t, s.Envoy.URL)
 	}
 	for _, unused := range []string{"Tiny", "sql"} {
-		logLine(t, s, "no request has named a model of kvepp's flags", "level=WARN", "model="+unused+" ", "requests=100", `requested="\"tiny\": 100"`, "workers_serve=tiny")
+		logLine(
+			t,
+			s,
+			"no request has named a model of kvepp's flags",
+			"level=WARN",
+			"model="+unused+" ",
+			"requests=100",
+			`requested="\"tiny\": 100"`,
+			"workers_serve=tiny",
+		)
 	}
 	if text, _, err := s.Logs(""); err != nil || strings.Count(text, "no request has named a model") != 2 {
 		t.Errorf("%v, or not two lines:\n%s", err, text)

@@ -69,9 +69,9 @@ type replied struct {
 	body   []byte
 }
 
-// TestQueueAsDynamo plays random histories of arrivals and ends into Dynamo's selection service, which runs the queue of its
-// router, and into queue with the same policy file: the same requests are let through, at the same time and in the same
-// order, and the same are refused, for the same reason. Each model has one worker, and a profile of its own.
+// TestQueueAsDynamo plays random histories of arrivals and ends into Dynamo's selection service, which runs the queue
+// of its router, and into queue with the same policy file: the same requests are let through, at the same time and in
+// the same order, and the same are refused, for the same reason. Each model has one worker, and a profile of its own.
 func TestQueueAsDynamo(t *testing.T) {
 	const models, steps = 24, 60
 	rng := rand.New(rand.NewPCG(6, 4))
@@ -111,7 +111,14 @@ func TestQueueAsDynamo(t *testing.T) {
 	}
 }
 
-func playQueue(t *testing.T, url, model string, profile *queue.Profile, steps int, rng *rand.Rand, counts map[string]int) {
+func playQueue(
+	t *testing.T,
+	url, model string,
+	profile *queue.Profile,
+	steps int,
+	rng *rand.Rand,
+	counts map[string]int,
+) {
 	t.Helper()
 	const most = 1000 // tokens in one step of the engine
 	post := func(path, class string, body any) (int, []byte) {
@@ -137,8 +144,11 @@ func playQueue(t *testing.T, url, model string, profile *queue.Profile, steps in
 		_, _ = answer.ReadFrom(resp.Body)
 		return resp.StatusCode, answer.Bytes()
 	}
-	if status, body := post("/workers", "", map[string]any{"worker_id": 1, "model_name": model, "endpoint": "http://w:1", "block_size": 16,
-		"data_parallel_start_rank": 0, "data_parallel_size": 1, "max_num_batched_tokens": most, "total_kv_blocks": 100000}); status != http.StatusCreated && status != http.StatusOK {
+	if status, body := post("/workers", "", map[string]any{"worker_id": 1, "model_name": model,
+		"endpoint": "http://w:1", "block_size": 16,
+		"data_parallel_start_rank": 0, "data_parallel_size": 1, "max_num_batched_tokens": most,
+		"total_kv_blocks": 100000}); status != http.StatusCreated &&
+		status != http.StatusOK {
 		t.Fatalf("worker: %d %s", status, body)
 	}
 	names := []string{"", "f0", "f1", "own", "nobody's"}
@@ -189,8 +199,10 @@ func playQueue(t *testing.T, url, model string, profile *queue.Profile, steps in
 				t.Fatalf("%s: %s was answered (%d %s), and none of %v", model, got.id, got.status, got.body, expected)
 			case limit == nil && got.status != http.StatusOK:
 				t.Fatalf("%s: %s: %d %s, want it let through", model, got.id, got.status, got.body)
-			case limit != nil && (got.status != http.StatusTooManyRequests || json.Unmarshal(got.body, &refused) != nil ||
-				!reflect.DeepEqual(*limit, queue.LimitError{Class: refused.Details.Class, Kind: refused.Details.Kind, Current: refused.Details.Current, Limit: refused.Details.Limit})):
+			case limit != nil && (got.status != http.StatusTooManyRequests ||
+				json.Unmarshal(got.body, &refused) != nil ||
+				!reflect.DeepEqual(*limit, queue.LimitError{Class: refused.Details.Class, Kind: refused.Details.Kind,
+					Current: refused.Details.Current, Limit: refused.Details.Limit})):
 				t.Fatalf("%s: %s: %d %s, want %v", model, got.id, got.status, got.body, limit)
 			case limit != nil:
 				counts["refused"]++
@@ -233,16 +245,26 @@ func playQueue(t *testing.T, url, model string, profile *queue.Profile, steps in
 				ids[i] = 1000*step + i
 			}
 			// Jumps are so far apart that the time between two arrivals makes no difference to them.
-			entry := queue.Request{Class: profile.Class(class, n), Lane: queue.Any, Tokens: n, Arrival: float64(step) / 1000,
-				Jump: float64(jump), StrictPriority: uint32(strict)}
+			entry := queue.Request{
+				Class:          profile.Class(class, n),
+				Lane:           queue.Any,
+				Tokens:         n,
+				Arrival:        float64(step) / 1000,
+				Jump:           float64(jump),
+				StrictPriority: uint32(strict),
+			}
 			if c := &profile.Classes[entry.Class]; c.Rejects() && !c.Busy(load, most) {
 				goes(id, n) // past the queue
 			} else if _, err := q.Push(entry, 1, id); err != nil {
 				expected[id] = err
 			}
 			go func() {
-				status, body := post("/select_and_reserve", class, map[string]any{"selection_id": id, "model_name": model, "token_ids": ids,
-					"priority_jump": jump, "strict_priority": strict})
+				status, body := post(
+					"/select_and_reserve",
+					class,
+					map[string]any{"selection_id": id, "model_name": model, "token_ids": ids,
+						"priority_jump": jump, "strict_priority": strict},
+				)
 				replies <- replied{id, status, body}
 			}()
 			letThrough()

@@ -29,7 +29,15 @@ func TestQueue(t *testing.T) {
 	if err := os.WriteFile(file, []byte(queueClasses), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, stack.Config{Workers: 2, Speedup: 0.5, Blocks: 16384, KveppFlags: []string{"--router-policy-config", file, "--shed-retry-after", "7"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    2,
+			Speedup:    0.5,
+			Blocks:     16384,
+			KveppFlags: []string{"--router-policy-config", file, "--shed-retry-after", "7"},
+		},
+	)
 	nothingLeft(t, s)
 	next := 0
 	// prompt is one of n tokens that nobody has cached.
@@ -82,7 +90,9 @@ func TestQueue(t *testing.T) {
 			var body struct {
 				Error struct{ Type, Code, Message string }
 			}
-			if err := json.Unmarshal([]byte(a.Body), &body); err != nil || body.Error.Code != "queue_full" || body.Error.Message == "" || a.Header.Get("Retry-After") != "7" {
+			if err := json.Unmarshal([]byte(a.Body), &body); err != nil || body.Error.Code != "queue_full" ||
+				body.Error.Message == "" ||
+				a.Header.Get("Retry-After") != "7" {
 				t.Errorf("refused with Retry-After %q: %s", a.Header.Get("Retry-After"), a.Body)
 			}
 		default:
@@ -115,7 +125,10 @@ func TestQueue(t *testing.T) {
 	waiting, leave := context.WithCancel(t.Context())
 	body := prompt(100)
 	long.Go(func() {
-		if _, err := stack.Post(waiting, http.DefaultClient, s.Envoy.URL+"/v1/completions", patient, body); !errors.Is(err, context.Canceled) {
+		if _, err := stack.Post(waiting, http.DefaultClient, s.Envoy.URL+"/v1/completions", patient, body); !errors.Is(
+			err,
+			context.Canceled,
+		) {
 			t.Errorf("the request that was to wait: %v", err)
 		}
 	})
@@ -138,7 +151,21 @@ func TestQueue(t *testing.T) {
 
 // TestOverloadStatus: Envoy passes on a status that has no name.
 func TestOverloadStatus(t *testing.T) {
-	s := start(t, stack.Config{Workers: 1, Speedup: 20, KveppFlags: []string{"--active-prefill-tokens-threshold", "0", "--overload-status-code", "529", "--engine", "vllm"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers: 1,
+			Speedup: 20,
+			KveppFlags: []string{
+				"--active-prefill-tokens-threshold",
+				"0",
+				"--overload-status-code",
+				"529",
+				"--engine",
+				"vllm",
+			},
+		},
+	)
 	nothingLeft(t, s)
 	body := map[string]any{"model": stack.Model, "prompt": make([]int, 100), "max_tokens": 500, "stream": false}
 	ctx, cancel := context.WithCancel(t.Context())

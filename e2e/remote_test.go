@@ -16,8 +16,9 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestTokenizerURL: kvepp has no folder of the model, and asks a server with vLLM's render endpoints, which here gives the ids
-// that Dynamo's frontend makes. Predictions are as exact as with a folder; while the server fails, requests go by load.
+// TestTokenizerURL: kvepp has no folder of the model, and asks a server with vLLM's render endpoints, which here gives
+// the ids that Dynamo's frontend makes. Predictions are as exact as with a folder; while the server fails, requests go
+// by load.
 func TestTokenizerURL(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{Engine: tokenizer.Dynamo})
 	if err != nil {
@@ -39,10 +40,22 @@ func TestTokenizerURL(t *testing.T) {
 		if err != nil || len(prompts) != 1 {
 			t.Error(prompts, err)
 		}
-		json.NewEncoder(w).Encode(map[string]any{"request_id": "chatcmpl-1", "token_ids": prompts[0].IDs, "features": nil})
+		json.NewEncoder(
+			w,
+		).Encode(
+			map[string]any{"request_id": "chatcmpl-1", "token_ids": prompts[0].IDs, "features": nil},
+		)
 	}))
 	defer server.Close()
-	s := start(t, stack.Config{Workers: 2, Speedup: 20, KveppModel: t.TempDir(), KveppFlags: []string{"--engine", "vllm", "--tokenizer-url", server.URL}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    2,
+			Speedup:    20,
+			KveppModel: t.TempDir(),
+			KveppFlags: []string{"--engine", "vllm", "--tokenizer-url", server.URL},
+		},
+	)
 	nothingLeft(t, s)
 	worker := ""
 	for turn := 1; turn <= 3; turn++ {

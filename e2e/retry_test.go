@@ -22,8 +22,8 @@ type attempt struct {
 	at       string // the endpoint
 }
 
-// TestRetryOfChangedBody: Envoy sends a request again, to the next of kvepp's endpoints, whose body kvepp has changed on its way: the
-// second attempt has the very body of the first, with the right length where there is one.
+// TestRetryOfChangedBody: Envoy sends a request again, to the next of kvepp's endpoints, whose body kvepp has changed
+// on its way: the second attempt has the very body of the first, with the right length where there is one.
 func TestRetryOfChangedBody(t *testing.T) {
 	var (
 		mu       sync.Mutex
@@ -39,7 +39,15 @@ func TestRetryOfChangedBody(t *testing.T) {
 			}
 			id := r.Header.Get("x-number")
 			mu.Lock()
-			attempts[id] = append(attempts[id], attempt{body, r.ContentLength, r.Header.Get("x-gateway-destination-endpoint"), server.Listener.Addr().String()})
+			attempts[id] = append(
+				attempts[id],
+				attempt{
+					body,
+					r.ContentLength,
+					r.Header.Get("x-gateway-destination-endpoint"),
+					server.Listener.Addr().String(),
+				},
+			)
 			first := len(attempts[id]) == 1
 			mu.Unlock()
 			switch {
@@ -59,18 +67,33 @@ func TestRetryOfChangedBody(t *testing.T) {
 		servers = append(servers, server.Listener.Addr().String())
 	}
 	s := start(t, stack.Config{Workers: -1, Servers: servers,
-		KveppFlags: []string{"--router-kv-events=false", "--engine=vllm", "--tenant-cache-salt", "--fallback-endpoints=1"}})
+		KveppFlags: []string{
+			"--router-kv-events=false",
+			"--engine=vllm",
+			"--tenant-cache-salt",
+			"--fallback-endpoints=1",
+		}})
 	retrying := func(connections map[string]any) {
-		stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0, "route").(map[string]any)["retry_policy"] =
-			map[string]any{"retry_on": "5xx,reset", "num_retries": 1}
+		stack.At(connections, "route_config", "virtual_hosts", 0, "routes", 0,
+			"route").(map[string]any)["retry_policy"] =
+			map[string]any{
+				"retry_on":    "5xx,reset",
+				"num_retries": 1,
+			}
 	}
 	mode := func(body string, http2 bool) *stack.Envoy {
 		e, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", func(config any) {
-			manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
+			manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0,
+				"typed_config").(map[string]any)
 			retrying(manager)
 			processor := stack.At(manager, "http_filters", 0, "typed_config").(map[string]any)
 			if stack.At(processor, "processing_mode").(map[string]any)["request_body_mode"] = body; body == "BUFFERED" {
-				processor["processing_mode"] = map[string]any{"request_header_mode": "SEND", "response_header_mode": "SEND", "request_body_mode": body, "response_body_mode": "NONE"}
+				processor["processing_mode"] = map[string]any{
+					"request_header_mode":  "SEND",
+					"response_header_mode": "SEND",
+					"request_body_mode":    body,
+					"response_body_mode":   "NONE",
+				}
 			}
 			if http2 {
 				http2Upstream(config)
@@ -92,9 +115,26 @@ func TestRetryOfChangedBody(t *testing.T) {
 					for _, how := range []string{"503", "reset"} {
 						n++
 						id := fmt.Sprintf("%d-%s", n, how)
-						what := fmt.Sprintf("%s, HTTP/2 of the client %v, to the endpoint %v, %d bytes, %s", body, clients2, upstreams, size, how)
-						sent := fmt.Appendf(nil, `{"model":%q, "prompt":"%s", "x":1.0e+2}`, stack.Model, bytes.Repeat([]byte("brass "), size/6+1))
-						req, err := http.NewRequestWithContext(t.Context(), "POST", envoy.URL+"/v1/completions", bytes.NewReader(sent))
+						what := fmt.Sprintf(
+							"%s, HTTP/2 of the client %v, to the endpoint %v, %d bytes, %s",
+							body,
+							clients2,
+							upstreams,
+							size,
+							how,
+						)
+						sent := fmt.Appendf(
+							nil,
+							`{"model":%q, "prompt":"%s", "x":1.0e+2}`,
+							stack.Model,
+							bytes.Repeat([]byte("brass "), size/6+1),
+						)
+						req, err := http.NewRequestWithContext(
+							t.Context(),
+							"POST",
+							envoy.URL+"/v1/completions",
+							bytes.NewReader(sent),
+						)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -117,15 +157,40 @@ func TestRetryOfChangedBody(t *testing.T) {
 							continue
 						}
 						if got[0].at == got[1].at || got[0].chosen != got[0].at+","+got[1].at {
-							t.Errorf("%s: kvepp named %q, asked were %s and %s", what, got[0].chosen, got[0].at, got[1].at)
+							t.Errorf(
+								"%s: kvepp named %q, asked were %s and %s",
+								what,
+								got[0].chosen,
+								got[0].at,
+								got[1].at,
+							)
 						}
 						for i, x := range got {
-							without := bytes.Replace(bytes.Replace(x.body, []byte(salt+","), nil, 1), []byte(","+salt), nil, 1)
+							without := bytes.Replace(
+								bytes.Replace(x.body, []byte(salt+","), nil, 1),
+								[]byte(","+salt),
+								nil,
+								1,
+							)
 							if !bytes.Contains(x.body, []byte(salt)) || !bytes.Equal(without, sent) {
-								t.Errorf("%s: attempt %d had %d bytes, %.80q ... %.60q", what, i+1, len(x.body), x.body, x.body[max(0, len(x.body)-60):])
+								t.Errorf(
+									"%s: attempt %d had %d bytes, %.80q ... %.60q",
+									what,
+									i+1,
+									len(x.body),
+									x.body,
+									x.body[max(0, len(x.body)-60):],
+								)
 							}
-							if x.declared >= 0 && x.declared != int64(len(x.body)) || x.declared < 0 && body == "BUFFERED" && n%2 == 1 {
-								t.Errorf("%s: attempt %d declares %d bytes and has %d", what, i+1, x.declared, len(x.body))
+							if x.declared >= 0 && x.declared != int64(len(x.body)) ||
+								x.declared < 0 && body == "BUFFERED" && n%2 == 1 {
+								t.Errorf(
+									"%s: attempt %d declares %d bytes and has %d",
+									what,
+									i+1,
+									x.declared,
+									len(x.body),
+								)
 							}
 						}
 					}

@@ -14,7 +14,14 @@ import (
 
 // TestModelRewrite: a client sees only the name that it gave, and the frontend only the one that it serves.
 func TestModelRewrite(t *testing.T) {
-	s := start(t, stack.Config{Workers: 2, Speedup: 20, KveppFlags: []string{"--model-rewrite=public=" + stack.Model, "--strict-model"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    2,
+			Speedup:    20,
+			KveppFlags: []string{"--model-rewrite=public=" + stack.Model, "--strict-model"},
+		},
+	)
 	post := func(path string, body map[string]any) (*http.Response, []byte) {
 		t.Helper()
 		sent, err := json.Marshal(body)
@@ -35,10 +42,19 @@ func TestModelRewrite(t *testing.T) {
 	text := strings.Repeat("A long document about cranes. ", 60)
 	worker := ""
 	for turn, streams := range []bool{false, true, false, true} {
-		resp, answer := post("/v1/chat/completions", map[string]any{"model": "public", "stream": streams, "max_tokens": 8,
-			"messages": []any{map[string]any{"role": "user", "content": text}}})
+		resp, answer := post(
+			"/v1/chat/completions",
+			map[string]any{"model": "public", "stream": streams, "max_tokens": 8,
+				"messages": []any{map[string]any{"role": "user", "content": text}}},
+		)
 		if resp.StatusCode != http.StatusOK || resp.Header.Get("x-kvepp-reason") != "kv" {
-			t.Fatalf("turn %d: status %d, reason %q: %s", turn, resp.StatusCode, resp.Header.Get("x-kvepp-reason"), answer)
+			t.Fatalf(
+				"turn %d: status %d, reason %q: %s",
+				turn,
+				resp.StatusCode,
+				resp.Header.Get("x-kvepp-reason"),
+				answer,
+			)
 		}
 		if worker == "" {
 			worker = resp.Header.Get("x-kvepp-worker")
@@ -68,10 +84,14 @@ func TestModelRewrite(t *testing.T) {
 			t.Errorf("turn %d: %d events in %s", turn, events, answer)
 		}
 	}
-	if n := metric(t, s, `inference_extension_model_rewrite_decisions_total{model_name="public",model_rewrite_name="flag",target_model="`+stack.Model+`"}`); n != 4 {
+	if n := metric(t, s, `inference_extension_model_rewrite_decisions_total{model_name="public",`+
+		`model_rewrite_name="flag",target_model="`+stack.Model+`"}`); n != 4 {
 		t.Errorf("%v rewrites are counted, want 4", n)
 	}
-	if resp, answer := post("/v1/chat/completions", map[string]any{"model": "other", "messages": []any{map[string]any{"role": "user", "content": "x"}}}); resp.StatusCode != http.StatusNotFound {
+	if resp, answer := post("/v1/chat/completions",
+		map[string]any{"model": "other",
+			"messages": []any{map[string]any{"role": "user",
+				"content": "x"}}}); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("a name that no rule has: %d %s", resp.StatusCode, answer)
 	}
 }

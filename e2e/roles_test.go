@@ -11,9 +11,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for both
-// legs, conversations stay with the prefill worker that holds them, blocks stay in their zone, and what happens when prefill
-// workers go.
+// TestPrefillAndDecode: a real frontend in direct mode before real prefill and decode workers does what kvepp chose for
+// both legs, conversations stay with the prefill worker that holds them, blocks stay in their zone, and what happens
+// when prefill workers go.
 func TestPrefillAndDecode(t *testing.T) {
 	s := start(t, stack.Config{Workers: 4, Prefill: 2, Ranks: 2, Zones: 2, Speedup: 20})
 	nothingLeft(t, s)
@@ -38,8 +38,16 @@ func TestPrefillAndDecode(t *testing.T) {
 		}
 		prefill, prefillRank := id(a.PrefillWorker)
 		decode, decodeRank := id(a.Worker)
-		if prefill != a.UpstreamPrefill || decode != a.UpstreamWorker || a.UpstreamRanks != [2]string{prefillRank, decodeRank} {
-			t.Fatalf("kvepp chose %s and %s, Dynamo took %s and %s, ranks %v", a.PrefillWorker, a.Worker, a.UpstreamPrefill, a.UpstreamWorker, a.UpstreamRanks)
+		if prefill != a.UpstreamPrefill || decode != a.UpstreamWorker ||
+			a.UpstreamRanks != [2]string{prefillRank, decodeRank} {
+			t.Fatalf(
+				"kvepp chose %s and %s, Dynamo took %s and %s, ranks %v",
+				a.PrefillWorker,
+				a.Worker,
+				a.UpstreamPrefill,
+				a.UpstreamWorker,
+				a.UpstreamRanks,
+			)
 		}
 		if from, to := zones[a.UpstreamPrefill], zones[a.UpstreamWorker]; from != to || from == "" {
 			t.Fatalf("blocks went from zone %q to %q", from, to)
@@ -47,7 +55,8 @@ func TestPrefillAndDecode(t *testing.T) {
 		return a
 	}
 	prefillers, decoders := map[string]bool{}, map[string]bool{}
-	for i := 0; i < 8 || len(prefillers) < 4 || len(decoders) < 4; i++ { // of equal workers, which one is left to chance
+	// of equal workers, which one is left to chance
+	for i := 0; i < 8 || len(prefillers) < 4 || len(decoders) < 4; i++ {
 		if i == 100 {
 			t.Fatalf("only %v and %v were used", prefillers, decoders)
 		}
@@ -55,7 +64,11 @@ func TestPrefillAndDecode(t *testing.T) {
 		messages := conversation(fmt.Sprint(t.Name(), i), 1)
 		known := metric(t, s, "kvepp_index_blocks")
 		first := ask(messages, stream)
-		messages = append(messages, stack.Message{Role: "assistant", Content: first.Text}, stack.Message{Role: "user", Content: "Go on."})
+		messages = append(
+			messages,
+			stack.Message{Role: "assistant", Content: first.Text},
+			stack.Message{Role: "user", Content: "Go on."},
+		)
 		full := first.PromptTokens / stack.BlockSize
 		eventually(t, func() error { // until its events have come
 			if n := metric(t, s, "kvepp_index_blocks"); n < known+float64(full) {
@@ -64,7 +77,8 @@ func TestPrefillAndDecode(t *testing.T) {
 			return nil
 		})
 		again := ask(messages, stream)
-		if again.PrefillWorker != first.PrefillWorker || again.Reason != "kv" || again.KveppCached < full*stack.BlockSize {
+		if again.PrefillWorker != first.PrefillWorker || again.Reason != "kv" ||
+			again.KveppCached < full*stack.BlockSize {
 			t.Errorf("conversation %d: prefilled by %s, then by %s, by %s: %d tokens cached of a prompt that was %d",
 				i, first.PrefillWorker, again.PrefillWorker, again.Reason, again.KveppCached, first.PromptTokens)
 		}
@@ -83,10 +97,23 @@ func TestPrefillAndDecode(t *testing.T) {
 	for _, zone := range []string{"z0", "z1", "z0", "z1"} {
 		a := chat(t, s.Envoy.URL, novel(), false, required("dynamo.topology/zone="+zone))
 		if zones[a.UpstreamPrefill] != zone || zones[a.UpstreamWorker] != zone {
-			t.Errorf("prefilled in zone %q, decoded in %q, want %s", zones[a.UpstreamPrefill], zones[a.UpstreamWorker], zone)
+			t.Errorf(
+				"prefilled in zone %q, decoded in %q, want %s",
+				zones[a.UpstreamPrefill],
+				zones[a.UpstreamWorker],
+				zone,
+			)
 		}
 	}
-	a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, required("dynamo.topology/zone=z2"))
+	a, err := stack.Chat(
+		t.Context(),
+		http.DefaultClient,
+		s.Envoy.URL,
+		nil,
+		novel(),
+		false,
+		required("dynamo.topology/zone=z2"),
+	)
 	if err != nil || a.Status != http.StatusServiceUnavailable || !strings.Contains(a.Body, "z2") {
 		t.Errorf("a zone that is not there: %+v, %v", a, err)
 	}

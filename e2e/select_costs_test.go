@@ -118,7 +118,8 @@ func (x *selectors) newSelection() *selection {
 func (x *selectors) ranks(s *selection) []rank {
 	x.t.Helper()
 	question := object{"routing_group": s.group}
-	for _, key := range []string{"token_ids", "cache_salt", "block_hashes", "sequence_hashes", "isl_tokens", "router_config_override"} {
+	for _, key := range []string{"token_ids", "cache_salt", "block_hashes", "sequence_hashes", "isl_tokens",
+		"router_config_override"} {
 		if v, ok := s.body[key]; ok {
 			question[key] = v
 		}
@@ -130,15 +131,26 @@ func (x *selectors) ranks(s *selection) []rank {
 	var all []rank
 	for i, v := range scores {
 		score, would, has := v.(object), potential[i].(object), loads[i].(object)
-		r := rank{id: integer(score["worker_id"]), rank: int(integer(score["dp_rank"])), device: float(score["device_blocks"]),
-			host: float(score["host_pinned_extension_blocks"]), disk: float(score["disk_extension_blocks"]),
-			prefill: float(has["potential_prefill_tokens"]), requests: float(has["active_requests"]), decode: float(would["potential_decode_blocks"]), allowed: true}
+		r := rank{
+			id:     integer(score["worker_id"]),
+			rank:   int(integer(score["dp_rank"])),
+			device: float(score["device_blocks"]),
+			host:   float(score["host_pinned_extension_blocks"]),
+			disk:   float(score["disk_extension_blocks"]),
+			prefill: float(
+				has["potential_prefill_tokens"],
+			),
+			requests: float(has["active_requests"]),
+			decode:   float(would["potential_decode_blocks"]),
+			allowed:  true,
+		}
 		w := x.worker(r.id)
 		r.taints = w.taints
 		if allowed, ok := s.body["allowed_worker_ids"].([]uint64); ok && !slices.Contains(allowed, r.id) {
 			r.allowed = false
 		}
-		if constraints, ok := s.body["routing_constraints"].(object); ok && constraints["required_taints"] != nil && !slices.Contains(r.taints, "b") {
+		if constraints, ok := s.body["routing_constraints"].(object); ok && constraints["required_taints"] != nil &&
+			!slices.Contains(r.taints, "b") {
 			r.allowed = false
 		}
 		r.cachedIfChosen = math.Round((r.device + x.weights.host*r.host + x.weights.disk*r.disk) * indexerBlock)
@@ -211,13 +223,19 @@ func isOneOf(a answer, of []*rank) bool {
 	return slices.ContainsFunc(of, func(r *rank) bool { return r.id == id && r.rank == at })
 }
 
-// compare has both services choose, and wants each choice to be one of the cheapest. It returns the worker that both shall book,
-// nil if there is none.
+// compare has both services choose, and wants each choice to be one of the cheapest. It returns the worker that both
+// shall book, nil if there is none.
 func (x *selectors) compare(s *selection) *rank {
 	x.t.Helper()
 	all := x.ranks(s)
 	theirs, ours := x.ask(x.Dynamo, "POST", "/select", s.body), x.ask(x.Kvepp, "POST", "/select", s.body)
-	best, bestAsStarted := cheapest(all, func(r *rank) float64 { return r.cost }), cheapest(all, func(r *rank) float64 { return r.costAsStarted })
+	best, bestAsStarted := cheapest(
+		all,
+		func(r *rank) float64 { return r.cost },
+	), cheapest(
+		all,
+		func(r *rank) float64 { return r.costAsStarted },
+	)
 	if len(best) == 0 {
 		x.equal("/select", s.body, theirs, ours)
 		x.counts["selections without a worker"]++
@@ -227,15 +245,25 @@ func (x *selectors) compare(s *selection) *rank {
 		x.t.Fatalf("/select %v: Dynamo %v, kvepp %v", s.body, theirs, ours)
 	}
 	x.counts["selections"]++
-	// Dynamo's selection service passes over a request's weights and temperature (its cost function has those of the start).
+	// Dynamo's selection service passes over a request's weights and temperature (its cost function has those of the
+	// start).
 	if !isOneOf(theirs, bestAsStarted) {
-		x.t.Fatalf("/select %v: Dynamo chose %v, which is not among the cheapest that the test computes; its cost function is another\nof %+v", s.body, theirs, all)
+		x.t.Fatalf(
+			"/select %v: Dynamo chose %v, which is not among the cheapest that the test computes; its cost function "+
+				"is another\nof %+v",
+			s.body,
+			theirs,
+			all,
+		)
 	}
 	if s.over != x.weights && s.over.track == x.weights.track || s.drawn {
 		x.counts["of them with weights or a temperature that Dynamo passes over"]++
 	}
 	if s.drawn {
-		if id, at := chose(ours); !slices.ContainsFunc(all, func(r rank) bool { return r.allowed && r.id == id && r.rank == at }) {
+		if id, at := chose(ours); !slices.ContainsFunc(
+			all,
+			func(r rank) bool { return r.allowed && r.id == id && r.rank == at },
+		) {
 			x.t.Fatalf("/select %v: kvepp chose %v, which it must not", s.body, ours)
 		}
 		x.counts["of them drawn"]++
@@ -267,7 +295,17 @@ func (x *selectors) book(s *selection, r *rank) {
 	switch way := x.rng.IntN(4); way {
 	case 0: // at once
 		body["pinned_worker"] = pinned
-		theirs, ours := x.ask(x.Dynamo, "POST", "/select_and_reserve", body), x.ask(x.Kvepp, "POST", "/select_and_reserve", body)
+		theirs, ours := x.ask(
+			x.Dynamo,
+			"POST",
+			"/select_and_reserve",
+			body,
+		), x.ask(
+			x.Kvepp,
+			"POST",
+			"/select_and_reserve",
+			body,
+		)
 		if s.random {
 			for _, a := range []answer{theirs, ours} {
 				hashes, _ := a.object()["sequence_hashes"].([]any)
@@ -301,15 +339,16 @@ func (x *selectors) book(s *selection, r *rank) {
 	x.reserved = append(x.reserved, reserved{name, r.id})
 }
 
-// predicted waits until Dynamo believes that the prompt is where it was sent, if that is how it knows. kvepp does when it
-// answers.
+// predicted waits until Dynamo believes that the prompt is where it was sent, if that is how it knows. kvepp does when
+// it answers.
 func (x *selectors) predicted(s *selection) {
 	x.t.Helper()
 	if !x.weights.unheard {
 		return
 	}
 	question := object{}
-	for _, key := range []string{"routing_group", "token_ids", "cache_salt", "block_hashes", "sequence_hashes", "isl_tokens"} {
+	for _, key := range []string{"routing_group", "token_ids", "cache_salt", "block_hashes", "sequence_hashes",
+		"isl_tokens"} {
 		if v, ok := s.body[key]; ok {
 			question[key] = v
 		}
@@ -375,7 +414,10 @@ func (x *selectors) play(steps int) {
 			x.reserved = slices.Delete(x.reserved, i, i+1)
 		default:
 			x.same("POST", "/select_and_reserve", object{"selection_id": x.reserved[i].name, "token_ids": []int{1},
-				"pinned_worker": object{"worker_id": x.workers[0].id, "dp_rank": x.workers[0].start}, "routing_group": x.workers[0].group})
+				"pinned_worker": object{
+					"worker_id": x.workers[0].id,
+					"dp_rank":   x.workers[0].start,
+				}, "routing_group": x.workers[0].group})
 		}
 	}
 	for _, r := range x.reserved {

@@ -14,13 +14,14 @@ import (
 )
 
 // TestSelectionsAsDynamos plays the same histories of workers, KV events, selections and reservations into python -m
-// dynamo.select_service and kvepp select. What both know must agree: overlaps, tokens to prefill, blocks to decode, loads, and
-// every answer. What a worker costs the test computes from Dynamo's answers, and each service must choose one of the cheapest.
+// dynamo.select_service and kvepp select. What both know must agree: overlaps, tokens to prefill, blocks to decode,
+// loads, and every answer. What a worker costs the test computes from Dynamo's answers, and each service must choose
+// one of the cheapest.
 //
-// Where Dynamo errs it is not followed. Counted: weights and temperatures of a request, which it passes over (then its choice must
-// be one of the cheapest by the weights of the start), and names of reservations that it keeps taken after their worker has left.
-// Not played: what its index errs in, which TestIndexerWhereDynamosErrs shows; the engines here name equal blocks alike, free the
-// ends of prompts first, and lose no event.
+// Where Dynamo errs it is not followed. Counted: weights and temperatures of a request, which it passes over (then its
+// choice must be one of the cheapest by the weights of the start), and names of reservations that it keeps taken after
+// their worker has left. Not played: what its index errs in, which TestIndexerWhereDynamosErrs shows; the engines here
+// name equal blocks alike, free the ends of prompts first, and lose no event.
 func TestSelectionsAsDynamos(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -28,7 +29,8 @@ func TestSelectionsAsDynamos(t *testing.T) {
 		weights
 	}{
 		{"defaults", 5000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true}},
-		{"every weight", 3000, weights{credit: 0.5, decay: 1, scale: 2, request: 3, host: 0.5, disk: 0.125, track: true}},
+		{"every weight", 3000, weights{credit: 0.5, decay: 1, scale: 2, request: 3, host: 0.5, disk: 0.125,
+			track: true}},
 		{"prefill not tracked", 1000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25}},
 		{"without events", 1000, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true}},
 	} {
@@ -52,8 +54,8 @@ func TestSelectionsAsDynamos(t *testing.T) {
 	}
 }
 
-// TestSelectionsRefusedAsDynamos wants refusals, and what is odd but good, answered as Dynamo's selection service does: with the
-// same status, and the same body but where the words are a JSON decoder's.
+// TestSelectionsRefusedAsDynamos wants refusals, and what is odd but good, answered as Dynamo's selection service does:
+// with the same status, and the same body but where the words are a JSON decoder's.
 func TestSelectionsRefusedAsDynamos(t *testing.T) {
 	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true})
 	same := func(requests ...[2]string) {
@@ -68,92 +70,213 @@ func TestSelectionsRefusedAsDynamos(t *testing.T) {
 		}
 	}
 	same([][2]string{
-		{"GET /health", ""}, {"GET /ready", ""}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /dump", ""}, {"GET /nowhere", ""}, {"GET /select", ""},
-		{"DELETE /workers", ""}, {"PUT /health", ""}, {"GET /replica_sync/peers", ""}, {"POST /replica_sync/register_peer", `{"endpoint": "tcp://127.0.0.1:1"}`},
+		{
+			"GET /health",
+			"",
+		}, {"GET /ready", ""}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /dump", ""}, {"GET /nowhere", ""},
+		{"GET /select", ""},
+		{
+			"DELETE /workers",
+			"",
+		}, {"PUT /health", ""}, {"GET /replica_sync/peers", ""},
+		{"POST /replica_sync/register_peer", `{"endpoint": "tcp://127.0.0.1:1"}`},
 		{"POST /replica_sync/deregister_peer", `{"endpoint": "x"}`}, {"POST /replica_sync/register_peer", `{}`},
-		{"POST /select", `{}`}, {"POST /potential_loads", `{"token_ids": [1]}`}, {"POST /overlap_scores", `{"token_ids": [1]}`},
-		{"POST /reservations", `{"selection_id": "a"}`}, {"POST /reservations", `{}`}, {"POST /reservations", `{"selection_id": "a", "worker_id": 1, "token_ids": [1]}`},
-		{"POST /workers", `{}`}, {"POST /workers", `{"worker_id": 1}`}, {"GET /ready", ""}, {"PATCH /workers/1", `{"endpoint": "http://h:1"}`}, {"PATCH /workers/9", `{}`},
-		{"PATCH /workers/x", `{}`}, {"DELETE /workers/x", ""}, {"POST /workers", `{"worker_id": -1}`}, {"POST /workers", `{"worker_id": "1"}`},
-		{"POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "data_parallel_size": 2, "kv_events_endpoint": "tcp://127.0.0.1:1"}`},
-		{"POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "data_parallel_size": 2, "kv_events_endpoints": {"0": "tcp://127.0.0.1:1", "1": "tcp://127.0.0.1:2"}, "replay_endpoint": "tcp://127.0.0.1:9"}`},
+		{
+			"POST /select",
+			`{}`,
+		}, {"POST /potential_loads", `{"token_ids": [1]}`}, {"POST /overlap_scores", `{"token_ids": [1]}`},
+		{
+			"POST /reservations",
+			`{"selection_id": "a"}`,
+		}, {"POST /reservations", `{}`},
+		{"POST /reservations", `{"selection_id": "a", "worker_id": 1, "token_ids": [1]}`},
+		{
+			"POST /workers",
+			`{}`,
+		}, {"POST /workers", `{"worker_id": 1}`}, {"GET /ready", ""},
+		{"PATCH /workers/1", `{"endpoint": "http://h:1"}`}, {"PATCH /workers/9", `{}`},
+		{
+			"PATCH /workers/x",
+			`{}`,
+		}, {"DELETE /workers/x", ""}, {"POST /workers", `{"worker_id": -1}`}, {"POST /workers", `{"worker_id": "1"}`},
+		{
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "data_parallel_size": 2, "kv_events_endpoint": ` +
+				`"tcp://127.0.0.1:1"}`,
+		},
+		{
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "data_parallel_size": 2, "kv_events_endpoints": ` +
+				`{"0": "tcp://127.0.0.1:1", "1": "tcp://127.0.0.1:2"}, "replay_endpoint": "tcp://127.0.0.1:9"}`,
+		},
 		{"POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "data_parallel_size": 4097}`},
 		{"POST /workers", `{"worker_id": 1, "endpoint": "", "block_size": 0, "data_parallel_size": 0}`},
 		{"POST /workers", `{"worker_id": 1, "kv_transfer_enforcement": "no"}`},
-		{"POST /workers", `{"worker_id": 1, "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.1, "router_hint_worker_type": "p", "kv_event_source_mode": "m",
-			"router_hint_source_control_endpoints": {"3": "c"}, "topology_domains": {"zone": "z"}, "stable_routing_id": "s", "kv_transfer_domain": "d", "is_eagle": false}`},
-		{"POST /workers", `{"worker_id": 1, "endpoint": "http://h:1", "block_size": 4, "data_parallel_size": 2, "data_parallel_start_rank": 3, "max_num_batched_tokens": 50, "total_kv_blocks": 100,
-			"kv_events_endpoints": {"3": "tcp://127.0.0.1:1", "4": "tcp://127.0.0.1:2"}, "taints": ["b", "a", "b"]}`},
+		{
+			"POST /workers",
+			`{"worker_id": 1, "kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.1, "router_hint_worker_type": "p", "kv_event_source_mode": "m",
+			"router_hint_source_control_endpoints": {"3": "c"}, "topology_domains": {"zone": "z"}, "stable_routing_id": "s", "kv_transfer_domain": "d", "is_eagle": false}`,
+		},
+		{
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "http://h:1", "block_size": 4, "data_parallel_size": 2, "data_parallel_start_rank": 3, "max_num_batched_tokens": 50, "total_kv_blocks": 100,
+			"kv_events_endpoints": {"3": "tcp://127.0.0.1:1", "4": "tcp://127.0.0.1:2"}, "taints": ["b", "a", "b"]}`,
+		},
 	}...)
 	one := &selectable{id: 1, group: "default"}
 	x.booked(one, true)
 	same([][2]string{
-		{"POST /workers", `{"worker_id": 3, "endpoint": "e", "block_size": 8, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
-		{"POST /workers", `{"worker_id": 4, "endpoint": "e", "block_size": 4, "is_eagle": true, "kv_events_endpoint": "tcp://127.0.0.1:4"}`},
-		{"POST /workers", `{"worker_id": 5, "Endpoint": "e", "BLOCK_SIZE": 4}`}, {"DELETE /workers/5", ""}, {"POST /workers", `{"worker_id": 5, "worker_id": 5}`},
+		{
+			"POST /workers",
+			`{"worker_id": 3, "endpoint": "e", "block_size": 8, "kv_events_endpoint": "tcp://127.0.0.1:4"}`,
+		},
+		{
+			"POST /workers",
+			`{"worker_id": 4, "endpoint": "e", "block_size": 4, "is_eagle": true, "kv_events_endpoint": ` +
+				`"tcp://127.0.0.1:4"}`,
+		},
+		{
+			"POST /workers",
+			`{"worker_id": 5, "Endpoint": "e", "BLOCK_SIZE": 4}`,
+		}, {"DELETE /workers/5", ""}, {"POST /workers", `{"worker_id": 5, "worker_id": 5}`},
 		{"PATCH /workers/1", `{"taints": [], "taints": []}`}, {"PATCH /workers/1", `{"Taints": []}`},
-		{"GET /ready", ""}, {"GET /workers?model_name=other", ""}, {"GET /workers?routing_group=default", ""}, {"GET /loads", ""}, {"GET /dump", ""},
+		{
+			"GET /ready",
+			"",
+		}, {"GET /workers?model_name=other", ""}, {"GET /workers?routing_group=default", ""}, {"GET /loads", ""},
+		{"GET /dump", ""},
 		{"GET /loads?model_name=other", ""},
 	}...)
 	only := `"pinned_worker": {"worker_id": 1, "dp_rank": 4}`
 	for _, body := range []string{
-		`{`, `[]`, ``, `"x"`, `{"token_ids": "x"}`, `{"token_ids": [-1]}`, `{"token_ids": [4294967296]}`, `{"token_ids": [1.5]}`, `{"token_ids": null}`,
-		`{"block_hashes": [1]}`, `{"block_hashes": [1], "sequence_hashes": [1]}`, `{"sequence_hashes": [1], "isl_tokens": 5}`,
-		`{"block_hashes": [1, 2], "sequence_hashes": [1], "isl_tokens": 5}`, `{"block_hashes": [], "sequence_hashes": [], "isl_tokens": 0}`,
-		`{"token_ids": [1], "model_name": "other"}`, `{"token_ids": [1], "pinned_worker": {"worker_id": 1}}`, `{"token_ids": [1], "pinned_worker": {"worker_id": 1, "dp_rank": 0}}`,
-		`{"token_ids": [1], "pinned_worker": {"worker_id": 9, "dp_rank": 0}}`, `{"token_ids": [1], "allowed_worker_ids": [9], ` + only + `}`,
-		`{"token_ids": [1], "allowed_worker_ids": []}`, `{"token_ids": [1], "affinity_target": {}}`, `{"token_ids": [1], "affinity_target": {"worker_id": 1, "dp_rank": 3}}`,
-		`{"token_ids": [1], "affinity_target": {"worker_id": 9}, ` + only + `}`, `{"token_ids": [1], "affinity_target": {"worker_id": 1, "dp_rank": 3}, ` + only + `}`,
-		`{"token_ids": [1], "routing_constraints": {"required_taints": ["c"]}}`, `{"token_ids": [1], "routing_constraints": {"required_taints": ["a", "b"]}, ` + only + `}`,
-		`{"token_ids": [1], "session_context": {}}`, `{"token_ids": [1], "session_context": {"session_id": "s", "input_trigger": "no"}}`,
-		`{"token_ids": [1], "session_context": {"session_id": "s", "input_trigger": "other", "agent_headers": {"a": ["b"]}}, ` + only + `}`,
-		`{"token_ids": [1], "router_config_override": {"overlap_score_credit": -1}}`, `{"token_ids": [1], "router_config_override": {"prefill_load_scale": -1}}`,
-		`{"token_ids": [1], "router_config_override": {"router_temperature": -1}}`, `{"token_ids": [1], "router_config_override": {"shared_cache_multiplier": 2}}`,
-		`{"token_ids": [1], "router_config_override": {"overlap_score_weight": -1}}`, `{"token_ids": [1], "router_config_override": {"other": 1}, ` + only + `}`,
-		`{"token_ids": [1], "expected_output_tokens": -1}`, `{"token_ids": [1], "expected_output_tokens": 7, "priority_jump": 2.5, "strict_priority": 3, ` + only + `}`,
-		`{"token_ids": [], ` + only + `}`, `{"token_ids": [1, 2, 3, 4, 5], "is_eagle": true, "lora_name": "l", "cache_salt": "c", ` + only + `}`,
-		`{"token_ids": [1], "mm_routing_info": {"routing_token_ids": [1, 2, 3, 4, 5]}, "selection_id": "m", ` + only + `}`,
-		`{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8], "block_mm_infos": [{"mm_objects": [{"mm_hash": 18446744073709551615, "offsets": [[0, 2]]}, {"mm_hash": 7, "offsets": []}]}, null], ` + only + `}`,
+		`{`, `[]`, ``, `"x"`, `{"token_ids": "x"}`, `{"token_ids": [-1]}`, `{"token_ids": [4294967296]}`,
+		`{"token_ids": [1.5]}`, `{"token_ids": null}`,
+		`{"block_hashes": [1]}`, `{"block_hashes": [1], "sequence_hashes": [1]}`,
+		`{"sequence_hashes": [1], "isl_tokens": 5}`,
+		`{"block_hashes": [1, 2], "sequence_hashes": [1], "isl_tokens": 5}`,
+		`{"block_hashes": [], "sequence_hashes": [], "isl_tokens": 0}`,
+		`{"token_ids": [1], "model_name": "other"}`, `{"token_ids": [1], "pinned_worker": {"worker_id": 1}}`,
+		`{"token_ids": [1], "pinned_worker": {"worker_id": 1, "dp_rank": 0}}`,
+		`{"token_ids": [1], "pinned_worker": {"worker_id": 9, "dp_rank": 0}}`,
+		`{"token_ids": [1], "allowed_worker_ids": [9], ` + only + `}`,
+		`{"token_ids": [1], "allowed_worker_ids": []}`, `{"token_ids": [1], "affinity_target": {}}`,
+		`{"token_ids": [1], "affinity_target": {"worker_id": 1, "dp_rank": 3}}`,
+		`{"token_ids": [1], "affinity_target": {"worker_id": 9}, ` + only + `}`,
+		`{"token_ids": [1], "affinity_target": {"worker_id": 1, "dp_rank": 3}, ` + only + `}`,
+		`{"token_ids": [1], "routing_constraints": {"required_taints": ["c"]}}`,
+		`{"token_ids": [1], "routing_constraints": {"required_taints": ["a", "b"]}, ` + only + `}`,
+		`{"token_ids": [1], "session_context": {}}`,
+		`{"token_ids": [1], "session_context": {"session_id": "s", "input_trigger": "no"}}`,
+		`{"token_ids": [1], "session_context": {"session_id": "s", "input_trigger": "other", "agent_headers": {"a": ` +
+			`["b"]}}, ` + only + `}`,
+		`{"token_ids": [1], "router_config_override": {"overlap_score_credit": -1}}`,
+		`{"token_ids": [1], "router_config_override": {"prefill_load_scale": -1}}`,
+		`{"token_ids": [1], "router_config_override": {"router_temperature": -1}}`,
+		`{"token_ids": [1], "router_config_override": {"shared_cache_multiplier": 2}}`,
+		`{"token_ids": [1], "router_config_override": {"overlap_score_weight": -1}}`,
+		`{"token_ids": [1], "router_config_override": {"other": 1}, ` + only + `}`,
+		`{"token_ids": [1], "expected_output_tokens": -1}`,
+		`{"token_ids": [1], "expected_output_tokens": 7, "priority_jump": 2.5, "strict_priority": 3, ` + only + `}`,
+		`{"token_ids": [], ` + only + `}`,
+		`{"token_ids": [1, 2, 3, 4, 5], "is_eagle": true, "lora_name": "l", "cache_salt": "c", ` + only + `}`,
+		`{"token_ids": [1], "mm_routing_info": {"routing_token_ids": [1, 2, 3, 4, 5]}, "selection_id": "m", ` + only +
+			`}`,
+		`{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8], "block_mm_infos": [{"mm_objects": [{"mm_hash": 18446744073709551615,` +
+			` "offsets": [[0, 2]]}, {"mm_hash": 7, "offsets": []}]}, null], ` + only + `}`,
 		`{"token_ids": [1], "advisory": true, ` + only + `}`,
-		`{"Token_ids": [1], ` + only + `}`, `{"token\u005fids": [1], "TOKEN_IDS": "x", ` + only + `}`, `{"token_ids": [1], "token_ids": [1], ` + only + `}`,
-		`{"token_ids": [1], "unknown": 1, "unknown": 2, ` + only + `}`, `{"token_ids": [1], "pinned_worker": {"worker_id": 1, "Worker_id": 9, "dp_rank": 4}}`,
+		`{"Token_ids": [1], ` + only + `}`, `{"token\u005fids": [1], "TOKEN_IDS": "x", ` + only + `}`,
+		`{"token_ids": [1], "token_ids": [1], ` + only + `}`,
+		`{"token_ids": [1], "unknown": 1, "unknown": 2, ` + only + `}`,
+		`{"token_ids": [1], "pinned_worker": {"worker_id": 1, "Worker_id": 9, "dp_rank": 4}}`,
 		`{"token_ids": [1], "pinned_worker": {"worker_id": 1, "dp_rank": 4, "dp_rank": 4}}`,
-		`{"token_ids": [1], "session_context": {"session_id": "s", "agent_headers": {"A": ["b"], "a": ["b"]}}, ` + only + `}`,
+		`{"token_ids": [1], "session_context": {"session_id": "s", "agent_headers": {"A": ["b"], "a": ["b"]}}, ` +
+			only + `}`,
 		`{"token_ids": [` + strings.Repeat("1,", 8<<19) + `1]}`,
 	} {
 		same([2]string{"POST /select", body})
 	}
 	tokens := `"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]`
 	same([][2]string{
-		{"POST /select_and_reserve", `{"selection_id": "b", ` + tokens + `, "block_mm_infos": [{"mm_objects": [{"mm_hash": 9, "offsets": []}, {"mm_hash": 7, "offsets": []}]}], ` + only + `}`},
+		{
+			"POST /select_and_reserve",
+			`{"selection_id": "b", ` + tokens +
+				`, "block_mm_infos": [{"mm_objects": [{"mm_hash": 9, "offsets": []}, {"mm_hash": 7, "offsets": ` +
+				`[]}]}], ` + only + `}`,
+		},
 		{"POST /select_and_reserve", `{"selection_id": "b", ` + tokens + `, ` + only + `}`},
 		{"POST /reservations", `{"selection_id": "m"}`}, {"POST /reservations", `{"selection_id": "m"}`},
-		{"POST /reservations", `{"selection_id": "c", "worker_id": 1, ` + tokens + `}`}, {"POST /reservations", `{"selection_id": "c", "worker_id": 9, ` + tokens + `}`},
-		{"POST /reservations", `{"selection_id": "c", "worker_id": 1, "dp_rank": 3, ` + tokens + `, "effective_prefill_tokens": 10}`},
-		{"POST /reservations", `{"selection_id": "c", "worker_id": 1, "dp_rank": 3, ` + tokens + `, "effective_prefill_tokens": 9}`},
+		{
+			"POST /reservations",
+			`{"selection_id": "c", "worker_id": 1, ` + tokens + `}`,
+		}, {"POST /reservations", `{"selection_id": "c", "worker_id": 9, ` + tokens + `}`},
+		{
+			"POST /reservations",
+			`{"selection_id": "c", "worker_id": 1, "dp_rank": 3, ` + tokens + `, "effective_prefill_tokens": 10}`,
+		},
+		{
+			"POST /reservations",
+			`{"selection_id": "c", "worker_id": 1, "dp_rank": 3, ` + tokens + `, "effective_prefill_tokens": 9}`,
+		},
 		{"POST /reservations", `{"selection_id": "c", "worker_id": 1, "dp_rank": 3, ` + tokens + `}`},
-		{"POST /reservations", `{"selection_id": "d", "worker_id": 1, "dp_rank": 3}`}, {"POST /reservations", `{"selection_id": "d", "worker_id": 1, "sequence_hashes": [1]}`},
-		{"POST /reservations", `{"selection_id": "d", "worker_id": 1, "dp_rank": 3, "sequence_hashes": [-1], "isl_tokens": 0}`},
-		{"POST /reservations", `{"selection_id": "e", "worker_id": 1, "dp_rank": 3, "model_name": "other", ` + tokens + `}`},
-		{"GET /loads", ""}, {"POST /reservations/c/output_block", `{}`}, {"POST /reservations/c/output_block", `{"decay_fraction": 1.5}`}, {"POST /reservations/c/output_block", ""},
-		{"POST /reservations/x/output_block", `{}`}, {"GET /loads", ""}, {"POST /reservations/c/prefill_complete", ""}, {"POST /reservations/c/prefill_complete", ""},
-		{"POST /reservations/x%2Fy/prefill_complete", ""}, {"POST /reservations/c/prefill_complete/", ""}, {"DELETE /reservations/", ""},
+		{
+			"POST /reservations",
+			`{"selection_id": "d", "worker_id": 1, "dp_rank": 3}`,
+		}, {"POST /reservations", `{"selection_id": "d", "worker_id": 1, "sequence_hashes": [1]}`},
+		{
+			"POST /reservations",
+			`{"selection_id": "d", "worker_id": 1, "dp_rank": 3, "sequence_hashes": [-1], "isl_tokens": 0}`,
+		},
+		{
+			"POST /reservations",
+			`{"selection_id": "e", "worker_id": 1, "dp_rank": 3, "model_name": "other", ` + tokens + `}`,
+		},
+		{
+			"GET /loads",
+			"",
+		}, {"POST /reservations/c/output_block", `{}`},
+		{"POST /reservations/c/output_block", `{"decay_fraction": 1.5}`}, {"POST /reservations/c/output_block", ""},
+		{
+			"POST /reservations/x/output_block",
+			`{}`,
+		}, {"GET /loads", ""}, {"POST /reservations/c/prefill_complete", ""},
+		{"POST /reservations/c/prefill_complete", ""},
+		{
+			"POST /reservations/x%2Fy/prefill_complete",
+			"",
+		}, {"POST /reservations/c/prefill_complete/", ""}, {"DELETE /reservations/", ""},
 		{"DELETE /reservations/c", ""}, {"DELETE /reservations/c", ""}, {"GET /loads", ""},
 		{"POST /potential_loads", `{}`}, {"POST /overlap_scores", `{}`}, {"POST /potential_loads", `{` + tokens + `}`},
-		{"POST /potential_loads", `{` + tokens + `,` + tokens + `}`}, {"POST /overlap_scores", `{` + tokens + `,` + tokens + `}`},
-		{"POST /potential_loads", `{` + tokens + `, "Model_name": "x", "router_config_override": {"Overlap_score_credit": -1}}`},
-		{"POST /reservations", `{"selection_id": "f", "selection_id": "f", "worker_id": 1, "dp_rank": 3, ` + tokens + `}`},
+		{
+			"POST /potential_loads",
+			`{` + tokens + `,` + tokens + `}`,
+		}, {"POST /overlap_scores", `{` + tokens + `,` + tokens + `}`},
+		{
+			"POST /potential_loads",
+			`{` + tokens + `, "Model_name": "x", "router_config_override": {"Overlap_score_credit": -1}}`,
+		},
+		{
+			"POST /reservations",
+			`{"selection_id": "f", "selection_id": "f", "worker_id": 1, "dp_rank": 3, ` + tokens + `}`,
+		},
 	}...)
 	x.remove(one)
 	same([][2]string{
-		{"POST /reservations/b/prefill_complete", ""}, {"POST /select", `{` + tokens + `}`}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /ready", ""},
+		{
+			"POST /reservations/b/prefill_complete",
+			"",
+		}, {"POST /select", `{` + tokens + `}`}, {"GET /workers", ""}, {"GET /loads", ""}, {"GET /ready", ""},
 	}...)
 	t.Logf("%d answers alike", x.counts["answers alike"])
 }
 
 // TestSessionsAsDynamos has sessions begin, go on, be led elsewhere and lose their worker in both selection services.
 func TestSessionsAsDynamos(t *testing.T) {
-	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true}, "--session-affinity-ttl-secs", "600")
+	x := startSelectors(
+		t,
+		weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true},
+		"--session-affinity-ttl-secs",
+		"600",
+	)
 	x.rng = rand.New(rand.NewPCG(uint64(begun), 9))
 	for id := range uint64(3) {
 		x.add(id+1, "default", 0, 1)
@@ -207,8 +330,19 @@ func TestSessionsAsDynamos(t *testing.T) {
 			for session, at := range boundTo {
 				if at == id { // it begins anew on another
 					next := 1 + id%3
-					want(x.same("POST", "/select_and_reserve", object{"token_ids": tokens, "session_id": session, "selection_id": session + fmt.Sprint(step),
-						"allowed_worker_ids": []uint64{next}}), next)
+					want(
+						x.same(
+							"POST",
+							"/select_and_reserve",
+							object{
+								"token_ids":          tokens,
+								"session_id":         session,
+								"selection_id":       session + fmt.Sprint(step),
+								"allowed_worker_ids": []uint64{next},
+							},
+						),
+						next,
+					)
 					boundTo[session] = next
 				}
 			}
@@ -228,8 +362,8 @@ func TestSessionsAsDynamos(t *testing.T) {
 	t.Log(x.counts)
 }
 
-// TestSelectionsWaitAsDynamos has selections wait in both services while the worker that they may have is busy, and wants them to go
-// on in the same order.
+// TestSelectionsWaitAsDynamos has selections wait in both services while the worker that they may have is busy, and
+// wants them to go on in the same order.
 func TestSelectionsWaitAsDynamos(t *testing.T) {
 	policies := filepath.Join(t.TempDir(), "policies.yaml")
 	if err := os.WriteFile(policies, []byte(`
@@ -249,7 +383,10 @@ policy_classes:
 		{"classes", "DYN_ROUTER_POLICY_CONFIG=" + policies},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true, more: c.env})
+			x := startSelectors(
+				t,
+				weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true, unheard: true, more: c.env},
+			)
 			t.Logf("seed %d", begun)
 			x.rng = rand.New(rand.NewPCG(uint64(begun), 11))
 			x.same("POST", "/workers", object{"worker_id": 1, "endpoint": "e", "block_size": indexerBlock})
@@ -283,7 +420,15 @@ func (x *selectors) waitInLine(round int, classes bool) {
 	last := map[uint64]string{} // the reservation that keeps a worker busy
 	for id := range uint64(2) {
 		last[id+1] = fmt.Sprintf("busy-%d-%d", round, id+1)
-		x.same("POST", "/select_and_reserve", object{"selection_id": last[id+1], "token_ids": fresh(30), "pinned_worker": object{"worker_id": id + 1, "dp_rank": 0}})
+		x.same(
+			"POST",
+			"/select_and_reserve",
+			object{
+				"selection_id":  last[id+1],
+				"token_ids":     fresh(30),
+				"pinned_worker": object{"worker_id": id + 1, "dp_rank": 0},
+			},
+		)
 	}
 	urls := []string{x.Dynamo, x.Kvepp}
 	over := []chan wentOn{make(chan wentOn, 100), make(chan wentOn, 100)}
@@ -321,7 +466,12 @@ func (x *selectors) waitInLine(round int, classes bool) {
 	total := 0
 	for i := range 2 + x.rng.IntN(7) {
 		name, id := fmt.Sprintf("wait-%d-%d", round, i), x.rng.Uint64N(3)
-		body := object{"selection_id": name, "token_ids": fresh(21 + x.rng.IntN(20)), "strict_priority": x.rng.IntN(2), "priority_jump": 1000 * x.rng.IntN(5)}
+		body := object{
+			"selection_id":    name,
+			"token_ids":       fresh(21 + x.rng.IntN(20)),
+			"strict_priority": x.rng.IntN(2),
+			"priority_jump":   1000 * x.rng.IntN(5),
+		}
 		if classes {
 			x.class = []string{"", "standard", "standard", "refused", "free", "unknown"}[x.rng.IntN(6)]
 		}

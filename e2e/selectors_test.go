@@ -32,10 +32,19 @@ type weights struct {
 
 func (w weights) env() []string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	return append(strings.Fields(w.more), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT="+number(w.credit), "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY="+number(w.decay),
-		"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT="+number(w.host), "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT="+number(w.disk),
-		"DYN_ROUTER_PREFILL_LOAD_SCALE="+number(w.scale), "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT="+number(w.request),
-		"DYN_ROUTER_TRACK_PREFILL_TOKENS="+strconv.FormatBool(w.track), "DYN_ROUTER_USE_KV_EVENTS="+strconv.FormatBool(!w.unheard))
+	return append(
+		strings.Fields(w.more),
+		"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT="+number(w.credit),
+		"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY="+number(w.decay),
+		"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT="+number(w.host),
+		"DYN_ROUTER_DISK_CACHE_HIT_WEIGHT="+number(w.disk),
+		"DYN_ROUTER_PREFILL_LOAD_SCALE="+number(w.scale),
+		"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT="+number(w.request),
+		"DYN_ROUTER_TRACK_PREFILL_TOKENS="+strconv.FormatBool(
+			w.track,
+		),
+		"DYN_ROUTER_USE_KV_EVENTS="+strconv.FormatBool(!w.unheard),
+	)
 }
 
 // selectors are both selection services and what has been done to both.
@@ -78,7 +87,11 @@ func startSelectors(t *testing.T, w weights, args ...string) *selectors {
 	if err != nil {
 		t.Fatal(err)
 	}
-	services, err := stack.StartSelectors(t.Context(), stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS")}, w.env(), args...)
+	services, err := stack.StartSelectors(
+		t.Context(),
+		stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS")},
+		w.env(),
+		args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +225,8 @@ func (x *selectors) equal(what string, body any, theirs, ours answer) {
 	case http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge:
 		return
 	}
-	if theirs.status == http.StatusBadRequest && strings.HasPrefix(fmt.Sprint(theirs.object()["error"]), "Failed to parse") {
+	if theirs.status == http.StatusBadRequest &&
+		strings.HasPrefix(fmt.Sprint(theirs.object()["error"]), "Failed to parse") {
 		return
 	}
 	if !reflect.DeepEqual(theirs.body, ours.body) {
@@ -221,16 +235,30 @@ func (x *selectors) equal(what string, body any, theirs, ours answer) {
 	x.counts["answers alike"]++
 }
 
-// register registers a worker with both services, and waits until both hear its events. Both know nothing of it then, and the
-// engine begins anew.
+// register registers a worker with both services, and waits until both hear its events. Both know nothing of it then,
+// and the engine begins anew.
 func (x *selectors) register(w *selectable) {
 	x.t.Helper()
 	endpoints := map[string]string{}
 	for i, p := range w.publishers {
 		endpoints[strconv.Itoa(w.start+i)] = p.address
 	}
-	a := x.same("POST", "/workers", object{"worker_id": w.id, "routing_group": w.group, "endpoint": fmt.Sprintf("http://w%d:8000", w.id), "block_size": indexerBlock,
-		"data_parallel_start_rank": w.start, "data_parallel_size": w.ranks, "kv_events_endpoints": endpoints, "taints": w.taints, "total_kv_blocks": 1000, "max_num_batched_tokens": 20})
+	a := x.same(
+		"POST",
+		"/workers",
+		object{
+			"worker_id":                w.id,
+			"routing_group":            w.group,
+			"endpoint":                 fmt.Sprintf("http://w%d:8000", w.id),
+			"block_size":               indexerBlock,
+			"data_parallel_start_rank": w.start,
+			"data_parallel_size":       w.ranks,
+			"kv_events_endpoints":      endpoints,
+			"taints":                   w.taints,
+			"total_kv_blocks":          1000,
+			"max_num_batched_tokens":   20,
+		},
+	)
 	if a.object()["lifecycle"] != "schedulable" {
 		x.t.Fatalf("worker %d: %v", w.id, a)
 	}
@@ -247,7 +275,11 @@ func (x *selectors) booked(w *selectable, want bool) {
 	x.t.Helper()
 	eventually(x.t, func() error {
 		groups := x.ask(x.Dynamo, "GET", "/loads?routing_group="+w.group, nil).body.([]any)
-		known := len(groups) > 0 && slices.ContainsFunc(groups[0].(object)["loads"].([]any), func(load any) bool { return integer(load.(object)["worker_id"]) == w.id })
+		known := len(groups) > 0 &&
+			slices.ContainsFunc(
+				groups[0].(object)["loads"].([]any),
+				func(load any) bool { return integer(load.(object)["worker_id"]) == w.id },
+			)
 		if known != want {
 			return fmt.Errorf("Dynamo's load book knows worker %d: %v", w.id, known)
 		}
@@ -276,7 +308,8 @@ func (x *selectors) add(id uint64, group string, start, ranks int, taints ...str
 	x.register(w)
 }
 
-// settle waits until both services have applied all that was published: a block that only this moment has is everywhere.
+// settle waits until both services have applied all that was published: a block that only this moment has is
+// everywhere.
 func (x *selectors) settle() {
 	x.t.Helper()
 	x.markers++

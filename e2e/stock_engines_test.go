@@ -32,8 +32,9 @@ type received struct {
 	body []byte
 }
 
-// scripted are endpoints that record every attempt, and whose first attempt of each request ends as its header x-first says: a status,
-// "wait" for ever, "reset" before the answer, "cut" once the client has the first event of a stream. Without the header every attempt is answered 200.
+// scripted are endpoints that record every attempt, and whose first attempt of each request ends as its header x-first
+// says: a status, "wait" for ever, "reset" before the answer, "cut" once the client has the first event of a stream.
+// Without the header every attempt is answered 200.
 type scripted struct {
 	addresses []string
 	cut       chan struct{} // the client has it
@@ -137,12 +138,30 @@ func completion(size int) []byte {
 }
 
 // TestTrailersAndRetries: Envoy 1.40 sends the body of a request with trailers twice where a retry_policy applies. With
-// stock-engines.yaml the body arrives once, and requests without trailers are retried whatever the client's protocol is.
+// stock-engines.yaml the body arrives once, and requests without trailers are retried whatever the client's protocol
+// is.
 func TestTrailersAndRetries(t *testing.T) {
 	endpoints := startScripted(t, 3)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags})
-	everywhere, err := s.StartEnvoyOf(t.Context(), "stock-engines.yaml", func(config any) { // a retry_policy for all requests
-		host := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config", "route_config", "virtual_hosts", 0)
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
+	)
+	// a retry_policy for all requests
+	everywhere, err := s.StartEnvoyOf(t.Context(), "stock-engines.yaml", func(config any) {
+		host := stack.At(
+			config,
+			"static_resources",
+			"listeners",
+			0,
+			"filter_chains",
+			0,
+			"filters",
+			0,
+			"typed_config",
+			"route_config",
+			"virtual_hosts",
+			0,
+		)
 		policy := stack.At(host, "routes", 0, "route", "retry_policy")
 		host.(map[string]any)["routes"] = []any{map[string]any{"match": map[string]any{"prefix": "/"},
 			"route": map[string]any{"cluster": "pool", "timeout": "0s", "retry_policy": policy}}}
@@ -152,7 +171,8 @@ func TestTrailersAndRetries(t *testing.T) {
 	}
 	clients := stormClients(t)
 	number := 0
-	for _, path := range []string{"/v1/completions", "/v1/embeddings"} { // kvepp reads the first; it decides about the second by its headers alone
+	// kvepp reads the first; it decides about the second by its headers alone
+	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 		for _, size := range []int{100, 300_000} {
 			for _, length := range []bool{false, true} {
 				for _, c := range []struct {
@@ -169,9 +189,23 @@ func TestTrailersAndRetries(t *testing.T) {
 					{s.Envoy, false, false, "503", 2, 1},
 				} {
 					number++
-					q := &scriptedRequest{path: path, body: completion(size), first: c.first, trailers: c.trailers, length: length && !c.trailers}
+					q := &scriptedRequest{
+						path:     path,
+						body:     completion(size),
+						first:    c.first,
+						trailers: c.trailers,
+						length:   length && !c.trailers,
+					}
 					id := strconv.Itoa(number)
-					what := fmt.Sprintf("%s, HTTP/2 %v, trailers %v, %d bytes, length %v, first %q", path, c.http2, c.trailers, len(q.body), q.length, c.first)
+					what := fmt.Sprintf(
+						"%s, HTTP/2 %v, trailers %v, %d bytes, length %v, first %q",
+						path,
+						c.http2,
+						c.trailers,
+						len(q.body),
+						q.length,
+						c.first,
+					)
 					attempts := c.attempts
 					if path == "/v1/embeddings" && c.http2 {
 						attempts = 1 // kvepp cannot know yet that no trailers follow
@@ -191,7 +225,13 @@ func TestTrailersAndRetries(t *testing.T) {
 					}
 					for i, r := range got {
 						if !bytes.Equal(r.body, bytes.Repeat(q.body, c.times)) {
-							t.Errorf("%s: attempt %d: %d bytes, want the body %d times", what, i+1, len(r.body), c.times)
+							t.Errorf(
+								"%s: attempt %d: %d bytes, want the body %d times",
+								what,
+								i+1,
+								len(r.body),
+								c.times,
+							)
 						}
 						if i > 0 && r.at == got[i-1].at {
 							t.Errorf("%s: attempt %d went to the same endpoint", what, i+1)
@@ -204,12 +244,15 @@ func TestTrailersAndRetries(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestRetriedOutcomes: stock-engines.yaml sends a request to another endpoint after a 503 and after a connection that ended before the
-// answer began. It passes any other answer to the client. Bodies above Envoy's default buffer are retried too; those above
-// request_body_buffer_limit are sent once.
+// TestRetriedOutcomes: stock-engines.yaml sends a request to another endpoint after a 503 and after a connection that
+// ended before the answer began. It passes any other answer to the client. Bodies above Envoy's default buffer are
+// retried too; those above request_body_buffer_limit are sent once.
 func TestRetriedOutcomes(t *testing.T) {
 	endpoints := startScripted(t, 3)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
+	)
 	clients := stormClients(t)
 	for i, c := range []struct {
 		first    string
@@ -253,11 +296,14 @@ func TestRetriedOutcomes(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestRetryLimits: stock-engines.yaml retries a request at each endpoint that kvepp named, at no other, and any number of requests at
-// the same time.
+// TestRetryLimits: stock-engines.yaml retries a request at each endpoint that kvepp named, at no other, and any number
+// of requests at the same time.
 func TestRetryLimits(t *testing.T) {
 	endpoints := startScripted(t, 4)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
+	)
 	client := stormClients(t)[false]
 	for known := 4; known > 0; known-- {
 		var file strings.Builder
@@ -306,7 +352,8 @@ func TestRetryLimits(t *testing.T) {
 	for i := range 200 {
 		wait.Go(func() {
 			q := &scriptedRequest{path: "/v1/completions", body: completion(100), first: []string{"503", "reset"}[i%2]}
-			if a, err := q.send(t.Context(), client, s.Envoy.URL, fmt.Sprintf("burst %d", i)); err != nil || a.Status != http.StatusOK {
+			if a, err := q.send(t.Context(), client, s.Envoy.URL, fmt.Sprintf("burst %d", i)); err != nil ||
+				a.Status != http.StatusOK {
 				t.Errorf("request %d of a burst: %v %+v", i, err, a)
 			}
 		})
@@ -315,13 +362,21 @@ func TestRetryLimits(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestStreamThatBegan: stock-engines.yaml does not send a request again whose answer the client has begun to receive; the client sees that
-// the answer broke off.
+// TestStreamThatBegan: stock-engines.yaml does not send a request again whose answer the client has begun to receive;
+// the client sees that the answer broke off.
 func TestStreamThatBegan(t *testing.T) {
 	endpoints := startScripted(t, 3)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags},
+	)
 	for http2, client := range stormClients(t) {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", s.Envoy.URL+"/v1/completions", bytes.NewReader(completion(100)))
+		req, err := http.NewRequestWithContext(
+			t.Context(),
+			"POST",
+			s.Envoy.URL+"/v1/completions",
+			bytes.NewReader(completion(100)),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +415,8 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "engine")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./kind/engine").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,
+		"./kind/engine").CombinedOutput(); err != nil {
 		t.Fatalf("building the engine: %v\n%s", err, out)
 	}
 	for i := range n {
@@ -372,8 +428,26 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 			}
 		}
 		name := fmt.Sprintf("engine-%d", i)
-		p, err := process.Start(dir, name, nil, program, "-name", name, "-model", "../test/models/tiny-bytelevel", "-served-model-name", stack.Model,
-			"-port", strconv.Itoa(ports[0]), "-kv-events-port", strconv.Itoa(ports[1]), "-kv-replay-port", strconv.Itoa(ports[2]), "-token-time", tokenTime.String())
+		p, err := process.Start(
+			dir,
+			name,
+			nil,
+			program,
+			"-name",
+			name,
+			"-model",
+			"../test/models/tiny-bytelevel",
+			"-served-model-name",
+			stack.Model,
+			"-port",
+			strconv.Itoa(ports[0]),
+			"-kv-events-port",
+			strconv.Itoa(ports[1]),
+			"-kv-replay-port",
+			strconv.Itoa(ports[2]),
+			"-token-time",
+			tokenTime.String(),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -385,12 +459,20 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	return engines, addresses
 }
 
-// TestNoRequestLost: of 1,000 requests, 8 at a time, each gets its complete answer with stock-engines.yaml, although one of three engines
-// is killed among them, and answers 503 to everything later.
+// TestNoRequestLost: of 1,000 requests, 8 at a time, each gets its complete answer with stock-engines.yaml, although
+// one of three engines is killed among them, and answers 503 to everything later.
 func TestNoRequestLost(t *testing.T) {
 	engines, addresses := startStockEngines(t, 3, time.Millisecond)
 	// Without ejection kvepp goes on to choose the engine, so that it is Envoy's retries that lose none.
-	s := start(t, stack.Config{Workers: -1, Servers: addresses, Manifest: "stock-engines.yaml", KveppFlags: append(slices.Clone(stockFlags), "--eject=false")})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    addresses,
+			Manifest:   "stock-engines.yaml",
+			KveppFlags: append(slices.Clone(stockFlags), "--eject=false"),
+		},
+	)
 	const requests, killed, failing = 1000, 300, 600
 	// Answers are in one piece: a stream that began before the kill cannot be whole.
 	var next, unavailable atomic.Int32
@@ -418,7 +500,15 @@ func TestNoRequestLost(t *testing.T) {
 						t.Cleanup(func() { server.Close() })
 					})
 				}
-				a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: fmt.Sprintf("request %d", i)}}, false, nil)
+				a, err := stack.Chat(
+					t.Context(),
+					http.DefaultClient,
+					s.Envoy.URL,
+					nil,
+					[]stack.Message{{Role: "user", Content: fmt.Sprintf("request %d", i)}},
+					false,
+					nil,
+				)
 				if err != nil || a.Status != http.StatusOK || a.CompletionTokens != 8 {
 					t.Errorf("request %d: %v %+v", i, err, a)
 					continue
@@ -442,21 +532,30 @@ func TestNoRequestLost(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestStockEnginesByName: the configuration of the chart's Envoy, which finds engines and kvepp by names of Services, retries like
-// stock-engines.yaml. Here the names are those of the local host.
+// TestStockEnginesByName: the configuration of the chart's Envoy, which finds engines and kvepp by names of Services,
+// retries like stock-engines.yaml. Here the names are those of the local host.
 func TestStockEnginesByName(t *testing.T) {
 	endpoints := startScripted(t, 3)
-	s := start(t, stack.Config{Workers: -1, Servers: endpoints.addresses, Manifest: "../chart/envoy/stock-engines.yaml", KveppFlags: stockFlags, EditEnvoy: func(config any) {
-		for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
-			if kind := stack.At(c, "type"); kind != "STRICT_DNS" {
-				t.Errorf("cluster %v has type %v", stack.At(c, "name"), kind)
-			}
-			c.(map[string]any)["dns_lookup_family"] = "V4_ONLY" // the stack's servers have no IPv6
-			for _, e := range stack.At(c, "load_assignment", "endpoints", 0, "lb_endpoints").([]any) {
-				stack.At(e, "endpoint", "address", "socket_address").(map[string]any)["address"] = "localhost"
-			}
-		}
-	}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    endpoints.addresses,
+			Manifest:   "../chart/envoy/stock-engines.yaml",
+			KveppFlags: stockFlags,
+			EditEnvoy: func(config any) {
+				for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
+					if kind := stack.At(c, "type"); kind != "STRICT_DNS" {
+						t.Errorf("cluster %v has type %v", stack.At(c, "name"), kind)
+					}
+					c.(map[string]any)["dns_lookup_family"] = "V4_ONLY" // the stack's servers have no IPv6
+					for _, e := range stack.At(c, "load_assignment", "endpoints", 0, "lb_endpoints").([]any) {
+						stack.At(e, "endpoint", "address", "socket_address").(map[string]any)["address"] = "localhost"
+					}
+				}
+			},
+		},
+	)
 	client := stormClients(t)[false]
 	for i, first := range []string{"", "503", "reset"} {
 		id := strconv.Itoa(i)
@@ -470,30 +569,64 @@ func TestStockEnginesByName(t *testing.T) {
 			t.Errorf("first %q: sent to %v, want %d endpoints", first, got, want)
 		}
 	}
-	if chosen, unknown := metric(t, s, `kvepp_served_total{outcome="as_chosen"}`), metric(t, s, `kvepp_served_total{outcome="unknown"}`); chosen != 1 || unknown != 0 {
+	if chosen, unknown := metric(t, s, `kvepp_served_total{outcome="as_chosen"}`),
+		metric(t, s, `kvepp_served_total{outcome="unknown"}`); chosen != 1 ||
+		unknown != 0 {
 		t.Errorf("%v requests were served as chosen, %v by unknown endpoints", chosen, unknown)
 	}
 	allFreed(t, s)
 }
 
-// TestStoppedEngine: an engine that is stopped accepts connections and never answers. With a per_try_timeout, which stock-engines.yaml
-// leaves to the operator, its requests are answered by another engine.
+// TestStoppedEngine: an engine that is stopped accepts connections and never answers. With a per_try_timeout, which
+// stock-engines.yaml leaves to the operator, its requests are answered by another engine.
 func TestStoppedEngine(t *testing.T) {
 	engines, addresses := startStockEngines(t, 2, time.Millisecond)
-	s := start(t, stack.Config{Workers: -1, Servers: addresses, Manifest: "stock-engines.yaml", KveppFlags: stockFlags, EditEnvoy: func(config any) {
-		routes := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config", "route_config", "virtual_hosts", 0, "routes")
-		for _, r := range routes.([]any) {
-			if policy, ok := stack.At(r, "route", "retry_policy").(map[string]any); ok {
-				policy["per_try_timeout"] = "10s" // longer than an answer may take on a busy machine
-			}
-		}
-	}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    addresses,
+			Manifest:   "stock-engines.yaml",
+			KveppFlags: stockFlags,
+			EditEnvoy: func(config any) {
+				routes := stack.At(
+					config,
+					"static_resources",
+					"listeners",
+					0,
+					"filter_chains",
+					0,
+					"filters",
+					0,
+					"typed_config",
+					"route_config",
+					"virtual_hosts",
+					0,
+					"routes",
+				)
+				for _, r := range routes.([]any) {
+					if policy, ok := stack.At(r, "route", "retry_policy").(map[string]any); ok {
+						policy["per_try_timeout"] = "10s" // longer than an answer may take on a busy machine
+					}
+				}
+			},
+		},
+	)
 	engines[0].process.Signal(syscall.SIGSTOP)
 	var wait sync.WaitGroup
 	for i := range 16 {
 		wait.Go(func() {
-			a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: fmt.Sprintf("request %d", i)}}, i%2 == 0, nil)
-			if err != nil || a.Status != http.StatusOK || a.Header.Get("x-engine") != "engine-1" || a.CompletionTokens != 8 {
+			a, err := stack.Chat(
+				t.Context(),
+				http.DefaultClient,
+				s.Envoy.URL,
+				nil,
+				[]stack.Message{{Role: "user", Content: fmt.Sprintf("request %d", i)}},
+				i%2 == 0,
+				nil,
+			)
+			if err != nil || a.Status != http.StatusOK || a.Header.Get("x-engine") != "engine-1" ||
+				a.CompletionTokens != 8 {
 				t.Errorf("request %d: %v %+v", i, err, a)
 			}
 		})

@@ -72,10 +72,36 @@ type shape struct {
 }
 
 func (q *shape) String() string {
-	return fmt.Sprintf("-storm-seed %d, number %d: %s %s, HTTP/2 %v, original-dst %v, %d bytes in pieces of %d, length told %v, trailer %v, expect %v, "+
-		"%d more headers, client away after %d and %d; answer %d early %v, %s gzip %v, %d bytes in pieces of %d, length told %v, reset after %d and %d, first attempt fails %v",
-		*stormSeed, q.number, q.method, q.path, q.http2, q.originalDst, len(q.body), q.piece, q.length, q.trailer, q.expect, q.headers,
-		q.cutBody, q.cutAnswer, q.status, q.early, q.contentType, q.gzip, len(q.answer), q.answerPiece, q.answerLength, q.resetReading, q.resetAnswer, q.failFirst)
+	return fmt.Sprintf(
+		"-storm-seed %d, number %d: %s %s, HTTP/2 %v, original-dst %v, %d bytes in pieces of %d, length told %v, "+
+			"trailer %v, expect %v, "+
+			"%d more headers, client away after %d and %d; answer %d early %v, %s gzip %v, %d bytes in pieces of %d, "+
+			"length told %v, reset after %d and %d, first attempt fails %v",
+		*stormSeed,
+		q.number,
+		q.method,
+		q.path,
+		q.http2,
+		q.originalDst,
+		len(q.body),
+		q.piece,
+		q.length,
+		q.trailer,
+		q.expect,
+		q.headers,
+		q.cutBody,
+		q.cutAnswer,
+		q.status,
+		q.early,
+		q.contentType,
+		q.gzip,
+		len(q.answer),
+		q.answerPiece,
+		q.answerLength,
+		q.resetReading,
+		q.resetAnswer,
+		q.failFirst,
+	)
 }
 
 // whole says that neither side breaks anything off.
@@ -103,7 +129,10 @@ func draw(seed uint64, number int) *shape {
 	}
 	words := func(b []byte, size int) []byte {
 		for end := len(b) + size; len(b) < end; {
-			b = append(b, []string{" the", " measure", " of brass", ` \u00e9`, `\n`, ", Ünïcödé", " 温度計", " {1.50e+3}", "x"}[r.IntN(9)]...)
+			b = append(
+				b,
+				[]string{" the", " measure", " of brass", ` \u00e9`, `\n`, ", Ünïcödé", " 温度計", " {1.50e+3}",
+					"x"}[r.IntN(9)]...)
 		}
 		return b
 	}
@@ -114,16 +143,38 @@ func draw(seed uint64, number int) *shape {
 		}
 		return b
 	}
-	q := &shape{number: number, method: "POST", http2: one(2), originalDst: one(3), length: one(2), trailer: one(4), headers: r.IntN(3) * r.IntN(28),
-		piece: 1 + r.IntN(1<<(4+r.IntN(15))), cutBody: -1, cutAnswer: -1, resetReading: -1, resetAnswer: -1, status: 200}
+	q := &shape{
+		number:      number,
+		method:      "POST",
+		http2:       one(2),
+		originalDst: one(3),
+		length:      one(2),
+		trailer:     one(4),
+		headers:     r.IntN(3) * r.IntN(28),
+		piece: 1 + r.IntN(
+			1<<(4+r.IntN(15)),
+		),
+		cutBody:      -1,
+		cutAnswer:    -1,
+		resetReading: -1,
+		resetAnswer:  -1,
+		status:       200,
+	}
 	switch n := r.IntN(100); {
 	case n < 70:
 		q.path = "/v1/chat/completions"
-		q.body = fmt.Appendf(nil, "{ \"x\":1.0e+2,\t\"model\":%q,\"stream\":%v, \"messages\":[{\"role\":\"user\",\"content\":\"", stack.Model, one(2))
+		q.body = fmt.Appendf(
+			nil,
+			"{ \"x\":1.0e+2,\t\"model\":%q,\"stream\":%v, \"messages\":[{\"role\":\"user\",\"content\":\"",
+			stack.Model,
+			one(2),
+		)
 		q.body = append(words(q.body, size()), "\"}],\r\n\"x\" : null}"...)
 	case n < 80:
 		q.path = "/v1/completions"
-		q.body = append(words(fmt.Appendf(nil, `{"prompt":"%d`, number), size()), fmt.Sprintf(`","model": %q}  `, stack.Model)...)
+		q.body = append(
+			words(fmt.Appendf(nil, `{"prompt":"%d`, number), size()),
+			fmt.Sprintf(`","model": %q}  `, stack.Model)...)
 	case n < 84:
 		q.path, q.broken = "/v1/chat/completions", true
 		q.body = append([]byte(`{"model":]`), random(r.IntN(300))...)
@@ -143,11 +194,17 @@ func draw(seed uint64, number int) *shape {
 	case 2, 3, 4, 5, 6:
 		q.contentType = "text/event-stream"
 		for end := size() + 1; len(q.answer) < end; {
-			q.answer = append(words(append(q.answer, `data: {"choices":[{"index":0,"delta":{"content":"`...), r.IntN(200)), "\"}}]}\n\n"...)
+			q.answer = append(
+				words(append(q.answer, `data: {"choices":[{"index":0,"delta":{"content":"`...), r.IntN(200)),
+				"\"}}]}\n\n"...)
 		}
-		q.answer = append(q.answer, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n"...)
+		q.answer = append(
+			q.answer,
+			"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n"...)
 	default:
-		q.answer = append(words([]byte(`{"choices":[{"text":"`), size()), `"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`...)
+		q.answer = append(
+			words([]byte(`{"choices":[{"text":"`), size()),
+			`"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`...)
 	}
 	if q.gzip = len(q.answer) > 0 && one(8); q.gzip {
 		var b bytes.Buffer
@@ -188,8 +245,8 @@ func draw(seed uint64, number int) *shape {
 		q.cutAnswer, q.resetAnswer = min(q.cutAnswer, 0), min(q.resetAnswer, 0)
 	}
 	if q.http2 && (q.early || q.resetReading >= 0) {
-		// Go's HTTP/2 server takes trailers of a stream that it has ended for an error of the whole connection, and so breaks off
-		// requests that have nothing to do with this one.
+		// Go's HTTP/2 server takes trailers of a stream that it has ended for an error of the whole connection, and so
+		// breaks off requests that have nothing to do with this one.
 		q.trailer = false
 	}
 	return q
@@ -200,7 +257,8 @@ type sent struct {
 	*shape
 	attempts atomic.Int32
 	complete atomic.Int32 // attempts of which the server has had the whole body
-	promised bool         // it was under way when kvepp was asked to stop in order, and is to end well; guarded by storm.mu
+	// it was under way when kvepp was asked to stop in order, and is to end well; guarded by storm.mu
+	promised bool
 }
 
 // storm is what the clients and the servers of one share. Safe for concurrent use.
@@ -222,8 +280,8 @@ func (s *storm) fault(q *shape, format string, args ...any) {
 	}
 }
 
-// same reads from body up to limit bytes, or to the end if limit is negative, and compares with want on the way. The error is
-// what the reader said; io.EOF at the end. The number of bytes read is right also if they are others.
+// same reads from body up to limit bytes, or to the end if limit is negative, and compares with want on the way. The
+// error is what the reader said; io.EOF at the end. The number of bytes read is right also if they are others.
 func (s *storm) same(q *shape, what string, body io.Reader, want []byte, limit int) (n int, err error) {
 	piece := make([]byte, 32<<10)
 	for limit < 0 || n < limit {
@@ -366,7 +424,8 @@ func (s *storm) disturb(gently bool, f func()) {
 	s.mu.Unlock()
 }
 
-// send sends one request and looks at everything that comes back. It says whether all was to be well, and was compared whole.
+// send sends one request and looks at everything that comes back. It says whether all was to be well, and was compared
+// whole.
 func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool) {
 	q := &sent{shape: shaped}
 	before := s.peace()
@@ -429,7 +488,13 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		case errors.Is(err, context.DeadlineExceeded):
 			s.fault(q.shape, "an answer of %d that does not end", resp.StatusCode)
 		case well():
-			s.fault(q.shape, "after %d attempts answered %d by Envoy or kvepp: %.300s", q.attempts.Load(), resp.StatusCode, text)
+			s.fault(
+				q.shape,
+				"after %d attempts answered %d by Envoy or kvepp: %.300s",
+				q.attempts.Load(),
+				resp.StatusCode,
+				text,
+			)
 		}
 		return q.broken
 	}
@@ -451,7 +516,8 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		return false
 	}
 	switch {
-	case resp.Header.Get(stormAnswer) != key || resp.StatusCode != q.status || resp.Header.Get("content-type") != q.contentType && q.status != http.StatusNoContent:
+	case resp.Header.Get(stormAnswer) != key || resp.StatusCode != q.status ||
+		resp.Header.Get("content-type") != q.contentType && q.status != http.StatusNoContent:
 		s.fault(q.shape, "another answer: %d %v", resp.StatusCode, resp.Header)
 	case n != len(want):
 		s.fault(q.shape, "the client was told that the answer ended after %d bytes", n)
@@ -498,24 +564,37 @@ func (s *stormServer) start(t *testing.T) {
 }
 
 // startStorm starts kvepp and two Envoys before servers of the test's own. Trailers pass, and HTTP/2 stays HTTP/2.
-func startStorm(t *testing.T, servers int, handler http.Handler, kveppFlags ...string) (s *stack.Stack, envoys []*stack.Envoy, endpoints []*stormServer) {
+func startStorm(
+	t *testing.T,
+	servers int,
+	handler http.Handler,
+	kveppFlags ...string,
+) (s *stack.Stack, envoys []*stack.Envoy, endpoints []*stormServer) {
 	t.Helper()
 	cfg := stack.Config{Workers: -1, Kill: true, KveppFlags: kveppFlags,
 		KveppEnv: []string{"GOMEMLIMIT=" + stormMemoryLimit}, EditEnvoy: func(config any) {
-			manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
+			manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0,
+				"typed_config").(map[string]any)
 			manager["http_protocol_options"] = map[string]any{"enable_trailers": true}
 			hosts := stack.At(manager, "route_config", "virtual_hosts", 0).(map[string]any)
 			route := maps.Clone(stack.At(hosts, "routes", 0, "route").(map[string]any))
 			route["retry_policy"] = map[string]any{"retry_on": "reset", "num_retries": 1}
 			hosts["routes"] = append([]any{map[string]any{"route": route, "match": map[string]any{"prefix": "/",
-				"headers": []any{map[string]any{"name": stormRetry, "present_match": true}}}}}, hosts["routes"].([]any)...)
+				"headers": []any{
+					map[string]any{"name": stormRetry, "present_match": true},
+				}}}}, hosts["routes"].([]any)...)
 			for _, c := range stack.At(config, "static_resources", "clusters").([]any) {
 				if cluster := c.(map[string]any); cluster["name"] == "pool" {
-					stack.At(cluster, "circuit_breakers", "thresholds", 0).(map[string]any)["max_retries"] = 1024 // Envoy's default is 3 at once
-					cluster["typed_extension_protocol_options"] = map[string]any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-						"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-						"use_downstream_protocol_config": map[string]any{"http_protocol_options": map[string]any{"enable_trailers": true},
-							"http2_protocol_options": map[string]any{}}}}
+					// Envoy's default is 3 at once
+					stack.At(cluster, "circuit_breakers", "thresholds", 0).(map[string]any)["max_retries"] = 1024
+					cluster["typed_extension_protocol_options"] = map[string]any{
+						"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
+							"@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+							"use_downstream_protocol_config": map[string]any{
+								"http_protocol_options":  map[string]any{"enable_trailers": true},
+								"http2_protocol_options": map[string]any{},
+							}},
+					}
 				}
 			}
 		}}
@@ -537,7 +616,12 @@ func startStorm(t *testing.T, servers int, handler http.Handler, kveppFlags ...s
 func stormClients(t *testing.T) map[bool]*http.Client {
 	clients := map[bool]*http.Client{}
 	for _, http2 := range []bool{false, true} {
-		transport := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true, ExpectContinueTimeout: 10 * time.Second, MaxIdleConnsPerHost: 64}
+		transport := &http.Transport{
+			Protocols:             new(http.Protocols),
+			DisableCompression:    true,
+			ExpectContinueTimeout: 10 * time.Second,
+			MaxIdleConnsPerHost:   64,
+		}
 		transport.Protocols.SetHTTP1(!http2)
 		transport.Protocols.SetUnencryptedHTTP2(http2)
 		t.Cleanup(transport.CloseIdleConnections)
@@ -554,20 +638,29 @@ func allFreed(t *testing.T, s *stack.Stack) {
 		if err != nil {
 			return err
 		}
-		if booked, streams, held := m["kvepp_active_requests"], m["kvepp_streams"], m["kvepp_held_body_bytes"]; booked+streams+held != 0 {
+		if booked, streams, held := m["kvepp_active_requests"], m["kvepp_streams"], m["kvepp_held_body_bytes"]; booked+
+			streams+held != 0 {
 			return fmt.Errorf("%v requests are booked, %v followed, %v bytes of bodies held", booked, streams, held)
 		}
 		return nil
 	})
 }
 
-// TestStorm sends requests of random shape while clients and servers break off, endpoints die, and kvepp is killed or stops in order:
-// every byte that arrives anywhere is the one that was sent, nothing ends that was cut, nothing waits for ever, what nobody disturbed
-// is answered, as is what was under way when kvepp was asked to stop, and nothing stays booked.
+// TestStorm sends requests of random shape while clients and servers break off, endpoints die, and kvepp is killed or
+// stops in order: every byte that arrives anywhere is the one that was sent, nothing ends that was cut, nothing waits
+// for ever, what nobody disturbed is answered, as is what was under way when kvepp was asked to stop, and nothing stays
+// booked.
 func TestStorm(t *testing.T) {
 	st := &storm{t: t}
-	s, envoys, endpoints := startStorm(t, 4, st, "--router-kv-events=false", "--max-parse-bytes="+strconv.Itoa(stormParseLimit),
-		"--drain-delay=3s", "--drain-timeout=60s") // Envoy asks for health every second
+	s, envoys, endpoints := startStorm(
+		t,
+		4,
+		st,
+		"--router-kv-events=false",
+		"--max-parse-bytes="+strconv.Itoa(stormParseLimit),
+		"--drain-delay=3s",
+		"--drain-timeout=60s",
+	) // Envoy asks for health every second
 	clients := stormClients(t)
 	t.Logf("%d requests of -storm-seed %d", *stormRequests, *stormSeed)
 	var (
@@ -639,10 +732,17 @@ func TestStorm(t *testing.T) {
 	if panics += m[`kvepp_requests_total{reason="panic"}`]; panics > 0 {
 		t.Errorf("kvepp panicked %v times", panics)
 	}
-	t.Logf("%d requests undisturbed and compared whole, %d of them through an orderly stop; %v troubles; since kvepp's last start", whole.Load(), st.kept, st.trouble/2)
+	t.Logf(
+		"%d requests undisturbed and compared whole, %d of them through an orderly stop; %v troubles; since kvepp's "+
+			"last start",
+		whole.Load(),
+		st.kept,
+		st.trouble/2,
+	)
 	for _, name := range slices.Sorted(maps.Keys(m)) {
-		if m[name] != 0 && (strings.HasPrefix(name, "kvepp_requests_total") || strings.HasPrefix(name, "kvepp_selections_total") ||
-			strings.HasPrefix(name, "kvepp_decisions_total") || strings.HasPrefix(name, "kvepp_served_total")) {
+		if m[name] != 0 &&
+			(strings.HasPrefix(name, "kvepp_requests_total") || strings.HasPrefix(name, "kvepp_selections_total") ||
+				strings.HasPrefix(name, "kvepp_decisions_total") || strings.HasPrefix(name, "kvepp_served_total")) {
 			t.Log(name, m[name])
 		}
 	}

@@ -36,8 +36,14 @@ func newAuthority(t *testing.T) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "authority of a test"},
+		NotAfter:              time.Now().Add(time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -56,8 +62,12 @@ func (a *authority) issue(t *testing.T, dir string, serial int64, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{name},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial),
+		NotAfter:     time.Now().Add(time.Hour),
+		DNSNames:     []string{name},
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
 	if err != nil {
 		t.Fatal(err)
@@ -66,16 +76,17 @@ func (a *authority) issue(t *testing.T, dir string, serial int64, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: der}, "tls.key": {Type: "PRIVATE KEY", Bytes: private},
-		"ca.crt": {Type: "CERTIFICATE", Bytes: a.certificate.Raw}} {
+	for file, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: der},
+		"tls.key": {Type: "PRIVATE KEY", Bytes: private},
+		"ca.crt":  {Type: "CERTIFICATE", Bytes: a.certificate.Raw}} {
 		if err := os.WriteFile(filepath.Join(dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// serial is the number of the certificate that kvepp shows whoever comes with the certificate in dir; an error if kvepp does not
-// talk to them.
+// serial is the number of the certificate that kvepp shows whoever comes with the certificate in dir; an error if kvepp
+// does not talk to them.
 func serial(s *stack.Stack, a *authority, dir string) (int64, error) {
 	cfg := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "kvepp", NextProtos: []string{"h2"}}
 	cfg.RootCAs.AddCert(a.certificate)
@@ -98,7 +109,8 @@ func serial(s *stack.Stack, a *authority, dir string) (int64, error) {
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
 }
 
-// TestMutualTLS: Envoy and kvepp check each other's certificates, which change under a running answer, and strangers are refused.
+// TestMutualTLS: Envoy and kvepp check each other's certificates, which change under a running answer, and strangers
+// are refused.
 func TestMutualTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	kvepp, envoy, stranger := t.TempDir(), t.TempDir(), t.TempDir()
@@ -106,7 +118,11 @@ func TestMutualTLS(t *testing.T) {
 	ours.issue(t, envoy, 2, "envoy")
 	others.issue(t, stranger, 3, "envoy")
 	s := start(t, stack.Config{Workers: 1, Manifest: "mtls.yaml", Certificates: envoy,
-		KveppFlags: []string{"--cert-path=" + kvepp, "--tls-client-ca=" + filepath.Join(kvepp, "ca.crt"), "--tls-min-version=1.3"}})
+		KveppFlags: []string{
+			"--cert-path=" + kvepp,
+			"--tls-client-ca=" + filepath.Join(kvepp, "ca.crt"),
+			"--tls-min-version=1.3",
+		}})
 
 	if n, err := serial(s, ours, envoy); err != nil || n != 1 {
 		t.Errorf("certificate %d, %v", n, err)
@@ -120,7 +136,15 @@ func TestMutualTLS(t *testing.T) {
 		t.Error("kvepp's certificate is one of another authority")
 	}
 
-	body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": novel(), "stream": true, "max_tokens": 1200, "ignore_eos": true})
+	body, err := json.Marshal(
+		map[string]any{
+			"model":      stack.Model,
+			"messages":   novel(),
+			"stream":     true,
+			"max_tokens": 1200,
+			"ignore_eos": true,
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +154,8 @@ func TestMutualTLS(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewReader(resp.Body)
-	if first, err := lines.ReadString('\n'); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get("x-kvepp-reason") != "kv" {
+	if first, err := lines.ReadString('\n'); err != nil || resp.StatusCode != http.StatusOK ||
+		resp.Header.Get("x-kvepp-reason") != "kv" {
 		t.Fatalf("status %d, reason %q, %q, %v", resp.StatusCode, resp.Header.Get("x-kvepp-reason"), first, err)
 	}
 	ours.issue(t, kvepp, 4, "kvepp")
@@ -147,7 +172,8 @@ func TestMutualTLS(t *testing.T) {
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(rest)), "data: [DONE]") {
 		t.Errorf("the answer that ran on ended with %.100q, %v", rest[max(0, len(rest)-100):], err)
 	}
-	if a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil); err != nil || a.Status != http.StatusOK {
+	if a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil); err != nil ||
+		a.Status != http.StatusOK {
 		t.Error(a, err)
 	}
 }

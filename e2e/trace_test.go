@@ -12,13 +12,20 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestTraces: kvepp's spans arrive at a collector as part of the client's trace, and of Envoy's if Envoy traces; and what upstream
-// is told of who calls it is a span that exists: kvepp's, or Envoy's own.
+// TestTraces: kvepp's spans arrive at a collector as part of the client's trace, and of Envoy's if Envoy traces; and
+// what upstream is told of who calls it is a span that exists: kvepp's, or Envoy's own.
 func TestTraces(t *testing.T) {
 	collector := tracingtest.Start(t, "grpc")
 	address, last := upstream(t)
-	s := start(t, stack.Config{Workers: -1, Servers: []string{address}, KveppFlags: []string{"--router-kv-events=false"},
-		KveppEnv: []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.Endpoint, "OTEL_SERVICE_NAME=kvepp-under-test", "OTEL_BSP_SCHEDULE_DELAY=100"}})
+	s := start(
+		t,
+		stack.Config{Workers: -1, Servers: []string{address}, KveppFlags: []string{"--router-kv-events=false"},
+			KveppEnv: []string{
+				"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.Endpoint,
+				"OTEL_SERVICE_NAME=kvepp-under-test",
+				"OTEL_BSP_SCHEDULE_DELAY=100",
+			}},
+	)
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(collector.Endpoint, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -28,24 +35,52 @@ func TestTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	traced, err := s.StartEnvoyOf(t.Context(), "override-host.yaml", func(config any) {
-		manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
-		manager["tracing"] = map[string]any{"random_sampling": map[string]any{"value": 100}, "provider": map[string]any{"name": "envoy.tracers.opentelemetry",
-			"typed_config": map[string]any{"@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig", "service_name": "envoy-under-test",
-				"grpc_service": map[string]any{"envoy_grpc": map[string]any{"cluster_name": "collector"}, "timeout": "1s"}}}}
+		manager := stack.At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0,
+			"typed_config").(map[string]any)
+		manager["tracing"] = map[string]any{
+			"random_sampling": map[string]any{"value": 100},
+			"provider": map[string]any{"name": "envoy.tracers.opentelemetry",
+				"typed_config": map[string]any{
+					"@type":        "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
+					"service_name": "envoy-under-test",
+					"grpc_service": map[string]any{
+						"envoy_grpc": map[string]any{"cluster_name": "collector"},
+						"timeout":    "1s",
+					},
+				}},
+		}
 		resources := stack.At(config, "static_resources").(map[string]any)
-		resources["clusters"] = append(resources["clusters"].([]any), map[string]any{"name": "collector", "type": "STATIC",
-			"typed_extension_protocol_options": map[string]any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
-				"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-				"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}}},
-			"load_assignment": map[string]any{"cluster_name": "collector", "endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{
-				"endpoint": map[string]any{"address": map[string]any{"socket_address": map[string]any{"address": "127.0.0.1", "port_value": n}}}}}}}}})
+		resources["clusters"] = append(
+			resources["clusters"].([]any),
+			map[string]any{"name": "collector", "type": "STATIC",
+				"typed_extension_protocol_options": map[string]any{
+					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": map[string]any{
+						"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+						"explicit_http_config": map[string]any{"http2_protocol_options": map[string]any{}}},
+				},
+				"load_assignment": map[string]any{
+					"cluster_name": "collector",
+					"endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{
+						"endpoint": map[string]any{
+							"address": map[string]any{
+								"socket_address": map[string]any{"address": "127.0.0.1", "port_value": n},
+							},
+						}}}}},
+				}},
+		)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	client := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for name, envoy := range map[string]*stack.Envoy{"kvepp traces": s.Envoy, "Envoy and kvepp trace": traced} {
-		a, err := stack.Post(t.Context(), http.DefaultClient, envoy.URL+"/v1/completions", http.Header{"Traceparent": {client}}, map[string]any{"model": stack.Model, "prompt": "one two three " + name})
+		a, err := stack.Post(
+			t.Context(),
+			http.DefaultClient,
+			envoy.URL+"/v1/completions",
+			http.Header{"Traceparent": {client}},
+			map[string]any{"model": stack.Model, "prompt": "one two three " + name},
+		)
 		if err != nil || a.Status != http.StatusOK {
 			t.Fatalf("%s: %v %+v", name, err, a)
 		}
@@ -60,7 +95,8 @@ func TestTraces(t *testing.T) {
 				if span.Trace == told[1] {
 					by[span.ID] = span
 				}
-				if span.Name == "gateway.request" && span.Attributes["kvepp.request_id"] == a.Header.Get("x-kvepp-request-id") {
+				if span.Name == "gateway.request" &&
+					span.Attributes["kvepp.request_id"] == a.Header.Get("x-kvepp-request-id") {
 					request = span
 				}
 			}
@@ -78,13 +114,20 @@ func TestTraces(t *testing.T) {
 			switch above, teller := by[request.Parent], by[told[2]]; {
 			case request.ID == "" || steps < 3:
 				return fmt.Errorf("%s: spans %+v, of the request %+v", name, by, request)
-			case request.Service != "kvepp-under-test" || route.Attributes["kvepp.endpoint"] != "server-0" || request.Attributes["http.response.status_code"] != "200":
+			case request.Service != "kvepp-under-test" || route.Attributes["kvepp.endpoint"] != "server-0" ||
+				request.Attributes["http.response.status_code"] != "200":
 				t.Fatalf("%s: %+v, %+v", name, request, route)
 			case envoy == s.Envoy && (request.Parent != "b7ad6b7169203331" || told[2] != request.ID):
-				t.Fatalf("%s: kvepp's span %+v is not below the client's, or upstream not below it: %q", name, request, told)
+				t.Fatalf(
+					"%s: kvepp's span %+v is not below the client's, or upstream not below it: %q",
+					name,
+					request,
+					told,
+				)
 			case envoy == traced && (above.ID == "" || teller.ID == ""):
 				return fmt.Errorf("%s: Envoy's spans are not there yet", name)
-			case envoy == traced && (above.Service != "envoy-under-test" || teller.Service != "envoy-under-test" || by[above.Parent].Service == "kvepp-under-test"):
+			case envoy == traced && (above.Service != "envoy-under-test" || teller.Service != "envoy-under-test" ||
+				by[above.Parent].Service == "kvepp-under-test"):
 				t.Fatalf("%s: kvepp's span is below %+v, upstream below %+v", name, above, teller)
 			}
 			return nil

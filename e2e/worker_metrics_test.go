@@ -16,15 +16,26 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestWorkerMetrics: blocks, subscription, age of the last event, requests and failures of each worker, under its name, with real Envoy,
-// two stock engines and a server that answers 500; and a series that joins the name to the id of Dynamo's metrics. A worker that leaves
-// has none.
+// TestWorkerMetrics: blocks, subscription, age of the last event, requests and failures of each worker, under its name,
+// with real Envoy, two stock engines and a server that answers 500; and a series that joins the name to the id of
+// Dynamo's metrics. A worker that leaves has none.
 func TestWorkerMetrics(t *testing.T) {
 	engines := stockEngines(t, 2, "-token-time", "20ms")
-	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
+	failing := httptest.NewServer(
+		http.HandlerFunc(
+			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		),
+	)
 	t.Cleanup(failing.Close)
 	address := failing.Listener.Addr().String()
-	s := start(t, stack.Config{Workers: -1, Servers: []string{engines[0].Address, engines[1].Address, address}, KveppFlags: []string{"--engine=vllm"}})
+	s := start(
+		t,
+		stack.Config{
+			Workers:    -1,
+			Servers:    []string{engines[0].Address, engines[1].Address, address},
+			KveppFlags: []string{"--engine=vllm"},
+		},
+	)
 	list := "endpoints:\n" + engines[0].Entry()
 	deaf := fmt.Sprintf("- {name: failing, address: %q, kvEvents: \"tcp://127.0.0.1:1\", blockSize: 16}\n", address)
 	if err := s.ReplaceEndpoints(list + engines[1].Entry() + deaf); err != nil {
@@ -47,7 +58,11 @@ func TestWorkerMetrics(t *testing.T) {
 		})
 	}
 	of := func(name, worker string, labels ...string) (float64, bool) {
-		key := fmt.Sprintf("kvepp_worker_%s{%s}", name, strings.Join(append(append([]string{}, labels...), `dp_rank="0"`, fmt.Sprintf("worker=%q", worker)), ","))
+		key := fmt.Sprintf(
+			"kvepp_worker_%s{%s}",
+			name,
+			strings.Join(append(append([]string{}, labels...), `dp_rank="0"`, fmt.Sprintf("worker=%q", worker)), ","),
+		)
 		v, there := all[key]
 		return v, there
 	}
@@ -57,7 +72,10 @@ func TestWorkerMetrics(t *testing.T) {
 	}
 	wait("both engines connected, and the failing one not", func() bool {
 		age, there := of("last_event_age_seconds", "engine-0")
-		return there && math.IsNaN(age) && is(1, "events_connected", "engine-0") && is(1, "events_connected", "engine-1") && is(0, "events_connected", "failing") && is(0, "blocks", "engine-0")
+		return there && math.IsNaN(age) && is(1, "events_connected", "engine-0") &&
+			is(1, "events_connected", "engine-1") &&
+			is(0, "events_connected", "failing") &&
+			is(0, "blocks", "engine-0")
 	})
 	answers := map[string]int{}
 	for answers["engine-0/0"] < 2 || answers["engine-1/0"] < 2 || answers["failing/0"] < 2 {
@@ -73,7 +91,9 @@ func TestWorkerMetrics(t *testing.T) {
 			if name == "failing" {
 				failures = answers["failing/0"]
 			}
-			if !is(float64(answers[name+"/0"]), "requests_total", name) || !is(float64(failures), "failures_total", name, `cause="status"`) || !is(0, "failures_total", name, `cause="incomplete"`) {
+			if !is(float64(answers[name+"/0"]), "requests_total", name) ||
+				!is(float64(failures), "failures_total", name, `cause="status"`) ||
+				!is(0, "failures_total", name, `cause="incomplete"`) {
 				return false
 			}
 		}
@@ -87,8 +107,16 @@ func TestWorkerMetrics(t *testing.T) {
 	})
 	for _, e := range engines {
 		id := fmt.Sprint(kvblock.InstanceID(e.Name))
-		joined := fmt.Sprintf(`kvepp_worker_info{address=%q,dp_rank="0",model="",worker=%q,worker_id=%q,worker_type="decode"}`, e.Address, e.Name, id)
-		other := fmt.Sprintf(`dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id=%q,worker_type="decode"}`, id)
+		joined := fmt.Sprintf(
+			`kvepp_worker_info{address=%q,dp_rank="0",model="",worker=%q,worker_id=%q,worker_type="decode"}`,
+			e.Address,
+			e.Name,
+			id,
+		)
+		other := fmt.Sprintf(
+			`dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id=%q,worker_type="decode"}`,
+			id,
+		)
 		if _, there := all[other]; all[joined] != 1 || !there {
 			t.Errorf("%s is %v, and %s is there: %v", joined, all[joined], other, there)
 		}
@@ -99,7 +127,9 @@ func TestWorkerMetrics(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		body, err := json.Marshal(map[string]any{"model": stack.Model, "messages": novel(), "stream": true, "max_tokens": 10000})
+		body, err := json.Marshal(
+			map[string]any{"model": stack.Model, "messages": novel(), "stream": true, "max_tokens": 10000},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +154,8 @@ func TestWorkerMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait("the others gone", func() bool {
-		for _, name := range []string{"info", "blocks", "events_connected", "last_event_age_seconds", "requests_total", "failures_total"} {
+		for _, name := range []string{"info", "blocks", "events_connected", "last_event_age_seconds", "requests_total",
+			"failures_total"} {
 			for key := range all {
 				if strings.HasPrefix(key, "kvepp_worker_"+name+"{") && !strings.Contains(key, `worker="engine-0"`) {
 					return false
@@ -138,6 +169,8 @@ func TestWorkerMetrics(t *testing.T) {
 	wait("the answer that the client broke off", func() bool { return is(served+1, "requests_total", "engine-0") })
 	breaks(func(context.CancelFunc) { engines[0].Close() })
 	wait("the answer that the engine broke off", func() bool {
-		return is(served+2, "requests_total", "engine-0") && is(1, "failures_total", "engine-0", `cause="incomplete"`) && is(0, "events_connected", "engine-0")
+		return is(served+2, "requests_total", "engine-0") &&
+			is(1, "failures_total", "engine-0", `cause="incomplete"`) &&
+			is(0, "events_connected", "engine-0")
 	})
 }

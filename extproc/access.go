@@ -10,8 +10,8 @@ import (
 	"kvepp/router"
 )
 
-// logAccess writes the request's line of the access log. It has nothing of the prompt and no query, which may hold keys. What is not known is
-// left out; a request that nobody answered has status 0, as in Envoy's access log.
+// logAccess writes the request's line of the access log. It has nothing of the prompt and no query, which may hold
+// keys. What is not known is left out; a request that nobody answered has status 0, as in Envoy's access log.
 func (x *exchange) logAccess() {
 	attrs := make([]slog.Attr, 0, 24)
 	text := func(key, value string) {

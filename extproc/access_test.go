@@ -39,7 +39,12 @@ func TestAccessLog(t *testing.T) {
 	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":16}}}\n\n"
 	completion := `{"choices":[{"text":"` + secret + `"}],"usage":{"prompt_tokens":20,"completion_tokens":3}}`
 	header := func(method, path string) map[string]string {
-		return map[string]string{":method": method, ":path": path + "?key=" + secret, "x-request-id": "id-1", "authorization": "Bearer " + secret}
+		return map[string]string{
+			":method":       method,
+			":path":         path + "?key=" + secret,
+			"x-request-id":  "id-1",
+			"authorization": "Bearer " + secret,
+		}
 	}
 	body := func(model string) [][]byte {
 		return [][]byte{fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":%q}]}`, model, secret), nil}
@@ -50,8 +55,18 @@ func TestAccessLog(t *testing.T) {
 		return func(*extproctest.Routed) extproctest.Response { return r }
 	}
 	type fields = map[string]any
-	routed := fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "model": "m", "reason": "no_tokenizer",
-		"dp_rank": 0.0, "predicted_cached_tokens": 0.0, "waited": 0.0}
+	routed := fields{
+		"level":                   "INFO",
+		"msg":                     "request",
+		"request_id":              "id-1",
+		"method":                  "POST",
+		"path":                    "/v1/chat/completions",
+		"model":                   "m",
+		"reason":                  "no_tokenizer",
+		"dp_rank":                 0.0,
+		"predicted_cached_tokens": 0.0,
+		"waited":                  0.0,
+	}
 	with := func(base fields, more fields) fields {
 		all := fields{}
 		for _, from := range []fields{base, more} {
@@ -68,27 +83,42 @@ func TestAccessLog(t *testing.T) {
 		want       fields // but for the worker, times and estimates
 		firstToken bool
 	}{
-		{"a streamed answer", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m"),
+		{"a streamed answer", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body:     body("m"),
 			Upstream: stream("200", roleEvent, contentEvent(secret), usage, "data: [DONE]\n\n", "")},
 			with(routed, fields{"status": 200.0, "reported_cached_tokens": 16.0, "output_tokens": 3.0}), true},
-		{"an answer in one piece", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m"),
+		{"an answer in one piece", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: body("m"),
 			Upstream: func(*extproctest.Routed) extproctest.Response {
-				return extproctest.Response{Header: map[string]string{":status": "200", "content-type": "application/json"}, Body: [][]byte{[]byte(completion), nil}}
+				return extproctest.Response{Header: map[string]string{":status": "200",
+					"content-type": "application/json"}, Body: [][]byte{[]byte(completion), nil}}
 			}}, with(routed, fields{"status": 200.0, "output_tokens": 3.0}), false},
-		{"an engine's error", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m"), Upstream: stream("500", "")},
+		{"an engine's error", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: body("m"), Upstream: stream("500", "")},
 			with(routed, fields{"status": 500.0}), false},
-		{"a client that goes away", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
+		{"a client that goes away", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: body("m")},
 			with(routed, fields{"status": 0.0}), false},
 		{"no body", Config{}, extproctest.Request{Header: header("GET", "/v1/models"), Upstream: stream("200", "")},
-			with(routed, fields{"method": "GET", "path": "/v1/models", "reason": "no_body", "model": nil, "status": 200.0}), false},
-		{"not JSON", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: [][]byte{[]byte("{" + secret), nil}},
-			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "reason": "invalid_json", "status": 400.0}, false},
-		{"a model that nobody serves", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("nobody")},
-			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "model": "nobody", "reason": "model_not_found", "status": 404.0}, false},
-		{"a body that is too large", Config{MaxBodyBytes: 10}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
-			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "reason": "body_too_large", "status": 413.0}, false},
-		{"too many bytes held", Config{Memory: budget.New(heldOf(10)), OverloadStatus: 503}, extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
-			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST", "path": "/v1/chat/completions", "reason": "too_many_bytes", "status": 503.0}, false},
+			with(routed, fields{"method": "GET", "path": "/v1/models", "reason": "no_body", "model": nil,
+				"status": 200.0}), false},
+		{"not JSON", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: [][]byte{[]byte("{" + secret), nil}},
+			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
+				"path": "/v1/chat/completions", "reason": "invalid_json", "status": 400.0}, false},
+		{"a model that nobody serves", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+			Body: body("nobody")},
+			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
+				"path": "/v1/chat/completions", "model": "nobody", "reason": "model_not_found", "status": 404.0},
+			false},
+		{"a body that is too large", Config{MaxBodyBytes: 10},
+			extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
+			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
+				"path": "/v1/chat/completions", "reason": "body_too_large", "status": 413.0}, false},
+		{"too many bytes held", Config{Memory: budget.New(heldOf(10)), OverloadStatus: 503},
+			extproctest.Request{Header: header("POST", "/v1/chat/completions"), Body: body("m")},
+			fields{"level": "INFO", "msg": "request", "request_id": "id-1", "method": "POST",
+				"path": "/v1/chat/completions", "reason": "too_many_bytes", "status": 503.0}, false},
 	} {
 		var log logtest.Log
 		c.cfg.AccessLog = slog.New(slog.NewJSONHandler(&log, nil))
@@ -105,11 +135,13 @@ func TestAccessLog(t *testing.T) {
 		if duration, _ := got["duration"].(float64); !(duration > 0 && duration <= took) {
 			t.Errorf("%s: duration %v of %v", c.name, got["duration"], took)
 		}
-		if first, _ := got["time_to_first_token"].(float64); c.firstToken != (first > 0) || first > got["duration"].(float64) {
+		if first, _ := got["time_to_first_token"].(float64); c.firstToken != (first > 0) ||
+			first > got["duration"].(float64) {
 			t.Errorf("%s: time to first token %v, duration %v", c.name, got["time_to_first_token"], got["duration"])
 		}
 		worker, at := got["worker"], got["address"]
-		if _, chosen := c.want["dp_rank"]; chosen != (worker == "a" && at == "10.0.0.1:8000" || worker == "b" && at == "10.0.0.2:8000") {
+		if _, chosen := c.want["dp_rank"]; chosen != (worker == "a" && at == "10.0.0.1:8000" || worker == "b" &&
+			at == "10.0.0.2:8000") {
 			t.Errorf("%s: worker %v at %v", c.name, worker, at)
 		}
 		for _, key := range []string{"time", "duration", "time_to_first_token", "worker", "address", "prompt_tokens"} {
@@ -132,7 +164,11 @@ func TestAccessLogBounds(t *testing.T) {
 	var log logtest.Log
 	b := newBench(t, Config{AccessLog: slog.New(slog.NewJSONHandler(&log, nil))})
 	long := strings.Repeat("é\n", 10_000)
-	header := map[string]string{":method": strings.Repeat("M", 1000), ":path": "/" + strings.Repeat("p", 100_000), "x-request-id": long}
+	header := map[string]string{
+		":method":      strings.Repeat("M", 1000),
+		":path":        "/" + strings.Repeat("p", 100_000),
+		"x-request-id": long,
+	}
 	if _, err := b.Do(t.Context(), &extproctest.Request{Header: header, Upstream: answer("")}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,16 +13,18 @@ import (
 	"kvepp/router/eject"
 )
 
-// AccessLog implements envoy.service.accesslog.v3.AccessLogService. An ext_proc stream ends in the same way whether the client or
-// the endpoint broke an answer off; the proxy's access log says which of them it was. It has the token that kvepp put into the
-// request's metadata. A proxy whose configuration has such a log says so in the metadata of its ext_proc streams: see [logsAnswers].
+// AccessLog implements envoy.service.accesslog.v3.AccessLogService. An ext_proc stream ends in the same way whether the
+// client or the endpoint broke an answer off; the proxy's access log says which of them it was. It has the token that
+// kvepp put into the request's metadata. A proxy whose configuration has such a log says so in the metadata of its
+// ext_proc streams: see [logsAnswers].
 type AccessLog struct {
 	accesslogv3.UnimplementedAccessLogServiceServer
 	router   *router.Router
 	stopping chan struct{} // closed by Stop
 }
 
-// logsAnswers is the metadata of an ext_proc stream by which a proxy's configuration says that its access log goes to kvepp.
+// logsAnswers is the metadata of an ext_proc stream by which a proxy's configuration says that its access log goes to
+// kvepp.
 const logsAnswers = "x-kvepp-access-log"
 
 // NewAccessLog returns a service that tells r of interrupted answers.
@@ -30,8 +32,8 @@ func NewAccessLog(r *router.Router) *AccessLog {
 	return &AccessLog{router: r, stopping: make(chan struct{})}
 }
 
-// Stop ends all streams. Proxies keep them open for as long as they run, so that a server which waits for its streams to end would
-// wait in vain. Call it once.
+// Stop ends all streams. Proxies keep them open for as long as they run, so that a server which waits for its streams
+// to end would wait in vain. Call it once.
 func (l *AccessLog) Stop() { close(l.stopping) }
 
 // StreamAccessLogs reads entries until the proxy ends the stream, or Stop is called. It sends nothing before that.

@@ -52,7 +52,8 @@ func TestPrefillEndsWithContent(t *testing.T) {
 		before, after                       string // pieces that do not end it, and one that does
 	}{
 		{"stream", "200", sse, "", ": ping\n\n" + roleEvent, contentEvent("H")},
-		{"stream, a tool's call", "200", sse + "; charset=utf-8", "", roleEvent, "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n"},
+		{"stream, a tool's call", "200", sse + "; charset=utf-8", "", roleEvent,
+			"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n"},
 		{"stream that cannot be read", "200", sse, "gzip", "", "\x1f"},
 		{"one piece", "200", "application/json", "", "", "{"},
 		{"an error", "500", "application/json", "", "", "{"},
@@ -89,7 +90,8 @@ func TestClientGoneBeforeContent(t *testing.T) {
 	}
 }
 
-// The blocks of an answer are counted as it grows past the end of a block, and all count for less towards its expected end.
+// The blocks of an answer are counted as it grows past the end of a block, and all count for less towards its expected
+// end.
 func TestAnswerIsCounted(t *testing.T) {
 	b := newBench(t, Config{})
 	body := `{"model":"m","stream":true,"nvext":{"agent_hints":{"osl":36}},"messages":[{"role":"user","content":"-"}]}`
@@ -117,7 +119,14 @@ func TestAnswerIsCounted(t *testing.T) {
 	x = b.running(t, router.Config{TrackOutput: true}, chatBody)
 	x.observe(&effect{Status: "200", ContentType: "text/event-stream"})
 	before := b.load().ActiveBlocks
-	x.observe(&effect{Body: []byte(`data: {"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":1,"completion_tokens":160}}` + "\n\n")})
+	x.observe(
+		&effect{
+			Body: []byte(
+				`data: {"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":1,"completion_tokens":160}}` +
+					"\n\n",
+			),
+		},
+	)
 	if got := b.load().ActiveBlocks; got != before+10 {
 		t.Errorf("160 tokens are %d blocks", got-before)
 	}
@@ -128,16 +137,27 @@ func TestAnswerIsCounted(t *testing.T) {
 func newStream(t *testing.T, response filterv3.ProcessingMode_BodySendMode) *stream {
 	t.Helper()
 	s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}}
-	s.step(&extprocv3.ProcessingRequest{ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex, ResponseBodyMode: response},
-		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{
-			Headers: []*corev3.HeaderValue{{Key: ":path", Value: "/v1/chat/completions"}}}}}})
-	s.step(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{EndOfStream: true,
-		Body: []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)}}})
+	s.step(
+		&extprocv3.ProcessingRequest{
+			ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex, ResponseBodyMode: response},
+			Request: &extprocv3.ProcessingRequest_RequestHeaders{
+				RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{
+					Headers: []*corev3.HeaderValue{{Key: ":path", Value: "/v1/chat/completions"}}}},
+			},
+		},
+	)
+	s.step(
+		&extprocv3.ProcessingRequest{
+			Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{EndOfStream: true,
+				Body: []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)}},
+		},
+	)
 	return s
 }
 
-// Once a worker's speed is known, a request that asks for its answer in one piece is taken off the prefill load when its
-// prompt should be done, long before anything of the answer shows. A stream is not: it will show, if the proxy shows bodies at all.
+// Once a worker's speed is known, a request that asks for its answer in one piece is taken off the prefill load when
+// its prompt should be done, long before anything of the answer shows. A stream is not: it will show, if the proxy
+// shows bodies at all.
 func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
@@ -156,7 +176,11 @@ func TestPrefillOfWholeAnswerEndsByEstimate(t *testing.T) {
 		}
 		whole.end(t.Context())
 
-		stream := b.running(t, router.Config{}, `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)
+		stream := b.running(
+			t,
+			router.Config{},
+			`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`,
+		)
 		tokens = b.load().PrefillTokens
 		<-time.After(time.Hour) // of the bubble, which does not wait
 		synctest.Wait()
@@ -200,7 +224,11 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, Config{})
 		answer := func(contentType, body string) {
-			x := b.running(t, router.Config{}, `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`)
+			x := b.running(
+				t,
+				router.Config{},
+				`{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`,
+			)
 			<-time.After(time.Second) // of the bubble, which does not wait
 			x.observe(&effect{Status: "200", ContentType: contentType})
 			x.observe(&effect{Body: []byte(body)})
@@ -231,7 +259,8 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 // Predictions are compared with what answers report, of the requests alone whose answers do.
 func TestPredictionsOfReported(t *testing.T) {
 	b := newBench(t, Config{})
-	for _, usage := range []string{`{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}`, `{"prompt_tokens":9}`} {
+	for _, usage := range []string{`{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}`,
+		`{"prompt_tokens":9}`} {
 		x := b.running(t, router.Config{}, chatBody)
 		x.route.PredictedCachedTokens = 6
 		x.observe(&effect{Status: "200", ContentType: "application/json"})
@@ -239,7 +268,8 @@ func TestPredictionsOfReported(t *testing.T) {
 		x.end(t.Context())
 	}
 	now := metricstest.Read(t, b.metrics.Registry)
-	for name, want := range map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6, "kvepp_reported_cached_tokens_total": 4} {
+	for name, want := range map[string]float64{"kvepp_predicted_of_reported_cached_tokens_total": 6,
+		"kvepp_reported_cached_tokens_total": 4} {
 		if got := now.Of(name).Value(); got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}

@@ -13,9 +13,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec returns protobuf's codec with a short way for headers, which are many small strings, and for pieces of bodies, which are
-// nearly all bytes that pass: they are copied once when they come, out of gRPC's buffers to where the body is put together, and
-// not at all when they go. A server without it (grpc.ForceServerCodecV2) does the same with more copies.
+// Codec returns protobuf's codec with a short way for headers, which are many small strings, and for pieces of bodies,
+// which are nearly all bytes that pass: they are copied once when they come, out of gRPC's buffers to where the body is
+// put together, and not at all when they go. A server without it (grpc.ForceServerCodecV2) does the same with more
+// copies.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -36,8 +37,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// incoming is a message from Envoy. It is a protobuf message, so that any codec reads it; this package's puts the pieces of a
-// request body beside each other in memory.
+// incoming is a message from Envoy. It is a protobuf message, so that any codec reads it; this package's puts the
+// pieces of a request body beside each other in memory.
 type incoming struct {
 	*extprocv3.ProcessingRequest
 	declared int    // bytes of the request body, as its headers say; not above 0: they do not
@@ -68,8 +69,8 @@ const (
 	rawValueField        protowire.Number = 3
 )
 
-// decodeHeaders reads a message with headers, all of whose texts share one piece of memory. It reports whether data is one that it
-// knows whole; if not, protobuf is to read it, whatever was changed.
+// decodeHeaders reads a message with headers, all of whose texts share one piece of memory. It reports whether data is
+// one that it knows whole; if not, protobuf is to read it, whatever was changed.
 func (in *incoming) decodeHeaders(data mem.BufferSlice) bool {
 	var start [16]byte // the first field's number and length
 	head := start[:gather(start[:], data, 0)]
@@ -174,14 +175,15 @@ const (
 	endOfStreamField  protowire.Number = 2
 )
 
-// noMetadata is the metadata_context that Envoy ends its messages with where it has nothing to say, and how that is written.
+// noMetadata is the metadata_context that Envoy ends its messages with where it has nothing to say, and how that is
+// written.
 var (
 	noMetadata      = &corev3.Metadata{}
 	noMetadataBytes = []byte{8<<3 | byte(protowire.BytesType), 0}
 )
 
-// decodeBeside reads what a message has besides the one of its fields of which a request has one: the bytes from at on. It reports
-// whether there is nothing else.
+// decodeBeside reads what a message has besides the one of its fields of which a request has one: the bytes from at on.
+// It reports whether there is nothing else.
 func (in *incoming) decodeBeside(data mem.BufferSlice, at int) bool {
 	n := data.Len() - at
 	if n == 0 {
@@ -206,8 +208,8 @@ func (in *incoming) decodeBeside(data mem.BufferSlice, at int) bool {
 	return proto.Unmarshal(rest, in.ProcessingRequest) == nil
 }
 
-// decode reads a message that holds a piece of a body, in the order in which protobuf writes its fields. It reports whether data is
-// one; if not, protobuf is to read it, whatever was changed.
+// decode reads a message that holds a piece of a body, in the order in which protobuf writes its fields. It reports
+// whether data is one; if not, protobuf is to read it, whatever was changed.
 func (in *incoming) decode(data mem.BufferSlice) bool {
 	var start [24]byte // two fields' numbers and lengths
 	head := start[:gather(start[:], data, 0)]
@@ -272,14 +274,15 @@ func (in *incoming) decode(data mem.BufferSlice) bool {
 	return true
 }
 
-// Room for a body of unknown length doubles, from the one to the other, in bytes. Pieces of a byte then cost no more than large ones.
+// Room for a body of unknown length doubles, from the one to the other, in bytes. Pieces of a byte then cost no more
+// than large ones.
 const (
 	leastRoom = 512
 	mostRoom  = 1 << 20
 )
 
-// take returns n bytes for the next piece of the request body, right behind the one before if there is room. Headers are
-// believed only as far as four times of what has come, so that a client cannot reserve memory by promises.
+// take returns n bytes for the next piece of the request body, right behind the one before if there is room. Headers
+// are believed only as far as four times of what has come, so that a client cannot reserve memory by promises.
 func (in *incoming) take(n int) []byte {
 	if in.alone {
 		return make([]byte, n)
@@ -315,8 +318,8 @@ func gather(to []byte, data mem.BufferSlice, at int) (n int) {
 	return n
 }
 
-// appendPiece appends a piece to those of a body. One that lies right behind the last in memory, where incoming puts it, becomes a part
-// of it, and an empty one is dropped: so there are few, however many a client makes.
+// appendPiece appends a piece to those of a body. One that lies right behind the last in memory, where incoming puts
+// it, becomes a part of it, and an empty one is dropped: so there are few, however many a client makes.
 func appendPiece(pieces [][]byte, b []byte) [][]byte {
 	if len(b) == 0 {
 		return pieces
@@ -334,8 +337,8 @@ func appendPiece(pieces [][]byte, b []byte) [][]byte {
 // smallPiece is how many bytes are rather copied than sent from where they are.
 const smallPiece = 1 << 10
 
-// encodePiece returns the message as protobuf does if it is a streamed piece of a body and nothing else; else nil. The bytes are
-// sent from where they are.
+// encodePiece returns the message as protobuf does if it is a streamed piece of a body and nothing else; else nil. The
+// bytes are sent from where they are.
 func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
 	var reply *extprocv3.BodyResponse
 	var field protowire.Number
@@ -348,12 +351,15 @@ func encodePiece(m *extprocv3.ProcessingResponse) mem.BufferSlice {
 		return nil
 	}
 	//lint:ignore SA1019 whatever is set must arrive
-	if m.DynamicMetadata != nil || m.TypedDynamicMetadata != nil || m.ModeOverride != nil || m.RequestDrain || m.RequestDrainRequests ||
-		m.RequestDrainResponses || m.OverrideMessageTimeout != nil || m.ServerWindowUpdate != nil {
+	if m.DynamicMetadata != nil || m.TypedDynamicMetadata != nil || m.ModeOverride != nil || m.RequestDrain ||
+		m.RequestDrainRequests ||
+		m.RequestDrainResponses || m.OverrideMessageTimeout != nil ||
+		m.ServerWindowUpdate != nil {
 		return nil
 	}
 	common := reply.GetResponse()
-	if common == nil || common.Status != 0 || common.HeaderMutation != nil || common.Trailers != nil || common.ClearRouteCache {
+	if common == nil || common.Status != 0 || common.HeaderMutation != nil || common.Trailers != nil ||
+		common.ClearRouteCache {
 		return nil
 	}
 	streamed, ok := common.GetBodyMutation().GetMutation().(*extprocv3.BodyMutation_StreamedResponse)

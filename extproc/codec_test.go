@@ -24,7 +24,8 @@ func cut(random *rand.Rand, data []byte) (out mem.BufferSlice) {
 	return out
 }
 
-// inOrder is a message with its fields in the order of their numbers, as Envoy writes them. Go's protobuf begins with others.
+// inOrder is a message with its fields in the order of their numbers, as Envoy writes them. Go's protobuf begins with
+// others.
 func inOrder(t testing.TB, m *extprocv3.ProcessingRequest) []byte {
 	t.Helper()
 	beside := proto.Clone(m).(*extprocv3.ProcessingRequest)
@@ -53,7 +54,11 @@ func someHeaders(random *rand.Rand) *extprocv3.HttpHeaders {
 		h.Headers = &corev3.HeaderMap{}
 		for i := range random.IntN(20) {
 			value := []byte(strings.Repeat("\xff", random.IntN(300)))
-			h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: strings.Repeat("k", i), RawValue: value}, &corev3.HeaderValue{Value: "ü"})
+			h.Headers.Headers = append(
+				h.Headers.Headers,
+				&corev3.HeaderValue{Key: strings.Repeat("k", i), RawValue: value},
+				&corev3.HeaderValue{Value: "ü"},
+			)
 		}
 	}
 	return h
@@ -109,10 +114,12 @@ func TestCodecReads(t *testing.T) {
 // FuzzCodecReads: what is no message for protobuf is none here, and what is one is the same.
 func FuzzCodecReads(f *testing.F) {
 	for _, m := range []*extprocv3.ProcessingRequest{
-		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("body"), EndOfStream: true}}},
+		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: []byte("body"),
+			EndOfStream: true}}},
 		{Request: &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: &extprocv3.HttpBody{}}},
-		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(rand.New(rand.NewPCG(1, 1)))}, ObservabilityMode: true,
-			ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}},
+		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: someHeaders(rand.New(rand.NewPCG(1, 1)))},
+			ObservabilityMode: true,
+			ProtocolConfig:    &extprocv3.ProtocolConfiguration{RequestBodyMode: fullDuplex}},
 	} {
 		f.Add(inOrder(f, m))
 	}
@@ -198,8 +205,8 @@ func TestCodecWrites(t *testing.T) {
 	check(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{}})
 }
 
-// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the same bytes, and few
-// however small they came.
+// TestPiecesLieTogether: the pieces of a body of a known size are one without being copied; those of another are the
+// same bytes, and few however small they came.
 func TestPiecesLieTogether(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, declared := range []int{-1, 0, 10, 100_000, 300_000} {
@@ -221,7 +228,13 @@ func TestPiecesLieTogether(t *testing.T) {
 				t.Fatal("a body is not what its pieces are")
 			}
 			if len(pieces) > 20 || in.reserved > 6*len(want) {
-				t.Errorf("declared %d, up to %d: %d pieces, %d bytes are reserved", declared, most, len(pieces), in.reserved)
+				t.Errorf(
+					"declared %d, up to %d: %d pieces, %d bytes are reserved",
+					declared,
+					most,
+					len(pieces),
+					in.reserved,
+				)
 			}
 		}
 	}

@@ -7,15 +7,18 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// What the conformance tests of the Gateway API Inference Extension want of a picker: that a client may name the endpoints among which
-// it chooses, and is told what the gateway says of who has served it. Source: GAIE v1.6.0, pkg/lwepp.
+// What the conformance tests of the Gateway API Inference Extension want of a picker: that a client may name the
+// endpoints among which it chooses, and is told what the gateway says of who has served it. Source: GAIE v1.6.0,
+// pkg/lwepp.
 const (
 	selectionHeader = "test-epp-endpoint-selection"
 	servedHeader    = "x-conformance-test-served-endpoint"
-	notServed       = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the response's metadata"
+	notServed       = "the gateway did not say: no envoy.lb/x-gateway-destination-endpoint-served in the response's " +
+		"metadata"
 )
 
-// readSelection reads the endpoints that a conformance test wants; nil: it does not say. They go before the proxy's subset.
+// readSelection reads the endpoints that a conformance test wants; nil: it does not say. They go before the proxy's
+// subset.
 func readSelection(m *corev3.HeaderMap) *subset {
 	for _, v := range m.GetHeaders() {
 		if strings.EqualFold(v.GetKey(), selectionHeader) {

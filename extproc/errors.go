@@ -32,17 +32,50 @@ func (c *Config) toHTTP(err error) *httpError {
 	var body *apibody.Error
 	switch {
 	case errors.As(err, &body):
-		return &httpError{status: http.StatusBadRequest, kind: "invalid_request_error", code: body.Code, param: body.Param, message: body.Message}
+		return &httpError{
+			status:  http.StatusBadRequest,
+			kind:    "invalid_request_error",
+			code:    body.Code,
+			param:   body.Param,
+			message: body.Message,
+		}
 	case errors.Is(err, router.ErrUnknownModel):
-		return &httpError{status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model", message: err.Error()}
+		return &httpError{
+			status:  http.StatusNotFound,
+			kind:    "invalid_request_error",
+			code:    "model_not_found",
+			param:   "model",
+			message: err.Error(),
+		}
 	case errors.Is(err, router.ErrNoEndpoints):
-		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_endpoints", message: err.Error()}
+		return &httpError{
+			status:  http.StatusServiceUnavailable,
+			kind:    "service_unavailable",
+			code:    "no_endpoints",
+			message: err.Error(),
+		}
 	case errors.Is(err, router.ErrConstraints):
-		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "constraints_not_met", param: "nvext.routing_constraints", message: err.Error()}
+		return &httpError{
+			status:  http.StatusServiceUnavailable,
+			kind:    "service_unavailable",
+			code:    "constraints_not_met",
+			param:   "nvext.routing_constraints",
+			message: err.Error(),
+		}
 	case errors.Is(err, router.ErrNoPrefill):
-		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_prefill_worker", message: err.Error()}
+		return &httpError{
+			status:  http.StatusServiceUnavailable,
+			kind:    "service_unavailable",
+			code:    "no_prefill_worker",
+			message: err.Error(),
+		}
 	case errors.Is(err, router.ErrCordoned):
-		return &httpError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "cordoned", message: err.Error()}
+		return &httpError{
+			status:  http.StatusServiceUnavailable,
+			kind:    "service_unavailable",
+			code:    "cordoned",
+			message: err.Error(),
+		}
 	case errors.Is(err, router.ErrOverloaded):
 		return c.shed("overloaded", err)
 	case errors.Is(err, router.ErrQueueFull):
@@ -52,17 +85,29 @@ func (c *Config) toHTTP(err error) *httpError {
 	case errors.Is(err, router.ErrShed):
 		return c.shed("shed", err)
 	}
-	return &httpError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error", message: "kvepp could not route the request; its log says why"}
+	return &httpError{
+		status:  http.StatusInternalServerError,
+		kind:    "internal_error",
+		code:    "internal_error",
+		message: "kvepp could not route the request; its log says why",
+	}
 }
 
 // headersTooLarge answers requests with more headers than kvepp looks at.
-var headersTooLarge = &httpError{status: http.StatusRequestHeaderFieldsTooLarge, kind: "invalid_request_error", code: "headers_too_large",
-	message: fmt.Sprintf("The request's headers are larger than %d bytes.", maxHeaderBytes)}
+var headersTooLarge = &httpError{
+	status:  http.StatusRequestHeaderFieldsTooLarge,
+	kind:    "invalid_request_error",
+	code:    "headers_too_large",
+	message: fmt.Sprintf("The request's headers are larger than %d bytes.", maxHeaderBytes),
+}
 
 // bodyTooLarge answers requests with a larger body than the operator allows.
 func (c *Config) bodyTooLarge() *httpError {
 	return &httpError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-		message: fmt.Sprintf("The request body is larger than %d bytes, the most that is accepted here.", c.MaxBodyBytes)}
+		message: fmt.Sprintf(
+			"The request body is larger than %d bytes, the most that is accepted here.",
+			c.MaxBodyBytes,
+		)}
 }
 
 var (
@@ -75,11 +120,18 @@ const overloadedError = "overloaded_error"
 
 // shed is the answer to a request that is turned away because of load.
 func (c *Config) shed(code string, err error) *httpError {
-	return &httpError{status: c.OverloadStatus, kind: overloadedError, code: code, message: err.Error(), retryAfter: c.RetryAfter}
+	return &httpError{
+		status:     c.OverloadStatus,
+		kind:       overloadedError,
+		code:       code,
+		message:    err.Error(),
+		retryAfter: c.RetryAfter,
+	}
 }
 
-// The headers that say, beside the body, why kvepp itself answered: its own, with OpenAI's code, and the one that clients of
-// llm-d's router know, for requests that were turned away through no fault of theirs. Source of the latter: llm-d-router 0.10.
+// The headers that say, beside the body, why kvepp itself answered: its own, with OpenAI's code, and the one that
+// clients of llm-d's router know, for requests that were turned away through no fault of theirs. Source of the latter:
+// llm-d-router 0.10.
 const (
 	reasonHeader  = "x-kvepp-reason"
 	droppedHeader = "x-llm-d-request-dropped-reason"
@@ -142,12 +194,15 @@ func (e *httpError) immediateResponse(grpc bool) *extprocv3.ProcessingResponse {
 		Details: "kvepp_" + e.code,
 	}
 	if grpc {
-		// "If set, then include a gRPC status trailer"; the body goes "encoded in the grpc-message header" (external_processor.proto).
+		// "If set, then include a gRPC status trailer"; the body goes "encoded in the grpc-message header"
+		// (external_processor.proto).
 		code, known := grpcCodes[e.status]
 		if !known {
 			code = codes.Unavailable // an operator's own status for load
 		}
 		response.GrpcStatus, response.Body = &extprocv3.GrpcStatus{Status: uint32(code)}, []byte(e.message)
 	}
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: response}}
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: response},
+	}
 }

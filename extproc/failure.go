@@ -42,8 +42,9 @@ func readVerdict(in *extprocv3.ProcessingRequest) (v verdict) {
 	return v
 }
 
-// failure returns what a response says of its endpoint: why it failed, empty if it did not. ofEndpoint is false for a response
-// that says nothing of it: a full circuit breaker, a cluster without a healthy endpoint, a filter's own answer.
+// failure returns what a response says of its endpoint: why it failed, empty if it did not. ofEndpoint is false for a
+// response that says nothing of it: a full circuit breaker, a cluster without a healthy endpoint, a filter's own
+// answer.
 func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	if v.told && v.details != detailsOfEndpointsResponse {
 		cause = causeOf(v.flags)
@@ -56,8 +57,8 @@ func (v *verdict) failure(status string) (cause eject.Cause, ofEndpoint bool) {
 	return "", true // 429 and 4xx say that the endpoint works; 501, 505 and 529 do so too
 }
 
-// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none. An idle stream is none: a client
-// that does not read causes it as well.
+// causeOf returns the failure of an endpoint that the proxy's response flags name; empty: none. An idle stream is none:
+// a client that does not read causes it as well.
 func causeOf(flags uint64) eject.Cause {
 	switch {
 	case flags&flagUpstreamRefused != 0:

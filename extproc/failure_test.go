@@ -17,7 +17,9 @@ func TestFailureOfResponse(t *testing.T) {
 		in := &extprocv3.ProcessingRequest{}
 		if details != "" {
 			in.Attributes = map[string]*structpb.Struct{attributesNamespace: {Fields: map[string]*structpb.Value{
-				detailsAttribute: structpb.NewStringValue(details), flagsAttribute: structpb.NewNumberValue(flags), triesAttribute: structpb.NewNumberValue(2)}}}
+				detailsAttribute: structpb.NewStringValue(
+					details,
+				), flagsAttribute: structpb.NewNumberValue(flags), triesAttribute: structpb.NewNumberValue(2)}}}
 		}
 		v := readVerdict(in)
 		if cause, of := v.failure(status); cause != want || of != ofEndpoint {
@@ -33,7 +35,13 @@ func TestFailureOfResponse(t *testing.T) {
 	f("529", "via_upstream", 0, "", true)
 	f("500", "via_upstream", 0, eject.ServerError, true)
 	f("503", "via_upstream", 0, eject.ServerError, true)
-	f("503", "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}", 32, eject.Refused, true)
+	f(
+		"503",
+		"upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+		32,
+		eject.Refused,
+		true,
+	)
 	f("503", "upstream_reset_before_response_started{connection_termination}", 64, eject.Reset, true)
 	f("502", "upstream_reset_before_response_started{protocol_error}", 1<<23, eject.Reset, true)
 	f("504", "upstream_response_timeout", 4, eject.Timeout, true)

@@ -23,8 +23,8 @@ import (
 	"kvepp/scoring"
 )
 
-// script is a proxy that sends messages in any order, whatever it is answered, and remembers which rules of the protocol the
-// answers break.
+// script is a proxy that sends messages in any order, whatever it is answered, and remembers which rules of the
+// protocol the answers break.
 type script struct {
 	extprocv3.ExternalProcessor_ProcessServer
 	ctx  context.Context
@@ -40,14 +40,22 @@ type script struct {
 	responded         bool
 	broken            error
 
-	mode  filterv3.ProcessingMode_BodySendMode // of the request's body
-	order string                               // kinds of the messages so far, until the request is complete: h, b, t; x is any other
+	mode filterv3.ProcessingMode_BodySendMode // of the request's body
+	// kinds of the messages so far, until the request is complete: h, b, t; x is any other
+	order string
 }
 
 // What a script's messages hold.
 var (
 	paths  = []string{"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", ""}
-	bodies = [][]byte{[]byte(chatBody), []byte(chatBody[:20]), []byte(chatBody[20:]), nil, []byte("{"), bytes.Repeat([]byte(" "), 70_000)}
+	bodies = [][]byte{
+		[]byte(chatBody),
+		[]byte(chatBody[:20]),
+		[]byte(chatBody[20:]),
+		nil,
+		[]byte("{"),
+		bytes.Repeat([]byte(" "), 70_000),
+	}
 )
 
 func (s *script) Context() context.Context { return s.ctx }
@@ -61,7 +69,10 @@ func (s *script) RecvMsg(to any) error {
 	if err != nil {
 		return err
 	}
-	return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data[:len(data)/2]), mem.SliceBuffer(data[len(data)/2:])}, to)
+	return Codec().Unmarshal(
+		mem.BufferSlice{mem.SliceBuffer(data[:len(data)/2]), mem.SliceBuffer(data[len(data)/2:])},
+		to,
+	)
 }
 
 func (s *script) next() *extprocv3.ProcessingRequest {
@@ -82,7 +93,10 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 	header := func(pairs ...string) *extprocv3.HttpHeaders {
 		h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
 		for i := 0; i < len(pairs); i += 2 {
-			h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+			h.Headers.Headers = append(
+				h.Headers.Headers,
+				&corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
+			)
 		}
 		return h
 	}
@@ -98,8 +112,10 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 	}
 	switch kind % 8 {
 	case 0:
-		in.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: header(":path", paths[int(detail&0xf)%len(paths)],
-			"content-length", fmt.Sprint(int(detail)*100), "x-dynamo-session-id", fmt.Sprint(detail))}
+		in.Request = &extprocv3.ProcessingRequest_RequestHeaders{
+			RequestHeaders: header(":path", paths[int(detail&0xf)%len(paths)],
+				"content-length", fmt.Sprint(int(detail)*100), "x-dynamo-session-id", fmt.Sprint(detail)),
+		}
 		asked("request_headers")
 		s.complete = s.complete || end && s.order == "h"
 	case 1, 2:
@@ -114,16 +130,21 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 		asked("request_trailers")
 		s.complete = s.complete || s.asked["request_headers"] > 0 && !in.ObservabilityMode
 	case 4:
-		in.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: header(":status", fmt.Sprint(100+int(detail)*3), "content-type", "text/event-stream")}
+		in.Request = &extprocv3.ProcessingRequest_ResponseHeaders{
+			ResponseHeaders: header(":status", fmt.Sprint(100+int(detail)*3), "content-type", "text/event-stream"),
+		}
 		served := []string{"", "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "nonsense"}[int(detail)%5]
 		in.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{endpointNamespace: {
 			Fields: map[string]*structpb.Value{servedKey: structpb.NewStringValue(served)}}}}
 		if detail&0x20 != 0 { // what a proxy says of a response, true or not
-			details := []string{"via_upstream", "upstream_reset_before_response_started{connection_termination}", "", "\xff"}[int(detail)%4]
+			details := []string{"via_upstream", "upstream_reset_before_response_started{connection_termination}", "",
+				"\xff"}[int(detail)%4]
 			in.Attributes = map[string]*structpb.Struct{attributesNamespace: {Fields: map[string]*structpb.Value{
 				detailsAttribute: structpb.NewStringValue(strings.ToValidUTF8(details, "?")),
-				flagsAttribute:   structpb.NewNumberValue([]float64{0, 32, 64, 4, 1e300, -1, math.NaN()}[int(detail)%7]),
-				triesAttribute:   structpb.NewNumberValue([]float64{0, 1, 2, 3, -5, 1e300}[int(detail)%6])}}}
+				flagsAttribute: structpb.NewNumberValue(
+					[]float64{0, 32, 64, 4, 1e300, -1, math.NaN()}[int(detail)%7],
+				),
+				triesAttribute: structpb.NewNumberValue([]float64{0, 1, 2, 3, -5, 1e300}[int(detail)%6])}}}
 		}
 		asked("response_headers")
 	case 5:
@@ -197,7 +218,8 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 // orders are those of requests in which nothing is amiss.
 var orders = regexp.MustCompile(`^hb*t?$`)
 
-// unanswered says what is missing of the answers to a request that was told in order, and to its end: a proxy would wait for it.
+// unanswered says what is missing of the answers to a request that was told in order, and to its end: a proxy would
+// wait for it.
 func (s *script) unanswered() error {
 	streamed := s.mode == fullDuplex || s.mode == grpcMessages
 	switch {
@@ -215,8 +237,8 @@ func (s *script) unanswered() error {
 	return nil
 }
 
-// FuzzMessageOrder: messages of any kind in any order make no panic, are answered within the rules, relay no byte that was not
-// sent, and leave no booking.
+// FuzzMessageOrder: messages of any kind in any order make no panic, are answered within the rules, relay no byte that
+// was not sent, and leave no booking.
 func FuzzMessageOrder(f *testing.F) {
 	for _, seed := range [][]byte{
 		{0, 0, 1, 0x80}, // headers, body
@@ -231,7 +253,15 @@ func FuzzMessageOrder(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	b := newBench(f, Config{MaxParseBytes: 100_000, MaxBodyBytes: 300_000, Memory: budget.New(heldOf(200_000)), DecisionHeaders: true})
+	b := newBench(
+		f,
+		Config{
+			MaxParseBytes:   100_000,
+			MaxBodyBytes:    300_000,
+			Memory:          budget.New(heldOf(200_000)),
+			DecisionHeaders: true,
+		},
+	)
 	health := b.eject(f)
 	f.Fuzz(func(t *testing.T, messages []byte) {
 		s := &script{ctx: t.Context(), left: messages, asked: map[string]int{}, mode: fullDuplex}

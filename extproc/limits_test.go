@@ -26,8 +26,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestStreamsAreLimited: one request more than may be followed is told to come again, in a way that a proxy passes on even when
-// it fails open.
+// TestStreamsAreLimited: one request more than may be followed is told to come again, in a way that a proxy passes on
+// even when it fails open.
 func TestStreamsAreLimited(t *testing.T) {
 	b := newBench(t, Config{MaxStreams: 3, RetryAfter: 2})
 	var running, done sync.WaitGroup
@@ -35,11 +35,18 @@ func TestStreamsAreLimited(t *testing.T) {
 	for range 3 {
 		running.Add(1)
 		done.Go(func() {
-			out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: func(r *extproctest.Routed) extproctest.Response {
-				running.Done()
-				<-end
-				return answer("x")(r)
-			}})
+			out, err := b.Do(
+				t.Context(),
+				&extproctest.Request{
+					Header: chat,
+					Body:   [][]byte{[]byte(chatBody)},
+					Upstream: func(r *extproctest.Routed) extproctest.Response {
+						running.Done()
+						<-end
+						return answer("x")(r)
+					},
+				},
+			)
 			if err != nil || out.Immediate != nil {
 				t.Error(out, err)
 			}
@@ -50,8 +57,10 @@ func TestStreamsAreLimited(t *testing.T) {
 		t.Errorf("%d streams are followed, want 3", n)
 	}
 	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}})
-	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || out.Set["retry-after"] != "2" || out.Set[reasonHeader] != "too_many_requests" ||
-		out.Set[droppedHeader] != "rejected-saturated" || out.Immediate.GetDetails() != "kvepp_too_many_requests" {
+	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || out.Set["retry-after"] != "2" ||
+		out.Set[reasonHeader] != "too_many_requests" ||
+		out.Set[droppedHeader] != "rejected-saturated" ||
+		out.Immediate.GetDetails() != "kvepp_too_many_requests" {
 		t.Errorf("%v %v %v", err, out.Immediate, out.Set)
 	}
 	close(end)
@@ -60,7 +69,9 @@ func TestStreamsAreLimited(t *testing.T) {
 	for deadline := time.Now().Add(30 * time.Second); b.server.Streams() > 0 && time.Now().Before(deadline); {
 		<-time.After(time.Millisecond)
 	}
-	if out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: answer("x")}); err != nil || out.Immediate != nil {
+	if out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
+		Upstream: answer("x")}); err != nil ||
+		out.Immediate != nil {
 		t.Errorf("after the others have ended: %v %v", err, out)
 	}
 }
@@ -103,24 +114,35 @@ func TestHeldBytesAreLimited(t *testing.T) {
 		"short":           {[]byte(chatBody)},
 		"streamed beyond": {blank, blank[:45_000], blank, blank, blank}, // by load once it is above --max-parse-bytes
 	} {
-		out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: body, Upstream: func(r *extproctest.Routed) extproctest.Response {
-			b.holdsNothing(t, name+", while it is answered")
-			return answer("x")(r)
-		}})
+		out, err := b.Do(
+			t.Context(),
+			&extproctest.Request{Header: chat, Body: body, Upstream: func(r *extproctest.Routed) extproctest.Response {
+				b.holdsNothing(t, name+", while it is answered")
+				return answer("x")(r)
+			}},
+		)
 		if err != nil || out.Immediate != nil {
 			t.Errorf("%s: %v %v", name, err, out.Immediate)
 		}
 	}
 	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{blank, bytes.Repeat(blank, 2)}})
-	if err != nil || out.Immediate.GetStatus().GetCode() != 429 || !strings.Contains(string(out.Immediate.GetBody()), `"code":"too_many_bytes"`) {
+	if err != nil || out.Immediate.GetStatus().GetCode() != 429 ||
+		!strings.Contains(string(out.Immediate.GetBody()), `"code":"too_many_bytes"`) {
 		t.Errorf("%v %v", err, out)
 	}
-	// Memory that is set aside for what is announced counts as well, as it is set aside: at first four times of what has come.
+	// Memory that is set aside for what is announced counts as well, as it is set aside: at first four times of what
+	// has come.
 	announced := map[string]string{"content-length": "1000000"}
 	for k, v := range chat {
 		announced[k] = v
 	}
-	out, err = newBench(t, Config{Memory: budget.New(heldOf(100_000))}).Do(t.Context(), &extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}})
+	out, err = newBench(
+		t,
+		Config{Memory: budget.New(heldOf(100_000))},
+	).Do(
+		t.Context(),
+		&extproctest.Request{Header: announced, Body: [][]byte{blank[:30_000]}},
+	)
 	if err != nil || out.Immediate.GetStatus().GetCode() != 429 {
 		t.Errorf("%v %v", err, out)
 	}
@@ -147,9 +169,19 @@ func (b *bench) holdsNothing(t *testing.T, when string) {
 func TestCompressedAnswersPass(t *testing.T) {
 	b := newBench(t, Config{})
 	for _, encoding := range []string{"gzip", "identity", ""} {
-		out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)}, Upstream: func(*extproctest.Routed) extproctest.Response {
-			return extproctest.Response{Header: map[string]string{":status": "200", "content-encoding": encoding}, Body: [][]byte{{0x1f, 0x8b, 0x08}}}
-		}})
+		out, err := b.Do(
+			t.Context(),
+			&extproctest.Request{
+				Header: chat,
+				Body:   [][]byte{[]byte(chatBody)},
+				Upstream: func(*extproctest.Routed) extproctest.Response {
+					return extproctest.Response{
+						Header: map[string]string{":status": "200", "content-encoding": encoding},
+						Body:   [][]byte{{0x1f, 0x8b, 0x08}},
+					}
+				},
+			},
+		)
 		if err != nil || !bytes.Equal(out.Body, []byte{0x1f, 0x8b, 0x08}) {
 			t.Errorf("%s: %v %v", encoding, err, out)
 		}
@@ -214,7 +246,9 @@ func headersMessage(header map[string]string) *extprocv3.ProcessingRequest {
 }
 
 func bodyMessage(b []byte, end bool) *extprocv3.ProcessingRequest {
-	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: b, EndOfStream: end}}}
+	return &extprocv3.ProcessingRequest{
+		Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: b, EndOfStream: end}},
+	}
 }
 
 // heap returns how many bytes are in use.
@@ -226,8 +260,8 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// TestPiecesCount: however small the pieces of a body are, the memory that it takes is what is counted, and not much more than its bytes;
-// it arrives unchanged, in few messages.
+// TestPiecesCount: however small the pieces of a body are, the memory that it takes is what is counted, and not much
+// more than its bytes; it arrives unchanged, in few messages.
 func TestPiecesCount(t *testing.T) {
 	const pieces = 100_000
 	for name, c := range map[string]struct{ size, every int }{
@@ -296,7 +330,14 @@ func TestPiecesArriveUnchanged(t *testing.T) {
 		if random.IntN(2) == 0 {
 			header["content-length"] = strconv.Itoa(len(body))
 		}
-		most, empty, trailers := max(len(body)/200, []int{1, 10, 1000, 70_000}[random.IntN(4)]), random.IntN(3), random.IntN(3) == 0
+		most, empty, trailers := max(
+			len(body)/200,
+			[]int{1, 10, 1000, 70_000}[random.IntN(4)],
+		), random.IntN(
+			3,
+		), random.IntN(
+			3,
+		) == 0
 		left, over := body, false
 		w := &wire{ctx: t.Context()}
 		w.message = func(i int) *extprocv3.ProcessingRequest {
@@ -307,7 +348,9 @@ func TestPiecesArriveUnchanged(t *testing.T) {
 				return nil
 			case len(left) == 0 && trailers:
 				over = true
-				return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}}
+				return &extprocv3.ProcessingRequest{
+					Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}},
+				}
 			case empty > 0 && random.IntN(4) < empty && len(left) > 0:
 				return bodyMessage(nil, false)
 			}
@@ -325,12 +368,14 @@ func TestPiecesArriveUnchanged(t *testing.T) {
 	}
 }
 
-// TestAnswersHoldNothingOfRequests: while a request is answered, neither its body, nor what went on in its place, nor its headers take memory.
+// TestAnswersHoldNothingOfRequests: while a request is answered, neither its body, nor what went on in its place, nor
+// its headers take memory.
 func TestAnswersHoldNothingOfRequests(t *testing.T) {
 	const streams, size, name = 16, 2 << 20, 60_000
 	for what, body := range map[string]string{
-		"text":    chatBody[:len(chatBody)-1] + `,"x":"` + strings.Repeat("x", size) + `"}`,
-		"changed": chatBody[:len(chatBody)-1] + `,"nvext":{"backend_instance_id":1,"agent_hints":{"priority":1}},"user":"` + strings.Repeat("x", size) + `"}`,
+		"text": chatBody[:len(chatBody)-1] + `,"x":"` + strings.Repeat("x", size) + `"}`,
+		"changed": chatBody[:len(chatBody)-1] + `,"nvext":{"backend_instance_id":1,"agent_hints":{"priority":1}},` +
+			`"user":"` + strings.Repeat("x", size) + `"}`,
 	} {
 		header := maps.Clone(chat)
 		header["x-request-id"], header[":path"] = "an id", chat[":path"]+"?"+strings.Repeat("x", name)

@@ -17,7 +17,10 @@ func TestRefusalsAreLoggedWithinLimits(t *testing.T) {
 	b.server.log = slog.New(slog.NewTextHandler(&said, nil))
 	path := "/v1/models/" + strings.Repeat("x", 10_000)
 	for range 100 {
-		if out, err := b.Do(t.Context(), &extproctest.Request{Header: map[string]string{":method": "GET", ":path": path, "x-request-id": "r"}}); err != nil || out.Immediate.GetStatus().GetCode() != 503 {
+		if out, err := b.Do(t.Context(),
+			&extproctest.Request{Header: map[string]string{":method": "GET", ":path": path,
+				"x-request-id": "r"}}); err != nil ||
+			out.Immediate.GetStatus().GetCode() != 503 {
 			t.Fatalf("%v, %v", out, err)
 		}
 	}

@@ -31,7 +31,8 @@ const (
 	protocolAttribute   = "request.protocol"
 )
 
-// tokenKey is where the metadata name the request for kvepp itself, which reads it in the proxy's access log (see accesslog.go).
+// tokenKey is where the metadata name the request for kvepp itself, which reads it in the proxy's access log (see
+// accesslog.go).
 const tokenKey = "x-kvepp-token"
 
 // The headers that Dynamo's frontend reads in direct mode. Source: dynamo-llm 1.6.1, protocols::common::extensions.
@@ -42,7 +43,8 @@ const (
 	prefillRankHeader = "x-dynamo-prefill-dp-rank"
 )
 
-// prefillerHeader tells llm-d's routing sidecar, which stands before a stock decode engine, where the prompt is to be computed.
+// prefillerHeader tells llm-d's routing sidecar, which stands before a stock decode engine, where the prompt is to be
+// computed.
 const prefillerHeader = "x-prefiller-host-port"
 
 // These are the names that older frontends and engines read.
@@ -87,18 +89,24 @@ func (d direction) streamed(piece *extprocv3.StreamedBodyResponse) *extprocv3.Pr
 		mutation extprocv3.BodyMutation
 		streamed extprocv3.BodyMutation_StreamedResponse
 	}{}
-	m.reply.Response, m.common.BodyMutation, m.mutation.Mutation, m.streamed.StreamedResponse = &m.common, &m.mutation, &m.streamed, piece
+	m.reply.Response, m.common.BodyMutation, m.mutation.Mutation, m.streamed.StreamedResponse = &m.common, &m.mutation,
+		&m.streamed, piece
 	return d.body(&m.reply)
 }
 
-// appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are not
-// copied. An empty piece is one message: it may carry the end of the stream.
-func appendBody(out []*extprocv3.ProcessingResponse, d direction, body []byte, end bool) []*extprocv3.ProcessingResponse {
+// appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are
+// not copied. An empty piece is one message: it may carry the end of the stream.
+func appendBody(
+	out []*extprocv3.ProcessingResponse,
+	d direction,
+	body []byte,
+	end bool,
+) []*extprocv3.ProcessingResponse {
 	for {
 		piece := body[:min(len(body), maxChunk)]
 		body = body[len(piece):]
-		// "The server sets this flag to true if it has received a body request with end_of_stream set to true, and this is the
-		// last chunk of body responses" (external_processor.proto).
+		// "The server sets this flag to true if it has received a body request with end_of_stream set to true, and this
+		// is the last chunk of body responses" (external_processor.proto).
 		out = append(out, d.streamed(&extprocv3.StreamedBodyResponse{Body: piece, EndOfStream: end && len(body) == 0}))
 		if len(body) == 0 {
 			return out
@@ -146,10 +154,16 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 			lines = append(lines, line{x.Address, prefillerHeader, nil})
 		}
 	}
-	mutation := &extprocv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 16), RemoveHeaders: make([]string, 0, 32)}
+	mutation := &extprocv3.HeaderMutation{
+		SetHeaders:    make([]*corev3.HeaderValueOption, 0, 16),
+		RemoveHeaders: make([]string, 0, 32),
+	}
 	name := func(header, value string) { mutation.SetHeaders = append(mutation.SetHeaders, set(header, value)) }
 	ours := func(header string) bool {
-		return slices.ContainsFunc(mutation.SetHeaders, func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header })
+		return slices.ContainsFunc(
+			mutation.SetHeaders,
+			func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header },
+		)
 	}
 	for _, l := range lines {
 		name(l.header, l.value)
@@ -202,18 +216,22 @@ func (s *stream) endpoints(d *router.Decision) string {
 	return d.Address + "," + strings.Join(d.Fallbacks, ",")
 }
 
-// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic metadata. The token
-// is for the access log.
+// endpointMetadata names the endpoint once more, because "both MUST be set" (proposal 004): header and dynamic
+// metadata. The token is for the access log.
 func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 	fields := map[string]*structpb.Value{endpointHeader: structpb.NewStringValue(s.endpoints(d))}
 	if s.token != "" {
 		fields[tokenKey] = structpb.NewStringValue(s.token)
 	}
-	return &structpb.Struct{Fields: map[string]*structpb.Value{endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
+	return &structpb.Struct{
+		Fields: map[string]*structpb.Value{
+			endpointNamespace: structpb.NewStructValue(&structpb.Struct{Fields: fields}),
+		},
+	}
 }
 
-// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for the decision, or
-// for who has served the request, to be shown to the client.
+// responseHeadersReply changes nothing, unless the model's name is changed in the body, or the configuration asks for
+// the decision, or for who has served the request, to be shown to the client.
 func (s *stream) responseHeadersReply(served string) *extprocv3.HeadersResponse {
 	mutation := &extprocv3.HeaderMutation{}
 	if s.renamer != nil {

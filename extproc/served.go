@@ -11,15 +11,15 @@ import (
 	"kvepp/router"
 )
 
-// workerShown and chosenShown are the response headers that name the worker that served a request, and the chosen one where that is
-// another.
+// workerShown and chosenShown are the response headers that name the worker that served a request, and the chosen one
+// where that is another.
 const (
 	workerShown = "x-kvepp-worker"
 	chosenShown = "x-kvepp-chosen-worker"
 )
 
-// reconcile moves the booking to the endpoint that served the request. If that is not the chosen one, it logs why that may be, and
-// corrects the headers that show the decision.
+// reconcile moves the booking to the endpoint that served the request. If that is not the chosen one, it logs why that
+// may be, and corrects the headers that show the decision.
 func (x *exchange) reconcile(e *effect) {
 	outcome := x.router.ServedBy(x.route, e.Served, e.Tries)
 	if outcome == router.ServedAsChosen {
@@ -30,9 +30,26 @@ func (x *exchange) reconcile(e *effect) {
 		level = slog.LevelWarn
 	}
 	served := &x.route.Served
-	x.log.Log(context.Background(), level, "a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same endpoint are logged at debug level",
-		"request_id", x.head.id, "chosen", x.route.Address, "chosen_worker", x.route.WorkerName(), "served", served.Address, "served_worker", served.Worker,
-		"outcome", outcome, "likely_cause", likelyCause(x.route, e.Tries))
+	x.log.Log(
+		context.Background(),
+		level,
+		"a request was served by another endpoint than kvepp chose. Later requests that were chosen for the same "+
+			"endpoint are logged at debug level",
+		"request_id",
+		x.head.id,
+		"chosen",
+		x.route.Address,
+		"chosen_worker",
+		x.route.WorkerName(),
+		"served",
+		served.Address,
+		"served_worker",
+		served.Worker,
+		"outcome",
+		outcome,
+		"likely_cause",
+		likelyCause(x.route, e.Tries),
+	)
 	if x.Server.cfg.DecisionHeaders {
 		name := served.Worker
 		if name == "" {
@@ -42,21 +59,25 @@ func (x *exchange) reconcile(e *effect) {
 	}
 }
 
-// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change. tries is how many endpoints the
-// proxy says it tried; 0: it does not say.
+// likelyCause says why a proxy sent a request elsewhere than to the chosen endpoint, and what to change. tries is how
+// many endpoints the proxy says it tried; 0: it does not say.
 func likelyCause(route *router.Route, tries int) string {
 	switch {
 	case tries > 1:
 		return "the chosen endpoint failed, and the proxy retried on another one"
 	case route.Served.Outcome == router.ServedUnknown:
-		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that served. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
+		return "the proxy's cluster and kvepp do not have the same endpoints: kvepp has none at the address that " +
+			"served. List the same ones in the endpoints file (or the pool's selector) and in the cluster"
 	case tries == 0 && slices.Contains(route.Fallbacks, route.Served.Address):
-		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster does not have the chosen address"
+		return "the chosen endpoint failed, and the proxy retried on a fallback endpoint of kvepp's; or the proxy's " +
+			"cluster does not have the chosen address"
 	}
-	return "the proxy's cluster does not have the chosen address, or its health checks took it out. Add it to the cluster as IP:port, or remove it from kvepp's endpoints"
+	return "the proxy's cluster does not have the chosen address, or its health checks took it out. Add it to the " +
+		"cluster as IP:port, or remove it from kvepp's endpoints"
 }
 
-// showServed sets the name of the worker that served in the response headers that show the decision, and adds the chosen one's.
+// showServed sets the name of the worker that served in the response headers that show the decision, and adds the
+// chosen one's.
 func showServed(messages []*extprocv3.ProcessingResponse, served, chosen string) {
 	for _, m := range messages {
 		mutation := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
@@ -70,8 +91,8 @@ func showServed(messages []*extprocv3.ProcessingResponse, served, chosen string)
 	}
 }
 
-// movedFrom remembers for which chosen endpoints, by address, it was logged that another one served. The zero value is empty. It is safe
-// for concurrent use.
+// movedFrom remembers for which chosen endpoints, by address, it was logged that another one served. The zero value is
+// empty. It is safe for concurrent use.
 type movedFrom struct {
 	mu     sync.Mutex
 	logged map[movedRequest]bool // guarded by mu; at most maxMovedFrom

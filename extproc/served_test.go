@@ -14,7 +14,8 @@ func TestMovedFrom(t *testing.T) {
 	for _, c := range []struct {
 		address, outcome string
 		first            bool
-	}{{"a:1", "moved", true}, {"a:1", "moved", false}, {"a:1", "unknown", true}, {"b:1", "moved", true}, {"b:1", "moved", false}} {
+	}{{"a:1", "moved", true}, {"a:1", "moved", false}, {"a:1", "unknown", true}, {"b:1", "moved", true},
+		{"b:1", "moved", false}} {
 		if got := l.first(c.address, c.outcome); got != c.first {
 			t.Errorf("%s %s: first is %v", c.address, c.outcome, got)
 		}
@@ -27,15 +28,16 @@ func TestMovedFrom(t *testing.T) {
 	}
 }
 
-// TestLikelyCause: a second try means that the chosen endpoint failed, another endpoint at the first try that the proxy does not have the chosen one.
-// A proxy that does not count its tries may have retried on a fallback endpoint.
+// TestLikelyCause: a second try means that the chosen endpoint failed, another endpoint at the first try that the proxy
+// does not have the chosen one. A proxy that does not count its tries may have retried on a fallback endpoint.
 func TestLikelyCause(t *testing.T) {
 	for _, c := range []struct {
 		served, outcome string
 		tries           int
 		want            string
 	}{
-		{"10.0.0.2:8000", router.ServedMoved, 0, "the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster"},
+		{"10.0.0.2:8000", router.ServedMoved,
+			0, "the proxy retried on a fallback endpoint of kvepp's; or the proxy's cluster"},
 		{"10.0.0.2:8000", router.ServedMoved, 1, "does not have the chosen address, or its health checks"},
 		{"10.0.0.2:8000", router.ServedMoved, 2, "the proxy retried on another one"},
 		{"10.0.0.3:8000", router.ServedMoved, 0, "does not have the chosen address, or its health checks"},

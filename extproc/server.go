@@ -1,8 +1,8 @@
 // Package extproc speaks Envoy's external processing protocol and nothing else: one gRPC stream is one HTTP request.
 //
-// It owns the stream's state machine, the wire names of the endpoint-picker protocol, and the mapping of errors to HTTP.
-// It never decides where a request goes, nor what upstream gets in place of a body (package router does both); of an answer it changes
-// the model's name alone, where the router renamed it.
+// It owns the stream's state machine, the wire names of the endpoint-picker protocol, and the mapping of errors to
+// HTTP. It never decides where a request goes, nor what upstream gets in place of a body (package router does both); of
+// an answer it changes the model's name alone, where the router renamed it.
 //
 // Concurrency: a Server serves any number of streams; each stream is one goroutine and shares nothing with the others.
 //
@@ -43,15 +43,16 @@ type Config struct {
 	HeaderAliases bool
 	// PrefillerHeader also names a prefill worker by its address, for llm-d's routing sidecar (x-prefiller-host-port).
 	PrefillerHeader bool
-	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients the
-	// workers' names and loads.
+	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients
+	// the workers' names and loads.
 	DecisionHeaders bool
-	// Conformance lets clients choose among endpoints, and tells them which has served, as the conformance tests of the Gateway API
-	// Inference Extension have it: see conformance.go.
+	// Conformance lets clients choose among endpoints, and tells them which has served, as the conformance tests of the
+	// Gateway API Inference Extension have it: see conformance.go.
 	Conformance bool
 	// IgnoreSubset heeds no subset of the endpoints that the proxy names.
 	IgnoreSubset bool
-	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router does.
+	// IgnoreHints takes Dynamo's headers with hints off requests, so that frontends follow them as little as the router
+	// does.
 	IgnoreHints bool
 	// Frontends says that the endpoints are Dynamo's frontends in direct mode; they are not told of sessions unless
 	// PassSessions.
@@ -62,8 +63,8 @@ type Config struct {
 	MaxBodyBytes int
 	// MaxStreams is how many requests are followed at once; more are turned away as for load. 0: no limit.
 	MaxStreams int
-	// Memory is what requests may take until they are routed; a request whose body goes beyond is turned away likewise. It is the
-	// router's. nil: without limit.
+	// Memory is what requests may take until they are routed; a request whose body goes beyond is turned away likewise.
+	// It is the router's. nil: without limit.
 	Memory *budget.Budget
 	// OverloadStatus is the HTTP status of requests that are turned away because of load. 0 means 429.
 	OverloadStatus int
@@ -94,7 +95,8 @@ type Server struct {
 // Streams returns how many requests are followed.
 func (s *Server) Streams() int { return int(s.streams.Load()) }
 
-// HeldBytes returns how many bytes of memory requests take that are not routed yet: their bodies, and what it takes to read them.
+// HeldBytes returns how many bytes of memory requests take that are not routed yet: their bodies, and what it takes to
+// read them.
 func (s *Server) HeldBytes() int { return s.cfg.Memory.Used() }
 
 // Causes for which requests are turned away, as a metric has them.
@@ -158,8 +160,9 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		s.metrics.Rejection(causeStreams)
 		return status.Error(codes.ResourceExhausted, "kvepp: too many requests are followed")
 	}
-	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow control of HTTP/2:
-	// a slow reader on the one side becomes a slow writer on the other, and a stream holds no more than its request's body.
+	// Each message is answered before the next is read, so that what is not sent on yet is held back by the flow
+	// control of HTTP/2: a slow reader on the one side becomes a slow writer on the other, and a stream holds no more
+	// than its request's body.
 	for {
 		err := envoy.RecvMsg(x.in.next())
 		if err != nil {
@@ -169,7 +172,10 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 				return nil
 			}
 			if status.Code(err) == codes.ResourceExhausted {
-				s.note("a message too large to receive, so that its request fails: in Envoy's BUFFERED modes its buffer limit may not be above --max-parse-bytes")
+				s.note(
+					"a message too large to receive, so that its request fails: in Envoy's BUFFERED modes its buffer " +
+						"limit may not be above --max-parse-bytes",
+				)
 			}
 			return err
 		}
@@ -224,7 +230,8 @@ const (
 	headBytes  = 4 << 10 // heads up to this size are not counted: what a stream takes anyway is more
 )
 
-// hold accounts for the memory that the stream holds of its request's body and headers, and reports whether all streams together may.
+// hold accounts for the memory that the stream holds of its request's body and headers, and reports whether all streams
+// together may.
 func (x *exchange) hold() bool {
 	now := 0
 	if x.size > 0 {
@@ -259,7 +266,17 @@ func (x *exchange) refuse(e *httpError) effect {
 	x.code, x.refusal = strconv.Itoa(e.status), e.code
 	x.span.Fail(e.code)
 	x.router.Refused(e.status)
-	x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path), "status", e.status, "error", e.message)
+	x.log.Debug(
+		"request refused",
+		"request_id",
+		router.Clip(x.head.id),
+		"path",
+		router.Clip(x.head.path),
+		"status",
+		e.status,
+		"error",
+		e.message,
+	)
 	return x.refused(e)
 }
 
@@ -287,9 +304,22 @@ func (x *exchange) ask(ctx context.Context) effect {
 		e := x.Server.cfg.toHTTP(err)
 		if e.status >= 500 && e.kind != overloadedError { // of those there may be thousands a second
 			path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
-			x.refusals.Log(x.log, slog.LevelWarn, "request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(path), "status", e.status, "error", err)
+			x.refusals.Log(
+				x.log,
+				slog.LevelWarn,
+				"request refused",
+				"request_id",
+				router.Clip(x.head.id),
+				"path",
+				router.Clip(path),
+				"status",
+				e.status,
+				"error",
+				err,
+			)
 		} else {
-			x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path), "status", e.status, "error", err)
+			x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path),
+				"status", e.status, "error", err)
 		}
 		x.code, x.refusal = strconv.Itoa(e.status), e.code
 		x.span.Fail(e.code)
@@ -371,7 +401,12 @@ func (x *exchange) end(ctx context.Context) {
 		return
 	}
 	x.route.Free()
-	answer := router.Answer{Status: x.said, Complete: x.complete || x.responseMode == filterv3.ProcessingMode_NONE, Bytes: x.answered, CachedTokens: -1}
+	answer := router.Answer{
+		Status:       x.said,
+		Complete:     x.complete || x.responseMode == filterv3.ProcessingMode_NONE,
+		Bytes:        x.answered,
+		CachedTokens: -1,
+	}
 	answer.Explained = !answer.Complete && len(metadata.ValueFromIncomingContext(ctx, logsAnswers)) > 0
 	defer func() { x.route.Answered(answer) }() // whatever the log does
 	if x.usage != nil {
@@ -393,8 +428,18 @@ func (x *exchange) end(ctx context.Context) {
 func (x *exchange) tellTooLarge(req *router.Request) {
 	if !x.Server.tooLargeLogged.Swap(true) {
 		path, _, _ := strings.Cut(req.Path, "?") // clients put keys into queries
-		x.log.Warn("a request's body is larger than --max-parse-bytes: it is passed on unread, and routed by load only. Raise --max-parse-bytes if such requests shall be routed by cache. Logged once",
-			"request_id", req.ID, "path", path, "body_bytes", req.BodyBytes, "max_parse_bytes", x.Server.cfg.MaxParseBytes)
+		x.log.Warn(
+			"a request's body is larger than --max-parse-bytes: it is passed on unread, and routed by load only. "+
+				"Raise --max-parse-bytes if such requests shall be routed by cache. Logged once",
+			"request_id",
+			req.ID,
+			"path",
+			path,
+			"body_bytes",
+			req.BodyBytes,
+			"max_parse_bytes",
+			x.Server.cfg.MaxParseBytes,
+		)
 	}
 }
 

@@ -56,7 +56,14 @@ func newBench(t testing.TB, cfg Config) *bench {
 		t.Fatal(err)
 	}
 	b.index = index
-	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig(), Picker: b.metrics.NewPicker()}, b.pool, index, b.book, b.metrics, log)
+	b.router = router.New(
+		router.Config{Scoring: scoring.DefaultConfig(), Picker: b.metrics.NewPicker()},
+		b.pool,
+		index,
+		b.book,
+		b.metrics,
+		log,
+	)
 	b.server = NewServer(cfg, b.router, b.metrics, log)
 	b.Envoy = extproctest.Serve(t, b.server, grpc.ForceServerCodecV2(Codec()))
 	return b
@@ -65,11 +72,21 @@ func newBench(t testing.TB, cfg Config) *bench {
 // eject has the server eject endpoints that fail, for a millisecond at first.
 func (b *bench) eject(t testing.TB) *eject.Tracker {
 	t.Helper()
-	tracker := eject.New(eject.Config{ConsecutiveFailures: 2, FailurePercent: 50, MaxPercent: 50, Time: time.Millisecond}, b.log)
+	tracker := eject.New(
+		eject.Config{ConsecutiveFailures: 2, FailurePercent: 50, MaxPercent: 50, Time: time.Millisecond},
+		b.log,
+	)
 	b.pool.Update(nil)
 	b.pool.Watch(tracker)
 	b.pool.Update(benchEndpoints)
-	b.router = router.New(router.Config{Scoring: scoring.DefaultConfig(), Fallbacks: 1, Eject: tracker, FirstByte: time.Hour}, b.pool, b.index, b.book, b.metrics, b.log)
+	b.router = router.New(
+		router.Config{Scoring: scoring.DefaultConfig(), Fallbacks: 1, Eject: tracker, FirstByte: time.Hour},
+		b.pool,
+		b.index,
+		b.book,
+		b.metrics,
+		b.log,
+	)
 	b.server = NewServer(b.server.cfg, b.router, b.metrics, b.log)
 	return tracker
 }
@@ -105,10 +122,18 @@ func (b *bench) counted(t *testing.T, n float64, metric, label string) {
 	}
 }
 
-// A request that is refused after it was sent on, because its body turns out to be too large, is one error, and no endpoint's.
+// A request that is refused after it was sent on, because its body turns out to be too large, is one error, and no
+// endpoint's.
 func TestRefusedAfterItWasSent(t *testing.T) {
 	b := newBench(t, Config{MaxParseBytes: 10, MaxBodyBytes: 100})
-	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{make([]byte, 50), make([]byte, 51), nil}, Upstream: answer("x")})
+	out, err := b.Do(
+		t.Context(),
+		&extproctest.Request{
+			Header:   chat,
+			Body:     [][]byte{make([]byte, 50), make([]byte, 51), nil},
+			Upstream: answer("x"),
+		},
+	)
 	if out.Immediate.GetStatus().GetCode() != 413 { // in place of a piece of the body, which is an error to this Envoy
 		t.Fatal(err, out.Immediate)
 	}
@@ -127,12 +152,15 @@ func TestTooLargeToReadIsLogged(t *testing.T) {
 	header := maps.Clone(chat)
 	header[":path"] += "?key=secret"
 	for range 3 {
-		if out, err := b.Do(t.Context(), &extproctest.Request{Header: header, Body: [][]byte{make([]byte, 50), nil}, Upstream: answer("x")}); err != nil {
+		if out, err := b.Do(t.Context(), &extproctest.Request{Header: header, Body: [][]byte{make([]byte, 50), nil},
+			Upstream: answer("x")}); err != nil {
 			t.Fatal(err, out)
 		}
 	}
 	b.counted(t, 3, "kvepp_decisions_total", string(router.ReasonBodyTooLarge))
-	if log.Count("is larger than --max-parse-bytes") != 1 || log.Count("path=/v1/chat/completions body_bytes=50 max_parse_bytes=10") != 1 || log.Count("secret") != 0 {
+	if log.Count("is larger than --max-parse-bytes") != 1 ||
+		log.Count("path=/v1/chat/completions body_bytes=50 max_parse_bytes=10") != 1 ||
+		log.Count("secret") != 0 {
 		t.Error(log.String())
 	}
 }
@@ -143,7 +171,13 @@ func TestBodyModeIsLogged(t *testing.T) {
 	var log logtest.Log
 	b.server.log = slog.New(slog.NewTextHandler(&log, nil))
 	for range 3 {
-		b.server.note((&stream{}).learnModes(&extprocv3.ProcessingRequest{ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_STREAMED}}))
+		b.server.note(
+			(&stream{}).learnModes(
+				&extprocv3.ProcessingRequest{
+					ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_STREAMED},
+				},
+			),
+		)
 	}
 	if log.Count("request_body_mode STREAMED") != 1 || log.Count("Set request_body_mode: FULL_DUPLEX_STREAMED") != 1 {
 		t.Error(log.String())
@@ -164,19 +198,23 @@ func answer(pieces ...string) func(*extproctest.Routed) extproctest.Response {
 
 func TestRequestIsRoutedAndRelayed(t *testing.T) {
 	b := newBench(t, Config{HeaderAliases: true})
-	out, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody[:10]), []byte(chatBody[10:]), nil},
-		Upstream: func(r *extproctest.Routed) extproctest.Response {
-			if b.book.Len() != 1 {
-				t.Errorf("%d bookings while the request runs, want 1", b.book.Len())
-			}
-			return answer("data: 1\n\n", "data: [DONE]\n\n", "")(r)
-		}})
+	out, err := b.Do(
+		t.Context(),
+		&extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody[:10]), []byte(chatBody[10:]), nil},
+			Upstream: func(r *extproctest.Routed) extproctest.Response {
+				if b.book.Len() != 1 {
+					t.Errorf("%d bookings while the request runs, want 1", b.book.Len())
+				}
+				return answer("data: 1\n\n", "data: [DONE]\n\n", "")(r)
+			}},
+	)
 	if err != nil || out.Immediate != nil {
 		t.Fatal(out, err)
 	}
 	endpoint := out.Routed.Set[endpointHeader]
 	worker := map[string]string{"10.0.0.1:8000": "1", "10.0.0.2:8000": "2"}[endpoint]
-	if worker == "" || out.Routed.Set[workerHeader] != worker || out.Routed.Set["x-worker-instance-id"] != worker || out.Routed.Set[rankHeader] != "0" {
+	if worker == "" || out.Routed.Set[workerHeader] != worker || out.Routed.Set["x-worker-instance-id"] != worker ||
+		out.Routed.Set[rankHeader] != "0" {
 		t.Errorf("headers %v do not name one worker", out.Routed.Set)
 	}
 	if md, _ := out.Metadata[endpointNamespace].(map[string]any); md[endpointHeader] != endpoint {
@@ -188,8 +226,8 @@ func TestRequestIsRoutedAndRelayed(t *testing.T) {
 	b.idle(t)
 }
 
-// TestDataParallelShapes: one port for all ranks, where a header names the rank; and a port for each, whose engine knows of no others
-// and would refuse a request that names one.
+// TestDataParallelShapes: one port for all ranks, where a header names the rank; and a port for each, whose engine
+// knows of no others and would refuse a request that names one.
 func TestDataParallelShapes(t *testing.T) {
 	b := newBench(t, Config{HeaderAliases: true})
 	ranks := []string{"x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"}
@@ -197,12 +235,21 @@ func TestDataParallelShapes(t *testing.T) {
 		endpoint pool.Endpoint
 		named    string
 	}{
-		{pool.Endpoint{Name: "shared", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", DataParallelStartRank: 3}, "3"},
-		{pool.Endpoint{Name: "own", Address: "10.0.0.1:8003", InstanceID: 1, Model: "m", DataParallelStartRank: 3, RankByAddress: true}, ""},
+		{pool.Endpoint{Name: "shared", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", DataParallelStartRank: 3},
+			"3"},
+		{pool.Endpoint{Name: "own", Address: "10.0.0.1:8003", InstanceID: 1, Model: "m", DataParallelStartRank: 3,
+			RankByAddress: true}, ""},
 	} {
 		b.pool.Update([]pool.Endpoint{c.endpoint})
 		claimed := map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-data-parallel-rank": "7"}
-		out, err := b.Do(t.Context(), &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}, Upstream: answer("data: [DONE]\n\n")})
+		out, err := b.Do(
+			t.Context(),
+			&extproctest.Request{
+				Header:   claimed,
+				Body:     [][]byte{[]byte(chatBody)},
+				Upstream: answer("data: [DONE]\n\n"),
+			},
+		)
 		if err != nil || out.Immediate != nil || out.Routed.Set[endpointHeader] != c.endpoint.Address {
 			t.Fatal(c.endpoint.Name, out, err)
 		}
@@ -217,29 +264,40 @@ func TestDataParallelShapes(t *testing.T) {
 	}
 }
 
-// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address, whatever the
-// client says, and is free again at the first byte of the answer.
+// TestPrefillerHeader: stock engines behind llm-d's routing sidecar. The prefill worker is named by its address,
+// whatever the client says, and is free again at the first byte of the answer.
 func TestPrefillerHeader(t *testing.T) {
 	b := newBench(t, Config{PrefillerHeader: true, HeaderAliases: true})
 	b.pool.Update([]pool.Endpoint{
 		{Name: "p", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m", Role: pool.Prefill},
 		{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode},
 	})
-	claimed := map[string]string{":method": "POST", ":path": "/v1/chat/completions", "x-prefiller-host-port": "10.9.9.9:1",
-		"x-dynamo-prefill-instance-id": "9", "x-prefill-instance-id": "9"}
+	claimed := map[string]string{
+		":method":                      "POST",
+		":path":                        "/v1/chat/completions",
+		"x-prefiller-host-port":        "10.9.9.9:1",
+		"x-dynamo-prefill-instance-id": "9",
+		"x-prefill-instance-id":        "9",
+	}
 	for _, gone := range []bool{false, true} {
-		request := &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}, Upstream: func(r *extproctest.Routed) extproctest.Response {
-			for name, want := range map[string]string{endpointHeader: "10.0.0.2:8000", workerHeader: "2", prefillerHeader: "10.0.0.1:8000",
-				prefillHeader: "1", prefillRankHeader: "0", "x-prefill-instance-id": "1", "x-prefill-dp-rank": "0"} {
-				if got := r.Set[name]; got != want {
-					t.Errorf("%s: %s, want %s", name, got, want)
+		request := &extproctest.Request{
+			Header: claimed,
+			Body:   [][]byte{[]byte(chatBody)},
+			Upstream: func(r *extproctest.Routed) extproctest.Response {
+				for name, want := range map[string]string{endpointHeader: "10.0.0.2:8000", workerHeader: "2",
+					prefillerHeader: "10.0.0.1:8000",
+					prefillHeader:   "1", prefillRankHeader: "0", "x-prefill-instance-id": "1",
+					"x-prefill-dp-rank": "0"} {
+					if got := r.Set[name]; got != want {
+						t.Errorf("%s: %s, want %s", name, got, want)
+					}
 				}
-			}
-			if b.book.Len() != 2 {
-				t.Errorf("%d bookings before the first byte, want one for each worker", b.book.Len())
-			}
-			return answer("data: {}\n\n", "data: [DONE]\n\n")(r)
-		}}
+				if b.book.Len() != 2 {
+					t.Errorf("%d bookings before the first byte, want one for each worker", b.book.Len())
+				}
+				return answer("data: {}\n\n", "data: [DONE]\n\n")(r)
+			},
+		}
 		if gone {
 			request.Upstream = nil // the client goes away while the upstream thinks
 		}
@@ -251,7 +309,8 @@ func TestPrefillerHeader(t *testing.T) {
 	// This router takes its workers for Dynamo's, which need one.
 	b.pool.Update([]pool.Endpoint{{Name: "d", Address: "10.0.0.2:8000", InstanceID: 2, Model: "m", Role: pool.Decode}})
 	out, err := b.Do(t.Context(), &extproctest.Request{Header: claimed, Body: [][]byte{[]byte(chatBody)}})
-	if err != nil || out.Immediate.GetStatus().GetCode() != 503 || !strings.Contains(string(out.Immediate.GetBody()), "no_prefill_worker") {
+	if err != nil || out.Immediate.GetStatus().GetCode() != 503 ||
+		!strings.Contains(string(out.Immediate.GetBody()), "no_prefill_worker") {
 		t.Errorf("without a prefill worker: %v %v", out, err)
 	}
 }
@@ -278,7 +337,12 @@ func TestManyStreams(t *testing.T) {
 	var wait sync.WaitGroup
 	for i := range 100 {
 		wait.Go(func() {
-			r := &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody), large[:i*1000]}, Trailers: i%3 == 0, Upstream: answer("x", "")}
+			r := &extproctest.Request{
+				Header:   chat,
+				Body:     [][]byte{[]byte(chatBody), large[:i*1000]},
+				Trailers: i%3 == 0,
+				Upstream: answer("x", ""),
+			}
 			out, err := b.Do(t.Context(), r)
 			if err != nil || out.Immediate != nil || len(out.Routed.Body) != len(chatBody)+i*1000 {
 				t.Error(i, err, out.Immediate)
@@ -302,11 +366,18 @@ func TestErrors(t *testing.T) {
 		{"prompt of a wrong type", "/v1/completions", `{"model":"m","prompt":{}}`, 400, `"param":"prompt"`},
 		{"a model that nobody serves", "/v1/completions", `{"model":"other","prompt":"x"}`, 404, "model_not_found"},
 	} {
-		out, err := b.Do(t.Context(), &extproctest.Request{Header: map[string]string{":method": "POST", ":path": c.path}, Body: [][]byte{[]byte(c.body)}})
+		out, err := b.Do(
+			t.Context(),
+			&extproctest.Request{
+				Header: map[string]string{":method": "POST", ":path": c.path},
+				Body:   [][]byte{[]byte(c.body)},
+			},
+		)
 		if err != nil {
 			t.Fatal(c.name, err)
 		}
-		if out.Immediate == nil || int(out.Immediate.GetStatus().GetCode()) != c.status || !strings.Contains(string(out.Immediate.GetBody()), c.says) ||
+		if out.Immediate == nil || int(out.Immediate.GetStatus().GetCode()) != c.status ||
+			!strings.Contains(string(out.Immediate.GetBody()), c.says) ||
 			out.Set["content-type"] != "application/json" {
 			t.Errorf("%s: %v, want %d and %s", c.name, out.Immediate, c.status, c.says)
 		}
@@ -342,7 +413,8 @@ func TestOverload(t *testing.T) {
 		none := uint64(0)
 		b.router.SetThresholds("m", router.Thresholds{ActivePrefillTokens: &none})
 		for range 2 {
-			if _, err := b.router.Route(t.Context(), &router.Request{Path: "/v1/chat/completions", Body: []byte(chatBody)}); err != nil {
+			if _, err := b.router.Route(t.Context(),
+				&router.Request{Path: "/v1/chat/completions", Body: []byte(chatBody)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -350,17 +422,27 @@ func TestOverload(t *testing.T) {
 		if err != nil || out.Immediate == nil {
 			t.Fatalf("%+v: not refused: %v %v", c.cfg, out, err)
 		}
-		if status := int(out.Immediate.GetStatus().GetCode()); status != c.status || out.Set["retry-after"] != c.after ||
+		if status := int(out.Immediate.GetStatus().GetCode()); status != c.status ||
+			out.Set["retry-after"] != c.after ||
 			!strings.Contains(string(out.Immediate.GetBody()), `"type":"overloaded_error"`) {
-			t.Errorf("%+v: status %d, retry-after %q, %s", c.cfg, status, out.Set["retry-after"], out.Immediate.GetBody())
+			t.Errorf(
+				"%+v: status %d, retry-after %q, %s",
+				c.cfg,
+				status,
+				out.Set["retry-after"],
+				out.Immediate.GetBody(),
+			)
 		}
 	}
 }
 
 func TestErrorsOfLoad(t *testing.T) {
-	for err, code := range map[error]string{router.ErrOverloaded: "overloaded", router.ErrQueueFull: "queue_full", router.ErrQueueTimeout: "queue_timeout", router.ErrShed: "shed"} {
+	for err, code := range map[error]string{router.ErrOverloaded: "overloaded", router.ErrQueueFull: "queue_full",
+		router.ErrQueueTimeout: "queue_timeout", router.ErrShed: "shed"} {
 		cfg := Config{OverloadStatus: 503, RetryAfter: 3}
-		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 3 || e.kind != overloadedError || e.message == "" {
+		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 3 ||
+			e.kind != overloadedError ||
+			e.message == "" {
 			t.Errorf("%v: %+v", err, e)
 		}
 	}
@@ -368,7 +450,8 @@ func TestErrorsOfLoad(t *testing.T) {
 
 func TestAnyPathIsRouted(t *testing.T) {
 	b := newBench(t, Config{DecisionHeaders: true})
-	for path, reason := range map[string]string{"/v1/embeddings": "unknown_api", "/v1/models": "no_body", "/v1/chat/completions?x=1": "no_tokenizer"} {
+	for path, reason := range map[string]string{"/v1/embeddings": "unknown_api", "/v1/models": "no_body",
+		"/v1/chat/completions?x=1": "no_tokenizer"} {
 		r := &extproctest.Request{Header: map[string]string{":method": "POST", ":path": path}, Upstream: answer("x")}
 		if reason != "no_body" {
 			r.Body = [][]byte{[]byte(chatBody)}
@@ -422,7 +505,11 @@ func TestPanicAtTheEnd(t *testing.T) {
 	b.server.log = slog.New(breaking{})
 	for range 3 {
 		_, err := b.Do(t.Context(), &extproctest.Request{Header: chat, Body: [][]byte{[]byte(chatBody)},
-			Upstream: answer("data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n", "data: [DONE]\n\n", "")})
+			Upstream: answer(
+				"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n",
+				"data: [DONE]\n\n",
+				"",
+			)})
 		_ = err // whether the stream's own end is in order does not matter
 		b.idle(t)
 	}

@@ -23,7 +23,8 @@ const maxChunk = 62000
 // maxHeaderBytes bounds a request's names and values of headers. Envoy's own limit is 60 KiB unless it is raised.
 const maxHeaderBytes = 512 << 10
 
-// maxClaim is the most bytes that a request counts for by its content-length alone: a word, which weighs nothing to say.
+// maxClaim is the most bytes that a request counts for by its content-length alone: a word, which weighs nothing to
+// say.
 const maxClaim = 1 << 20
 
 // The modes in which a proxy may send bodies.
@@ -34,7 +35,8 @@ const (
 	grpcMessages    = filterv3.ProcessingMode_GRPC
 )
 
-// phase is where the request of a stream stands. It only ever moves forward; the response has its own messages, at any time.
+// phase is where the request of a stream stands. It only ever moves forward; the response has its own messages, at any
+// time.
 type phase int
 
 const (
@@ -54,8 +56,8 @@ const (
 	inTrailers              // so were they, and there was no body
 )
 
-// stream is one HTTP request as Envoy tells it over one ext_proc stream. Its methods are pure: messages in, messages and
-// wishes out; they read no clock, do no I/O and call nobody. Not safe for concurrent use.
+// stream is one HTTP request as Envoy tells it over one ext_proc stream. Its methods are pure: messages in, messages
+// and wishes out; they read no clock, do no I/O and call nobody. Not safe for concurrent use.
 type stream struct {
 	cfg   *Config
 	phase phase
@@ -97,20 +99,21 @@ type head struct {
 	bytes    int  // of all names and values
 }
 
-// effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order, then
-// the rest.
+// effect is what one step asks the server to do: first Ask (its answer brings further messages), then Send in order,
+// then the rest.
 type effect struct {
 	Send []*extprocv3.ProcessingResponse
 	// Ask: the request is ready to be routed. The server calls routed or refused with the outcome.
 	Ask bool
 	// Refuse: the request is to be answered so. The server calls refused.
 	Refuse *httpError
-	// Served is the endpoint that the proxy says has served the request, host:port, when it was just seen; "" otherwise.
+	// Served is the endpoint that the proxy says has served the request, host:port, when it was just seen; ""
+	// otherwise.
 	Served string
 	// Status is the response's HTTP status, when it was just seen; "" otherwise.
 	Status string
-	// Failure is what the response headers say of the endpoint, with Status; empty: no failure. OfEndpoint says that it answered,
-	// or failed to; otherwise the response is the proxy's and says nothing of it.
+	// Failure is what the response headers say of the endpoint, with Status; empty: no failure. OfEndpoint says that it
+	// answered, or failed to; otherwise the response is the proxy's and says nothing of it.
 	Failure    eject.Cause
 	OfEndpoint bool
 	// Tries is how many endpoints the proxy says it tried, with Served; 0: it does not say.
@@ -131,8 +134,8 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	case s.phase == closed:
 		return effect{Close: true}
 	case in.GetObservabilityMode():
-		// "The server should not respond to this message, as any responses will be ignored" (external_processor.proto): there
-		// is nothing that could be decided.
+		// "The server should not respond to this message, as any responses will be ignored" (external_processor.proto):
+		// there is nothing that could be decided.
 		return effect{Note: "observability_mode: kvepp cannot route what it may not answer"}
 	}
 	switch m := in.Request.(type) {
@@ -149,14 +152,14 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
 		return s.responseTrailers(in)
 	}
-	// Flow-control messages carry no request. "The data plane must not send a message containing only this field [...] unless the
-	// ext_proc server has sent a window update" (external_processor.proto), and kvepp sends none.
+	// Flow-control messages carry no request. "The data plane must not send a message containing only this field [...]
+	// unless the ext_proc server has sent a window update" (external_processor.proto), and kvepp sends none.
 	return effect{Note: "message without a request"}
 }
 
-// learnModes takes the body modes from the first message. "protocol_config is only encoded in the first ProcessingRequest
-// message from the client to the server" (external_processor.proto). A proxy that sends none is taken to do what the
-// endpoint-picker protocol demands: FULL_DUPLEX_STREAMED both ways.
+// learnModes takes the body modes from the first message. "protocol_config is only encoded in the first
+// ProcessingRequest message from the client to the server" (external_processor.proto). A proxy that sends none is taken
+// to do what the endpoint-picker protocol demands: FULL_DUPLEX_STREAMED both ways.
 func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	s.requestMode, s.responseMode = fullDuplex, fullDuplex
 	p := in.GetProtocolConfig()
@@ -168,17 +171,20 @@ func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 	case fullDuplex, buffered:
 		return ""
 	case bufferedPartial:
-		return "request_body_mode BUFFERED_PARTIAL: requests are routed by load only where the proxy's buffer holds less than the whole body"
+		return "request_body_mode BUFFERED_PARTIAL: requests are routed by load only where the proxy's buffer holds " +
+			"less than the whole body"
 	}
 	name := filterv3.ProcessingMode_BodySendMode_name[int32(s.requestMode)]
 	if name == "" {
 		name = "that kvepp does not know" // a note for each number would be one too many
 	}
 	return "request_body_mode " + name + ": kvepp cannot wait for bodies, so it routes requests by load only. " +
-		"Set request_body_mode: FULL_DUPLEX_STREAMED and request_trailer_mode: SEND in the proxy's ext_proc filter (manifests/envoy)"
+		"Set request_body_mode: FULL_DUPLEX_STREAMED and request_trailer_mode: SEND in the proxy's ext_proc filter " +
+		"(manifests/envoy)"
 }
 
-// holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for that.
+// holds reports whether the proxy keeps the request back until its body was answered, so that a decision can wait for
+// that.
 func (s *stream) holds() bool { return s.requestMode == buffered || s.requestMode == bufferedPartial }
 
 func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
@@ -195,7 +201,10 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 			s.head.subset = selection
 		}
 	}
-	s.noTrailers = strings.HasPrefix(in.GetAttributes()[attributesNamespace].GetFields()[protocolAttribute].GetStringValue(), "HTTP/1")
+	s.noTrailers = strings.HasPrefix(
+		in.GetAttributes()[attributesNamespace].GetFields()[protocolAttribute].GetStringValue(),
+		"HTTP/1",
+	)
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
 	switch {
@@ -210,41 +219,42 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		s.without = router.ReasonNoBody
 		e.Ask = true
 	case s.head.opaque || !apibody.Reads(s.head.path):
-		// Nobody would read the body, so nothing is to be waited for: a WebSocket or a gRPC stream of which each side waits for
-		// the other would wait for ever.
+		// Nobody would read the body, so nothing is to be waited for: a WebSocket or a gRPC stream of which each side
+		// waits for the other would wait for ever.
 		s.without = router.ReasonUnknownAPI
 		e.Ask = true
 	case s.head.length > s.cfg.MaxParseBytes && !s.holds():
 		s.without = router.ReasonBodyTooLarge // as it will be: none of it need be held
 		e.Ask = true
 	case s.requestMode == fullDuplex:
-		// "The server may also choose to buffer the entire message, including the headers [...], the entire body, and the
-		// trailers (if present), before sending back any response" (processing_mode.proto).
+		// "The server may also choose to buffer the entire message, including the headers [...], the entire body, and
+		// the trailers (if present), before sending back any response" (processing_mode.proto).
 	case s.holds():
-		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done once the
-		// headers were answered, and so they are. The decision comes with the answer to the body; but if there is none, trailers
-		// come, when headers can be changed no more, and so what is not trusted goes now.
+		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): that is done
+		// once the headers were answered, and so they are. The decision comes with the answer to the body; but if there
+		// is none, trailers come, when headers can be changed no more, and so what is not trusted goes now.
 		s.tell = inBody
 		e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_RequestHeaders{
 			RequestHeaders: &extprocv3.HeadersResponse{Response: &extprocv3.CommonResponse{
 				HeaderMutation: &extprocv3.HeaderMutation{RemoveHeaders: s.withheld(make([]string, 0, 32))}}}}}}
 	default:
-		// "When responding to an HttpBody request, header mutations will only take effect if the current processing mode for the
-		// body is BUFFERED" (external_processor.proto): now or never.
+		// "When responding to an HttpBody request, header mutations will only take effect if the current processing
+		// mode for the body is BUFFERED" (external_processor.proto): now or never.
 		s.without = router.ReasonBodyMode
 		e.Ask = true
 	}
 	return e
 }
 
-// mayRetry reports whether the proxy may be told endpoints to retry at. Envoy 1.40 sends the body of a request with trailers twice
-// where it may retry (envoyproxy/envoy#46095), so trailers must be ruled out: the request ended without them, or cannot have any.
+// mayRetry reports whether the proxy may be told endpoints to retry at. Envoy 1.40 sends the body of a request with
+// trailers twice where it may retry (envoyproxy/envoy#46095), so trailers must be ruled out: the request ended without
+// them, or cannot have any.
 func (s *stream) mayRetry() bool {
 	return s.noTrailers || s.ended && !s.trailers && s.tell != inTrailers
 }
 
-// needsBody reports whether the request is one that no engine answers without a body: then an empty body is refused as any other that is
-// not JSON.
+// needsBody reports whether the request is one that no engine answers without a body: then an empty body is refused as
+// any other that is not JSON.
 func (s *stream) needsBody() bool {
 	return s.head.method == http.MethodPost && !s.head.opaque && apibody.Reads(s.head.path)
 }
@@ -284,15 +294,22 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 }
 
 // relayBody answers a piece of a body as it is.
-func (s *stream) relayBody(d direction, mode filterv3.ProcessingMode_BodySendMode, b *extprocv3.HttpBody) []*extprocv3.ProcessingResponse {
+func (s *stream) relayBody(
+	d direction,
+	mode filterv3.ProcessingMode_BodySendMode,
+	b *extprocv3.HttpBody,
+) []*extprocv3.ProcessingResponse {
 	switch mode {
 	case fullDuplex:
 		// "The server needs to send StreamedBodyResponse to the client in the body response" (processing_mode.proto).
 		return appendBody(nil, d, b.GetBody(), b.GetEndOfStream())
 	case grpcMessages:
 		// "Contains a serialized gRPC message" (external_processor.proto): one that is never cut.
-		return []*extprocv3.ProcessingResponse{d.streamed(&extprocv3.StreamedBodyResponse{Body: b.GetBody(), EndOfStream: b.GetEndOfStream(),
-			EndOfStreamWithoutMessage: b.GetEndOfStreamWithoutMessage(), GrpcMessageCompressed: b.GetGrpcMessageCompressed()})}
+		return []*extprocv3.ProcessingResponse{
+			d.streamed(&extprocv3.StreamedBodyResponse{Body: b.GetBody(), EndOfStream: b.GetEndOfStream(),
+				EndOfStreamWithoutMessage: b.GetEndOfStreamWithoutMessage(),
+				GrpcMessageCompressed:     b.GetGrpcMessageCompressed()}),
+		}
 	}
 	return []*extprocv3.ProcessingResponse{d.body(&extprocv3.BodyResponse{})}
 }
@@ -311,8 +328,8 @@ func (s *stream) requestTrailers() effect {
 		s.phase = answered
 		return effect{Send: []*extprocv3.ProcessingResponse{trailersReply()}}
 	}
-	// "Sending the trailers (if present) is to inform the server that the complete body has arrived" (processing_mode.proto): no
-	// body chunk has end_of_stream then.
+	// "Sending the trailers (if present) is to inform the server that the complete body has arrived"
+	// (processing_mode.proto): no body chunk has end_of_stream then.
 	if s.holds() { // and no body was sent: there is none
 		s.tell = inTrailers
 	} else {
@@ -358,7 +375,8 @@ func (s *stream) request() *router.Request {
 	return r
 }
 
-// routed tells a decision. "The server response has to maintain the headers-body-trailers ordering" (processing_mode.proto).
+// routed tells a decision. "The server response has to maintain the headers-body-trailers ordering"
+// (processing_mode.proto).
 func (s *stream) routed(d *router.Decision) effect {
 	s.decision = d
 	common := &extprocv3.CommonResponse{HeaderMutation: s.headerMutation(d), ClearRouteCache: true}
@@ -406,8 +424,8 @@ func (s *stream) refused(e *httpError) effect {
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse(s.head.grpc)}, Close: true}
 }
 
-// beginResponse notes that a message of the response has come, and returns who has served it, if that is said in the first. It
-// is the last word after all retries, and absent without an override_host policy. Source: proposal 004, v1.0.
+// beginResponse notes that a message of the response has come, and returns who has served it, if that is said in the
+// first. It is the last word after all retries, and absent without an override_host policy. Source: proposal 004, v1.0.
 func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (served string) {
 	if s.responding {
 		return ""
@@ -441,14 +459,17 @@ func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.H
 	if s.renamed != nil && !h.GetEndOfStream() {
 		switch {
 		case s.responseMode != fullDuplex && s.responseMode != buffered:
-			e.Note = "response_body_mode is neither FULL_DUPLEX_STREAMED nor BUFFERED: answers keep the name of the model that a request was rewritten to"
+			e.Note = "response_body_mode is neither FULL_DUPLEX_STREAMED nor BUFFERED: answers keep the name of the " +
+				"model that a request was rewritten to"
 		case e.ContentEncoding != "" && e.ContentEncoding != "identity":
 			e.Note = "compressed answers keep the name of the model that a request was rewritten to"
 		default:
 			s.renamer = apibody.NewRenamer(s.renamed.Served, s.renamed.Asked)
 		}
 	}
-	e.Send = []*extprocv3.ProcessingResponse{{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.Served)}}}
+	e.Send = []*extprocv3.ProcessingResponse{
+		{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: s.responseHeadersReply(e.Served)}},
+	}
 	return e
 }
 
@@ -457,14 +478,22 @@ func (s *stream) responseBody(in *extprocv3.ProcessingRequest, b *extprocv3.Http
 	if s.renamer != nil {
 		return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.renameBody(b)}
 	}
-	return effect{Served: s.beginResponse(in), Body: b.GetBody(), Send: s.relayBody(responseDirection, s.responseMode, b)}
+	return effect{
+		Served: s.beginResponse(in),
+		Body:   b.GetBody(),
+		Send:   s.relayBody(responseDirection, s.responseMode, b),
+	}
 }
 
 // renameBody answers a piece of the answer with what of it, and of those before, goes on.
 func (s *stream) renameBody(b *extprocv3.HttpBody) []*extprocv3.ProcessingResponse {
 	if s.responseMode == buffered { // the whole
-		return []*extprocv3.ProcessingResponse{responseDirection.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{
-			BodyMutation: &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: s.renamer.Next(b.GetBody(), true)}}}})}
+		return []*extprocv3.ProcessingResponse{
+			responseDirection.body(&extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{
+				BodyMutation: &extprocv3.BodyMutation{
+					Mutation: &extprocv3.BodyMutation_Body{Body: s.renamer.Next(b.GetBody(), true)},
+				}}}),
+		}
 	}
 	body := s.renamer.Next(b.GetBody(), b.GetEndOfStream())
 	if len(body) == 0 && !b.GetEndOfStream() {
@@ -486,8 +515,8 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 	return e
 }
 
-// kept returns what is needed of a head while its request is answered. The texts of all headers share one piece of memory, which is let go
-// unless it is small.
+// kept returns what is needed of a head while its request is answered. The texts of all headers share one piece of
+// memory, which is let go unless it is small.
 func (h head) kept() head {
 	h.hints, h.subset, h.caller = apibody.Hints{}, nil, tracing.Context{}
 	if h.bytes > headBytes {
@@ -542,5 +571,6 @@ func headerValue(v *corev3.HeaderValue) string {
 
 // validStatus keeps a metric's label within what HTTP allows.
 func validStatus(status string) bool {
-	return len(status) == 3 && status[0] >= '1' && status[0] <= '5' && http.StatusText(int(status[0]-'0')*100+int(status[1]-'0')*10+int(status[2]-'0')) != ""
+	return len(status) == 3 && status[0] >= '1' && status[0] <= '5' &&
+		http.StatusText(int(status[0]-'0')*100+int(status[1]-'0')*10+int(status[2]-'0')) != ""
 }

@@ -23,8 +23,8 @@ import (
 var rewrite = flag.Bool("rewrite", false, "write the transcripts of testdata anew")
 
 // TestTranscripts plays each transcript of testdata against the state machine. A transcript is a list of steps: a line
-// that says what comes in, and after "----" what goes out, up to an empty line. `go test ./extproc -rewrite` writes what
-// goes out; read the difference before you commit it.
+// that says what comes in, and after "----" what goes out, up to an empty line. `go test ./extproc -rewrite` writes
+// what goes out; read the difference before you commit it.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -65,7 +65,10 @@ func TestTranscripts(t *testing.T) {
 				return
 			}
 			if got.String() != string(want) {
-				t.Errorf("transcript differs (go test ./extproc -rewrite writes it):\n%s", diff(string(want), got.String()))
+				t.Errorf(
+					"transcript differs (go test ./extproc -rewrite writes it):\n%s",
+					diff(string(want), got.String()),
+				)
 			}
 		})
 	}
@@ -87,7 +90,8 @@ func play(s *stream, line string) (effect, error) {
 	headers := func() *extprocv3.HttpHeaders {
 		h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
 		for _, f := range fields[1:] {
-			if k, v, ok := strings.Cut(f, "="); ok && !slices.Contains([]string{"request-mode", "response-mode", "subset", "served"}, k) {
+			if k, v, ok := strings.Cut(f, "="); ok &&
+				!slices.Contains([]string{"request-mode", "response-mode", "subset", "served"}, k) {
 				h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
 			}
 		}
@@ -131,7 +135,11 @@ func play(s *stream, line string) (effect, error) {
 				RequestBodyMode: mode(args["request-mode"]), ResponseBodyMode: mode(args["response-mode"])}
 		}
 		if v, ok := args["protocol"]; ok {
-			in.Attributes = map[string]*structpb.Struct{attributesNamespace: {Fields: map[string]*structpb.Value{protocolAttribute: structpb.NewStringValue(v)}}}
+			in.Attributes = map[string]*structpb.Struct{
+				attributesNamespace: {
+					Fields: map[string]*structpb.Value{protocolAttribute: structpb.NewStringValue(v)},
+				},
+			}
 		}
 		if v, ok := args["subset"]; ok {
 			hint := structpb.NewStringValue(v)
@@ -175,12 +183,18 @@ func play(s *stream, line string) (effect, error) {
 			d.Fallbacks = strings.Split(v, ",")
 		}
 		if id, err := strconv.ParseUint(args["prefill-id"], 10, 64); err == nil {
-			d.Prefill = &router.Prefill{Name: args["prefill"], Address: args["prefill-address"], InstanceID: id, Rank: 3,
-				Costs: []router.Cost{{Name: args["prefill"], Rank: 3, Cost: 6.5}}}
+			d.Prefill = &router.Prefill{
+				Name:       args["prefill"],
+				Address:    args["prefill-address"],
+				InstanceID: id,
+				Rank:       3,
+				Costs:      []router.Cost{{Name: args["prefill"], Rank: 3, Cost: 6.5}},
+			}
 		}
 		return s.routed(d), nil
 	case "refused":
-		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel, "no-prefill": router.ErrNoPrefill, "constraints": router.ErrConstraints,
+		e, ok := map[string]error{"no-endpoints": router.ErrNoEndpoints, "unknown-model": router.ErrUnknownModel,
+			"no-prefill": router.ErrNoPrefill, "constraints": router.ErrConstraints,
 			"bad-body": &apibody.Error{Code: "invalid_type", Param: "model", Message: "'model' must be a string."},
 			"defect":   fmt.Errorf("something else")}[words[0]]
 		if !ok {
@@ -216,7 +230,8 @@ func describe(s *stream, e effect) string {
 		}
 		b.WriteString(hints(r.Hints))
 		if r.Allowed != nil {
-			for _, address := range []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::7]:8000", "[fd00::7]:8001", "worker.example:8000"} {
+			for _, address := range []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::7]:8000",
+				"[fd00::7]:8001", "worker.example:8000"} {
 				if r.Allowed(address) {
 					fmt.Fprintf(&b, " allows=%s", address)
 				}
@@ -279,7 +294,8 @@ func describe(s *stream, e effect) string {
 // hints writes those that are there.
 func hints(h apibody.Hints) string {
 	var b strings.Builder
-	for _, x := range []struct{ name, value string }{{"policy-class", h.PolicyClass}, {"tenant", h.Tenant}, {"session", h.Session},
+	for _, x := range []struct{ name, value string }{{"policy-class", h.PolicyClass}, {"tenant", h.Tenant},
+		{"session", h.Session},
 		{"parent", h.ParentSession}, {"malformed", strings.Join(h.Malformed, ",")}} {
 		if x.value != "" {
 			fmt.Fprintf(&b, " %s=%s", x.name, x.value)

@@ -43,7 +43,8 @@ func (s *subset) add(v *structpb.Value) {
 			entry = strings.TrimSpace(entry)
 			if endpoint, err := netip.ParseAddrPort(entry); err == nil {
 				s.endpoints[endpoint] = true
-			} else if address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(entry, "["), "]")); err == nil {
+			} else if address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(entry, "["),
+				"]")); err == nil {
 				s.addresses[address] = true
 			} else if entry != "" {
 				s.names[entry] = true

@@ -12,16 +12,16 @@ import (
 	"kvepp/router"
 )
 
-// spanRequest is the span of a request from its headers to the end of its answer, named as in the Gateway API's endpoint picker.
-// Source: Gateway API Inference Extension 1.5.
+// spanRequest is the span of a request from its headers to the end of its answer, named as in the Gateway API's
+// endpoint picker. Source: Gateway API Inference Extension 1.5.
 const spanRequest = "gateway.request"
 
-// beginSpan begins the request's span. If the proxy traces, it says so in the metadata of its call, and the span is a part of the
-// proxy's; it tells upstream itself, and nothing is said here. Else the client's headers say who calls, and upstream is told of
-// this span.
+// beginSpan begins the request's span. If the proxy traces, it says so in the metadata of its call, and the span is a
+// part of the proxy's; it tells upstream itself, and nothing is said here. Else the client's headers say who calls, and
+// upstream is told of this span.
 //
-// Source: Envoy 1.40 puts the context of its span for the call into the call's metadata, and of that for the upstream request into
-// traceparent when it sends that, after all filters.
+// Source: Envoy 1.40 puts the context of its span for the call into the call's metadata, and of that for the upstream
+// request into traceparent when it sends that, after all filters.
 func (x *exchange) beginSpan(ctx context.Context) {
 	caller := x.head.caller
 	in, _ := metadata.FromIncomingContext(ctx)
@@ -31,7 +31,10 @@ func (x *exchange) beginSpan(ctx context.Context) {
 		}
 		return ""
 	}
-	proxy := tracing.Context{Traceparent: first(tracing.Traceparent), Tracestate: strings.Join(in.Get(tracing.Tracestate), ",")}
+	proxy := tracing.Context{
+		Traceparent: first(tracing.Traceparent),
+		Tracestate:  strings.Join(in.Get(tracing.Tracestate), ","),
+	}
 	traces := proxy.Traceparent != "" && proxy.Valid()
 	if traces {
 		caller = proxy
@@ -58,7 +61,10 @@ func (x *exchange) endSpan() {
 	}
 	if x.usage != nil {
 		if u, ok := x.usage.Usage(); ok {
-			x.span.Set(tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens), tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens))
+			x.span.Set(
+				tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens),
+				tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens),
+			)
 			if u.HasCached {
 				x.span.Set(tracing.Int("kvepp.reported_cached_tokens", u.CachedTokens))
 			}

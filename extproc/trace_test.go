@@ -41,28 +41,49 @@ func TestSpansOfRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBench(t, Config{Tracer: tracer})
-	usage := `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}` + "\n\n"
+	usage := `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,` +
+		`"prompt_tokens_details":{"cached_tokens":4}}}` + "\n\n"
 	ask := func(proxy string, header map[string]string, body string) *extproctest.Outcome {
 		t.Helper()
 		ctx := t.Context()
 		if proxy != "" {
 			ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs("traceparent", proxy))
 		}
-		out, err := b.Do(ctx, &extproctest.Request{Header: header, Body: [][]byte{[]byte(body), nil}, Upstream: answer(usage, "")})
+		out, err := b.Do(
+			ctx,
+			&extproctest.Request{Header: header, Body: [][]byte{[]byte(body), nil}, Upstream: answer(usage, "")},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return out
 	}
 	// Of a client that traces, upstream is told of kvepp's span.
-	out := ask("", with(map[string]string{"traceparent": clients, "tracestate": "vendor=1", "x-request-id": "first", ":path": "/v1/chat/completions?key=secret"}), chatBody)
+	out := ask(
+		"",
+		with(
+			map[string]string{
+				"traceparent":  clients,
+				"tracestate":   "vendor=1",
+				"x-request-id": "first",
+				":path":        "/v1/chat/completions?key=secret",
+			},
+		),
+		chatBody,
+	)
 	told := out.Routed.Set["traceparent"]
-	if !strings.HasPrefix(told, "00-0af7651916cd43dd8448eb211c80319c-") || told == clients || out.Routed.Set["tracestate"] != "vendor=1" {
+	if !strings.HasPrefix(told, "00-0af7651916cd43dd8448eb211c80319c-") || told == clients ||
+		out.Routed.Set["tracestate"] != "vendor=1" {
 		t.Errorf("upstream is told %q, %q", told, out.Routed.Set["tracestate"])
 	}
 	// A client that does not, or says nonsense, begins a trace here; what it says of another one goes.
-	out = ask("", with(map[string]string{"traceparent": "nonsense", "tracestate": "vendor=1", "x-request-id": "second"}), chatBody)
-	if alone := out.Routed.Set["traceparent"]; !(tracing.Context{Traceparent: alone}).Valid() || !slices.Contains(out.Routed.Removed, "tracestate") {
+	out = ask(
+		"",
+		with(map[string]string{"traceparent": "nonsense", "tracestate": "vendor=1", "x-request-id": "second"}),
+		chatBody,
+	)
+	if alone := out.Routed.Set["traceparent"]; !(tracing.Context{Traceparent: alone}).Valid() ||
+		!slices.Contains(out.Routed.Removed, "tracestate") {
 		t.Errorf("upstream is told %q; removed: %q", alone, out.Routed.Removed)
 	}
 	// A proxy that traces tells upstream itself.
@@ -107,9 +128,12 @@ func TestSpansOfRequests(t *testing.T) {
 		return children, names
 	}
 	first := request["first"]
-	if first.Parent != "b7ad6b7169203331" || !first.Server || first.Error != "" || first.Attributes["http.response.status_code"] != "200" ||
-		first.Attributes["gen_ai.usage.input_tokens"] != "9" || first.Attributes["kvepp.reported_cached_tokens"] != "4" ||
-		first.Attributes["url.path"] != "/v1/chat/completions" || !strings.Contains(told, first.ID) {
+	if first.Parent != "b7ad6b7169203331" || !first.Server || first.Error != "" ||
+		first.Attributes["http.response.status_code"] != "200" ||
+		first.Attributes["gen_ai.usage.input_tokens"] != "9" ||
+		first.Attributes["kvepp.reported_cached_tokens"] != "4" ||
+		first.Attributes["url.path"] != "/v1/chat/completions" ||
+		!strings.Contains(told, first.ID) {
 		t.Errorf("%+v", first)
 	}
 	routes, names := below(first)
@@ -117,8 +141,10 @@ func TestSpansOfRequests(t *testing.T) {
 		t.Fatalf("below the request: %q", names)
 	}
 	a := routes[0].Attributes
-	if a["kvepp.endpoint"] != "a" && a["kvepp.endpoint"] != "b" || a["kvepp.reason"] != "no_tokenizer" || a["gen_ai.request.model"] != "m" ||
-		a["kvepp.overlap_blocks"] != "0" || a["kvepp.worker"] != map[string]string{"a": "1/0", "b": "2/0"}[a["kvepp.endpoint"]] {
+	if a["kvepp.endpoint"] != "a" && a["kvepp.endpoint"] != "b" || a["kvepp.reason"] != "no_tokenizer" ||
+		a["gen_ai.request.model"] != "m" ||
+		a["kvepp.overlap_blocks"] != "0" ||
+		a["kvepp.worker"] != map[string]string{"a": "1/0", "b": "2/0"}[a["kvepp.endpoint"]] {
 		t.Errorf("%+v", routes[0])
 	}
 	if _, names := below(routes[0]); !slices.Equal(names, []string{"kvepp.parse", "kvepp.tokenize", "kvepp.choose"}) {

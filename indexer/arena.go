@@ -23,8 +23,8 @@ const (
 // has nothing to scan but the list of pages. All words are read and written atomically: readers look at them without a
 // lock, and find out afterwards whether what they saw was whole (see run.go).
 //
-// A page holds records of one sort and class only, so where a record starts follows from the address of any of its words.
-// A record bigger than a page gets a page of its own size.
+// A page holds records of one sort and class only, so where a record starts follows from the address of any of its
+// words. A record bigger than a page gets a page of its own size.
 //
 // Methods that change the arena are guarded by tier.mu.
 type arena struct {
@@ -85,8 +85,8 @@ func (a *arena) record(r ref) []uint64 {
 	return p.words[at : at|p.last+1]
 }
 
-// around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is less
-// than 0 if r lies in the header.
+// around returns the run with the word at r, and the place of the block there; nil if r lies in no run. The place is
+// less than 0 if r lies in the header.
 func (a *arena) around(r ref) (words []uint64, i int) {
 	p := a.page(r)
 	if p == nil || p.sort != sortRun {
@@ -96,7 +96,8 @@ func (a *arena) around(r ref) (words []uint64, i int) {
 	return p.words[at&^p.last : at|p.last+1], at&p.last - runHeader
 }
 
-// spot sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in the header.
+// spot sets s to the place of the block at r; to the zero spot if r lies in no run. Its i is less than 0 if r lies in
+// the header.
 func (a *arena) spot(r ref, s *spot) {
 	p := a.page(r)
 	if p == nil || p.sort != sortRun {
@@ -120,11 +121,11 @@ func (a *arena) size(s sort, class uint8) int {
 	return words
 }
 
-// storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is the
-// sequence hash of the block before the run, [1].Engine says whether there is one, [0].Local which run that was last (it need not be there
-// any more), [1].Local whether any block may have no name, [2].Engine whether prompts are known to part at the run's end, [2].Local
-// which of its blocks tier.table has if not all, and from runHeader on are the blocks as they were stored when nobody had them, with
-// no name (0) if that is not the block's own.
+// storedOf returns what only writers need of the run at r, nil if it is not kept. It lies beside the run: [0].Engine is
+// the sequence hash of the block before the run, [1].Engine says whether there is one, [0].Local which run that was
+// last (it need not be there any more), [1].Local whether any block may have no name, [2].Engine whether prompts are
+// known to part at the run's end, [2].Local which of its blocks tier.table has if not all, and from runHeader on are
+// the blocks as they were stored when nobody had them, with no name (0) if that is not the block's own.
 func (a *arena) storedOf(r ref) []kvblock.StoredBlock {
 	p := a.page(r)
 	if p.stored == nil {
@@ -143,8 +144,8 @@ func (a *arena) nameAt(r ref) kvblock.EngineHash {
 	return p.stored[r&(pageWords-1)].Engine
 }
 
-// eachRun calls f with every run until f returns false. f may change, cut and free the run it is called with; whether the
-// runs that it makes are visited is not said.
+// eachRun calls f with every run until f returns false. f may change, cut and free the run it is called with; whether
+// the runs that it makes are visited is not said.
 func (a *arena) eachRun(f func(run) bool) {
 	for n := range a.info {
 		p := a.page(ref(n << pageBits))
@@ -248,7 +249,8 @@ func (a *arena) release(r ref) {
 		in.openAt = int32(len(a.open[p.sort][p.class]))
 		a.open[p.sort][p.class] = append(a.open[p.sort][p.class], n)
 	}
-	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 { // the last one stays, lest one record more or less moves a page
+	// the last one stays, lest one record more or less moves a page
+	if in.used == 0 && len(a.open[p.sort][p.class]) > 1 {
 		a.close(p.sort, p.class, n)
 		(*a.dir.Load())[n].Store(nil)
 		a.paged -= len(p.words) + 2*len(p.stored)
@@ -256,8 +258,8 @@ func (a *arena) release(r ref) {
 	}
 }
 
-// used returns the bytes of the records in use, bytes those of all pages. A page goes when its last record does, so that
-// bytes may stay above used.
+// used returns the bytes of the records in use, bytes those of all pages. A page goes when its last record does, so
+// that bytes may stay above used.
 func (a *arena) used() int { return 8 * a.inUse }
 
 func (a *arena) bytes() int {

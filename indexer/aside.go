@@ -8,9 +8,9 @@ const (
 	maxAsideBlocks = 1 << 14
 )
 
-// aside keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the index
-// joined late, evicted the parent, or the parent is announced after its child. A block that is removed while it waits is
-// taken out of its store; its successors are still where they were.
+// aside keeps a worker's stores whose parents it does not hold: a part of its history is missing here, because the
+// index joined late, evicted the parent, or the parent is announced after its child. A block that is removed while it
+// waits is taken out of its store; its successors are still where they were.
 //
 // It is guarded by worker.mu, and empty for almost every worker, so that plain maps do. The zero value is empty.
 type aside struct {
@@ -51,7 +51,12 @@ func (x *Index) setAside(wk *worker, e *kvblock.Stored) error {
 	if a.parent == nil {
 		a.parent, a.blocks = map[kvblock.EngineHash][]*asideStore{}, map[asideBlock]asidePlace{}
 	}
-	s := &asideStore{tier: e.Tier, parent: e.Parent, blocks: append([]kvblock.StoredBlock(nil), e.Blocks...), gone: make([]bool, len(e.Blocks))}
+	s := &asideStore{
+		tier:   e.Tier,
+		parent: e.Parent,
+		blocks: append([]kvblock.StoredBlock(nil), e.Blocks...),
+		gone:   make([]bool, len(e.Blocks)),
+	}
 	for i, b := range s.blocks {
 		key := asideBlock{s.tier, b.Engine}
 		if _, waits := a.blocks[key]; waits {
@@ -144,8 +149,8 @@ func (x *Index) join(w kvblock.Worker, wk *worker, named []kvblock.StoredBlock) 
 	}
 }
 
-// joinStore stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name went to
-// another block meanwhile. It returns the blocks that it stored.
+// joinStore stores the blocks of s from p on, in its tier, which is locked, without those that are gone or whose name
+// went to another block meanwhile. It returns the blocks that it stored.
 func (x *Index) joinStore(w kvblock.Worker, wk *worker, p *place, s *asideStore) []kvblock.StoredBlock {
 	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock

@@ -106,7 +106,8 @@ func BenchmarkFindMatchesBesideWriter(b *testing.B) {
 	b.ReportMetric(float64(<-stopped)/b.Elapsed().Seconds()/1e6, "Mblocks/s-written")
 }
 
-// BenchmarkApply stores and removes the blocks of 64 workers with 16,384 each, half of them in prompts that 8 workers share.
+// BenchmarkApply stores and removes the blocks of 64 workers with 16,384 each, half of them in prompts that 8 workers
+// share.
 func BenchmarkApply(b *testing.B) {
 	const (
 		workers = 64
@@ -130,7 +131,10 @@ func BenchmarkApply(b *testing.B) {
 			local, _ := chainOf(id, blocks)
 			e := event{w: kvblock.Worker(w)}
 			for i := range local {
-				e.s.Blocks = append(e.s.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(r.Uint64()), Local: local[i]})
+				e.s.Blocks = append(
+					e.s.Blocks,
+					kvblock.StoredBlock{Engine: kvblock.EngineHash(r.Uint64()), Local: local[i]},
+				)
 			}
 			for at := blocks; at > 0; at -= 8 {
 				rm := kvblock.Removed{}

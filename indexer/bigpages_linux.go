@@ -13,8 +13,8 @@ var asked struct {
 }
 
 // wantBigPages asks the kernel for big pages where size bytes of Go's heap lie, and with them what lies around. It is a
-// wish: nothing that memory holds changes, and the kernel may have none, or give none to anybody. What the index gives back to the
-// heap may count as resident until something else in the process uses it.
+// wish: nothing that memory holds changes, and the kernel may have none, or give none to anybody. What the index gives
+// back to the heap may count as resident until something else in the process uses it.
 func wantBigPages(at unsafe.Pointer, size int) {
 	const madvHugePage = 14 // MADV_HUGEPAGE
 	asked.Lock()
@@ -30,8 +30,8 @@ func wantBigPages(at unsafe.Pointer, size int) {
 	}
 }
 
-// back has the kernel give size bytes of Go's heap their memory, all of which are about to be used: in big pages if it has any, and at
-// once, where it would be interrupted for every page. An old kernel does less.
+// back has the kernel give size bytes of Go's heap their memory, all of which are about to be used: in big pages if it
+// has any, and at once, where it would be interrupted for every page. An old kernel does less.
 func back(at unsafe.Pointer, size int) {
 	if size < minBack {
 		return

@@ -12,11 +12,12 @@ const maxDumpBlocks = 256
 // Dump calls yield with stores that together say what w holds, by the worker's own engine hashes, parents before their
 // children within a tier, until yield returns false. A store is valid until yield returns.
 //
-// It says what w held when the call began. Blocks behind one that w does not hold are left
-// out (or, if it is in another tier, come as stores whose parent never comes): no store can say where they are. It returns how many these were. Predictions and what is kept aside are no part of it.
+// It says what w held when the call began. Blocks behind one that w does not hold are left out (or, if it is in another
+// tier, come as stores whose parent never comes): no store can say where they are. It returns how many these were.
+// Predictions and what is kept aside are no part of it.
 //
-// Writers wait while each tier's runs are looked through, not while yield runs. Beside the index it takes about 150 bytes for
-// each block of w, while it runs.
+// Writers wait while each tier's runs are looked through, not while yield runs. Beside the index it takes about 150
+// bytes for each block of w, while it runs.
 func (x *Index) Dump(w kvblock.Worker, yield func(kvblock.Stored) bool) (omitted int) {
 	wk := x.lock(w, false)
 	if wk == nil {
@@ -55,7 +56,12 @@ type dumped struct {
 }
 
 // dump yields the stores of one tier. It reports whether yield wants more, and how many blocks were left out.
-func dump(blocks []dumped, tier kvblock.Tier, names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash, yield func(kvblock.Stored) bool) (more bool, omitted int) {
+func dump(
+	blocks []dumped,
+	tier kvblock.Tier,
+	names *[tiers]map[kvblock.SequenceHash]kvblock.EngineHash,
+	yield func(kvblock.Stored) bool,
+) (more bool, omitted int) {
 	at := make(map[kvblock.SequenceHash]int32, len(blocks)) // the first of those with this sequence hash
 	for i := range blocks {
 		if _, twin := at[blocks[i].block]; !twin {
@@ -145,9 +151,9 @@ func (t *tier) describe(w kvblock.Worker, h *held) []dumped {
 	return blocks
 }
 
-// Load applies one store of a dump to w, as Stored does, but for one thing: a block that w holds by the same name already is not
-// counted once more. So what a dump says and what w's own events said before it do not add up.
+// Load applies one store of a dump to w, as Stored does, but for one thing: a block that w holds by the same name
+// already is not counted once more. So what a dump says and what w's own events said before it do not add up.
 //
-// The caller makes sure that no removal is lost: load a worker before its own events begin, or while they are held back.
-// Errors: those of Stored.
+// The caller makes sure that no removal is lost: load a worker before its own events begin, or while they are held
+// back. Errors: those of Stored.
 func (x *Index) Load(w kvblock.Worker, e kvblock.Stored) error { return x.apply(w, e, true) }

@@ -9,10 +9,10 @@ import (
 // Eviction: when the bytes in use exceed the bound, the worker that takes most of them loses the deepest quarter of its
 // blocks, those with the most blocks before them in their prompts, until the index is below the bound again.
 //
-// Deepest first means leaves first, so that no block is kept behind one that was evicted. It also keeps what tells workers
-// apart: the beginnings of all prompts rather than all of some. What is evicted is not believed held any more, so answers
-// fall short of the truth from then on; they never exceed it. Evicting the least recently used would need a place in every
-// block for when that was, written by lookups.
+// Deepest first means leaves first, so that no block is kept behind one that was evicted. It also keeps what tells
+// workers apart: the beginnings of all prompts rather than all of some. What is evicted is not believed held any more,
+// so answers fall short of the truth from then on; they never exceed it. Evicting the least recently used would need a
+// place in every block for when that was, written by lookups.
 //
 // It costs two passes over all runs for a quarter of one worker's blocks.
 
@@ -43,7 +43,8 @@ func (x *Index) evictIfFull() {
 // slack is what pages hardly begun may take, for every class of records in every tier.
 const slack = 4 << 20
 
-// full reports whether the index exceeds its bound by what is in use; or, by a quarter, with what is set aside for reuse.
+// full reports whether the index exceeds its bound by what is in use; or, by a quarter, with what is set aside for
+// reuse.
 func (x *Index) full() bool {
 	used := x.used()
 	if used > x.maxBytes {
@@ -56,8 +57,8 @@ func (x *Index) full() bool {
 	return used+spare > x.maxBytes+x.maxBytes/4+slack
 }
 
-// AtBound reports whether blocks were evicted for want of memory, and the index has not been below half its bound since.
-// Overlaps are then lower bounds.
+// AtBound reports whether blocks were evicted for want of memory, and the index has not been below half its bound
+// since. Overlaps are then lower bounds.
 func (x *Index) AtBound() bool { return x.atBound.Load() }
 
 // nameBytes is about what a name takes, if it is a block's own and the block nobody else's.
@@ -82,8 +83,8 @@ func (x *Index) largest() (kvblock.Worker, *worker) {
 	return of, most
 }
 
-// evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside. Other writers of a tier wait while
-// its runs are looked through.
+// evict takes a quarter of its blocks from w, the deepest, and all that it has kept aside. Other writers of a tier wait
+// while its runs are looked through.
 func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	waiting := uint64(wk.aside.stores)
 	wk.aside = aside{}
@@ -136,8 +137,8 @@ func (x *Index) evict(w kvblock.Worker, wk *worker) {
 	}
 }
 
-// eachHeld calls f with every run of which w holds anything, which blocks these are, and how many come before the run. f may
-// change the run.
+// eachHeld calls f with every run of which w holds anything, which blocks these are, and how many come before the run.
+// f may change the run.
 func (t *tier) eachHeld(w kvblock.Worker, h *held, f func(r run, mask uint64, depth int)) {
 	if h.n == 0 {
 		return

@@ -7,15 +7,15 @@ import (
 	"kvepp/kvblock"
 )
 
-// At its bound the index goes on taking blocks, stays within the bound, claims nothing that is not so, and keeps no block
-// behind one that it evicted.
+// At its bound the index goes on taking blocks, stays within the bound, claims nothing that is not so, and keeps no
+// block behind one that it evicted.
 func TestEvictionAtTheBound(t *testing.T) {
 	t.Run("stores", func(t *testing.T) { evictAtTheBound(t, false) })
 	t.Run("stores and removals", func(t *testing.T) { evictAtTheBound(t, true) })
 }
 
-// evictAtTheBound plays random events. Without removals and lower tiers, only eviction could leave a block without those
-// before it.
+// evictAtTheBound plays random events. Without removals and lower tiers, only eviction could leave a block without
+// those before it.
 func evictAtTheBound(t *testing.T, removals bool) {
 	const bound = 96 << 10
 	x, err := New(Config{MaxBytes: bound})

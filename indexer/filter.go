@@ -1,8 +1,8 @@
 package indexer
 
-// filter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is small enough to
-// stay near, where the table of starts is not, and each block that is stored costs a look here. Writers alone use it. The zero value is
-// that of an empty table.
+// filter tells, mostly, that a block is not in a table: it counts those that are by some bits of their tags. It is
+// small enough to stay near, where the table of starts is not, and each block that is stored costs a look here. Writers
+// alone use it. The zero value is that of an empty table.
 //
 // A counter that is full says for good that there may be one.
 type filter struct {

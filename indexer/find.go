@@ -26,11 +26,12 @@ type query struct {
 // maxRetries is how often one FindMatches may meet a change in progress before it locks the writers out.
 const maxRetries = 64
 
-// FindMatches sets scores to the number of leading blocks of the prompt that each worker holds. chain[i] is the sequence
-// hash of the prompt's block i; chain[0] is its first. A lower tier counts as far as it continues what the tiers above it hold (lower.go).
+// FindMatches sets scores to the number of leading blocks of the prompt that each worker holds. chain[i] is the
+// sequence hash of the prompt's block i; chain[0] is its first. A lower tier counts as far as it continues what the
+// tiers above it hold (lower.go).
 //
-// Beside writers the answer is as exact as a moving thing can be: every block counted for a worker was held by it at some
-// time during the call, and a worker's count stops at a block that it did not hold at some time during the call.
+// Beside writers the answer is as exact as a moving thing can be: every block counted for a worker was held by it at
+// some time during the call, and a worker's count stops at a block that it did not hold at some time during the call.
 //
 // It takes no lock, and allocates nothing once scores has grown.
 func (x *Index) FindMatches(chain []kvblock.SequenceHash, scores *OverlapScores) {
@@ -67,8 +68,8 @@ func (t *tier) find(chain []kvblock.SequenceHash, a *answer, retries int) bool {
 	i := 0
 	words := t.starts.findRun(&t.arena, chain[0])
 	for words != nil {
-		// Who holds the run, and where the next one is, is looked up at once: neither waits for the other's memory then. If
-		// the version stays, there was no next run while there was this one.
+		// Who holds the run, and where the next one is, is looked up at once: neither waits for the other's memory
+		// then. If the version stays, there was no next run while there was this one.
 		version, who := atomic.LoadUint64(&words[0]), atomic.LoadUint64(&words[1])
 		var record []uint64
 		if who&manyHolders != 0 {
@@ -119,15 +120,17 @@ func (t *tier) beginning(r run, seq kvblock.SequenceHash) []uint64 {
 		return nil
 	}
 	words, i := t.arena.around(r + runHeader)
-	if words == nil || i != 0 || atomic.LoadUint64(&words[runHeader]) != uint64(seq) || length(atomic.LoadUint64(&words[0])) == 0 {
+	if words == nil || i != 0 || atomic.LoadUint64(&words[runHeader]) != uint64(seq) ||
+		length(atomic.LoadUint64(&words[0])) == 0 {
 		return nil
 	}
 	return words
 }
 
-// meetMany narrows the candidates to those who hold all k matching blocks of the run at block i of the prompt, whose holders'
-// record this is, and records everybody who drops out there. It reports whether anybody is left. If the run's version, which
-// lies there, is not this one afterwards, a writer interfered: it is not ok then, and nothing has changed but scratch memory.
+// meetMany narrows the candidates to those who hold all k matching blocks of the run at block i of the prompt, whose
+// holders' record this is, and records everybody who drops out there. It reports whether anybody is left. If the run's
+// version, which lies there, is not this one afterwards, a writer interfered: it is not ok then, and nothing has
+// changed but scratch memory.
 func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64) (ok, more bool) {
 	q := &a.query
 	if len(record) == 0 {
@@ -253,8 +256,8 @@ func (a *answer) meetMany(record []uint64, k, i int, at *uint64, version uint64)
 }
 
 // matching returns how many leading hashes of a run are equal to those of a prompt, which has no fewer. Where a hash is
-// equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory as far as these
-// are equal, then at all.
+// equal, those before it are, so it looks at the last one; if that is another, at one in every line of memory as far as
+// these are equal, then at all.
 func matching(hashes []uint64, want []kvblock.SequenceHash) (k int) {
 	n := len(hashes)
 	want = want[:n]

@@ -9,7 +9,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// A lookup that meets a change again and again waits for the writer, and then begins anew: nothing that it has found before counts.
+// A lookup that meets a change again and again waits for the writer, and then begins anew: nothing that it has found
+// before counts.
 func TestLookupThatMeetsAChange(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 40)

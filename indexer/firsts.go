@@ -6,15 +6,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// firsts tells, mostly, that a block is no prompt's first block of which anybody holds anything: it counts the first blocks
-// by a few bits of their hashes. A prompt that nobody holds costs a look at this small table then, where that of all starts
-// might have to be fetched from memory. Counters are read without a lock; writers are guarded by tier.mu.
+// firsts tells, mostly, that a block is no prompt's first block of which anybody holds anything: it counts the first
+// blocks by a few bits of their hashes. A prompt that nobody holds costs a look at this small table then, where that of
+// all starts might have to be fetched from memory. Counters are read without a lock; writers are guarded by tier.mu.
 type firsts []uint32
 
 const firstsBits = 15
 
 func (f firsts) place(first kvblock.SequenceHash, seed uint64) *uint32 {
-	return &f[mix(uint64(first), seed)>>8&(1<<firstsBits-1)] // not the bits that choose a segment, nor all of those of a slot
+	// not the bits that choose a segment, nor all of those of a slot
+	return &f[mix(uint64(first), seed)>>8&(1<<firstsBits-1)]
 }
 
 // may reports whether the block may be there. A nil filter knows nothing.

@@ -13,9 +13,9 @@ import (
 //	then     the groups
 //	then     the list: a worker's number, its mask
 //
-// A group is of 64 workers, those whose numbers divided by 64 are the same, and says who of them holds so many blocks from the
-// run's beginning on and no others. There is one where these are not few: it takes less memory than the list then, and less of
-// a lookup's time (spread in scores.go).
+// A group is of 64 workers, those whose numbers divided by 64 are the same, and says who of them holds so many blocks
+// from the run's beginning on and no others. There is one where these are not few: it takes less memory than the list
+// then, and less of a lookup's time (spread in scores.go).
 //
 //	word 0   the workers' numbers / 64
 //	word 1   who, a bit each
@@ -174,8 +174,9 @@ func (h *holders) beginners(w kvblock.Worker) (n int) {
 	return n
 }
 
-// setMask makes w hold these blocks of r, which has these words, and not those in less. It returns which it held before. It may leave
-// blocks without a holder; see clearMask. It reports failure, changing nothing, if the arena is exhausted.
+// setMask makes w hold these blocks of r, which has these words, and not those in less. It returns which it held
+// before. It may leave blocks without a holder; see clearMask. It reports failure, changing nothing, if the arena is
+// exhausted.
 func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint64) (was uint64, ok bool) {
 	n := length(words[0])
 	if words[1]&manyHolders == 0 && kvblock.Worker(words[1]) == w { // the only holder
@@ -217,7 +218,8 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	toGroup := !toBits && g != nil && begins(mask)
 	toList := mask != 0 && !toBits && !toGroup
 	full, nlist := h.full, len(h.list)/2
-	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || begins(mask) && h.beginners(w)+1 >= minGroup) { // no room, or another group
+	// no room, or another group
+	if toList && at < 0 && (cap(h.list)-len(h.list) < 2 || begins(mask) && h.beginners(w)+1 >= minGroup) {
 		t.collect(r, 0, n, w)
 		t.list = append(t.list, holder{w, mask})
 		return was, t.setHolders(r, n)
@@ -255,8 +257,8 @@ func (t *tier) setMask(r run, words []uint64, w kvblock.Worker, less, more uint6
 	return was, true
 }
 
-// growsFor reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who then holds its
-// beginning, has a group or room in the list, where they are too few for a group.
+// growsFor reports whether lengthen can make the run longer for w: whether everybody else who holds all of it, who then
+// holds its beginning, has a group or room in the list, where they are too few for a group.
 func (h *holders) growsFor(w kvblock.Worker) bool {
 	others := 0 // for the list
 	for j, word := range h.bits {
@@ -328,7 +330,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// collect sets t.list to the holders of n blocks of r from block i on, with their masks of these, without worker except.
+// collect sets t.list to the holders of n blocks of r from block i on, with their masks of these, without worker
+// except.
 func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
 	t.list = t.list[:0]
 	add := func(w kvblock.Worker, mask uint64) {
@@ -354,8 +357,8 @@ func (t *tier) collect(r run, i, n int, except kvblock.Worker) {
 	}
 }
 
-// setHolders makes t.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the arena
-// is exhausted.
+// setHolders makes t.list the holders of r and n its number of blocks. It reports failure, changing nothing, if the
+// arena is exhausted.
 func (t *tier) setHolders(r run, n int) bool {
 	who, mask, ok := t.makeHolders(n)
 	if !ok {
@@ -428,8 +431,8 @@ func (t *tier) allocHolders(n int) (ref, bool) {
 	return at, ok
 }
 
-// grouped is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there its place among
-// the words of groups, plus 1.
+// grouped is what allocHolders finds out of a group: how many of it hold the run's beginning, and once it is there its
+// place among the words of groups, plus 1.
 type grouped struct{ beginners, at uint16 }
 
 // fillHolders puts those in t.list, who hold a run of n blocks, into a record that has the room for it.

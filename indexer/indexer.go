@@ -1,9 +1,9 @@
 // Package indexer knows which worker holds which KV blocks right now, and answers how much of a prompt each one has.
 //
-// It owns the index: the workers' engine hashes, the blocks they stand for in each tier of memory, and the lookup. It never
-// hashes tokens, never reads events from the wire, and never guesses: the answer for a worker is exactly the number of
-// leading blocks of the prompt that the events applied so far say it holds, whatever other workers hold and in whatever
-// order blocks came and went. Where memory runs out it says less than that, and says so ([Index.AtBound]).
+// It owns the index: the workers' engine hashes, the blocks they stand for in each tier of memory, and the lookup. It
+// never hashes tokens, never reads events from the wire, and never guesses: the answer for a worker is exactly the
+// number of leading blocks of the prompt that the events applied so far say it holds, whatever other workers hold and
+// in whatever order blocks came and went. Where memory runs out it says less than that, and says so ([Index.AtBound]).
 //
 // All methods of Index are safe for concurrent use. Events of one worker must be applied in the order in which it sent
 // them, so by one goroutine at a time; different workers' events may be applied concurrently, and FindMatches may run
@@ -31,8 +31,8 @@ const tiers = int(kvblock.TierExternal) + 1
 
 // Errors of Stored.
 var (
-	// ErrKeptAside: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue; they
-	// wait for it.
+	// ErrKeptAside: the parent is not a block this worker holds, so nobody can say which prefix the blocks continue;
+	// they wait for it.
 	ErrKeptAside = errors.New("indexer: parent block not found; kept aside until it comes")
 	// ErrParentNotFound is the same where the blocks are more than may wait. Nothing was stored.
 	ErrParentNotFound = errors.New("indexer: parent block not found")
@@ -46,19 +46,20 @@ var (
 
 // Config bounds an Index.
 type Config struct {
-	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Memory set aside for reuse comes on
-	// top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
+	// MaxBytes bounds the memory of the index, in bytes of records and tables in use. Memory set aside for reuse comes
+	// on top, at most a quarter and 4 MiB. At the bound, blocks are evicted (evict.go). 0 means DefaultMaxBytes.
 	MaxBytes int64
 
-	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the oldest go,
-	// until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
+	// MaxPredicted bounds the blocks of Predict, over all workers; they are not counted in MaxBytes. Beyond it the
+	// oldest go, until PruneTarget times as many are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
 	MaxPredicted int
 	PruneTarget  float64
 }
 
 // Stats counts what the index holds, and what became of events since it was made.
 type Stats struct {
-	Entries int // engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each twin name
+	// engine hashes held, over all workers and tiers: one for each (worker, block), and one more for each twin name
+	Entries int
 	Blocks  int // distinct blocks held by anybody, over all tiers
 	Used    int // bytes of records and tables in use: what MaxBytes bounds
 	Bytes   int // bytes of all pages and tables, whether full or not
@@ -80,8 +81,9 @@ type Stats struct {
 
 // Index is the set of blocks held by each worker. Make one with New.
 //
-// Blocks are shared by those who hold them, tier by tier (tier.go): found by sequence hash, with their holders, and with what
-// each worker calls them (names.go). Writers of different workers take turns on a tier; FindMatches takes no lock.
+// Blocks are shared by those who hold them, tier by tier (tier.go): found by sequence hash, with their holders, and
+// with what each worker calls them (names.go). Writers of different workers take turns on a tier; FindMatches takes no
+// lock.
 type Index struct {
 	maxBytes int64
 	tiers    [tiers]tier
@@ -212,12 +214,12 @@ const mapEntry = 40
 // The parent may be held in any tier. If it is in none, the blocks are kept aside and count once it comes; of these the
 // oldest are given up where there are too many.
 //
-// An engine hash names one block at a time. Stored again for the same block it is held until it was removed as often, as
-// engines announce every physical copy; stored for another block it stops naming the old one. Two engine hashes may name
-// the same block; w holds it until both are removed.
+// An engine hash names one block at a time. Stored again for the same block it is held until it was removed as often,
+// as engines announce every physical copy; stored for another block it stops naming the old one. Two engine hashes may
+// name the same block; w holds it until both are removed.
 //
-// Errors: ErrKeptAside (counted later, if the parent comes), ErrParentNotFound, ErrTier and ErrWorker (nothing was stored),
-// ErrFull (the blocks before the limit were stored).
+// Errors: ErrKeptAside (counted later, if the parent comes), ErrParentNotFound, ErrTier and ErrWorker (nothing was
+// stored), ErrFull (the blocks before the limit were stored).
 func (x *Index) Stored(w kvblock.Worker, e kvblock.Stored) error { return x.apply(w, e, false) }
 
 // apply is Stored, or Load.
@@ -229,8 +231,8 @@ func (x *Index) apply(w kvblock.Worker, e kvblock.Stored, load bool) error {
 	return nil
 }
 
-// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it did
-// not hold. What lies behind a removed block stays held, and counts again once the block is back.
+// Removed records that w no longer holds the blocks it knows by e.Hashes in e.Tier, and returns how many of these it
+// did not hold. What lies behind a removed block stays held, and counts again once the block is back.
 func (x *Index) Removed(w kvblock.Worker, e kvblock.Removed) (unknown int) {
 	_, a := x.Apply(w, []kvblock.Operation{{Kind: kvblock.OpRemoved, Removed: e}}, false)
 	return a.Unknown
@@ -243,16 +245,17 @@ type Applied struct {
 	Unknown         int     // removed hashes that the worker did not hold
 }
 
-// How many operations, and of how many blocks, are applied together at most: other writers wait meanwhile, and what was sent for
-// must still be near when it is used. An operation of more blocks is applied alone.
+// How many operations, and of how many blocks, are applied together at most: other writers wait meanwhile, and what was
+// sent for must still be near when it is used. An operation of more blocks is applied alone.
 const (
 	maxTogether       = 64
 	maxTogetherBlocks = 512
 )
 
-// Apply applies the first n of operations that came from w, as Stored (or Load, if load says so) and Removed do, and says what
-// came of them: as many as are stores and removals in one tier, up to a bound; none if the first is something else. What comes in
-// one message costs less together: what each operation needs of memory is sent for before any waits for its own.
+// Apply applies the first n of operations that came from w, as Stored (or Load, if load says so) and Removed do, and
+// says what came of them: as many as are stores and removals in one tier, up to a bound; none if the first is something
+// else. What comes in one message costs less together: what each operation needs of memory is sent for before any waits
+// for its own.
 func (x *Index) Apply(w kvblock.Worker, ops []kvblock.Operation, load bool) (n int, a Applied) {
 	in, n, stores := together(ops)
 	if n == 0 {
@@ -364,10 +367,11 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored) error {
 	return nil
 }
 
-// after sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked, or else in another.
+// after sets p to the place after the block that w calls parent, if there is one: in this tier, which is locked, or
+// else in another.
 //
-// A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier finds
-// every block once w has any in another tier.
+// A block that w has elsewhere may be here too, others': it is found by its sequence hash then. That is why this tier
+// finds every block once w has any in another tier.
 func (x *Index) after(w kvblock.Worker, wk *worker, in kvblock.Tier, parent kvblock.EngineHash, p *place) bool {
 	t := &x.tiers[in]
 	if t.named(w, &wk.held[in], parent, &p.spot) {

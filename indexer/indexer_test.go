@@ -39,7 +39,8 @@ func stores(base kvblock.EngineHash, local []kvblock.LocalHash, from, to int) kv
 	return e
 }
 
-// A run gets longer in place for one of those who share it, whether these have a bit each or, since their numbers are high, do not.
+// A run gets longer in place for one of those who share it, whether these have a bit each or, since their numbers are
+// high, do not.
 func TestLongerForOneOfAGroup(t *testing.T) {
 	for _, first := range []kvblock.Worker{0, 4000} {
 		x := newIndex(t)
@@ -122,8 +123,8 @@ func TestLeadingBlocks(t *testing.T) {
 	wantMatches(t, x, slices.Concat(chain[:9], other), matches{3: 9, 5: 7})
 }
 
-// Two workers call the same blocks by different names, and neither's events touch the other. In Dynamo's tree the second
-// worker's blocks could not be extended or removed.
+// Two workers call the same blocks by different names, and neither's events touch the other. In Dynamo's tree the
+// second worker's blocks could not be extended or removed.
 func TestEngineHashesArePerWorker(t *testing.T) {
 	x := newIndex(t)
 	local, chain := chainOf(1, 6)
@@ -378,8 +379,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Every form that holders and candidates can take: one, a list, a bitset, and all steps between, over a prompt long enough
-// for several runs.
+// Every form that holders and candidates can take: one, a list, a bitset, and all steps between, over a prompt long
+// enough for several runs.
 func TestManyWorkersDropOut(t *testing.T) {
 	const n = 400
 	local, chain := chainOf(1, n)
@@ -411,8 +412,8 @@ func TestManyWorkersDropOut(t *testing.T) {
 	}
 }
 
-// With no memory left the index refuses blocks and may forget some, but claims nothing that is not so; and everything comes
-// back when the workers leave.
+// With no memory left the index refuses blocks and may forget some, but claims nothing that is not so; and everything
+// comes back when the workers leave.
 func TestArenaExhausted(t *testing.T) {
 	x, all := newIndex(t), newOracle()
 	x.tiers[0].arena.maxPages = 7
@@ -617,7 +618,8 @@ func readBesideWriters(t *testing.T, tier kvblock.Tier) {
 					}
 					lo := min(before[w]>>16&0xffff, after>>16&0xffff)
 					hi := max(before[w]&0xffff, after&0xffff)
-					if n := uint64(s.Blocks(kvblock.Worker(w)) + s.Extension(kvblock.Worker(w)).Host); n < lo || n > hi {
+					if n := uint64(s.Blocks(kvblock.Worker(w)) + s.Extension(kvblock.Worker(w)).Host); n < lo ||
+						n > hi {
 						t.Errorf("worker %d: %d blocks, held at least %d, at most %d", w, n, lo, hi)
 					}
 					checked.Add(1)
@@ -691,7 +693,8 @@ func TestFindMatchesDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Where workers that hold no more of a run part from each other, the run is cut, so that they hold all of what they share.
+// Where workers that hold no more of a run part from each other, the run is cut, so that they hold all of what they
+// share.
 func TestCutWhereWorkersPart(t *testing.T) {
 	x := newIndex(t)
 	tier := &x.tiers[0]
@@ -725,8 +728,8 @@ func TestCutWhereWorkersPart(t *testing.T) {
 	checkTier(t, tier)
 }
 
-// Blocks are found by their sequence hash alone where they must be: one by one if a worker has names of its own for them, all
-// once a worker may have a parent in another tier.
+// Blocks are found by their sequence hash alone where they must be: one by one if a worker has names of its own for
+// them, all once a worker may have a parent in another tier.
 func TestBlocksFoundAlone(t *testing.T) {
 	for _, c := range []struct {
 		what string

@@ -15,9 +15,9 @@ type found struct {
 
 // extend adds to s what the lower tier t holds behind what the tiers above it hold, worker by worker.
 //
-// Every worker's reach so far is a place where its extension may begin, and so is the prompt's start. These places are the
-// frontier, looked at from the first to the last; a run at one of them serves every worker whose reach lies within it, and
-// makes its end a place of the frontier if it carried anybody there.
+// Every worker's reach so far is a place where its extension may begin, and so is the prompt's start. These places are
+// the frontier, looked at from the first to the last; a run at one of them serves every worker whose reach lies within
+// it, and makes its end a place of the frontier if it carried anybody there.
 func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock.Tier) {
 	if len(chain) == 0 {
 		return
@@ -67,8 +67,8 @@ func (t *tier) extend(chain []kvblock.SequenceHash, s *OverlapScores, in kvblock
 	}
 }
 
-// meet matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for those whose
-// reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
+// meet matches the run with block i of the prompt, which lies at address at, and sets s.found to what it adds for those
+// whose reach lies in it. It returns how many blocks matched, 0 if a writer interfered.
 func (t *tier) meet(at ref, chain []kvblock.SequenceHash, i int, s *OverlapScores) (k int) {
 	s.found = s.found[:0]
 	words, first := t.arena.around(at)

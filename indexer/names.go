@@ -8,19 +8,22 @@ import (
 )
 
 // Engine hashes mean something for one worker only, but most engines derive them from what is in the block, so that
-// workers agree. So every block has one name of its own, the engine hash under which it came to be, found through tier.names;
-// and a worker that calls it otherwise has private names for it. Nothing is taken for granted: a worker holds a block by the
-// block's own name only if it stored it by that name.
+// workers agree. So every block has one name of its own, the engine hash under which it came to be, found through
+// tier.names; and a worker that calls it otherwise has private names for it. Nothing is taken for granted: a worker
+// holds a block by the block's own name only if it stored it by that name.
 //
-// Invariants, whenever tier.mu is free: a worker's name is either private or a block's own, never both; an engine hash is the
-// own name of one block at most (of two that come under the same one, the second has none); a block's own name is never 0.
+// Invariants, whenever tier.mu is free: a worker's name is either private or a block's own, never both; an engine hash
+// is the own name of one block at most (of two that come under the same one, the second has none); a block's own name
+// is never 0.
 
-// held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well, tier.mu.
+// held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well,
+// tier.mu.
 type held struct {
-	n       int                        // names
-	blocks  int                        // blocks
-	private names                      // names that are not the blocks' own
-	aliased names                      // blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
+	n       int   // names
+	blocks  int   // blocks
+	private names // names that are not the blocks' own
+	// blocks with private names, by sequence hash: 2 for each, 1 if the own name is one more
+	aliased names
 	copies  map[kvblock.EngineHash]int // names stored more than once: how many times more
 	loading bool                       // the store under way is a dump's, whose copies do not count
 	repeats int                        // blocks stored again in the store under way
@@ -89,8 +92,8 @@ func (t *tier) named(w kvblock.Worker, h *held, e kvblock.EngineHash, s *spot) b
 	return t.maskIn(s.words, w)>>s.i&1 != 0 && h.byOwnName(s.seq())
 }
 
-// store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than all if
-// the arena is exhausted.
+// store makes w hold blocks, each the successor of the one before it, from p on. It returns how many it did: fewer than
+// all if the arena is exhausted.
 func (t *tier) store(w kvblock.Worker, h *held, p *place, blocks []kvblock.StoredBlock) int {
 	var s spot
 	var next ahead // what is known of the blocks from i on
@@ -145,8 +148,8 @@ func (t *tier) storeNameless(w kvblock.Worker, h *held, p *place, seqs []kvblock
 	return len(seqs)
 }
 
-// storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports failure if the
-// arena is exhausted.
+// storeOne makes w hold one block at p under a name that is private, or was another block's until now. It reports
+// failure if the arena is exhausted.
 func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlock) bool {
 	e, seq := b.Engine, p.hash(b.Local)
 	var s spot
@@ -207,8 +210,8 @@ func (t *tier) storeOne(w kvblock.Worker, h *held, p *place, b kvblock.StoredBlo
 	return true
 }
 
-// unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did not
-// have.
+// unname takes these names from w, and w from the holders of blocks that have no other. It returns how many names w did
+// not have.
 func (t *tier) unname(w kvblock.Worker, h *held, hashes []kvblock.EngineHash) (unknown int) {
 	t.latestOf = noWorker
 	if len(hashes) > maxNearNames { // else see expect
@@ -331,8 +334,8 @@ type name struct {
 	block  kvblock.SequenceHash
 }
 
-// The table grows by 2/5 beyond a load of 4/5 and shrinks to half below 1/4: memory per entry matters more here than the
-// last nanosecond.
+// The table grows by 2/5 beyond a load of 4/5 and shrinks to half below 1/4: memory per entry matters more here than
+// the last nanosecond.
 const minNames = 16
 
 // home is where the search for e starts. Not a power of two, so that the table can grow by less than double.

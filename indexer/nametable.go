@@ -6,13 +6,13 @@ import (
 	"kvepp/kvblock"
 )
 
-// nameTable finds the address of a block by its own name: extendible hashing over pages. A page that is full gives half of its names
-// to a new one, so that a table never grows by much at once and leaves no smaller ones behind.
-// Writers alone use it, so that nothing needs an order.
+// nameTable finds the address of a block by its own name: extendible hashing over pages. A page that is full gives half
+// of its names to a new one, so that a table never grows by much at once and leaves no smaller ones behind. Writers
+// alone use it, so that nothing needs an order.
 //
-// A slot is one word as in table, the name's tag above the block's address; the name itself lies beside the run (arena.storedOf).
-// The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from memory at once, filled from the
-// first on. Names for which there is no room are in the lines behind it.
+// A slot is one word as in table, the name's tag above the block's address; the name itself lies beside the run
+// (arena.storedOf). The tag's highest bits tell the page, its lowest ones the line in it: as many slots as come from
+// memory at once, filled from the first on. Names for which there is no room are in the lines behind it.
 type nameTable struct {
 	seed  uint64
 	pages int                // that there are
@@ -43,8 +43,8 @@ const (
 	nameSlots    = nameLines * lineSlots
 	maxNameSlots = nameSlots * 3 / 4 // that are not slotEmpty
 
-	// maxPlaces is for how many places a page there may be for dir to grow. Names are spread evenly, so that there are two or so;
-	// should it ever be otherwise, memory stays bounded, and some blocks get private names.
+	// maxPlaces is for how many places a page there may be for dir to grow. Names are spread evenly, so that there are
+	// two or so; should it ever be otherwise, memory stays bounded, and some blocks get private names.
 	maxPlaces = 64
 )
 
@@ -92,7 +92,8 @@ func (t *nameTable) find(a *arena, e kvblock.EngineHash) (ref, bool) {
 	}
 }
 
-// guess returns the address of the block whose name e probably is, without looking there; 0 if there is none. No block may be there.
+// guess returns the address of the block whose name e probably is, without looking there; 0 if there is none. No block
+// may be there.
 func (t *nameTable) guess(e kvblock.EngineHash) ref {
 	if len(t.dir) == 0 {
 		return 0
@@ -126,8 +127,8 @@ func (t *nameTable) room(m uint64) *namePlace {
 	}
 }
 
-// insert adds the blocks that lie one behind the other from r on, by their names, up to the first that is 0 or taken. It returns how
-// many. Mixed is the mix of each name.
+// insert adds the blocks that lie one behind the other from r on, by their names, up to the first that is 0 or taken.
+// It returns how many. Mixed is the mix of each name.
 func (t *nameTable) insert(a *arena, blocks []kvblock.StoredBlock, mixed []uint64, r ref) int {
 next:
 	for k := range blocks {
@@ -139,8 +140,8 @@ next:
 		if page == nil {
 			return k
 		}
-		// Nearly always the line has room and none like it. That is found out without a branch for each slot, where the processor would
-		// guess wrong once a name.
+		// Nearly always the line has room and none like it. That is found out without a branch for each slot, where the
+		// processor would guess wrong once a name.
 		line, used, alike := &page.lines[lineOf(m)], 0, 0
 		for _, slot := range line {
 			used += b2i(slot != slotEmpty)
@@ -226,8 +227,8 @@ func (t *nameTable) newPage() namePlace {
 	return p
 }
 
-// split gives a new page to half of the names in the page at this place. It reports failure, changing nothing, if too many would have
-// to be told apart.
+// split gives a new page to half of the names in the page at this place. It reports failure, changing nothing, if too
+// many would have to be told apart.
 func (t *nameTable) split(at int) bool {
 	left := t.dir[at]
 	if left.depth == t.bits {
@@ -294,7 +295,8 @@ func (t *nameTable) take(lines *[nameLines]nameLine, inHand int) int {
 	return inHand
 }
 
-// put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many these were.
+// put puts the names in hand into lines that have none, those whose tag has this bit into with, and returns how many
+// these were.
 func (t *nameTable) put(inHand int, lines, with *[nameLines]nameLine, bit uint8) (n int) {
 	pages, used := [2]*[nameLines]nameLine{lines, with}, [2][nameLines]uint8{}
 	for _, name := range t.hand[:inHand] {

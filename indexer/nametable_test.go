@@ -41,7 +41,11 @@ func TestNamesComeAndGo(t *testing.T) {
 			}
 		}
 		if names := &device.names; names.dir != nil || names.bytes() != 0 || device.mayStart.counts != nil {
-			t.Errorf("without a block %d bytes of names and %d counters of starts are left", names.bytes(), len(device.mayStart.counts))
+			t.Errorf(
+				"without a block %d bytes of names and %d counters of starts are left",
+				names.bytes(),
+				len(device.mayStart.counts),
+			)
 		}
 	}
 }

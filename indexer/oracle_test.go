@@ -82,7 +82,8 @@ func (o *oracle) stored(w kvblock.Worker, e kvblock.Stored) error {
 		s := &oracleStore{e: e, gone: map[int]bool{}}
 		for i, b := range e.Blocks {
 			other, _ := ow.waits(e.Tier, b.Engine)
-			s.gone[i] = other != nil || slices.ContainsFunc(e.Blocks[:i], func(a kvblock.StoredBlock) bool { return a.Engine == b.Engine })
+			s.gone[i] = other != nil ||
+				slices.ContainsFunc(e.Blocks[:i], func(a kvblock.StoredBlock) bool { return a.Engine == b.Engine })
 		}
 		ow.aside = append(ow.aside, s)
 		o.events.KeptAside++
@@ -105,7 +106,8 @@ func (o *oracle) stored(w kvblock.Worker, e kvblock.Stored) error {
 	return nil
 }
 
-// name gives the blocks of e their names. Blocks that waited do so only if they are not gone, and their name is not taken.
+// name gives the blocks of e their names. Blocks that waited do so only if they are not gone, and their name is not
+// taken.
 func (o *oracle) name(ow *oracleWorker, e kvblock.Stored, prev kvblock.SequenceHash, gone map[int]bool) {
 	names := ow.names[e.Tier]
 	for i, b := range e.Blocks {
@@ -206,7 +208,14 @@ func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	for o := range s.Overlaps() {
 		e := s.Extension(o.Worker)
 		if _, twice := answer[o.Worker]; twice || o.Blocks+e.Total() < 1 || s.Blocks(o.Worker) != o.Blocks {
-			t.Errorf("worker %d: %d blocks and %+v listed (before: %v), Blocks says %d", o.Worker, o.Blocks, e, twice, s.Blocks(o.Worker))
+			t.Errorf(
+				"worker %d: %d blocks and %+v listed (before: %v), Blocks says %d",
+				o.Worker,
+				o.Blocks,
+				e,
+				twice,
+				s.Blocks(o.Worker),
+			)
 		}
 		answer[o.Worker] = overlap{o.Blocks, e.Host, e.Disk, e.External}
 	}
@@ -241,7 +250,13 @@ func checkInvariants(t *testing.T, x *Index, o *oracle) {
 		}
 		for tier := range tiers {
 			if n > 0 && x.workersOf(w).held[tier].blocks != len(ow.held[tier]) {
-				t.Errorf("worker %d: %d blocks in tier %d, want %d", w, x.workersOf(w).held[tier].blocks, tier, len(ow.held[tier]))
+				t.Errorf(
+					"worker %d: %d blocks in tier %d, want %d",
+					w,
+					x.workersOf(w).held[tier].blocks,
+					tier,
+					len(ow.held[tier]),
+				)
 			}
 		}
 	}
@@ -340,7 +355,8 @@ func checkTier(t *testing.T, x *tier) {
 	t.Helper()
 	blocks := 0
 	names := map[ref]kvblock.EngineHash{}
-	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.table: {}} // what each should have: the address, what it is found by
+	// what each should have: the address, what it is found by
+	tables := map[*table]map[ref]uint64{&x.starts: {}, &x.table: {}}
 	x.arena.eachRun(func(r run) bool {
 		words, stored := x.arena.record(r), x.arena.storedOf(r)
 		tables[&x.starts][r+runHeader] = words[runHeader]
@@ -400,7 +416,15 @@ func checkTier(t *testing.T, x *tier) {
 		}
 		h.eachGrouped(func(w kvblock.Worker, lead int) {
 			if lead == 0 || lead > x.runLen(r) || h.all(w) || h.find(w) >= 0 {
-				t.Errorf("run %d of %d: worker %d is in a group for %d; in the bitset too: %v; in the list: %d", r, x.runLen(r), w, lead, h.all(w), h.find(w))
+				t.Errorf(
+					"run %d of %d: worker %d is in a group for %d; in the bitset too: %v; in the list: %d",
+					r,
+					x.runLen(r),
+					w,
+					lead,
+					h.all(w),
+					h.find(w),
+				)
 			}
 		})
 		return true
@@ -411,8 +435,16 @@ func checkTier(t *testing.T, x *tier) {
 	if !slices.Equal(first, x.firsts) || !slices.Equal(starts.counts, x.mayStart.counts) || starts.n != x.mayStart.n {
 		t.Error("a filter of first blocks, of prompts or of runs, is off")
 	}
-	if got := int64(x.arena.used() + x.tableBytes()); got != x.size.Load() || x.arena.bytes() < x.arena.used() || x.busy.Load() != (x.blocks > 0) {
-		t.Errorf("%d bytes in use of %d, says %d; %d blocks, busy %v", got, x.arena.bytes(), x.size.Load(), x.blocks, x.busy.Load())
+	if got := int64(x.arena.used() + x.tableBytes()); got != x.size.Load() || x.arena.bytes() < x.arena.used() ||
+		x.busy.Load() != (x.blocks > 0) {
+		t.Errorf(
+			"%d bytes in use of %d, says %d; %d blocks, busy %v",
+			got,
+			x.arena.bytes(),
+			x.size.Load(),
+			x.blocks,
+			x.busy.Load(),
+		)
 	}
 }
 
@@ -442,7 +474,8 @@ func (p *play) next(n int) int {
 	return v % n
 }
 
-// prompt is the local hashes of one of few prompts, which share beginnings: prompts 4k to 4k+3 part at block 20, 40, ...
+// prompt is the local hashes of one of few prompts, which share beginnings: prompts 4k to 4k+3 part at block 20, 40,
+// ...
 func prompt(which, blocks int) []kvblock.LocalHash {
 	local := make([]kvblock.LocalHash, blocks)
 	for i := range local {
@@ -462,8 +495,8 @@ const (
 	promptBlocks = 150
 )
 
-// engineHash is worker w's name for block i of a prompt, given its sequence hash: mostly one and the same, sometimes another.
-// Two workers of three agree on names; those of the third mean other blocks to them, now and then.
+// engineHash is worker w's name for block i of a prompt, given its sequence hash: mostly one and the same, sometimes
+// another. Two workers of three agree on names; those of the third mean other blocks to them, now and then.
 func engineHash(w kvblock.Worker, seq kvblock.SequenceHash, copy int) kvblock.EngineHash {
 	if w%3 == 2 {
 		return kvblock.EngineHash(uint64(seq)>>3%5000 + uint64(copy))
@@ -603,8 +636,8 @@ func (p *play) run(leave bool) {
 	checkInvariants(p.t, p.x, p.o)
 }
 
-// first is the lowest of the workers' numbers but one, and apart how far they are from each other: neighbours are kept together, and
-// high ones have no bit each where they are few.
+// first is the lowest of the workers' numbers but one, and apart how far they are from each other: neighbours are kept
+// together, and high ones have no bit each where they are few.
 func newPlay(t *testing.T, workers, first, apart int, script []byte) *play {
 	x, err := New(Config{})
 	if err != nil {

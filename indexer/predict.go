@@ -22,7 +22,8 @@ type Lifetime struct {
 	// TTL is how long a block is believed held after the latest request with it. It is rounded up to sixteenths of a
 	// second. Not read if Blocks is not 0.
 	TTL time.Duration
-	// Blocks is how many blocks the worker is believed to hold, the least recently requested leaving first. 0: any number.
+	// Blocks is how many blocks the worker is believed to hold, the least recently requested leaving first. 0: any
+	// number.
 	Blocks int
 }
 
@@ -95,9 +96,9 @@ func (p *predictions) init(c Config) {
 func (p *predictions) now() tick { return tick(time.Since(p.begin) / tickLength) }
 
 // Predict records that w was sent a prompt with these blocks, so that it may be believed to hold them although no event
-// says so: to the lookup they are as blocks on its device, until they expire as life says, are pruned because there are more
-// than Config.MaxPredicted, or the worker is cleared or forgotten. A worker's latest life counts for all its predictions.
-// Events neither confirm nor refute them.
+// says so: to the lookup they are as blocks on its device, until they expire as life says, are pruned because there are
+// more than Config.MaxPredicted, or the worker is cleared or forgotten. A worker's latest life counts for all its
+// predictions. Events neither confirm nor refute them.
 func (x *Index) Predict(w kvblock.Worker, chain []kvblock.SequenceHash, life Lifetime) {
 	if w >= maxWorkers || len(chain) == 0 {
 		return
@@ -264,7 +265,8 @@ func (p *predictions) findMatches(chain []kvblock.SequenceHash, s *OverlapScores
 	if p.n.Load() == 0 {
 		return
 	}
-	if now := p.now(); tick(p.swept.Load()) != now && p.mu.TryLock() { // whoever has the lock expires as well, or just did
+	// whoever has the lock expires as well, or just did
+	if now := p.now(); tick(p.swept.Load()) != now && p.mu.TryLock() {
 		p.expire(now)
 		p.mu.Unlock()
 	}

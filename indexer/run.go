@@ -7,14 +7,14 @@ import (
 )
 
 // A run is a stretch of one prompt: up to maxRun blocks, each the successor of the one before it, with who holds which.
-// A prompt may be cut into runs in any way. It is cut where prompts part, where holders differ, and where a block in the
-// middle goes.
+// A prompt may be cut into runs in any way. It is cut where prompts part, where holders differ, and where a block in
+// the middle goes.
 //
-// Where a block is follows from where the block before it is: right behind that, or else at the start of a run, and the table
-// of starts has these. So it is found by going along its prompt, and no table needs to have all blocks.
+// Where a block is follows from where the block before it is: right behind that, or else at the start of a run, and the
+// table of starts has these. So it is found by going along its prompt, and no table needs to have all blocks.
 //
-// Invariants, whenever tier.mu is free: every block is in one run, of which tier.starts has the first block; every block has a
-// holder.
+// Invariants, whenever tier.mu is free: every block is in one run, of which tier.starts has the first block; every
+// block has a holder.
 //
 // A run is a record of the arena:
 //
@@ -23,18 +23,19 @@ import (
 //	word 2   the one holder's mask
 //	word 3.. the sequence hashes
 //
-// A mask has bit i set if block i of the run is held; bits beyond the run's end mean nothing. Holders.go says what a holders'
-// record is.
+// A mask has bit i set if block i of the run is held; bits beyond the run's end mean nothing. Holders.go says what a
+// holders' record is.
 //
-// A run's follower is the only one that came behind its end, as far as is known: it saves looking into the table of starts. It may
-// have moved or gone meanwhile, so whoever goes there looks whether it begins with the block that is wanted.
+// A run's follower is the only one that came behind its end, as far as is known: it saves looking into the table of
+// starts. It may have moved or gone meanwhile, so whoever goes there looks whether it begins with the block that is
+// wanted.
 //
-// Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the run, and
-// what its blocks were stored as.
+// Beside it, in tiers whose blocks have names, lies what only writers look at (arena.storedOf): what comes before the
+// run, and what its blocks were stored as.
 //
-// Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and after
-// has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes, which would
-// have to happen within one read of a few cache lines to go unnoticed.
+// Readers take no lock. The version is odd while a run changes; a reader who sees the same even version before and
+// after has seen the run whole. Versions survive the release and reuse of the record. They wrap after 2^31 changes,
+// which would have to happen within one read of a few cache lines to go unnoticed.
 const (
 	runHeader   = 3
 	maxRunClass = 6
@@ -42,7 +43,8 @@ const (
 
 	manyHolders = 1 << 63
 
-	// In word 1: a follower's address (records' lowest bits are zero), none if zero, manyFollowers if prompts part there.
+	// In word 1: a follower's address (records' lowest bits are zero), none if zero, manyFollowers if prompts part
+	// there.
 	followerShift = 32 - minClass
 	followerBits  = (1<<32 - 1<<minClass) << followerShift
 	manyFollowers = followerBits
@@ -99,8 +101,8 @@ const (
 // length takes the number of blocks out of a run's word 0.
 func length(word uint64) int { return int(word & (1<<lengthBits - 1)) }
 
-// depthOf takes out of a run's word 0 how many blocks come before it in its prompt, at most maxDepth. It is known only as
-// far as the run's first store knew it, and serves eviction alone.
+// depthOf takes out of a run's word 0 how many blocks come before it in its prompt, at most maxDepth. It is known only
+// as far as the run's first store knew it, and serves eviction alone.
 func depthOf(word uint64) int { return int(word >> lengthBits & maxDepth) }
 
 // follower returns the follower that a run's word 1 tells, 0 if none.
@@ -114,8 +116,8 @@ func follower(word uint64) run {
 // follow puts another follower into a run's word 1: a run's address << followerShift, manyFollowers, or 0.
 func follow(words []uint64, by uint64) { put(&words[1], words[1]&^followerBits|by) }
 
-// newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks come
-// before it.
+// newRun returns an empty run for n blocks, at most maxRun, in the state of begin: fill it and call end. Depth blocks
+// come before it.
 func (t *tier) newRun(n, depth int) (run, bool) {
 	r, ok := t.arena.alloc(sortRun, classFor(runHeader+n))
 	if ok {
@@ -125,8 +127,8 @@ func (t *tier) newRun(n, depth int) (run, bool) {
 	return r, ok
 }
 
-// copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all. The
-// tables say that the blocks are there afterwards; r still has them. It reports failure if the arena is exhausted.
+// copyRun returns a new run with n blocks of r from block i on, with their holders, and room for want blocks in all.
+// The tables say that the blocks are there afterwards; r still has them. It reports failure if the arena is exhausted.
 func (t *tier) copyRun(r run, i, n, want int) (run, bool) {
 	t.collect(r, i, n, noWorker)
 	who, mask, ok := t.makeHolders(n)
@@ -161,7 +163,8 @@ func (t *tier) moveRun(r run, want int) (run, bool) {
 	return to, true
 }
 
-// moveBlocks puts n blocks of r from block i on into the new run to, which gets these words 1 and 2, and tells the tables.
+// moveBlocks puts n blocks of r from block i on into the new run to, which gets these words 1 and 2, and tells the
+// tables.
 func (t *tier) moveBlocks(r run, i, n int, to run, who, mask uint64) {
 	from, words := t.arena.record(r)[runHeader+i:], t.arena.record(to)
 	put(&words[1], who)
@@ -233,7 +236,8 @@ func (t *tier) cut(r run, n int) {
 	begin(words)
 	follow(words, 0)
 	end(words, n)
-	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the same.
+	// Masks may now say more than the run has, or nothing: tidy up. Should the arena be exhausted, it is right all the
+	// same.
 	t.collect(r, 0, n, noWorker)
 	t.setHolders(r, n)
 }

@@ -15,8 +15,8 @@ type Overlap struct {
 	Blocks int
 }
 
-// Extension is how many blocks of a prompt one worker holds behind those on its device, without a gap: in host memory, then
-// on disk, then in external storage. Tiers do not overlap: a block counts where it is found first.
+// Extension is how many blocks of a prompt one worker holds behind those on its device, without a gap: in host memory,
+// then on disk, then in external storage. Tiers do not overlap: a block counts where it is found first.
 //
 // Source: dynamo-kv-router 1.6.1, indexer (lower tiers).
 type Extension struct{ Host, Disk, External int }
@@ -32,7 +32,8 @@ type OverlapScores struct {
 	device    answer
 	predicted answer // scratch
 
-	lower    [][tiers]uint32 // by worker number: blocks behind those of the tiers above; [0] says that the worker is in device
+	// by worker number: blocks behind those of the tiers above; [0] says that the worker is in device
+	lower    [][tiers]uint32
 	lowered  []kvblock.Worker
 	found    []found  // scratch
 	frontier []uint64 // scratch, by block of the prompt
@@ -47,8 +48,8 @@ type answer struct {
 	query query // scratch
 }
 
-// octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a byte for each;
-// or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
+// octet is how many leading blocks eight workers hold, who mostly drop out of a prompt near each other: from, and a
+// byte for each; or, if from is tooFar, what answer.far says. It is meaningless for whoever is not in met.
 type octet struct {
 	from uint32
 	more uint64 // a byte each, the first worker's lowest
@@ -61,8 +62,8 @@ const (
 	maxLead = 1<<lengthBits - 1 // blocks of a run, for all that a reader may see
 )
 
-// Blocks returns the number of leading blocks of the prompt that w holds on its device; 0 for a worker that holds none or is
-// unknown.
+// Blocks returns the number of leading blocks of the prompt that w holds on its device; 0 for a worker that holds none
+// or is unknown.
 func (s *OverlapScores) Blocks(w kvblock.Worker) int { return s.device.blocks(w) }
 
 // Extension returns what w's lower tiers add to that.
@@ -71,7 +72,11 @@ func (s *OverlapScores) Extension(w kvblock.Worker) Extension {
 		return Extension{}
 	}
 	l := &s.lower[w]
-	return Extension{Host: int(l[kvblock.TierHostPinned]), Disk: int(l[kvblock.TierDisk]), External: int(l[kvblock.TierExternal])}
+	return Extension{
+		Host:     int(l[kvblock.TierHostPinned]),
+		Disk:     int(l[kvblock.TierDisk]),
+		External: int(l[kvblock.TierExternal]),
+	}
 }
 
 // Overlaps yields every worker that holds the prompt's first block in any tier, each once, by number.
@@ -157,7 +162,8 @@ func (a *answer) record(w kvblock.Worker, n int) {
 	a.met[w/64] |= 1 << (w % 64)
 }
 
-// put makes n what is said of w once it is in met. There is room for it. Of w's word of met, what is said of those in others stays.
+// put makes n what is said of w once it is in met. There is room for it. Of w's word of met, what is said of those in
+// others stays.
 func (a *answer) put(w kvblock.Worker, n int, others uint64) {
 	o := &a.octets[w/8]
 	neighbours := uint8(others>>(w%64/8*8)) &^ (1 << (w % 8))
@@ -209,8 +215,8 @@ func (a *answer) recordWord(j int, set uint64, n int) {
 	a.met[j] = met | set
 }
 
-// putOctet makes n, and the bytes of more that are theirs, what is said of those of eight workers from w on who are in here, once
-// they are in met. What is said of those in others stays. No byte is more than maxLead.
+// putOctet makes n, and the bytes of more that are theirs, what is said of those of eight workers from w on who are in
+// here, once they are in met. What is said of those in others stays. No byte is more than maxLead.
 func (a *answer) putOctet(w int, here, others uint8, n int, more uint64) {
 	o := &a.octets[w/8]
 	if others == 0 {
@@ -228,8 +234,8 @@ func (a *answer) putOctet(w int, here, others uint8, n int, more uint64) {
 	}
 }
 
-// spread makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in met; but for
-// those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in met.
+// spread makes i and the bytes of leads that are theirs what is said of members, bits of word j, once they are in met;
+// but for those whose byte is at least k, whom it returns. What is said of those in others stays, and of those in met.
 func (a *answer) spread(j int, members, others uint64, leads *[8]uint64, i, k int) (whole uint64) {
 	a.fit(j + 1)
 	others |= a.met[j]
@@ -244,7 +250,8 @@ func (a *answer) spread(j int, members, others uint64, leads *[8]uint64, i, k in
 		} else {
 			a.putOctet(64*j+8*c, here, taken, i, lead)
 		}
-		if atLeast := (lead | 0x80*every) - uint64(k)*every; atLeast&(0x80*every) != 0 { // the top bit of each byte that is
+		// the top bit of each byte that is
+		if atLeast := (lead | 0x80*every) - uint64(k)*every; atLeast&(0x80*every) != 0 {
 			whole |= atLeast >> 7 & every * 0x0102040810204080 >> 56 << (8 * c) // these bits, in a byte
 		}
 	}

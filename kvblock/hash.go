@@ -146,8 +146,8 @@ func NextSequenceHash(parent SequenceHash, local LocalHash) SequenceHash {
 // FirstSequenceHash returns the sequence hash of a prompt's first block, which is its local hash.
 func FirstSequenceHash(local LocalHash) SequenceHash { return SequenceHash(local) }
 
-// AppendSequenceHashes appends the sequence hash of every block of a prompt to dst: local[0] is the prompt's first block.
-// It allocates only to grow dst.
+// AppendSequenceHashes appends the sequence hash of every block of a prompt to dst: local[0] is the prompt's first
+// block. It allocates only to grow dst.
 func AppendSequenceHashes(dst []SequenceHash, local []LocalHash) []SequenceHash {
 	if len(local) == 0 {
 		return dst

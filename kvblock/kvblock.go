@@ -1,8 +1,8 @@
 // Package kvblock says what a KV block is: how it is hashed, and the events with which engines announce it.
 //
 // It owns the block's identifiers (three hash types that the compiler refuses to mix), Dynamo's block hashing, and the
-// codecs and normalisation of the engines' KV events. It never keeps state between calls, never does I/O, and everything
-// in it is safe for concurrent use unless its comment says otherwise.
+// codecs and normalisation of the engines' KV events. It never keeps state between calls, never does I/O, and
+// everything in it is safe for concurrent use unless its comment says otherwise.
 package kvblock
 
 // Token is one token id as the engine's tokenizer numbers it.

@@ -322,8 +322,9 @@ func (s *scanner) skipExt() error {
 	return err
 }
 
-// tokens appends an array of token ids to dst. Engines that draft with EAGLE announce pairs [t[i], t[i+1]] instead; then
-// the result is the first of each pair and the second of the last, and bigram is true. On an error the result is what was read.
+// tokens appends an array of token ids to dst. Engines that draft with EAGLE announce pairs [t[i], t[i+1]] instead;
+// then the result is the first of each pair and the second of the last, and bigram is true. On an error the result is
+// what was read.
 func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	n, err := s.array("token_ids")
 	if err != nil {
@@ -356,16 +357,16 @@ func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	return dst, bigram, nil
 }
 
-// plainTokens reads n numbers. It is where decoding spends its time, so the ways in which engines write token ids are read
-// here.
+// plainTokens reads n numbers. It is where decoding spends its time, so the ways in which engines write token ids are
+// read here.
 func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
 	dst = slices.Grow(dst, n)
 	to := dst[len(dst) : len(dst)+n]
 	b, p := s.b, s.p
 	for i := range to {
 		if len(b)-p >= 8 {
-			// Whether two bytes follow (0xcd) or four (0xce) no branch could foresee. Where the next id begins is computed from the
-			// first byte alone, and the id beside that.
+			// Whether two bytes follow (0xcd) or four (0xce) no branch could foresee. Where the next id begins is
+			// computed from the first byte alone, and the id beside that.
 			first, word := b[p], binary.BigEndian.Uint64(b[p:])
 			if k := uint(first) - 0xcd; k <= 1 {
 				to[i] = Token(word << 8 >> (48 - 16*k))

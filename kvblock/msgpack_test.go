@@ -46,7 +46,8 @@ func TestNumbersInEveryWidth(t *testing.T) {
 		}
 		s := &scanner{b: tokenBytes}
 		got, bigram, err := s.tokens([]Token{7})
-		if want := append([]Token{7}, tokens...); err != nil || bigram || !slices.Equal(got, want) || s.p != len(tokenBytes) {
+		if want := append([]Token{7}, tokens...); err != nil || bigram || !slices.Equal(got, want) ||
+			s.p != len(tokenBytes) {
 			t.Fatalf("%x: read %d to byte %d, %v; want %d", tokenBytes, got, s.p, err, want)
 		}
 		s = &scanner{b: hashBytes, p: 3}
@@ -62,7 +63,8 @@ func TestNumbersInEveryWidth(t *testing.T) {
 			t.Fatalf("%x without its last byte: %v", tokenBytes, err)
 		}
 	}
-	for _, bad := range []string{"\x91\xff", "\x91\xd0\x80", "\x91\xcf\x00\x00\x00\x01\x00\x00\x00\x00", "\x91\xca\x00\x00\x00\x00", "\x92\xcd\x01\x01\xc0\x00\x00\x00\x00\x00\x00"} {
+	for _, bad := range []string{"\x91\xff", "\x91\xd0\x80", "\x91\xcf\x00\x00\x00\x01\x00\x00\x00\x00",
+		"\x91\xca\x00\x00\x00\x00", "\x92\xcd\x01\x01\xc0\x00\x00\x00\x00\x00\x00"} {
 		s := &scanner{b: []byte(bad)}
 		if got, _, err := s.tokens(nil); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%x: read %d, %v; want ErrMalformed", bad, got, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Operation is one change to the set of blocks a worker holds, or the report of an event that made none. Kind says which
-// of the other fields counts.
+// Operation is one change to the set of blocks a worker holds, or the report of an event that made none. Kind says
+// which of the other fields counts.
 type Operation struct {
 	Kind    OperationKind
 	Stored  Stored
@@ -20,8 +20,8 @@ type Operation struct {
 	Event  EventKind // of the event behind the operation
 	Reason string    // why it was dropped: one of the Drop constants
 
-	// BlockSize is in tokens. When Reason is DropBlockSize, it is the event's own. When Kind is OpCleared, it is the worker's from
-	// now on, because the blocks so far were prompt tails of a smaller size; 0: it stays.
+	// BlockSize is in tokens. When Reason is DropBlockSize, it is the event's own. When Kind is OpCleared, it is the
+	// worker's from now on, because the blocks so far were prompt tails of a smaller size; 0: it stays.
 	BlockSize uint32
 }
 
@@ -36,7 +36,8 @@ const (
 	OpDropped
 )
 
-// Reasons for dropping an event or the rest of one, fit for a metric's label. Those up to DropUnlearnedGroup are Dynamo's.
+// Reasons for dropping an event or the rest of one, fit for a metric's label. Those up to DropUnlearnedGroup are
+// Dynamo's.
 const (
 	DropIgnored            = "ignored_event"
 	DropUnsupportedOwner   = "unsupported_ownership"
@@ -49,14 +50,16 @@ const (
 	DropUnlearnedGroup     = "unlearned_group_idx"
 	DropAmbiguousNamespace = "ambiguous_cache_namespace"
 
-	DropBlockSize      = "block_size_mismatch"        // the event's block size is not the worker's
-	DropShortTokens    = "short_token_ids"            // fewer tokens than the blocks need; blocks before that are kept
-	DropDuplicateHash  = "duplicate_block_hash"       // a hash twice in one store, or equal to its parent
-	DropMediaInfos     = "unsupported_block_mm_infos" // media told in a way that we cannot hash; blocks before them are kept
-	DropNamespacesFull = "cache_namespaces_full"      // maxNamespaced is reached
-	DropUnnamedAdapter = "unnamed_adapter"            // an adapter's number without its name: old engines, with LoRA
-	DropLocalSalted    = "unsalted_tokens_hashes"     // local hashes made by the publisher, for a salted prompt
-	DropPromptTail     = "prompt_tail"                // a hybrid model's prompt tail, shorter than a block; or its removal
+	DropBlockSize     = "block_size_mismatch"  // the event's block size is not the worker's
+	DropShortTokens   = "short_token_ids"      // fewer tokens than the blocks need; blocks before that are kept
+	DropDuplicateHash = "duplicate_block_hash" // a hash twice in one store, or equal to its parent
+	// media told in a way that we cannot hash; blocks before them are kept
+	DropMediaInfos     = "unsupported_block_mm_infos"
+	DropNamespacesFull = "cache_namespaces_full"  // maxNamespaced is reached
+	DropUnnamedAdapter = "unnamed_adapter"        // an adapter's number without its name: old engines, with LoRA
+	DropLocalSalted    = "unsalted_tokens_hashes" // local hashes made by the publisher, for a salted prompt
+	// a hybrid model's prompt tail, shorter than a block; or its removal
+	DropPromptTail = "prompt_tail"
 )
 
 // DropReasons are all of them but DropIgnored, which is that of events that say nothing of blocks.
@@ -67,18 +70,19 @@ var DropReasons = []string{
 	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted, DropPromptTail,
 }
 
-// maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device holds
-// far fewer.
+// maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device
+// holds far fewer.
 const maxNamespaced = 1 << 22
 
 // Normalizer turns one worker's events into operations, as Dynamo's normaliser does: it drops what is no main-attention
 // block of this worker, and hashes the tokens of what is. It remembers what later events leave out (which group is of
 // which kind, which block belongs to which cache namespace), so give it every event, in order.
 //
-// Not done yet: rewriting image placeholder tokens to pad values. Blocks with media are hashed with the media hashes behind
-// the tokens, so they match only requests hashed the same way.
+// Not done yet: rewriting image placeholder tokens to pad values. Blocks with media are hashed with the media hashes
+// behind the tokens, so they match only requests hashed the same way.
 //
-// A Normalizer belongs to one worker and one goroutine at a time; it is a value of its caller, package kvblock keeps none.
+// A Normalizer belongs to one worker and one goroutine at a time; it is a value of its caller, package kvblock keeps
+// none.
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire.
 type Normalizer struct {
@@ -95,8 +99,8 @@ type Normalizer struct {
 	*buffers // the batch's, while it is normalized; else nil
 }
 
-// buffers are what Normalize fills. They are a Batch's and not a Normalizer's, because there is a Normalizer for each of thousands of
-// workers, and a Batch for each message that is read just now.
+// buffers are what Normalize fills. They are a Batch's and not a Normalizer's, because there is a Normalizer for each
+// of thousands of workers, and a Batch for each message that is read just now.
 type buffers struct {
 	blocks []StoredBlock
 	local  []LocalHash
@@ -105,33 +109,46 @@ type buffers struct {
 	window []Token
 }
 
-// Traits are what a worker's events say about its blocks as such. Whoever asks the index about the worker must cut prompts
-// the same way.
+// Traits are what a worker's events say about its blocks as such. Whoever asks the index about the worker must cut
+// prompts the same way.
 type Traits struct {
 	// BlockSize is in tokens, 0 while it is not known.
 	BlockSize int
 	// EAGLE says that blocks are hashed over windows one token wider, see HashOptions.
 	EAGLE bool
-	// UpperBound says that the worker may hold less of a prompt than its announced blocks: layers of the model attend to a
-	// window, or keep a state, whose blocks come and go on their own; or blocks depend on more tokens behind them than the
-	// one that EAGLE stands for.
+	// UpperBound says that the worker may hold less of a prompt than its announced blocks: layers of the model attend
+	// to a window, or keep a state, whose blocks come and go on their own; or blocks depend on more tokens behind them
+	// than the one that EAGLE stands for.
 	UpperBound bool
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
 // taken from the worker's first store that passes the filter.
 func NewNormalizer(blockSize int) *Normalizer {
-	return &Normalizer{traits: Traits{BlockSize: max(blockSize, 0)}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: maxNamespaced,
-		tailLimit: maxPromptTails}
+	return &Normalizer{
+		traits:     Traits{BlockSize: max(blockSize, 0)},
+		groups:     map[uint32]specKind{},
+		namespaces: namespaceTable{},
+		limit:      maxNamespaced,
+		tailLimit:  maxPromptTails,
+	}
 }
 
 // Traits returns what is known by now.
 func (n *Normalizer) Traits() Traits { return n.traits }
 
-// Reset forgets what the events told, except the block size: the next store may be a prompt's tail, which would tell a wrong one.
+// Reset forgets what the events told, except the block size: the next store may be a prompt's tail, which would tell a
+// wrong one.
 func (n *Normalizer) Reset() {
-	*n = Normalizer{traits: Traits{BlockSize: n.traits.BlockSize}, groups: map[uint32]specKind{}, namespaces: namespaceTable{}, limit: n.limit,
-		uncertainSize: n.uncertainSize, finestOther: n.finestOther, tailLimit: n.tailLimit}
+	*n = Normalizer{
+		traits:        Traits{BlockSize: n.traits.BlockSize},
+		groups:        map[uint32]specKind{},
+		namespaces:    namespaceTable{},
+		limit:         n.limit,
+		uncertainSize: n.uncertainSize,
+		finestOther:   n.finestOther,
+		tailLimit:     n.tailLimit,
+	}
 }
 
 // Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
@@ -160,7 +177,10 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 				hashes = n.removeTails(hashes)
 			}
 			if len(hashes) > 0 {
-				ops = append(ops, Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: hashes, Tier: tier}})
+				ops = append(
+					ops,
+					Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: hashes, Tier: tier}},
+				)
 			}
 			if len(hashes) < len(e.Hashes) {
 				ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropPromptTail})
@@ -211,8 +231,8 @@ func tierOf(medium []byte) (Tier, bool) {
 }
 
 // filter decides whether e changes what the worker holds, in which tier, and in which namespace a store's blocks are. A
-// reason other than "" drops it. The order of the rules is Dynamo's and shows: a rule that drops keeps the later ones from
-// learning.
+// reason other than "" drops it. The order of the rules is Dynamo's and shows: a rule that drops keeps the later ones
+// from learning.
 func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	if e.Ownership != nil {
 		if string(e.Ownership) == "kvcr" {
@@ -290,8 +310,8 @@ const maxGroups = 1024
 
 // namespaceStore settles the cache namespace of a store, and remembers it for the store's blocks.
 //
-// A listener that joins in the middle of a chain cannot tell a salted parent from a plain one, and takes it as plain, as
-// Dynamo does.
+// A listener that joins in the middle of a chain cannot tell a salted parent from a plain one, and takes it as plain,
+// as Dynamo does.
 func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
 	ns = announcedNamespace(e)
 	if !ns.salted && e.HasParent {
@@ -329,7 +349,10 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		if n.isPromptTail(e, tier) {
 			return drop(DropPromptTail)
 		}
-		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize})
+		return append(
+			ops,
+			Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize},
+		)
 	}
 	if len(n.tails) > 0 {
 		for _, h := range e.Hashes {
@@ -416,7 +439,8 @@ func (n *Normalizer) duplicate(e *Event) bool {
 	return false
 }
 
-// hashSet is a set of hashes that is made anew for each event, without being cleared. The zero value is ready for begin.
+// hashSet is a set of hashes that is made anew for each event, without being cleared. The zero value is ready for
+// begin.
 type hashSet struct {
 	slots []hashSlot // length 0 or a power of two, at most half of them used
 	round uint64     // a slot of another round is empty
@@ -453,11 +477,12 @@ func (s *hashSet) add(h EngineHash) bool {
 	}
 }
 
-// saltPrefix marks the cache namespaces that Dynamo's vLLM worker passes through the engine. Source: dynamo-kv-router 1.6.1, zmq_wire (extra_keys).
+// saltPrefix marks the cache namespaces that Dynamo's vLLM worker passes through the engine. Source: dynamo-kv-router
+// 1.6.1, zmq_wire (extra_keys).
 const saltPrefix = "dynamo-cache-salt:"
 
-// announcedNamespace returns the cache namespace that a store itself names: in a field of its own, or else in the extra keys
-// of its first block.
+// announcedNamespace returns the cache namespace that a store itself names: in a field of its own, or else in the extra
+// keys of its first block.
 func announcedNamespace(e *Event) namespace {
 	name := e.CacheSalt
 	if len(name) == 0 {
@@ -469,11 +494,11 @@ func announcedNamespace(e *Event) namespace {
 	return namespace{salted: true, salt: xxh3.HashSeed(name, namespaceSeed)}
 }
 
-// namespaceInExtraKeys returns the cache namespace in a store's extra keys, nil if there is none. A block's keys are, in this
-// order: the adapter's name; what stands for each of its media, as [identifier, offset] or (before vLLM 0.19) an identifier;
-// in a prompt's first block the cache salt; digests of embeddings, as bytes. Dynamo's worker marks its salts. Stock vLLM
-// does not, so that its salt is the text that is nothing else. A salt may be spelled like the adapter, whose name is
-// therefore skipped once.
+// namespaceInExtraKeys returns the cache namespace in a store's extra keys, nil if there is none. A block's keys are,
+// in this order: the adapter's name; what stands for each of its media, as [identifier, offset] or (before vLLM 0.19)
+// an identifier; in a prompt's first block the cache salt; digests of embeddings, as bytes. Dynamo's worker marks its
+// salts. Stock vLLM does not, so that its salt is the text that is nothing else. A salt may be spelled like the
+// adapter, whose name is therefore skipped once.
 //
 // Source: vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
 func namespaceInExtraKeys(e *Event) (name []byte) {
@@ -508,8 +533,8 @@ func textOf(item []byte) []byte {
 	return text
 }
 
-// mediaHashes returns what tells e's blocks from blocks of the same tokens, beside adapter and namespace; nil if there is
-// nothing: the hashes of their media, and digests of embeddings.
+// mediaHashes returns what tells e's blocks from blocks of the same tokens, beside adapter and namespace; nil if there
+// is nothing: the hashes of their media, and digests of embeddings.
 //
 // The engine's own identifiers are hashed too, where Dynamo passes over them and takes such blocks for text.
 func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
@@ -594,8 +619,8 @@ func isDigest(text []byte) bool {
 	return true
 }
 
-// eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked when
-// it was decoded; what does not look like extra keys is passed over.
+// eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked
+// when it was decoded; what does not look like extra keys is passed over.
 func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
 	if len(extraKeys) == 0 {
 		return
@@ -625,8 +650,8 @@ func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
 	}
 }
 
-// namespaceTable remembers the cache namespace of each block of one worker that is in one, as the salt it adds: names can
-// be long, and clients choose them. Plain blocks are not kept: almost all are plain.
+// namespaceTable remembers the cache namespace of each block of one worker that is in one, as the salt it adds: names
+// can be long, and clients choose them. Plain blocks are not kept: almost all are plain.
 type namespaceTable map[EngineHash]namespace
 
 // namespace is what is known of one block's. The zero value is the plain one, which is in no table.

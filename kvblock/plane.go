@@ -1,7 +1,7 @@
 package kvblock
 
-// PlaneBatch is one message of Dynamo's event plane about KV blocks: what a worker's own normaliser made of its engine's
-// events. The zero value is empty. It belongs to one goroutine at a time.
+// PlaneBatch is one message of Dynamo's event plane about KV blocks: what a worker's own normaliser made of its
+// engine's events. The zero value is empty. It belongs to one goroutine at a time.
 type PlaneBatch struct {
 	Publisher uint64 // id of the publisher: one rank of one worker process
 	Sequence  uint64 // number of the message; a publisher begins with 0
@@ -47,13 +47,14 @@ func UnframePlane(frame []byte) (envelope []byte, err error) {
 	return envelope, nil
 }
 
-// DecodePlane decodes the envelope of one message into b, replacing what it held. Block hashes are Dynamo's own already,
-// so that events need no normaliser; those about blocks that are not a worker's own, or in a tier that nobody here knows,
-// become dropped operations.
+// DecodePlane decodes the envelope of one message into b, replacing what it held. Block hashes are Dynamo's own
+// already, so that events need no normaliser; those about blocks that are not a worker's own, or in a tier that nobody
+// here knows, become dropped operations.
 //
 // Errors wrap ErrMalformed; the contents of b are then meaningless.
 //
-// Source: dynamo-runtime 1.6.1, transports::event_plane (EventEnvelope); dynamo-kv-router 1.6.1, protocols (RouterEvent).
+// Source: dynamo-runtime 1.6.1, transports::event_plane (EventEnvelope); dynamo-kv-router 1.6.1, protocols
+// (RouterEvent).
 func DecodePlane(envelope []byte, b *PlaneBatch) error {
 	*b = PlaneBatch{Events: b.Events[:0], blocks: b.blocks[:0], hashes: b.hashes[:0]}
 	s := &scanner{b: envelope}

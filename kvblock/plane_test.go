@@ -16,7 +16,21 @@ const goldenStored = "9184a9776f726b65725f696407ac73746f726167655f74696572a66465
 	"736864ab746f6b656e735f68617368ccc8ad6d6d5f65787472615f696e666fc0a764705f72616e6b00"
 
 func envelopeOf(payload []byte) []byte {
-	return pack(nil, pairs{"publisher_id", uint64(1) << 52, "sequence", 9, "published_at", uint64(1795269895674), "topic", "kv-events", "payload", payload})
+	return pack(
+		nil,
+		pairs{
+			"publisher_id",
+			uint64(1) << 52,
+			"sequence",
+			9,
+			"published_at",
+			uint64(1795269895674),
+			"topic",
+			"kv-events",
+			"payload",
+			payload,
+		},
+	)
 }
 
 // routerEvents encodes events given as worker, tier, domain, rank, data.
@@ -34,7 +48,16 @@ func TestDecodePlane(t *testing.T) {
 		return pairs{"block_hash", engine, "tokens_hash", local, "mm_extra_info", nil}
 	}
 	all := routerEvents(
-		[5]any{uint64(1) << 63, "host_pinned", "worker", 1, pairs{"stored", pairs{"parent_hash", 99, "start_position", 4, "blocks", []any{block(100, 200), block(101, 201)}}}},
+		[5]any{
+			uint64(1) << 63,
+			"host_pinned",
+			"worker",
+			1,
+			pairs{
+				"stored",
+				pairs{"parent_hash", 99, "start_position", 4, "blocks", []any{block(100, 200), block(101, 201)}},
+			},
+		},
 		[5]any{7, "disk", "worker", 0, pairs{"removed", pairs{"block_hashes", []any{100, uint64(1) << 63}}}},
 		[5]any{7, "device", "worker", 2, "cleared"},
 		[5]any{7, "tape", "worker", 0, "cleared"},
@@ -47,15 +70,18 @@ func TestDecodePlane(t *testing.T) {
 		want     []RouterEvent
 	}{
 		{"Dynamo's own bytes", envelopeOf(mustHex(goldenStored)), []RouterEvent{{Instance: 7, ID: 1,
-			Operation: Operation{Kind: OpStored, Event: BlockStored, Stored: Stored{Blocks: []StoredBlock{{100, 200}}}}}}},
+			Operation: Operation{Kind: OpStored, Event: BlockStored,
+				Stored: Stored{Blocks: []StoredBlock{{100, 200}}}}}}},
 		{"every kind", all, []RouterEvent{
 			{Instance: 1 << 63, Rank: 1, ID: 1, Operation: Operation{Kind: OpStored, Event: BlockStored,
-				Stored:  Stored{HasParent: true, Parent: 99, Blocks: []StoredBlock{{100, 200}, {101, 201}}, Tier: TierHostPinned},
+				Stored: Stored{HasParent: true, Parent: 99, Blocks: []StoredBlock{{100, 200}, {101, 201}},
+					Tier: TierHostPinned},
 				Removed: Removed{Tier: TierHostPinned}}},
 			{Instance: 7, ID: 2, Operation: Operation{Kind: OpRemoved, Event: BlockRemoved,
 				Removed: Removed{Hashes: []EngineHash{100, 1 << 63}, Tier: TierDisk}, Stored: Stored{Tier: TierDisk}}},
 			{Instance: 7, Rank: 2, ID: 3, Operation: Operation{Kind: OpCleared, Event: AllBlocksCleared}},
-			{Instance: 7, ID: 4, Operation: Operation{Kind: OpDropped, Event: AllBlocksCleared, Reason: DropUnknownMedium}},
+			{Instance: 7, ID: 4, Operation: Operation{Kind: OpDropped, Event: AllBlocksCleared,
+				Reason: DropUnknownMedium}},
 			{Instance: 7, ID: 5, Operation: Operation{Kind: OpDropped, Event: BlockRemoved, Reason: DropNonLocal}},
 			{Instance: 7, ID: 6, Operation: Operation{Kind: OpDropped, Event: Ignored, Reason: DropIgnored}},
 		}},
@@ -95,8 +121,10 @@ func TestDecodePlaneRefuses(t *testing.T) {
 		{"without publisher_id", pack(nil, pairs{"sequence", 1, "payload", mustHex(goldenStored)})},
 		{"negative", pack(nil, pairs{"publisher_id", -1})},
 		{"without worker_id", envelopeOf(pack(nil, []any{pairs{"event", pairs{"data", "cleared"}}}))},
-		{"stored without blocks", routerEvents([5]any{7, "device", "worker", 0, pairs{"stored", pairs{"parent_hash", nil, "blocks", []any{}}}})},
-		{"block without", routerEvents([5]any{7, "device", "worker", 0, pairs{"stored", pairs{"blocks", []any{pairs{"block_hash", 1}}}}})},
+		{"stored without blocks", routerEvents([5]any{7, "device", "worker", 0,
+			pairs{"stored", pairs{"parent_hash", nil, "blocks", []any{}}}})},
+		{"block without", routerEvents([5]any{7, "device", "worker", 0,
+			pairs{"stored", pairs{"blocks", []any{pairs{"block_hash", 1}}}}})},
 	} {
 		if err := DecodePlane(c.envelope, &b); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v", c.why, err)
@@ -111,7 +139,8 @@ func TestUnframePlane(t *testing.T) {
 	if got, err := UnframePlane(frame(1, 3, "abc")); err != nil || string(got) != "abc" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	for _, bad := range [][]byte{nil, {1}, frame(2, 3, "abc"), frame(1, 4, "abc"), frame(1, 2, "abc"), frame(1, 1<<31, "abc")} {
+	for _, bad := range [][]byte{nil, {1}, frame(2, 3, "abc"), frame(1, 4, "abc"), frame(1, 2, "abc"),
+		frame(1, 1<<31, "abc")} {
 		if _, err := UnframePlane(bad); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%x: %v", bad, err)
 		}
@@ -133,7 +162,12 @@ func TestDecodePlaneAllocates(t *testing.T) {
 
 func FuzzDecodePlane(f *testing.F) {
 	f.Add(envelopeOf(mustHex(goldenStored)))
-	f.Add(routerEvents([5]any{7, "disk", "worker", 0, pairs{"removed", pairs{"block_hashes", []any{100, 200}}}}, [5]any{7, "device", "worker", 2, "cleared"}))
+	f.Add(
+		routerEvents(
+			[5]any{7, "disk", "worker", 0, pairs{"removed", pairs{"block_hashes", []any{100, 200}}}},
+			[5]any{7, "device", "worker", 2, "cleared"},
+		),
+	)
 	f.Fuzz(func(t *testing.T, envelope []byte) {
 		var b, again PlaneBatch
 		before := bytes.Clone(envelope)

@@ -23,16 +23,20 @@ func TestDecodePlaneLoad(t *testing.T) {
 		want     PlaneLoad
 	}{
 		{"Dynamo's own bytes", golden, PlaneLoad{Instance: 0x08f01dcbdbed6b64, Rank: 1, UsedBlocks: 96, Told: true}},
-		{"the router's own numbers", loadOf(pairs{"worker_id", 7, "dp_rank", 0, "active_decode_blocks", 5, "active_prefill_tokens", 100, "kv_used_blocks", nil}), PlaneLoad{Instance: 7}},
-		{"an unknown key", loadOf(pairs{"worker_id", 7, "new", []any{1, "a"}, "kv_used_blocks", 3}), PlaneLoad{Instance: 7, UsedBlocks: 3, Told: true}},
+		{"the router's own numbers", loadOf(pairs{"worker_id", 7, "dp_rank", 0, "active_decode_blocks", 5,
+			"active_prefill_tokens", 100, "kv_used_blocks", nil}), PlaneLoad{Instance: 7}},
+		{"an unknown key", loadOf(pairs{"worker_id", 7, "new", []any{1, "a"}, "kv_used_blocks", 3}),
+			PlaneLoad{Instance: 7, UsedBlocks: 3, Told: true}},
 	} {
 		if got, err := DecodePlaneLoad(c.envelope); err != nil || got != c.want {
 			t.Errorf("%s: %+v, %v, want %+v", c.name, got, err, c.want)
 		}
 	}
 	whole := loadOf(pairs{"worker_id", 7, "dp_rank", 0, "kv_used_blocks", 3})
-	for _, bad := range [][]byte{nil, whole[:len(whole)-1], append(whole[:len(whole):len(whole)], 0), loadOf(pairs{"dp_rank", 0}), loadOf(pairs{"worker_id", -1}),
-		loadOf(pairs{"worker_id", 1, "kv_used_blocks", "3"}), loadOf(pairs{"worker_id", 1, "dp_rank", uint64(1) << 40}), envelopeOf([]byte{0x81}), envelopeOf([]byte{0x90}),
+	for _, bad := range [][]byte{nil, whole[:len(whole)-1], append(whole[:len(whole):len(whole)], 0),
+		loadOf(pairs{"dp_rank", 0}), loadOf(pairs{"worker_id", -1}),
+		loadOf(pairs{"worker_id", 1, "kv_used_blocks", "3"}), loadOf(pairs{"worker_id", 1, "dp_rank", uint64(1) << 40}),
+		envelopeOf([]byte{0x81}), envelopeOf([]byte{0x90}),
 		envelopeOf(append(pack(nil, pairs{"worker_id", 1}), 0))} {
 		if got, err := DecodePlaneLoad(bad); !errors.Is(err, ErrMalformed) || got != (PlaneLoad{}) {
 			t.Errorf("%x: %+v, %v", bad, got, err)

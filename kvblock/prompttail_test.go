@@ -13,8 +13,22 @@ import (
 
 // grouped is a store of consecutive blocks in a KV cache group, as vLLM sends it. parent 0 is none.
 func grouped(group int, kind string, blockSize, parent int, hashes ...any) pairs {
-	e := pairs{"type", "BlockStored", "block_hashes", hashes, "token_ids", ints(1, blockSize*len(hashes)), "block_size", blockSize,
-		"medium", "GPU", "group_idx", group, "kv_cache_spec_kind", kind}
+	e := pairs{
+		"type",
+		"BlockStored",
+		"block_hashes",
+		hashes,
+		"token_ids",
+		ints(1, blockSize*len(hashes)),
+		"block_size",
+		blockSize,
+		"medium",
+		"GPU",
+		"group_idx",
+		group,
+		"kv_cache_spec_kind",
+		kind,
+	}
 	if parent != 0 {
 		e = append(e, "parent_block_hash", parent)
 	}
@@ -76,8 +90,8 @@ const (
 	otherGroup  = "dropped non_main_attention_kind 0"
 )
 
-// A store of full attention with a smaller block size is a prompt's tail, and is ignored together with its removals. What cannot be a
-// tail is still reported as another block size.
+// A store of full attention with a smaller block size is a prompt's tail, and is ignored together with its removals.
+// What cannot be a tail is still reported as another block size.
 func TestPromptTails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -85,35 +99,49 @@ func TestPromptTails(t *testing.T) {
 		events []any
 		want   string
 	}{
-		{"between ordinary stores", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3), removeFrom(1, 2)},
+		{"between ordinary stores", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3),
+			removeFrom(1, 2)},
 			"stored [1 2]; " + tailDropped + "; stored [4]; " + tailDropped + "; removed [2]"},
-		{"in two physical blocks", 4, []any{full(2, 0, 3), full(2, 0, 3), removeFrom(1, 3), removeFrom(1, 3), removeFrom(1, 3)},
+		{"in two physical blocks", 4, []any{full(2, 0, 3), full(2, 0, 3), removeFrom(1, 3), removeFrom(1, 3),
+			removeFrom(1, 3)},
 			strings.Repeat(tailDropped+"; ", 4) + "removed [3]"},
-		{"removed with blocks", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 1, 3, 2)}, "stored [1 2]; " + tailDropped + "; removed [1 2], " + tailDropped},
-		{"forgotten with all blocks", 4, []any{full(2, 0, 3), pairs{"type", "AllBlocksCleared"}, removeFrom(1, 3)}, tailDropped + "; cleared 0; removed [3]"},
+		{"removed with blocks", 4, []any{full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 1, 3, 2)}, "stored [1 2]; " +
+			tailDropped + "; removed [1 2], " + tailDropped},
+		{"forgotten with all blocks", 4, []any{full(2, 0, 3), pairs{"type", "AllBlocksCleared"}, removeFrom(1, 3)},
+			tailDropped + "; cleared 0; removed [3]"},
 		{"of latent attention", 4, []any{grouped(1, "mla_attention", 2, 0, 3)}, tailDropped},
 		{"on the host", 4, []any{append(full(2, 0, 3), "medium", "CPU")}, tail2},
-		{"a tail's hash as a block's", 4, []any{full(2, 0, 3), full(4, 0, 3), removeFrom(1, 3)}, tailDropped + "; stored [3]; removed [3]"},
+		{"a tail's hash as a block's", 4, []any{full(2, 0, 3), full(4, 0, 3), removeFrom(1, 3)},
+			tailDropped + "; stored [3]; removed [3]"},
 
 		{"two small blocks in a store", 4, []any{full(2, 0, 3, 4)}, tail2},
-		{"two small blocks in a row", 4, []any{full(2, 0, 3), full(2, 3, 4), full(2, 0, 5)}, tailDropped + "; " + tail2 + "; " + tailDropped},
-		{"three and then four in a row", 8, []any{full(2, 0, 3), full(2, 3, 4), full(2, 4, 5), full(2, 5, 6)}, strings.Repeat(tailDropped+"; ", 3) + tail2},
+		{"two small blocks in a row", 4, []any{full(2, 0, 3), full(2, 3, 4), full(2, 0, 5)}, tailDropped + "; " +
+			tail2 + "; " + tailDropped},
+		{"three and then four in a row", 8, []any{full(2, 0, 3), full(2, 3, 4), full(2, 4, 5), full(2, 5, 6)},
+			strings.Repeat(tailDropped+"; ", 3) + tail2},
 		{"a larger block", 4, []any{full(8, 0, 3)}, "dropped block_size_mismatch 8"},
 		{"a size that does not divide the block's", 4, []any{full(3, 0, 3)}, "dropped block_size_mismatch 3"},
-		{"a size of none", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 0, "group_idx", 1,
+		{"a size of none", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2),
+			"block_size", 0, "group_idx", 1,
 			"kv_cache_spec_kind", "full_attention"}}, "dropped block_size_mismatch 0"},
-		{"an engine that tells no kinds", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2}}, tail2},
-		{"an engine that tells no groups", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2,
-			"kv_cache_spec_kind", "full_attention"}}, tail2},
+		{"an engine that tells no kinds",
+			4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2}},
+			tail2},
+		{"an engine that tells no groups", 4,
+			[]any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2,
+				"kv_cache_spec_kind", "full_attention"}}, tail2},
 
 		// The block size is taken from the events.
 		{"after an ordinary store", 0, []any{window(2, 9), full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 3)},
 			otherGroup + "; stored [1 2]; " + tailDropped + "; " + tailDropped},
-		{"before any ordinary store", 0, []any{window(2, 9), full(2, 0, 3), full(4, 0, 1), full(2, 1, 5), full(4, 1, 6)},
+		{"before any ordinary store", 0, []any{window(2, 9), full(2, 0, 3), full(4, 0, 1), full(2, 1, 5),
+			full(4, 1, 6)},
 			otherGroup + "; stored [3]; cleared 4, stored [1]; " + tailDropped + "; stored [6]"},
-		{"blocks as fine as the other groups'", 0, []any{window(2, 9), full(2, 0, 1), full(2, 1, 2, 3), full(2, 3, 4), full(4, 4, 5)},
+		{"blocks as fine as the other groups'", 0, []any{window(2, 9), full(2, 0, 1), full(2, 1, 2, 3), full(2, 3, 4),
+			full(4, 4, 5)},
 			otherGroup + "; stored [1]; stored [2 3]; stored [4]; dropped block_size_mismatch 4"},
-		{"blocks coarser than another group's", 0, []any{window(2, 9), full(4, 0, 1), full(8, 1, 2)}, otherGroup + "; stored [1]; dropped block_size_mismatch 8"},
+		{"blocks coarser than another group's", 0, []any{window(2, 9), full(4, 0, 1), full(8, 1, 2)},
+			otherGroup + "; stored [1]; dropped block_size_mismatch 8"},
 		{"no other groups", 0, []any{full(2, 0, 1), full(4, 1, 2)}, "stored [1]; dropped block_size_mismatch 4"},
 		{"a tail below a tail", 0, []any{window(1, 9), window(2, 9), full(1, 0, 3), full(4, 0, 1), full(1, 1, 5)},
 			otherGroup + "; " + otherGroup + "; stored [3]; cleared 4, stored [1]; " + tailDropped},
@@ -128,7 +156,8 @@ func TestPromptTails(t *testing.T) {
 func TestPromptTailBeforeTheOtherGroups(t *testing.T) {
 	n := NewNormalizer(0)
 	var b Batch
-	if err := DecodeBatch(batchOf(grouped(0, "full_attention", 2, 0, 3), grouped(1, "sliding_window", 2, 0, 3)), &b); err != nil {
+	if err := DecodeBatch(batchOf(grouped(0, "full_attention", 2, 0, 3), grouped(1, "sliding_window", 2, 0, 3)),
+		&b); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := summary(n.Normalize(&b, nil)), "stored [3], "+otherGroup; got != want {
@@ -144,13 +173,15 @@ func TestResetKeepsTheBlockSize(t *testing.T) {
 	n := NewNormalizer(0)
 	normalizeEach(t, n, window(2, 9), full(4, 0, 1, 2), full(2, 2, 3))
 	n.Reset()
-	if got, want := normalizeEach(t, n, full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3)), tailDropped+"; stored [4]; "+tailDropped; got != want {
+	if got, want := normalizeEach(t, n, full(2, 2, 3), full(4, 2, 4), removeFrom(1, 3)), tailDropped+"; stored [4]; "+
+		tailDropped; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	n = NewNormalizer(0)
 	normalizeEach(t, n, window(2, 9), full(2, 0, 3))
 	n.Reset()
-	if got, want := normalizeEach(t, n, full(2, 0, 3), full(4, 0, 1)), "stored [3]; cleared 4, stored [1]"; got != want {
+	if got, want := normalizeEach(t, n, full(2, 0, 3), full(4, 0, 1)),
+		"stored [3]; cleared 4, stored [1]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if n.Traits().UpperBound {
@@ -162,7 +193,19 @@ func TestResetKeepsTheBlockSize(t *testing.T) {
 func TestPromptTailBound(t *testing.T) {
 	n := NewNormalizer(4)
 	n.tailLimit = 2
-	got := normalizeEach(t, n, full(2, 0, 1), full(2, 0, 2), full(2, 0, 3), full(2, 0, 2), removeFrom(1, 3), removeFrom(1, 2), removeFrom(1, 2), full(2, 0, 3), removeFrom(1, 3))
+	got := normalizeEach(
+		t,
+		n,
+		full(2, 0, 1),
+		full(2, 0, 2),
+		full(2, 0, 3),
+		full(2, 0, 2),
+		removeFrom(1, 3),
+		removeFrom(1, 2),
+		removeFrom(1, 2),
+		full(2, 0, 3),
+		removeFrom(1, 3),
+	)
 	want := strings.Repeat(tailDropped+"; ", 4) + "removed [3]; " + strings.Repeat(tailDropped+"; ", 3) + tailDropped
 	if got != want || len(n.tails) != 1 {
 		t.Errorf("%d tails are remembered; got\n%s\nwant\n%s", len(n.tails), got, want)
@@ -172,8 +215,8 @@ func TestPromptTailBound(t *testing.T) {
 	}
 }
 
-// Random prompts of a model whose full attention has blocks of four of the finest unit, in the order and form of vLLM's events. The
-// operations must leave exactly the full blocks, and every tail must be ignored.
+// Random prompts of a model whose full attention has blocks of four of the finest unit, in the order and form of vLLM's
+// events. The operations must leave exactly the full blocks, and every tail must be ignored.
 func TestRandomPromptTails(t *testing.T) {
 	const unit, ratio = 2, 4
 	for seed := range uint64(200) {
@@ -201,7 +244,8 @@ func TestRandomPromptTails(t *testing.T) {
 			for from < to && held[hash(prompt, from+ratio)] {
 				from += ratio
 			}
-			if from < to && !slices.ContainsFunc(span(from, to, ratio), func(u int) bool { return held[hash(prompt, u)] }) {
+			if from < to &&
+				!slices.ContainsFunc(span(from, to, ratio), func(u int) bool { return held[hash(prompt, u)] }) {
 				var hashes []any
 				for _, u := range span(from, to, ratio) {
 					hashes = append(hashes, hash(prompt, u))
@@ -264,8 +308,8 @@ func span(from, to, step int) (all []int) {
 	return all
 }
 
-// promptTailBatches returns the batches of vLLM 0.33.0's own scheduler for a model with two windows of blocks of 16 tokens, in
-// groups 0 and 1, and full attention of blocks of 32 tokens, in group 2, under eviction.
+// promptTailBatches returns the batches of vLLM 0.33.0's own scheduler for a model with two windows of blocks of 16
+// tokens, in groups 0 and 1, and full attention of blocks of 32 tokens, in group 2, under eviction.
 func promptTailBatches(t testing.TB) (payloads [][]byte) {
 	t.Helper()
 	file, err := os.Open("testdata/vllm-0.33.0-prompt-tails.hex.gz")
@@ -288,7 +332,8 @@ func promptTailBatches(t testing.TB) (payloads [][]byte) {
 	return payloads
 }
 
-// The operations of vLLM's own batches leave the full blocks of full attention's group that vLLM holds, and nothing else.
+// The operations of vLLM's own batches leave the full blocks of full attention's group that vLLM holds, and nothing
+// else.
 func TestCapturedPromptTails(t *testing.T) {
 	for _, size := range []int{0, 32} {
 		n := NewNormalizer(size)
@@ -340,13 +385,19 @@ func TestCapturedPromptTails(t *testing.T) {
 			}
 		}
 		if stores < 20 || tails < 10 || removedTails < 5 || len(n.tails) > tails || n.Traits().BlockSize != 32 {
-			t.Errorf("%d stores, %d tails, %d of them removed, block size %d", stores, tails, removedTails, n.Traits().BlockSize)
+			t.Errorf(
+				"%d stores, %d tails, %d of them removed, block size %d",
+				stores,
+				tails,
+				removedTails,
+				n.Traits().BlockSize,
+			)
 		}
 	}
 }
 
-// FuzzNormalizeTails gives a normalizer many stores and removals of few hashes and sizes. Whatever they are, it stays bounded, what
-// it stores has the block size that it tells, and only a clear changes that.
+// FuzzNormalizeTails gives a normalizer many stores and removals of few hashes and sizes. Whatever they are, it stays
+// bounded, what it stores has the block size that it tells, and only a clear changes that.
 func FuzzNormalizeTails(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3}, uint8(4))
 	f.Add([]byte{0x12, 0x23, 0x51, 0x62, 0x13, 0x91, 0xa2, 0xff, 0x05}, uint8(0))

@@ -5,11 +5,12 @@ import (
 	"math/bits"
 )
 
-// XXH3-64 for the inputs that nearly all hashing here is of: the tokens of a block of 16, 32 or 64, and the 16 bytes of a
-// chain's step. A library has to look at the length and to mix the seed into its secret at every call; here that is done
-// once for a prompt. Everything else goes to the library, with which the tests compare.
+// XXH3-64 for the inputs that nearly all hashing here is of: the tokens of a block of 16, 32 or 64, and the 16 bytes of
+// a chain's step. A library has to look at the length and to mix the seed into its secret at every call; here that is
+// done once for a prompt. Everything else goes to the library, with which the tests compare.
 //
-// Source: the xxHash specification 0.2.0, XXH3, for inputs of 9 to 16, 17 to 128 and more than 240 bytes. Names are its own.
+// Source: the xxHash specification 0.2.0, XXH3, for inputs of 9 to 16, 17 to 128 and more than 240 bytes. Names are its
+// own.
 
 const (
 	prime32n1 = 0x9e3779b1
@@ -25,10 +26,14 @@ const (
 
 // defaultSecret is the specification's, as little-endian words.
 var defaultSecret = [24]uint64{
-	0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82,
-	0x8e2443f7744608b8, 0x4c263a81e69035e0, 0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471, 0xd8acdea946ef1938,
-	0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a, 0x647378d9c97e9fc8, 0xc3ebd33483acc5ea, 0xeb6313faffa081c5,
-	0x49daf0b751dd0d17, 0x9e68d429265516d3, 0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
+	0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb,
+	0x2172ffcc7dd05a82,
+	0x8e2443f7744608b8, 0x4c263a81e69035e0, 0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471,
+	0xd8acdea946ef1938,
+	0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a, 0x647378d9c97e9fc8, 0xc3ebd33483acc5ea,
+	0xeb6313faffa081c5,
+	0x49daf0b751dd0d17, 0x9e68d429265516d3, 0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45,
+	0x7e404bbbcafbd7af,
 }
 
 // secret is what a seed makes of the default secret. xxh3_amd64.s knows where in it what is.
@@ -81,7 +86,8 @@ func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 // stripe is 64 bytes of input.
 type stripe [16]Token
 
-// lane returns 8 of its bytes as the little-endian word that they are; where the machine is little-endian, that is one load.
+// lane returns 8 of its bytes as the little-endian word that they are; where the machine is little-endian, that is one
+// load.
 func (p *stripe) lane(i int) uint64 { return uint64(p[2*i]) | uint64(p[2*i+1])<<32 }
 
 // fold is the product's two halves, combined.
@@ -138,8 +144,8 @@ func product(lane, key uint64) uint64 {
 	return k & 0xffffffff * (k >> 32)
 }
 
-// hashFourStripes is hashTokens for blocks of 64 tokens: long input, but too short for its sums to be scrambled. It goes
-// through a block two lanes at a time, not a stripe at a time, so that what it needs at once fits the registers.
+// hashFourStripes is hashTokens for blocks of 64 tokens: long input, but too short for its sums to be scrambled. It
+// goes through a block two lanes at a time, not a stripe at a time, so that what it needs at once fits the registers.
 func (s *secret) hashFourStripes(dst []LocalHash, tokens []Token) {
 	length := uint64(256)
 	w, z, m := &s.words, &s.last, &s.merge
@@ -171,14 +177,15 @@ func (s *secret) hashFourStripes(dst []LocalHash, tokens []Token) {
 	}
 }
 
-// What the words of a chain's step are combined with, from bytes 24 to 56 of the default secret. The seed is never salted.
+// What the words of a chain's step are combined with, from bytes 24 to 56 of the default secret. The seed is never
+// salted.
 const (
 	chainLow  = (0x1f67b3b7a4a44072 ^ 0x78e5c0cc4ee679cb) + hashSeed
 	chainHigh = (0x2172ffcc7dd05a82 ^ 0x8e2443f7744608b8) - hashSeed
 )
 
-// pairLength is the length of two words, in bytes. The compiler would add a constant last, where the rest of a chain waits
-// for the sum; this it adds to what is there first.
+// pairLength is the length of two words, in bytes. The compiler would add a constant last, where the rest of a chain
+// waits for the sum; this it adds to what is there first.
 var pairLength uint64 = 16
 
 // hashPair is the hash of two little-endian words.

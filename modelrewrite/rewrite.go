@@ -1,7 +1,7 @@
 // Package rewrite says to which model the requests for another go.
 //
-// It owns the rules in force and the draw among a rule's targets. It never reads a body or changes one, and does not know where rules
-// come from. Rules may be used from any goroutine.
+// It owns the rules in force and the draw among a rule's targets. It never reads a body or changes one, and does not
+// know where rules come from. Rules may be used from any goroutine.
 package modelrewrite
 
 import (
@@ -26,7 +26,8 @@ type Rule struct {
 // Target is a model that a Rule leads to.
 type Target struct {
 	Model string
-	// Weight is the target's part of the requests, among the targets of its rule: up to a million. All 0: the same for each.
+	// Weight is the target's part of the requests, among the targets of its rule: up to a million. All 0: the same for
+	// each.
 	Weight int
 }
 
@@ -87,8 +88,8 @@ type table struct {
 	other *Rule // nil: other names stay
 }
 
-// Set puts rules in place of those before; they must not be changed afterwards. Of several that name one model the first holds, and so
-// of several that name none. Errors: a rule that Check refuses; then nothing changes.
+// Set puts rules in place of those before; they must not be changed afterwards. Of several that name one model the
+// first holds, and so of several that name none. Errors: a rule that Check refuses; then nothing changes.
 func (r *Rules) Set(rules []Rule) error {
 	next := &table{named: map[string]*Rule{}}
 	for i := range rules {

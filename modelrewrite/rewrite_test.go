@@ -29,7 +29,8 @@ func TestWhichRuleHolds(t *testing.T) {
 		t.Errorf("without rules: %v", rule)
 	}
 	before, _ := r.Of("x")
-	for _, bad := range []Rule{{Name: "n"}, {Name: "n", Targets: to("")}, {Name: "n", Models: []string{""}, Targets: to("m")},
+	for _, bad := range []Rule{{Name: "n"}, {Name: "n", Targets: to("")},
+		{Name: "n", Models: []string{""}, Targets: to("m")},
 		{Name: "n", Targets: []Target{{"m", -1}}}, {Name: "n", Targets: []Target{{"m", maxWeight + 1}}}} {
 		if err := r.Set([]Rule{bad}); err == nil || !strings.Contains(err.Error(), `"n"`) {
 			t.Errorf("%v: %v", bad, err)
@@ -44,7 +45,8 @@ func TestWeights(t *testing.T) {
 	for _, c := range []struct {
 		weights []int
 		want    []float64
-	}{{[]int{0, 0, 0, 0}, []float64{.25, .25, .25, .25}}, {[]int{90, 9, 1}, []float64{.9, .09, .01}}, {[]int{0, 5}, []float64{0, 1}}} {
+	}{{[]int{0, 0, 0, 0}, []float64{.25, .25, .25, .25}}, {[]int{90, 9, 1}, []float64{.9, .09, .01}},
+		{[]int{0, 5}, []float64{0, 1}}} {
 		rule := Rule{Name: "w", Models: []string{"x"}}
 		for i, weight := range c.weights {
 			rule.Targets = append(rule.Targets, Target{Model: string(rune('a' + i)), Weight: weight})

@@ -1,8 +1,8 @@
 // Package natssub subscribes to subjects of a NATS server over one connection.
 //
-// It owns the connection, which is made again whenever it ends, and the bound of what waits to be read. It never looks into
-// messages. NATS forgets: what a subscriber was too slow for, or not connected for, is gone, and only what messages themselves say
-// can show it.
+// It owns the connection, which is made again whenever it ends, and the bound of what waits to be read. It never looks
+// into messages. NATS forgets: what a subscriber was too slow for, or not connected for, is gone, and only what
+// messages themselves say can show it.
 //
 // Concurrency: everything is safe from any goroutine.
 package natssub
@@ -20,7 +20,8 @@ import (
 
 // Config says what to connect to, and who is told.
 type Config struct {
-	// Server is the server's URL, such as nats://host:4222, or several with commas between. They may hold a user and a password.
+	// Server is the server's URL, such as nats://host:4222, or several with commas between. They may hold a user and a
+	// password.
 	Server string
 	// Purpose says in logs what is lost while there is no connection.
 	Purpose string
@@ -37,8 +38,8 @@ type Conn struct {
 	silent bool             // that there is no connection was said; of package nats's one goroutine for callbacks
 }
 
-// Connect begins to connect. The server need not be there: it is tried until Close, every two seconds. An error says that Server cannot
-// be understood.
+// Connect begins to connect. The server need not be there: it is tried until Close, every two seconds. An error says
+// that Server cannot be understood.
 func Connect(cfg Config) (*Conn, error) {
 	if cfg.Changed == nil {
 		cfg.Changed = func(bool) {}
@@ -61,7 +62,17 @@ func Connect(cfg Config) (*Conn, error) {
 			cfg.Changed(false)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			c.errors.Log(cfg.Log, slog.LevelWarn, "NATS reports an error", "for", cfg.Purpose, "server", redacted(cfg.Server), "error", err)
+			c.errors.Log(
+				cfg.Log,
+				slog.LevelWarn,
+				"NATS reports an error",
+				"for",
+				cfg.Purpose,
+				"server",
+				redacted(cfg.Server),
+				"error",
+				err,
+			)
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("natssub: NATS server %s: %w; correct --nats-server", redacted(cfg.Server), err)
@@ -101,8 +112,8 @@ type Subscription struct {
 	subscription *nats.Subscription
 }
 
-// Subscribe gives each message on a subject to message, one after the other and from the connection's next one on, until Close. At most
-// pending bytes wait for it; what comes beyond is lost.
+// Subscribe gives each message on a subject to message, one after the other and from the connection's next one on,
+// until Close. At most pending bytes wait for it; what comes beyond is lost.
 func (c *Conn) Subscribe(subject string, pending int, message func(data []byte)) (*Subscription, error) {
 	s, err := c.conn.Subscribe(subject, func(m *nats.Msg) { message(m.Data) })
 	if err == nil {

@@ -107,8 +107,10 @@ func TestReconnects(t *testing.T) {
 	s := newServer(t)
 	s.end()
 	changed, messages, logged := make(chan bool, 10), make(chan string, 10), &logtest.Log{}
-	c, err := Connect(Config{Server: "nats://user:secret@" + s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil)),
-		Changed: func(connected bool) { changed <- connected }})
+	c, err := Connect(
+		Config{Server: "nats://user:secret@" + s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil)),
+			Changed: func(connected bool) { changed <- connected }},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +140,8 @@ func TestReconnects(t *testing.T) {
 			t.Error("it is said to be connected")
 		}
 	}
-	for what, want := range map[string]int{"NATS cannot be reached": 1, "the connection to NATS ended": 2, "user:xxxxx@" + s.at: 3, "secret": 0} {
+	for what, want := range map[string]int{"NATS cannot be reached": 1, "the connection to NATS ended": 2,
+		"user:xxxxx@" + s.at: 3, "secret": 0} {
 		if got := logged.Count(what); got != want {
 			t.Errorf("%q is in the log %d times, want %d", what, got, want)
 		}
@@ -173,7 +176,12 @@ func TestBounded(t *testing.T) {
 	}
 	kept := sent - lost
 	if kept < 1 || kept > pending/each+1 {
-		t.Errorf("%d messages of %d bytes were kept, want at most %d bytes, and the one that is being taken", kept, each, pending)
+		t.Errorf(
+			"%d messages of %d bytes were kept, want at most %d bytes, and the one that is being taken",
+			kept,
+			each,
+			pending,
+		)
 	}
 	close(hold)
 	for range kept {

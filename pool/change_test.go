@@ -81,13 +81,15 @@ func TestChange(t *testing.T) {
 			}
 		}
 		for range random.IntN(4) {
-			if name := fmt.Sprint("e", random.IntN(100)); want[name].Name == "" && !slices.ContainsFunc(add, func(e Endpoint) bool { return e.Name == name }) {
+			if name := fmt.Sprint("e", random.IntN(100)); want[name].Name == "" &&
+				!slices.ContainsFunc(add, func(e Endpoint) bool { return e.Name == name }) {
 				add = append(add, Endpoint{Name: name, Role: Aggregated, DataParallelSize: uint32(1 + random.IntN(2))})
 			}
 		}
 		p.Change(append(remove, "nobody"), add)
 		if random.IntN(2) == 0 { // without removals
-			if e := (Endpoint{Name: fmt.Sprint("f", len(numbers), random.Uint32()), Role: Aggregated, DataParallelSize: 1}); want[e.Name].Name == "" {
+			if e := (Endpoint{Name: fmt.Sprint("f", len(numbers), random.Uint32()), Role: Aggregated,
+				DataParallelSize: 1}); want[e.Name].Name == "" {
 				p.Change(nil, []Endpoint{e})
 				add = append(add, e)
 			}

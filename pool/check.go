@@ -20,8 +20,8 @@ const (
 	madeName = 32
 )
 
-// CheckName says what is wrong with an endpoint's name, nil when nothing is. Names are in logs, in labels of metrics, in headers and in
-// paths.
+// CheckName says what is wrong with an endpoint's name, nil when nothing is. Names are in logs, in labels of metrics,
+// in headers and in paths.
 func CheckName(name string) error { return checkName(name, MaxName) }
 
 func checkName(name string, most int) error {
@@ -38,7 +38,8 @@ func checkName(name string, most int) error {
 	return nil
 }
 
-// CheckText says what is wrong with another text of an endpoint, such as its model: nil when nothing is. An empty one is right.
+// CheckText says what is wrong with another text of an endpoint, such as its model: nil when nothing is. An empty one
+// is right.
 func CheckText(text string) error {
 	switch {
 	case len(text) > MaxText:
@@ -54,11 +55,15 @@ func CheckText(text string) error {
 // checkHost says what is wrong with a host: it must be an IP address, perhaps with a zone, or a host name.
 func checkHost(host string) error {
 	bad := func(c rune) bool {
-		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.')
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' ||
+			c == '.')
 	}
 	if ip, err := netip.ParseAddr(host); err == nil {
 		if strings.ContainsFunc(ip.Zone(), bad) || len(ip.Zone()) > maxLabel {
-			return fmt.Errorf("%.100q: the zone of the IP address has a character that no network interface has in its name", host)
+			return fmt.Errorf(
+				"%.100q: the zone of the IP address has a character that no network interface has in its name",
+				host,
+			)
 		}
 		return nil
 	}
@@ -66,11 +71,19 @@ func checkHost(host string) error {
 		return fmt.Errorf("the host %.40q... is longer than %d bytes", host, maxHost)
 	}
 	if strings.ContainsFunc(host, bad) {
-		return fmt.Errorf("the host %.100q has a character that no host name has: letters, digits, \"-\", \"_\" and \".\" are possible", host)
+		return fmt.Errorf(
+			"the host %.100q has a character that no host name has: letters, digits, \"-\", \"_\" and \".\" are "+
+				"possible",
+			host,
+		)
 	}
 	for label := range strings.SplitSeq(strings.TrimSuffix(host, "."), ".") {
 		if label == "" || len(label) > maxLabel {
-			return fmt.Errorf("the host %.100q: each part between dots must have from 1 to %d characters", host, maxLabel)
+			return fmt.Errorf(
+				"the host %.100q: each part between dots must have from 1 to %d characters",
+				host,
+				maxLabel,
+			)
 		}
 	}
 	return nil
@@ -79,14 +92,16 @@ func checkHost(host string) error {
 // checkPage says what is wrong with the URL of a metrics page.
 func checkPage(text string) error {
 	u, err := url.Parse(text)
-	if err != nil || len(text) > MaxText || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.ContainsAny(text, " \t") || checkHost(u.Hostname()) != nil {
+	if err != nil || len(text) > MaxText || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" ||
+		strings.ContainsAny(text, " \t") ||
+		checkHost(u.Hostname()) != nil {
 		return fmt.Errorf("%.100q must look like http://HOST:PORT/metrics", text)
 	}
 	return nil
 }
 
-// Check says what is wrong with the names, addresses and texts of an endpoint, nil when nothing is. Every source of endpoints has to
-// leave out those of which it says something.
+// Check says what is wrong with the names, addresses and texts of an endpoint, nil when nothing is. Every source of
+// endpoints has to leave out those of which it says something.
 func (e *Endpoint) Check() error {
 	if err := checkName(e.Name, MaxName+madeName); err != nil {
 		return err
@@ -108,7 +123,8 @@ func (e *Endpoint) Check() error {
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
-	for _, t := range [...]struct{ what, text string }{{"model", e.Model}, {"namespace", e.Namespace}, {"deviceType", e.DeviceType}, {"role", string(e.Role)},
+	for _, t := range [...]struct{ what, text string }{{"model", e.Model}, {"namespace", e.Namespace},
+		{"deviceType", e.DeviceType}, {"role", string(e.Role)},
 		{"kvTopic", e.KVTopic}, {"transfer", e.Transfer.Taint}} {
 		if err := CheckText(t.text); err != nil {
 			return fmt.Errorf("%s: %w", t.what, err)

@@ -10,13 +10,21 @@ import (
 
 // good is an endpoint with nothing wrong.
 func good() Endpoint {
-	return Endpoint{Name: "a", Address: "10.0.0.1:8000", KVEvents: "tcp://10.0.0.1:5557", Metrics: "http://10.0.0.1:8000/metrics", Model: "org/Model-1 beta", Taints: []string{"zone=a"}}
+	return Endpoint{
+		Name:     "a",
+		Address:  "10.0.0.1:8000",
+		KVEvents: "tcp://10.0.0.1:5557",
+		Metrics:  "http://10.0.0.1:8000/metrics",
+		Model:    "org/Model-1 beta",
+		Taints:   []string{"zone=a"},
+	}
 }
 
 func TestCheckNames(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"worker-0": true, "ns/pod.0_x:8000": true, "dynamo:1f": true, "名": true, strings.Repeat("x", 253): true,
-		"": false, " ": false, "a b": false, "a\tb": false, "a\nb": false, "a\r\nx-evil: 1": false, "a\x00": false, "a\x1b[31m": false, "a\x7f": false, "a\u0085": false,
+		"": false, " ": false, "a b": false, "a\tb": false, "a\nb": false, "a\r\nx-evil: 1": false, "a\x00": false,
+		"a\x1b[31m": false, "a\x7f": false, "a\u0085": false,
 		"a\u00a0b": false, "a\u2028": false, "a\u202eb": false, "\xff": false, strings.Repeat("x", 254): false,
 	} {
 		if err := CheckName(name); (err == nil) != ok {
@@ -29,11 +37,15 @@ func TestCheckNames(t *testing.T) {
 
 func TestCheckHosts(t *testing.T) {
 	for address, ok := range map[string]bool{
-		"10.0.0.1:8000": true, "[::1]:8000": true, "[fe80::1%eth0]:8000": true, "host:1": true, "my_host-1.example.com.:65535": true, "localhost:80": true,
+		"10.0.0.1:8000": true, "[::1]:8000": true, "[fe80::1%eth0]:8000": true, "host:1": true,
+		"my_host-1.example.com.:65535": true, "localhost:80": true,
 		"xn--bcher-kva.example:80": true, strings.Repeat("a.", 126) + "a:80": true,
-		"": false, ":80": false, "*:80": false, "host": false, "host:0": false, "host:65536": false, "host:x": false, "host:-1": false,
-		"a b:80": false, " host:80": false, "ho\nst:80": false, "ho\x00st:80": false, "host:8 0": false, "host:80 ": false, "a..b:80": false, ".a:80": false, "http://host:80": false, "user@host:80": false,
-		"host/x:80": false, "bücher.example:80": false, "[fe80::1%e th]:80": false, "[fe80::1%\r\n]:80": false, strings.Repeat("a.", 130) + "a:80": false, strings.Repeat("a", 64) + ":80": false,
+		"": false, ":80": false, "*:80": false, "host": false, "host:0": false, "host:65536": false, "host:x": false,
+		"host:-1": false,
+		"a b:80":  false, " host:80": false, "ho\nst:80": false, "ho\x00st:80": false, "host:8 0": false,
+		"host:80 ": false, "a..b:80": false, ".a:80": false, "http://host:80": false, "user@host:80": false,
+		"host/x:80": false, "bücher.example:80": false, "[fe80::1%e th]:80": false, "[fe80::1%\r\n]:80": false,
+		strings.Repeat("a.", 130) + "a:80": false, strings.Repeat("a", 64) + ":80": false,
 	} {
 		if err := CheckHostPort(address); (err == nil) != ok {
 			t.Errorf("%.80q: %v", address, err)
@@ -89,7 +101,8 @@ func TestFileRefusesNames(t *testing.T) {
 		`{name: a, address: "h:80", model: "a\rb"}`:                        "line 2: model: ",
 		`{name: a, address: "h:80", taints: ["a\0b"]}`:                     "line 2: taints: ",
 	} {
-		if _, err := ParseFile([]byte("endpoints:\n- " + entry + "\n")); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := ParseFile([]byte("endpoints:\n- " + entry + "\n")); err == nil ||
+			!strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%.60s: %v", entry, err)
 		}
 	}

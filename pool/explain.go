@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/suggest"
 )
 
-// explain says where the endpoints file, which package yaml refused, is wrong and what is right there. Package yaml's own words for a
-// wrong value or key are about Go types.
+// explain says where the endpoints file, which package yaml refused, is wrong and what is right there. Package yaml's
+// own words for a wrong value or key are about Go types.
 func explain(text []byte, refusal error) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
@@ -60,13 +60,25 @@ func (x *explainer) file(top *yaml.Node) error {
 		key, list := top.Content[i], resolve(top.Content[i+1])
 		switch {
 		case key.Value != "endpoints":
-			return fmt.Errorf("line %d: %q is not a key of the endpoints file, which has \"endpoints\" alone%s", key.Line, key.Value, suggest.DidYouMean(key.Value, "", []string{"endpoints"}))
+			return fmt.Errorf(
+				"line %d: %q is not a key of the endpoints file, which has \"endpoints\" alone%s",
+				key.Line,
+				key.Value,
+				suggest.DidYouMean(key.Value, "", []string{"endpoints"}),
+			)
 		case list.Kind != yaml.SequenceNode && list.Tag != "!!null":
-			return fmt.Errorf("line %d: endpoints: must be a list, for example [{name: worker-0, address: \"10.0.0.7:8000\"}]", list.Line)
+			return fmt.Errorf(
+				"line %d: endpoints: must be a list, for example [{name: worker-0, address: \"10.0.0.7:8000\"}]",
+				list.Line,
+			)
 		}
 		for _, entry := range list.Content {
 			if entry = resolve(entry); entry.Kind != yaml.MappingNode {
-				return fmt.Errorf("line %d: an endpoint must have keys with values, for example {name: worker-0, address: \"10.0.0.7:8000\"}", entry.Line)
+				return fmt.Errorf(
+					"line %d: an endpoint must have keys with values, for example {name: worker-0, address: "+
+						"\"10.0.0.7:8000\"}",
+					entry.Line,
+				)
 			}
 			if err := x.entry(entry); err != nil {
 				return err
@@ -97,11 +109,23 @@ func (x *explainer) entry(n *yaml.Node) error {
 		field, known := x.fields[key.Value]
 		switch line, twice := lines[key.Value]; {
 		case !known:
-			return fmt.Errorf("line %d: %q is not a key of an endpoint%s", key.Line, key.Value, suggest.DidYouMean(key.Value, "", x.keys))
+			return fmt.Errorf(
+				"line %d: %q is not a key of an endpoint%s",
+				key.Line,
+				key.Value,
+				suggest.DidYouMean(key.Value, "", x.keys),
+			)
 		case twice:
 			return fmt.Errorf("line %d: %s: given in line %d already", key.Line, key.Value, line)
 		case value.Decode(reflect.New(field.Type).Interface()) != nil:
-			return fmt.Errorf("line %d: %s: must be %s, for example %s: %s", value.Line, key.Value, kindOf(field.Type), key.Value, field.Tag.Get("example"))
+			return fmt.Errorf(
+				"line %d: %s: must be %s, for example %s: %s",
+				value.Line,
+				key.Value,
+				kindOf(field.Type),
+				key.Value,
+				field.Tag.Get("example"),
+			)
 		}
 		lines[key.Value] = key.Line
 	}

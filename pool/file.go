@@ -19,8 +19,8 @@ import (
 // completes it.
 type Entry struct {
 	Endpoint
-	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. When set, the entry is an endpoint only while discovery has a live
-	// instance there.
+	// Dynamo is NAMESPACE/COMPONENT/ENDPOINT, or empty. When set, the entry is an endpoint only while discovery has a
+	// live instance there.
 	Dynamo string
 	// AllInstances says that the entry stands for as many endpoints as there are live instances.
 	AllInstances bool
@@ -78,8 +78,8 @@ func decodeWhole(node *yaml.Node, to any) error {
 	return node.Decode(to)
 }
 
-// MaxRanks bounds an endpoint's DataParallelSize: more ranks than any engine has, few enough that a typing error costs no
-// memory.
+// MaxRanks bounds an endpoint's DataParallelSize: more ranks than any engine has, few enough that a typing error costs
+// no memory.
 const MaxRanks = 1024
 
 // maxWorkers bounds the ranks of all endpoints together: index and load book have no more numbers.
@@ -95,7 +95,9 @@ func ParseFile(text []byte) ([]Entry, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	dec.KnownFields(true)
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		return nil, errors.New("the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")")
+		return nil, errors.New(
+			"the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")",
+		)
 	} else if err != nil {
 		return nil, explain(text, err)
 	}
@@ -127,12 +129,21 @@ func ParseFile(text []byte) ([]Entry, error) {
 		}
 		lines[e.Name] = node.Line
 		if workers += e.DataParallelSize; workers > maxWorkers {
-			return nil, fmt.Errorf("line %d: more than %d workers, all ranks counted: spread them over several kvepps", node.Line, maxWorkers)
+			return nil, fmt.Errorf(
+				"line %d: more than %d workers, all ranks counted: spread them over several kvepps",
+				node.Line,
+				maxWorkers,
+			)
 		}
 		if other, twice := joins[e.Dynamo]; twice && e.Dynamo != "" {
 			// Two entries could take each other's instance, and with it the wrong event socket.
-			return nil, fmt.Errorf("line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or instanceId",
-				node.Line, e.Name, e.Dynamo, other)
+			return nil, fmt.Errorf(
+				"line %d: %q joins %s as %q does: give each worker a Dynamo namespace of its own, or instanceId",
+				node.Line,
+				e.Name,
+				e.Dynamo,
+				other,
+			)
 		}
 		joins[e.Dynamo] = e.Name
 		entries = append(entries, e)
@@ -148,9 +159,13 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	}
 	e := Entry{Dynamo: f.Dynamo, AllInstances: f.AllInstances, Endpoint: Endpoint{
 		Name: f.Name, Address: f.Address, Role: f.Role,
-		DataParallelStartRank: uint32(f.DataParallelStartRank), DataParallelSize: max(uint32(f.DataParallelSize), 1), RankByAddress: f.RankByAddress,
+		DataParallelStartRank: uint32(
+			f.DataParallelStartRank,
+		), DataParallelSize: max(uint32(f.DataParallelSize), 1), RankByAddress: f.RankByAddress,
 		KVEvents: f.KVEvents, KVReplay: f.KVReplay, KVTopic: f.KVTopic, Metrics: f.Metrics,
-		BlockSize: int(f.BlockSize), TotalKVBlocks: int(f.TotalKVBlocks), MaxNumBatchedTokens: int(f.MaxNumBatchedTokens),
+		BlockSize: int(
+			f.BlockSize,
+		), TotalKVBlocks: int(f.TotalKVBlocks), MaxNumBatchedTokens: int(f.MaxNumBatchedTokens),
 		Model: f.Model, DeviceType: strings.ToLower(f.DeviceType), Taints: f.Taints,
 	}}
 	if e.Role == "" {
@@ -168,13 +183,22 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 	case f.AllInstances && f.Dynamo == "":
 		return fail("allInstances", "the instances are those of a dynamo path: give one")
 	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
-		return fail("allInstances", "kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane")
+		return fail(
+			"allInstances",
+			"kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane",
+		)
 	case f.Dynamo != "" && f.InstanceID != nil:
 		return fail("instanceId", "dynamo gives the instance id: leave out one of the two")
 	case e.RankByAddress && e.DataParallelSize > 1:
 		return fail("rankByAddress", "the address is one rank's own, and dataParallelSize says %d", e.DataParallelSize)
 	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
-		return fail("dataParallelSize", "ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, MaxRanks)
+		return fail(
+			"dataParallelSize",
+			"ranks %d+%d are out of range (at most %d ranks)",
+			e.DataParallelStartRank,
+			e.DataParallelSize,
+			MaxRanks,
+		)
 	case f.BlockSize > kvblock.MaxBlockSize:
 		return fail("blockSize", "%d is out of range: at most %d tokens", f.BlockSize, kvblock.MaxBlockSize)
 	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:
@@ -192,7 +216,8 @@ func (f *fileEntry) entry(node *yaml.Node) (Entry, error) {
 			return fail("metrics", "%v", err)
 		}
 	}
-	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic}, {"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
+	for _, t := range append([][2]string{{"model", f.Model}, {"deviceType", f.DeviceType}, {"kvTopic", f.KVTopic},
+		{"dynamo", f.Dynamo}}, taintTexts(f.Taints)...) {
 		if err := CheckText(t[1]); err != nil {
 			return fail(t[0], "%v", err)
 		}

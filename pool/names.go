@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// Envoy's policy override_host finds an endpoint by IP:port alone, so host names in the endpoints file are resolved as its STRICT_DNS
-// clusters resolve theirs: again every few seconds, with the addresses of a failed lookup kept, and those of a name that is gone removed.
+// Envoy's policy override_host finds an endpoint by IP:port alone, so host names in the endpoints file are resolved as
+// its STRICT_DNS clusters resolve theirs: again every few seconds, with the addresses of a failed lookup kept, and
+// those of a name that is gone removed.
 
 const (
 	// namesInterval is how often names are looked up again. Source: Envoy 1.40, dns_refresh_rate of a cluster.
@@ -24,9 +25,14 @@ const (
 	maxLookups = 32
 )
 
-// lookups are the values of Envoy's dns_lookup_family that Names follows, and the networks that each asks for in turn until one has
-// addresses. Source: Envoy 1.40, config.cluster.v3.Cluster.DnsLookupFamily.
-var lookups = map[string][]string{"auto": {"ip6", "ip4"}, "v4_preferred": {"ip4", "ip6"}, "v4_only": {"ip4"}, "v6_only": {"ip6"}}
+// lookups are the values of Envoy's dns_lookup_family that Names follows, and the networks that each asks for in turn
+// until one has addresses. Source: Envoy 1.40, config.cluster.v3.Cluster.DnsLookupFamily.
+var lookups = map[string][]string{
+	"auto":         {"ip6", "ip4"},
+	"v4_preferred": {"ip4", "ip6"},
+	"v4_only":      {"ip4"},
+	"v6_only":      {"ip6"},
+}
 
 // Names resolves the host names of endpoints' addresses. Create it with NewNames. It is safe for concurrent use.
 type Names struct {
@@ -45,14 +51,19 @@ type resolved struct {
 	several bool       // it has several addresses, and that is logged
 }
 
-// NewNames returns a resolver for one of Envoy's values of dns_lookup_family, in lower case: auto, v4_preferred, v4_only or v6_only.
-// The error names these.
+// NewNames returns a resolver for one of Envoy's values of dns_lookup_family, in lower case: auto, v4_preferred,
+// v4_only or v6_only. The error names these.
 func NewNames(family string, log *slog.Logger) (*Names, error) {
 	networks, ok := lookups[family]
 	if !ok {
 		return nil, fmt.Errorf("%q is no family: must be auto, v4_preferred, v4_only or v6_only", family)
 	}
-	return &Names{networks: networks, lookup: net.DefaultResolver.LookupNetIP, log: log, hosts: map[string]*resolved{}}, nil
+	return &Names{
+		networks: networks,
+		lookup:   net.DefaultResolver.LookupNetIP,
+		log:      log,
+		hosts:    map[string]*resolved{},
+	}, nil
 }
 
 // hostName returns the host of an address host:port, if that is a name.
@@ -65,8 +76,8 @@ func hostName(address string) (host, port string, ok bool) {
 	return host, port, err != nil
 }
 
-// Use makes the names in entries the ones that are followed, and looks up those that are new. It returns when all are looked up, or
-// lookupTimeout is over.
+// Use makes the names in entries the ones that are followed, and looks up those that are new. It returns when all are
+// looked up, or lookupTimeout is over.
 func (n *Names) Use(ctx context.Context, entries []Entry) {
 	used := map[string]*resolved{}
 	var fresh []string
@@ -86,8 +97,8 @@ func (n *Names) Use(ctx context.Context, entries []Entry) {
 	n.update(ctx, fresh)
 }
 
-// Resolve returns the entries with addresses in the place of host names. Entries whose names have none are left out. It looks nothing
-// up.
+// Resolve returns the entries with addresses in the place of host names. Entries whose names have none are left out. It
+// looks nothing up.
 func (n *Names) Resolve(entries []Entry) []Entry {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -204,8 +215,16 @@ func (n *Names) apply(host string, addresses []netip.Addr, err error) bool {
 		}
 		if !r.failed || before != r.address {
 			r.failed = true
-			n.log.Warn("cannot resolve the host name of an endpoint; kvepp goes on trying. Without an address its endpoints are left out: correct the name, or write an IP address",
-				"name", host, "address", addressText(r.address), "error", err)
+			n.log.Warn(
+				"cannot resolve the host name of an endpoint; kvepp goes on trying. Without an address its endpoints "+
+					"are left out: correct the name, or write an IP address",
+				"name",
+				host,
+				"address",
+				addressText(r.address),
+				"error",
+				err,
+			)
 		}
 		return r.address != before
 	}
@@ -216,8 +235,16 @@ func (n *Names) apply(host string, addresses []netip.Addr, err error) bool {
 	}
 	if several := len(addresses) > 1; several != r.several {
 		if r.several = several; several {
-			n.log.Warn("the host name of an endpoint has several addresses, and kvepp uses one. Each engine needs an endpoint with a name or an address of its own",
-				"name", host, "addresses", len(addresses), "used", r.address.String())
+			n.log.Warn(
+				"the host name of an endpoint has several addresses, and kvepp uses one. Each engine needs an "+
+					"endpoint with a name or an address of its own",
+				"name",
+				host,
+				"addresses",
+				len(addresses),
+				"used",
+				r.address.String(),
+			)
 		}
 	}
 	return r.address != before

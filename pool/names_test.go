@@ -17,7 +17,12 @@ import (
 )
 
 // names returns a resolver whose lookups answer gives, by network and name.
-func names(t *testing.T, family string, log *logtest.Log, answer func(ctx context.Context, network, host string) ([]netip.Addr, error)) *Names {
+func names(
+	t *testing.T,
+	family string,
+	log *logtest.Log,
+	answer func(ctx context.Context, network, host string) ([]netip.Addr, error),
+) *Names {
 	t.Helper()
 	n, err := NewNames(family, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
@@ -63,16 +68,23 @@ func addresses(all []Entry) string {
 	return b.String()
 }
 
-// TestResolve: names become addresses of the family that Envoy would use, IP addresses and entries without an address stay, and entries
-// of names without an address are left out.
+// TestResolve: names become addresses of the family that Envoy would use, IP addresses and entries without an address
+// stay, and entries of names without an address are left out.
 func TestResolve(t *testing.T) {
-	records := map[string]string{"both": "10.0.0.1 fd00::1", "four": "10.0.0.2", "six": "fd00::2", "many": "10.0.0.9 10.0.0.3 10.0.0.7"}
+	records := map[string]string{
+		"both": "10.0.0.1 fd00::1",
+		"four": "10.0.0.2",
+		"six":  "fd00::2",
+		"many": "10.0.0.9 10.0.0.3 10.0.0.7",
+	}
 	given := entries("both:1", "four:2", "six:3", "none:4", "10.9.9.9:5", "[fd00::9]:6", "", "many:7", "four:8")
 	for family, want := range map[string]string{
-		"auto":         "e0=[fd00::1]:1 e1=10.0.0.2:2 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 e8=10.0.0.2:8",
-		"v4_preferred": "e0=10.0.0.1:1 e1=10.0.0.2:2 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 e8=10.0.0.2:8",
-		"v4_only":      "e0=10.0.0.1:1 e1=10.0.0.2:2 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 e8=10.0.0.2:8",
-		"v6_only":      "e0=[fd00::1]:1 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6=",
+		"auto": "e0=[fd00::1]:1 e1=10.0.0.2:2 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 " +
+			"e8=10.0.0.2:8",
+		"v4_preferred": "e0=10.0.0.1:1 e1=10.0.0.2:2 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 " +
+			"e8=10.0.0.2:8",
+		"v4_only": "e0=10.0.0.1:1 e1=10.0.0.2:2 e4=10.9.9.9:5 e5=[fd00::9]:6 e6= e7=10.0.0.3:7 e8=10.0.0.2:8",
+		"v6_only": "e0=[fd00::1]:1 e2=[fd00::2]:3 e4=10.9.9.9:5 e5=[fd00::9]:6 e6=",
 	} {
 		var log logtest.Log
 		n := names(t, family, &log, zone(records))
@@ -80,20 +92,22 @@ func TestResolve(t *testing.T) {
 		if got := addresses(n.Resolve(given)); got != want {
 			t.Errorf("%s:\n%s, want\n%s", family, got, want)
 		}
-		if log.Count("cannot resolve") != n.Unresolved() || n.Unresolved() == 0 || !strings.Contains(log.String(), `level=WARN msg="cannot resolve the host name of an endpoint`) {
+		if log.Count("cannot resolve") != n.Unresolved() || n.Unresolved() == 0 ||
+			!strings.Contains(log.String(), `level=WARN msg="cannot resolve the host name of an endpoint`) {
 			t.Errorf("%s: %d unresolved:\n%s", family, n.Unresolved(), log.String())
 		}
 		if several := log.Count("has several addresses"); (family != "v6_only") != (several == 1) {
 			t.Errorf("%s: %d lines about several addresses:\n%s", family, several, log.String())
 		}
 	}
-	if _, err := NewNames("ipv4", nil); err == nil || !strings.Contains(err.Error(), "auto, v4_preferred, v4_only or v6_only") {
+	if _, err := NewNames("ipv4", nil); err == nil ||
+		!strings.Contains(err.Error(), "auto, v4_preferred, v4_only or v6_only") {
 		t.Errorf("an unknown family: %v", err)
 	}
 }
 
-// TestFollowNames: a name's new address is found within seconds; one that is still among several stays; a failed lookup changes
-// nothing, and a name that is gone removes the endpoint. What is logged is logged once.
+// TestFollowNames: a name's new address is found within seconds; one that is still among several stays; a failed lookup
+// changes nothing, and a name that is gone removes the endpoint. What is logged is logged once.
 func TestFollowNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var records atomic.Pointer[map[string]string]
@@ -125,10 +139,19 @@ func TestFollowNames(t *testing.T) {
 			<-time.After(10 * namesInterval)
 			synctest.Wait()
 			if got := addresses(n.Resolve(given)); got != step.want || changes.Load() != step.changes {
-				t.Errorf("a %q, b %q: %s after %d changes, want %s after %d", step.a, step.b, got, changes.Load(), step.want, step.changes)
+				t.Errorf(
+					"a %q, b %q: %s after %d changes, want %s after %d",
+					step.a,
+					step.b,
+					got,
+					changes.Load(),
+					step.want,
+					step.changes,
+				)
 			}
 		}
-		for text, want := range map[string]int{"has several addresses": 1, "cannot resolve": 4, "resolved the host name": 4} {
+		for text, want := range map[string]int{"has several addresses": 1, "cannot resolve": 4,
+			"resolved the host name": 4} {
 			if got := log.Count(text); got != want {
 				t.Errorf("%q was logged %d times, want %d:\n%s", text, got, want, log.String())
 			}
@@ -140,7 +163,8 @@ func TestFollowNames(t *testing.T) {
 	})
 }
 
-// TestLookupsAreBounded: a name server that does not answer delays the endpoints by one timeout, however many names there are.
+// TestLookupsAreBounded: a name server that does not answer delays the endpoints by one timeout, however many names
+// there are.
 func TestLookupsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		running, most := make(chan int, 1), 0

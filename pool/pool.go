@@ -1,7 +1,8 @@
 // Package pool keeps the current set of endpoints as an immutable snapshot that anybody may read without a lock.
 //
-// It owns the worker numbers (kvblock.Worker), what is known about each worker (instance id, rank, block size, role), and
-// the static file source. It never routes, never talks to an engine, and never calls anybody while it holds its lock.
+// It owns the worker numbers (kvblock.Worker), what is known about each worker (instance id, rank, block size, role),
+// and the static file source. It never routes, never talks to an engine, and never calls anybody while it holds its
+// lock.
 //
 // Concurrency: everything is safe from any goroutine. Watchers are called one at a time, in the order they were added.
 package pool
@@ -33,28 +34,31 @@ const CPU = "cpu"
 // Endpoint is one address that Envoy can send a request to, and what is known of the engine behind it. It stands for
 // DataParallelSize workers, one for each rank.
 type Endpoint struct {
-	Name    string // unique in the pool; a pod's name in Kubernetes
-	Address string // host:port as Envoy dials it; several endpoints may share one (a shared frontend). A prefill worker's may be empty
-	// Namespace is Dynamo's, as discovery says it; empty: not known. The prefill and the decode worker of a request are of
-	// one namespace.
+	Name string // unique in the pool; a pod's name in Kubernetes
+	// host:port as Envoy dials it; several endpoints may share one (a shared frontend). A prefill worker's may be empty
+	Address string
+	// Namespace is Dynamo's, as discovery says it; empty: not known. The prefill and the decode worker of a request are
+	// of one namespace.
 	Namespace string
 
 	InstanceID            uint64 // Dynamo's id of the worker process
 	Role                  Role
 	DataParallelStartRank uint32
 	DataParallelSize      uint32 // 0 means 1
-	// RankByAddress says that the address is one rank's own, and that who listens there knows of no others: a request must not name one.
+	// RankByAddress says that the address is one rank's own, and that who listens there knows of no others: a request
+	// must not name one.
 	RankByAddress bool
 
 	KVEvents string // ZMQ address of rank DataParallelStartRank; rank r is at its port + (r - start). Empty: no events
 	KVReplay string // ZMQ address of the replay socket, numbered alike. Empty: no replay
 	KVTopic  string // subscription prefix; empty means everything
-	Metrics  string // URL of the engine's own metrics page. Empty: it is made from Address, see package pool/enginemetrics
+	// URL of the engine's own metrics page. Empty: it is made from Address, see package pool/enginemetrics
+	Metrics string
 	// EventChannels are where Dynamo's event plane carries the KV events, at most one for each rank, ordered by rank.
 	// They matter only when KVEvents is empty.
 	EventChannels []EventChannel
-	// LoadChannels are where the event plane carries the loads of the workers of the endpoint's Dynamo path: of all of them, since
-	// only the messages say whose they are. Their Rank means nothing, and over NATS they have no Publisher.
+	// LoadChannels are where the event plane carries the loads of the workers of the endpoint's Dynamo path: of all of
+	// them, since only the messages say whose they are. Their Rank means nothing, and over NATS they have no Publisher.
 	LoadChannels []EventChannel
 
 	BlockSize           int      // tokens per KV block; 0: not known yet
@@ -64,8 +68,8 @@ type Endpoint struct {
 	DeviceType          string   // CPU for one without an accelerator; empty: not known
 	Taints              []string // sorted, each once, in a snapshot
 	Transfer            Transfer // of a prefill worker
-	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its blocks cannot
-	// be matched with prompts: it is routed to by load only.
+	// OtherTokenizer says that the worker's tokenizer or template is known to be another than kvepp's, so that its
+	// blocks cannot be matched with prompts: it is routed to by load only.
 	OtherTokenizer bool
 	// SameTokenizer says that all of them are known to be kvepp's.
 	SameTokenizer bool
@@ -83,16 +87,16 @@ const (
 	CordonedByPod  CordonSource = "Pod annotation"
 )
 
-// Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach soonest. The
-// zero value says nothing.
+// Transfer says which decode workers should go on with the prompts of a prefill worker: those that its blocks reach
+// soonest. The zero value says nothing.
 type Transfer struct {
 	Taint    string  // which these decode workers have
 	Required bool    // no others will do
 	Weight   float32 // else how much they are preferred, as in a request's preferred taints
 }
 
-// EventChannel is where Dynamo's event plane carries what one publisher sends: the KV events of one rank of one worker process,
-// for one. The zero value is none.
+// EventChannel is where Dynamo's event plane carries what one publisher sends: the KV events of one rank of one worker
+// process, for one. The zero value is none.
 type EventChannel struct {
 	Rank      uint32
 	Publisher uint64 // id that the messages name
@@ -116,8 +120,8 @@ type Worker struct {
 
 	// BlockSize is the endpoint's, else what the engine announced. 0: not known yet; hide nothing behind it.
 	BlockSize int
-	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens: the endpoint's, until the worker's own events
-	// say otherwise.
+	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens: the endpoint's, until the worker's own
+	// events say otherwise.
 	EAGLE bool
 	// UpperBound says that the worker may hold less of a prompt than its events announce, see kvblock.Traits.
 	UpperBound bool
@@ -158,7 +162,8 @@ func (w *Worker) Announces() bool {
 	return channel || w.KVEvents != ""
 }
 
-// UnknownBatchedTokens stands for MaxNumBatchedTokens where it is not known: so many that no part of them is ever exceeded.
+// UnknownBatchedTokens stands for MaxNumBatchedTokens where it is not known: so many that no part of them is ever
+// exceeded.
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor; dynamo-kv-router 1.6.1, scheduling::queue.
 const UnknownBatchedTokens = 10_000_000
@@ -174,8 +179,8 @@ func (e *Endpoint) BatchedTokens() int {
 // String names a worker in logs: endpoint and rank.
 func (w *Worker) String() string { return fmt.Sprintf("%s/%d", w.Name, w.Rank) }
 
-// identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an endpoint
-// may change under it.
+// identity is what makes a worker the same KV cache, cut into the same blocks, across two updates; the rest of an
+// endpoint may change under it.
 type identity struct {
 	name, address, events, replay, topic string
 	instance                             uint64
@@ -207,8 +212,8 @@ type Watcher interface {
 	// WorkerJoined starts whatever is kept for a worker.
 	WorkerJoined(Worker)
 	// WorkerLeft forgets a worker. When it returns, nothing of the worker may remain and nothing may come of it later.
-	// It is called at once when the worker leaves, and again before its number goes to somebody else, because a decision
-	// that was under way may have booked on it in between: a second call must be harmless.
+	// It is called at once when the worker leaves, and again before its number goes to somebody else, because a
+	// decision that was under way may have booked on it in between: a second call must be harmless.
 	WorkerLeft(kvblock.Worker)
 }
 
@@ -246,8 +251,9 @@ func (p *Pool) Watch(w Watcher) {
 	p.watchers = append(p.watchers, w)
 }
 
-// OnCordon sets the function that Update calls when Endpoint.CordonedBy of an endpoint changes that stays in the pool. Watchers learn
-// from WorkerJoined that an endpoint is cordoned when it joins. Set the function before the first Update.
+// OnCordon sets the function that Update calls when Endpoint.CordonedBy of an endpoint changes that stays in the pool.
+// Watchers learn from WorkerJoined that an endpoint is cordoned when it joins. Set the function before the first
+// Update.
 func (p *Pool) OnCordon(f func(endpoint string, by CordonSource)) {
 	p.update.Lock()
 	defer p.update.Unlock()
@@ -260,7 +266,8 @@ func (p *Pool) Acquire() *Snapshot {
 	for {
 		s := p.current.Load()
 		s.readers.Add(1)
-		// Had the snapshot been replaced between the load and the add, Update may have seen no reader and reused a number.
+		// Had the snapshot been replaced between the load and the add, Update may have seen no reader and reused a
+		// number.
 		if p.current.Load() == s {
 			return s
 		}
@@ -284,9 +291,9 @@ func (p *Pool) Update(endpoints []Endpoint) {
 	p.announce(joined, left, recordoned)
 }
 
-// Change removes the endpoints of some names from the pool, and adds others. An endpoint that is removed and added takes its place
-// among the last, and its workers stay as they do in Update. What is added must have no other name of the pool. Where nothing is removed,
-// this takes no time for the endpoints that are there.
+// Change removes the endpoints of some names from the pool, and adds others. An endpoint that is removed and added
+// takes its place among the last, and its workers stay as they do in Update. What is added must have no other name of
+// the pool. Where nothing is removed, this takes no time for the endpoints that are there.
 func (p *Pool) Change(remove []string, add []Endpoint) {
 	p.update.Lock()
 	defer p.update.Unlock()
@@ -318,8 +325,8 @@ func (p *Pool) Change(remove []string, add []Endpoint) {
 			}
 		}
 	}
-	// Without removals the new workers come behind those of the current snapshot in its own memory, of which no reader sees more than
-	// was there. Nobody else has written there: a snapshot is followed once.
+	// Without removals the new workers come behind those of the current snapshot in its own memory, of which no reader
+	// sees more than was there. Nobody else has written there: a snapshot is followed once.
 	joined, left, recordoned := p.put(kept, removed, add)
 	p.publishing.Unlock()
 	p.announce(joined, left, recordoned)
@@ -340,15 +347,26 @@ func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 		p.leaving = append(p.leaving, w.Worker)
 	}
 	for _, w := range joined {
-		p.log.Info("worker joined", "worker", w.String(), "instance", w.InstanceID, "address", w.Address, "role", w.Role)
+		p.log.Info(
+			"worker joined",
+			"worker",
+			w.String(),
+			"instance",
+			w.InstanceID,
+			"address",
+			w.Address,
+			"role",
+			w.Role,
+		)
 		for _, o := range p.watchers {
 			o.WorkerJoined(w)
 		}
 	}
 }
 
-// put publishes the snapshot of the workers in kept and those of endpoints, which may be among the workers before. It returns the workers that
-// joined, those of before that left, and the endpoints whose CordonedBy changed. The caller holds p.update and p.publishing.
+// put publishes the snapshot of the workers in kept and those of endpoints, which may be among the workers before. It
+// returns the workers that joined, those of before that left, and the endpoints whose CordonedBy changed. The caller
+// holds p.update and p.publishing.
 func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []Worker, recordoned []*Endpoint) {
 	known := remembered{workers: before, stayed: make([]bool, len(before))}
 	after := &Snapshot{Workers: kept}
@@ -359,14 +377,16 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 			e.Role = Aggregated
 		}
 		e.DataParallelSize = max(e.DataParallelSize, 1)
-		if len(after.Workers)+int(e.DataParallelSize) > maxWorkers { // what discovery has was not counted with the endpoints file
+		// what discovery has was not counted with the endpoints file
+		if len(after.Workers)+int(e.DataParallelSize) > maxWorkers {
 			tooMany++
 			continue
 		}
 		if len(e.Taints) > 1 {
 			e.Taints = slices.Compact(slices.Sorted(slices.Values(e.Taints)))
 		}
-		for i := range e.DataParallelSize { // not up to the last rank: behind the highest number there is none to end at
+		// not up to the last rank: behind the highest number there is none to end at
+		for i := range e.DataParallelSize {
 			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
 			if was := known.find(w.identity()); was != nil {
 				w.Worker = was.Worker
@@ -383,8 +403,15 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 		}
 	}
 	if tooMany > 0 {
-		p.log.Error("more workers than kvepp has numbers for: the last endpoints are left out; spread them over several kvepps",
-			"left_out", tooMany, "workers", len(after.Workers), "most", maxWorkers)
+		p.log.Error(
+			"more workers than kvepp has numbers for: the last endpoints are left out; spread them over several kvepps",
+			"left_out",
+			tooMany,
+			"workers",
+			len(after.Workers),
+			"most",
+			maxWorkers,
+		)
 	}
 	p.publish(after)
 	for i, w := range before {
@@ -395,8 +422,8 @@ func (p *Pool) put(kept, before []Worker, endpoints []Endpoint) (joined, left []
 	return joined, left, recordoned
 }
 
-// remembered finds the workers of an earlier snapshot again. Most come in the order in which they were: of hundreds one has left, or
-// one has come in between.
+// remembered finds the workers of an earlier snapshot again. Most come in the order in which they were: of hundreds one
+// has left, or one has come in between.
 type remembered struct {
 	workers []Worker
 	stayed  []bool         // of workers, by index: found
@@ -437,9 +464,9 @@ func (r *remembered) found(i int) *Worker {
 	return &r.workers[i]
 }
 
-// ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing else
-// said it; one that differs from what is known, or is none that can be believed, makes the worker load-only until they agree
-// again.
+// ReportBlockSize records the block size that a worker's own events announce. The first one is adopted when nothing
+// else said it; one that differs from what is known, or is none that can be believed, makes the worker load-only until
+// they agree again.
 func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publishing.Lock()
 	defer p.publishing.Unlock()
@@ -456,7 +483,13 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	switch {
 	case x.BlockSize == 0 && (announced < 1 || announced > kvblock.MaxBlockSize):
 		x.Announced = announced
-		p.log.Error("block size announced for a worker is out of range: this worker is routed to by load only", "worker", x.String(), "announced", announced)
+		p.log.Error(
+			"block size announced for a worker is out of range: this worker is routed to by load only",
+			"worker",
+			x.String(),
+			"announced",
+			announced,
+		)
 	case x.BlockSize == 0:
 		x.BlockSize, x.Announced = announced, 0
 		p.log.Info("block size taken from the engine's events", "worker", x.String(), "block_size", announced)
@@ -472,8 +505,8 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	p.publish(after)
 }
 
-// CorrectBlockSize replaces a block size that was taken from the worker's own events, because the stores in that size were prompt
-// tails, shorter than the engine's blocks. A configured block size stays.
+// CorrectBlockSize replaces a block size that was taken from the worker's own events, because the stores in that size
+// were prompt tails, shorter than the engine's blocks. A configured block size stays.
 func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 	p.change(w, func(x *Worker) {
 		if x.Endpoint.BlockSize != 0 || x.BlockSize == announced {
@@ -489,10 +522,20 @@ func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 func (p *Pool) ReportTraits(w kvblock.Worker, eagle, upperBound bool) {
 	p.change(w, func(x *Worker) {
 		if x.EAGLE != eagle {
-			p.log.Info("the engine's events say whether its blocks are EAGLE's, one token wider", "worker", x.String(), "eagle", eagle)
+			p.log.Info(
+				"the engine's events say whether its blocks are EAGLE's, one token wider",
+				"worker",
+				x.String(),
+				"eagle",
+				eagle,
+			)
 		}
 		if upperBound && !x.UpperBound {
-			p.log.Info("this worker's overlap is an upper bound: parts of its model keep less than its events announce", "worker", x.String())
+			p.log.Info(
+				"this worker's overlap is an upper bound: parts of its model keep less than its events announce",
+				"worker",
+				x.String(),
+			)
 		}
 		x.EAGLE, x.UpperBound = eagle, upperBound
 	})
@@ -520,7 +563,8 @@ func (p *Pool) change(w kvblock.Worker, edit func(*Worker)) {
 
 // publish replaces the snapshot. The caller holds p.publishing.
 func (p *Pool) publish(s *Snapshot) {
-	p.prune() // a pool that is never updated, but learns the block sizes of thousands of workers, must not keep them all
+	// a pool that is never updated, but learns the block sizes of thousands of workers, must not keep them all
+	p.prune()
 	p.old = append(p.old, p.current.Swap(s))
 }
 
@@ -529,7 +573,8 @@ func (p *Pool) prune() {
 	p.old = slices.DeleteFunc(p.old, func(s *Snapshot) bool { return s.readers.Load() == 0 })
 }
 
-// reclaim frees the numbers of workers that left, once no reader of an older snapshot remains. The caller holds p.update.
+// reclaim frees the numbers of workers that left, once no reader of an older snapshot remains. The caller holds
+// p.update.
 func (p *Pool) reclaim() {
 	p.publishing.Lock()
 	p.prune()

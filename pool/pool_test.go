@@ -70,7 +70,8 @@ func TestWorkersKeepTheirNumbers(t *testing.T) {
 	two.TotalKVBlocks = 99
 	p.Update([]Endpoint{endpoint("b", 2), two})
 	after := workers(p)
-	if after["a/0"].Worker != before["a/0"].Worker || after["a/0"].TotalKVBlocks != 99 || d.joins != 3 || d.leaves != 0 {
+	if after["a/0"].Worker != before["a/0"].Worker || after["a/0"].TotalKVBlocks != 99 || d.joins != 3 ||
+		d.leaves != 0 {
 		t.Errorf("after an update of the same workers: %+v, %d joined, %d left", after, d.joins, d.leaves)
 	}
 	// Another instance id is another cache, under the same name.
@@ -164,10 +165,12 @@ func TestBlockSizeIsTheWorkersOwn(t *testing.T) {
 		p.Update(nil)
 		p.Update([]Endpoint{endpoint("absurd", 3)})
 		number := workers(p)["absurd/0"].Worker
-		if p.ReportBlockSize(number, absurd); workers(p)["absurd/0"].BlockSize != 0 || workers(p)["absurd/0"].Announced != absurd {
+		if p.ReportBlockSize(number, absurd); workers(p)["absurd/0"].BlockSize != 0 ||
+			workers(p)["absurd/0"].Announced != absurd {
 			t.Errorf("of %d tokens: %+v", absurd, workers(p)["absurd/0"])
 		}
-		if p.ReportBlockSize(number, 16); workers(p)["absurd/0"].BlockSize != 16 || workers(p)["absurd/0"].Announced != 0 {
+		if p.ReportBlockSize(number, 16); workers(p)["absurd/0"].BlockSize != 16 ||
+			workers(p)["absurd/0"].Announced != 0 {
 			t.Errorf("after %d tokens: %+v", absurd, workers(p)["absurd/0"])
 		}
 	}
@@ -184,7 +187,8 @@ func TestBlockSizeOfPromptTailsIsCorrected(t *testing.T) {
 	p.CorrectBlockSize(unknown, 32)
 	p.CorrectBlockSize(workers(p)["known/0"].Worker, 32)
 	p.CorrectBlockSize(99, 32) // of a worker that has left meanwhile
-	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["unknown/0"].Announced != 0 || w["known/0"].BlockSize != 16 {
+	if w := workers(p); w["unknown/0"].BlockSize != 32 || w["unknown/0"].Announced != 0 ||
+		w["known/0"].BlockSize != 16 {
 		t.Errorf("%+v", w)
 	}
 	p.ReportBlockSize(unknown, 64)
@@ -213,7 +217,8 @@ func TestTraitsAreTheWorkersOwn(t *testing.T) {
 		t.Error("a snapshot was published although nothing changed")
 	}
 	p.Update([]Endpoint{endpoint("plain", 1), eagle})
-	if w := workers(p); !w["plain/0"].EAGLE || !w["plain/0"].UpperBound || !w["plain/0"].Silent || w["eagle/0"].EAGLE || w["eagle/0"].Silent {
+	if w := workers(p); !w["plain/0"].EAGLE || !w["plain/0"].UpperBound || !w["plain/0"].Silent || w["eagle/0"].EAGLE ||
+		w["eagle/0"].Silent {
 		t.Errorf("after an update: %+v", w)
 	}
 	p.Update([]Endpoint{eagle})
@@ -369,7 +374,14 @@ func TestWhoStaysIsFound(t *testing.T) {
 		for name, w := range workers(p) {
 			was, there := numbers[name]
 			if same := there && was.InstanceID == w.InstanceID; same != (was.Worker == w.Worker && there) {
-				t.Fatalf("%s had number %d as instance %d, and has %d as %d", name, was.Worker, was.InstanceID, w.Worker, w.InstanceID)
+				t.Fatalf(
+					"%s had number %d as instance %d, and has %d as %d",
+					name,
+					was.Worker,
+					was.InstanceID,
+					w.Worker,
+					w.InstanceID,
+				)
 			}
 		}
 		// Numbers that are given back are forgotten once more, which the diary counts as leaving again.

@@ -15,9 +15,9 @@ import (
 // settle is how long a file must be left alone before it is read again: an editor writes it in several steps.
 const settle = 50 * time.Millisecond
 
-// WatchFile reads the endpoints file now and whenever it changes, a rename over it and Kubernetes' symlink swap included,
-// and gives what it holds to apply, until ctx ends. Only the first reading's error is returned; a later bad file, or one
-// that apply refuses, is logged and counted by refused, and what was applied before stays.
+// WatchFile reads the endpoints file now and whenever it changes, a rename over it and Kubernetes' symlink swap
+// included, and gives what it holds to apply, until ctx ends. Only the first reading's error is returned; a later bad
+// file, or one that apply refuses, is logged and counted by refused, and what was applied before stays.
 func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]Entry) error, refused func()) error {
 	// The directory is watched, not the file: a rename over the file replaces the inode that a file watch holds.
 	watcher, err := fsnotify.NewWatcher()

@@ -73,7 +73,8 @@ func TestWatchFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "endpoints.yaml")
 	var f follow
-	if err := f.start(t, path); err == nil || !strings.Contains(err.Error(), "the endpoints file cannot be read: open "+path) {
+	if err := f.start(t, path); err == nil ||
+		!strings.Contains(err.Error(), "the endpoints file cannot be read: open "+path) {
 		t.Fatal(err)
 	}
 	put(t, path, "endpoints:\n- nome: a\n")

@@ -44,21 +44,34 @@ var (
 	profileKeys = []string{"default_policy_family", "uncached_isl_buckets", "policy_classes"}
 	fileKeys    = append(slices.Clone(profileKeys), "models", "router")
 	bucketKeys  = []string{"min_tokens", "bucket"}
-	classKeys   = []string{"name", "policy_family", "cache_bucket", "queue_policy", "quantum", "prefill_busy_threshold", "prefill_busy_threshold_frac",
-		"request_queue_limit_per_worker", "raw_isl_token_queue_limit_per_worker", "cached_token_queue_limit_per_worker"}
+	classKeys   = []string{
+		"name",
+		"policy_family",
+		"cache_bucket",
+		"queue_policy",
+		"quantum",
+		"prefill_busy_threshold",
+		"prefill_busy_threshold_frac",
+		"request_queue_limit_per_worker",
+		"raw_isl_token_queue_limit_per_worker",
+		"cached_token_queue_limit_per_worker",
+	}
 )
 
 // examples are values of keys, for errors.
 var examples = map[string]string{
-	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short", "cache_bucket": "short",
-	"min_tokens": "0", "quantum": "8192", "prefill_busy_threshold": "16384", "prefill_busy_threshold_frac": "2.0",
-	"request_queue_limit_per_worker": "64", "raw_isl_token_queue_limit_per_worker": "1000000", "cached_token_queue_limit_per_worker": "1000000",
+	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short",
+	"cache_bucket": "short",
+	"min_tokens":   "0", "quantum": "8192", "prefill_busy_threshold": "16384", "prefill_busy_threshold_frac": "2.0",
+	"request_queue_limit_per_worker": "64", "raw_isl_token_queue_limit_per_worker": "1000000",
+	"cached_token_queue_limit_per_worker": "1000000",
 }
 
 // refused are keys of Dynamo's that kvepp does not follow, and why.
 var refused = map[string]string{
-	"worker_selection":   "kvepp has one policy of choosing a worker, Dynamo's default; leave this key out",
-	"request_classifier": "kvepp runs no classifier; a request's class comes from the header x-dynamo-meta-policy-class and its tokens; leave this key out",
+	"worker_selection": "kvepp has one policy of choosing a worker, Dynamo's default; leave this key out",
+	"request_classifier": "kvepp runs no classifier; a request's class comes from the header " +
+		"x-dynamo-meta-policy-class and its tokens; leave this key out",
 }
 
 // ParseFile reads a policy file (--router-policy-config). Errors name the line and what would be right.
@@ -71,7 +84,9 @@ func ParseFile(text []byte) (*File, error) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New("the file is empty: it must define policy_classes, models or router")
 	} else if err != nil {
-		return nil, errors.New(strings.Replace(strings.TrimPrefix(err.Error(), "yaml: "), ": ", ": not valid YAML: ", 1)) // behind the line
+		// behind the line
+		return nil, errors.New(strings.Replace(strings.TrimPrefix(err.Error(), "yaml: "), ": ", ": not valid YAML: ",
+			1))
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document in the file")
@@ -194,7 +209,14 @@ func (r *reader) mapping(n *yaml.Node, what string, known []string) (object, err
 		case not && slices.Contains(known, "router"):
 			return o, wrong(key, "%s: %s", key.Value, why)
 		default:
-			return o, wrong(key, "%q is not a key of %s, which has: %s%s", key.Value, what, strings.Join(known, ", "), suggest.DidYouMean(key.Value, "", known))
+			return o, wrong(
+				key,
+				"%q is not a key of %s, which has: %s%s",
+				key.Value,
+				what,
+				strings.Join(known, ", "),
+				suggest.DidYouMean(key.Value, "", known),
+			)
 		}
 	}
 	return o, err
@@ -212,10 +234,18 @@ func (o *object) identifier(key string) (string, error) {
 	}
 	ok := n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value != ""
 	for _, c := range []byte(n.Value) {
-		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
+		ok = ok &&
+			(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
 	}
 	if !ok {
-		return "", wrong(n, "%s%s: must be text of letters, digits, '_', '.' and '-', for example %s: %s", key, shown(n), key, examples[key])
+		return "", wrong(
+			n,
+			"%s%s: must be text of letters, digits, '_', '.' and '-', for example %s: %s",
+			key,
+			shown(n),
+			key,
+			examples[key],
+		)
 	}
 	return n.Value, nil
 }
@@ -228,7 +258,15 @@ func (o *object) number(key string) (*int, error) {
 	}
 	var v int64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&v) != nil || v < 0 || v > maxNumber {
-		return nil, wrong(n, "%s%s: must be a whole number from 0 to %d, for example %s: %s", key, shown(n), maxNumber, key, examples[key])
+		return nil, wrong(
+			n,
+			"%s%s: must be a whole number from 0 to %d, for example %s: %s",
+			key,
+			shown(n),
+			maxNumber,
+			key,
+			examples[key],
+		)
 	}
 	i := int(v)
 	return &i, nil
@@ -241,8 +279,16 @@ func (o *object) fraction(key string) (*float64, error) {
 		return nil, nil
 	}
 	var v float64
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" || n.Decode(&v) != nil || !(v >= 0 && v <= math.MaxFloat64) {
-		return nil, wrong(n, "%s%s: must be a finite number of at least 0, for example %s: %s", key, shown(n), key, examples[key])
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" || n.Decode(&v) != nil ||
+		!(v >= 0 && v <= math.MaxFloat64) {
+		return nil, wrong(
+			n,
+			"%s%s: must be a finite number of at least 0, for example %s: %s",
+			key,
+			shown(n),
+			key,
+			examples[key],
+		)
 	}
 	return &v, nil
 }
@@ -303,24 +349,43 @@ func (r *reader) profile(o object) (*Profile, error) {
 		}
 		m := member{p.families[family], bucket}
 		if other, taken := p.members[m]; taken {
-			return nil, wrong(n, "family %q has a class for bucket %q already: %q", family, names[bucket], p.Classes[other].Name)
+			return nil, wrong(
+				n,
+				"family %q has a class for bucket %q already: %q",
+				family,
+				names[bucket],
+				p.Classes[other].Name,
+			)
 		}
 		p.members[m] = i
 	}
 	var known bool
 	if p.defaultFamily, known = p.families[fallback]; !known {
-		return nil, wrong(o.values["default_policy_family"], "default_policy_family %q: no policy class has this policy_family", fallback)
+		return nil, wrong(
+			o.values["default_policy_family"],
+			"default_policy_family %q: no policy class has this policy_family",
+			fallback,
+		)
 	}
 	for name := range p.explicit {
 		if _, too := p.families[name]; too {
-			return nil, wrong(lines[name], "policy class %q has the name of a policy_family: a request that asks for it could mean either", name)
+			return nil, wrong(
+				lines[name],
+				"policy class %q has the name of a policy_family: a request that asks for it could mean either",
+				name,
+			)
 		}
 	}
 	// This ends early where something is missing, so that it never takes longer than there are classes.
 	for f, family := range families {
 		for b, bucket := range names {
 			if _, there := p.members[member{f, b}]; !there {
-				return nil, wrong(o.values["policy_classes"], "no policy class for family %q and bucket %q: every family needs one for each bucket", family, bucket)
+				return nil, wrong(
+					o.values["policy_classes"],
+					"no policy class for family %q and bucket %q: every family needs one for each bucket",
+					family,
+					bucket,
+				)
 			}
 		}
 	}
@@ -354,7 +419,12 @@ func (r *reader) buckets(o *object) (least []int, names []string, err error) {
 		case i == 0 && *from != 0:
 			return nil, nil, wrong(b.node, "min_tokens %d: the first bucket must begin at 0", *from)
 		case i > 0 && *from <= least[i-1]:
-			return nil, nil, wrong(b.node, "min_tokens %d: must be more than the bucket before it has, %d", *from, least[i-1])
+			return nil, nil, wrong(
+				b.node,
+				"min_tokens %d: must be more than the bucket before it has, %d",
+				*from,
+				least[i-1],
+			)
 		case seen[name]:
 			return nil, nil, wrong(b.node, "bucket %q is there twice", name)
 		}
@@ -381,7 +451,12 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 	c.Policy = FCFS
 	if v := o.values["queue_policy"]; v != nil {
 		if c.Policy = Policy(v.Value); v.Kind != yaml.ScalarNode || !c.Policy.Valid() {
-			return c, "", 0, wrong(v, "queue_policy%s: must be fcfs, wspt or lcfs%s", shown(v), suggest.DidYouMean(v.Value, "", []string{string(FCFS), string(WSPT), string(LCFS)}))
+			return c, "", 0, wrong(
+				v,
+				"queue_policy%s: must be fcfs, wspt or lcfs%s",
+				shown(v),
+				suggest.DidYouMean(v.Value, "", []string{string(FCFS), string(WSPT), string(LCFS)}),
+			)
 		}
 	}
 	quantum, err := o.number("quantum")
@@ -419,12 +494,22 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 	case err != nil:
 		return c, "", 0, err
 	case (family == "") != (name == ""):
-		return c, "", 0, wrong(o.node, "%s: policy_family and cache_bucket belong together; a class without both is asked for by its name", o.what)
+		return c, "", 0, wrong(
+			o.node,
+			"%s: policy_family and cache_bucket belong together; a class without both is asked for by its name",
+			o.what,
+		)
 	case family == "":
 		return c, "", 0, nil
 	}
 	if bucket = slices.Index(buckets, name); bucket < 0 {
-		return c, "", 0, wrong(o.values["cache_bucket"], "cache_bucket %q is none of the uncached_isl_buckets: %s%s", name, strings.Join(buckets, ", "), suggest.DidYouMean(name, "", buckets))
+		return c, "", 0, wrong(
+			o.values["cache_bucket"],
+			"cache_bucket %q is none of the uncached_isl_buckets: %s%s",
+			name,
+			strings.Join(buckets, ", "),
+			suggest.DidYouMean(name, "", buckets),
+		)
 	}
 	return c, family, bucket, nil
 }

@@ -36,7 +36,11 @@ func TestParseFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []Setting{{"router_track_active_blocks", "false", 3}, {"router_ttl_secs", "60.5", 4}, {"router_predicted_ttl_secs", "None", 5}}; !reflect.DeepEqual(f.Router, want) {
+	if want := []Setting{{"router_track_active_blocks", "false", 3}, {"router_ttl_secs", "60.5", 4},
+		{"router_predicted_ttl_secs", "None", 5}}; !reflect.DeepEqual(
+		f.Router,
+		want,
+	) {
 		t.Errorf("router: %+v", f.Router)
 	}
 	fallback := Single(WSPT, nil)
@@ -70,7 +74,11 @@ func TestParseFile(t *testing.T) {
 			t.Errorf("%q with %d tokens: %s, want %s", c.name, c.tokens, got, c.want)
 		}
 	}
-	if other, own := all.Of("other/model"); !own || other == p || other.Classes[other.Class("urgent", 5000)].Name != "only" || other.Waits() || !p.Waits() || !all.Waits() {
+	if other, own := all.Of("other/model"); !own || other == p ||
+		other.Classes[other.Class("urgent", 5000)].Name != "only" ||
+		other.Waits() ||
+		!p.Waits() ||
+		!all.Waits() {
 		t.Errorf("other/model: %+v", other)
 	}
 	if got := strings.Join(all.Classes(), " "); got != "batch.all cached only uncached urgent_cached urgent_uncached" {
@@ -97,7 +105,8 @@ func TestBusy(t *testing.T) {
 		{Class{BusyTokens: set(10)}, 10, 1, false}, {Class{BusyTokens: set(10)}, 11, 1 << 40, true},
 		{Class{BusyFrac: set(0.5)}, 5, 10, false}, {Class{BusyFrac: set(0.5)}, 6, 10, true},
 		{Class{BusyFrac: set(0.0)}, 0, 10, false}, {Class{BusyFrac: set(0.0)}, 1, 10, true},
-		{Class{BusyTokens: set(10), BusyFrac: set(0.5)}, 6, 10, true}, {Class{BusyTokens: set(10), BusyFrac: set(9.0)}, 11, 10, true},
+		{Class{BusyTokens: set(10), BusyFrac: set(0.5)}, 6, 10, true},
+		{Class{BusyTokens: set(10), BusyFrac: set(9.0)}, 11, 10, true},
 	} {
 		if got := c.class.Busy(c.tokens, c.max); got != c.want {
 			t.Errorf("%d of %d: %v, want %v", c.tokens, c.max, got, c.want)
@@ -123,7 +132,8 @@ func TestReadmeExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p, _ := f.Profiles(nil).Of("m"); len(p.Classes) != 2 || !p.Waits() || p.Classes[p.Class("", 5000)].Name != "long" {
+	if p, _ := f.Profiles(nil).Of("m"); len(p.Classes) != 2 || !p.Waits() ||
+		p.Classes[p.Class("", 5000)].Name != "long" {
 		t.Errorf("%+v", p)
 	}
 }
@@ -140,42 +150,67 @@ func TestRefusedFiles(t *testing.T) {
 		{example, example + "---\na: 1\n", "more than one YAML document"},
 		{"router:\n", "worker_selection: {}\nrouter:\n", "line 2: worker_selection: kvepp has one"},
 		{"router:\n", "request_classifier: {type: x}\nrouter:\n", "line 2: request_classifier: kvepp runs no"},
-		{"router:\n", "routers: {}\nrouter:\n", `line 2: "routers" is not a key of the policy file, which has: default_policy_family, uncached_isl_buckets, policy_classes, models, router; did you mean router?`},
-		{"policy_classes:", "policy_class:", `line 10: "policy_class" is not a key of the policy file, which has: default_policy_family, uncached_isl_buckets, policy_classes, models, router; did you mean policy_classes?`},
+		{"router:\n", "routers: {}\nrouter:\n",
+			`line 2: "routers" is not a key of the policy file, which has: default_policy_family, ` +
+				`uncached_isl_buckets, policy_classes, models, router; did you mean router?`},
+		{"policy_classes:", "policy_class:",
+			`line 10: "policy_class" is not a key of the policy file, which has: default_policy_family, ` +
+				`uncached_isl_buckets, policy_classes, models, router; did you mean policy_classes?`},
 		{"a", "a: b: c\n", "line 3: not valid YAML: mapping values are not allowed in this context"},
 		{"router_ttl_secs: 60.5", "router_ttl_secs: [1]", "line 4: router_ttl_secs: must be one value"},
 		{example, "router: 7\n", "line 1: router: must be a mapping"},
 		{"default_policy_family: standard\n", "", "default_policy_family is missing"},
 		{"default_policy_family: standard", "default_policy_family: nobody", `line 6: default_policy_family "nobody"`},
-		{"default_policy_family: standard", "default_policy_family: a/b", `line 6: default_policy_family "a/b": must be text`},
-		{"default_policy_family: standard", "default_policy_family: 7", `line 6: default_policy_family "7": must be text of letters, digits, '_', '.' and '-', for example default_policy_family: standard`},
-		{"- {min_tokens: 0, bucket: cached}\n", "- {min_tokens: 1, bucket: cached}\n", "line 8: min_tokens 1: the first bucket must begin at 0"},
+		{"default_policy_family: standard", "default_policy_family: a/b",
+			`line 6: default_policy_family "a/b": must be text`},
+		{"default_policy_family: standard", "default_policy_family: 7",
+			`line 6: default_policy_family "7": must be text of letters, digits, '_', '.' and '-', for example ` +
+				`default_policy_family: standard`},
+		{"- {min_tokens: 0, bucket: cached}\n", "- {min_tokens: 1, bucket: cached}\n",
+			"line 8: min_tokens 1: the first bucket must begin at 0"},
 		{"min_tokens: 3072", "min_tokens: 0", "line 9: min_tokens 0: must be more"},
-		{"min_tokens: 3072", "min_tokens: 3072.5", `line 9: min_tokens "3072.5": must be a whole number from 0 to 1099511627776, for example min_tokens: 0`},
-		{"min_tokens: 3072", "min_tokens: [3072]", `line 9: min_tokens: must be a whole number from 0 to 1099511627776, for example min_tokens: 0`},
-		{"min_tokens: 3072", "min_token: 3072", `line 9: "min_token" is not a key of an uncached_isl_bucket, which has: min_tokens, bucket`},
+		{"min_tokens: 3072", "min_tokens: 3072.5",
+			`line 9: min_tokens "3072.5": must be a whole number from 0 to 1099511627776, for example min_tokens: 0`},
+		{"min_tokens: 3072", "min_tokens: [3072]",
+			`line 9: min_tokens: must be a whole number from 0 to 1099511627776, for example min_tokens: 0`},
+		{"min_tokens: 3072", "min_token: 3072",
+			`line 9: "min_token" is not a key of an uncached_isl_bucket, which has: min_tokens, bucket`},
 		{"bucket: uncached}\npolicy", "bucket: cached}\npolicy", `line 9: bucket "cached" is there twice`},
 		{"quantum: 2048", "quantum: 0", `line 11: quantum 0: must be at least 1 token`},
-		{"quantum: 2048", "quantum: -1", `line 11: quantum "-1": must be a whole number from 0 to 1099511627776, for example quantum: 8192`},
+		{"quantum: 2048", "quantum: -1",
+			`line 11: quantum "-1": must be a whole number from 0 to 1099511627776, for example quantum: 8192`},
 		{"quantum: 2048, ", "", `line 11: policy class "cached": quantum is missing`},
-		{"quantum: 2048", "quanta: 2048", `line 11: "quanta" is not a key of a policy class, which has: name, policy_family, cache_bucket, queue_policy, quantum, prefill_busy_threshold, prefill_busy_threshold_frac, request_queue_limit_per_worker, raw_isl_token_queue_limit_per_worker, cached_token_queue_limit_per_worker`},
+		{"quantum: 2048", "quanta: 2048",
+			`line 11: "quanta" is not a key of a policy class, which has: name, policy_family, cache_bucket, ` +
+				`queue_policy, quantum, prefill_busy_threshold, prefill_busy_threshold_frac, ` +
+				`request_queue_limit_per_worker, raw_isl_token_queue_limit_per_worker, ` +
+				`cached_token_queue_limit_per_worker`},
 		{"quantum: 2048", "quantum: 2048, worker_selection: 1", `"worker_selection" is not a key of a policy class`},
 		{"quantum: 2048", "quantum: 1, quantum: 2048", "line 11"},
 		{"queue_policy: wspt", "queue_policy: edf", `line 12: queue_policy "edf": must be fcfs, wspt or lcfs`},
-		{"queue_policy: wspt", "queue_policy: wpst", `line 12: queue_policy "wpst": must be fcfs, wspt or lcfs; did you mean wspt?`},
+		{"queue_policy: wspt", "queue_policy: wpst",
+			`line 12: queue_policy "wpst": must be fcfs, wspt or lcfs; did you mean wspt?`},
 		{"queue_policy: wspt", "queue_policy: {}", `line 12: queue_policy: must be fcfs, wspt or lcfs`},
-		{"prefill_busy_threshold_frac: 16", "prefill_busy_threshold_frac: .inf", `line 11: prefill_busy_threshold_frac ".inf": must be a finite number of at least 0, for example prefill_busy_threshold_frac: 2.0`},
-		{"prefill_busy_threshold_frac: 16", "prefill_busy_threshold_frac: -0.5", "line 11: prefill_busy_threshold_frac"},
-		{"request_queue_limit_per_worker: 8", `request_queue_limit_per_worker: "8"`, "line 12: request_queue_limit_per_worker"},
+		{"prefill_busy_threshold_frac: 16", "prefill_busy_threshold_frac: .inf",
+			`line 11: prefill_busy_threshold_frac ".inf": must be a finite number of at least 0, for example ` +
+				`prefill_busy_threshold_frac: 2.0`},
+		{"prefill_busy_threshold_frac: 16", "prefill_busy_threshold_frac: -0.5",
+			"line 11: prefill_busy_threshold_frac"},
+		{"request_queue_limit_per_worker: 8", `request_queue_limit_per_worker: "8"`,
+			"line 12: request_queue_limit_per_worker"},
 		{"policy_family: urgent, cache_bucket: cached", "policy_family: urgent", "line 13"},
-		{"policy_family: urgent, cache_bucket: cached", "policy_family: urgent, cache_bucket: no", `line 13: cache_bucket "no" is none of the uncached_isl_buckets: cached, uncached`},
-		{"policy_family: urgent, cache_bucket: cached", "policy_family: standard, cache_bucket: cached", "line 13: family \"standard\" has a class for bucket \"cached\" already"},
-		{"- {name: urgent_cached, policy_family: urgent, cache_bucket: cached, quantum: 1}\n", "", `line 11: no policy class for family "urgent" and bucket "cached"`},
+		{"policy_family: urgent, cache_bucket: cached", "policy_family: urgent, cache_bucket: no",
+			`line 13: cache_bucket "no" is none of the uncached_isl_buckets: cached, uncached`},
+		{"policy_family: urgent, cache_bucket: cached", "policy_family: standard, cache_bucket: cached",
+			"line 13: family \"standard\" has a class for bucket \"cached\" already"},
+		{"- {name: urgent_cached, policy_family: urgent, cache_bucket: cached, quantum: 1}\n", "",
+			`line 11: no policy class for family "urgent" and bucket "cached"`},
 		{"name: uncached", "name: cached", `line 12: policy class "cached" is in line 11 already`},
 		{"name: batch.all", "name: urgent", `line 15: policy class "urgent" has the name of a policy_family`},
 		{"name: only, ", "", "line 20: a policy class: name is missing"},
 		{"other/model:", `"":`, "line 17: a model's name may not be empty"},
-		{"    default_policy_family: one\n", "    router: {}\n    default_policy_family: one\n", `line 18: "router" is not a key of the profile of model "other/model"`},
+		{"    default_policy_family: one\n", "    router: {}\n    default_policy_family: one\n",
+			`line 18: "router" is not a key of the profile of model "other/model"`},
 		{"  other/model:\n", "  <<: {}\n  other/model:\n", "line 17: models: keys must be names"},
 	} {
 		text := strings.Replace(example, c.old, c.new, 1)
@@ -193,7 +228,8 @@ func TestRefusedFiles(t *testing.T) {
 
 // What aliases multiply is bounded.
 func TestAliases(t *testing.T) {
-	text := "models:\n  m: &m\n    default_policy_family: f\n    uncached_isl_buckets: [{min_tokens: 0, bucket: b}]\n    policy_classes:\n    - {name: k, policy_family: f, cache_bucket: b, quantum: 1}\n"
+	text := "models:\n  m: &m\n    default_policy_family: f\n    uncached_isl_buckets: [{min_tokens: 0, bucket: " +
+		"b}]\n    policy_classes:\n    - {name: k, policy_family: f, cache_bucket: b, quantum: 1}\n"
 	f, err := ParseFile([]byte(text + "  n: *m\n"))
 	if err != nil || f.models["n"].Classes[0].Name != "k" || f.HasRoot() {
 		t.Fatalf("%+v, %v", f, err)
@@ -201,7 +237,9 @@ func TestAliases(t *testing.T) {
 	var many strings.Builder
 	many.WriteString(text)
 	for i := range maxClasses {
-		many.WriteString("  n" + strings.Repeat("x", i%100) + string(rune('a'+i/100%26)) + string(rune('a'+i/2600)) + ": *m\n")
+		many.WriteString(
+			"  n" + strings.Repeat("x", i%100) + string(rune('a'+i/100%26)) + string(rune('a'+i/2600)) + ": *m\n",
+		)
 	}
 	if _, err := ParseFile([]byte(many.String())); err == nil || !strings.Contains(err.Error(), "more than 4096") {
 		t.Error(err)
@@ -231,9 +269,11 @@ func FuzzParseFile(f *testing.F) {
 			q := New[int](p, 10)
 			for _, name := range []string{"", "x", p.Classes[len(p.Classes)-1].Name} {
 				for _, tokens := range []int{0, 1, 1 << 40} {
-					if c := p.Class(name, tokens); c < 0 || c >= len(p.Classes) || p.Classes[c].Quantum < 1 || !p.Classes[c].Policy.Valid() {
+					if c := p.Class(name, tokens); c < 0 || c >= len(p.Classes) || p.Classes[c].Quantum < 1 ||
+						!p.Classes[c].Policy.Valid() {
 						t.Fatalf("class %d of %+v", c, p.Classes)
-					} else if _, err := q.Push(Request{Class: c, Lane: Any, Tokens: tokens}, 1, 0); err == nil && q.Pop(always[int]) == nil {
+					} else if _, err := q.Push(Request{Class: c, Lane: Any, Tokens: tokens}, 1, 0); err == nil &&
+						q.Pop(always[int]) == nil {
 						t.Fatal("what was pushed is not popped")
 					}
 				}

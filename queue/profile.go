@@ -10,17 +10,17 @@ import (
 type Class struct {
 	Name   string
 	Policy Policy
-	// Quantum is how many tokens of work the class may begin in each round; at least 1. Twice the quantum of another is twice
-	// its share while both have requests waiting.
+	// Quantum is how many tokens of work the class may begin in each round; at least 1. Twice the quantum of another is
+	// twice its share while both have requests waiting.
 	Quantum int
 
-	// BusyTokens and BusyFrac say when a worker is busy: with more prompt tokens waiting to be prefilled than the first, or than
-	// the second times what the engine takes in one step. Both nil: requests of the class never wait.
+	// BusyTokens and BusyFrac say when a worker is busy: with more prompt tokens waiting to be prefilled than the
+	// first, or than the second times what the engine takes in one step. Both nil: requests of the class never wait.
 	BusyTokens *int
 	BusyFrac   *float64
 
-	// What may wait in the class for each worker: requests, tokens of their prompts, those of them that are cached. nil: as much
-	// as there is; 0: no request ever waits, it is turned away instead.
+	// What may wait in the class for each worker: requests, tokens of their prompts, those of them that are cached.
+	// nil: as much as there is; 0: no request ever waits, it is turned away instead.
 	MaxRequests, MaxTokens, MaxCachedTokens *int
 }
 
@@ -69,8 +69,8 @@ func (p *Profile) Waits() bool {
 	return false
 }
 
-// Class returns the index of the class of a request that asks for the class or family of that name, and of whose prompt so
-// many tokens are not cached. A name that is neither counts as the default family.
+// Class returns the index of the class of a request that asks for the class or family of that name, and of whose prompt
+// so many tokens are not cached. A name that is neither counts as the default family.
 func (p *Profile) Class(name string, uncachedTokens int) int {
 	if p.members == nil {
 		return 0
@@ -92,7 +92,8 @@ type Profiles struct {
 	others  *Profile // of every other model
 }
 
-// Profiles returns the profiles of the file; fallback is that of models for which it has none. A nil File has none at all.
+// Profiles returns the profiles of the file; fallback is that of models for which it has none. A nil File has none at
+// all.
 func (f *File) Profiles(fallback *Profile) *Profiles {
 	if f == nil {
 		return &Profiles{others: fallback}

@@ -1,8 +1,9 @@
 // Package queue orders requests that wait for a worker: which of them goes next.
 //
-// It owns policy classes, the order within each, the sharing of turns between them by deficit round robin, the limits at
-// which a request is turned away, and the reader of Dynamo's policy file. It never chooses a worker, never wakes anybody, and
-// has no goroutine, lock or clock: whoever holds a Queue says when something arrived, and whether a worker is ready for it.
+// It owns policy classes, the order within each, the sharing of turns between them by deficit round robin, the limits
+// at which a request is turned away, and the reader of Dynamo's policy file. It never chooses a worker, never wakes
+// anybody, and has no goroutine, lock or clock: whoever holds a Queue says when something arrived, and whether a worker
+// is ready for it.
 //
 // Concurrency: a Queue belongs to one goroutine at a time, behind its owner's lock. A Profile does not change.
 //
@@ -15,8 +16,8 @@ import (
 	"math"
 )
 
-// Policy is the order within a class. Whatever it is, a higher strict priority goes first, and of two that are otherwise
-// equal the one that came first.
+// Policy is the order within a class. Whatever it is, a higher strict priority goes first, and of two that are
+// otherwise equal the one that came first.
 type Policy string
 
 // The policies. A request's jump is how far its priority lifts it; at least 0.
@@ -101,13 +102,19 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("policy class %q: the queue holds %d %s, and its limit is %d", e.Class, e.Current, e.Kind, e.Limit)
+	return fmt.Sprintf(
+		"policy class %q: the queue holds %d %s, and its limit is %d",
+		e.Class,
+		e.Current,
+		e.Kind,
+		e.Limit,
+	)
 }
 
 // Queue holds requests that wait. Make one with New.
 //
-// Push and Remove take time in the logarithm of what waits. Pop looks at the first request of every lane besides: of each
-// class, and of each worker that requests of the class are pinned to.
+// Push and Remove take time in the logarithm of what waits. Pop looks at the first request of every lane besides: of
+// each class, and of each worker that requests of the class are pinned to.
 type Queue[T any] struct {
 	classes  []class[T]
 	cursor   int // the class that is asked first
@@ -128,7 +135,12 @@ type class[T any] struct {
 
 // New returns an empty queue of the profile's classes, for at most bound requests.
 func New[T any](p *Profile, bound int) *Queue[T] {
-	q := &Queue[T]{classes: make([]class[T], len(p.Classes)), carry: -1, bound: bound, heads: make([]*Item[T], len(p.Classes))}
+	q := &Queue[T]{
+		classes: make([]class[T], len(p.Classes)),
+		carry:   -1,
+		bound:   bound,
+		heads:   make([]*Item[T], len(p.Classes)),
+	}
 	for i := range q.classes {
 		q.classes[i] = class[T]{Class: &p.Classes[i], pinned: map[int]*lane[T]{}}
 	}
@@ -141,9 +153,9 @@ func (q *Queue[T]) Len() int { return q.length }
 // Load returns what waits in a class.
 func (q *Queue[T]) Load(class int) Load { return q.classes[class].load }
 
-// Push adds a request. The class's limits are for each of workers; they are compared with what waits already, so that the
-// request that crosses one is still taken. Requests of a class that [Class.Rejects] have no part in turns and are never taken:
-// the caller, who knows whether a worker is ready, sends them on or turns them away at once.
+// Push adds a request. The class's limits are for each of workers; they are compared with what waits already, so that
+// the request that crosses one is still taken. Requests of a class that [Class.Rejects] have no part in turns and are
+// never taken: the caller, who knows whether a worker is ready, sends them on or turns them away at once.
 //
 // Errors: ErrFull, *LimitError.
 func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
@@ -178,7 +190,8 @@ func (q *Queue[T]) Limited(class, workers int) error {
 		kind    string
 		current int
 		each    *int
-	}{{"requests", c.load.Requests, c.MaxRequests}, {"raw_isl_tokens", c.load.Tokens, c.MaxTokens}, {"cached_tokens", c.load.CachedTokens, c.MaxCachedTokens}} {
+	}{{"requests", c.load.Requests, c.MaxRequests}, {"raw_isl_tokens", c.load.Tokens, c.MaxTokens},
+		{"cached_tokens", c.load.CachedTokens, c.MaxCachedTokens}} {
 		if l.each == nil {
 			continue
 		}
@@ -214,11 +227,11 @@ func (q *Queue[T]) Remove(item *Item[T]) bool {
 	return true
 }
 
-// Pop takes out the request that goes next; nil if there is none. ready says whether a worker is ready for a request, which
-// is the first of its lane; it may be asked about the same one several times.
+// Pop takes out the request that goes next; nil if there is none. ready says whether a worker is ready for a request,
+// which is the first of its lane; it may be asked about the same one several times.
 //
-// Classes share turns by deficit round robin: in each round a class may spend its quantum, in tokens of work, and what it has
-// left after its turn while more waits.
+// Classes share turns by deficit round robin: in each round a class may spend its quantum, in tokens of work, and what
+// it has left after its turn while more waits.
 func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 	carried := q.carry
 	q.carry = -1
@@ -301,7 +314,8 @@ func (c *class[T]) earn(rounds int) {
 	c.deficit += rounds * c.Quantum
 }
 
-// head returns the request of the class that goes first among those that are ready: behind one that is not, its lane waits.
+// head returns the request of the class that goes first among those that are ready: behind one that is not, its lane
+// waits.
 func (c *class[T]) head(ready func(*Class, *Item[T]) bool) *Item[T] {
 	var best *Item[T]
 	if len(c.shared.items) > 0 && ready(c.Class, c.shared.items[0]) {

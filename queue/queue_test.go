@@ -43,7 +43,8 @@ func (o *oracle) load(class int) (l Load) {
 
 func (o *oracle) push(r Request, workers, id int) bool {
 	c, l := &o.profile.Classes[r.Class], o.load(r.Class)
-	for current, each := range map[*int]*int{&l.Requests: c.MaxRequests, &l.Tokens: c.MaxTokens, &l.CachedTokens: c.MaxCachedTokens} {
+	for current, each := range map[*int]*int{&l.Requests: c.MaxRequests, &l.Tokens: c.MaxTokens,
+		&l.CachedTokens: c.MaxCachedTokens} {
 		if each != nil && *current >= *each*workers {
 			return false
 		}
@@ -167,7 +168,11 @@ func TestQueueIsTheOracle(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		p := &Profile{}
 		for i := range 1 + rng.IntN(4) {
-			c := Class{Name: fmt.Sprint("c", i), Policy: []Policy{FCFS, LCFS, WSPT}[rng.IntN(3)], Quantum: 1 + rng.IntN(40)}
+			c := Class{
+				Name:    fmt.Sprint("c", i),
+				Policy:  []Policy{FCFS, LCFS, WSPT}[rng.IntN(3)],
+				Quantum: 1 + rng.IntN(40),
+			}
 			for _, limit := range []**int{&c.MaxRequests, &c.MaxTokens, &c.MaxCachedTokens} {
 				if rng.IntN(4) == 0 {
 					*limit = set(rng.IntN(60))
@@ -181,8 +186,17 @@ func TestQueueIsTheOracle(t *testing.T) {
 		for step := range 400 {
 			switch rng.IntN(8) {
 			case 0, 1, 2, 3:
-				r := Request{Class: rng.IntN(len(p.Classes)), Lane: Any, Tokens: rng.IntN(50), CachedTokens: rng.IntN(60),
-					Arrival: float64(step / 3), Jump: float64(rng.IntN(12) - 3), StrictPriority: uint32(rng.IntN(3) / 2)}
+				r := Request{
+					Class:        rng.IntN(len(p.Classes)),
+					Lane:         Any,
+					Tokens:       rng.IntN(50),
+					CachedTokens: rng.IntN(60),
+					Arrival: float64(
+						step / 3,
+					),
+					Jump:           float64(rng.IntN(12) - 3),
+					StrictPriority: uint32(rng.IntN(3) / 2),
+				}
 				if rng.IntN(3) == 0 {
 					r.Lane = rng.IntN(3)
 				}
@@ -240,10 +254,12 @@ func TestOrder(t *testing.T) {
 	}{
 		{FCFS, "abcd", []Request{{Arrival: 1}, {Arrival: 2}, {Arrival: 2}, {Arrival: 3}}},
 		{FCFS, "cadb", []Request{{Arrival: 1}, {Arrival: 2}, {Arrival: 3, Jump: 2.5}, {Arrival: 3, Jump: 1.5}}},
-		{FCFS, "cabd", []Request{{Arrival: 1}, {Arrival: 2, Jump: -9}, {Arrival: 3, StrictPriority: 1}, {Arrival: 4, Jump: math.NaN()}}},
+		{FCFS, "cabd", []Request{{Arrival: 1}, {Arrival: 2, Jump: -9}, {Arrival: 3, StrictPriority: 1},
+			{Arrival: 4, Jump: math.NaN()}}},
 		{LCFS, "dbca", []Request{{Arrival: 1}, {Arrival: 2}, {Arrival: 2}, {Arrival: 3}}},
 		{WSPT, "bcad", []Request{{Tokens: 100}, {Tokens: 10}, {Tokens: 100, Jump: 4}, {Tokens: 101}}},
-		{WSPT, "cba", []Request{{Tokens: 100}, {Tokens: 1000, CachedTokens: 950}, {Tokens: 1000, CachedTokens: 1 << 40}}},
+		{WSPT, "cba", []Request{{Tokens: 100}, {Tokens: 1000, CachedTokens: 950},
+			{Tokens: 1000, CachedTokens: 1 << 40}}},
 		{WSPT, "bca", []Request{{Tokens: 1}, {Tokens: 900, StrictPriority: 2}, {Tokens: 1, StrictPriority: 1}}},
 	} {
 		q := New[string](Single(c.policy, nil), 10)
@@ -267,7 +283,10 @@ func always[T any](*Class, *Item[T]) bool { return true }
 
 // While both have work, a class with thrice the quantum gets thrice the tokens; an idle one saves nothing up.
 func TestClassesShareByQuantum(t *testing.T) {
-	q := New[int](&Profile{Classes: []Class{{Name: "a", Policy: FCFS, Quantum: 300}, {Name: "b", Policy: FCFS, Quantum: 100}}}, 1<<16)
+	q := New[int](
+		&Profile{Classes: []Class{{Name: "a", Policy: FCFS, Quantum: 300}, {Name: "b", Policy: FCFS, Quantum: 100}}},
+		1<<16,
+	)
 	push := func(class, n int) {
 		for range n {
 			if _, err := q.Push(Request{Class: class, Lane: Any, Tokens: 50 + 150*class}, 1, class); err != nil {
@@ -300,7 +319,8 @@ func TestLimits(t *testing.T) {
 	}{
 		{Class{}, Request{Tokens: 100}, 20, ""},
 		{Class{MaxRequests: set(2)}, Request{}, 6, "requests"},
-		{Class{MaxTokens: set(100)}, Request{Tokens: 70}, 5, "raw_isl_tokens"}, // the one that crosses the limit is taken
+		// the one that crosses the limit is taken
+		{Class{MaxTokens: set(100)}, Request{Tokens: 70}, 5, "raw_isl_tokens"},
 		{Class{MaxCachedTokens: set(10)}, Request{Tokens: 8, CachedTokens: 9}, 4, "cached_tokens"},
 		{Class{MaxRequests: set(0)}, Request{}, 0, "requests"}, // whether or not a worker is ready
 		{Class{MaxTokens: set(math.MaxInt)}, Request{Tokens: math.MaxInt / 30}, 20, ""},
@@ -315,7 +335,8 @@ func TestLimits(t *testing.T) {
 			}
 		}
 		limit := (*LimitError)(nil)
-		if taken != c.taken || (c.kind == "") != errors.Is(err, ErrFull) || errors.As(err, &limit) && (limit.Kind != c.kind || limit.Class != "k") {
+		if taken != c.taken || (c.kind == "") != errors.Is(err, ErrFull) ||
+			errors.As(err, &limit) && (limit.Kind != c.kind || limit.Class != "k") {
 			t.Errorf("%+v: took %d, then %v; want %d and %s", c.class, taken, err, c.taken, c.kind)
 		}
 	}
@@ -336,7 +357,8 @@ func TestLimited(t *testing.T) {
 func TestExtremes(t *testing.T) {
 	q := New[int](&Profile{Classes: []Class{{Name: "a", Quantum: maxNumber}, {Name: "b", Quantum: 1}}}, 100)
 	for i := range 40 {
-		if _, err := q.Push(Request{Class: i % 2, Lane: Any, Tokens: 1 << 40, Jump: math.Inf(1), Arrival: float64(i)}, 1, i); err != nil {
+		if _, err := q.Push(Request{Class: i % 2, Lane: Any, Tokens: 1 << 40, Jump: math.Inf(1), Arrival: float64(i)},
+			1, i); err != nil {
 			t.Fatal(err)
 		}
 	}

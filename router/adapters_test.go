@@ -30,7 +30,8 @@ func TestAdaptersAreLearnedFromEvents(t *testing.T) {
 	if asked != 2 || h.cfg.Adapters.Len() != 3 {
 		t.Errorf("asked %d times for a model, %d adapters", asked, h.cfg.Adapters.Len())
 	}
-	if r := h.route(completion("sql", tokens(0, 16))); r.Name != "w0" || r.PredictedCachedTokens != 16 || r.Reason != ReasonKV {
+	if r := h.route(completion("sql", tokens(0, 16))); r.Name != "w0" || r.PredictedCachedTokens != 16 ||
+		r.Reason != ReasonKV {
 		t.Errorf("routed to %s with %d cached tokens, %s", r.Name, r.PredictedCachedTokens, r.Reason)
 	}
 	if _, err := h.Route(t.Context(), completion("whose", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {

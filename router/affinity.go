@@ -19,8 +19,8 @@ const MaxSessionTTL = 31_536_000 * time.Second
 
 // SessionConfig is what an operator chooses of session affinity.
 type SessionConfig struct {
-	// TTL is how long a session is kept after the end of its last request. 0: only sessions that requests open themselves are
-	// kept (session_control), each as long as it says.
+	// TTL is how long a session is kept after the end of its last request. 0: only sessions that requests open
+	// themselves are kept (session_control), each as long as it says.
 	TTL time.Duration
 	// Soft lets a session move to another worker while its own is overloaded. Otherwise its requests are then refused.
 	Soft bool
@@ -28,8 +28,8 @@ type SessionConfig struct {
 	Max int
 }
 
-// Sessions knows which worker the requests of each session go to. It holds at most SessionConfig.Max of them, of a fixed size
-// each, so that clients cannot exhaust it: who comes new is never refused. It is safe for concurrent use.
+// Sessions knows which worker the requests of each session go to. It holds at most SessionConfig.Max of them, of a
+// fixed size each, so that clients cannot exhaust it: who comes new is never refused. It is safe for concurrent use.
 //
 // Source: dynamo-kv-router 1.6.1, services::selection::affinity, which refuses new sessions when it is full.
 type Sessions struct {
@@ -37,8 +37,8 @@ type Sessions struct {
 
 	mu    sync.Mutex // guards all below
 	byKey map[sessionKey]*session
-	// idle are the sessions without a running request, and held those with one, each in the order of their last use, the oldest
-	// first.
+	// idle are the sessions without a running request, and held those with one, each in the order of their last use,
+	// the oldest first.
 	idle, held list.List
 	stats      SessionStats
 }
@@ -58,7 +58,8 @@ type session struct {
 
 // SessionStats counts what became of sessions.
 type SessionStats struct {
-	// Requests whose session was not known before, whose session was kept on its worker, and whose session moved to another.
+	// Requests whose session was not known before, whose session was kept on its worker, and whose session moved to
+	// another.
 	New, Kept, Moved uint64
 	// Sessions that ended: as a request said, idle for too long, the oldest of too many, and those whose worker left.
 	Final, Expired, Evicted, WorkerLeft uint64
@@ -92,12 +93,19 @@ func (s *Sessions) current(key sessionKey, now time.Time) *session {
 	return e
 }
 
-// hold binds a session to a worker, from which it is held by the request until release, and returns it with how that changed
-// it. The caller has seen the session on the worker was, or nowhere if !bound: if it is not there any more, and not where it is
-// to be either, nothing is changed and nil returned, so that all requests of a session go where the first of them went.
+// hold binds a session to a worker, from which it is held by the request until release, and returns it with how that
+// changed it. The caller has seen the session on the worker was, or nowhere if !bound: if it is not there any more, and
+// not where it is to be either, nothing is changed and nil returned, so that all requests of a session go where the
+// first of them went.
 //
 // ttl is how long the session is kept after its last request; 0: as long as it was to be before.
-func (s *Sessions) hold(key sessionKey, was kvblock.Worker, bound bool, to kvblock.Worker, ttl time.Duration) (e *session, outcome string) {
+func (s *Sessions) hold(
+	key sessionKey,
+	was kvblock.Worker,
+	bound bool,
+	to kvblock.Worker,
+	ttl time.Duration,
+) (e *session, outcome string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -170,8 +178,8 @@ func (s *Sessions) end(e *session, count *uint64) {
 	*count++
 }
 
-// makeRoom ends sessions so that one more fits: some that have expired, and if the table is full the one that was used longest
-// ago, one with running requests only if there is no other. The caller holds s.mu.
+// makeRoom ends sessions so that one more fits: some that have expired, and if the table is full the one that was used
+// longest ago, one with running requests only if there is no other. The caller holds s.mu.
 func (s *Sessions) makeRoom(now time.Time) {
 	for range 2 { // more than one, so that those who say nothing any more are gone in the end
 		oldest := s.idle.Front()
@@ -234,8 +242,8 @@ type affinity struct {
 
 // affinityOf returns what a request wants of session affinity.
 //
-// Requests of an agent's agents are bound together, apart from those of the agent itself: they share what they were told.
-// Source: dynamo-llm 1.6.1, kv_router::routing_host.
+// Requests of an agent's agents are bound together, apart from those of the agent itself: they share what they were
+// told. Source: dynamo-llm 1.6.1, kv_router::routing_host.
 func (r *Router) affinityOf(p *prompt) (a affinity) {
 	h := &p.hints
 	if h.Session == "" || r.cfg.Sessions == nil {
@@ -262,8 +270,8 @@ type target struct {
 	soft       bool // then another will do
 }
 
-// waitsFor returns the target for which a request waits while other workers are ready: that of its session, if the session may
-// not move.
+// waitsFor returns the target for which a request waits while other workers are ready: that of its session, if the
+// session may not move.
 func (r *Router) waitsFor(p *prompt) (t target) {
 	if p.affinity.wanted && !r.cfg.Sessions.cfg.Soft {
 		t.worker, t.bound = r.cfg.Sessions.find(p.affinity.key)
@@ -301,9 +309,15 @@ const maxTries = 4
 
 // chooseInSession is choose for a request with a session.
 //
-// No lock is held meanwhile, so requests of one session may race: A and B both find it unbound, A binds it to the worker that
-// it chose, and B, which chose another, cannot: it lets go of its choice and chooses again, now bound.
-func (r *Router) chooseInSession(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, a *affinity) (*Route, error) {
+// No lock is held meanwhile, so requests of one session may race: A and B both find it unbound, A binds it to the
+// worker that it chose, and B, which chose another, cannot: it lets go of its choice and chooses again, now bound.
+func (r *Router) chooseInSession(
+	d *decision,
+	snapshot *pool.Snapshot,
+	req *Request,
+	p *prompt,
+	a *affinity,
+) (*Route, error) {
 	for try := 1; ; try++ {
 		t := target{soft: r.cfg.Sessions.cfg.Soft}
 		t.worker, t.bound = r.cfg.Sessions.find(a.key)

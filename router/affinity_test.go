@@ -110,7 +110,8 @@ func TestSessionEnds(t *testing.T) {
 	req := of("s", completion("m", tokens(0, 40)))
 	final := *req
 	final.Hints.SessionFinal = true
-	for name, last := range map[string]*Request{"final": &final, "close": control(`"session_id":"s","action":"close"`, completion("m", tokens(0, 40)))} {
+	for name, last := range map[string]*Request{"final": &final, "close": control(`"session_id":"s","action":"close"`,
+		completion("m", tokens(0, 40)))} {
 		one := h.route(req)
 		ending := h.route(last)
 		if ending.Session != SessionKept || ending.Name != one.Name {
@@ -160,7 +161,8 @@ func TestSessionControl(t *testing.T) {
 			{"header", 59 * time.Second, of("s", req), SessionKept},
 			{"late", 60 * time.Second, turn, ""},
 			{"bind", 0, control(`"session_id":"s","action":"bind"`, req), SessionNew},
-			{"bind again", 299 * time.Second, control(`"session_id":"s","action":"bind","timeout":10`, req), SessionKept},
+			{"bind again", 299 * time.Second, control(`"session_id":"s","action":"bind","timeout":10`, req),
+				SessionKept},
 			{"late for the new time", 10 * time.Second, turn, ""},
 			{"open once more", 0, control(`"session_id":"s","action":"open"`, req), SessionNew},
 			{"close", 0, control(`"session_id":"s","action":"close"`, req), SessionKept},
@@ -200,7 +202,8 @@ func TestChildrenAreKeptTogether(t *testing.T) {
 	}
 }
 
-// A session's worker that is overloaded refuses in hard mode, and is left in soft mode; any other may be as busy as it likes.
+// A session's worker that is overloaded refuses in hard mode, and is left in soft mode; any other may be as busy as it
+// likes.
 func TestSessionOnAnOverloadedWorker(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		h := newSessionHouse(t, SessionConfig{TTL: minute, Soft: soft}, workers(2)...)
@@ -231,7 +234,8 @@ func TestSessionOnAnOverloadedWorker(t *testing.T) {
 	}
 }
 
-// A session whose worker left begins anew; one whose worker the proxy's subset leaves out moves; one that is pinned follows.
+// A session whose worker left begins anew; one whose worker the proxy's subset leaves out moves; one that is pinned
+// follows.
 func TestSessionWithoutItsWorker(t *testing.T) {
 	es := workers(3)
 	h := newSessionHouse(t, SessionConfig{TTL: minute}, es...)
@@ -247,7 +251,9 @@ func TestSessionWithoutItsWorker(t *testing.T) {
 		t.Errorf("after it moved: to %s, %s", r.Name, r.Session)
 	}
 	h.cfg.Pinning = true
-	if r := h.route(with(req, fmt.Sprintf(`"nvext":{"backend_instance_id":%d}`, first.InstanceID))); r.Name != first.Name || r.Session != SessionMoved {
+	if r := h.route(with(req, fmt.Sprintf(`"nvext":{"backend_instance_id":%d}`,
+		first.InstanceID))); r.Name != first.Name ||
+		r.Session != SessionMoved {
 		t.Errorf("pinned to %s: to %s, %s", first.Name, r.Name, r.Session)
 	}
 	if r := h.route(req); r.Name != first.Name || r.Session != SessionKept {
@@ -364,7 +370,8 @@ func TestSessionsAgainstANaiveTable(t *testing.T) {
 						if len(naive) == most {
 							idle, all := sessionKey{}, sessionKey{}
 							for k, x := range naive {
-								if x.running == 0 && (naive[idle] == nil || naive[idle].running > 0 || x.order < naive[idle].order) {
+								if x.running == 0 &&
+									(naive[idle] == nil || naive[idle].running > 0 || x.order < naive[idle].order) {
 									idle = k
 								}
 								if naive[all] == nil || x.order < naive[all].order {
@@ -427,7 +434,14 @@ func TestSessionsAgainstANaiveTable(t *testing.T) {
 					continue
 				}
 				if n := s.Active(); n != len(naive) || s.idle.Len()+s.held.Len() != n {
-					t.Fatalf("seed %d: %d sessions, %d idle and %d held; want %d", seed, n, s.idle.Len(), s.held.Len(), len(naive))
+					t.Fatalf(
+						"seed %d: %d sessions, %d idle and %d held; want %d",
+						seed,
+						n,
+						s.idle.Len(),
+						s.held.Len(),
+						len(naive),
+					)
 				}
 				if got := s.Stats(); got != want {
 					t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
@@ -467,8 +481,8 @@ func TestHoldWantsWhatWasSeen(t *testing.T) {
 	}
 }
 
-// A request waits for the worker of its session, though another is ready, and nobody behind it has to wait for that; not if the
-// session may move.
+// A request waits for the worker of its session, though another is ready, and nobody behind it has to wait for that;
+// not if the session may move.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling::queue: a pin narrows whom a request waits for, a preference does not.
 func TestSessionsWaitForTheirWorker(t *testing.T) {
@@ -483,7 +497,8 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 			a.send(t.Context(), "other", req)
 			if soft {
 				// Somebody is ready, so nobody waits; the session's worker may take it, so it stays.
-				if a.order() != "first second other" || a.by["second"].Name != a.by["first"].Name || a.by["other"].Name == a.by["first"].Name {
+				if a.order() != "first second other" || a.by["second"].Name != a.by["first"].Name ||
+					a.by["other"].Name == a.by["first"].Name {
 					t.Errorf("soft: went %s", a.order())
 				}
 				return
@@ -492,7 +507,8 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 				t.Errorf("hard: went %s", a.order())
 			}
 			a.prefilled("first")
-			if a.order() != "first other second" || a.by["second"].Name != a.by["first"].Name || a.by["second"].Session != SessionKept {
+			if a.order() != "first other second" || a.by["second"].Name != a.by["first"].Name ||
+				a.by["second"].Session != SessionKept {
 				t.Errorf("hard: went %s", a.order())
 			}
 		})
@@ -518,7 +534,8 @@ func TestSessionOfTwoLegs(t *testing.T) {
 
 // However workers are chosen, a session stays with its own.
 func TestSessionsInEveryMode(t *testing.T) {
-	for _, mode := range []scoring.Mode{scoring.KV, scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo, scoring.LeastLoaded, scoring.DeviceAwareWeighted} {
+	for _, mode := range []scoring.Mode{scoring.KV, scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo,
+		scoring.LeastLoaded, scoring.DeviceAwareWeighted} {
 		h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(4)...)
 		h.cfg.Scoring.Mode = mode
 		first := h.route(of("s", completion("m", tokens(0, 40))))
@@ -530,8 +547,8 @@ func TestSessionsInEveryMode(t *testing.T) {
 	}
 }
 
-// Whatever requests say, in whatever order they end, and whoever leaves meanwhile: in the end nothing is booked and no session
-// is held.
+// Whatever requests say, in whatever order they end, and whoever leaves meanwhile: in the end nothing is booked and no
+// session is held.
 func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 11))
@@ -547,13 +564,26 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 			switch rng.IntN(5) {
 			case 0, 1, 2:
 				fields := []string{`"x":1`,
-					fmt.Sprintf(`"session_control":{"session_id":"%d","action":%q}`, rng.IntN(9), []string{"open", "bind", "close"}[rng.IntN(3)]),
-					fmt.Sprintf(`"router_config_override":{"overlap_score_weight":%d,"router_temperature":%d,"assume_kv_reuse":%v,"track_prefill_tokens":%v}`,
-						rng.IntN(3), rng.IntN(2), rng.IntN(2) == 0, rng.IntN(2) == 0),
+					fmt.Sprintf(
+						`"session_control":{"session_id":"%d","action":%q}`,
+						rng.IntN(9),
+						[]string{"open", "bind", "close"}[rng.IntN(3)],
+					),
+					fmt.Sprintf(
+						`"router_config_override":{"overlap_score_weight":%d,"router_temperature":%d,`+
+							`"assume_kv_reuse":%v,"track_prefill_tokens":%v}`,
+						rng.IntN(3),
+						rng.IntN(2),
+						rng.IntN(2) == 0,
+						rng.IntN(2) == 0,
+					),
 					fmt.Sprintf(`"backend_instance_id":%d`, 100+rng.IntN(4)),
 					fmt.Sprintf(`"decode_worker_id":%d,"prefill_worker_id":%d`, 300+rng.IntN(3), 200+rng.IntN(3)),
 				}
-				req := with(completion("m", tokens(rng.IntN(4), 8+rng.IntN(60))), `"nvext":{`+fields[rng.IntN(len(fields))]+`}`)
+				req := with(
+					completion("m", tokens(rng.IntN(4), 8+rng.IntN(60))),
+					`"nvext":{`+fields[rng.IntN(len(fields))]+`}`,
+				)
 				if rng.IntN(2) == 0 {
 					req = of(fmt.Sprint(rng.IntN(9)), req)
 					req.Hints.SessionFinal = rng.IntN(4) == 0
@@ -583,7 +613,12 @@ func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 			}
 		}
 		if len(running) == 0 || refused == 0 {
-			t.Errorf("seed %d: %d requests run, %d were refused: too few of one to test with", seed, len(running), refused)
+			t.Errorf(
+				"seed %d: %d requests run, %d were refused: too few of one to test with",
+				seed,
+				len(running),
+				refused,
+			)
 		}
 		for _, r := range running {
 			r.Free()

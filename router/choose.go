@@ -31,9 +31,10 @@ type decision struct {
 	standings                   standings         // by which candidates were gathered
 	ejected, ejectedPrefill     []pool.Worker     // that would be candidates, but for their ejection
 	regardless                  bool              // they are candidates, because there are no others
-	cordoned                    []string          // names of endpoints that would be candidates, but for their cordon; only if Router.explains
-	took                        metrics.Overhead
-	span                        *tracing.Span // below which phases are told; nil: nobody is told
+	// names of endpoints that would be candidates, but for their cordon; only if Router.explains
+	cordoned []string
+	took     metrics.Overhead
+	span     *tracing.Span // below which phases are told; nil: nobody is told
 }
 
 // undo ends whatever was booked for the request.
@@ -95,14 +96,14 @@ func (r *Router) choose(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	return route, nil
 }
 
-// maxLooks bounds how often a request is decided anew because others were booked since it was looked who is overloaded. Mostly these
-// were quicker, and two that book a prefill worker and then a decode worker may send each other back as well; not even a burst comes
-// near the bound. Whoever does is decided by loads that are a moment old.
+// maxLooks bounds how often a request is decided anew because others were booked since it was looked who is overloaded.
+// Mostly these were quicker, and two that book a prefill worker and then a decode worker may send each other back as
+// well; not even a burst comes near the bound. Whoever does is decided by loads that are a moment old.
 const maxLooks = 64
 
-// chooseAt decides who serves a request that is to go to t, and books it there. Where thresholds say who is overloaded, nobody is
-// booked between that look and the booking, so that a burst does not pass them together. With an error what was booked is not
-// freed: see undo.
+// chooseAt decides who serves a request that is to go to t, and books it there. Where thresholds say who is overloaded,
+// nobody is booked between that look and the booking, so that a burst does not pass them together. With an error what
+// was booked is not freed: see undo.
 func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target) (*Route, error) {
 	for look := 1; ; look++ {
 		over := r.overloaded(d, snapshot, p.model)
@@ -126,7 +127,8 @@ func (r *Router) chooseAt(d *decision, snapshot *pool.Snapshot, req *Request, p 
 
 // chooseGathered chooses among the candidates of d's legs.
 func (r *Router) chooseGathered(d *decision, p *prompt) (*Route, error) {
-	if alone, pairs := len(d.aggregated.workers), len(d.decode.workers); alone > 0 && pairs > 0 && r.cfg.Scoring.Mode != scoring.KV {
+	if alone, pairs := len(d.aggregated.workers), len(d.decode.workers); alone > 0 && pairs > 0 &&
+		r.cfg.Scoring.Mode != scoring.KV {
 		// Nothing tells in another mode which costs less: both have their part, by how many destinations they are.
 		if rand.IntN(alone+pairs) < alone {
 			d.decode.reset()
@@ -178,7 +180,8 @@ func (r *Router) match(d *decision, candidates []pool.Worker, p *prompt) Reason 
 	return p.reason
 }
 
-// loadOnly returns why a worker's blocks cannot be matched with any prompt, so that it is chosen by load alone; "" if they can.
+// loadOnly returns why a worker's blocks cannot be matched with any prompt, so that it is chosen by load alone; "" if
+// they can.
 func loadOnly(w *pool.Worker) Reason {
 	switch {
 	case w.OtherTokenizer:
@@ -191,8 +194,8 @@ func loadOnly(w *pool.Worker) Reason {
 	return ""
 }
 
-// predict tells the index what the worker that prefills is about to compute, so that the next request with the same beginning
-// knows.
+// predict tells the index what the worker that prefills is about to compute, so that the next request with the same
+// beginning knows.
 func (r *Router) predict(d *decision, route *Route) {
 	w := &route.computes
 	v, life := d.variantOf(w), r.cfg.Predict.lifetime(w)
@@ -219,12 +222,21 @@ func (r *Router) cut(d *decision, p *prompt, blockSize int, eagle bool) variant 
 	for _, t := range p.tokens {
 		d.local = kvblock.AppendLocalHashes(d.local[:0], t.IDs[:t.Certain], options)
 		at = lap(&d.took.BlockHashing, at)
-		v.prompt.Chains = append(v.prompt.Chains, kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local))
+		v.prompt.Chains = append(
+			v.prompt.Chains,
+			kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(d.local)), d.local),
+		)
 		at = lap(&d.took.SeqHashing, at)
 	}
 	r.metrics.Took("hash", at.Sub(began))
 	if d.span != nil {
-		d.span.Phase(spanHash, began, at, tracing.Int("kvepp.block_size", blockSize), tracing.Int("kvepp.blocks", v.blocks()))
+		d.span.Phase(
+			spanHash,
+			began,
+			at,
+			tracing.Int("kvepp.block_size", blockSize),
+			tracing.Int("kvepp.blocks", v.blocks()),
+		)
 	}
 	for i, t := range p.tokens {
 		v.certain = append(v.certain, len(v.prompt.Chains[i]))
@@ -259,7 +271,13 @@ func (r *Router) lookUp(d *decision, v *variant) {
 	done := lap(&d.took.FindMatches, at)
 	r.metrics.Took("match", done.Sub(at))
 	if d.span != nil {
-		d.span.Phase(spanLookUp, at, done, tracing.Int("kvepp.blocks", v.blocks()), tracing.Int("kvepp.best_overlap_blocks", v.best()))
+		d.span.Phase(
+			spanLookUp,
+			at,
+			done,
+			tracing.Int("kvepp.blocks", v.blocks()),
+			tracing.Int("kvepp.best_overlap_blocks", v.best()),
+		)
 	}
 }
 
@@ -277,8 +295,8 @@ func lap(sum *time.Duration, at time.Time) time.Time {
 	return now
 }
 
-// appendOwn appends what stands, in the load book alone, for the blocks behind a prompt's certain tokens: their hashes are
-// not known, so they count as the request's own, shared with nobody.
+// appendOwn appends what stands, in the load book alone, for the blocks behind a prompt's certain tokens: their hashes
+// are not known, so they count as the request's own, shared with nobody.
 func appendOwn(chain []kvblock.SequenceHash, blocks int) []kvblock.SequenceHash {
 	for len(chain) < blocks {
 		chain = append(chain, kvblock.SequenceHash(rand.Uint64()))

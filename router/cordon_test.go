@@ -31,8 +31,8 @@ func (h *house) cordon(name string, c eject.Cordon) {
 	}
 }
 
-// TestCordonedEndpointsGetNothing: whoever cordons an endpoint, it is no candidate and no fallback, its running requests stay booked,
-// what it holds stays known, and the decision names it.
+// TestCordonedEndpointsGetNothing: whoever cordons an endpoint, it is no candidate and no fallback, its running
+// requests stay booked, what it holds stays known, and the decision names it.
 func TestCordonedEndpointsGetNothing(t *testing.T) {
 	for _, by := range []string{"operator", "pool"} {
 		t.Run(by, func(t *testing.T) {
@@ -59,7 +59,9 @@ func TestCordonedEndpointsGetNothing(t *testing.T) {
 			set(eject.Draining)
 			for range 8 {
 				r := h.route(req)
-				if r.Name == "w0" || len(r.Costs) != 3 || len(r.Fallbacks) != 2 || slices.Contains(r.Fallbacks, es[0].Address) || !slices.Equal(r.Cordoned, []string{"w0"}) {
+				if r.Name == "w0" || len(r.Costs) != 3 || len(r.Fallbacks) != 2 ||
+					slices.Contains(r.Fallbacks, es[0].Address) ||
+					!slices.Equal(r.Cordoned, []string{"w0"}) {
 					t.Errorf("decision: %+v", r.Decision)
 				}
 				r.Free()
@@ -82,7 +84,10 @@ func TestCordonedEndpointsGetNothing(t *testing.T) {
 // TestSessionsLeaveCordonedEndpoints, whether they may move for load or not.
 func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 	for _, soft := range []bool{false, true} {
-		h := newCordonHouse(t, func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft}) }, workers(3)...)
+		h := newCordonHouse(
+			t,
+			func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft}) },
+			workers(3)...)
 		req := of("s", completion("m", tokens(0, 40)))
 		first := h.route(req) // runs on
 		h.cordon(first.Name, eject.NoNewRequests)
@@ -92,7 +97,13 @@ func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 		}
 		h.cordon(first.Name, "")
 		if third := h.route(req); third.Name != second.Name || third.Session != SessionKept {
-			t.Errorf("soft %v: after the cordon to %s, session %s; want %s", soft, third.Name, third.Session, second.Name)
+			t.Errorf(
+				"soft %v: after the cordon to %s, session %s; want %s",
+				soft,
+				third.Name,
+				third.Session,
+				second.Name,
+			)
 		}
 	}
 }
@@ -143,8 +154,8 @@ func TestCordonedPrefillWorkers(t *testing.T) {
 	}
 }
 
-// TestCordonDuringChoice: a request that finds its endpoint uncordoned, and books it when it is cordoned, is chosen for anew. So an
-// endpoint that is cordoned and has no booking will have none later.
+// TestCordonDuringChoice: a request that finds its endpoint uncordoned, and books it when it is cordoned, is chosen for
+// anew. So an endpoint that is cordoned and has no booking will have none later.
 func TestCordonDuringChoice(t *testing.T) {
 	for _, endpoints := range [][]pool.Endpoint{workers(2), disaggregated(2, 2)} {
 		h := newCordonHouse(t, nil, endpoints...)
@@ -173,8 +184,8 @@ func TestCordonDuringChoice(t *testing.T) {
 	}
 }
 
-// TestCordonWhileWaiting: requests that wait for an endpoint when it is cordoned go elsewhere, or are refused if they may not; none waits
-// for it any longer.
+// TestCordonWhileWaiting: requests that wait for an endpoint when it is cordoned go elsewhere, or are refused if they
+// may not; none waits for it any longer.
 func TestCordonWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newCordonHouse(t, func(c *Config) {
@@ -188,7 +199,11 @@ func TestCordonWhileWaiting(t *testing.T) {
 		other := map[string]string{"w0": "w1", "w1": "w0"}[bound]
 		pin := map[string]string{"w0": "100", "w1": "101"}[bound]
 		a.send(t.Context(), "busy", completion("m", tokens(1000, 40)))
-		a.send(t.Context(), "pinned", with(completion("m", tokens(2000, 40)), `"nvext":{"backend_instance_id":`+pin+`}`))
+		a.send(
+			t.Context(),
+			"pinned",
+			with(completion("m", tokens(2000, 40)), `"nvext":{"backend_instance_id":`+pin+`}`),
+		)
 		a.send(t.Context(), "turn", session)
 		if a.order() != "first busy" || a.by["busy"].Name != other || h.allWaiting() != 2 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())

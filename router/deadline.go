@@ -24,12 +24,13 @@ var (
 // quickBytes is the size up to which a body is read at once: the slowest takes less than any deadline is worth.
 const quickBytes = 16 << 10
 
-// slots bound how many bodies above quickBytes are read at once, and so what those that nobody waits for any more can hold. Channels
-// of as many places; who waits comes in turn.
+// slots bound how many bodies above quickBytes are read at once, and so what those that nobody waits for any more can
+// hold. Channels of as many places; who waits comes in turn.
 type slots struct {
 	// all has a few places for each processor, so that one body that lasts does not hold up the others.
 	all chan struct{}
-	// large has one place for every two processors, so that large bodies leave half of them to others. A large body takes no place in all.
+	// large has one place for every two processors, so that large bodies leave half of them to others. A large body
+	// takes no place in all.
 	large chan struct{}
 }
 
@@ -46,8 +47,8 @@ func (s *slots) of(size int) chan struct{} {
 	return s.all
 }
 
-// reading is what one request holds while its body is read: a slot, and memory of the budget. Its methods are for the request's own
-// goroutine, but for release.
+// reading is what one request holds while its body is read: a slot, and memory of the budget. Its methods are for the
+// request's own goroutine, but for release.
 type reading struct {
 	router *Router
 	size   int           // of the body, in bytes
@@ -56,8 +57,8 @@ type reading struct {
 	late   bool          // work that nobody waits for any more holds all of it, and releases it
 }
 
-// begin waits for memory to read a body of size bytes, and for a slot if it is not a quick one, until a time; zero: however long. The
-// reading is to be ended, whatever the error.
+// begin waits for memory to read a body of size bytes, and for a slot if it is not a quick one, until a time; zero:
+// however long. The reading is to be ended, whatever the error.
 //
 // Errors: errPickTimeout; ctx's own.
 func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading, error) {
@@ -134,9 +135,9 @@ func (g *reading) release() {
 	}
 }
 
-// within does a part of the work on a body, unless that takes until a time; zero: however long. Work that is not done by then goes on by
-// itself until it sees that the context it is given is over. It keeps its slot and its memory, the body's among it, for as long; its
-// outcome is dropped.
+// within does a part of the work on a body, unless that takes until a time; zero: however long. Work that is not done
+// by then goes on by itself until it sees that the context it is given is over. It keeps its slot and its memory, the
+// body's among it, for as long; its outcome is dropped.
 //
 // Errors: the work's; errPickTimeout; errPanic; ctx's own.
 func within[T any](ctx context.Context, until time.Time, g *reading, work func(context.Context) (T, error)) (T, error) {
@@ -153,7 +154,15 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 		var o outcome
 		defer func() {
 			if c := recover(); c != nil {
-				held.router.panics.Log(held.router.log, slog.LevelError, "panic while reading a request; it is routed by load", "panic", c, "stack", string(debug.Stack()))
+				held.router.panics.Log(
+					held.router.log,
+					slog.LevelError,
+					"panic while reading a request; it is routed by load",
+					"panic",
+					c,
+					"stack",
+					string(debug.Stack()),
+				)
 				o = outcome{err: errPanic}
 			}
 			if done.CompareAndSwap(false, true) {
@@ -185,7 +194,12 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 }
 
 // parse reads a body's JSON. Errors: apibody's; within's.
-func (g *reading) parse(ctx context.Context, until time.Time, parse func(string, []byte) (*apibody.Request, error), req *Request) (*apibody.Request, error) {
+func (g *reading) parse(
+	ctx context.Context,
+	until time.Time,
+	parse func(string, []byte) (*apibody.Request, error),
+	req *Request,
+) (*apibody.Request, error) {
 	if until.IsZero() || g.size <= quickBytes {
 		return parse(req.Path, req.Body)
 	}
@@ -193,9 +207,14 @@ func (g *reading) parse(ctx context.Context, until time.Time, parse func(string,
 	return within(ctx, until, g, func(context.Context) (*apibody.Request, error) { return parse(path, body) })
 }
 
-// tokenize returns the prompts of a body. A template of the client's own may take long, whatever the body's size. Errors: the
-// tokenizer's; within's.
-func (g *reading) tokenize(ctx context.Context, until time.Time, model *tokenizer.Model, body *apibody.Request) ([]tokenizer.Prompt, error) {
+// tokenize returns the prompts of a body. A template of the client's own may take long, whatever the body's size.
+// Errors: the tokenizer's; within's.
+func (g *reading) tokenize(
+	ctx context.Context,
+	until time.Time,
+	model *tokenizer.Model,
+	body *apibody.Request,
+) ([]tokenizer.Prompt, error) {
 	if until.IsZero() || g.size <= quickBytes && body.ChatTemplate == "" {
 		return model.Tokenize(ctx, body)
 	}
@@ -204,7 +223,12 @@ func (g *reading) tokenize(ctx context.Context, until time.Time, model *tokenize
 			return nil, err
 		}
 	}
-	return within(ctx, until, g, func(ctx context.Context) ([]tokenizer.Prompt, error) { return model.Tokenize(ctx, body) })
+	return within(
+		ctx,
+		until,
+		g,
+		func(ctx context.Context) ([]tokenizer.Prompt, error) { return model.Tokenize(ctx, body) },
+	)
 }
 
 // by returns ctx with a deadline, which is not the request's own end.

@@ -16,7 +16,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// budgeted returns a house whose requests may take as much memory as in a container of 2 GiB, and what makes a request of a size.
+// budgeted returns a house whose requests may take as much memory as in a container of 2 GiB, and what makes a request
+// of a size.
 func budgeted(t *testing.T) (*house, func(size int) *Request) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -27,7 +28,10 @@ func budgeted(t *testing.T) (*house, func(size int) *Request) {
 	h.cfg.PickTimeout = 2 * time.Second
 	h.cfg.Memory = budget.New(448 << 20)
 	return h, func(size int) *Request {
-		return &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("a long story ", size/13))}
+		return &Request{
+			Path: "/v1/completions",
+			Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("a long story ", size/13)),
+		}
 	}
 }
 
@@ -35,12 +39,17 @@ func budgeted(t *testing.T) (*house, func(size int) *Request) {
 func (h *house) nothingHeld() {
 	h.t.Helper()
 	if n := h.cfg.Memory.Used(); n != 0 || len(h.slots.all)+len(h.slots.large) != 0 {
-		h.t.Errorf("%d bytes, %d slots and %d for large bodies are still taken", n, len(h.slots.all), len(h.slots.large))
+		h.t.Errorf(
+			"%d bytes, %d slots and %d for large bodies are still taken",
+			n,
+			len(h.slots.all),
+			len(h.slots.large),
+		)
 	}
 }
 
-// TestPickTimeout: a body that cannot be read in time, for want of a slot or of memory, is routed by load, as soon as the time is over;
-// one that is short enough, or whose turn comes in time, is not. What waits, waits for its own kind.
+// TestPickTimeout: a body that cannot be read in time, for want of a slot or of memory, is routed by load, as soon as
+// the time is over; one that is short enough, or whose turn comes in time, is not. What waits, waits for its own kind.
 func TestPickTimeout(t *testing.T) {
 	const short, medium, large = 1000, 100_000, 2 << 20
 	for _, c := range []struct {
@@ -145,8 +154,8 @@ func TestClientLeavesWhileItWaits(t *testing.T) {
 	})
 }
 
-// TestAbandonedWorkHoldsItsShare: what nobody waits for any more keeps its slot and its memory until it has ended, a panic included, and
-// is told to end.
+// TestAbandonedWorkHoldsItsShare: what nobody waits for any more keeps its slot and its memory until it has ended, a
+// panic included, and is told to end.
 func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 	const size = 100_000
 	for _, panics := range []bool{false, true} {
@@ -183,8 +192,8 @@ func TestAbandonedWorkHoldsItsShare(t *testing.T) {
 	}
 }
 
-// TestWaitingPromptsAreCounted: what a request keeps while it waits for a worker counts until it is routed, and the memory for reading is
-// free for others meanwhile.
+// TestWaitingPromptsAreCounted: what a request keeps while it waits for a worker counts until it is routed, and the
+// memory for reading is free for others meanwhile.
 func TestWaitingPromptsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
@@ -192,7 +201,8 @@ func TestWaitingPromptsAreCounted(t *testing.T) {
 		if err != nil || p.reason != ReasonKV {
 			t.Fatal(err, p.reason)
 		}
-		if n := h.cfg.Memory.Held.Used(); n < 4*len(p.tokens[0].IDs) || n > 8*len(p.tokens[0].IDs) || h.cfg.Memory.Used() != n {
+		if n := h.cfg.Memory.Held.Used(); n < 4*len(p.tokens[0].IDs) || n > 8*len(p.tokens[0].IDs) ||
+			h.cfg.Memory.Used() != n {
 			t.Errorf("%d bytes are held for %d tokens, of %d in all", n, len(p.tokens[0].IDs), h.cfg.Memory.Used())
 		}
 		p.heldIn.Give(p.held)
@@ -205,7 +215,8 @@ func TestWaitingPromptsAreCounted(t *testing.T) {
 		p.heldIn.Give(p.held)
 		h.route(request(100_000)).Free()
 		for _, bad := range []string{`{"model":`, `{"model":"m"}`} {
-			if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(bad + strings.Repeat(" ", 100_000))}); err == nil {
+			if _, err := h.Route(t.Context(),
+				&Request{Path: "/v1/completions", Body: []byte(bad + strings.Repeat(" ", 100_000))}); err == nil {
 				t.Error("a body that is no request is routed")
 			}
 		}
@@ -235,7 +246,8 @@ func TestJoinedOnlyToBeRead(t *testing.T) {
 		for range cap(h.slots.all) {
 			h.slots.all <- struct{}{}
 		}
-		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/bytesPerToken || joined != 1 {
+		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/bytesPerToken ||
+			joined != 1 {
 			t.Errorf("%s, %d tokens, joined %d times", r.Reason, r.PromptTokens, joined)
 		}
 	})
@@ -262,7 +274,8 @@ func TestPanicAfterBooking(t *testing.T) {
 
 // TestPanicWhileBooking: nor was what was booked before the choice was made.
 func TestPanicWhileBooking(t *testing.T) {
-	for name, endpoints := range map[string][]pool.Endpoint{"one leg": workers(2), "two": disaggregated(1, 1), "both ways": append(workers(1), disaggregated(1, 1)...)} {
+	for name, endpoints := range map[string][]pool.Endpoint{"one leg": workers(2), "two": disaggregated(1, 1),
+		"both ways": append(workers(1), disaggregated(1, 1)...)} {
 		h := newHouse(t, endpoints...)
 		h.Router.index = nil // which is asked after a booking
 		func() {
@@ -283,7 +296,13 @@ func TestPanicWhileTokenizing(t *testing.T) {
 	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // which nobody loaded
 	h.cfg.PickTimeout = time.Minute
 	for _, size := range []int{100, 100_000} {
-		r, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("x", size))})
+		r, err := h.Route(
+			t.Context(),
+			&Request{
+				Path: "/v1/completions",
+				Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, strings.Repeat("x", size)),
+			},
+		)
 		if err != nil || r.Reason != ReasonPanic {
 			t.Fatalf("%d bytes: %v %+v", size, err, r)
 		}
@@ -299,7 +318,15 @@ func TestPanicKeepsWhatWasAsked(t *testing.T) {
 	h := newHouse(t, es...)
 	h.cfg.Models = map[string]*tokenizer.Model{"m": new(tokenizer.Model)} // which nobody loaded
 	for range 20 {
-		r := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"x","nvext":{"backend_instance_id":100,"routing_constraints":{"required_taints":["gpu"]}}}`)})
+		r := h.route(
+			&Request{
+				Path: "/v1/completions",
+				Body: []byte(
+					`{"model":"m","prompt":"x","nvext":{"backend_instance_id":100,` +
+						`"routing_constraints":{"required_taints":["gpu"]}}}`,
+				),
+			},
+		)
 		if r.Reason != ReasonPanic || r.Name != "w1" {
 			t.Errorf("%s, to %s", r.Reason, r.Name)
 		}

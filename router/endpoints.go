@@ -24,8 +24,8 @@ type WorkerState struct {
 	Sessions int // bound to it
 }
 
-// Running returns how many requests run on the endpoint. A request with a prefill and a decode worker runs on the prefill worker until
-// its first token.
+// Running returns how many requests run on the endpoint. A request with a prefill and a decode worker runs on the
+// prefill worker until its first token.
 func (e *EndpointState) Running() (n int) {
 	for _, w := range e.Workers {
 		n += w.Running
@@ -41,7 +41,8 @@ func (e *EndpointState) Sessions() (n int) {
 	return n
 }
 
-// Endpoints returns the state of every endpoint of the pool, in the pool's order, and then of each cordoned name that no endpoint has.
+// Endpoints returns the state of every endpoint of the pool, in the pool's order, and then of each cordoned name that
+// no endpoint has.
 func (r *Router) Endpoints() []EndpointState {
 	s := r.pool.Acquire()
 	defer s.Release()
@@ -61,7 +62,15 @@ func (r *Router) Endpoints() []EndpointState {
 			inPool[w.Name] = true
 		}
 		e := &all[len(all)-1]
-		e.Workers = append(e.Workers, WorkerState{Worker: w.Worker, Rank: w.Rank, Running: loadOf(loads, w).Requests, Sessions: sessions[w.Worker]})
+		e.Workers = append(
+			e.Workers,
+			WorkerState{
+				Worker:   w.Worker,
+				Rank:     w.Rank,
+				Running:  loadOf(loads, w).Requests,
+				Sessions: sessions[w.Worker],
+			},
+		)
 	}
 	for _, h := range tracked {
 		if !inPool[h.Name] && h.Cordon != "" {

@@ -8,16 +8,18 @@ import (
 	"kvepp/pool"
 )
 
-// fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy that cannot
-// reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all. Ejected endpoints come last: one
-// that may fail is better than none.
+// fallbacks returns the addresses of the next cheapest endpoints of a leg after the one that was chosen, for a proxy
+// that cannot reach that; at most Config.Fallbacks, nil if none are wanted. Headers of the request fit them all.
+// Ejected endpoints come last: one that may fail is better than none.
 func (r *Router) fallbacks(d *decision, l *leg, chosen int) (addresses []string) {
 	if r.cfg.Fallbacks <= 0 {
 		return nil
 	}
 	order := make([]int, 0, len(l.workers))
 	add := func(w *pool.Worker) {
-		if len(addresses) < r.cfg.Fallbacks && sameHeaders(w, &l.workers[chosen]) && w.Address != l.workers[chosen].Address && !slices.Contains(addresses, w.Address) {
+		if len(addresses) < r.cfg.Fallbacks && sameHeaders(w, &l.workers[chosen]) &&
+			w.Address != l.workers[chosen].Address &&
+			!slices.Contains(addresses, w.Address) {
 			addresses = append(addresses, w.Address)
 		}
 	}

@@ -4,14 +4,17 @@ import "kvepp/internal/apibody"
 
 // What endpoints get in place of the bodies that clients sent.
 
-// saltPrefix marks the cache salts of stock vLLM that are cache namespaces: events give them back. Source: dynamo-kv-router 1.6.1,
-// CacheSaltForwarding::NativeVllm.
+// saltPrefix marks the cache salts of stock vLLM that are cache namespaces: events give them back. Source:
+// dynamo-kv-router 1.6.1, CacheSaltForwarding::NativeVllm.
 const saltPrefix = "dynamo-cache-salt:"
 
-// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint either:
-// Dynamo's frontend follows it.
+// changes returns what is changed of every body that was read. A pin that is not followed must not reach the endpoint
+// either: Dynamo's frontend follows it.
 func (r *Router) changes() apibody.Changes {
-	return apibody.Changes{WithoutPins: !r.cfg.Pinning || r.cfg.IgnoreHints, WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext}
+	return apibody.Changes{
+		WithoutPins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
+		WithoutLegacy: r.cfg.Frontends && !r.cfg.KeepLegacyNvext,
+	}
 }
 
 // heedsTenants reports whether a tenant's blocks are its own at the endpoints.

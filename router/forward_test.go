@@ -34,7 +34,8 @@ func TestTokenDataGoesOn(t *testing.T) {
 		{"/v1/chat/completions", fmt.Sprintf(chat, ""), false, false},
 		{"/v1/chat/completions", fmt.Sprintf(chat, `,"nvext":{"token_data":[1,2]}`), true, false},
 		{"/v1/chat/completions", fmt.Sprintf(chat, `,"nvext":{"annotations":["token_ids"]}`), true, false},
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]}`, true, false},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url",` +
+			`"image_url":{"url":"http://x"}}]}]}`, true, false},
 		{"/v1/chat/completions", `{"model":"other","messages":[{"role":"user","content":"x"}]}`, true, false},
 		{"/v1/completions", fmt.Sprintf(completion, `["Sing!"]`), true, false},
 		{"/v1/completions", fmt.Sprintf(completion, `["Sing!","muse"]`), true, false},
@@ -72,7 +73,9 @@ func TestTokenDataGoesOn(t *testing.T) {
 		if err := json.Unmarshal(route.Body, &sent); err != nil {
 			t.Fatalf("%s: %v", route.Body, err)
 		}
-		if fmt.Sprint(sent.Nvext.TokenData) != fmt.Sprint(prompts[0].IDs) || len(prompts[0].IDs) == 0 || sent.Nvext.Rank != nil || sent.Nvext.Greed != strings.Contains(c.body, "greed") {
+		if fmt.Sprint(sent.Nvext.TokenData) != fmt.Sprint(prompts[0].IDs) || len(prompts[0].IDs) == 0 ||
+			sent.Nvext.Rank != nil ||
+			sent.Nvext.Greed != strings.Contains(c.body, "greed") {
 			t.Errorf("%s: goes on as %s, the ids are %v", c.body, route.Body, prompts[0].IDs)
 		}
 	}
@@ -80,7 +83,8 @@ func TestTokenDataGoesOn(t *testing.T) {
 	h.cfg.InjectTokens = false
 	workers[0].SameTokenizer = true
 	h.pool.Update(workers)
-	if route := h.route(&Request{Path: "/v1/completions", Body: []byte(fmt.Sprintf(completion, `"Sing!"`))}); route.Body != nil {
+	if route := h.route(&Request{Path: "/v1/completions",
+		Body: []byte(fmt.Sprintf(completion, `"Sing!"`))}); route.Body != nil {
 		t.Errorf("without the flag it goes on as %s", route.Body)
 	}
 }
@@ -153,7 +157,8 @@ func TestTenantIsTheCacheSaltOfStockVLLM(t *testing.T) {
 
 // What a body says of workers goes on only where it is followed; what frontends refuse only where that is wanted.
 func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
-	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`, `"session_control":{"session_id":"s"}`
+	const pins, legacy = `"backend_instance_id":100,"dp_rank":0,"prefill_worker_id":7`,
+		`"session_control":{"session_id":"s"}`
 	for _, c := range []struct {
 		pinning, ignore, frontends, keep bool
 		nvext, want                      string // want is "" where the body goes on as it is
@@ -169,7 +174,8 @@ func TestBodyGoesOnWithoutWhatIsNotFollowed(t *testing.T) {
 		{false, false, true, false, `"cache_salt":"s"`, ""},
 	} {
 		h := newHouse(t, workers(1)...)
-		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends, c.keep
+		h.cfg.Pinning, h.cfg.IgnoreHints, h.cfg.Frontends, h.cfg.KeepLegacyNvext = c.pinning, c.ignore, c.frontends,
+			c.keep
 		req := with(completion("m", tokens(0, 8)), `"nvext":{`+c.nvext+`}`)
 		want := ""
 		if c.want != "" {
@@ -187,10 +193,12 @@ func TestModelWithoutTokenizer(t *testing.T) {
 	endpoints[0].Model = ""
 	h := newHouse(t, endpoints...)
 	h.cfg.Models, h.cfg.StrictModel = map[string]*tokenizer.Model{"m": nil}, true
-	if route := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"Sing!"}`)}); route.Reason != ReasonNoTokenizer {
+	if route := h.route(&Request{Path: "/v1/completions",
+		Body: []byte(`{"model":"m","prompt":"Sing!"}`)}); route.Reason != ReasonNoTokenizer {
 		t.Errorf("%+v", route.Decision)
 	}
-	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions", Body: []byte(`{"model":"n","prompt":"Sing!"}`)}); err == nil {
+	if _, err := h.Route(t.Context(), &Request{Path: "/v1/completions",
+		Body: []byte(`{"model":"n","prompt":"Sing!"}`)}); err == nil {
 		t.Error("a model that nobody names is served")
 	}
 }

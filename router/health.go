@@ -13,7 +13,10 @@ import (
 )
 
 // ErrCordoned says that there are endpoints for the request, and that an operator cordoned each of them.
-var ErrCordoned = errors.New("every endpoint that may take this request is cordoned; uncordon one (POST /workers/NAME/uncordon on the admin address, or the Pod's annotation)")
+var ErrCordoned = errors.New(
+	"every endpoint that may take this request is cordoned; uncordon one (POST /workers/NAME/uncordon on the admin " +
+		"address, or the Pod's annotation)",
+)
 
 // health is what a request's fate says of the endpoints that serve it. The zero value says nothing to anybody: without
 // Config.Eject there is no other.
@@ -33,8 +36,9 @@ type health struct {
 
 // legs are the endpoints that serve a request.
 type legs struct {
-	endpoint, prefill   *eject.Endpoint // the destination, and the one that computes the prompt if that is another; nil: none
-	trial, prefillTrial uint64          // numbers of the trials that the request is; 0: none
+	// the destination, and the one that computes the prompt if that is another; nil: none
+	endpoint, prefill   *eject.Endpoint
+	trial, prefillTrial uint64 // numbers of the trials that the request is; 0: none
 }
 
 // What of a request was counted as a failure.
@@ -66,19 +70,20 @@ func (s *standings) of(w *pool.Worker) eject.Standing {
 	return s.view.Of(w.Worker, s.now)
 }
 
-// cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is asked after the route
-// is booked, so that whoever cordons an endpoint and then sees no booking of it will see none later.
+// cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is asked
+// after the route is booked, so that whoever cordons an endpoint and then sees no booking of it will see none later.
 func (r *Router) cordonedSince(d *decision, route *Route) bool {
 	view := r.cfg.Eject.View()
 	if view == d.standings.view {
 		return false
 	}
 	now := time.Now()
-	return view.Of(route.destination, now) == eject.Cordoned || route.Prefill != nil && view.Of(route.computes.Worker, now) == eject.Cordoned
+	return view.Of(route.destination, now) == eject.Cordoned ||
+		route.Prefill != nil && view.Of(route.computes.Worker, now) == eject.Cordoned
 }
 
-// watch begins to follow what the request says of its endpoints' health. It returns false when an endpoint that is ejected was
-// chosen for a trial, and another request was quicker: then the choice has to be made again.
+// watch begins to follow what the request says of its endpoints' health. It returns false when an endpoint that is
+// ejected was chosen for a trial, and another request was quicker: then the choice has to be made again.
 func (r *Router) watch(d *decision, route *Route, p *prompt) bool {
 	t := r.cfg.Eject
 	if !t.Ejects() {
@@ -113,8 +118,8 @@ func (d *decision) onTrial(w kvblock.Worker) bool {
 	return d.standings.view.Of(w, d.standings.now) == eject.Trial
 }
 
-// trialMultiplier is the cost multiplier of an endpoint whose trial is due: it is the cheapest then, whatever others have cached.
-// Otherwise an endpoint that is well again would stay ejected for as long as others are cheaper.
+// trialMultiplier is the cost multiplier of an endpoint whose trial is due: it is the cheapest then, whatever others
+// have cached. Otherwise an endpoint that is well again would stay ejected for as long as others are cheaper.
 const trialMultiplier = 1e-6
 
 // preferTrial returns a candidate's cost multiplier, given the one that it would have.
@@ -174,9 +179,9 @@ func (h *health) stopTimer() {
 	}
 }
 
-// Responding says that the headers of the response have come. failure is what they say of the endpoint; empty: no failure, so far.
-// ofEndpoint is false when the proxy answered by itself, for a reason that says nothing of the endpoint. It belongs to the goroutine
-// that follows the answer; so do Heard and Answered.
+// Responding says that the headers of the response have come. failure is what they say of the endpoint; empty: no
+// failure, so far. ofEndpoint is false when the proxy answered by itself, for a reason that says nothing of the
+// endpoint. It belongs to the goroutine that follows the answer; so do Heard and Answered.
 func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	h := &r.health
 	h.silent = !ofEndpoint
@@ -250,11 +255,12 @@ func (h *health) explain(cause eject.Cause) {
 	}
 }
 
-// moved counts a failure of each endpoint that the proxy tried before the one that served. attempts is how many it says it tried,
-// 0: it does not say.
+// moved counts a failure of each endpoint that the proxy tried before the one that served. attempts is how many it says
+// it tried, 0: it does not say.
 func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts int) {
 	h := &route.health
-	if h.tracker == nil || attempts == 1 { // the proxy did not try the chosen one: it does not know it, or thinks it unhealthy
+	// the proxy did not try the chosen one: it does not know it, or thinks it unhealthy
+	if h.tracker == nil || attempts == 1 {
 		h.abandon()
 		return
 	}
@@ -278,8 +284,8 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, served string, attempts i
 	}
 }
 
-// BrokenOff says what the proxy's access log tells of an answer that broke off: why the endpoint did it, or, if cause is empty, that
-// the client did. token is the request's [Route.Token].
+// BrokenOff says what the proxy's access log tells of an answer that broke off: why the endpoint did it, or, if cause
+// is empty, that the client did. token is the request's [Route.Token].
 func (r *Router) BrokenOff(token string, cause eject.Cause) {
 	if h := r.broken.logged(token, cause); h != nil {
 		h.explain(cause)
@@ -289,8 +295,8 @@ func (r *Router) BrokenOff(token string, cause eject.Cause) {
 // maxBroken is how many answers that broke off are remembered until the access log explains them.
 const maxBroken = 4096
 
-// brokenAnswers joins two messages that come in either order: that an answer ended before it was complete, and what the proxy's
-// access log says of it. It holds the latest maxBroken of both.
+// brokenAnswers joins two messages that come in either order: that an answer ended before it was complete, and what the
+// proxy's access log says of it. It holds the latest maxBroken of both.
 type brokenAnswers struct {
 	mu      sync.Mutex // guards all below
 	byToken map[string]brokenAnswer

@@ -19,7 +19,10 @@ func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint
 	h := newHouse(t)
 	cfg := h.cfg
 	cfg.Keep, cfg.FirstByte = 100, 30*time.Second
-	cfg.Eject = eject.New(eject.Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second}, h.log)
+	cfg.Eject = eject.New(
+		eject.Config{ConsecutiveFailures: 3, FailurePercent: 50, MaxPercent: 50, Time: time.Second},
+		h.log,
+	)
 	if edit != nil {
 		edit(&cfg)
 	}
@@ -57,15 +60,20 @@ func (h *house) breakDown(name string) {
 		} else {
 			answered(r)
 		}
-		if ejected, _ := h.cfg.Eject.Counts(); ejected > 0 && slices.ContainsFunc(h.cfg.Eject.Endpoints(), func(e eject.Health) bool { return e.Name == name && e.Ejected }) {
+		if ejected, _ := h.cfg.Eject.Counts(); ejected > 0 &&
+			slices.ContainsFunc(
+				h.cfg.Eject.Endpoints(),
+				func(e eject.Health) bool { return e.Name == name && e.Ejected },
+			) {
 			return
 		}
 	}
 	h.t.Fatalf("%s is not ejected", name)
 }
 
-// TestEjectedEndpointGetsNoRequests: not even those that would find their prompt cached there; the decision says so. After the
-// ejection time one request is its trial, whatever others have cached, and its answer brings the endpoint back.
+// TestEjectedEndpointGetsNoRequests: not even those that would find their prompt cached there; the decision says so.
+// After the ejection time one request is its trial, whatever others have cached, and its answer brings the endpoint
+// back.
 func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(3)...)
@@ -187,8 +195,8 @@ func TestPrefillWorkerIsEjected(t *testing.T) {
 	})
 }
 
-// TestFirstByte: a streamed answer without headers for too long is a failure, one that comes in one piece is not, and a late answer
-// shows that the endpoint works.
+// TestFirstByte: a streamed answer without headers for too long is a failure, one that comes in one piece is not, and a
+// late answer shows that the endpoint works.
 func TestFirstByte(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)
@@ -226,8 +234,8 @@ func TestFirstByte(t *testing.T) {
 	})
 }
 
-// TestAnswersThatBreakOff: while it is not known who broke three answers off, the endpoint gets no requests; the access log decides,
-// before or after the stream ends.
+// TestAnswersThatBreakOff: while it is not known who broke three answers off, the endpoint gets no requests; the access
+// log decides, before or after the stream ends.
 func TestAnswersThatBreakOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(2)...)
@@ -290,7 +298,8 @@ func TestBrokenAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestRetriesAreFailures: each endpoint that the proxy tried before the one that served has failed; one that it never asked has not.
+// TestRetriesAreFailures: each endpoint that the proxy tried before the one that served has failed; one that it never
+// asked has not.
 func TestRetriesAreFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, func(c *Config) { c.Fallbacks = 2 }, workers(3)...)
@@ -364,8 +373,8 @@ func TestProxysOwnAnswer(t *testing.T) {
 	})
 }
 
-// BenchmarkHealth is a request from its choice to its end, among 64 endpoints: without ejection, with it while all are well, and
-// while one is ejected.
+// BenchmarkHealth is a request from its choice to its end, among 64 endpoints: without ejection, with it while all are
+// well, and while one is ejected.
 func BenchmarkHealth(b *testing.B) {
 	for _, c := range []struct {
 		name    string
@@ -375,7 +384,16 @@ func BenchmarkHealth(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			h := newHealthHouse(b, func(cfg *Config) {
 				cfg.Keep, cfg.Explain = 0, false
-				cfg.Eject = eject.New(eject.Config{Off: c.off, ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute}, slog.New(slog.DiscardHandler))
+				cfg.Eject = eject.New(
+					eject.Config{
+						Off:                 c.off,
+						ConsecutiveFailures: 1,
+						FailurePercent:      50,
+						MaxPercent:          50,
+						Time:                time.Minute,
+					},
+					slog.New(slog.DiscardHandler),
+				)
 			}, workers(64)...)
 			for w := range c.ejected {
 				h.cfg.Eject.Failed(h.cfg.Eject.Of(kvblock.Worker(w)), 0, eject.Refused)

@@ -107,5 +107,9 @@ func unknownPin(p *apibody.Pin) error {
 	if p.HasRank {
 		what += fmt.Sprintf(", rank %d,", p.Rank)
 	}
-	return &apibody.Error{Code: apibody.CodeInvalidValue, Param: p.Key, Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what)}
+	return &apibody.Error{
+		Code:    apibody.CodeInvalidValue,
+		Param:   p.Key,
+		Message: fmt.Sprintf("'%s': %s is no worker that can serve this request.", p.Key, what),
+	}
 }

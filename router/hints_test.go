@@ -110,7 +110,8 @@ func TestOverridesArePerRequest(t *testing.T) {
 		w0          float64 // cost
 		temperature float64
 	}{
-		// To prefill: 5 blocks of the one before and 10 of this one, less 5 that are cached. Held: 10, which are this one's too.
+		// To prefill: 5 blocks of the one before and 10 of this one, less 5 that are cached. Held: 10, which are this
+		// one's too.
 		{`"temperature":2`, 10 + 10, 0},
 		{`"nvext":{"router_config_override":{"overlap_score_credit":0}}`, 15 + 10, 0},
 		{`"nvext":{"router_config_override":{"prefill_load_scale":3}}`, 3*10 + 10, 0},
@@ -123,7 +124,14 @@ func TestOverridesArePerRequest(t *testing.T) {
 		before := h.book.Load(0)
 		r := h.route(with(plain, c.fields))
 		if got := r.Costs[0].Cost; got != c.w0 || r.Weights.Temperature != c.temperature {
-			t.Errorf("%s: w0 costs %v at temperature %v, want %v at %v", c.fields, got, r.Weights.Temperature, c.w0, c.temperature)
+			t.Errorf(
+				"%s: w0 costs %v at temperature %v, want %v at %v",
+				c.fields,
+				got,
+				r.Weights.Temperature,
+				c.w0,
+				c.temperature,
+			)
 		}
 		r.Free()
 		if after := h.book.Load(0); after != before {

@@ -23,7 +23,8 @@ func TestHostileBodies(t *testing.T) {
 		says       string // of the 400; empty: routed
 		reason     Reason // when routed
 	}{
-		{"duplicate keys: the last counts, as in Python", `{"model":"x","model":"m","prompt":"a","prompt":"b"}`, "", ReasonKV},
+		{"duplicate keys: the last counts, as in Python", `{"model":"x","model":"m","prompt":"a","prompt":"b"}`, "",
+			ReasonKV},
 		{"a lone surrogate", chat(`{"role":"user","content":"\ud800"}`), "surrogate", ""},
 		{"a surrogate pair", chat(`{"role":"user","content":"\ud83d\ude00"}`), "", ReasonKV},
 		{"invalid UTF-8", chat("{\"role\":\"user\",\"content\":\"\xff\"}"), "UTF-8", ""},
@@ -32,7 +33,8 @@ func TestHostileBodies(t *testing.T) {
 		{"a number beyond 2^53", `{"model":"m","prompt":"a","seed":123456789012345678901234567890}`, "", ReasonKV},
 		{"a number that is none", `{"model":"m","prompt":"a","seed":1e999999999}`, "out of range", ""},
 		{"nesting without end", `{"model":"m","prompt":"a","x":` + strings.Repeat("[", 100_000), "nest", ""},
-		{"an array of arrays", `{"model":"m","prompt":` + strings.Repeat("[", 400) + strings.Repeat("]", 400) + `}`, "prompt", ""},
+		{"an array of arrays", `{"model":"m","prompt":` + strings.Repeat("[", 400) + strings.Repeat("]", 400) + `}`,
+			"prompt", ""},
 		{"token ids out of range", `{"model":"m","prompt":[1,4294967296]}`, "prompt", ""},
 		{"negative token ids", `{"model":"m","prompt":[-1]}`, "prompt", ""},
 		{"ids beyond the vocabulary", `{"model":"m","prompt":[4294967295]}`, "", ReasonKV},
@@ -43,7 +45,8 @@ func TestHostileBodies(t *testing.T) {
 		{"trailing text", `{"model":"m","prompt":"a"} x`, "not valid", ""},
 		{"a byte order mark", "\ufeff" + `{"model":"m","prompt":"a"}`, "not valid", ""},
 		{"nothing", "", "body is empty", ""},
-		{"a template of the client's", `{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template":"{% for i in range(10**9) %}{% endfor %}"}`, "", ReasonTokenize},
+		{"a template of the client's", `{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template":"{% ` +
+			`for i in range(10**9) %}{% endfor %}"}`, "", ReasonTokenize},
 	} {
 		path := "/v1/chat/completions"
 		if strings.Contains(c.body, `"prompt"`) {

@@ -11,8 +11,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// BenchmarkPickBesideEvents is BenchmarkPick while KV events of so many blocks a second are applied to the index, of the same workers:
-// half of them stored, half removed. It reports how long the picks took, by the clock.
+// BenchmarkPickBesideEvents is BenchmarkPick while KV events of so many blocks a second are applied to the index, of
+// the same workers: half of them stored, half removed. It reports how long the picks took, by the clock.
 func BenchmarkPickBesideEvents(b *testing.B) {
 	for _, perSecond := range []int{0, 2_500_000} {
 		b.Run(fmt.Sprintf("%d-blocks-a-second", perSecond), func(b *testing.B) {
@@ -38,7 +38,10 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 			stores, removes := make([]kvblock.Stored, 16*len(held)), make([]kvblock.Removed, 16*len(held))
 			for i := range stores {
 				for range length {
-					x := kvblock.StoredBlock{Engine: kvblock.EngineHash(rng.Uint64()), Local: kvblock.LocalHash(rng.Uint64())}
+					x := kvblock.StoredBlock{
+						Engine: kvblock.EngineHash(rng.Uint64()),
+						Local:  kvblock.LocalHash(rng.Uint64()),
+					}
 					stores[i].Blocks = append(stores[i].Blocks, x)
 					removes[i].Hashes = append(removes[i].Hashes, x.Engine)
 				}
@@ -54,7 +57,8 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 					case <-time.After(tick):
 					}
 					// What a pause of this goroutine left undone is not made up for: that would be a burst.
-					for due := min(applied+perSecond/100, int(time.Since(began).Seconds()*float64(perSecond))); applied < due; applied += length {
+					for due := min(applied+perSecond/100,
+						int(time.Since(began).Seconds()*float64(perSecond))); applied < due; applied += length {
 						n := applied / length
 						i := n / 2 % len(stores)
 						if w := held[i%len(held)]; n%2 == 1 {
@@ -66,7 +70,12 @@ func BenchmarkPickBesideEvents(b *testing.B) {
 					}
 				}
 			}()
-			p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
+			p := prompt{
+				model:  "m",
+				tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}},
+				isl:    len(ids),
+				reason: ReasonKV,
+			}
 			var took []time.Duration
 			began := time.Now()
 			for b.Loop() {

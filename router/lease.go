@@ -30,8 +30,8 @@ type SessionLease struct {
 	session  *session
 }
 
-// Hold binds a session to a worker until the lease is released, and TTL beyond. The caller has found the session on the worker
-// was, or nowhere if !bound; false if that is so no more.
+// Hold binds a session to a worker until the lease is released, and TTL beyond. The caller has found the session on the
+// worker was, or nowhere if !bound; false if that is so no more.
 func (s *Sessions) Hold(key SessionKey, was kvblock.Worker, bound bool, to kvblock.Worker) (SessionLease, bool) {
 	e, _ := s.hold(key, was, bound, to, 0)
 	return SessionLease{s, e}, e != nil

@@ -11,9 +11,9 @@ import (
 	"kvepp/scoring"
 )
 
-// A request is served by one aggregated worker, or by two: a prefill worker computes its prompt, and the decode worker that
-// it is sent to fetches the blocks from there and goes on. Each of these choices is a leg: a pool of candidates, priced and
-// booked in one step.
+// A request is served by one aggregated worker, or by two: a prefill worker computes its prompt, and the decode worker
+// that it is sent to fetches the blocks from there and goes on. Each of these choices is a leg: a pool of candidates,
+// priced and booked in one step.
 
 // leg is the scratch memory of one choice.
 type leg struct {
@@ -42,9 +42,9 @@ func decodeConfig(c scoring.Config) scoring.Config {
 	return c
 }
 
-// pairing is what a prefill worker wants of the decode workers of its prompts: a direct frontend sends the prompt to workers of
-// its own namespace and model alone, and blocks may have to stay within a part of the cluster. Empty is not known, or not
-// wanted, and goes with all.
+// pairing is what a prefill worker wants of the decode workers of its prompts: a direct frontend sends the prompt to
+// workers of its own namespace and model alone, and blocks may have to stay within a part of the cluster. Empty is not
+// known, or not wanted, and goes with all.
 type pairing struct{ model, namespace, taint string }
 
 func pairingOf(prefill *pool.Worker) pairing {
@@ -66,11 +66,11 @@ func (g *pairing) with(decode *pool.Worker) bool {
 		(g.namespace == decode.Namespace || g.namespace == "" || decode.Namespace == "")
 }
 
-// gather sorts the pool's workers into the legs that they may be candidates of. over says which of the snapshot's workers are
-// overloaded; nil: none counts as that.
+// gather sorts the pool's workers into the legs that they may be candidates of. over says which of the snapshot's
+// workers are overloaded; nil: none counts as that.
 //
-// The proxy's subset says where it can send a request, and so binds destinations alone. So does t, the target of the request's
-// session.
+// The proxy's subset says where it can send a request, and so binds destinations alone. So does t, the target of the
+// request's session.
 func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt, t *target, over []bool) error {
 	d.aggregated.reset()
 	d.prefill.reset()
@@ -83,7 +83,8 @@ func (r *Router) gather(d *decision, snapshot *pool.Snapshot, req *Request, p *p
 	d.standings = r.standings()
 	d.ejected, d.ejectedPrefill, d.regardless, d.cordoned = d.ejected[:0], d.ejectedPrefill[:0], false, d.cordoned[:0]
 	explains := r.explains()
-	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill, cordoned, cordonedPrefill := 0, 0, 0, 0, 0, 0, 0, 0, 0
+	otherModel, overloaded, busyPrefill, others, otherPrefill, untainted, untaintedPrefill, cordoned,
+		cordonedPrefill := 0, 0, 0, 0, 0, 0, 0, 0, 0
 	pinned, constrained := p.pins.Given(), len(p.constraints.Required) > 0
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
@@ -179,8 +180,8 @@ func (d *decision) addDestination(w *pool.Worker) {
 	l.workers = append(l.workers, *w)
 }
 
-// admitEjected makes the ejected workers candidates if there are no others: a request that may fail is better than one that
-// must. overloaded and busyPrefill are how many others there are that are too busy.
+// admitEjected makes the ejected workers candidates if there are no others: a request that may fail is better than one
+// that must. overloaded and busyPrefill are how many others there are that are too busy.
 func (d *decision) admitEjected(overloaded, busyPrefill int) {
 	if len(d.ejected) > 0 && len(d.aggregated.workers)+len(d.decode.workers)+overloaded == 0 {
 		d.regardless = true
@@ -221,9 +222,9 @@ func (d *decision) tellExcluded(route *Route) {
 	}
 }
 
-// pairUp takes the decode workers that no prefill worker goes with out of their leg, and returns how many cannot serve for
-// that. alone says that they serve without one: a stock engine, which only decodes when it is told where the prompt is
-// computed, and any for a request that has nothing to prefill.
+// pairUp takes the decode workers that no prefill worker goes with out of their leg, and returns how many cannot serve
+// for that. alone says that they serve without one: a stock engine, which only decodes when it is told where the prompt
+// is computed, and any for a request that has nothing to prefill.
 func (d *decision) pairUp(alone bool) (unpaired int) {
 	kept := d.decode.workers[:0]
 	for i := range d.decode.workers {
@@ -253,7 +254,10 @@ func (d *decision) dropLone() {
 		return true
 	})
 	if len(d.pairs) < all {
-		d.prefill.workers = slices.DeleteFunc(d.prefill.workers, func(w pool.Worker) bool { return !slices.Contains(d.pairs, pairingOf(&w)) })
+		d.prefill.workers = slices.DeleteFunc(
+			d.prefill.workers,
+			func(w pool.Worker) bool { return !slices.Contains(d.pairs, pairingOf(&w)) },
+		)
 	}
 }
 
@@ -265,9 +269,19 @@ func (r *Router) chooseOne(d *decision, p *prompt) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[sel.Index]
-	route := &Route{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w, sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(d, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
-	}}
+	route := &Route{
+		booking:       booking,
+		destination:   w.Worker,
+		instance:      w.InstanceID,
+		computes:      *w,
+		sameTokenizer: w.SameTokenizer,
+		unit:          blockSizeOf(w, sel),
+		Decision: Decision{
+			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
+			Fallbacks: r.fallbacks(d, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(), Chosen: sel.Index,
+			Weights: l.weights(),
+		},
+	}
 	r.explain(route, l, sel, p, reason)
 	return route, nil
 }
@@ -291,24 +305,47 @@ func (r *Router) choosePair(d *decision, p *prompt) (*Route, error) {
 	}
 	for i := range l.workers {
 		w := &l.workers[i]
-		l.candidates = append(l.candidates, scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-			CostMultiplier: d.preferTrial(w, constraints.Multiplier(w.Taints))})
+		l.candidates = append(
+			l.candidates,
+			scoring.Candidate{Worker: w.Worker, Prompt: d.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
+				CostMultiplier: d.preferTrial(w, constraints.Multiplier(w.Taints))},
+		)
 	}
 	last, booking, err := r.bookLeg(d, l, p)
 	if err != nil {
 		return nil, err
 	}
 	w := &l.workers[last.Index]
-	route := &Route{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x, sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last), Decision: Decision{
-		Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress, Fallbacks: r.fallbacks(d, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
-		Prefill: &Prefill{Name: x.Name, Address: x.Address, InstanceID: x.InstanceID, Rank: x.Rank, Costs: d.prefill.prices(), Chosen: first.Index, Weights: d.prefill.weights()},
-	}}
+	route := &Route{
+		booking:       booking,
+		prefill:       prefill,
+		destination:   w.Worker,
+		instance:      w.InstanceID,
+		computes:      *x,
+		sameTokenizer: w.SameTokenizer && x.SameTokenizer,
+		unit:          blockSizeOf(w, last),
+		Decision: Decision{
+			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
+			Fallbacks: r.fallbacks(d, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(), Chosen: last.Index,
+			Weights: l.weights(),
+			Prefill: &Prefill{
+				Name:       x.Name,
+				Address:    x.Address,
+				InstanceID: x.InstanceID,
+				Rank:       x.Rank,
+				Costs:      d.prefill.prices(),
+				Chosen:     first.Index,
+				Weights:    d.prefill.weights(),
+			},
+		},
+	}
 	r.explain(route, &d.prefill, first, p, reason)
 	route.cost += last.Cost * float64(last.UnitTokens)
 	return route, nil
 }
 
-// blockSizeOf returns the tokens of a block of the worker that was chosen; where that is not known, of what it was priced in.
+// blockSizeOf returns the tokens of a block of the worker that was chosen; where that is not known, of what it was
+// priced in.
 func blockSizeOf(w *pool.Worker, sel scoring.Selection) int {
 	if w.BlockSize > 0 {
 		return w.BlockSize
@@ -352,9 +389,16 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 		l.terms = slices.Grow(l.terms, len(l.candidates))[:len(l.candidates)]
 		terms = l.terms
 	}
-	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by nobody.
+	// The book's request ids would be the client's x-request-id, which need not be unique: the booking is named by
+	// nobody.
 	at := time.Now()
-	sel, booking, err := r.book.SelectAndAdd(scoring.Request{ISLTokens: p.isl, Terms: terms, Since: d.since}, l.candidates, &l.cfg, nil, l.costs)
+	sel, booking, err := r.book.SelectAndAdd(
+		scoring.Request{ISLTokens: p.isl, Terms: terms, Since: d.since},
+		l.candidates,
+		&l.cfg,
+		nil,
+		l.costs,
+	)
 	if err != nil {
 		return sel, booking, fmt.Errorf("router: %w", err)
 	}
@@ -374,7 +418,10 @@ func (r *Router) bookLeg(d *decision, l *leg, p *prompt) (scoring.Selection, sco
 func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt, reason Reason) {
 	w, chosen := &route.computes, &l.candidates[sel.Index]
 	switch reason {
-	case ReasonKV, ReasonMediaPrefix, ReasonApproximate, ReasonNoBlockSize: // the other candidates' overlap was priced, not this one's
+	case ReasonKV,
+		ReasonMediaPrefix,
+		ReasonApproximate,
+		ReasonNoBlockSize: // the other candidates' overlap was priced, not this one's
 		reason = cmp.Or(loadOnly(w), reason)
 	}
 	if w.Silent && reason == ReasonKV {
@@ -391,9 +438,9 @@ func (r *Router) explain(route *Route, l *leg, sel scoring.Selection, p *prompt,
 	}
 }
 
-// cheaper returns the route that costs less, and frees the other. Either may be nil, not both. An aggregated worker's cost is
-// made of the same terms as those of a prefill and a decode worker together, so they compare; at the same cost one worker is
-// better than two.
+// cheaper returns the route that costs less, and frees the other. Either may be nil, not both. An aggregated worker's
+// cost is made of the same terms as those of a prefill and a decode worker together, so they compare; at the same cost
+// one worker is better than two.
 func cheaper(alone, pair *Route) *Route {
 	switch {
 	case alone == nil:

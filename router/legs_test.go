@@ -23,8 +23,17 @@ func disaggregated(p, d int) []pool.Endpoint {
 			BlockSize: 4, KVEvents: "tcp://10.0.1.1:5557", Model: "m"})
 	}
 	for i := range d {
-		es = append(es, pool.Endpoint{Name: fmt.Sprintf("d%d", i), Address: fmt.Sprintf("10.0.2.%d:8000", i+1), InstanceID: uint64(300 + i),
-			Role: pool.Decode, BlockSize: 4, Model: "m"})
+		es = append(
+			es,
+			pool.Endpoint{
+				Name:       fmt.Sprintf("d%d", i),
+				Address:    fmt.Sprintf("10.0.2.%d:8000", i+1),
+				InstanceID: uint64(300 + i),
+				Role:       pool.Decode,
+				BlockSize:  4,
+				Model:      "m",
+			},
+		)
 	}
 	return es
 }
@@ -40,7 +49,8 @@ func (h *house) load(name string) scoring.Load {
 	return scoring.Load{}
 }
 
-// TestTwoLegs: the prompt goes where its blocks are, the answer where load is least, and each is booked for its own part.
+// TestTwoLegs: the prompt goes where its blocks are, the answer where load is least, and each is booked for its own
+// part.
 func TestTwoLegs(t *testing.T) {
 	h := newHouse(t, disaggregated(3, 2)...)
 	var served []kvblock.Worker
@@ -49,18 +59,25 @@ func TestTwoLegs(t *testing.T) {
 	h.warm("d0", 0, tokens(0, 40), blocksOfFour) // which must not count
 	r := h.route(completion("m", tokens(0, 42)))
 	x := r.Prefill
-	if x == nil || x.Name != "p1" || x.InstanceID != 201 || r.Name[0] != 'd' || r.Address == "" || r.PredictedCachedTokens != 32 || r.Reason != ReasonKV {
+	if x == nil || x.Name != "p1" || x.InstanceID != 201 || r.Name[0] != 'd' || r.Address == "" ||
+		r.PredictedCachedTokens != 32 ||
+		r.Reason != ReasonKV {
 		t.Fatalf("decision: %+v, prefill %+v", r.Decision, x)
 	}
 	// Prefill: 10.5 blocks less the overlap, and nothing to be held. Decode: 10 blocks to be held, and no more.
 	prefill := scoring.Terms{BlockSize: 4, ISLTokens: 42, UnitTokens: 4}
 	warm := prefill
 	warm.DeviceBlocks = 8
-	if want := []Cost{{"p0", 0, 10.5, prefill, 0}, {"p1", 0, 2.5, warm, 8}, {"p2", 0, 10.5, prefill, 0}}; !slices.Equal(x.Costs, want) || x.Chosen != 1 {
+	if want := []Cost{{"p0", 0, 10.5, prefill, 0}, {"p1", 0, 2.5, warm, 8}, {"p2", 0, 10.5, prefill, 0}}; !slices.Equal(
+		x.Costs,
+		want,
+	) ||
+		x.Chosen != 1 {
 		t.Errorf("prefill costs %+v, want %+v", x.Costs, want)
 	}
 	decode := scoring.Terms{BlockSize: 4, ISLTokens: 42, DecodeBlocks: 10, UnitTokens: 4}
-	if want := []Cost{{"d0", 0, 10, decode, 0}, {"d1", 0, 10, decode, 0}}; !slices.Equal(r.Costs, want) || r.Costs[r.Chosen].Name != r.Name {
+	if want := []Cost{{"d0", 0, 10, decode, 0}, {"d1", 0, 10, decode, 0}}; !slices.Equal(r.Costs, want) ||
+		r.Costs[r.Chosen].Name != r.Name {
 		t.Errorf("decode costs %+v, want %+v", r.Costs, want)
 	}
 	if got, want := h.load("p1"), (scoring.Load{Requests: 1, PrefillTokens: 10}); got != want {
@@ -69,7 +86,8 @@ func TestTwoLegs(t *testing.T) {
 	if got, want := h.load(r.Name), (scoring.Load{Requests: 1, ActiveBlocks: 10, ActiveTokens: 40}); got != want {
 		t.Errorf("decode load %+v, want %+v", got, want)
 	}
-	// A second one shares none of the first's blocks on its decode worker: it is not assumed that the engine reuses them.
+	// A second one shares none of the first's blocks on its decode worker: it is not assumed that the engine reuses
+	// them.
 	again := h.route(completion("m", tokens(0, 42)))
 	if again.Name == r.Name || again.Costs[0].Cost+again.Costs[1].Cost != 30 {
 		t.Errorf("the second went to %s as well, costs %+v", again.Name, again.Costs)
@@ -100,8 +118,9 @@ func TestLegsAreCounted(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 1)...)
 	count := func(unpaired, aggregated, pairs float64) {
 		t.Helper()
-		for series, want := range map[string]float64{"kvepp_unpaired_requests_total": unpaired, `kvepp_selections_total{role="aggregated"}`: aggregated,
-			`kvepp_selections_total{role="prefill"}`: pairs, `kvepp_selections_total{role="decode"}`: pairs} {
+		for series, want := range map[string]float64{"kvepp_unpaired_requests_total": unpaired,
+			`kvepp_selections_total{role="aggregated"}`: aggregated,
+			`kvepp_selections_total{role="prefill"}`:    pairs, `kvepp_selections_total{role="decode"}`: pairs} {
 			if n := h.counted(series); n != want {
 				t.Errorf("%s is %v, want %v", series, n, want)
 			}
@@ -146,7 +165,8 @@ func TestBurstSpreadsOverBothLegs(t *testing.T) {
 		count[r.Name]++
 		count[r.Prefill.Name]++
 	}
-	for name, want := range map[string]int{"p0": 200, "p1": 200, "p2": 200, "d0": 150, "d1": 150, "d2": 150, "d3": 150} {
+	for name, want := range map[string]int{"p0": 200, "p1": 200, "p2": 200, "d0": 150, "d1": 150, "d2": 150,
+		"d3": 150} {
 		if n := count[name]; n < want-1 || n > want+1 {
 			t.Errorf("requests per worker: %v", count)
 			break
@@ -162,7 +182,8 @@ func TestNoPrefillWorker(t *testing.T) {
 	if _, err := h.Route(t.Context(), request); !errors.Is(err, ErrNoPrefill) {
 		t.Errorf("no prefill worker: %v", err)
 	}
-	for _, nothing := range []*Request{{Path: "/v1/models", Without: ReasonNoBody}, {Path: "/v1/embeddings", Body: []byte(`{"model":"m"}`)}} {
+	for _, nothing := range []*Request{{Path: "/v1/models", Without: ReasonNoBody},
+		{Path: "/v1/embeddings", Body: []byte(`{"model":"m"}`)}} {
 		if r := h.route(nothing); r.Name[0] != 'd' || r.Prefill != nil {
 			t.Errorf("%s has nothing to prefill: %+v", nothing.Path, r.Decision)
 		} else {
@@ -194,8 +215,8 @@ func TestNoPrefillWorker(t *testing.T) {
 	}
 }
 
-// TestStockPrefill: a stock engine that only decodes when it is told to can do all of a request, and a prefill worker is
-// reached at its address.
+// TestStockPrefill: a stock engine that only decodes when it is told to can do all of a request, and a prefill worker
+// is reached at its address.
 func TestStockPrefill(t *testing.T) {
 	es := disaggregated(2, 1)
 	h := newHouse(t, es...)
@@ -215,7 +236,8 @@ func TestStockPrefill(t *testing.T) {
 	r.Free()
 }
 
-// TestPairs: both workers of a request are of one Dynamo namespace and one model, since a direct frontend knows no others.
+// TestPairs: both workers of a request are of one Dynamo namespace and one model, since a direct frontend knows no
+// others.
 func TestPairs(t *testing.T) {
 	es := disaggregated(4, 6)
 	for i := range es {
@@ -265,7 +287,8 @@ func TestTransfer(t *testing.T) {
 		r.Free()
 		r = h.route(completion("m", tokens(500, 40)))
 		near := 10 * math.Exp(-math.Tanh(0.5))
-		if r.Prefill.Name != "p1" || r.Name != "d2" || len(r.Costs) != 4 || r.Costs[0].Cost != 10 || r.Costs[2].Cost != near {
+		if r.Prefill.Name != "p1" || r.Name != "d2" || len(r.Costs) != 4 || r.Costs[0].Cost != 10 ||
+			r.Costs[2].Cost != near {
 			t.Errorf("prefilled by %s, decoded by %s of %+v", r.Prefill.Name, r.Name, r.Costs)
 		}
 		r.Free()
@@ -360,7 +383,8 @@ func TestBusyLegs(t *testing.T) {
 	}
 }
 
-// TestSubsetBindsDestinations: where the proxy can send a request to says nothing of prefill workers, which it sends none.
+// TestSubsetBindsDestinations: where the proxy can send a request to says nothing of prefill workers, which it sends
+// none.
 func TestSubsetBindsDestinations(t *testing.T) {
 	h := newHouse(t, disaggregated(1, 3)...)
 	request := completion("m", tokens(0, 16))
@@ -383,7 +407,8 @@ func TestPredictedPrefill(t *testing.T) {
 	first := h.route(completion("m", tokens(0, 40)))
 	first.MarkPrefillCompleted()
 	again := h.route(completion("m", tokens(0, 40)))
-	if again.Prefill.Name != first.Prefill.Name || again.PredictedCachedTokens != 40 || again.Name == first.Name || again.Reason != ReasonApproximate {
+	if again.Prefill.Name != first.Prefill.Name || again.PredictedCachedTokens != 40 || again.Name == first.Name ||
+		again.Reason != ReasonApproximate {
 		t.Errorf("%+v, prefill %+v, after %s with %s", again.Decision, again.Prefill, first.Name, first.Prefill.Name)
 	}
 	first.Free()
@@ -417,7 +442,8 @@ func TestPairAllocates(t *testing.T) {
 	}
 }
 
-// TestLegsComeAndGo: whatever happens to requests and workers of all roles in whatever order, no load is left at the end.
+// TestLegsComeAndGo: whatever happens to requests and workers of all roles in whatever order, no load is left at the
+// end.
 func TestLegsComeAndGo(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	h := newHouse(t)

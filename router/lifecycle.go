@@ -6,8 +6,8 @@ import (
 	"kvepp/scoring"
 )
 
-// MarkPrefillCompleted says that the first of the answer was just seen: the prompt is prefilled. Only the first call of this
-// and ReleasePrefill counts.
+// MarkPrefillCompleted says that the first of the answer was just seen: the prompt is prefilled. Only the first call of
+// this and ReleasePrefill counts.
 func (r *Route) MarkPrefillCompleted() {
 	r.observed.sawFirstToken(r)
 	r.booking.MarkPrefillCompleted()
@@ -32,8 +32,8 @@ func (r *Route) endPrefill() {
 	}
 }
 
-// expectPrefill has the prefill load of a request end when the worker should be done with it, as far as its speed is known:
-// an answer in one piece shows no earlier than at its end that the prompt was prefilled long ago.
+// expectPrefill has the prefill load of a request end when the worker should be done with it, as far as its speed is
+// known: an answer in one piece shows no earlier than at its end that the prompt was prefilled long ago.
 func (r *Route) expectPrefill() {
 	computes := r.booking
 	if r.Prefill != nil {
@@ -56,7 +56,8 @@ func newAnswer(prompt, size, expected int) answer {
 	return answer{tracked: true, prompt: prompt, size: size, blocks: (prompt + size - 1) / size, expected: expected}
 }
 
-// grow returns how many blocks are new when the answer has come to so many tokens, and the part of it that is then left.
+// grow returns how many blocks are new when the answer has come to so many tokens, and the part of it that is then
+// left.
 //
 // Source: dynamo-llm 1.6.1, kv_router/routing_host/request_guard.
 func (a *answer) grow(tokens int) (blocks int, left float64) {

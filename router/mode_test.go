@@ -29,7 +29,8 @@ func TestOtherModes(t *testing.T) {
 				t.Fatalf("%v: %+v", mode, r.Decision)
 			}
 		}
-		if even := mode == scoring.RoundRobin || mode == scoring.LeastLoaded; even && (used["w0"] != 3 || used["w1"] != 3) {
+		if even := mode == scoring.RoundRobin || mode == scoring.LeastLoaded; even &&
+			(used["w0"] != 3 || used["w1"] != 3) {
 			t.Errorf("%v: %v", mode, used)
 		}
 		if mode == scoring.Direct && used["w1"] != 9 {
@@ -70,8 +71,8 @@ func TestDeviceTypeIsHeeded(t *testing.T) {
 	}
 }
 
-// In direct mode a request names its worker, and kvepp says so if it does not; of the worker's ranks the least loaded serves.
-// What is no request to a model goes anywhere.
+// In direct mode a request names its worker, and kvepp says so if it does not; of the worker's ranks the least loaded
+// serves. What is no request to a model goes anywhere.
 func TestDirectMode(t *testing.T) {
 	endpoints := workers(2)
 	endpoints[1].DataParallelSize = 3
@@ -79,7 +80,8 @@ func TestDirectMode(t *testing.T) {
 	h.cfg.Scoring.Mode, h.cfg.Pinning = scoring.Direct, true
 	req := completion("m", tokens(0, 4))
 	var refused *apibody.Error
-	if _, err := h.Route(context.Background(), req); !errors.As(err, &refused) || refused.Param != "nvext.backend_instance_id" {
+	if _, err := h.Route(context.Background(), req); !errors.As(err, &refused) ||
+		refused.Param != "nvext.backend_instance_id" {
 		t.Errorf("a request that names no worker: %v", err)
 	}
 	ranks := map[uint32]int{}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A model whose name in kvepp's flags differs from the one in requests looks like one without a tokenizer: every request is routed by
-// load. So kvepp compares the names once there was some traffic.
+// A model whose name in kvepp's flags differs from the one in requests looks like one without a tokenizer: every
+// request is routed by load. So kvepp compares the names once there was some traffic.
 const (
 	judgeRequests = 100
 	judgeAfter    = 5 * time.Minute
@@ -41,8 +41,8 @@ func newModelUse(named map[string]bool) *modelUse {
 	return u
 }
 
-// request counts a request for a model, and the adapter of it if that is not "". It returns true for the one request after which unused
-// models are to be told of.
+// request counts a request for a model, and the adapter of it if that is not "". It returns true for the one request
+// after which unused models are to be told of.
 func (u *modelUse) request(model, adapter string) bool {
 	if u.judged.Load() {
 		return false
@@ -70,7 +70,8 @@ func (u *modelUse) request(model, adapter string) bool {
 	return (u.requests >= judgeRequests || time.Since(u.first) >= judgeAfter) && !u.judged.Swap(true)
 }
 
-// tellUnused logs the models that no request has named, one line each. served are the names that workers say they serve.
+// tellUnused logs the models that no request has named, one line each. served are the names that workers say they
+// serve.
 func (u *modelUse) tellUnused(served []string, log *slog.Logger) {
 	u.mu.Lock()
 	unused := slices.Sorted(maps.Keys(u.unused))
@@ -84,8 +85,18 @@ func (u *modelUse) tellUnused(served []string, log *slog.Logger) {
 	requests := u.requests
 	u.mu.Unlock()
 	for _, name := range unused {
-		log.Warn(`no request has named a model of kvepp's flags. The name in --model, --lora or --tokenizer-url must be the one in requests' "model"`,
-			"model", name, "requests", requests, "requested", strings.Join(requested, ", "), "workers_serve", strings.Join(served, ", "))
+		log.Warn(
+			`no request has named a model of kvepp's flags. The name in --model, --lora or --tokenizer-url must be `+
+				`the one in requests' "model"`,
+			"model",
+			name,
+			"requests",
+			requests,
+			"requested",
+			strings.Join(requested, ", "),
+			"workers_serve",
+			strings.Join(served, ", "),
+		)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// TestModelUse: models that no request named are told of once, after 100 requests or five minutes with requests, with the names that
-// requests used.
+// TestModelUse: models that no request named are told of once, after 100 requests or five minutes with requests, with
+// the names that requests used.
 func TestModelUse(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -21,12 +21,15 @@ func TestModelUse(t *testing.T) {
 		want     []string // for each line, a part of it
 	}{
 		{"no models", nil, func(ask func(string, string, int)) { ask("x", "", 1000) }, nil},
-		{"all are named", []string{"a", "b"}, func(ask func(string, string, int)) { ask("a", "", 1); ask("b", "", 1); ask("x", "", 1000) }, nil},
+		{"all are named", []string{"a", "b"},
+			func(ask func(string, string, int)) { ask("a", "", 1); ask("b", "", 1); ask("x", "", 1000) }, nil},
 		{"too few requests", []string{"a"}, func(ask func(string, string, int)) { ask("x", "", 99) }, nil},
 		{"another name", []string{"a"}, func(ask func(string, string, int)) { ask("x", "", 99); ask("y", "", 1000) },
 			[]string{`model=a requests=100 requested="\"x\": 99, \"y\": 1" workers_serve=served`}},
-		{"one of two", []string{"a", "b"}, func(ask func(string, string, int)) { ask("b", "", 1000) }, []string{`model=a requests=100 requested="\"b\": 100"`}},
-		{"both", []string{"a", "b"}, func(ask func(string, string, int)) { ask("x", "", 1000) }, []string{"model=a ", "model=b "}},
+		{"one of two", []string{"a", "b"}, func(ask func(string, string, int)) { ask("b", "", 1000) },
+			[]string{`model=a requests=100 requested="\"b\": 100"`}},
+		{"both", []string{"a", "b"}, func(ask func(string, string, int)) { ask("x", "", 1000) },
+			[]string{"model=a ", "model=b "}},
 		{"five minutes", []string{"a"}, func(ask func(string, string, int)) {
 			ask("x", "", 1)
 			<-time.After(judgeAfter - time.Second)
@@ -34,8 +37,10 @@ func TestModelUse(t *testing.T) {
 			<-time.After(time.Second)
 			ask("x", "", 1)
 		}, []string{"model=a requests=3 "}},
-		{"an adapter names its model too", []string{"a", "lora"}, func(ask func(string, string, int)) { ask("a", "lora", 1000) }, nil},
-		{"an adapter that is not asked for", []string{"a", "lora"}, func(ask func(string, string, int)) { ask("a", "", 1000) }, []string{"model=lora "}},
+		{"an adapter names its model too", []string{"a", "lora"},
+			func(ask func(string, string, int)) { ask("a", "lora", 1000) }, nil},
+		{"an adapter that is not asked for", []string{"a", "lora"},
+			func(ask func(string, string, int)) { ask("a", "", 1000) }, []string{"model=lora "}},
 		{"names without end", []string{"a"}, func(ask func(string, string, int)) {
 			for i := range 1000 {
 				ask(fmt.Sprintf("%03d%s", i, strings.Repeat("x", 1<<12)), "", 1)

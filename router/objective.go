@@ -6,15 +6,16 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// Objectives are the priorities of requests by the name of their objective. It is safe for concurrent use. A nil one has none.
+// Objectives are the priorities of requests by the name of their objective. It is safe for concurrent use. A nil one
+// has none.
 //
 // Source: InferenceObjective, groups llm-d.ai and inference.networking.x-k8s.io, v1alpha2.
 type Objectives struct {
 	priorities atomic.Pointer[map[string]int32]
 }
 
-// Set puts priorities in place of those before; it must not be changed afterwards. Above 0 goes before all of a lower one;
-// below 0 the request may be turned away instead of waiting.
+// Set puts priorities in place of those before; it must not be changed afterwards. Above 0 goes before all of a lower
+// one; below 0 the request may be turned away instead of waiting.
 func (o *Objectives) Set(priorities map[string]int32) { o.priorities.Store(&priorities) }
 
 // of returns the priority of an objective; 0 for one that is not known.
@@ -29,7 +30,8 @@ func (o *Objectives) of(name string) int32 {
 	return (*all)[name]
 }
 
-// lift gives a request the priority of its objective, unless it says one itself that is strict, and returns the objective's.
+// lift gives a request the priority of its objective, unless it says one itself that is strict, and returns the
+// objective's.
 func (r *Router) lift(h *apibody.Hints) int32 {
 	priority := r.cfg.Objectives.of(h.Objective)
 	if priority > 0 && h.StrictPriority == 0 {

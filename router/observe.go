@@ -22,7 +22,8 @@ const (
 	phaseDecode     = "decode"
 )
 
-// observed is what a Route remembers for the metrics that are told later. Only the goroutine that follows the answer uses it.
+// observed is what a Route remembers for the metrics that are told later. Only the goroutine that follows the answer
+// uses it.
 type observed struct {
 	router     *Router // nil: there is nothing to be told
 	began      time.Time
@@ -37,7 +38,14 @@ type observed struct {
 
 // observeChoice tells the metrics of a choice that came to be.
 func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *prompt, began time.Time) {
-	route.observed = observed{router: r, began: began, received: began, phase: phaseAggregated, model: r.labelOf(&route.computes, p), count: r.promptCounts.of(p)}
+	route.observed = observed{
+		router:   r,
+		began:    began,
+		received: began,
+		phase:    phaseAggregated,
+		model:    r.labelOf(&route.computes, p),
+		count:    r.promptCounts.of(p),
+	}
 	if !req.Received.IsZero() {
 		route.observed.received = req.Received
 	}
@@ -62,10 +70,17 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 	if route.Prefill != nil {
 		l = &d.prefill
 		route.observed.phase = phasePrefill
-		r.cfg.Metrics.Chosen(&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true})
+		r.cfg.Metrics.Chosen(
+			&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true},
+		)
 	}
-	c := metrics.Chosen{Phase: route.observed.phase, Model: route.observed.model, PromptTokens: p.isl, CachedTokens: route.PredictedCachedTokens,
-		WithoutOverlap: p.tokens == nil || route.BlockSize == 0 || !r.cfg.asksIndex()}
+	c := metrics.Chosen{
+		Phase:          route.observed.phase,
+		Model:          route.observed.model,
+		PromptTokens:   p.isl,
+		CachedTokens:   route.PredictedCachedTokens,
+		WithoutOverlap: p.tokens == nil || route.BlockSize == 0 || !r.cfg.asksIndex(),
+	}
 	if !c.WithoutOverlap {
 		most, chosen := 0.0, 0.0 // blocks, by the weights of their tiers
 		for i := range l.candidates {
@@ -78,7 +93,10 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 			if candidate.Worker == route.computes.Worker {
 				chosen = blocks
 			}
-			c.BestTokens = max(c.BestTokens, (candidate.DeviceBlocks+candidate.HostBlocks+candidate.DiskBlocks)*candidate.Prompt.BlockSize)
+			c.BestTokens = max(
+				c.BestTokens,
+				(candidate.DeviceBlocks+candidate.HostBlocks+candidate.DiskBlocks)*candidate.Prompt.BlockSize,
+			)
 		}
 		c.LostBlocks = most - chosen
 		if p.isl > 0 {
@@ -90,7 +108,13 @@ func (r *Router) observeChoice(d *decision, route *Route, req *Request, p *promp
 
 // worth counts the blocks that a candidate holds of the prompt by the weights of their tiers.
 func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
-	return float64(c.DeviceBlocks) + cfg.HostCacheHitWeight*float64(c.HostBlocks) + cfg.DiskCacheHitWeight*float64(c.DiskBlocks)
+	return float64(
+		c.DeviceBlocks,
+	) + cfg.HostCacheHitWeight*float64(
+		c.HostBlocks,
+	) + cfg.DiskCacheHitWeight*float64(
+		c.DiskBlocks,
+	)
 }
 
 // labelOf returns the model as a metric's label: a name that the operator gave, never one that only a client did.
@@ -122,8 +146,8 @@ func (r *Router) observeLimit(l *line, err error) {
 	}
 }
 
-// Queues returns what waits, by model and policy class: those of the models that the configuration names, and others once
-// there was a request.
+// Queues returns what waits, by model and policy class: those of the models that the configuration names, and others
+// once there was a request.
 func (r *Router) Queues() []metrics.Queue {
 	var all []metrics.Queue
 	seen := map[string]bool{}
@@ -134,7 +158,16 @@ func (r *Router) Queues() []metrics.Queue {
 			seen[l.model] = true
 			for i := range l.profile.Classes {
 				load := l.Load(i)
-				all = append(all, metrics.Queue{Model: l.model, Class: l.profile.Classes[i].Name, Requests: load.Requests, Tokens: load.Tokens, CachedTokens: load.CachedTokens})
+				all = append(
+					all,
+					metrics.Queue{
+						Model:        l.model,
+						Class:        l.profile.Classes[i].Name,
+						Requests:     load.Requests,
+						Tokens:       load.Tokens,
+						CachedTokens: load.CachedTokens,
+					},
+				)
 			}
 		}
 	}
@@ -170,7 +203,11 @@ func (o *observed) sawFirstToken(route *Route) {
 	o.firstToken = time.Now()
 	after := o.firstToken.Sub(o.began)
 	o.router.cfg.Metrics.FirstToken(after)
-	o.router.latest.set(route.computes.Worker, route.computes.InstanceID, func(l *lastAnswer) { l.ttft, l.promptTokens = after, route.PromptTokens })
+	o.router.latest.set(
+		route.computes.Worker,
+		route.computes.InstanceID,
+		func(l *lastAnswer) { l.ttft, l.promptTokens = after, route.PromptTokens },
+	)
 }
 
 // observeRefusal counts a request that goes nowhere. Whoever sent one that had already gone is told nothing.
@@ -184,9 +221,16 @@ func (r *Router) observeRefusal(p *prompt, err error) {
 		code = metrics.CodeBadRequest
 	case errors.Is(err, ErrUnknownModel):
 		code = metrics.CodeNotFound
-	case errors.Is(err, ErrNoEndpoints), errors.Is(err, ErrNoPrefill), errors.Is(err, ErrConstraints), errors.Is(err, ErrCordoned):
+	case errors.Is(err, ErrNoEndpoints),
+		errors.Is(err, ErrNoPrefill),
+		errors.Is(err, ErrConstraints),
+		errors.Is(err, ErrCordoned):
 		code = metrics.CodeServiceUnavailable
-	case errors.Is(err, ErrOverloaded), errors.Is(err, ErrQueueFull), errors.Is(err, ErrQueueTimeout), errors.Is(err, ErrShed), errors.As(err, &limit):
+	case errors.Is(err, ErrOverloaded),
+		errors.Is(err, ErrQueueFull),
+		errors.Is(err, ErrQueueTimeout),
+		errors.Is(err, ErrShed),
+		errors.As(err, &limit):
 		code = metrics.CodeResourceExhausted
 	}
 	model := r.labelOf(&pool.Worker{Endpoint: &pool.Endpoint{}}, p)
@@ -212,9 +256,11 @@ func (r *Router) Refused(status int) {
 type Answer struct {
 	// Status is its HTTP status; empty: there was none, or it was kvepp's.
 	Status string
-	// Complete says that all of it was seen; otherwise the client or the endpoint broke it off, or kvepp is not shown its end.
+	// Complete says that all of it was seen; otherwise the client or the endpoint broke it off, or kvepp is not shown
+	// its end.
 	Complete bool
-	// Explained says that the proxy's access log will tell who broke off an answer that is not complete, see [Router.BrokenOff].
+	// Explained says that the proxy's access log will tell who broke off an answer that is not complete, see
+	// [Router.BrokenOff].
 	Explained bool
 	// Bytes is how many of its body were seen.
 	Bytes int
@@ -250,8 +296,16 @@ func (r *Route) Answered(a Answer) {
 		o.router.latest.set(r.destination, r.instance, func(l *lastAnswer) { l.itl = between })
 	}
 	m.Output(a.Tokens, between)
-	end := metrics.Ended{Model: o.named, Target: o.target, Failed: a.Status != "" && a.Status != "200", Duration: time.Since(o.received),
-		Bytes: a.Bytes, Input: a.PromptTokens, Output: a.Tokens, Cached: a.CachedTokens}
+	end := metrics.Ended{
+		Model:    o.named,
+		Target:   o.target,
+		Failed:   a.Status != "" && a.Status != "200",
+		Duration: time.Since(o.received),
+		Bytes:    a.Bytes,
+		Input:    a.PromptTokens,
+		Output:   a.Tokens,
+		Cached:   a.CachedTokens,
+	}
 	if !o.firstToken.IsZero() {
 		end.FirstToken = o.firstToken.Sub(o.received)
 	}
@@ -264,7 +318,8 @@ type lastAnswers struct {
 	byWorker []lastAnswer
 }
 
-// lastAnswer is one worker's. It belongs to the worker that has both the number and the instance id: numbers are given again.
+// lastAnswer is one worker's. It belongs to the worker that has both the number and the instance id: numbers are given
+// again.
 type lastAnswer struct {
 	instance     uint64
 	ttft, itl    time.Duration
@@ -311,10 +366,13 @@ func (r *Router) Workers() []metrics.Worker {
 			continue
 		}
 		l, last := load(w.Worker), r.latest.of(w)
-		all = append(all, metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
-			WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
-			LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
-			PrefillSpeed: r.book.PrefillSpeed(w.Worker)})
+		all = append(
+			all,
+			metrics.Worker{InstanceID: w.InstanceID, Rank: w.Rank, Prefill: w.Role == pool.Prefill, Model: w.Model,
+				WithoutEvents: w.Silent || !w.Announces(), ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
+				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
+				PrefillSpeed: r.book.PrefillSpeed(w.Worker)},
+		)
 	}
 	return all
 }

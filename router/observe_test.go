@@ -14,16 +14,27 @@ import (
 	"kvepp/tokenizer/remote"
 )
 
-// exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of labels}.
-func exporting(t *testing.T, q *Queue, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
+// exporting is a house whose router exports what Dynamo's does, and a function that reads a sample: name{values of
+// labels}.
+func exporting(
+	t *testing.T,
+	q *Queue,
+	endpoints ...pool.Endpoint,
+) (*house, func(name string, labels ...string) float64) {
 	return exportingAs(t, Config{Models: map[string]*tokenizer.Model{"m": nil}, Queue: q}, endpoints...)
 }
 
 // exportingAs is exporting with a configuration of its own.
-func exportingAs(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*house, func(name string, labels ...string) float64) {
+func exportingAs(
+	t *testing.T,
+	cfg Config,
+	endpoints ...pool.Endpoint,
+) (*house, func(name string, labels ...string) float64) {
 	h := newHouse(t, endpoints...)
 	m := metrics.New()
-	cfg.Scoring, cfg.Metrics, cfg.Picker = scoring.DefaultConfig(), m.NewRouter(metrics.Identity{Namespace: "n", Component: "c", RouterID: 255}), m.NewPicker()
+	cfg.Scoring, cfg.Metrics, cfg.Picker = scoring.DefaultConfig(), m.NewRouter(
+		metrics.Identity{Namespace: "n", Component: "c", RouterID: 255},
+	), m.NewPicker()
 	h.Router = New(cfg, h.pool, h.index, h.book, m, h.log)
 	return h, func(name string, labels ...string) float64 {
 		t.Helper()
@@ -39,19 +50,23 @@ func TestAnswersAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, sample := exporting(t, nil, workers(2)...)
 		h.warm("w1", 0, tokens(0, 20), blocksOfFour)
-		for _, name := range []string{"requests_started_total", "requests_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
+		for _, name := range []string{"requests_started_total", "requests_total", "time_to_first_token_seconds",
+			"inter_token_latency_seconds",
 			"output_sequence_tokens", "kv_hit_rate", "shared_cache_hit_rate", "overlap_blocks_lost"} {
-			if got := sample("dynamo_component_router_"+name, "router_id=255", "worker_id=ff", "dynamo_namespace=n", "dynamo_component=c"); got != 0 {
+			if got := sample("dynamo_component_router_"+name, "router_id=255", "worker_id=ff", "dynamo_namespace=n",
+				"dynamo_component=c"); got != 0 {
 				t.Errorf("%s begins with %v", name, got)
 			}
 		}
-		for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total", "kv_selected_cached_prefix_tokens_total", "kv_worker_reused_tokens_total"} {
+		for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total",
+			"kv_selected_cached_prefix_tokens_total", "kv_worker_reused_tokens_total"} {
 			if got := sample("dynamo_component_router_"+name, "model=m", "phase=aggregated"); got != 0 {
 				t.Errorf("%s of a configured model begins with %v", name, got)
 			}
 		}
 		one := []string{"worker_id=101", "dp_rank=0", "worker_type=decode"}
-		for _, name := range []string{"active_decode_blocks", "active_prefill_tokens", "last_time_to_first_token_seconds"} {
+		for _, name := range []string{"active_decode_blocks", "active_prefill_tokens",
+			"last_time_to_first_token_seconds"} {
 			if got := sample("dynamo_frontend_worker_"+name, one...); got != 0 {
 				t.Errorf("%s begins with %v", name, got)
 			}
@@ -113,11 +128,13 @@ func TestSeriesOfWorkers(t *testing.T) {
 	}
 	h.pool.Update(es)
 	for _, id := range []string{"100", "101", "102"} {
-		if got := sample("dynamo_component_router_worker_registered", "router_worker_id="+id, "dp_rank=0", "worker_type=decode", "worker_id=ff"); got != 1 {
+		if got := sample("dynamo_component_router_worker_registered", "router_worker_id="+id, "dp_rank=0",
+			"worker_type=decode", "worker_id=ff"); got != 1 {
 			t.Errorf("worker %s: registered %v", id, got)
 		}
 	}
-	if got := sample("dynamo_component_router_kv_event_source_mismatch_workers", "model=m", "worker_type=decode", "target_namespace=n"); got != 1 {
+	if got := sample("dynamo_component_router_kv_event_source_mismatch_workers", "model=m", "worker_type=decode",
+		"target_namespace=n"); got != 1 {
 		t.Errorf("%v workers without events, want 1", got)
 	}
 	es[2].InstanceID = es[1].InstanceID // a mistake in the endpoints file must not end the metrics
@@ -138,8 +155,8 @@ func TestModelOfLabels(t *testing.T) {
 	}
 }
 
-// The series of models are there before their first request: of all that the operator names, with whatever tokenizer, else of
-// those that nobody names.
+// The series of models are there before their first request: of all that the operator names, with whatever tokenizer,
+// else of those that nobody names.
 func TestModelSeriesFromTheStart(t *testing.T) {
 	for model, cfg := range map[string]Config{
 		"own":     {Models: map[string]*tokenizer.Model{"own": nil}},
@@ -148,14 +165,16 @@ func TestModelSeriesFromTheStart(t *testing.T) {
 	} {
 		_, sample := exportingAs(t, cfg)
 		for _, phase := range []string{"aggregated", "prefill", "decode"} {
-			for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total", "kv_selected_cached_prefix_tokens_total",
+			for _, name := range []string{"input_sequence_tokens", "kv_best_eligible_cached_prefix_tokens_total",
+				"kv_selected_cached_prefix_tokens_total",
 				"kv_worker_reused_tokens_total"} {
 				if got := sample("dynamo_component_router_"+name, "model="+model, "phase="+phase); got != 0 {
 					t.Errorf("%s of %s, %s: begins with %v", name, model, phase, got)
 				}
 			}
 		}
-		for _, name := range []string{"pending_requests", "pending_isl_tokens", "pending_cached_tokens", "backpressure_total"} {
+		for _, name := range []string{"pending_requests", "pending_isl_tokens", "pending_cached_tokens",
+			"backpressure_total"} {
 			if got := sample("dynamo_frontend_router_queue_"+name, "model="+model, "policy_class=default"); got != 0 {
 				t.Errorf("%s of %s: begins with %v", name, model, got)
 			}
@@ -183,7 +202,10 @@ func TestWhatWaitsIsExported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, sample := exporting(t, &Queue{Profiles: f.Profiles(queue.Single(queue.FCFS, nil)), Bound: 100}, maxed(workers(1), 100)...)
+		h, sample := exporting(
+			t,
+			&Queue{Profiles: f.Profiles(queue.Single(queue.FCFS, nil)), Bound: 100},
+			maxed(workers(1), 100)...)
 		a := arriveAt(h)
 		a.send(t.Context(), "a", completion("m", tokens(0, 40)))
 		a.send(t.Context(), "b", completion("m", tokens(1000, 120)))
@@ -191,13 +213,16 @@ func TestWhatWaitsIsExported(t *testing.T) {
 			a.send(t.Context(), name, completion("m", tokens(0, 40)))
 		}
 		short := []string{"model=m", "policy_class=short", "worker_type=decode"}
-		for name, want := range map[string]float64{"pending_requests": 2, "pending_isl_tokens": 80, "pending_cached_tokens": 0} {
+		for name, want := range map[string]float64{"pending_requests": 2, "pending_isl_tokens": 80,
+			"pending_cached_tokens": 0} {
 			if got := sample("dynamo_frontend_router_queue_"+name, short...); got != want {
 				t.Errorf("%s is %v, want %v; %v", name, got, want, a.went)
 			}
 		}
-		for reason, want := range map[string]float64{"request_limit": 1, "raw_isl_token_limit": 0, "cached_token_limit": 0} {
-			if got := sample("dynamo_frontend_router_queue_backpressure_total", append(short, "reason="+reason)...); got != want {
+		for reason, want := range map[string]float64{"request_limit": 1, "raw_isl_token_limit": 0,
+			"cached_token_limit": 0} {
+			if got := sample("dynamo_frontend_router_queue_backpressure_total",
+				append(short, "reason="+reason)...); got != want {
 				t.Errorf("turned away at the %s: %v, want %v", reason, got, want)
 			}
 		}

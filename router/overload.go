@@ -16,13 +16,14 @@ import (
 // ErrOverloaded says that there are endpoints for the request, and that each of them is above a busy threshold.
 var ErrOverloaded = errors.New("every endpoint that may take this request is overloaded; try again later")
 
-// Thresholds say above which load a worker is overloaded, and no candidate until it is below again. Each may be nil: then
-// it is not looked at. An endpoint with several data-parallel ranks is overloaded when all of them are.
+// Thresholds say above which load a worker is overloaded, and no candidate until it is below again. Each may be nil:
+// then it is not looked at. An endpoint with several data-parallel ranks is overloaded when all of them are.
 //
 // Source: dynamo-llm 1.6.1, discovery::worker_monitor.
 type Thresholds struct {
-	// ActiveDecodeBlocks is a part of the worker's KV blocks, 0 to 1: overloaded when active requests hold more, by the book or
-	// by the engine's own account (Config.KVUsage). The book's part is not known of workers whose number of blocks is not.
+	// ActiveDecodeBlocks is a part of the worker's KV blocks, 0 to 1: overloaded when active requests hold more, by the
+	// book or by the engine's own account (Config.KVUsage). The book's part is not known of workers whose number of
+	// blocks is not.
 	ActiveDecodeBlocks *float64
 	// ActivePrefillTokens is a number of prompt tokens: overloaded when more wait to be prefilled.
 	ActivePrefillTokens *uint64
@@ -38,7 +39,10 @@ func (t *Thresholds) Validate() error {
 		return fmt.Errorf("active_decode_blocks_threshold must be between 0.0 and 1.0, got %v", *v)
 	}
 	if v := t.ActivePrefillTokensFrac; v != nil && !(*v >= 0 && *v <= math.MaxFloat64) {
-		return fmt.Errorf("active_prefill_tokens_threshold_frac must be a finite value greater than or equal to 0.0, got %v", *v)
+		return fmt.Errorf(
+			"active_prefill_tokens_threshold_frac must be a finite value greater than or equal to 0.0, got %v",
+			*v,
+		)
 	}
 	return nil
 }
@@ -48,8 +52,8 @@ func (t *Thresholds) None() bool {
 	return t.ActiveDecodeBlocks == nil && t.ActivePrefillTokens == nil && t.ActivePrefillTokensFrac == nil
 }
 
-// exceeded reports whether one rank of e with that load is above any threshold. usage is the part of its KV blocks that its
-// engine says are held.
+// exceeded reports whether one rank of e with that load is above any threshold. usage is the part of its KV blocks that
+// its engine says are held.
 func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load, usage float64) bool {
 	prefill := float64(load.PrefillTokens)
 	switch {
@@ -108,8 +112,8 @@ func (r *Router) Models() []string {
 // Thresholds returns the busy thresholds of a model's workers.
 func (r *Router) Thresholds(model string) Thresholds { return r.thresholds.current.Load().of(model) }
 
-// SetThresholds changes the thresholds that are given, and returns all of the model's; false, and nothing is changed, if it is
-// none of [Router.Models].
+// SetThresholds changes the thresholds that are given, and returns all of the model's; false, and nothing is changed,
+// if it is none of [Router.Models].
 func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool) {
 	if !slices.Contains(r.Models(), model) {
 		return Thresholds{}, false
@@ -139,9 +143,9 @@ func (r *Router) SetThresholds(model string, given Thresholds) (Thresholds, bool
 	return own, true
 }
 
-// overloaded says of each worker of the snapshot whether it is overloaded; nil: no threshold is set, and none is. Workers that
-// do not say which model they serve have the thresholds of model. The result is d's, until the next call, and d.since what it was
-// made by.
+// overloaded says of each worker of the snapshot whether it is overloaded; nil: no threshold is set, and none is.
+// Workers that do not say which model they serve have the thresholds of model. The result is d's, until the next call,
+// and d.since what it was made by.
 func (r *Router) overloaded(d *decision, s *pool.Snapshot, model string) []bool {
 	table := r.thresholds.current.Load()
 	if d.since = 0; table == nil {

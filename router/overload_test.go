@@ -39,7 +39,8 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 		{"one step", Thresholds{ActivePrefillTokensFrac: set(1.0)}, 0},
 		{"blocks", Thresholds{ActiveDecodeBlocks: set(0.5)}, 3},
 		{"all blocks", Thresholds{ActiveDecodeBlocks: set(1.0)}, 0},
-		{"one of several", Thresholds{ActiveDecodeBlocks: set(1.0), ActivePrefillTokens: set[uint64](1000), ActivePrefillTokensFrac: set(0.3)}, 3},
+		{"one of several", Thresholds{ActiveDecodeBlocks: set(1.0), ActivePrefillTokens: set[uint64](1000),
+			ActivePrefillTokensFrac: set(0.3)}, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			endpoints := workers(2)
@@ -51,7 +52,8 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 			var routes []*Route
 			for i := 1; i <= 4; i++ {
 				r, err := h.Route(context.Background(), completion("m", tokens(1000*i, 100)))
-				if refused := err != nil; refused != (c.overloads > 0 && i >= c.overloads) || refused && !errors.Is(err, ErrOverloaded) {
+				if refused := err != nil; refused != (c.overloads > 0 && i >= c.overloads) ||
+					refused && !errors.Is(err, ErrOverloaded) {
 					t.Fatalf("request %d: %v", i, err)
 				}
 				if r != nil {
@@ -79,8 +81,8 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 	}
 }
 
-// A worker whose engine says that more of its KV blocks are held than the book knows of is overloaded by that; one whose engine
-// says less, or nothing, by the book.
+// A worker whose engine says that more of its KV blocks are held than the book knows of is overloaded by that; one
+// whose engine says less, or nothing, by the book.
 func TestOverloadedByTheEnginesAccount(t *testing.T) {
 	var said []float64
 	asked := 0
@@ -105,7 +107,8 @@ func TestOverloadedByTheEnginesAccount(t *testing.T) {
 	for _, c := range []struct {
 		usage []float64
 		over  int
-	}{{nil, 0}, {[]float64{0.5, 0, 0, 0}, 0}, {[]float64{0.51}, 1}, {[]float64{0, 1, 0}, 0}, {[]float64{0, 1, 0.75, 1}, 3}, {[]float64{0.6, 0.6, 0.6, 0.6}, 4}} {
+	}{{nil, 0}, {[]float64{0.5, 0, 0, 0}, 0}, {[]float64{0.51}, 1}, {[]float64{0, 1, 0}, 0},
+		{[]float64{0, 1, 0.75, 1}, 3}, {[]float64{0.6, 0.6, 0.6, 0.6}, 4}} {
 		if n := over(c.usage...); n != c.over {
 			t.Errorf("%v: %d workers are overloaded, want %d", c.usage, n, c.over)
 		}
@@ -144,7 +147,8 @@ func TestNotOverloaded(t *testing.T) {
 		t.Error("overloaded, though one rank is idle")
 	}
 	h.route(completion("m", tokens(1000, 100)))
-	if _, err := h.Route(context.Background(), completion("m", tokens(2000, 100))); !errors.Is(err, ErrOverloaded) || h.Overloaded() != 2 {
+	if _, err := h.Route(context.Background(), completion("m", tokens(2000, 100))); !errors.Is(err, ErrOverloaded) ||
+		h.Overloaded() != 2 {
 		t.Errorf("both ranks are busy: %v, %d overloaded", err, h.Overloaded())
 	}
 	if got := h.rejections(); len(got) != len(rejections) || got["overloaded"] != 1 {
@@ -211,10 +215,11 @@ func TestThresholdsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestBurstAtAThreshold: of requests that come at once no more are let in than one after the other, whoever looks at the loads
-// while another is being booked.
+// TestBurstAtAThreshold: of requests that come at once no more are let in than one after the other, whoever looks at
+// the loads while another is being booked.
 func TestBurstAtAThreshold(t *testing.T) {
-	for name, endpoints := range map[string][]pool.Endpoint{"aggregated": workers(3), "prefill and decode": disaggregated(3, 2)} {
+	for name, endpoints := range map[string][]pool.Endpoint{"aggregated": workers(3),
+		"prefill and decode": disaggregated(3, 2)} {
 		h := newHouse(t, endpoints...)
 		h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](1000)})
 		const each = 11 // requests of 100 tokens on a worker: the last of them finds it at the threshold, and not above

@@ -56,7 +56,8 @@ const bytesPerToken = 4
 var errNotDirected = &apibody.Error{Code: apibody.CodeMissingField, Param: "nvext.backend_instance_id",
 	Message: "'nvext.backend_instance_id' is missing: in direct routing mode a request must name its worker."}
 
-// prepare reads and tokenizes the body, below a span. A panic in there is a defect, but not a reason to refuse a request.
+// prepare reads and tokenizes the body, below a span. A panic in there is a defect, but not a reason to refuse a
+// request.
 func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) (p prompt, err error) {
 	given := req.Hints
 	defer func() {
@@ -77,8 +78,19 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	}()
 	defer func() {
 		if c := recover(); c != nil {
-			r.panics.Log(r.log, slog.LevelError, "panic while reading a request; it is routed by load", "request_id", req.ID, "panic", c, "stack", string(debug.Stack()))
-			p.tokens, p.reason, err = nil, ReasonPanic, nil // what was read of it before holds: where it may go, and what goes on
+			r.panics.Log(
+				r.log,
+				slog.LevelError,
+				"panic while reading a request; it is routed by load",
+				"request_id",
+				req.ID,
+				"panic",
+				c,
+				"stack",
+				string(debug.Stack()),
+			)
+			// what was read of it before holds: where it may go, and what goes on
+			p.tokens, p.reason, err = nil, ReasonPanic, nil
 		}
 	}()
 	began := time.Now()
@@ -159,7 +171,13 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	p.tokens, p.reason, err = r.tokenize(ctx, until, &g, p.model, body, p.seen(req))
 	done := r.metrics.Phase("tokenize", at)
 	if span != nil {
-		span.Phase(spanTokenize, at, done, tracing.Int("kvepp.prompts", len(p.tokens)), tracing.Text("kvepp.reason", string(p.reason)))
+		span.Phase(
+			spanTokenize,
+			at,
+			done,
+			tracing.Int("kvepp.prompts", len(p.tokens)),
+			tracing.Text("kvepp.reason", string(p.reason)),
+		)
 	}
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
@@ -180,7 +198,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	return p, nil
 }
 
-// unread returns the prompt of a request whose body could not be read: it is routed by load, unless its client has gone.
+// unread returns the prompt of a request whose body could not be read: it is routed by load, unless its client has
+// gone.
 func (r *Router) unread(p prompt, req *Request, err error) (prompt, error) {
 	if !errors.Is(err, errPickTimeout) && !errors.Is(err, errPanic) {
 		return p, err
@@ -215,9 +234,16 @@ func (p *prompt) seen(req *Request) *Request {
 	return &changed
 }
 
-// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none, which it is at
-// the latest until a time; zero: whenever it is done. err is for the log.
-func (r *Router) tokenize(ctx context.Context, until time.Time, g *reading, name string, body *apibody.Request, req *Request) (prompts []tokenizer.Prompt, reason Reason, err error) {
+// tokenize returns the prompts of a request to the model of that name and ReasonKV, or nil and why there are none,
+// which it is at the latest until a time; zero: whenever it is done. err is for the log.
+func (r *Router) tokenize(
+	ctx context.Context,
+	until time.Time,
+	g *reading,
+	name string,
+	body *apibody.Request,
+	req *Request,
+) (prompts []tokenizer.Prompt, reason Reason, err error) {
 	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
 	switch {
 	case body.TooLarge != nil:
@@ -270,7 +296,8 @@ func (r *Router) tokenize(ctx context.Context, until time.Time, g *reading, name
 // engineMayKnow reports whether what kvepp could not tokenize is something that the engine can: not a request that it
 // refuses, and not a template that raised an error.
 func engineMayKnow(err error, reason Reason) bool {
-	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate || tokenizer.IsUnknown(err)
+	return reason == ReasonUnmapped || reason == ReasonNoTokenizer || reason == ReasonNoChatTemplate ||
+		tokenizer.IsUnknown(err)
 }
 
 // reasonOf names why a request could not be tokenized.

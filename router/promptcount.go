@@ -8,12 +8,13 @@ import (
 	"kvepp/tokenizer"
 )
 
-// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp's before the log says so.
+// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp's before the log
+// says so.
 const differentCounts = 3
 
-// promptCounts compares the number of prompt tokens that answers report with kvepp's own. Another number means another tokenizer or chat
-// template than the engine's: requests are served, but cached prefixes are not found. The map does not change; it is safe for
-// concurrent use.
+// promptCounts compares the number of prompt tokens that answers report with kvepp's own. Another number means another
+// tokenizer or chat template than the engine's: requests are served, but cached prefixes are not found. The map does
+// not change; it is safe for concurrent use.
 type promptCounts map[promptKind]*promptCount
 
 type promptKind struct {
@@ -48,7 +49,8 @@ func (c promptCounts) of(p *prompt) *promptCount {
 	return c[promptKind{p.model, p.api}]
 }
 
-// reported compares the prompt tokens that an answer with status 200 reports with kvepp's, and returns whether they differ.
+// reported compares the prompt tokens that an answer with status 200 reports with kvepp's, and returns whether they
+// differ.
 func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool {
 	if c == nil || tokens <= 0 {
 		return false
@@ -58,9 +60,22 @@ func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool 
 		return false
 	}
 	if c.inRow.Add(1) >= differentCounts && !c.logged.Swap(true) {
-		log.Warn("the engine counts other prompt tokens than kvepp, so that cached prefixes are not found. Give kvepp the engine's model folder (--model), "+
-			"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for each model and API",
-			"model", c.model, "api", c.api.String(), "worker", route.WorkerName(), "tokens_by_kvepp", route.PromptTokens, "tokens_by_engine", tokens)
+		log.Warn(
+			"the engine counts other prompt tokens than kvepp, so that cached prefixes are not found. Give kvepp the "+
+				"engine's model folder (--model), "+
+				"chat template (--chat-template) and --engine; kvepp check compares the token ids. Logged once for "+
+				"each model and API",
+			"model",
+			c.model,
+			"api",
+			c.api.String(),
+			"worker",
+			route.WorkerName(),
+			"tokens_by_kvepp",
+			route.PromptTokens,
+			"tokens_by_engine",
+			tokens,
+		)
 	}
 	return true
 }

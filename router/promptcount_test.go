@@ -9,8 +9,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestPromptCounts: answers that report another number of prompt tokens than kvepp's are counted, and logged once for each model and API
-// after three in a row.
+// TestPromptCounts: answers that report another number of prompt tokens than kvepp's are counted, and logged once for
+// each model and API after three in a row.
 func TestPromptCounts(t *testing.T) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -71,7 +71,8 @@ func TestPromptCounts(t *testing.T) {
 	answer(chats, "m", prompt, "200", 5)
 	differing = 5
 	lines(1)
-	for _, part := range []string{"level=WARN", "model=m", `api="chat completions"`, "worker=w", "tokens_by_kvepp=", "tokens_by_engine=", "--chat-template"} {
+	for _, part := range []string{"level=WARN", "model=m", `api="chat completions"`, "worker=w", "tokens_by_kvepp=",
+		"tokens_by_engine=", "--chat-template"} {
 		if log.Count(part) == 0 {
 			t.Errorf("no %q in %s", part, log.String())
 		}

@@ -20,8 +20,8 @@ type Cost struct {
 	Name string
 	Rank uint32
 	Cost float64
-	// Terms is what the cost was made of, as the load book had it when the choice was made, and Credit what came off for
-	// cached blocks. Blocks are of the worker's size.
+	// Terms is what the cost was made of, as the load book had it when the choice was made, and Credit what came off
+	// for cached blocks. Blocks are of the worker's size.
 	Terms  scoring.Terms
 	Credit float64
 }
@@ -29,8 +29,21 @@ type Cost struct {
 // String is the cost and its terms on one line.
 func (c *Cost) String() string {
 	t := &c.Terms
-	return fmt.Sprintf("%.2f (block_size %d, device_blocks %d, host_blocks %d, disk_blocks %d, shared_blocks %d, credit_blocks %.2f, waiting_prefill_tokens %d, decode_blocks %.2f, active_requests %d, cost_multiplier %v)",
-		c.Cost, t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, c.Credit, t.PrefillTokens, t.DecodeBlocks, t.ActiveRequests, multiplier(t))
+	return fmt.Sprintf(
+		"%.2f (block_size %d, device_blocks %d, host_blocks %d, disk_blocks %d, shared_blocks %d, credit_blocks "+
+			"%.2f, waiting_prefill_tokens %d, decode_blocks %.2f, active_requests %d, cost_multiplier %v)",
+		c.Cost,
+		t.BlockSize,
+		t.DeviceBlocks,
+		t.HostBlocks,
+		t.DiskBlocks,
+		t.SharedBlocks,
+		c.Credit,
+		t.PrefillTokens,
+		t.DecodeBlocks,
+		t.ActiveRequests,
+		multiplier(t),
+	)
 }
 
 func multiplier(t *scoring.Terms) float64 {
@@ -40,8 +53,8 @@ func multiplier(t *scoring.Terms) float64 {
 	return t.CostMultiplier
 }
 
-// Record is a decision as it is kept for people. It holds nothing of the prompt. What a client chooses in it is cut to a
-// bounded length.
+// Record is a decision as it is kept for people. It holds nothing of the prompt. What a client chooses in it is cut to
+// a bounded length.
 type Record struct {
 	Time      time.Time
 	RequestID string
@@ -85,8 +98,8 @@ func (r *records) add(record *Record) (slot int) {
 	return slot
 }
 
-// setServed stores who served a route's request in its record, if that is still kept. Records do not change: a changed copy takes its
-// place.
+// setServed stores who served a route's request in its record, if that is still kept. Records do not change: a changed
+// copy takes its place.
 func (r *records) setServed(route *Route) {
 	if route.record == nil {
 		return
@@ -101,8 +114,8 @@ func (r *records) setServed(route *Route) {
 	route.record = nil // the proxy says it once
 }
 
-// Records returns the latest decisions, the newest first: at most n, of the request with this id, if one is named. They do
-// not change. Without Config.Keep there are none.
+// Records returns the latest decisions, the newest first: at most n, of the request with this id, if one is named. They
+// do not change. Without Config.Keep there are none.
 func (r *Router) Records(n int, requestID string) []*Record {
 	r.records.mu.Lock()
 	defer r.records.mu.Unlock()
@@ -127,10 +140,25 @@ func (r *Router) explains() bool {
 }
 
 // record tells of a decision those who want to know. Nothing is done for nobody.
-func (r *Router) record(ctx context.Context, d *decision, req *Request, p *prompt, route *Route, waited time.Duration, err error) {
+func (r *Router) record(
+	ctx context.Context,
+	d *decision,
+	req *Request,
+	p *prompt,
+	route *Route,
+	waited time.Duration,
+	err error,
+) {
 	if r.cfg.Keep > 0 {
 		path, _, _ := strings.Cut(req.Path, "?")
-		record := &Record{Time: time.Now(), RequestID: Clip(req.ID), Path: Clip(path), Model: Clip(p.model), LoRA: Clip(p.lora), Pinned: p.pins.Given()}
+		record := &Record{
+			Time:      time.Now(),
+			RequestID: Clip(req.ID),
+			Path:      Clip(path),
+			Model:     Clip(p.model),
+			LoRA:      Clip(p.lora),
+			Pinned:    p.pins.Given(),
+		}
 		if err != nil {
 			record.Error, record.Reason, record.Waited = Clip(err.Error()), p.reason, waited
 			if errors.Is(err, ErrCordoned) {
@@ -150,10 +178,44 @@ func (r *Router) record(ctx context.Context, d *decision, req *Request, p *promp
 	if x := route.Prefill; x != nil {
 		log = log.With("prefill_worker", x.Name, "prefill_rank", x.Rank, logged("prefill_costs", x.Costs))
 	}
-	log.Debug("routed", "request_id", req.ID, "path", req.Path, "model", p.model, "lora", p.lora, "worker", route.Name, "rank", route.Rank,
-		"address", route.Address, "reason", route.Reason, "prompt_tokens", route.PromptTokens,
-		"session", route.Session, "predicted_cached_tokens", route.PredictedCachedTokens, "upper_bound", route.UpperBound, "index_at_bound", route.IndexAtBound, "waited", route.Waited, "ejected", route.Ejected, "cordoned", route.Cordoned, "trial", route.Trial,
-		logged("costs", route.Costs))
+	log.Debug(
+		"routed",
+		"request_id",
+		req.ID,
+		"path",
+		req.Path,
+		"model",
+		p.model,
+		"lora",
+		p.lora,
+		"worker",
+		route.Name,
+		"rank",
+		route.Rank,
+		"address",
+		route.Address,
+		"reason",
+		route.Reason,
+		"prompt_tokens",
+		route.PromptTokens,
+		"session",
+		route.Session,
+		"predicted_cached_tokens",
+		route.PredictedCachedTokens,
+		"upper_bound",
+		route.UpperBound,
+		"index_at_bound",
+		route.IndexAtBound,
+		"waited",
+		route.Waited,
+		"ejected",
+		route.Ejected,
+		"cordoned",
+		route.Cordoned,
+		"trial",
+		route.Trial,
+		logged("costs", route.Costs),
+	)
 }
 
 // logged is a leg's costs as a log has them.
@@ -192,7 +254,8 @@ func (c loggedCost) MarshalJSON() ([]byte, error) {
 		DecodeBlocks   *float64 `json:"decode_blocks"`
 		ActiveRequests int      `json:"active_requests"`
 		CostMultiplier *float64 `json:"cost_multiplier"`
-	}{number(c.Cost.Cost), t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, number(c.Credit), t.PrefillTokens,
+	}{number(c.Cost.Cost), t.BlockSize, t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks, number(c.Credit),
+		t.PrefillTokens,
 		number(t.DecodeBlocks), t.ActiveRequests, number(multiplier(t))})
 }
 

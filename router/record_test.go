@@ -62,7 +62,8 @@ func TestRecordHasAllTerms(t *testing.T) {
 	req.ID, req.Path = "first", "/v1/completions?secret=1"
 	defer h.route(req).Free()
 	r := h.Records(1, "")[0]
-	if r.Path != "/v1/completions" || r.Model != "m" || r.Reason != ReasonKV || r.Name != "w1" || r.Error != "" || r.Time.IsZero() {
+	if r.Path != "/v1/completions" || r.Model != "m" || r.Reason != ReasonKV || r.Name != "w1" || r.Error != "" ||
+		r.Time.IsZero() {
 		t.Errorf("record: %+v", r)
 	}
 	want := []Cost{
@@ -72,7 +73,8 @@ func TestRecordHasAllTerms(t *testing.T) {
 	if fmt.Sprint(r.Costs) != fmt.Sprint(want) || r.Chosen != 1 || r.Ties() != 1 {
 		t.Errorf("costs %+v, chosen %d, %d ties, want %+v, 1, 1", r.Costs, r.Chosen, r.Ties(), want)
 	}
-	line := `costs.w1/0="2.50 (block_size 4, device_blocks 2, host_blocks 0, disk_blocks 0, shared_blocks 0, credit_blocks 2.00, waiting_prefill_tokens 0, decode_blocks 2.00, active_requests 0, cost_multiplier 1)"`
+	line := `costs.w1/0="2.50 (block_size 4, device_blocks 2, host_blocks 0, disk_blocks 0, shared_blocks 0, ` +
+		`credit_blocks 2.00, waiting_prefill_tokens 0, decode_blocks 2.00, active_requests 0, cost_multiplier 1)"`
 	if !strings.Contains(log.String(), line) {
 		t.Errorf("the log has no %s:\n%s", line, log)
 	}
@@ -82,7 +84,20 @@ func TestRecordHasAllTerms(t *testing.T) {
 func TestCostsInJSONLog(t *testing.T) {
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("m", logged("costs", []Cost{
-		{"w0", 1, 4.5, scoring.Terms{BlockSize: 4, DeviceBlocks: 2, PrefillTokens: 7, DecodeBlocks: 2.25, ActiveRequests: 3, CostMultiplier: 2}, 1.5},
+		{
+			"w0",
+			1,
+			4.5,
+			scoring.Terms{
+				BlockSize:      4,
+				DeviceBlocks:   2,
+				PrefillTokens:  7,
+				DecodeBlocks:   2.25,
+				ActiveRequests: 3,
+				CostMultiplier: 2,
+			},
+			1.5,
+		},
 		{"w1", 0, math.Inf(1), scoring.Terms{BlockSize: 8}, math.NaN()},
 	}))
 	var line struct {
@@ -92,10 +107,32 @@ func TestCostsInJSONLog(t *testing.T) {
 		t.Fatalf("%v in %s", err, &log)
 	}
 	want := map[string]map[string]any{
-		"w0/1": {"cost": 4.5, "block_size": 4.0, "device_blocks": 2.0, "host_blocks": 0.0, "disk_blocks": 0.0, "shared_blocks": 0.0, "credit_blocks": 1.5,
-			"waiting_prefill_tokens": 7.0, "decode_blocks": 2.25, "active_requests": 3.0, "cost_multiplier": 2.0},
-		"w1/0": {"cost": nil, "block_size": 8.0, "device_blocks": 0.0, "host_blocks": 0.0, "disk_blocks": 0.0, "shared_blocks": 0.0, "credit_blocks": nil,
-			"waiting_prefill_tokens": 0.0, "decode_blocks": 0.0, "active_requests": 0.0, "cost_multiplier": 1.0},
+		"w0/1": {
+			"cost":                   4.5,
+			"block_size":             4.0,
+			"device_blocks":          2.0,
+			"host_blocks":            0.0,
+			"disk_blocks":            0.0,
+			"shared_blocks":          0.0,
+			"credit_blocks":          1.5,
+			"waiting_prefill_tokens": 7.0,
+			"decode_blocks":          2.25,
+			"active_requests":        3.0,
+			"cost_multiplier":        2.0,
+		},
+		"w1/0": {
+			"cost":                   nil,
+			"block_size":             8.0,
+			"device_blocks":          0.0,
+			"host_blocks":            0.0,
+			"disk_blocks":            0.0,
+			"shared_blocks":          0.0,
+			"credit_blocks":          nil,
+			"waiting_prefill_tokens": 0.0,
+			"decode_blocks":          0.0,
+			"active_requests":        0.0,
+			"cost_multiplier":        1.0,
+		},
 	}
 	if !reflect.DeepEqual(line.Costs, want) {
 		t.Errorf("costs %v, want %v", line.Costs, want)

@@ -20,14 +20,19 @@ import (
 // asks has the router ask url for the ids of model "m".
 func (h *house) asks(url string, timeout time.Duration) {
 	h.t.Helper()
-	client, err := remote.New(remote.Config{Model: "m", URL: url, Engine: tokenizer.VLLM, Timeout: timeout}, metrics.New(), slog.New(slog.DiscardHandler))
+	client, err := remote.New(
+		remote.Config{Model: "m", URL: url, Engine: tokenizer.VLLM, Timeout: timeout},
+		metrics.New(),
+		slog.New(slog.DiscardHandler),
+	)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.cfg.Remote = map[string]*remote.Client{"m": client}
 }
 
-// TestTheEngineTokenizes routes by the ids of the engine where kvepp knows none, and by load where the engine does not say.
+// TestTheEngineTokenizes routes by the ids of the engine where kvepp knows none, and by load where the engine does not
+// say.
 func TestTheEngineTokenizes(t *testing.T) {
 	ids := strings.Join(strings.Fields(fmt.Sprint(tokens(0, 42))), ",")
 	answers := map[string]string{
@@ -51,12 +56,15 @@ func TestTheEngineTokenizes(t *testing.T) {
 	for _, req := range []*Request{
 		{Path: "/v1/chat/completions", Body: []byte(chat)},
 		{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)},
-		{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3]}}`)}, // vLLM does not read it
-		{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"hi","tools":[{"type":"web_search"}]}`)},     // unmapped here
+		// vLLM does not read it
+		{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3]}}`)},
+		// unmapped here
+		{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"hi","tools":[{"type":"web_search"}]}`)},
 	} {
 		asked = 0
 		r := h.route(req)
-		if r.Name != "w2" || r.Reason != ReasonKV || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 || asked != 1 {
+		if r.Name != "w2" || r.Reason != ReasonKV || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 ||
+			asked != 1 {
 			t.Errorf("%s: %+v, asked %d times", req.Body, r.Decision, asked)
 		}
 		r.Free()
@@ -68,7 +76,8 @@ func TestTheEngineTokenizes(t *testing.T) {
 		reason     Reason
 	}{
 		{"/v1/completions", `{"model":"other","prompt":"text"}`, ReasonNoTokenizer},
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, ReasonMedia},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url",` +
+			`"image_url":{"url":"x"}}]}]}`, ReasonMedia},
 		{"/v1/completions", `{"model":"m","prompt":[1,2,3]}`, ReasonKV},
 	} {
 		r, err := h.Route(t.Context(), &Request{Path: c.path, Body: []byte(c.body)})
@@ -91,7 +100,8 @@ func TestTheEngineTokenizes(t *testing.T) {
 	for _, c := range []struct {
 		status int
 		reason Reason
-	}{{400, ReasonNoTokenizer}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteOpen}} {
+	}{{400, ReasonNoTokenizer}, {503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteError},
+		{503, ReasonRemoteError}, {503, ReasonRemoteError}, {503, ReasonRemoteOpen}} {
 		status = c.status
 		r := h.route(&Request{Path: "/v1/chat/completions", Body: []byte(chat)})
 		if r.Reason != c.reason || r.PredictedCachedTokens != 0 {

@@ -35,7 +35,8 @@ func TestRewrittenModel(t *testing.T) {
 	}
 	h.cfg.Rewrites = rewrites(t, modelrewrite.Rule{Name: "first", Models: []string{"alias", "m"}, Targets: toM})
 	r := h.route(completion("alias", tokens(0, 16)))
-	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil || *r.Renamed != (Renamed{"alias", "m", "alias"}) {
+	if r.Name != "w1" || r.PredictedCachedTokens != 16 || r.Renamed == nil ||
+		*r.Renamed != (Renamed{"alias", "m", "alias"}) {
 		t.Errorf("routed to %s with %d cached tokens, renamed %v", r.Name, r.PredictedCachedTokens, r.Renamed)
 	}
 	var body struct{ Model string }
@@ -48,7 +49,8 @@ func TestRewrittenModel(t *testing.T) {
 	if _, err := h.Route(t.Context(), completion("other", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) {
 		t.Errorf("a name that no rule has: %v", err)
 	}
-	if counted := metricstest.Read(t, h.metrics.Registry).Of("inference_extension_model_rewrite_decisions_total").Value(); counted != 2 {
+	if counted := metricstest.Read(t, h.metrics.Registry).Of(
+		"inference_extension_model_rewrite_decisions_total").Value(); counted != 2 {
 		t.Errorf("%v rewrites are counted, want 2", counted)
 	}
 }
@@ -101,7 +103,8 @@ func TestObjectives(t *testing.T) {
 func TestRemoteSeesTheNameThatItKnows(t *testing.T) {
 	req := completion("alias", tokens(0, 4))
 	p := prompt{renamed: &Renamed{Asked: "alias", Served: "m"}, forward: []byte("changed")}
-	if got := p.seen(req); string(got.Body) != "changed" || got.Path != req.Path || !slices.Equal(completion("alias", tokens(0, 4)).Body, req.Body) {
+	if got := p.seen(req); string(got.Body) != "changed" || got.Path != req.Path ||
+		!slices.Equal(completion("alias", tokens(0, 4)).Body, req.Body) {
 		t.Errorf("%q, and the request's own is %q", got.Body, req.Body)
 	}
 	if p.renamed = nil; p.seen(req) != req {

@@ -1,11 +1,11 @@
 // Package router decides where a request goes, and keeps the books until it ends.
 //
-// It owns the way from a request's body to a booked worker: parse, tokenize, hash, match, price, choose and book. It never
-// speaks HTTP or Envoy's protocol, and it never fails for want of knowledge: without a tokenizer, without events, without a
-// block size the request is still routed, by load, and the decision says why.
+// It owns the way from a request's body to a booked worker: parse, tokenize, hash, match, price, choose and book. It
+// never speaks HTTP or Envoy's protocol, and it never fails for want of knowledge: without a tokenizer, without events,
+// without a block size the request is still routed, by load, and the decision says why.
 //
-// Concurrency: a Router is safe from any goroutine; a Route belongs to the request it was made for, but its methods may be
-// called from any goroutine.
+// Concurrency: a Router is safe from any goroutine; a Route belongs to the request it was made for, but its methods may
+// be called from any goroutine.
 package router
 
 import (
@@ -38,8 +38,12 @@ var (
 	ErrUnknownModel = errors.New("no endpoint serves this model")
 	// ErrConstraints says that there are endpoints, but none has all taints that the request requires.
 	ErrConstraints = errors.New("no endpoint has all the taints that this request requires")
-	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is ready.
-	ErrNoPrefill = errors.New("no prefill worker is ready for the decode workers of this model (of their Dynamo namespace, and of their zone where a card requires that)")
+	// ErrNoPrefill says that decode workers may take the request, but no prefill worker that goes with one of them is
+	// ready.
+	ErrNoPrefill = errors.New(
+		"no prefill worker is ready for the decode workers of this model (of their Dynamo namespace, and of their " +
+			"zone where a card requires that)",
+	)
 )
 
 // Request is what is to be routed.
@@ -51,8 +55,8 @@ type Request struct {
 	// Model is set by Route: the model that the body names, of the body's memory; empty where it was not read.
 	Model string
 	Body  []byte // the whole body; nil when Without says why there is none. Not modified while the call runs
-	// Join returns the whole body in place of Body, which Route sets to it. It is called once there is memory for a copy, and not at
-	// all for a body that is not read. BodyBytes then says how long the body is. nil: there is Body.
+	// Join returns the whole body in place of Body, which Route sets to it. It is called once there is memory for a
+	// copy, and not at all for a body that is not read. BodyBytes then says how long the body is. nil: there is Body.
 	Join func() []byte
 
 	// Without says why Body is not there; empty when it is.
@@ -61,7 +65,8 @@ type Request struct {
 	BodyBytes int
 	// Hints are the headers'; they go before the body's.
 	Hints apibody.Hints
-	// AnswerUnseen says that nothing of the answer's body will be shown, so that its first content cannot end the prefill.
+	// AnswerUnseen says that nothing of the answer's body will be shown, so that its first content cannot end the
+	// prefill.
 	AnswerUnseen bool
 	// Allowed says whether an endpoint's address may be chosen; nil allows all.
 	Allowed func(address string) bool
@@ -80,16 +85,18 @@ type Decision struct {
 	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks wants them.
 	Fallbacks []string
 
-	Reason                Reason
-	PromptTokens          int // exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
-	PredictedCachedTokens int // tokens of the leading blocks that the index holds, in whatever tier, for the worker that computes the prompt
+	Reason Reason
+	// exact when Reason is ReasonKV; the text's alone with ReasonMediaPrefix; else an estimate from the body's size
+	PromptTokens int
+	// tokens of the leading blocks that the index holds, in whatever tier, for the worker that computes the prompt
+	PredictedCachedTokens int
 	BlockSize             int // that worker's; 0: not known
 	// UpperBound says that the worker may have less cached than predicted, see kvblock.Traits and Config.UpperBound.
 	UpperBound bool
 	// IndexAtBound says that the index has evicted blocks for want of memory: overlaps may be more than was counted.
 	IndexAtBound bool
-	// Costs are the candidates' of the destination's leg and their terms, and Chosen is which of them was taken. Nil when
-	// nobody wants to know, see Config.Explain.
+	// Costs are the candidates' of the destination's leg and their terms, and Chosen is which of them was taken. Nil
+	// when nobody wants to know, see Config.Explain.
 	Costs  []Cost
 	Chosen int
 	// Weights are those of the costs, of this request and leg, and how the choice was made; nil with Costs.
@@ -97,11 +104,13 @@ type Decision struct {
 	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
-	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected; nil when
-	// nobody wants to know, see Config.Explain. EjectedServe says that they were candidates all the same, because all were ejected.
+	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected;
+	// nil when nobody wants to know, see Config.Explain. EjectedServe says that they were candidates all the same,
+	// because all were ejected.
 	Ejected      []string
 	EjectedServe bool
-	// Cordoned are the names of the endpoints that would have been candidates and were not, because they are cordoned; nil as Ejected is.
+	// Cordoned are the names of the endpoints that would have been candidates and were not, because they are cordoned;
+	// nil as Ejected is.
 	Cordoned []string
 	// Trial says that the request decides whether an ejected endpoint is in again.
 	Trial bool
@@ -129,7 +138,8 @@ type Route struct {
 	Served Served
 	record *Record // of the request; nil: none is kept
 	slot   int     // of record
-	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]; empty: nobody asks.
+	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]; empty:
+	// nobody asks.
 	Token string
 	// Renamed says that Body names another model than the client did, as the answer will; nil: it does not.
 	Renamed *Renamed
@@ -158,7 +168,8 @@ type Route struct {
 	computed atomic.Bool // released was told that the prompt is prefilled
 }
 
-// NewRequestID names a request that came without a name: 128 random bits in the form of Envoy's own ids (RFC 9562, version 4).
+// NewRequestID names a request that came without a name: 128 random bits in the form of Envoy's own ids (RFC 9562,
+// version 4).
 func NewRequestID() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails: see crypto/rand
@@ -191,7 +202,14 @@ type Router struct {
 }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.
-func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSequences, m *metrics.Metrics, log *slog.Logger) *Router {
+func New(
+	cfg Config,
+	p *pool.Pool,
+	index *indexer.Index,
+	book *scoring.ActiveSequences,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) *Router {
 	if cfg.Memory == nil {
 		cfg.Memory = budget.New(0)
 	}
@@ -232,8 +250,9 @@ func New(cfg Config, p *pool.Pool, index *indexer.Index, book *scoring.ActiveSeq
 
 // Route chooses a worker for a request and books it there, in one step.
 //
-// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints; ErrNoPrefill;
-// ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a decision with a Reason.
+// Errors: *apibody.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
+// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other trouble is a
+// decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)

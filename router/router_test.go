@@ -52,8 +52,17 @@ func newHouse(t testing.TB, endpoints ...pool.Endpoint) *house {
 func workers(n int) []pool.Endpoint {
 	var es []pool.Endpoint
 	for i := range n {
-		es = append(es, pool.Endpoint{Name: fmt.Sprintf("w%d", i), Address: fmt.Sprintf("10.0.0.%d:8000", i+1), InstanceID: uint64(100 + i),
-			BlockSize: 4, KVEvents: "tcp://10.0.0.1:5557", Model: "m"})
+		es = append(
+			es,
+			pool.Endpoint{
+				Name:       fmt.Sprintf("w%d", i),
+				Address:    fmt.Sprintf("10.0.0.%d:8000", i+1),
+				InstanceID: uint64(100 + i),
+				BlockSize:  4,
+				KVEvents:   "tcp://10.0.0.1:5557",
+				Model:      "m",
+			},
+		)
 	}
 	return es
 }
@@ -69,7 +78,13 @@ func (h *house) warm(name string, rank uint32, tokens []kvblock.Token, o kvblock
 		}
 		var e kvblock.Stored
 		for i, l := range kvblock.AppendLocalHashes(nil, tokens, o) {
-			e.Blocks = append(e.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(1000*uint64(w.Worker) + uint64(i) + uint64(tokens[0])<<32), Local: l})
+			e.Blocks = append(
+				e.Blocks,
+				kvblock.StoredBlock{
+					Engine: kvblock.EngineHash(1000*uint64(w.Worker) + uint64(i) + uint64(tokens[0])<<32),
+					Local:  l,
+				},
+			)
 		}
 		if err := h.index.Stored(w.Worker, e); err != nil {
 			h.t.Fatal(err)
@@ -139,9 +154,21 @@ func TestLowerTiersArePriced(t *testing.T) {
 	defer r.Free()
 	// 6.25 raw blocks less the credit, and 6 blocks to be held.
 	terms := func(device, host, disk int) scoring.Terms {
-		return scoring.Terms{BlockSize: 16, ISLTokens: 100, DeviceBlocks: device, HostBlocks: host, DiskBlocks: disk, DecodeBlocks: 6, UnitTokens: 16}
+		return scoring.Terms{
+			BlockSize:    16,
+			ISLTokens:    100,
+			DeviceBlocks: device,
+			HostBlocks:   host,
+			DiskBlocks:   disk,
+			DecodeBlocks: 6,
+			UnitTokens:   16,
+		}
 	}
-	want := []Cost{{"w0", 0, 12.25 - 2 - 0.75*2, terms(2, 2, 0), 3.5}, {"w1", 0, 12.25 - 0.75*4, terms(0, 4, 0), 3}, {"w2", 0, 12.25 - 0.25*3, terms(0, 0, 3), 0.75}}
+	want := []Cost{
+		{"w0", 0, 12.25 - 2 - 0.75*2, terms(2, 2, 0), 3.5},
+		{"w1", 0, 12.25 - 0.75*4, terms(0, 4, 0), 3},
+		{"w2", 0, 12.25 - 0.25*3, terms(0, 0, 3), 0.75},
+	}
 	if !slices.Equal(r.Costs, want) || r.Name != "w0" || r.PredictedCachedTokens != 64 {
 		t.Errorf("got %+v, want costs %+v", r.Decision, want)
 	}
@@ -153,7 +180,9 @@ func TestWarmWorkerIsChosen(t *testing.T) {
 	h.warm("w1", 0, tokens(0, 12), blocksOfFour)
 	r := h.route(completion("m", tokens(0, 42)))
 	defer r.Free()
-	if r.Name != "w2" || r.InstanceID != 102 || r.Address != "10.0.0.3:8000" || r.Reason != ReasonKV || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 {
+	if r.Name != "w2" || r.InstanceID != 102 || r.Address != "10.0.0.3:8000" || r.Reason != ReasonKV ||
+		r.PromptTokens != 42 ||
+		r.PredictedCachedTokens != 32 {
 		t.Errorf("decision: %+v", r.Decision)
 	}
 	// request 10.5 blocks less the overlap, plus 10 blocks to be held (specs: cost = raw - credit + decode)
@@ -224,7 +253,15 @@ func TestAdapterMatchesItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if route.Name != want.worker || route.PredictedCachedTokens != want.cached || route.Reason != ReasonKV {
-			t.Errorf("%s: %s with %d cached tokens, %s; want %s with %d", model, route.Name, route.PredictedCachedTokens, route.Reason, want.worker, want.cached)
+			t.Errorf(
+				"%s: %s with %d cached tokens, %s; want %s with %d",
+				model,
+				route.Name,
+				route.PredictedCachedTokens,
+				route.Reason,
+				want.worker,
+				want.cached,
+			)
 		}
 		route.Free()
 	}
@@ -258,19 +295,27 @@ func TestEveryTroubleIsStillRouted(t *testing.T) {
 		reason    Reason
 	}{
 		{"no body", workers(1), &Request{Path: "/v1/models", Without: ReasonNoBody}, ReasonNoBody},
-		{"too large", workers(1), &Request{Path: "/v1/completions", Without: ReasonBodyTooLarge, BodyBytes: 4000}, ReasonBodyTooLarge},
+		{"too large", workers(1), &Request{Path: "/v1/completions", Without: ReasonBodyTooLarge, BodyBytes: 4000},
+			ReasonBodyTooLarge},
 		{"unknown API", workers(1), &Request{Path: "/v1/embeddings", Body: []byte("\x00\x01")}, ReasonUnknownAPI},
-		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)}, ReasonNoTokenizer},
+		{"no tokenizer", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"text"}`)},
+			ReasonNoTokenizer},
 		{"an image", workers(1), &Request{Path: "/v1/chat/completions", Body: []byte(
-			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)}, ReasonMedia},
+			`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)},
+			ReasonMedia},
 		{"a built-in tool", workers(1), &Request{Path: "/v1/responses", Body: []byte(
 			`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`)}, ReasonUnmapped},
-		{"a part that no chat has", workers(1), &Request{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x","previous_response_id":"y"}`)}, ReasonUnmapped},
-		{"3,001 prompts", workers(1), &Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":["` + strings.Repeat(`","`, 3000) + `"]}`)}, ReasonBodyValues},
+		{"a part that no chat has", workers(1),
+			&Request{Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x","previous_response_id":"y"}`)},
+			ReasonUnmapped},
+		{"3,001 prompts", workers(1), &Request{Path: "/v1/completions",
+			Body: []byte(`{"model":"m","prompt":["` + strings.Repeat(`","`, 3000) + `"]}`)}, ReasonBodyValues},
 		{"tools without end", workers(1), &Request{Path: "/v1/chat/completions", Body: []byte(
-			`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[` + strings.Repeat(`{},`, 1<<18) + `{}]}`)}, ReasonBodyValues},
+			`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[` + strings.Repeat(`{},`, 1<<18) +
+				`{}]}`)}, ReasonBodyValues},
 		{"hints without end", workers(1), &Request{Path: "/v1/completions", Body: []byte(
-			`{"model":"m","prompt":"x","nvext":{"agent_hints":[` + strings.Repeat(`{},`, 1<<18) + `{}]}}`)}, ReasonBodyValues},
+			`{"model":"m","prompt":"x","nvext":{"agent_hints":[` + strings.Repeat(`{},`, 1<<18) + `{}]}}`)},
+			ReasonBodyValues},
 		{"no block size", unsized, completion("m", tokens(0, 16)), ReasonNoBlockSize},
 		{"no events", silent, completion("m", tokens(0, 16)), ReasonNoEvents},
 	} {
@@ -319,8 +364,8 @@ func TestWorkerThatAnnouncesAnotherBlockSizeIsLoadOnly(t *testing.T) {
 	}
 }
 
-// TestReasonIsTheChosenWorkers: where the other candidates' overlap was priced and the chosen worker's could not be, the decision says
-// why.
+// TestReasonIsTheChosenWorkers: where the other candidates' overlap was priced and the chosen worker's could not be,
+// the decision says why.
 func TestReasonIsTheChosenWorkers(t *testing.T) {
 	es := workers(3)
 	es[1].BlockSize, es[2].OtherTokenizer = 0, true
@@ -331,7 +376,10 @@ func TestReasonIsTheChosenWorkers(t *testing.T) {
 		seen[r.Name] = r.Reason
 		r.Free()
 	}
-	if want := (map[string]Reason{"w0": ReasonKV, "w1": ReasonNoBlockSize, "w2": ReasonTokenizerDiffers}); !maps.Equal(seen, want) {
+	if want := (map[string]Reason{"w0": ReasonKV, "w1": ReasonNoBlockSize, "w2": ReasonTokenizerDiffers}); !maps.Equal(
+		seen,
+		want,
+	) {
 		t.Errorf("%v, want %v", seen, want)
 	}
 }
@@ -366,7 +414,8 @@ func TestCandidates(t *testing.T) {
 		t.Errorf("an empty subset: %v", err)
 	}
 	h.pool.Update(es[1:3])
-	if _, err := h.Route(t.Context(), completion("m", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) || !strings.Contains(err.Error(), `"m"`) {
+	if _, err := h.Route(t.Context(), completion("m", tokens(0, 16))); !errors.Is(err, ErrUnknownModel) ||
+		!strings.Contains(err.Error(), `"m"`) {
 		t.Errorf("a model that nobody serves: %v", err)
 	}
 	var bad *apibody.Error
@@ -470,8 +519,9 @@ type forget struct{ h *house }
 func (forget) WorkerJoined(pool.Worker)      {}
 func (f forget) WorkerLeft(w kvblock.Worker) { f.h.index.Forget(w); f.h.book.Forget(w) }
 
-// BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold parts
-// of it. "again" repeats a request; "new" is one long message that differs each time, so that all of it is encoded.
+// BenchmarkRoute is the whole way of a chat of about 8,000 tokens: body to booked worker, among 64 workers that hold
+// parts of it. "again" repeats a request; "new" is one long message that differs each time, so that all of it is
+// encoded.
 func BenchmarkRoute(b *testing.B) {
 	model, err := tokenizer.Load("../test/models/tiny-bytelevel", tokenizer.Options{})
 	if err != nil {
@@ -482,7 +532,13 @@ func BenchmarkRoute(b *testing.B) {
 		fmt.Fprintf(&text, "Sentence %d says %d. ", i, i*i%9973)
 	}
 	body := func(i int) []byte {
-		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":"%d %s"}]}`, i, text.String())
+		return fmt.Appendf(
+			nil,
+			`{"model":"m","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":"%d `+
+				`%s"}]}`,
+			i,
+			text.String(),
+		)
 	}
 	for name, differs := range map[string]int{"again": 0, "new": 1} {
 		b.Run(name, func(b *testing.B) {
@@ -497,7 +553,12 @@ func BenchmarkRoute(b *testing.B) {
 				b.Fatal(err, p.reason)
 			}
 			for i := range es {
-				h.warm(es[i].Name, 0, p.tokens[0].IDs[:(i+1)*len(p.tokens[0].IDs)/64], kvblock.HashOptions{BlockSize: 16})
+				h.warm(
+					es[i].Name,
+					0,
+					p.tokens[0].IDs[:(i+1)*len(p.tokens[0].IDs)/64],
+					kvblock.HashOptions{BlockSize: 16},
+				)
 			}
 			b.ReportMetric(float64(p.isl), "tokens")
 			b.ReportAllocs()
@@ -526,25 +587,33 @@ func (h *house) pick(p *prompt) {
 func BenchmarkPick(b *testing.B) {
 	for _, blockSize := range []int{16, 64} {
 		for _, c := range []struct{ cached, explained bool }{{false, false}, {true, false}, {true, true}} {
-			b.Run(fmt.Sprintf("8k-tokens/64-workers/block-%d/cached-%v/explained-%v", blockSize, c.cached, c.explained), func(b *testing.B) {
-				es := workers(64)
-				for i := range es {
-					es[i].BlockSize = blockSize
-				}
-				h := newHouse(b, es...)
-				h.cfg.Explain = c.explained
-				ids := tokens(0, 8192)
-				if c.cached {
+			b.Run(
+				fmt.Sprintf("8k-tokens/64-workers/block-%d/cached-%v/explained-%v", blockSize, c.cached, c.explained),
+				func(b *testing.B) {
+					es := workers(64)
 					for i := range es {
-						h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
+						es[i].BlockSize = blockSize
 					}
-				}
-				p := prompt{model: "m", tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}}, isl: len(ids), reason: ReasonKV}
-				b.ReportAllocs()
-				for b.Loop() {
-					h.pick(&p)
-				}
-			})
+					h := newHouse(b, es...)
+					h.cfg.Explain = c.explained
+					ids := tokens(0, 8192)
+					if c.cached {
+						for i := range es {
+							h.warm(es[i].Name, 0, ids[:(i+1)*128], kvblock.HashOptions{BlockSize: blockSize})
+						}
+					}
+					p := prompt{
+						model:  "m",
+						tokens: []tokenizer.Prompt{{IDs: ids, Certain: len(ids)}},
+						isl:    len(ids),
+						reason: ReasonKV,
+					}
+					b.ReportAllocs()
+					for b.Loop() {
+						h.pick(&p)
+					}
+				},
+			)
 		}
 	}
 }
@@ -557,7 +626,8 @@ func mediaModel(t *testing.T) *tokenizer.Model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mark := `{"id": 3079, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}`
+	mark := `{"id": 3079, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, ` +
+		`"normalized": false, "special": true}`
 	var parsed map[string]json.RawMessage
 	var added []json.RawMessage
 	if err := errors.Join(json.Unmarshal(file, &parsed), json.Unmarshal(parsed["added_tokens"], &added)); err != nil {
@@ -591,8 +661,13 @@ func TestPromptWithAnImage(t *testing.T) {
 	h := newHouse(t, workers(2)...)
 	h.cfg.Models = map[string]*tokenizer.Model{"m": model}
 	body := func(after string) []byte {
-		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"%s"}]}]}`,
-			strings.Repeat("Look at it well. ", 10), after)
+		return fmt.Appendf(
+			nil,
+			`{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":[{"type":"image_url",`+
+				`"image_url":{"url":"u"}},{"type":"text","text":"%s"}]}]}`,
+			strings.Repeat("Look at it well. ", 10),
+			after,
+		)
 	}
 	request, err := apibody.ParseRequest("/v1/chat/completions", body("What is this? Say it in ten words."))
 	if err != nil {
@@ -608,7 +683,8 @@ func TestPromptWithAnImage(t *testing.T) {
 	}
 	h.warm("w1", 0, p.IDs, blocksOfFour) // as if the text behind the image were alone there
 	r := h.route(&Request{Path: "/v1/chat/completions", Body: body("What is this? Say it in ten words.")})
-	if r.Name != "w1" || r.Reason != ReasonMediaPrefix || r.PredictedCachedTokens != p.Certain/4*4 || r.PromptTokens != len(p.IDs) {
+	if r.Name != "w1" || r.Reason != ReasonMediaPrefix || r.PredictedCachedTokens != p.Certain/4*4 ||
+		r.PromptTokens != len(p.IDs) {
 		t.Errorf("decision: %+v; %d of %d ids are certain", r.Decision, p.Certain, len(p.IDs))
 	}
 	// Each of two such requests holds blocks of its own behind the image, and shares those before it.
@@ -631,7 +707,8 @@ func TestPromptWithAnImage(t *testing.T) {
 	}
 }
 
-// TestOtherTokenizer prices a worker by load alone whose tokenizer is another than kvepp's, and the others by overlap too.
+// TestOtherTokenizer prices a worker by load alone whose tokenizer is another than kvepp's, and the others by overlap
+// too.
 func TestOtherTokenizer(t *testing.T) {
 	es := workers(2)
 	es[0].OtherTokenizer = true
@@ -677,11 +754,13 @@ func TestApproximateMode(t *testing.T) {
 		if third.Name != first.Name || third.PredictedCachedTokens != 8 {
 			t.Errorf("third: %+v, first went to %s", third.Decision, first.Name)
 		}
-		<-time.After(2 * time.Second)                                     // of the bubble, which does not wait
-		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} { // the second prompt was asked for again meanwhile
+		<-time.After(2 * time.Second) // of the bubble, which does not wait
+		// the second prompt was asked for again meanwhile
+		for _, c := range []struct{ from, want int }{{0, 0}, {1000, 8}} {
 			r := h.route(completion("m", tokens(c.from, 8)))
 			r.Free()
-			if most := slices.MaxFunc(r.Costs, func(a, b Cost) int { return a.Terms.DeviceBlocks - b.Terms.DeviceBlocks }); 4*most.Terms.DeviceBlocks != c.want {
+			if most := slices.MaxFunc(r.Costs,
+				func(a, b Cost) int { return a.Terms.DeviceBlocks - b.Terms.DeviceBlocks }); 4*most.Terms.DeviceBlocks != c.want {
 				t.Errorf("from %d: %+v, want %d tokens", c.from, r.Decision, c.want)
 			}
 		}
@@ -703,7 +782,8 @@ func TestSilentWorkerIsApproximated(t *testing.T) {
 		again.Free()
 		names[first.Name] = true
 		switch {
-		case first.Name == "w0" && (first.Reason != ReasonApproximate || again.Name != "w0" || again.PredictedCachedTokens != 40):
+		case first.Name == "w0" && (first.Reason != ReasonApproximate || again.Name != "w0" ||
+			again.PredictedCachedTokens != 40):
 			t.Errorf("the silent one: %+v, then %+v", first.Decision, again.Decision)
 		case first.Name == "w1" && (first.Reason != ReasonKV || again.PredictedCachedTokens != 0):
 			t.Errorf("the other: %+v, then %+v", first.Decision, again.Decision)
@@ -779,8 +859,8 @@ func TestNoCredit(t *testing.T) {
 	}
 }
 
-// What a worker computed is told once, when it is computed, if its tokens are known; and a prediction that is an upper bound
-// says so.
+// What a worker computed is told once, when it is computed, if its tokens are known; and a prediction that is an upper
+// bound says so.
 func TestServedAndUpperBound(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	var served []int
@@ -810,11 +890,17 @@ func TestServedAndUpperBound(t *testing.T) {
 	warm := h.route(completion("m", tokens(0, 40)))
 	warm.Free()
 	if cold.UpperBound || !warm.UpperBound || warm.PredictedCachedTokens != 32 {
-		t.Errorf("upper bound %v of a cold worker, %v of one with %d tokens", cold.UpperBound, warm.UpperBound, warm.PredictedCachedTokens)
+		t.Errorf(
+			"upper bound %v of a cold worker, %v of one with %d tokens",
+			cold.UpperBound,
+			warm.UpperBound,
+			warm.PredictedCachedTokens,
+		)
 	}
 }
 
-// A prediction is an upper bound too if the request's model, or the model that its adapter adapts, is one whose events do not tell.
+// A prediction is an upper bound too if the request's model, or the model that its adapter adapts, is one whose events
+// do not tell.
 func TestUpperBoundOfModels(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	h.cfg.UpperBound = func(model string) bool { return model == "m" }
@@ -834,7 +920,13 @@ func TestUpperBoundOfModels(t *testing.T) {
 			h.cfg.UpperBound = func(model string) bool { return model == bounded }
 			r := h.route(completion(model, tokens(0, 40)))
 			if r.UpperBound != (bounded == "m") || r.PredictedCachedTokens != 32 {
-				t.Errorf("%s, where predictions for %s are upper bounds: upper bound %v of %d tokens", model, bounded, r.UpperBound, r.PredictedCachedTokens)
+				t.Errorf(
+					"%s, where predictions for %s are upper bounds: upper bound %v of %d tokens",
+					model,
+					bounded,
+					r.UpperBound,
+					r.PredictedCachedTokens,
+				)
 			}
 			r.Free()
 		}

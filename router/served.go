@@ -21,9 +21,10 @@ type Served struct {
 	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
 }
 
-// ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries and
-// fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It belongs to the
-// goroutine that follows the answer. attempts is how many endpoints the proxy says it tried; 0: it does not say.
+// ServedBy reconciles the books with the endpoint that the proxy says has served the request, host:port, after retries
+// and fallbacks: the booking moves there, and ends if it is nobody's of the pool. It returns what became of it. It
+// belongs to the goroutine that follows the answer. attempts is how many endpoints the proxy says it tried; 0: it does
+// not say.
 func (r *Router) ServedBy(route *Route, address string, attempts int) string {
 	outcome := r.servedBy(route, address, attempts)
 	r.metrics.Served(outcome)
@@ -71,7 +72,8 @@ func (r *Router) servedBy(route *Route, address string, attempts int) string {
 func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker) {
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if (found == nil || w.Rank == rank) && w.Role != pool.Prefill && w.Role != pool.Encode && sameAddress(w.Address, address) {
+		if (found == nil || w.Rank == rank) && w.Role != pool.Prefill && w.Role != pool.Encode &&
+			sameAddress(w.Address, address) {
 			found = w
 		}
 	}

@@ -10,8 +10,13 @@ import (
 )
 
 func TestServedByAnother(t *testing.T) {
-	h := newHouse(t, append(workers(2), pool.Endpoint{Name: "v6", Address: "[fd00::7]:8000", InstanceID: 7, BlockSize: 4, Model: "m"},
-		pool.Endpoint{Name: "named", Address: "worker.example:8000", InstanceID: 8, BlockSize: 4, Model: "m"})...)
+	h := newHouse(
+		t,
+		append(
+			workers(2),
+			pool.Endpoint{Name: "v6", Address: "[fd00::7]:8000", InstanceID: 7, BlockSize: 4, Model: "m"},
+			pool.Endpoint{Name: "named", Address: "worker.example:8000", InstanceID: 8, BlockSize: 4, Model: "m"},
+		)...)
 	var served []string
 	h.cfg.Served = func(number kvblock.Worker, _, _ int) {
 		s := h.pool.Acquire()
@@ -70,11 +75,19 @@ func TestServedByAnotherDecodeWorker(t *testing.T) {
 	r := h.route(completion("m", tokens(0, 42)))
 	prefill := h.load("w0")
 	other := map[string]string{"w1": "w2", "w2": "w1"}[r.Name]
-	if got := h.ServedBy(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other], 0); got != ServedMoved {
+	if got := h.ServedBy(r, map[string]string{"w1": "10.0.0.2:8000", "w2": "10.0.0.3:8000"}[other],
+		0); got != ServedMoved {
 		t.Error(got)
 	}
 	if h.load(r.Name) != (scoring.Load{}) || h.load(other).ActiveBlocks != 10 || h.load("w0") != prefill {
-		t.Errorf("%s carries %+v, %s %+v, the prefill worker %+v", r.Name, h.load(r.Name), other, h.load(other), h.load("w0"))
+		t.Errorf(
+			"%s carries %+v, %s %+v, the prefill worker %+v",
+			r.Name,
+			h.load(r.Name),
+			other,
+			h.load(other),
+			h.load("w0"),
+		)
 	}
 	r.Free()
 	if h.book.Len() != 0 {
@@ -94,7 +107,8 @@ func TestFallbacks(t *testing.T) {
 	} else {
 		r.Free()
 	}
-	for n, want := range [][]string{nil, {"10.0.0.3:8000"}, {"10.0.0.3:8000", "10.0.0.2:8000"}, {"10.0.0.3:8000", "10.0.0.2:8000"}} {
+	for n, want := range [][]string{nil, {"10.0.0.3:8000"}, {"10.0.0.3:8000", "10.0.0.2:8000"},
+		{"10.0.0.3:8000", "10.0.0.2:8000"}} {
 		h.cfg.Fallbacks = n
 		r := h.route(completion("m", tokens(0, 42)))
 		if r.Name != "w0" || !slices.Equal(r.Fallbacks, want) {

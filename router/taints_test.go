@@ -33,7 +33,11 @@ func TestRequiredTaints(t *testing.T) {
 	if len(r.Costs) != 3 || r.Name == "w0" {
 		t.Errorf("nothing required: %+v", r.Decision)
 	}
-	if _, err := h.Route(t.Context(), constrained(`{"required_taints":["gpu","absent"]}`)); !errors.Is(err, ErrConstraints) || !strings.Contains(err.Error(), "absent") {
+	if _, err := h.Route(t.Context(), constrained(`{"required_taints":["gpu","absent"]}`)); !errors.Is(
+		err,
+		ErrConstraints,
+	) ||
+		!strings.Contains(err.Error(), "absent") {
 		t.Errorf("nobody has them: %v", err)
 	}
 	req := constrained(`{"required_taints":["gpu","absent"]}`)
@@ -86,7 +90,10 @@ func TestTaintsOfBothLegs(t *testing.T) {
 		r.Free()
 	}
 	for _, taint := range []string{"slow", "absent"} {
-		if _, err := h.Route(t.Context(), constrained(`{"required_taints":["`+taint+`"]}`)); !errors.Is(err, ErrConstraints) {
+		if _, err := h.Route(t.Context(), constrained(`{"required_taints":["`+taint+`"]}`)); !errors.Is(
+			err,
+			ErrConstraints,
+		) {
 			t.Errorf("%s: %v", taint, err)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"kvepp/scoring"
 )
 
-// Names of spans. The whole is called as in the Gateway API's endpoint picker, whose spans of its plug-ins have no like here.
-// Source: Gateway API Inference Extension 1.5.
+// Names of spans. The whole is called as in the Gateway API's endpoint picker, whose spans of its plug-ins have no like
+// here. Source: Gateway API Inference Extension 1.5.
 const (
 	spanRoute    = "gateway.request_orchestration"
 	spanParse    = "kvepp.parse"
@@ -43,7 +43,10 @@ func tellRoute(span *tracing.Span, p *prompt, route *Route) {
 		tracing.Int("kvepp.overlap_blocks", overlap),
 	)
 	if x := route.Prefill; x != nil {
-		span.Set(tracing.Text("kvepp.prefill.endpoint", x.Name), tracing.Text("kvepp.prefill.worker", workerID(x.InstanceID, x.Rank)))
+		span.Set(
+			tracing.Text("kvepp.prefill.endpoint", x.Name),
+			tracing.Text("kvepp.prefill.worker", workerID(x.InstanceID, x.Rank)),
+		)
 	}
 	if route.Session != "" {
 		span.Set(tracing.Text("kvepp.session", route.Session))

@@ -29,13 +29,26 @@ func TestSpansOfDecisions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]map[string]string{
-		"gateway.request_orchestration": {"kvepp.endpoint": "w1", "kvepp.endpoint.address": "10.0.0.2:8000", "kvepp.worker": "101/0", "kvepp.reason": "kv",
-			"kvepp.prompt_tokens": "22", "kvepp.predicted_cached_tokens": "12", "kvepp.overlap_blocks": "3", "gen_ai.request.model": "m"},
+		"gateway.request_orchestration": {
+			"kvepp.endpoint":                "w1",
+			"kvepp.endpoint.address":        "10.0.0.2:8000",
+			"kvepp.worker":                  "101/0",
+			"kvepp.reason":                  "kv",
+			"kvepp.prompt_tokens":           "22",
+			"kvepp.predicted_cached_tokens": "12",
+			"kvepp.overlap_blocks":          "3",
+			"gen_ai.request.model":          "m",
+		},
 		"kvepp.parse":    {},
 		"kvepp.tokenize": {"kvepp.prompts": "1", "kvepp.reason": "kv"},
 		"kvepp.hash":     {"kvepp.block_size": "4", "kvepp.blocks": "5"},
 		"kvepp.lookup":   {"kvepp.blocks": "5", "kvepp.best_overlap_blocks": "3"},
-		"kvepp.choose":   {"kvepp.candidates": "2", "kvepp.endpoint": "w1", "kvepp.worker": "101/0", "kvepp.overlap_blocks": "3"},
+		"kvepp.choose": {
+			"kvepp.candidates":     "2",
+			"kvepp.endpoint":       "w1",
+			"kvepp.worker":         "101/0",
+			"kvepp.overlap_blocks": "3",
+		},
 	}
 	var order []string
 	for _, s := range c.Spans() {
@@ -49,7 +62,17 @@ func TestSpansOfDecisions(t *testing.T) {
 			}
 		}
 	}
-	if !slices.Equal(order, []string{"kvepp.parse", "kvepp.tokenize", "kvepp.hash", "kvepp.lookup", "kvepp.choose", "gateway.request_orchestration"}) {
+	if !slices.Equal(
+		order,
+		[]string{
+			"kvepp.parse",
+			"kvepp.tokenize",
+			"kvepp.hash",
+			"kvepp.lookup",
+			"kvepp.choose",
+			"gateway.request_orchestration",
+		},
+	) {
 		t.Errorf("told were %q", order)
 	}
 }

@@ -16,8 +16,8 @@ import (
 )
 
 var (
-	// ErrQueueFull says that every worker is busy, and that the queue, or the request's policy class in it, holds as much as it
-	// may.
+	// ErrQueueFull says that every worker is busy, and that the queue, or the request's policy class in it, holds as
+	// much as it may.
 	ErrQueueFull = errors.New("every worker is busy, and too many requests are waiting already; try again later")
 	// ErrShed says that every worker is busy, and that the request's objective has a priority below 0.
 	ErrShed = errors.New("every worker is busy, and requests of this objective do not wait; try again later")
@@ -35,26 +35,27 @@ type Queue struct {
 	Timeout time.Duration
 }
 
-// How often waiting requests are looked at although nothing was released: workers join, and bookings that nobody holds end.
-// Prompts that shrink with time make workers ready all the time.
+// How often waiting requests are looked at although nothing was released: workers join, and bookings that nobody holds
+// end. Prompts that shrink with time make workers ready all the time.
 const (
 	tick       = time.Second
 	tickLinear = 100 * time.Millisecond
 )
 
-// waits is the requests that wait, those that are about to be chosen for among them. With a queue every request comes through
-// here, so that all have their turn.
+// waits is the requests that wait, those that are about to be chosen for among them. With a queue every request comes
+// through here, so that all have their turn.
 //
-// Whoever has the turn looks at the loads, decides who goes next, and gives the turn to that request, which books a worker and
-// looks again: so every decision sees the bookings of all before it, and no lock is held while it is made. Two things may
-// happen at any time beside: requests are added and leave, under mu; and load is released. The latter cannot be missed:
+// Whoever has the turn looks at the loads, decides who goes next, and gives the turn to that request, which books a
+// worker and looks again: so every decision sees the bookings of all before it, and no lock is held while it is made.
+// Two things may happen at any time beside: requests are added and leave, under mu; and load is released. The latter
+// cannot be missed:
 //
 //  1. the holder of the turn looks at the loads,
 //  2. a request ends, and its load is released; its goroutine finds the turn taken, and sets again,
 //  3. the holder finds nobody ready by the loads of 1, sees again, and goes back to 1 instead of giving up the turn.
 //
-// While nobody waits 2 sets nothing, so that 1 must not come before the lines are locked: a request that was added between the
-// two would be judged by loads from before the release.
+// While nobody waits 2 sets nothing, so that 1 must not come before the lines are locked: a request that was added
+// between the two would be judged by loads from before the release.
 type waits struct {
 	length atomic.Int64 // of all lines; changed under mu
 
@@ -93,11 +94,16 @@ type waiter struct {
 
 func newWaits() *waits { return &waits{byModel: map[string]*line{}, began: time.Now()} }
 
-// decide chooses for a request when it is its turn, which it is at once unless every worker that may take it is busy, or
-// others wait before it. Waited is how long it was not. The variants in d are the request's own.
+// decide chooses for a request when it is its turn, which it is at once unless every worker that may take it is busy,
+// or others wait before it. Waited is how long it was not. The variants in d are the request's own.
 //
 // Errors: choose's; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own.
-func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *prompt) (route *Route, waited time.Duration, err error) {
+func (r *Router) decide(
+	ctx context.Context,
+	d *decision,
+	req *Request,
+	p *prompt,
+) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
 	if r.waits == nil {
 		defer snapshot.Release()
@@ -135,9 +141,10 @@ func (r *Router) decide(ctx context.Context, d *decision, req *Request, p *promp
 	return route, waited, err
 }
 
-// enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A request of
-// a class, or an objective, that is turned away where others wait stands in no line, so that it takes no part in the turns of the
-// others, nor any room: it is judged, and may choose, as soon as nobody is ready of those who were there before.
+// enter puts a request into the line of its model, and gives it the turn if that is free and nobody goes before it. A
+// request of a class, or an objective, that is turned away where others wait stands in no line, so that it takes no
+// part in the turns of the others, nor any room: it is judged, and may choose, as soon as nobody is ready of those who
+// were there before.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling: queue.
 func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *prompt) (*waiter, error) {
@@ -148,14 +155,26 @@ func (r *Router) enter(d *decision, snapshot *pool.Snapshot, req *Request, p *pr
 	q := r.waits
 	name := r.lineName(d, p.model)
 	profile, _ := r.cfg.Queue.Profiles.Of(name)
-	entry := queue.Request{Lane: queue.Any, Tokens: p.isl, CachedTokens: r.bestCached(d, p), Arrival: time.Since(q.began).Seconds(),
-		Jump: jump(p), StrictPriority: p.hints.StrictPriority}
+	entry := queue.Request{
+		Lane:           queue.Any,
+		Tokens:         p.isl,
+		CachedTokens:   r.bestCached(d, p),
+		Arrival:        time.Since(q.began).Seconds(),
+		Jump:           jump(p),
+		StrictPriority: p.hints.StrictPriority,
+	}
 	entry.Class = profile.Class(p.hints.PolicyClass, max(entry.Tokens-entry.CachedTokens, 0))
 	if p.pins.Given() || t.bound && len(d.prompters()) == 1 {
 		entry.Lane = int(d.prompters()[0].Worker)
 	}
 	held := *p // p itself stays where it is, for requests that never wait
-	w := &waiter{req: req, prompt: &held, class: entry.Class, workers: serving(snapshot, p.model), turn: make(chan struct{}, 1)}
+	w := &waiter{
+		req:     req,
+		prompt:  &held,
+		class:   entry.Class,
+		workers: serving(snapshot, p.model),
+		turn:    make(chan struct{}, 1),
+	}
 
 	q.mu.Lock()
 	l := q.byModel[name]
@@ -208,7 +227,8 @@ func serving(s *pool.Snapshot, model string) (n int) {
 	var last *pool.Endpoint
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if w.Endpoint != last && w.Role != pool.Decode && w.Role != pool.Encode && (model == "" || w.Model == "" || w.Model == model) {
+		if w.Endpoint != last && w.Role != pool.Decode && w.Role != pool.Encode &&
+			(model == "" || w.Model == "" || w.Model == model) {
 			n++
 		}
 		last = w.Endpoint
@@ -361,8 +381,8 @@ func (r *Router) nextWaiter(d *decision) (w *waiter, more bool) {
 	return nil, q.taken
 }
 
-// nextDirect takes out the first of those that stand in no line, with an error unless a worker is ready for it. The caller holds
-// waits.mu, and there is one.
+// nextDirect takes out the first of those that stand in no line, with an error unless a worker is ready for it. The
+// caller holds waits.mu, and there is one.
 func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	q := r.waits
 	w := q.direct[0]
@@ -378,8 +398,8 @@ func (r *Router) nextDirect(d *decision, snapshot *pool.Snapshot) *waiter {
 	return w
 }
 
-// allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are overloaded is
-// another matter, for when it is the request's turn.
+// allBusy reports whether every worker that may compute the prompt is busy, by the loads in d. Whether they are
+// overloaded is another matter, for when it is the request's turn.
 func (r *Router) allBusy(d *decision, snapshot *pool.Snapshot, c *queue.Class, w *waiter) bool {
 	if !c.Waits() {
 		return false

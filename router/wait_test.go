@@ -38,8 +38,8 @@ func withProfiles(t testing.TB, p *queue.Profiles, endpoints ...pool.Endpoint) *
 type arrivals struct {
 	h  *house
 	mu sync.Mutex
-	// went are those that were routed, or "name: error", as they came to say so: of several that went in one instant, whichever
-	// goroutine was first.
+	// went are those that were routed, or "name: error", as they came to say so: of several that went in one instant,
+	// whichever goroutine was first.
 	went []string
 	by   map[string]*Route // those that run
 }
@@ -99,7 +99,9 @@ func TestRequestsWait(t *testing.T) {
 		<-time.After(time.Second)
 		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // which c could not know when it came
 		a.prefilled("b")
-		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 || a.by["c"].Waited == 0 || a.by["a"].Waited != 0 {
+		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 ||
+			a.by["c"].Waited == 0 ||
+			a.by["a"].Waited != 0 {
 			t.Fatalf("went: %s, c to %+v", a.order(), a.by["c"].Decision)
 		}
 		if a.send(t.Context(), "e", completion("m", tokens(9000, 40))); a.order() != "b a c" {
@@ -238,7 +240,8 @@ func TestLinesOfModels(t *testing.T) {
 	})
 }
 
-// A worker that joins is found without anything being released, and one that leaves takes what waited for it alone along.
+// A worker that joins is found without anything being released, and one that leaves takes what waited for it alone
+// along.
 func TestQueueSeesThePoolChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endpoints := maxed(workers(3), 100)
@@ -253,7 +256,9 @@ func TestQueueSeesThePoolChange(t *testing.T) {
 		h.pool.Update(endpoints[1:])
 		<-time.After(2 * tick)
 		synctest.Wait()
-		if got := a.order(); len(a.went) != 4 || !slices.Contains(a.went, "pinned: "+ErrNoEndpoints.Error()) || a.by["c"] == nil || a.by["c"].Name != "w2" {
+		if got := a.order(); len(a.went) != 4 || !slices.Contains(a.went, "pinned: "+ErrNoEndpoints.Error()) ||
+			a.by["c"] == nil ||
+			a.by["c"].Name != "w2" {
 			t.Errorf("went: %s", got)
 		}
 	})
@@ -265,7 +270,10 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 		h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
 		h.cfg.Pinning = true
 		pin := func(id uint64) *Request {
-			return &Request{Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":[1,2,3,4,5],"nvext":{"backend_instance_id":%d}}`, id)}
+			return &Request{
+				Path: "/v1/completions",
+				Body: fmt.Appendf(nil, `{"model":"m","prompt":[1,2,3,4,5],"nvext":{"backend_instance_id":%d}}`, id),
+			}
 		}
 		a := arriveAt(h)
 		a.send(t.Context(), "a", pin(100))
@@ -324,7 +332,8 @@ func TestPolicyClasses(t *testing.T) {
 		a.send(t.Context(), "g", always)
 		a.send(t.Context(), "h", completion("other", tokens(3000, 40)))
 		want := []string{"a", "b",
-			"c: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`,
+			"c: " + ErrQueueFull.Error() +
+				`: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`,
 			"f: " + ErrQueueFull.Error() + `: policy class "short": the queue holds 2 requests, and its limit is 2`,
 			"g", "h"}
 		if !slices.Equal(a.went, want) {
@@ -346,7 +355,8 @@ func TestPolicyClasses(t *testing.T) {
 	})
 }
 
-// TestPastTheLine: requests of a class that may not wait take no part in the turns of those who do, and need no room beside them.
+// TestPastTheLine: requests of a class that may not wait take no part in the turns of those who do, and need no room
+// beside them.
 func TestPastTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, err := queue.ParseFile([]byte(classes))
@@ -359,15 +369,17 @@ func TestPastTheLine(t *testing.T) {
 		for _, name := range []string{"a", "b", "c"} {
 			a.send(t.Context(), name, completion("m", tokens(0, 40)))
 		}
-		a.send(t.Context(), "long", completion("m", tokens(1000, 120))) // 40 tokens are not too many; and the line is full
+		// 40 tokens are not too many; and the line is full
+		a.send(t.Context(), "long", completion("m", tokens(1000, 120)))
 		if a.order() != "a long" || h.allWaiting() != 2 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		a.by["long"].Free()
 		synctest.Wait()
 
-		// While somebody has the turn, the worker becomes free, and then come some that may not wait: b, which was there before
-		// them, has it first, with 40 tokens, which leaves it to the first of them. One does not stay for its answer.
+		// While somebody has the turn, the worker becomes free, and then come some that may not wait: b, which was
+		// there before them, has it first, with 40 tokens, which leaves it to the first of them. One does not stay for
+		// its answer.
 		h.waits.mu.Lock()
 		h.waits.taken = true
 		h.waits.mu.Unlock()
@@ -384,7 +396,8 @@ func TestPastTheLine(t *testing.T) {
 		h.advance()
 		synctest.Wait()
 		want := []string{"a", "long", "gone: context canceled", "b", "first",
-			"second: " + ErrQueueFull.Error() + `: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
+			"second: " + ErrQueueFull.Error() +
+				`: policy class "long": the queue holds 0 raw_isl_tokens, and its limit is 0`}
 		slices.Sort(a.went[3:]) // these went in one instant: had b not been first, it would still wait
 		if !slices.Equal(a.went, want) || h.allWaiting() != 1 {
 			t.Fatalf("went: %q, want %q; %d wait", a.went, want, h.allWaiting())
@@ -418,14 +431,15 @@ func TestFullAndOverloaded(t *testing.T) {
 		h.SetThresholds("m", Thresholds{ActiveDecodeBlocks: set(0.0), ActivePrefillTokens: set[uint64](0)})
 		a.prefilled("a")
 		a.send(t.Context(), "d", completion("m", tokens(0, 40)))
-		if got := h.rejections(); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 || h.allWaiting() != 1 {
+		if got := h.rejections(); a.order() == "" || got["queue_full"] != 1 || got["overloaded"] != 0 ||
+			h.allWaiting() != 1 {
 			t.Errorf("went: %q, rejections %v: d waits behind b, which fits", a.went, got)
 		}
 	})
 }
 
-// TestQueueUnderLoad: whatever the interleaving, every request is routed or leaves, never two to a worker that has one to
-// prefill, and nothing is left.
+// TestQueueUnderLoad: whatever the interleaving, every request is routed or leaves, never two to a worker that has one
+// to prefill, and nothing is left.
 func TestQueueUnderLoad(t *testing.T) {
 	endpoints := maxed(workers(4), 100)
 	h := newQueueHouse(t, queue.WSPT, endpoints...)
@@ -457,13 +471,22 @@ func TestQueueUnderLoad(t *testing.T) {
 					runtime.Gosched()
 				}
 				running[r.InstanceID-100].Add(-1)
-				r.Free() // not its prefill before: a worker with no prompt but many blocks may cost more than one with a short prompt
+				// not its prefill before: a worker with no prompt but many blocks may cost more than one with a short
+				// prompt
+				r.Free()
 			}
 		})
 	}
 	all.Wait()
 	if h.allWaiting() != 0 || h.book.Len() != 0 || routed.Load() == 0 || h.waits.taken {
-		t.Errorf("%d wait, %d booked, %d routed, %d left, the turn is taken: %v", h.allWaiting(), h.book.Len(), routed.Load(), left.Load(), h.waits.taken)
+		t.Errorf(
+			"%d wait, %d booked, %d routed, %d left, the turn is taken: %v",
+			h.allWaiting(),
+			h.book.Len(),
+			routed.Load(),
+			left.Load(),
+			h.waits.taken,
+		)
 	}
 }
 
@@ -482,8 +505,8 @@ func TestNoQueueNoCost(t *testing.T) {
 	}
 }
 
-// Whoever has the turn looks at the loads no earlier than at the lines: a request that came while nobody waited, just after a
-// worker was released, is not left behind because of loads from before.
+// Whoever has the turn looks at the loads no earlier than at the lines: a request that came while nobody waited, just
+// after a worker was released, is not left behind because of loads from before.
 func TestReleasedBeforeItCame(t *testing.T) {
 	h := newQueueHouse(t, queue.FCFS, maxed(workers(1), 100)...)
 	before := h.route(completion("m", tokens(0, 40)))
@@ -513,7 +536,8 @@ func TestReleasedBeforeItCame(t *testing.T) {
 	}
 }
 
-// Limits of a class are for each endpoint that computes prompts: of its model, and not one that only decodes or encodes.
+// Limits of a class are for each endpoint that computes prompts: of its model, and not one that only decodes or
+// encodes.
 func TestLimitsCountWhoComputesPrompts(t *testing.T) {
 	es := workers(6)
 	es[1].Role, es[2].Role, es[3].Role, es[4].Model = pool.Prefill, pool.Decode, pool.Encode, "other"

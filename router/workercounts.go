@@ -39,8 +39,9 @@ func (c *workerCounts) of(w kvblock.Worker) *workerCount {
 	return c.byWorker[w]
 }
 
-// ended counts a request. explained says that the proxy's access log will tell who broke off an answer; otherwise it may have been the
-// client, and counts all the same. A client that goes away before the response is no failure. A nil count counts nothing.
+// ended counts a request. explained says that the proxy's access log will tell who broke off an answer; otherwise it
+// may have been the client, and counts all the same. A client that goes away before the response is no failure. A nil
+// count counts nothing.
 func (c *workerCount) ended(a *Answer, explained bool) {
 	if c == nil {
 		return

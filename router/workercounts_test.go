@@ -22,8 +22,8 @@ func (h *house) requestsOf(name string) metrics.WorkerRequests {
 	return metrics.WorkerRequests{}
 }
 
-// TestWorkerRequests: each ended request counts for the worker that served it, and for the prefill worker beside; a status of 500 or
-// above and an answer without its end are failures.
+// TestWorkerRequests: each ended request counts for the worker that served it, and for the prefill worker beside; a
+// status of 500 or above and an answer without its end are failures.
 func TestWorkerRequests(t *testing.T) {
 	es := workers(2)
 	h := newHouse(t, es...)
@@ -43,19 +43,24 @@ func TestWorkerRequests(t *testing.T) {
 		w0, w1 metrics.WorkerRequests // more than before
 	}{
 		{"", Answer{Status: "200", Complete: true}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}},
-		{es[0].Address, Answer{Status: "429", Complete: true}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}},
-		{"", Answer{Status: "503", Complete: true}, metrics.WorkerRequests{All: 1, Errors: 1}, metrics.WorkerRequests{}},
+		{es[0].Address, Answer{Status: "429", Complete: true}, metrics.WorkerRequests{All: 1},
+			metrics.WorkerRequests{}},
+		{"", Answer{Status: "503", Complete: true}, metrics.WorkerRequests{All: 1, Errors: 1},
+			metrics.WorkerRequests{}},
 		{"", Answer{Status: "500"}, metrics.WorkerRequests{All: 1, Errors: 1}, metrics.WorkerRequests{}},
 		{"", Answer{Status: "200"}, metrics.WorkerRequests{All: 1, Incomplete: 1}, metrics.WorkerRequests{}},
 		{"", Answer{}, metrics.WorkerRequests{All: 1}, metrics.WorkerRequests{}}, // the client did not wait
-		{es[1].Address, Answer{Status: "502", Complete: true}, metrics.WorkerRequests{}, metrics.WorkerRequests{All: 1, Errors: 1}},
+		{es[1].Address, Answer{Status: "502", Complete: true}, metrics.WorkerRequests{},
+			metrics.WorkerRequests{All: 1, Errors: 1}},
 		{"10.9.9.9:1", Answer{Status: "502", Complete: true}, metrics.WorkerRequests{}, metrics.WorkerRequests{}},
 	} {
 		before := map[string]metrics.WorkerRequests{"w0": h.requestsOf("w0"), "w1": h.requestsOf("w1")}
 		request(c.served, c.answer)
 		for name, more := range map[string]metrics.WorkerRequests{"w0": c.w0, "w1": c.w1} {
 			was := before[name]
-			if got, want := h.requestsOf(name), (metrics.WorkerRequests{All: was.All + more.All, Errors: was.Errors + more.Errors, Incomplete: was.Incomplete + more.Incomplete}); got != want {
+			if got, want := h.requestsOf(name),
+				(metrics.WorkerRequests{All: was.All + more.All, Errors: was.Errors + more.Errors,
+					Incomplete: was.Incomplete + more.Incomplete}); got != want {
 				t.Errorf("%s after %+v served by %q: %+v, want %+v", name, c.answer, c.served, got, want)
 			}
 		}
@@ -77,8 +82,8 @@ func TestWorkerRequestsOfTwoLegs(t *testing.T) {
 	}
 }
 
-// TestWorkerRequestsAreForgotten: a worker that gets the number of one that left begins at zero, also when a request of the old one ends
-// after that.
+// TestWorkerRequestsAreForgotten: a worker that gets the number of one that left begins at zero, also when a request of
+// the old one ends after that.
 func TestWorkerRequestsAreForgotten(t *testing.T) {
 	h := newHouse(t, workers(1)...)
 	h.pool.Watch(forgetter{h.Forget})

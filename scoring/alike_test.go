@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes them
-// differ, so that two books with one history, of which one sees the multiplier, must agree to the last bit.
+// Candidates that are alike are priced and chosen in a way of their own. A multiplier of 1 changes no cost and makes
+// them differ, so that two books with one history, of which one sees the multiplier, must agree to the last bit.
 func TestAlikeEqualsOthers(t *testing.T) { synctest.Test(t, alikeEqualsOthers) }
 
 func alikeEqualsOthers(t *testing.T) {
@@ -57,16 +57,35 @@ func alikeEqualsOthers(t *testing.T) {
 				selections[k], b, errs[k] = books[k].SelectAndAdd(req, candidates, cfg, draws[k], costs[k])
 				for i := range req.Terms {
 					if errs[k] == nil && math.Float64bits(cfg.Cost(&req.Terms[i])) != math.Float64bits(costs[k][i]) {
-						t.Fatalf("book %d: candidate %d cost %v, but its terms %+v say %v", k, i, costs[k][i], req.Terms[i], cfg.Cost(&req.Terms[i]))
+						t.Fatalf(
+							"book %d: candidate %d cost %v, but its terms %+v say %v",
+							k,
+							i,
+							costs[k][i],
+							req.Terms[i],
+							cfg.Cost(&req.Terms[i]),
+						)
 					}
 				}
 				if step%3 == 0 {
 					b.MarkPrefillCompleted()
 				}
 			}
-			same := slices.EqualFunc(costs[0], costs[1], func(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) })
+			same := slices.EqualFunc(
+				costs[0],
+				costs[1],
+				func(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) },
+			)
 			if !same || selections[0] != selections[1] || (errs[0] == nil) != (errs[1] == nil) {
-				t.Fatalf("alike: %+v, %v, costs %v\nothers: %+v, %v, costs %v", selections[0], errs[0], costs[0], selections[1], errs[1], costs[1])
+				t.Fatalf(
+					"alike: %+v, %v, costs %v\nothers: %+v, %v, costs %v",
+					selections[0],
+					errs[0],
+					costs[0],
+					selections[1],
+					errs[1],
+					costs[1],
+				)
 			}
 		}
 	}

@@ -131,7 +131,15 @@ func cpuTime(b *testing.B) time.Duration {
 
 func BenchmarkCost(b *testing.B) {
 	cfg := defaults()
-	t := Terms{BlockSize: 64, ISLTokens: 8192, DeviceBlocks: 30, PrefillTokens: 5000, DecodeBlocks: 700, ActiveRequests: 9, UnitTokens: 64}
+	t := Terms{
+		BlockSize:      64,
+		ISLTokens:      8192,
+		DeviceBlocks:   30,
+		PrefillTokens:  5000,
+		DecodeBlocks:   700,
+		ActiveRequests: 9,
+		UnitTokens:     64,
+	}
 	sum := 0.0
 	for b.Loop() {
 		t.PrefillTokens++

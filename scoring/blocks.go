@@ -8,13 +8,13 @@ import (
 
 // activeBlocks is the set of blocks that active requests hold, and on which workers.
 //
-// A request holds the whole chain of its prompt's blocks, so that chains which begin alike form trees. A tree's nodes are
-// runs: stretches of blocks that the same requests hold. A new prompt leaves the tree somewhere, and what is left of it is
-// one more run; most prompts end so, and cost one entry of the table and 8 bytes a block, however long they are. Where a
-// chain leaves or ends inside a run, the run is split.
+// A request holds the whole chain of its prompt's blocks, so that chains which begin alike form trees. A tree's nodes
+// are runs: stretches of blocks that the same requests hold. A new prompt leaves the tree somewhere, and what is left
+// of it is one more run; most prompts end so, and cost one entry of the table and 8 bytes a block, however long they
+// are. Where a chain leaves or ends inside a run, the run is split.
 //
-// Nearly all runs are held by one worker (the end of a prompt is its own), which the run then names itself. A run held by
-// several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
+// Nearly all runs are held by one worker (the end of a prompt is its own), which the run then names itself. A run held
+// by several has a bitset of workers, and a count in extra only where one worker holds it for several requests.
 //
 // Its memory is that of its busiest moment.
 type activeBlocks struct {
@@ -73,7 +73,11 @@ func (b *activeBlocks) set(s uint32) []uint64 {
 
 // descend returns the run with which the chain ends, and makes it if it is new: 0 for an empty chain. What it makes it
 // appends to made; the caller calls removeUnheld for each of these that nobody may have come to hold.
-func (b *activeBlocks) descend(chain []kvblock.SequenceHash, blockSize uint32, made []uint32) (leaf uint32, _ []uint32) {
+func (b *activeBlocks) descend(
+	chain []kvblock.SequenceHash,
+	blockSize uint32,
+	made []uint32,
+) (leaf uint32, _ []uint32) {
 	for len(chain) > 0 {
 		slot := b.byFirst.find(uint64(chain[0]))
 		if slot == nil || b.runs[*slot].parent != leaf {
@@ -96,8 +100,8 @@ func (b *activeBlocks) descend(chain []kvblock.SequenceHash, blockSize uint32, m
 	return leaf, made
 }
 
-// extend makes a run of these blocks behind parent. Hashes that stand for their prefix are nowhere else in the set; should
-// the first be, the run is not listed: nobody will share it, and its blocks count as its requests' own.
+// extend makes a run of these blocks behind parent. Hashes that stand for their prefix are nowhere else in the set;
+// should the first be, the run is not listed: nobody will share it, and its blocks count as its requests' own.
 func (b *activeBlocks) extend(parent uint32, blocks []kvblock.SequenceHash, blockSize uint32) uint32 {
 	id := b.newRun()
 	r := &b.runs[id]
@@ -128,8 +132,8 @@ func (b *activeBlocks) list(id uint32) {
 	}
 }
 
-// split parts a run in front of block n. The run keeps its number and the rest, so that whoever ends with it still does; its
-// beginning is a new run, which is returned.
+// split parts a run in front of block n. The run keeps its number and the rest, so that whoever ends with it still
+// does; its beginning is a new run, which is returned.
 func (b *activeBlocks) split(id uint32, n int) uint32 {
 	first := b.newRun()
 	r, f := &b.runs[id], &b.runs[first]

@@ -48,23 +48,24 @@ type Request struct {
 	// tokenizer.
 	ISLTokens int
 
-	// Expires has the booking end by itself after ActiveSequences.Expiry, because nothing that ends with the request holds it.
+	// Expires has the booking end by itself after ActiveSequences.Expiry, because nothing that ends with the request
+	// holds it.
 	Expires bool
 
 	// DryRun books nothing: the choice is what it would be.
 	DryRun bool
 
-	// Since is the state of the book by whose loads the candidates were picked out: if requests were booked since, nothing is
-	// chosen. 0, the usual: whatever was. After a booking the state is the next one, Since + 1.
+	// Since is the state of the book by whose loads the candidates were picked out: if requests were booked since,
+	// nothing is chosen. 0, the usual: whatever was. After a booking the state is the next one, Since + 1.
 	Since State
 
-	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it was
-	// when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
+	// Terms, if not nil, must have the length of the candidates, and receives what each one's cost was made of, as it
+	// was when the choice was made: Config.Cost of it is the cost. Nil, the usual, costs nothing.
 	Terms []Terms
 }
 
-// Prompt is a request's prompt cut into the blocks of one block size. Candidates of the same block size point to the same
-// Prompt: the work is done once for each. It is read during the call only.
+// Prompt is a request's prompt cut into the blocks of one block size. Candidates of the same block size point to the
+// same Prompt: the work is done once for each. It is read during the call only.
 type Prompt struct {
 	// BlockSize is in tokens; 0 means not known.
 	BlockSize int
@@ -78,8 +79,8 @@ type Prompt struct {
 //
 // A candidate without hashes is priced by load alone: the request counts there as ISLTokens / BlockSize blocks of its
 // own, shared with nobody. If the block size is unknown too, blocks are counted in the size of the smallest one known
-// among the candidates, else in NominalBlockSize. What is on the worker already counts by its tokens, whatever blocks it
-// came in.
+// among the candidates, else in NominalBlockSize. What is on the worker already counts by its tokens, whatever blocks
+// it came in.
 type Candidate struct {
 	Worker kvblock.Worker // below MaxWorkers
 	Prompt *Prompt        // nil: nothing is known of blocks
@@ -153,8 +154,9 @@ type ActiveSequences struct {
 	expiring        order             // bookings that expire, oldest first
 	expired         uint64
 	blocks          activeBlocks
-	turns           []uint64 // indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
-	turn            uint64   // number of the last turn of all
+	// indexed by worker, of those that RoundRobin has seen: number of the last turn, 0 for none
+	turns []uint64
+	turn  uint64 // number of the last turn of all
 
 	// Scratch memory of SelectAndAdd.
 	now      time.Duration // of the call
@@ -172,12 +174,13 @@ type booking struct {
 	since         time.Duration // when it was made
 	blockSize     int           // tokens
 	prefillTokens int           // 0 once completed
-	leaves        []uint32      // the runs with which its chains end in activeBlocks: it holds these and all before them
-	ownBlocks     int           // further blocks of the prompt, shared with nobody
-	output        output
-	prefilling    links // among the worker's bookings with prefillTokens
-	expiring      links // among those that expire
-	expires       bool
+	// the runs with which its chains end in activeBlocks: it holds these and all before them
+	leaves     []uint32
+	ownBlocks  int // further blocks of the prompt, shared with nobody
+	output     output
+	prefilling links // among the worker's bookings with prefillTokens
+	expiring   links // among those that expire
+	expires    bool
 }
 
 // variant is one distinct Prompt among the candidates: its chains end with the runs walker.leaves[from:to].
@@ -189,7 +192,13 @@ type variant struct {
 
 // NewActiveSequences returns an empty book.
 func NewActiveSequences() *ActiveSequences {
-	return &ActiveSequences{epoch: time.Now(), state: 1, bookings: make([]booking, 1), byID: map[string]uint32{}, blocks: newActiveBlocks()}
+	return &ActiveSequences{
+		epoch:    time.Now(),
+		state:    1,
+		bookings: make([]booking, 1),
+		byID:     map[string]uint32{},
+		blocks:   newActiveBlocks(),
+	}
 }
 
 // Booking is one request's place in the book. It is a small value that may be copied and used from any goroutine; it
@@ -200,22 +209,36 @@ type Booking struct {
 	generation uint64
 }
 
-// SelectAndAdd prices every candidate, chooses one and books the request on it, in one step: of two requests that arrive
-// together, the second sees the first's load.
+// SelectAndAdd prices every candidate, chooses one and books the request on it, in one step: of two requests that
+// arrive together, the second sees the first's load.
 //
 // If costs is not nil it must have the length of candidates, and receives the cost of each (NaN or infinite: that one
-// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil costs
-// are not reported. cfg must have passed [Config.Validate]. rng is used only while the book is locked, so that the callers
-// of one book can share one; nil means math/rand/v2's global source. Nothing passed in is kept.
+// could not be chosen). In a mode other than KV there are no costs, and it receives each one's active requests. Nil
+// costs are not reported. cfg must have passed [Config.Validate]. rng is used only while the book is locked, so that
+// the callers of one book can share one; nil means math/rand/v2's global source. Nothing passed in is kept.
 //
-// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of any
-// number that is out of range.
-func (a *ActiveSequences) SelectAndAdd(req Request, candidates []Candidate, cfg *Config, rng *rand.Rand, costs []float64) (Selection, Booking, error) {
+// Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of
+// any number that is out of range.
+func (a *ActiveSequences) SelectAndAdd(
+	req Request,
+	candidates []Candidate,
+	cfg *Config,
+	rng *rand.Rand,
+	costs []float64,
+) (Selection, Booking, error) {
 	if costs != nil && len(costs) != len(candidates) {
-		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs, but %d candidates", len(costs), len(candidates))
+		return Selection{}, Booking{}, fmt.Errorf(
+			"scoring: room for %d costs, but %d candidates",
+			len(costs),
+			len(candidates),
+		)
 	}
 	if req.Terms != nil && len(req.Terms) != len(candidates) {
-		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d terms, but %d candidates", len(req.Terms), len(candidates))
+		return Selection{}, Booking{}, fmt.Errorf(
+			"scoring: room for %d terms, but %d candidates",
+			len(req.Terms),
+			len(candidates),
+		)
 	}
 	all, err := look(req, candidates, cfg)
 	if err != nil {
@@ -297,9 +320,9 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 	return Booking{book: a, index: index, generation: a.bookings[index].generation}, true
 }
 
-// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load, because the first of the answer was
-// just seen; it goes on holding its blocks. The time that it took is remembered, see PrefillModel.
-// Only the first call of this and ReleasePrefill has an effect, and none after Free or after the worker was forgotten.
+// MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load, because the first of the answer
+// was just seen; it goes on holding its blocks. The time that it took is remembered, see PrefillModel. Only the first
+// call of this and ReleasePrefill has an effect, and none after Free or after the worker was forgotten.
 func (b Booking) MarkPrefillCompleted() {
 	b.do(func(a *ActiveSequences) { a.completePrefill(b.index, true) })
 }
@@ -393,11 +416,16 @@ type PotentialLoad struct {
 	PotentialActiveBlocks int
 }
 
-// PotentialLoads appends to dst, for each candidate, what it carries and would carry with the request. Nothing is booked, and
-// the request's ID does not matter.
+// PotentialLoads appends to dst, for each candidate, what it carries and would carry with the request. Nothing is
+// booked, and the request's ID does not matter.
 //
 // Errors: as of SelectAndAdd.
-func (a *ActiveSequences) PotentialLoads(req Request, candidates []Candidate, cfg *Config, dst []PotentialLoad) ([]PotentialLoad, error) {
+func (a *ActiveSequences) PotentialLoads(
+	req Request,
+	candidates []Candidate,
+	cfg *Config,
+	dst []PotentialLoad,
+) ([]PotentialLoad, error) {
 	all, err := look(req, candidates, cfg)
 	if err != nil {
 		return dst, err
@@ -413,7 +441,11 @@ func (a *ActiveSequences) PotentialLoads(req Request, candidates []Candidate, cf
 	for i := range candidates {
 		c := &candidates[i]
 		a.terms(&t, c, a.added[i])
-		p := PotentialLoad{Load: a.load(c.Worker, a.now), CachedTokens: cfg.CachedTokens(&t), PotentialActiveBlocks: int(math.Round(t.DecodeBlocks))}
+		p := PotentialLoad{
+			Load:                  a.load(c.Worker, a.now),
+			CachedTokens:          cfg.CachedTokens(&t),
+			PotentialActiveBlocks: int(math.Round(t.DecodeBlocks)),
+		}
 		p.PotentialPrefillTokens = p.PrefillTokens
 		if cfg.TrackPrefillTokens {
 			p.PotentialPrefillTokens += req.ISLTokens - p.CachedTokens
@@ -457,8 +489,9 @@ type overview struct {
 	top  kvblock.Worker // highest number
 	unit int            // of cost: the smallest block size, in tokens
 
-	// alike says that chooseAlike can choose among the candidates: they differ in their numbers, device blocks and loads alone,
-	// share one Prompt with hashes and a block size that is a power of two, and the configuration is plain.
+	// alike says that chooseAlike can choose among the candidates: they differ in their numbers, device blocks and
+	// loads alone, share one Prompt with hashes and a block size that is a power of two, and the configuration is
+	// plain.
 	alike bool
 }
 
@@ -490,7 +523,8 @@ func look(req Request, candidates []Candidate, cfg *Config) (overview, error) {
 			}
 		}
 	}
-	if all.top >= MaxWorkers || device|lower >= maxOverlapBlocks || multipliers != 0 || !all.alike || first != nil && uint(first.BlockSize) > MaxBlockSize {
+	if all.top >= MaxWorkers || device|lower >= maxOverlapBlocks || multipliers != 0 || !all.alike ||
+		first != nil && uint(first.BlockSize) > MaxBlockSize {
 		if err := check(candidates); err != nil {
 			return overview{}, err
 		}
@@ -511,15 +545,37 @@ func check(candidates []Candidate) error {
 			return fmt.Errorf("scoring: candidate %d: worker number %d, but must be below %d", i, c.Worker, MaxWorkers)
 		}
 		if c.Prompt != nil && (c.Prompt.BlockSize < 0 || c.Prompt.BlockSize > MaxBlockSize) {
-			return fmt.Errorf("scoring: candidate %d: block size %d, but must be 0 to %d tokens", i, c.Prompt.BlockSize, MaxBlockSize)
+			return fmt.Errorf(
+				"scoring: candidate %d: block size %d, but must be 0 to %d tokens",
+				i,
+				c.Prompt.BlockSize,
+				MaxBlockSize,
+			)
 		}
 		// One comparison serves four numbers: a negative one makes the unsigned maximum huge.
-		if max(uint64(c.DeviceBlocks), uint64(c.HostBlocks), uint64(c.DiskBlocks), uint64(c.SharedBlocks)) > maxOverlapBlocks {
-			return fmt.Errorf("scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared blocks, but each must be 0 to %d",
-				i, c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks, maxOverlapBlocks)
+		if max(
+			uint64(c.DeviceBlocks),
+			uint64(c.HostBlocks),
+			uint64(c.DiskBlocks),
+			uint64(c.SharedBlocks),
+		) > maxOverlapBlocks {
+			return fmt.Errorf(
+				"scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared blocks, but each must "+
+					"be 0 to %d",
+				i,
+				c.DeviceBlocks,
+				c.HostBlocks,
+				c.DiskBlocks,
+				c.SharedBlocks,
+				maxOverlapBlocks,
+			)
 		}
 		if !(c.CostMultiplier >= 0) || math.IsInf(c.CostMultiplier, 0) {
-			return fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be a finite number of at least 0", i, c.CostMultiplier)
+			return fmt.Errorf(
+				"scoring: candidate %d: cost multiplier %v, but must be a finite number of at least 0",
+				i,
+				c.CostMultiplier,
+			)
 		}
 	}
 	return nil
@@ -657,9 +713,16 @@ func (c *Config) plain() bool {
 }
 
 // chooseAlike prices candidates that are alike and chooses one, in one pass, right after open. It does what Config.Cost
-// does, in the same order, so that the costs are the same to the last bit: what it leaves out is zero, and to divide by a
-// power of two is to multiply by its inverse.
-func (a *ActiveSequences) chooseAlike(req Request, candidates []Candidate, cfg *Config, blockSize int, rng *rand.Rand, costs []float64) (int, error) {
+// does, in the same order, so that the costs are the same to the last bit: what it leaves out is zero, and to divide by
+// a power of two is to multiply by its inverse.
+func (a *ActiveSequences) chooseAlike(
+	req Request,
+	candidates []Candidate,
+	cfg *Config,
+	blockSize int,
+	rng *rand.Rand,
+	costs []float64,
+) (int, error) {
 	loads := a.loads
 	held := a.walker.held[:len(loads)]
 	costs = costs[:len(candidates)]
@@ -713,11 +776,18 @@ func (c *Candidate) blockSize(unit int) int {
 // overlap sets what t has of the candidate itself.
 func (c *Candidate) overlap(t *Terms, unit int) {
 	t.BlockSize = c.blockSize(unit)
-	t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks = c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks
+	t.DeviceBlocks, t.HostBlocks, t.DiskBlocks, t.SharedBlocks = c.DeviceBlocks, c.HostBlocks, c.DiskBlocks,
+		c.SharedBlocks
 }
 
 // selection is what choosing candidates[i] comes to, but for cost and blocks, and that candidate's block size.
-func (a *ActiveSequences) selection(req Request, candidates []Candidate, i int, cfg *Config, unit int) (sel Selection, blockSize int) {
+func (a *ActiveSequences) selection(
+	req Request,
+	candidates []Candidate,
+	i int,
+	cfg *Config,
+	unit int,
+) (sel Selection, blockSize int) {
 	c, t := &candidates[i], Terms{ISLTokens: req.ISLTokens}
 	c.overlap(&t, unit)
 	sel = Selection{Index: i, Worker: c.Worker, UnitTokens: unit, CachedTokens: cfg.CachedTokens(&t)}

@@ -68,7 +68,8 @@ func TestLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 100 tokens are 6.25 blocks to prefill, 4 of them cached on worker 1, and 6 full blocks to hold.
-	if want := (Selection{Index: 1, Worker: 1, Cost: 8.25, CachedTokens: 64, PrefillTokens: 36, ActiveBlocks: 6, UnitTokens: 16}); sel != want {
+	if want := (Selection{Index: 1, Worker: 1, Cost: 8.25, CachedTokens: 64, PrefillTokens: 36, ActiveBlocks: 6,
+		UnitTokens: 16}); sel != want {
 		t.Errorf("selected %+v, want %+v", sel, want)
 	}
 	if want := []float64{12.25, 8.25}; !slices.Equal(costs, want) {
@@ -173,8 +174,8 @@ func TestNamed(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// What a worker would carry is what it does carry once the request is booked there; asking books nothing, and a name that is
-// taken does not matter.
+// What a worker would carry is what it does carry once the request is booked there; asking books nothing, and a name
+// that is taken does not matter.
 func TestPotentialLoads(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := defaults()
@@ -197,7 +198,9 @@ func TestPotentialLoads(t *testing.T) {
 	}
 	for i, c := range candidates {
 		mustAdd(t, a, Request{ISLTokens: 100}, c)
-		if load := a.Load(c.Worker); potential[i].Load != before[i] || load.PrefillTokens != potential[i].PotentialPrefillTokens || load.ActiveBlocks != potential[i].PotentialActiveBlocks {
+		if load := a.Load(c.Worker); potential[i].Load != before[i] ||
+			load.PrefillTokens != potential[i].PotentialPrefillTokens ||
+			load.ActiveBlocks != potential[i].PotentialActiveBlocks {
 			t.Errorf("worker %d: %+v, booked %+v", i, potential[i], load)
 		}
 	}
@@ -261,12 +264,17 @@ func TestRefused(t *testing.T) {
 		{"no candidates", 8, nil, nil, "no candidates"},
 		{"negative prompt", -1, []Candidate{good}, nil, "-1 prompt tokens"},
 		{"endless prompt", math.MaxInt, []Candidate{good}, nil, "prompt tokens, but must be"},
-		{"worker number", 8, with(func(c *Candidate) { c.Worker = math.MaxUint32 }), nil, "candidate 1: worker number 4294967295"},
-		{"negative block size", 8, with(func(c *Candidate) { c.Prompt = prompt(-4) }), nil, "candidate 1: block size -4"},
-		{"huge block size", 8, with(func(c *Candidate) { c.Prompt = prompt(math.MaxInt) }), nil, "candidate 1: block size"},
+		{"worker number", 8, with(func(c *Candidate) { c.Worker = math.MaxUint32 }), nil,
+			"candidate 1: worker number 4294967295"},
+		{"negative block size", 8, with(func(c *Candidate) { c.Prompt = prompt(-4) }), nil,
+			"candidate 1: block size -4"},
+		{"huge block size", 8, with(func(c *Candidate) { c.Prompt = prompt(math.MaxInt) }), nil,
+			"candidate 1: block size"},
 		{"negative overlap", 8, with(func(c *Candidate) { c.DiskBlocks = -2 }), nil, "-2 disk"},
-		{"huge overlap", 8, with(func(c *Candidate) { c.DeviceBlocks = math.MaxInt }), nil, "overlap of 9223372036854775807 device"},
-		{"multiplier", 8, with(func(c *Candidate) { c.CostMultiplier = math.NaN() }), nil, "candidate 1: cost multiplier NaN"},
+		{"huge overlap", 8, with(func(c *Candidate) { c.DeviceBlocks = math.MaxInt }), nil,
+			"overlap of 9223372036854775807 device"},
+		{"multiplier", 8, with(func(c *Candidate) { c.CostMultiplier = math.NaN() }), nil,
+			"candidate 1: cost multiplier NaN"},
 		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs, but 2 candidates"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -304,7 +312,12 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 		t.Errorf("%d requests are still active", n)
 	}
 	if a.expiring != (order{}) || a.adjustedWorkers != 0 || len(a.blocks.weights) != 0 {
-		t.Errorf("still known: expiring %v, %d adjusted workers, %d weights", a.expiring, a.adjustedWorkers, len(a.blocks.weights))
+		t.Errorf(
+			"still known: expiring %v, %d adjusted workers, %d weights",
+			a.expiring,
+			a.adjustedWorkers,
+			len(a.blocks.weights),
+		)
 	}
 	for w := range a.prefills {
 		if a.prefills[w].waiting != (order{}) || a.adjusted[w] != (adjustment{}) {
@@ -315,7 +328,12 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 		t.Errorf("%d request IDs are still taken", len(a.byID))
 	}
 	if a.blocks.byFirst.used != 0 || len(a.blocks.free) != len(a.blocks.runs)-1 {
-		t.Errorf("%d runs are still known, %d of %d free", a.blocks.byFirst.used, len(a.blocks.free), len(a.blocks.runs)-1)
+		t.Errorf(
+			"%d runs are still known, %d of %d free",
+			a.blocks.byFirst.used,
+			len(a.blocks.free),
+			len(a.blocks.runs)-1,
+		)
 	}
 	if sets := len(a.blocks.sets)/a.blocks.setWords - 1; a.blocks.extra.used != 0 || len(a.blocks.freeSets) != sets {
 		t.Errorf("%d shared counts left, %d of %d sets free", a.blocks.extra.used, len(a.blocks.freeSets), sets)
@@ -384,7 +402,13 @@ func TestSharedPrefixCountsOnce(t *testing.T) {
 func TestBatchOfPromptsSharesAmongItself(t *testing.T) {
 	a := NewActiveSequences()
 	shared := chain(1, 4)
-	p := prompt(16, append(slices.Clone(shared), chain(2, 2)...), append(slices.Clone(shared), chain(3, 3)...), shared, nil)
+	p := prompt(
+		16,
+		append(slices.Clone(shared), chain(2, 2)...),
+		append(slices.Clone(shared), chain(3, 3)...),
+		shared,
+		nil,
+	)
 	sel, b, err := a.SelectAndAdd(Request{}, workers(1, p), defaults(), nil, nil)
 	if err != nil || sel.ActiveBlocks != 9 || sel.Cost != 9 {
 		t.Errorf("%d blocks, cost %v, %v; want 9, 9, no error", sel.ActiveBlocks, sel.Cost, err)
@@ -453,8 +477,8 @@ func TestLoadOnly(t *testing.T) {
 	wantEmpty(t, a)
 }
 
-// Hashes come from clients of the HTTP services too: repeated ones, the same ones under two block sizes or behind another
-// block each time must not unbalance the book. No request counts for more blocks than it sent.
+// Hashes come from clients of the HTTP services too: repeated ones, the same ones under two block sizes or behind
+// another block each time must not unbalance the book. No request counts for more blocks than it sent.
 func TestNonsensicalHashes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	for range 300 {
@@ -471,7 +495,13 @@ func TestNonsensicalHashes(t *testing.T) {
 				}
 				sent += len(chains[i])
 			}
-			_, b, err := a.SelectAndAdd(Request{ISLTokens: 12}, workers(2, prompt(4<<rng.IntN(2), chains...)), cfg, rng, nil)
+			_, b, err := a.SelectAndAdd(
+				Request{ISLTokens: 12},
+				workers(2, prompt(4<<rng.IntN(2), chains...)),
+				cfg,
+				rng,
+				nil,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}

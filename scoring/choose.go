@@ -9,8 +9,8 @@ import (
 // ErrNoFiniteCost says that there was nothing to choose from: no costs at all, or all of them infinite or not a number.
 var ErrNoFiniteCost = errors.New("scoring: no candidate has a finite cost")
 
-// Choose returns the index of the cost that is picked. At temperature 0 that is the least, ties drawn uniformly. Above 0
-// index i is drawn with probability proportional to exp(-x/temperature), where x is costs[i] scaled so that the least
+// Choose returns the index of the cost that is picked. At temperature 0 that is the least, ties drawn uniformly. Above
+// 0 index i is drawn with probability proportional to exp(-x/temperature), where x is costs[i] scaled so that the least
 // cost is 0 and the greatest 1. Costs that are infinite or not a number are never picked.
 //
 // The same costs and the same state of rng give the same index; a nil rng means math/rand/v2's global source.
@@ -30,8 +30,8 @@ func Choose(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	return draw(costs, temperature, rng)
 }
 
-// lowest is the least cost so far, and which of those that have it is chosen. Offer it every cost in turn; those that are
-// not <= cost, which are nearly all, need not be offered.
+// lowest is the least cost so far, and which of those that have it is chosen. Offer it every cost in turn; those that
+// are not <= cost, which are nearly all, need not be offered.
 type lowest struct {
 	cost  float64
 	index int // -1: none yet
@@ -61,8 +61,8 @@ func (l *lowest) choice() (int, error) {
 }
 
 // Above temperature 0 a cost is as many steps above the least as makes its weight, relative to that of the least,
-// exp(-steps/stepsPerUnit). What is in the same whole step is alike within 22 %; from lastStep on all is thrown together, which
-// weighs less than 1e-13 each.
+// exp(-steps/stepsPerUnit). What is in the same whole step is alike within 22 %; from lastStep on all is thrown
+// together, which weighs less than 1e-13 each.
 const (
 	stepsPerUnit = 4
 	lastStep     = 30 * stepsPerUnit
@@ -112,9 +112,9 @@ func (l *ladder) wholeSteps(cost float64) int {
 
 func finite(cost float64) bool { return math.Abs(cost) <= math.MaxFloat64 }
 
-// draw is Choose above temperature 0. It draws a step by what is in it at most, and one of its costs uniformly, and does so
-// again unless another draw, by what this cost weighs of that most, accepts it. So the shares are exactly those of the weights,
-// and one or two weights are computed instead of all of them.
+// draw is Choose above temperature 0. It draws a step by what is in it at most, and one of its costs uniformly, and
+// does so again unless another draw, by what this cost weighs of that most, accepts it. So the shares are exactly those
+// of the weights, and one or two weights are computed instead of all of them.
 func draw(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
 	least, greatest := math.Inf(1), math.Inf(-1)
 	for _, cost := range costs {

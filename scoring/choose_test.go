@@ -48,8 +48,8 @@ func TestChooseIsDeterministic(t *testing.T) {
 	}
 }
 
-// The frequencies of many draws against the distribution that is meant, by chi-square; the bound is the 99.9 % quantile,
-// and the seed is fixed.
+// The frequencies of many draws against the distribution that is meant, by chi-square; the bound is the 99.9 %
+// quantile, and the seed is fixed.
 func TestChooseFrequencies(t *testing.T) {
 	softmax := func(temperature float64, scaled ...float64) []float64 {
 		var weights []float64
@@ -82,7 +82,8 @@ func TestChooseFrequencies(t *testing.T) {
 		{"softmax, hot", []float64{10, 20, 15, 30}, 100, softmax(100, 0, 0.5, 0.25, 1)},
 		{"softmax, freezing", []float64{10, 20, 10}, 1e-300, []float64{.5, 0, .5}},
 		{"all equal", []float64{3, 3, 3, 3}, 0.5, []float64{.25, .25, .25, .25}},
-		{"not finite", []float64{math.NaN(), 1, math.Inf(1), 2, math.Inf(-1)}, 1, softmax(1, math.NaN(), 0, math.NaN(), 1, math.NaN())},
+		{"not finite", []float64{math.NaN(), 1, math.Inf(1), 2, math.Inf(-1)}, 1,
+			softmax(1, math.NaN(), 0, math.NaN(), 1, math.NaN())},
 		{"range beyond float64", []float64{-math.MaxFloat64, math.MaxFloat64, 0}, 1, softmax(1, 0, 1, 0.5)},
 		{"range next to nothing", []float64{0, 1e-323, 5e-324}, 1, softmax(1, 0, 1, 0.5)},
 		{"a small part of a large cost", []float64{1e300, 1e300 + 3e284, 1e300 + 6e284}, 0.5, softmax(0.5, 0, 0.5, 1)},

@@ -10,8 +10,8 @@ import (
 //
 // Source: dynamo-kv-router 1.6.1, scheduling.
 type Config struct {
-	// Mode is how a worker is chosen. Default KV; the other modes read nothing of what follows but what says how requests are
-	// booked, and CUDAToCPURatio.
+	// Mode is how a worker is chosen. Default KV; the other modes read nothing of what follows but what says how
+	// requests are booked, and CUDAToCPURatio.
 	Mode Mode
 
 	// CUDAToCPURatio is how many times as much as a worker on a CPU one with an accelerator can do, at least 1. Only
@@ -80,8 +80,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// SetOverlapScoreWeight applies the deprecated single weight of earlier Dynamo versions: it scales the prefill term, and
-// a weight of 0 also takes away the overlap credit.
+// SetOverlapScoreWeight applies the deprecated single weight of earlier Dynamo versions: it scales the prefill term,
+// and a weight of 0 also takes away the overlap credit.
 func (c *Config) SetOverlapScoreWeight(weight float64) {
 	c.PrefillLoadScale = weight
 	if weight == 0 {
@@ -116,7 +116,11 @@ func (c *Config) Validate() error {
 	case int(c.Mode) >= len(modeNames):
 		return fmt.Errorf("scoring: mode %d is none", c.Mode)
 	case c.Mode == DeviceAwareWeighted && (c.CUDAToCPURatio < 1 || c.CUDAToCPURatio > maxCUDAToCPURatio):
-		return fmt.Errorf("scoring: ratio of accelerator to CPU is %d, but must be 1 to %d", c.CUDAToCPURatio, maxCUDAToCPURatio)
+		return fmt.Errorf(
+			"scoring: ratio of accelerator to CPU is %d, but must be 1 to %d",
+			c.CUDAToCPURatio,
+			maxCUDAToCPURatio,
+		)
 	}
 	return nil
 }

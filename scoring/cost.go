@@ -35,11 +35,11 @@ type Terms struct {
 //	credit = OverlapScoreCredit*decay*device + HostCacheHitWeight*host + DiskCacheHitWeight*disk + SharedCacheMultiplier*shared
 //	cost   = PrefillLoadScale*max(raw prefill blocks - credit, 0) + decode blocks + DecodeActiveRequestWeight*active requests
 //
-// where the raw prefill blocks count the request's whole prompt and the worker's waiting prefill, so that the overlap is
-// credited once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
+// where the raw prefill blocks count the request's whole prompt and the worker's waiting prefill, so that the overlap
+// is credited once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
 //
-// The conversions of products keep machines that can multiply and add in one step from rounding once where Dynamo rounds
-// twice.
+// The conversions of products keep machines that can multiply and add in one step from rounding once where Dynamo
+// rounds twice.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
 func (c *Config) Cost(t *Terms) float64 {
@@ -80,7 +80,8 @@ func (c *Config) Cost(t *Terms) float64 {
 	return cost
 }
 
-// Credit is what Cost takes off the blocks to prefill for those that the worker would find cached, in blocks of the worker.
+// Credit is what Cost takes off the blocks to prefill for those that the worker would find cached, in blocks of the
+// worker.
 func (c *Config) Credit(t *Terms) float64 {
 	credit, _ := c.worth(t)
 	return credit
@@ -91,7 +92,11 @@ func (c *Config) worth(t *Terms) (credit, cachedBlocks float64) {
 	device := float64(t.DeviceBlocks)
 	host := float64(c.HostCacheHitWeight * float64(t.HostBlocks))
 	disk := float64(c.DiskCacheHitWeight * float64(t.DiskBlocks))
-	credit = float64(c.OverlapScoreCredit*c.creditDecay(t)*device) + host + disk + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
+	credit = float64(
+		c.OverlapScoreCredit*c.creditDecay(t)*device,
+	) + host + disk + float64(
+		c.SharedCacheMultiplier*float64(t.SharedBlocks),
+	)
 	return credit, device + host + disk
 }
 

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// The published numeric cases: block 16, 100 prompt tokens (7 blocks, none active anywhere yet), and three workers. Effective
-// is the overlap in blocks of the device, from which cached tokens follow; chosen is the worker that Dynamo takes.
-// Source: specs/dynamo.md §6.1, measured with dynamo-kv-router 1.6.1.
+// The published numeric cases: block 16, 100 prompt tokens (7 blocks, none active anywhere yet), and three workers.
+// Effective is the overlap in blocks of the device, from which cached tokens follow; chosen is the worker that Dynamo
+// takes. Source: specs/dynamo.md §6.1, measured with dynamo-kv-router 1.6.1.
 func TestCostPublishedCases(t *testing.T) {
 	loads := [3]struct{ prefill, decode, requests int }{{0, 10, 2}, {512, 4, 1}, {0, 0, 0}}
 	type overlap struct{ device, host, disk, shared int }
@@ -25,9 +25,11 @@ func TestCostPublishedCases(t *testing.T) {
 		chosen      int
 		within      float64
 	}{
-		{name: "S1 defaults", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 3},
+		{name: "S1 defaults", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25},
+			effective: [3]float64{5, 6, 0}, chosen: 3},
 		{
-			name: "S2 tiers", overlap: [3]overlap{{device: 2, host: 2}, {host: 4}, {disk: 3}}, want: [3]float64{19.75, 46.25, 12.5},
+			name: "S2 tiers", overlap: [3]overlap{{device: 2, host: 2}, {host: 4}, {disk: 3}},
+			want:      [3]float64{19.75, 46.25, 12.5},
 			effective: [3]float64{3.5, 3, 0.75}, chosen: 3,
 		},
 		{
@@ -36,17 +38,20 @@ func TestCostPublishedCases(t *testing.T) {
 			change: func(c *Config) { c.OverlapScoreCreditDecay = 1 },
 		},
 		{
-			name: "S4 weights", overlap: deviceOnly, want: [3]float64{30.5, 84.5, 19.5}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			name: "S4 weights", overlap: deviceOnly, want: [3]float64{30.5, 84.5, 19.5}, effective: [3]float64{5, 6, 0},
+			chosen: 3,
 			change: func(c *Config) {
 				c.OverlapScoreCredit, c.PrefillLoadScale, c.DecodeActiveRequestWeight = 0.5, 2, 3
 			},
 		},
 		{
-			name: "S5 no prefill tracking", overlap: deviceOnly, want: [3]float64{17, 11, 7}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			name: "S5 no prefill tracking", overlap: deviceOnly, want: [3]float64{17, 11, 7},
+			effective: [3]float64{5, 6, 0}, chosen: 3,
 			change: func(c *Config) { c.TrackPrefillTokens = false },
 		},
 		{
-			name: "S6 decode role", overlap: deviceOnly, want: [3]float64{12, 5, 7}, effective: [3]float64{5, 6, 0}, chosen: 2,
+			name: "S6 decode role", overlap: deviceOnly, want: [3]float64{12, 5, 7}, effective: [3]float64{5, 6, 0},
+			chosen: 2,
 			change: func(c *Config) { c.TrackPrefillTokens, c.DecodeRole = false, true },
 		},
 		{
@@ -63,11 +68,13 @@ func TestCostPublishedCases(t *testing.T) {
 			effective: [3]float64{5, 6, 0}, chosen: 2,
 		},
 		{
-			name: "decode role without credit: load alone", overlap: deviceOnly, want: [3]float64{17, 11, 7}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			name: "decode role without credit: load alone", overlap: deviceOnly, want: [3]float64{17, 11, 7},
+			effective: [3]float64{5, 6, 0}, chosen: 3,
 			change: func(c *Config) { c.OverlapScoreCredit, c.TrackPrefillTokens, c.DecodeRole = 0, false, true },
 		},
 		{
-			name: "decode role that also prefills: as any other", overlap: deviceOnly, want: [3]float64{18.25, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 3,
+			name: "decode role that also prefills: as any other", overlap: deviceOnly,
+			want: [3]float64{18.25, 43.25, 13.25}, effective: [3]float64{5, 6, 0}, chosen: 3,
 			change: func(c *Config) { c.DecodeRole = true },
 		},
 	} {
@@ -133,8 +140,12 @@ func TestCostWorkedExample(t *testing.T) {
 func TestCostUnit(t *testing.T) {
 	cfg := DefaultConfig()
 	// The same work on a worker with blocks four times as large costs the same in blocks of 16.
-	small := cfg.Cost(&Terms{BlockSize: 16, ISLTokens: 640, DeviceBlocks: 8, DecodeBlocks: 12, ActiveRequests: 3, UnitTokens: 16})
-	large := cfg.Cost(&Terms{BlockSize: 64, ISLTokens: 640, DeviceBlocks: 2, DecodeBlocks: 3, ActiveRequests: 3, UnitTokens: 16})
+	small := cfg.Cost(
+		&Terms{BlockSize: 16, ISLTokens: 640, DeviceBlocks: 8, DecodeBlocks: 12, ActiveRequests: 3, UnitTokens: 16},
+	)
+	large := cfg.Cost(
+		&Terms{BlockSize: 64, ISLTokens: 640, DeviceBlocks: 2, DecodeBlocks: 3, ActiveRequests: 3, UnitTokens: 16},
+	)
 	if small != 44 || large != small {
 		t.Errorf("costs %v and %v, want 44 and 44", small, large)
 	}
@@ -175,7 +186,11 @@ func TestSetOverlapScoreWeight(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.SetOverlapScoreWeight(2.5)
 	if cfg.PrefillLoadScale != 2.5 || cfg.OverlapScoreCredit != 1 {
-		t.Errorf("weight 2.5 gives scale %v and credit %v, want 2.5 and 1", cfg.PrefillLoadScale, cfg.OverlapScoreCredit)
+		t.Errorf(
+			"weight 2.5 gives scale %v and credit %v, want 2.5 and 1",
+			cfg.PrefillLoadScale,
+			cfg.OverlapScoreCredit,
+		)
 	}
 	cfg.SetOverlapScoreWeight(0)
 	if cfg.PrefillLoadScale != 0 || cfg.OverlapScoreCredit != 0 {

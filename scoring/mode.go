@@ -17,16 +17,26 @@ type Mode uint8
 
 // The modes. All but KV look at nothing of the prompt.
 const (
-	KV                  Mode = iota // the least cost, see Config.Cost
-	RoundRobin                      // in turn
-	Random                          // any, evenly
-	PowerOfTwo                      // of two drawn at random, the one with fewer requests
-	LeastLoaded                     // the one with the fewest requests, ties at random
-	Direct                          // the one that the request names: the caller offers no other. Of several ranks, as LeastLoaded
-	DeviceAwareWeighted             // as LeastLoaded, with a share for workers without an accelerator, see Config.CUDAToCPURatio
+	KV          Mode = iota // the least cost, see Config.Cost
+	RoundRobin              // in turn
+	Random                  // any, evenly
+	PowerOfTwo              // of two drawn at random, the one with fewer requests
+	LeastLoaded             // the one with the fewest requests, ties at random
+	// the one that the request names: the caller offers no other. Of several ranks, as LeastLoaded
+	Direct
+	// as LeastLoaded, with a share for workers without an accelerator, see Config.CUDAToCPURatio
+	DeviceAwareWeighted
 )
 
-var modeNames = [...]string{"kv", "round-robin", "random", "power-of-two", "least-loaded", "direct", "device-aware-weighted"}
+var modeNames = [...]string{
+	"kv",
+	"round-robin",
+	"random",
+	"power-of-two",
+	"least-loaded",
+	"direct",
+	"device-aware-weighted",
+}
 
 // ModeNames returns the names of all modes.
 func ModeNames() []string { return slices.Clone(modeNames[:]) }
@@ -64,9 +74,9 @@ func (a *ActiveSequences) chooseByMode(candidates []Candidate, cfg *Config, rng 
 	return a.leastLoaded(candidates, anyDevice, rng)
 }
 
-// longestAgo takes the candidate whose last turn lies furthest back, the first of those that had none. Over candidates that
-// stay the same that is their order; and where they differ from request to request (by model, by subset) a position in a
-// list would not be fair, and this is.
+// longestAgo takes the candidate whose last turn lies furthest back, the first of those that had none. Over candidates
+// that stay the same that is their order; and where they differ from request to request (by model, by subset) a
+// position in a list would not be fair, and this is.
 func (a *ActiveSequences) longestAgo(candidates []Candidate) int {
 	if n := len(a.loads); n > len(a.turns) {
 		a.turns = append(a.turns, make([]uint64, n-len(a.turns))...)
@@ -150,7 +160,8 @@ func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int,
 		requests[on] += a.requests(&candidates[i])
 	}
 	on := accelerator
-	if workers[accelerator] == 0 || workers[cpu] > 0 && requests[cpu] < requests[accelerator]*workers[cpu]/(ratio*workers[accelerator]) {
+	if workers[accelerator] == 0 ||
+		workers[cpu] > 0 && requests[cpu] < requests[accelerator]*workers[cpu]/(ratio*workers[accelerator]) {
 		on = cpu
 	}
 	return a.leastLoaded(candidates, on, rng)

@@ -16,7 +16,14 @@ func inMode(m Mode) *Config {
 }
 
 // take selects n times and returns which workers were chosen, in order. Nothing is freed.
-func take(t *testing.T, a *ActiveSequences, cfg *Config, rng *rand.Rand, n int, candidates []Candidate) (chosen []kvblock.Worker, bookings []Booking) {
+func take(
+	t *testing.T,
+	a *ActiveSequences,
+	cfg *Config,
+	rng *rand.Rand,
+	n int,
+	candidates []Candidate,
+) (chosen []kvblock.Worker, bookings []Booking) {
 	t.Helper()
 	for range n {
 		sel, b, err := a.SelectAndAdd(Request{ISLTokens: 64}, candidates, cfg, rng, nil)
@@ -79,8 +86,8 @@ func TestEveryModeBooks(t *testing.T) {
 	}
 }
 
-// Loads do not matter, the order of turns does: also among candidates that differ from request to request, and for a worker
-// that comes later.
+// Loads do not matter, the order of turns does: also among candidates that differ from request to request, and for a
+// worker that comes later.
 func TestRoundRobin(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := inMode(RoundRobin)
@@ -182,8 +189,9 @@ func TestLeastLoadedBurst(t *testing.T) {
 	}
 }
 
-// With a ratio of 4, two CPUs have a quarter of what two accelerators have: requests until there are less than that. The
-// counts are those of the rule cpu < accelerator*2/(4*2), by hand: the first four go to accelerators, then every fifth to a CPU.
+// With a ratio of 4, two CPUs have a quarter of what two accelerators have: requests until there are less than that.
+// The counts are those of the rule cpu < accelerator*2/(4*2), by hand: the first four go to accelerators, then every
+// fifth to a CPU.
 func TestDeviceAwareWeighted(t *testing.T) {
 	a := NewActiveSequences()
 	cfg := inMode(DeviceAwareWeighted)

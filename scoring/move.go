@@ -2,10 +2,10 @@ package scoring
 
 import "kvepp/kvblock"
 
-// MoveTo books the request on another worker, as it stands, because that is the one that serves it. blockSize is the worker's, in
-// tokens, 0 if it is not known: where it is the size in which the prompt was cut the blocks are shared with the worker's other
-// requests, else they are the request's own. It has no effect after Free, after the first worker was forgotten, or for a number
-// of MaxWorkers and above.
+// MoveTo books the request on another worker, as it stands, because that is the one that serves it. blockSize is the
+// worker's, in tokens, 0 if it is not known: where it is the size in which the prompt was cut the blocks are shared
+// with the worker's other requests, else they are the request's own. It has no effect after Free, after the first
+// worker was forgotten, or for a number of MaxWorkers and above.
 func (b Booking) MoveTo(w kvblock.Worker, blockSize int) {
 	b.do(func(a *ActiveSequences) {
 		if w < MaxWorkers && a.bookings[b.index].worker != w {

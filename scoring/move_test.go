@@ -8,8 +8,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// TestMoveIsAsIfBookedThere: a book whose requests were moved carries what one does that had them there from the start, shared
-// blocks, prefills and answers included, and nothing once all have ended.
+// TestMoveIsAsIfBookedThere: a book whose requests were moved carries what one does that had them there from the start,
+// shared blocks, prefills and answers included, and nothing once all have ended.
 func TestMoveIsAsIfBookedThere(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))

@@ -47,7 +47,12 @@ type oracleRequest struct {
 }
 
 func newOracle(model PrefillModel) *oracle {
-	return &oracle{model: model, requests: map[int]*oracleRequest{}, prefills: map[kvblock.Worker]*oraclePrefills{}, weights: map[oracleBlock]float64{}}
+	return &oracle{
+		model:    model,
+		requests: map[int]*oracleRequest{},
+		prefills: map[kvblock.Worker]*oraclePrefills{},
+		weights:  map[oracleBlock]float64{},
+	}
 }
 
 func (o *oracle) load(w kvblock.Worker) Load {
@@ -60,7 +65,13 @@ func (o *oracle) load(w kvblock.Worker) Load {
 func (o *oracle) plain() *oracle {
 	plain := newOracle(PrefillModel{})
 	for name, r := range o.requests {
-		plain.requests[name] = &oracleRequest{worker: r.worker, blockSize: r.blockSize, hashes: r.hashes, ownBlocks: r.ownBlocks, ownWeight: 1}
+		plain.requests[name] = &oracleRequest{
+			worker:    r.worker,
+			blockSize: r.blockSize,
+			hashes:    r.hashes,
+			ownBlocks: r.ownBlocks,
+			ownWeight: 1,
+		}
 	}
 	return plain
 }
@@ -213,8 +224,8 @@ func (o *oracle) cost(req Request, c Candidate, cfg *Config, unit int) float64 {
 	})
 }
 
-// Random histories: at every step all costs and all loads equal the oracle's, and at the end nothing is left. Prompts are
-// paths through a small tree, so that they share prefixes of every length, among requests and within one.
+// Random histories: at every step all costs and all loads equal the oracle's, and at the end nothing is left. Prompts
+// are paths through a small tree, so that they share prefixes of every length, among requests and within one.
 func TestHistoriesEqualOracle(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -345,7 +356,8 @@ func history(t *testing.T, rng *rand.Rand) {
 			stale.Free()
 		case op < 23:
 			if name, ok := pick(); ok {
-				n, left := 1+rng.IntN(2), float64(rng.IntN(10)-1)/8 // eighths add up without rounding; up to all, and NotKnown
+				// eighths add up without rounding; up to all, and NotKnown
+				n, left := 1+rng.IntN(2), float64(rng.IntN(10)-1)/8
 				if left < 0 {
 					left = NotKnown
 				}
@@ -447,7 +459,8 @@ func TestHistoriesTogetherLeaveNothing(t *testing.T) {
 							a.Forget(kvblock.Worker(rng.IntN(8)))
 						}
 						for _, load := range a.Loads(nil) {
-							if load.Requests < 0 || load.PrefillTokens < 0 || load.ActiveBlocks < 0 || load.ActiveTokens < 0 {
+							if load.Requests < 0 || load.PrefillTokens < 0 || load.ActiveBlocks < 0 ||
+								load.ActiveTokens < 0 {
 								t.Errorf("a worker carries %+v", load)
 							}
 						}
@@ -460,7 +473,8 @@ func TestHistoriesTogetherLeaveNothing(t *testing.T) {
 		})
 	}
 	together.Wait()
-	for deadline := time.Now().Add(30 * time.Second); a.Len() > 0 && time.Now().Before(deadline); { // what expires has a millisecond
+	// what expires has a millisecond
+	for deadline := time.Now().Add(30 * time.Second); a.Len() > 0 && time.Now().Before(deadline); {
 		<-time.After(time.Millisecond)
 	}
 	wantEmpty(t, a)

@@ -13,8 +13,8 @@ type output struct {
 	own    float64 // what each of the booking's own blocks counts for, less 1
 }
 
-// adjustment is what a worker's blocks count for beyond their number: less for blocks of requests whose end is near, more for
-// generated ones.
+// adjustment is what a worker's blocks count for beyond their number: less for blocks of requests whose end is near,
+// more for generated ones.
 type adjustment struct {
 	used           bool
 	blocks, tokens float64
@@ -23,9 +23,9 @@ type adjustment struct {
 // NotKnown says, in place of what is left of an answer, that nobody knows.
 const NotKnown = -1
 
-// AddOutputBlocks notes that the request has generated n blocks more, which are its own. Left is the part of the answer that
-// is yet to come, from 0 to 1, or NotKnown: it is what each block counts for from then on that no other request of the worker
-// has, since they will be free the sooner the less is left.
+// AddOutputBlocks notes that the request has generated n blocks more, which are its own. Left is the part of the answer
+// that is yet to come, from 0 to 1, or NotKnown: it is what each block counts for from then on that no other request of
+// the worker has, since they will be free the sooner the less is left.
 //
 // A part that another request comes to share keeps counting for the same, until the last of them has ended.
 //

@@ -8,22 +8,25 @@ import (
 	"kvepp/kvblock"
 )
 
-// PrefillModel says how the load of prompts is counted while they are prefilled. The zero value counts each in full until its
-// prefill ends, and learns how fast workers prefill.
+// PrefillModel says how the load of prompts is counted while they are prefilled. The zero value counts each in full
+// until its prefill ends, and learns how fast workers prefill.
 type PrefillModel struct {
-	// Linear lets a worker's waiting prompts shrink as it works through them, at its speed; until that is known, in full.
-	// Dynamo calls the same a prefill load model, and takes the times from a table of engines and GPUs.
+	// Linear lets a worker's waiting prompts shrink as it works through them, at its speed; until that is known, in
+	// full. Dynamo calls the same a prefill load model, and takes the times from a table of engines and GPUs.
 	Linear bool
 
-	// TokensPerSecond is every worker's speed. 0: learned for each from the times between a booking and the first of its
-	// answer, once enough have been seen.
+	// TokensPerSecond is every worker's speed. 0: learned for each from the times between a booking and the first of
+	// its answer, once enough have been seen.
 	TokensPerSecond float64
 }
 
 // Validate reports a speed that is none.
 func (m PrefillModel) Validate() error {
 	if !(m.TokensPerSecond >= 0) || math.IsInf(m.TokensPerSecond, 0) {
-		return fmt.Errorf("scoring: %v prefill tokens a second, but must be a finite number of at least 0", m.TokensPerSecond)
+		return fmt.Errorf(
+			"scoring: %v prefill tokens a second, but must be a finite number of at least 0",
+			m.TokensPerSecond,
+		)
 	}
 	return nil
 }
@@ -37,15 +40,17 @@ const (
 
 // prefills is what is known of the prompts that one worker has to prefill, besides their sum.
 //
-// The worker is taken to work through them in the order of their arrival, without pause, beginning when the oldest became the
-// oldest. One that ends before its turn has been worked on in that time too, which then does not count for the others.
+// The worker is taken to work through them in the order of their arrival, without pause, beginning when the oldest
+// became the oldest. One that ends before its turn has been worked on in that time too, which then does not count for
+// the others.
 //
 // Source: dynamo-kv-router 1.6.1, sequences/prefill_tracker.
 type prefills struct {
 	waiting order         // bookings with tokens to prefill
 	since   time.Duration // when the work on the oldest of them began
 
-	// The speed learned: tokens over seconds, in which a prefill counts from its booking, or from the end of the one before it.
+	// The speed learned: tokens over seconds, in which a prefill counts from its booking, or from the end of the one
+	// before it.
 	ended           time.Duration // when the last prefill ended
 	timed           int
 	tokens, seconds float64
@@ -130,8 +135,8 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	b.prefillTokens = 0
 }
 
-// PrefillEstimate returns in what time the worker will have prefilled the request, going by what waited there before it and by
-// the worker's speed; false if that is not known, or if there is nothing to prefill any more.
+// PrefillEstimate returns in what time the worker will have prefilled the request, going by what waited there before it
+// and by the worker's speed; false if that is not known, or if there is nothing to prefill any more.
 func (b Booking) PrefillEstimate() (d time.Duration, ok bool) {
 	b.do(func(a *ActiveSequences) {
 		booked := &a.bookings[b.index]

@@ -54,15 +54,16 @@ func TestLinearDecayIsPriced(t *testing.T) {
 		mustAdd(t, a, Request{ISLTokens: 1600}, candidates[0])
 		wait(5 * time.Second)
 		_, b, err := a.SelectAndAdd(Request{ISLTokens: 16}, candidates, cfg, nil, costs)
-		if err != nil || costs[0] != 51+100 || costs[1] != 1 { // 800 of 1,600 tokens wait with 16, and 100 blocks are held
+		// 800 of 1,600 tokens wait with 16, and 100 blocks are held
+		if err != nil || costs[0] != 51+100 || costs[1] != 1 {
 			t.Errorf("costs %v, %v", costs, err)
 		}
 		b.Free()
 	})
 }
 
-// A worker that prefills 1,000 tokens a second, one prompt after the other, is known to after 20 prompts, whatever waited
-// before each; another one is not.
+// A worker that prefills 1,000 tokens a second, one prompt after the other, is known to after 20 prompts, whatever
+// waited before each; another one is not.
 func TestLearnedSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()

@@ -34,8 +34,8 @@ func (c *Constraints) Preferring(taint string, weight float32) *Constraints {
 	return more
 }
 
-// Multiplier is what the preferred taints make of the cost of a worker with these taints, from exp(-1) to exp(1); 0, which
-// stands for 1, if there are none preferred. Taints are sorted, and each is there once.
+// Multiplier is what the preferred taints make of the cost of a worker with these taints, from exp(-1) to exp(1); 0,
+// which stands for 1, if there are none preferred. Taints are sorted, and each is there once.
 func (c *Constraints) Multiplier(taints []string) float64 {
 	if len(c.Preferred) == 0 {
 		return 0

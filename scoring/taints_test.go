@@ -19,8 +19,10 @@ func TestConstraints(t *testing.T) {
 		{"preferred", Constraints{Preferred: map[string]float32{"a": 1}}, true, 1},
 		{"preferred elsewhere", Constraints{Preferred: map[string]float32{"b": 1}}, true, 0},
 		// As Dynamo has them: single precision, summed in double.
-		{"several", Constraints{Preferred: map[string]float32{"a": 0.1, "gpu": -0.7, "b": 5}}, true, float64(float32(0.1)) + float64(float32(-0.7))},
-		{"huge", Constraints{Preferred: map[string]float32{"a": math.MaxFloat32, "gpu": math.MaxFloat32}}, true, math.Inf(1)},
+		{"several", Constraints{Preferred: map[string]float32{"a": 0.1, "gpu": -0.7, "b": 5}}, true,
+			float64(float32(0.1)) + float64(float32(-0.7))},
+		{"huge", Constraints{Preferred: map[string]float32{"a": math.MaxFloat32, "gpu": math.MaxFloat32}}, true,
+			math.Inf(1)},
 	} {
 		if got := c.c.Allow(taints); got != c.allow {
 			t.Errorf("%s: allowed is %v", c.name, got)

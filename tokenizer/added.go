@@ -178,9 +178,10 @@ func (c *addedCuts) next() (start, end int, token *addedToken) {
 	return start, max(start, len(c.text)), nil
 }
 
-// boundaries tells the tokens apart at which a text falls into parts that nothing joins, whatever they hold: no other token
-// can begin before such a token and reach into it, begin with it, or begin within it and reach beyond it, and none looks at
-// its neighbours. Runs of white space that are tokens are no boundaries: where one ends depends on what follows.
+// boundaries tells the tokens apart at which a text falls into parts that nothing joins, whatever they hold: no other
+// token can begin before such a token and reach into it, begin with it, or begin within it and reach beyond it, and
+// none looks at its neighbours. Runs of white space that are tokens are no boundaries: where one ends depends on what
+// follows.
 func (t *addedTokens) boundaries() (boundaries, others []addedToken) {
 	if t == nil {
 		return nil, nil

@@ -71,10 +71,12 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// TestBoundariesOfChats: what separates messages is a boundary, so that messages are remembered, and runs of newlines are not.
+// TestBoundariesOfChats: what separates messages is a boundary, so that messages are remembered, and runs of newlines
+// are not.
 func TestBoundariesOfChats(t *testing.T) {
 	var tokens []addedToken
-	for _, content := range []string{"<start_of_turn>", "<end_of_turn>", "<table>", "\n", "\n\n", "\n\n\n", "\t", "\t\t", "<unused1>", "<unused11>"} {
+	for _, content := range []string{"<start_of_turn>", "<end_of_turn>", "<table>", "\n", "\n\n", "\n\n\n", "\t",
+		"\t\t", "<unused1>", "<unused11>"} {
 		tokens = append(tokens, addedToken{content: content})
 	}
 	boundaries, _ := newAddedTokens(tokens).boundaries()
@@ -82,7 +84,10 @@ func TestBoundariesOfChats(t *testing.T) {
 	for _, token := range boundaries {
 		got = append(got, token.content)
 	}
-	if want := []string{"<start_of_turn>", "<end_of_turn>", "<table>", "<unused1>", "<unused11>"}; !slices.Equal(got, want) {
+	if want := []string{"<start_of_turn>", "<end_of_turn>", "<table>", "<unused1>", "<unused11>"}; !slices.Equal(
+		got,
+		want,
+	) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// batches are two batches of pieces that were cut but not looked up yet. A large vocabulary does not fit into the caches, so
-// that nearly every new word waits for memory. So when a piece comes into a batch its slot is sent for, and it is looked up
-// when the batch after it is full.
+// batches are two batches of pieces that were cut but not looked up yet. A large vocabulary does not fit into the
+// caches, so that nearly every new word waits for memory. So when a piece comes into a batch its slot is sent for, and
+// it is looked up when the batch after it is full.
 type batches struct {
 	filling int // which one
 	both    [2]batch
@@ -25,8 +25,8 @@ type batch struct {
 	others    [batchSize + windowSize]uint16        // the pieces that are not
 }
 
-// batchSize is the number of pieces from which on a batch is full: so many that those among them that must merge, some three
-// of a hundred, are enough to merge by turns.
+// batchSize is the number of pieces from which on a batch is full: so many that those among them that must merge, some
+// three of a hundred, are enough to merge by turns.
 const batchSize = 704
 
 // piece is a piece of text, and where the search for it begins: in the vocabulary, and when that does not have it, in
@@ -44,8 +44,8 @@ const isToken = ^uint32(0)
 // maxShort is the longest piece that is kept as two words.
 const maxShort = 16
 
-// keepLow and keepHigh are the bits of the first and second eight bytes from a place that are bytes of a piece from there, by
-// its size.
+// keepLow and keepHigh are the bits of the first and second eight bytes from a place that are bytes of a piece from
+// there, by its size.
 var keepLow, keepHigh = func() (low, high [maxShort + 1]uint64) {
 	for n := range low {
 		low[n] = 1<<(8*min(uint(n), 8)) - 1
@@ -76,8 +76,8 @@ func (b *bpe) addToken(out []kvblock.Token, s string, id kvblock.Token, sc *scra
 	return b.flushFull(out, s, sc)
 }
 
-// addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and appends
-// ids of earlier ones when it is full. size is at most windowSize.
+// addAll puts the pieces of s[i:i+size] into the batch, which begin at the bits of starts, the lowest being s[i], and
+// appends ids of earlier ones when it is full. size is at most windowSize.
 func (b *bpe) addAll(out []kvblock.Token, s string, i, size int, starts uint64, sc *scratch) []kvblock.Token {
 	var text *[windowSize + maxShort]byte
 	if rest := unsafe.Slice(unsafe.StringData(s), len(s))[i:]; len(rest) >= len(text) {

@@ -133,11 +133,11 @@ func (y *symbols) next(to []kvblock.Token, n int) []kvblock.Token {
 	return y.nextRunes(to, n)
 }
 
-// nextRunes is next for SentencePiece-style models: a token per character, or its bytes, or the unknown token, or, without one,
-// nothing.
+// nextRunes is next for SentencePiece-style models: a token per character, or its bytes, or the unknown token, or,
+// without one, nothing.
 func (y *symbols) nextRunes(to []kvblock.Token, n int) []kvblock.Token {
-	// The unknown token waits for the next known character. Bytes do not count as that, so they overtake it, as in Hugging
-	// Face tokenizers.
+	// The unknown token waits for the next known character. Bytes do not count as that, so they overtake it, as in
+	// Hugging Face tokenizers.
 	b, s, waiting := y.bpe, y.text, y.waiting
 	k := 0
 	for k < len(s) && len(to) < n {
@@ -239,13 +239,14 @@ const (
 	mergeWindowMost = 1 << 18
 )
 
-// mergeMany appends the ids of a text with many symbols. It takes memory and time for a window of size of them at a time, which
-// changes no id, because of this: if two neighbouring tokens, merged alone, stay the two that they are, then no merge ever reaches across the
-// place between them. Up to the first merge that did, each side would have merged as if it were alone, and the two symbols at that
-// place would be the end of the one token and the beginning of the other, where the two alone have them at that time too.
+// mergeMany appends the ids of a text with many symbols. It takes memory and time for a window of size of them at a
+// time, which changes no id, because of this: if two neighbouring tokens, merged alone, stay the two that they are,
+// then no merge ever reaches across the place between them. Up to the first merge that did, each side would have merged
+// as if it were alone, and the two symbols at that place would be the end of the one token and the beginning of the
+// other, where the two alone have them at that time too.
 //
-// So the tokens of a window are those of the whole text up to a place between two of them, if the window that begins there begins
-// with a token that stays apart from the one before.
+// So the tokens of a window are those of the whole text up to a place between two of them, if the window that begins
+// there begins with a token that stays apart from the one before.
 func (b *bpe) mergeMany(out []kvblock.Token, text string, size int, sc *scratch) []kvblock.Token {
 	source := symbols{bpe: b, text: text}
 	sc.raw = source.next(sc.raw[:0], 2*size)
@@ -262,7 +263,8 @@ func (b *bpe) mergeMany(out []kvblock.Token, text string, size int, sc *scratch)
 			}
 			return out
 		}
-		// The places where the next window may begin, the best last: with how many tokens before it, and where the last of them begins.
+		// The places where the next window may begin, the best last: with how many tokens before it, and where the last
+		// of them begins.
 		type place struct{ at, count, before int }
 		var places []place
 		limits := [...]int{size / 2, size - size/8, size - size/32}
@@ -300,8 +302,8 @@ func (b *bpe) mergeMany(out []kvblock.Token, text string, size int, sc *scratch)
 	}
 }
 
-// stayApart reports whether two tokens, given by their symbols, stay apart when they are all that merges. It overwrites what
-// mergeHeap made.
+// stayApart reports whether two tokens, given by their symbols, stay apart when they are all that merges. It overwrites
+// what mergeHeap made.
 func (b *bpe) stayApart(left, right []kvblock.Token, sc *scratch) bool {
 	both := append(append(make([]kvblock.Token, 0, len(left)+len(right)), left...), right...)
 	if len(both) > fewSymbols {
@@ -315,9 +317,9 @@ func (b *bpe) stayApart(left, right []kvblock.Token, sc *scratch) bool {
 	return f.places == 1|1<<uint(len(left))
 }
 
-// mergeHeap merges symbols in O(n log n): a linked list of symbols and a heap of candidates, of which those that no longer
-// describe the list are skipped when they come up. What is left of raw is in sc.symbols, at the places that sc.next leads to from
-// 0 on; it ends with len(raw).
+// mergeHeap merges symbols in O(n log n): a linked list of symbols and a heap of candidates, of which those that no
+// longer describe the list are skipped when they come up. What is left of raw is in sc.symbols, at the places that
+// sc.next leads to from 0 on; it ends with len(raw).
 func (b *bpe) mergeHeap(raw []kvblock.Token, sc *scratch) {
 	sc.symbols = append(sc.symbols[:0], raw...)
 	symbols := sc.symbols

@@ -6,8 +6,8 @@ import (
 )
 
 // certainty knows where text may be cut so that what stands behind the cut, whatever it is, does not change the ids in
-// front: behind an added token, and between two words. The text before an image is such a text, for the engine puts into
-// the image's place what only it knows, and the last token before may join that.
+// front: behind an added token, and between two words. The text before an image is such a text, for the engine puts
+// into the image's place what only it knows, and the last token before may join that.
 type certainty struct {
 	boundaries, raw *addedTokens // the encoder's
 	longest         int          // bytes of the longest of them
@@ -22,8 +22,8 @@ func newCertainty(e *encoder) *certainty {
 	return c
 }
 
-// end returns how long a beginning of text[:place] is whose ids stay as they are whatever stands at place and behind: for
-// every text t the ids of text[:place]+t begin with those of text[:end].
+// end returns how long a beginning of text[:place] is whose ids stay as they are whatever stands at place and behind:
+// for every text t the ids of text[:place]+t begin with those of text[:end].
 func (c *certainty) end(text string, place int) int {
 	open, end := c.open(text, place), 0
 	behind := func(token *addedToken, at int) {
@@ -53,7 +53,8 @@ func (c *certainty) end(text string, place int) int {
 	return end
 }
 
-// open returns the first position in text[:end] where an added token may begin that goes on behind end; end if there is none.
+// open returns the first position in text[:end] where an added token may begin that goes on behind end; end if there is
+// none.
 func (c *certainty) open(text string, end int) int {
 	for i := max(0, end-c.longest+1); i < end; i++ {
 		if c.boundaries.reaches(text[i:end]) || c.raw.reaches(text[i:end]) {

@@ -27,7 +27,14 @@ func certainHolds(t *testing.T, e *encoder, c *certainty, text string, place int
 			return 0 // no ids, nothing certain
 		}
 		if len(whole) < len(want) || !slices.Equal(whole[:len(want)], want) {
-			t.Fatalf("%q of %q is certain, ids %v; before %q they are %v", text[:end], text[:place], want, behind, whole)
+			t.Fatalf(
+				"%q of %q is certain, ids %v; before %q they are %v",
+				text[:end],
+				text[:place],
+				want,
+				behind,
+				whole,
+			)
 		}
 	}
 	return end
@@ -35,11 +42,57 @@ func certainHolds(t *testing.T, e *encoder, c *certainty, text string, place int
 
 // snippets are what texts are made of: words, and all that may join what is beside it.
 func snippets(e *encoder) []string {
-	all := []string{"a", "word", " word", "The", " of ", "x y", "it's", "'", "'s", "S", " ", "  ", "\n", "\n\n", "\t", "\r\n", "▁", "▁▁", "1", "23", " 4",
-		".", "...", "/", "é", "e\u0301", "\u0301", "\u0300", "ﬁ", "中文", "カ\u3099", "🙂", "\u200d", "Ａ", "\u00a0", "<", "|", "<|", "|>", "<|im_", "<s", "\x00"}
+	all := []string{
+		"a",
+		"word",
+		" word",
+		"The",
+		" of ",
+		"x y",
+		"it's",
+		"'",
+		"'s",
+		"S",
+		" ",
+		"  ",
+		"\n",
+		"\n\n",
+		"\t",
+		"\r\n",
+		"▁",
+		"▁▁",
+		"1",
+		"23",
+		" 4",
+		".",
+		"...",
+		"/",
+		"é",
+		"e\u0301",
+		"\u0301",
+		"\u0300",
+		"ﬁ",
+		"中文",
+		"カ\u3099",
+		"🙂",
+		"\u200d",
+		"Ａ",
+		"\u00a0",
+		"<",
+		"|",
+		"<|",
+		"|>",
+		"<|im_",
+		"<s",
+		"\x00",
+	}
 	for _, added := range []*addedTokens{e.boundaries, e.addedRaw, e.addedNormalized} {
 		for _, token := range added.all() {
-			all = append(all, token.content, token.content[:len(token.content)-len(string([]rune(token.content)[len([]rune(token.content))-1]))])
+			all = append(
+				all,
+				token.content,
+				token.content[:len(token.content)-len(string([]rune(token.content)[len([]rune(token.content))-1]))],
+			)
 		}
 	}
 	return slices.DeleteFunc(all, func(s string) bool { return strings.ContainsRune(s, '\uFFFD') })
@@ -137,8 +190,12 @@ func TestCertainJoins(t *testing.T) {
 		}
 	}
 	// Without a pre-tokenizer, a merge may join a letter and the space behind it.
-	e, err := parseTokenizerJSON([]byte(`{"added_tokens":[],"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"pre_tokenizer":null,
-		"model":{"type":"BPE","unk_token":"<unk>","fuse_unk":true,"vocab":{"<unk>":0,"▁":1,"a":2,"b":3,"a▁":4,"▁b":5,"bb":6},"merges":[["▁","b"],["a","▁"],["b","b"]]}}`))
+	e, err := parseTokenizerJSON(
+		[]byte(
+			`{"added_tokens":[],"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"pre_tokenizer":null,
+		"model":{"type":"BPE","unk_token":"<unk>","fuse_unk":true,"vocab":{"<unk>":0,"▁":1,"a":2,"b":3,"a▁":4,"▁b":5,"bb":6},"merges":[["▁","b"],["a","▁"],["b","b"]]}}`,
+		),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

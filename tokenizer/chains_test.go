@@ -30,7 +30,8 @@ func heapAllocated() int {
 	return int(sample[0].Value.Uint64())
 }
 
-// chainEncoder is a tokenizer with these normalizers and pre-tokenizers. An error says that it is refused when it is loaded.
+// chainEncoder is a tokenizer with these normalizers and pre-tokenizers. An error says that it is refused when it is
+// loaded.
 func chainEncoder(t *testing.T, normalizers, preTokenizers []string) (*encoder, error) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", "tokenizer.json"))
@@ -42,10 +43,14 @@ func chainEncoder(t *testing.T, normalizers, preTokenizers []string) (*encoder, 
 		t.Fatal(err)
 	}
 	if normalizers != nil {
-		file["normalizer"] = json.RawMessage(`{"type":"Sequence","normalizers":[` + strings.Join(normalizers, ",") + `]}`)
+		file["normalizer"] = json.RawMessage(
+			`{"type":"Sequence","normalizers":[` + strings.Join(normalizers, ",") + `]}`,
+		)
 	}
 	if preTokenizers != nil {
-		file["pre_tokenizer"] = json.RawMessage(`{"type":"Sequence","pretokenizers":[` + strings.Join(append(preTokenizers, byteLevelPart), ",") + `]}`)
+		file["pre_tokenizer"] = json.RawMessage(
+			`{"type":"Sequence","pretokenizers":[` + strings.Join(append(preTokenizers, byteLevelPart), ",") + `]}`,
+		)
 	}
 	if raw, err = json.Marshal(file); err != nil {
 		t.Fatal(err)
@@ -57,16 +62,26 @@ const byteLevelPart = `{"type":"ByteLevel","add_prefix_space":false,"trim_offset
 
 var (
 	someNormalizers = []string{
-		`{"type":"NFC"}`, `{"type":"NFD"}`, `{"type":"NFKC"}`, `{"type":"NFKD"}`, `{"type":"Lowercase"}`, `{"type":"StripAccents"}`, `{"type":"Nmt"}`, `{"type":"Strip","strip_left":true,"strip_right":true}`,
-		`{"type":"Prepend","prepend":"▁"}`, `{"type":"Prepend","prepend":"aaaaaaaaaaaaaaaa"}`, `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`, `{"type":"Replace","pattern":{"String":"a"},"content":"aa"}`,
-		`{"type":"Replace","pattern":{"String":"▁"},"content":" a a a "}`, `{"type":"Replace","pattern":{"Regex":"[a-z]"},"content":"ﷺ"}`, `{"type":"Replace","pattern":{"Regex":"\\s+"},"content":"  "}`,
+		`{"type":"NFC"}`, `{"type":"NFD"}`, `{"type":"NFKC"}`, `{"type":"NFKD"}`, `{"type":"Lowercase"}`,
+		`{"type":"StripAccents"}`, `{"type":"Nmt"}`, `{"type":"Strip","strip_left":true,"strip_right":true}`,
+		`{"type":"Prepend","prepend":"▁"}`, `{"type":"Prepend","prepend":"aaaaaaaaaaaaaaaa"}`,
+		`{"type":"Replace","pattern":{"String":" "},"content":"▁"}`,
+		`{"type":"Replace","pattern":{"String":"a"},"content":"aa"}`,
+		`{"type":"Replace","pattern":{"String":"▁"},"content":" a a a "}`,
+		`{"type":"Replace","pattern":{"Regex":"[a-z]"},"content":"ﷺ"}`,
+		`{"type":"Replace","pattern":{"Regex":"\\s+"},"content":"  "}`,
 		`{"type":"Replace","pattern":{"Regex":"(a|aa)+b"},"content":"x"}`,
 	}
 	somePreTokenizers = []string{
-		byteLevelPart, `{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}`, `{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`,
-		`{"type":"Metaspace","replacement":"😀","prepend_scheme":"always","split":true}`, `{"type":"Metaspace","replacement":" ","prepend_scheme":"always","split":false}`, `{"type":"Digits","individual_digits":true}`,
-		`{"type":"Punctuation","behavior":"Isolated"}`, `{"type":"Whitespace"}`, `{"type":"WhitespaceSplit"}`, `{"type":"BertPreTokenizer"}`, `{"type":"CharDelimiterSplit","delimiter":"a"}`,
-		`{"type":"Split","pattern":{"String":"a"},"behavior":"MergedWithNext","invert":false}`, `{"type":"Split","pattern":{"Regex":"(a|aa)+b"},"behavior":"Isolated","invert":false}`,
+		byteLevelPart, `{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}`,
+		`{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}`,
+		`{"type":"Metaspace","replacement":"😀","prepend_scheme":"always","split":true}`,
+		`{"type":"Metaspace","replacement":" ","prepend_scheme":"always","split":false}`,
+		`{"type":"Digits","individual_digits":true}`,
+		`{"type":"Punctuation","behavior":"Isolated"}`, `{"type":"Whitespace"}`, `{"type":"WhitespaceSplit"}`,
+		`{"type":"BertPreTokenizer"}`, `{"type":"CharDelimiterSplit","delimiter":"a"}`,
+		`{"type":"Split","pattern":{"String":"a"},"behavior":"MergedWithNext","invert":false}`,
+		`{"type":"Split","pattern":{"Regex":"(a|aa)+b"},"behavior":"Isolated","invert":false}`,
 		`{"type":"Split","pattern":{"Regex":"."},"behavior":"Isolated","invert":false}`,
 	}
 )
@@ -85,7 +100,9 @@ func holdChain(t *testing.T, normalizers, preTokenizers []string) {
 		start, before := threadTime(), heapAllocated()
 		_, err := e.append(work{ctx: t.Context()}, nil, text, false, nil)
 		// The searches of a pattern may take matchTimeout, and everything else a microsecond for each byte and step.
-		limit := matchTimeout*6/5 + time.Duration(slowerBuild*(len(normalizers)+len(preTokenizers)+2)*size)*2*time.Microsecond
+		limit := matchTimeout*6/5 + time.Duration(
+			slowerBuild*(len(normalizers)+len(preTokenizers)+2)*size,
+		)*2*time.Microsecond
 		if took := threadTime() - start; took > limit {
 			t.Errorf("%s %s: %.4q: took %v (%v)", normalizers, preTokenizers, unit, took, err)
 		}
@@ -113,9 +130,11 @@ func TestHostileChains(t *testing.T) {
 		{[]string{someNormalizers[13], `{"type":"NFKD"}`, someNormalizers[11]}, nil},
 		{repeat(someNormalizers[8], 30), nil},
 		{nil, repeat(byteLevelPart, 12)},
-		{nil, []string{somePreTokenizers[13], somePreTokenizers[1], byteLevelPart, byteLevelPart, byteLevelPart, byteLevelPart, somePreTokenizers[1]}},
+		{nil, []string{somePreTokenizers[13], somePreTokenizers[1], byteLevelPart, byteLevelPart, byteLevelPart,
+			byteLevelPart, somePreTokenizers[1]}},
 		{nil, []string{somePreTokenizers[12]}},
-		{nil, []string{somePreTokenizers[6], `{"type":"Split","pattern":{"Regex":"(a|aa)+[bc]"},"behavior":"Isolated","invert":false}`}},
+		{nil, []string{somePreTokenizers[6],
+			`{"type":"Split","pattern":{"Regex":"(a|aa)+[bc]"},"behavior":"Isolated","invert":false}`}},
 	} {
 		holdChain(t, c.normalizers, c.preTokenizers)
 	}
@@ -153,8 +172,12 @@ func TestHostileFolder(t *testing.T) {
 	if _, err := parseNormalizer(json.RawMessage(deep)); err == nil || !strings.Contains(err.Error(), "nested") {
 		t.Errorf("deep: %.100v", err)
 	}
-	many := `{"type":"Sequence","normalizers":[` + strings.TrimSuffix(strings.Repeat(`{"type":"NFC"},`, 2000), ",") + `]}`
-	if _, err := parseNormalizer(json.RawMessage(many)); err == nil || !strings.Contains(err.Error(), fmt.Sprint(maxComponents)) {
+	many := `{"type":"Sequence","normalizers":[` + strings.TrimSuffix(
+		strings.Repeat(`{"type":"NFC"},`, 2000),
+		",",
+	) + `]}`
+	if _, err := parseNormalizer(json.RawMessage(many)); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprint(maxComponents)) {
 		t.Errorf("many: %.100v", err)
 	}
 	long := addedTokenJSON{Content: strings.Repeat("a", maxAddedToken+1)}

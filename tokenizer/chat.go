@@ -10,13 +10,13 @@ import (
 //
 // A request that brings ids where its engine looks for them gets those. Otherwise a chat is rendered as the engine does
 // and encoded without special tokens, which the template writes itself, and a completion is encoded with them;
-// add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL bytes.
-// The end of ctx ends all of it soon, with ctx's error.
-// All ids are certain but for chats with images, video or sound: see Prompt.
+// add_special_tokens overrides both. SGLang does not know that field; Dynamo's frontend never adds them, and drops NUL
+// bytes. The end of ctx ends all of it soon, with ctx's error. All ids are certain but for chats with images, video or
+// sound: see Prompt.
 //
 // Errors, all meaning that the ids are not known here: ErrMedia, ErrMemory, ErrNoChatTemplate, ErrInvalidUTF8,
-// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine refuses
-// or alone can tokenize.
+// *chattemplate.RaiseError and other template errors, chattemplate.ErrLimit, and errors that name what the engine
+// refuses or alone can tokenize.
 func (m *Model) Tokenize(ctx context.Context, request *apibody.Request) ([]Prompt, error) {
 	switch given, err := m.given(request); {
 	case err != nil:

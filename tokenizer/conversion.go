@@ -7,8 +7,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What an engine makes of a chat's messages and tools before they are rendered takes memory too. It is reckoned up beforehand, for
-// all engines alike: so many objects, with their places in lists.
+// What an engine makes of a chat's messages and tools before they are rendered takes memory too. It is reckoned up
+// beforehand, for all engines alike: so many objects, with their places in lists.
 var (
 	partBytes = chattemplate.DictBytes(2) + listPlaceBytes
 	callBytes = chattemplate.DictBytes(3) + chattemplate.DictBytes(2) + listPlaceBytes
@@ -31,7 +31,8 @@ func readArguments(text string) (any, error) {
 	return v, err
 }
 
-// converted returns the request with what is left when its engine has made what it makes of messages and tools. Errors: ErrMemory.
+// converted returns the request with what is left when its engine has made what it makes of messages and tools. Errors:
+// ErrMemory.
 func (m *Model) converted(request *apibody.Request) (*apibody.Request, error) {
 	if request.Left == 0 { // it was not parsed
 		return request, nil

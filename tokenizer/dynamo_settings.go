@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// DynamoSettings are the settings of a Dynamo worker, told in the runtime_config of its model card, that change the prompts
-// that the frontend makes for it. The zero value is that of a worker started without them.
+// DynamoSettings are the settings of a Dynamo worker, told in the runtime_config of its model card, that change the
+// prompts that the frontend makes for it. The zero value is that of a worker started without them.
 type DynamoSettings struct {
 	ReasoningParser, ToolCallParser string // names; "" for none
 	DefaultThinkingMode             string // "enabled", "disabled" or ""
@@ -36,7 +36,10 @@ func ParseDynamoSettings(runtimeConfig []byte) (DynamoSettings, error) {
 	}
 	if len(runtimeConfig) > 0 {
 		if err := json.Unmarshal(runtimeConfig, &c); err != nil {
-			return DynamoSettings{}, fmt.Errorf("tokenizer: Dynamo's runtime_config: %w", inJSON(err, `{"reasoning_parser": "kimi_k25"}`))
+			return DynamoSettings{}, fmt.Errorf(
+				"tokenizer: Dynamo's runtime_config: %w",
+				inJSON(err, `{"reasoning_parser": "kimi_k25"}`),
+			)
 		}
 	}
 	s := DynamoSettings{
@@ -101,8 +104,8 @@ func setDefault(d *chattemplate.Dict, key string, value any) {
 	}
 }
 
-// lastWord is what the parsers make of the variables when the request and the defaults have said what they want; decided
-// says that these named whether to think.
+// lastWord is what the parsers make of the variables when the request and the defaults have said what they want;
+// decided says that these named whether to think.
 func (s *DynamoSettings) lastWord(request *apibody.Request, kwargs *chattemplate.Dict, decided bool) {
 	think := func(on bool) {
 		kwargs.Set(thinking, on)
@@ -112,13 +115,14 @@ func (s *DynamoSettings) lastWord(request *apibody.Request, kwargs *chattemplate
 		think(true)
 	}
 	choice, _ := request.Body.Get("tool_choice")
-	if _, named := choice.(*chattemplate.Dict); named && (s.ToolCallParser == "kimi_k3" || s.ToolCallParser == "kimi-k3") {
+	if _, named := choice.(*chattemplate.Dict); named &&
+		(s.ToolCallParser == "kimi_k3" || s.ToolCallParser == "kimi-k3") {
 		think(false)
 	}
 }
 
-// argumentsAsObjects parses the arguments of all tool calls of a chat's messages: what is no object becomes an empty one. At
-// arguments that are no JSON the frontend stops, and leaves those behind as they are.
+// argumentsAsObjects parses the arguments of all tool calls of a chat's messages: what is no object becomes an empty
+// one. At arguments that are no JSON the frontend stops, and leaves those behind as they are.
 func argumentsAsObjects(messages []any) error {
 	for _, item := range messages {
 		message, _ := item.(*chattemplate.Dict)
@@ -155,8 +159,8 @@ func argumentsAsObjects(messages []any) error {
 	return nil
 }
 
-// checkArguments refuses what the frontend may print otherwise: numbers that it may keep as text, because it seeks them by
-// their key in the arguments' text.
+// checkArguments refuses what the frontend may print otherwise: numbers that it may keep as text, because it seeks them
+// by their key in the arguments' text.
 func checkArguments(text string, arguments any) error {
 	if err := checkRustJSON(text, arguments); err != nil {
 		return err

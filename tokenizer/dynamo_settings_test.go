@@ -8,11 +8,14 @@ import (
 )
 
 const (
-	thinkingTemplate = `{{ thinking }} {{ enable_thinking }} {{ thinking_mode }} {{ truncate_history_thinking }}{% for m in messages %}{% endfor %}`
-	toolsTemplate    = `{{ tools }}{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}`
+	thinkingTemplate = `{{ thinking }} {{ enable_thinking }} {{ thinking_mode }} {{ truncate_history_thinking }}{% ` +
+		`for m in messages %}{% endfor %}`
+	toolsTemplate = `{{ tools }}{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% ` +
+		`endfor %}{% endfor %}`
 )
 
-// TestDynamoSettings renders by the settings of workers' cards. That the frontend does the same is shown in package e2e.
+// TestDynamoSettings renders by the settings of workers' cards. That the frontend does the same is shown in package
+// e2e.
 func TestDynamoSettings(t *testing.T) {
 	const user = `[{"role":"user","content":"x"}]`
 	called := func(arguments ...string) string {
@@ -26,22 +29,34 @@ func TestDynamoSettings(t *testing.T) {
 		{thinkingTemplate, `{}`, "chat/completions", user, "   "},
 		{thinkingTemplate, `{"reasoning_parser":"qwen3"}`, "chat/completions", user, "   "},
 		{thinkingTemplate, `{"reasoning_parser":"kimi_k25"}`, "chat/completions", user, "True True  "},
-		{thinkingTemplate, `{"reasoning_parser":"kimi_k25"}`, "chat/completions", user + `,"reasoning_effort":"none"`, "False False disabled "},
-		{thinkingTemplate, `{"reasoning_parser":"kimi_k25"}`, "chat/completions", user + `,"chat_template_kwargs":{"thinking_mode":"adaptive"}`, "True True adaptive "},
-		{thinkingTemplate, `{"reasoning_parser":"kimi_k25","runtime_data":{"default_thinking_mode":"disabled"}}`, "chat/completions", user, "False False disabled "},
-		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"enabled"}}`, "chat/completions", user, "True True enabled "},
-		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"enabled"}}`, "chat/completions", user + `,"chat_template_kwargs":{"thinking":false}`, "False False disabled "},
+		{thinkingTemplate, `{"reasoning_parser":"kimi_k25"}`, "chat/completions", user + `,"reasoning_effort":"none"`,
+			"False False disabled "},
+		{thinkingTemplate, `{"reasoning_parser":"kimi_k25"}`, "chat/completions",
+			user + `,"chat_template_kwargs":{"thinking_mode":"adaptive"}`, "True True adaptive "},
+		{thinkingTemplate, `{"reasoning_parser":"kimi_k25","runtime_data":{"default_thinking_mode":"disabled"}}`,
+			"chat/completions", user, "False False disabled "},
+		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"enabled"}}`, "chat/completions", user,
+			"True True enabled "},
+		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"enabled"}}`, "chat/completions",
+			user + `,"chat_template_kwargs":{"thinking":false}`, "False False disabled "},
 		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"sometimes"}}`, "chat/completions", user, "   "},
-		{thinkingTemplate, `{"tool_call_parser":"kimi_k3"}`, "chat/completions", user + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "False False  "},
+		{thinkingTemplate, `{"tool_call_parser":"kimi_k3"}`, "chat/completions",
+			user + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "False False  "},
 		{thinkingTemplate, `{"reasoning_parser":"qwen3"}`, "messages", user, "True True  False"},
 		{thinkingTemplate, `{"reasoning_parser":"qwen3"}`, "messages", user + `,"thinking":{"type":"disabled"}`, "   "},
-		{thinkingTemplate, `{"reasoning_parser":"qwen3","runtime_data":{"default_thinking_mode":"disabled"}}`, "messages", user, "True True  False"},
-		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"disabled"}}`, "messages", user, "False False disabled "},
-		{toolsTemplate, `{"exclude_tools_when_tool_choice_none":false}`, "chat/completions", user + `,"tool_choice":"none","tools":[{"type":"function","function":{"name":"f"}}]`,
+		{thinkingTemplate, `{"reasoning_parser":"qwen3","runtime_data":{"default_thinking_mode":"disabled"}}`,
+			"messages", user, "True True  False"},
+		{thinkingTemplate, `{"runtime_data":{"default_thinking_mode":"disabled"}}`, "messages", user,
+			"False False disabled "},
+		{toolsTemplate, `{"exclude_tools_when_tool_choice_none":false}`, "chat/completions",
+			user + `,"tool_choice":"none","tools":[{"type":"function","function":{"name":"f"}}]`,
 			`[{"type": "function", "function": {"name": "f", "description": ""}}]`},
-		{toolsTemplate, `{"exclude_tools_when_tool_choice_none":true}`, "chat/completions", user + `,"tool_choice":"none","tools":[{"type":"function","function":{"name":"f"}}]`, "None"},
-		{callsTemplate, `{"tool_call_arguments_format":"json_object"}`, "chat/completions", called(`"{\"b\":1,\"a\": [1]}"`, `""`, `"[1]"`), `{"b": 1, "a": [1]}{}{}`},
-		{callsTemplate, `{"tool_call_parser":"glm47"}`, "chat/completions", called(`"{\"b\":1}"`, `"{b"`, `"{\"c\":2}"`), `{"b": 1}{b{"c":2}`},
+		{toolsTemplate, `{"exclude_tools_when_tool_choice_none":true}`, "chat/completions",
+			user + `,"tool_choice":"none","tools":[{"type":"function","function":{"name":"f"}}]`, "None"},
+		{callsTemplate, `{"tool_call_arguments_format":"json_object"}`, "chat/completions",
+			called(`"{\"b\":1,\"a\": [1]}"`, `""`, `"[1]"`), `{"b": 1, "a": [1]}{}{}`},
+		{callsTemplate, `{"tool_call_parser":"glm47"}`, "chat/completions",
+			called(`"{\"b\":1}"`, `"{b"`, `"{\"c\":2}"`), `{"b": 1}{b{"c":2}`},
 		{callsTemplate, `{}`, "chat/completions", called(`"{\"b\":1}"`), `{"b":1}`},
 	} {
 		settings, err := ParseDynamoSettings([]byte(c.runtimeConfig))
@@ -63,7 +78,8 @@ func TestDynamoSettings(t *testing.T) {
 }
 
 func TestDynamoSettingsThatAreNotFollowed(t *testing.T) {
-	number := `[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"b\":1.5}"}}]}]`
+	number := `[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f",` +
+		`"arguments":"{\"b\":1.5}"}}]}]`
 	for name, workers := range map[string][]DynamoSettings{
 		"workers that differ": {{ReasoningParser: "qwen3"}, {}},
 		"MiniMax's parser":    {{ToolCallParser: "minimax-m3-nom"}},
@@ -80,11 +96,15 @@ func TestDynamoSettingsThatAreNotFollowed(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		`{"reasoning_parser":7}`: `reasoning_parser may not be a JSON number; write an object such as {"reasoning_parser": "kimi_k25"}`,
-		`[1]`:                    `a JSON array is in the wrong place; write an object such as {"reasoning_parser": "kimi_k25"}`,
-		`{x`:                     `not JSON: invalid character 'x' looking for beginning of object key string; write an object such as {"reasoning_parser": "kimi_k25"}`,
+		`{"reasoning_parser":7}`: `reasoning_parser may not be a JSON number; write an object such as ` +
+			`{"reasoning_parser": "kimi_k25"}`,
+		`[1]`: `a JSON array is in the wrong place; write an object such as {"reasoning_parser": ` +
+			`"kimi_k25"}`,
+		`{x`: `not JSON: invalid character 'x' looking for beginning of object key string; write ` +
+			`an object such as {"reasoning_parser": "kimi_k25"}`,
 	} {
-		if _, err := ParseDynamoSettings([]byte(text)); err == nil || err.Error() != "tokenizer: Dynamo's runtime_config: "+want {
+		if _, err := ParseDynamoSettings([]byte(text)); err == nil ||
+			err.Error() != "tokenizer: Dynamo's runtime_config: "+want {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}

@@ -30,7 +30,13 @@ func (e *encoder) giveBack(sc *scratch) {
 }
 
 // append appends the ids of text. cache may be nil. w bounds the work, and says how it ended.
-func (e *encoder) append(w work, out []kvblock.Token, text string, special bool, cache *segmentCache) ([]kvblock.Token, error) {
+func (e *encoder) append(
+	w work,
+	out []kvblock.Token,
+	text string,
+	special bool,
+	cache *segmentCache,
+) ([]kvblock.Token, error) {
 	if len(text) > maxText {
 		return out, fmt.Errorf("tokenizer: text of %d bytes is too long", len(text))
 	}
@@ -38,7 +44,11 @@ func (e *encoder) append(w work, out []kvblock.Token, text string, special bool,
 		return out, ErrInvalidUTF8
 	}
 	if e.kimiLimits && !withinKimiLimits(text) {
-		return out, fmt.Errorf("tokenizer: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not reproduced here", len(text))
+		return out, fmt.Errorf(
+			"tokenizer: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not "+
+				"reproduced here",
+			len(text),
+		)
 	}
 	sc := e.borrow()
 	sc.work = w
@@ -76,7 +86,13 @@ func (e *encoder) append(w work, out []kvblock.Token, text string, special bool,
 
 // appendSegment appends the ids of the text between two boundaries. They depend on this text alone, and, with
 // e.firstDiffers, on whether it is the first of a prompt; so they are remembered, if cache is not nil.
-func (e *encoder) appendSegment(out []kvblock.Token, text string, first bool, sc *scratch, cache *segmentCache) ([]kvblock.Token, error) {
+func (e *encoder) appendSegment(
+	out []kvblock.Token,
+	text string,
+	first bool,
+	sc *scratch,
+	cache *segmentCache,
+) ([]kvblock.Token, error) {
 	if len(text) < minSegment || first && e.firstDiffers {
 		cache = nil
 	}
@@ -143,7 +159,13 @@ func (e *encoder) appendStretch(out []kvblock.Token, text string, first bool, sc
 }
 
 // appendPieces cuts s[i:end] into pieces and appends their ids.
-func (e *encoder) appendPieces(out []kvblock.Token, s string, i, end int, first bool, sc *scratch) ([]kvblock.Token, error) {
+func (e *encoder) appendPieces(
+	out []kvblock.Token,
+	s string,
+	i, end int,
+	first bool,
+	sc *scratch,
+) ([]kvblock.Token, error) {
 	switch {
 	case e.scan != nil || e.deepSeek:
 		out = e.appendCut(out, s, i, end, sc)
@@ -185,8 +207,8 @@ func (e *encoder) appendCut(out []kvblock.Token, s string, i, end int, sc *scrat
 }
 
 // EngineRuns returns how many texts (pieces, where patterns follow one another) went through the general engine for
-// patterns, which is exact but an order of magnitude slower, since the model was loaded. It is 0 for models whose pattern
-// has a scanner of its own; see GeneralPattern.
+// patterns, which is exact but an order of magnitude slower, since the model was loaded. It is 0 for models whose
+// pattern has a scanner of its own; see GeneralPattern.
 func (m *Model) EngineRuns() int64 { return m.encoder.engineRuns.Load() }
 
 // GeneralPattern reports whether the model's pre-tokenizer needs the general engine, for its caller to say so once.

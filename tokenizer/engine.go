@@ -50,28 +50,29 @@ const (
 type Options struct {
 	// Engine is who tokenizes; "" means VLLM.
 	Engine Engine
-	// ChatTemplate is the path of a template that takes the place of the folder's, as the engines' --chat-template does;
-	// "" means the folder's own.
+	// ChatTemplate is the path of a template that takes the place of the folder's, as the engines' --chat-template
+	// does; "" means the folder's own.
 	ChatTemplate string
 	// ChatTemplateContentFormat is ContentAuto (also ""), ContentString or ContentOpenAI: the form of message content
 	// that the template gets, as vLLM's --chat-template-content-format says. SGLang and Dynamo have no such flag.
 	ChatTemplateContentFormat string
-	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, as the engines'
-	// --default-chat-template-kwargs says; "" means none. Dynamo has no such flag.
+	// DefaultChatTemplateKwargs is a JSON object of template variables for requests that do not give them, as the
+	// engines' --default-chat-template-kwargs says; "" means none. Dynamo has no such flag.
 	DefaultChatTemplateKwargs string
 	// RequestChatTemplate lets a request bring a template of its own, as vLLM's --trust-request-chat-template does.
 	// Without it such a request has no token ids here.
 	RequestChatTemplate bool
-	// ExcludeToolsWhenToolChoiceNone keeps tools from templates when tool_choice is none, as vLLM's flag of that name does.
+	// ExcludeToolsWhenToolChoiceNone keeps tools from templates when tool_choice is none, as vLLM's flag of that name
+	// does.
 	ExcludeToolsWhenToolChoiceNone bool
 	// ReasoningEffortMap is a JSON object of reasoning efforts, and what a template gets instead of each, as vLLM's
 	// --reasoning-effort-map says; "" means none.
 	ReasoningEffortMap string
-	// AnthropicDisabledThinkingEffort is the reasoning effort that stands for disabled thinking in /v1/messages, as vLLM's
-	// flag of that name says; "" and "auto" mean that the templates decide.
+	// AnthropicDisabledThinkingEffort is the reasoning effort that stands for disabled thinking in /v1/messages, as
+	// vLLM's flag of that name says; "" and "auto" mean that the templates decide.
 	AnthropicDisabledThinkingEffort string
-	// HFChatTemplateName names which of a folder's templates is used, as SGLang's --hf-chat-template-name says; "" means the
-	// first.
+	// HFChatTemplateName names which of a folder's templates is used, as SGLang's --hf-chat-template-name says; ""
+	// means the first.
 	HFChatTemplateName string
 	// Dynamo are the settings of Dynamo's workers until SetDynamo tells theirs.
 	Dynamo DynamoSettings
@@ -94,10 +95,12 @@ func (o *Options) check() error {
 	if o.HFChatTemplateName != "" && o.Engine != SGLang {
 		return errors.New("tokenizer: a Hugging Face chat template is chosen by name on SGLang only")
 	}
-	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") && o.Engine != VLLM {
+	if (o.ExcludeToolsWhenToolChoiceNone || o.ReasoningEffortMap != "" || o.AnthropicDisabledThinkingEffort != "") &&
+		o.Engine != VLLM {
 		return errors.New("tokenizer: tools are excluded, and reasoning efforts mapped, on vLLM only")
 	}
-	if e := o.AnthropicDisabledThinkingEffort; e != "" && e != "auto" && (e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
+	if e := o.AnthropicDisabledThinkingEffort; e != "" && e != "auto" &&
+		(e == "minimal" || !slices.Contains(reasoningEfforts, e)) {
 		return fmt.Errorf("tokenizer: the effort %q for disabled thinking is none that vLLM takes", e)
 	}
 	return nil
@@ -123,13 +126,15 @@ func errRefused(format string, args ...any) error {
 	return fmt.Errorf("tokenizer: the engine refuses this: "+format, args...)
 }
 
-// given returns the prompts that a request brings where its engine looks for them, nil if it brings none, and an error if the
-// engine would make something of the request that is not known here.
+// given returns the prompts that a request brings where its engine looks for them, nil if it brings none, and an error
+// if the engine would make something of the request that is not known here.
 func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 	var ids [][]kvblock.Token
 	var err error
 	if m.rebuilt && (m.options.Engine == VLLM || m.options.Engine == SGLang) {
-		return nil, errNotReproduced("a byte-level tokenizer.json of the class LlamaTokenizer, of which Transformers makes another tokenizer")
+		return nil, errNotReproduced(
+			"a byte-level tokenizer.json of the class LlamaTokenizer, of which Transformers makes another tokenizer",
+		)
 	}
 	switch m.options.Engine {
 	case VLLM:
@@ -158,7 +163,12 @@ func (m *Model) given(request *apibody.Request) ([]Prompt, error) {
 func (m *Model) tokenizeChat(ctx context.Context, request *apibody.Request) (Prompt, error) {
 	switch {
 	case request.HasMedia && m.media == nil:
-		return Prompt{}, fmt.Errorf("%w, and where %s puts it is not known for models of the architecture %q", ErrMedia, m.options.Engine, m.architecture)
+		return Prompt{}, fmt.Errorf(
+			"%w, and where %s puts it is not known for models of the architecture %q",
+			ErrMedia,
+			m.options.Engine,
+			m.architecture,
+		)
 	case m.options.Engine == SGLang:
 		return m.tokenizeSGLang(ctx, request)
 	case m.usesHarmony():
@@ -181,7 +191,10 @@ func (m *Model) tokenizeText(ctx context.Context, request *apibody.Request) (pro
 		return Prompt{IDs: ids, Certain: len(ids)}, text, err
 	}
 	if m.options.Engine == Dynamo && !(m.encoder.rereads && m.encoder.normalizer.keeps(text)) {
-		return Prompt{}, "", fmt.Errorf("%w, and a worker may read the text back from ids and encode it again", ErrMedia)
+		return Prompt{}, "", fmt.Errorf(
+			"%w, and a worker may read the text back from ids and encode it again",
+			ErrMedia,
+		)
 	}
 	place, err := m.media.place(text)
 	if err != nil {
@@ -217,7 +230,11 @@ func (m *Model) ownEncoding(architectures []string) bool {
 
 // convertMessages returns a chat's messages as an engine's rule for one makes them. parts says that content goes to the
 // template as a list of parts.
-func convertMessages(request *apibody.Request, convert func(message *chattemplate.Dict, parts bool) (*chattemplate.Dict, error), parts bool) ([]any, error) {
+func convertMessages(
+	request *apibody.Request,
+	convert func(message *chattemplate.Dict, parts bool) (*chattemplate.Dict, error),
+	parts bool,
+) ([]any, error) {
 	messages := make([]any, len(request.Messages.Items))
 	for i, item := range request.Messages.Items {
 		given, _ := item.(*chattemplate.Dict)

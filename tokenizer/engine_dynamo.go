@@ -76,9 +76,11 @@ func (m *Model) newDynamoChat() *dynamoChat {
 	return c
 }
 
-// dynamoFlattens reports whether the template is, or may be, one of those for which the frontend writes media into text.
+// dynamoFlattens reports whether the template is, or may be, one of those for which the frontend writes media into
+// text.
 func dynamoFlattens(t *chattemplate.Template, source string) (bool, error) {
-	if strings.Contains(source, "<|end|>") && strings.Contains(source, "<|assistant|>") || strings.Contains(source, "USER:") && strings.Contains(source, "ASSISTANT:") {
+	if strings.Contains(source, "<|end|>") && strings.Contains(source, "<|assistant|>") ||
+		strings.Contains(source, "USER:") && strings.Contains(source, "ASSISTANT:") {
 		return true, nil
 	}
 	const text = "\x01kvepp content probe\x01"
@@ -106,8 +108,8 @@ func (m *Model) dynamoVars(messages, tools *chattemplate.List, generate bool) *c
 	return vars
 }
 
-// probe renders a template as Dynamo does when it loads it. failed says that the template refuses the messages; an error
-// says that this is not known.
+// probe renders a template as Dynamo does when it loads it. failed says that the template refuses the messages; an
+// error says that this is not known.
 func probe(t *chattemplate.Template, vars *chattemplate.Dict) (text string, failed bool, err error) {
 	text, err = t.Render(context.Background(), vars, chattemplate.Limits{})
 	if errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit) {
@@ -150,7 +152,14 @@ func (m *Model) probeDynamo(source string, tools *chattemplate.List) (*dynamoTem
 	}
 	if _, failed := render(false, say("system", "s"), say("user", "u")); !failed {
 		_, late := render(false, say("system", "s0"), say("user", "u"), say("system", "s1"))
-		_, later := render(false, say("system", "s0"), say("user", "u"), say("assistant", "a"), say("system", "s1"), say("user", "u2"))
+		_, later := render(
+			false,
+			say("system", "s0"),
+			say("user", "u"),
+			say("assistant", "a"),
+			say("system", "s1"),
+			say("user", "u2"),
+		)
 		t.demoteSystem = late || later
 		_, t.mergeUsers = render(false, say("system", "s"), say("user", "u0"), say("user", "u1"))
 	}

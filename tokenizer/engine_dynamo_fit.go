@@ -72,8 +72,8 @@ func mergeUsers(messages []any) []any {
 	return merged
 }
 
-// joinContents gives the first of some messages the contents of all, in time that grows with their length. The content then is its
-// last field.
+// joinContents gives the first of some messages the contents of all, in time that grows with their length. The content
+// then is its last field.
 func joinContents(messages []any) {
 	var joined any
 	var texts []string // of joined, while it is a string: those that are not empty
@@ -223,8 +223,8 @@ func checkRustJSON(text string, parsed any) error {
 	return chattemplate.CheckRustNumbers(parsed)
 }
 
-// fitReasoning puts an assistant's reasoning into its content, between <think> tags, for a template that does not read it,
-// and joins its segments for a template that reads one string.
+// fitReasoning puts an assistant's reasoning into its content, between <think> tags, for a template that does not read
+// it, and joins its segments for a template that reads one string.
 func fitReasoning(t *dynamoTemplate, message *chattemplate.Dict) {
 	reasoning, _ := message.Get("reasoning_content")
 	var segments []string

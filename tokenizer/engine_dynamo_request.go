@@ -72,7 +72,8 @@ func copyStrings(to, from *chattemplate.Dict, names ...string) error {
 	return nil
 }
 
-// dynamoContent returns text, or a list of parts: text, and if media may be there, what stands for images, videos and sound.
+// dynamoContent returns text, or a list of parts: text, and if media may be there, what stands for images, videos and
+// sound.
 func dynamoContent(content any, media bool) (any, error) {
 	list, ok := content.(*chattemplate.List)
 	if !ok {

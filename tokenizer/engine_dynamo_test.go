@@ -11,10 +11,14 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// dynamoModel loads a model with a template for Dynamo's frontend. That the frontend does the same is shown in package e2e.
+// dynamoModel loads a model with a template for Dynamo's frontend. That the frontend does the same is shown in package
+// e2e.
 func dynamoModel(t testing.TB, template string) *Model {
 	t.Helper()
-	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": template}), Options{Engine: Dynamo})
+	m, err := Load(
+		copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": template}),
+		Options{Engine: Dynamo},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,40 +26,63 @@ func dynamoModel(t testing.TB, template string) *Model {
 }
 
 const (
-	strictTemplate = `{% set ns = namespace(last='') %}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}{% if m.role == 'user' and ns.last == 'user' %}{{ raise_exception('twice') }}{% endif %}{% set ns.last = m.role %}{{ m }}{% endfor %}`
-	callsTemplate  = `{% for m in messages %}{% for c in m.tool_calls %}{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}{% endfor %}{% endfor %}`
-	thinksTemplate = `{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is string %}<{{ m.reasoning_content }}>{% endif %}{{ m.content }};{% endfor %}`
+	strictTemplate = `{% set ns = namespace(last='') %}{% for m in messages %}{% if m.role == 'system' and not ` +
+		`loop.first %}{{ raise_exception('late') }}{% endif %}{% if m.role == 'user' and ns.last == 'user' %}{{ ` +
+		`raise_exception('twice') }}{% endif %}{% set ns.last = m.role %}{{ m }}{% endfor %}`
+	callsTemplate = `{% for m in messages %}{% for c in m.tool_calls %}{% if c.function.arguments is string %}{{ ` +
+		`c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}{% endfor %}{% endfor %}`
+	thinksTemplate = `{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is string %}<{{ ` +
+		`m.reasoning_content }}>{% endif %}{{ m.content }};{% endfor %}`
 )
 
 func TestDynamoFitsMessages(t *testing.T) {
-	call := `{"role":"assistant","content":null,"tool_calls":[{"type":"function","id":"1","x":1,"function":{"arguments":"{\"b\": 1.0, \"a\":[]}","name":"f"}}]}`
+	call := `{"role":"assistant","content":null,"tool_calls":[{"type":"function","id":"1","x":1,` +
+		`"function":{"arguments":"{\"b\": 1.0, \"a\":[]}","name":"f"}}]}`
 	for _, c := range []struct{ template, messages, want string }{
-		{`{{ messages }}`, `[{"content":"x","role":"user","name":null,"other":1}]`, `[{"role": "user", "content": "x"}]`},
+		{`{{ messages }}`, `[{"content":"x","role":"user","name":null,"other":1}]`,
+			`[{"role": "user", "content": "x"}]`},
 		{`{{ messages }}`, `[{"role":"assistant","content":"x","reasoning":"r","name":"n","tool_calls":[]}]`,
 			`[{"role": "assistant", "content": "<think>r</think>x", "tool_calls": [], "name": "n"}]`},
 		{`{{ messages }}`, `[{"role":"assistant","content":null,"reasoning_content":["a","","b"]}]`,
 			`[{"role": "assistant", "content": "<think>a</think><think>b</think>"}]`},
 		{`{{ messages }}`, "[" + call + "]",
-			`[{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"b": 1.0, "a": []}}}]}]`},
-		{`{{ messages }}`, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},{"role":"user","content":[]}]`,
+			`[{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", ` +
+				`"arguments": {"b": 1.0, "a": []}}}]}]`},
+		{`{{ messages }}`, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},` +
+			`{"role":"user","content":[]}]`,
 			`[{"role": "user", "content": "a\nb"}, {"role": "user", "content": []}]`},
-		{`{% for m in messages %}{% if m.content is not string %}{{ m.content }}{% endif %}{% endfor %}`, `[{"role":"user","content":"a"}]`, `[{"type": "text", "text": "a"}]`},
-		{strictTemplate, `[{"role":"system","content":"a"},{"role":"system","content":"b"},{"role":"user","content":"c"},{"role":"system","content":"d"},{"role":"user","content":[{"type":"text","text":"e"}]}]`,
+		{`{% for m in messages %}{% if m.content is not string %}{{ m.content }}{% endif %}{% endfor %}`,
+			`[{"role":"user","content":"a"}]`, `[{"type": "text", "text": "a"}]`},
+		{strictTemplate, `[{"role":"system","content":"a"},{"role":"system","content":"b"},{"role":"user",` +
+			`"content":"c"},{"role":"system","content":"d"},{"role":"user","content":[{"type":"text","text":"e"}]}]`,
 			`{"role": "system", "content": "a\n\nb"}{"role": "user", "content": "c\n\nd\ne"}`},
 		{callsTemplate, "[" + call + "]", `{"b": 1.0, "a":[]}`},
-		{callsTemplate, `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1.0,"a":["é",1e-7]}}}]}]`, `{"b":1.0,"a":["é",1e-7]}`},
+		{callsTemplate, `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":{"b":1.0,` +
+			`"a":["é",1e-7]}}}]}]`, `{"b":1.0,"a":["é",1e-7]}`},
 		{`{{ messages[0].tool_calls[0].function.arguments | tojson }}`, "[" + call + "]", `{"b": 1.0, "a": []}`},
 		{thinksTemplate, `[{"role":"assistant","content":"x","reasoning_content":["a","","b"]}]`, "assistant:<a\nb>x;"},
-		{`{{ bos_token }}{{ tools }}{{ add_generation_prompt }}{{ k }}`, `[{"role":"user","content":"x"}],"chat_template_args":{"k":[1,null],"bos_token":"b","tools":[]}`, "NoneNoneTrue[1, None]"},
-		{`{{ tools }}`, `[{"role":"user","content":"x"}],"tools":[{"function":{"x":1,"parameters":{},"name":"f"},"type":"function"}],"tool_choice":"auto"`,
-			`[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}, "description": ""}}]`},
-		{`{{ tools }}`, `[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none"`, "None"},
-		{`{{ enable_thinking }}{{ thinking }}{{ thinking_mode }}{{ reasoning_effort }}`, `[{"role":"user","content":"x"}],"reasoning_effort":"none"`, "FalseFalsedisablednone"},
-		{`{{ enable_thinking }}{{ thinking }}{{ thinking_mode }}`, `[{"role":"user","content":"x"}],"thinking":{"type":"enabled"},"chat_template_kwargs":{"enable_thinking":false}`, "TrueTrueenabled"},
-		{`{{ enable_thinking }}{{ thinking_mode }}`, `[{"role":"user","content":"x"}],"chat_template_kwargs":{"thinking_mode":"adaptive"},"reasoning_effort":"low"`, "adaptive"},
+		{`{{ bos_token }}{{ tools }}{{ add_generation_prompt }}{{ k }}`,
+			`[{"role":"user","content":"x"}],"chat_template_args":{"k":[1,null],"bos_token":"b","tools":[]}`,
+			"NoneNoneTrue[1, None]"},
+		{`{{ tools }}`, `[{"role":"user","content":"x"}],"tools":[{"function":{"x":1,"parameters":{},"name":"f"},` +
+			`"type":"function"}],"tool_choice":"auto"`,
+			`[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}, ` +
+				`"description": ""}}]`},
+		{`{{ tools }}`, `[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],` +
+			`"tool_choice":"none"`, "None"},
+		{`{{ enable_thinking }}{{ thinking }}{{ thinking_mode }}{{ reasoning_effort }}`,
+			`[{"role":"user","content":"x"}],"reasoning_effort":"none"`, "FalseFalsedisablednone"},
+		{`{{ enable_thinking }}{{ thinking }}{{ thinking_mode }}`,
+			`[{"role":"user","content":"x"}],"thinking":{"type":"enabled"},` +
+				`"chat_template_kwargs":{"enable_thinking":false}`, "TrueTrueenabled"},
+		{`{{ enable_thinking }}{{ thinking_mode }}`,
+			`[{"role":"user","content":"x"}],"chat_template_kwargs":{"thinking_mode":"adaptive"},` +
+				`"reasoning_effort":"low"`, "adaptive"},
 		{`{{ messages[0].content }}`, `[{"role":"user","content":"a\u0000b"}]`, "ab"},
-		{`[{{ messages[0].content }}]`, `[{"role":"user","content":"a "}],"add_generation_prompt":false,"continue_final_message":true`, "[a "},
-		{`[{{ messages[0].content | trim }}]`, `[{"role":"user","content":"a "}],"add_generation_prompt":false,"continue_final_message":true`, "[a"},
+		{`[{{ messages[0].content }}]`, `[{"role":"user","content":"a "}],"add_generation_prompt":false,` +
+			`"continue_final_message":true`, "[a "},
+		{`[{{ messages[0].content | trim }}]`,
+			`[{"role":"user","content":"a "}],"add_generation_prompt":false,"continue_final_message":true`, "[a"},
 	} {
 		got, err := dynamoModel(t, c.template).renderDynamo(t.Context(), chatRequest(t, c.messages))
 		if err != nil || got != c.want {
@@ -73,9 +100,12 @@ func TestDynamoDeclines(t *testing.T) {
 		{"x", `[{"role":"system","content":"x","tools":[]}]`, "refuses 'tools'"},
 		{"x", `[{"role":"user","content":"x","name":1}]`, "no string"},
 		{"x", `[{"role":"assistant","content":"x","reasoning":1}]`, "refuses reasoning"},
-		{"x", `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":7}}]}]`, "refuses arguments"},
-		{"x", `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{\"n\": 0.12345678901234567}"}}]}]`, "more than 15 digits"},
-		{"x", user + `,"tools":[{"type":"function","function":{"name":"f","parameters":{"n":123456789012345678901234567890}}}]`, "more than 64 bits"},
+		{"x", `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":7}}]}]`,
+			"refuses arguments"},
+		{"x", `[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{\"n\": ` +
+			`0.12345678901234567}"}}]}]`, "more than 15 digits"},
+		{"x", user + `,"tools":[{"type":"function","function":{"name":"f",` +
+			`"parameters":{"n":123456789012345678901234567890}}}]`, "more than 64 bits"},
 		{"x", user + `,"tools":[{"type":"custom"}]`, "refuses a tool"},
 		{"x", user + `,"documents":[{}]`, "refuses chat_template and documents"},
 		{"x", user + `,"reasoning_effort":"extreme"`, "refuses this reasoning_effort"},
@@ -113,8 +143,11 @@ func FuzzDynamo(f *testing.F) {
 	}
 	models := []*Model{dynamoModel(f, string(printing)), dynamoModel(f, strictTemplate), dynamoModel(f, thinksTemplate)}
 	for _, seed := range []string{
-		`{"model":"m","messages":[{"role":"assistant","content":null,"reasoning":["a"],"tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]}],"tools":[{"type":"function","function":{"name":"f"}}],"thinking":true}`,
-		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":""}]}],"continue_final_message":true,"add_generation_prompt":false}`,
+		`{"model":"m","messages":[{"role":"assistant","content":null,"reasoning":["a"],"tool_calls":[{"id":"1",` +
+			`"function":{"name":"f","arguments":"{}"}}]}],"tools":[{"type":"function","function":{"name":"f"}}],` +
+			`"thinking":true}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":""}]}],` +
+			`"continue_final_message":true,"add_generation_prompt":false}`,
 		`{"model":"m","input":[{"type":"reasoning"},{"id":"x"}]}`,
 		`{"model":"m","messages":[{"role":"user","content":[]}],"system":""}`,
 	} {
@@ -128,7 +161,8 @@ func FuzzDynamo(f *testing.F) {
 			}
 			for _, m := range models {
 				first, err := m.renderDynamo(t.Context(), request)
-				if again, errAgain := m.renderDynamo(t.Context(), request); again != first || (err == nil) != (errAgain == nil) {
+				if again, errAgain := m.renderDynamo(t.Context(), request); again != first ||
+					(err == nil) != (errAgain == nil) {
 					t.Fatalf("%q: %q, %v; then %q, %v", body, first, err, again, errAgain)
 				}
 				if errors.Is(err, chattemplate.ErrLimit) {

@@ -14,12 +14,13 @@ import (
 	"kvepp/kvblock"
 )
 
-// What SGLang's OpenAI server makes of a chat before it renders it.
-// Source: SGLang 0.5.21, entrypoints/openai/protocol and serving_chat, parser/jinja_template_utils and template_manager.
+// What SGLang's OpenAI server makes of a chat before it renders it. Source: SGLang 0.5.21, entrypoints/openai/protocol
+// and serving_chat, parser/jinja_template_utils and template_manager.
 
 // sglangConversations are the model types for which SGLang has conversation templates of its own instead of Jinja.
 var sglangConversations = []string{
-	"internvl_chat", "deepseek_vl_v2", "multi_modality", "phi4mm", "minicpmv", "minicpmo", "moss_vl", "deepseek-ocr", "unlimited-ocr",
+	"internvl_chat", "deepseek_vl_v2", "multi_modality", "phi4mm", "minicpmv", "minicpmo", "moss_vl", "deepseek-ocr",
+	"unlimited-ocr",
 	"paddleocr_vl", "whisper",
 }
 
@@ -49,8 +50,8 @@ func (m *Model) givenSGLang(request *apibody.Request) ([][]kvblock.Token, error)
 // sglangChat is a chat as SGLang renders it: the template's text, then the final message that is to be continued.
 type sglangChat struct{ text, prefix string }
 
-// rereadsSGLang reports whether SGLang reads a chat's text back from its ids and encodes that: if the model is one that also
-// takes images or sound.
+// rereadsSGLang reports whether SGLang reads a chat's text back from its ids and encodes that: if the model is one that
+// also takes images or sound.
 func (m *Model) rereadsSGLang() bool { return m.multimodal || m.nested || m.media != nil }
 
 // tokenizeSGLang returns a chat as SGLang will see it.
@@ -60,11 +61,15 @@ func (m *Model) tokenizeSGLang(ctx context.Context, request *apibody.Request) (P
 		return Prompt{IDs: ids, Certain: len(ids)}, err
 	}
 	if request.ContinueFinalMessage && m.media == nil {
-		return Prompt{}, errNotReproduced("continue_final_message with a model of the architecture " + m.architecture + " on SGLang")
+		return Prompt{}, errNotReproduced(
+			"continue_final_message with a model of the architecture " + m.architecture + " on SGLang",
+		)
 	}
 	prompt, text, err := m.tokenizeText(ctx, request)
 	if err == nil && !m.encoder.normalizer.keeps(text) {
-		return Prompt{}, errNotReproduced("text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,")
+		return Prompt{}, errNotReproduced(
+			"text that the tokenizer normalizes, which SGLang reads back from ids and encodes again,",
+		)
 	}
 	return prompt, err
 }
@@ -84,7 +89,8 @@ func (m *Model) chatSGLang(ctx context.Context, request *apibody.Request) ([]kvb
 	if err != nil {
 		return nil, err
 	}
-	if bos, ok := m.encoder.addedIDs[m.specialNames["bos_token"]]; ok && len(prefix) > 0 && uint32(prefix[0]) == uint32(bos) {
+	if bos, ok := m.encoder.addedIDs[m.specialNames["bos_token"]]; ok && len(prefix) > 0 &&
+		uint32(prefix[0]) == uint32(bos) {
 		prefix = prefix[1:]
 	}
 	return append(ids, prefix...), nil
@@ -104,21 +110,31 @@ func (m *Model) parseSGLang(ctx context.Context, request *apibody.Request) (sgla
 	}
 	for _, more := range sglangThinking(request, source) {
 		if other, _, err := m.parseSGLangWith(ctx, request, more); err != nil || other != done {
-			return sglangChat{}, errNotReproduced("thinking that matters to the template, and of which SGLang's --reasoning-parser decides,")
+			return sglangChat{}, errNotReproduced(
+				"thinking that matters to the template, and of which SGLang's --reasoning-parser decides,",
+			)
 		}
 	}
 	return done, nil
 }
 
 // parseSGLangWith renders a chat with further variables and returns the template's source too.
-func (m *Model) parseSGLangWith(ctx context.Context, request *apibody.Request, more *chattemplate.Dict) (done sglangChat, source string, err error) {
+func (m *Model) parseSGLangWith(
+	ctx context.Context,
+	request *apibody.Request,
+	more *chattemplate.Dict,
+) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case slices.Contains(sglangConversations, m.modelType),
-		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"), strings.Contains(arch, "InklingForConditionalGeneration"),
+		strings.Contains(arch, "DeepseekV4"), strings.Contains(arch, "KimiK3"),
+		strings.Contains(arch, "InklingForConditionalGeneration"),
 		strings.Contains(arch, "DeepseekV3") && m.chat == nil:
 		return done, "", errNotReproduced("a chat of " + m.modelType + " " + arch)
 	case m.rereadsSGLang() && !m.encoder.rereads:
-		return done, "", errNotReproduced("a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes again,")
+		return done, "", errNotReproduced(
+			"a chat of a model that also takes images or sound, whose text SGLang reads back from ids and encodes " +
+				"again,",
+		)
 	}
 	own, _ := request.ChatTemplateKwargs.Get("chat_template") // the request's own field of that name is not SGLang's
 	t, err := m.requestTemplate(own, false)
@@ -163,7 +179,8 @@ func (m *Model) parseSGLangWith(ctx context.Context, request *apibody.Request, m
 	}
 	done.text, err = m.apply(ctx, t, c)
 	if err != nil && c.tools != nil && !errors.Is(err, chattemplate.ErrLimit) && ctx.Err() == nil {
-		// SGLang tries again with the functions themselves, for templates that do not know OpenAI's wrapper around them.
+		// SGLang tries again with the functions themselves, for templates that do not know OpenAI's wrapper around
+		// them.
 		bare := make([]any, len(c.tools.Items))
 		for i, item := range c.tools.Items {
 			tool, _ := item.(*chattemplate.Dict)
@@ -196,7 +213,10 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 			enabled, _ = reasoning.Get("enable")
 		}
 		if text, ok := enabled.(string); ok {
-			if slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimFunc(text, isPythonSpace))) {
+			if slices.Contains(
+				[]string{"1", "true", "yes", "y", "on"},
+				strings.ToLower(strings.TrimFunc(text, isPythonSpace)),
+			) {
 				thinking = true
 			}
 		} else if enabled == true {
@@ -221,7 +241,8 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 		name, _ := k.(string)
 		switch {
 		case name == "reasoning_effort" || slices.Contains(transformersParameters, name):
-		case slices.Contains([]string{"messages", "tools", "add_generation_prompt", "conversation", "return_assistant_tokens_mask"}, name):
+		case slices.Contains([]string{"messages", "tools", "add_generation_prompt", "conversation",
+			"return_assistant_tokens_mask"}, name):
 			return nil, errRefused("chat_template_kwargs.%s", name)
 		default:
 			kwargs.Set(name, v)
@@ -240,7 +261,8 @@ func (m *Model) sglangKwargs(request *apibody.Request) (*chattemplate.Dict, erro
 	for k, v := range m.defaultKwargs.All() {
 		name, _ := k.(string)
 		// A default reasoning_effort wins over the request's, which has left the arguments.
-		if _, given := kwargs.Get(name); (!given || name == "reasoning_effort") && !slices.Contains(transformersParameters, name) {
+		if _, given := kwargs.Get(name); (!given || name == "reasoning_effort") &&
+			!slices.Contains(transformersParameters, name) {
 			kwargs.Set(name, v)
 		}
 	}
@@ -485,7 +507,16 @@ func sglangToolCalls(message *chattemplate.Dict, role string) (any, error) {
 		id, _ := call.Get("id")
 		index, _ := call.Get("index")
 		name, _ := function.Get("name")
-		calls[i] = dict("id", id, "index", index, "type", "function", "function", dict("name", name, "arguments", arguments))
+		calls[i] = dict(
+			"id",
+			id,
+			"index",
+			index,
+			"type",
+			"function",
+			"function",
+			dict("name", name, "arguments", arguments),
+		)
 	}
 	return chattemplate.NewList(calls...), nil
 }

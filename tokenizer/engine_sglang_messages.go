@@ -12,7 +12,8 @@ import (
 // What SGLang makes of a request to Anthropic's /v1/messages: a chat.
 // Source: SGLang 0.5.21, entrypoints/anthropic/protocol and serving, parser/template_detection.
 
-// mergesSystemSGLang reports whether system messages in the middle join the one at the front: unless the template shows one.
+// mergesSystemSGLang reports whether system messages in the middle join the one at the front: unless the template shows
+// one.
 func (m *Model) mergesSystemSGLang() (bool, error) {
 	if m.chat == nil || m.chat.source == "" || strings.Contains(m.chat.source, "endgeneration") {
 		return true, nil
@@ -131,9 +132,15 @@ func sglangThinking(request *apibody.Request, source string) []*chattemplate.Dic
 	enabled := kind != "disabled"
 	var all []*chattemplate.Dict
 	if strings.Contains(source, "thinking") {
-		all = append(all, dict("enable_thinking", enabled), dict("thinking", enabled), dict("enable_thinking", enabled, "thinking", enabled))
+		all = append(
+			all,
+			dict("enable_thinking", enabled),
+			dict("thinking", enabled),
+			dict("enable_thinking", enabled, "thinking", enabled),
+		)
 	}
-	if effort, _ := request.Body.Get("reasoning_effort"); effort == nil && strings.Contains(source, "reasoning_effort") {
+	if effort, _ := request.Body.Get("reasoning_effort"); effort == nil &&
+		strings.Contains(source, "reasoning_effort") {
 		if enabled {
 			return append(all, dict("reasoning_effort", "medium"), dict("reasoning_effort", "high"))
 		}
@@ -226,7 +233,16 @@ func textBlocks(blocks *chattemplate.List) ([]string, error) {
 }
 
 // sglangBlocks are the types of content blocks.
-var sglangBlocks = []string{"text", "image", "tool_use", "tool_result", "tool_reference", "search_result", "thinking", "redacted_thinking"}
+var sglangBlocks = []string{
+	"text",
+	"image",
+	"tool_use",
+	"tool_result",
+	"tool_reference",
+	"search_result",
+	"thinking",
+	"redacted_thinking",
+}
 
 func (c *sglangAnthropic) add(message *chattemplate.Dict) error {
 	role, _ := get[string](message, "role")

@@ -44,7 +44,11 @@ func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Reques
 		return nil, errRefused("input is neither a string nor a list of items")
 	}
 	if c.system != nil {
-		c.messages = slices.Insert(c.messages, 0, any(dict("role", "system", "content", strings.Join(c.system, "\n\n"))))
+		c.messages = slices.Insert(
+			c.messages,
+			0,
+			any(dict("role", "system", "content", strings.Join(c.system, "\n\n"))),
+		)
 	}
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("an empty input")
@@ -70,8 +74,18 @@ func (m *Model) chatOfResponsesSGLang(request *apibody.Request) (*apibody.Reques
 }
 
 // sglangUnused are the types of tools that a chat leaves out.
-var sglangUnused = []string{"web_search", "web_search_preview", "code_interpreter", "file_search", "image_generation", "computer_use_preview",
-	"local_shell", "mcp", "namespace", "tool_search"}
+var sglangUnused = []string{
+	"web_search",
+	"web_search_preview",
+	"code_interpreter",
+	"file_search",
+	"image_generation",
+	"computer_use_preview",
+	"local_shell",
+	"mcp",
+	"namespace",
+	"tool_search",
+}
 
 // sglangResponsesTools gives a chat's body the functions among a request's tools, and which of them may be called.
 func sglangResponsesTools(given, body *chattemplate.Dict) error {
@@ -146,7 +160,8 @@ type sglangResponses struct {
 	unpacked int64
 }
 
-// maxUnpacked is the most reasoning that is unpacked of a request, in bytes: a body can hold a thousand times its own length.
+// maxUnpacked is the most reasoning that is unpacked of a request, in bytes: a body can hold a thousand times its own
+// length.
 const maxUnpacked = 16 << 20
 
 // add adds an input item.
@@ -352,7 +367,8 @@ func sglangResponsesCall(item *chattemplate.Dict) (any, error) {
 		var err error
 		if arguments, err = readArguments(text); errors.Is(err, ErrMemory) {
 			return nil, err
-		} else if err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") && !strings.Contains(text, "Infinity") {
+		} else if err != nil && pythonReads(text, err) && !strings.Contains(text, "NaN") &&
+			!strings.Contains(text, "Infinity") {
 			return nil, errNotReproduced("tool call arguments that only orjson may read")
 		}
 	}

@@ -11,18 +11,19 @@ import (
 	"kvepp/kvblock"
 )
 
-// What TensorRT-LLM's OpenAI server (trtllm-serve) makes of a chat before it renders it: pydantic's reading of the body, then
-// its own parsing. It was read, not run: its package has no part that can be installed without a GPU's libraries. Where its
-// versions differ, the ids are left to it.
-// Source: TensorRT-LLM's repository at the time of 1.3.0rc, serve/openai_server (openai_chat, openai_completion),
-// serve/openai_protocol, serve/chat_utils, inputs/utils (apply_chat_template) and inputs/registry (DefaultInputProcessor).
+// What TensorRT-LLM's OpenAI server (trtllm-serve) makes of a chat before it renders it: pydantic's reading of the
+// body, then its own parsing. It was read, not run: its package has no part that can be installed without a GPU's
+// libraries. Where its versions differ, the ids are left to it. Source: TensorRT-LLM's repository at the time of
+// 1.3.0rc, serve/openai_server (openai_chat, openai_completion), serve/openai_protocol, serve/chat_utils, inputs/utils
+// (apply_chat_template) and inputs/registry (DefaultInputProcessor).
 
-// trtllmOwnEncoding begin the model types whose chats TensorRT-LLM may encode without a Jinja template or with variables of
-// its own, or whose tokenizer it replaces. Source: TensorRT-LLM, tokenizer, serve/extensions and serve/chat_tokenization.
+// trtllmOwnEncoding begin the model types whose chats TensorRT-LLM may encode without a Jinja template or with
+// variables of its own, or whose tokenizer it replaces. Source: TensorRT-LLM, tokenizer, serve/extensions and
+// serve/chat_tokenization.
 var trtllmOwnEncoding = []string{"gpt_oss", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi"}
 
-// givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled, nil if the request brings none,
-// and an error for fields of which TensorRT-LLM makes something that is not known here.
+// givenTRTLLM returns the ids that a generating worker takes over from the one that prefilled, nil if the request
+// brings none, and an error for fields of which TensorRT-LLM makes something that is not known here.
 func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	for _, field := range []string{"truncate_prompt_tokens", "suffix", "prompt_embeds", "prompt_token_ids_b64"} {
 		if v, _ := request.Body.Get(field); v != nil {
@@ -43,7 +44,8 @@ func givenTRTLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 
 // renderTRTLLM returns the text that TensorRT-LLM makes of a chat.
 func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (string, error) {
-	if m.multimodal || slices.ContainsFunc(trtllmOwnEncoding, func(own string) bool { return strings.HasPrefix(m.modelType, own) }) {
+	if m.multimodal ||
+		slices.ContainsFunc(trtllmOwnEncoding, func(own string) bool { return strings.HasPrefix(m.modelType, own) }) {
 		return "", errNotReproduced("a chat of " + m.modelType + " on TensorRT-LLM")
 	}
 	if m.defaultKwargs.Len() > 0 {
@@ -72,8 +74,8 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *apibody.Request) (str
 	if c.documents, err = trtllmDocuments(request); err != nil {
 		return "", err
 	}
-	// The messages are validated as they are read. If one has a field that OpenAI's types do not have, all are read again
-	// from the JSON itself.
+	// The messages are validated as they are read. If one has a field that OpenAI's types do not have, all are read
+	// again from the JSON itself.
 	typed := true
 	for _, item := range request.Messages.Items {
 		message, _ := item.(*chattemplate.Dict)
@@ -108,7 +110,9 @@ func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 		case "continue_final_message":
 			var ok bool
 			if c.continueFinalMessage, ok = v.(bool); !ok && v != nil {
-				return errNotReproduced("chat_template_kwargs.continue_final_message that is no boolean on TensorRT-LLM")
+				return errNotReproduced(
+					"chat_template_kwargs.continue_final_message that is no boolean on TensorRT-LLM",
+				)
 			}
 		case "messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize":
 			return errRefused("chat_template_kwargs.%s is said by TensorRT-LLM itself", name)
@@ -123,8 +127,8 @@ func (c *chat) kwargsTRTLLM(request *apibody.Request) error {
 	return nil
 }
 
-// trtllmTools returns the tools as pydantic's model_dump prints them: the fields of the model alone, with their defaults; nil
-// without tools. tool_choice does not change them.
+// trtllmTools returns the tools as pydantic's model_dump prints them: the fields of the model alone, with their
+// defaults; nil without tools. tool_choice does not change them.
 func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
 	given, _ := request.Body.Get("tools")
 	if given == nil {
@@ -139,7 +143,8 @@ func trtllmTools(request *apibody.Request) (*chattemplate.List, error) {
 		tool, _ := item.(*chattemplate.Dict)
 		function, ok := get[*chattemplate.Dict](tool, "function")
 		name, named := get[string](function, "name")
-		if kind, given := tool.Get("type"); !ok || !named || given && kind != "function" || !onlyFields(tool, "type", "function") ||
+		if kind, given := tool.Get("type"); !ok || !named || given && kind != "function" ||
+			!onlyFields(tool, "type", "function") ||
 			!onlyFields(function, "name", "description", "parameters", "strict") {
 			return nil, errRefused("tools[%d] is not a function with a name, a description, parameters and strict", i)
 		}
@@ -196,8 +201,8 @@ func trtllmDocuments(request *apibody.Request) (*chattemplate.List, error) {
 // trtllmAssistant are the fields of OpenAI's assistant message.
 var trtllmAssistant = []string{"role", "content", "name", "refusal", "audio", "function_call", "tool_calls"}
 
-// trtllmTyped reports whether pydantic takes a message with tool calls for OpenAI's assistant message. Any other it takes for a
-// message of its role with whatever fields.
+// trtllmTyped reports whether pydantic takes a message with tool calls for OpenAI's assistant message. Any other it
+// takes for a message of its role with whatever fields.
 func trtllmTyped(message *chattemplate.Dict) bool {
 	role, _ := message.Get("role")
 	calls, _ := get[*chattemplate.List](message, "tool_calls")
@@ -214,15 +219,16 @@ func trtllmTyped(message *chattemplate.Dict) bool {
 	return refusal == nil || isText
 }
 
-// trtllmReadsTyped reports whether what pydantic validates of a message only as it is read is valid: an assistant's tool calls
-// and content parts, and content parts that are no objects, which only OpenAI's types would take.
+// trtllmReadsTyped reports whether what pydantic validates of a message only as it is read is valid: an assistant's
+// tool calls and content parts, and content parts that are no objects, which only OpenAI's types would take.
 func trtllmReadsTyped(message *chattemplate.Dict) bool {
 	parts, _ := get[*chattemplate.List](message, "content")
 	typed := trtllmTyped(message)
 	if parts != nil {
 		for _, item := range parts.Items {
 			part, _ := item.(*chattemplate.Dict)
-			if kind, _ := get[string](part, "type"); kind == "" || typed && !(kind == "text" && onlyFields(part, "type", "text")) {
+			if kind, _ := get[string](part, "type"); kind == "" ||
+				typed && !(kind == "text" && onlyFields(part, "type", "text")) {
 				return false
 			}
 		}
@@ -245,8 +251,8 @@ func trtllmReadsTyped(message *chattemplate.Dict) bool {
 	return true
 }
 
-// trtllmMessage returns one message: its role, its texts joined by newlines and the media that it has not, then what its role
-// allows besides. typed says that the messages come from pydantic, not from the JSON.
+// trtllmMessage returns one message: its role, its texts joined by newlines and the media that it has not, then what
+// its role allows besides. typed says that the messages come from pydantic, not from the JSON.
 func trtllmMessage(given *chattemplate.Dict, typed bool) (*chattemplate.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
@@ -319,8 +325,8 @@ func trtllmText(message *chattemplate.Dict) (string, error) {
 	return "", errRefused("content is neither a string nor a list of parts")
 }
 
-// trtllmToolCalls returns tool calls with arguments as objects, their fields in the order of OpenAI's types, if typed, else in
-// that of TensorRT-LLM's own.
+// trtllmToolCalls returns tool calls with arguments as objects, their fields in the order of OpenAI's types, if typed,
+// else in that of TensorRT-LLM's own.
 func trtllmToolCalls(value any, typed bool) (*chattemplate.List, error) {
 	given, ok := value.(*chattemplate.List)
 	if !ok {

@@ -17,12 +17,14 @@ import (
 
 // The architectures whose chats vLLM encodes without a Jinja template. Source: vLLM 0.33.0, config/model.
 var vllmOwnEncoding = []string{
-	"Alpamayo2Super", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
-	"DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+	"Alpamayo2Super", "MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration", "DeepseekV32ForCausalLM",
+	"DeepseekV4ForCausalLM",
+	"DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM", "InklingForCausalLM",
+	"InklingForConditionalGeneration",
 }
 
-// givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings none, and
-// an error for fields of which vLLM makes something that is not known here.
+// givenVLLM returns the ids that a decoding vLLM takes over from the one that prefilled, nil if the request brings
+// none, and an error for fields of which vLLM makes something that is not known here.
 func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	if m.mistralCommon {
 		return nil, errNotReproduced("a folder with Mistral's own tokenizer")
@@ -35,7 +37,9 @@ func (m *Model) givenVLLM(request *apibody.Request) ([][]kvblock.Token, error) {
 	transfer, _ := get[*chattemplate.Dict](request.Body, "kv_transfer_params")
 	list, isIDs := get[*chattemplate.TokenIDs](transfer, "prompt_token_ids")
 	_, isList := get[*chattemplate.List](transfer, "prompt_token_ids")
-	if echo, _ := request.Body.Get("echo"); !isIDs && !isList || request.API != apibody.ChatCompletions || request.HasMedia || echo == true {
+	if echo, _ := request.Body.Get("echo"); !isIDs && !isList || request.API != apibody.ChatCompletions ||
+		request.HasMedia ||
+		echo == true {
 		return nil, nil
 	}
 	ids, ok := tokenList(list)
@@ -66,7 +70,12 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 	if err != nil {
 		return "", err
 	}
-	c := &chat{kwargs: kwargs, addGenerationPrompt: true, continueFinalMessage: request.ContinueFinalMessage, limits: limits(request)}
+	c := &chat{
+		kwargs:               kwargs,
+		addGenerationPrompt:  true,
+		continueFinalMessage: request.ContinueFinalMessage,
+		limits:               limits(request),
+	}
 	if request.AddGenerationPrompt != nil {
 		c.addGenerationPrompt = *request.AddGenerationPrompt
 	}
@@ -106,7 +115,8 @@ func (m *Model) renderVLLM(ctx context.Context, request *apibody.Request) (strin
 	return m.apply(ctx, t, c)
 }
 
-// requestTemplate returns the template for a chat: the request's own if it brings one and that is allowed, else the model's.
+// requestTemplate returns the template for a chat: the request's own if it brings one and that is allowed, else the
+// model's.
 func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	if own != nil {
 		if !m.options.RequestChatTemplate {
@@ -135,7 +145,8 @@ func (m *Model) requestTemplate(own any, tools bool) (*chatTemplate, error) {
 	return t, nil
 }
 
-// vllmUnset reports whether a keyword argument counts as not given. Source: vLLM 0.33.0, renderers/params, merge_kwargs.
+// vllmUnset reports whether a keyword argument counts as not given. Source: vLLM 0.33.0, renderers/params,
+// merge_kwargs.
 func vllmUnset(v any) bool { return v == nil || v == "auto" }
 
 // reasoningEfforts are the values of reasoning_effort that vLLM takes.
@@ -143,7 +154,8 @@ var reasoningEfforts = []string{"none", "minimal", "low", "medium", "high", "xhi
 
 // transformersParameters are arguments of apply_chat_template that its templates do not see.
 var transformersParameters = []string{
-	"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs", "tokenize", "chat_template",
+	"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+	"tokenizer_kwargs", "tokenize", "chat_template",
 }
 
 // vllmKwargs returns the template's variables besides messages, tools and documents.
@@ -182,7 +194,8 @@ func (m *Model) vllmKwargs(request *apibody.Request) (*chattemplate.Dict, error)
 	if tokenize, _ := given.Get("tokenize"); tokenize != nil && tokenize != false {
 		return nil, errNotReproduced("chat_template_kwargs.tokenize")
 	}
-	for _, name := range []string{"messages", "conversation", "model_config", "tokenizer", "return_assistant_tokens_mask", "sanitize_control_tokens"} {
+	for _, name := range []string{"messages", "conversation", "model_config", "tokenizer",
+		"return_assistant_tokens_mask", "sanitize_control_tokens"} {
 		if v, given := kwargs.Get(name); given && v != false {
 			return nil, errRefused("chat_template_kwargs.%s", name)
 		}
@@ -353,7 +366,8 @@ func joinTexts(list *chattemplate.List, separator string) (string, bool) {
 
 // vllmPartFields are the fields of vLLM's content parts; others stay on a text part that is shown as a part.
 var vllmPartFields = []string{
-	"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio", "name",
+	"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
+	"name",
 	"prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 }
 
@@ -476,9 +490,11 @@ func addExtra(part, given *chattemplate.Dict) {
 	}
 }
 
-// onlyMedia reports whether a part has the field of its type and of no other, by which vLLM goes where a part has a uuid.
+// onlyMedia reports whether a part has the field of its type and of no other, by which vLLM goes where a part has a
+// uuid.
 func onlyMedia(part *chattemplate.Dict, kind string) bool {
-	for _, field := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url", "input_audio", "video_url"} {
+	for _, field := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds",
+		"prompt_embeds", "audio_url", "input_audio", "video_url"} {
 		if _, has := part.Get(field); has != (field == kind) {
 			return false
 		}
@@ -593,7 +609,9 @@ func vllmArguments(text string) (*chattemplate.Dict, error) {
 // floats beyond float64, deep nesting. It is sure only of a no.
 func pythonReads(text string, err error) bool {
 	var syntax *chattemplate.SyntaxError
-	if errors.As(err, &syntax) && (strings.Contains(syntax.Reason, "surrogate") || strings.Contains(syntax.Reason, "nested") || strings.Contains(syntax.Reason, "number")) {
+	if errors.As(err, &syntax) &&
+		(strings.Contains(syntax.Reason, "surrogate") || strings.Contains(syntax.Reason, "nested") ||
+			strings.Contains(syntax.Reason, "number")) {
 		return true
 	}
 	return strings.Contains(text, "NaN") || strings.Contains(text, "Infinity")
@@ -623,8 +641,8 @@ func vllmDeveloperTools(message *chattemplate.Dict) (any, error) {
 	return chattemplate.NewList(tools...), nil
 }
 
-// developerToSystem makes developer messages system messages and, if one is not the first, joins all system messages into
-// one at the front; without developer messages nothing changes.
+// developerToSystem makes developer messages system messages and, if one is not the first, joins all system messages
+// into one at the front; without developer messages nothing changes.
 func developerToSystem(messages []any) []any {
 	found := false
 	converted := make([]any, len(messages))

@@ -12,8 +12,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to Anthropic's /v1/messages: a chat, of which it finds out by rendering what the template takes.
-// Source: vLLM 0.33.0, entrypoints/anthropic/serving and protocol.
+// What vLLM makes of a request to Anthropic's /v1/messages: a chat, of which it finds out by rendering what the
+// template takes. Source: vLLM 0.33.0, entrypoints/anthropic/serving and protocol.
 
 // messagesProbe is what vLLM or SGLang found out about a model's templates.
 type messagesProbe struct {
@@ -64,9 +64,17 @@ func (m *Model) effortOfDisabled() (string, error) {
 		return given, nil
 	}
 	prompt := func(effort string) (Prompt, error) {
-		body := dict("model", "m", "messages", chattemplate.NewList(dict("role", "user", "content", "Hi")), "reasoning_effort", effort)
+		body := dict(
+			"model",
+			"m",
+			"messages",
+			chattemplate.NewList(dict("role", "user", "content", "Hi")),
+			"reasoning_effort",
+			effort,
+		)
 		p, err := m.tokenizeChat(context.Background(), chatOf(&apibody.Request{Model: "m"}, body))
-		if err != nil && (IsUnknown(err) || errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit)) {
+		if err != nil &&
+			(IsUnknown(err) || errors.Is(err, chattemplate.ErrUnsupported) || errors.Is(err, chattemplate.ErrLimit)) {
 			return p, err
 		}
 		if err != nil {
@@ -89,14 +97,20 @@ func (m *Model) effortOfDisabled() (string, error) {
 
 // chatOf returns a chat's request with this body.
 func chatOf(request *apibody.Request, body *chattemplate.Dict) *apibody.Request {
-	chat := &apibody.Request{API: apibody.ChatCompletions, Model: request.Model, CacheSalt: request.CacheSalt, Body: body, Left: request.Left}
+	chat := &apibody.Request{
+		API:       apibody.ChatCompletions,
+		Model:     request.Model,
+		CacheSalt: request.CacheSalt,
+		Body:      body,
+		Left:      request.Left,
+	}
 	chat.Messages, _ = get[*chattemplate.List](body, "messages")
 	chat.ChatTemplateKwargs, _ = get[*chattemplate.Dict](body, "chat_template_kwargs")
 	return chat
 }
 
-// asChat returns the chat that the engine makes of a request; the request itself if it is one, or if its engine reads the
-// others' fields too.
+// asChat returns the chat that the engine makes of a request; the request itself if it is one, or if its engine reads
+// the others' fields too.
 func (m *Model) asChat(request *apibody.Request) (*apibody.Request, error) {
 	switch {
 	case request.API == apibody.ChatCompletions || m.options.Engine == Dynamo:
@@ -344,7 +358,10 @@ func (c *anthropicChat) add(message *chattemplate.Dict) error {
 					return err
 				}
 			}
-			calls = append(calls, dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments)))
+			calls = append(
+				calls,
+				dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments)),
+			)
 		case "tool_result":
 			if role == "user" {
 				if err := c.toolResult(block); err != nil {

@@ -7,9 +7,9 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to OpenAI's /v1/responses: a chat, whose prompt is encoded with special tokens. Items whose
-// form leaves open which of OpenAI's types it is are left to the engine.
-// Source: vLLM 0.33.0, entrypoints/openai/responses/utils and protocol.
+// What vLLM makes of a request to OpenAI's /v1/responses: a chat, whose prompt is encoded with special tokens. Items
+// whose form leaves open which of OpenAI's types it is are left to the engine. Source: vLLM 0.33.0,
+// entrypoints/openai/responses/utils and protocol.
 
 // checkResponses returns an error for a request with fields of which the engine makes something that is not known here.
 func checkResponses(request *apibody.Request) error {
@@ -73,8 +73,8 @@ func (m *Model) chatOfResponses(request *apibody.Request) (*apibody.Request, err
 	return chat, nil
 }
 
-// orderCalls puts the name of each called function before its arguments: these messages do not go through vLLM's model of a
-// chat's, which has them the other way round.
+// orderCalls puts the name of each called function before its arguments: these messages do not go through vLLM's model
+// of a chat's, which has them the other way round.
 func orderCalls(messages []any) {
 	for _, item := range messages {
 		message, _ := item.(*chattemplate.Dict)
@@ -195,10 +195,20 @@ func (c *responsesChat) call(item *chattemplate.Dict) error {
 	if err != nil {
 		return err
 	}
-	call := dict("id", called.id, "type", "function", "function", dict("name", called.name, "arguments", called.arguments))
+	call := dict(
+		"id",
+		called.id,
+		"type",
+		"function",
+		"function",
+		dict("name", called.name, "arguments", called.arguments),
+	)
 	if last := c.assistant(); last != nil {
 		if calls, ok := get[*chattemplate.List](last, "tool_calls"); ok {
-			last.Set("tool_calls", chattemplate.NewList(append(calls.Items[:len(calls.Items):len(calls.Items)], call)...))
+			last.Set(
+				"tool_calls",
+				chattemplate.NewList(append(calls.Items[:len(calls.Items):len(calls.Items)], call)...),
+			)
 			return nil
 		}
 	}

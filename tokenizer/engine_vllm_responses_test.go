@@ -11,7 +11,8 @@ import (
 func responsesModel(t *testing.T) *Model {
 	t.Helper()
 	m, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{
-		"chat_template.jinja": `{% for m in messages %}{{ m }}{% endfor %}{% if tools %}{{ tools }}{% endif %}{{ reasoning_effort }}`}), Options{})
+		"chat_template.jinja": `{% for m in messages %}{{ m }}{% endfor %}{% if tools %}{{ tools }}{% endif %}{{ ` +
+			`reasoning_effort }}`}), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,11 +33,17 @@ func TestVLLMResponses(t *testing.T) {
 	m := responsesModel(t)
 	for fields, want := range map[string]string{
 		`"input":"x","instructions":"i"`: `{'role': 'system', 'content': 'i'}{'role': 'user', 'content': 'x'}`,
-		`"input":[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_text","text":"b"}]}],"reasoning":{"effort":"low"}`: `{'role': 'user', 'content': 'a\nb'}low`,
-		`"input":[{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},{"type":"function_call","call_id":"1","name":"f","arguments":"{\"a\":1}"},{"type":"function_call","call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]`: `{'role': 'assistant', 'content': '', 'tool_calls': [` +
-			`{'id': '1', 'function': {'name': 'f', 'arguments': {'a': 1}}, 'type': 'function'}, {'id': '2', 'function': {'name': 'g', 'arguments': {}}, 'type': 'function'}], ` +
+		`"input":[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_text","text":"b"}]}],` +
+			`"reasoning":{"effort":"low"}`: `{'role': 'user', 'content': 'a\nb'}low`,
+		`"input":[{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]},` +
+			`{"type":"function_call","call_id":"1","name":"f","arguments":"{\"a\":1}"},{"type":"function_call",` +
+			`"call_id":"2","name":"g","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]`: `{'role': 'assistant', 'content': '', 'tool_calls': [` +
+			`{'id': '1', 'function': {'name': 'f', 'arguments': {'a': 1}}, 'type': 'function'}, {'id': '2', ` +
+			`'function': {'name': 'g', 'arguments': {}}, 'type': 'function'}], ` +
 			`'reasoning': 't', 'reasoning_content': 't'}{'role': 'tool', 'content': 'r', 'tool_call_id': '1'}`,
-		`"input":"x","tools":[{"type":"function","name":"f","parameters":{},"strict":true}]`: `{'role': 'user', 'content': 'x'}[{'type': 'function', 'function': {'name': 'f', 'description': None, 'parameters': {}, 'strict': True}}]`,
+		`"input":"x","tools":[{"type":"function","name":"f","parameters":{},"strict":true}]`: `{'role': 'user', ` +
+			`'content': 'x'}[{'type': 'function', 'function': {'name': 'f', 'description': None, 'parameters': {}, ` +
+			`'strict': True}}]`,
 	} {
 		prompts, err := m.Prompts(t.Context(), responsesRequest(t, fields))
 		if err != nil || prompts[0].Text != want {
@@ -58,7 +65,8 @@ func TestVLLMResponsesThatAreNotKnown(t *testing.T) {
 		`"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":""}]}]`: "no text",
 		`"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]`:                                "encrypted",
 	} {
-		if got, err := m.Tokenize(t.Context(), responsesRequest(t, fields)); !IsUnknown(err) || !strings.Contains(err.Error(), want) {
+		if got, err := m.Tokenize(t.Context(), responsesRequest(t, fields)); !IsUnknown(err) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", fields, got, err, want)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// FuzzEngines gives bodies to every engine's rules: an answer or an error, the same one twice, and the request unchanged
-// between, because several goroutines may read it.
+// FuzzEngines gives bodies to every engine's rules: an answer or an error, the same one twice, and the request
+// unchanged between, because several goroutines may read it.
 func FuzzEngines(f *testing.F) {
 	requests, err := os.ReadFile("testdata/requests.jsonl")
 	if err != nil {
@@ -25,15 +25,30 @@ func FuzzEngines(f *testing.F) {
 	for _, engine := range Engines {
 		for _, template := range []string{"strings", "parts", "chat"} {
 			m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{
-				Engine: engine, ChatTemplate: "testdata/templates/" + template + ".jinja", DefaultChatTemplateKwargs: `{"custom":1}`})
+				Engine: engine, ChatTemplate: "testdata/templates/" + template + ".jinja",
+				DefaultChatTemplateKwargs: `{"custom":1}`})
 			if err != nil {
 				f.Fatal(err)
 			}
 			models = append(models, m)
 		}
 	}
-	f.Add([]byte(`{"model":"m","system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image"}]}]},{"role":"assistant","content":[{"type":"tool_use","id":"i","input":{}}]}],"thinking":{"type":"disabled"}}`), true)
-	f.Add([]byte(`{"model":"m","input":[{"role":"assistant","content":"a"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"reasoning","summary":[]}],"tools":[{"type":"function","name":"f"}]}`), true)
+	f.Add(
+		[]byte(
+			`{"model":"m","system":[{"type":"text","text":"s"}],"messages":[{"role":"user",`+
+				`"content":[{"type":"tool_result","content":[{"type":"image"}]}]},{"role":"assistant",`+
+				`"content":[{"type":"tool_use","id":"i","input":{}}]}],"thinking":{"type":"disabled"}}`,
+		),
+		true,
+	)
+	f.Add(
+		[]byte(
+			`{"model":"m","input":[{"role":"assistant","content":"a"},{"type":"function_call","call_id":"c",`+
+				`"name":"f","arguments":"{}"},{"type":"reasoning","summary":[]}],"tools":[{"type":"function",`+
+				`"name":"f"}]}`,
+		),
+		true,
+	)
 	f.Fuzz(func(t *testing.T, body []byte, chat bool) {
 		paths := []string{"/v1/completions"}
 		if chat {
@@ -53,7 +68,8 @@ func FuzzEngines(f *testing.F) {
 				t.Fatalf("%s: %v, %v, then %v, %v", m.options.Engine, first, err, again, errAgain)
 			}
 			for i := range first {
-				if len(first[i].IDs) != len(again[i].IDs) || first[i].Certain != again[i].Certain || first[i].Certain > len(first[i].IDs) {
+				if len(first[i].IDs) != len(again[i].IDs) || first[i].Certain != again[i].Certain ||
+					first[i].Certain > len(first[i].IDs) {
 					t.Fatalf("%s: %v, then %v", m.options.Engine, first[i], again[i])
 				}
 			}

@@ -10,10 +10,10 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// TestEngineGoldens renders each request of testdata/requests.jsonl with each template of testdata/templates as vLLM, SGLang
-// and TensorRT-LLM do. What they make of them is in testdata/vllm.jsonl and so on, a line each: the text, or null where the
-// engine answers an error, where nothing is to be known. Their own code wrote it, and of TensorRT-LLM, whose code is on no
-// registry, its types and Transformers: go test ./test/parity -run Engines -rewrite.
+// TestEngineGoldens renders each request of testdata/requests.jsonl with each template of testdata/templates as vLLM,
+// SGLang and TensorRT-LLM do. What they make of them is in testdata/vllm.jsonl and so on, a line each: the text, or
+// null where the engine answers an error, where nothing is to be known. Their own code wrote it, and of TensorRT-LLM,
+// whose code is on no registry, its types and Transformers: go test ./test/parity -run Engines -rewrite.
 func TestEngineGoldens(t *testing.T) {
 	requests, err := os.ReadFile("testdata/requests.jsonl")
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"kvepp/kvblock"
 )
 
-// few holds up to fewSymbols symbols while they merge. A symbol keeps its place; the one that merges into its left neighbour
-// leaves its place empty. Pairs are asked for in one step and looked up in the next, so that several words that merge by turns
-// do not wait for memory one after the other.
+// few holds up to fewSymbols symbols while they merge. A symbol keeps its place; the one that merges into its left
+// neighbour leaves its place empty. Pairs are asked for in one step and looked up in the next, so that several words
+// that merge by turns do not wait for memory one after the other.
 type few struct {
 	symbols [fewSymbols]kvblock.Token
-	// candidates are the possible merges of the symbol at a place with its right neighbour: the rank, then, in the lowest
-	// bits, the place. So the smallest is the next one to do.
+	// candidates are the possible merges of the symbol at a place with its right neighbour: the rank, then, in the
+	// lowest bits, the place. So the smallest is the next one to do.
 	candidates [fewSymbols]uint32
 	into       [fewSymbols]kvblock.Token // what the symbol and its neighbour become, where there is a candidate
 	places     uint64                    // those that are not empty, a bit each
@@ -50,8 +50,8 @@ func smaller(a, b uint32) uint32 {
 	return b + uint32(less&(less>>63))
 }
 
-// begin takes the n symbols, with candidates for all but the last, or pairs asked for. There is no candidate behind them, up to
-// where comparing ends.
+// begin takes the n symbols, with candidates for all but the last, or pairs asked for. There is no candidate behind
+// them, up to where comparing ends.
 func (f *few) begin(n int) {
 	f.count = n
 	f.places = 0
@@ -110,7 +110,13 @@ func (f *few) step(t *pairTable) bool {
 	best := uint32(noCandidate)
 	for k := 0; k < f.count; k += strideOfMin {
 		c := f.candidates[k%fewSymbols:][:strideOfMin]
-		best = smaller(best, smaller(smaller(smaller(c[0], c[1]), smaller(c[2], c[3])), smaller(smaller(c[4], c[5]), smaller(c[6], c[7]))))
+		best = smaller(
+			best,
+			smaller(
+				smaller(smaller(c[0], c[1]), smaller(c[2], c[3])),
+				smaller(smaller(c[4], c[5]), smaller(c[6], c[7])),
+			),
+		)
 	}
 	if best >= noCandidate {
 		return false

@@ -74,7 +74,14 @@ func TestStringsAgainstHuggingFace(t *testing.T) {
 					}
 					ids, err = m.Encode(want.Text, true)
 					if err != nil || !slices.Equal(ids, want.WithSpecial) {
-						t.Errorf("%s, special tokens: %q\n got %v, %v\nwant %v", pass, want.Text, ids, err, want.WithSpecial)
+						t.Errorf(
+							"%s, special tokens: %q\n got %v, %v\nwant %v",
+							pass,
+							want.Text,
+							ids,
+							err,
+							want.WithSpecial,
+						)
 					}
 				}
 			}

@@ -12,10 +12,10 @@ import (
 	"kvepp/kvblock"
 )
 
-// gpt-oss speaks harmony: messages with an author, a channel and a recipient between special tokens. vLLM builds them from a
-// chat itself, without the model's Jinja template, and encodes each piece of text as ordinary text, so that nothing in a
-// message becomes a special token.
-// Source: vLLM 0.33.0, renderers/online_renderer and entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
+// gpt-oss speaks harmony: messages with an author, a channel and a recipient between special tokens. vLLM builds them
+// from a chat itself, without the model's Jinja template, and encodes each piece of text as ordinary text, so that
+// nothing in a message becomes a special token. Source: vLLM 0.33.0, renderers/online_renderer and
+// entrypoints/openai/parser/harmony_utils; oss-harmony 0.0.11, encoding.
 
 // harmonyMessage is one message of a conversation.
 type harmonyMessage struct {
@@ -40,8 +40,8 @@ type harmonyPiece struct {
 	text    string
 }
 
-// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. now is the engine's time: its day is in the prompt.
-// The request's template, its arguments and its wishes about the generation prompt mean nothing there.
+// harmonyIDs returns the token ids that vLLM makes of a chat for gpt-oss. now is the engine's time: its day is in the
+// prompt. The request's template, its arguments and its wishes about the generation prompt mean nothing there.
 //
 // Errors: ErrMedia, ErrInvalidUTF8, what vLLM refuses, and what is not known here (IsUnknown).
 func (m *Model) harmonyIDs(ctx context.Context, request *apibody.Request, now time.Time) ([]kvblock.Token, error) {
@@ -88,8 +88,8 @@ func (m *Model) harmonyMessages(request *apibody.Request, now time.Time) ([]harm
 	return m.harmonyConversation(request, now)
 }
 
-// appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids as in
-// AppendEncode, and shares its memory.
+// appendOrdinary appends the ids of text in which no special token is recognised. A text without any has the same ids
+// as in AppendEncode, and shares its memory.
 func (m *Model) appendOrdinary(w work, out []kvblock.Token, text string) ([]kvblock.Token, error) {
 	if len(text) > maxText || !utf8.ValidString(text) {
 		return out, ErrInvalidUTF8
@@ -130,7 +130,8 @@ func harmonyPieces(messages []harmonyMessage) []harmonyPiece {
 		call := message.author == "assistant" && message.recipient != ""
 		switch {
 		case call:
-			// oss-harmony would put the recipient behind the channel, and a token before "json"; vLLM rewrites that header.
+			// oss-harmony would put the recipient behind the channel, and a token before "json"; vLLM rewrites that
+			// header.
 			text("assistant to=" + message.recipient)
 			special(harmonyChannel)
 			text(message.channel + " json")
@@ -208,8 +209,14 @@ func (m *Model) harmonyConversation(request *apibody.Request, now time.Time) ([]
 
 const instructionsTitle = "# Instructions"
 
-// harmonyPreamble returns the system's message and, with instructions or tools, the developer's. A nil effort is medium.
-func (m *Model) harmonyPreamble(effort any, instructions *string, tools *chattemplate.List, now time.Time) ([]harmonyMessage, error) {
+// harmonyPreamble returns the system's message and, with instructions or tools, the developer's. A nil effort is
+// medium.
+func (m *Model) harmonyPreamble(
+	effort any,
+	instructions *string,
+	tools *chattemplate.List,
+	now time.Time,
+) ([]harmonyMessage, error) {
 	level := "medium"
 	switch given := effort.(type) {
 	case nil:
@@ -371,12 +378,16 @@ func (input harmonyInput) append(messages []harmonyMessage, names map[string]str
 	switch {
 	case input.role == "assistant" && len(input.calls) > 0:
 		if text := input.joined(); text != nil && *text != "" {
-			messages = append(messages, harmonyMessage{author: "assistant", channel: "commentary", texts: []string{*text}})
+			messages = append(
+				messages,
+				harmonyMessage{author: "assistant", channel: "commentary", texts: []string{*text}},
+			)
 		}
 		messages = input.appendReasoning(messages)
 		for _, call := range input.calls {
 			messages = append(messages, harmonyMessage{
-				author: "assistant", channel: "commentary", recipient: "functions." + call.name, texts: []string{call.arguments},
+				author: "assistant", channel: "commentary", recipient: "functions." + call.name,
+				texts: []string{call.arguments},
 			})
 		}
 	case input.role == "assistant":
@@ -391,7 +402,10 @@ func (input harmonyInput) append(messages []harmonyMessage, names map[string]str
 		})
 	case input.instructs():
 		if text := input.joined(); text != nil {
-			messages = append(messages, harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + *text}})
+			messages = append(
+				messages,
+				harmonyMessage{author: "developer", texts: []string{instructionsTitle + "\n\n" + *text}},
+			)
 		}
 	default:
 		messages = append(messages, harmonyMessage{author: input.role, texts: input.texts})

@@ -9,8 +9,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// What vLLM makes of a request to OpenAI's /v1/responses for gpt-oss: a conversation in harmony.
-// Source: vLLM 0.33.0, renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
+// What vLLM makes of a request to OpenAI's /v1/responses for gpt-oss: a conversation in harmony. Source: vLLM 0.33.0,
+// renderers/online_renderer (_render_responses_with_harmony) and entrypoints/openai/responses/harmony.
 
 // harmonyOfResponses returns the messages that vLLM makes of a request to Responses.
 func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]harmonyMessage, error) {
@@ -73,7 +73,8 @@ func (m *Model) harmonyOfResponses(request *apibody.Request, now time.Time) ([]h
 
 // harmonyItem returns what becomes of an input item; nil if nothing does.
 func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMessage, error) {
-	if status, _ := item.Get("status"); status != nil && status != "completed" && status != "in_progress" && status != "incomplete" {
+	if status, _ := item.Get("status"); status != nil && status != "completed" && status != "in_progress" &&
+		status != "incomplete" {
 		return nil, errNotReproduced("an item of another status")
 	}
 	kind, typed := item.Get("type")
@@ -87,7 +88,12 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 			return nil, errNotReproduced("the name of a special token in that of a function")
 		}
 		names[call.id] = call.name
-		return &harmonyMessage{author: "assistant", channel: "commentary", recipient: "functions." + call.name, texts: []string{call.arguments}}, nil
+		return &harmonyMessage{
+			author:    "assistant",
+			channel:   "commentary",
+			recipient: "functions." + call.name,
+			texts:     []string{call.arguments},
+		}, nil
 	case "function_call_output":
 		id, isID := get[string](item, "call_id")
 		output, isText := get[string](item, "output")
@@ -98,13 +104,22 @@ func harmonyItem(item *chattemplate.Dict, names map[string]string) (*harmonyMess
 		if !called {
 			return nil, errRefused("the output of a call that is not there")
 		}
-		return &harmonyMessage{author: "functions." + name, channel: "commentary", recipient: "assistant", texts: []string{output}}, nil
+		return &harmonyMessage{
+			author:    "functions." + name,
+			channel:   "commentary",
+			recipient: "assistant",
+			texts:     []string{output},
+		}, nil
 	case "reasoning":
 		content, _, err := responsesReasoning(item)
 		if err != nil || content == nil {
 			return nil, err
 		}
-		return &harmonyMessage{author: "assistant", channel: "analysis", texts: []string{strings.Join(content, "\n")}}, nil
+		return &harmonyMessage{
+			author:  "assistant",
+			channel: "analysis",
+			texts:   []string{strings.Join(content, "\n")},
+		}, nil
 	case "message", nil:
 	default:
 		return nil, errNotReproduced(fmt.Sprintf("an item of type %v", kind))

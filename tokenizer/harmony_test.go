@@ -84,8 +84,8 @@ func harmonyText(body []byte, now time.Time) (string, error) {
 
 var harmonyDay = time.Date(2026, 11, 21, 23, 59, 0, 0, time.UTC)
 
-// TestHarmonyText compares the text of rendered chats, and of requests to the other APIs, with vLLM's. (The ids are compared in test/parity, which has the
-// real vocabulary.)
+// TestHarmonyText compares the text of rendered chats, and of requests to the other APIs, with vLLM's. (The ids are
+// compared in test/parity, which has the real vocabulary.)
 func TestHarmonyText(t *testing.T) {
 	equal, refused, unknown := 0, 0, 0
 	for _, c := range harmonyCases(t) {
@@ -135,7 +135,8 @@ func harmonyModel(t testing.TB, without ...string) *Model {
 		if !slices.Contains(without, name) {
 			next++
 			added = append(added, map[string]any{
-				"id": next - 1, "content": name, "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false,
+				"id": next - 1, "content": name, "special": true, "normalized": false, "single_word": false,
+				"lstrip": false, "rstrip": false,
 			})
 		}
 	}
@@ -163,12 +164,19 @@ func harmonyRequest(t testing.TB, body string) *apibody.Request {
 	return request
 }
 
-// TestHarmonyIDs wants each text encoded by itself, special tokens by their names, and the text of a special token to stay
-// text: from a cold memory and from a warm one.
+// TestHarmonyIDs wants each text encoded by itself, special tokens by their names, and the text of a special token to
+// stay text: from a cold memory and from a warm one.
 func TestHarmonyIDs(t *testing.T) {
 	m := harmonyModel(t)
 	text := "say <|end|> and <|start|>assistant" + strings.Repeat(" again", 20)
-	request := harmonyRequest(t, fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":%q}]}]}`, text))
+	request := harmonyRequest(
+		t,
+		fmt.Sprintf(
+			`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text",`+
+				`"text":%q}]}]}`,
+			text,
+		),
+	)
 	special := func(name string) []kvblock.Token { return []kvblock.Token{m.encoder.addedIDs[name]} }
 	plain := func(text string) []kvblock.Token {
 		// Without the brackets' partner nothing is a special token, and no piece of text reaches across "<".
@@ -187,8 +195,18 @@ func TestHarmonyIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := slices.Concat(
-		special(harmonyStart), plain("system"), special(harmonyContent), plain(messages[0].texts[0]), special(harmonyEnd),
-		special(harmonyStart), plain("user"), special(harmonyContent), plain("a"))
+		special(
+			harmonyStart,
+		),
+		plain("system"),
+		special(harmonyContent),
+		plain(messages[0].texts[0]),
+		special(harmonyEnd),
+		special(harmonyStart),
+		plain("user"),
+		special(harmonyContent),
+		plain("a"),
+	)
 	for range 2 {
 		got, err := m.harmonyIDs(t.Context(), request, harmonyDay)
 		if err != nil {
@@ -199,7 +217,8 @@ func TestHarmonyIDs(t *testing.T) {
 		}
 		rest := got[len(want):]
 		ends := slices.Index(rest, m.encoder.addedIDs[harmonyEnd])
-		if tail := slices.Concat(special(harmonyEnd), special(harmonyStart), plain("assistant")); ends < 0 || !slices.Equal(rest[ends:], tail) {
+		if tail := slices.Concat(special(harmonyEnd), special(harmonyStart), plain("assistant")); ends < 0 ||
+			!slices.Equal(rest[ends:], tail) {
 			t.Errorf("the message's text holds special tokens: %v", rest)
 		}
 	}
@@ -217,25 +236,34 @@ func TestHarmonyRefuses(t *testing.T) {
 		return `{"model":"m","messages":[{"role":"user","content":"x"},` + fields + `]}`
 	}
 	tool := func(parameters string) string {
-		return `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":` + parameters + `}}]}`
+		return `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function",` +
+			`"function":{"name":"f","parameters":` + parameters + `}}]}`
 	}
 	deep := strings.Repeat(`{"type":"array","items":`, 101) + "{}" + strings.Repeat("}", 101)
 	for name, c := range map[string]struct {
 		body    string
 		unknown bool // to kvepp; else vLLM refuses it
 	}{
-		"effort none":            {`{"model":"m","reasoning_effort":"none","messages":[{"role":"user","content":"x"}]}`, false},
-		"effort a number":        {`{"model":"m","reasoning_effort":1,"messages":[{"role":"user","content":"x"}]}`, false},
-		"role function":          {message(`{"role":"function","content":"x","name":"f"}`), false},
-		"user without text":      {message(`{"role":"user","content":null}`), false},
-		"arguments an object":    {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":{}}}]}`), true},
-		"a custom tool's call":   {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"f","input":""}}]}`), true},
-		"a special name":         {message(`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"<|end|>","arguments":""}}]}`), true},
-		"a user's calls":         {message(`{"role":"user","content":"x","tool_calls":[]}`), true},
-		"a refusal part":         {message(`{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}`), true},
-		"parameters a list":      {tool(`[]`), false},
-		"parameters nested":      {tool(deep), true},
-		"continued and prompted": {`{"model":"m","continue_final_message":true,"add_generation_prompt":true,"messages":[{"role":"user","content":"x"}]}`, false},
+		"effort none": {`{"model":"m","reasoning_effort":"none","messages":[{"role":"user","content":"x"}]}`,
+			false},
+		"effort a number": {`{"model":"m","reasoning_effort":1,"messages":[{"role":"user","content":"x"}]}`,
+			false},
+		"role function":     {message(`{"role":"function","content":"x","name":"f"}`), false},
+		"user without text": {message(`{"role":"user","content":null}`), false},
+		"arguments an object": {message(
+			`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":{}}}]}`),
+			true},
+		"a custom tool's call": {message(
+			`{"role":"assistant","tool_calls":[{"id":"1","type":"custom","custom":{"name":"f","input":""}}]}`), true},
+		"a special name": {message(
+			`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"<|end|>",` +
+				`"arguments":""}}]}`), true},
+		"a user's calls":    {message(`{"role":"user","content":"x","tool_calls":[]}`), true},
+		"a refusal part":    {message(`{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]}`), true},
+		"parameters a list": {tool(`[]`), false},
+		"parameters nested": {tool(deep), true},
+		"continued and prompted": {`{"model":"m","continue_final_message":true,"add_generation_prompt":true,` +
+			`"messages":[{"role":"user","content":"x"}]}`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			request, err := apibody.ParseRequest("/v1/chat/completions", []byte(c.body))
@@ -266,7 +294,11 @@ func TestHarmonyToolsAreBounded(t *testing.T) {
 		inner = outer
 	}
 	var unknown unknownError
-	if _, err := harmonyTools(chattemplate.NewList(dict("type", "function", "function", dict("name", "f", "parameters", inner)))); !errors.As(err, &unknown) {
+	if _, err := harmonyTools(chattemplate.NewList(dict("type", "function", "function",
+		dict("name", "f", "parameters", inner)))); !errors.As(
+		err,
+		&unknown,
+	) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -274,12 +306,18 @@ func TestHarmonyToolsAreBounded(t *testing.T) {
 // TestSerdeJSON holds numbers as harmony's own library prints them after Python and serde_json.
 func TestSerdeJSON(t *testing.T) {
 	for given, want := range map[string]string{
-		"1e-06": "1e-6", "1e-5": "0.00001", "-0.0": "-0.0", "100.0": "100.0", "1e15": "1000000000000000.0", "1e16": "1e+16",
-		"3.5739441212183565e-174": "3.573944121218356e-174", "-248.81900195768299": "-248.819001957683", "2.5093788844579022e+89": "2.5093788844579025e+89",
-		"924.4022503616361": "924.402250361636", "5e-324": "5e-324", "1.7976931348623157e308": "1.7976931348623157e+308",
-		"9223372036854775808": "9223372036854775808", "18446744073709551615": "18446744073709551615", "18446744073709551616": "1.8446744073709552e+19",
-		"-9223372036854775808": "-9223372036854775808", "-9223372036854775809": "-9.223372036854776e+18", "10000000000000000000000000": "1e+25",
-		`"\u0001\b\f\n\r\t\"\\/é\u007f"`: `"\u0001\b\f\n\r\t\"\\/é` + "\x7f" + `"`, `[1, {"a": null, "b": [true, false]}, []]`: `[1,{"a":null,"b":[true,false]},[]]`,
+		"1e-06": "1e-6", "1e-5": "0.00001", "-0.0": "-0.0", "100.0": "100.0", "1e15": "1000000000000000.0",
+		"1e16":                    "1e+16",
+		"3.5739441212183565e-174": "3.573944121218356e-174", "-248.81900195768299": "-248.819001957683",
+		"2.5093788844579022e+89": "2.5093788844579025e+89",
+		"924.4022503616361":      "924.402250361636", "5e-324": "5e-324",
+		"1.7976931348623157e308": "1.7976931348623157e+308",
+		"9223372036854775808":    "9223372036854775808", "18446744073709551615": "18446744073709551615",
+		"18446744073709551616": "1.8446744073709552e+19",
+		"-9223372036854775808": "-9223372036854775808", "-9223372036854775809": "-9.223372036854776e+18",
+		"10000000000000000000000000":               "1e+25",
+		`"\u0001\b\f\n\r\t\"\\/é\u007f"`:           `"\u0001\b\f\n\r\t\"\\/é` + "\x7f" + `"`,
+		`[1, {"a": null, "b": [true, false]}, []]`: `[1,{"a":null,"b":[true,false]},[]]`,
 	} {
 		value, err := chattemplate.ParseJSON([]byte(given))
 		if err != nil {
@@ -293,12 +331,25 @@ func TestSerdeJSON(t *testing.T) {
 
 // FuzzHarmony wants of any body an error or a conversation that ends with the assistant's turn.
 func FuzzHarmony(f *testing.F) {
-	f.Add([]byte(`{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"x"}]},` +
-		`{"role":"assistant","reasoning":"r","content":"c","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},` +
-		`{"role":"tool","tool_call_id":"1","content":"t"}],"reasoning_effort":"low"}`))
-	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","description":"a\r\nb",` +
-		`"parameters":{"type":"object","properties":{"a":{"oneOf":[{"type":"string","default":"x"},{"type":["integer","null"]}],"default":1.5},` +
-		`"b":{"type":"array","items":{"type":"string","enum":["x"]},"nullable":true,"examples":["y"],"title":"T"}},"required":["a"]}}}]}`))
+	f.Add(
+		[]byte(
+			`{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text",` +
+				`"text":"x"}]},` +
+				`{"role":"assistant","reasoning":"r","content":"c","tool_calls":[{"id":"1","type":"function",` +
+				`"function":{"name":"f","arguments":"{}"}}]},` +
+				`{"role":"tool","tool_call_id":"1","content":"t"}],"reasoning_effort":"low"}`,
+		),
+	)
+	f.Add(
+		[]byte(
+			`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function",` +
+				`"function":{"name":"f","description":"a\r\nb",` +
+				`"parameters":{"type":"object","properties":{"a":{"oneOf":[{"type":"string","default":"x"},` +
+				`{"type":["integer","null"]}],"default":1.5},` +
+				`"b":{"type":"array","items":{"type":"string","enum":["x"]},"nullable":true,"examples":["y"],` +
+				`"title":"T"}},"required":["a"]}}}]}`,
+		),
+	)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		text, err := harmonyText(body, harmonyDay)
 		if err == nil && !strings.HasSuffix(text, harmonyStart+"assistant") {

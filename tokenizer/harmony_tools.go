@@ -14,8 +14,8 @@ import (
 // Source: oss-harmony 0.0.11, encoding, json_schema_to_typescript and template_tools_section.
 
 const (
-	// maxSchemaDepth is how deep a tool's parameters may nest, as JSON. vLLM hands the conversation over as JSON, of which
-	// serde_json reads no more than 128 levels, the conversation's own included.
+	// maxSchemaDepth is how deep a tool's parameters may nest, as JSON. vLLM hands the conversation over as JSON, of
+	// which serde_json reads no more than 128 levels, the conversation's own included.
 	maxSchemaDepth = 100
 	// maxToolsText bounds the text of the tools, in bytes; indentation makes it longer than the schema.
 	maxToolsText = 16 << 20
@@ -271,7 +271,13 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 }
 
 // propertyVariants writes a property of which the schema lists several types.
-func (w *schemaWriter) propertyVariants(b *strings.Builder, name string, schema *chattemplate.Dict, variants *chattemplate.List, indent string) error {
+func (w *schemaWriter) propertyVariants(
+	b *strings.Builder,
+	name string,
+	schema *chattemplate.Dict,
+	variants *chattemplate.List,
+	indent string,
+) error {
 	description, described := get[string](schema, "description")
 	above := described
 	if described && len(variants.Items) > 0 {
@@ -295,7 +301,8 @@ func (w *schemaWriter) propertyVariants(b *strings.Builder, name string, schema 
 		b.WriteString(indent + " | " + text)
 		variant, _ := item.(*chattemplate.Dict)
 		var comments []string
-		if text, ok := get[string](variant, "description"); ok && !(i == 0 && above) && !(described && text == description) {
+		if text, ok := get[string](variant, "description"); ok && !(i == 0 && above) &&
+			!(described && text == description) {
 			comments = append(comments, text)
 		}
 		if given, ok := variant.Get("default"); ok {
@@ -316,7 +323,8 @@ func isEnum(schema *chattemplate.Dict) bool {
 	return ok && len(list.Items) > 0
 }
 
-// shownDefault is a default as a comment shows it: an enum's value as it is, another string in quotes, the rest as JSON.
+// shownDefault is a default as a comment shows it: an enum's value as it is, another string in quotes, the rest as
+// JSON.
 func shownDefault(given any, schema *chattemplate.Dict) string {
 	text, ok := given.(string)
 	switch {
@@ -391,9 +399,9 @@ func pythonFloat(f float64) string {
 	return text
 }
 
-// serdeFloat is the number that serde_json reads from text, as it prints it again: the shortest digits, as a decimal number
-// between 1e-5 and 1e16. What is read is not always the nearest number: the digits are taken for an integer, and that is
-// multiplied or divided by a power of ten, rounding twice.
+// serdeFloat is the number that serde_json reads from text, as it prints it again: the shortest digits, as a decimal
+// number between 1e-5 and 1e16. What is read is not always the nearest number: the digits are taken for an integer, and
+// that is multiplied or divided by a power of ten, rounding twice.
 func serdeFloat(text string) string {
 	mantissa, exponent, _ := strings.Cut(text, "e")
 	power, _ := strconv.Atoi(exponent)

@@ -5,12 +5,13 @@ import (
 	"slices"
 )
 
-// Hybrid models have, beside full attention, layers that keep only a window of the prompt or a state of it. SGLang evicts these on
-// their own, and announces full attention's blocks alone. So it may reuse less of a prompt than its events say. vLLM announces each
-// group of layers, from which kvblock.Traits tells the same.
+// Hybrid models have, beside full attention, layers that keep only a window of the prompt or a state of it. SGLang
+// evicts these on their own, and announces full attention's blocks alone. So it may reuse less of a prompt than its
+// events say. vLLM announces each group of layers, from which kvblock.Traits tells the same.
 
-// OverlapIsUpperBound reports whether the engine that serves the model may have less of a prompt cached than its KV events announce,
-// without a sign of it in the events: true for SGLang's hybrid models, and for a model on SGLang without a config.json, which may be one.
+// OverlapIsUpperBound reports whether the engine that serves the model may have less of a prompt cached than its KV
+// events announce, without a sign of it in the events: true for SGLang's hybrid models, and for a model on SGLang
+// without a config.json, which may be one.
 func (m *Model) OverlapIsUpperBound() bool {
 	return m.options.Engine == SGLang && (!m.configured || m.sglangHybrid)
 }
@@ -18,16 +19,19 @@ func (m *Model) OverlapIsUpperBound() bool {
 // HasConfig reports whether the model's folder has a config.json.
 func (m *Model) HasConfig() bool { return m.configured }
 
-// sglangWindows are the architectures whose windows SGLang keeps in memory of their own. LagunaForCausalLM is one only if its text
-// configuration has a sliding_window.
+// sglangWindows are the architectures whose windows SGLang keeps in memory of their own. LagunaForCausalLM is one only
+// if its text configuration has a sliding_window.
 //
 // Source: SGLang 0.5.21, configs/model_config.py (is_hybrid_swa_model).
 var sglangWindows = []string{
-	"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMDSpark", "DeepseekV4ForCausalLMNextN", "DiffusionGemmaForBlockDiffusion",
+	"DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMDSpark", "DeepseekV4ForCausalLMNextN",
+	"DiffusionGemmaForBlockDiffusion",
 	"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "GptOssForCausalLM",
-	"GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "IQuestQ1MTP", "InklingForConditionalGeneration",
+	"GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "IQuestQ1MTP",
+	"InklingForConditionalGeneration",
 	"InklingForConditionalGenerationMTP", "LagunaForCausalLM", "Llama4ForConditionalGeneration", "MellumForCausalLM",
-	"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2MTP", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
+	"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2MTP", "MuseGlimmerForCausalLM",
+	"MuseGlimmerForConditionalGeneration",
 	"Step3p5ForCausalLM", "Step3p5MTP", "Step3p7ForConditionalGeneration", "UnlimitedOCRForCausalLM",
 }
 
@@ -35,24 +39,33 @@ var sglangWindows = []string{
 //
 // Source: SGLang 0.5.21, arg_groups/overrides.py (_MAMBA_RADIX_CACHE_ARCHS) and configs/gigachat35.py.
 var sglangStates = []string{
-	"BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", "FalconH1ForCausalLM",
-	"GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "Glm5NextForConditionalGeneration", "InternS2MobiusForConditionalGeneration",
-	"InternS2PreviewForConditionalGeneration", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration", "KimiK3ForConditionalGeneration",
-	"KimiLinearForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration", "NemotronHForCausalLM",
+	"BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration",
+	"FalconH1ForCausalLM",
+	"GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "Glm5NextForConditionalGeneration",
+	"InternS2MobiusForConditionalGeneration",
+	"InternS2PreviewForConditionalGeneration", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration",
+	"KimiK3ForConditionalGeneration",
+	"KimiLinearForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "MiniCPMV4_6ForConditionalGeneration",
+	"NemotronHForCausalLM",
 	"NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
-	"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
+	"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration",
+	"Qwen4ExpForConditionalGeneration",
 	"ZayaForCausalLM",
 }
 
-// sglangStateTypes are the model types with such layers, because SGLang decides by the class of the configuration. Of granitemoehybrid
-// and minicpm_sala some models have none, which their layers' types tell.
+// sglangStateTypes are the model types with such layers, because SGLang decides by the class of the configuration. Of
+// granitemoehybrid and minicpm_sala some models have none, which their layers' types tell.
 //
 // Source: SGLang 0.5.21, configs/hybrid_arch.py.
 var sglangStateTypes = []string{
-	"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "bailing_hybrid", "falcon_h1", "falcon_mamba", "gigachat3_5", "glm5_next",
-	"granitemoehybrid", "inkling_mm_model", "inkling_model", "intern_s2_preview", "interns2_mobius", "interns2_mobius_text", "jet_nemotron",
-	"jet_vlm", "kimi_linear", "lfm2", "lfm2_moe", "lfm2_vl", "mamba", "mamba2", "minicpm_sala", "nemotron_h", "nemotron_h_omni",
-	"nemotron_h_puzzle", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "zaya",
+	"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "bailing_hybrid", "falcon_h1", "falcon_mamba",
+	"gigachat3_5", "glm5_next",
+	"granitemoehybrid", "inkling_mm_model", "inkling_model", "intern_s2_preview", "interns2_mobius",
+	"interns2_mobius_text", "jet_nemotron",
+	"jet_vlm", "kimi_linear", "lfm2", "lfm2_moe", "lfm2_vl", "mamba", "mamba2", "minicpm_sala", "nemotron_h",
+	"nemotron_h_omni",
+	"nemotron_h_puzzle", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text",
+	"zaya",
 }
 
 // layersConfig is what a config.json, or the part of it that is the text model's, says about layers.
@@ -76,8 +89,8 @@ func (c *layersConfig) hasState() bool {
 	return slices.Contains(sglangStateTypes, c.ModelType)
 }
 
-// isSGLangHybrid reports whether SGLang keeps windows or states of the model apart from full attention's blocks. config is the content
-// of config.json. Values of unexpected types count as absent.
+// isSGLangHybrid reports whether SGLang keeps windows or states of the model apart from full attention's blocks. config
+// is the content of config.json. Values of unexpected types count as absent.
 func isSGLangHybrid(config []byte) bool {
 	whole := readLayers(config)
 	var nested struct {

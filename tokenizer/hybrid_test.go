@@ -15,7 +15,8 @@ func TestOverlapIsUpperBound(t *testing.T) {
 		{`{"model_type":"llama","architectures":["LlamaForCausalLM"]}`, false},
 		{`{"model_type":"gpt_oss","architectures":["GptOssForCausalLM"]}`, true},
 		{`{"architectures":["Gemma4ForConditionalGeneration"]}`, true},
-		{`{"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"sliding_window":1024}`, false}, // SGLang keeps all of it
+		// SGLang keeps all of it
+		{`{"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"sliding_window":1024}`, false},
 		{`{"architectures":["Other","Llama4ForConditionalGeneration"]}`, true},
 		{`{"architectures":["LagunaForCausalLM"]}`, false},
 		{`{"architectures":["LagunaForCausalLM"],"sliding_window":0}`, false},
@@ -28,7 +29,8 @@ func TestOverlapIsUpperBound(t *testing.T) {
 		{`{"model_type":"nemotron_h"}`, true},
 		{`{"model_type":"a_wrapper","text_config":{"model_type":"kimi_linear"}}`, true},
 		{`{"model_type":"a_wrapper","thinker_config":{"text_config":{"model_type":"qwen3_5_text"}}}`, true},
-		{`{"model_type":"a_wrapper","llm_config":{"model_type":"qwen3"},"text_config":{"model_type":"qwen3_5_text"}}`, false},
+		{`{"model_type":"a_wrapper","llm_config":{"model_type":"qwen3"},"text_config":{"model_type":"qwen3_5_text"}}`,
+			false},
 		{`{"model_type":"granitemoehybrid","layer_types":["attention","mamba"]}`, true},
 		{`{"model_type":"granitemoehybrid","layer_types":["attention"]}`, false},
 		{`{"model_type":"granitemoehybrid"}`, true},

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// jsonReader reads the large parts of tokenizer.json, hundreds of thousands of short strings, as they come, in a fifth of the
-// time and memory that encoding/json takes for them. Small parts are handed out as they are, for encoding/json.
+// jsonReader reads the large parts of tokenizer.json, hundreds of thousands of short strings, as they come, in a fifth
+// of the time and memory that encoding/json takes for them. Small parts are handed out as they are, for encoding/json.
 type jsonReader struct {
 	data []byte
 	at   int

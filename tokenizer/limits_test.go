@@ -12,9 +12,9 @@ import (
 	"kvepp/chattemplate"
 )
 
-// recursiveTemplate writes tools' parameters as Python types, by macros that call themselves, in the way of Hermes 2 Pro's
-// and Command-R's templates: what is neither a known name nor an object counts as a list of alternatives, and so does
-// the name "null", letter by letter, without end.
+// recursiveTemplate writes tools' parameters as Python types, by macros that call themselves, in the way of Hermes 2
+// Pro's and Command-R's templates: what is neither a known name nor an object counts as a list of alternatives, and so
+// does the name "null", letter by letter, without end.
 const recursiveTemplate = `
 {%- macro python(schema) %}
     {%- set names = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"} %}
@@ -30,23 +30,34 @@ const recursiveTemplate = `
 {%- for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}`
 
-// TestHostileTools: no tool schema of a client's runs a template without end. The stack is small, because a goroutine that
-// overflows it ends the program.
+// TestHostileTools: no tool schema of a client's runs a template without end. The stack is small, because a goroutine
+// that overflows it ends the program.
 func TestHostileTools(t *testing.T) {
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
 	nested := func(before, inner, after string, depth int) string {
 		return strings.Repeat(before, depth) + inner + strings.Repeat(after, depth)
 	}
 	harmless := map[string]string{
-		`{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"array","items":{"type":"integer"}}}}`: "f(city: str, days: list[int], )\nuser: x\n",
+		`{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"array",` +
+			`"items":{"type":"integer"}}}}`: "f(city: str, days: list[int], )\nuser: x\n",
 		`{"type":"object","properties":{}}`: "f()\nuser: x\n",
 	}
 	hostile := map[string]string{
-		"a nullable string":   `{"type":"object","properties":{"city":{"type":["string","null"]}}}`,
-		"an unknown type":     `{"type":"object","properties":{"city":{"type":"x"}}}`,
-		"a deep schema":       nested(`{"type":"array","items":`, `{"type":"string"}`, `}`, 400),
-		"a doubling schema":   `{"type":"object","properties":{"a":` + nested(`{"anyOf":[`, `{"type":"string"}`, `]}`, 60) + `}}`,
-		"a branching schema":  `{"type":"object","properties":{"a":` + nested(`{"anyOf":[{"type":"string"},`, `{"type":"string"}`, `]}`, 60) + `}}`,
+		"a nullable string": `{"type":"object","properties":{"city":{"type":["string","null"]}}}`,
+		"an unknown type":   `{"type":"object","properties":{"city":{"type":"x"}}}`,
+		"a deep schema":     nested(`{"type":"array","items":`, `{"type":"string"}`, `}`, 400),
+		"a doubling schema": `{"type":"object","properties":{"a":` + nested(
+			`{"anyOf":[`,
+			`{"type":"string"}`,
+			`]}`,
+			60,
+		) + `}}`,
+		"a branching schema": `{"type":"object","properties":{"a":` + nested(
+			`{"anyOf":[{"type":"string"},`,
+			`{"type":"string"}`,
+			`]}`,
+			60,
+		) + `}}`,
 		"a long list of null": `{"type":[` + strings.Repeat(`"string",`, 100_000) + `"null"]}`,
 		"a long name":         `{"type":"` + strings.Repeat("x", 1_000_000) + `"}`,
 	}
@@ -57,7 +68,10 @@ func TestHostileTools(t *testing.T) {
 			t.Fatal(err)
 		}
 		body := func(parameters string) string {
-			return fmt.Sprintf(`[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]`, parameters)
+			return fmt.Sprintf(
+				`[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]`,
+				parameters,
+			)
 		}
 		for parameters, want := range harmless {
 			if got, err := m.renderChat(t.Context(), chatRequest(t, body(parameters))); err != nil || got != want {
@@ -92,10 +106,14 @@ func TestHostileRequestTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	const chat = `[{"role":"user","content":"x"}],"chat_template":`
-	if got, err := trusting.renderChat(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); err != nil || got != "x!" {
+	if got, err := trusting.renderChat(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); err != nil ||
+		got != "x!" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if _, err := strict.Tokenize(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); !errors.Is(err, errRequestTemplate) {
+	if _, err := strict.Tokenize(t.Context(), chatRequest(t, chat+`"{{ messages[0].content }}!"`)); !errors.Is(
+		err,
+		errRequestTemplate,
+	) {
 		t.Errorf("without the flag: got %v", err)
 	}
 	for _, source := range []string{
@@ -103,9 +121,13 @@ func TestHostileRequestTemplate(t *testing.T) {
 		`"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"`,
 		`"{{ 'x' * 1000000000000 }}"`,
 		`"{% set s = 'X' * 16777216 %}{% for i in range(99999) %}{% set a = s is upper %}{% endfor %}"`,
-		`"{% set n = namespace(l=[]) %}{% set s = 'x' * 4194304 %}{% for i in range(99) %}{% set n.l = n.l + [s ~ i] %}{% endfor %}"`,
+		`"{% set n = namespace(l=[]) %}{% set s = 'x' * 4194304 %}{% for i in range(99) %}{% set n.l = n.l + [s ~ i] ` +
+			`%}{% endfor %}"`,
 	} {
-		if _, err := trusting.Tokenize(t.Context(), chatRequest(t, chat+source)); !errors.Is(err, chattemplate.ErrLimit) {
+		if _, err := trusting.Tokenize(t.Context(), chatRequest(t, chat+source)); !errors.Is(
+			err,
+			chattemplate.ErrLimit,
+		) {
 			t.Errorf("%s: got %v, want a limit", source, err)
 		}
 	}

@@ -38,10 +38,12 @@ func TestRefusedComponents(t *testing.T) {
 		{"model", `{"merges":["abc"]}`, `"abc"`},
 		{"model", `{"merges":7}`, `merges`},
 		{"model", `{"new_option":true}`, `new_option`},
-		{"normalizer", `{"type":"Precompiled","precompiled_charsmap":"AAAA"}`, `normalizer: component "Precompiled" is not supported`},
+		{"normalizer", `{"type":"Precompiled","precompiled_charsmap":"AAAA"}`,
+			`normalizer: component "Precompiled" is not supported`},
 		{"normalizer", `{"type":"BertNormalizer"}`, `"BertNormalizer"`},
 		{"normalizer", `{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"ByteLevel"}]}`, `"ByteLevel"`},
-		{"normalizer", `{"type":"Replace","pattern":{"Regex":"(a)\\1"},"content":" "}`, `component Replace: in a pattern, \1`},
+		{"normalizer", `{"type":"Replace","pattern":{"Regex":"(a)\\1"},"content":" "}`,
+			`component Replace: in a pattern, \1`},
 		{"normalizer", `{"type":"Replace","pattern":{"String":""},"content":" "}`, `Replace of`},
 		{"normalizer", `{"type":"NFC","mode":2}`, `mode`},
 		{"pre_tokenizer", split(`"(?<name>a)\\k<name>"`), `(?<`},
@@ -67,13 +69,15 @@ func TestRefusedComponents(t *testing.T) {
 		{"post_processor", `{"type":"BertProcessing","sep":["x"],"cls":["y",1]}`, `post_processor: BertProcessing`},
 		{"post_processor", `{"type":"Other"}`, `post_processor: component "Other"`},
 		{"post_processor", `{"type":"TemplateProcessing","single":[],"special_tokens":{}}`, `0 times`},
-		{"post_processor", `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{}}`, `"<s>" has no ids`},
+		{"post_processor", `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},` +
+			`{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{}}`, `"<s>" has no ids`},
 		{"added_tokens", `[{"id":7000,"content":"<x>"}]`, `added_tokens: "<x>" has id 7000`},
 		{"added_tokens", `{}`, `added_tokens`},
 	} {
 		overrides := map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(byteLevel)}
 		overrides[c.key] = json.RawMessage(c.value)
-		if _, err := parseTokenizerJSON(v.override(t, "bytes", overrides)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := parseTokenizerJSON(v.override(t, "bytes", overrides)); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %s\n got %v\nwant ...%s...", c.key, c.value, err, c.want)
 		}
 	}
@@ -114,17 +118,23 @@ func TestLoadErrors(t *testing.T) {
 		replaced map[string]string
 		want     []string
 	}{
-		"no tokenizer":         {map[string]string{"tokenizer.json": ""}, []string{"tokenizer.json", "no such file"}},
-		"tokenizer cut":        {map[string]string{"tokenizer.json": `{"model":`}, []string{"tokenizer.json", "unexpected end"}},
-		"tokenizer empty":      {map[string]string{"tokenizer.json": `{}`}, []string{"tokenizer.json", "model"}},
-		"config cut":           {map[string]string{"tokenizer_config.json": `{`}, []string{"tokenizer_config.json"}},
-		"config of a list":     {map[string]string{"tokenizer_config.json": `[]`}, []string{"tokenizer_config.json"}},
-		"unknown bos":          {map[string]string{"tokenizer_config.json": `{"bos_token":"<s>"}`}, []string{"tokenizer_config.json: bos_token", `"<s>" is not among the added_tokens`}},
-		"bos of a wrong type":  {map[string]string{"tokenizer_config.json": `{"bos_token":{"x":1}}`}, []string{"bos_token", "neither a string nor an object"}},
-		"more added tokens":    {map[string]string{"tokenizer_config.json": `{"added_tokens_decoder":{"9":{"content":"<new>"}}}`}, []string{"added_tokens_decoder", "<new>"}},
-		"split special tokens": {map[string]string{"tokenizer_config.json": `{"split_special_tokens":true}`}, []string{"split_special_tokens"}},
-		"bad template":         {map[string]string{"chat_template.jinja": `{{ x|nosuch }}`}, []string{"chat_template.jinja", "default:1", `unknown filter "nosuch"`}},
-		"template of a number": {map[string]string{"tokenizer_config.json": `{"chat_template":7}`}, []string{"tokenizer_config.json: chat_template"}},
+		"no tokenizer": {map[string]string{"tokenizer.json": ""}, []string{"tokenizer.json", "no such file"}},
+		"tokenizer cut": {map[string]string{"tokenizer.json": `{"model":`},
+			[]string{"tokenizer.json", "unexpected end"}},
+		"tokenizer empty":  {map[string]string{"tokenizer.json": `{}`}, []string{"tokenizer.json", "model"}},
+		"config cut":       {map[string]string{"tokenizer_config.json": `{`}, []string{"tokenizer_config.json"}},
+		"config of a list": {map[string]string{"tokenizer_config.json": `[]`}, []string{"tokenizer_config.json"}},
+		"unknown bos": {map[string]string{"tokenizer_config.json": `{"bos_token":"<s>"}`},
+			[]string{"tokenizer_config.json: bos_token", `"<s>" is not among the added_tokens`}},
+		"bos of a wrong type": {map[string]string{"tokenizer_config.json": `{"bos_token":{"x":1}}`},
+			[]string{"bos_token", "neither a string nor an object"}},
+		"more added tokens": {map[string]string{"tokenizer_config.json": `{"added_tokens_decoder":{"9":{"content":"<new>"}}}`}, []string{"added_tokens_decoder", "<new>"}},
+		"split special tokens": {map[string]string{"tokenizer_config.json": `{"split_special_tokens":true}`},
+			[]string{"split_special_tokens"}},
+		"bad template": {map[string]string{"chat_template.jinja": `{{ x|nosuch }}`},
+			[]string{"chat_template.jinja", "default:1", `unknown filter "nosuch"`}},
+		"template of a number": {map[string]string{"tokenizer_config.json": `{"chat_template":7}`},
+			[]string{"tokenizer_config.json: chat_template"}},
 	} {
 		_, err := Load(copyModel(t, "tiny-bytelevel", c.replaced), Options{})
 		for _, want := range c.want {
@@ -145,19 +155,25 @@ func TestLoadTemplates(t *testing.T) {
 		plain    string
 		tools    string
 	}{
-		"file beats config": {map[string]string{"chat_template.jinja": "file", config: `{"chat_template":"config"}`}, "file", "file"},
-		"config":            {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"config"}`}, "config", "config"},
-		"named": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":[{"name":"default","template":"plain"},
+		"file beats config": {map[string]string{"chat_template.jinja": "file", config: `{"chat_template":"config"}`},
+			"file", "file"},
+		"config": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"config"}`},
+			"config", "config"},
+		"named": {map[string]string{"chat_template.jinja": "",
+			config: `{"chat_template":[{"name":"default","template":"plain"},
 			{"name":"tool_use","template":"tools"},{"name":"rag","template":"{% broken"}]}`}, "plain", "tools"},
-		"older file":    {map[string]string{"chat_template.jinja": "", config: `{}`, "chat_template.json": `{"chat_template":"older"}`}, "older", "older"},
-		"special names": {map[string]string{"chat_template.jinja": "{{ eos_token }}{{ bos_token }}", config: `{"eos_token":{"content":"<|im_end|>"},"bos_token":null}`}, "<|im_end|>", "<|im_end|>"},
+		"older file": {map[string]string{"chat_template.jinja": "", config: `{}`,
+			"chat_template.json": `{"chat_template":"older"}`}, "older", "older"},
+		"special names": {map[string]string{"chat_template.jinja": "{{ eos_token }}{{ bos_token }}",
+			config: `{"eos_token":{"content":"<|im_end|>"},"bos_token":null}`}, "<|im_end|>", "<|im_end|>"},
 	} {
 		m, err := Load(copyModel(t, "tiny-bytelevel", c.replaced), Options{})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
+		for tools, want := range map[string]string{"": c.plain,
+			`,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
 			got, err := m.renderChat(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
 			if err != nil || got != want {
 				t.Errorf("%s: got %q, %v; want %q", name, got, err, want)
@@ -168,10 +184,16 @@ func TestLoadTemplates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(err, ErrNoChatTemplate) {
+	if _, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`)); !errors.Is(
+		err,
+		ErrNoChatTemplate,
+	) {
 		t.Errorf("got %v, want ErrNoChatTemplate", err)
 	}
-	m, err = Load(copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}), Options{})
+	m, err = Load(
+		copyModel(t, "tiny-bytelevel", map[string]string{"tokenizer_config.json": "", "chat_template.jinja": ""}),
+		Options{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,10 +204,29 @@ func TestLoadTemplates(t *testing.T) {
 
 func FuzzParseTokenizerJSON(f *testing.F) {
 	v := loadVariants(f)
-	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"▁":3},"merges":[["a","b"]]},"normalizer":{"type":"Prepend","prepend":"▁"}}`), "abab")
-	f.Add([]byte(`{"model":{"type":"BPE","unk_token":"a","fuse_unk":true,"vocab":{"a":0,"x":5},"merges":["a a"]}}`), "xyxy")
-	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"":0},"merges":[]},"added_tokens":[{"id":1,"content":"ab","lstrip":true,"rstrip":true,"single_word":true}]}`), " ab \xff")
-	f.Add(v.override(f, "bytes", map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"ByteLevel","add_prefix_space":false}`)})[:2000], "x")
+	f.Add(
+		[]byte(
+			`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"▁":3},"merges":[["a","b"]]},`+
+				`"normalizer":{"type":"Prepend","prepend":"▁"}}`,
+		),
+		"abab",
+	)
+	f.Add(
+		[]byte(`{"model":{"type":"BPE","unk_token":"a","fuse_unk":true,"vocab":{"a":0,"x":5},"merges":["a a"]}}`),
+		"xyxy",
+	)
+	f.Add(
+		[]byte(
+			`{"model":{"type":"BPE","vocab":{"":0},"merges":[]},"added_tokens":[{"id":1,"content":"ab","lstrip":true,`+
+				`"rstrip":true,"single_word":true}]}`,
+		),
+		" ab \xff",
+	)
+	f.Add(
+		v.override(f, "bytes", map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(
+			`{"type":"ByteLevel","add_prefix_space":false}`)})[:2000],
+		"x",
+	)
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		e, err := parseTokenizerJSON(raw)
 		if err != nil {
@@ -199,7 +240,8 @@ func FuzzParseTokenizerJSON(f *testing.F) {
 }
 
 func FuzzPattern(f *testing.F) {
-	for _, seed := range []string{regexCL100K, regexO200K, `[a-z&&[^e]]{2,3}?|(?<!\s)\p{^Lu}++$`, `(?i:'s|k)\b.`, `\x41[^\u00e9-\x{fff}]`, `(?>a|b*)+(?=c)`} {
+	for _, seed := range []string{regexCL100K, regexO200K, `[a-z&&[^e]]{2,3}?|(?<!\s)\p{^Lu}++$`, `(?i:'s|k)\b.`,
+		`\x41[^\u00e9-\x{fff}]`, `(?>a|b*)+(?=c)`} {
 		f.Add(seed, "Abc's dEf\n éK ſ 12")
 	}
 	f.Fuzz(func(t *testing.T, source, text string) {
@@ -254,10 +296,13 @@ func TestTiktoken(t *testing.T) {
 		{model + "YWI= 257\n", config, "there before"},
 		{model + "YWJj 300\n", config, "rank 300"},
 		{"YQ== 0\n", config, "no token for byte"},
-		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"1":{"content":"[X]"}}}`, "not behind the vocabulary"},
-		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"257":{"content":"[X]"},"258":{"content":"[X]]"}}}`, "begins like another"},
+		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"1":{"content":"[X]"}}}`,
+			"not behind the vocabulary"},
+		{model, `{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"257":{"content":"[X]"},` +
+			`"258":{"content":"[X]]"}}}`, "begins like another"},
 	} {
-		if _, err := parseTiktoken([]byte(c.model), []byte(c.config)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := parseTiktoken([]byte(c.model), []byte(c.config)); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%.20q, %s: got %v, want ...%s...", c.model, c.config, err, c.want)
 		}
 	}
@@ -274,7 +319,8 @@ func FuzzTiktoken(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if ids, err := e.append(work{}, []kvblock.Token{7}, text, true, nil); err == nil && (len(ids) == 0 || ids[0] != 7) {
+		if ids, err := e.append(work{}, []kvblock.Token{7}, text, true, nil); err == nil &&
+			(len(ids) == 0 || ids[0] != 7) {
 			t.Fatalf("append changed what was there: %v", ids)
 		}
 	})

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// mediaMarks are what stands in a rendered chat where an image, a video or a sound is. The engine replaces its tokens by as
-// many as the media takes, and leaves the ids before the first one as they are.
+// mediaMarks are what stands in a rendered chat where an image, a video or a sound is. The engine replaces its tokens
+// by as many as the media takes, and leaves the ids before the first one as they are.
 type mediaMarks struct {
-	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one string;
-	// empty where it writes none or the model takes no such media.
+	// image, video and audio are the marks that the engine writes itself, for a template that takes content as one
+	// string; empty where it writes none or the model takes no such media.
 	image, video, audio string
-	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it. text is another
-	// word that the engine takes for a mark.
+	// tokens are the added tokens of the marks: the prompt is certain up to the first one, whoever wrote it. text is
+	// another word that the engine takes for a mark.
 	tokens []string
 	text   string
 }
@@ -30,9 +30,9 @@ var (
 	llavaMarks = mediaMarks{image: "<image>", tokens: []string{"<image>"}}
 )
 
-// vllmMedia are the architectures whose processors in vLLM replace the tokens of such marks, by architecture. Those that put
-// media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are not here.
-// Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
+// vllmMedia are the architectures whose processors in vLLM replace the tokens of such marks, by architecture. Those
+// that put media elsewhere (PaliGemma, BLIP-2, Molmo), change other tokens too, or have marks that are no token are not
+// here. Source: vLLM 0.33.0, model_executor/models: get_placeholder_str and _get_prompt_updates of each.
 var vllmMedia = map[string]mediaMarks{
 	"Qwen2VLForConditionalGeneration":    qwenMarks,
 	"Qwen2_5_VLForConditionalGeneration": qwenMarks,
@@ -50,7 +50,8 @@ var vllmMedia = map[string]mediaMarks{
 	"Gemma3ForConditionalGeneration":     {image: "<start_of_image>", tokens: []string{"<start_of_image>"}},
 	"Llama4ForConditionalGeneration":     {image: "<|image|>", tokens: []string{"<|image|>"}},
 	"Gemma4ForConditionalGeneration": {
-		image: "<|image|>", video: "<|video|>", audio: "<|audio|>", tokens: []string{"<|image|>", "<|video|>", "<|audio|>"},
+		image: "<|image|>", video: "<|video|>", audio: "<|audio|>",
+		tokens: []string{"<|image|>", "<|video|>", "<|audio|>"},
 	},
 	"KimiVLForConditionalGeneration": {
 		image:  "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
@@ -119,8 +120,8 @@ func (marks *mediaMarks) place(text string) (int, error) {
 	return first, nil
 }
 
-// markFirst puts the marks of a message's media before its text where the text does not hold them itself, as vLLM does for
-// templates that take strings. media are the marks, one for each image, video or sound.
+// markFirst puts the marks of a message's media before its text where the text does not hold them itself, as vLLM does
+// for templates that take strings. media are the marks, one for each image, video or sound.
 func markFirst(media []string, text string) (string, error) {
 	var before []string
 	for i, mark := range media {
@@ -147,4 +148,10 @@ func markFirst(media []string, text string) (string, error) {
 }
 
 // mediaKinds are the types of content parts that hold media, by what they hold.
-var mediaKinds = map[string]string{"image_url": "image", "input_image": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+var mediaKinds = map[string]string{
+	"image_url":   "image",
+	"input_image": "image",
+	"video_url":   "video",
+	"audio_url":   "audio",
+	"input_audio": "audio",
+}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// mediaModel is the small model as one of an architecture, with marks as added tokens. That the engines put the marks there
-// is shown in package parity.
+// mediaModel is the small model as one of an architecture, with marks as added tokens. That the engines put the marks
+// there is shown in package parity.
 func mediaModel(t testing.TB, engine Engine, architecture, template string, marks ...string) *Model {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(modelsDir, "tiny-bytelevel", tokenizerFile))
@@ -23,7 +23,16 @@ func mediaModel(t testing.TB, engine Engine, architecture, template string, mark
 		t.Fatal(err)
 	}
 	for i, mark := range marks {
-		added = append(added, fmt.Appendf(nil, `{"id":%d,"content":%q,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}`, 3079+i, mark))
+		added = append(
+			added,
+			fmt.Appendf(
+				nil,
+				`{"id":%d,"content":%q,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,`+
+					`"special":true}`,
+				3079+i,
+				mark,
+			),
+		)
 	}
 	if file["added_tokens"], err = json.Marshal(added); err != nil {
 		t.Fatal(err)
@@ -43,7 +52,8 @@ func mediaModel(t testing.TB, engine Engine, architecture, template string, mark
 
 const (
 	mediaStrings = `{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}`
-	mediaParts   = `{% for m in messages %}<|im_start|>{% for c in m['content'] %}{% if c.type == 'text' %}{{ c.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}{% endfor %}<|im_end|>{% endfor %}`
+	mediaParts   = `{% for m in messages %}<|im_start|>{% for c in m['content'] %}{% if c.type == 'text' %}{{ c.text ` +
+		`}}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}{% endfor %}<|im_end|>{% endfor %}`
 )
 
 func TestCertainOfMedia(t *testing.T) {
@@ -56,12 +66,21 @@ func TestCertainOfMedia(t *testing.T) {
 		content, text string
 		certain       string
 	}{
-		{llava, `[{"type":"text","text":"Look at this"},` + image + `]`, "<|im_start|>You see<|im_end|><|im_start|><image>\nLook at this<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>"},
-		{llava, `[{"type":"text","text":"Look at <image> there"},` + image + `]`, "<|im_start|>You see<|im_end|><|im_start|>Look at <image> there<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>Look"},
-		{llava, `"no <image> at all"`, "<|im_start|>You see<|im_end|><|im_start|>no <image> at all<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>no <image> at all<|im_end|>"},
-		{qwenParts, `[{"type":"text","text":"Look at this"},` + image + `]`, "<|im_start|>You see<|im_end|><|im_start|>Look at this<|vision_start|><|image_pad|><|vision_end|><|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>Look at"},
+		{llava, `[{"type":"text","text":"Look at this"},` + image + `]`,
+			"<|im_start|>You see<|im_end|><|im_start|><image>\nLook at this<|im_end|>",
+			"<|im_start|>You see<|im_end|><|im_start|>"},
+		{llava, `[{"type":"text","text":"Look at <image> there"},` + image + `]`,
+			"<|im_start|>You see<|im_end|><|im_start|>Look at <image> there<|im_end|>",
+			"<|im_start|>You see<|im_end|><|im_start|>Look"},
+		{llava, `"no <image> at all"`, "<|im_start|>You see<|im_end|><|im_start|>no <image> at all<|im_end|>",
+			"<|im_start|>You see<|im_end|><|im_start|>no <image> at all<|im_end|>"},
+		{qwenParts, `[{"type":"text","text":"Look at this"},` + image + `]`,
+			"<|im_start|>You see<|im_end|><|im_start|>Look at " +
+				"this<|vision_start|><|image_pad|><|vision_end|><|im_end|>",
+			"<|im_start|>You see<|im_end|><|im_start|>Look at"},
 		{qwenParts, `[` + image + `,` + image + `,{"type":"text","text":"Look at this"}]`,
-			"<|im_start|>You see<|im_end|><|im_start|><|vision_start|><|image_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>Look at this<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>"},
+			"<|im_start|>You " +
+				"see<|im_end|><|im_start|><|vision_start|><|image_pad|><|vision_end|><|vision_start|><|image_pad|><|vision_end|>Look at this<|im_end|>", "<|im_start|>You see<|im_end|><|im_start|>"},
 	} {
 		request := chatRequest(t, `[{"role":"system","content":"You see"},{"role":"user","content":`+c.content+`}]`)
 		prompts, err := c.m.Prompts(t.Context(), request)
@@ -71,7 +90,14 @@ func TestCertainOfMedia(t *testing.T) {
 		}
 		want, err := c.m.Encode(c.certain, false)
 		if err != nil || prompts[0].Certain != len(want) {
-			t.Errorf("%s: %d ids are certain, want %d of %q (%v)", c.content, prompts[0].Certain, len(want), c.certain, err)
+			t.Errorf(
+				"%s: %d ids are certain, want %d of %q (%v)",
+				c.content,
+				prompts[0].Certain,
+				len(want),
+				c.certain,
+				err,
+			)
 		}
 	}
 }
@@ -81,13 +107,22 @@ func TestMediaWithoutAPlace(t *testing.T) {
 	const drops = `{% for m in messages %}{{ m.content[0].text }}{% endfor %}`
 	marked := []string{"<image>"}
 	for name, m := range map[string]*Model{
-		"an architecture that is not known":  mediaModel(t, VLLM, "PaliGemmaForConditionalGeneration", mediaStrings, marked...),
-		"a tokenizer without the mark":       mediaModel(t, VLLM, "LlavaForConditionalGeneration", mediaStrings),
-		"a template that drops it":           mediaModel(t, VLLM, "Mistral3ForConditionalGeneration", drops, "[IMG]"),
-		"a string template without its mark": mediaModel(t, VLLM, "Mistral3ForConditionalGeneration", mediaStrings, "[IMG]"),
-		"TensorRT-LLM":                       mediaModel(t, TRTLLM, "LlavaForConditionalGeneration", mediaStrings, marked...),
+		"an architecture that is not known": mediaModel(t, VLLM, "PaliGemmaForConditionalGeneration", mediaStrings,
+			marked...),
+		"a tokenizer without the mark": mediaModel(t, VLLM, "LlavaForConditionalGeneration", mediaStrings),
+		"a template that drops it":     mediaModel(t, VLLM, "Mistral3ForConditionalGeneration", drops, "[IMG]"),
+		"a string template without its mark": mediaModel(t, VLLM, "Mistral3ForConditionalGeneration", mediaStrings,
+			"[IMG]"),
+		"TensorRT-LLM": mediaModel(t, TRTLLM, "LlavaForConditionalGeneration", mediaStrings,
+			marked...),
 	} {
-		got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}]`))
+		got, err := m.Tokenize(
+			t.Context(),
+			chatRequest(
+				t,
+				`[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}]`,
+			),
+		)
 		if !errors.Is(err, ErrMedia) {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
@@ -96,9 +131,12 @@ func TestMediaWithoutAPlace(t *testing.T) {
 	for _, fields := range []string{
 		`[{"role":"user","content":[{"type":"image_embeds","image_embeds":"AAAA"}]}]`,
 		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"},"audio_url":{"url":"u"},"uuid":"1"}]}]`,
-		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}],"mm_processor_kwargs":{"use_audio_in_video":true}`,
-		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}],"nvext":{"token_data":[1]},"kv_transfer_params":{"prompt_token_ids":[1]}`,
-		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text","text":"<image><image>"}]}]`,
+		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}],` +
+			`"mm_processor_kwargs":{"use_audio_in_video":true}`,
+		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}],"nvext":{"token_data":[1]},` +
+			`"kv_transfer_params":{"prompt_token_ids":[1]}`,
+		`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}},{"type":"text",` +
+			`"text":"<image><image>"}]}]`,
 	} {
 		got, err := m.Tokenize(t.Context(), chatRequest(t, fields))
 		if err == nil && got[0].Certain == len(got[0].IDs) {

@@ -57,15 +57,32 @@ func holdMemory(t *testing.T, name string, m *Model, body bodytest.Body) {
 	})
 	most := apibody.ReadCost(len(body.JSON))
 	if allocated > 12*most+memorySlack { // as when texts are joined one by one, whose time is too much too
-		t.Errorf("%s, %s: %d bytes allocated %d bytes in all, %.1f for each", name, body.Name, len(body.JSON), allocated, float64(allocated)/float64(len(body.JSON)))
+		t.Errorf(
+			"%s, %s: %d bytes allocated %d bytes in all, %.1f for each",
+			name,
+			body.Name,
+			len(body.JSON),
+			allocated,
+			float64(allocated)/float64(len(body.JSON)),
+		)
 	}
 	if peak > most+most/4+memorySlack {
 		ids := 0
 		for _, p := range prompts {
 			ids += len(p.IDs)
 		}
-		t.Errorf("%s, %s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; %d ids, %v, %v", name, body.Name, len(body.JSON), peak,
-			float64(peak)/float64(len(body.JSON)), most, ids, parseErr, err)
+		t.Errorf(
+			"%s, %s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; %d ids, %v, %v",
+			name,
+			body.Name,
+			len(body.JSON),
+			peak,
+			float64(peak)/float64(len(body.JSON)),
+			most,
+			ids,
+			parseErr,
+			err,
+		)
 	}
 	runtime.KeepAlive(r)
 	runtime.KeepAlive(prompts)
@@ -79,7 +96,8 @@ func TestMemoryOfRequests(t *testing.T) {
 		m := models[name]
 		holdMemory(t, name, m, bodies[0]) // what a first request makes
 		for k, body := range bodies {
-			text := m.options.Engine == VLLM && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "content: "))
+			text := m.options.Engine == VLLM &&
+				(strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "content: "))
 			if slowerBuild == 1 && text || (k+i)%(3*slowerBuild*len(models)) == 0 {
 				holdMemory(t, name, m, body)
 			}
@@ -104,7 +122,8 @@ func TestMemoryOfRandomRequests(t *testing.T) {
 func TestTokenizeStops(t *testing.T) {
 	for _, name := range modelNames {
 		m := loadModel(t, name)
-		for what, text := range map[string]string{"words": strings.Repeat("The harbour was quiet. ", 1<<18), "one word": strings.Repeat("a", 4<<20)} {
+		for what, text := range map[string]string{"words": strings.Repeat("The harbour was quiet. ", 1<<18),
+			"one word": strings.Repeat("a", 4<<20)} {
 			r, err := apibody.ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"`+text+`"}`))
 			if err != nil {
 				t.Fatal(err)
@@ -124,7 +143,8 @@ func TestTokenizeStops(t *testing.T) {
 func TestIDsWithinRoom(t *testing.T) {
 	for _, name := range modelNames {
 		m := loadModel(t, name)
-		for what, text := range map[string]string{"one id a byte": strings.Repeat("!1a?", 1<<16), "words": strings.Repeat("the ", 1<<16), "one word": strings.Repeat("x", 1<<18)} {
+		for what, text := range map[string]string{"one id a byte": strings.Repeat("!1a?", 1<<16),
+			"words": strings.Repeat("the ", 1<<16), "one word": strings.Repeat("x", 1<<18)} {
 			want, err := m.Encode(text, true)
 			if err != nil {
 				t.Fatal(err)
@@ -153,10 +173,18 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 		t.Fatal(err)
 	}
 	split := func(pattern string) map[string]any {
-		return map[string]any{"type": "Split", "pattern": map[string]any{"Regex": pattern}, "behavior": "Isolated", "invert": false}
+		return map[string]any{
+			"type":     "Split",
+			"pattern":  map[string]any{"Regex": pattern},
+			"behavior": "Isolated",
+			"invert":   false,
+		}
 	}
-	file["pre_tokenizer"] = map[string]any{"type": "Sequence", "pretokenizers": []any{split(`(?<=b)a|[^ab]+`), split(`[a-m](?!z)`),
-		map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}}}
+	file["pre_tokenizer"] = map[string]any{
+		"type": "Sequence",
+		"pretokenizers": []any{split(`(?<=b)a|[^ab]+`), split(`[a-m](?!z)`),
+			map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}},
+	}
 	changed, err := json.Marshal(file)
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +198,8 @@ func TestMemoryOfGeneralPatterns(t *testing.T) {
 	}
 	m.segments = newSegmentCache(0)
 	// The searches of a text have a limit of time, which a slower build would reach with longer ones.
-	for name, text := range map[string]string{"words": strings.Repeat("the quiet harbour ", 1<<15/slowerBuild), "letters": strings.Repeat("ba", 1<<17/slowerBuild)} {
+	for name, text := range map[string]string{"words": strings.Repeat("the quiet harbour ", 1<<15/slowerBuild),
+		"letters": strings.Repeat("ba", 1<<17/slowerBuild)} {
 		var ids []kvblock.Token
 		peak := bodytest.Peak(func() { ids, err = m.Encode(text, false) })
 		t.Logf("%s: %.1f bytes for each of %d", name, float64(peak)/float64(len(text)), len(text))
@@ -198,25 +227,53 @@ func TestAgentsBodiesAreTokenized(t *testing.T) {
 		return fmt.Sprintf(`"field_%d":{"type":"string","description":"What field %d holds.","enum":["a","b"]}`, i, i)
 	}
 	tool := func(i int) string {
-		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{%s},"required":["field_0"]}}}`, i, i, many(25, property))
+		return fmt.Sprintf(
+			`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object",`+
+				`"properties":{%s},"required":["field_0"]}}}`,
+			i,
+			i,
+			many(25, property),
+		)
 	}
 	small := func(i int) string {
-		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{%s}}}}`, i, i, many(3, property))
+		return fmt.Sprintf(
+			`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object",`+
+				`"properties":{%s}}}}`,
+			i,
+			i,
+			many(3, property),
+		)
 	}
 	turn := func(i int) string {
-		return fmt.Sprintf(`{"role":"assistant","content":"","tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{\"path\":\"/a/%d\",\"lines\":[1,%d]}"}}]},{"role":"tool","tool_call_id":"call_%d","content":"%s"}`,
-			i, i, i, i, strings.Repeat(`if err != nil {\n\treturn err\n}\n`, 10))
+		return fmt.Sprintf(
+			`{"role":"assistant","content":"","tool_calls":[{"id":"call_%d","type":"function",`+
+				`"function":{"name":"read","arguments":"{\"path\":\"/a/%d\",\"lines\":[1,%d]}"}}]},{"role":"tool",`+
+				`"tool_call_id":"call_%d","content":"%s"}`,
+			i,
+			i,
+			i,
+			i,
+			strings.Repeat(`if err != nil {\n\treturn err\n}\n`, 10),
+		)
 	}
 	user := `{"role":"user","content":"x"},`
 	for name, body := range map[string]string{
-		"128 large tools, a chat of 1 MB": `"messages":[` + user + many(1500, turn) + `],"tools":[` + many(128, tool) + `]`,
-		"1,000 tools":                     `"messages":[{"role":"user","content":"x"}],"tools":[` + many(1000, small) + `]`,
-		"2,000 calls":                     `"messages":[` + user + many(2000, turn) + `]`,
-		"6,000 short messages":            `"messages":[` + many(3000, func(int) string { return `{"role":"user","content":"do it"},{"role":"assistant","content":"yes"}` }) + `]`,
+		"128 large tools, a chat of 1 MB": `"messages":[` + user + many(1500, turn) + `],"tools":[` + many(128, tool) +
+			`]`,
+		"1,000 tools": `"messages":[{"role":"user","content":"x"}],"tools":[` + many(1000, small) +
+			`]`,
+		"2,000 calls": `"messages":[` + user + many(2000, turn) + `]`,
+		"6,000 short messages": `"messages":[` +
+			many(3000, func(int) string {
+				return `{"role":"user","content":"do it"},{"role":"assistant",` +
+					`"content":"yes"}`
+			}) + `]`,
 		"10,000 parts": `"messages":[` + many(10_000, func(i int) string {
-			return fmt.Sprintf(`{"role":"%s","content":[{"type":"text","text":"This is part %d of the text, of which there are some more."}]}`, [2]string{"user", "assistant"}[i%2], i)
+			return fmt.Sprintf(`{"role":"%s","content":[{"type":"text","text":"This is part %d of the text, of which `+
+				`there are some more."}]}`, [2]string{"user", "assistant"}[i%2], i)
 		}) + `]`,
-		"1 MB of code": `"messages":[{"role":"user","content":"` + strings.Repeat(`\tif x == \"y\" {\n`, 60_000) + `"}]`,
+		"1 MB of code": `"messages":[{"role":"user","content":"` + strings.Repeat(`\tif x == \"y\" {\n`, 60_000) +
+			`"}]`,
 	} {
 		for _, engine := range Engines {
 			m, err := Load(filepath.Join(modelsDir, "tiny-bytelevel"), Options{Engine: engine})

@@ -10,8 +10,8 @@ import (
 // merge is two tokens and what they become.
 type merge struct{ left, right, into kvblock.Token }
 
-// mergesReader finds the tokens of merges as they are read. Nearly each look at the vocabulary's texts waits for memory, so
-// some merges wait for one another, and then memory is touched for all of them at once.
+// mergesReader finds the tokens of merges as they are read. Nearly each look at the vocabulary's texts waits for
+// memory, so some merges wait for one another, and then memory is touched for all of them at once.
 type mergesReader struct {
 	vocab   *tokenTexts
 	merges  []merge // by rank
@@ -102,7 +102,11 @@ func (m *mergesReader) resolve() error {
 		right, okRight := m.vocab.find(all[w.middle:w.end], w.hash[1])
 		into, okInto := m.vocab.findNear(all[w.start:w.end], m.made)
 		if !okLeft || !okRight || !okInto {
-			return fmt.Errorf("%q and %q, or what they merge into, are not in vocab", all[w.start:w.middle], all[w.middle:w.end])
+			return fmt.Errorf(
+				"%q and %q, or what they merge into, are not in vocab",
+				all[w.start:w.middle],
+				all[w.middle:w.end],
+			)
 		}
 		m.made = into
 		m.merges = append(m.merges, merge{m.vocab.tokens[left].id, m.vocab.tokens[right].id, m.vocab.tokens[into].id})

@@ -39,12 +39,13 @@ type Model struct {
 	modelType, architecture string
 	// multimodal says that config.json names an encoder of images or sound; nested, that it holds a text model's own.
 	multimodal, nested bool
-	// configured says that there is a config.json; sglangHybrid, that SGLang keeps parts of the model apart, see OverlapIsUpperBound.
+	// configured says that there is a config.json; sglangHybrid, that SGLang keeps parts of the model apart, see
+	// OverlapIsUpperBound.
 	configured, sglangHybrid bool
 	// mistralCommon says that vLLM encodes with mistral-common instead of tokenizer.json.
 	mistralCommon bool
-	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil where
-	// they are not known.
+	// media are the marks of images and such in the model's prompts, and certainty what their text depends on; nil
+	// where they are not known.
 	media     *mediaMarks
 	certainty *certainty
 	// rebuilt says that Transformers 5 makes another tokenizer of the folder than tokenizer.json.
@@ -69,8 +70,8 @@ const (
 	modelConfigFile     = "config.json"
 )
 
-// Load reads a model's Hugging Face folder: tokenizer.json, and if there, tokenizer_config.json, chat_template.jinja and
-// chat_template.json. A folder without a chat template is fine until a chat comes (ErrNoChatTemplate).
+// Load reads a model's Hugging Face folder: tokenizer.json, and if there, tokenizer_config.json, chat_template.jinja
+// and chat_template.json. A folder without a chat template is fine until a chat comes (ErrNoChatTemplate).
 //
 // Errors name the file and the component. What cannot be reproduced exactly is such an error too: an unknown
 // normalizer, pre-tokenizer, expression, model type or post-processor; a token that Transformers would add; a template
@@ -194,7 +195,8 @@ func (m *Model) readModelConfig(dir string) error {
 		if err := errors.Join(json.Unmarshal(raw, &config), json.Unmarshal(raw, &parts)); err != nil {
 			return err
 		}
-		for _, part := range []string{"vision_config", "audio_config", "thinker_config", "visual", "mm_tokens_per_image"} {
+		for _, part := range []string{"vision_config", "audio_config", "thinker_config", "visual",
+			"mm_tokens_per_image"} {
 			m.multimodal = m.multimodal || len(parts[part]) > 0
 		}
 		for _, part := range []string{"text_config", "llm_config", "language_config", "thinker_config"} {
@@ -206,20 +208,21 @@ func (m *Model) readModelConfig(dir string) error {
 			m.architecture = config.Architectures[0]
 		}
 	}
-	// Source: vLLM 0.33.0, tokenizers/registry: Mistral's own tokenizer beside Mistral's own weights. A folder without any
-	// weights does not say.
+	// Source: vLLM 0.33.0, tokenizers/registry: Mistral's own tokenizer beside Mistral's own weights. A folder without
+	// any weights does not say.
 	has := func(pattern string) bool {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
 		return err == nil && len(names) > 0
 	}
-	m.mistralCommon = (has("tekken.json") || has("tokenizer.model.v*")) && (has("consolidated*.safetensors") || !has("*.safetensors"))
+	m.mistralCommon = (has("tekken.json") || has("tokenizer.model.v*")) &&
+		(has("consolidated*.safetensors") || !has("*.safetensors"))
 	return nil
 }
 
-// rebuiltAsLlama reports whether Transformers takes the folder's tokenizer for Llama 2's: a configuration that names its class
-// over a byte-level tokenizer.json. It then keeps the vocabulary alone and splits text as Llama 2 does, unless it knows the
-// model type to be such a case. Without config.json nothing is known, and tokenizer.json is believed.
-// Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
+// rebuiltAsLlama reports whether Transformers takes the folder's tokenizer for Llama 2's: a configuration that names
+// its class over a byte-level tokenizer.json. It then keeps the vocabulary alone and splits text as Llama 2 does,
+// unless it knows the model type to be such a case. Without config.json nothing is known, and tokenizer.json is
+// believed. Source: seen with transformers 5.12.1 and 5.20.2, which SGLang 0.5.21 and vLLM 0.33.0 require.
 func (m *Model) rebuiltAsLlama(class string) bool {
 	isLlama := class == `"LlamaTokenizerFast"` || class == `"LlamaTokenizer"`
 	switch m.modelType {

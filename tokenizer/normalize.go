@@ -26,18 +26,21 @@ type normalizerStep struct {
 	left, right bool // white space is stripped from there
 }
 
-// A text may become so much longer, in a normalizer's steps and then in those of pre-tokenizers: what models need is three times,
-// for a text of spaces alone.
+// A text may become so much longer, in a normalizer's steps and then in those of pre-tokenizers: what models need is
+// three times, for a text of spaces alone.
 const (
 	maxGrowth     = 4
 	maxGrowthBase = 64 << 10 // bytes in addition
 )
 
 // errGrowth says that a text grew beyond that.
-var errGrowth = fmt.Errorf("tokenizer: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer", maxGrowth)
+var errGrowth = fmt.Errorf(
+	"tokenizer: a text grows to more than %d times its length in the tokenizer's normalizer or pre-tokenizer",
+	maxGrowth,
+)
 
-// apply returns the normalized text, which may alias s or the scratch. It fails where the pattern of a step does, where the text
-// grows beyond maxGrowth, and where the encoding is halted.
+// apply returns the normalized text, which may alias s or the scratch. It fails where the pattern of a step does, where
+// the text grows beyond maxGrowth, and where the encoding is halted.
 func (n normalizer) apply(s string, sc *scratch) (string, error) {
 	most := maxGrowth*len(s) + maxGrowthBase
 	// Two buffers take turns, so that a step never writes over the text that it reads.
@@ -112,8 +115,8 @@ func (n normalizer) apply(s string, sc *scratch) (string, error) {
 	return s, nil
 }
 
-// keepsStart reports whether the first character of a text is at the same place in normalized text, as far as Hugging Face
-// tokenizers remembers.
+// keepsStart reports whether the first character of a text is at the same place in normalized text, as far as Hugging
+// Face tokenizers remembers.
 func (n normalizer) keepsStart() bool {
 	for _, step := range n {
 		if !step.isForm {
@@ -136,8 +139,8 @@ func (n normalizer) keeps(text string) bool {
 // formStretch is how many bytes are normalized at once.
 const formStretch = 64 << 10
 
-// normalForm is normalForm of a stretch of s after the other, each of which ends where nothing joins it with the next. The text may
-// become most bytes long.
+// normalForm is normalForm of a stretch of s after the other, each of which ends where nothing joins it with the next.
+// The text may become most bytes long.
 func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error) {
 	if isNormal(form, s) {
 		return s, nil
@@ -167,9 +170,10 @@ func (sc *scratch) normalForm(form norm.Form, s string, most int) (string, error
 	return alias(out), nil
 }
 
-// normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than Go's:
-// text is normalized between the characters that it does not know, as nothing reorders or composes across them. (Text that
-// is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in order.)
+// normalForm is a normalization form of the Unicode that Hugging Face tokenizers 0.23.3 knows, which is older than
+// Go's: text is normalized between the characters that it does not know, as nothing reorders or composes across them.
+// (Text that is normal for Go is normal for the older tables: leaving marks out of a sequence in order leaves it in
+// order.)
 func normalForm(form norm.Form, s string) string {
 	if isNormal(form, s) {
 		return s
@@ -187,9 +191,9 @@ func normalForm(form norm.Form, s string) string {
 	return string(append(out, knownForm(form, s[start:])...))
 }
 
-// isNormal is form.IsNormalString, but passes over what is normal in every text: ASCII, and for NFC all before the combining
-// characters. What is left is looked at in stretches from the character before it to an ASCII character, with which nothing
-// before it joins.
+// isNormal is form.IsNormalString, but passes over what is normal in every text: ASCII, and for NFC all before the
+// combining characters. What is left is looked at in stretches from the character before it to an ASCII character, with
+// which nothing before it joins.
 func isNormal(form norm.Form, s string) bool {
 	const (
 		highBits = 0x8080808080808080
@@ -325,10 +329,22 @@ var newerCharacters = [...][2]rune{
 	{0x07FD, 0x07FD}, {0x0898, 0x089F}, {0x08CA, 0x08D3}, {0x09FE, 0x09FE}, {0x0C3C, 0x0C3C}, {0x0D3B, 0x0D3C},
 	{0x0EBA, 0x0EBA}, {0x1715, 0x1715}, {0x1ABF, 0x1ACE}, {0x1DF6, 0x1DFA}, {0x32FF, 0x32FF}, {0xA7F2, 0xA7F4},
 	{0xA82C, 0xA82C}, {0xAB69, 0xAB69}, {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10D24, 0x10D27},
-	{0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B},
-	{0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943},
-	{0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
-	{0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16FF0, 0x16FF1}, {0x1E030, 0x1E06D}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
+	{
+		0x10EAB,
+		0x10EAC,
+	}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070}, {0x1133B, 0x1133B},
+	{
+		0x1145E,
+		0x1145E,
+	}, {0x11839, 0x1183A}, {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943},
+	{
+		0x119E0,
+		0x119E0,
+	}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
+	{
+		0x11D97,
+		0x11D97,
+	}, {0x11F41, 0x11F42}, {0x16FF0, 0x16FF1}, {0x1E030, 0x1E06D}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136},
 	{0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
 }
 
@@ -369,7 +385,17 @@ func nmt(to []byte, r rune) []byte {
 	switch {
 	case r >= 0x01 && r <= 0x08, r == 0x0B, r >= 0x0E && r <= 0x1F, r == 0x7F, r == 0x8F, r == 0x9F:
 		return to
-	case r == 0x09, r == 0x0A, r == 0x0C, r == 0x0D, r == 0x1680, r >= 0x200B && r <= 0x200F, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xFEFF, r == 0xFFFD:
+	case r == 0x09,
+		r == 0x0A,
+		r == 0x0C,
+		r == 0x0D,
+		r == 0x1680,
+		r >= 0x200B && r <= 0x200F,
+		r == 0x2028,
+		r == 0x2029,
+		r == 0x2581,
+		r == 0xFEFF,
+		r == 0xFFFD:
 		return append(to, ' ')
 	}
 	return utf8.AppendRune(to, r)

@@ -28,8 +28,8 @@ func compiled(expression string) *regexp.Regexp {
 	return r
 }
 
-// naiveSplit cuts text with a real regex engine. Go's has no lookahead, so the two last alternatives of the expressions,
-// \s+(?!\S)|\s+, are done by hand; and its \s is ASCII's.
+// naiveSplit cuts text with a real regex engine. Go's has no lookahead, so the two last alternatives of the
+// expressions, \s+(?!\S)|\s+, are done by hand; and its \s is ASCII's.
 func naiveSplit(expression, text string) []string {
 	head, hasSpace := strings.CutSuffix(expression, `|\s+(?!\S)|\s+`)
 	head = strings.ReplaceAll(head, `[^\s`, `[^\t-\r\x{85}\pZ`)
@@ -70,8 +70,10 @@ func comparable(text string) bool {
 	for _, r := range text {
 		c := classOfRune(r)
 		for bit, table := range map[class][]*unicode.RangeTable{
-			classLetter: {unicode.L}, classNumber: {unicode.N}, classMark: {unicode.M}, classSymbol: {unicode.P, unicode.S},
-			classUpper: {unicode.Lu, unicode.Lt, unicode.Lm, unicode.Lo, unicode.M}, classLower: {unicode.Ll, unicode.Lm, unicode.Lo, unicode.M},
+			classLetter: {unicode.L}, classNumber: {unicode.N}, classMark: {unicode.M},
+			classSymbol: {unicode.P, unicode.S},
+			classUpper:  {unicode.Lu, unicode.Lt, unicode.Lm, unicode.Lo, unicode.M},
+			classLower:  {unicode.Ll, unicode.Lm, unicode.Lo, unicode.M},
 		} {
 			if (c&bit != 0) != unicode.In(r, table...) {
 				return false
@@ -155,8 +157,10 @@ func checkWindows(t *testing.T, text string) {
 // randomText makes text of what the expressions tell apart.
 func randomText(rng *rand.Rand) string {
 	parts := []string{
-		"'s", "'S", "'ſ", "'re", "'LL", "'x", "a", "Z", "é", "É", "ǅ", "ʰ", "漢", "か", "ー", "한", "1", "23", "²", "Ⅷ", "٣", " ", "  ", "\t", "\n", "\r\n", "\r",
-		"\u00a0", "\u3000", "\u0085", "\u2028", "\x0b", "\x1c", ".", "/", "//", "-", "_", "$", "<", "…", "«", "😀", "\u0301", "\u0903", "\u200d", "\x00", "ab", "AB", "aB", "Ab",
+		"'s", "'S", "'ſ", "'re", "'LL", "'x", "a", "Z", "é", "É", "ǅ", "ʰ", "漢", "か", "ー", "한", "1", "23", "²", "Ⅷ",
+		"٣", " ", "  ", "\t", "\n", "\r\n", "\r",
+		"\u00a0", "\u3000", "\u0085", "\u2028", "\x0b", "\x1c", ".", "/", "//", "-", "_", "$", "<", "…", "«", "😀",
+		"\u0301", "\u0903", "\u200d", "\x00", "ab", "AB", "aB", "Ab",
 	}
 	var b strings.Builder
 	for range 1 + rng.IntN(12) {
@@ -190,7 +194,8 @@ func TestScannersAgainstRegexp(t *testing.T) {
 
 // asciiParts are what windows tell apart.
 var asciiParts = []string{
-	"'s", "'S", "'re", "'LL", "'x", "'", "''", "a", "Z", "ab", "AB", "aB", "Ab", "word", "Word", "WORD", "1", "23", "4567", " ", " ", " ", "  ", "    ", "\t", "\n", "\n\n",
+	"'s", "'S", "'re", "'LL", "'x", "'", "''", "a", "Z", "ab", "AB", "aB", "Ab", "word", "Word", "WORD", "1", "23",
+	"4567", " ", " ", " ", "  ", "    ", "\t", "\n", "\n\n",
 	"\r\n", "\v", "\f", ".", ",", "/", "//", "-", "_", "(", ")", "};", "don't", "\n/", "\x1c", "\x00", "\x7f",
 }
 
@@ -253,7 +258,10 @@ func TestWindowsOfMergesAgainstDefinition(t *testing.T) {
 
 func TestMergesAgainstDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	words := strings.Fields("the harbour was quiet and nobody expected information internationalization ▁▁ ▁the 漢字 é 😀 aaaaaa tttt ==== 0000")
+	words := strings.Fields(
+		"the harbour was quiet and nobody expected information internationalization ▁▁ ▁the 漢字 é 😀 aaaaaa tttt ==== " +
+			"0000",
+	)
 	for _, name := range modelNames {
 		b := loadModel(t, name).encoder.bpe
 		sc := newScratch()
@@ -392,7 +400,8 @@ func FuzzMerges(f *testing.F) {
 	for _, name := range modelNames {
 		models[name], scratches[name] = loadModel(f, name).encoder, newScratch()
 	}
-	for _, text := range []string{"▁the▁harbour▁▁", "internationalization", "é漢\U0001f600\x00", strings.Repeat("=", 70), "a▁b▁aa▁"} {
+	for _, text := range []string{"▁the▁harbour▁▁", "internationalization", "é漢\U0001f600\x00", strings.Repeat("=", 70),
+		"a▁b▁aa▁"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -2,8 +2,8 @@ package tokenizer
 
 import "kvepp/kvblock"
 
-// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become: an open-addressing table
-// whose length is a power of two.
+// pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become: an open-addressing
+// table whose length is a power of two.
 type pairTable struct {
 	slots []pairSlot
 }
@@ -31,8 +31,8 @@ const (
 
 func pairKey(left, right kvblock.Token) uint64 { return uint64(left)<<32 | uint64(right) }
 
-// newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in Hugging
-// Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
+// newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in
+// Hugging Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
 func newPairTable(merges []merge, byToken bool) pairTable {
 	t := pairTable{slots: hugeSlice[pairSlot](tableSize(len(merges) * 3 / 4))}
 	for i := range t.slots {
@@ -76,8 +76,8 @@ func (t *pairTable) search(key uint64, slot uint32) pairMerge {
 	}
 }
 
-// newBytePairs returns what becomes of pairs of bytes, by first byte << 8 | second byte. Merging begins with these, and text
-// has few of them, so this table stays near the core where the whole table of pairs does not.
+// newBytePairs returns what becomes of pairs of bytes, by first byte << 8 | second byte. Merging begins with these, and
+// text has few of them, so this table stays near the core where the whole table of pairs does not.
 func newBytePairs(t *pairTable, byteToken *[256]kvblock.Token) []pairMerge {
 	all := make([]pairMerge, 1<<16)
 	for i := range all {

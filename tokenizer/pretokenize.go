@@ -9,8 +9,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// stage is one pre-tokenizer: it rewrites a piece of text, then cuts it into smaller ones. Stages run one after the other
-// on each piece. What most models use does not come here: see encoder.scan.
+// stage is one pre-tokenizer: it rewrites a piece of text, then cuts it into smaller ones. Stages run one after the
+// other on each piece. What most models use does not come here: see encoder.scan.
 type stage struct {
 	rewrite  func(to []byte, s string, first bool) []byte // nil: none
 	find     func(s string, sc *scratch, found func(start, end int)) error
@@ -42,7 +42,8 @@ type span struct {
 	match      bool
 }
 
-// cut calls piece for each of the pieces that the stage makes of s, in their order, as soon as it is known: none is kept.
+// cut calls piece for each of the pieces that the stage makes of s, in their order, as soon as it is known: none is
+// kept.
 func (st *stage) cut(s string, sc *scratch, piece func(start, end int)) error {
 	var held span // what the next stretch may join
 	holding, previous := false, false
@@ -234,8 +235,8 @@ func printableBytes(to []byte, s string, _ bool) []byte {
 	return to
 }
 
-// runeOfByte is how ByteLevel writes bytes: printable ones stand for themselves, the others for U+0100 and up, in order.
-// bytesOfRunes undoes it: byte+1; 0: none.
+// runeOfByte is how ByteLevel writes bytes: printable ones stand for themselves, the others for U+0100 and up, in
+// order. bytesOfRunes undoes it: byte+1; 0: none.
 var runeOfByte, bytesOfRunes = func() (runes [256]rune, bytes [0x180]uint16) {
 	others := rune(0x100)
 	for b := range rune(256) {

@@ -8,13 +8,14 @@ import (
 
 // Prompt is what the engine will see of one prompt.
 type Prompt struct {
-	// IDs are the prompt's token ids. The first Certain of them are the engine's. Where there are more, the prompt holds
-	// media: the engine has other ids from the first image, video or sound on, or from a few tokens before, and more of them;
-	// the rest of IDs has one to a few ids for each, beside those of the text between, and serves to estimate a load.
+	// IDs are the prompt's token ids. The first Certain of them are the engine's. Where there are more, the prompt
+	// holds media: the engine has other ids from the first image, video or sound on, or from a few tokens before, and
+	// more of them; the rest of IDs has one to a few ids for each, beside those of the text between, and serves to
+	// estimate a load.
 	IDs     []kvblock.Token
 	Certain int
-	// Text is the text behind the ids; only Prompts sets it. It is empty where the request brought ids, or where no text is in
-	// between.
+	// Text is the text behind the ids; only Prompts sets it. It is empty where the request brought ids, or where no
+	// text is in between.
 	Text string
 }
 

@@ -13,14 +13,15 @@ import (
 	"github.com/dlclark/regexp2"
 )
 
-// The general engine, for patterns without a hand-written scanner. Hugging Face tokenizers matches them with Oniguruma, in
-// Ruby's syntax and Unicode 16. Here a pattern is parsed by our own rules for that syntax; every set of characters in it is
-// resolved with our own tables; and the characters that no set of the pattern tells apart become one letter of a small
-// alphabet. What is left is a pattern over that alphabet, without any syntax on which engines differ, which regexp2, a
-// backtracking engine with the same leftmost-first rule, matches. What cannot be carried over exactly is refused by name.
+// The general engine, for patterns without a hand-written scanner. Hugging Face tokenizers matches them with Oniguruma,
+// in Ruby's syntax and Unicode 16. Here a pattern is parsed by our own rules for that syntax; every set of characters
+// in it is resolved with our own tables; and the characters that no set of the pattern tells apart become one letter of
+// a small alphabet. What is left is a pattern over that alphabet, without any syntax on which engines differ, which
+// regexp2, a backtracking engine with the same leftmost-first rule, matches. What cannot be carried over exactly is
+// refused by name.
 
-// matchTimeout bounds the searches of one text, or searchPerByte for a longer one, and searchTimeout each alone, since a backtracking
-// engine can take exponential time on a hostile text.
+// matchTimeout bounds the searches of one text, or searchPerByte for a longer one, and searchTimeout each alone, since
+// a backtracking engine can take exponential time on a hostile text.
 const (
 	matchTimeout  = 2 * time.Second
 	searchPerByte = 4 * time.Microsecond
@@ -441,7 +442,8 @@ func (p *patternParser) escape() (repeatable bool, err error) {
 // caseless reports whether a set holds no character that has another case.
 func (p *patternParser) caseless(s set) bool {
 	for i := 0; i < len(s); i += 2 {
-		for _, cased := range [][]rune{categoryRanges["Lu"], categoryRanges["Ll"], categoryRanges["Lt"], categoryRanges["Mn"], categoryRanges["Nl"], categoryRanges["So"]} {
+		for _, cased := range [][]rune{categoryRanges["Lu"], categoryRanges["Ll"], categoryRanges["Lt"],
+			categoryRanges["Mn"], categoryRanges["Nl"], categoryRanges["So"]} {
 			if len(s.and(set(cased))) > 0 {
 				return false
 			}
@@ -732,8 +734,8 @@ func (p *pattern) search(r rune) rune {
 	return p.letters[i]
 }
 
-// matches calls found with each match in s, in bytes, in order. As Oniguruma's iterator does, it passes over an empty match
-// where the match before ended.
+// matches calls found with each match in s, in bytes, in order. As Oniguruma's iterator does, it passes over an empty
+// match where the match before ended.
 func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) error {
 	// The letters of texts within texts, of the pieces that found cuts further, lie behind one another.
 	base := len(sc.letters)
@@ -761,7 +763,8 @@ func (p *pattern) matches(s string, sc *scratch, found func(start, end int)) err
 	for from := 0; from <= len(letters) && sc.work.err == nil; {
 		begin := time.Now()
 		m, err := p.engine.FindRunesMatchStartingAt(letters, from)
-		if sc.searched += time.Since(begin); err != nil || sc.searched > max(matchTimeout, time.Duration(sc.work.total)*searchPerByte) {
+		if sc.searched += time.Since(begin); err != nil ||
+			sc.searched > max(matchTimeout, time.Duration(sc.work.total)*searchPerByte) {
 			return errMatch
 		}
 		if sc.work.halted() {

@@ -26,8 +26,8 @@ const (
 // all of a prompt is found here.
 //
 // Each shard keeps two generations: entries are added to the young one; when that holds half of the shard's bytes, it
-// becomes the old one, and the memory of the old one is used again. An entry found in the old generation is added to the
-// young. Texts and ids are copied in, and ids out, so that the garbage collector has nothing to do for them.
+// becomes the old one, and the memory of the old one is used again. An entry found in the old generation is added to
+// the young. Texts and ids are copied in, and ids out, so that the garbage collector has nothing to do for them.
 type segmentCache struct {
 	seed   maphash.Seed
 	budget int // bytes per generation and shard
@@ -63,7 +63,11 @@ type segmentKey struct {
 }
 
 // get appends the ids of text, if they are known and w has room for them. The key is for put, if they are not.
-func (c *segmentCache) get(out []kvblock.Token, text string, w *work) (ids []kvblock.Token, key segmentKey, known bool) {
+func (c *segmentCache) get(
+	out []kvblock.Token,
+	text string,
+	w *work,
+) (ids []kvblock.Token, key segmentKey, known bool) {
 	h := maphash.String(c.seed, text)
 	shard := &c.shards[h%segmentShards]
 	key = segmentKey{shard, h}

@@ -71,8 +71,9 @@ func TestSegmentCacheKeepsWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestSegmentCacheHoldsWhatWasPut uses the memory of a small cache over and over, with segments of all sizes and from several
-// goroutines: what is found must be what was put, behind what was there before, and the bytes must stay within the budget.
+// TestSegmentCacheHoldsWhatWasPut uses the memory of a small cache over and over, with segments of all sizes and from
+// several goroutines: what is found must be what was put, behind what was there before, and the bytes must stay within
+// the budget.
 func TestSegmentCacheHoldsWhatWasPut(t *testing.T) {
 	const budget = 1 << 19
 	c := newSegmentCache(budget)

@@ -9,19 +9,21 @@ import (
 	"kvepp/kvblock"
 )
 
-// SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so that a whole prompt is one piece of text. Two
-// things make them as fast as others, and both change no id.
+// SentencePiece-style models write a space as ▁ and have no pre-tokenizer, so that a whole prompt is one piece of text.
+// Two things make them as fast as others, and both change no id.
 //
-// Text falls into small pieces wherever no merge can join what is left and right of a place: see joints. Trained on words,
-// such a vocabulary joins neither letters with punctuation nor anything with a ▁ behind it, so most pieces are words.
+// Text falls into small pieces wherever no merge can join what is left and right of a place: see joints. Trained on
+// words, such a vocabulary joins neither letters with punctuation nor anything with a ▁ behind it, so most pieces are
+// words.
 //
-// Text is not rewritten. A model to which ▁ and a space are the same has its tokens kept with spaces instead: see spacing.
+// Text is not rewritten. A model to which ▁ and a space are the same has its tokens kept with spaces instead: see
+// spacing.
 
 // spaceMarker is U+2581, which SentencePiece writes for a space.
 const spaceMarker = "▁"
 
-// spacing is how a model treats spaces that makes all of them ▁: then its tokens are kept with spaces in the place of ▁, and
-// text is encoded as it is, but for the prefix.
+// spacing is how a model treats spaces that makes all of them ▁: then its tokens are kept with spaces in the place of
+// ▁, and text is encoded as it is, but for the prefix.
 type spacing struct {
 	prefix     bool // a space comes before each stretch of text
 	unlessOne  bool // but not before one that begins with a space
@@ -57,7 +59,8 @@ func (step *normalizerStep) replacesSpace() bool { return step.old == " " && ste
 
 // needsPrefix reports whether a space comes before a stretch of text. first says that it is the text's first.
 func (sp *spacing) needsPrefix(stretch string, first bool) bool {
-	return sp.prefix && (first || !sp.onlyAtHead) && !(sp.unlessOne && (stretch[0] == ' ' || strings.HasPrefix(stretch, spaceMarker)))
+	return sp.prefix && (first || !sp.onlyAtHead) &&
+		!(sp.unlessOne && (stretch[0] == ' ' || strings.HasPrefix(stretch, spaceMarker)))
 }
 
 // unmark appends text with spaces for ▁.
@@ -128,14 +131,14 @@ func (e *encoder) addUncut(out []kvblock.Token, s string, i, end int, sc *scratc
 	return out
 }
 
-// joints knows the characters that can grow together. Merges make tokens out of neighbours, so that if no merge has a left
-// part that ends with x and a right part that begins with y, then none ever reaches across a place between x and y. Cut
-// there, the pieces have the ids of the whole.
+// joints knows the characters that can grow together. Merges make tokens out of neighbours, so that if no merge has a
+// left part that ends with x and a right part that begins with y, then none ever reaches across a place between x and
+// y. Cut there, the pieces have the ids of the whole.
 type joints struct {
 	// apart has a 1 at x | y<<8, the two as they lie in text, if x and y do not join, for characters below 128.
 	apart [utf8.RuneSelf << 8]uint8
-	// wide has a bit for each pair of other characters that joins, by their hash. Two pairs can have the same, and then text is
-	// cut less often than it could be. The length is a power of two.
+	// wide has a bit for each pair of other characters that joins, by their hash. Two pairs can have the same, and then
+	// text is cut less often than it could be. The length is a power of two.
 	wide []uint64
 	// complete says that no character becomes the unknown token, a run of which becomes one.
 	complete bool
@@ -156,8 +159,8 @@ func (t *joints) next(s string, i, end int) int {
 	return end
 }
 
-// starts returns where pieces start in s[i:i+size], as bits of which the lowest is s[i], always set. size is that of a window,
-// or less at the end. i must be below end.
+// starts returns where pieces start in s[i:i+size], as bits of which the lowest is s[i], always set. size is that of a
+// window, or less at the end. i must be below end.
 func (t *joints) starts(s string, i, end int) (starts uint64, size int) {
 	limit := min(end-i, windowSize)
 	starts = 1
@@ -165,7 +168,8 @@ func (t *joints) starts(s string, i, end int) (starts uint64, size int) {
 	for size < limit {
 		if at := i + size; x < utf8.RuneSelf && at+8 <= len(s) {
 			if w := load64(s, at, 8); w&highBits == 0 {
-				// Eight characters at once, those behind end included. Each pair is the index of its place in the table.
+				// Eight characters at once, those behind end included. Each pair is the index of its place in the
+				// table.
 				var apart uint64
 				apart = uint64(t.apart[(uint64(x)|w<<8)&0x7F7F])
 				apart |= uint64(t.apart[w&0x7F7F]) << 1
@@ -298,8 +302,8 @@ func (b *bpe) completeFallback() bool {
 	return true
 }
 
-// cutsAreExact reports whether only text merges: not bytes of an unknown character, not the unknown token, and no character
-// vanishes, which would make neighbours of what was apart.
+// cutsAreExact reports whether only text merges: not bytes of an unknown character, not the unknown token, and no
+// character vanishes, which would make neighbours of what was apart.
 func (b *bpe) cutsAreExact(m *modelJSON) bool {
 	if !b.hasUnknown && !b.completeFallback() {
 		return false

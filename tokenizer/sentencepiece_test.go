@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// randomRunes is a model of characters whose merges are drawn by lot, in the options given; normalizer and preTokenizer are
-// JSON.
+// randomRunes is a model of characters whose merges are drawn by lot, in the options given; normalizer and preTokenizer
+// are JSON.
 func randomRunes(t *testing.T, rng *rand.Rand, unknown, fuse bool, bytes int, normalizer, preTokenizer string) []byte {
 	t.Helper()
 	vocab := map[string]int{}
@@ -39,32 +39,55 @@ func randomRunes(t *testing.T, rng *rand.Rand, unknown, fuse bool, bytes int, no
 	for c := range bytes {
 		add(byteTokenText(c))
 	}
-	model := map[string]any{"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": fuse, "byte_fallback": bytes > 0}
+	model := map[string]any{
+		"type":          "BPE",
+		"vocab":         vocab,
+		"merges":        merges,
+		"fuse_unk":      fuse,
+		"byte_fallback": bytes > 0,
+	}
 	if unknown {
 		model["unk_token"] = "<unk>"
 	}
-	raw, err := json.Marshal(map[string]any{"model": model, "normalizer": json.RawMessage(normalizer), "pre_tokenizer": json.RawMessage(preTokenizer)})
+	raw, err := json.Marshal(
+		map[string]any{
+			"model":         model,
+			"normalizer":    json.RawMessage(normalizer),
+			"pre_tokenizer": json.RawMessage(preTokenizer),
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return raw
 }
 
-// TestSpacing: a model whose text is not rewritten and falls into pieces gives the ids of the definition: text rewritten, then
-// merged as one piece. That is had from the same model with a step that does nothing but be unknown to spacingOf.
+// TestSpacing: a model whose text is not rewritten and falls into pieces gives the ids of the definition: text
+// rewritten, then merged as one piece. That is had from the same model with a step that does nothing but be unknown to
+// spacingOf.
 func TestSpacing(t *testing.T) {
 	const replace = `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`
 	const prepend = `{"type":"Prepend","prepend":"▁"},`
 	const nothing = `,{"type":"Strip","strip_left":false,"strip_right":false}`
 	metaspace := func(scheme, more string) string {
-		return fmt.Sprintf(`{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"▁","prepend_scheme":%q,"split":false}%s]}`, scheme, more)
+		return fmt.Sprintf(
+			`{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"▁","prepend_scheme":%q,`+
+				`"split":false}%s]}`,
+			scheme,
+			more,
+		)
 	}
 	const noCut = `,{"type":"Split","pattern":{"String":"\u0001"},"behavior":"Isolated","invert":false}`
 	const onSpaces = `{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false}`
 	forms := []struct{ normalizer, preTokenizer, plainNormalizer, plainPreTokenizer string }{
 		{replace, `null`, `{"type":"Sequence","normalizers":[` + replace + nothing + `]}`, `null`},
 		{replace, onSpaces, `{"type":"Sequence","normalizers":[` + replace + nothing + `]}`, onSpaces},
-		{`{"type":"Sequence","normalizers":[` + prepend + replace + `]}`, `null`, `{"type":"Sequence","normalizers":[` + prepend + replace + nothing + `]}`, `null`},
+		{
+			`{"type":"Sequence","normalizers":[` + prepend + replace + `]}`,
+			`null`,
+			`{"type":"Sequence","normalizers":[` + prepend + replace + nothing + `]}`,
+			`null`,
+		},
 		{`null`, metaspace("always", ""), `null`, metaspace("always", noCut)},
 		{`null`, metaspace("first", ""), `null`, metaspace("first", noCut)},
 		{`null`, metaspace("never", ""), `null`, metaspace("never", noCut)},
@@ -76,15 +99,26 @@ func TestSpacing(t *testing.T) {
 		form := forms[seed%uint64(len(forms))]
 		unknown, fuse, bytes := rng.IntN(3) > 0, rng.IntN(2) == 0, []int{0, 150, 256}[rng.IntN(3)]
 		model := func(normalizer, preTokenizer string) *encoder {
-			e, err := parseTokenizerJSON(randomRunes(t, rand.New(rand.NewPCG(seed, 2)), unknown, fuse, bytes, normalizer, preTokenizer))
+			e, err := parseTokenizerJSON(
+				randomRunes(t, rand.New(rand.NewPCG(seed, 2)), unknown, fuse, bytes, normalizer, preTokenizer),
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return e
 		}
 		spaced, plain := model(form.normalizer, form.preTokenizer), model(form.plainNormalizer, form.plainPreTokenizer)
-		if exact := unknown || bytes == 256; (spaced.spacing != nil) != exact || (spaced.bpe.joints != nil) != exact || plain.spacing != nil {
-			t.Fatalf("%v, unknown %v, %d bytes: spaced %v, joints %v, plain %v", form, unknown, bytes, spaced.spacing, spaced.bpe.joints, plain.spacing)
+		if exact := unknown || bytes == 256; (spaced.spacing != nil) != exact || (spaced.bpe.joints != nil) != exact ||
+			plain.spacing != nil {
+			t.Fatalf(
+				"%v, unknown %v, %d bytes: spaced %v, joints %v, plain %v",
+				form,
+				unknown,
+				bytes,
+				spaced.spacing,
+				spaced.bpe.joints,
+				plain.spacing,
+			)
 		}
 		plain.bpe.joints = nil
 		for range 40 {
@@ -101,7 +135,18 @@ func TestSpacing(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := spaced.append(work{}, nil, text, false, nil); err != nil || !slices.Equal(got, want) {
-				t.Fatalf("seed %d, %v, unknown %v, fused %v, %d bytes: %q\n got %v, %v\nwant %v", seed, form, unknown, fuse, bytes, text, got, err, want)
+				t.Fatalf(
+					"seed %d, %v, unknown %v, fused %v, %d bytes: %q\n got %v, %v\nwant %v",
+					seed,
+					form,
+					unknown,
+					fuse,
+					bytes,
+					text,
+					got,
+					err,
+					want,
+				)
 			}
 		}
 	}

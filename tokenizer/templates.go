@@ -21,7 +21,8 @@ type chatTemplate struct {
 	memory int
 }
 
-// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes, whatever the request's size.
+// requestTemplateMemory is what a template that a request brings may allocate in all, in bytes, whatever the request's
+// size.
 const requestTemplateMemory = 32 << 20
 
 // namedTemplate is a template's source.
@@ -66,8 +67,8 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 }
 
 // readTemplates compiles the chat templates. Options.ChatTemplate beats chat_template.jinja, which beats those of
-// tokenizer_config.json, which beat chat_template.json. But Dynamo prefers the latter to the former, and so does vLLM for
-// chats without tools of a model that also takes images or sound, whose processor it belongs to.
+// tokenizer_config.json, which beat chat_template.json. But Dynamo prefers the latter to the former, and so does vLLM
+// for chats without tools of a model that also takes images or sound, whose processor it belongs to.
 func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 	if m.options.ChatTemplate != "" {
 		raw, err := readFile(m.options.ChatTemplate, maxConfigFile)
@@ -77,7 +78,11 @@ func (m *Model) readTemplates(dir string, inConfig []namedTemplate) error {
 		source := string(raw)
 		if m.options.Engine == SGLang {
 			if !strings.HasSuffix(m.options.ChatTemplate, ".jinja") {
-				return fmt.Errorf("%s: SGLang takes it for one of its conversation templates, which are not known here: a Jinja template's name ends in .jinja", m.options.ChatTemplate)
+				return fmt.Errorf(
+					"%s: SGLang takes it for one of its conversation templates, which are not known here: a Jinja "+
+						"template's name ends in .jinja",
+					m.options.ChatTemplate,
+				)
 			}
 			// Source: SGLang 0.5.21, parser/template_manager, _load_jinja_template.
 			source = strings.ReplaceAll(strings.Trim(source, "\n"), `\n`, "\n")
@@ -201,7 +206,8 @@ func (m *Model) ContentFormat() string {
 	return ContentString
 }
 
-// inJSON rewords an error of package json, which speaks of Go types where JSON is well formed and not what is wanted: good is.
+// inJSON rewords an error of package json, which speaks of Go types where JSON is well formed and not what is wanted:
+// good is.
 func inJSON(err error, good string) error {
 	wrong := (*json.UnmarshalTypeError)(nil)
 	switch {

@@ -13,8 +13,9 @@ import (
 // TestTemplateFiles finds the template that each engine takes of several.
 func TestTemplateFiles(t *testing.T) {
 	const (
-		config     = "tokenizer_config.json"
-		named      = `{"chat_template":[{"name":"rag","template":"rag"},{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}`
+		config = "tokenizer_config.json"
+		named  = `{"chat_template":[{"name":"rag","template":"rag"},{"name":"default","template":"plain"},` +
+			`{"name":"tool_use","template":"tools"}]}`
 		noTemplate = ""
 	)
 	own := filepath.Join(t.TempDir(), "own.jinja")
@@ -26,26 +27,48 @@ func TestTemplateFiles(t *testing.T) {
 		options      Options
 		plain, tools string
 	}{
-		"named":               {map[string]string{"chat_template.jinja": "", config: named}, Options{}, "plain", "tools"},
-		"named, SGLang":       {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang}, "rag", "rag"},
-		"chosen, SGLang":      {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang, HFChatTemplateName: "default"}, "plain", "plain"},
-		"one alone, SGLang":   {map[string]string{"chat_template.jinja": "one"}, Options{Engine: SGLang, HFChatTemplateName: "rag"}, "one", "one"},
-		"named by an object":  {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{}, "plain", "tools"},
-		"object, SGLang":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{Engine: SGLang}, "tools", "tools"},
-		"further files":       {map[string]string{"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": "tools"}, Options{}, "plain", "tools"},
-		"images, vLLM":        {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{}, "processor", "plain"},
-		"no images, vLLM":     {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`}, Options{}, "plain", "plain"},
-		"images, Dynamo":      {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`, "chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{Engine: Dynamo}, "processor", "processor"},
-		"given":               {map[string]string{config: named}, Options{ChatTemplate: own}, "\n\nown" + `\n` + "1", "\n\nown" + `\n` + "1"},
-		"given, SGLang":       {map[string]string{config: named}, Options{ChatTemplate: own, Engine: SGLang}, "own\n1", "own\n1"},
-		"images, SGLang":      {map[string]string{"config.json": `{"vision_config":{}}`, "chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
-		"own encoding, vLLM":  {map[string]string{"config.json": `{"architectures":["DeepseekV32ForCausalLM"]}`}, Options{}, noTemplate, noTemplate},
-		"gpt-oss, SGLang":     {map[string]string{"config.json": `{"model_type":"gpt_oss"}`, "chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
-		"conversation SGLang": {map[string]string{"config.json": `{"model_type":"internvl_chat"}`}, Options{Engine: SGLang}, noTemplate, noTemplate},
-		"Mistral's, vLLM":     {map[string]string{"tekken.json": "{}"}, Options{}, noTemplate, noTemplate},
-		"Llama's class, vLLM": {map[string]string{"config.json": `{"model_type":"qwen3"}`, config: `{"tokenizer_class":"LlamaTokenizerFast"}`}, Options{}, noTemplate, noTemplate},
-		"known for it, vLLM":  {map[string]string{"config.json": `{"model_type":"deepseek_v3"}`, config: `{"tokenizer_class":"LlamaTokenizerFast"}`, "chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
-		"HF's weights, vLLM":  {map[string]string{"tekken.json": "{}", "model.safetensors": "x", "chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
+		"named": {map[string]string{"chat_template.jinja": "", config: named}, Options{}, "plain",
+			"tools"},
+		"named, SGLang": {map[string]string{"chat_template.jinja": "", config: named}, Options{Engine: SGLang},
+			"rag", "rag"},
+		"chosen, SGLang": {map[string]string{"chat_template.jinja": "", config: named},
+			Options{Engine: SGLang, HFChatTemplateName: "default"}, "plain", "plain"},
+		"one alone, SGLang": {map[string]string{"chat_template.jinja": "one"},
+			Options{Engine: SGLang, HFChatTemplateName: "rag"}, "one", "one"},
+		"named by an object": {map[string]string{"chat_template.jinja": "",
+			config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{}, "plain", "tools"},
+		"object, SGLang": {map[string]string{"chat_template.jinja": "",
+			config: `{"chat_template":{"tool_use":"tools","default":"plain"}}`}, Options{Engine: SGLang}, "tools",
+			"tools"},
+		"further files": {map[string]string{"chat_template.jinja": "plain",
+			"additional_chat_templates/tool_use.jinja": "tools"}, Options{}, "plain", "tools"},
+		"images, vLLM": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`,
+			"chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`}, Options{},
+			"processor", "plain"},
+		"no images, vLLM": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`,
+			"chat_template.json": `{"chat_template":"processor"}`}, Options{}, "plain", "plain"},
+		"images, Dynamo": {map[string]string{"chat_template.jinja": "", config: `{"chat_template":"plain"}`,
+			"chat_template.json": `{"chat_template":"processor"}`, "config.json": `{"vision_config":{}}`},
+			Options{Engine: Dynamo}, "processor", "processor"},
+		"given": {map[string]string{config: named}, Options{ChatTemplate: own}, "\n\nown" + `\n` + "1",
+			"\n\nown" + `\n` + "1"},
+		"given, SGLang": {map[string]string{config: named}, Options{ChatTemplate: own, Engine: SGLang}, "own\n1",
+			"own\n1"},
+		"images, SGLang": {map[string]string{"config.json": `{"vision_config":{}}`,
+			"chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
+		"own encoding, vLLM": {map[string]string{"config.json": `{"architectures":["DeepseekV32ForCausalLM"]}`},
+			Options{}, noTemplate, noTemplate},
+		"gpt-oss, SGLang": {map[string]string{"config.json": `{"model_type":"gpt_oss"}`,
+			"chat_template.jinja": "jinja"}, Options{Engine: SGLang}, "jinja", "jinja"},
+		"conversation SGLang": {map[string]string{"config.json": `{"model_type":"internvl_chat"}`},
+			Options{Engine: SGLang}, noTemplate, noTemplate},
+		"Mistral's, vLLM": {map[string]string{"tekken.json": "{}"}, Options{}, noTemplate, noTemplate},
+		"Llama's class, vLLM": {map[string]string{"config.json": `{"model_type":"qwen3"}`,
+			config: `{"tokenizer_class":"LlamaTokenizerFast"}`}, Options{}, noTemplate, noTemplate},
+		"known for it, vLLM": {map[string]string{"config.json": `{"model_type":"deepseek_v3"}`,
+			config: `{"tokenizer_class":"LlamaTokenizerFast"}`, "chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
+		"HF's weights, vLLM": {map[string]string{"tekken.json": "{}", "model.safetensors": "x",
+			"chat_template.jinja": "hf"}, Options{}, "hf", "hf"},
 	} {
 		dir := copyModel(t, "tiny-bytelevel", c.replaced)
 		m, err := Load(dir, c.options)
@@ -53,7 +76,8 @@ func TestTemplateFiles(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for tools, want := range map[string]string{"": c.plain, `,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
+		for tools, want := range map[string]string{"": c.plain,
+			`,"tools":[{"type":"function","function":{"name":"f"}}]`: c.tools} {
 			prompts, err := m.Prompts(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}]`+tools))
 			switch {
 			case want == noTemplate:
@@ -69,7 +93,8 @@ func TestTemplateFiles(t *testing.T) {
 
 // TestVLLMFlags renders with flags of vLLM's. That vLLM does the same is shown in package parity.
 func TestVLLMFlags(t *testing.T) {
-	const template = `{{ tools is none }} {{ reasoning_effort }} {{ enable_thinking }}{% for m in messages %}{% endfor %}`
+	const template = `{{ tools is none }} {{ reasoning_effort }} {{ enable_thinking }}{% for m in messages %}{% ` +
+		`endfor %}`
 	const tools = `,"tools":[{"type":"function","function":{"name":"f"}}]`
 	for _, c := range []struct {
 		efforts      string
@@ -117,21 +142,29 @@ func TestTemplateFileErrors(t *testing.T) {
 
 // TestContentFormatOption: the flag beats what the template suggests, on vLLM alone.
 func TestContentFormatOption(t *testing.T) {
-	dir := copyModel(t, "tiny-bytelevel", map[string]string{"chat_template.jinja": `{{ messages[0].content | tojson }}`})
+	dir := copyModel(
+		t,
+		"tiny-bytelevel",
+		map[string]string{"chat_template.jinja": `{{ messages[0].content | tojson }}`},
+	)
 	for _, c := range []struct {
 		options Options
 		want    string
 	}{
 		{Options{}, `"a\nb"`},
 		{Options{ChatTemplateContentFormat: ContentString}, `"a\nb"`},
-		{Options{ChatTemplateContentFormat: ContentOpenAI}, `[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]`},
+		{Options{ChatTemplateContentFormat: ContentOpenAI},
+			`[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]`},
 		{Options{ChatTemplateContentFormat: ContentOpenAI, Engine: SGLang}, `"a b"`},
 	} {
 		m, err := Load(dir, c.options)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := m.renderChat(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`))
+		got, err := m.renderChat(
+			t.Context(),
+			chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]`),
+		)
 		if err != nil || got != c.want {
 			t.Errorf("%+v: got %q, %v; want %q", c.options, got, err, c.want)
 		}
@@ -200,7 +233,10 @@ func TestFieldsForTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ids := range []string{`[]`, `[-1]`, `["a"]`, `[1.5]`} {
-		got, err := m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":`+ids+`}`))
+		got, err := m.Tokenize(
+			t.Context(),
+			chatRequest(t, `[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":`+ids+`}`),
+		)
 		if err == nil || IsUnknown(err) {
 			t.Errorf("%s: got %v, %v; vLLM refuses it", ids, got, err)
 		}

@@ -15,15 +15,16 @@ import (
 	"kvepp/kvblock"
 )
 
-// tiktokenFile is the vocabulary of models such as Kimi K2, which have no tokenizer.json: a token in base64 and its rank a
-// line. The rank is the id, and the order of merging.
+// tiktokenFile is the vocabulary of models such as Kimi K2, which have no tokenizer.json: a token in base64 and its
+// rank a line. The rank is the id, and the order of merging.
 const tiktokenFile = "tiktoken.model"
 
 // regexKimi is the pattern of Kimi K2's tokenizer class.
 const regexKimi = `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 const (
-	// kimiClass is the tokenizer class whose pattern and special tokens are known here; others hide theirs in Python code.
+	// kimiClass is the tokenizer class whose pattern and special tokens are known here; others hide theirs in Python
+	// code.
 	kimiClass = "TikTokenTokenizer"
 	// kimiReserved is the number of special tokens behind the vocabulary, named or not.
 	kimiReserved = 256
@@ -97,7 +98,12 @@ func parseTiktoken(model, config []byte) (*encoder, error) {
 	b.bytePairs = newBytePairs(&b.pairs, &b.byteToken)
 	b.vocabulary = newVocabulary(tokens)
 
-	e := &encoder{idle: make(chan *scratch, runtime.GOMAXPROCS(0)), bpe: b, kimiLimits: true, addedIDs: map[string]kvblock.Token{}}
+	e := &encoder{
+		idle:       make(chan *scratch, runtime.GOMAXPROCS(0)),
+		bpe:        b,
+		kimiLimits: true,
+		addedIDs:   map[string]kvblock.Token{},
+	}
 	var special []addedToken
 	for id := len(tokens); id < len(tokens)+kimiReserved; id++ {
 		content := c.Added[strconv.Itoa(id)].Content
@@ -106,7 +112,10 @@ func parseTiktoken(model, config []byte) (*encoder, error) {
 		}
 		for _, other := range special {
 			if strings.HasPrefix(content, other.content) || strings.HasPrefix(other.content, content) {
-				return nil, errUnsupported("a special token that begins like another,", fmt.Sprintf("%q and %q", content, other.content))
+				return nil, errUnsupported(
+					"a special token that begins like another,",
+					fmt.Sprintf("%q and %q", content, other.content),
+				)
 			}
 		}
 		special = append(special, addedToken{id: kvblock.Token(id), content: content})
@@ -114,7 +123,12 @@ func parseTiktoken(model, config []byte) (*encoder, error) {
 	}
 	for id, token := range c.Added {
 		if _, ok := e.addedIDs[token.Content]; !ok {
-			return nil, fmt.Errorf("%s: added_tokens_decoder: %q has id %s, which is not behind the vocabulary", tokenizerConfigFile, token.Content, id)
+			return nil, fmt.Errorf(
+				"%s: added_tokens_decoder: %q has id %s, which is not behind the vocabulary",
+				tokenizerConfigFile,
+				token.Content,
+				id,
+			)
 		}
 	}
 	e.setRawAdded(special)

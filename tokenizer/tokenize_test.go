@@ -75,24 +75,34 @@ func TestTokenizeCompletions(t *testing.T) {
 func TestTokenizeErrors(t *testing.T) {
 	bytelevel, sentencepiece := loadModel(t, "tiny-bytelevel"), loadModel(t, "tiny-sentencepiece")
 	var raised *chattemplate.RaiseError
-	_, err := sentencepiece.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`))
+	_, err := sentencepiece.Tokenize(
+		t.Context(),
+		chatRequest(t, `[{"role":"user","content":"x"},{"role":"tool","content":"y","tool_call_id":"c"}]`),
+	)
 	if !errors.As(err, &raised) || raised.Message != "only user and assistant may follow the first message" {
 		t.Errorf("got %v, want the template's own words", err)
 	}
-	_, err = bytelevel.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]`))
+	_, err = bytelevel.Tokenize(
+		t.Context(),
+		chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]`),
+	)
 	if !errors.Is(err, ErrMedia) {
 		t.Errorf("got %v, want ErrMedia", err)
 	}
-	if ids, err := bytelevel.AppendEncode([]kvblock.Token{1}, "a\xffb", true); !errors.Is(err, ErrInvalidUTF8) || len(ids) != 1 {
+	if ids, err := bytelevel.AppendEncode([]kvblock.Token{1}, "a\xffb", true); !errors.Is(err, ErrInvalidUTF8) ||
+		len(ids) != 1 {
 		t.Errorf("got %v, %v; want ErrInvalidUTF8", ids, err)
 	}
 	for messages, want := range map[string]string{
-		`[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"`:                                                        "refuses chat_template",
-		`[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true`:                       "exclude each other",
-		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true,"add_generation_prompt":false`: "does not show the final message",
+		`[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"`: "refuses chat_template",
+		`[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true`: "exclude each " +
+			"other",
+		`[{"role":"user","content":"x"},{"role":"assistant"}],"continue_final_message":true,` +
+			`"add_generation_prompt":false`: "does not show the final message",
 		`[{"role":"user"}]`: "refuses content",
 	} {
-		if ids, err := bytelevel.Tokenize(t.Context(), chatRequest(t, messages)); err == nil || !strings.Contains(err.Error(), want) {
+		if ids, err := bytelevel.Tokenize(t.Context(), chatRequest(t, messages)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v; want ...%s...", messages, ids, err, want)
 		}
 	}
@@ -104,7 +114,11 @@ func TestTokenDataForChat(t *testing.T) {
 	if err != nil || fmt.Sprint(idsOf(got)) != "[[4 5]]" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if got, err = m.Tokenize(t.Context(), chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`)); !errors.Is(err, ErrMedia) {
+	if got, err = m.Tokenize(t.Context(),
+		chatRequest(t, `[{"role":"user","content":[{"type":"image_url"}]}],"nvext":{"token_data":[4,5]}`)); !errors.Is(
+		err,
+		ErrMedia,
+	) {
 		t.Errorf("with an image: got %v, %v", got, err)
 	}
 }
@@ -112,7 +126,8 @@ func TestTokenDataForChat(t *testing.T) {
 func TestChatContentForms(t *testing.T) {
 	strings := loadModel(t, "tiny-bytelevel")
 	parts, err := Load(copyModel(t, "tiny-bytelevel", map[string]string{
-		"chat_template.jinja": "{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}",
+		"chat_template.jinja": "{% for m in messages %}{% if m.content is not string %}{% for p in m.content %}[{{ " +
+			"p.text }}]{% endfor %}{% endif %}{% endfor %}",
 	}), Options{Engine: Dynamo})
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +139,9 @@ func TestChatContentForms(t *testing.T) {
 	} {
 		request := chatRequest(t, `[{"role":"user","content":`+content+`}],"add_generation_prompt":false`)
 		got, err := strings.renderChat(t.Context(), request)
-		if full := "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n" + want[0] + "<|im_end|>\n"; err != nil || got != full {
+		if full := "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n" +
+			want[0] + "<|im_end|>\n"; err != nil ||
+			got != full {
 			t.Errorf("%s: got %q, %v; want %q", content, got, err, full)
 		}
 		if got, err := parts.renderChat(t.Context(), request); err != nil || got != want[1] {
@@ -136,8 +153,11 @@ func TestChatContentForms(t *testing.T) {
 // TestTokenizeLeavesRequest tokenizes one request twice, and then reads it.
 func TestTokenizeLeavesRequest(t *testing.T) {
 	m := loadModel(t, "tiny-bytelevel")
-	request := chatRequest(t, `[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
-		"continue_final_message":true,"add_generation_prompt":false,"chat_template_kwargs":{"messages":[],"k":1}`)
+	request := chatRequest(
+		t,
+		`[{"role":"user","content":[{"type":"text","text":"x"}],"name":null},{"role":"assistant","content":"y","reasoning":"r"}],
+		"continue_final_message":true,"add_generation_prompt":false,"chat_template_kwargs":{"messages":[],"k":1}`,
+	)
 	first, err := m.Tokenize(t.Context(), request)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +175,8 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 func TestLongText(t *testing.T) {
 	for _, name := range modelNames {
 		m := loadModel(t, name)
-		for _, text := range []string{strings.Repeat("a", 1<<18), strings.Repeat(" ", 1<<18), strings.Repeat("\u0301", 1<<16), strings.Repeat("<|im_start|", 1<<14)} {
+		for _, text := range []string{strings.Repeat("a", 1<<18), strings.Repeat(" ", 1<<18),
+			strings.Repeat("\u0301", 1<<16), strings.Repeat("<|im_start|", 1<<14)} {
 			if ids, err := m.Encode(text, true); err != nil || len(ids) == 0 {
 				t.Errorf("%s: %.20q: %d ids, %v", name, text, len(ids), err)
 			}
@@ -165,8 +186,12 @@ func TestLongText(t *testing.T) {
 
 // prose is text of about n bytes that repeats little.
 func prose(n int) string {
-	words := strings.Fields("the a cache keeps what was computed before so that request which begins like an earlier one starts further along in " +
-		"morning harbour quiet boats left dawn nobody expected them back until evening please summarise following report three sentences")
+	words := strings.Fields(
+		"the a cache keeps what was computed before so that request which begins like an earlier one starts further " +
+			"along in " +
+			"morning harbour quiet boats left dawn nobody expected them back until evening please summarise " +
+			"following report three sentences",
+	)
 	var b strings.Builder
 	for i := uint32(1); b.Len() < n; i = i*1664525 + 1013904223 {
 		b.WriteString(words[i>>16%uint32(len(words))])
@@ -207,9 +232,9 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// BenchmarkEncodeCold encodes text that is new, a few words of it too, while the processor's caches hold something else: what
-// an encode costs in a program that does other things as well. KVEPP_MODELS names folders of real models, whose tables do not
-// fit into these caches; without it the small models of the tests are measured.
+// BenchmarkEncodeCold encodes text that is new, a few words of it too, while the processor's caches hold something
+// else: what an encode costs in a program that does other things as well. KVEPP_MODELS names folders of real models,
+// whose tables do not fit into these caches; without it the small models of the tests are measured.
 func BenchmarkEncodeCold(b *testing.B) {
 	folders := strings.Fields(os.Getenv("KVEPP_MODELS"))
 	if len(folders) == 0 {
@@ -233,7 +258,8 @@ func BenchmarkEncodeCold(b *testing.B) {
 				words := strings.Fields(prose(26 << 10))
 				for i := range words {
 					if rng.IntN(33) == 0 {
-						words[i] = syllables[rng.IntN(len(syllables))] + syllables[rng.IntN(len(syllables))] + syllables[rng.IntN(len(syllables))]
+						words[i] = syllables[rng.IntN(len(syllables))] + syllables[rng.IntN(
+							len(syllables))] + syllables[rng.IntN(len(syllables))]
 					}
 				}
 				text := strings.Join(words, " ")
@@ -252,9 +278,9 @@ func BenchmarkEncodeCold(b *testing.B) {
 	}
 }
 
-// BenchmarkTokenizeChat is the way from a body of about 32 kB, a chat of 20 messages, to ids: the same body again and again
-// ("repeated"), the same chat with another answer and question each time ("grown"), and with a number of its own in each message
-// ("unseen", though words repeat).
+// BenchmarkTokenizeChat is the way from a body of about 32 kB, a chat of 20 messages, to ids: the same body again and
+// again ("repeated"), the same chat with another answer and question each time ("grown"), and with a number of its own
+// in each message ("unseen", though words repeat).
 func BenchmarkTokenizeChat(b *testing.B) {
 	m := loadModel(b, "tiny-bytelevel")
 	text := prose(1600)

@@ -82,7 +82,8 @@ func components(raw json.RawMessage, key string) ([]json.RawMessage, error) {
 const (
 	// maxSequences is how deep a Sequence may be nested.
 	maxSequences = 8
-	// maxComponents is how many components a normalizer, pre-tokenizer or post-processor may have. Models have up to ten.
+	// maxComponents is how many components a normalizer, pre-tokenizer or post-processor may have. Models have up to
+	// ten.
 	maxComponents = 64
 	// maxAddedToken is the longest added token, in bytes. Models' are below 100.
 	maxAddedToken = 256
@@ -185,8 +186,8 @@ func parseTokenizerJSON(raw []byte) (*encoder, error) {
 	return e, nil
 }
 
-// returnsText reports whether the ids of a text stand for this text and nothing else, if its bytes are what they stand for
-// and the text is in the form to which it is normalized.
+// returnsText reports whether the ids of a text stand for this text and nothing else, if its bytes are what they stand
+// for and the text is in the form to which it is normalized.
 func (e *encoder) returnsText() bool {
 	for i := range e.normalizer {
 		if !e.normalizer[i].isForm {
@@ -211,7 +212,12 @@ func (e *encoder) returnsText() bool {
 func readTokenizerJSON(raw []byte) (*tokenizerJSON, error) {
 	var file tokenizerJSON
 	r := &jsonReader{data: raw}
-	parts := map[string]*json.RawMessage{"normalizer": &file.normalizer, "pre_tokenizer": &file.preTokenizer, "post_processor": &file.postProcessor, "decoder": &file.decoder}
+	parts := map[string]*json.RawMessage{
+		"normalizer":     &file.normalizer,
+		"pre_tokenizer":  &file.preTokenizer,
+		"post_processor": &file.postProcessor,
+		"decoder":        &file.decoder,
+	}
 	err := r.object(func(key []byte) error {
 		if string(key) == "model" {
 			file.hasModel = true
@@ -354,7 +360,10 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 				return nil, fmt.Errorf("component Replace: %w", err)
 			}
 			if compiled.nullable {
-				return nil, errUnsupported("Replace of a pattern that can match nothing,", strconv.Quote(*c.Pattern.Regex))
+				return nil, errUnsupported(
+					"Replace of a pattern that can match nothing,",
+					strconv.Quote(*c.Pattern.Regex),
+				)
 			}
 			n = append(n, normalizerStep{pattern: compiled, new: c.Content})
 		case c.Pattern.String == nil || *c.Pattern.String == "":
@@ -368,7 +377,11 @@ func parseNormalizer(raw json.RawMessage) (normalizer, error) {
 
 var normalForms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
-var characterNormalizers = map[string]func(to []byte, r rune) []byte{"Lowercase": lowerCase, "StripAccents": stripAccent, "Nmt": nmt}
+var characterNormalizers = map[string]func(to []byte, r rune) []byte{
+	"Lowercase":    lowerCase,
+	"StripAccents": stripAccent,
+	"Nmt":          nmt,
+}
 
 // parsePreTokenizer reads the pre-tokenizer and reports whether text becomes bytes (ByteLevel) or stays characters.
 func (e *encoder) parsePreTokenizer(raw json.RawMessage) (byteLevel bool, err error) {
@@ -460,7 +473,12 @@ var preTokenizers = map[string]func(raw json.RawMessage) (stages []stage, first 
 		return []stage{{find: findClass(classSpace), behavior: removed}}, false, onlyType(raw)
 	},
 	"BertPreTokenizer": func(raw json.RawMessage) ([]stage, bool, error) {
-		return []stage{{find: findClass(classSpace), behavior: removed}, {find: findClass(classPunctuation), behavior: isolated}}, false, onlyType(raw)
+		return []stage{
+				{find: findClass(classSpace), behavior: removed},
+				{find: findClass(classPunctuation), behavior: isolated},
+			}, false, onlyType(
+				raw,
+			)
 	},
 	"CharDelimiterSplit": func(raw json.RawMessage) ([]stage, bool, error) {
 		var c struct {
@@ -518,7 +536,11 @@ func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error)
 	}
 	st := stage{rewrite: metaspace(c.Replacement, c.PrependScheme), whole: true}
 	if c.Replacement == spaceMarker && c.Split != nil && !*c.Split {
-		st.spacing = &spacing{prefix: c.PrependScheme != "never", unlessOne: true, onlyAtHead: c.PrependScheme == "first"}
+		st.spacing = &spacing{
+			prefix:     c.PrependScheme != "never",
+			unlessOne:  true,
+			onlyAtHead: c.PrependScheme == "first",
+		}
 	}
 	if c.Split == nil || *c.Split {
 		st.whole, st.find, st.behavior = false, findText(c.Replacement), mergedWithNext
@@ -526,8 +548,8 @@ func parseMetaspace(raw json.RawMessage) (stages []stage, first bool, err error)
 	return []stage{st}, c.PrependScheme == "first", nil
 }
 
-// parseByteLevel returns the stages of a ByteLevel, without the writing of bytes as characters, and the pattern of its only
-// stage, or "".
+// parseByteLevel returns the stages of a ByteLevel, without the writing of bytes as characters, and the pattern of its
+// only stage, or "".
 func parseByteLevel(raw json.RawMessage) (stages []stage, pattern string, err error) {
 	c := struct {
 		Type           string `json:"type"`
@@ -696,13 +718,19 @@ func byteTokenText(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 func (e *encoder) addTokens(list []addedTokenJSON, vocab *tokenTexts) error {
 	e.addedIDs = make(map[string]kvblock.Token, len(list))
 	last := make(map[string]int, len(list)) // of equal contents the last counts
-	next := int64(len(vocab.tokens))        // a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	// a new token's id, as Hugging Face tokenizers counts: it does not trust the file's
+	next := int64(len(vocab.tokens))
 	for i, a := range list {
 		if a.Content == "" {
 			continue
 		}
 		if len(a.Content) > maxAddedToken {
-			return fmt.Errorf("the token that begins with %.40q has %d bytes, more than %d", a.Content, len(a.Content), maxAddedToken)
+			return fmt.Errorf(
+				"the token that begins with %.40q has %d bytes, more than %d",
+				a.Content,
+				len(a.Content),
+				maxAddedToken,
+			)
 		}
 		last[a.Content] = i
 		if _, again := e.addedIDs[a.Content]; again {
@@ -725,7 +753,13 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab *tokenTexts) error {
 		if a.Content == "" || last[a.Content] != i {
 			continue
 		}
-		token := addedToken{id: e.addedIDs[a.Content], content: a.Content, singleWord: a.SingleWord, stripLeft: a.LStrip, stripRight: a.RStrip}
+		token := addedToken{
+			id:         e.addedIDs[a.Content],
+			content:    a.Content,
+			singleWord: a.SingleWord,
+			stripLeft:  a.LStrip,
+			stripRight: a.RStrip,
+		}
 		if !a.Normalized {
 			raw = append(raw, token)
 			continue
@@ -737,7 +771,10 @@ func (e *encoder) addTokens(list []addedTokenJSON, vocab *tokenTexts) error {
 		}
 		token.content = strings.Clone(content)
 		if other, twice := byContent[content]; twice || content == "" {
-			return errUnsupported("a token that normalizes to another's text or to none,", fmt.Sprintf("%q and %q", a.Content, other))
+			return errUnsupported(
+				"a token that normalizes to another's text or to none,",
+				fmt.Sprintf("%q and %q", a.Content, other),
+			)
 		}
 		byContent[token.content] = a.Content
 		normalized = append(normalized, token)

@@ -6,8 +6,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// tokenTexts is a vocabulary as its file writes it. Loading asks it for the tokens of merges, three times for each of up to
-// half a million; nobody asks it afterwards. The zero value is empty.
+// tokenTexts is a vocabulary as its file writes it. Loading asks it for the tokens of merges, three times for each of
+// up to half a million; nobody asks it afterwards. The zero value is empty.
 type tokenTexts struct {
 	tokens []tokenText // in the order of the file, each text once
 	slots  []uint64    // see index
@@ -23,8 +23,8 @@ func (v *tokenTexts) add(text string, id kvblock.Token) {
 	v.tokens = append(v.tokens, tokenText{text, id})
 }
 
-// index makes the tokens found. Of equal texts the last counts. A slot is the upper half of a text's hash and, below it, the
-// text's place in tokens plus one; 0 is a free slot.
+// index makes the tokens found. Of equal texts the last counts. A slot is the upper half of a text's hash and, below
+// it, the text's place in tokens plus one; 0 is a free slot.
 func (v *tokenTexts) index() {
 	v.slots = make([]uint64, tableSize(len(v.tokens)))
 	kept := 0
@@ -56,8 +56,8 @@ func (v *tokenTexts) search(text string, hash uint64) int {
 	}
 }
 
-// touch reads what the search for a hash will read first: 0 the slot, 1 the token it names, 2 that token's text. A table that
-// was touched for many hashes at once is waited for once.
+// touch reads what the search for a hash will read first: 0 the slot, 1 the token it names, 2 that token's text. A
+// table that was touched for many hashes at once is waited for once.
 func (v *tokenTexts) touch(hash uint64, what int) uint64 {
 	entry := v.slots[int(hash)&(len(v.slots)-1)]
 	if what == 0 || entry == 0 {
@@ -88,8 +88,8 @@ func (v *tokenTexts) id(text string) (kvblock.Token, bool) {
 	return v.tokens[at].id, true
 }
 
-// findNear is find for a text that is probably at a place or the one behind it: files have their merges in the order of what
-// these make.
+// findNear is find for a text that is probably at a place or the one behind it: files have their merges in the order of
+// what these make.
 func (v *tokenTexts) findNear(text string, near int) (at int, found bool) {
 	for at := near; at < near+2 && at < len(v.tokens); at++ {
 		if v.tokens[at].text == text {

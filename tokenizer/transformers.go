@@ -11,14 +11,19 @@ import (
 	"kvepp/chattemplate"
 )
 
-// What Transformers' apply_chat_template does around a template, which every engine written in Python calls.
-// Source: transformers 5.20.2, tokenization_utils_base and utils/chat_template_utils. (Later ones also drop message fields
-// that are None and give reasoning several names; vLLM 0.33.0 and SGLang 0.5.21 require earlier ones.)
+// What Transformers' apply_chat_template does around a template, which every engine written in Python calls. Source:
+// transformers 5.20.2, tokenization_utils_base and utils/chat_template_utils. (Later ones also drop message fields that
+// are None and give reasoning several names; vLLM 0.33.0 and SGLang 0.5.21 require earlier ones.)
 
 var (
-	errRequestTemplate = errors.New("tokenizer: the request brings its own chat template, which is not rendered without --trust-request-chat-template")
-	errContinuePrompt  = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
-	errNotContinued    = errors.New("tokenizer: continue_final_message, but the template does not show the final message")
+	errRequestTemplate = errors.New(
+		"tokenizer: the request brings its own chat template, which is not rendered without " +
+			"--trust-request-chat-template",
+	)
+	errContinuePrompt = errors.New("tokenizer: continue_final_message and add_generation_prompt exclude each other")
+	errNotContinued   = errors.New(
+		"tokenizer: continue_final_message, but the template does not show the final message",
+	)
 )
 
 // continueTag marks the end of a final message that is to be continued, so that what the template puts behind it can

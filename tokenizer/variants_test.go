@@ -13,8 +13,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// variants are tokenizer.json files, as a base and what differs from it, with what Hugging Face tokenizers makes of texts
-// by them. See testdata/variants_gen.py.
+// variants are tokenizer.json files, as a base and what differs from it, with what Hugging Face tokenizers makes of
+// texts by them. See testdata/variants_gen.py.
 type variants struct {
 	Bases    map[string]map[string]json.RawMessage
 	Variants []struct {
@@ -89,14 +89,18 @@ func TestVariantsAgainstHuggingFace(t *testing.T) {
 	}
 }
 
-// TestGeneralEngine counts what goes through the general engine for patterns, and sees that it gives up on a text that would
-// take it forever.
+// TestGeneralEngine counts what goes through the general engine for patterns, and sees that it gives up on a text that
+// would take it forever.
 func TestGeneralEngine(t *testing.T) {
 	v := loadVariants(t)
 	load := func(pattern string) *Model {
-		raw := v.override(t, "bytes", map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"Sequence","pretokenizers":[
+		raw := v.override(
+			t,
+			"bytes",
+			map[string]json.RawMessage{"pre_tokenizer": json.RawMessage(`{"type":"Sequence","pretokenizers":[
 			{"type":"Split","pattern":{"Regex":` + strconv.Quote(pattern) + `},"behavior":"Isolated","invert":false},
-			{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`)})
+			{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]}`)},
+		)
 		e, err := parseTokenizerJSON(raw)
 		if err != nil {
 			t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabulary finds a whole piece of text among the model's tokens: those that such a piece is exactly. Most pieces are up to
-// 16 bytes, and are compared as one or two words in open-addressing tables; longer ones are in a map.
+// vocabulary finds a whole piece of text among the model's tokens: those that such a piece is exactly. Most pieces are
+// up to 16 bytes, and are compared as one or two words in open-addressing tables; longer ones are in a map.
 type vocabulary struct {
 	short  []shortEntry // up to 8 bytes
 	middle []middleEntry
@@ -116,8 +116,8 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 	return v
 }
 
-// shortSlot and middleSlot return where the search for a text of the given bytes and size begins. That is where a cache line of
-// entries does, so that most searches end in one.
+// shortSlot and middleSlot return where the search for a text of the given bytes and size begins. That is where a cache
+// line of entries does, so that most searches end in one.
 func (v *vocabulary) shortSlot(text uint64, size uint32) uint32 {
 	return uint32(mix(text+uint64(size))&uint64(len(v.short)-1)) &^ 3
 }
@@ -158,7 +158,8 @@ func (v *vocabulary) findMiddle(slot uint32, low, high uint64, size uint32) (kvb
 	}
 }
 
-// runeTable maps characters to tokens: pages of 256, of which only those exist that hold something. The zero value is empty.
+// runeTable maps characters to tokens: pages of 256, of which only those exist that hold something. The zero value is
+// empty.
 type runeTable struct {
 	pages [(maxRune + 1) / pageSize]*[pageSize]kvblock.Token // id+1; 0: none
 }

@@ -6,10 +6,11 @@ import (
 	"unsafe"
 )
 
-// Most text is ASCII, and where its pieces begin can be worked out for 64 bytes at once: a window is a number for each class
-// of characters, a bit a byte, and "a letter after something else" is then letter &^ (letter << 1). A window begins where a
-// piece begins, so nothing that was before matters. What it cannot tell, since that depends on what comes after the window or
-// on characters beyond ASCII, is left to the scanners of scan.go, which also are what the windows are tested against.
+// Most text is ASCII, and where its pieces begin can be worked out for 64 bytes at once: a window is a number for each
+// class of characters, a bit a byte, and "a letter after something else" is then letter &^ (letter << 1). A window
+// begins where a piece begins, so nothing that was before matters. What it cannot tell, since that depends on what
+// comes after the window or on characters beyond ASCII, is left to the scanners of scan.go, which also are what the
+// windows are tested against.
 
 // windowRules are what tells the expressions apart, as far as ASCII goes.
 type windowRules struct {
@@ -31,8 +32,8 @@ const (
 	contractionEnd                   // 's ends a word
 )
 
-// windows finds the rules of an expression. GPT-2's, by which spaces before numbers and newlines are cut differently, and
-// what is not here, is for scanners alone.
+// windows finds the rules of an expression. GPT-2's, by which spaces before numbers and newlines are cut differently,
+// and what is not here, is for scanners alone.
 var windows = map[string]*windowRules{
 	regexCL100K: {numbers: 3, contractions: contractionPiece},
 	regexQwen:   {numbers: 1, contractions: contractionPiece},
@@ -107,9 +108,9 @@ func mark(text *[windowSize]byte, class func(raw, a uint64) uint64) (bits uint64
 	return bits
 }
 
-// starts finds pieces of s[i:end], of which s[i] begins one. It returns where pieces begin, as a bit for each byte from i, and
-// how many bytes are cut with certainty; the piece that begins last among these may go on after them unless they reach to
-// end. 0 means that nothing is certain.
+// starts finds pieces of s[i:end], of which s[i] begins one. It returns where pieces begin, as a bit for each byte from
+// i, and how many bytes are cut with certainty; the piece that begins last among these may go on after them unless they
+// reach to end. 0 means that nothing is certain.
 func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	var text *[windowSize]byte
 	if end-i >= windowSize {
@@ -124,7 +125,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 		return 0, 0
 	}
 	valid := ^uint64(0) >> uint(windowSize-size)
-	letter, number, space, newline, blank := w.letter&valid, w.number&valid, w.space&valid, w.newline&valid, w.blank&valid
+	letter, number, space, newline, blank := w.letter&valid, w.number&valid, w.space&valid, w.newline&valid,
+		w.blank&valid
 	symbol := valid &^ (letter | number | space)
 
 	// Newlines after symbols belong to them: adding its first bit to a run of ones clears the run.
@@ -144,8 +146,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	last := uint64(1) << uint(size-1) // the last byte that is known
 	atEnd := i+size == end
 
-	// White space up to its last newline is a piece, what follows another, but for its last character, which belongs to the
-	// word or the symbols that follow, or is a piece.
+	// White space up to its last newline is a piece, what follows another, but for its last character, which belongs to
+	// the word or the symbols that follow, or is a piece.
 	space &^= absorbed
 	spaceStart := space &^ (space << 1)
 	inLine := space &^ newline
@@ -199,8 +201,8 @@ func (r *windowRules) starts(s string, i, end int) (starts uint64, size int) {
 	return starts, size
 }
 
-// cutContractions returns starts with the contractions cut. They can be where the bits of quotes are: symbols, alone, before a
-// letter.
+// cutContractions returns starts with the contractions cut. They can be where the bits of quotes are: symbols, alone,
+// before a letter.
 func (r *windowRules) cutContractions(starts, quotes, letter uint64, s string, i, end int) uint64 {
 	if r.contractions == contractionEnd {
 		quotes &= letter << 1

@@ -2,9 +2,10 @@ package tokenizer
 
 import "kvepp/kvblock"
 
-// Pieces repeat, and the tables of a large vocabulary do not fit into a processor's caches. So each scratch remembers what
-// pieces became that are no token by themselves, in direct-mapped tables without pointers: a lookup takes no lock, allocates
-// nothing, and stays near the core. Their sizes bound the memory: about a MiB for each encoding that runs at the same time.
+// Pieces repeat, and the tables of a large vocabulary do not fit into a processor's caches. So each scratch remembers
+// what pieces became that are no token by themselves, in direct-mapped tables without pointers: a lookup takes no lock,
+// allocates nothing, and stays near the core. Their sizes bound the memory: about a MiB for each encoding that runs at
+// the same time.
 const (
 	pieceSlots = 1 << 13
 	wordSlots  = 1 << 11

@@ -11,14 +11,15 @@ import (
 type work struct {
 	ctx  context.Context
 	room int // bytes that the ids may take; 0: any number
-	// total is the length of the whole text, and before that of what was encoded before the stretch that is being encoded, in bytes.
-	// Text that a normalizer rewrote has another length: they serve to foretell how many ids there will be.
+	// total is the length of the whole text, and before that of what was encoded before the stretch that is being
+	// encoded, in bytes. Text that a normalizer rewrote has another length: they serve to foretell how many ids there
+	// will be.
 	total, before int
 	err           error // why the encoding stops, once it does
 }
 
-// workFor returns the work of encoding what a request became: a text of so many bytes, which counts in what the request may take, or
-// pieces of its body.
+// workFor returns the work of encoding what a request became: a text of so many bytes, which counts in what the request
+// may take, or pieces of its body.
 func workFor(ctx context.Context, request *apibody.Request, textBytes int) work {
 	w := work{ctx: ctx}
 	if request.Left != 0 { // it was parsed
@@ -42,9 +43,9 @@ func (w *work) halted() bool {
 	return w.err != nil
 }
 
-// grow returns out with room for n more ids, of which the first begins at about a byte of the stretch that is being encoded. Where it
-// needs more memory it foretells how much all of the text needs, so that ids are copied seldom and little room is left over. Without
-// the memory it returns out, and the encoding stops.
+// grow returns out with room for n more ids, of which the first begins at about a byte of the stretch that is being
+// encoded. Where it needs more memory it foretells how much all of the text needs, so that ids are copied seldom and
+// little room is left over. Without the memory it returns out, and the encoding stops.
 func (w *work) grow(out []kvblock.Token, n, at int) []kvblock.Token {
 	if cap(out)-len(out) >= n {
 		return out

@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// publishUntilEOF binds SOCKETS publishers with a high-water mark HWM (0: none), tells their endpoints on standard output,
-// waits for a subscriber to each, and sends COUNT messages of SIZE bytes from each. For every line on standard input it
-// sends one more. It ends with standard input.
+// publishUntilEOF binds SOCKETS publishers with a high-water mark HWM (0: none), tells their endpoints on standard
+// output, waits for a subscriber to each, and sends COUNT messages of SIZE bytes from each. For every line on standard
+// input it sends one more. It ends with standard input.
 func publishUntilEOF(spec string) error {
 	var sockets, count, size, hwm int
 	if _, err := fmt.Sscan(spec, &sockets, &count, &size, &hwm); err != nil {
@@ -46,7 +46,8 @@ func publishUntilEOF(spec string) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(socket.SetLinger(0), socket.SetSndhwm(hwm), socket.Bind("tcp://127.0.0.1:*")); err != nil {
+		if err := errors.Join(socket.SetLinger(0), socket.SetSndhwm(hwm),
+			socket.Bind("tcp://127.0.0.1:*")); err != nil {
 			return err
 		}
 		endpoint, err := socket.GetLastEndpoint()
@@ -85,8 +86,8 @@ func publishUntilEOF(spec string) error {
 	return lines.Err()
 }
 
-// publishers starts a process of publishers, see publishUntilEOF, and returns their endpoints and the process's input and
-// output. It ends with the test.
+// publishers starts a process of publishers, see publishUntilEOF, and returns their endpoints and the process's input
+// and output. It ends with the test.
 func publishers(t testing.TB, sockets, count, size, hwm int) (endpoints []string, in io.Writer, out *bufio.Scanner) {
 	t.Helper()
 	process := exec.Command(os.Args[0])
@@ -117,9 +118,9 @@ func publishers(t testing.TB, sockets, count, size, hwm int) (endpoints []string
 	return endpoints, stdin, out
 }
 
-// The CPU that receiving costs this process, system calls and libzmq's threads included; the publisher is another process.
-// 4672 bytes are one prefill of 64 blocks of 16 tokens, as vLLM announces it. "binding" is the simplest loop over the
-// common Go binding of libzmq, for comparison.
+// The CPU that receiving costs this process, system calls and libzmq's threads included; the publisher is another
+// process. 4672 bytes are one prefill of 64 blocks of 16 tokens, as vLLM announces it. "binding" is the simplest loop
+// over the common Go binding of libzmq, for comparison.
 func BenchmarkReceive(b *testing.B) {
 	for _, size := range []int{100, 4672} {
 		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
@@ -148,7 +149,8 @@ func BenchmarkReceive(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer socket.Close()
-			if err := errors.Join(socket.SetRcvhwm(100_000), socket.SetSubscribe(""), socket.Connect(endpoints[0])); err != nil {
+			if err := errors.Join(socket.SetRcvhwm(100_000), socket.SetSubscribe(""),
+				socket.Connect(endpoints[0])); err != nil {
 				b.Fatal(err)
 			}
 			for range b.N {

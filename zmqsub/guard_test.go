@@ -22,7 +22,11 @@ type rawPeer struct {
 }
 
 // greeting is that of ZMTP 3.1 with the NULL mechanism; ready a READY command with the properties.
-var greeting = slices.Concat([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1}, append([]byte("NULL"), make([]byte, 16)...), make([]byte, 32))
+var greeting = slices.Concat(
+	[]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1},
+	append([]byte("NULL"), make([]byte, 16)...),
+	make([]byte, 32),
+)
 
 func ready(properties []byte) []byte {
 	return command(append([]byte("\x05READY"), properties...))
@@ -48,8 +52,8 @@ func rawMessage(seq uint64, payload []byte) []byte {
 	return slices.Concat(frame(1, nil), frame(1, binary.BigEndian.AppendUint64(nil, seq)), frame(0, payload))
 }
 
-// serveRaw has talk talk to everybody who connects; it shakes hands before, as a socket of that type, unless kind is empty. talk ends
-// when a write fails. The peer ends with the test.
+// serveRaw has talk talk to everybody who connects; it shakes hands before, as a socket of that type, unless kind is
+// empty. talk ends when a write fails. The peer ends with the test.
 func serveRaw(t testing.TB, kind string, talk func(conn net.Conn)) *rawPeer {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -185,12 +189,12 @@ func (w *memoryWatch) look(t testing.TB) int64 {
 	}
 }
 
-// memoryBound is the most bytes by which one publisher may make the process grow: what may wait, and what a message in progress takes.
-// The race detector keeps memory of its own, so that tests of memory run without it too (make test).
+// memoryBound is the most bytes by which one publisher may make the process grow: what may wait, and what a message in
+// progress takes. The race detector keeps memory of its own, so that tests of memory run without it too (make test).
 const memoryBound = raceFactor * 150 << 20
 
-// A message of endless parts: libzmq counts whole messages and single frames, and kept 7.6 GB of such a message in 12 s. The
-// connection is ended, and that of another publisher is not.
+// A message of endless parts: libzmq counts whole messages and single frames, and kept 7.6 GB of such a message in 12
+// s. The connection is ended, and that of another publisher is not.
 func TestMemoryOfEndlessParts(t *testing.T) {
 	for _, size := range []int{0, 1, 100, 1 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
@@ -252,28 +256,36 @@ func TestCut(t *testing.T) {
 		handshake  string
 		talk       func(conn net.Conn)
 	}{
-		{"a message of parts that are too long together", "cut: zmqsub: a message of more than 16777216 bytes", "PUB", func(conn net.Conn) {
-			conn.Write(frame(1, make([]byte, 12<<20)))
-			conn.Write(frame(1, make([]byte, 5<<20)))
-		}},
-		{"a part that says that it is too long", "cut: zmqsub: a message of more than 16777216 bytes", "PUB", func(conn net.Conn) {
-			conn.Write([]byte{3, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-		}},
-		{"a part whose length is beyond 63 bits", "cut: zmqsub: a message of more than 16777216 bytes", "PUB", func(conn net.Conn) {
-			conn.Write([]byte{3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-		}},
-		{"a handshake of many properties", "cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in another frame", "", func(conn net.Conn) {
-			conn.Write(append(slices.Clone(greeting), ready(append(property("Socket-Type", "PUB"), many...))...))
-		}},
-		{"a command of several frames", "cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in another frame", "PUB", func(conn net.Conn) {
+		{"a message of parts that are too long together", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+			func(conn net.Conn) {
+				conn.Write(frame(1, make([]byte, 12<<20)))
+				conn.Write(frame(1, make([]byte, 5<<20)))
+			}},
+		{"a part that says that it is too long", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+			func(conn net.Conn) {
+				conn.Write([]byte{3, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+			}},
+		{"a part whose length is beyond 63 bits", "cut: zmqsub: a message of more than 16777216 bytes", "PUB",
+			func(conn net.Conn) {
+				conn.Write([]byte{3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+			}},
+		{"a handshake of many properties",
+			"cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in another frame", "",
+			func(conn net.Conn) {
+				conn.Write(append(slices.Clone(greeting), ready(append(property("Socket-Type", "PUB"), many...))...))
+			}},
+		{"a command of several frames", "cut: zmqsub: a ZMTP command that is longer than 4096 bytes, or goes on in " +
+			"another frame", "PUB", func(conn net.Conn) {
 			conn.Write(frame(5, []byte("\x04PING\x00\x00")))
 		}},
-		{"ZMTP 1", "cut: zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets", "", func(conn net.Conn) {
-			conn.Write([]byte{1, 0, 1, 1})
-		}},
-		{"ZMTP 2", "cut: zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets", "", func(conn net.Conn) {
-			conn.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 1, 0, 0})
-		}},
+		{"ZMTP 1", "cut: zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets", "",
+			func(conn net.Conn) {
+				conn.Write([]byte{1, 0, 1, 1})
+			}},
+		{"ZMTP 2", "cut: zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets", "",
+			func(conn net.Conn) {
+				conn.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 1, 0, 0})
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := serveRaw(t, test.handshake, func(conn net.Conn) {
@@ -332,8 +344,9 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
-// flooder serves one connection: it sends messages with payloads of size bytes, numbered from 0, until it has sent most bytes or the
-// connection ends. It sends from a single buffer, so that tests of memory do not measure the flooder's garbage.
+// flooder serves one connection: it sends messages with payloads of size bytes, numbered from 0, until it has sent most
+// bytes or the connection ends. It sends from a single buffer, so that tests of memory do not measure the flooder's
+// garbage.
 func flooder(t *testing.T, size int, most int64) (p *rawPeer, sent *atomic.Int64) {
 	sent = new(atomic.Int64)
 	m := rawMessage(0, make([]byte, size))
@@ -371,8 +384,8 @@ func stalls(t *testing.T, count *atomic.Int64) int64 {
 	}
 }
 
-// The bytes of whole messages that wait are bounded too: a publisher of large ones is read no further while its messages are on hold,
-// or wait for a replay. Nothing is lost thereby.
+// The bytes of whole messages that wait are bounded too: a publisher of large ones is read no further while its
+// messages are on hold, or wait for a replay. Nothing is lost thereby.
 func TestMemoryOfBacklog(t *testing.T) {
 	for _, size := range []int{10, 5000, 15 << 20} {
 		t.Run(fmt.Sprint("bytes=", size), func(t *testing.T) {
@@ -435,8 +448,8 @@ func (c *checker) Replayed(outcome Replay, _ int) {}
 func (c *checker) Connected()                     {}
 func (c *checker) Disconnected()                  {}
 
-// A handler that does not return cannot keep a publisher in bounds. The guard does, and ends the connection, however often it is made
-// anew.
+// A handler that does not return cannot keep a publisher in bounds. The guard does, and ends the connection, however
+// often it is made anew.
 func TestMemoryOfSlowHandler(t *testing.T) {
 	memory := watchMemory(t)
 	var sent atomic.Int64
@@ -467,7 +480,9 @@ func TestMemoryOfSlowHandler(t *testing.T) {
 	}
 	release()
 	slow.recorder.until(t, "the end of the connection", func() bool {
-		return slow.count("cut: zmqsub: more than 134217728 bytes of messages wait, or more than 268435456 from all publishers") > 0
+		return slow.count(
+			"cut: zmqsub: more than 134217728 bytes of messages wait, or more than 268435456 from all publishers",
+		) > 0
 	})
 	t.Logf("memory grew by %d MB", memory.look(t)>>20)
 }
@@ -479,7 +494,8 @@ func TestMemoryOfReplay(t *testing.T) {
 		p, sent := flooder(t, 1<<20, 400<<20)
 		silent := serveRaw(t, "ROUTER", func(conn net.Conn) { io.Copy(io.Discard, conn) })
 		r := newRecorder()
-		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: silent.endpoint, ReplayTimeout: time.Hour}, r); err != nil {
+		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: silent.endpoint,
+			ReplayTimeout: time.Hour}, r); err != nil {
 			t.Fatal(err)
 		}
 		stalls(t, sent)
@@ -498,7 +514,10 @@ func TestMemoryOfReplay(t *testing.T) {
 				}
 			}
 		})
-		r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint, ReplayTimeout: 200 * time.Millisecond})
+		r, _ := subscribe(
+			t,
+			Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint, ReplayTimeout: 200 * time.Millisecond},
+		)
 		p.subscribed(1)
 		r.until(t, "the replay's end", func() bool { return r.count(string(ReplayTimedOut)) > 0 })
 		p.send("", 0, "")
@@ -512,13 +531,15 @@ func TestMemoryOfReplay(t *testing.T) {
 		p := publish(t, "")
 		bad := serveRaw(t, "ROUTER", func(conn net.Conn) {
 			for seq := uint64(0); memory.look(t) < 2*memoryBound; seq++ {
-				if _, err := conn.Write(append(frame(1, nil), rawMessage(seq, make([]byte, 1<<20))[2:]...)); err != nil {
+				if _, err := conn.Write(append(frame(1, nil),
+					rawMessage(seq, make([]byte, 1<<20))[2:]...)); err != nil {
 					return
 				}
 			}
 		})
 		r := &answers{recorder: newRecorder()}
-		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint, ReplayTimeout: 200 * time.Millisecond}, r); err != nil {
+		if _, err := newHub(t).Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: bad.endpoint,
+			ReplayTimeout: 200 * time.Millisecond}, r); err != nil {
 			t.Fatal(err)
 		}
 		p.subscribed(1)
@@ -541,7 +562,14 @@ func TestSeveralAttackers(t *testing.T) {
 	hold := make(chan struct{})
 	defer close(hold)
 	var sent atomic.Int64
-	endless, partial := bytes.Repeat(frame(1, nil), 32<<10), slices.Concat(frame(1, nil), []byte{3, 0, 0, 0, 0, 0, 0xf0, 0, 0}, make([]byte, 15<<20))
+	endless, partial := bytes.Repeat(
+		frame(1, nil),
+		32<<10,
+	), slices.Concat(
+		frame(1, nil),
+		[]byte{3, 0, 0, 0, 0, 0, 0xf0, 0, 0},
+		make([]byte, 15<<20),
+	)
 	for i := range 60 {
 		p := serveRaw(t, "PUB", func(conn net.Conn) {
 			switch i % 3 {

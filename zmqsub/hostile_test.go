@@ -30,7 +30,8 @@ func (deaf) Disconnected()                  {}
 
 var zeros = make([]byte, 8<<20)
 
-// hostileStream writes one random connection: a greeting, commands, frames and parts, most of them valid, in random pieces.
+// hostileStream writes one random connection: a greeting, commands, frames and parts, most of them valid, in random
+// pieces.
 func hostileStream(r *rand.Rand, conn io.Writer) {
 	write := func(p []byte) bool {
 		for len(p) > 0 {
@@ -88,12 +89,15 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 		case kind < 16: // reserved flags
 			p = frame(byte(r.Uint32())&^2, garbage(r.IntN(100)))
 		case kind < 17: // a length of any size, of which little comes
-			p = append([]byte{2 | byte(r.IntN(2)), 0, 0, 0, 0, byte(r.IntN(2)), byte(r.IntN(256)), 0, 0}, garbage(r.IntN(1000))...)
+			p = append(
+				[]byte{2 | byte(r.IntN(2)), 0, 0, 0, 0, byte(r.IntN(2)), byte(r.IntN(256)), 0, 0},
+				garbage(r.IntN(1000))...)
 		case kind < 18:
 			seq = r.Uint64() >> r.IntN(64)
 		case kind < 19:
 			n := r.IntN(8) << (10 + r.IntN(11))
-			if !write(rawMessage(seq, nil)[:12]) || !write(binary.BigEndian.AppendUint64([]byte{2}, uint64(n))) || !write(zeros[:n]) {
+			if !write(rawMessage(seq, nil)[:12]) || !write(binary.BigEndian.AppendUint64([]byte{2}, uint64(n))) ||
+				!write(zeros[:n]) {
 				return
 			}
 		default:
@@ -108,7 +112,8 @@ func hostileStream(r *rand.Rand, conn io.Writer) {
 // Publishers whose connections are random streams: memory stays in bounds, and another publisher's messages all come.
 func TestHostileStreams(t *testing.T) {
 	h := newHub(t)
-	h.timing.cutPause, h.timing.cutPauseMax, h.timing.revive = time.Millisecond, 16*time.Millisecond, 10*time.Millisecond
+	h.timing.cutPause, h.timing.cutPauseMax, h.timing.revive = time.Millisecond, 16*time.Millisecond,
+		10*time.Millisecond
 	honest := publish(t, "")
 	good := &checker{count: -1, done: make(chan struct{})}
 	if _, err := h.Subscribe(Config{Endpoint: honest.endpoint}, good); err != nil {
@@ -133,7 +138,8 @@ func TestHostileStreams(t *testing.T) {
 				hostileStream(rand.New(rand.NewPCG(*hostileSeed+1, n)), conn)
 			}
 		})
-		for _, config := range []Config{{Endpoint: p.endpoint}, {Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint, ReplayTimeout: 50 * time.Millisecond}} {
+		for _, config := range []Config{{Endpoint: p.endpoint}, {Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint,
+			ReplayTimeout: 50 * time.Millisecond}} {
 			if _, err := h.Subscribe(config, deaf{}); err != nil {
 				t.Fatal(err)
 			}

@@ -12,8 +12,8 @@ package zmqsub
 #include <malloc.h>
 #endif
 
-// How many frames of a message are kept (no message in the protocols has more than four), and how many messages one call
-// takes from a socket.
+// How many frames of a message are kept (no message in the protocols has more than four), and how many messages one
+// call takes from a socket.
 enum { ZMQSUB_FRAMES = 5, ZMQSUB_MESSAGES = 8 };
 
 typedef struct {
@@ -39,10 +39,10 @@ static void zmqsub_release(zmqsub_message *m) {
 	m->frames = 0;
 }
 
-// Lets go of what the batch holds and takes from the socket what is there, as far as a batch goes. Returns 0, or the error number
-// when nothing was taken: then there is no batch any more, because thousands of sockets are silent most of the time. One crossing
-// between Go and C for up to 8 messages, and no copy of their bytes to Go, are what this file is for: through a binding that crosses for
-// each frame and copies it, receiving costs twice the CPU.
+// Lets go of what the batch holds and takes from the socket what is there, as far as a batch goes. Returns 0, or the
+// error number when nothing was taken: then there is no batch any more, because thousands of sockets are silent most of
+// the time. One crossing between Go and C for up to 8 messages, and no copy of their bytes to Go, are what this file is
+// for: through a binding that crosses for each frame and copies it, receiving costs twice the CPU.
 //
 // What is taken goes off *account, which the first message tells if it is not known.
 static int zmqsub_receive(void *socket, zmqsub_batch **held, zmqsub_account **account) {
@@ -107,9 +107,10 @@ out:
 	return 0;
 }
 
-// Has libzmq copy messages out of the 8 KiB that it reads at a time. By default they keep these, and as much again for counting how
-// many do, and the next ones are read into new memory: where messages wait for a moment, that costs more than the copy.
-// libzmq takes the option since 4.3, but shows its name, ZMQ_ZERO_COPY_RECV, only to who asks for drafts.
+// Has libzmq copy messages out of the 8 KiB that it reads at a time. By default they keep these, and as much again for
+// counting how many do, and the next ones are read into new memory: where messages wait for a moment, that costs more
+// than the copy. libzmq takes the option since 4.3, but shows its name, ZMQ_ZERO_COPY_RECV, only to who asks for
+// drafts.
 static int zmqsub_copy(void *context) { return zmq_ctx_set(context, 10, 0); }
 
 static void zmqsub_trim(void) {
@@ -175,12 +176,12 @@ func newContext(threads, sockets int) (*zmq.Context, error) {
 // contextHandle is what libzmq calls the context; see socket.handle.
 func contextHandle(ctx *zmq.Context) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(ctx)) }
 
-// trim gives memory that libzmq has freed back to the system, where the C library keeps it. It takes a millisecond for a thousand
-// sockets.
+// trim gives memory that libzmq has freed back to the system, where the C library keeps it. It takes a millisecond for
+// a thousand sockets.
 func trim() { C.zmqsub_trim() }
 
-// socket is one of libzmq's. One goroutine at a time may use it; it may move between OS threads as long as a full memory
-// barrier lies in between, which a goroutine's move between threads is.
+// socket is one of libzmq's. One goroutine at a time may use it; it may move between OS threads as long as a full
+// memory barrier lies in between, which a goroutine's move between threads is.
 type socket struct {
 	*zmq.Socket
 	batch *C.zmqsub_batch // nil: nothing was there when looked at last
@@ -206,11 +207,12 @@ func (s *socket) close() {
 	s.Socket.Close()
 }
 
-// handle is what libzmq calls the socket. The binding tells nobody, but keeps it in its first field; a test holds it to that.
+// handle is what libzmq calls the socket. The binding tells nobody, but keeps it in its first field; a test holds it to
+// that.
 func (s *socket) handle() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s.Socket)) }
 
-// receive takes the next message off the queue without waiting; ok is false if there is none. Frames beyond maxFrames are
-// dropped. The frames are libzmq's memory, valid until the next call.
+// receive takes the next message off the queue without waiting; ok is false if there is none. Frames beyond maxFrames
+// are dropped. The frames are libzmq's memory, valid until the next call.
 func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	if !s.buffered() {
 		s.next = 0
@@ -232,13 +234,14 @@ func (s *socket) receive() (frames [][]byte, ok bool, err error) {
 	return s.view[:n], true, nil
 }
 
-// restrain lowers the high-water mark while the messages that wait take too many bytes; waiting is their number, and 0 means that they
-// do not. receive calls it for each batch. A caller that does not receive for long must call it too: libzmq's mark counts messages, and
-// the next ones may be of any size.
+// restrain lowers the high-water mark while the messages that wait take too many bytes; waiting is their number, and 0
+// means that they do not. receive calls it for each batch. A caller that does not receive for long must call it too:
+// libzmq's mark counts messages, and the next ones may be of any size.
 //
-// libzmq's I/O thread stops reading when the mark is reached. It goes on only when the receiver reports how many messages it has
-// taken, which it does at each multiple of half the mark. The mark that the I/O thread uses lags behind the receiver's. A careless
-// change can therefore leave the I/O thread waiting for a report that never comes. Two rules exclude it:
+// libzmq's I/O thread stops reading when the mark is reached. It goes on only when the receiver reports how many
+// messages it has taken, which it does at each multiple of half the mark. The mark that the I/O thread uses lags behind
+// the receiver's. A careless change can therefore leave the I/O thread waiting for a report that never comes. Two rules
+// exclude it:
 //
 //   - The mark is lowered to 2, and only while a message waits: taking that message is reported, because half the mark is 1.
 //   - Marks are powers of two. The mark is doubled only when as many messages as the old mark were taken since the last change. Between
@@ -277,21 +280,22 @@ type connection struct {
 	number C.uint64_t
 }
 
-// connectionOf returns the connection that has a descriptor. What the socket's messages take counts for its address from now on.
+// connectionOf returns the connection that has a descriptor. What the socket's messages take counts for its address
+// from now on.
 func (s *socket) connectionOf(fd int) connection {
 	s.account = C.zmqsub_account_of(C.int(fd))
 	return connection{fd, C.zmqsub_connection(C.int(fd))}
 }
 
-// guarded says whether the guard has seen the connection's greeting. It has when the handshake is over, unless libzmq does not read
-// through it.
+// guarded says whether the guard has seen the connection's greeting. It has when the handshake is over, unless libzmq
+// does not read through it.
 func (c connection) guarded() bool { return C.zmqsub_greeted(C.int(c.fd), c.number) != 0 }
 
 // connections returns how many connections were made so far, by all sockets.
 func connections() uint64 { return uint64(C.zmqsub_connections()) }
 
-// cutAfter returns why the guard ended a connection to the publisher's address, if it was made after the first so many of all; and
-// its number.
+// cutAfter returns why the guard ended a connection to the publisher's address, if it was made after the first so many
+// of all; and its number.
 func (s *socket) cutAfter(seen uint64) (number uint64, why error) {
 	if s.account == nil {
 		return seen, nil
@@ -310,24 +314,31 @@ func cutError(reason C.enum_zmqsub_cut) error {
 	case C.ZMQSUB_CUT_BYTES:
 		return fmt.Errorf("zmqsub: a message of more than %d bytes", maxMessageBytes)
 	case C.ZMQSUB_CUT_COMMAND:
-		return fmt.Errorf("zmqsub: a ZMTP command that is longer than %d bytes, or goes on in another frame", maxCommandBytes)
+		return fmt.Errorf(
+			"zmqsub: a ZMTP command that is longer than %d bytes, or goes on in another frame",
+			maxCommandBytes,
+		)
 	case C.ZMQSUB_CUT_GREETING:
 		return errors.New("zmqsub: the peer does not speak ZMTP 3, the protocol of ZeroMQ sockets")
 	case C.ZMQSUB_CUT_BACKLOG:
-		return fmt.Errorf("zmqsub: more than %d bytes of messages wait, or more than %d from all publishers", cutBytes, allCutBytes)
+		return fmt.Errorf(
+			"zmqsub: more than %d bytes of messages wait, or more than %d from all publishers",
+			cutBytes,
+			allCutBytes,
+		)
 	}
 	return nil
 }
 
-// unmonitor ends the observation. While somebody observes, libzmq waits for them: an observer that is closed before stops the
-// I/O thread for good.
+// unmonitor ends the observation. While somebody observes, libzmq waits for them: an observer that is closed before
+// stops the I/O thread for good.
 func (s *socket) unmonitor() { _ = s.Monitor("", 0) }
 
 // buffered says whether the next message was taken off the queue already.
 func (s *socket) buffered() bool { return s.batch != nil && s.next < int(s.batch.messages) }
 
-// request sends an empty frame and p, at once or not at all: a socket that is ready for the first is ready for both. The
-// error is EAGAIN while there is no connection.
+// request sends an empty frame and p, at once or not at all: a socket that is ready for the first is ready for both.
+// The error is EAGAIN while there is no connection.
 func (s *socket) request(p []byte) error {
 	_, err := s.SendMessageDontwait("", p)
 	if err != nil && zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {

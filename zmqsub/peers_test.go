@@ -15,7 +15,8 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// publisher is a PUB socket that also tells who subscribed (XPUB), so that no test depends on when a subscription arrives.
+// publisher is a PUB socket that also tells who subscribed (XPUB), so that no test depends on when a subscription
+// arrives.
 type publisher struct {
 	t        *testing.T
 	ctx      *zmq.Context
@@ -61,8 +62,8 @@ func (p *publisher) subscribed(n int) {
 	p.arrived(n, 1)
 }
 
-// unsubscribed waits for n subscriptions to end. A publisher that is closed in the middle of sending, while a subscriber
-// leaves, may abort the process (zeromq/libzmq#3442); whoever leaves in traffic must be waited for.
+// unsubscribed waits for n subscriptions to end. A publisher that is closed in the middle of sending, while a
+// subscriber leaves, may abort the process (zeromq/libzmq#3442); whoever leaves in traffic must be waited for.
 func (p *publisher) unsubscribed(n int) {
 	p.t.Helper()
 	p.arrived(n, 0)
@@ -100,7 +101,8 @@ type replayer struct {
 	asked    chan uint64
 }
 
-// offerReplay serves the messages that answer returns, each without the empty delimiter; nil frames end it without an end.
+// offerReplay serves the messages that answer returns, each without the empty delimiter; nil frames end it without an
+// end.
 func offerReplay(t *testing.T, answer func(from uint64) [][]any) *replayer {
 	t.Helper()
 	return offerReplayAt(t, "tcp://127.0.0.1:*", answer)
@@ -116,7 +118,8 @@ func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]a
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(router.SetLinger(0), router.SetRcvtimeo(10*time.Millisecond), router.Bind(endpoint)); err != nil {
+	if err := errors.Join(router.SetLinger(0), router.SetRcvtimeo(10*time.Millisecond),
+		router.Bind(endpoint)); err != nil {
 		t.Fatal(err)
 	}
 	r := &replayer{asked: make(chan uint64, 100)}
@@ -155,7 +158,8 @@ func offerReplayAt(t *testing.T, endpoint string, answer func(from uint64) [][]a
 
 var endNumber = binary.BigEndian.AppendUint64(nil, math.MaxUint64)
 
-// threeFrames is the answer of vLLM up to 0.19 and SGLang, fourFrames that of vLLM from 0.26: messages from..to-1, payload pN.
+// threeFrames is the answer of vLLM up to 0.19 and SGLang, fourFrames that of vLLM from 0.26: messages from..to-1,
+// payload pN.
 func threeFrames(from, to uint64) (replies [][]any) {
 	for seq := from; seq < to; seq++ {
 		replies = append(replies, []any{binary.BigEndian.AppendUint64(nil, seq), fmt.Sprintf("p%d", seq)})

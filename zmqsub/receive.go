@@ -15,12 +15,12 @@ import (
 // digestSeed makes digests that mean something within this process only.
 var digestSeed = maphash.MakeSeed()
 
-// burst is how many messages are taken in a row before the connection's state and the end of the subscription are looked
-// at again.
+// burst is how many messages are taken in a row before the connection's state and the end of the subscription are
+// looked at again.
 const burst = 1024
 
-// breath is how long a subscription in dense traffic waits before it looks for more: the messages that come meanwhile cost
-// one wake together instead of one each, which is most of what receiving costs.
+// breath is how long a subscription in dense traffic waits before it looks for more: the messages that come meanwhile
+// cost one wake together instead of one each, which is most of what receiving costs.
 const breath = 100 * time.Microsecond
 
 // run follows the subscription until it is stopped. It is the only goroutine that touches its sockets and its handler.
@@ -51,8 +51,9 @@ func (s *Subscription) run() {
 		case <-s.again.C:
 			s.runReplay()
 		case <-s.revive.C:
-			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process when
-			// a socket is read on in the middle of a message of a connection that was taken away (zeromq/libzmq#2163).
+			// libzmq gave the endpoint up: connect anew. Nothing may be left in the queue: libzmq aborts the process
+			// when a socket is read on in the middle of a message of a connection that was taken away
+			// (zeromq/libzmq#2163).
 			for s.takeLive(burst) == burst {
 			}
 			// It may be gone already, which is all that could go wrong; Subscribe has shown that it can be connected.
@@ -81,8 +82,8 @@ func (s *Subscription) takeLive(n int) (taken int) {
 		if s.stopped() {
 			return taken
 		}
-		// A connection comes before its messages, and the end of the one before is known long before that. So while there
-		// is one, the token is enough: asking the monitor costs a system call.
+		// A connection comes before its messages, and the end of the one before is known long before that. So while
+		// there is one, the token is enough: asking the monitor costs a system call.
 		if !s.live.buffered() && (!s.connected || len(s.monitor.ready) > 0) {
 			s.followConnection()
 		}
@@ -176,7 +177,8 @@ func (s *Subscription) followConnection() {
 func (s *Subscription) disconnects() bool {
 	s.takeEvents()
 	return slices.ContainsFunc(s.unhandled, func(c change) bool {
-		return c.event != zmq.EVENT_CONNECTED && c.event != zmq.EVENT_CONNECT_RETRIED && c.event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+		return c.event != zmq.EVENT_CONNECTED && c.event != zmq.EVENT_CONNECT_RETRIED &&
+			c.event != zmq.EVENT_HANDSHAKE_SUCCEEDED
 	})
 }
 
@@ -187,8 +189,8 @@ func (s *Subscription) takeEvents() {
 		if err != nil || !ok {
 			return
 		}
-		// The first frame has the event's number, 16 bits in the machine's byte order, and a value of 32 bits: the descriptor
-		// where there is a connection.
+		// The first frame has the event's number, 16 bits in the machine's byte order, and a value of 32 bits: the
+		// descriptor where there is a connection.
 		if len(frames[0]) < 6 {
 			continue
 		}
@@ -199,7 +201,10 @@ func (s *Subscription) takeEvents() {
 		case zmq.EVENT_CONNECT_RETRIED:
 		case zmq.EVENT_HANDSHAKE_SUCCEEDED:
 			if !s.latest.guarded() {
-				c.cut = errors.New("zmqsub: libzmq does not read its connections through kvepp's guard, which bounds what they take: this build of kvepp cannot subscribe")
+				c.cut = errors.New(
+					"zmqsub: libzmq does not read its connections through kvepp's guard, which bounds what they " +
+						"take: this build of kvepp cannot subscribe",
+				)
 			}
 		default:
 			s.seenCut, c.cut = s.live.cutAfter(s.seenCut)
@@ -251,7 +256,8 @@ func (s *Subscription) disconnected() {
 	}
 }
 
-// cutOff leaves a publisher alone for a while, which sent what is beyond a bound. What came before is in doubt with the rest.
+// cutOff leaves a publisher alone for a while, which sent what is beyond a bound. What came before is in doubt with the
+// rest.
 func (s *Subscription) cutOff(why error) {
 	if s.connected && time.Since(s.since) > s.hub.timing.cutPauseMax {
 		s.cutPause = s.hub.timing.cutPause
@@ -285,7 +291,8 @@ func (s *Subscription) released() bool {
 	return true
 }
 
-// wait waits for until, and keeps in bounds what live messages may wait in the meantime. It returns false when the subscription ends.
+// wait waits for until, and keeps in bounds what live messages may wait in the meantime. It returns false when the
+// subscription ends.
 func (s *Subscription) wait(until <-chan struct{}) bool {
 	watch := time.NewTicker(s.hub.timing.watch)
 	defer watch.Stop()

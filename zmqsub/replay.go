@@ -21,21 +21,21 @@ const (
 	ReplaySkipped     Replay = "replay_skipped"     // not asked, because it failed a moment ago
 )
 
-// lastSeq is the greatest number that is believed: publishers count from 0, and mark with the greatest numbers what is no
-// past message.
+// lastSeq is the greatest number that is believed: publishers count from 0, and mark with the greatest numbers what is
+// no past message.
 const lastSeq = 1 << 62
 
-// maxReplayTimeouts bounds all that follows from one need for a replay, in ReplayTimeouts: a publisher that always answers a little
-// must not hold its live messages for ever.
+// maxReplayTimeouts bounds all that follows from one need for a replay, in ReplayTimeouts: a publisher that always
+// answers a little must not hold its live messages for ever.
 const maxReplayTimeouts = 6
 
-// runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them. Live
-// messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns when the replay is
-// complete, failed, or the subscription was closed; the sequence knows what is still missing.
+// runReplay asks the publisher for the messages that the sequence wants, if there is anybody to ask, and delivers them.
+// Live messages meanwhile wait in the live socket's queue, which is bounded (source.bound). It returns when the replay
+// is complete, failed, or the subscription was closed; the sequence knows what is still missing.
 //
 // A replay socket that is not there must not hold live messages for long, so a connection has to come about within a
-// second, and one that failed is not asked again for a while; then all is asked for that was lost meanwhile. An answer that
-// stops in the middle is asked for again from there, as long as that brings anything.
+// second, and one that failed is not asked again for a while; then all is asked for that was lost meanwhile. An answer
+// that stops in the middle is asked for again from there, as long as that brings anything.
 //
 // Protocol: a DEALER sends ["", first number]; the answer is a message for each past one at or after it,
 // ["", number, payload] or ["", topic, number, payload] (vLLM from 0.26), and at the end one with an empty payload.
@@ -95,8 +95,8 @@ func (s *Subscription) runReplay() {
 	}
 }
 
-// freeReplays is how many replays may follow each other at once. After that each waits for longer than the one before: a publisher
-// whose numbers jump again and again must not keep kvepp busy with asking.
+// freeReplays is how many replays may follow each other at once. After that each waits for longer than the one before:
+// a publisher whose numbers jump again and again must not keep kvepp busy with asking.
 const freeReplays = 4
 
 // slowDown notes that a replay ended.
@@ -113,8 +113,8 @@ func (s *Subscription) slowDown() {
 	}
 }
 
-// replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new life,
-// or because the answer stopped after it brought something.
+// replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new
+// life, or because the answer stopped after it brought something.
 func (s *Subscription) replayOnce(deadline time.Time, watch *time.Ticker) (outcome Replay, messages int, again bool) {
 	// A socket for each exchange: a late answer to one that timed out cannot be taken for an answer to the next.
 	src, err := s.hub.connect(zmq.DEALER, s.config.ReplayEndpoint, &s.config, (*source).onlyConnected)
@@ -198,7 +198,10 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 		return false, false
 	}
 	if seq > lastSeq {
-		s.malformed("replayed message numbered %d, which is none of a past message: the rest of the answer is not read", seq)
+		s.malformed(
+			"replayed message numbered %d, which is none of a past message: the rest of the answer is not read",
+			seq,
+		)
 		return true, false
 	}
 	digest := s.digest(payload)

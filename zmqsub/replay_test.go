@@ -82,16 +82,18 @@ func TestReplayUnreachable(t *testing.T) {
 	h := newHub(t)
 	h.timing.replayConnect = 50 * time.Millisecond
 	r := newRecorder()
-	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone, ReplayTimeout: time.Hour}, r); err != nil {
+	if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: gone, ReplayTimeout: time.Hour},
+		r); err != nil {
 		t.Fatal(err)
 	}
 	p.subscribed(1)
 	p.send("", 2, "p2")
 	p.send("", 4, "p4")
 	r.want(t, "gap 0-2", "2 :p2", "gap 3-4", "4 :p4")
-	// Once in vain is enough for a while. There is one for each gap, and one for the connection, unless the first message was
-	// read before it.
-	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped < 1 || skipped > 2 {
+	// Once in vain is enough for a while. There is one for each gap, and one for the connection, unless the first
+	// message was read before it.
+	if tried, skipped := r.count("replay_unreachable"), r.count("replay_skipped"); tried != 1 || skipped < 1 ||
+		skipped > 2 {
 		t.Errorf("%d replays tried and %d skipped, want 1 and 1 or 2", tried, skipped)
 	}
 }
@@ -148,7 +150,11 @@ func TestReplayCut(t *testing.T) {
 	p.subscribed(1)
 	<-replays.asked
 	p.close()
-	r.until(t, "the end of the replay and of the connection", func() bool { return r.count("replay_cut") == 1 && r.count("disconnected") == 1 })
+	r.until(
+		t,
+		"the end of the replay and of the connection",
+		func() bool { return r.count("replay_cut") == 1 && r.count("disconnected") == 1 },
+	)
 }
 
 // A message between the first replay and the arrival of the subscription is not missed until the next message comes.
@@ -173,17 +179,25 @@ func TestReplayMalformed(t *testing.T) {
 	replays := offerReplay(t, func(from uint64) [][]any {
 		strange := [][]any{{"x"}, {"1", "2", "3", "4"}, {"seven77", "x"}}
 		replies := append(strange, threeFrames(from, 2)[:2-from]...)
-		return append(replies, []any{binary.BigEndian.AppendUint64(nil, math.MaxUint64-1), "a snapshot follows"}, []any{"not", "read"})
+		return append(
+			replies,
+			[]any{binary.BigEndian.AppendUint64(nil, math.MaxUint64-1), "a snapshot follows"},
+			[]any{"not", "read"},
+		)
 	})
 	p := publish(t, "")
 	r, _ := subscribe(t, Config{Endpoint: p.endpoint, ReplayEndpoint: replays.endpoint})
 	p.subscribed(1)
-	r.want(t,
+	r.want(
+		t,
 		"malformed: zmqsub: replayed message of 2 frames, want an empty one and 2 or 3 more",
 		"malformed: zmqsub: replayed message of 5 or more frames, want an empty one and 2 or 3 more",
 		"malformed: zmqsub: replayed message with a number of 7 bytes, want 8",
-		"0 :p0", "1 :p1",
-		"malformed: zmqsub: replayed message numbered 18446744073709551614, which is none of a past message: the rest of the answer is not read")
+		"0 :p0",
+		"1 :p1",
+		"malformed: zmqsub: replayed message numbered 18446744073709551614, which is none of a past message: the "+
+			"rest of the answer is not read",
+	)
 	p.send("", 2, "p2")
 	r.until(t, "a live message", func() bool { return r.count("2 :p2") == 1 })
 }
@@ -251,7 +265,8 @@ func TestFarReplay(t *testing.T) {
 	}
 }
 
-// A replay that is a little ahead of what the publisher has sent does so only until all must have arrived that was on its way.
+// A replay that is a little ahead of what the publisher has sent does so only until all must have arrived that was on
+// its way.
 func TestReplayAhead(t *testing.T) {
 	replays := offerReplay(t, func(uint64) [][]any { return threeFrames(0, 100) })
 	p := publish(t, "")

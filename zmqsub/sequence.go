@@ -3,17 +3,17 @@ package zmqsub
 // sequence decides, from the numbers of messages alone, what is in order, lost, repeated, or from a new life of the
 // publisher. It is pure: numbers in, steps out.
 //
-// Two watermarks are kept, because after a replay the live queue still holds messages that the replay delivered: next is
-// about what was delivered, lastLive about what the live connection carried. Only a live number that does not grow means
-// a new life.
+// Two watermarks are kept, because after a replay the live queue still holds messages that the replay delivered: next
+// is about what was delivered, lastLive about what the live connection carried. Only a live number that does not grow
+// means a new life.
 //
-// A publisher that restarted and has already sent as many messages as before looks like one that goes on. A replay tells
-// them apart: each one begins at the last message delivered, and that message must be the same. A connection made anew
-// without one leaves a doubt, and the next message is then taken for a new life's: better a new life too many than two
-// taken for one.
+// A publisher that restarted and has already sent as many messages as before looks like one that goes on. A replay
+// tells them apart: each one begins at the last message delivered, and that message must be the same. A connection made
+// anew without one leaves a doubt, and the next message is then taken for a new life's: better a new life too many than
+// two taken for one.
 //
-// A replay may be ahead of the live connection by what is still on its way there, and by no more: what it names beyond is not
-// believed, or all that the publisher sends from now on would count as delivered. The live connection decides.
+// A replay may be ahead of the live connection by what is still on its way there, and by no more: what it names beyond
+// is not believed, or all that the publisher sends from now on would count as delivered. The live connection decides.
 type sequence struct {
 	replays bool // gaps can be asked about
 
@@ -22,16 +22,18 @@ type sequence struct {
 	live     bool   // lastLive is set
 	lastLive uint64
 	anchored bool // a replay runs, and has yet to show message next-1
-	doubt    bool // the connection is another than that of message next-1, and nothing shows that the publisher is the same
+	// the connection is another than that of message next-1, and nothing shows that the publisher is the same
+	doubt    bool
 	answered bool // the latest replay came to its end
-	owed     bool // a gap was reported though the publisher may still have its messages: it was asked and did not answer
+	// a gap was reported though the publisher may still have its messages: it was asked and did not answer
+	owed     bool
 	fresh    bool // a replay runs that begins all over, because something is owed
 	progress bool // the replay that runs has brought a message
 	late     bool // nothing is on its way any more that the latest replay can have brought before
 }
 
-// maxAhead is how many messages a replay may be ahead of the live connection: more than the queues of publishers and subscriptions
-// hold: 100,000 at the publishers, 131,072 here.
+// maxAhead is how many messages a replay may be ahead of the live connection: more than the queues of publishers and
+// subscriptions hold: 100,000 at the publishers, 131,072 here.
 const maxAhead = 1 << 20
 
 // step is what to do, in the order of the fields.
@@ -78,8 +80,8 @@ func (q *sequence) ahead() bool {
 // onReconnect says that the connection is a new one. A replay should follow.
 func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
 
-// onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost, what
-// came later is not worth more than what the publisher has, and the order is lost with it.
+// onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost,
+// what came later is not worth more than what the publisher has, and the order is lost with it.
 func (q *sequence) onReplayStart() (from uint64) {
 	q.answered, q.progress, q.late = false, false, false
 	q.fresh = q.owed
@@ -90,8 +92,8 @@ func (q *sequence) onReplayStart() (from uint64) {
 	return 0
 }
 
-// onReplayed is the step for a replayed message, whose payload has the digest. If it asks for a replay, this one is of no
-// use any more.
+// onReplayed is the step for a replayed message, whose payload has the digest. If it asks for a replay, this one is of
+// no use any more.
 func (q *sequence) onReplayed(seq, digest uint64) step {
 	var st step
 	if q.fresh {
@@ -150,7 +152,8 @@ func (q *sequence) onSettled(seq uint64) step {
 	return st
 }
 
-// delivered must be called after each message that a step said to deliver; the digest matters only if there are replays.
+// delivered must be called after each message that a step said to deliver; the digest matters only if there are
+// replays.
 func (q *sequence) delivered(seq, digest uint64) {
 	q.next, q.digest = seq+1, digest
 }

@@ -137,7 +137,8 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "restart", "gap 0-1", "1", "2"},
 		},
 		{
-			name: "another connection, and the replay shows the same publisher", replays: true, buffer: messages(1, 0, 1),
+			name: "another connection, and the replay shows the same publisher", replays: true,
+			buffer: messages(1, 0, 1),
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.reconnect()
@@ -155,7 +156,8 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "restart", "gap 0-1", "1"},
 		},
 		{
-			name: "gap, replayed; live messages that were in the replay", replays: true, buffer: messages(1, 0, 1, 2, 3, 4, 5),
+			name: "gap, replayed; live messages that were in the replay", replays: true,
+			buffer: messages(1, 0, 1, 2, 3, 4, 5),
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				for _, n := range []int{3, 4, 5, 6} {
@@ -191,7 +193,8 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-4", "4", "5", "restart", "0", "1", "2", "3", "4", "5", "6", "7"},
 		},
 		{
-			name: "a replay with holes that are filled when it is asked for again", replays: true, buffer: messages(1, 0, 1, 2, 3),
+			name: "a replay with holes that are filled when it is asked for again", replays: true,
+			buffer: messages(1, 0, 1, 2, 3),
 			do: func(r *reader) {
 				whole, asked := r.buffer(), 0
 				r.buffer = func() []message {
@@ -240,16 +243,19 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2", "restart", "0", "1"},
 		},
 		{
-			name: "a replay names a far number, and live messages go on", replays: true, buffer: messages(1, 0, 1, 1<<61),
+			name: "a replay names a far number, and live messages go on", replays: true,
+			buffer: messages(1, 0, 1, 1<<61),
 			do: func(r *reader) {
 				r.live(message{1, 2})
 				r.live(message{1, 3})
 				r.live(message{1, 4})
 			},
-			want: []string{"0", "1", "gap 2-2305843009213693952", "2305843009213693952", "restart", "gap 0-2", "2", "3", "4"},
+			want: []string{"0", "1", "gap 2-2305843009213693952", "2305843009213693952", "restart", "gap 0-2", "2", "3",
+				"4"},
 		},
 		{
-			name: "a replay names a far number before the first live message", replays: true, buffer: messages(1, 1<<61),
+			name: "a replay names a far number before the first live message", replays: true,
+			buffer: messages(1, 1<<61),
 			do: func(r *reader) {
 				r.replay()
 				r.live(message{1, 2})
@@ -278,7 +284,8 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "gap 0-1", "1", "2"},
 		},
 		{
-			name: "a live message names a far number, and the next do not, with replays", replays: true, buffer: messages(1, 0),
+			name: "a live message names a far number, and the next do not, with replays", replays: true,
+			buffer: messages(1, 0),
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.live(message{1, 1 << 61})
@@ -319,8 +326,8 @@ func (r *reader) replay0(n int) {
 	}
 }
 
-// Any course of sending, losing, restarting and reconnecting: what is delivered without a report in between is one life's
-// messages without a hole, and the newest message always arrives.
+// Any course of sending, losing, restarting and reconnecting: what is delivered without a report in between is one
+// life's messages without a hole, and the newest message always arrives.
 func FuzzSequence(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 0, 2, 0, 1, 1, 0}, true)
 	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0}, false)

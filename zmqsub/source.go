@@ -56,14 +56,14 @@ func (s *source) signal() {
 	}
 }
 
-// poller watches the descriptors by which libzmq signals (ZMQ_FD), all in one epoll set, which Go's network poller watches
-// in turn: thousands of sockets need one goroutine, no thread, and no descriptor of ours.
+// poller watches the descriptors by which libzmq signals (ZMQ_FD), all in one epoll set, which Go's network poller
+// watches in turn: thousands of sockets need one goroutine, no thread, and no descriptor of ours.
 //
-// A descriptor signals once for what arrived since everything was taken, so whoever gets a token must receive until nothing
-// is left, or put the token back.
+// A descriptor signals once for what arrived since everything was taken, so whoever gets a token must receive until
+// nothing is left, or put the token back.
 //
-// Two simpler ways were rejected: zmq_poll looks at every socket on each call, so that a thousand quiet subscriptions would
-// make the busy ones slow; and an os.File for each socket costs a duplicate of its descriptor.
+// Two simpler ways were rejected: zmq_poll looks at every socket on each call, so that a thousand quiet subscriptions
+// would make the busy ones slow; and an os.File for each socket costs a duplicate of its descriptor.
 type poller struct {
 	file *os.File
 	conn syscall.RawConn

@@ -1,14 +1,14 @@
 // Package zmqsub subscribes to one ZMQ publisher and says what arrived, in order, and what did not.
 //
-// It owns the sockets, the reconnecting, the numbering of messages (gaps and restarts of the publisher), and the replay of
-// what was missed, for publishers that speak vLLM's KV-event protocol: frames topic, number, payload. It never looks into
-// a payload, and never guesses: what it could not recover it reports.
+// It owns the sockets, the reconnecting, the numbering of messages (gaps and restarts of the publisher), and the replay
+// of what was missed, for publishers that speak vLLM's KV-event protocol: frames topic, number, payload. It never looks
+// into a payload, and never guesses: what it could not recover it reports.
 //
 // Concurrency: everything is safe for concurrent use. A subscription calls its [Handler] from one goroutine at a time;
 // thousands of subscriptions share a few OS threads, because each waits through Go's network poller, not in a thread.
 //
-// What a publisher can make libzmq hold is bounded: the frames and bytes of a message, and the bytes that wait (guard.c). Beyond, its
-// connection is ended.
+// What a publisher can make libzmq hold is bounded: the frames and bytes of a message, and the bytes that wait
+// (guard.c). Beyond, its connection is ended.
 //
 // It needs libzmq, version 4.2 or later.
 package zmqsub
@@ -39,8 +39,8 @@ type Handler interface {
 	// Gap says that the messages expected to got-1 are lost. Message with seq got is called next.
 	Gap(expected, got uint64)
 
-	// Restart says that the publisher began anew, repeats itself, or may be another, because the connection was made anew and
-	// no replay showed that it is the same: whatever follows has nothing to do with what was delivered before.
+	// Restart says that the publisher began anew, repeats itself, or may be another, because the connection was made
+	// anew and no replay showed that it is the same: whatever follows has nothing to do with what was delivered before.
 	Restart()
 
 	// Replayed says how asking for past messages went, and how many came. It follows their Message calls.
@@ -49,8 +49,9 @@ type Handler interface {
 	// Malformed says that something arrived that is not in the protocol, and was ignored.
 	Malformed(err error)
 
-	// Cut says that the connection was ended because what came on it is beyond a bound; err says which. What waited is lost, and the
-	// next message begins anew, as after Restart. It follows Disconnected, and the connection is made again after a pause.
+	// Cut says that the connection was ended because what came on it is beyond a bound; err says which. What waited is
+	// lost, and the next message begins anew, as after Restart. It follows Disconnected, and the connection is made
+	// again after a pause.
 	Cut(err error)
 
 	// Connected and Disconnected follow the connection and alternate, Connected first. They come from observing the
@@ -71,9 +72,9 @@ type Config struct {
 	// Topic is the prefix of the topics wanted. Empty: all.
 	Topic string
 
-	// Publisher is the id that messages name between topic and number, where the protocol has such a frame (Dynamo's event
-	// plane: 8 bytes, big-endian). Messages of another publisher are Malformed: its address went to somebody else. Empty:
-	// messages have no such frame.
+	// Publisher is the id that messages name between topic and number, where the protocol has such a frame (Dynamo's
+	// event plane: 8 bytes, big-endian). Messages of another publisher are Malformed: its address went to somebody
+	// else. Empty: messages have no such frame.
 	Publisher []byte
 
 	// ReplayTimeout bounds one replay; then what is still missing is reported as a gap. 0 means 10 seconds.
@@ -83,7 +84,8 @@ type Config struct {
 	// 0 means 16 MiB, which bounds a message of several frames too, and is the greatest value.
 	MaxMessageBytes int64
 
-	// Hold, if not nil, holds messages and reports about them until it is closed; Connected and Disconnected are told meanwhile.
+	// Hold, if not nil, holds messages and reports about them until it is closed; Connected and Disconnected are told
+	// meanwhile.
 	Hold <-chan struct{}
 }
 
@@ -96,19 +98,20 @@ const (
 
 	ioThreads = 2
 
-	// descriptorsEach is how many file descriptors a subscription needs: one by which each of its three sockets signals,
-	// and its connection. A replay, which only maxReplays may run at once, needs two more.
+	// descriptorsEach is how many file descriptors a subscription needs: one by which each of its three sockets
+	// signals, and its connection. A replay, which only maxReplays may run at once, needs two more.
 	descriptorsEach = 4
 	maxReplays      = 256
-	// descriptorsElse is the least that is left for the rest of the process: its listeners' connections, which have a share of what there
-	// is, and files. Where there are many it is an eighth of all, at most descriptorsElseMost.
+	// descriptorsElse is the least that is left for the rest of the process: its listeners' connections, which have a
+	// share of what there is, and files. Where there are many it is an eighth of all, at most descriptorsElseMost.
 	descriptorsElse     = 256
 	descriptorsElseMost = 8192
 )
 
 // timing is how long libzmq and this package wait, and how much may wait.
 type timing struct {
-	highWaterMark int // messages in the queue, a power of two; beyond, libzmq leaves them with the publisher, which may drop some
+	// messages in the queue, a power of two; beyond, libzmq leaves them with the publisher, which may drop some
+	highWaterMark int
 
 	connect, reconnect, reconnectMax time.Duration
 
@@ -119,20 +122,20 @@ type timing struct {
 	heartbeat, heartbeatTimeout time.Duration
 
 	// revive is how long after the end of a connection libzmq has to say that it will try again. It says so at once, or
-	// never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives the
-	// endpoint up, and the connection must be made anew.
+	// never: after a protocol error, such as a frame that is too long or a peer that is no ZMQ socket at all, it gives
+	// the endpoint up, and the connection must be made anew.
 	revive time.Duration
 
-	// replayConnect is how long a replay socket has to be connected; replayIdle how long the next message of an answer may
-	// take; replayPause how long one that failed is left alone, at first.
+	// replayConnect is how long a replay socket has to be connected; replayIdle how long the next message of an answer
+	// may take; replayPause how long one that failed is left alone, at first.
 	replayConnect, replayIdle, replayPause time.Duration
 
 	// lookAgain is how long after a connection the publisher is asked once more: a message that it sent after the first
 	// replay, and before the subscription reached it, would not be missed before the next one comes.
 	lookAgain time.Duration
 
-	// cutPause is how long a publisher that was cut off is left alone; twice as long each time, up to cutPauseMax. A connection that
-	// lasts longer than that begins anew.
+	// cutPause is how long a publisher that was cut off is left alone; twice as long each time, up to cutPauseMax. A
+	// connection that lasts longer than that begins anew.
 	cutPause, cutPauseMax time.Duration
 
 	// watch is how often what waits is looked at while nothing is received.
@@ -144,8 +147,8 @@ type timing struct {
 	// catchUp is how long messages may be on their way to the live connection after a replay brought them.
 	catchUp time.Duration
 
-	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all publishers
-	// replay, leave a quarter of the process's memory unused.
+	// trim is how often memory goes back to the system: thousands of queues that were long at once, as when all
+	// publishers replay, leave a quarter of the process's memory unused.
 	trim time.Duration
 }
 
@@ -184,7 +187,13 @@ func NewHub() (*Hub, error) {
 	if err != nil {
 		return nil, fmt.Errorf("zmqsub: new context: %w", err)
 	}
-	h := &Hub{ctx: ctx, timing: defaultTiming, replays: make(chan struct{}, maxReplays), subscriptions: map[*Subscription]bool{}, ended: make(chan struct{})}
+	h := &Hub{
+		ctx:           ctx,
+		timing:        defaultTiming,
+		replays:       make(chan struct{}, maxReplays),
+		subscriptions: map[*Subscription]bool{},
+		ended:         make(chan struct{}),
+	}
 	if h.poller, err = newPoller(); err == nil {
 		h.room, err = room()
 	}
@@ -220,18 +229,28 @@ func room() (int, error) {
 	return int(min((files-others-2*maxReplays)/descriptorsEach, (maxSockets-maxReplays)/3)), nil
 }
 
-// Room returns an error if n subscriptions do not fit the limits of this process; it says how many descriptors are needed.
+// Room returns an error if n subscriptions do not fit the limits of this process; it says how many descriptors are
+// needed.
 func (h *Hub) Room(n int) error {
 	if n <= h.room {
 		return nil
 	}
 	if n > (maxSockets-maxReplays)/3 {
-		return fmt.Errorf("zmqsub: %d subscriptions are more than libzmq has sockets for, %d", n, (maxSockets-maxReplays)/3)
+		return fmt.Errorf(
+			"zmqsub: %d subscriptions are more than libzmq has sockets for, %d",
+			n,
+			(maxSockets-maxReplays)/3,
+		)
 	}
 	subscribed := n*descriptorsEach + 2*maxReplays
 	others := max(descriptorsElse, min((subscribed+6)/7, descriptorsElseMost)) // an eighth of both together
-	return fmt.Errorf("zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
-		"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)", n, subscribed+others, max(h.room, 0))
+	return fmt.Errorf(
+		"zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
+			"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)",
+		n,
+		subscribed+others,
+		max(h.room, 0),
+	)
 }
 
 // Close closes all subscriptions, and returns when no callback will come any more.
@@ -296,7 +315,11 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		config.MaxMessageBytes = maxMessageBytes
 	}
 	if config.ReplayTimeout < 0 || config.MaxMessageBytes < 0 {
-		return nil, fmt.Errorf("zmqsub: replay timeout %v and message limit %d must not be negative", config.ReplayTimeout, config.MaxMessageBytes)
+		return nil, fmt.Errorf(
+			"zmqsub: replay timeout %v and message limit %d must not be negative",
+			config.ReplayTimeout,
+			config.MaxMessageBytes,
+		)
 	}
 
 	if config.MaxMessageBytes > maxMessageBytes {
@@ -341,7 +364,11 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		}
 		return nil, err
 	}
-	s.revive, s.again, s.pause, s.cutPause = time.NewTimer(time.Hour), time.NewTimer(time.Hour), h.timing.replayPause, h.timing.cutPause
+	s.revive, s.again, s.pause, s.cutPause = time.NewTimer(
+		time.Hour,
+	), time.NewTimer(
+		time.Hour,
+	), h.timing.replayPause, h.timing.cutPause
 	s.revive.Stop()
 	s.again.Stop()
 	h.subscriptions[s] = true

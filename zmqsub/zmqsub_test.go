@@ -59,12 +59,15 @@ func (r *recorder) Cut(err error)                  { r.add("cut: " + err.Error()
 func (r *recorder) Connected()                     { r.add("connected") }
 func (r *recorder) Disconnected()                  { r.add("disconnected") }
 
-// all returns the reports so far; but for those about the connection, whose place among the others is not fixed, and about
-// replays.
+// all returns the reports so far; but for those about the connection, whose place among the others is not fixed, and
+// about replays.
 func (r *recorder) all() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(r.reports), func(s string) bool { return s == "connected" || s == "disconnected" || strings.HasPrefix(s, "replay") })
+	return slices.DeleteFunc(
+		slices.Clone(r.reports),
+		func(s string) bool { return s == "connected" || s == "disconnected" || strings.HasPrefix(s, "replay") },
+	)
 }
 
 func (r *recorder) count(report string) int {
@@ -308,9 +311,9 @@ func TestIPv6(t *testing.T) {
 	r.want(t, "0 :six")
 }
 
-// listener is a Handler that waits for some messages in a row. The publisher first sends that many, and later more. On a machine that is
-// too busy for handshakes and heartbeats a connection may end, before Connected or after it. The messages sent on it are lost, and the
-// listener waits for as many later ones.
+// listener is a Handler that waits for some messages in a row. The publisher first sends that many, and later more. On
+// a machine that is too busy for handshakes and heartbeats a connection may end, before Connected or after it. The
+// messages sent on it are lost, and the listener waits for as many later ones.
 type listener struct {
 	until, row int
 	next       uint64
@@ -401,9 +404,11 @@ func TestRoom(t *testing.T) {
 	if _, err := h.Subscribe(Config{Endpoint: "tcp://127.0.0.1:5557"}, newRecorder()); err != nil {
 		t.Fatal(err)
 	}
-	want := "zmqsub: 2 subscriptions need 776 file descriptors, and this process may have enough for 1: raise its limit (ulimit -n, " +
+	want := "zmqsub: 2 subscriptions need 776 file descriptors, and this process may have enough for 1: raise its " +
+		"limit (ulimit -n, " +
 		"LimitNOFILE= of systemd, the container's nofile limit)"
-	if _, err := h.Subscribe(Config{Endpoint: "tcp://127.0.0.1:5557"}, newRecorder()); err == nil || err.Error() != want {
+	if _, err := h.Subscribe(Config{Endpoint: "tcp://127.0.0.1:5557"}, newRecorder()); err == nil ||
+		err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}
 	if err := h.Room(100_000); err == nil || !strings.Contains(err.Error(), "more than libzmq has sockets for") {
@@ -504,7 +509,10 @@ func TestCloseDuringTraffic(t *testing.T) {
 	for i := range subscriptions {
 		recorders[i] = newRecorder()
 		var err error
-		subscriptions[i], err = h.Subscribe(Config{Endpoint: p.endpoint}, &lateWatcher{recorder: recorders[i], closed: &closed[i], late: &late})
+		subscriptions[i], err = h.Subscribe(
+			Config{Endpoint: p.endpoint},
+			&lateWatcher{recorder: recorders[i], closed: &closed[i], late: &late},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -591,7 +599,8 @@ func TestHubClose(t *testing.T) {
 	}
 	p := publish(t, "")
 	for range 5 {
-		if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: "tcp://127.0.0.1:1"}, newRecorder()); err != nil {
+		if _, err := h.Subscribe(Config{Endpoint: p.endpoint, ReplayEndpoint: "tcp://127.0.0.1:1"},
+			newRecorder()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -657,10 +666,16 @@ func TestRefusedEndpoints(t *testing.T) {
 
 // TestHandle holds the binding to the fields that contextHandle and handle read.
 func TestHandle(t *testing.T) {
-	for name, kind := range map[string]reflect.Type{"ctx": reflect.TypeFor[zmq.Context](), "soc": reflect.TypeFor[zmq.Socket]()} {
+	for name, kind := range map[string]reflect.Type{"ctx": reflect.TypeFor[zmq.Context](),
+		"soc": reflect.TypeFor[zmq.Socket]()} {
 		field := kind.Field(0)
 		if field.Name != name || field.Offset != 0 || field.Type.Kind() != reflect.UnsafePointer {
-			t.Errorf("the first field of %v is %s of type %v now: what libzmq calls it must be read otherwise", kind, field.Name, field.Type)
+			t.Errorf(
+				"the first field of %v is %s of type %v now: what libzmq calls it must be read otherwise",
+				kind,
+				field.Name,
+				field.Type,
+			)
 		}
 	}
 }

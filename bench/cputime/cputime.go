@@ -1,10 +1,11 @@
-// Package cputime is the clock of the measurements here: CPU time in ns, which other programs on the machine disturb little. It keeps
-// nothing, and any goroutine may ask.
+// Package cputime is the clock of the measurements here: CPU time in ns, which other programs on the machine disturb
+// little. It keeps nothing, and any goroutine may ask.
 package cputime
 
 import "syscall"
 
-// Process is what this process has taken so far: all threads, the kernel's part, the garbage collector's and C libraries'.
+// Process is what this process has taken so far: all threads, the kernel's part, the garbage collector's and C
+// libraries'.
 func Process() float64 { return of(syscall.RUSAGE_SELF) }
 
 // Thread is what the calling thread has taken; for goroutines that are locked to theirs.

@@ -42,7 +42,11 @@ func hash(blockSize int) (*hashed, error) {
 		sum += uint64(local[i]) ^ uint64(seq[i])
 	}
 	blocks := float64(times * len(local))
-	return &hashed{Local: (between - start) / blocks, Sequence: (end - between) / blocks, Digest: fmt.Sprintf("%016x", sum)}, nil
+	return &hashed{
+		Local:    (between - start) / blocks,
+		Sequence: (end - between) / blocks,
+		Digest:   fmt.Sprintf("%016x", sum),
+	}, nil
 }
 
 // desk is what decisions are made with: an index and a load book in use.
@@ -64,8 +68,8 @@ type desk struct {
 	prompt     scoring.Prompt
 }
 
-// newDesk makes 512 prompts of 8,192 tokens. An eighth of each is one of four system prompts, which all workers hold; half
-// of it is an earlier turn, which two hold; the rest nobody has.
+// newDesk makes 512 prompts of 8,192 tokens. An eighth of each is one of four system prompts, which all workers hold;
+// half of it is an earlier turn, which two hold; the rest nobody has.
 func newDesk(workers, blockSize int) (*desk, error) {
 	x, err := indexer.New(indexer.Config{})
 	if err != nil {
@@ -73,7 +77,10 @@ func newDesk(workers, blockSize int) (*desk, error) {
 	}
 	d := &desk{
 		index: x, book: scoring.NewActiveSequences(), cfg: scoring.DefaultConfig(), blockSize: blockSize,
-		candidates: make([]scoring.Candidate, workers), costs: make([]float64, workers), active: make([]scoring.Booking, 512),
+		candidates: make(
+			[]scoring.Candidate,
+			workers,
+		), costs: make([]float64, workers), active: make([]scoring.Booking, 512),
 		chains: make([][]kvblock.SequenceHash, 1),
 	}
 	rng := rand.New(rand.NewPCG(5, 5))
@@ -114,7 +121,11 @@ func newDesk(workers, blockSize int) (*desk, error) {
 
 // hash and find prepare a decision about the next prompt; pick makes it.
 func (d *desk) hash() {
-	d.local = kvblock.AppendLocalHashes(d.local[:0], d.prompts[d.next%len(d.prompts)], kvblock.HashOptions{BlockSize: d.blockSize})
+	d.local = kvblock.AppendLocalHashes(
+		d.local[:0],
+		d.prompts[d.next%len(d.prompts)],
+		kvblock.HashOptions{BlockSize: d.blockSize},
+	)
 	d.next++
 	d.seq = kvblock.AppendSequenceHashes(d.seq[:0], d.local)
 }
@@ -124,7 +135,11 @@ func (d *desk) find() {
 	d.chains[0] = d.seq
 	d.prompt = scoring.Prompt{BlockSize: d.blockSize, Chains: d.chains}
 	for i := range d.candidates {
-		d.candidates[i] = scoring.Candidate{Worker: kvblock.Worker(i), Prompt: &d.prompt, DeviceBlocks: d.scores.Blocks(kvblock.Worker(i))}
+		d.candidates[i] = scoring.Candidate{
+			Worker:       kvblock.Worker(i),
+			Prompt:       &d.prompt,
+			DeviceBlocks: d.scores.Blocks(kvblock.Worker(i)),
+		}
 	}
 }
 
@@ -148,9 +163,9 @@ type chosen struct {
 	Find   float64 `json:"find_ns"`
 }
 
-// choose answers what one more worker adds to a selection: the difference between many and few, by the difference of their
-// numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide. The
-// candidates are the same several times, as they are where Dynamo's selection is measured.
+// choose answers what one more worker adds to a selection: the difference between many and few, by the difference of
+// their numbers. What a selection costs whatever their number, it walks and books the prompt's blocks, is in decide.
+// The candidates are the same several times, as they are where Dynamo's selection is measured.
 func choose(workers int) (*chosen, error) {
 	const few, batch, batches = 64, 16, 200
 	if workers <= few {
@@ -207,8 +222,9 @@ func decisions(workers, blockSize int) (*chosen, error) {
 	}
 	var c chosen
 	for range batches {
-		// The parts are timed in passes of their own, each over other prompts, because the clock costs as much as a part. A
-		// prompt's tokens were written just before a decision, so that they are in the cache; its blocks in the index are not.
+		// The parts are timed in passes of their own, each over other prompts, because the clock costs as much as a
+		// part. A prompt's tokens were written just before a decision, so that they are in the cache; its blocks in the
+		// index are not.
 		from := d.next
 		for range 3 * batch {
 			d.hash()

@@ -1,5 +1,5 @@
-// Command bench-events measures what KV events and decisions cost kvepp, and publishes the events for that. It is one of the
-// engines that bench/events.py compares; it says what CPU time things took, and judges nothing itself.
+// Command bench-events measures what KV events and decisions cost kvepp, and publishes the events for that. It is one
+// of the engines that bench/events.py compares; it says what CPU time things took, and judges nothing itself.
 //
 //	bench-events publish KIND COUNT
 //	bench-events engine

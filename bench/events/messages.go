@@ -22,8 +22,8 @@ type messages struct {
 	held      int // that the worker holds after them
 }
 
-// Kinds of messages. A prefill announces one prompt of 1,024 tokens in one event. A decode message is a step of 32 running
-// requests that all fill a block, an event each, and 8 blocks of ended requests that go, an event each too.
+// Kinds of messages. A prefill announces one prompt of 1,024 tokens in one event. A decode message is a step of 32
+// running requests that all fill a block, an event each, and 8 blocks of ended requests that go, an event each too.
 func newMessages(kind string, count int) (*messages, error) {
 	m := &messages{}
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -115,7 +115,8 @@ func (m *messages) stored(b []byte, rng *rand.Rand, hashes []uint64, parent uint
 	return appendText(append(b, 0xc0), "GPU") // before it, no LoRA
 }
 
-// appendText and appendArray append msgpack, as short as it can be, which is how engines write it; texts of less than 32 bytes.
+// appendText and appendArray append msgpack, as short as it can be, which is how engines write it; texts of less than
+// 32 bytes.
 func appendText(b []byte, text string) []byte {
 	return append(append(b, 0xa0|byte(len(text))), text...)
 }
@@ -127,7 +128,8 @@ func appendArray(b []byte, n int) []byte {
 	return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n))
 }
 
-// maxMessages is how many messages are made at most. Whoever sends more begins again; an index would not be what it should.
+// maxMessages is how many messages are made at most. Whoever sends more begins again; an index would not be what it
+// should.
 const maxMessages = 8192
 
 // publish sends so many messages with the numbers that engines give them.
@@ -153,7 +155,8 @@ func publish(kind string, count int, stdin io.Reader, stdout io.Writer) error {
 	}
 	for seq := range count {
 		payload := m.payloads[seq%len(m.payloads)]
-		if _, err := socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, uint64(seq)), payload); err != nil {
+		if _, err := socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, uint64(seq)),
+			payload); err != nil {
 			return err
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// The messages are what they are said to be: kvblock reads them, uses every event, and they leave the index with what they
-// say they do, which decode checks.
+// The messages are what they are said to be: kvblock reads them, uses every event, and they leave the index with what
+// they say they do, which decode checks.
 func TestMessages(t *testing.T) {
 	for kind, blocks := range map[string]int{"prefill16": 64, "prefill64": 16, "decode16": 40} {
 		m, err := newMessages(kind, 40*decodeTogether)
@@ -26,7 +26,14 @@ func TestMessages(t *testing.T) {
 			n += len(e.Hashes)
 		}
 		if n != blocks || b.UnknownTags+b.UnknownKeys != 0 {
-			t.Errorf("%s: a message announces %d blocks, want %d; %d tags and %d keys are unknown", kind, n, blocks, b.UnknownTags, b.UnknownKeys)
+			t.Errorf(
+				"%s: a message announces %d blocks, want %d; %d tags and %d keys are unknown",
+				kind,
+				n,
+				blocks,
+				b.UnknownTags,
+				b.UnknownKeys,
+			)
 		}
 	}
 }

@@ -139,8 +139,8 @@ func receiveIndex(endpoint string, m *messages) error {
 	return f.Close()
 }
 
-// decodeTogether is how many messages are timed together in one step: few enough for their batches to stay in the cache, as
-// the one does that a subscription has.
+// decodeTogether is how many messages are timed together in one step: few enough for their batches to stay in the
+// cache, as the one does that a subscription has.
 const decodeTogether = 8
 
 // decoded is what the steps of an event cost a block, in ns.

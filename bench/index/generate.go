@@ -56,8 +56,15 @@ func generate(args []string, stderr io.Writer) error {
 		return fmt.Errorf("no workload is called %s %s", *kind, *shape)
 	}
 	g.word(opEnd)
-	fmt.Fprintf(stderr, "%s: %d blocks stored, %d removed, %d queries of %.0f blocks\n", *out, g.stored, g.removed, g.queries,
-		float64(g.queried)/float64(max(g.queries, 1)))
+	fmt.Fprintf(
+		stderr,
+		"%s: %d blocks stored, %d removed, %d queries of %.0f blocks\n",
+		*out,
+		g.stored,
+		g.removed,
+		g.queries,
+		float64(g.queried)/float64(max(g.queries, 1)),
+	)
 	return errors.Join(g.out.Flush(), f.Close())
 }
 
@@ -140,8 +147,8 @@ func (g *generator) query(c chain) {
 	g.queried += len(c.local)
 }
 
-// Shapes of tree: blocks of a system prompt, of what is a user's own before the first turn, and of a turn, which is stored
-// as one event for the prompt and one for each block that the answer fills.
+// Shapes of tree: blocks of a system prompt, of what is a user's own before the first turn, and of a turn, which is
+// stored as one event for the prompt and one for each block that the answer fills.
 const (
 	treeSystems = 16
 	treeSystem  = 32
@@ -152,9 +159,9 @@ const (
 	treeTurns   = 8
 )
 
-// tree is chats: users of a few system prompts talk in turns, each with a worker of its own that now and then is another
-// one. Seven turns are loaded, then asked for; the eighth comes among queries; then a tenth of all that a user has on a
-// worker goes, from the end on, 8 blocks an event, and another tenth block by block, as vLLM does.
+// tree is chats: users of a few system prompts talk in turns, each with a worker of its own that now and then is
+// another one. Seven turns are loaded, then asked for; the eighth comes among queries; then a tenth of all that a user
+// has on a worker goes, from the end on, 8 blocks an event, and another tenth block by block, as vLLM does.
 func (g *generator) tree(workers, users, queries int) {
 	systems := make([]chain, treeSystems)
 	for i := range systems {
@@ -240,10 +247,10 @@ const (
 	traceEvent = 128 // blocks an event stores at most: a prefill of 8,192 tokens
 )
 
-// trace is requests in the manner of the conversation trace that was published with Mooncake: long prompts, whose lengths
-// spread widely; four in ten requests begin a conversation, the others continue one of the latest; all share their first
-// block unit with many. Each request is asked for, goes where most of it is cached (one in eight: to the least loaded
-// worker), and pushes out what that worker has not used for longest, a prompt's end before its beginning.
+// trace is requests in the manner of the conversation trace that was published with Mooncake: long prompts, whose
+// lengths spread widely; four in ten requests begin a conversation, the others continue one of the latest; all share
+// their first block unit with many. Each request is asked for, goes where most of it is cached (one in eight: to the
+// least loaded worker), and pushes out what that worker has not used for longest, a prompt's end before its beginning.
 func (g *generator) trace(workers, requests, cacheBlocks int) {
 	caches := make([]*lru, workers)
 	load := make([]int, workers)
@@ -332,7 +339,8 @@ func (l *lru) evict() kvblock.SequenceHash {
 
 const microLength = 512 // blocks of a prompt
 
-// micro is prompts that all workers store, each in its own way, and queries that match them to the end, half, or not at all.
+// micro is prompts that all workers store, each in its own way, and queries that match them to the end, half, or not at
+// all.
 func (g *generator) micro(workers, entries, queries int, store func(prompt, worker, workers int, c chain)) {
 	prompts := make([]chain, max(1, entries/microLength/workers))
 	g.phase(phaseLoad)
@@ -342,7 +350,8 @@ func (g *generator) micro(workers, entries, queries int, store func(prompt, work
 			store(p, worker, workers, prompts[p])
 		}
 	}
-	for _, q := range []struct{ phase, matching int }{{phaseFull, microLength}, {phaseHalf, microLength / 2}, {phaseNone, 0}} {
+	for _, q := range []struct{ phase, matching int }{{phaseFull, microLength}, {phaseHalf, microLength / 2},
+		{phaseNone, 0}} {
 		g.phase(q.phase)
 		for range queries {
 			c := prompts[g.rng.IntN(len(prompts))]
@@ -354,7 +363,8 @@ func (g *generator) micro(workers, entries, queries int, store func(prompt, work
 // flat: every worker stores the prompt in one event.
 func (g *generator) flat(_, worker, _ int, c chain) { g.store(worker, c, 0, microLength) }
 
-// turns: every worker stores the prompt in 16 events, and after each but the last one of them a short branch of its own.
+// turns: every worker stores the prompt in 16 events, and after each but the last one of them a short branch of its
+// own.
 func (g *generator) turns(prompt, worker, workers int, c chain) {
 	const turn, branch = microLength / 16, 4
 	for t := range 16 {

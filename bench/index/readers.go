@@ -57,7 +57,16 @@ func openReaders(path string) (*readers, error) {
 			for _, b := range op.store.Blocks {
 				remove.Hashes = append(remove.Hashes, b.Engine)
 			}
-			r.workers, r.stores, r.removes = append(r.workers, op.worker), append(r.stores, op.store), append(r.removes, remove)
+			r.workers, r.stores, r.removes = append(
+				r.workers,
+				op.worker,
+			), append(
+				r.stores,
+				op.store,
+			), append(
+				r.removes,
+				remove,
+			)
 		}
 	}
 	if len(r.chains) == 0 || len(r.stores) == 0 {

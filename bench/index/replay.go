@@ -60,8 +60,9 @@ func replay(path string) (map[int]*result, error) {
 		return nil, err
 	}
 	r := &replayer{
-		index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch), messages: make([]message, 0, eventBatch),
-		blocks: make([]kvblock.StoredBlock, 0, 2*eventBatch), hashes: make([]kvblock.EngineHash, 0, 2*eventBatch),
+		index: x, phases: map[int]*result{}, events: make([]kvblock.Operation, 0, eventBatch),
+		messages: make([]message, 0, eventBatch),
+		blocks:   make([]kvblock.StoredBlock, 0, 2*eventBatch), hashes: make([]kvblock.EngineHash, 0, 2*eventBatch),
 	}
 	debug.FreeOSMemory() // and collects, so that no earlier garbage is this run's
 	var op operation
@@ -87,15 +88,15 @@ func replay(path string) (map[int]*result, error) {
 	return r.phases, nil
 }
 
-// Events that follow each other, of one worker and kind, come to kvepp in one message, at most messageEvents of them, as engines send
-// what one step of theirs changed. One of longBlocks, a prompt's, comes alone.
+// Events that follow each other, of one worker and kind, come to kvepp in one message, at most messageEvents of them,
+// as engines send what one step of theirs changed. One of longBlocks, a prompt's, comes alone.
 const (
 	messageEvents = 64
 	longBlocks    = 64
 )
 
-// How much is timed together: events until they are of so many blocks, which is enough for a clock, and so little that caches have
-// them, as they have what was just decoded; and so many queries, as with Dynamo's index.
+// How much is timed together: events until they are of so many blocks, which is enough for a clock, and so little that
+// caches have them, as they have what was just decoded; and so many queries, as with Dynamo's index.
 const (
 	eventBatch = 16_384
 	queryBatch = 4096
@@ -346,7 +347,10 @@ func inUse() (live, resident float64, err error) {
 
 // gcTime is the CPU time that garbage collections took so far, in ns.
 func gcTime() float64 {
-	sample := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/gc/mark/idle:cpu-seconds"}}
+	sample := []metrics.Sample{
+		{Name: "/cpu/classes/gc/total:cpu-seconds"},
+		{Name: "/cpu/classes/gc/mark/idle:cpu-seconds"},
+	}
 	metrics.Read(sample)
 	return 1e9 * (sample[0].Value.Float64() - sample[1].Value.Float64())
 }

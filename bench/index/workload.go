@@ -10,8 +10,8 @@ import (
 	"kvepp/kvblock"
 )
 
-// A workload is a file of 64-bit words in the machine's byte order, so that it can be used where it lies: a header, then
-// operations until one of kind 0.
+// A workload is a file of 64-bit words in the machine's byte order, so that it can be used where it lies: a header,
+// then operations until one of kind 0.
 //
 //	header   workloadMagic, number of workers
 //	store    opStore  | worker<<8 | n<<32, parent (0: none), n times (engine hash, local hash)
@@ -19,8 +19,8 @@ import (
 //	query    opQuery  | n<<32, n local hashes
 //	phase    opPhase  | id<<32
 //
-// The engine hash of a block is its sequence hash, as Dynamo's own publishers have it, so that no index gains or loses by
-// how engines name blocks.
+// The engine hash of a block is its sequence hash, as Dynamo's own publishers have it, so that no index gains or loses
+// by how engines name blocks.
 const workloadMagic = 0x3130_776b_7070_6576
 
 const (
@@ -78,7 +78,13 @@ func openWorkload(path string) (*workload, error) {
 	if info.Size() < 24 || info.Size()%8 != 0 {
 		return nil, fmt.Errorf("%s: %d bytes are no workload", path, info.Size())
 	}
-	mapped, err := syscall.Mmap(int(f.Fd()), 0, int(info.Size()), syscall.PROT_READ, syscall.MAP_PRIVATE|syscall.MAP_POPULATE)
+	mapped, err := syscall.Mmap(
+		int(f.Fd()),
+		0,
+		int(info.Size()),
+		syscall.PROT_READ,
+		syscall.MAP_PRIVATE|syscall.MAP_POPULATE,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

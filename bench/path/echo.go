@@ -11,21 +11,31 @@ import (
 	"google.golang.org/grpc"
 )
 
-// echo is the least that an endpoint picker can do: it holds the header reply until the body is complete, sets one header, and
-// sends everything back in the pieces in which it came. It is written as one would with grpc-go and the generated code.
+// echo is the least that an endpoint picker can do: it holds the header reply until the body is complete, sets one
+// header, and sends everything back in the pieces in which it came. It is written as one would with grpc-go and the
+// generated code.
 type echo struct {
 	extprocv3.UnimplementedExternalProcessorServer
 }
 
 func streamed(body []byte, end bool) *extprocv3.BodyResponse {
 	return &extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-		Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: &extprocv3.StreamedBodyResponse{Body: body, EndOfStream: end}}}}}
+		Mutation: &extprocv3.BodyMutation_StreamedResponse{
+			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: body, EndOfStream: end},
+		}}}}
 }
 
 func (echo) Process(envoy extprocv3.ExternalProcessor_ProcessServer) error {
-	header := &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
-		Response: &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{{
-			Header: &corev3.HeaderValue{Key: "x-gateway-destination-endpoint", RawValue: []byte("127.0.0.1:1")}}}}}}}}
+	header := &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{
+			Response: &extprocv3.CommonResponse{
+				HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{{
+					Header: &corev3.HeaderValue{
+						Key:      "x-gateway-destination-endpoint",
+						RawValue: []byte("127.0.0.1:1"),
+					}}}},
+			}}},
+	}
 	var body [][]byte
 	for {
 		in, err := envoy.Recv()
@@ -63,7 +73,8 @@ func (echo) Process(envoy extprocv3.ExternalProcessor_ProcessServer) error {
 	}
 }
 
-// serveEcho serves the protocol on the first of two ports and, on the next, how much was allocated, as kvepp's metrics say it.
+// serveEcho serves the protocol on the first of two ports and, on the next, how much was allocated, as kvepp's metrics
+// say it.
 func serveEcho(port string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:"+port)
 	if err != nil {
@@ -74,7 +85,12 @@ func serveEcho(port string) error {
 		fail(http.ListenAndServe(next, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			s := []metrics.Sample{{Name: "/gc/heap/allocs:objects"}, {Name: "/gc/heap/allocs:bytes"}}
 			metrics.Read(s)
-			fmt.Fprintf(w, "go_memstats_mallocs_total %d\ngo_memstats_alloc_bytes_total %d\n", s[0].Value.Uint64(), s[1].Value.Uint64())
+			fmt.Fprintf(
+				w,
+				"go_memstats_mallocs_total %d\ngo_memstats_alloc_bytes_total %d\n",
+				s[0].Value.Uint64(),
+				s[1].Value.Uint64(),
+			)
 		})))
 	}()
 	server := grpc.NewServer()

@@ -16,8 +16,8 @@ type column struct {
 
 type object = map[string]any
 
-// envoyConfig is Envoy's configuration: a listener for each column, the same upstream for all, so that only what the columns
-// are about differs.
+// envoyConfig is Envoy's configuration: a listener for each column, the same upstream for all, so that only what the
+// columns are about differs.
 func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 	typed := func(name string, more object) object {
 		more["@type"] = "type.googleapis.com/" + name
@@ -28,12 +28,31 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 	}
 	cluster := func(name string, port int, http2 bool) object {
 		c := object{"name": name, "type": "STATIC", "connect_timeout": "10s",
-			"circuit_breakers": object{"thresholds": []object{{"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 65536}}},
-			"load_assignment":  object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{{"endpoint": object{"address": address(port)}}}}}}}
+			"circuit_breakers": object{
+				"thresholds": []object{
+					{"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 65536},
+				},
+			},
+			"load_assignment": object{
+				"cluster_name": name,
+				"endpoints":    []object{{"lb_endpoints": []object{{"endpoint": object{"address": address(port)}}}}},
+			}}
 		if http2 {
-			c["typed_extension_protocol_options"] = object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions", object{"explicit_http_config": object{"http2_protocol_options": // those of manifests/envoy
-				object{"max_outbound_frames": 4000000, "max_outbound_control_frames": 1000000, "max_concurrent_streams": 250}}})}
+			c["typed_extension_protocol_options"] = object{
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+					// those of manifests/envoy
+					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+					object{
+						"explicit_http_config": object{
+							"http2_protocol_options": object{
+								"max_outbound_frames":         4000000,
+								"max_outbound_control_frames": 1000000,
+								"max_concurrent_streams":      250,
+							},
+						},
+					},
+				),
+			}
 		}
 		return c
 	}
@@ -43,8 +62,14 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 		if c.processor != nil {
 			name := fmt.Sprintf("processor-%d", i)
 			clusters = append(clusters, cluster(name, c.processor.port, true))
-			mode := object{"request_header_mode": "SEND", "request_body_mode": "FULL_DUPLEX_STREAMED", "request_trailer_mode": "SEND",
-				"response_header_mode": "SEND", "response_body_mode": "FULL_DUPLEX_STREAMED", "response_trailer_mode": "SEND"}
+			mode := object{
+				"request_header_mode":   "SEND",
+				"request_body_mode":     "FULL_DUPLEX_STREAMED",
+				"request_trailer_mode":  "SEND",
+				"response_header_mode":  "SEND",
+				"response_body_mode":    "FULL_DUPLEX_STREAMED",
+				"response_trailer_mode": "SEND",
+			}
 			if c.bodiless {
 				mode["response_body_mode"] = "NONE"
 			}
@@ -58,11 +83,17 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 			"envoy.extensions.filters.http.router.v3.Router", object{})})
 		listeners = append(listeners, object{"name": fmt.Sprintf("listener-%d", i), "address": address(c.listen),
 			"per_connection_buffer_limit_bytes": 1 << 20,
-			"filter_chains": []object{{"filters": []object{{"name": "envoy.filters.network.http_connection_manager", "typed_config": typed(
-				"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{
-					"stat_prefix": "bench", "codec_type": "AUTO", "http_filters": filters,
-					"route_config": object{"virtual_hosts": []object{{"name": "all", "domains": []string{"*"}, "routes": []object{{
-						"match": object{"prefix": "/"}, "route": object{"cluster": "upstream", "timeout": "0s"}}}}}}})}}}}})
+			"filter_chains": []object{
+				{"filters": []object{{"name": "envoy.filters.network.http_connection_manager", "typed_config": typed(
+					"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{
+						"stat_prefix": "bench", "codec_type": "AUTO", "http_filters": filters,
+						"route_config": object{
+							"virtual_hosts": []object{{"name": "all", "domains": []string{"*"}, "routes": []object{{
+								"match": object{
+									"prefix": "/",
+								}, "route": object{"cluster": "upstream", "timeout": "0s"}}}}},
+						}})}}},
+			}})
 	}
 	return json.MarshalIndent(object{"static_resources": object{"listeners": listeners, "clusters": clusters}}, "", " ")
 }

@@ -11,9 +11,9 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// startGAIE starts the endpoint picker of the Gateway API Inference Extension at the first of three ports, as its chart does, without
-// TLS as every processor here. It knows endpoints from Kubernetes alone, so it gets an API server, and in it a pool and two
-// pods that are the upstream.
+// startGAIE starts the endpoint picker of the Gateway API Inference Extension at the first of three ports, as its chart
+// does, without TLS as every processor here. It knows endpoints from Kubernetes alone, so it gets an API server, and in
+// it a pool and two pods that are the upstream.
 func (p *programs) startGAIE(ctx context.Context, o *options, port, upstream int) (*program, error) {
 	crds, err := filepath.Glob(filepath.Join(o.gaie, "crds", "*.yaml"))
 	if err == nil && len(crds) == 0 {
@@ -47,13 +47,33 @@ spec:
 		return nil, err
 	}
 	for i, address := range upstreamAddresses {
-		if err := p.cluster.RunPod(ctx, apiserver.Pod{Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{address}}); err != nil {
+		if err := p.cluster.RunPod(ctx, apiserver.Pod{Name: fmt.Sprintf("engine-%d", i),
+			Labels: map[string]string{"app": "engine"}, IPs: []string{address}}); err != nil {
 			return nil, err
 		}
 	}
-	x, err := p.spawn("gaie", []string{"KUBECONFIG=" + p.cluster.Kubeconfig}, filepath.Join(o.gaie, "epp"), "--pool-name", pool, "--pool-namespace", namespace,
-		"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port+1), "--metrics-port", strconv.Itoa(port+2),
-		"--secure-serving=false", "--metrics-endpoint-auth=false", "--tracing=false", "--zap-encoder", "json", "--v", "1")
+	x, err := p.spawn(
+		"gaie",
+		[]string{"KUBECONFIG=" + p.cluster.Kubeconfig},
+		filepath.Join(o.gaie, "epp"),
+		"--pool-name",
+		pool,
+		"--pool-namespace",
+		namespace,
+		"--grpc-port",
+		strconv.Itoa(port),
+		"--grpc-health-port",
+		strconv.Itoa(port+1),
+		"--metrics-port",
+		strconv.Itoa(port+2),
+		"--secure-serving=false",
+		"--metrics-endpoint-auth=false",
+		"--tracing=false",
+		"--zap-encoder",
+		"json",
+		"--v",
+		"1",
+	)
 	if err != nil {
 		return nil, err
 	}

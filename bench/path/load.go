@@ -31,8 +31,13 @@ func dial(port int) (*connection, error) {
 // send posts a chat and returns the response, its body unread.
 func (c *connection) send(body []byte, header string) (*http.Response, error) {
 	c.SetDeadline(time.Now().Add(5 * time.Minute))
-	c.out = fmt.Appendf(c.out[:0], "POST /v1/chat/completions HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\n"+
-		"Content-Length: %d\r\n%s\r\n", len(body), header)
+	c.out = fmt.Appendf(
+		c.out[:0],
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\n"+
+			"Content-Length: %d\r\n%s\r\n",
+		len(body),
+		header,
+	)
 	c.out = append(c.out, body...)
 	if _, err := c.Write(c.out); err != nil {
 		return nil, err

@@ -1,9 +1,10 @@
-// Command bench-path is `make bench-path`: it measures what an external processor costs a request behind a real Envoy, with kvepp
-// beside Envoy alone, beside a processor that only sends back what it is sent and, if wanted, beside the Gateway API's own.
+// Command bench-path is `make bench-path`: it measures what an external processor costs a request behind a real Envoy,
+// with kvepp beside Envoy alone, beside a processor that only sends back what it is sent and, if wanted, beside the
+// Gateway API's own.
 //
-// It starts every program it needs on loopback (itself as that processor and as the upstream), loads them in turn, and prints
-// medians and how they stand to the project's goals. It owns no part of the product, and what it measures is the program that
-// people run. One goroutine drives; each connection of a load is one more.
+// It starts every program it needs on loopback (itself as that processor and as the upstream), loads them in turn, and
+// prints medians and how they stand to the project's goals. It owns no part of the product, and what it measures is the
+// program that people run. One goroutine drives; each connection of a load is one more.
 package main
 
 import (
@@ -23,9 +24,10 @@ type options struct {
 	length                    time.Duration // of one measurement
 	streams, chunks           int           // of server-sent events
 	only                      string
-	size                      int    // of bodies, KB; 0: all
-	connections               int    // that send them; 0: 1, then 64
-	gaie, kube                string // folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it
+	size                      int // of bodies, KB; 0: all
+	connections               int // that send them; 0: 1, then 64
+	// folders of the Gateway API's endpoint picker and of Kubernetes' programs; empty: without it
+	gaie, kube string
 }
 
 func main() {
@@ -47,7 +49,13 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "one part alone: bodies, chats or streams")
 	flag.IntVar(&o.size, "size", 0, "bodies of so many KB alone: 4, 32, 256 or 1024")
 	flag.IntVar(&o.connections, "connections", 0, "bodies over so many connections alone: 1 or 64")
-	flag.StringVar(&o.gaie, "gaie", "", "folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is not measured")
+	flag.StringVar(
+		&o.gaie,
+		"gaie",
+		"",
+		"folder with the Gateway API's endpoint picker (epp) and its CustomResourceDefinitions (crds); empty: it is "+
+			"not measured",
+	)
 	flag.StringVar(&o.kube, "kube", "", "folder with kube-apiserver and etcd, which that needs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

@@ -36,7 +36,8 @@ type programs struct {
 	words                                      words
 }
 
-// spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this process's.
+// spawn starts a program that ends when this one does, however that happens. env, as NAME=VALUE, is added to this
+// process's.
 func (p *programs) spawn(name string, env []string, argv ...string) (*program, error) {
 	x, err := process.Start(p.folder, name, env, argv...)
 	if err != nil {
@@ -68,7 +69,8 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		}
 	}()
 	for _, v := range os.Environ() { // what tunes Go's collector goes, so that programs are measured as they come
-		if name, _, _ := strings.Cut(v, "="); name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" || strings.HasPrefix(name, "KVEPP_") {
+		if name, _, _ := strings.Cut(v, "="); name == "GOGC" || name == "GOMEMLIMIT" || name == "GODEBUG" ||
+			strings.HasPrefix(name, "KVEPP_") {
 			os.Unsetenv(name)
 		}
 	}
@@ -107,8 +109,26 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 		}
 		port := free(3)
 		var x *program
-		x, err = p.spawn(name, nil, append([]string{o.kvepp, "serve", "--endpoints", endpoints, "--bind-address", "127.0.0.1", "--secure-serving=false",
-			"--grpc-port", strconv.Itoa(port), "--grpc-health-port", strconv.Itoa(port + 1), "--metrics-port", strconv.Itoa(port + 2)}, flags...)...)
+		x, err = p.spawn(
+			name,
+			nil,
+			append(
+				[]string{
+					o.kvepp,
+					"serve",
+					"--endpoints",
+					endpoints,
+					"--bind-address",
+					"127.0.0.1",
+					"--secure-serving=false",
+					"--grpc-port",
+					strconv.Itoa(port),
+					"--grpc-health-port",
+					strconv.Itoa(port + 1),
+					"--metrics-port",
+					strconv.Itoa(port + 2),
+				},
+				flags...)...)
 		if x != nil {
 			x.port, x.metrics = port, port+2
 		}
@@ -146,7 +166,8 @@ func start(ctx context.Context, o *options) (_ *programs, err error) {
 	if err = os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
-	if p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "2", "-l", "error"); err != nil {
+	if p.envoy, err = p.spawn("envoy", nil, o.envoy, "-c", file, "--use-dynamic-base-id", "--disable-hot-restart",
+		"--concurrency", "2", "-l", "error"); err != nil {
 		return nil, err
 	}
 	if p.words, err = readWords(o.root); err != nil {

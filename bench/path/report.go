@@ -21,7 +21,10 @@ type result struct {
 const mallocs, allocated = "go_memstats_mallocs_total", "go_memstats_alloc_bytes_total"
 
 // measure returns what a load through a column cost for each of its n requests or pieces.
-func (p *programs) measure(c *column, do func() (times []time.Duration, took time.Duration, n int, err error)) (r result, err error) {
+func (p *programs) measure(
+	c *column,
+	do func() (times []time.Duration, took time.Duration, n int, err error),
+) (r result, err error) {
 	before, err := c.processor.series(mallocs, allocated)
 	if err != nil {
 		return r, err
@@ -57,11 +60,17 @@ func (p *programs) measure(c *column, do func() (times []time.Duration, took tim
 	each := func(d time.Duration) float64 { return float64(d) / 1e3 / float64(n) }
 	return result{rate: float64(n) / took.Seconds(), p50: times[len(times)/2], p99: times[len(times)*99/100],
 		processor: each(processorAfter - processor), envoy: each(envoyAfter - envoy),
-		allocations: (after[mallocs] - before[mallocs]) / float64(n), kb: (after[allocated] - before[allocated]) / 1024 / float64(n)}, nil
+		allocations: (after[mallocs] - before[mallocs]) / float64(
+			n,
+		), kb: (after[allocated] - before[allocated]) / 1024 / float64(n)}, nil
 }
 
 // measureAll measures columns in turns, beginning with another one each time, and returns each one's medians.
-func (o *options) measureAll(ctx context.Context, columns []*column, one func(*column) (result, error)) (map[*column]result, error) {
+func (o *options) measureAll(
+	ctx context.Context,
+	columns []*column,
+	one func(*column) (result, error),
+) (map[*column]result, error) {
 	all := map[*column][]result{}
 	for round := range o.rounds {
 		for i := range columns {
@@ -132,8 +141,8 @@ func verdict(text string, value float64, bound string, limit float64, met bool) 
 	fmt.Printf("  %s: %.2f (goal: %s %g) %s\n", text, value, bound, limit, word)
 }
 
-// besideGAIE are the goals for bodies of some sizes beside the Gateway API's own endpoint picker: how many times its requests a second,
-// and how many times less CPU a request, of a mode that reads no prompts.
+// besideGAIE are the goals for bodies of some sizes beside the Gateway API's own endpoint picker: how many times its
+// requests a second, and how many times less CPU a request, of a mode that reads no prompts.
 var besideGAIE = map[int]struct{ rate, cpu float64 }{4 << 10: {1.8, 3}, 32 << 10: {2.7, 4.5}, 256 << 10: {4.5, 9}}
 
 // bodies measures requests of several sizes, each with a text of its own.
@@ -148,7 +157,12 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 			}
 			results, err := o.measureAll(ctx, p.columns, func(c *column) (result, error) {
 				return p.measure(c, func() ([]time.Duration, time.Duration, int, error) {
-					l := load{port: c.listen, connections: connections, length: o.length, next: func(w *writer) (first, body []byte) { return nil, w.cut(size) }}
+					l := load{
+						port:        c.listen,
+						connections: connections,
+						length:      o.length,
+						next:        func(w *writer) (first, body []byte) { return nil, w.cut(size) },
+					}
 					m, err := l.run(ctx, p.words)
 					if err != nil {
 						return nil, 0, 0, err
@@ -159,7 +173,12 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 			if err != nil {
 				return err
 			}
-			show(fmt.Sprintf("chats of %d KB, %d connections; unseen text; for each request:", size>>10, connections), p.columns, results, p.echo)
+			show(
+				fmt.Sprintf("chats of %d KB, %d connections; unseen text; for each request:", size>>10, connections),
+				p.columns,
+				results,
+				p.echo,
+			)
 			ratio := results[p.leastLoaded].processor / results[p.echo].processor
 			goal("P1 CPU of least-loaded beside the echo's", ratio, 1.3)
 			goal("P2 the same, further", ratio, 0.67)
@@ -173,7 +192,12 @@ func bodies(ctx context.Context, o *options, p *programs) error {
 				goalAtLeast("P4 requests a second of least-loaded beside GAIE's", rate(p.leastLoaded), goals.rate)
 			}
 			for _, c := range []*column{p.leastLoaded, p.kv} {
-				fmt.Printf("  %s beside GAIE: %.2f times the requests a second, 1/%.2f of the CPU\n", c.name, rate(c), cpu(c))
+				fmt.Printf(
+					"  %s beside GAIE: %.2f times the requests a second, 1/%.2f of the CPU\n",
+					c.name,
+					rate(c),
+					cpu(c),
+				)
 			}
 		}
 	}
@@ -210,7 +234,15 @@ func chats(ctx context.Context, o *options, p *programs) error {
 		if err != nil {
 			return err
 		}
-		show(fmt.Sprintf("chats of about 8,000 tokens, %s, 1 connection; times of these, the rest for every request:", kind.name), columns, results, p.echo)
+		show(
+			fmt.Sprintf(
+				"chats of about 8,000 tokens, %s, 1 connection; times of these, the rest for every request:",
+				kind.name,
+			),
+			columns,
+			results,
+			p.echo,
+		)
 		goal("P3 added to the echo's p50, ms", ms(results[p.kv].p50-results[p.echo].p50), kind.most)
 	}
 	return nil
@@ -253,7 +285,16 @@ func streams(ctx context.Context, o *options, p *programs) error {
 	if err != nil {
 		return err
 	}
-	show(fmt.Sprintf("%d streams of %d pieces, ten a second each; for each piece, p50 and p99 from upstream to client:", o.streams, o.chunks), columns, results, p.echo)
+	show(
+		fmt.Sprintf(
+			"%d streams of %d pieces, ten a second each; for each piece, p50 and p99 from upstream to client:",
+			o.streams,
+			o.chunks,
+		),
+		columns,
+		results,
+		p.echo,
+	)
 	goal("P5 CPU of least-loaded beside the echo's", results[p.leastLoaded].processor/results[p.echo].processor, 1.2)
 	goal("P5 CPU of kv beside the echo's", results[p.kv].processor/results[p.echo].processor, 1.2)
 	goal("P5 added to the echo's p99, ms", ms(results[p.kv].p99-results[p.echo].p99), 1)

@@ -63,8 +63,8 @@ func (w *writer) chat(out []byte, n int, stream bool) []byte {
 	return append(w.text(out, max(n-len(out)-4, 0)), `"}]}`...)
 }
 
-// cut is chat for large bodies: its text is cut out of a longer one, so that the client's work is small, and begins with words
-// of its own, so that nobody has seen it.
+// cut is chat for large bodies: its text is cut out of a longer one, so that the client's work is small, and begins
+// with words of its own, so that nobody has seen it.
 func (w *writer) cut(n int) []byte {
 	if len(w.store) < 2*n {
 		w.store = w.text(nil, 2*n)

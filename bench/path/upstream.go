@@ -15,7 +15,8 @@ const (
 	intervalHeader = "x-bench-interval-ms"
 )
 
-// upstreamAddresses are where the upstream listens: processors are told of two endpoints, so that there is something to choose.
+// upstreamAddresses are where the upstream listens: processors are told of two endpoints, so that there is something to
+// choose.
 var upstreamAddresses = []string{"127.0.0.1", "127.0.0.2"}
 
 // engineMetrics is the part of vLLM's metrics that endpoint pickers read, of an engine with nothing to do.
@@ -31,10 +32,14 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1
 vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1
 `
 
-// serveUpstream answers as an engine does, at once: a JSON object, or a stream of pieces that carry the time they were sent.
+// serveUpstream answers as an engine does, at once: a JSON object, or a stream of pieces that carry the time they were
+// sent.
 func serveUpstream(port string) error {
-	whole := []byte(`{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},` +
-		`"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":1,"total_tokens":11}}`)
+	whole := []byte(
+		`{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",` +
+			`"content":"ok"},` +
+			`"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":1,"total_tokens":11}}`,
+	)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		if r.URL.Path == "/metrics" {
@@ -58,8 +63,12 @@ func serveUpstream(port string) error {
 			case <-r.Context().Done():
 				return
 			}
-			fmt.Fprintf(w, "data: {\"id\":\"%d\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[{\"index\":0,"+
-				"\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n", time.Now().UnixNano())
+			fmt.Fprintf(
+				w,
+				"data: {\"id\":\"%d\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[{\"index\":0,"+
+					"\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n",
+				time.Now().UnixNano(),
+			)
 			w.(http.Flusher).Flush()
 		}
 		io.WriteString(w, "data: [DONE]\n\n")

@@ -1,6 +1,6 @@
-// Command quality is `make quality`: it plays the same traffic through kvepp and through Dynamo's own routers, over the same
-// mocked workers with small caches, and shows side by side what came of it: how much of the prompts was found cached, how
-// long the first tokens took, and how evenly the work lay.
+// Command quality is `make quality`: it plays the same traffic through kvepp and through Dynamo's own routers, over the
+// same mocked workers with small caches, and shows side by side what came of it: how much of the prompts was found
+// cached, how long the first tokens took, and how evenly the work lay.
 package main
 
 import (
@@ -35,8 +35,8 @@ func main() {
 const (
 	workers = 4
 	blocks  = 1024 // of 16 tokens: a cache that the traffic does not fit into
-	// speedup slows the mocked GPUs down, so that they and not this machine's cores set the times; decoding less, so that a run
-	// does not take minutes.
+	// speedup slows the mocked GPUs down, so that they and not this machine's cores set the times; decoding less, so
+	// that a run does not take minutes.
 	speedup, decodeSpeedup = 0.15, 5
 )
 
@@ -80,7 +80,14 @@ func run(ctx context.Context, first, seeds int, only string) error {
 					return fmt.Errorf("%s, %s, seed %d: %w", sc.name, sys.name, seed, err)
 				}
 				results[[2]string{sc.name, sys.name}] = append(results[[2]string{sc.name, sys.name}], r)
-				fmt.Printf("%5.0fs  seed %d, %-13s %-17s %s\n", time.Since(start).Seconds(), seed, sc.name, sys.name, r.line())
+				fmt.Printf(
+					"%5.0fs  seed %d, %-13s %-17s %s\n",
+					time.Since(start).Seconds(),
+					seed,
+					sc.name,
+					sys.name,
+					r.line(),
+				)
 			}
 		}
 	}
@@ -94,8 +101,19 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	if err != nil {
 		return r, err
 	}
-	cfg := stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers, Blocks: blocks, Speedup: speedup, DecodeSpeedup: decodeSpeedup,
-		Frontend: sys.frontend, Gateway: sys.gateway, Kill: true, KveppFlags: append([]string{"--log-level", "info"}, sys.flags...)}
+	cfg := stack.Config{
+		Root:          root,
+		Tools:         os.Getenv("KVEPP_TOOLS"),
+		Dir:           dir,
+		Workers:       workers,
+		Blocks:        blocks,
+		Speedup:       speedup,
+		DecodeSpeedup: decodeSpeedup,
+		Frontend:      sys.frontend,
+		Gateway:       sys.gateway,
+		Kill:          true,
+		KveppFlags:    append([]string{"--log-level", "info"}, sys.flags...),
+	}
 	if sc.later > 0 {
 		cfg.Later = 1
 	}
@@ -152,7 +170,8 @@ func play(ctx context.Context, root string, sys system, sc scenario, seed uint64
 	return r, nil
 }
 
-// join starts the last worker after a time. kvepp hears of it when the frontend beside it is ready to serve it, as of a pod.
+// join starts the last worker after a time. kvepp hears of it when the frontend beside it is ready to serve it, as of a
+// pod.
 func join(ctx context.Context, s *stack.Stack, sys system, after time.Duration) error {
 	if err := sleep(ctx, after); err != nil {
 		return err
@@ -175,8 +194,16 @@ func hold(ctx context.Context, client *http.Client, url string, s *session, done
 			return
 		}
 		messages = append(messages, stack.Message{Role: "user", Content: t.text})
-		a, err := stack.Chat(ctx, client, url, nil, messages, true, map[string]any{"max_tokens": t.output, "ignore_eos": true,
-			"nvext": map[string]any{"extra_fields": []string{"worker_id"}}})
+		a, err := stack.Chat(
+			ctx,
+			client,
+			url,
+			nil,
+			messages,
+			true,
+			map[string]any{"max_tokens": t.output, "ignore_eos": true,
+				"nvext": map[string]any{"extra_fields": []string{"worker_id"}}},
+		)
 		if err == nil && (a.Status != http.StatusOK || !a.Finished || a.PromptTokens < 0) {
 			err = fmt.Errorf("status %d: %.300s", a.Status, a.Body)
 		}
@@ -188,10 +215,19 @@ func hold(ctx context.Context, client *http.Client, url string, s *session, done
 	}
 }
 
-// warmUp sends short requests until each worker's way has been gone, so that no system pays for a program's first steps.
+// warmUp sends short requests until each worker's way has been gone, so that no system pays for a program's first
+// steps.
 func warmUp(ctx context.Context, s *stack.Stack) error {
 	for i := range 4 * workers {
-		a, err := stack.Chat(ctx, http.DefaultClient, s.URL(), nil, []stack.Message{{Role: "user", Content: fmt.Sprintf("Good morning, worker %d.", i)}}, true, nil)
+		a, err := stack.Chat(
+			ctx,
+			http.DefaultClient,
+			s.URL(),
+			nil,
+			[]stack.Message{{Role: "user", Content: fmt.Sprintf("Good morning, worker %d.", i)}},
+			true,
+			nil,
+		)
 		if err != nil {
 			return err
 		}

@@ -71,8 +71,20 @@ func (r *result) balance() float64 {
 }
 
 func (r *result) line() string {
-	return fmt.Sprintf("%3d requests, cached %4.1f%%, first token mean %.0f p50 %.0f p90 %.0f p99 %.0f ms, busiest worker %.2f, machine %.0f%% busy",
-		len(r.ttft), r.share(), r.mean(), r.percentile(0.5), r.percentile(0.9), r.percentile(0.99), r.balance(), 100*r.busy)
+	return fmt.Sprintf(
+		"%3d requests, cached %4.1f%%, first token mean %.0f p50 %.0f p90 %.0f p99 %.0f ms, busiest worker %.2f, "+
+			"machine %.0f%% busy",
+		len(
+			r.ttft,
+		),
+		r.share(),
+		r.mean(),
+		r.percentile(0.5),
+		r.percentile(0.9),
+		r.percentile(0.99),
+		r.balance(),
+		100*r.busy,
+	)
 }
 
 // columns are what the table shows of each scenario: the median over the seeds, and the least and the greatest.

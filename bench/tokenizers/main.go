@@ -1,6 +1,6 @@
-// Command bench-tokenizers encodes texts and chats with kvepp's tokenizer and says what CPU time each took. It is one of the
-// engines that bench/compare.py compares, which also describes the protocol on its standard input and output; it measures
-// and judges nothing itself. Usage: bench-tokenizers FOLDER
+// Command bench-tokenizers encodes texts and chats with kvepp's tokenizer and says what CPU time each took. It is one
+// of the engines that bench/compare.py compares, which also describes the protocol on its standard input and output; it
+// measures and judges nothing itself. Usage: bench-tokenizers FOLDER
 package main
 
 import (
@@ -157,11 +157,15 @@ func allocations(out io.Writer, texts []string, m *tokenizer.Model) error {
 		}
 	}
 	runtime.ReadMemStats(&after)
-	return binary.Write(out, binary.LittleEndian, [2]uint64{after.Mallocs - before.Mallocs, after.TotalAlloc - before.TotalAlloc})
+	return binary.Write(
+		out,
+		binary.LittleEndian,
+		[2]uint64{after.Mallocs - before.Mallocs, after.TotalAlloc - before.TotalAlloc},
+	)
 }
 
-// threads answers the CPU time of encoding all texts on n threads at once, each taking every n-th. The process must have been
-// started with that many: to change GOMAXPROCS here would empty every sync.Pool.
+// threads answers the CPU time of encoding all texts on n threads at once, each taking every n-th. The process must
+// have been started with that many: to change GOMAXPROCS here would empty every sync.Pool.
 func threads(out io.Writer, texts []string, m *tokenizer.Model, n int) error {
 	errs := make([]error, n)
 	var running sync.WaitGroup
@@ -195,7 +199,8 @@ func settle() {
 func cpuTime() uint64 {
 	const clockProcessCPUTime = 2
 	var t syscall.Timespec
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockProcessCPUTime, uintptr(unsafe.Pointer(&t)), 0); errno != 0 {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockProcessCPUTime, uintptr(unsafe.Pointer(&t)),
+		0); errno != 0 {
 		return 0
 	}
 	return uint64(t.Nano())

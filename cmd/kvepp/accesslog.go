@@ -11,7 +11,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// accessLog writes lines in the background, to standard output or to a file that a program which rotates logs may move away.
+// accessLog writes lines in the background, to standard output or to a file that a program which rotates logs may move
+// away.
 type accessLog struct {
 	lineWriter
 	path string
@@ -31,7 +32,8 @@ func openAccessLog(path string, log *slog.Logger) (*accessLog, error) {
 	} else {
 		file, err := openToAppend(path)
 		if err != nil {
-			return nil, fmt.Errorf("--access-log: %w; give a file in a folder that kvepp may write to, or - for standard output", err)
+			return nil, fmt.Errorf("--access-log: %w; give a file in a folder that kvepp may write to, or - for "+
+				"standard output", err)
 		}
 		a.path, a.file, a.out = path, file, file
 		a.prepare = a.reopen
@@ -83,7 +85,8 @@ func (a *accessLog) Close(within time.Duration) {
 	}
 }
 
-// logAccess opens the access log that the flags ask for, and returns what writes its lines, and what closes it; nil without one.
+// logAccess opens the access log that the flags ask for, and returns what writes its lines, and what closes it; nil
+// without one.
 func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger, func(), error) {
 	if o.accessLog == "" {
 		return nil, func() {}, nil

@@ -21,8 +21,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestAccessLogNeverBlocks: while the log has no reader, kvepp keeps lines up to a bound, then drops and counts each. It writes the lines
-// it kept whole once there is a reader.
+// TestAccessLogNeverBlocks: while the log has no reader, kvepp keeps lines up to a bound, then drops and counts each.
+// It writes the lines it kept whole once there is a reader.
 func TestAccessLogNeverBlocks(t *testing.T) {
 	reader, writer := io.Pipe()
 	m := metrics.New()
@@ -63,7 +63,8 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 		return int(metricstest.Read(t, m.Registry).Of(metrics.AccessLogLines, "outcome="+outcome).Value())
 	}
 	written, dropped := counted("written"), counted("dropped")
-	if written+dropped != writers*each || dropped == 0 || written < maxPendingLog/len(line) || written > 2*maxPendingLog/len(line)+1 {
+	if written+dropped != writers*each || dropped == 0 || written < maxPendingLog/len(line) ||
+		written > 2*maxPendingLog/len(line)+1 {
 		t.Errorf("%d written and %d dropped of %d", written, dropped, writers*each)
 	}
 	if string(all) != strings.Repeat(line, written) {
@@ -141,8 +142,8 @@ func accessLines(file string) (lines []map[string]any, err error) {
 	return lines, nil
 }
 
-// TestAccessLogFile: lines are appended to what is there; a file that was moved away is created anew; what was pending is written before
-// kvepp ends.
+// TestAccessLogFile: lines are appended to what is there; a file that was moved away is created anew; what was pending
+// is written before kvepp ends.
 func TestAccessLogFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "access.log")
@@ -187,7 +188,9 @@ func TestAccessLogFile(t *testing.T) {
 		t.Fatalf("%d and %d lines: %v", len(before), len(after), err)
 	}
 	line := after[len(after)-1]
-	if line["worker"] != "a" || line["address"] != "10.0.0.1:8000" || line["status"] != 200.0 || line["reason"] != "no_body" || len(fmt.Sprint(line["request_id"])) != 36 {
+	if line["worker"] != "a" || line["address"] != "10.0.0.1:8000" || line["status"] != 200.0 ||
+		line["reason"] != "no_body" ||
+		len(fmt.Sprint(line["request_id"])) != 36 {
 		t.Errorf("the last line: %v", line)
 	}
 	if d, ok := line["duration_seconds"].(float64); !ok || d <= 0 || d > 60 {
@@ -199,14 +202,22 @@ func TestAccessLogFile(t *testing.T) {
 func TestAccessLogThatCannotBeOpened(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "none", "access.log")
 	var stderr bytes.Buffer
-	code := start([]string{"serve", "--endpoints=x", "--log-level=error", "--access-log=" + file}, nil, io.Discard, &stderr, nil)
-	want := "kvepp serve: --access-log: open " + file + ": no such file or directory; give a file in a folder that kvepp may write to, or - for standard output\n"
+	code := start(
+		[]string{"serve", "--endpoints=x", "--log-level=error", "--access-log=" + file},
+		nil,
+		io.Discard,
+		&stderr,
+		nil,
+	)
+	want := "kvepp serve: --access-log: open " + file +
+		": no such file or directory; give a file in a folder that kvepp may write to, or - for standard output\n"
 	if code != 1 || stderr.String() != want {
 		t.Errorf("status %d, %q; want 1 and %q", code, stderr.String(), want)
 	}
 }
 
-// TestAccessLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of standard output has exited.
+// TestAccessLogReaderGone: kvepp serves requests, and counts the lost lines, after the reader of standard output has
+// exited.
 func TestAccessLogReaderGone(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)

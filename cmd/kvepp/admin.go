@@ -19,11 +19,18 @@ func (o *options) checkListeners() error {
 			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
 		}
 		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
-			return fmt.Errorf("--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as well, or listen at 127.0.0.1", o.adminAddress)
+			return fmt.Errorf(
+				"--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as "+
+					"well, or listen at 127.0.0.1",
+				o.adminAddress,
+			)
 		}
 	}
 	if o.enablePprof && o.adminAddress == "" {
-		return errors.New("--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for example")
+		return errors.New(
+			"--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for " +
+				"example",
+		)
 	}
 	metricsPort := o.metricsPort
 	if o.metricsAddress != "" {
@@ -48,7 +55,8 @@ func (o *options) checkListeners() error {
 // checkPeers says which of the URLs is none.
 func checkPeers(flag string, peers []string) error {
 	for _, peer := range peers {
-		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" ||
+			u.User != nil {
 			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
 		}
 	}
@@ -62,16 +70,23 @@ func guarded(next http.Handler, token *tokenFile) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-		if req.URL.Path != "/health" && !(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.token())) == 1) {
+		if req.URL.Path != "/health" &&
+			!(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.token())) == 1) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, --metrics-token-file)", http.StatusUnauthorized)
+			http.Error(
+				w,
+				"the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, "+
+					"--metrics-token-file)",
+				http.StatusUnauthorized,
+			)
 			return
 		}
 		next.ServeHTTP(w, req)
 	})
 }
 
-// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/. Not the command line, which may hold a password.
+// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/. Not the command line, which may hold a
+// password.
 func handleProfiles(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/", pprof.Index) // and the named profiles below it
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

@@ -69,7 +69,8 @@ func asked(h http.Handler, path, authorization string) int {
 	return w.Code
 }
 
-// TestTokenChanges: a new token counts within the time between two looks, and one that cannot be read leaves the listener guarded.
+// TestTokenChanges: a new token counts within the time between two looks, and one that cannot be read leaves the
+// listener guarded.
 func TestTokenChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "token")
@@ -92,7 +93,8 @@ func TestTokenChanges(t *testing.T) {
 			t.Helper()
 			<-time.After(3 * reloadEvery)
 			synctest.Wait()
-			if a, b := asked(h, "/query", "Bearer "+good), asked(h, "/query", "Bearer "+bad); a != http.StatusOK || b != http.StatusUnauthorized {
+			if a, b := asked(h, "/query", "Bearer "+good), asked(h, "/query", "Bearer "+bad); a != http.StatusOK ||
+				b != http.StatusUnauthorized {
 				t.Errorf("%s: %q is answered %d, %q %d", what, good, a, bad, b)
 			}
 		}
@@ -170,8 +172,10 @@ func TestProfiles(t *testing.T) {
 	if code := asked(h, "/debug/pprof/cmdline", "Bearer secret"); code != http.StatusNotFound {
 		t.Errorf("the command line is told: %d", code)
 	}
-	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1", "/debug/pprof/symbol"} {
-		if with, without := asked(h, path, "Bearer secret"), asked(h, path, ""); with != http.StatusOK || without != http.StatusUnauthorized {
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=1",
+		"/debug/pprof/symbol"} {
+		if with, without := asked(h, path, "Bearer secret"), asked(h, path, ""); with != http.StatusOK ||
+			without != http.StatusUnauthorized {
 			t.Errorf("%s: %d with the token, %d without", path, with, without)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"kvepp/router"
 )
 
-// busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests wait for
-// them.
+// busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests
+// wait for them.
 type busy struct {
 	thresholds     router.Thresholds
 	retryAfter     uint16
@@ -36,26 +36,82 @@ type busy struct {
 
 // add declares the flags.
 func (b *busy) add(f *pflag.FlagSet) {
-	f.Var(optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat), "active-decode-blocks-threshold", "an endpoint is overloaded, and in every router mode no candidate, while active requests hold more than this `PART` (0 to 1) of its KV blocks; while all are, requests are refused at once. None: whatever they hold. /busy_threshold at --admin-address changes it for one model")
+	f.Var(
+		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
+		"active-decode-blocks-threshold",
+		"an endpoint is overloaded, and in every router mode no candidate, while active requests hold more than this "+
+			"`PART` (0 to 1) of its KV blocks; while all are, requests are refused at once. None: whatever they "+
+			"hold. /busy_threshold at --admin-address changes it for one model",
+	)
 	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
-	f.Var(optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint), "active-prefill-tokens-threshold", "the same while more than this many prompt `TOKENS` wait to be prefilled. None: however many")
-	f.Var(optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat), "active-prefill-tokens-threshold-frac", "the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model card's); without effect where that is not known")
-	f.Uint16Var(&b.retryAfter, "shed-retry-after", 1, "`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header")
-	f.IntVar(&b.overloadStatus, "overload-status-code", 429, "their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend")
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
+		"active-prefill-tokens-threshold",
+		"the same while more than this many prompt `TOKENS` wait to be prefilled. None: however many",
+	)
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
+		"active-prefill-tokens-threshold-frac",
+		"the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model "+
+			"card's); without effect where that is not known",
+	)
+	f.Uint16Var(
+		&b.retryAfter,
+		"shed-retry-after",
+		1,
+		"`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header",
+	)
+	f.IntVar(
+		&b.overloadStatus,
+		"overload-status-code",
+		429,
+		"their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend",
+	)
 	b.addQueue(f)
 }
 
 // addQueue declares those that say how requests wait.
 func (b *busy) addQueue(f *pflag.FlagSet) {
-	f.Var(optional(&b.queueThreshold, "float", parseFloat), "router-queue-threshold", "requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this `MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 and 4.0")
-	f.StringVar(&b.queuePolicy, "router-queue-policy", "fcfs", "who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to prefill, for its priority), or lcfs (who came last; for comparisons)")
-	f.StringVar(&b.policyConfig, "router-policy-config", "", "YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it says under router goes before flags")
-	f.DurationVar(&b.queueTimeout, "router-queue-timeout", 30*time.Second, "how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit")
-	f.IntVar(&b.queueSize, "router-queue-size", 65536, "at most this many requests, `N`, wait for the workers of one model, each with its body in memory; beyond, they are refused")
+	f.Var(
+		optional(&b.queueThreshold, "float", parseFloat),
+		"router-queue-threshold",
+		"requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this "+
+			"`MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; "+
+			"where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 "+
+			"and 4.0",
+	)
+	f.StringVar(
+		&b.queuePolicy,
+		"router-queue-policy",
+		"fcfs",
+		"who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to "+
+			"prefill, for its priority), or lcfs (who came last; for comparisons)",
+	)
+	f.StringVar(
+		&b.policyConfig,
+		"router-policy-config",
+		"",
+		"YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes "+
+			"take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it "+
+			"says under router goes before flags",
+	)
+	f.DurationVar(
+		&b.queueTimeout,
+		"router-queue-timeout",
+		30*time.Second,
+		"how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit",
+	)
+	f.IntVar(
+		&b.queueSize,
+		"router-queue-size",
+		65536,
+		"at most this many requests, `N`, wait for the workers of one model, each with its body in memory; beyond, "+
+			"they are refused",
+	)
 }
 
-// settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router 1.6.1,
-// scheduling::policy_config.
+// settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router
+// 1.6.1, scheduling::policy_config.
 var settingFlags = map[string]string{
 	"host_cache_hit_weight":           "router-host-cache-hit-weight",
 	"disk_cache_hit_weight":           "router-disk-cache-hit-weight",
@@ -103,7 +159,12 @@ func set(f *pflag.FlagSet, s queue.Setting) error {
 	name, known := settingFlags[s.Key]
 	if !known {
 		keys := slices.Sorted(maps.Keys(settingFlags))
-		return fmt.Errorf("%q is not a key of router, which has: %s%s", s.Key, strings.Join(keys, ", "), suggest.DidYouMean(s.Key, "", keys))
+		return fmt.Errorf(
+			"%q is not a key of router, which has: %s%s",
+			s.Key,
+			strings.Join(keys, ", "),
+			suggest.DidYouMean(s.Key, "", keys),
+		)
 	}
 	flag := f.Lookup(name)
 	if flag == nil {
@@ -136,8 +197,12 @@ func (b *busy) check() error {
 // checkQueue checks those that say how requests wait.
 func (b *busy) checkQueue() error {
 	switch {
-	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 && *b.queueThreshold <= math.MaxFloat64): // also what is not a number
-		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None", *b.queueThreshold)
+	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 &&
+		*b.queueThreshold <= math.MaxFloat64): // also what is not a number
+		return fmt.Errorf(
+			"--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None",
+			*b.queueThreshold,
+		)
 	case b.queueSize < 1:
 		return fmt.Errorf("--router-queue-size %d: must be at least 1, for example 65536", b.queueSize)
 	}
@@ -165,12 +230,26 @@ func (b *busy) countsTokens() bool {
 func (b *busy) unused(idle *idle, tracked bool) {
 	switch {
 	case b.queue() == nil:
-		idle.add("no request ever waits: neither --router-queue-threshold nor --router-policy-config says when", "router-queue-policy", "router-queue-timeout", "router-queue-size")
+		idle.add(
+			"no request ever waits: neither --router-queue-threshold nor --router-policy-config says when",
+			"router-queue-policy",
+			"router-queue-timeout",
+			"router-queue-size",
+		)
 	case b.policies != nil && b.policies.HasRoot():
-		idle.add("the policy classes of --router-policy-config say this", "router-queue-threshold", "router-queue-policy")
+		idle.add(
+			"the policy classes of --router-policy-config say this",
+			"router-queue-threshold",
+			"router-queue-policy",
+		)
 	}
 	if !tracked {
-		idle.add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold", "active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
+		idle.add(
+			"prompt tokens are not counted (--no-router-track-prefill-tokens)",
+			"router-queue-threshold",
+			"active-prefill-tokens-threshold",
+			"active-prefill-tokens-threshold-frac",
+		)
 	}
 }
 

@@ -61,10 +61,28 @@ const checksAtOnce = 32
 const maxConversations = 10_000
 
 func (c *checkOptions) own(f *pflag.FlagSet) {
-	f.BoolVar(&c.probe, "probe", false, "send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens to report")
-	f.IntVar(&c.conversations, "conversations", 0, "hold `N` conversations of five turns with the workers, spread over them, and compare the cached tokens that kvepp predicts with those that the engines report, for each worker. The engines must report them (vLLM: --enable-prompt-tokens-details)")
+	f.BoolVar(
+		&c.probe,
+		"probe",
+		false,
+		"send each worker two short chats with the same beginning: it then has blocks to announce, and cached tokens "+
+			"to report",
+	)
+	f.IntVar(
+		&c.conversations,
+		"conversations",
+		0,
+		"hold `N` conversations of five turns with the workers, spread over them, and compare the cached tokens that "+
+			"kvepp predicts with those that the engines report, for each worker. The engines must report them (vLLM: "+
+			"--enable-prompt-tokens-details)",
+	)
 	c.gateway.add(f)
-	f.BoolVar(&c.json, "json", false, "print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix")
+	f.BoolVar(
+		&c.json,
+		"json",
+		false,
+		"print an object for each answer: worker, about, state (ok, wrong or unknown), says, fix",
+	)
 	f.DurationVar(&c.wait, "wait", 10*time.Second, "how long endpoints, and each of their answers, are waited for")
 }
 
@@ -171,8 +189,19 @@ func (c *checkOptions) ask(ctx context.Context, stderr io.Writer) ([]check.Findi
 		return nil, err
 	}
 	defer hub.Close()
-	cfg := check.Config{Hub: hub, HTTP: &http.Client{Transport: &http.Transport{Proxy: nil}}, Models: models, Names: names, Engine: engine.Engine,
-		WithoutEvents: !c.kvEvents, Probe: c.probe, Predictor: predictor, Wait: c.wait, Metrics: m, Log: quiet}
+	cfg := check.Config{
+		Hub:           hub,
+		HTTP:          &http.Client{Transport: &http.Transport{Proxy: nil}},
+		Models:        models,
+		Names:         names,
+		Engine:        engine.Engine,
+		WithoutEvents: !c.kvEvents,
+		Probe:         c.probe,
+		Predictor:     predictor,
+		Wait:          c.wait,
+		Metrics:       m,
+		Log:           quiet,
+	}
 	asked := make([]*check.Asked, len(workers))
 	var (
 		asking sync.WaitGroup
@@ -244,9 +273,13 @@ func unresolved(named map[string]pool.Endpoint, workers []pool.Worker) (findings
 // quiet discards the log of components whose results the findings report.
 var quiet = slog.New(slog.DiscardHandler)
 
-// predictor returns what computes kvepp's predictions for p's workers, and their events, which it follows as serve does if any prompts
-// are to be sent; else nil.
-func (c *checkOptions) predictor(p *pool.Pool, engine tokenizer.Engine, m *metrics.Metrics) (*check.Predictor, *feed.Feed, error) {
+// predictor returns what computes kvepp's predictions for p's workers, and their events, which it follows as serve does
+// if any prompts are to be sent; else nil.
+func (c *checkOptions) predictor(
+	p *pool.Pool,
+	engine tokenizer.Engine,
+	m *metrics.Metrics,
+) (*check.Predictor, *feed.Feed, error) {
 	index, err := indexer.New(c.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
 		return nil, nil, err
@@ -306,7 +339,10 @@ func (c *checkOptions) settled(ctx context.Context, cluster *kubernetes, p *pool
 		s.Release()
 		select {
 		case <-within.Done():
-			return nil, nil, fmt.Errorf("no endpoints after %v; look at the endpoints file, the pool's selector, or Dynamo's discovery", c.wait)
+			return nil, nil, fmt.Errorf(
+				"no endpoints after %v; look at the endpoints file, the pool's selector, or Dynamo's discovery",
+				c.wait,
+			)
 		case <-time.After(between):
 		}
 	}
@@ -337,7 +373,10 @@ func table(to io.Writer, findings []check.Finding) error {
 	}
 	fmt.Fprintln(to)
 	t.Init(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "CONVERSATIONS\tREQUESTS\tPROMPT TOKENS\tPREDICTED CACHED\tREPORTED CACHED\tEXACT\tSTATE\tWHAT IT SAYS")
+	fmt.Fprintln(
+		t,
+		"CONVERSATIONS\tREQUESTS\tPROMPT TOKENS\tPREDICTED CACHED\tREPORTED CACHED\tEXACT\tSTATE\tWHAT IT SAYS",
+	)
 	for _, f := range findings {
 		x := f.Tally
 		if x == nil {
@@ -350,7 +389,19 @@ func table(to io.Writer, findings []check.Finding) error {
 		if x.Requests > 0 {
 			exact = fmt.Sprintf("%.1f %%", 100*float64(x.Exact)/float64(x.Requests))
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d%s\t%d\t%s\t%s\t%s\n", f.Worker, x.Requests, x.PromptTokens, x.Predicted, bound, x.Reported, exact, f.State, f.Says)
+		fmt.Fprintf(
+			t,
+			"%s\t%d\t%d\t%d%s\t%d\t%s\t%s\t%s\n",
+			f.Worker,
+			x.Requests,
+			x.PromptTokens,
+			x.Predicted,
+			bound,
+			x.Reported,
+			exact,
+			f.State,
+			f.Says,
+		)
 		if f.Fix != "" {
 			fmt.Fprintf(t, "\t\t\t\t\t\t\t-> %s\n", f.Fix)
 		}

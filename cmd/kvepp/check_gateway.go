@@ -23,15 +23,33 @@ type gatewayOptions struct {
 }
 
 func (g *gatewayOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&g.url, "gateway", "", "`URL` of the gateway, such as http://envoy:10080: chats go through it, one for each endpoint, and the endpoint that kvepp chose is compared with the one that served. The running kvepp must tell of its decisions, at --admin-address (give it here too, with --admin-token-file) or by --decision-headers")
-	f.StringVar(&g.keyFile, "gateway-api-key-file", "", "`FILE` with the key that the gateway's clients must bring, as \"Authorization: Bearer KEY\"")
+	f.StringVar(
+		&g.url,
+		"gateway",
+		"",
+		"`URL` of the gateway, such as http://envoy:10080: chats go through it, one for each endpoint, and the "+
+			"endpoint that kvepp chose is compared with the one that served. The running kvepp must tell of its "+
+			"decisions, at --admin-address (give it here too, with --admin-token-file) or by --decision-headers",
+	)
+	f.StringVar(
+		&g.keyFile,
+		"gateway-api-key-file",
+		"",
+		"`FILE` with the key that the gateway's clients must bring, as \"Authorization: Bearer KEY\"",
+	)
 	f.BoolVar(&g.insecure, "gateway-insecure-skip-verify", false, "do not verify the certificate of an https --gateway")
-	f.StringVar(&g.extProc, "ext-proc-address", "", "`HOST:PORT` where the gateway should reach kvepp. Empty: --bind-address, or this machine, and --grpc-port")
+	f.StringVar(
+		&g.extProc,
+		"ext-proc-address",
+		"",
+		"`HOST:PORT` where the gateway should reach kvepp. Empty: --bind-address, or this machine, and --grpc-port",
+	)
 }
 
 func (g *gatewayOptions) check() error {
 	if g.url == "" {
-		for flag, given := range map[string]bool{"gateway-api-key-file": g.keyFile != "", "gateway-insecure-skip-verify": g.insecure, "ext-proc-address": g.extProc != ""} {
+		for flag, given := range map[string]bool{"gateway-api-key-file": g.keyFile != "",
+			"gateway-insecure-skip-verify": g.insecure, "ext-proc-address": g.extProc != ""} {
 			if given {
 				return fmt.Errorf("--%s acts with --gateway only; give --gateway URL too", flag)
 			}
@@ -65,8 +83,16 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 		return nil, err
 	}
 	at := func(port uint16) string { return dialable(net.JoinHostPort(c.bindAddress, strconv.Itoa(int(port)))) }
-	g := &check.Gateway{URL: c.gateway.url, Key: key.token(), ExtProc: cmp.Or(c.gateway.extProc, at(c.grpcPort)), AdminToken: admin.token(), MetricsToken: metrics.token(),
-		HTTP: &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: c.gateway.insecure}}}}
+	g := &check.Gateway{
+		URL:          c.gateway.url,
+		Key:          key.token(),
+		ExtProc:      cmp.Or(c.gateway.extProc, at(c.grpcPort)),
+		AdminToken:   admin.token(),
+		MetricsToken: metrics.token(),
+		HTTP: &http.Client{
+			Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: c.gateway.insecure}},
+		},
+	}
 	if c.adminAddress != "" {
 		g.Admin = "http://" + dialable(c.adminAddress)
 	}

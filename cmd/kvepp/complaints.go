@@ -6,8 +6,8 @@ import (
 	"kvepp/internal/loglimit"
 )
 
-// complaints are what is wrong with the pool. Each is logged when it comes to be, and again only if it was gone in between, so that
-// no more of them are remembered than there are. Not safe for concurrent use.
+// complaints are what is wrong with the pool. Each is logged when it comes to be, and again only if it was gone in
+// between, so that no more of them are remembered than there are. Not safe for concurrent use.
 type complaints struct {
 	log         *slog.Logger
 	limit       loglimit.Limiter

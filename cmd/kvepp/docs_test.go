@@ -23,22 +23,29 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// othersFlags are the flags in the pages that are no flags of kvepp's, by the program that has them. Where kvepp has a flag of the
-// same name it is not listed.
+// othersFlags are the flags in the pages that are no flags of kvepp's, by the program that has them. Where kvepp has a
+// flag of the same name it is not listed.
 var othersFlags = map[string]string{
-	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang", "served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
-	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM", "lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
-	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang", "disable-hybrid-swa-memory": "SGLang",
-	"http-port": "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers", "publish-kv-events": "Dynamo's worker of TensorRT-LLM",
-	"set": "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
+	"kv-events-config": "vLLM and SGLang", "reasoning-parser": "vLLM and SGLang",
+	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
+	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM",
+	"lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
+	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
+	"disable-hybrid-swa-memory": "SGLang",
+	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
+	"publish-kv-events": "Dynamo's worker of TensorRT-LLM",
+	"set":               "helm", "format": "docker", "type": "kubectl", "for": "kubectl", "all": "kubectl",
 }
 
 // othersMetrics are the metrics in the pages that kvepp does not have: those of the pickers that it stands in for.
 var othersMetrics = []string{
-	"dynamo_epp_requests_total", "dynamo_epp_request_duration_seconds", "dynamo_epp_streams_inflight", "dynamo_epp_phase_duration_seconds",
+	"dynamo_epp_requests_total", "dynamo_epp_request_duration_seconds", "dynamo_epp_streams_inflight",
+	"dynamo_epp_phase_duration_seconds",
 	"dynamo_epp_first_response_body_seconds", "dynamo_epp_cached_tokens", "dynamo_epp_observed_reuse_tokens_total",
-	"dynamo_epp_predicted_cache_hit_rate", "dynamo_epp_lifecycle_callbacks_total", "dynamo_kvrouter_kv_cache_events_applied",
-	"dynamo_kvrouter_kv_cache_event_warnings", "inference_extension_plugin_duration_seconds", "inference_extension_flow_control_*",
+	"dynamo_epp_predicted_cache_hit_rate", "dynamo_epp_lifecycle_callbacks_total",
+	"dynamo_kvrouter_kv_cache_events_applied",
+	"dynamo_kvrouter_kv_cache_event_warnings", "inference_extension_plugin_duration_seconds",
+	"inference_extension_flow_control_*",
 	"inference_extension_prefix_indexer_hit_bytes", "inference_objective_request_predicted_*",
 }
 
@@ -70,9 +77,17 @@ func TestPagesNameFlags(t *testing.T) {
 	var own checkOptions
 	check := serveFlags(&own.options)
 	own.own(check)
-	ofCommands := []*pflag.FlagSet{check, indexerFlags(new(indexerOptions)), selectFlags(new(selectOptions)), tokenizeFlags(new(tokenizeOptions)), fetchFlags(new(fetchOptions)), adminFlags(new(adminOptions), "drain")}
+	ofCommands := []*pflag.FlagSet{
+		check,
+		indexerFlags(new(indexerOptions)),
+		selectFlags(new(selectOptions)),
+		tokenizeFlags(new(tokenizeOptions)),
+		fetchFlags(new(fetchOptions)),
+		adminFlags(new(adminOptions), "drain"),
+	}
 	known := func(name string) bool {
-		return name == "help" || slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
+		return name == "help" ||
+			slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
 	}
 	if known("no-such-flag") || !known("probe") || !known("no-router-kv-events") {
 		t.Fatal("the flag sets are not those of the commands")
@@ -83,7 +98,8 @@ func TestPagesNameFlags(t *testing.T) {
 		if strings.HasPrefix(name, "bench/") {
 			continue // whose flags are those of the programs there
 		}
-		if name == "docs/mistakes.md" { // it shows what is said about flags that there are not; TestMistakes of e2e writes it
+		// it shows what is said about flags that there are not; TestMistakes of e2e writes it
+		if name == "docs/mistakes.md" {
 			text = fences.ReplaceAllString(text, "")
 		}
 		for _, at := range flag.FindAllStringSubmatchIndex(text, -1) {
@@ -94,7 +110,12 @@ func TestPagesNameFlags(t *testing.T) {
 			case known(f) && othersFlags[f] != "":
 				t.Errorf("--%s is kvepp's too: take it off the list of others' flags", f)
 			case !known(f) && othersFlags[f] == "":
-				t.Errorf("%s, line %d: --%s is no flag of kvepp's, nor on the list of others'", name, line(text, at[2]), f)
+				t.Errorf(
+					"%s, line %d: --%s is no flag of kvepp's, nor on the list of others'",
+					name,
+					line(text, at[2]),
+					f,
+				)
 			}
 		}
 	}
@@ -113,7 +134,8 @@ func TestPagesNameMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a kvepp with one endpoint shows, with labels; and what it shows elsewhere, in Kubernetes or as `kvepp select`, by name.
+	// What a kvepp with one endpoint shows, with labels; and what it shows elsewhere, in Kubernetes or as `kvepp
+	// select`, by name.
 	labels := map[string]map[string]bool{}
 	for _, family := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(shown, -1) {
 		labels[family[1]] = map[string]bool{}
@@ -134,7 +156,8 @@ func TestPagesNameMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, literal := range regexp.MustCompile(`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
+		for _, literal := range regexp.MustCompile(
+			`"((?:kvepp|inference|dynamo)_[a-z0-9_]*[a-z0-9])"`).FindAllStringSubmatch(string(text), -1) {
 			if labels[literal[1]] == nil && !strings.HasSuffix(source, "_test.go") {
 				labels[literal[1]] = map[string]bool{}
 			}
@@ -151,7 +174,10 @@ func TestPagesNameMetrics(t *testing.T) {
 			return false
 		})
 	}
-	if exists("kvepp_nonsense") || !exists("kvepp_workers") || !exists("kvepp_leader") || !exists("kvepp_phase_seconds_bucket") || !exists("inference_pool_*") || exists("kvepp_w") {
+	if exists("kvepp_nonsense") || !exists("kvepp_workers") || !exists("kvepp_leader") ||
+		!exists("kvepp_phase_seconds_bucket") ||
+		!exists("inference_pool_*") ||
+		exists("kvepp_w") {
 		t.Fatal("the metrics are not kvepp's")
 	}
 
@@ -168,7 +194,12 @@ func TestPagesNameMetrics(t *testing.T) {
 				continue
 			}
 			if !exists(m) {
-				t.Errorf("%s, line %d: kvepp has no metric %s, nor is it on the list of others'", name, line(text, at[0]), m)
+				t.Errorf(
+					"%s, line %d: kvepp has no metric %s, nor is it on the list of others'",
+					name,
+					line(text, at[0]),
+					m,
+				)
 				continue
 			}
 			if at[4] < 0 || len(labels[m]) == 0 {
@@ -191,7 +222,8 @@ func TestPagesNameMetrics(t *testing.T) {
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	drop := regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
-	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""),
+		-1) {
 		all[strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-")] = true
 	}
 	return all
@@ -206,7 +238,8 @@ func TestPagesLink(t *testing.T) {
 	}
 	all, links := pages(t), 0
 	for name, text := range all {
-		for _, link := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		for _, link := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(fences.ReplaceAllString(text,
+			""), -1) {
 			if strings.Contains(link[1], "://") {
 				continue
 			}
@@ -272,10 +305,12 @@ func TestPagesRun(t *testing.T) {
 	}
 }
 
-// TestSecurityNumbers holds the numbers in docs/security.md to the flags' defaults and the constants that its tables name.
+// TestSecurityNumbers holds the numbers in docs/security.md to the flags' defaults and the constants that its tables
+// name.
 func TestSecurityNumbers(t *testing.T) {
 	flags, held := serveFlags(new(options)), 0
-	for _, cells := range regexp.MustCompile("(?m)^\\| ([^|]*) \\| ([^|]*) \\| `([^`|]*)` \\|").FindAllStringSubmatch(pages(t)["docs/security.md"], -1) {
+	for _, cells := range regexp.MustCompile("(?m)^\\| ([^|]*) \\| ([^|]*) \\| `([^`|]*)` \\|").FindAllStringSubmatch(
+		pages(t)["docs/security.md"], -1) {
 		what, said, name := cells[1], cells[2], cells[3]
 		number := regexp.MustCompile(`^([\d,]+)(?: (KiB|MiB|GiB|s))?`).FindStringSubmatch(said)
 		if number == nil {
@@ -285,7 +320,8 @@ func TestSecurityNumbers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := n * map[string]int64{"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": int64(time.Second)}[number[2]]
+		want := n * map[string]int64{"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+			"s": int64(time.Second)}[number[2]]
 		var got int64
 		if flag, ok := strings.CutPrefix(name, "--"); ok {
 			f := flags.Lookup(flag)
@@ -325,7 +361,8 @@ func constantOf(folder, name string) (int64, error) {
 	if folder == "main" {
 		folder = "kvepp"
 	}
-	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../../indexer/", "../"} {
+	for _, at := range []string{"../../", "../../internal/", "../../pool/", "../../tokenizer/", "../../indexer/",
+		"../"} {
 		found, err := filepath.Glob(at + folder + "/*.go")
 		if err != nil {
 			return 0, err

@@ -54,10 +54,26 @@ type adminOptions struct {
 
 func adminFlags(o *adminOptions, command string) *pflag.FlagSet {
 	f := newFlags("kvepp " + command)
-	f.StringVar(&o.address, "admin-address", "127.0.0.1:9091", "`HOST:PORT` at which the running kvepp listens, as its own --admin-address says")
-	f.StringVar(&o.tokenFile, "admin-token-file", "", "`FILE` with the token that the running kvepp wants, as its own --admin-token-file")
+	f.StringVar(
+		&o.address,
+		"admin-address",
+		"127.0.0.1:9091",
+		"`HOST:PORT` at which the running kvepp listens, as its own --admin-address says",
+	)
+	f.StringVar(
+		&o.tokenFile,
+		"admin-token-file",
+		"",
+		"`FILE` with the token that the running kvepp wants, as its own --admin-token-file",
+	)
 	if command == "drain" {
-		f.DurationVar(&o.timeout, "timeout", 0, "how long to wait for running requests to end, 10m for example; the endpoint stays cordoned after it. 0: without limit")
+		f.DurationVar(
+			&o.timeout,
+			"timeout",
+			0,
+			"how long to wait for running requests to end, 10m for example; the endpoint stays cordoned after it. 0: "+
+				"without limit",
+		)
 	}
 	documentEnvironment(f, "")
 	return f
@@ -109,7 +125,13 @@ func runAdmin(command string, args []string, stdout, stderr io.Writer, getenv fu
 		if err != nil {
 			return err
 		}
-		c := &adminClient{address: dialable(o.address), token: token.token(), http: &http.Client{Timeout: 10 * time.Second}, poll: time.Second, progress: stderr}
+		c := &adminClient{
+			address:  dialable(o.address),
+			token:    token.token(),
+			http:     &http.Client{Timeout: 10 * time.Second},
+			poll:     time.Second,
+			progress: stderr,
+		}
 		switch command {
 		case "workers":
 			return c.workers(ctx, stdout)
@@ -133,7 +155,8 @@ type adminClient struct {
 	progress       io.Writer
 }
 
-// ask sends a request and decodes the answer into v. An error says what to do about it; those that may pass are errUnreachable.
+// ask sends a request and decodes the answer into v. An error says what to do about it; those that may pass are
+// errUnreachable.
 func (c *adminClient) ask(ctx context.Context, method, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.address+path, nil)
 	if err != nil {
@@ -144,7 +167,13 @@ func (c *adminClient) ask(ctx context.Context, method, path string, v any) error
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("%w at %s (%w); a running kvepp serve listens there if its --admin-address says so. Give the address that it has as --admin-address HOST:PORT", errUnreachable, c.address, errors.Unwrap(err))
+		return fmt.Errorf(
+			"%w at %s (%w); a running kvepp serve listens there if its --admin-address says so. Give the address "+
+				"that it has as --admin-address HOST:PORT",
+			errUnreachable,
+			c.address,
+			errors.Unwrap(err),
+		)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
@@ -157,15 +186,28 @@ func (c *adminClient) ask(ctx context.Context, method, path string, v any) error
 	switch {
 	case resp.StatusCode == http.StatusOK:
 		if err := json.Unmarshal(body, v); err != nil {
-			return fmt.Errorf("%s does not answer as kvepp serve does (%w); is it the address of another program?", c.address, err)
+			return fmt.Errorf(
+				"%s does not answer as kvepp serve does (%w); is it the address of another program?",
+				c.address,
+				err,
+			)
 		}
 		return nil
 	case resp.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("%s wants another token: give --admin-token-file with the token of the running kvepp's --admin-token-file", c.address)
+		return fmt.Errorf(
+			"%s wants another token: give --admin-token-file with the token of the running kvepp's --admin-token-file",
+			c.address,
+		)
 	case json.Unmarshal(body, &refused) == nil && refused.Error != "":
 		return errors.New(refused.Error)
 	}
-	return fmt.Errorf("%s answers %s to %s %s; is it the --admin-address of a kvepp serve of this version?", c.address, resp.Status, method, path)
+	return fmt.Errorf(
+		"%s answers %s to %s %s; is it the --admin-address of a kvepp serve of this version?",
+		c.address,
+		resp.Status,
+		method,
+		path,
+	)
 }
 
 var errUnreachable = errors.New("cannot reach kvepp")
@@ -183,7 +225,17 @@ func (c *adminClient) workers(ctx context.Context, to io.Writer) error {
 	fmt.Fprintln(t, "NAME\tSTATE\tRUNNING\tSESSIONS\tROLE\tMODEL\tADDRESS")
 	for i := range all.Endpoints {
 		e := &all.Endpoints[i]
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%s\t%s\n", e.Name, stateOf(e), e.RunningRequests, e.Sessions, cmp.Or(e.Role, "-"), cmp.Or(e.Model, "-"), cmp.Or(e.Address, "-"))
+		fmt.Fprintf(
+			t,
+			"%s\t%s\t%d\t%d\t%s\t%s\t%s\n",
+			e.Name,
+			stateOf(e),
+			e.RunningRequests,
+			e.Sessions,
+			cmp.Or(e.Role, "-"),
+			cmp.Or(e.Model, "-"),
+			cmp.Or(e.Address, "-"),
+		)
 	}
 	t.Flush() // to memory
 	_, err := to.Write(table.Bytes())
@@ -235,7 +287,12 @@ func (c *adminClient) change(ctx context.Context, name, change string, to io.Wri
 		return err
 	}
 	if change == "uncordon" && e.Cordon != nil {
-		return fmt.Errorf("%s still gets no new requests: it is cordoned by the %s, where you can end that (README: Taking an endpoint out)", name, strings.Join(e.Cordon.By, " and the "))
+		return fmt.Errorf(
+			"%s still gets no new requests: it is cordoned by the %s, where you can end that (README: Taking an "+
+				"endpoint out)",
+			name,
+			strings.Join(e.Cordon.By, " and the "),
+		)
 	}
 	fmt.Fprintf(to, "%s: %s, %s\n", name, stateOf(&e), runningText(e.RunningRequests))
 	return nil
@@ -264,11 +321,26 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 	for {
 		switch {
 		case !e.InPool:
-			return fmt.Errorf("%s has left the pool: kvepp cannot count its running requests any more. Look at the engine itself before you stop it", name)
+			return fmt.Errorf(
+				"%s has left the pool: kvepp cannot count its running requests any more. Look at the engine itself "+
+					"before you stop it",
+				name,
+			)
 		case e.Cordon == nil || !slices.Contains(e.Cordon.By, service.Operator):
-			return fmt.Errorf("%s is not cordoned any more, and %s on it: kvepp has restarted, or somebody has uncordoned it. Drain it again", name, runningText(e.RunningRequests))
+			return fmt.Errorf(
+				"%s is not cordoned any more, and %s on it: kvepp has restarted, or somebody has uncordoned it. "+
+					"Drain it again",
+				name,
+				runningText(e.RunningRequests),
+			)
 		case e.RunningRequests == 0:
-			fmt.Fprintf(to, "%s: drained after %v, no request runs. \"kvepp uncordon %s\" brings it back.\n", name, elapsed(), name)
+			fmt.Fprintf(
+				to,
+				"%s: drained after %v, no request runs. \"kvepp uncordon %s\" brings it back.\n",
+				name,
+				elapsed(),
+				name,
+			)
 			return nil
 		}
 		if e.RunningRequests != said || time.Since(saidAt) >= saysEvery {
@@ -281,8 +353,15 @@ func (c *adminClient) drain(ctx context.Context, name string, timeout time.Durat
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				why = "--timeout is over"
 			}
-			return fmt.Errorf("%s after %v: %s on %s. It stays cordoned: drain it again to wait further, stop the engine to break them off, or bring it back with \"kvepp uncordon %s\"",
-				why, elapsed(), runningText(e.RunningRequests), name, name)
+			return fmt.Errorf(
+				"%s after %v: %s on %s. It stays cordoned: drain it again to wait further, stop the engine to break "+
+					"them off, or bring it back with \"kvepp uncordon %s\"",
+				why,
+				elapsed(),
+				runningText(e.RunningRequests),
+				name,
+				name,
+			)
 		case <-time.After(c.poll):
 		}
 		var now service.Endpoint

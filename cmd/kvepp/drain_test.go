@@ -28,14 +28,16 @@ func (r *running) runAdmin(args ...string) (stdout, stderr string, status int) {
 	return out.String(), errs.String(), status
 }
 
-// TestOperatorCommands follows an endpoint of a kvepp that serves through cordon, drain and uncordon, by hand and by the endpoints file.
+// TestOperatorCommands follows an endpoint of a kvepp that serves through cordon, drain and uncordon, by hand and by
+// the endpoints file.
 func TestOperatorCommands(t *testing.T) {
 	kvepp := reserve(t)
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const both = "endpoints:\n- {name: worker-a, address: 127.0.0.1:1, model: m}\n- {name: worker-b, address: 127.0.0.1:2, model: m"
+	const both = "endpoints:\n- {name: worker-a, address: 127.0.0.1:1, model: m}\n- {name: worker-b, address: " +
+		"127.0.0.1:2, model: m"
 	kvepp.write(both + "}\n")
 	kvepp.start("--router-kv-events=false", "--eject=false", "--admin-token-file="+token)
 	kvepp.ready()
@@ -52,7 +54,8 @@ func TestOperatorCommands(t *testing.T) {
 			t.Errorf("the metrics do not have %s (%v)", want, err)
 		}
 	}
-	if _, stderr, status := kvepp.runAdmin("drain", "worker-a"); status != 1 || !strings.Contains(stderr, "--admin-token-file") {
+	if _, stderr, status := kvepp.runAdmin("drain", "worker-a"); status != 1 ||
+		!strings.Contains(stderr, "--admin-token-file") {
 		t.Errorf("without the token: status %d, %s", status, stderr)
 	}
 	command(0, "worker-a  serving  0 ", "workers")
@@ -67,10 +70,14 @@ func TestOperatorCommands(t *testing.T) {
 
 	kvepp.write(both + ", cordoned: true}\n")
 	kvepp.eventually("b to be cordoned", func() error {
-		if stdout, _, _ := kvepp.runAdmin("workers", "--admin-token-file="+token); !strings.Contains(stdout, "worker-b  cordoned (endpoints file)") {
+		if stdout, _, _ := kvepp.runAdmin("workers", "--admin-token-file="+token); !strings.Contains(
+			stdout,
+			"worker-b  cordoned (endpoints file)",
+		) {
 			return fmt.Errorf("%s", stdout)
 		}
-		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 2`) { // a moment later
+		// a moment later
+		if text, err := kvepp.metrics(); err != nil || !strings.Contains(text, `kvepp_cordoned_workers 2`) {
 			return fmt.Errorf("the metrics do not have two cordoned workers (%v)", err)
 		}
 		return nil
@@ -85,9 +92,11 @@ func TestOperatorCommands(t *testing.T) {
 		}
 		return nil
 	})
-	for _, line := range []string{`msg="endpoint cordoned: it gets no new requests" endpoint=worker-a operator=cordoned pool=none`,
+	for _, line := range []string{`msg="endpoint cordoned: it gets no new requests" endpoint=worker-a ` +
+		`operator=cordoned pool=none`,
 		`msg="endpoint cordoned: it gets no new requests" endpoint=worker-b operator=none pool="endpoints file"`,
-		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-a`, `msg="endpoint uncordoned: it gets requests again" endpoint=worker-b`} {
+		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-a`,
+		`msg="endpoint uncordoned: it gets requests again" endpoint=worker-b`} {
 		if log := kvepp.Tail(100); strings.Count(log, line) != 1 {
 			t.Errorf("the log does not have once %s:\n%s", line, log)
 		}
@@ -107,7 +116,10 @@ type drained struct {
 }
 
 func newDrained(t *testing.T, after func(int, *service.Endpoint)) *drained {
-	d := &drained{after: after, now: service.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []service.Worker{}}}
+	d := &drained{
+		after: after,
+		now:   service.Endpoint{Name: "a", InPool: true, RunningRequests: 3, Workers: []service.Worker{}},
+	}
 	d.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -130,8 +142,8 @@ func newDrained(t *testing.T, after func(int, *service.Endpoint)) *drained {
 // whenever replaces the time that a line names.
 var whenever = regexp.MustCompile(`after [0-9ms]+`)
 
-// TestDrainWaits: the command returns when the last request ends, and says how many run meanwhile; whatever else ends it, it says what
-// to do.
+// TestDrainWaits: the command returns when the last request ends, and says how many run meanwhile; whatever else ends
+// it, it says what to do.
 func TestDrainWaits(t *testing.T) {
 	for name, c := range map[string]struct {
 		after             func(gets int, e *service.Endpoint)
@@ -139,20 +151,36 @@ func TestDrainWaits(t *testing.T) {
 		err, done, showed string
 	}{
 		"requests end": {after: func(gets int, e *service.Endpoint) { e.RunningRequests = max(3-gets, 0) },
-			done: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`, showed: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 request runs after N s\n"},
+			done: `a: drained after N s, no request runs. "kvepp uncordon a" brings it back.`,
+			showed: "a: draining, 3 requests run after N s\na: draining, 2 requests run after N s\na: draining, 1 " +
+				"request runs after N s\n"},
 		"they do not": {after: func(int, *service.Endpoint) {}, timeout: 2 * time.Second,
-			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
-		"it leaves": {after: func(_ int, e *service.Endpoint) { e.InPool = false }, err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself before you stop it"},
+			err: `--timeout is over after N s: 3 requests run on a. It stays cordoned: drain it again to wait ` +
+				`further, stop the engine to break them off, or bring it back with "kvepp uncordon a"`},
+		"it leaves": {after: func(_ int, e *service.Endpoint) { e.InPool = false },
+			err: "a has left the pool: kvepp cannot count its running requests any more. Look at the engine itself " +
+				"before you stop it"},
 		"uncordoned": {after: func(_ int, e *service.Endpoint) { e.Cordon = nil },
-			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has uncordoned it. Drain it again"},
-		"only its Pod cordons it": {after: func(_ int, e *service.Endpoint) { e.Cordon.By = []string{"Pod annotation"} }, err: "a is not cordoned any more"},
+			err: "a is not cordoned any more, and 3 requests run on it: kvepp has restarted, or somebody has " +
+				"uncordoned it. Drain it again"},
+		"only its Pod cordons it": {after: func(_ int,
+			e *service.Endpoint) {
+			e.Cordon.By = []string{"Pod annotation"}
+		}, err: "a is not cordoned any more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDrained(t, c.after)
 			var progress, out bytes.Buffer
-			client := adminClient{address: strings.TrimPrefix(d.URL, "http://"), http: http.DefaultClient, poll: time.Millisecond, progress: &progress}
+			client := adminClient{
+				address:  strings.TrimPrefix(d.URL, "http://"),
+				http:     http.DefaultClient,
+				poll:     time.Millisecond,
+				progress: &progress,
+			}
 			err := client.drain(t.Context(), "a", c.timeout, &out)
-			if got := whenever.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" && !strings.Contains(got, c.err) || c.err == "" && err != nil {
+			if got := whenever.ReplaceAllString(fmt.Sprint(err), "after N s"); c.err != "" &&
+				!strings.Contains(got, c.err) ||
+				c.err == "" && err != nil {
 				t.Errorf("error %q, want %q", got, c.err)
 			}
 			if got := whenever.ReplaceAllString(strings.TrimSpace(out.String()), "after N s"); got != c.done {
@@ -185,15 +213,19 @@ func TestAdminAnswers(t *testing.T) {
 		body    string
 		want    string
 	}{
-		{nobody.Addr().String(), 0, "", "connection refused); a running kvepp serve listens there if its --admin-address says so"},
-		{other.Listener.Addr().String(), 404, "404 page not found\n", "answers 404 Not Found to POST /workers/a%2Fb/cordon; is it the --admin-address of a kvepp serve of this version?"},
+		{nobody.Addr().String(), 0, "", "connection refused); a running kvepp serve listens there if its " +
+			"--admin-address says so"},
+		{other.Listener.Addr().String(), 404, "404 page not found\n",
+			"answers 404 Not Found to POST /workers/a%2Fb/cordon; is it the --admin-address of a kvepp serve of this " +
+				"version?"},
 		{other.Listener.Addr().String(), 200, "<html>", "does not answer as kvepp serve does"},
 		{other.Listener.Addr().String(), 401, "", "wants another token: give --admin-token-file"},
 		{other.Listener.Addr().String(), 500, `{"error": "no"}`, "kvepp cordon: no\n"},
 	} {
 		status, body = c.status, c.body
 		var out, errs bytes.Buffer
-		if got := start([]string{"cordon", "a/b", "--admin-address", c.address}, nil, &out, &errs, nil); got != 1 || !strings.Contains(errs.String(), c.want) {
+		if got := start([]string{"cordon", "a/b", "--admin-address", c.address}, nil, &out, &errs, nil); got != 1 ||
+			!strings.Contains(errs.String(), c.want) {
 			t.Errorf("status %d, %q; want 1, %q", got, errs.String(), c.want)
 		}
 	}
@@ -214,7 +246,8 @@ func TestAdminUsage(t *testing.T) {
 		{"drain a --admin-adress=kvepp:1", "did you mean --admin-address?"},
 	} {
 		var out, errs bytes.Buffer
-		if got := start(strings.Fields(c.args), nil, &out, &errs, nil); got != 2 || !strings.Contains(errs.String(), c.want) {
+		if got := start(strings.Fields(c.args), nil, &out, &errs, nil); got != 2 ||
+			!strings.Contains(errs.String(), c.want) {
 			t.Errorf("kvepp %s: status %d, %q; want 2, %q", c.args, got, errs.String(), c.want)
 		}
 	}
@@ -233,7 +266,16 @@ func TestDrainIsInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := process.Start(t.TempDir(), "drain", []string{asProgram + "=1"}, self, "drain", "a", "--admin-address", strings.TrimPrefix(d.URL, "http://"))
+	p, err := process.Start(
+		t.TempDir(),
+		"drain",
+		[]string{asProgram + "=1"},
+		self,
+		"drain",
+		"a",
+		"--admin-address",
+		strings.TrimPrefix(d.URL, "http://"),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

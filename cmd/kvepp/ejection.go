@@ -26,12 +26,43 @@ type ejection struct {
 
 // add declares the flags.
 func (e *ejection) add(f *pflag.FlagSet) {
-	f.BoolVar(&e.on, "eject", true, "eject endpoints that fail: they get no requests until a trial request succeeds (outlier detection, passive health checks). Failures: no connection, a reset, 500, 502, 503 or 504, no headers of a streamed response within --eject-first-byte. 4xx, 429 and a client that went away are none. An endpoint whose metrics page refuses connections, or leaves a read and everything else unanswered for 5 s, is ejected at once")
+	f.BoolVar(
+		&e.on,
+		"eject",
+		true,
+		"eject endpoints that fail: they get no requests until a trial request succeeds (outlier detection, passive "+
+			"health checks). Failures: no connection, a reset, 500, 502, 503 or 504, no headers of a streamed "+
+			"response within --eject-first-byte. 4xx, 429 and a client that went away are none. An endpoint whose "+
+			"metrics page refuses connections, or leaves a read and everything else unanswered for 5 s, is ejected "+
+			"at once",
+	)
 	f.IntVar(&e.consecutive, "eject-consecutive-failures", 3, "eject an endpoint after `N` failures in a row")
-	f.IntVar(&e.percent, "eject-failure-percent", 50, "eject an endpoint when more than this `PERCENT` of its requests failed in the last 10 s, of at least 10. 100: never")
-	f.IntVar(&e.maxPercent, "eject-max-percent", 50, "at most this `PERCENT` of a model's endpoints are ejected for --eject-failure-percent alone. When all endpoints that may take a request are ejected, all are candidates again")
-	f.DurationVar(&e.time, "eject-time", time.Second, "how long an ejected endpoint waits for its trial request; twice as long after each failed trial, up to 60 s")
-	f.DurationVar(&e.firstByte, "eject-first-byte", 30*time.Second, "how long the headers of a streamed response, or of a trial request's, may take. 0: no limit")
+	f.IntVar(
+		&e.percent,
+		"eject-failure-percent",
+		50,
+		"eject an endpoint when more than this `PERCENT` of its requests failed in the last 10 s, of at least 10. "+
+			"100: never",
+	)
+	f.IntVar(
+		&e.maxPercent,
+		"eject-max-percent",
+		50,
+		"at most this `PERCENT` of a model's endpoints are ejected for --eject-failure-percent alone. When all "+
+			"endpoints that may take a request are ejected, all are candidates again",
+	)
+	f.DurationVar(
+		&e.time,
+		"eject-time",
+		time.Second,
+		"how long an ejected endpoint waits for its trial request; twice as long after each failed trial, up to 60 s",
+	)
+	f.DurationVar(
+		&e.firstByte,
+		"eject-first-byte",
+		30*time.Second,
+		"how long the headers of a streamed response, or of a trial request's, may take. 0: no limit",
+	)
 }
 
 // check checks these flags.
@@ -54,12 +85,23 @@ func (e *ejection) check() error {
 // unused adds the flags that mean nothing because endpoints are not ejected.
 func (e *ejection) unused(idle *idle) {
 	if !e.on {
-		idle.add("with --eject=false no endpoint is ejected", "eject-consecutive-failures", "eject-failure-percent", "eject-max-percent", "eject-time", "eject-first-byte")
+		idle.add(
+			"with --eject=false no endpoint is ejected",
+			"eject-consecutive-failures",
+			"eject-failure-percent",
+			"eject-max-percent",
+			"eject-time",
+			"eject-first-byte",
+		)
 	}
 }
 
 // tracker returns what follows the health of endpoints. pages, once set, reads their metrics pages.
-func (e *ejection) tracker(m *metrics.Metrics, pages *atomic.Pointer[enginemetrics.Gauges], log *slog.Logger) *eject.Tracker {
+func (e *ejection) tracker(
+	m *metrics.Metrics,
+	pages *atomic.Pointer[enginemetrics.Gauges],
+	log *slog.Logger,
+) *eject.Tracker {
 	for _, cause := range eject.Causes {
 		m.ShowEjection(string(cause))
 	}

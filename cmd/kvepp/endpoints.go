@@ -37,9 +37,17 @@ func (o *options) wantsEvents() bool {
 	return o.kvEvents && o.scoring.OverlapScoreCredit > 0 && o.scoring.Mode == scoring.KV
 }
 
-// subscribe returns what will follow the KV events of the workers of p. Where there are peers to take the index over from, events are
-// held back until that is done.
-func subscribe(o *options, p *pool.Pool, index *indexer.Index, adapters *router.Adapters, engine tokenizer.Engine, m *metrics.Metrics, log *slog.Logger) (*feed.Feed, error) {
+// subscribe returns what will follow the KV events of the workers of p. Where there are peers to take the index over
+// from, events are held back until that is done.
+func subscribe(
+	o *options,
+	p *pool.Pool,
+	index *indexer.Index,
+	adapters *router.Adapters,
+	engine tokenizer.Engine,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) (*feed.Feed, error) {
 	o.feed.Engine = string(engine)
 	if engine != tokenizer.Dynamo {
 		o.feed.Adapter = func(w kvblock.Worker, name string) {
@@ -59,9 +67,19 @@ type forgetful struct{ forget func(kvblock.Worker) }
 func (forgetful) WorkerJoined(pool.Worker)      {}
 func (f forgetful) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
-// follow keeps the pool at what the endpoints file, Dynamo's discovery and the cluster say together. The cluster is followed until
-// stop is called: while the last requests end, workers still leave.
-func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readiness, p *pool.Pool, models map[string]*tokenizer.Model, files map[string]dynamo.ModelFiles, m *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
+// follow keeps the pool at what the endpoints file, Dynamo's discovery and the cluster say together. The cluster is
+// followed until stop is called: while the last requests end, workers still leave.
+func follow(
+	ctx context.Context,
+	o *options,
+	cluster *kubernetes,
+	ready *readiness,
+	p *pool.Pool,
+	models map[string]*tokenizer.Model,
+	files map[string]dynamo.ModelFiles,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) (stop func(), err error) {
 	var (
 		mu      sync.Mutex // guards the parts; held over Update so that the latest wins
 		entries []pool.Entry
@@ -74,7 +92,12 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 	if err != nil {
 		return nil, fmt.Errorf("--dns-lookup-family: %w", err)
 	}
-	m.Source(metrics.UnresolvedNames, metrics.UnresolvedNamesHelp, nil, func() float64 { return float64(names.Unresolved()) })
+	m.Source(
+		metrics.UnresolvedNames,
+		metrics.UnresolvedNamesHelp,
+		nil,
+		func() float64 { return float64(names.Unresolved()) },
+	)
 	update := func() {
 		instances := slices.Concat(stored, pods.Instances)
 		wrong.begin()
@@ -129,7 +152,8 @@ func follow(ctx context.Context, o *options, cluster *kubernetes, ready *readine
 	}
 	refused := m.EndpointFileRefused.Inc
 	err = pool.WatchFile(ctx, o.endpoints, log, func(now []pool.Entry) error {
-		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 && o.dynamoDiscovery == "" {
+		if joins := slices.IndexFunc(now, func(e pool.Entry) bool { return e.Dynamo != "" }); joins >= 0 &&
+			o.dynamoDiscovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[joins].Name)
 		}
 		names.Use(ctx, now)
@@ -156,7 +180,12 @@ func usable(endpoints []pool.Endpoint, wrong *complaints) []pool.Endpoint {
 	return slices.DeleteFunc(endpoints, func(e pool.Endpoint) bool {
 		err := e.Check()
 		if err != nil {
-			wrong.warn(fmt.Sprintf("an endpoint is left out, because a name, an address or a text of it cannot be used: %v", err))
+			wrong.warn(
+				fmt.Sprintf(
+					"an endpoint is left out, because a name, an address or a text of it cannot be used: %v",
+					err,
+				),
+			)
 		}
 		return err != nil
 	})
@@ -173,7 +202,12 @@ func besides(file, cluster []pool.Endpoint, wrong *complaints) []pool.Endpoint {
 	}
 	for i := range cluster {
 		if names[cluster[i].Name] {
-			wrong.warn(fmt.Sprintf("endpoint %q is in the endpoints file and in the cluster: the file's is used", cluster[i].Name))
+			wrong.warn(
+				fmt.Sprintf(
+					"endpoint %q is in the endpoints file and in the cluster: the file's is used",
+					cluster[i].Name,
+				),
+			)
 			continue
 		}
 		file = append(file, cluster[i])

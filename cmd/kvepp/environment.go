@@ -48,15 +48,18 @@ func commandsWith(flag string) (names []string) {
 	return names
 }
 
-// toolVariables are the variables of the Makefile, of the scripts and of the tests, which a shell that builds and runs kvepp may have.
+// toolVariables are the variables of the Makefile, of the scripts and of the tests, which a shell that builds and runs
+// kvepp may have.
 var toolVariables = []string{
-	"KVEPP_CACHE", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_KIND", "KVEPP_KIND_CONFIG", "KVEPP_KIND_IMAGE", "KVEPP_KUBE", "KVEPP_MANIFEST_TOOLS",
-	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_ROOTFS", "KVEPP_TOOLS", "KVEPP_VLLM", "KVEPP_VLLM_MEDIA",
+	"KVEPP_CACHE", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_KIND", "KVEPP_KIND_CONFIG", "KVEPP_KIND_IMAGE", "KVEPP_KUBE",
+	"KVEPP_MANIFEST_TOOLS",
+	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_ROOTFS", "KVEPP_TOOLS", "KVEPP_VLLM",
+	"KVEPP_VLLM_MEDIA",
 }
 
-// checkEnvironment returns an error that names each variable KVEPP_* of environ (NAME=VALUE each) that no flag of any command has,
-// so that a misspelt setting is noticed. Variables without a value count as absent. Those that Kubernetes sets for Services are left
-// alone.
+// checkEnvironment returns an error that names each variable KVEPP_* of environ (NAME=VALUE each) that no flag of any
+// command has, so that a misspelt setting is noticed. Variables without a value count as absent. Those that Kubernetes
+// sets for Services are left alone.
 func checkEnvironment(environ []string) error {
 	values := map[string]string{}
 	var ours []string
@@ -110,25 +113,29 @@ func withoutPrefix(names []string) []string {
 
 // serviceSuffix is what Kubernetes puts after the name of a Service in the environment variables of containers.
 // Source: kubernetes, pkg/kubelet/envvars.
-var serviceSuffix = regexp.MustCompile(`^_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+var serviceSuffix = regexp.MustCompile(
+	`^_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`,
+)
 
 // serviceURL is the value of NAME_PORT, where the Service is.
 var serviceURL = regexp.MustCompile(`^(tcp|udp|sctp)://.+:[0-9]+$`)
 
-// isServiceVariable reports whether Kubernetes set a variable, because there is a Service whose name begins with kvepp: a Service kvepp
-// sets KVEPP_SERVICE_HOST, KVEPP_SERVICE_PORT, KVEPP_PORT and KVEPP_PORT_9002_TCP, a Service kvepp-epp KVEPP_EPP_SERVICE_HOST. All variables
-// of a Service come together, so that its SERVICE_HOST tells them from a misspelt setting.
+// isServiceVariable reports whether Kubernetes set a variable, because there is a Service whose name begins with kvepp:
+// a Service kvepp sets KVEPP_SERVICE_HOST, KVEPP_SERVICE_PORT, KVEPP_PORT and KVEPP_PORT_9002_TCP, a Service kvepp-epp
+// KVEPP_EPP_SERVICE_HOST. All variables of a Service come together, so that its SERVICE_HOST tells them from a misspelt
+// setting.
 func isServiceVariable(name string, getenv func(string) string) bool {
 	for i := range name {
-		if name[i] == '_' && serviceSuffix.MatchString(name[i:]) && getenv(name[:i]+"_SERVICE_HOST") != "" && getenv(name[:i]+"_SERVICE_PORT") != "" {
+		if name[i] == '_' && serviceSuffix.MatchString(name[i:]) && getenv(name[:i]+"_SERVICE_HOST") != "" &&
+			getenv(name[:i]+"_SERVICE_PORT") != "" {
 			return true
 		}
 	}
 	return false
 }
 
-// isServiceURL reports whether a variable that has the name of a flag's holds the address of a Service instead: a Service kvepp-metrics sets
-// KVEPP_METRICS_PORT, which is also the variable of --metrics-port.
+// isServiceURL reports whether a variable that has the name of a flag's holds the address of a Service instead: a
+// Service kvepp-metrics sets KVEPP_METRICS_PORT, which is also the variable of --metrics-port.
 func isServiceURL(name, value string, getenv func(string) string) bool {
 	return serviceURL.MatchString(value) && isServiceVariable(name, getenv)
 }

@@ -38,11 +38,26 @@ const (
 	maxFetchedFiles = 200       // of a model
 )
 
-// fetched are the files that a tokenizer is made of, as patterns of path.Match. Others say of the model what tokenizers depend on.
-// Source: what package tokenizer reads.
-var fetched = []string{"tokenizer*.json", "config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
-	"special_tokens_map.json", "added_tokens.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-	"*.tiktoken", "tiktoken.model", "tokenizer.model*", "tekken.json", "vocab.json", "merges.txt"}
+// fetched are the files that a tokenizer is made of, as patterns of path.Match. Others say of the model what tokenizers
+// depend on. Source: what package tokenizer reads.
+var fetched = []string{
+	"tokenizer*.json",
+	"config.json",
+	"chat_template.jinja",
+	"chat_template.json",
+	"additional_chat_templates/*.jinja",
+	"special_tokens_map.json",
+	"added_tokens.json",
+	"generation_config.json",
+	"preprocessor_config.json",
+	"processor_config.json",
+	"*.tiktoken",
+	"tiktoken.model",
+	"tokenizer.model*",
+	"tekken.json",
+	"vocab.json",
+	"merges.txt",
+}
 
 // fetchOptions is everything that `kvepp fetch` can be told.
 type fetchOptions struct {
@@ -60,9 +75,24 @@ func fetchFlags(o *fetchOptions) *pflag.FlagSet {
 	f := newFlags("kvepp fetch")
 	f.StringVar(&o.hub, "hub", "", "the hub's `URL`; also from HF_ENDPOINT, as engines take it")
 	f.StringVar(&o.to, "to", "", "the `FOLDER` for all models")
-	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the token that the hub wants for some models; also from HF_TOKEN, the token itself")
-	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long to try, for all models; what fails for a while is tried again")
-	f.BoolVar(&o.optional, "optional", false, "exit with 0 although a model could not be fetched: kvepp then routes its requests by load")
+	f.StringVar(
+		&o.tokenFile,
+		"token-file",
+		"",
+		"`FILE` with the token that the hub wants for some models; also from HF_TOKEN, the token itself",
+	)
+	f.DurationVar(
+		&o.timeout,
+		"timeout",
+		5*time.Minute,
+		"how long to try, for all models; what fails for a while is tried again",
+	)
+	f.BoolVar(
+		&o.optional,
+		"optional",
+		false,
+		"exit with 0 although a model could not be fetched: kvepp then routes its requests by load",
+	)
 	documentEnvironment(f, fetchPrefix)
 	return f
 }
@@ -102,7 +132,10 @@ func parseFetch(o *fetchOptions, args []string, getenv func(string) string) erro
 				m.repository, m.revision = repository, revision
 			}
 		}
-		if !filepath.IsLocal(m.folder) || m.repository == "" || m.revision == "" || path.Clean(m.repository) != m.repository || strings.HasPrefix(m.repository, "..") || strings.HasPrefix(m.repository, "/") {
+		if !filepath.IsLocal(m.folder) || m.repository == "" || m.revision == "" ||
+			path.Clean(m.repository) != m.repository ||
+			strings.HasPrefix(m.repository, "..") ||
+			strings.HasPrefix(m.repository, "/") {
 			return fmt.Errorf("%q: want FOLDER=REPOSITORY[@REVISION], the folder one below --to", arg)
 		}
 		o.models = append(o.models, m)
@@ -141,7 +174,15 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 			fmt.Fprintf(stderr, "kvepp fetch: %s of %s: %v\n", m.repository, o.hub, err)
 			continue
 		}
-		fmt.Fprintf(stdout, "%s: %s at %s, %d files, %.1f MB\n", m.folder, m.repository, commit, files, float64(size)/1e6)
+		fmt.Fprintf(
+			stdout,
+			"%s: %s at %s, %d files, %.1f MB\n",
+			m.folder,
+			m.repository,
+			commit,
+			files,
+			float64(size)/1e6,
+		)
 	}
 	if failed && !o.optional {
 		return 1
@@ -149,7 +190,8 @@ func fetch(args []string, stdout, stderr io.Writer, getenv func(string) string) 
 	return 0
 }
 
-// staySecure refuses to be led from TLS to plain HTTP. The token goes to the hub's own host alone: net/http leaves it out elsewhere.
+// staySecure refuses to be led from TLS to plain HTTP. The token goes to the hub's own host alone: net/http leaves it
+// out elsewhere.
 func staySecure(r *http.Request, via []*http.Request) error {
 	if len(via) >= 10 {
 		return errors.New("more than ten redirections")
@@ -169,7 +211,11 @@ type hub struct {
 }
 
 // model fetches what a tokenizer needs of a model into a folder.
-func (h *hub) model(ctx context.Context, m modelSource, folder string) (commit string, files int, size int64, err error) {
+func (h *hub) model(
+	ctx context.Context,
+	m modelSource,
+	folder string,
+) (commit string, files int, size int64, err error) {
 	var listing struct {
 		SHA      string `json:"sha"`
 		Siblings []struct {
@@ -205,8 +251,8 @@ func (h *hub) model(ctx context.Context, m modelSource, folder string) (commit s
 	for _, sibling := range listing.Siblings {
 		name := sibling.Name
 		if ok, _ := path.Match("*.safetensors", name); ok {
-			// Engines take Mistral's own tokenizer for a folder with Mistral's own weights, and package tokenizer looks for their
-			// names too: they stand here empty.
+			// Engines take Mistral's own tokenizer for a folder with Mistral's own weights, and package tokenizer looks
+			// for their names too: they stand here empty.
 			if f, err := root.Create(name); err != nil {
 				return "", 0, 0, err
 			} else if err := f.Close(); err != nil {
@@ -220,12 +266,18 @@ func (h *hub) model(ctx context.Context, m modelSource, folder string) (commit s
 		if files++; files > maxFetchedFiles {
 			return "", 0, 0, fmt.Errorf("more than %d files that a tokenizer might need", maxFetchedFiles)
 		}
-		n, err := h.file(ctx, h.url+"/"+escaped(m.repository)+"/resolve/"+url.PathEscape(listing.SHA)+"/"+escaped(name), root, name)
+		n, err := h.file(
+			ctx,
+			h.url+"/"+escaped(m.repository)+"/resolve/"+url.PathEscape(listing.SHA)+"/"+escaped(name),
+			root,
+			name,
+		)
 		if err != nil {
 			return "", 0, 0, fmt.Errorf("%s: %w", name, err)
 		}
 		size += n
-		tokenizer = tokenizer || name == "tokenizer.json" || strings.HasSuffix(name, ".tiktoken") || name == "tiktoken.model"
+		tokenizer = tokenizer || name == "tokenizer.json" || strings.HasSuffix(name, ".tiktoken") ||
+			name == "tiktoken.model"
 	}
 	if !tokenizer {
 		return "", 0, 0, errors.New("it has no tokenizer.json or tiktoken.model, and kvepp reads no other tokenizer")
@@ -327,9 +379,22 @@ func (h *hub) try(ctx context.Context, address string, read func(io.Reader) erro
 	case code == http.StatusOK:
 		return read(answer.Body)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return final{fmt.Errorf("%s answers %s: the model wants a token (--token-file) of somebody who may read it, or there is none of that name", address, answer.Status)}
+		return final{
+			fmt.Errorf(
+				"%s answers %s: the model wants a token (--token-file) of somebody who may read it, or there is none "+
+					"of that name",
+				address,
+				answer.Status,
+			),
+		}
 	case code == http.StatusNotFound:
-		return final{fmt.Errorf("%s answers %s: no such model or revision, or the mirror lacks that address", address, answer.Status)}
+		return final{
+			fmt.Errorf(
+				"%s answers %s: no such model or revision, or the mirror lacks that address",
+				address,
+				answer.Status,
+			),
+		}
 	case code == http.StatusTooManyRequests || code >= 500:
 		return fmt.Errorf("%s answers %s", address, answer.Status)
 	default:

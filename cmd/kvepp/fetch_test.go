@@ -15,7 +15,11 @@ import (
 )
 
 // modelHub is a hub with one model, whose files are content-addressed by one commit.
-func modelHub(t *testing.T, files map[string]string, before func(w http.ResponseWriter, r *http.Request) (answered bool)) string {
+func modelHub(
+	t *testing.T,
+	files map[string]string,
+	before func(w http.ResponseWriter, r *http.Request) (answered bool),
+) string {
 	names := slices.Sorted(maps.Keys(files))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if before != nil && before(w, r) {
@@ -65,9 +69,11 @@ func tree(t *testing.T, folder string) map[string]string {
 func TestFetch(t *testing.T) {
 	var failures atomic.Int64
 	url := modelHub(t, map[string]string{
-		"tokenizer.json": "{}", "tokenizer_config.json": "[]", "chat_template.jinja": "{{ x }}", "additional_chat_templates/rag.jinja": "{{ y }}",
-		"model-00001-of-00002.safetensors": "weights", "model.safetensors.index.json": "weights", "pytorch_model.bin": "weights",
-		"README.md": "words", "../../escaped.json": "bad", "sub/tokenizer.json": "another",
+		"tokenizer.json": "{}", "tokenizer_config.json": "[]", "chat_template.jinja": "{{ x }}",
+		"additional_chat_templates/rag.jinja": "{{ y }}",
+		"model-00001-of-00002.safetensors":    "weights", "model.safetensors.index.json": "weights",
+		"pytorch_model.bin": "weights",
+		"README.md":         "words", "../../escaped.json": "bad", "sub/tokenizer.json": "another",
 	}, func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Header.Get("Authorization") != "Bearer s3cr3t" {
 			http.Error(w, "who?", http.StatusUnauthorized)
@@ -84,18 +90,25 @@ func TestFetch(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, complaint bytes.Buffer
-	if status := fetch([]string{"--hub=" + url, "--to=" + to, "--token-file=" + token, "qwen=org/model"}, &out, &complaint, noEnvironment); status != 0 {
+	if status := fetch([]string{"--hub=" + url, "--to=" + to, "--token-file=" + token, "qwen=org/model"}, &out,
+		&complaint, noEnvironment); status != 0 {
 		t.Fatal(status, complaint.String())
 	}
 	if out.String() != "qwen: org/model at c0ffee, 4 files, 0.0 MB\n" {
 		t.Errorf("said %q", out.String())
 	}
-	want := map[string]string{"qwen/tokenizer.json": "{}", "qwen/tokenizer_config.json": "[]", "qwen/chat_template.jinja": "{{ x }}",
-		"qwen/additional_chat_templates/rag.jinja": "{{ y }}", "qwen/model-00001-of-00002.safetensors": ""}
+	want := map[string]string{
+		"qwen/tokenizer.json":                      "{}",
+		"qwen/tokenizer_config.json":               "[]",
+		"qwen/chat_template.jinja":                 "{{ x }}",
+		"qwen/additional_chat_templates/rag.jinja": "{{ y }}",
+		"qwen/model-00001-of-00002.safetensors":    "",
+	}
 	if got := tree(t, to); !maps.Equal(got, want) {
 		t.Errorf("fetched %v, want %v", got, want)
 	}
-	if !strings.Contains(complaint.String(), "503 Service Unavailable; again in 1s") || strings.Contains(complaint.String(), "s3cr3t") {
+	if !strings.Contains(complaint.String(), "503 Service Unavailable; again in 1s") ||
+		strings.Contains(complaint.String(), "s3cr3t") {
 		t.Errorf("complained %q", complaint.String())
 	}
 }
@@ -107,7 +120,11 @@ func TestFetchFails(t *testing.T) {
 		http.Error(w, "", http.StatusForbidden)
 		return true
 	})
-	website := modelHub(t, nil, func(w http.ResponseWriter, r *http.Request) bool { fmt.Fprint(w, "<html>"); return true })
+	website := modelHub(
+		t,
+		nil,
+		func(w http.ResponseWriter, r *http.Request) bool { fmt.Fprint(w, "<html>"); return true },
+	)
 	down := modelHub(t, nil, func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "", http.StatusBadGateway)
 		return true
@@ -146,7 +163,9 @@ func TestFetchFails(t *testing.T) {
 			}
 		}
 		var out, complaint bytes.Buffer
-		if status := fetch(x.args, &out, &complaint, noEnvironment); status != x.status || !strings.Contains(complaint.String(), x.says) || strings.Contains(complaint.String(), "s3cr3t") {
+		if status := fetch(x.args, &out, &complaint, noEnvironment); status != x.status ||
+			!strings.Contains(complaint.String(), x.says) ||
+			strings.Contains(complaint.String(), "s3cr3t") {
 			t.Errorf("%v: status %d, %q; want %d and %q", x.args, status, complaint.String(), x.status, x.says)
 		}
 	}

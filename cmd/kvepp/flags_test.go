@@ -21,187 +21,1117 @@ import (
 	"kvepp/tokenizer"
 )
 
-// settings lists every flag with its environment variables, two values that differ from the default, and where they land.
-// A flag that is missing here fails TestEveryFlagIsListed.
+// settings lists every flag with its environment variables, two values that differ from the default, and where they
+// land. A flag that is missing here fails TestEveryFlagIsListed.
 var settings = []struct {
 	flag, kvepp, dynamo string
 	values              [3]string
 	get                 func(*options) any
 }{
-	{"dns-lookup-family", "KVEPP_DNS_LOOKUP_FAMILY", "", [3]string{"v4_only", "v6_only", "v4_preferred"}, func(o *options) any { return o.dnsLookupFamily }},
+	{
+		"dns-lookup-family",
+		"KVEPP_DNS_LOOKUP_FAMILY",
+		"",
+		[3]string{"v4_only", "v6_only", "v4_preferred"},
+		func(o *options) any { return o.dnsLookupFamily },
+	},
 	{"endpoints", "KVEPP_ENDPOINTS", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.endpoints }},
-	{"pool-name", "KVEPP_POOL_NAME", "DYN_EPP_INFERENCE_POOL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolName }},
-	{"pool-namespace", "KVEPP_POOL_NAMESPACE", "POD_NAMESPACE", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolNamespace }},
+	{
+		"pool-name",
+		"KVEPP_POOL_NAME",
+		"DYN_EPP_INFERENCE_POOL_NAME",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.poolName },
+	},
+	{
+		"pool-namespace",
+		"KVEPP_POOL_NAMESPACE",
+		"POD_NAMESPACE",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.poolNamespace },
+	},
 	{"pool-group", "KVEPP_POOL_GROUP", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.poolGroup }},
-	{"endpoint-selector", "KVEPP_ENDPOINT_SELECTOR", "", [3]string{"a=b", "a=c", "a=d"}, func(o *options) any { return o.endpointSelector }},
-	{"endpoint-target-ports", "KVEPP_ENDPOINT_TARGET_PORTS", "", [3]string{"1,2", "3", "4"}, func(o *options) any { return fmt.Sprint(o.targetPorts) }},
+	{
+		"endpoint-selector",
+		"KVEPP_ENDPOINT_SELECTOR",
+		"",
+		[3]string{"a=b", "a=c", "a=d"},
+		func(o *options) any { return o.endpointSelector },
+	},
+	{
+		"endpoint-target-ports",
+		"KVEPP_ENDPOINT_TARGET_PORTS",
+		"",
+		[3]string{"1,2", "3", "4"},
+		func(o *options) any { return fmt.Sprint(o.targetPorts) },
+	},
 	{"kubeconfig", "KVEPP_KUBECONFIG", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.kubeconfig }},
-	{"kv-events-port", "KVEPP_KV_EVENTS_PORT", "DYN_EPP_KV_EVENT_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.kvEventsPort }},
-	{"kv-replay-port", "KVEPP_KV_REPLAY_PORT", "DYN_EPP_KV_EVENT_REPLAY_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.kvReplayPort }},
-	{"data-parallel-size", "KVEPP_DATA_PARALLEL_SIZE", "", [3]string{"2", "3", "4"}, func(o *options) any { return o.dataParallelSize }},
-	{"pod-ip-family", "KVEPP_POD_IP_FAMILY", "", [3]string{"ipv4", "ipv6", "ipv4"}, func(o *options) any { return o.podIPFamily }},
-	{"ha-enable-leader-election", "KVEPP_HA_ENABLE_LEADER_ELECTION", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.leaderElection }},
-	{"metrics-endpoint-auth", "KVEPP_METRICS_ENDPOINT_AUTH", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.metricsAuth }},
+	{
+		"kv-events-port",
+		"KVEPP_KV_EVENTS_PORT",
+		"DYN_EPP_KV_EVENT_PORT",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.kvEventsPort },
+	},
+	{
+		"kv-replay-port",
+		"KVEPP_KV_REPLAY_PORT",
+		"DYN_EPP_KV_EVENT_REPLAY_PORT",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.kvReplayPort },
+	},
+	{
+		"data-parallel-size",
+		"KVEPP_DATA_PARALLEL_SIZE",
+		"",
+		[3]string{"2", "3", "4"},
+		func(o *options) any { return o.dataParallelSize },
+	},
+	{
+		"pod-ip-family",
+		"KVEPP_POD_IP_FAMILY",
+		"",
+		[3]string{"ipv4", "ipv6", "ipv4"},
+		func(o *options) any { return o.podIPFamily },
+	},
+	{
+		"ha-enable-leader-election",
+		"KVEPP_HA_ENABLE_LEADER_ELECTION",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.leaderElection },
+	},
+	{
+		"metrics-endpoint-auth",
+		"KVEPP_METRICS_ENDPOINT_AUTH",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.metricsAuth },
+	},
 	{"ha-lease-name", "KVEPP_HA_LEASE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.leaseName }},
-	{"ha-handover-timeout", "KVEPP_HA_HANDOVER_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.handOverTimeout }},
-	{"dynamo-discovery", "KVEPP_DYNAMO_DISCOVERY", "", [3]string{"file:a", "file:b", "file:c"}, func(o *options) any { return o.dynamoDiscovery }},
-	{"model", "KVEPP_MODEL", "", [3]string{"m=a", "m=b,n=c", "m=d"}, func(o *options) any { return strings.Join(o.models, ",") }},
+	{
+		"ha-handover-timeout",
+		"KVEPP_HA_HANDOVER_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.handOverTimeout },
+	},
+	{
+		"dynamo-discovery",
+		"KVEPP_DYNAMO_DISCOVERY",
+		"",
+		[3]string{"file:a", "file:b", "file:c"},
+		func(o *options) any { return o.dynamoDiscovery },
+	},
+	{
+		"model",
+		"KVEPP_MODEL",
+		"",
+		[3]string{"m=a", "m=b,n=c", "m=d"},
+		func(o *options) any { return strings.Join(o.models, ",") },
+	},
 	{"model-path", "KVEPP_MODEL_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelPath }},
-	{"model-name", "KVEPP_MODEL_NAME", "DYN_MODEL_NAME", [3]string{"a", "b", "c"}, func(o *options) any { return o.modelName }},
-	{"strict-model", "KVEPP_STRICT_MODEL", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.strictModel }},
-	{"lora", "KVEPP_LORA", "", [3]string{"a=m", "b=m,c=m", "d=m"}, func(o *options) any { return strings.Join(o.adapters, ",") }},
-	{"model-rewrite", "KVEPP_MODEL_REWRITE", "", [3]string{"a=m", "b=m,c=m", "*=m"}, func(o *options) any { return strings.Join(o.modelRewrites, ",") }},
+	{
+		"model-name",
+		"KVEPP_MODEL_NAME",
+		"DYN_MODEL_NAME",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.modelName },
+	},
+	{
+		"strict-model",
+		"KVEPP_STRICT_MODEL",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.strictModel },
+	},
+	{
+		"lora",
+		"KVEPP_LORA",
+		"",
+		[3]string{"a=m", "b=m,c=m", "d=m"},
+		func(o *options) any { return strings.Join(o.adapters, ",") },
+	},
+	{
+		"model-rewrite",
+		"KVEPP_MODEL_REWRITE",
+		"",
+		[3]string{"a=m", "b=m,c=m", "*=m"},
+		func(o *options) any { return strings.Join(o.modelRewrites, ",") },
+	},
 	{"engine", "KVEPP_ENGINE", "", [3]string{"sglang", "trtllm", "dynamo"}, func(o *options) any { return o.engine }},
-	{"chat-template", "KVEPP_CHAT_TEMPLATE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.chatTemplate }},
-	{"chat-template-content-format", "KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT", "", [3]string{"string", "openai", "string"}, func(o *options) any { return o.chatTemplateContentFormat }},
-	{"default-chat-template-kwargs", "KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.defaultChatTemplateKwargs }},
-	{"exclude-tools-when-tool-choice-none", "KVEPP_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.excludeTools }},
-	{"reasoning-effort-map", "KVEPP_REASONING_EFFORT_MAP", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.reasoningEffortMap }},
-	{"anthropic-disabled-thinking-effort", "KVEPP_ANTHROPIC_DISABLED_THINKING_EFFORT", "", [3]string{"none", "low", "max"}, func(o *options) any { return o.disabledThinkingEffort }},
-	{"hf-chat-template-name", "KVEPP_HF_CHAT_TEMPLATE_NAME", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.hfChatTemplateName }},
-	{"dynamo-runtime-config", "KVEPP_DYNAMO_RUNTIME_CONFIG", "", [3]string{`{"a":1}`, `{"a":2}`, `{}`}, func(o *options) any { return o.dynamoRuntimeConfig }},
-	{"trust-request-chat-template", "KVEPP_TRUST_REQUEST_CHAT_TEMPLATE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trustRequestChatTemplate }},
-	{"tokenizer-url", "KVEPP_TOKENIZER_URL", "", [3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"}, func(o *options) any { return strings.Join(o.tokenizerURLs, ",") }},
-	{"tokenizer-url-timeout", "KVEPP_TOKENIZER_URL_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.tokenizerURLTimeout }},
-	{"tokenizer-url-api-key-file", "KVEPP_TOKENIZER_URL_API_KEY_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.tokenizerURLKeyFile }},
-	{"tokenizer-check", "KVEPP_TOKENIZER_CHECK", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.tokenizerCheck }},
-	{"kv-cache-block-size", "KVEPP_KV_CACHE_BLOCK_SIZE", "DYN_KV_CACHE_BLOCK_SIZE", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
-	{"bind-address", "KVEPP_BIND_ADDRESS", "", [3]string{"127.0.0.1", "127.0.0.2", "::1"}, func(o *options) any { return o.bindAddress }},
+	{
+		"chat-template",
+		"KVEPP_CHAT_TEMPLATE",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.chatTemplate },
+	},
+	{
+		"chat-template-content-format",
+		"KVEPP_CHAT_TEMPLATE_CONTENT_FORMAT",
+		"",
+		[3]string{"string", "openai", "string"},
+		func(o *options) any { return o.chatTemplateContentFormat },
+	},
+	{
+		"default-chat-template-kwargs",
+		"KVEPP_DEFAULT_CHAT_TEMPLATE_KWARGS",
+		"",
+		[3]string{`{"a":1}`, `{"a":2}`, `{}`},
+		func(o *options) any { return o.defaultChatTemplateKwargs },
+	},
+	{
+		"exclude-tools-when-tool-choice-none",
+		"KVEPP_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.excludeTools },
+	},
+	{
+		"reasoning-effort-map",
+		"KVEPP_REASONING_EFFORT_MAP",
+		"",
+		[3]string{`{"a":1}`, `{"a":2}`, `{}`},
+		func(o *options) any { return o.reasoningEffortMap },
+	},
+	{
+		"anthropic-disabled-thinking-effort",
+		"KVEPP_ANTHROPIC_DISABLED_THINKING_EFFORT",
+		"",
+		[3]string{"none", "low", "max"},
+		func(o *options) any { return o.disabledThinkingEffort },
+	},
+	{
+		"hf-chat-template-name",
+		"KVEPP_HF_CHAT_TEMPLATE_NAME",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.hfChatTemplateName },
+	},
+	{
+		"dynamo-runtime-config",
+		"KVEPP_DYNAMO_RUNTIME_CONFIG",
+		"",
+		[3]string{`{"a":1}`, `{"a":2}`, `{}`},
+		func(o *options) any { return o.dynamoRuntimeConfig },
+	},
+	{
+		"trust-request-chat-template",
+		"KVEPP_TRUST_REQUEST_CHAT_TEMPLATE",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.trustRequestChatTemplate },
+	},
+	{
+		"tokenizer-url",
+		"KVEPP_TOKENIZER_URL",
+		"",
+		[3]string{"m=http://a", "m=http://b,n=https://c", "m=http://d"},
+		func(o *options) any { return strings.Join(o.tokenizerURLs, ",") },
+	},
+	{
+		"tokenizer-url-timeout",
+		"KVEPP_TOKENIZER_URL_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.tokenizerURLTimeout },
+	},
+	{
+		"tokenizer-url-api-key-file",
+		"KVEPP_TOKENIZER_URL_API_KEY_FILE",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.tokenizerURLKeyFile },
+	},
+	{
+		"tokenizer-check",
+		"KVEPP_TOKENIZER_CHECK",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.tokenizerCheck },
+	},
+	{
+		"kv-cache-block-size",
+		"KVEPP_KV_CACHE_BLOCK_SIZE",
+		"DYN_KV_CACHE_BLOCK_SIZE",
+		[3]string{"16", "32", "64"},
+		func(o *options) any { return o.blockSize },
+	},
+	{
+		"bind-address",
+		"KVEPP_BIND_ADDRESS",
+		"",
+		[3]string{"127.0.0.1", "127.0.0.2", "::1"},
+		func(o *options) any { return o.bindAddress },
+	},
 	{"grpc-port", "KVEPP_GRPC_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcPort }},
-	{"grpc-health-port", "KVEPP_GRPC_HEALTH_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.grpcHealthPort }},
-	{"metrics-port", "KVEPP_METRICS_PORT", "DYN_EPP_METRICS_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.metricsPort }},
-	{"dynamo-namespace", "KVEPP_DYNAMO_NAMESPACE", "DYN_NAMESPACE", [3]string{"a", "b", "c"}, func(o *options) any { return o.dynamoNamespace }},
-	{"dynamo-component", "KVEPP_DYNAMO_COMPONENT", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.dynamoComponent }},
+	{
+		"grpc-health-port",
+		"KVEPP_GRPC_HEALTH_PORT",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.grpcHealthPort },
+	},
+	{
+		"metrics-port",
+		"KVEPP_METRICS_PORT",
+		"DYN_EPP_METRICS_PORT",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.metricsPort },
+	},
+	{
+		"dynamo-namespace",
+		"KVEPP_DYNAMO_NAMESPACE",
+		"DYN_NAMESPACE",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.dynamoNamespace },
+	},
+	{
+		"dynamo-component",
+		"KVEPP_DYNAMO_COMPONENT",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.dynamoComponent },
+	},
 	{"router-id", "KVEPP_ROUTER_ID", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.routerID }},
-	{"allowed-hosts", "KVEPP_ALLOWED_HOSTS", "", [3]string{"a", "b,c", "d"}, func(o *options) any { return strings.Join(o.hosts.names, ",") }},
-	{"admin-address", "KVEPP_ADMIN_ADDRESS", "", [3]string{"a:1", "b:2", "c:3"}, func(o *options) any { return o.adminAddress }},
-	{"admin-token-file", "KVEPP_ADMIN_TOKEN_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.adminTokenFile }},
-	{"debug-decisions", "KVEPP_DEBUG_DECISIONS", "", [3]string{"0", "1", "2"}, func(o *options) any { return o.debugDecisions }},
-	{"index-peers", "KVEPP_INDEX_PEERS", "", [3]string{"http://a,http://b", "http://c", "http://d"}, func(o *options) any { return strings.Join(o.indexPeers, ",") }},
-	{"warmup-timeout", "KVEPP_WARMUP_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.warmUpTimeout }},
-	{"secure-serving", "KVEPP_SECURE_SERVING", "DYN_SECURE_SERVING", [3]string{"false", "true", "false"}, func(o *options) any { return o.secureServing }},
+	{
+		"allowed-hosts",
+		"KVEPP_ALLOWED_HOSTS",
+		"",
+		[3]string{"a", "b,c", "d"},
+		func(o *options) any { return strings.Join(o.hosts.names, ",") },
+	},
+	{
+		"admin-address",
+		"KVEPP_ADMIN_ADDRESS",
+		"",
+		[3]string{"a:1", "b:2", "c:3"},
+		func(o *options) any { return o.adminAddress },
+	},
+	{
+		"admin-token-file",
+		"KVEPP_ADMIN_TOKEN_FILE",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.adminTokenFile },
+	},
+	{
+		"debug-decisions",
+		"KVEPP_DEBUG_DECISIONS",
+		"",
+		[3]string{"0", "1", "2"},
+		func(o *options) any { return o.debugDecisions },
+	},
+	{
+		"index-peers",
+		"KVEPP_INDEX_PEERS",
+		"",
+		[3]string{"http://a,http://b", "http://c", "http://d"},
+		func(o *options) any { return strings.Join(o.indexPeers, ",") },
+	},
+	{
+		"warmup-timeout",
+		"KVEPP_WARMUP_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.warmUpTimeout },
+	},
+	{
+		"secure-serving",
+		"KVEPP_SECURE_SERVING",
+		"DYN_SECURE_SERVING",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.secureServing },
+	},
 	{"cert-path", "KVEPP_CERT_PATH", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.certPath }},
 	{"tls-client-ca", "KVEPP_TLS_CLIENT_CA", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.clientCA }},
-	{"tls-min-version", "KVEPP_TLS_MIN_VERSION", "", [3]string{"1.3", "1.2", "1.3"}, func(o *options) any { return o.minVersion }},
-	{"metrics-address", "KVEPP_METRICS_ADDRESS", "", [3]string{"a:1", "b:2", "c:3"}, func(o *options) any { return o.metricsAddress }},
+	{
+		"tls-min-version",
+		"KVEPP_TLS_MIN_VERSION",
+		"",
+		[3]string{"1.3", "1.2", "1.3"},
+		func(o *options) any { return o.minVersion },
+	},
+	{
+		"metrics-address",
+		"KVEPP_METRICS_ADDRESS",
+		"",
+		[3]string{"a:1", "b:2", "c:3"},
+		func(o *options) any { return o.metricsAddress },
+	},
 	{"drain-delay", "KVEPP_DRAIN_DELAY", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainDelay }},
-	{"model-load-timeout", "KVEPP_MODEL_LOAD_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.modelLoadTimeout }},
+	{
+		"model-load-timeout",
+		"KVEPP_MODEL_LOAD_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.modelLoadTimeout },
+	},
 	{"tracing", "KVEPP_TRACING", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.tracing }},
-	{"enable-pprof", "KVEPP_ENABLE_PPROF", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.enablePprof }},
-	{"metrics-token-file", "KVEPP_METRICS_TOKEN_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsTokenFile }},
-	{"drain-timeout", "KVEPP_DRAIN_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.drainTimeout }},
-	{"router-min-initial-workers", "KVEPP_ROUTER_MIN_INITIAL_WORKERS", "DYN_ROUTER_MIN_INITIAL_WORKERS", [3]string{"1", "2", "3"}, func(o *options) any { return o.minInitialWorkers }},
-	{"prefiller-header", "KVEPP_PREFILLER_HEADER", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.prefillerHeader }},
-	{"header-aliases", "KVEPP_HEADER_ALIASES", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.headerAliases }},
-	{"decision-headers", "KVEPP_DECISION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.decisionHeaders }},
-	{"fallback-endpoints", "KVEPP_FALLBACK_ENDPOINTS", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.fallbacks }},
-	{"pick-timeout", "KVEPP_PICK_TIMEOUT", "", [3]string{"1s", "3s", "4s"}, func(o *options) any { return o.pickTimeout }},
-	{"max-body-bytes", "KVEPP_MAX_BODY_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxBodyBytes }},
+	{
+		"enable-pprof",
+		"KVEPP_ENABLE_PPROF",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.enablePprof },
+	},
+	{
+		"metrics-token-file",
+		"KVEPP_METRICS_TOKEN_FILE",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.metricsTokenFile },
+	},
+	{
+		"drain-timeout",
+		"KVEPP_DRAIN_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.drainTimeout },
+	},
+	{
+		"router-min-initial-workers",
+		"KVEPP_ROUTER_MIN_INITIAL_WORKERS",
+		"DYN_ROUTER_MIN_INITIAL_WORKERS",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.minInitialWorkers },
+	},
+	{
+		"prefiller-header",
+		"KVEPP_PREFILLER_HEADER",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.prefillerHeader },
+	},
+	{
+		"header-aliases",
+		"KVEPP_HEADER_ALIASES",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.headerAliases },
+	},
+	{
+		"decision-headers",
+		"KVEPP_DECISION_HEADERS",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.decisionHeaders },
+	},
+	{
+		"fallback-endpoints",
+		"KVEPP_FALLBACK_ENDPOINTS",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.fallbacks },
+	},
+	{
+		"pick-timeout",
+		"KVEPP_PICK_TIMEOUT",
+		"",
+		[3]string{"1s", "3s", "4s"},
+		func(o *options) any { return o.pickTimeout },
+	},
+	{
+		"max-body-bytes",
+		"KVEPP_MAX_BODY_BYTES",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.maxBodyBytes },
+	},
 	{"max-streams", "KVEPP_MAX_STREAMS", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxStreams }},
-	{"max-buffered-bytes", "KVEPP_MAX_BUFFERED_BYTES", "", [3]string{"1000000", "2000000", "3000000"}, func(o *options) any { return o.maxBufferedBytes }},
-	{"max-parse-bytes", "KVEPP_MAX_PARSE_BYTES", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxParseBytes }},
-	{"index-max-bytes", "KVEPP_INDEX_MAX_BYTES", "", [3]string{"1048576", "2000000", "3000000"}, func(o *options) any { return o.indexMaxBytes }},
-	{"event-plane", "KVEPP_EVENT_PLANE", "DYN_EVENT_PLANE", [3]string{"zmq", "nats", "zmq"}, func(o *options) any { return o.feed.EventPlane }},
-	{"nats-server", "KVEPP_NATS_SERVER", "NATS_SERVER", [3]string{"nats://a", "nats://b", "nats://c"}, func(o *options) any { return o.feed.NATSServer }},
-	{"router-kv-events", "KVEPP_ROUTER_KV_EVENTS", "DYN_ROUTER_USE_KV_EVENTS", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
-	{"router-ttl-secs", "KVEPP_ROUTER_TTL_SECS", "DYN_ROUTER_TTL_SECS", [3]string{"1.5", "2", "3"}, func(o *options) any { return o.ttlSecs }},
-	{"router-max-tree-size", "KVEPP_ROUTER_MAX_TREE_SIZE", "DYN_ROUTER_MAX_TREE_SIZE", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxTreeSize }},
-	{"router-prune-target-ratio", "KVEPP_ROUTER_PRUNE_TARGET_RATIO", "DYN_ROUTER_PRUNE_TARGET_RATIO", [3]string{"0.1", "0.2", "0.3"}, func(o *options) any { return o.pruneTarget }},
-	{"router-approximate-cache-policy", "KVEPP_ROUTER_APPROXIMATE_CACHE_POLICY", "DYN_ROUTER_APPROXIMATE_CACHE_POLICY", [3]string{"lru", "ttl", "lru"}, func(o *options) any { return o.cachePolicy }},
-	{"router-predicted-ttl-secs", "KVEPP_ROUTER_PREDICTED_TTL_SECS", "DYN_ROUTER_PREDICTED_TTL_SECS", [3]string{"1", "2", "3"}, func(o *options) any { return o.predictedTTLSecs }},
-	{"router-event-threads", "KVEPP_ROUTER_EVENT_THREADS", "DYN_ROUTER_EVENT_THREADS", [3]string{"1", "2", "3"}, func(o *options) any { return o.feed.Threads }},
-	{"router-durable-kv-events", "KVEPP_ROUTER_DURABLE_KV_EVENTS", "DYN_ROUTER_DURABLE_KV_EVENTS", [3]string{"true", "false", "true"}, func(o *options) any { return o.durableEvents }},
-	{"router-snapshot-threshold", "KVEPP_ROUTER_SNAPSHOT_THRESHOLD", "DYN_ROUTER_SNAPSHOT_THRESHOLD", [3]string{"1", "2", "3"}, func(o *options) any { return o.snapshotThreshold }},
-	{"router-reset-states", "KVEPP_ROUTER_RESET_STATES", "DYN_ROUTER_RESET_STATES", [3]string{"true", "false", "true"}, func(o *options) any { return o.resetStates }},
-	{"use-remote-indexer", "KVEPP_USE_REMOTE_INDEXER", "DYN_USE_REMOTE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.remoteIndexer }},
-	{"router-mode", "KVEPP_ROUTER_MODE", "DYN_ROUTER_MODE", [3]string{"random", "least-loaded", "round-robin"}, func(o *options) any { return o.scoring.Mode }},
-	{"encoder-cuda-to-cpu-ratio", "KVEPP_ENCODER_CUDA_TO_CPU_RATIO", "DYN_ENCODER_CUDA_TO_CPU_RATIO", [3]string{"1", "2", "3"}, func(o *options) any { return o.scoring.CUDAToCPURatio }},
-	{"load-aware", "KVEPP_LOAD_AWARE", "DYN_ROUTER_LOAD_AWARE", [3]string{"true", "false", "true"}, func(o *options) any { return o.loadAware }},
-	{"router-host-cache-hit-weight", "KVEPP_ROUTER_HOST_CACHE_HIT_WEIGHT", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.HostCacheHitWeight }},
-	{"router-disk-cache-hit-weight", "KVEPP_ROUTER_DISK_CACHE_HIT_WEIGHT", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.DiskCacheHitWeight }},
-	{"shared-cache-multiplier", "KVEPP_SHARED_CACHE_MULTIPLIER", "DYN_SHARED_CACHE_MULTIPLIER", [3]string{"0.5", "0.25", "1"}, func(o *options) any { return o.sharedCacheMultiplier }},
-	{"router-track-output-blocks", "KVEPP_ROUTER_TRACK_OUTPUT_BLOCKS", "DYN_ROUTER_TRACK_OUTPUT_BLOCKS", [3]string{"true", "false", "true"}, func(o *options) any { return o.trackOutput }},
-	{"router-prefill-load-model", "KVEPP_ROUTER_PREFILL_LOAD_MODEL", "DYN_ROUTER_PREFILL_LOAD_MODEL", [3]string{"linear", "aic", "ais"}, func(o *options) any { return o.prefillModel }},
-	{"router-prefill-tokens-per-second", "KVEPP_ROUTER_PREFILL_TOKENS_PER_SECOND", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.prefill().TokensPerSecond }},
-	{"router-replica-sync", "KVEPP_ROUTER_REPLICA_SYNC", "DYN_ROUTER_REPLICA_SYNC", [3]string{"true", "false", "true"}, func(o *options) any { return o.replicaSync }},
-	{"serve-indexer", "KVEPP_SERVE_INDEXER", "DYN_SERVE_INDEXER", [3]string{"true", "false", "true"}, func(o *options) any { return o.serveIndexer }},
-	{"enable-session-prefix-index", "KVEPP_ENABLE_SESSION_PREFIX_INDEX", "DYN_ENABLE_SESSION_PREFIX_INDEX", [3]string{"true", "false", "true"}, func(o *options) any { return o.sessionPrefixes }},
-	{"router-conditional-disagg", "KVEPP_ROUTER_CONDITIONAL_DISAGG", "DYN_ROUTER_CONDITIONAL_DISAGG", [3]string{"true", "false", "true"}, func(o *options) any { return o.conditionalDisagg }},
-	{"router-conditional-disagg-config", "KVEPP_ROUTER_CONDITIONAL_DISAGG_CONFIG", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG", [3]string{"a", "b", "c"}, func(o *options) any { return o.conditionalDisaggConfig }},
-	{"router-prefill-policy", "KVEPP_ROUTER_PREFILL_POLICY", "DYN_ROUTER_PREFILL_POLICY", [3]string{"a", "b", "c"}, func(o *options) any { return o.prefillPolicy }},
-	{"router-decode-policy", "KVEPP_ROUTER_DECODE_POLICY", "DYN_ROUTER_DECODE_POLICY", [3]string{"a", "b", "c"}, func(o *options) any { return o.decodePolicy }},
-	{"router-tracking-hash", "KVEPP_ROUTER_TRACKING_HASH", "DYN_ROUTER_TRACKING_HASH", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.hash }},
-	{"router-tracking-key-file", "KVEPP_ROUTER_TRACKING_KEY_FILE", "DYN_ROUTER_TRACKING_KEY_FILE", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.keyFile }},
-	{"router-tracking-key-id", "KVEPP_ROUTER_TRACKING_KEY_ID", "DYN_ROUTER_TRACKING_KEY_ID", [3]string{"a", "b", "c"}, func(o *options) any { return o.tracking.keyID }},
-	{"kv-overlap-score-weight", "KVEPP_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.overlapWeight }},
-	{"kv-events", "KVEPP_KV_EVENTS", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.kvEvents }},
-	{"durable-kv-events", "KVEPP_DURABLE_KV_EVENTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.durableEvents }},
-	{"track-active-blocks", "KVEPP_TRACK_ACTIVE_BLOCKS", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
-	{"track-output-blocks", "KVEPP_TRACK_OUTPUT_BLOCKS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.trackOutput }},
-	{"assume-kv-reuse", "KVEPP_ASSUME_KV_REUSE", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
-	{"router-block-size", "KVEPP_ROUTER_BLOCK_SIZE", "", [3]string{"16", "32", "64"}, func(o *options) any { return o.blockSize }},
-	{"system-port", "KVEPP_SYSTEM_PORT", "DYN_SYSTEM_PORT", [3]string{"1", "2", "3"}, func(o *options) any { return o.metricsPort }},
-	{"shared-cache-type", "KVEPP_SHARED_CACHE_TYPE", "DYN_SHARED_CACHE_TYPE", [3]string{"hicache", "none", "hicache"}, func(o *options) any { return o.sharedCache }},
-	{"router-kv-overlap-score-credit", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCredit }},
-	{"router-kv-overlap-score-credit-decay", "KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.OverlapScoreCreditDecay }},
-	{"router-prefill-load-scale", "KVEPP_ROUTER_PREFILL_LOAD_SCALE", "DYN_ROUTER_PREFILL_LOAD_SCALE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.PrefillLoadScale }},
-	{"router-kv-overlap-score-weight", "KVEPP_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.overlapWeight }},
-	{"router-decode-active-request-weight", "KVEPP_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.DecodeActiveRequestWeight }},
-	{"router-temperature", "KVEPP_ROUTER_TEMPERATURE", "DYN_ROUTER_TEMPERATURE", [3]string{"0.5", "2", "3"}, func(o *options) any { return o.scoring.Temperature }},
-	{"router-track-active-blocks", "KVEPP_ROUTER_TRACK_ACTIVE_BLOCKS", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackActiveBlocks }},
-	{"router-track-prefill-tokens", "KVEPP_ROUTER_TRACK_PREFILL_TOKENS", "DYN_ROUTER_TRACK_PREFILL_TOKENS", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.TrackPrefillTokens }},
-	{"router-assume-kv-reuse", "KVEPP_ROUTER_ASSUME_KV_REUSE", "DYN_ROUTER_ASSUME_KV_REUSE", [3]string{"false", "true", "false"}, func(o *options) any { return o.scoring.AssumeKVReuse }},
-	{"router-session-affinity-ttl-secs", "KVEPP_ROUTER_SESSION_AFFINITY_TTL_SECS", "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS", [3]string{"1", "2", "3"}, func(o *options) any { return o.sessionTTLSecs }},
-	{"router-session-affinity-mode", "KVEPP_ROUTER_SESSION_AFFINITY_MODE", "DYN_ROUTER_SESSION_AFFINITY_MODE", [3]string{"soft", "hard", "soft"}, func(o *options) any { return o.sessionMode }},
-	{"allow-client-pinning", "KVEPP_ALLOW_CLIENT_PINNING", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.allowPinning }},
-	{"ignore-client-hints", "KVEPP_IGNORE_CLIENT_HINTS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.ignoreHints }},
-	{"pass-session-headers", "KVEPP_PASS_SESSION_HEADERS", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.passSessions }},
-	{"keep-legacy-nvext", "KVEPP_KEEP_LEGACY_NVEXT", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.keepLegacy }},
-	{"inject-token-data", "KVEPP_INJECT_TOKEN_DATA", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.injectTokens }},
-	{"tenant-cache-salt", "KVEPP_TENANT_CACHE_SALT", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.tenantSalt }},
-	{"active-decode-blocks-threshold", "KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
-	{"busy-threshold", "KVEPP_BUSY_THRESHOLD", "", [3]string{"0.5", "0.75", "1"}, func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() }},
-	{"router-queue-threshold", "KVEPP_ROUTER_QUEUE_THRESHOLD", "DYN_ROUTER_QUEUE_THRESHOLD", [3]string{"0", "2", "4"}, func(o *options) any { return optionalValue[float64]{value: &o.queueThreshold}.String() }},
-	{"router-queue-policy", "KVEPP_ROUTER_QUEUE_POLICY", "DYN_ROUTER_QUEUE_POLICY", [3]string{"wspt", "lcfs", "wspt"}, func(o *options) any { return o.queuePolicy }},
-	{"router-policy-config", "KVEPP_ROUTER_POLICY_CONFIG", "DYN_ROUTER_POLICY_CONFIG", [3]string{"testdata/policy.yaml", "testdata/policy2.yaml", "testdata/policy.yaml"}, func(o *options) any { return o.policyConfig }},
-	{"router-queue-timeout", "KVEPP_ROUTER_QUEUE_TIMEOUT", "", [3]string{"1s", "2s", "3s"}, func(o *options) any { return o.queueTimeout }},
+	{
+		"max-buffered-bytes",
+		"KVEPP_MAX_BUFFERED_BYTES",
+		"",
+		[3]string{"1000000", "2000000", "3000000"},
+		func(o *options) any { return o.maxBufferedBytes },
+	},
+	{
+		"max-parse-bytes",
+		"KVEPP_MAX_PARSE_BYTES",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.maxParseBytes },
+	},
+	{
+		"index-max-bytes",
+		"KVEPP_INDEX_MAX_BYTES",
+		"",
+		[3]string{"1048576", "2000000", "3000000"},
+		func(o *options) any { return o.indexMaxBytes },
+	},
+	{
+		"event-plane",
+		"KVEPP_EVENT_PLANE",
+		"DYN_EVENT_PLANE",
+		[3]string{"zmq", "nats", "zmq"},
+		func(o *options) any { return o.feed.EventPlane },
+	},
+	{
+		"nats-server",
+		"KVEPP_NATS_SERVER",
+		"NATS_SERVER",
+		[3]string{"nats://a", "nats://b", "nats://c"},
+		func(o *options) any { return o.feed.NATSServer },
+	},
+	{
+		"router-kv-events",
+		"KVEPP_ROUTER_KV_EVENTS",
+		"DYN_ROUTER_USE_KV_EVENTS",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.kvEvents },
+	},
+	{
+		"router-ttl-secs",
+		"KVEPP_ROUTER_TTL_SECS",
+		"DYN_ROUTER_TTL_SECS",
+		[3]string{"1.5", "2", "3"},
+		func(o *options) any { return o.ttlSecs },
+	},
+	{
+		"router-max-tree-size",
+		"KVEPP_ROUTER_MAX_TREE_SIZE",
+		"DYN_ROUTER_MAX_TREE_SIZE",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.maxTreeSize },
+	},
+	{
+		"router-prune-target-ratio",
+		"KVEPP_ROUTER_PRUNE_TARGET_RATIO",
+		"DYN_ROUTER_PRUNE_TARGET_RATIO",
+		[3]string{"0.1", "0.2", "0.3"},
+		func(o *options) any { return o.pruneTarget },
+	},
+	{
+		"router-approximate-cache-policy",
+		"KVEPP_ROUTER_APPROXIMATE_CACHE_POLICY",
+		"DYN_ROUTER_APPROXIMATE_CACHE_POLICY",
+		[3]string{"lru", "ttl", "lru"},
+		func(o *options) any { return o.cachePolicy },
+	},
+	{
+		"router-predicted-ttl-secs",
+		"KVEPP_ROUTER_PREDICTED_TTL_SECS",
+		"DYN_ROUTER_PREDICTED_TTL_SECS",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.predictedTTLSecs },
+	},
+	{
+		"router-event-threads",
+		"KVEPP_ROUTER_EVENT_THREADS",
+		"DYN_ROUTER_EVENT_THREADS",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.feed.Threads },
+	},
+	{
+		"router-durable-kv-events",
+		"KVEPP_ROUTER_DURABLE_KV_EVENTS",
+		"DYN_ROUTER_DURABLE_KV_EVENTS",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.durableEvents },
+	},
+	{
+		"router-snapshot-threshold",
+		"KVEPP_ROUTER_SNAPSHOT_THRESHOLD",
+		"DYN_ROUTER_SNAPSHOT_THRESHOLD",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.snapshotThreshold },
+	},
+	{
+		"router-reset-states",
+		"KVEPP_ROUTER_RESET_STATES",
+		"DYN_ROUTER_RESET_STATES",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.resetStates },
+	},
+	{
+		"use-remote-indexer",
+		"KVEPP_USE_REMOTE_INDEXER",
+		"DYN_USE_REMOTE_INDEXER",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.remoteIndexer },
+	},
+	{
+		"router-mode",
+		"KVEPP_ROUTER_MODE",
+		"DYN_ROUTER_MODE",
+		[3]string{"random", "least-loaded", "round-robin"},
+		func(o *options) any { return o.scoring.Mode },
+	},
+	{
+		"encoder-cuda-to-cpu-ratio",
+		"KVEPP_ENCODER_CUDA_TO_CPU_RATIO",
+		"DYN_ENCODER_CUDA_TO_CPU_RATIO",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.scoring.CUDAToCPURatio },
+	},
+	{
+		"load-aware",
+		"KVEPP_LOAD_AWARE",
+		"DYN_ROUTER_LOAD_AWARE",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.loadAware },
+	},
+	{
+		"router-host-cache-hit-weight",
+		"KVEPP_ROUTER_HOST_CACHE_HIT_WEIGHT",
+		"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.HostCacheHitWeight },
+	},
+	{
+		"router-disk-cache-hit-weight",
+		"KVEPP_ROUTER_DISK_CACHE_HIT_WEIGHT",
+		"DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.DiskCacheHitWeight },
+	},
+	{
+		"shared-cache-multiplier",
+		"KVEPP_SHARED_CACHE_MULTIPLIER",
+		"DYN_SHARED_CACHE_MULTIPLIER",
+		[3]string{"0.5", "0.25", "1"},
+		func(o *options) any { return o.sharedCacheMultiplier },
+	},
+	{
+		"router-track-output-blocks",
+		"KVEPP_ROUTER_TRACK_OUTPUT_BLOCKS",
+		"DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.trackOutput },
+	},
+	{
+		"router-prefill-load-model",
+		"KVEPP_ROUTER_PREFILL_LOAD_MODEL",
+		"DYN_ROUTER_PREFILL_LOAD_MODEL",
+		[3]string{"linear", "aic", "ais"},
+		func(o *options) any { return o.prefillModel },
+	},
+	{
+		"router-prefill-tokens-per-second",
+		"KVEPP_ROUTER_PREFILL_TOKENS_PER_SECOND",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.prefill().TokensPerSecond },
+	},
+	{
+		"router-replica-sync",
+		"KVEPP_ROUTER_REPLICA_SYNC",
+		"DYN_ROUTER_REPLICA_SYNC",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.replicaSync },
+	},
+	{
+		"serve-indexer",
+		"KVEPP_SERVE_INDEXER",
+		"DYN_SERVE_INDEXER",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.serveIndexer },
+	},
+	{
+		"enable-session-prefix-index",
+		"KVEPP_ENABLE_SESSION_PREFIX_INDEX",
+		"DYN_ENABLE_SESSION_PREFIX_INDEX",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.sessionPrefixes },
+	},
+	{
+		"router-conditional-disagg",
+		"KVEPP_ROUTER_CONDITIONAL_DISAGG",
+		"DYN_ROUTER_CONDITIONAL_DISAGG",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.conditionalDisagg },
+	},
+	{
+		"router-conditional-disagg-config",
+		"KVEPP_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+		"DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.conditionalDisaggConfig },
+	},
+	{
+		"router-prefill-policy",
+		"KVEPP_ROUTER_PREFILL_POLICY",
+		"DYN_ROUTER_PREFILL_POLICY",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.prefillPolicy },
+	},
+	{
+		"router-decode-policy",
+		"KVEPP_ROUTER_DECODE_POLICY",
+		"DYN_ROUTER_DECODE_POLICY",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.decodePolicy },
+	},
+	{
+		"router-tracking-hash",
+		"KVEPP_ROUTER_TRACKING_HASH",
+		"DYN_ROUTER_TRACKING_HASH",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.tracking.hash },
+	},
+	{
+		"router-tracking-key-file",
+		"KVEPP_ROUTER_TRACKING_KEY_FILE",
+		"DYN_ROUTER_TRACKING_KEY_FILE",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.tracking.keyFile },
+	},
+	{
+		"router-tracking-key-id",
+		"KVEPP_ROUTER_TRACKING_KEY_ID",
+		"DYN_ROUTER_TRACKING_KEY_ID",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.tracking.keyID },
+	},
+	{
+		"kv-overlap-score-weight",
+		"KVEPP_KV_OVERLAP_SCORE_WEIGHT",
+		"DYN_OVERLAP_SCORE_WEIGHT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.overlapWeight },
+	},
+	{
+		"kv-events",
+		"KVEPP_KV_EVENTS",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.kvEvents },
+	},
+	{
+		"durable-kv-events",
+		"KVEPP_DURABLE_KV_EVENTS",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.durableEvents },
+	},
+	{
+		"track-active-blocks",
+		"KVEPP_TRACK_ACTIVE_BLOCKS",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.scoring.TrackActiveBlocks },
+	},
+	{
+		"track-output-blocks",
+		"KVEPP_TRACK_OUTPUT_BLOCKS",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.trackOutput },
+	},
+	{
+		"assume-kv-reuse",
+		"KVEPP_ASSUME_KV_REUSE",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.scoring.AssumeKVReuse },
+	},
+	{
+		"router-block-size",
+		"KVEPP_ROUTER_BLOCK_SIZE",
+		"",
+		[3]string{"16", "32", "64"},
+		func(o *options) any { return o.blockSize },
+	},
+	{
+		"system-port",
+		"KVEPP_SYSTEM_PORT",
+		"DYN_SYSTEM_PORT",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.metricsPort },
+	},
+	{
+		"shared-cache-type",
+		"KVEPP_SHARED_CACHE_TYPE",
+		"DYN_SHARED_CACHE_TYPE",
+		[3]string{"hicache", "none", "hicache"},
+		func(o *options) any { return o.sharedCache },
+	},
+	{
+		"router-kv-overlap-score-credit",
+		"KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+		"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.OverlapScoreCredit },
+	},
+	{
+		"router-kv-overlap-score-credit-decay",
+		"KVEPP_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+		"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.OverlapScoreCreditDecay },
+	},
+	{
+		"router-prefill-load-scale",
+		"KVEPP_ROUTER_PREFILL_LOAD_SCALE",
+		"DYN_ROUTER_PREFILL_LOAD_SCALE",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.PrefillLoadScale },
+	},
+	{
+		"router-kv-overlap-score-weight",
+		"KVEPP_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+		"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.overlapWeight },
+	},
+	{
+		"router-decode-active-request-weight",
+		"KVEPP_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+		"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.DecodeActiveRequestWeight },
+	},
+	{
+		"router-temperature",
+		"KVEPP_ROUTER_TEMPERATURE",
+		"DYN_ROUTER_TEMPERATURE",
+		[3]string{"0.5", "2", "3"},
+		func(o *options) any { return o.scoring.Temperature },
+	},
+	{
+		"router-track-active-blocks",
+		"KVEPP_ROUTER_TRACK_ACTIVE_BLOCKS",
+		"DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.scoring.TrackActiveBlocks },
+	},
+	{
+		"router-track-prefill-tokens",
+		"KVEPP_ROUTER_TRACK_PREFILL_TOKENS",
+		"DYN_ROUTER_TRACK_PREFILL_TOKENS",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.scoring.TrackPrefillTokens },
+	},
+	{
+		"router-assume-kv-reuse",
+		"KVEPP_ROUTER_ASSUME_KV_REUSE",
+		"DYN_ROUTER_ASSUME_KV_REUSE",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.scoring.AssumeKVReuse },
+	},
+	{
+		"router-session-affinity-ttl-secs",
+		"KVEPP_ROUTER_SESSION_AFFINITY_TTL_SECS",
+		"DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.sessionTTLSecs },
+	},
+	{
+		"router-session-affinity-mode",
+		"KVEPP_ROUTER_SESSION_AFFINITY_MODE",
+		"DYN_ROUTER_SESSION_AFFINITY_MODE",
+		[3]string{"soft", "hard", "soft"},
+		func(o *options) any { return o.sessionMode },
+	},
+	{
+		"allow-client-pinning",
+		"KVEPP_ALLOW_CLIENT_PINNING",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.allowPinning },
+	},
+	{
+		"ignore-client-hints",
+		"KVEPP_IGNORE_CLIENT_HINTS",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.ignoreHints },
+	},
+	{
+		"pass-session-headers",
+		"KVEPP_PASS_SESSION_HEADERS",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.passSessions },
+	},
+	{
+		"keep-legacy-nvext",
+		"KVEPP_KEEP_LEGACY_NVEXT",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.keepLegacy },
+	},
+	{
+		"inject-token-data",
+		"KVEPP_INJECT_TOKEN_DATA",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.injectTokens },
+	},
+	{
+		"tenant-cache-salt",
+		"KVEPP_TENANT_CACHE_SALT",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.tenantSalt },
+	},
+	{
+		"active-decode-blocks-threshold",
+		"KVEPP_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+		"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+		[3]string{"0.5", "0.75", "1"},
+		func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() },
+	},
+	{
+		"busy-threshold",
+		"KVEPP_BUSY_THRESHOLD",
+		"",
+		[3]string{"0.5", "0.75", "1"},
+		func(o *options) any { return optionalValue[float64]{value: &o.thresholds.ActiveDecodeBlocks}.String() },
+	},
+	{
+		"router-queue-threshold",
+		"KVEPP_ROUTER_QUEUE_THRESHOLD",
+		"DYN_ROUTER_QUEUE_THRESHOLD",
+		[3]string{"0", "2", "4"},
+		func(o *options) any { return optionalValue[float64]{value: &o.queueThreshold}.String() },
+	},
+	{
+		"router-queue-policy",
+		"KVEPP_ROUTER_QUEUE_POLICY",
+		"DYN_ROUTER_QUEUE_POLICY",
+		[3]string{"wspt", "lcfs", "wspt"},
+		func(o *options) any { return o.queuePolicy },
+	},
+	{
+		"router-policy-config",
+		"KVEPP_ROUTER_POLICY_CONFIG",
+		"DYN_ROUTER_POLICY_CONFIG",
+		[3]string{"testdata/policy.yaml", "testdata/policy2.yaml", "testdata/policy.yaml"},
+		func(o *options) any { return o.policyConfig },
+	},
+	{
+		"router-queue-timeout",
+		"KVEPP_ROUTER_QUEUE_TIMEOUT",
+		"",
+		[3]string{"1s", "2s", "3s"},
+		func(o *options) any { return o.queueTimeout },
+	},
 	{"eject", "KVEPP_EJECT", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.ejection.on }},
-	{"eject-consecutive-failures", "KVEPP_EJECT_CONSECUTIVE_FAILURES", "", [3]string{"1", "2", "4"}, func(o *options) any { return o.ejection.consecutive }},
-	{"eject-failure-percent", "KVEPP_EJECT_FAILURE_PERCENT", "", [3]string{"1", "2", "100"}, func(o *options) any { return o.ejection.percent }},
-	{"eject-max-percent", "KVEPP_EJECT_MAX_PERCENT", "", [3]string{"0", "2", "100"}, func(o *options) any { return o.ejection.maxPercent }},
-	{"eject-time", "KVEPP_EJECT_TIME", "", [3]string{"10ms", "2s", "60s"}, func(o *options) any { return o.ejection.time }},
-	{"eject-first-byte", "KVEPP_EJECT_FIRST_BYTE", "", [3]string{"0s", "2s", "60s"}, func(o *options) any { return o.ejection.firstByte }},
-	{"router-queue-size", "KVEPP_ROUTER_QUEUE_SIZE", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.queueSize }},
-	{"active-prefill-tokens-threshold", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD", [3]string{"0", "2", "3"}, func(o *options) any { return optionalValue[uint64]{value: &o.thresholds.ActivePrefillTokens}.String() }},
-	{"active-prefill-tokens-threshold-frac", "KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC", [3]string{"0", "2", "3"}, func(o *options) any {
-		return optionalValue[float64]{value: &o.thresholds.ActivePrefillTokensFrac}.String()
-	}},
-	{"shed-retry-after", "KVEPP_SHED_RETRY_AFTER", "DYN_EPP_SHED_RETRY_AFTER_SECS", [3]string{"0", "2", "3"}, func(o *options) any { return o.retryAfter }},
-	{"overload-status-code", "KVEPP_OVERLOAD_STATUS_CODE", "DYN_HTTP_OVERLOAD_STATUS_CODE", [3]string{"503", "529", "503"}, func(o *options) any { return o.overloadStatus }},
-	{"refresh-metrics-interval", "KVEPP_REFRESH_METRICS_INTERVAL", "", [3]string{"1s", "2s", "0"}, func(o *options) any { return o.interval }},
-	{"metrics-staleness-threshold", "KVEPP_METRICS_STALENESS_THRESHOLD", "", [3]string{"6s", "7s", "8s"}, func(o *options) any { return o.stale }},
-	{"model-server-metrics-port", "KVEPP_MODEL_SERVER_METRICS_PORT", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.engineGauges.port }},
-	{"model-server-metrics-path", "KVEPP_MODEL_SERVER_METRICS_PATH", "", [3]string{"/a", "/b", "/c"}, func(o *options) any { return o.engineGauges.path }},
-	{"model-server-metrics-scheme", "KVEPP_MODEL_SERVER_METRICS_SCHEME", "", [3]string{"https", "http", "https"}, func(o *options) any { return o.engineGauges.scheme }},
-	{"model-server-metrics-https-insecure-skip-verify", "KVEPP_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.skipVerify }},
-	{"total-queued-requests-metric", "KVEPP_TOTAL_QUEUED_REQUESTS_METRIC", "", [3]string{"a", "b", "c{d=e}"}, func(o *options) any { return o.queued }},
-	{"total-running-requests-metric", "KVEPP_TOTAL_RUNNING_REQUESTS_METRIC", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.engineGauges.running }},
-	{"kv-cache-usage-percentage-metric", "KVEPP_KV_CACHE_USAGE_PERCENTAGE_METRIC", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.usage }},
-	{"conformance", "KVEPP_CONFORMANCE", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.conformance }},
-	{"disable-endpoint-subset-filter", "KVEPP_DISABLE_ENDPOINT_SUBSET_FILTER", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.withoutSubset }},
-	{"zap-encoder", "KVEPP_ZAP_ENCODER", "", [3]string{"json", "console", "json"}, func(o *options) any { return o.zapEncoder }},
+	{
+		"eject-consecutive-failures",
+		"KVEPP_EJECT_CONSECUTIVE_FAILURES",
+		"",
+		[3]string{"1", "2", "4"},
+		func(o *options) any { return o.ejection.consecutive },
+	},
+	{
+		"eject-failure-percent",
+		"KVEPP_EJECT_FAILURE_PERCENT",
+		"",
+		[3]string{"1", "2", "100"},
+		func(o *options) any { return o.ejection.percent },
+	},
+	{
+		"eject-max-percent",
+		"KVEPP_EJECT_MAX_PERCENT",
+		"",
+		[3]string{"0", "2", "100"},
+		func(o *options) any { return o.ejection.maxPercent },
+	},
+	{
+		"eject-time",
+		"KVEPP_EJECT_TIME",
+		"",
+		[3]string{"10ms", "2s", "60s"},
+		func(o *options) any { return o.ejection.time },
+	},
+	{
+		"eject-first-byte",
+		"KVEPP_EJECT_FIRST_BYTE",
+		"",
+		[3]string{"0s", "2s", "60s"},
+		func(o *options) any { return o.ejection.firstByte },
+	},
+	{
+		"router-queue-size",
+		"KVEPP_ROUTER_QUEUE_SIZE",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.queueSize },
+	},
+	{
+		"active-prefill-tokens-threshold",
+		"KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+		"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+		[3]string{"0", "2", "3"},
+		func(o *options) any { return optionalValue[uint64]{value: &o.thresholds.ActivePrefillTokens}.String() },
+	},
+	{
+		"active-prefill-tokens-threshold-frac",
+		"KVEPP_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+		"DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+		[3]string{"0", "2", "3"},
+		func(o *options) any {
+			return optionalValue[float64]{value: &o.thresholds.ActivePrefillTokensFrac}.String()
+		},
+	},
+	{
+		"shed-retry-after",
+		"KVEPP_SHED_RETRY_AFTER",
+		"DYN_EPP_SHED_RETRY_AFTER_SECS",
+		[3]string{"0", "2", "3"},
+		func(o *options) any { return o.retryAfter },
+	},
+	{
+		"overload-status-code",
+		"KVEPP_OVERLOAD_STATUS_CODE",
+		"DYN_HTTP_OVERLOAD_STATUS_CODE",
+		[3]string{"503", "529", "503"},
+		func(o *options) any { return o.overloadStatus },
+	},
+	{
+		"refresh-metrics-interval",
+		"KVEPP_REFRESH_METRICS_INTERVAL",
+		"",
+		[3]string{"1s", "2s", "0"},
+		func(o *options) any { return o.interval },
+	},
+	{
+		"metrics-staleness-threshold",
+		"KVEPP_METRICS_STALENESS_THRESHOLD",
+		"",
+		[3]string{"6s", "7s", "8s"},
+		func(o *options) any { return o.stale },
+	},
+	{
+		"model-server-metrics-port",
+		"KVEPP_MODEL_SERVER_METRICS_PORT",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.engineGauges.port },
+	},
+	{
+		"model-server-metrics-path",
+		"KVEPP_MODEL_SERVER_METRICS_PATH",
+		"",
+		[3]string{"/a", "/b", "/c"},
+		func(o *options) any { return o.engineGauges.path },
+	},
+	{
+		"model-server-metrics-scheme",
+		"KVEPP_MODEL_SERVER_METRICS_SCHEME",
+		"",
+		[3]string{"https", "http", "https"},
+		func(o *options) any { return o.engineGauges.scheme },
+	},
+	{
+		"model-server-metrics-https-insecure-skip-verify",
+		"KVEPP_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.skipVerify },
+	},
+	{
+		"total-queued-requests-metric",
+		"KVEPP_TOTAL_QUEUED_REQUESTS_METRIC",
+		"",
+		[3]string{"a", "b", "c{d=e}"},
+		func(o *options) any { return o.queued },
+	},
+	{
+		"total-running-requests-metric",
+		"KVEPP_TOTAL_RUNNING_REQUESTS_METRIC",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.engineGauges.running },
+	},
+	{
+		"kv-cache-usage-percentage-metric",
+		"KVEPP_KV_CACHE_USAGE_PERCENTAGE_METRIC",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.usage },
+	},
+	{
+		"conformance",
+		"KVEPP_CONFORMANCE",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.conformance },
+	},
+	{
+		"disable-endpoint-subset-filter",
+		"KVEPP_DISABLE_ENDPOINT_SUBSET_FILTER",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.withoutSubset },
+	},
+	{
+		"zap-encoder",
+		"KVEPP_ZAP_ENCODER",
+		"",
+		[3]string{"json", "console", "json"},
+		func(o *options) any { return o.zapEncoder },
+	},
 	{"v", "KVEPP_V", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.verbosity }},
-	{"enable-cert-reload", "KVEPP_ENABLE_CERT_RELOAD", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.certReload }},
-	{"health-checking", "KVEPP_HEALTH_CHECKING", "", [3]string{"false", "true", "false"}, func(o *options) any { return o.healthCheck }},
-	{"grpc-max-recv-msg-size", "KVEPP_GRPC_MAX_RECV_MSG_SIZE", "", [3]string{"1", "2", "3"}, func(o *options) any { return o.maxReceive }},
+	{
+		"enable-cert-reload",
+		"KVEPP_ENABLE_CERT_RELOAD",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.certReload },
+	},
+	{
+		"health-checking",
+		"KVEPP_HEALTH_CHECKING",
+		"",
+		[3]string{"false", "true", "false"},
+		func(o *options) any { return o.healthCheck },
+	},
+	{
+		"grpc-max-recv-msg-size",
+		"KVEPP_GRPC_MAX_RECV_MSG_SIZE",
+		"",
+		[3]string{"1", "2", "3"},
+		func(o *options) any { return o.maxReceive },
+	},
 	{"config-file", "KVEPP_CONFIG_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configFile }},
 	{"config-text", "KVEPP_CONFIG_TEXT", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.configText }},
-	{"emit-endpoint-scores", "KVEPP_EMIT_ENDPOINT_SCORES", "", [3]string{"true", "false", "true"}, func(o *options) any { return o.endpointScores }},
-	{"metrics-cert-dir", "KVEPP_METRICS_CERT_DIR", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCerts }},
-	{"metrics-client-ca-file", "KVEPP_METRICS_CLIENT_CA_FILE", "", [3]string{"a", "b", "c"}, func(o *options) any { return o.metricsCAs }},
-	{"log-level", "KVEPP_LOG_LEVEL", "", [3]string{"debug", "warn", "error"}, func(o *options) any { return o.logLevel }},
-	{"access-log", "KVEPP_ACCESS_LOG", "", [3]string{"-", "a.log", "b.log"}, func(o *options) any { return o.accessLog }},
-	{"log-format", "KVEPP_LOG_FORMAT", "", [3]string{"json", "text", "json"}, func(o *options) any { return o.logFormat }},
+	{
+		"emit-endpoint-scores",
+		"KVEPP_EMIT_ENDPOINT_SCORES",
+		"",
+		[3]string{"true", "false", "true"},
+		func(o *options) any { return o.endpointScores },
+	},
+	{
+		"metrics-cert-dir",
+		"KVEPP_METRICS_CERT_DIR",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.metricsCerts },
+	},
+	{
+		"metrics-client-ca-file",
+		"KVEPP_METRICS_CLIENT_CA_FILE",
+		"",
+		[3]string{"a", "b", "c"},
+		func(o *options) any { return o.metricsCAs },
+	},
+	{
+		"log-level",
+		"KVEPP_LOG_LEVEL",
+		"",
+		[3]string{"debug", "warn", "error"},
+		func(o *options) any { return o.logLevel },
+	},
+	{
+		"access-log",
+		"KVEPP_ACCESS_LOG",
+		"",
+		[3]string{"-", "a.log", "b.log"},
+		func(o *options) any { return o.accessLog },
+	},
+	{
+		"log-format",
+		"KVEPP_LOG_FORMAT",
+		"",
+		[3]string{"json", "text", "json"},
+		func(o *options) any { return o.logFormat },
+	},
 }
 
 // parsed reads arguments and environment without the checks that want a whole configuration.
@@ -209,7 +1139,10 @@ func parsed(t *testing.T, args []string, env map[string]string) *options {
 	t.Helper()
 	var o options
 	err := parseServe(&o, args, func(name string) string { return env[name] })
-	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") && !strings.Contains(err.Error(), "belong together") && !strings.Contains(err.Error(), "needs a server") && !strings.Contains(err.Error(), "asks no cache") {
+	if err != nil && !strings.Contains(err.Error(), "--endpoints FILE") &&
+		!strings.Contains(err.Error(), "belong together") &&
+		!strings.Contains(err.Error(), "needs a server") &&
+		!strings.Contains(err.Error(), "asks no cache") {
 		t.Fatalf("%v %v: %v", args, env, err)
 	}
 	return &o
@@ -238,7 +1171,9 @@ func TestFlagBeatsKveppBeatsDynamo(t *testing.T) {
 			t.Errorf("%v: %v, want %s's", env, byEnv, s.kvepp)
 		}
 		if s.dynamo != "" {
-			if got := s.get(parsed(t, nil, map[string]string{s.dynamo: s.values[2], s.kvepp: ""})); got != want(s.values[2]) {
+			if got := s.get(parsed(t, nil, map[string]string{s.dynamo: s.values[2], s.kvepp: ""})); got != want(
+				s.values[2],
+			) {
 				t.Errorf("%s=%s: %v, want %v", s.dynamo, s.values[2], got, want(s.values[2]))
 			}
 		}
@@ -250,7 +1185,14 @@ func TestEveryFlagIsListed(t *testing.T) {
 	for _, s := range settings {
 		listed[s.flag] = true
 		if kveppEnv(s.flag) != s.kvepp || dynamoEnv[s.flag] != s.dynamo {
-			t.Errorf("--%s: %s and %q, the table has %s and %q", s.flag, kveppEnv(s.flag), dynamoEnv[s.flag], s.kvepp, s.dynamo)
+			t.Errorf(
+				"--%s: %s and %q, the table has %s and %q",
+				s.flag,
+				kveppEnv(s.flag),
+				dynamoEnv[s.flag],
+				s.kvepp,
+				s.dynamo,
+			)
 		}
 	}
 	serveFlags(new(options)).VisitAll(func(f *pflag.Flag) {
@@ -270,7 +1212,11 @@ func TestEveryFlagIsListed(t *testing.T) {
 }
 
 func TestNegatedFlags(t *testing.T) {
-	o := parsed(t, []string{"--no-router-kv-events", "--no-router-track-active-blocks"}, map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
+	o := parsed(
+		t,
+		[]string{"--no-router-kv-events", "--no-router-track-active-blocks"},
+		map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"},
+	)
 	if o.kvEvents || o.scoring.TrackActiveBlocks || !o.scoring.TrackPrefillTokens {
 		t.Errorf("--no-router-kv-events --no-router-track-active-blocks: %+v", o)
 	}
@@ -291,9 +1237,12 @@ func TestQueueFlags(t *testing.T) {
 		{[]string{"--router-policy-config=testdata/policy.yaml"}, true, 0},
 		{[]string{"--router-policy-config=testdata/policy.yaml", "--router-queue-threshold=2.0"}, true, 1},
 		{[]string{"--router-policy-config=testdata/policy2.yaml"}, false, 0},
-		{[]string{"--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x", "--ha-handover-timeout=1s"}, false, 5},
-		{[]string{"--pool-name=p", "--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x"}, false, 1},
-		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth", "--metrics-token-file=x", "--ha-enable-leader-election", "--ha-lease-name=x"}, false, 1},
+		{[]string{"--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth", "--ha-lease-name=x",
+			"--ha-handover-timeout=1s"}, false, 5},
+		{[]string{"--pool-name=p", "--kv-events-port=5557", "--data-parallel-size=2", "--metrics-endpoint-auth",
+			"--ha-lease-name=x"}, false, 1},
+		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth", "--metrics-token-file=x",
+			"--ha-enable-leader-election", "--ha-lease-name=x"}, false, 1},
 		{[]string{"--endpoint-selector=a=b", "--metrics-endpoint-auth=false", "--metrics-token-file=x"}, false, 0},
 	} {
 		o := parsed(t, append(base, c.args...), nil)
@@ -305,11 +1254,25 @@ func TestQueueFlags(t *testing.T) {
 		}
 	}
 	// What the file says under router goes before flags, and those before the environment.
-	o := parsed(t, append(base, "--router-policy-config=testdata/policy2.yaml", "--router-ttl-secs=9", "--router-track-active-blocks"), map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"})
-	if o.ttlSecs != 60.5 || o.scoring.TrackActiveBlocks || o.kvEvents || o.predictedTTLSecs != 0 || o.scoring.HostCacheHitWeight != 0.5 {
+	o := parsed(
+		t,
+		append(
+			base,
+			"--router-policy-config=testdata/policy2.yaml",
+			"--router-ttl-secs=9",
+			"--router-track-active-blocks",
+		),
+		map[string]string{"DYN_ROUTER_USE_KV_EVENTS": "true"},
+	)
+	if o.ttlSecs != 60.5 || o.scoring.TrackActiveBlocks || o.kvEvents || o.predictedTTLSecs != 0 ||
+		o.scoring.HostCacheHitWeight != 0.5 {
 		t.Errorf("%+v", o.scoring)
 	}
-	classes := parsed(t, append(base, "--router-policy-config=testdata/policy.yaml"), nil).busy.queue().Profiles.Classes()
+	classes := parsed(
+		t,
+		append(base, "--router-policy-config=testdata/policy.yaml"),
+		nil,
+	).busy.queue().Profiles.Classes()
 	if strings.Join(classes, " ") != "cached uncached" {
 		t.Errorf("classes %v", classes)
 	}
@@ -334,50 +1297,76 @@ func TestBusyThresholdFlags(t *testing.T) {
 		t.Errorf("defaults: %+v", o.thresholds)
 	}
 	for _, flag := range []string{"--busy-threshold=0.5", "--active-decode-blocks-threshold=0.5"} {
-		if o := parsed(t, append(base, flag), nil); o.thresholds.ActiveDecodeBlocks == nil || *o.thresholds.ActiveDecodeBlocks != 0.5 {
+		if o := parsed(t, append(base, flag), nil); o.thresholds.ActiveDecodeBlocks == nil ||
+			*o.thresholds.ActiveDecodeBlocks != 0.5 {
 			t.Errorf("%s: %+v", flag, o.thresholds)
 		}
 	}
-	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"), map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.thresholds.None() {
+	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"),
+		map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.thresholds.None() {
 		t.Errorf("None: %+v", o.thresholds)
 	}
 }
 
 func TestDeprecatedWeight(t *testing.T) {
 	base := []string{"--endpoints=x"}
-	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=2"), nil); o.scoring.PrefillLoadScale != 2 || o.scoring.OverlapScoreCredit != 1 {
+	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=2"), nil); o.scoring.PrefillLoadScale != 2 ||
+		o.scoring.OverlapScoreCredit != 1 {
 		t.Errorf("weight 2: %+v", o.scoring)
 	}
-	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=0"), nil); o.scoring.PrefillLoadScale != 0 || o.scoring.OverlapScoreCredit != 0 {
+	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=0"), nil); o.scoring.PrefillLoadScale != 0 ||
+		o.scoring.OverlapScoreCredit != 0 {
 		t.Errorf("weight 0: %+v", o.scoring)
 	}
-	if o := parsed(t, base, nil); !math.IsNaN(o.overlapWeight) || o.scoring.PrefillLoadScale != 1 || o.drainTimeout != 30*time.Second {
+	if o := parsed(t, base, nil); !math.IsNaN(o.overlapWeight) || o.scoring.PrefillLoadScale != 1 ||
+		o.drainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
 	}
 }
 
 // TestOlderNames set what their newer ones set, with no- too.
 func TestOlderNames(t *testing.T) {
-	o := parsed(t, []string{"--no-kv-events", "--no-track-active-blocks", "--assume-kv-reuse=false", "--kv-overlap-score-weight=0", "--router-block-size", "32"}, nil)
-	if o.kvEvents || o.scoring.TrackActiveBlocks || o.scoring.AssumeKVReuse || o.scoring.OverlapScoreCredit != 0 || o.scoring.PrefillLoadScale != 0 || o.blockSize != 32 {
+	o := parsed(
+		t,
+		[]string{
+			"--no-kv-events",
+			"--no-track-active-blocks",
+			"--assume-kv-reuse=false",
+			"--kv-overlap-score-weight=0",
+			"--router-block-size",
+			"32",
+		},
+		nil,
+	)
+	if o.kvEvents || o.scoring.TrackActiveBlocks || o.scoring.AssumeKVReuse || o.scoring.OverlapScoreCredit != 0 ||
+		o.scoring.PrefillLoadScale != 0 ||
+		o.blockSize != 32 {
 		t.Errorf("%+v", o)
 	}
-	if o := parsed(t, []string{"--track-output-blocks", "--no-router-assume-kv-reuse"}, nil); !o.trackOutput || o.scoring.AssumeKVReuse {
+	if o := parsed(t, []string{"--track-output-blocks", "--no-router-assume-kv-reuse"}, nil); !o.trackOutput ||
+		o.scoring.AssumeKVReuse {
 		t.Errorf("%+v", o)
 	}
 	// A newer name goes before an older one, wherever it is given.
-	env := map[string]string{"DYN_OVERLAP_SCORE_WEIGHT": "2", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3", "DYN_SYSTEM_PORT": "-1"}
+	env := map[string]string{
+		"DYN_OVERLAP_SCORE_WEIGHT":           "2",
+		"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3",
+		"DYN_SYSTEM_PORT":                    "-1",
+	}
 	if o := parsed(t, nil, env); o.scoring.PrefillLoadScale != 3 || o.metricsPort != 0 {
 		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
 	}
-	if o := parsed(t, []string{"--metrics-port=7", "--kv-overlap-score-weight=4"}, env); o.scoring.PrefillLoadScale != 4 || o.metricsPort != 7 {
+	if o := parsed(t, []string{"--metrics-port=7", "--kv-overlap-score-weight=4"},
+		env); o.scoring.PrefillLoadScale != 4 ||
+		o.metricsPort != 7 {
 		t.Errorf("%+v, port %d", o.scoring, o.metricsPort)
 	}
 }
 
 func TestLoadAware(t *testing.T) {
 	o := parsed(t, []string{"--load-aware", "--no-router-track-active-blocks"}, nil)
-	if c := o.scoring; o.kvEvents || c.OverlapScoreCredit != 0 || c.AssumeKVReuse || !c.TrackActiveBlocks || !c.TrackPrefillTokens {
+	if c := o.scoring; o.kvEvents || c.OverlapScoreCredit != 0 || c.AssumeKVReuse || !c.TrackActiveBlocks ||
+		!c.TrackPrefillTokens {
 		t.Errorf("%+v, events %v", c, o.kvEvents)
 	}
 }
@@ -385,7 +1374,8 @@ func TestLoadAware(t *testing.T) {
 // TestInheritedDirect: the environment of a frontend is no reason not to choose.
 func TestInheritedDirect(t *testing.T) {
 	env := map[string]string{"DYN_ROUTER_MODE": "direct"}
-	if o := parsed(t, []string{"--endpoints=x"}, env); o.scoring.Mode != scoring.KV || !strings.Contains(strings.Join(o.withoutEffect(), "\n"), "DYN_ROUTER_MODE=direct") {
+	if o := parsed(t, []string{"--endpoints=x"}, env); o.scoring.Mode != scoring.KV ||
+		!strings.Contains(strings.Join(o.withoutEffect(), "\n"), "DYN_ROUTER_MODE=direct") {
 		t.Errorf("mode %v; %q", o.scoring.Mode, o.withoutEffect())
 	}
 	env["KVEPP_ROUTER_MODE"] = "random"
@@ -418,9 +1408,11 @@ func TestTokenizerURLs(t *testing.T) {
 		want map[string]string
 	}{
 		{nil, map[string]string{}},
-		{[]string{"--tokenizer-url=m=http://a:1/b?c=d", "--tokenizer-url=n=https://c"}, map[string]string{"m": "http://a:1/b?c=d", "n": "https://c"}},
+		{[]string{"--tokenizer-url=m=http://a:1/b?c=d", "--tokenizer-url=n=https://c"},
+			map[string]string{"m": "http://a:1/b?c=d", "n": "https://c"}},
 		{[]string{"--model=m=dir", "--tokenizer-url=http://a?c=d"}, map[string]string{"m": "http://a?c=d"}},
-		{[]string{"--model-name=m", "--model-path=dir", "--tokenizer-url=http://a"}, map[string]string{"m": "http://a"}},
+		{[]string{"--model-name=m", "--model-path=dir", "--tokenizer-url=http://a"},
+			map[string]string{"m": "http://a"}},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, c.args...), nil)
 		if got, err := o.tokenizerURLsByModel(); err != nil || !maps.Equal(got, c.want) {
@@ -455,18 +1447,30 @@ func TestTokenFile(t *testing.T) {
 
 // TestRefusedFolderWithURL starts where the engine can be asked instead, and says so.
 func TestRefusedFolderWithURL(t *testing.T) {
-	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../test/models/tiny-bytelevel", "--tokenizer-url=gone=http://engine"}, nil)
+	o := parsed(
+		t,
+		[]string{
+			"--endpoints=x",
+			"--model=gone=testdata/nomodel",
+			"--model=here=../../test/models/tiny-bytelevel",
+			"--tokenizer-url=gone=http://engine",
+		},
+		nil,
+	)
 	var said bytes.Buffer
 	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
 	if err != nil || len(models) != 1 || models["here"] == nil {
 		t.Fatalf("%v, %v", models, err)
 	}
-	if text := said.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "model=gone url=http://engine") || !strings.Contains(text, "nomodel") {
+	if text := said.String(); strings.Count(text, "level=WARN") != 1 ||
+		!strings.Contains(text, "model=gone url=http://engine") ||
+		!strings.Contains(text, "nomodel") {
 		t.Errorf("log:\n%s", text)
 	}
 }
 
-// TestUpperBoundOfSGLang: what is predicted is an upper bound for hybrid models on SGLang and for models that may be such. The log says so.
+// TestUpperBoundOfSGLang: what is predicted is an upper bound for hybrid models on SGLang and for models that may be
+// such. The log says so.
 func TestUpperBoundOfSGLang(t *testing.T) {
 	folder := func(config string) string {
 		dir := t.TempDir()
@@ -485,8 +1489,17 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 		return dir
 	}
 	for engine, bounded := range map[string]bool{"sglang": true, "vllm": false} {
-		o := parsed(t, []string{"--endpoints=x", "--engine=" + engine, "--model=plain=" + folder(`{"architectures":["LlamaForCausalLM"]}`),
-			"--model=hybrid=" + folder(`{"architectures":["GptOssForCausalLM"]}`), "--model=bare=" + folder("")}, nil)
+		o := parsed(
+			t,
+			[]string{
+				"--endpoints=x",
+				"--engine=" + engine,
+				"--model=plain=" + folder(`{"architectures":["LlamaForCausalLM"]}`),
+				"--model=hybrid=" + folder(`{"architectures":["GptOssForCausalLM"]}`),
+				"--model=bare=" + folder(""),
+			},
+			nil,
+		)
 		var said bytes.Buffer
 		models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
 		if err != nil || len(models) != 3 {
@@ -506,7 +1519,9 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 		if of("plain") || !of("hybrid") || !of("bare") || !of("one that is asked for with token ids") {
 			t.Errorf("upper bounds: plain %v, hybrid %v, bare %v", of("plain"), of("hybrid"), of("bare"))
 		}
-		if text := said.String(); strings.Count(text, "upper bound") != 2 || strings.Count(text, "no config.json") != 1 || !strings.Contains(text, "upper bound\" model=hybrid") {
+		if text := said.String(); strings.Count(text, "upper bound") != 2 ||
+			strings.Count(text, "no config.json") != 1 ||
+			!strings.Contains(text, "upper bound\" model=hybrid") {
 			t.Errorf("log:\n%s", text)
 		}
 	}
@@ -514,31 +1529,56 @@ func TestUpperBoundOfSGLang(t *testing.T) {
 
 // TestRefusedFolderWithoutURL starts too: to route by load is better than not to route.
 func TestRefusedFolderWithoutURL(t *testing.T) {
-	o := parsed(t, []string{"--endpoints=x", "--model=gone=testdata/nomodel", "--model=here=../../test/models/tiny-bytelevel", "--dynamo-discovery=file:x"}, nil)
+	o := parsed(
+		t,
+		[]string{
+			"--endpoints=x",
+			"--model=gone=testdata/nomodel",
+			"--model=here=../../test/models/tiny-bytelevel",
+			"--dynamo-discovery=file:x",
+		},
+		nil,
+	)
 	var said bytes.Buffer
 	models, err := loadModels(o, slog.New(slog.NewTextHandler(&said, nil)))
 	if gone, named := models["gone"]; err != nil || !named || gone != nil || models["here"] == nil {
 		t.Fatalf("%v, %v", models, err)
 	}
-	if text := said.String(); strings.Count(text, "level=ERROR") != 1 || !strings.Contains(text, "model=gone folder=testdata/nomodel") {
+	if text := said.String(); strings.Count(text, "level=ERROR") != 1 ||
+		!strings.Contains(text, "model=gone folder=testdata/nomodel") {
 		t.Errorf("log:\n%s", text)
 	}
 	files, err := modelFiles(o, models)
 	if _, named := files["gone"]; err != nil || named || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)
 	}
-	tellSettings(models, []dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}}, &complaints{log: slog.New(slog.NewTextHandler(&said, nil))})
+	tellSettings(
+		models,
+		[]dynamo.Instance{{InstanceID: 1, Card: &dynamo.Card{Model: "gone"}}},
+		&complaints{log: slog.New(slog.NewTextHandler(&said, nil))},
+	)
 }
 
 // TestComplaintsOfFiles are made once for each file, and again when it differs again.
 func TestComplaintsOfFiles(t *testing.T) {
 	var log bytes.Buffer
 	said := map[dynamo.Mismatch]bool{}
-	a, b := dynamo.Mismatch{Endpoint: "w0", File: "tokenizer.json", Own: "x", Worker: "y"}, dynamo.Mismatch{Endpoint: "w1", File: "tokenizer.json", Own: "x", Worker: "y"}
+	a, b := dynamo.Mismatch{
+		Endpoint: "w0",
+		File:     "tokenizer.json",
+		Own:      "x",
+		Worker:   "y",
+	}, dynamo.Mismatch{
+		Endpoint: "w1",
+		File:     "tokenizer.json",
+		Own:      "x",
+		Worker:   "y",
+	}
 	for _, mismatches := range [][]dynamo.Mismatch{{a}, {a}, {a, b}, {b}, {b, a}} {
 		complainOfFiles(slog.New(slog.NewTextHandler(&log, nil)), mismatches, said)
 	}
-	if text := log.String(); strings.Count(text, "level=ERROR") != 3 || strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
+	if text := log.String(); strings.Count(text, "level=ERROR") != 3 ||
+		strings.Count(text, "worker=w0 file=tokenizer.json own=x worker's=y") != 2 {
 		t.Errorf("log:\n%s", text)
 	}
 }
@@ -572,14 +1612,18 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-temperature=nan"}, nil, "temperature"},
 		{[]string{"--endpoints=x", "--router-mode=cheapest"}, nil, "least-loaded"},
 		{[]string{"--endpoints=x", "--router-mode=direct"}, nil, "frontends"},
-		{[]string{"--endpoints=x", "--router-mode=device-aware-weighted", "--encoder-cuda-to-cpu-ratio=0"}, nil, "1 to "},
-		{[]string{"--endpoints=x", "--router-track-output-blocks", "--no-router-track-active-blocks"}, nil, "one of the two"},
-		{[]string{"--endpoints=x", "--router-prefill-load-model=linear", "--no-router-track-prefill-tokens"}, nil, "one of the two"},
+		{[]string{"--endpoints=x", "--router-mode=device-aware-weighted", "--encoder-cuda-to-cpu-ratio=0"}, nil,
+			"1 to "},
+		{[]string{"--endpoints=x", "--router-track-output-blocks", "--no-router-track-active-blocks"}, nil,
+			"one of the two"},
+		{[]string{"--endpoints=x", "--router-prefill-load-model=linear", "--no-router-track-prefill-tokens"}, nil,
+			"one of the two"},
 		{[]string{"--endpoints=x", "--router-prefill-load-model=quadratic"}, nil, "none or linear"},
 		{[]string{"--endpoints=x", "--router-prefill-tokens-per-second=nan"}, nil, "tokens-per-second"},
 		{[]string{"--endpoints=x", "--shared-cache-type=hicache"}, nil, "shared-cache-type"},
 		{[]string{"--endpoints=x", "--shared-cache-multiplier=1.5"}, nil, "0 to 1"},
-		{[]string{"--endpoints=x", "--kv-overlap-score-weight=-1"}, nil, "--router-kv-overlap-score-weight -1: must be a finite number"},
+		{[]string{"--endpoints=x", "--kv-overlap-score-weight=-1"}, nil,
+			"--router-kv-overlap-score-weight -1: must be a finite number"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=frontend:a:1,b"}, nil, "HOST:PORT"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=kubernetes"}, nil, "of which Pods"},
@@ -629,25 +1673,33 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-queue-timeout=-1s"}, nil, "negative"},
 		{[]string{"--endpoints=x", "--router-queue-size=0"}, nil, "at least 1"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/nopolicy.yaml"}, nil, "nopolicy.yaml"},
-		{[]string{"--endpoints=x", "--fallback-endpoints=1", "--engine=dynamo"}, nil, "serves for the worker that a header names"},
+		{[]string{"--endpoints=x", "--fallback-endpoints=1", "--engine=dynamo"}, nil,
+			"serves for the worker that a header names"},
 		{[]string{"--endpoints=x", "--fallback-endpoints=9"}, nil, "--fallback-endpoints 9: must be from 0 to 8"},
 		{[]string{"--endpoints=x", "--pick-timeout=0s"}, nil, "--pick-timeout 0s: must be above 0"},
 		{[]string{"--endpoints=x", "--max-streams=-1"}, nil, "may not be negative"},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil, "testdata/refused.yaml: line 3: worker_selection: kvepp"},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil, `--router-tracking-hash "keyed": must be public-xxh3-v1`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil,
+			"testdata/refused.yaml: line 3: worker_selection: kvepp"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused2.yaml"}, nil,
+			`--router-tracking-hash "keyed": must be public-xxh3-v1`},
 		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil, "leave them out"},
 		{[]string{"--endpoints=x", "--router-conditional-disagg"}, nil, "answer 500 to one without"},
 		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil, "answer 500 to one without"},
 		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "loads no other"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_DECODE_POLICY": "mine"}, "loads no other"},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil, `refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
-		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil, "refused4.yaml: line 2: router_ttl_secs \"soon\": must be a number, for example 120"},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil,
+			`refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
+		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused4.yaml"}, nil,
+			"refused4.yaml: line 2: router_ttl_secs \"soon\": must be a number, for example 120"},
 		{[]string{"--endpoints=x", "--overload-status-code=200"}, nil, "429, 503 or 529"},
-		{[]string{"--endpoints=x", "--refresh-metrics-interval=10ms"}, nil, "at least 50ms, for example 5s, or 0 for never"},
-		{[]string{"--endpoints=x", "--metrics-staleness-threshold=2s"}, nil, "shorter than --refresh-metrics-interval 5s"},
+		{[]string{"--endpoints=x", "--refresh-metrics-interval=10ms"}, nil,
+			"at least 50ms, for example 5s, or 0 for never"},
+		{[]string{"--endpoints=x", "--metrics-staleness-threshold=2s"}, nil,
+			"shorter than --refresh-metrics-interval 5s"},
 		{[]string{"--endpoints=x", "--model-server-metrics-scheme=ftp"}, nil, "must be http or https"},
 		{[]string{"--endpoints=x", "--model-server-metrics-path=metrics"}, nil, "must begin with a slash"},
-		{[]string{"--endpoints=x", "--total-queued-requests-metric=a{b"}, nil, "--total-queued-requests-metric: \"a{b\" must look like NAME"},
+		{[]string{"--endpoints=x", "--total-queued-requests-metric=a{b"}, nil,
+			"--total-queued-requests-metric: \"a{b\" must look like NAME"},
 		{[]string{"--endpoints=x", "--inject-token-data"}, nil, "only Dynamo's frontends take token ids"},
 		{[]string{"--endpoints=x", "--tenant-cache-salt", "--engine=dynamo"}, nil, "for stock vLLM"},
 		{[]string{"--endpoints=x", "--tenant-cache-salt", "--ignore-client-hints"}, nil, "leave one of them out"},
@@ -675,13 +1727,21 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--grpc-port=0"}, nil, "1 to 65535"},
 		{[]string{"--endpoints=x", "--grpc-port=70000"}, nil, "70000"},
 		{[]string{"--endpoints=x", "--max-parse-bytes=-1"}, nil, "may not be negative"},
-		{[]string{"--endpoints=x", "--max-buffered-bytes=1000"}, nil, "--max-buffered-bytes 1000: must be at least 524288"},
+		{[]string{"--endpoints=x", "--max-buffered-bytes=1000"}, nil,
+			"--max-buffered-bytes 1000: must be at least 524288"},
 		{[]string{"--endpoints=x", "--router-min-initial-workers=-1"}, nil, "negative"},
 		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_TEMPERATURE": "hot"}, "DYN_ROUTER_TEMPERATURE"},
-		{[]string{"--endpoints=x"}, map[string]string{"KVEPP_GRPC_PORT": "x", "DYN_KV_CACHE_BLOCK_SIZE": "y"}, "DYN_KV_CACHE_BLOCK_SIZE"},
+		{[]string{"--endpoints=x"}, map[string]string{"KVEPP_GRPC_PORT": "x", "DYN_KV_CACHE_BLOCK_SIZE": "y"},
+			"DYN_KV_CACHE_BLOCK_SIZE"},
 	} {
 		var stdout, stderr bytes.Buffer
-		code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr, func(name string) string { return c.env[name] })
+		code := run(
+			append([]string{"serve"}, c.args...),
+			nil,
+			&stdout,
+			&stderr,
+			func(name string) string { return c.env[name] },
+		)
 		if code != 2 || !strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%v %v: status %d, %q; want 2 and %q", c.args, c.env, code, stderr.String(), c.says)
 		}
@@ -695,10 +1755,13 @@ func TestStartFailsClearly(t *testing.T) {
 	}{
 		{[]string{"--endpoints=testdata/none.yaml"}, "none.yaml"},
 		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a@b"}, "--tokenizer-url m=http://a@b"},
-		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a", "--tokenizer-url-api-key-file=testdata/none.key"}, "none.key"},
+		{[]string{"--endpoints=testdata/none.yaml", "--tokenizer-url=m=http://a",
+			"--tokenizer-url-api-key-file=testdata/none.key"}, "none.key"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr, func(string) string { return "" }); code != 1 || !strings.Contains(stderr.String(), c.says) {
+		if code := run(append([]string{"serve"}, c.args...), nil, &stdout, &stderr,
+			func(string) string { return "" }); code != 1 ||
+			!strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%v: status %d, %q; want 1 and %q", c.args, code, stderr.String(), c.says)
 		}
 	}
@@ -746,24 +1809,31 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{nil, 0},
 		{[]string{"--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 0},
 		{[]string{"--router-max-tree-size=2", "--router-approximate-cache-policy=lru"}, 2},
-		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-max-tree-size=9", "--router-prune-target-ratio=0.5", "--router-approximate-cache-policy=lru"}, 0},
+		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-max-tree-size=9",
+			"--router-prune-target-ratio=0.5", "--router-approximate-cache-policy=lru"}, 0},
 		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2", "--router-event-threads=2"}, 2},
 		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
 		{[]string{"--no-router-kv-events", "--index-peers=http://10.0.0.9:9091", "--warmup-timeout=1s"}, 2},
 		{[]string{"--router-mode=random", "--router-temperature=1", "--router-assume-kv-reuse=false"}, 1},
 		{[]string{"--encoder-cuda-to-cpu-ratio=2"}, 1},
 		{[]string{"--router-prefill-load-model=aic", "--aic-backend=vllm", "--ais-tp-size", "2"}, 3},
-		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5", "--enable-session-prefix-index"}, 4},
-		{[]string{"--no-router-conditional-disagg", "--router-tracking-hash=public-xxh3-v1", "--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
-		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m", "--metrics-staleness-threshold=1m"}, 0},
-		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"}, 2},
+		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5",
+			"--enable-session-prefix-index"}, 4},
+		{[]string{"--no-router-conditional-disagg", "--router-tracking-hash=public-xxh3-v1",
+			"--router-prefill-policy=default", "--router-decode-policy=default"}, 0},
+		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m",
+			"--metrics-staleness-threshold=1m"}, 0},
+		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"},
+			2},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.withoutEffect(); len(got) != c.want {
 			t.Errorf("%v: %v, want %d", c.args, got, c.want)
 		}
 	}
-	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lru"}).withoutEffect(); len(got) != 1 {
+	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lru"}).withoutEffect(); len(
+		got,
+	) != 1 {
 		t.Errorf("from the environment: %v, want 1", got)
 	}
 }
@@ -775,9 +1845,11 @@ func TestPredict(t *testing.T) {
 		most int
 	}{
 		{nil, router.Predict{Silent: 2 * time.Minute}, 0},
-		{[]string{"--router-predicted-ttl-secs=1.5", "--router-ttl-secs=9"}, router.Predict{TTL: 1500 * time.Millisecond, Silent: 9 * time.Second}, 0},
+		{[]string{"--router-predicted-ttl-secs=1.5", "--router-ttl-secs=9"},
+			router.Predict{TTL: 1500 * time.Millisecond, Silent: 9 * time.Second}, 0},
 		{[]string{"--no-router-kv-events"}, router.Predict{TTL: 2 * time.Minute, Alone: true}, 1 << 20},
-		{[]string{"--no-router-kv-events", "--router-approximate-cache-policy=lru", "--router-max-tree-size=99"}, router.Predict{TTL: 2 * time.Minute, LRU: true, Alone: true}, 99},
+		{[]string{"--no-router-kv-events", "--router-approximate-cache-policy=lru", "--router-max-tree-size=99"},
+			router.Predict{TTL: 2 * time.Minute, LRU: true, Alone: true}, 99},
 	} {
 		o := parsed(t, c.args, nil)
 		if got := o.predict(); got != c.want || o.index(math.MaxInt64).MaxPredicted != c.most {
@@ -796,7 +1868,8 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 		{[]string{"--tokenizer-url=m=http://e", "--lora=a"}, "map[a:m]"},
 		{[]string{"--model=m=d", "--tokenizer-url=http://e", "--lora=a"}, "map[a:m]"},
 	} {
-		if got, err := parsed(t, append(c.args, "--endpoints=x"), nil).adapted(); err != nil || fmt.Sprint(got) != c.want {
+		if got, err := parsed(t, append(c.args, "--endpoints=x"), nil).adapted(); err != nil ||
+			fmt.Sprint(got) != c.want {
 			t.Errorf("%v: %v, %v; want %s", c.args, got, err, c.want)
 		}
 	}
@@ -805,7 +1878,8 @@ func TestAdaptersOfTheOnlyModel(t *testing.T) {
 // The flags by which GAIE's and llm-d's pickers are told how to log mean here what they mean there.
 func TestLoggingOfOtherPickers(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"", "info text"}, {"--zap-encoder=json", "info json"}, {"--zap-encoder=console --log-format=json", "info text"},
+		{"", "info text"}, {"--zap-encoder=json", "info json"},
+		{"--zap-encoder=console --log-format=json", "info text"},
 		{"--v=3", "info text"}, {"--v=4", "debug text"},
 	} {
 		o := parsed(t, append([]string{"--endpoints=x"}, strings.Fields(c.args)...), nil)

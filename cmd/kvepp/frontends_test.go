@@ -19,12 +19,18 @@ func TestMixedFrontends(t *testing.T) {
 		warned    bool
 	}{
 		{"none", nil, false},
-		{"one frontend, one way", []pool.Endpoint{e("a:1", "m", "ns", pool.Decode), e("a:1", "m", "ns", pool.Decode), e("", "m", "ns", pool.Prefill)}, false},
-		{"each its own frontend", []pool.Endpoint{e("a:2", "m", "ns", pool.Decode), e("a:3", "m", "ns", pool.Aggregated), e("a:4", "m", "other", pool.Aggregated)}, false},
-		{"two models", []pool.Endpoint{e("a:5", "m", "ns", pool.Aggregated), e("a:5", "n", "other", pool.Aggregated)}, false},
-		{"not Dynamo's, as far as is known", []pool.Endpoint{e("a:6", "m", "", pool.Aggregated), e("a:6", "m", "", pool.Decode)}, false},
-		{"aggregated beside decode", []pool.Endpoint{e("a:7", "m", "ns", pool.Aggregated), e("a:7", "m", "ns", pool.Decode)}, true},
-		{"two namespaces", []pool.Endpoint{e("a:8", "m", "ns", pool.Aggregated), e("a:8", "m", "other", pool.Aggregated)}, true},
+		{"one frontend, one way", []pool.Endpoint{e("a:1", "m", "ns", pool.Decode), e("a:1", "m", "ns", pool.Decode),
+			e("", "m", "ns", pool.Prefill)}, false},
+		{"each its own frontend", []pool.Endpoint{e("a:2", "m", "ns", pool.Decode),
+			e("a:3", "m", "ns", pool.Aggregated), e("a:4", "m", "other", pool.Aggregated)}, false},
+		{"two models", []pool.Endpoint{e("a:5", "m", "ns", pool.Aggregated), e("a:5", "n", "other", pool.Aggregated)},
+			false},
+		{"not Dynamo's, as far as is known", []pool.Endpoint{e("a:6", "m", "", pool.Aggregated),
+			e("a:6", "m", "", pool.Decode)}, false},
+		{"aggregated beside decode", []pool.Endpoint{e("a:7", "m", "ns", pool.Aggregated),
+			e("a:7", "m", "ns", pool.Decode)}, true},
+		{"two namespaces", []pool.Endpoint{e("a:8", "m", "ns", pool.Aggregated),
+			e("a:8", "m", "other", pool.Aggregated)}, true},
 	} {
 		var log bytes.Buffer
 		wrong := complaints{log: slog.New(slog.NewTextHandler(&log, nil))}

@@ -21,8 +21,8 @@ import (
 	"kvepp/scoring"
 )
 
-// engineGauges is what `kvepp serve` can be told of the engines' own metrics. The flags have the names of the Gateway API
-// Inference Extension's endpoint picker.
+// engineGauges is what `kvepp serve` can be told of the engines' own metrics. The flags have the names of the Gateway
+// API Inference Extension's endpoint picker.
 type engineGauges struct {
 	interval, stale time.Duration
 	port            uint16
@@ -34,15 +34,53 @@ type engineGauges struct {
 
 // add declares the flags.
 func (g *engineGauges) add(f *pflag.FlagSet) {
-	f.DurationVar(&g.interval, "refresh-metrics-interval", 5*time.Second, "how often each engine's own metrics are read, give or take a tenth; beside the requests' way. 0: never")
-	f.DurationVar(&g.stale, "metrics-staleness-threshold", 0, "what an engine told longer ago counts as not known. 0: three times --refresh-metrics-interval")
-	f.Uint16Var(&g.port, "model-server-metrics-port", 0, "`PORT` at which engines show them. 0: that of the endpoint's address. With Dynamo's frontends, which show none: the workers' DYN_SYSTEM_PORT, where a worker has its frontend beside it. An endpoint's own metrics: in the endpoints file goes before")
+	f.DurationVar(
+		&g.interval,
+		"refresh-metrics-interval",
+		5*time.Second,
+		"how often each engine's own metrics are read, give or take a tenth; beside the requests' way. 0: never",
+	)
+	f.DurationVar(
+		&g.stale,
+		"metrics-staleness-threshold",
+		0,
+		"what an engine told longer ago counts as not known. 0: three times --refresh-metrics-interval",
+	)
+	f.Uint16Var(
+		&g.port,
+		"model-server-metrics-port",
+		0,
+		"`PORT` at which engines show them. 0: that of the endpoint's address. With Dynamo's frontends, which show "+
+			"none: the workers' DYN_SYSTEM_PORT, where a worker has its frontend beside it. An endpoint's own "+
+			"metrics: in the endpoints file goes before",
+	)
 	f.StringVar(&g.path, "model-server-metrics-path", "/metrics", "`PATH` of that page")
 	f.StringVar(&g.scheme, "model-server-metrics-scheme", "http", "its scheme, `http or https`")
-	f.BoolVar(&g.skipVerify, "model-server-metrics-https-insecure-skip-verify", true, "with https: do not check the engines' certificates")
-	f.StringVar(&g.queued, "total-queued-requests-metric", "", "which metric is the number of requests that wait, as `METRIC` or METRIC{LABEL=VALUE}. Default: vLLM's, SGLang's, TensorRT-LLM's or Triton's, whichever there is")
-	f.StringVar(&g.running, "total-running-requests-metric", "", "which `METRIC` is the number of requests that are computed; likewise")
-	f.StringVar(&g.usage, "kv-cache-usage-percentage-metric", "", "which `METRIC` is the part of the KV blocks that requests hold, 0 to 1; likewise")
+	f.BoolVar(
+		&g.skipVerify,
+		"model-server-metrics-https-insecure-skip-verify",
+		true,
+		"with https: do not check the engines' certificates",
+	)
+	f.StringVar(
+		&g.queued,
+		"total-queued-requests-metric",
+		"",
+		"which metric is the number of requests that wait, as `METRIC` or METRIC{LABEL=VALUE}. Default: vLLM's, "+
+			"SGLang's, TensorRT-LLM's or Triton's, whichever there is",
+	)
+	f.StringVar(
+		&g.running,
+		"total-running-requests-metric",
+		"",
+		"which `METRIC` is the number of requests that are computed; likewise",
+	)
+	f.StringVar(
+		&g.usage,
+		"kv-cache-usage-percentage-metric",
+		"",
+		"which `METRIC` is the part of the KV blocks that requests hold, 0 to 1; likewise",
+	)
 }
 
 // withoutPool is the name of the pool, in labels, where there is no InferencePool to have one.
@@ -53,12 +91,28 @@ const minInterval = 50 * time.Millisecond
 
 // config returns how the engines are read. Its Interval is 0 if they are not.
 func (g *engineGauges) config() (enginemetrics.Config, error) {
-	c := enginemetrics.Config{Interval: g.interval, Stale: g.stale, Scheme: g.scheme, Port: g.port, Path: g.path, SkipVerify: g.skipVerify}
+	c := enginemetrics.Config{
+		Interval:   g.interval,
+		Stale:      g.stale,
+		Scheme:     g.scheme,
+		Port:       g.port,
+		Path:       g.path,
+		SkipVerify: g.skipVerify,
+	}
 	switch {
 	case g.interval != 0 && g.interval < minInterval:
-		return c, fmt.Errorf("--refresh-metrics-interval %v: must be at least %v, for example 5s, or 0 for never", g.interval, minInterval)
+		return c, fmt.Errorf(
+			"--refresh-metrics-interval %v: must be at least %v, for example 5s, or 0 for never",
+			g.interval,
+			minInterval,
+		)
 	case g.stale != 0 && g.stale < g.interval:
-		return c, fmt.Errorf("--metrics-staleness-threshold %v is shorter than --refresh-metrics-interval %v, so that nothing would be known most of the time; leave it out, or give 0", g.stale, g.interval)
+		return c, fmt.Errorf(
+			"--metrics-staleness-threshold %v is shorter than --refresh-metrics-interval %v, so that nothing would "+
+				"be known most of the time; leave it out, or give 0",
+			g.stale,
+			g.interval,
+		)
 	case !strings.HasPrefix(g.path, "/"):
 		return c, errors.New("--model-server-metrics-path must begin with a slash")
 	}
@@ -68,7 +122,8 @@ func (g *engineGauges) config() (enginemetrics.Config, error) {
 	for _, m := range []struct {
 		flag, value string
 		to          *enginemetrics.Metric
-	}{{"total-queued-requests-metric", g.queued, &c.Waiting}, {"total-running-requests-metric", g.running, &c.Running}, {"kv-cache-usage-percentage-metric", g.usage, &c.Usage}} {
+	}{{"total-queued-requests-metric", g.queued, &c.Waiting}, {"total-running-requests-metric", g.running, &c.Running},
+		{"kv-cache-usage-percentage-metric", g.usage, &c.Usage}} {
 		if m.value == "" {
 			continue
 		}
@@ -87,7 +142,15 @@ func (g *engineGauges) check() error {
 }
 
 // followEngines starts reading the engines of p until ctx ends; nil if they are not to be.
-func followEngines(ctx context.Context, o *options, p *pool.Pool, book *scoring.ActiveSequences, health *eject.Tracker, frontends bool, log *slog.Logger) (*enginemetrics.Gauges, error) {
+func followEngines(
+	ctx context.Context,
+	o *options,
+	p *pool.Pool,
+	book *scoring.ActiveSequences,
+	health *eject.Tracker,
+	frontends bool,
+	log *slog.Logger,
+) (*enginemetrics.Gauges, error) {
 	c, err := o.engineGauges.config()
 	if err != nil || c.Interval == 0 {
 		return nil, err
@@ -122,7 +185,12 @@ func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.
 	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
 	m.Source(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
 	for i, c := range g.Readings() {
-		m.CounterSource(metrics.EngineReadings, metrics.EngineReadingsHelp, prometheus.Labels{"outcome": c.Outcome}, func() float64 { return float64(g.Readings()[i].Readings) })
+		m.CounterSource(
+			metrics.EngineReadings,
+			metrics.EngineReadingsHelp,
+			prometheus.Labels{"outcome": c.Outcome},
+			func() float64 { return float64(g.Readings()[i].Readings) },
+		)
 	}
 }
 
@@ -153,7 +221,16 @@ func poolNow(p *pool.Pool, g *enginemetrics.Gauges) metrics.InferencePool {
 			now.Pods = append(now.Pods, metrics.PodQueue{Pod: podName(w), Waiting: l.Waiting})
 		}
 	}
-	now.KVUsage, now.Waiting, now.Running = usage.sum/max(usage.n, 1), waiting.sum/max(waiting.n, 1), running.sum/max(running.n, 1)
+	now.KVUsage, now.Waiting, now.Running = usage.sum/max(
+		usage.n,
+		1,
+	), waiting.sum/max(
+		waiting.n,
+		1,
+	), running.sum/max(
+		running.n,
+		1,
+	)
 	return now
 }
 

@@ -41,10 +41,21 @@ func TestPoolMetrics(t *testing.T) {
 	defer engine.Close()
 	quiet := slog.New(slog.DiscardHandler)
 	p := pool.New(quiet)
-	p.Update([]pool.Endpoint{{Name: "a", Address: engine.Listener.Addr().String()}, {Name: "b-rank-1", Address: "127.0.0.1:1", DataParallelStartRank: 1},
-		{Name: "encoder", Address: "127.0.0.1:2", Role: pool.Encode}})
-	nothing := map[string]float64{"inference_pool_ready_pods llama": 2, "inference_pool_average_kv_cache_utilization llama": 0, "inference_pool_average_queue_size llama": 0,
-		"inference_pool_average_running_requests llama": 0, "kvepp_workers_with_gauges": 0, "kvepp_unseen_load_workers": 0}
+	p.Update(
+		[]pool.Endpoint{
+			{Name: "a", Address: engine.Listener.Addr().String()},
+			{Name: "b-rank-1", Address: "127.0.0.1:1", DataParallelStartRank: 1},
+			{Name: "encoder", Address: "127.0.0.1:2", Role: pool.Encode},
+		},
+	)
+	nothing := map[string]float64{
+		"inference_pool_ready_pods llama":                   2,
+		"inference_pool_average_kv_cache_utilization llama": 0,
+		"inference_pool_average_queue_size llama":           0,
+		"inference_pool_average_running_requests llama":     0,
+		"kvepp_workers_with_gauges":                         0,
+		"kvepp_unseen_load_workers":                         0,
+	}
 	for _, outcome := range []string{"ok", "without", "refused", "timeout", "unreachable", "too_large", "malformed"} {
 		nothing["kvepp_engine_readings_total "+outcome] = 0
 	}
@@ -67,16 +78,37 @@ func TestPoolMetrics(t *testing.T) {
 	}
 
 	on := metrics.New()
-	o := &options{engineGauges: engineGauges{interval: 50 * time.Millisecond, stale: time.Minute, scheme: "http", path: "/metrics"}}
+	o := &options{
+		engineGauges: engineGauges{
+			interval: 50 * time.Millisecond,
+			stale:    time.Minute,
+			scheme:   "http",
+			path:     "/metrics",
+		},
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), false, quiet)
+	g, err := followEngines(
+		ctx,
+		o,
+		p,
+		scoring.NewActiveSequences(),
+		eject.New(eject.Config{Off: true}, quiet),
+		false,
+		quiet,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	showGauges(on, "llama", p, g)
-	want := map[string]float64{"inference_pool_ready_pods llama": 2, "inference_pool_average_kv_cache_utilization llama": 0.5, "inference_pool_average_queue_size llama": 2,
-		"inference_pool_average_running_requests llama": 3, "kvepp_workers_with_gauges": 1, "inference_pool_per_pod_queue_size a-rank-0 llama": 2}
+	want := map[string]float64{
+		"inference_pool_ready_pods llama":                   2,
+		"inference_pool_average_kv_cache_utilization llama": 0.5,
+		"inference_pool_average_queue_size llama":           2,
+		"inference_pool_average_running_requests llama":     3,
+		"kvepp_workers_with_gauges":                         1,
+		"inference_pool_per_pod_queue_size a-rank-0 llama":  2,
+	}
 	for deadline := time.Now().Add(30 * time.Second); check(on, want) != ""; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(check(on, want))
@@ -89,7 +121,9 @@ func TestPoolMetrics(t *testing.T) {
 		t.Errorf("usage %v", u)
 	}
 	o.interval = 0
-	if g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet), false, quiet); g != nil || err != nil {
+	if g, err := followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{Off: true}, quiet),
+		false, quiet); g != nil ||
+		err != nil {
 		t.Errorf("engines are read though the interval is 0: %v", err)
 	}
 }

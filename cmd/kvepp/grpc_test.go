@@ -16,7 +16,8 @@ import (
 	"kvepp/internal/metrics/metricstest"
 )
 
-// TestIdleConnections: connections that say nothing, however many, take no room from a proxy, whose stream goes on and who can open others.
+// TestIdleConnections: connections that say nothing, however many, take no room from a proxy, whose stream goes on and
+// who can open others.
 func TestIdleConnections(t *testing.T) {
 	const most = 8
 	m := metrics.New()
@@ -58,7 +59,14 @@ func TestIdleConnections(t *testing.T) {
 	}
 	read := func() error {
 		seen := metricstest.Read(t, m.Registry)
-		open, evicted := seen.Of(metrics.Connections, "listener=ext_proc").Value(), seen.Of(metrics.ConnectionsClosed, "listener=ext_proc", "outcome=evicted").Value()
+		open, evicted := seen.Of(
+			metrics.Connections,
+			"listener=ext_proc",
+		).Value(), seen.Of(
+			metrics.ConnectionsClosed,
+			"listener=ext_proc",
+			"outcome=evicted",
+		).Value()
 		if open > most || evicted < 9*most {
 			return fmt.Errorf("%v connections are open, %v were evicted", open, evicted)
 		}

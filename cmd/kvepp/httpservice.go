@@ -18,8 +18,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the place of
-// one of Dynamo's.
+// httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the
+// place of one of Dynamo's.
 type httpService struct {
 	host    string
 	port    uint16
@@ -34,7 +34,13 @@ func (o *httpService) add(f *pflag.FlagSet, port uint16, dynamos string) {
 	f.StringVar(&o.host, "host", "0.0.0.0", "`ADDRESS` to listen on")
 	f.Uint16Var(&o.port, "port", port, "`PORT` to listen on")
 	o.hosts.add(f)
-	f.IntVar(&o.threads, "threads", 4, "taken for the sake of command lines written for "+dynamos+", and without effect: each worker's events are applied beside the others'")
+	f.IntVar(
+		&o.threads,
+		"threads",
+		4,
+		"taken for the sake of command lines written for "+dynamos+
+			", and without effect: each worker's events are applied beside the others'",
+	)
 }
 
 func (o *httpService) check() error {
@@ -48,7 +54,13 @@ func (o *httpService) check() error {
 }
 
 // serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
-func (o *httpService) serve(ctx context.Context, what string, h http.Handler, m *metrics.Metrics, log *slog.Logger) error {
+func (o *httpService) serve(
+	ctx context.Context,
+	what string,
+	h http.Handler,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) error {
 	server := webServer(h, &o.hosts)
 	l, err := listenAt("port", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
 	if err != nil {
@@ -75,12 +87,24 @@ type indexMemory struct{ indexMaxBytes int64 }
 const minIndexBytes = 1 << 20
 
 func (o *indexMemory) add(f *pflag.FlagSet) {
-	f.Int64Var(&o.indexMaxBytes, "index-max-bytes", 0, "memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and counted. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; 2 GiB without either")
+	f.Int64Var(
+		&o.indexMaxBytes,
+		"index-max-bytes",
+		0,
+		"memory of the index, in `BYTES`; at the bound the deepest blocks of the largest worker are forgotten, and "+
+			"counted. 0: half of GOMEMLIMIT, which is 7/8 of the container's memory unless the environment sets it; "+
+			"2 GiB without either",
+	)
 }
 
 func (o *indexMemory) check() error {
 	if o.indexMaxBytes < 0 || o.indexMaxBytes > 0 && o.indexMaxBytes < minIndexBytes {
-		return fmt.Errorf("--index-max-bytes %d: must be at least %d (0: half of GOMEMLIMIT or of 7/8 of the container's memory, else 2 GiB)", o.indexMaxBytes, minIndexBytes)
+		return fmt.Errorf(
+			"--index-max-bytes %d: must be at least %d (0: half of GOMEMLIMIT or of 7/8 of the container's memory, "+
+				"else 2 GiB)",
+			o.indexMaxBytes,
+			minIndexBytes,
+		)
 	}
 	return nil
 }
@@ -128,7 +152,8 @@ func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
 	return slog.NewTextHandler(to, h)
 }
 
-// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as JSON.
+// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as
+// JSON.
 func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
@@ -136,7 +161,8 @@ func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands before names.
+// parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands
+// before names.
 func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
 	if err := parseArgs(f, args); err != nil {
 		return err
@@ -144,7 +170,11 @@ func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) s
 	switch {
 	case f.NArg() == 0:
 	case f.Arg(0) == "true" || f.Arg(0) == "false":
-		return fmt.Errorf("unexpected argument %q: write the value of a flag that is true or false behind an equals sign, --FLAG=%s", f.Arg(0), f.Arg(0))
+		return fmt.Errorf(
+			"unexpected argument %q: write the value of a flag that is true or false behind an equals sign, --FLAG=%s",
+			f.Arg(0),
+			f.Arg(0),
+		)
 	default:
 		return fmt.Errorf("unexpected argument %q: every flag begins with --", f.Arg(0))
 	}

@@ -51,10 +51,22 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 	f := newFlags("kvepp indexer")
 	o.add(f, 8090, "dynamo.indexer")
 	f.IntVar(&o.blockSize, "block-size", 0, "`TOKENS` per KV block of the workers that --workers names")
-	f.StringVar(&o.workers, "workers", "", "`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over HTTP")
+	f.StringVar(
+		&o.workers,
+		"workers",
+		"",
+		"`WORKERS` to begin with: INSTANCE[:RANK]=tcp://HOST:PORT, separated by commas; more can be registered over "+
+			"HTTP",
+	)
 	f.StringVar(&o.model, "model-name", "default", "the `MODEL` that those workers serve")
 	f.StringVar(&o.group, "routing-group", "default", "their routing `GROUP`")
-	f.StringVar(&o.peers, "peers", "", "`URLS` of other indexers, separated by commas: at start the index of the workers that --workers names is taken over from the first that answers")
+	f.StringVar(
+		&o.peers,
+		"peers",
+		"",
+		"`URLS` of other indexers, separated by commas: at start the index of the workers that --workers names is "+
+			"taken over from the first that answers",
+	)
 	o.indexMemory.add(f)
 	o.logging.add(f, "")
 	documentEnvironment(f, indexerPrefix)
@@ -76,7 +88,9 @@ func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) 
 	}
 	if o.workers == "" {
 		if o.blockSize != 0 {
-			return errors.New("--block-size is that of the workers that --workers names; those registered over HTTP bring their own")
+			return errors.New(
+				"--block-size is that of the workers that --workers names; those registered over HTTP bring their own",
+			)
 		}
 		return nil
 	}
@@ -110,7 +124,14 @@ func (o *indexerOptions) registration(worker string) (r service.Registration, er
 		return r, fmt.Errorf("%q must look like INSTANCE[:RANK]=tcp://HOST:PORT, both numbers decimal", worker)
 	}
 	rank32 := uint32(rank)
-	return service.Registration{InstanceID: &id, Rank: &rank32, Endpoint: &address, Model: &o.model, Group: &o.group, BlockSize: &o.blockSize}, nil
+	return service.Registration{
+		InstanceID: &id,
+		Rank:       &rank32,
+		Endpoint:   &address,
+		Model:      &o.model,
+		Group:      &o.group,
+		BlockSize:  &o.blockSize,
+	}, nil
 }
 
 // warmUpTimeout is how long the start waits for --peers.
@@ -160,7 +181,10 @@ func runIndexer(o *indexerOptions) error {
 
 	mux := http.NewServeMux()
 	registry.Handle(mux)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}))
+	mux.Handle(
+		"GET /metrics",
+		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
+	)
 	indexerGauges(m, registry, events, index)
 	return o.serve(ctx, "the indexer's requests", service.Counted(mux, m.NewIndexerService()), m, log)
 }
@@ -168,15 +192,30 @@ func runIndexer(o *indexerOptions) error {
 // indexerGauges shows what the registry, the feed and the index count.
 func indexerGauges(m *metrics.Metrics, registry *service.Registry, events *feed.Feed, index *indexer.Index) {
 	indexGauges(m, index)
-	m.Source(metrics.IndexerModels, metrics.IndexerModelsHelp, nil, func() float64 { models, _ := registry.Counts(); return float64(models) })
-	m.Source(metrics.IndexerWorkers, metrics.IndexerWorkersHelp, nil, func() float64 { _, workers := registry.Counts(); return float64(workers) })
+	m.Source(
+		metrics.IndexerModels,
+		metrics.IndexerModelsHelp,
+		nil,
+		func() float64 { models, _ := registry.Counts(); return float64(models) },
+	)
+	m.Source(
+		metrics.IndexerWorkers,
+		metrics.IndexerWorkersHelp,
+		nil,
+		func() float64 { _, workers := registry.Counts(); return float64(workers) },
+	)
 	for _, status := range []string{"active", "pending"} {
-		m.Source(metrics.IndexerListeners, metrics.IndexerListenersHelp, prometheus.Labels{"status": status}, func() float64 {
-			active, pending := events.Subscriptions()
-			if status == "active" {
-				return float64(active)
-			}
-			return float64(pending)
-		})
+		m.Source(
+			metrics.IndexerListeners,
+			metrics.IndexerListenersHelp,
+			prometheus.Labels{"status": status},
+			func() float64 {
+				active, pending := events.Subscriptions()
+				if status == "active" {
+					return float64(active)
+				}
+				return float64(pending)
+			},
+		)
 	}
 }

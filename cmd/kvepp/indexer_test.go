@@ -41,7 +41,9 @@ func TestIndexerFlags(t *testing.T) {
 // TestIndexerThatCannotStart ends, although events would be on hold for its peers.
 func TestIndexerThatCannotStart(t *testing.T) {
 	var o indexerOptions
-	if err := parseIndexer(&o, strings.Fields("--workers 1=tcp://127.0.0.1:9,1=tcp://127.0.0.1:9 --block-size 16 --peers http://127.0.0.1:9 --log-level error"),
+	if err := parseIndexer(&o, strings.Fields(
+		"--workers 1=tcp://127.0.0.1:9,1=tcp://127.0.0.1:9 --block-size 16 --peers http://127.0.0.1:9 --log-level "+
+			"error"),
 		func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,14 @@ func reserve(t testing.TB) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &running{t: t, grpc: first, health: first + 1, prom: first + 2, admin: first + 3, endpoints: filepath.Join(t.TempDir(), "endpoints.yaml")}
+	return &running{
+		t:         t,
+		grpc:      first,
+		health:    first + 1,
+		prom:      first + 2,
+		admin:     first + 3,
+		endpoints: filepath.Join(t.TempDir(), "endpoints.yaml"),
+	}
 }
 
 func (r *running) adminURL() string { return fmt.Sprintf("http://127.0.0.1:%d", r.admin) }
@@ -77,10 +84,14 @@ func (r *running) start(flags ...string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	argv := append(slices.Concat(r.within, []string{self, "serve"}), append([]string{"--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
-		"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port", strconv.Itoa(r.prom),
-		"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)...)
-	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", append(r.env, asProgram+"=1"), argv...); err != nil {
+	argv := append(
+		slices.Concat(r.within, []string{self, "serve"}),
+		append([]string{"--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
+			"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port",
+			strconv.Itoa(r.prom),
+			"--admin-address", strings.TrimPrefix(r.adminURL(), "http://")}, flags...)...)
+	if r.Process, err = process.Start(filepath.Dir(r.endpoints), "kvepp", append(r.env, asProgram+"=1"),
+		argv...); err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() {
@@ -90,7 +101,8 @@ func (r *running) start(flags ...string) {
 		}
 	})
 	for conn, port := range map[**grpc.ClientConn]int{&r.processor: r.grpc, &r.plain: r.health} {
-		if *conn, err = grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		if *conn, err = grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port),
+			grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 			r.t.Fatal(err)
 		}
 		r.t.Cleanup(func() { (*conn).Close() })
@@ -159,14 +171,18 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 		return &corev3.HeaderValue{Key: name, RawValue: []byte(value)}
 	}
 	if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{
-		EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{header(":method", "GET"), header(":path", "/v1/models")}}}}}); err != nil {
+		EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{header(":method", "GET"),
+			header(":path", "/v1/models")}}}}}); err != nil {
 		return nil, err
 	}
 	answer, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
-	q := &request{ExternalProcessor_ProcessClient: stream, status: int(answer.GetImmediateResponse().GetStatus().GetCode())}
+	q := &request{
+		ExternalProcessor_ProcessClient: stream,
+		status:                          int(answer.GetImmediateResponse().GetStatus().GetCode()),
+	}
 	for _, h := range answer.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 		if h.GetHeader().GetKey() == "x-gateway-destination-endpoint" {
 			q.endpoint = string(h.GetHeader().GetRawValue())
@@ -178,7 +194,8 @@ func (r *running) ask(ctx context.Context) (*request, error) {
 // end ends the request in order: its answer has come.
 func (q *request) end() error {
 	if err := q.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{EndOfStream: true,
-		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":status", RawValue: []byte("200")}}}}}}); err != nil {
+		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":status",
+			RawValue: []byte("200")}}}}}}); err != nil {
 		return err
 	}
 	if _, err := q.Recv(); err != nil {
@@ -207,8 +224,8 @@ func (r *running) answers(endpoint string) {
 
 const oneEndpoint = "endpoints:\n- {name: a, address: '10.0.0.1:8000'}\n"
 
-// TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might, nor for a peer
-// that takes the connection and says nothing.
+// TestReplicasStartTogether: kvepps that name each other as peers do not wait for each other, however long they might,
+// nor for a peer that takes the connection and says nothing.
 func TestReplicasStartTogether(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
@@ -220,7 +237,10 @@ func TestReplicasStartTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	endpoints := fmt.Sprintf("endpoints:\n- {name: a, address: '10.0.0.1:8000', blockSize: 16, kvEvents: 'tcp://127.0.0.1:%d'}\n", deaf)
+	endpoints := fmt.Sprintf(
+		"endpoints:\n- {name: a, address: '10.0.0.1:8000', blockSize: 16, kvEvents: 'tcp://127.0.0.1:%d'}\n",
+		deaf,
+	)
 	replicas := []*running{reserve(t), reserve(t), reserve(t)}
 	for i, r := range replicas {
 		var peers []string
@@ -274,20 +294,27 @@ func TestPoolAtZero(t *testing.T) {
 	})
 }
 
-// TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not answer keep
-// nobody from being served.
+// TestTokenizersThatDoNotLoad: a folder that is not there, one that cannot be read, and one whose file system does not
+// answer keep nobody from being served.
 func TestTokenizersThatDoNotLoad(t *testing.T) {
 	t.Parallel()
 	broken, hanging := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(broken, "tokenizer.json"), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(filepath.Join(hanging, "tokenizer.json"), 0o644); err != nil { // opening it waits for a writer
+	// opening it waits for a writer
+	if err := syscall.Mkfifo(filepath.Join(hanging, "tokenizer.json"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	r := reserve(t)
 	r.write(oneEndpoint)
-	r.start("--model=a="+filepath.Join(broken, "nowhere"), "--model=b="+broken, "--model=c="+hanging, "--model=d=../../test/models/tiny-bytelevel", "--model-load-timeout=3s")
+	r.start(
+		"--model=a="+filepath.Join(broken, "nowhere"),
+		"--model=b="+broken,
+		"--model=c="+hanging,
+		"--model=d=../../test/models/tiny-bytelevel",
+		"--model-load-timeout=3s",
+	)
 	r.ready()
 	r.answers("10.0.0.1:8000")
 	if m, err := r.metrics(); err != nil || !strings.Contains(m, "\nkvepp_models_without_tokenizer 3\n") {
@@ -307,8 +334,8 @@ func TestConformanceIsSaid(t *testing.T) {
 	}
 }
 
-// TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then kvepp ends
-// well. A second signal does not wait.
+// TestDrain: after SIGTERM health says so at once; new requests are served for a while, running ones to their end; then
+// kvepp ends well. A second signal does not wait.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)

@@ -15,13 +15,14 @@ import (
 // maxPendingLog is how many bytes of a log may wait to be written: some ten thousand lines.
 const maxPendingLog = 4 << 20
 
-// lineWriter writes the lines of a log in the background, so that a slow disk or reader delays no request: lines for which there is no room
-// are dropped and counted. Set its fields, then call start. Any goroutine may write.
+// lineWriter writes the lines of a log in the background, so that a slow disk or reader delays no request: lines for
+// which there is no room are dropped and counted. Set its fields, then call start. Any goroutine may write.
 type lineWriter struct {
 	out     io.Writer
-	prepare func()                // called before each write; nil: nothing. It may replace out
-	failed  func(err error)       // called when writing begins to fail, and with nil when it succeeds again; nil: nothing
-	notice  func(lost int) []byte // the line that tells of dropped lines once writing goes on; nil: none
+	prepare func() // called before each write; nil: nothing. It may replace out
+	// called when writing begins to fail, and with nil when it succeeds again; nil: nothing
+	failed func(err error)
+	notice func(lost int) []byte // the line that tells of dropped lines once writing goes on; nil: none
 
 	wake chan struct{} // lines are pending, or it is closed
 	done chan struct{} // closed when all is written
@@ -112,7 +113,8 @@ func (w *lineWriter) flush(lines []byte) {
 	w.failing = err != nil
 }
 
-// Close writes what is pending, within a time, and reports whether all was: a reader that stands still does not keep kvepp from ending.
+// Close writes what is pending, within a time, and reports whether all was: a reader that stands still does not keep
+// kvepp from ending.
 func (w *lineWriter) Close(within time.Duration) bool {
 	w.mu.Lock()
 	w.closed = true
@@ -128,7 +130,13 @@ func (w *lineWriter) Close(within time.Duration) bool {
 
 // show exports what the log counts.
 func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
-	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped, "failed": &w.lostByError} {
-		m.CounterSource(name, help, prometheus.Labels{"outcome": outcome}, func() float64 { return float64(count.Load()) })
+	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped,
+		"failed": &w.lostByError} {
+		m.CounterSource(
+			name,
+			help,
+			prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count.Load()) },
+		)
 	}
 }

@@ -23,11 +23,22 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not wanted, and
-// health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining begins when the channel is
-// closed that handOver returns. maxParseBytes is the size of the largest body that is read.
-func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.Server, accessLog *extproc.AccessLog, proxies *proxies, admin, seen http.Handler, ready *readiness,
-	handOver func() <-chan struct{}, m *metrics.Metrics, log *slog.Logger) error {
+// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not
+// wanted, and health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining
+// begins when the channel is closed that handOver returns. maxParseBytes is the size of the largest body that is read.
+func listen(
+	ctx context.Context,
+	o *options,
+	maxParseBytes int,
+	picker *extproc.Server,
+	accessLog *extproc.AccessLog,
+	proxies *proxies,
+	admin, seen http.Handler,
+	ready *readiness,
+	handOver func() <-chan struct{},
+	m *metrics.Metrics,
+	log *slog.Logger,
+) error {
 	checks := health.NewServer()
 	waits := ready.waits()
 	announce(checks, waits == "")
@@ -57,9 +68,9 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
 		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20)+64<<10),
 		grpc.ForceServerCodecV2(extproc.Codec()),
-		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows of a
-		// fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read: with four times
-		// these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
+		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows
+		// of a fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read:
+		// with four times these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
 		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
 		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
@@ -104,7 +115,13 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 		err = open("metrics", "metrics-port", port(o.metricsPort), "off", readings)
 	}
 	if err == nil && o.adminAddress != "" {
-		err = open("admin requests", "admin-address", o.adminAddress, "off", func(l net.Listener) error { return serveWeb(questions, l, "admin", m) })
+		err = open(
+			"admin requests",
+			"admin-address",
+			o.adminAddress,
+			"off",
+			func(l net.Listener) error { return serveWeb(questions, l, "admin", m) },
+		)
 	}
 	if err != nil {
 		return err
@@ -115,7 +132,8 @@ func listen(ctx context.Context, o *options, maxParseBytes int, picker *extproc.
 		case err := <-failed:
 			return err
 		case <-ready.changed:
-			if now := ready.waits(); now != waits && ctx.Err() == nil { // an election that ctx ended says no more who is wanted
+			// an election that ctx ended says no more who is wanted
+			if now := ready.waits(); now != waits && ctx.Err() == nil {
 				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
 				waits = now
 				announce(checks, waits == "")
@@ -161,11 +179,24 @@ func listenAt(flag, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("--%s: the address %s is in use; stop the process that listens there (ss -ltnp shows it), or give another port", flag, address)
+		return nil, fmt.Errorf(
+			"--%s: the address %s is in use; stop the process that listens there (ss -ltnp shows it), or give "+
+				"another port",
+			flag,
+			address,
+		)
 	case errors.Is(err, syscall.EACCES):
-		return nil, fmt.Errorf("--%s: this user may not listen at %s; give a port above 1023, or the capability NET_BIND_SERVICE", flag, address)
+		return nil, fmt.Errorf(
+			"--%s: this user may not listen at %s; give a port above 1023, or the capability NET_BIND_SERVICE",
+			flag,
+			address,
+		)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("--%s: this machine has no network interface with the address of %s; give one that \"ip address\" shows", flag, address)
+		return nil, fmt.Errorf(
+			"--%s: this machine has no network interface with the address of %s; give one that \"ip address\" shows",
+			flag,
+			address,
+		)
 	case err != nil:
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}

@@ -22,9 +22,15 @@ func (o *logging) logTo(lines *lineWriter) {
 	o.lines = lines
 	lines.notice = func(lost int) []byte {
 		var line bytes.Buffer
-		r := slog.NewRecord(time.Now(), slog.LevelWarn, "lines of this log were dropped here: its reader did not take them", 0)
+		r := slog.NewRecord(
+			time.Now(),
+			slog.LevelWarn,
+			"lines of this log were dropped here: its reader did not take them",
+			0,
+		)
 		r.Add("lines", lost)
-		_ = o.handler(&line, slog.LevelWarn).Handle(context.Background(), r) // whatever the level of the log; a buffer takes all
+		// whatever the level of the log; a buffer takes all
+		_ = o.handler(&line, slog.LevelWarn).Handle(context.Background(), r)
 		return line.Bytes()
 	}
 }
@@ -36,11 +42,17 @@ func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
 	log := slog.New(o.handler(o.lines, level))
 	slog.SetDefault(log)
 	o.lines.show(m, metrics.LogLines, metrics.LogLinesHelp)
-	m.CounterSource(metrics.LogLines, metrics.LogLinesHelp, prometheus.Labels{"outcome": "suppressed"}, func() float64 { return float64(loglimit.Suppressed()) })
+	m.CounterSource(
+		metrics.LogLines,
+		metrics.LogLinesHelp,
+		prometheus.Labels{"outcome": "suppressed"},
+		func() float64 { return float64(loglimit.Suppressed()) },
+	)
 	return log
 }
 
-// init has gRPC log to slog's default logger: errors alone, or what GRPC_GO_LOG_SEVERITY_LEVEL says, as gRPC itself has it.
+// init has gRPC log to slog's default logger: errors alone, or what GRPC_GO_LOG_SEVERITY_LEVEL says, as gRPC itself has
+// it.
 func init() {
 	// Each of the three is written what is as severe as its name, or more.
 	to := map[string]io.Writer{}

@@ -70,7 +70,8 @@ func TestLogWithoutReader(t *testing.T) {
 	for range 200 {
 		r.answers("10.0.0.1:8000")
 	}
-	if text, err := r.metrics(); err != nil || !strings.Contains(text, "\nkvepp_log_lines_total{outcome=\"dropped\"} 0\n") {
+	if text, err := r.metrics(); err != nil ||
+		!strings.Contains(text, "\nkvepp_log_lines_total{outcome=\"dropped\"} 0\n") {
 		t.Errorf("the metrics say nothing of the log, or of lines for which there was room: %v", err)
 	}
 	r.Signal(syscall.SIGTERM)
@@ -108,7 +109,8 @@ func TestLogReaderGone(t *testing.T) {
 	})
 }
 
-// TestDroppedLinesAreTold: the line about dropped lines stands where they are missing, in the log's format and whatever its level.
+// TestDroppedLinesAreTold: the line about dropped lines stands where they are missing, in the log's format and whatever
+// its level.
 func TestDroppedLinesAreTold(t *testing.T) {
 	reader, writer := io.Pipe()
 	o := logging{logLevel: "error", logFormat: "json"}
@@ -141,7 +143,11 @@ func TestDroppedLinesAreTold(t *testing.T) {
 	}
 	_, after, _ := strings.Cut(text, line+"\"}\n{")
 	_, after, _ = strings.Cut(after, line+"\"}\n")
-	if !strings.Contains(after, `"level":"WARN","msg":"lines of this log were dropped here: its reader did not take them","lines":4}`) || strings.Count(after, "\n") != 1 {
+	if !strings.Contains(
+		after,
+		`"level":"WARN","msg":"lines of this log were dropped here: its reader did not take them","lines":4}`,
+	) ||
+		strings.Count(after, "\n") != 1 {
 		t.Errorf("at last: %.300q", after)
 	}
 }
@@ -156,7 +162,8 @@ func TestLibrariesLog(t *testing.T) {
 		httpErrors := httpErrors()
 		httpErrors.Print("http: panic serving x\nstack")
 	}
-	if text := said.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 || !strings.Contains(text, `level=WARN msg="http: panic serving x\nstack" from=net/http`) {
+	if text := said.String(); strings.Count(text, `level=ERROR msg="a 1 is ERROR: 2" from=grpc`) != 5 ||
+		!strings.Contains(text, `level=WARN msg="http: panic serving x\nstack" from=net/http`) {
 		t.Error(text)
 	}
 }

@@ -55,14 +55,35 @@ Flags, with the environment variables that say the same (a flag goes first, then
 func main() { os.Exit(start(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ())) }
 
 // commandNames are the commands that a user may have meant by a mistyped one.
-var commandNames = []string{"serve", "check", "tokenize", "indexer", "select", "fetch", "workers", "cordon", "drain", "uncordon", "version", "help"}
+var commandNames = []string{
+	"serve",
+	"check",
+	"tokenize",
+	"indexer",
+	"select",
+	"fetch",
+	"workers",
+	"cordon",
+	"drain",
+	"uncordon",
+	"version",
+	"help",
+}
 
-// start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as run does.
+// start is main with its surroundings given: environ are entries of the form NAME=VALUE. It returns the exit status, as
+// run does.
 func start(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
-	reads := len(args) > 0 && slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] }) // the command reads the environment
+	// the command reads the environment
+	reads := len(args) > 0 && slices.ContainsFunc(commands, func(c command) bool { return c.name == args[0] })
 	if reads && !slices.Contains(args, "--help") && !slices.Contains(args, "-h") {
 		if err := checkEnvironment(environ); err != nil {
-			fmt.Fprintf(stderr, "kvepp %s: %v\n\"kvepp %s --help\" lists the flags with their environment variables.\n", args[0], err, args[0])
+			fmt.Fprintf(
+				stderr,
+				"kvepp %s: %v\n\"kvepp %s --help\" lists the flags with their environment variables.\n",
+				args[0],
+				err,
+				args[0],
+			)
 			return 2
 		}
 	}
@@ -104,14 +125,26 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(s
 		fmt.Fprint(stdout, help)
 		return 0
 	}
-	fmt.Fprintf(stderr, "kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n", args[0], suggest.DidYouMean(args[0], "", commandNames))
+	fmt.Fprintf(
+		stderr,
+		"kvepp: unknown command %q%s\n\"kvepp help\" lists the commands.\n",
+		args[0],
+		suggest.DidYouMean(args[0], "", commandNames),
+	)
 	return 2
 }
 
-// daemon is a command that runs until it is told to stop: options O are parsed from arguments and environment, and flags declares them
-// for its help. It returns the exit status.
-func daemon[O any](name, help string, flags func(*O) *pflag.FlagSet, parse func(*O, []string, func(string) string) error, run func(*O) error,
-	args []string, stdout, stderr io.Writer, getenv func(string) string) int {
+// daemon is a command that runs until it is told to stop: options O are parsed from arguments and environment, and
+// flags declares them for its help. It returns the exit status.
+func daemon[O any](
+	name, help string,
+	flags func(*O) *pflag.FlagSet,
+	parse func(*O, []string, func(string) string) error,
+	run func(*O) error,
+	args []string,
+	stdout, stderr io.Writer,
+	getenv func(string) string,
+) int {
 	var o O
 	switch err := parse(&o, args, getenv); {
 	case errors.Is(err, pflag.ErrHelp):
@@ -136,5 +169,12 @@ func daemon[O any](name, help string, flags func(*O) *pflag.FlagSet, parse func(
 // version says what was built, from the information Go puts into the binary.
 func version() string {
 	b := readBuild()
-	return fmt.Sprintf("kvepp %s commit %s %s %s/%s", b.version, b.commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf(
+		"kvepp %s commit %s %s %s/%s",
+		b.version,
+		b.commit,
+		runtime.Version(),
+		runtime.GOOS,
+		runtime.GOARCH,
+	)
 }

@@ -22,9 +22,10 @@ const (
 	limitOfNobody      = "none"
 )
 
-// limitMemory has Go's runtime stay within the container's memory, unless GOMEMLIMIT is set: without a limit the collector lets
-// the heap double, and the kernel kills what grows beyond. Go counts the processors of a container by itself, but no memory.
-// What depends on the limit asks debug.SetMemoryLimit afterwards. system is the root of the file system.
+// limitMemory has Go's runtime stay within the container's memory, unless GOMEMLIMIT is set: without a limit the
+// collector lets the heap double, and the kernel kills what grows beyond. Go counts the processors of a container by
+// itself, but no memory. What depends on the limit asks debug.SetMemoryLimit afterwards. system is the root of the file
+// system.
 func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 	source, container := limitOfNobody, containerMemory(system)
 	switch {
@@ -38,18 +39,34 @@ func limitMemory(system string, m *metrics.Metrics, log *slog.Logger) {
 	if limit == math.MaxInt64 {
 		limit = 0
 	}
-	m.Source(metrics.MemoryLimit, metrics.MemoryLimitHelp, prometheus.Labels{"source": source}, func() float64 { return float64(limit) })
-	log.Info("resources", "memory_limit_bytes", limit, "memory_limit_from", source, "container_bytes", container, "processors", runtime.GOMAXPROCS(0))
+	m.Source(
+		metrics.MemoryLimit,
+		metrics.MemoryLimitHelp,
+		prometheus.Labels{"source": source},
+		func() float64 { return float64(limit) },
+	)
+	log.Info(
+		"resources",
+		"memory_limit_bytes",
+		limit,
+		"memory_limit_from",
+		source,
+		"container_bytes",
+		container,
+		"processors",
+		runtime.GOMAXPROCS(0),
+	)
 }
 
-// goShare is how much of a container's memory Go may have: seven eighths. The rest is for what its runtime does not count: the
-// program, libzmq's buffers, stacks of C.
+// goShare is how much of a container's memory Go may have: seven eighths. The rest is for what its runtime does not
+// count: the program, libzmq's buffers, stacks of C.
 func goShare(container int64) int64 { return container - container/8 }
 
-// containerMemory returns how many bytes the process may have by its cgroup and those above it, the least of all; 0 if none says.
+// containerMemory returns how many bytes the process may have by its cgroup and those above it, the least of all; 0 if
+// none says.
 //
-// Source: proc(5), cgroups(7); Linux's cgroup-v2 and cgroup-v1/memory documentation. A container of version 1 sees the path of its
-// cgroup on the host in /proc/self/cgroup, and its own cgroup mounted at the root: there the way up ends.
+// Source: proc(5), cgroups(7); Linux's cgroup-v2 and cgroup-v1/memory documentation. A container of version 1 sees the
+// path of its cgroup on the host in /proc/self/cgroup, and its own cgroup mounted at the root: there the way up ends.
 func containerMemory(system string) int64 {
 	text, err := os.ReadFile(path.Join(system, "proc/self/cgroup"))
 	if err != nil {
@@ -63,7 +80,10 @@ func containerMemory(system string) int64 {
 		}
 		mount, file := "sys/fs/cgroup", "memory.max"
 		if part[1] != "" { // version 1, where each controller has a tree
-			if mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"; !strings.Contains(","+part[1]+",", ",memory,") {
+			if mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"; !strings.Contains(
+				","+part[1]+",",
+				",memory,",
+			) {
 				continue
 			}
 		}
@@ -98,8 +118,9 @@ func limitIn(file string) int64 {
 // collectorFloor is how many bytes are at least allocated between two garbage collections.
 const collectorFloor = 64 << 20
 
-// restrainCollector returns what is to be kept alive so that a small heap is not collected dozens of times a second: the collector
-// counts this memory as in use, and the system gives none for what is never touched. nil where GOMEMLIMIT leaves no room for it.
+// restrainCollector returns what is to be kept alive so that a small heap is not collected dozens of times a second:
+// the collector counts this memory as in use, and the system gives none for what is never touched. nil where GOMEMLIMIT
+// leaves no room for it.
 func restrainCollector() []byte {
 	if debug.SetMemoryLimit(-1) < 16*collectorFloor {
 		return nil

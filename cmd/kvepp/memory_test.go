@@ -35,19 +35,26 @@ func TestContainerMemory(t *testing.T) {
 		want  int64
 	}{
 		"no cgroups": {nil, 0},
-		"version 2, a container of its own namespace": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "536870912\n"}, 512 << 20},
-		"version 2, no limit":                         {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, 0},
+		"version 2, a container of its own namespace": {map[string]string{"proc/self/cgroup": "0::/\n",
+			"sys/fs/cgroup/memory.max": "536870912\n"}, 512 << 20},
+		"version 2, no limit": {map[string]string{"proc/self/cgroup": "0::/\n",
+			"sys/fs/cgroup/memory.max": "max\n"}, 0},
 		"version 2, the pod has less than the container": {map[string]string{"proc/self/cgroup": "0::/kubepods/pod1/c1\n",
-			"sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n", "sys/fs/cgroup/kubepods/memory.max": "9000000\n"}, 1000000},
-		"version 2, outside of the namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n", "sys/fs/cgroup/memory.max": "77000000\n"}, 77000000},
+			"sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n", "sys/fs/cgroup/kubepods/pod1/memory.max": "1000000\n",
+			"sys/fs/cgroup/kubepods/memory.max": "9000000\n"}, 1000000},
+		"version 2, outside of the namespace": {map[string]string{"proc/self/cgroup": "0::/../../other\n",
+			"sys/fs/cgroup/memory.max": "77000000\n"}, 77000000},
 		"version 1": {map[string]string{"proc/self/cgroup": "12:cpu,cpuacct:/a\n9:memory:/docker/c1\n1:name=systemd:/docker/c1\n",
-			"sys/fs/cgroup/memory/docker/c1/memory.limit_in_bytes": "268435456\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 256 << 20},
+			"sys/fs/cgroup/memory/docker/c1/memory.limit_in_bytes": "268435456\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":           "9223372036854771712\n"}, 256 << 20},
 		"version 1, in a container that sees the host's path": {map[string]string{"proc/self/cgroup": "9:hugetlb,memory:/kubepods/burstable/pod1/c1\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "268435456\n"}, 256 << 20},
-		"version 1, no limit": {map[string]string{"proc/self/cgroup": "9:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
+		"version 1, no limit": {map[string]string{"proc/self/cgroup": "9:memory:/\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 0},
 		"both, memory in version 1": {map[string]string{"proc/self/cgroup": "4:memory:/c1\n0::/c1\n",
 			"sys/fs/cgroup/memory/c1/memory.limit_in_bytes": "300000000\n"}, 300000000},
-		"not to be read": {map[string]string{"proc/self/cgroup": "nonsense\n0::/\n", "sys/fs/cgroup/memory.max": "many\n"}, 0},
+		"not to be read": {map[string]string{"proc/self/cgroup": "nonsense\n0::/\n",
+			"sys/fs/cgroup/memory.max": "many\n"}, 0},
 	} {
 		if got := containerMemory(container(t, c.files)); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
@@ -82,13 +89,15 @@ func TestMemoryLimit(t *testing.T) {
 			t.Errorf("GOMEMLIMIT=%q: %s", c.variable, log)
 		}
 		said := metricstest.Read(t, m.Registry).Of(metrics.MemoryLimit, "source="+c.source)
-		if limit := said.Value(); len(said) != 1 || limit != float64(c.want) && !(limit == 0 && c.want == math.MaxInt64) {
+		if limit := said.Value(); len(said) != 1 ||
+			limit != float64(c.want) && !(limit == 0 && c.want == math.MaxInt64) {
 			t.Errorf("GOMEMLIMIT=%q: not in the metrics", c.variable)
 		}
 	}
 }
 
-// TestBufferedBytes: what requests may take follows from Go's limit, and bodies that could not be read within it are not read.
+// TestBufferedBytes: what requests may take follows from Go's limit, and bodies that could not be read within it are
+// not read.
 func TestBufferedBytes(t *testing.T) {
 	for _, c := range []struct {
 		goLimit                  int64
@@ -103,7 +112,9 @@ func TestBufferedBytes(t *testing.T) {
 		{goLimit: 448 << 20, buffered: 896 << 20, wantBuffered: 896 << 20, wantParsed: 32 << 20},
 		{goLimit: 448 << 20, buffered: 896 << 20, parsed: 64 << 20, wantBuffered: 896 << 20, wantParsed: 64 << 20},
 		{goLimit: math.MaxInt64, parsed: 1000, wantBuffered: 512 << 20, wantParsed: 1000},
-		{goLimit: math.MaxInt64, parsed: 64 << 20, refused: "--max-buffered-bytes is 536870912, which is enough to read bodies of 38347922 bytes; lower the one, or give the other 939524096"},
+		{goLimit: math.MaxInt64, parsed: 64 << 20,
+			refused: "--max-buffered-bytes is 536870912, which is enough to read bodies of 38347922 bytes; lower the " +
+				"one, or give the other 939524096"},
 	} {
 		p := &proxied{maxBufferedBytes: c.buffered, maxParseBytes: c.parsed}
 		buffered, parsed, err := p.bufferedBytes(c.goLimit)

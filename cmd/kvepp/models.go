@@ -22,8 +22,8 @@ type loaded struct {
 	err   error
 }
 
-// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and whose engine is not asked in its place,
-// has a nil one: requests for it can still be routed by load.
+// loadModels reads the tokenizers, by model. A model whose tokenizer cannot be loaded, or not in time, and whose engine
+// is not asked in its place, has a nil one: requests for it can still be routed by load.
 func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, error) {
 	folders, err := o.modelFolders()
 	if err != nil {
@@ -61,30 +61,76 @@ func loadModels(o *options, log *slog.Logger) (map[string]*tokenizer.Model, erro
 			select { // it may have come in time, while another was waited for
 			case l = <-loads[name]:
 			default:
-				l.err = fmt.Errorf("not loaded after --model-load-timeout, %s; is its file system there?", o.modelLoadTimeout)
+				l.err = fmt.Errorf(
+					"not loaded after --model-load-timeout, %s; is its file system there?",
+					o.modelLoadTimeout,
+				)
 			}
 		}
 		switch {
 		case l.err != nil && urls[name] != "":
-			log.Warn("the model's folder cannot be used: the engine is asked for the tokens of its requests", "model", name, "url", maskPasswords(urls[name]), "error", l.err)
+			log.Warn(
+				"the model's folder cannot be used: the engine is asked for the tokens of its requests",
+				"model",
+				name,
+				"url",
+				maskPasswords(urls[name]),
+				"error",
+				l.err,
+			)
 			continue
 		case l.err != nil:
 			models[name] = nil
-			log.Error("the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a folder that it can use", "model", name, "folder", dir, "error", l.err)
+			log.Error(
+				"the model's tokenizer cannot be loaded: its requests are routed by load only. Start kvepp with a "+
+					"folder that it can use",
+				"model",
+				name,
+				"folder",
+				dir,
+				"error",
+				l.err,
+			)
 			continue
 		}
 		models[name] = l.model
 		if l.model.GeneralPattern() {
-			log.Warn("the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly but slower", "model", name)
+			log.Warn(
+				"the model's pre-tokenizer pattern has no scanner of its own: it runs on the general engine, exactly "+
+					"but slower",
+				"model",
+				name,
+			)
 		}
 		tellUpperBound(log, name, dir, l.model)
 		level, template := templateOf(l.model, urls[name])
-		log.Log(context.Background(), level, "model loaded", "model", name, "folder", dir, "engine", served.Engine, "template", template,
-			"took", time.Since(start).Round(time.Millisecond))
+		log.Log(
+			context.Background(),
+			level,
+			"model loaded",
+			"model",
+			name,
+			"folder",
+			dir,
+			"engine",
+			served.Engine,
+			"template",
+			template,
+			"took",
+			time.Since(start).Round(time.Millisecond),
+		)
 	}
 	for name, url := range urls {
 		if models[name] == nil {
-			log.Info("model without a tokenizer of kvepp's: its engine tokenizes its requests", "model", name, "url", maskPasswords(url), "template", "the engine's")
+			log.Info(
+				"model without a tokenizer of kvepp's: its engine tokenizes its requests",
+				"model",
+				name,
+				"url",
+				maskPasswords(url),
+				"template",
+				"the engine's",
+			)
 		}
 	}
 	return models, nil
@@ -95,14 +141,27 @@ func tellUpperBound(log *slog.Logger, name, dir string, model *tokenizer.Model) 
 	switch {
 	case !model.OverlapIsUpperBound():
 	case model.HasConfig():
-		log.Info("SGLang's events do not tell all that it evicts of this hybrid model: predicted cached tokens are an upper bound", "model", name)
+		log.Info(
+			"SGLang's events do not tell all that it evicts of this hybrid model: predicted cached tokens are an "+
+				"upper bound",
+			"model",
+			name,
+		)
 	default:
-		log.Warn("the model's folder has no config.json, which says whether it is a hybrid model. SGLang's events do not tell all that it evicts of those, "+
-			"so predicted cached tokens count as an upper bound. Put the model's config.json into the folder", "model", name, "folder", dir)
+		log.Warn(
+			"the model's folder has no config.json, which says whether it is a hybrid model. SGLang's events do not "+
+				"tell all that it evicts of those, "+
+				"so predicted cached tokens count as an upper bound. Put the model's config.json into the folder",
+			"model",
+			name,
+			"folder",
+			dir,
+		)
 	}
 }
 
-// upperBound returns router.Config.UpperBound: with SGLang, what is predicted is exact only for a model that is known to be no hybrid.
+// upperBound returns router.Config.UpperBound: with SGLang, what is predicted is exact only for a model that is known
+// to be no hybrid.
 func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) func(string) bool {
 	if engine != tokenizer.SGLang {
 		return nil
@@ -113,14 +172,17 @@ func upperBound(engine tokenizer.Engine, models map[string]*tokenizer.Model) fun
 	}
 }
 
-// templateOf renders a short chat with a model, and returns what a log says of its chat template, and at which level. url is the
-// model's --tokenizer-url; "" if there is none.
+// templateOf renders a short chat with a model, and returns what a log says of its chat template, and at which level.
+// url is the model's --tokenizer-url; "" if there is none.
 func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 	instead := "chats are routed by load"
 	if url != "" {
 		instead = "--tokenizer-url is asked for the tokens of chats"
 	}
-	chat, err := apibody.ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"Hello"}]}`))
+	chat, err := apibody.ParseRequest(
+		"/v1/chat/completions",
+		[]byte(`{"model":"m","messages":[{"role":"user","content":"Hello"}]}`),
+	)
 	if err == nil {
 		_, err = model.Tokenize(context.Background(), chat)
 	}
@@ -136,7 +198,8 @@ func templateOf(model *tokenizer.Model, url string) (slog.Level, string) {
 // modelFiles computes the checksums of the loaded models' files, for comparison with those of Dynamo's model cards.
 func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dynamo.ModelFiles, error) {
 	files := map[string]dynamo.ModelFiles{}
-	if engine, err := o.tokenizerOptions(); err != nil || o.dynamoDiscovery == "" && !(o.wanted() && engine.Engine == tokenizer.Dynamo) {
+	if engine, err := o.tokenizerOptions(); err != nil ||
+		o.dynamoDiscovery == "" && !(o.wanted() && engine.Engine == tokenizer.Dynamo) {
 		return files, err
 	}
 	folders, err := o.modelFolders()
@@ -158,8 +221,19 @@ func modelFiles(o *options, models map[string]*tokenizer.Model) (map[string]dyna
 func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dynamo.Mismatch]bool) {
 	for _, d := range mismatches {
 		if !said[d] {
-			log.Error("a worker's model file is another than kvepp's: the worker is routed to by load only. Give kvepp the folder that the "+
-				"worker serves (--model), and its template (--chat-template)", "worker", d.Endpoint, "file", d.File, "own", d.Own, "worker's", d.Worker)
+			log.Error(
+				"a worker's model file is another than kvepp's: the worker is routed to by load only. Give kvepp the "+
+					"folder that the "+
+					"worker serves (--model), and its template (--chat-template)",
+				"worker",
+				d.Endpoint,
+				"file",
+				d.File,
+				"own",
+				d.Own,
+				"worker's",
+				d.Worker,
+			)
 		}
 	}
 	clear(said)
@@ -169,7 +243,12 @@ func complainOfFiles(log *slog.Logger, mismatches []dynamo.Mismatch, said map[dy
 }
 
 // remoteTokenizers makes the clients of --tokenizer-url, by model, which show key.
-func remoteTokenizers(o *options, key *tokenFile, m *metrics.Metrics, log *slog.Logger) (map[string]*remote.Client, error) {
+func remoteTokenizers(
+	o *options,
+	key *tokenFile,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) (map[string]*remote.Client, error) {
 	urls, err := o.tokenizerURLsByModel()
 	if err != nil {
 		return nil, err
@@ -180,7 +259,17 @@ func remoteTokenizers(o *options, key *tokenFile, m *metrics.Metrics, log *slog.
 	}
 	clients := make(map[string]*remote.Client, len(urls))
 	for name, url := range urls {
-		client, err := remote.New(remote.Config{Model: name, URL: url, Engine: served.Engine, APIKey: key.token, Timeout: o.tokenizerURLTimeout}, m, log)
+		client, err := remote.New(
+			remote.Config{
+				Model:   name,
+				URL:     url,
+				Engine:  served.Engine,
+				APIKey:  key.token,
+				Timeout: o.tokenizerURLTimeout,
+			},
+			m,
+			log,
+		)
 		if err != nil {
 			return nil, fmt.Errorf("--tokenizer-url %s=%s: %w", name, url, err)
 		}
@@ -196,7 +285,13 @@ func remoteTokenizers(o *options, key *tokenFile, m *metrics.Metrics, log *slog.
 }
 
 // startChecks compares the ids of models with those of their engines, as --tokenizer-check says, until ctx ends.
-func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.Model, engines map[string]*remote.Client, log *slog.Logger) map[string]*remote.Check {
+func startChecks(
+	ctx context.Context,
+	o *options,
+	models map[string]*tokenizer.Model,
+	engines map[string]*remote.Client,
+	log *slog.Logger,
+) map[string]*remote.Check {
 	checks := map[string]*remote.Check{}
 	if o.tokenizerCheck == 0 {
 		return checks
@@ -207,7 +302,11 @@ func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.M
 			continue
 		}
 		if engine == nil {
-			log.Warn("--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked", "model", name)
+			log.Warn(
+				"--tokenizer-check: no --tokenizer-url is given for this model, so that it is not checked",
+				"model",
+				name,
+			)
 			continue
 		}
 		checks[name] = remote.NewCheck(model.Tokenize, engine, o.tokenizerCheck)
@@ -220,17 +319,31 @@ func startChecks(ctx context.Context, o *options, models map[string]*tokenizer.M
 func tellSettings(models map[string]*tokenizer.Model, instances []dynamo.Instance, wrong *complaints) {
 	workers := map[string][]tokenizer.DynamoSettings{}
 	for _, in := range instances {
-		if in.Card == nil || len(in.Card.RuntimeConfig) == 0 || models[in.Card.Model] == nil { // of one that a frontend told of, nothing is known
+		// of one that a frontend told of, nothing is known
+		if in.Card == nil || len(in.Card.RuntimeConfig) == 0 || models[in.Card.Model] == nil {
 			continue
 		}
 		settings, err := tokenizer.ParseDynamoSettings(in.Card.RuntimeConfig)
 		if err != nil {
-			wrong.warn(fmt.Sprintf("the model card of a worker of %q is not understood, so that its prompts may be predicted wrongly: %v", in.Card.Model, err))
+			wrong.warn(
+				fmt.Sprintf(
+					"the model card of a worker of %q is not understood, so that its prompts may be predicted "+
+						"wrongly: %v",
+					in.Card.Model,
+					err,
+				),
+			)
 			continue
 		}
 		if all := workers[in.Card.Model]; len(all) > 0 && all[0] != settings {
-			wrong.warn(fmt.Sprintf("workers of %q have cards that differ in settings that change prompts: its chats are routed by load. "+
-				"Give all workers of a model the same --dyn-reasoning-parser, --dyn-tool-call-parser and so on", in.Card.Model))
+			wrong.warn(
+				fmt.Sprintf(
+					"workers of %q have cards that differ in settings that change prompts: its chats are routed by "+
+						"load. "+
+						"Give all workers of a model the same --dyn-reasoning-parser, --dyn-tool-call-parser and so on",
+					in.Card.Model,
+				),
+			)
 		}
 		workers[in.Card.Model] = append(workers[in.Card.Model], settings)
 	}

@@ -79,7 +79,11 @@ func (o *options) tokenizerURLsByModel() (map[string]string, error) {
 				return nil, err
 			}
 			if len(folders) != 1 {
-				return nil, fmt.Errorf("--tokenizer-url %q: say for which model, as NAME=URL: there are %d", given, len(folders))
+				return nil, fmt.Errorf(
+					"--tokenizer-url %q: say for which model, as NAME=URL: there are %d",
+					given,
+					len(folders),
+				)
 			}
 			for only := range folders {
 				name, address = only, given

@@ -8,7 +8,8 @@ import (
 	"kvepp/pool"
 )
 
-// TestUnusableEndpointsAreLeftOut: a bad name, address or text of discovery's leaves that endpoint out, and the others in; it is said once.
+// TestUnusableEndpointsAreLeftOut: a bad name, address or text of discovery's leaves that endpoint out, and the others
+// in; it is said once.
 func TestUnusableEndpointsAreLeftOut(t *testing.T) {
 	var said logtest.Log
 	wrong := complaints{log: slog.New(slog.NewTextHandler(&said, nil))}

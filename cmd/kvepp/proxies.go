@@ -19,8 +19,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// proxies are the transport credentials of the external processor's port. They tell the operator which proxies connect, and why others
-// cannot: gRPC itself keeps failed handshakes to itself. Safe for concurrent use.
+// proxies are the transport credentials of the external processor's port. They tell the operator which proxies connect,
+// and why others cannot: gRPC itself keeps failed handshakes to itself. Safe for concurrent use.
 type proxies struct {
 	credentials.TransportCredentials
 	tlsMode string // "self-signed", "files" or "off"
@@ -57,15 +57,22 @@ const (
 
 // handshakeAdvice says what each cause means and what to change.
 var handshakeAdvice = map[string]string{
-	causePlaintext:         "the peer does not speak TLS, and this port does; add a TLS transport_socket to the proxy's cluster for kvepp, or start kvepp with --secure-serving=false",
-	causeTLSOff:            "the peer speaks TLS, and --secure-serving=false turned it off here; remove the transport_socket from the proxy's cluster for kvepp, or that flag",
-	causeClientCertificate: "the peer's certificate is missing, or no authority in --tls-client-ca issued it; give the proxy such a certificate",
-	causeRefused:           "the peer refuses kvepp's certificate; make the proxy trust the authority that issued the certificate in --cert-path, or do not let it verify a self-signed one",
-	causeVersion:           "the peer has no TLS version from --tls-min-version on; allow it in the proxy's tls_params, or lower that flag",
-	causeALPN:              "the peer does not offer HTTP/2; set alpn_protocols: [h2] in the proxy's TLS context",
-	causeClosed:            "the peer closed the connection during the handshake; a TCP health check or a port scan does that, and so does a proxy that gives up",
-	causeTimeout:           "the peer did not complete the handshake in time",
-	causeOther:             "compare the proxy's TLS context for kvepp with kvepp's flags --cert-path, --tls-client-ca and --tls-min-version",
+	causePlaintext: "the peer does not speak TLS, and this port does; add a TLS transport_socket to the " +
+		"proxy's cluster for kvepp, or start kvepp with --secure-serving=false",
+	causeTLSOff: "the peer speaks TLS, and --secure-serving=false turned it off here; remove the " +
+		"transport_socket from the proxy's cluster for kvepp, or that flag",
+	causeClientCertificate: "the peer's certificate is missing, or no authority in --tls-client-ca issued it; give " +
+		"the proxy such a certificate",
+	causeRefused: "the peer refuses kvepp's certificate; make the proxy trust the authority that issued " +
+		"the certificate in --cert-path, or do not let it verify a self-signed one",
+	causeVersion: "the peer has no TLS version from --tls-min-version on; allow it in the proxy's " +
+		"tls_params, or lower that flag",
+	causeALPN: "the peer does not offer HTTP/2; set alpn_protocols: [h2] in the proxy's TLS context",
+	causeClosed: "the peer closed the connection during the handshake; a TCP health check or a port scan " +
+		"does that, and so does a proxy that gives up",
+	causeTimeout: "the peer did not complete the handshake in time",
+	causeOther: "compare the proxy's TLS context for kvepp with kvepp's flags --cert-path, " +
+		"--tls-client-ca and --tls-min-version",
 }
 
 // newProxies returns the credentials for a TLS configuration; nil means plaintext.
@@ -75,14 +82,24 @@ func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slo
 	if config != nil {
 		p.TransportCredentials = credentials.NewTLS(config)
 	}
-	m.CounterSource(metrics.ProxyConnections, metrics.ProxyConnectionsHelp, nil, func() float64 { return float64(p.count()) })
+	m.CounterSource(
+		metrics.ProxyConnections,
+		metrics.ProxyConnectionsHelp,
+		nil,
+		func() float64 { return float64(p.count()) },
+	)
 	for cause := range handshakeAdvice {
 		p.failures[cause] = new(handshakeFailures)
-		m.CounterSource(metrics.HandshakeFailures, metrics.HandshakeFailuresHelp, prometheus.Labels{"cause": cause}, func() float64 {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return float64(p.failures[cause].total)
-		})
+		m.CounterSource(
+			metrics.HandshakeFailures,
+			metrics.HandshakeFailuresHelp,
+			prometheus.Labels{"cause": cause},
+			func() float64 {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return float64(p.failures[cause].total)
+			},
+		)
 	}
 	return p
 }
@@ -158,7 +175,17 @@ func (p *proxies) failed(peer net.Addr, err error) {
 	}
 	p.mu.Unlock()
 	if say {
-		p.log.Warn("a proxy cannot connect: "+handshakeAdvice[cause], "address", peer.String(), "cause", cause, "error", err, "times", since)
+		p.log.Warn(
+			"a proxy cannot connect: "+handshakeAdvice[cause],
+			"address",
+			peer.String(),
+			"cause",
+			cause,
+			"error",
+			err,
+			"times",
+			since,
+		)
 	}
 }
 
@@ -183,7 +210,10 @@ func handshakeCause(err error) string {
 		return causeRefused
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return causeTimeout
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), strings.Contains(text, "connection reset"):
+	case errors.Is(err, io.EOF),
+		errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, net.ErrClosed),
+		strings.Contains(text, "connection reset"):
 		return causeClosed
 	}
 	return causeOther
@@ -195,8 +225,8 @@ var errIsTLS = errors.New("the peer began a TLS handshake on a port without TLS"
 // tlsHandshake is the first byte of every TLS handshake; HTTP/2 begins with "PRI".
 const tlsHandshake = 0x16
 
-// notTLS reads the first byte of a connection, and returns the connection with that byte still to be read. It returns errIsTLS for a
-// peer that speaks TLS.
+// notTLS reads the first byte of a connection, and returns the connection with that byte still to be read. It returns
+// errIsTLS for a peer that speaks TLS.
 func notTLS(raw net.Conn) (net.Conn, error) {
 	c := &begunConn{Conn: raw}
 	if _, err := io.ReadFull(raw, c.first[:]); err != nil {
@@ -242,7 +272,15 @@ func (p *proxies) expect(ctx context.Context, address string) {
 	}
 	p.mu.Unlock()
 	if connected == 0 {
-		p.log.Warn("no proxy has connected within 60 s: no request is routed. Does the proxy's ext_proc cluster have this address, and the same TLS setting?",
-			"address", address, "tls", p.tlsMode, "failed_handshakes", failed)
+		p.log.Warn(
+			"no proxy has connected within 60 s: no request is routed. Does the proxy's ext_proc cluster have this "+
+				"address, and the same TLS setting?",
+			"address",
+			address,
+			"tls",
+			p.tlsMode,
+			"failed_handshakes",
+			failed,
+		)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// TestHandshakeFailures: each way in which a TLS handshake can fail is counted under a cause of its own, and logged once with what to
-// change.
+// TestHandshakeFailures: each way in which a TLS handshake can fail is counted under a cause of its own, and logged
+// once with what to change.
 func TestHandshakeFailures(t *testing.T) {
 	t.Parallel()
 	dir, ours, others := t.TempDir(), newAuthority(t), newAuthority(t)
@@ -27,7 +27,12 @@ func TestHandshakeFailures(t *testing.T) {
 	mount(t, dir, "1", map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": ours.pem})
 	r := reserve(t)
 	r.write("endpoints: []\n")
-	r.start("--secure-serving", "--cert-path="+dir, "--tls-client-ca="+filepath.Join(dir, "ca.crt"), "--tls-min-version=1.3")
+	r.start(
+		"--secure-serving",
+		"--cert-path="+dir,
+		"--tls-client-ca="+filepath.Join(dir, "ca.crt"),
+		"--tls-min-version=1.3",
+	)
 	r.ready()
 	dialer := &net.Dialer{Timeout: 20 * time.Second}
 	address := fmt.Sprintf("127.0.0.1:%d", r.grpc)
@@ -67,9 +72,16 @@ func TestHandshakeFailures(t *testing.T) {
 		{causeClosed, "TCP health check", func() { plain("") }},
 		{causeClientCertificate, "--tls-client-ca", func() { handshake(ours.client(t, nil)) }},
 		{causeClientCertificate, "--tls-client-ca", func() { handshake(ours.client(t, others)) }},
-		{causeRefused, "--cert-path", func() { handshake(with(func(c *tls.Config) { c.RootCAs = x509.NewCertPool() })) }},
-		{causeVersion, "--tls-min-version", func() { handshake(with(func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })) }},
-		{causeALPN, "alpn_protocols", func() { handshake(with(func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })) }},
+		{causeRefused, "--cert-path", func() {
+			handshake(
+				with(func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }))
+		}},
+		{causeVersion, "--tls-min-version",
+			func() { handshake(with(func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })) }},
+		{causeALPN, "alpn_protocols", func() {
+			handshake(
+				with(func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }))
+		}},
 		{causeALPN, "alpn_protocols", func() { handshake(with(func(c *tls.Config) { c.NextProtos = nil })) }},
 	} {
 		name := fmt.Sprintf("%s{cause=%q}", metrics.HandshakeFailures, c.cause)
@@ -96,7 +108,13 @@ func TestHandshakeFailures(t *testing.T) {
 		defer conn.Close()
 		r.eventually("the connection to be counted", func() error { return r.shows(metrics.ProxyConnections, n+1) })
 	}
-	r.logs("a proxy connected for the first time", "level=INFO", "address=127.0.0.1:", `tls="TLS 1.3"`, "client_certificate=")
+	r.logs(
+		"a proxy connected for the first time",
+		"level=INFO",
+		"address=127.0.0.1:",
+		`tls="TLS 1.3"`,
+		"client_certificate=",
+	)
 }
 
 // TestTLSToPlaintextPort: a proxy that speaks TLS to a port without TLS is told of, and one that does not is served.
@@ -106,10 +124,14 @@ func TestTLSToPlaintextPort(t *testing.T) {
 	r.write("endpoints: []\n")
 	r.start()
 	r.ready()
-	if _, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.grpc), &tls.Config{InsecureSkipVerify: true}); err == nil {
+	if _, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.grpc),
+		&tls.Config{InsecureSkipVerify: true}); err == nil {
 		t.Error("a TLS handshake with a port without TLS succeeded")
 	}
-	r.eventually("the failure to be counted", func() error { return r.shows(metrics.HandshakeFailures+`{cause="tls_is_off"}`, 1) })
+	r.eventually(
+		"the failure to be counted",
+		func() error { return r.shows(metrics.HandshakeFailures+`{cause="tls_is_off"}`, 1) },
+	)
 	r.logs("a proxy cannot connect", "cause=tls_is_off", "transport_socket", "level=WARN")
 	if q, err := r.ask(t.Context()); err != nil || q.status != 503 { // there are no endpoints
 		t.Errorf("%+v, %v", q, err)
@@ -124,7 +146,13 @@ func TestNoProxy(t *testing.T) {
 	r.write("endpoints: []\n")
 	r.start()
 	r.ready()
-	r.logs("no proxy has connected within 60 s", "level=WARN", fmt.Sprintf("address=127.0.0.1:%d", r.grpc), "tls=off", "failed_handshakes=0")
+	r.logs(
+		"no proxy has connected within 60 s",
+		"level=WARN",
+		fmt.Sprintf("address=127.0.0.1:%d", r.grpc),
+		"tls=off",
+		"failed_handshakes=0",
+	)
 }
 
 // TestNoProxyTiming: the line comes after 60 s and no sooner, and not at all when a proxy connected, or kvepp stops.
@@ -134,7 +162,8 @@ func TestNoProxyTiming(t *testing.T) {
 		connects, failures int
 		stops              bool
 		want               int
-	}{{"no proxy", 0, 0, false, 1}, {"a failed handshake", 0, 2, false, 1}, {"a proxy", 1, 0, false, 0}, {"a stop", 0, 0, true, 0}} {
+	}{{"no proxy", 0, 0, false, 1}, {"a failed handshake", 0, 2, false, 1}, {"a proxy", 1, 0, false, 0},
+		{"a stop", 0, 0, true, 0}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log logtest.Log
@@ -161,7 +190,8 @@ func TestNoProxyTiming(t *testing.T) {
 				if n := log.Count("no proxy has connected"); n != c.want {
 					t.Errorf("said %d times, want %d: %s", n, c.want, log.String())
 				}
-				if want := fmt.Sprintf("failed_handshakes=%d", c.failures); c.want == 1 && !strings.Contains(log.String(), want) {
+				if want := fmt.Sprintf("failed_handshakes=%d", c.failures); c.want == 1 &&
+					!strings.Contains(log.String(), want) {
 					t.Errorf("the line lacks %s: %s", want, log.String())
 				}
 			})
@@ -169,8 +199,8 @@ func TestNoProxyTiming(t *testing.T) {
 	}
 }
 
-// TestHandshakeFailuresAreNotRepeated: a proxy that fails each second has one line a minute, with how often it failed, and a TCP health
-// check one line for ever.
+// TestHandshakeFailuresAreNotRepeated: a proxy that fails each second has one line a minute, with how often it failed,
+// and a TCP health check one line for ever.
 func TestHandshakeFailuresAreNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logtest.Log

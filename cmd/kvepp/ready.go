@@ -14,7 +14,13 @@ import (
 )
 
 // healthServices are the names that gateways and probes ask for. Source: GAIE's endpoint picker and its charts.
-var healthServices = []string{"", liveness, "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"}
+var healthServices = []string{
+	"",
+	liveness,
+	"readiness",
+	"envoy.service.ext_proc.v3.ExternalProcessor",
+	"inference-extension",
+}
 
 const liveness = "liveness"
 
@@ -80,7 +86,8 @@ func (r *readiness) waits() string {
 	return strings.Join(slices.Sorted(maps.Keys(r.unmet)), ", ")
 }
 
-// firstWorkers waits for the pool to have so many endpoints that requests can be sent to. It does not look again after that.
+// firstWorkers waits for the pool to have so many endpoints that requests can be sent to. It does not look again after
+// that.
 //
 // Source: dynamo-llm 1.6.1, kv_router, which waits for as many before it routes.
 type firstWorkers struct {

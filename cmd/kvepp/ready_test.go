@@ -92,7 +92,8 @@ func TestLeaseNames(t *testing.T) {
 	}{
 		{cluster{poolName: "p"}, "kvepp-p"},
 		{cluster{poolName: "p", leaseName: "x"}, "x"},
-		{cluster{endpointSelector: "app=vllm"}, "kvepp-ae189306"}, // must never change: replicas of two versions share it
+		// must never change: replicas of two versions share it
+		{cluster{endpointSelector: "app=vllm"}, "kvepp-ae189306"},
 	} {
 		if got := c.lease(); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.cluster, got, c.want)

@@ -7,14 +7,18 @@ import (
 	"kvepp/modelrewrite"
 )
 
-// rewriteRules returns the rules of --model-rewrite, one for each name that requests give, in the order in which they come.
+// rewriteRules returns the rules of --model-rewrite, one for each name that requests give, in the order in which they
+// come.
 func (o *options) rewriteRules() ([]modelrewrite.Rule, error) {
 	var rules []modelrewrite.Rule
 	of := map[string]int{} // a name's place in rules
 	for _, given := range o.modelRewrites {
 		name, target, ok := strings.Cut(given, "=")
 		if !ok || name == "" || target == "" {
-			return nil, fmt.Errorf("--model-rewrite %q: must look like NAME=TARGET, or *=TARGET for all other names", given)
+			return nil, fmt.Errorf(
+				"--model-rewrite %q: must look like NAME=TARGET, or *=TARGET for all other names",
+				given,
+			)
 		}
 		i, known := of[name]
 		if !known {

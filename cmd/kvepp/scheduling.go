@@ -37,21 +37,91 @@ type scheduling struct {
 // add declares the flags, over s and c, with the defaults in them.
 func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 	d := scoring.DefaultConfig()
-	f.StringVar(&s.mode, "router-mode", d.Mode.String(), "how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at random the one with fewer requests), least-loaded (the fewest requests), device-aware-weighted, or direct (the worker that the request names, with --allow-client-pinning). All but kv read no prompts: nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the frontends behind kvepp, changes nothing")
-	f.IntVar(&c.CUDAToCPURatio, "encoder-cuda-to-cpu-ratio", d.CUDAToCPURatio, "with device-aware-weighted, how many times the requests of a worker on a CPU (deviceType: cpu) one with an accelerator is given")
-	f.BoolVar(&s.loadAware, "load-aware", false, "choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, --no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill tokens. Dynamo's preset")
-	f.StringVar(&s.sharedCache, "shared-cache-type", "none", "`TYPE`: none; hicache is refused: kvepp asks no cache that workers share (SGLang's HiCache in Mooncake). Blocks in a worker's host memory, on its disk and in external storage are known from its KV events")
-	f.Float64Var(&s.sharedCacheMultiplier, "shared-cache-multiplier", math.NaN(), "worth of a block that only such a cache holds, 0 to 1; without effect, as none is asked; nor has a request's shared_cache_multiplier any")
+	f.StringVar(
+		&s.mode,
+		"router-mode",
+		d.Mode.String(),
+		"how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at "+
+			"random the one with fewer requests), least-loaded (the fewest requests), device-aware-weighted, or "+
+			"direct (the worker that the request names, with --allow-client-pinning). All but kv read no prompts: "+
+			"nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the "+
+			"frontends behind kvepp, changes nothing",
+	)
+	f.IntVar(
+		&c.CUDAToCPURatio,
+		"encoder-cuda-to-cpu-ratio",
+		d.CUDAToCPURatio,
+		"with device-aware-weighted, how many times the requests of a worker on a CPU (deviceType: cpu) one with an "+
+			"accelerator is given",
+	)
+	f.BoolVar(
+		&s.loadAware,
+		"load-aware",
+		false,
+		"choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, "+
+			"--no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill "+
+			"tokens. Dynamo's preset",
+	)
+	f.StringVar(
+		&s.sharedCache,
+		"shared-cache-type",
+		"none",
+		"`TYPE`: none; hicache is refused: kvepp asks no cache that workers share (SGLang's HiCache in Mooncake). "+
+			"Blocks in a worker's host memory, on its disk and in external storage are known from its KV events",
+	)
+	f.Float64Var(
+		&s.sharedCacheMultiplier,
+		"shared-cache-multiplier",
+		math.NaN(),
+		"worth of a block that only such a cache holds, 0 to 1; without effect, as none is asked; nor has a "+
+			"request's shared_cache_multiplier any",
+	)
 	f.Lookup("shared-cache-multiplier").DefValue = "0" // NaN means not given, which help does not say
-	f.BoolVar(&s.trackOutput, "router-track-output-blocks", false, "also count the blocks of answers while they are generated; where the request says how long its answer will be (nvext.agent_hints.osl), what it alone holds counts for less the nearer the end is")
-	f.StringVar(&s.prefillModel, "router-prefill-load-model", "none", "`MODEL`, how waiting prompts count while they are prefilled: none (in full until the first of the answer shows), or linear (less by what the worker has done since, at --router-prefill-tokens-per-second). aic and ais, Dynamo's models, are taken for linear; their --aic-* and --ais-* flags are accepted and not used")
-	f.Float64Var(&s.prefillSpeed, "router-prefill-tokens-per-second", 0, "how many prompt `TOKENS` a worker prefills in a second. 0: learned, for each worker, from the times to the first of its answers, once 20 were seen. Without linear only the prefill load of requests with stream: false ends by it")
+	f.BoolVar(
+		&s.trackOutput,
+		"router-track-output-blocks",
+		false,
+		"also count the blocks of answers while they are generated; where the request says how long its answer will "+
+			"be (nvext.agent_hints.osl), what it alone holds counts for less the nearer the end is",
+	)
+	f.StringVar(
+		&s.prefillModel,
+		"router-prefill-load-model",
+		"none",
+		"`MODEL`, how waiting prompts count while they are prefilled: none (in full until the first of the answer "+
+			"shows), or linear (less by what the worker has done since, at --router-prefill-tokens-per-second). aic "+
+			"and ais, Dynamo's models, are taken for linear; their --aic-* and --ais-* flags are accepted and not used",
+	)
+	f.Float64Var(
+		&s.prefillSpeed,
+		"router-prefill-tokens-per-second",
+		0,
+		"how many prompt `TOKENS` a worker prefills in a second. 0: learned, for each worker, from the times to the "+
+			"first of its answers, once 20 were seen. Without linear only the prefill load of requests with stream: "+
+			"false ends by it",
+	)
 	f.BoolVar(&s.replicaSync, "router-replica-sync", false, "without effect: load books are not shared between kvepps")
 	f.BoolVar(&s.serveIndexer, "serve-indexer", false, "without effect: the index answers at --admin-address")
-	f.BoolVar(&s.sessionPrefixes, "enable-session-prefix-index", false, "without effect: an index that in Dynamo too decides nothing")
-	f.BoolVar(&s.conditionalDisagg, "router-conditional-disagg", false, "refused: where there are prefill workers every request has one, without which Dynamo's frontends in direct mode answer 500")
+	f.BoolVar(
+		&s.sessionPrefixes,
+		"enable-session-prefix-index",
+		false,
+		"without effect: an index that in Dynamo too decides nothing",
+	)
+	f.BoolVar(
+		&s.conditionalDisagg,
+		"router-conditional-disagg",
+		false,
+		"refused: where there are prefill workers every request has one, without which Dynamo's frontends in direct "+
+			"mode answer 500",
+	)
 	f.StringVar(&s.conditionalDisaggConfig, "router-conditional-disagg-config", "", "`JSON`; refused likewise")
-	f.StringVar(&s.prefillPolicy, "router-prefill-policy", "default", "`NAME` of what chooses prefill workers; no other than the default, since kvepp loads no policies of others")
+	f.StringVar(
+		&s.prefillPolicy,
+		"router-prefill-policy",
+		"default",
+		"`NAME` of what chooses prefill workers; no other than the default, since kvepp loads no policies of others",
+	)
 	f.StringVar(&s.decodePolicy, "router-decode-policy", "default", "`NAME` of what chooses decode workers; likewise")
 	s.tracking.add(f)
 	for _, model := range []string{"aic", "ais"} {
@@ -64,8 +134,20 @@ func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
 
 // performanceModel are the flags of Dynamo's prefill load models, behind --aic- and --ais-. Source: ai-dynamo 1.6.1,
 // ais_perf_args.
-var performanceModel = []string{"perf-config", "backend", "system", "backend-version", "tp-size", "model-path", "moe-tp-size", "moe-ep-size",
-	"attention-dp-size", "nextn", "nextn-accept-rates", "mtp-seed"}
+var performanceModel = []string{
+	"perf-config",
+	"backend",
+	"system",
+	"backend-version",
+	"tp-size",
+	"model-path",
+	"moe-tp-size",
+	"moe-ep-size",
+	"attention-dp-size",
+	"nextn",
+	"nextn-accept-rates",
+	"mtp-seed",
+}
 
 // prefill returns how waiting prompts count.
 func (s *scheduling) prefill() scoring.PrefillModel {
@@ -75,10 +157,18 @@ func (s *scheduling) prefill() scoring.PrefillModel {
 // unused says what was given and means nothing.
 func (s *scheduling) unused(idle *idle) {
 	if s.inheritedDirect {
-		idle.said = append(idle.said, "DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by --router-mode "+s.mode)
+		idle.said = append(
+			idle.said,
+			"DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by "+
+				"--router-mode "+s.mode,
+		)
 	}
 	if s.prefillModel == "aic" || s.prefillModel == "ais" {
-		idle.said = append(idle.said, "--router-prefill-load-model "+s.prefillModel+": taken for linear, at the speed that --router-prefill-tokens-per-second says or that is learned")
+		idle.said = append(
+			idle.said,
+			"--router-prefill-load-model "+s.prefillModel+
+				": taken for linear, at the speed that --router-prefill-tokens-per-second says or that is learned",
+		)
 	}
 	for _, model := range []string{"aic", "ais"} {
 		for _, name := range performanceModel {
@@ -89,18 +179,25 @@ func (s *scheduling) unused(idle *idle) {
 		idle.said = append(idle.said, "--shared-cache-multiplier: there is no shared cache that kvepp asks")
 	}
 	if s.replicaSync {
-		idle.said = append(idle.said, "--router-replica-sync: load books are not shared between kvepps, each knows the requests that it routed")
+		idle.said = append(
+			idle.said,
+			"--router-replica-sync: load books are not shared between kvepps, each knows the requests that it routed",
+		)
 	}
 	if s.serveIndexer {
 		idle.said = append(idle.said, "--serve-indexer: the index answers at --admin-address")
 	}
 	if s.sessionPrefixes {
-		idle.said = append(idle.said, "--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing is decided")
+		idle.said = append(
+			idle.said,
+			"--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing "+
+				"is decided",
+		)
 	}
 }
 
-// inherited is getenv without Dynamo's router mode direct: a pod's environment has it for the frontend, and says nothing of
-// how the endpoint picker that the frontend relies on should choose.
+// inherited is getenv without Dynamo's router mode direct: a pod's environment has it for the frontend, and says
+// nothing of how the endpoint picker that the frontend relies on should choose.
 func (s *scheduling) inherited(getenv func(string) string) func(string) string {
 	return func(name string) string {
 		value := getenv(name)
@@ -115,15 +212,19 @@ func (s *scheduling) inherited(getenv func(string) string) func(string) string {
 	}
 }
 
-// check sets in c what the flags say in words, and returns whether KV events are wanted, given that kvEvents says so. Pinning
-// says that requests may name their worker.
+// check sets in c what the flags say in words, and returns whether KV events are wanted, given that kvEvents says so.
+// Pinning says that requests may name their worker.
 func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, error) {
 	mode, err := scoring.ParseMode(s.mode)
 	switch {
 	case err != nil:
 		return false, oneOf("router-mode", s.mode, scoring.ModeNames()...)
 	case mode == scoring.Direct && !pinning:
-		return false, errors.New("--router-mode direct sends each request to the worker that it names, and needs --allow-client-pinning, without --ignore-client-hints. (Dynamo's frontends run in direct mode behind kvepp, which chooses for them: that is theirs to be told; leave it out here)")
+		return false, errors.New(
+			"--router-mode direct sends each request to the worker that it names, and needs --allow-client-pinning, " +
+				"without --ignore-client-hints. (Dynamo's frontends run in direct mode behind kvepp, which chooses " +
+				"for them: that is theirs to be told; leave it out here)",
+		)
 	}
 	c.Mode = mode
 	if s.loadAware {
@@ -132,16 +233,29 @@ func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, err
 	}
 	switch {
 	case s.sharedCache != "none":
-		return false, fmt.Errorf("--shared-cache-type %q: kvepp asks no cache that workers share; blocks in host memory, on disk and in external storage are known where the engine's events name them. Leave the flag out", s.sharedCache)
+		return false, fmt.Errorf(
+			"--shared-cache-type %q: kvepp asks no cache that workers share; blocks in host memory, on disk and in "+
+				"external storage are known where the engine's events name them. Leave the flag out",
+			s.sharedCache,
+		)
 	case !math.IsNaN(s.sharedCacheMultiplier) && !(s.sharedCacheMultiplier >= 0 && s.sharedCacheMultiplier <= 1):
 		return false, fmt.Errorf("--shared-cache-multiplier %v: must be from 0 to 1", s.sharedCacheMultiplier)
 	case !slices.Contains([]string{"none", "linear", "aic", "ais"}, s.prefillModel):
-		return false, fmt.Errorf("--router-prefill-load-model %q: must be none or linear (aic and ais are taken for linear)%s", s.prefillModel,
-			suggest.DidYouMean(s.prefillModel, "", []string{"none", "linear"}))
+		return false, fmt.Errorf(
+			"--router-prefill-load-model %q: must be none or linear (aic and ais are taken for linear)%s",
+			s.prefillModel,
+			suggest.DidYouMean(s.prefillModel, "", []string{"none", "linear"}),
+		)
 	case s.prefillModel != "none" && !c.TrackPrefillTokens:
-		return false, errors.New("--router-prefill-load-model needs the prompt tokens that --no-router-track-prefill-tokens leaves out: give one of the two")
+		return false, errors.New(
+			"--router-prefill-load-model needs the prompt tokens that --no-router-track-prefill-tokens leaves out: " +
+				"give one of the two",
+		)
 	case s.trackOutput && !c.TrackActiveBlocks:
-		return false, errors.New("--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: give one of the two")
+		return false, errors.New(
+			"--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: " +
+				"give one of the two",
+		)
 	}
 	if err := s.prefill().Validate(); err != nil {
 		return false, fmt.Errorf("--router-prefill-tokens-per-second: %w", err)
@@ -153,9 +267,17 @@ func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, err
 func (s *scheduling) refused() error {
 	switch {
 	case s.conditionalDisagg || s.conditionalDisaggConfig != "":
-		return errors.New("--router-conditional-disagg: kvepp names a prefill worker for every request where there are prefill workers, because Dynamo's frontends in direct mode answer 500 to one without; leave this flag and --router-conditional-disagg-config out. (Aggregated workers beside the others do serve where that costs less)")
+		return errors.New(
+			"--router-conditional-disagg: kvepp names a prefill worker for every request where there are prefill " +
+				"workers, because Dynamo's frontends in direct mode answer 500 to one without; leave this flag and " +
+				"--router-conditional-disagg-config out. (Aggregated workers beside the others do serve where that " +
+				"costs less)",
+		)
 	case s.prefillPolicy != "default" || s.decodePolicy != "default":
-		return errors.New("--router-prefill-policy and --router-decode-policy must be default: kvepp chooses by Dynamo's built-in policy and loads no other; leave them out")
+		return errors.New(
+			"--router-prefill-policy and --router-decode-policy must be default: kvepp chooses by Dynamo's built-in " +
+				"policy and loads no other; leave them out",
+		)
 	}
 	return s.tracking.check()
 }

@@ -57,21 +57,58 @@ const selectPrefix = "select-"
 func selectFlags(o *selectOptions) *pflag.FlagSet {
 	f := newFlags("kvepp select")
 	o.httpService.add(f, 8092, "dynamo.select_service")
-	f.Uint64Var(&o.cacheSeconds, "selection-cache-ttl-secs", 120, "how long, in `SECONDS`, a selection waits to become a reservation ...")
-	f.IntVar(&o.service.PendingEntries, "selection-cache-max-entries", 4096, "... among at most `N` others; beyond that the oldest are forgotten ...")
+	f.Uint64Var(
+		&o.cacheSeconds,
+		"selection-cache-ttl-secs",
+		120,
+		"how long, in `SECONDS`, a selection waits to become a reservation ...",
+	)
+	f.IntVar(
+		&o.service.PendingEntries,
+		"selection-cache-max-entries",
+		4096,
+		"... among at most `N` others; beyond that the oldest are forgotten ...",
+	)
 	f.IntVar(&o.service.PendingBytes, "selection-cache-max-bytes", 256<<20, "... which take at most so many `BYTES`")
-	f.Uint64Var(&o.reservationsSecs, "active-request-expiry-secs", 300, "after how many `SECONDS` a reservation ends that its client does not end")
+	f.Uint64Var(
+		&o.reservationsSecs,
+		"active-request-expiry-secs",
+		300,
+		"after how many `SECONDS` a reservation ends that its client does not end",
+	)
 	costFlags(f, &o.service.Scoring, &o.overlapWeight)
-	f.BoolVar(&o.service.Events, "router-kv-events", true, "subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for --router-ttl-secs")
-	f.Float64Var(&o.ttlSecs, "router-ttl-secs", 120, "without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it")
+	f.BoolVar(
+		&o.service.Events,
+		"router-kv-events",
+		true,
+		"subscribe to the workers' KV events. Off: a worker is believed to hold what it was sent, for "+
+			"--router-ttl-secs",
+	)
+	f.Float64Var(
+		&o.ttlSecs,
+		"router-ttl-secs",
+		120,
+		"without events, `SECONDS` for which a worker is believed to hold a block after the latest reservation with it",
+	)
 	negatable(f, "router-kv-events")
 	o.busy.addQueue(f)
 	o.indexMemory.add(f)
 	o.tracking.add(f)
-	f.StringVar(&o.indexerPeers, "indexer-peers", "", "`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold")
+	f.StringVar(
+		&o.indexerPeers,
+		"indexer-peers",
+		"",
+		"`URLS`; refused: workers come later than the start, and bring a replay_endpoint to ask for what they hold",
+	)
 	f.Uint16Var(&o.replicaPort, "replica-sync-port", 0, "`PORT`; refused: loads are not shared with other replicas")
 	f.StringVar(&o.replicaPeers, "replica-sync-peers", "", "`ADDRESSES`; refused likewise")
-	f.Uint64Var(&o.affinitySeconds, "session-affinity-ttl-secs", 0, "keep the reservations of a session (session_id) on one worker, until `SECONDS` after the end of the latest. 0: not")
+	f.Uint64Var(
+		&o.affinitySeconds,
+		"session-affinity-ttl-secs",
+		0,
+		"keep the reservations of a session (session_id) on one worker, until `SECONDS` after the end of the latest. "+
+			"0: not",
+	)
 	o.logging.add(f, "")
 	documentEnvironment(f, selectPrefix)
 	return f
@@ -84,7 +121,8 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 		return err
 	}
 	for _, refused := range []struct{ flag, why string }{
-		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says what they hold"},
+		{"indexer-peers", "workers of kvepp select come after its start; give them a replay_endpoint, which says " +
+			"what they hold"},
 		{"replica-sync-port", "kvepp select does not share loads with other replicas"},
 		{"replica-sync-peers", "kvepp select does not share loads with other replicas"},
 	} {
@@ -117,13 +155,29 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	case o.cacheSeconds < 1 || o.cacheSeconds > limit:
 		return fmt.Errorf("--selection-cache-ttl-secs %d: must be from 1 to a year, for example 120", o.cacheSeconds)
 	case o.reservationsSecs < 1 || o.reservationsSecs > limit:
-		return fmt.Errorf("--active-request-expiry-secs %d: must be from 1 to a year, for example 300", o.reservationsSecs)
+		return fmt.Errorf(
+			"--active-request-expiry-secs %d: must be from 1 to a year, for example 300",
+			o.reservationsSecs,
+		)
 	case o.affinitySeconds > limit || f.Lookup("session-affinity-ttl-secs").Changed && o.affinitySeconds == 0:
-		return fmt.Errorf("--session-affinity-ttl-secs %d: must be from 1 to %d, for example 600", o.affinitySeconds, limit)
+		return fmt.Errorf(
+			"--session-affinity-ttl-secs %d: must be from 1 to %d, for example 600",
+			o.affinitySeconds,
+			limit,
+		)
 	case !(o.ttlSecs > 0 && o.ttlSecs <= maxTTL.Seconds()):
-		return fmt.Errorf("--router-ttl-secs %v: must be a positive number of seconds, at most a year, for example 120", o.ttlSecs)
+		return fmt.Errorf(
+			"--router-ttl-secs %v: must be a positive number of seconds, at most a year, for example 120",
+			o.ttlSecs,
+		)
 	case o.service.PendingEntries < 1 || o.service.PendingBytes < 1:
-		return fmt.Errorf("--selection-cache-max-entries %d, --selection-cache-max-bytes %d: must be at least 1, for example 4096 and %d", o.service.PendingEntries, o.service.PendingBytes, 256<<20)
+		return fmt.Errorf(
+			"--selection-cache-max-entries %d, --selection-cache-max-bytes %d: must be at least 1, for example 4096 "+
+				"and %d",
+			o.service.PendingEntries,
+			o.service.PendingBytes,
+			256<<20,
+		)
 	}
 	o.service.PredictTTL = seconds(o.ttlSecs)
 	o.service.PendingTTL = time.Duration(o.cacheSeconds) * time.Second
@@ -168,13 +222,41 @@ func runSelect(o *selectOptions) error {
 
 	mux := http.NewServeMux()
 	mux.Handle("/", selector.Handler())
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}))
+	mux.Handle(
+		"GET /metrics",
+		promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxMetricsReadings}),
+	)
 	indexGauges(m, index)
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
-	m.Source(metrics.SelectionGroups, metrics.SelectionGroupsHelp, nil, func() float64 { return float64(selector.Stats().Groups) })
-	m.Source(metrics.SelectionReservations, metrics.SelectionReservationsHelp, nil, func() float64 { return float64(selector.Stats().Reservations) })
-	m.CounterSource(metrics.SelectionExpired, metrics.SelectionExpiredHelp, nil, func() float64 { return float64(book.Expired()) })
-	m.Source(metrics.SelectionWaiting, metrics.SelectionWaitingHelp, nil, func() float64 { return float64(selector.Stats().Waiting) })
-	m.Source(metrics.SelectionPending, metrics.SelectionPendingHelp, nil, func() float64 { return float64(selector.Stats().Pending) })
+	m.Source(
+		metrics.SelectionGroups,
+		metrics.SelectionGroupsHelp,
+		nil,
+		func() float64 { return float64(selector.Stats().Groups) },
+	)
+	m.Source(
+		metrics.SelectionReservations,
+		metrics.SelectionReservationsHelp,
+		nil,
+		func() float64 { return float64(selector.Stats().Reservations) },
+	)
+	m.CounterSource(
+		metrics.SelectionExpired,
+		metrics.SelectionExpiredHelp,
+		nil,
+		func() float64 { return float64(book.Expired()) },
+	)
+	m.Source(
+		metrics.SelectionWaiting,
+		metrics.SelectionWaitingHelp,
+		nil,
+		func() float64 { return float64(selector.Stats().Waiting) },
+	)
+	m.Source(
+		metrics.SelectionPending,
+		metrics.SelectionPendingHelp,
+		nil,
+		func() float64 { return float64(selector.Stats().Pending) },
+	)
 	return o.serve(ctx, "selections", mux, m, log)
 }

@@ -45,13 +45,16 @@ func TestSelectFlags(t *testing.T) {
 		}
 	}
 	var o selectOptions
-	if err := parseSelect(&o, strings.Fields("--router-kv-overlap-score-weight 0 --no-router-kv-events"), func(name string) string {
-		return map[string]string{"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": "7", "DYN_ROUTER_TTL_SECS": "2.5"}[name]
-	}); err != nil {
+	if err := parseSelect(&o, strings.Fields("--router-kv-overlap-score-weight 0 --no-router-kv-events"),
+		func(name string) string {
+			return map[string]string{"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": "7", "DYN_ROUTER_TTL_SECS": "2.5"}[name]
+		}); err != nil {
 		t.Fatal(err)
 	}
-	if s := o.service; s.Events || s.PredictTTL != 2500*time.Millisecond || o.reservationsSecs != 7 || s.PendingTTL != 2*time.Minute ||
-		s.Scoring.OverlapScoreCredit != 0 || s.Scoring.PrefillLoadScale != 0 || s.Scoring.HostCacheHitWeight != 0.75 {
+	if s := o.service; s.Events || s.PredictTTL != 2500*time.Millisecond || o.reservationsSecs != 7 ||
+		s.PendingTTL != 2*time.Minute ||
+		s.Scoring.OverlapScoreCredit != 0 || s.Scoring.PrefillLoadScale != 0 ||
+		s.Scoring.HostCacheHitWeight != 0.75 {
 		t.Errorf("read as %+v", s)
 	}
 }

@@ -99,7 +99,10 @@ func serve(o *options) error {
 		log.Warn("a flag has no effect", "flag", unread)
 	}
 	if o.conformance {
-		log.Warn("clients choose among the endpoints, and are told which has served: --conformance is for conformance tests alone")
+		log.Warn(
+			"clients choose among the endpoints, and are told which has served: --conformance is for conformance " +
+				"tests alone",
+		)
 	}
 
 	buffered, parsed, err := o.bufferedBytes(debug.SetMemoryLimit(-1))
@@ -175,7 +178,8 @@ func serve(o *options) error {
 		served = events.Served
 	}
 	decides := router.New(router.Config{
-		Models: models, Adapters: adapters, Rewrites: rewrites, Objectives: objectives, Remote: engines, Checks: startChecks(ctx, o, models, engines, log),
+		Models: models, Adapters: adapters, Rewrites: rewrites, Objectives: objectives, Remote: engines,
+		Checks:          startChecks(ctx, o, models, engines, log),
 		UpperBound:      upperBound(engine.Engine, models),
 		Scoring:         o.scoring,
 		TrackOutput:     o.trackOutput,
@@ -235,8 +239,26 @@ func serve(o *options) error {
 	}
 	seen := http.NewServeMux()
 	// Of one series that is wrong the others do not suffer.
-	seen.Handle("GET /metrics", promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxMetricsReadings}))
+	seen.Handle(
+		"GET /metrics",
+		promhttp.HandlerFor(
+			m.Registry,
+			promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxMetricsReadings},
+		),
+	)
 	defer cluster.elect(ctx)()
-	return listen(ctx, o, parsed, picker, extproc.NewAccessLog(decides), proxies, guarded(mux, token), cluster.guard(guarded(seen, metricsToken)), ready,
-		func() <-chan struct{} { return cluster.handedOver(o, log) }, m, log)
+	return listen(
+		ctx,
+		o,
+		parsed,
+		picker,
+		extproc.NewAccessLog(decides),
+		proxies,
+		guarded(mux, token),
+		cluster.guard(guarded(seen, metricsToken)),
+		ready,
+		func() <-chan struct{} { return cluster.handedOver(o, log) },
+		m,
+		log,
+	)
 }

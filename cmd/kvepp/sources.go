@@ -30,9 +30,19 @@ func (o *options) identity() metrics.Identity {
 func sources(m *metrics.Metrics, book *scoring.ActiveSequences, index *indexer.Index, p *pool.Pool, events *feed.Feed) {
 	m.Source(metrics.ActiveRequests, metrics.ActiveRequestsHelp, nil, func() float64 { return float64(book.Len()) })
 	indexGauges(m, index)
-	m.Source(metrics.PrefixIndexer, metrics.PrefixIndexerHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	m.Source(
+		metrics.PrefixIndexer,
+		metrics.PrefixIndexerHelp,
+		nil,
+		func() float64 { return float64(index.Stats().Entries) },
+	)
 	if events != nil {
-		m.Source(metrics.SilentWorkers, metrics.SilentWorkersHelp, nil, func() float64 { return float64(events.Silent()) })
+		m.Source(
+			metrics.SilentWorkers,
+			metrics.SilentWorkersHelp,
+			nil,
+			func() float64 { return float64(events.Silent()) },
+		)
 	}
 	m.Source(metrics.Workers, metrics.WorkersHelp, nil, func() float64 {
 		s := p.Acquire()
@@ -77,36 +87,68 @@ func showPicker(m *metrics.Metrics, picker *extproc.Server) {
 
 // showRouter shows how many workers are overloaded, and how many requests wait in each policy class.
 func showRouter(m *metrics.Metrics, q *router.Queue, r *router.Router) {
-	m.Source(metrics.OverloadedWorkers, metrics.OverloadedWorkersHelp, nil, func() float64 { return float64(r.Overloaded()) })
+	m.Source(
+		metrics.OverloadedWorkers,
+		metrics.OverloadedWorkersHelp,
+		nil,
+		func() float64 { return float64(r.Overloaded()) },
+	)
 	classes := []string{"default"}
 	if q != nil {
 		classes = q.Profiles.Classes()
 	}
 	for _, class := range classes {
-		m.Source(metrics.QueuedRequests, metrics.QueuedRequestsHelp, prometheus.Labels{"policy_class": class}, func() float64 { return float64(r.Waiting(class)) })
+		m.Source(
+			metrics.QueuedRequests,
+			metrics.QueuedRequestsHelp,
+			prometheus.Labels{"policy_class": class},
+			func() float64 { return float64(r.Waiting(class)) },
+		)
 	}
 }
 
 // indexGauges shows what the index counts.
 func indexGauges(m *metrics.Metrics, index *indexer.Index) {
-	m.Source(metrics.IndexBlocks, metrics.IndexBlocksHelp, nil, func() float64 { return float64(index.Stats().Entries) })
+	m.Source(
+		metrics.IndexBlocks,
+		metrics.IndexBlocksHelp,
+		nil,
+		func() float64 { return float64(index.Stats().Entries) },
+	)
 	m.Source(metrics.IndexBytes, metrics.IndexBytesHelp, nil, func() float64 { return float64(index.Stats().Used) })
-	m.Source(metrics.IndexPredicted, metrics.IndexPredictedHelp, nil, func() float64 { return float64(index.Stats().Predicted) })
-	m.Source(metrics.IndexMaxBytes, metrics.IndexMaxBytesHelp, nil, func() float64 { return float64(index.Stats().MaxBytes) })
+	m.Source(
+		metrics.IndexPredicted,
+		metrics.IndexPredictedHelp,
+		nil,
+		func() float64 { return float64(index.Stats().Predicted) },
+	)
+	m.Source(
+		metrics.IndexMaxBytes,
+		metrics.IndexMaxBytesHelp,
+		nil,
+		func() float64 { return float64(index.Stats().MaxBytes) },
+	)
 	m.Source(metrics.IndexAtBound, metrics.IndexAtBoundHelp, nil, func() float64 {
 		if index.AtBound() {
 			return 1
 		}
 		return 0
 	})
-	countersOf(m, metrics.IndexOutcomes, metrics.IndexOutcomesHelp, "outcome", index.Stats, map[string]func(indexer.Stats) uint64{
-		"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
-		"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
-		"joined":           func(s indexer.Stats) uint64 { return s.Joined },
-		"expired":          func(s indexer.Stats) uint64 { return s.Expired },
-		"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
-		"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
-	})
+	countersOf(
+		m,
+		metrics.IndexOutcomes,
+		metrics.IndexOutcomesHelp,
+		"outcome",
+		index.Stats,
+		map[string]func(indexer.Stats) uint64{
+			"duplicate":        func(s indexer.Stats) uint64 { return s.Duplicates },
+			"evicted":          func(s indexer.Stats) uint64 { return s.Evicted },
+			"joined":           func(s indexer.Stats) uint64 { return s.Joined },
+			"expired":          func(s indexer.Stats) uint64 { return s.Expired },
+			"pruned":           func(s indexer.Stats) uint64 { return s.Pruned },
+			"parent_not_found": func(s indexer.Stats) uint64 { return s.ParentNotFound },
+		},
+	)
 }
 
 // countersOf shows counters of stats, which differ in a label; each is named by its value.

@@ -57,8 +57,8 @@ func (o *logging) logStart(command string, log *slog.Logger) {
 	log.Info("settings that differ from their defaults", o.settings...)
 }
 
-// changedSettings returns the flags whose effective values differ from their defaults, as name and value in turn. It includes values
-// from the environment, and those that another flag sets (a preset). Passwords in URLs are masked.
+// changedSettings returns the flags whose effective values differ from their defaults, as name and value in turn. It
+// includes values from the environment, and those that another flag sets (a preset). Passwords in URLs are masked.
 func changedSettings(f *pflag.FlagSet) []any {
 	var settings []any
 	f.VisitAll(func(flag *pflag.Flag) {

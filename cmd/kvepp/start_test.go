@@ -80,23 +80,41 @@ func modelFolder(t *testing.T, template string) string {
 	return dir
 }
 
-// TestStartAndStopAreLogged: at its start kvepp logs its version and commit, the settings that differ from their defaults, each listener
-// with its TLS mode and each model with its template, one line each; at its stop one line.
+// TestStartAndStopAreLogged: at its start kvepp logs its version and commit, the settings that differ from their
+// defaults, each listener with its TLS mode and each model with its template, one line each; at its stop one line.
 func TestStartAndStopAreLogged(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("hidden-token"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	good, bare, broken := modelFolder(t, "{{ messages[0]['content'] }}"), modelFolder(t, ""), modelFolder(t, "{{ raise_exception('no') }}")
+	good, bare, broken := modelFolder(
+		t,
+		"{{ messages[0]['content'] }}",
+	), modelFolder(
+		t,
+		"",
+	), modelFolder(
+		t,
+		"{{ raise_exception('no') }}",
+	)
 	r := reserve(t)
 	r.env = []string{"NATS_SERVER=nats://someone:hidden-password@127.0.0.1:4222"}
 	r.write("endpoints: []\n")
-	r.start("--secure-serving", "--load-aware", "--model=good="+good, "--model=bare="+bare, "--model=broken="+broken, "--admin-token-file="+secret,
-		"--tokenizer-url=asked=http://127.0.0.1:1", "--drain-delay=0s")
+	r.start(
+		"--secure-serving",
+		"--load-aware",
+		"--model=good="+good,
+		"--model=bare="+bare,
+		"--model=broken="+broken,
+		"--admin-token-file="+secret,
+		"--tokenizer-url=asked=http://127.0.0.1:1",
+		"--drain-delay=0s",
+	)
 	r.logs("kvepp starts", "level=INFO", "command=serve", "version=", "commit=", "go=go1.")
 	settings := r.logs("settings that differ from their defaults", "level=INFO")
-	for _, want := range []string{" load-aware=true", " router-kv-overlap-score-credit=0", " admin-token-file=" + secret, " drain-delay=0s",
+	for _, want := range []string{" load-aware=true", " router-kv-overlap-score-credit=0", " admin-token-file=" +
+		secret, " drain-delay=0s",
 		fmt.Sprintf(" grpc-port=%d", r.grpc), "nats-server=nats://***@127.0.0.1:4222"} {
 		if !strings.Contains(settings, want) {
 			t.Errorf("the line lacks %q: %s", want, settings)
@@ -135,12 +153,14 @@ func TestChangedSettings(t *testing.T) {
 		{[]string{"--grpc-port=9002"}, nil, ""}, // the default
 		{[]string{"--system-port=9100"}, nil, " metrics-port 9100"},
 		{[]string{"--no-router-kv-events"}, nil, " router-kv-events false"},
-		{[]string{"--router-kv-overlap-score-weight=2"}, nil, " router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},
+		{[]string{"--router-kv-overlap-score-weight=2"}, nil,
+			" router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},
 		{nil, map[string]string{"DYN_ROUTER_TEMPERATURE": "0.5"}, " router-temperature 0.5"},
 		{[]string{"--nats-server=nats://user:p@ss@b:2"}, nil, " nats-server nats://***@b:2"},
 	} {
 		var o options
-		if err := parseServe(&o, append([]string{"--endpoints=e.yaml"}, c.args...), func(name string) string { return c.env[name] }); err != nil {
+		if err := parseServe(&o, append([]string{"--endpoints=e.yaml"}, c.args...),
+			func(name string) string { return c.env[name] }); err != nil {
 			t.Errorf("%q: %v", c.args, err)
 			continue
 		}
@@ -154,13 +174,21 @@ func TestChangedSettings(t *testing.T) {
 	}
 }
 
-// TestSubscriptionIsLate: without --engine the engines are stock vLLM, and so is the flag that the line about a missing connection names.
+// TestSubscriptionIsLate: without --engine the engines are stock vLLM, and so is the flag that the line about a missing
+// connection names.
 func TestSubscriptionIsLate(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.write("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n")
 	r.start()
-	line := r.logs("kvepp cannot connect to a worker's KV events", "level=WARN", "worker=w/0", "address=tcp://127.0.0.1:2", "engine_flag=", "enable_kv_cache_events")
+	line := r.logs(
+		"kvepp cannot connect to a worker's KV events",
+		"level=WARN",
+		"worker=w/0",
+		"address=tcp://127.0.0.1:2",
+		"engine_flag=",
+		"enable_kv_cache_events",
+	)
 	if strings.Contains(line, "dynamo") {
 		t.Errorf("a flag of Dynamo's: %s", line)
 	}

@@ -18,7 +18,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestStartupErrors holds the exact text of the error for each kind of mistake on the command line and in the environment.
+// TestStartupErrors holds the exact text of the error for each kind of mistake on the command line and in the
+// environment.
 func TestStartupErrors(t *testing.T) {
 	const lists = "\n\"kvepp serve --help\" lists the flags.\n"
 	const variables = "\n\"kvepp serve --help\" lists the flags with their environment variables.\n"
@@ -30,108 +31,213 @@ func TestStartupErrors(t *testing.T) {
 		{"sevre", "", "kvepp: unknown command \"sevre\"; did you mean serve?\n\"kvepp help\" lists the commands.\n"},
 		{"deploy", "", "kvepp: unknown command \"deploy\"\n\"kvepp help\" lists the commands.\n"},
 
-		{"serve", "", "kvepp serve: no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME" + lists},
+		{"serve", "", "kvepp serve: no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in " +
+			"Kubernetes --pool-name NAME" + lists},
 		{"serve --endpoint=x", "", "kvepp serve: unknown flag --endpoint; did you mean --endpoints?" + lists},
-		{"serve --router-temprature=1", "", "kvepp serve: unknown flag --router-temprature; did you mean --router-temperature?" + lists},
-		{"serve --no-router-kv-event", "", "kvepp serve: unknown flag --no-router-kv-event; did you mean --no-router-kv-events?" + lists},
+		{"serve --router-temprature=1", "",
+			"kvepp serve: unknown flag --router-temprature; did you mean --router-temperature?" + lists},
+		{"serve --no-router-kv-event", "",
+			"kvepp serve: unknown flag --no-router-kv-event; did you mean --no-router-kv-events?" + lists},
 		{"serve --replicas=2", "", "kvepp serve: unknown flag --replicas" + lists},
 		{"serve --probe", "", "kvepp serve: unknown flag --probe: it is a flag of kvepp check" + lists},
-		{"serve -grpc-port=9002", "", "kvepp serve: unknown flag -grpc-port: flags begin with two dashes, --grpc-port" + lists},
+		{"serve -grpc-port=9002", "", "kvepp serve: unknown flag -grpc-port: flags begin with two dashes, --grpc-port" +
+			lists},
 		{"serve -grcp-port=9002", "", "kvepp serve: unknown flag -grcp-port; did you mean --grpc-port?" + lists},
 		{"serve -e x", "", "kvepp serve: unknown flag -e" + lists},
 		{"serve --endpoints", "", "kvepp serve: --endpoints needs a value: --endpoints FILE" + lists},
 		{"serve x.yaml", "", "kvepp serve: unexpected argument \"x.yaml\": every flag begins with --" + lists},
-		{"serve --secure-serving false", "", "kvepp serve: unexpected argument \"false\": write the value of a flag that is true or false behind an equals sign, --FLAG=false" + lists},
+		{"serve --secure-serving false", "",
+			"kvepp serve: unexpected argument \"false\": write the value of a flag that is true or false behind an " +
+				"equals sign, --FLAG=false" + lists},
 
-		{"serve --endpoints=x --drain-delay=2", "", "kvepp serve: --drain-delay \"2\": must be a duration with a unit (ms, s, m or h), for example 5s" + lists},
-		{"serve --endpoints=x --refresh-metrics-interval=five", "", "kvepp serve: --refresh-metrics-interval \"five\": must be a duration with a unit (ms, s, m or h), for example 5s" + lists},
-		{"serve --endpoints=x --metrics-staleness-threshold=1", "", "kvepp serve: --metrics-staleness-threshold \"1\": must be a duration with a unit (ms, s, m or h), for example 2s" + lists},
-		{"serve --endpoints=x --ha-handover-timeout=60", "", "kvepp serve: --ha-handover-timeout \"60\": must be a duration with a unit (ms, s, m or h), for example 1m" + lists},
-		{"serve --endpoints=x --grpc-port=70000", "", "kvepp serve: --grpc-port \"70000\": must be a whole number from 0 to 65535, for example 9002" + lists},
-		{"serve --endpoints=x --max-streams=many", "", "kvepp serve: --max-streams \"many\": must be a whole number, for example 20000" + lists},
-		{"serve --endpoints=x --kv-cache-block-size=16k", "", "kvepp serve: --kv-cache-block-size \"16k\": must be a whole number, for example 16" + lists},
-		{"serve --endpoints=x --router-id=-1", "", "kvepp serve: --router-id \"-1\": must be a whole number of at least 0, for example 16" + lists},
-		{"serve --endpoints=x --router-temperature=hot", "", "kvepp serve: --router-temperature \"hot\": must be a number, for example 0.5" + lists},
-		{"serve --endpoints=x --router-queue-threshold=no", "", "kvepp serve: --router-queue-threshold \"no\": must be a number, for example 0.5, or None" + lists},
-		{"serve --endpoints=x --active-prefill-tokens-threshold=1.5", "", "kvepp serve: --active-prefill-tokens-threshold \"1.5\": must be a whole number of at least 0, for example 4096, or None" + lists},
-		{"serve --endpoints=x --secure-serving=maybe", "", "kvepp serve: --secure-serving \"maybe\": must be true or false" + lists},
-		{"serve --endpoints=x --no-router-kv-events=maybe", "", "kvepp serve: --no-router-kv-events \"maybe\": must be true or false" + lists},
-		{"serve --endpoint-selector=a=b --endpoint-target-ports=http", "", "kvepp serve: --endpoint-target-ports \"http\": must be whole numbers separated by commas, for example 8000,8001" + lists},
-		{"serve --endpoints=x --index-peers=\"", "", "kvepp serve: --index-peers \"\\\"\": must be a list separated by commas, for example a,b" + lists},
-		{"serve --endpoints=x", "KVEPP_DRAIN_DELAY=2", "kvepp serve: environment variable KVEPP_DRAIN_DELAY \"2\": must be a duration with a unit (ms, s, m or h), for example 5s" + lists},
-		{"serve --endpoints=x", "DYN_ROUTER_TEMPERATURE=hot", "kvepp serve: environment variable DYN_ROUTER_TEMPERATURE \"hot\": must be a number, for example 0.5" + lists},
-		{"serve --endpoints=x", "KVEPP_KV_EVENTS=on", "kvepp serve: environment variable KVEPP_KV_EVENTS \"on\": must be true or false" + lists},
+		{"serve --endpoints=x --drain-delay=2", "",
+			"kvepp serve: --drain-delay \"2\": must be a duration with a unit (ms, s, m or h), for example 5s" + lists},
+		{"serve --endpoints=x --refresh-metrics-interval=five", "",
+			"kvepp serve: --refresh-metrics-interval \"five\": must be a duration with a unit (ms, s, m or h), for " +
+				"example 5s" + lists},
+		{"serve --endpoints=x --metrics-staleness-threshold=1", "",
+			"kvepp serve: --metrics-staleness-threshold \"1\": must be a duration with a unit (ms, s, m or h), for " +
+				"example 2s" + lists},
+		{"serve --endpoints=x --ha-handover-timeout=60", "",
+			"kvepp serve: --ha-handover-timeout \"60\": must be a duration with a unit (ms, s, m or h), for example " +
+				"1m" + lists},
+		{"serve --endpoints=x --grpc-port=70000", "",
+			"kvepp serve: --grpc-port \"70000\": must be a whole number from 0 to 65535, for example 9002" + lists},
+		{"serve --endpoints=x --max-streams=many", "",
+			"kvepp serve: --max-streams \"many\": must be a whole number, for example 20000" + lists},
+		{"serve --endpoints=x --kv-cache-block-size=16k", "",
+			"kvepp serve: --kv-cache-block-size \"16k\": must be a whole number, for example 16" + lists},
+		{"serve --endpoints=x --router-id=-1", "",
+			"kvepp serve: --router-id \"-1\": must be a whole number of at least 0, for example 16" + lists},
+		{"serve --endpoints=x --router-temperature=hot", "",
+			"kvepp serve: --router-temperature \"hot\": must be a number, for example 0.5" + lists},
+		{"serve --endpoints=x --router-queue-threshold=no", "",
+			"kvepp serve: --router-queue-threshold \"no\": must be a number, for example 0.5, or None" + lists},
+		{"serve --endpoints=x --active-prefill-tokens-threshold=1.5", "",
+			"kvepp serve: --active-prefill-tokens-threshold \"1.5\": must be a whole number of at least 0, for " +
+				"example 4096, or None" + lists},
+		{"serve --endpoints=x --secure-serving=maybe", "",
+			"kvepp serve: --secure-serving \"maybe\": must be true or false" + lists},
+		{"serve --endpoints=x --no-router-kv-events=maybe", "",
+			"kvepp serve: --no-router-kv-events \"maybe\": must be true or false" + lists},
+		{"serve --endpoint-selector=a=b --endpoint-target-ports=http", "",
+			"kvepp serve: --endpoint-target-ports \"http\": must be whole numbers separated by commas, for example " +
+				"8000,8001" + lists},
+		{"serve --endpoints=x --index-peers=\"", "",
+			"kvepp serve: --index-peers \"\\\"\": must be a list separated by commas, for example a,b" + lists},
+		{"serve --endpoints=x", "KVEPP_DRAIN_DELAY=2",
+			"kvepp serve: environment variable KVEPP_DRAIN_DELAY \"2\": must be a duration with a unit (ms, s, m or " +
+				"h), for example 5s" + lists},
+		{"serve --endpoints=x", "DYN_ROUTER_TEMPERATURE=hot",
+			"kvepp serve: environment variable DYN_ROUTER_TEMPERATURE \"hot\": must be a number, for example 0.5" +
+				lists},
+		{"serve --endpoints=x", "KVEPP_KV_EVENTS=on",
+			"kvepp serve: environment variable KVEPP_KV_EVENTS \"on\": must be true or false" + lists},
 
-		{"serve --endpoints=x --drain-delay=-2s", "", "kvepp serve: --drain-delay -2s: may not be negative; give a duration such as 2s, or 0" + lists},
-		{"serve --endpoints=x --pick-timeout=0", "", "kvepp serve: --pick-timeout 0s: must be above 0, for example 2s" + lists},
-		{"serve --endpoints=x --tokenizer-url-timeout=-1ms", "", "kvepp serve: --tokenizer-url-timeout -1ms: must be above 0, for example 2s" + lists},
-		{"serve --endpoints=x --router-queue-timeout=-1m", "", "kvepp serve: --router-queue-timeout -1m0s: may not be negative; give a duration such as 2s, or 0" + lists},
-		{"serve --endpoints=x --max-streams=-5", "", "kvepp serve: --max-streams -5: may not be negative; give a number such as 20000, or 0 for no limit" + lists},
-		{"serve --endpoints=x --router-queue-size=0", "", "kvepp serve: --router-queue-size 0: must be at least 1, for example 65536" + lists},
-		{"serve --endpoints=x --router-temperature=-1", "", "kvepp serve: --router-temperature -1: must be a finite number of at least 0, for example 0" + lists},
-		{"serve --endpoints=x --router-kv-overlap-score-credit=nan", "", "kvepp serve: --router-kv-overlap-score-credit NaN: must be a finite number of at least 0, for example 1" + lists},
-		{"serve --endpoints=x --active-decode-blocks-threshold=85", "", "kvepp serve: --active-decode-blocks-threshold must be between 0.0 and 1.0, got 85" + lists},
-		{"serve --endpoints=x --router-ttl-secs=0", "", "kvepp serve: --router-ttl-secs 0: must be a positive number of seconds, at most a year, for example 120" + lists},
-		{"serve --endpoints=x --dynamo-discovery=kubernets", "", "kvepp serve: --dynamo-discovery \"kubernets\": must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows; did you mean kubernetes?" + lists},
-		{"select --router-temperature=-1", "", "kvepp select: --router-temperature -1: must be a finite number of at least 0, for example 0\n\"kvepp select --help\" lists the flags.\n"},
-		{"fetch --hub=https://hub.example.com --to=d --timeout=0 a=b", "", "kvepp fetch: --timeout 0s: must be above 0, for example 2s\n\"kvepp fetch --help\" shows how to use it.\n"},
+		{"serve --endpoints=x --drain-delay=-2s", "",
+			"kvepp serve: --drain-delay -2s: may not be negative; give a duration such as 2s, or 0" + lists},
+		{"serve --endpoints=x --pick-timeout=0", "", "kvepp serve: --pick-timeout 0s: must be above 0, for example 2s" +
+			lists},
+		{"serve --endpoints=x --tokenizer-url-timeout=-1ms", "",
+			"kvepp serve: --tokenizer-url-timeout -1ms: must be above 0, for example 2s" + lists},
+		{"serve --endpoints=x --router-queue-timeout=-1m", "",
+			"kvepp serve: --router-queue-timeout -1m0s: may not be negative; give a duration such as 2s, or 0" + lists},
+		{"serve --endpoints=x --max-streams=-5", "",
+			"kvepp serve: --max-streams -5: may not be negative; give a number such as 20000, or 0 for no limit" +
+				lists},
+		{"serve --endpoints=x --router-queue-size=0", "",
+			"kvepp serve: --router-queue-size 0: must be at least 1, for example 65536" + lists},
+		{"serve --endpoints=x --router-temperature=-1", "",
+			"kvepp serve: --router-temperature -1: must be a finite number of at least 0, for example 0" + lists},
+		{"serve --endpoints=x --router-kv-overlap-score-credit=nan", "",
+			"kvepp serve: --router-kv-overlap-score-credit NaN: must be a finite number of at least 0, for example 1" +
+				lists},
+		{"serve --endpoints=x --active-decode-blocks-threshold=85", "",
+			"kvepp serve: --active-decode-blocks-threshold must be between 0.0 and 1.0, got 85" + lists},
+		{"serve --endpoints=x --router-ttl-secs=0", "",
+			"kvepp serve: --router-ttl-secs 0: must be a positive number of seconds, at most a year, for example 120" +
+				lists},
+		{"serve --endpoints=x --dynamo-discovery=kubernets", "",
+			"kvepp serve: --dynamo-discovery \"kubernets\": must look like file:DIR or frontend:HOST:PORT, or be " +
+				"kubernetes; of Dynamo's other backends, a frontend knows; did you mean kubernetes?" + lists},
+		{"select --router-temperature=-1", "",
+			"kvepp select: --router-temperature -1: must be a finite number of at least 0, for example 0\n\"kvepp " +
+				"select --help\" lists the flags.\n"},
+		{"fetch --hub=https://hub.example.com --to=d --timeout=0 a=b", "",
+			"kvepp fetch: --timeout 0s: must be above 0, for example 2s\n\"kvepp fetch --help\" shows how to use " +
+				"it.\n"},
 
-		{"serve --endpoints=x --engine=vlllm", "", "kvepp serve: --engine \"vlllm\": must be vllm, sglang, trtllm or dynamo; did you mean vllm?" + lists},
-		{"serve --endpoints=x --router-mode=round_robin", "", "kvepp serve: --router-mode \"round_robin\": must be kv, round-robin, random, power-of-two, least-loaded, direct or device-aware-weighted; did you mean round-robin?" + lists},
-		{"serve --endpoints=x --router-queue-policy=fsfc", "", "kvepp serve: --router-queue-policy \"fsfc\": must be fcfs, wspt or lcfs; did you mean fcfs?" + lists},
-		{"serve --endpoints=x --event-plane=natz", "", "kvepp serve: --event-plane \"natz\": must be zmq or nats; did you mean nats?" + lists},
-		{"serve --endpoints=x --router-approximate-cache-policy=lfu", "", "kvepp serve: --router-approximate-cache-policy \"lfu\": must be ttl or lru; did you mean lru?" + lists},
-		{"serve --endpoints=x --router-session-affinity-mode=sofd", "", "kvepp serve: --router-session-affinity-mode \"sofd\": must be hard or soft; did you mean soft?" + lists},
-		{"serve --endpoints=x --router-prefill-load-model=liner", "", "kvepp serve: --router-prefill-load-model \"liner\": must be none or linear (aic and ais are taken for linear); did you mean linear?" + lists},
-		{"serve --endpoints=x --chat-template-content-format=opneai", "", "kvepp serve: --chat-template-content-format \"opneai\": must be auto, string or openai; did you mean openai?" + lists},
-		{"serve --endpoints=x --model-server-metrics-scheme=htps", "", "kvepp serve: --model-server-metrics-scheme \"htps\": must be http or https; did you mean https?" + lists},
-		{"serve --endpoints=x --pod-ip-family=ipv5", "", "kvepp serve: --pod-ip-family \"ipv5\": must be ipv4 or ipv6; did you mean ipv4?" + lists},
-		{"serve --endpoints=x --tls-min-version=1.1", "", "kvepp serve: --tls-min-version \"1.1\": must be 1.2 or 1.3; did you mean 1.2?" + lists},
-		{"serve --endpoints=x --zap-encoder=jsn", "", "kvepp serve: --zap-encoder \"jsn\": must be json or console; did you mean json?" + lists},
-		{"serve --endpoints=x --log-level=trace", "", "kvepp serve: --log-level \"trace\": must be debug, info, warn or error" + lists},
-		{"serve --endpoints=x --log-level=warning", "", "kvepp serve: --log-level \"warning\": must be debug, info, warn or error; did you mean warn?" + lists},
+		{"serve --endpoints=x --engine=vlllm", "",
+			"kvepp serve: --engine \"vlllm\": must be vllm, sglang, trtllm or dynamo; did you mean vllm?" + lists},
+		{"serve --endpoints=x --router-mode=round_robin", "",
+			"kvepp serve: --router-mode \"round_robin\": must be kv, round-robin, random, power-of-two, " +
+				"least-loaded, direct or device-aware-weighted; did you mean round-robin?" + lists},
+		{"serve --endpoints=x --router-queue-policy=fsfc", "",
+			"kvepp serve: --router-queue-policy \"fsfc\": must be fcfs, wspt or lcfs; did you mean fcfs?" + lists},
+		{"serve --endpoints=x --event-plane=natz", "",
+			"kvepp serve: --event-plane \"natz\": must be zmq or nats; did you mean nats?" + lists},
+		{"serve --endpoints=x --router-approximate-cache-policy=lfu", "",
+			"kvepp serve: --router-approximate-cache-policy \"lfu\": must be ttl or lru; did you mean lru?" + lists},
+		{"serve --endpoints=x --router-session-affinity-mode=sofd", "",
+			"kvepp serve: --router-session-affinity-mode \"sofd\": must be hard or soft; did you mean soft?" + lists},
+		{"serve --endpoints=x --router-prefill-load-model=liner", "",
+			"kvepp serve: --router-prefill-load-model \"liner\": must be none or linear (aic and ais are taken for " +
+				"linear); did you mean linear?" + lists},
+		{"serve --endpoints=x --chat-template-content-format=opneai", "",
+			"kvepp serve: --chat-template-content-format \"opneai\": must be auto, string or openai; did you mean " +
+				"openai?" + lists},
+		{"serve --endpoints=x --model-server-metrics-scheme=htps", "",
+			"kvepp serve: --model-server-metrics-scheme \"htps\": must be http or https; did you mean https?" + lists},
+		{"serve --endpoints=x --pod-ip-family=ipv5", "",
+			"kvepp serve: --pod-ip-family \"ipv5\": must be ipv4 or ipv6; did you mean ipv4?" + lists},
+		{"serve --endpoints=x --tls-min-version=1.1", "",
+			"kvepp serve: --tls-min-version \"1.1\": must be 1.2 or 1.3; did you mean 1.2?" + lists},
+		{"serve --endpoints=x --zap-encoder=jsn", "",
+			"kvepp serve: --zap-encoder \"jsn\": must be json or console; did you mean json?" + lists},
+		{"serve --endpoints=x --log-level=trace", "",
+			"kvepp serve: --log-level \"trace\": must be debug, info, warn or error" + lists},
+		{"serve --endpoints=x --log-level=warning", "",
+			"kvepp serve: --log-level \"warning\": must be debug, info, warn or error; did you mean warn?" + lists},
 		{"serve --endpoints=x --log-format=xml", "", "kvepp serve: --log-format \"xml\": must be text or json" + lists},
-		{"serve --endpoints=x --log-format=jsno", "", "kvepp serve: --log-format \"jsno\": must be text or json; did you mean json?" + lists},
+		{"serve --endpoints=x --log-format=jsno", "",
+			"kvepp serve: --log-format \"jsno\": must be text or json; did you mean json?" + lists},
 
-		{"serve --endpoints=x --grpc-port=9003", "", "kvepp serve: --grpc-port and --grpc-health-port are both 9003; give each a port of its own" + lists},
-		{"serve --endpoints=x --metrics-port=9002", "", "kvepp serve: --metrics-port and --grpc-port are both 9002; give each a port of its own" + lists},
-		{"serve --endpoints=x --metrics-port=9003", "", "kvepp serve: --metrics-port and --grpc-health-port are both 9003; give each a port of its own" + lists},
+		{"serve --endpoints=x --grpc-port=9003", "",
+			"kvepp serve: --grpc-port and --grpc-health-port are both 9003; give each a port of its own" + lists},
+		{"serve --endpoints=x --metrics-port=9002", "",
+			"kvepp serve: --metrics-port and --grpc-port are both 9002; give each a port of its own" + lists},
+		{"serve --endpoints=x --metrics-port=9003", "",
+			"kvepp serve: --metrics-port and --grpc-health-port are both 9003; give each a port of its own" + lists},
 
-		{"serve --endpoints=x", "KVEPP_ROUTER_TEMPRATURE=1", "kvepp serve: unknown environment variable KVEPP_ROUTER_TEMPRATURE; did you mean KVEPP_ROUTER_TEMPERATURE?" + variables},
-		{"serve --endpoints=x", "KVEPP_REPLICAS=1", "kvepp serve: unknown environment variable KVEPP_REPLICAS: no flag of kvepp has this name; correct or unset it" + variables},
-		{"serve --endpoints=x", "KVEPP_NO_ROUTER_KV_EVENTS=true", "kvepp serve: unknown environment variable KVEPP_NO_ROUTER_KV_EVENTS: write KVEPP_ROUTER_KV_EVENTS=false" + variables},
-		{"serve --endpoints=x", "KVEPP_SELECT_PROT=1 KVEPP_ADRESS=1", "kvepp serve: unknown environment variable KVEPP_ADRESS: no flag of kvepp has this name; correct or unset it\n" +
-			"unknown environment variable KVEPP_SELECT_PROT; did you mean KVEPP_SELECT_PORT?" + variables},
+		{"serve --endpoints=x", "KVEPP_ROUTER_TEMPRATURE=1",
+			"kvepp serve: unknown environment variable KVEPP_ROUTER_TEMPRATURE; did you mean " +
+				"KVEPP_ROUTER_TEMPERATURE?" + variables},
+		{"serve --endpoints=x", "KVEPP_REPLICAS=1",
+			"kvepp serve: unknown environment variable KVEPP_REPLICAS: no flag of kvepp has this name; correct or " +
+				"unset it" + variables},
+		{"serve --endpoints=x", "KVEPP_NO_ROUTER_KV_EVENTS=true",
+			"kvepp serve: unknown environment variable KVEPP_NO_ROUTER_KV_EVENTS: write KVEPP_ROUTER_KV_EVENTS=false" +
+				variables},
+		{"serve --endpoints=x", "KVEPP_SELECT_PROT=1 KVEPP_ADRESS=1",
+			"kvepp serve: unknown environment variable KVEPP_ADRESS: no flag of kvepp has this name; correct or " +
+				"unset it\n" +
+				"unknown environment variable KVEPP_SELECT_PROT; did you mean KVEPP_SELECT_PORT?" + variables},
 
-		{"check --endpoints=x --prob", "", "kvepp check: unknown flag --prob; did you mean --probe?\n\"kvepp check --help\" and \"kvepp serve --help\" list the flags.\n"},
-		{"tokenize --modelpath=x", "", "kvepp tokenize: unknown flag --modelpath; did you mean --model-path?\n\"kvepp tokenize --help\" shows how to use it.\n"},
-		{"tokenize --model-path=x --api=chats", "", "kvepp tokenize: --api \"chats\": must be chat, completions, responses or messages; did you mean chat?\n\"kvepp tokenize --help\" shows how to use it.\n"},
-		{"tokenize --model-path=x --engine=sgalng", "", "kvepp tokenize: --engine \"sgalng\": must be vllm, sglang, trtllm or dynamo; did you mean sglang?\n\"kvepp tokenize --help\" shows how to use it.\n"},
-		{"fetch --hup=x", "", "kvepp fetch: unknown flag --hup; did you mean --hub?\n\"kvepp fetch --help\" shows how to use it.\n"},
-		{"fetch --timeout=5", "", "kvepp fetch: --timeout \"5\": must be a duration with a unit (ms, s, m or h), for example 5m\n\"kvepp fetch --help\" shows how to use it.\n"},
-		{"indexer --prot=1", "", "kvepp indexer: unknown flag --prot; did you mean --port?\n\"kvepp indexer --help\" lists the flags.\n"},
-		{"indexer --grpc-port=1", "", "kvepp indexer: unknown flag --grpc-port: it is a flag of kvepp serve and kvepp check\n\"kvepp indexer --help\" lists the flags.\n"},
-		{"indexer --log-format=yaml", "", "kvepp indexer: --log-format \"yaml\": must be text or json\n\"kvepp indexer --help\" lists the flags.\n"},
-		{"select --port=http", "", "kvepp select: --port \"http\": must be a whole number from 0 to 65535, for example 8092\n\"kvepp select --help\" lists the flags.\n"},
-		{"select", "KVEPP_SELECT_PORT=http", "kvepp select: environment variable KVEPP_SELECT_PORT \"http\": must be a whole number from 0 to 65535, for example 8092\n\"kvepp select --help\" lists the flags.\n"},
+		{"check --endpoints=x --prob", "",
+			"kvepp check: unknown flag --prob; did you mean --probe?\n\"kvepp check --help\" and \"kvepp serve " +
+				"--help\" list the flags.\n"},
+		{"tokenize --modelpath=x", "", "kvepp tokenize: unknown flag --modelpath; did you mean " +
+			"--model-path?\n\"kvepp tokenize --help\" shows how to use it.\n"},
+		{"tokenize --model-path=x --api=chats", "",
+			"kvepp tokenize: --api \"chats\": must be chat, completions, responses or messages; did you mean " +
+				"chat?\n\"kvepp tokenize --help\" shows how to use it.\n"},
+		{"tokenize --model-path=x --engine=sgalng", "",
+			"kvepp tokenize: --engine \"sgalng\": must be vllm, sglang, trtllm or dynamo; did you mean " +
+				"sglang?\n\"kvepp tokenize --help\" shows how to use it.\n"},
+		{"fetch --hup=x", "", "kvepp fetch: unknown flag --hup; did you mean --hub?\n\"kvepp fetch --help\" shows " +
+			"how to use it.\n"},
+		{"fetch --timeout=5", "", "kvepp fetch: --timeout \"5\": must be a duration with a unit (ms, s, m or h), for " +
+			"example 5m\n\"kvepp fetch --help\" shows how to use it.\n"},
+		{"indexer --prot=1", "", "kvepp indexer: unknown flag --prot; did you mean --port?\n\"kvepp indexer --help\" " +
+			"lists the flags.\n"},
+		{"indexer --grpc-port=1", "", "kvepp indexer: unknown flag --grpc-port: it is a flag of kvepp serve and " +
+			"kvepp check\n\"kvepp indexer --help\" lists the flags.\n"},
+		{"indexer --log-format=yaml", "",
+			"kvepp indexer: --log-format \"yaml\": must be text or json\n\"kvepp indexer --help\" lists the flags.\n"},
+		{"select --port=http", "", "kvepp select: --port \"http\": must be a whole number from 0 to 65535, for " +
+			"example 8092\n\"kvepp select --help\" lists the flags.\n"},
+		{"select", "KVEPP_SELECT_PORT=http",
+			"kvepp select: environment variable KVEPP_SELECT_PORT \"http\": must be a whole number from 0 to 65535, " +
+				"for example 8092\n\"kvepp select --help\" lists the flags.\n"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if code := start(strings.Fields(c.args), nil, &stdout, &stderr, strings.Fields(c.env)); code != 2 || stderr.String() != c.want || stdout.Len() > 0 {
+		if code := start(strings.Fields(c.args), nil, &stdout, &stderr, strings.Fields(c.env)); code != 2 ||
+			stderr.String() != c.want ||
+			stdout.Len() > 0 {
 			t.Errorf("kvepp %s, with %q: status %d\n%s\nwant 2\n%s", c.args, c.env, code, stderr.String(), c.want)
 		}
 	}
 }
 
-// TestVariablesThatAreAccepted: variables of other commands, of the Makefile, of Kubernetes and without a value are no mistakes.
+// TestVariablesThatAreAccepted: variables of other commands, of the Makefile, of Kubernetes and without a value are no
+// mistakes.
 func TestVariablesThatAreAccepted(t *testing.T) {
 	service := func(prefix, port string) []string { // as the kubelet sets them for a Service with one port of a name
 		at := "10.96.0.7:" + port
-		return []string{prefix + "_SERVICE_HOST=10.96.0.7", prefix + "_SERVICE_PORT=" + port, prefix + "_SERVICE_PORT_GRPC_EXT_PROC=" + port,
-			prefix + "_PORT=tcp://" + at, prefix + "_PORT_" + port + "_TCP=tcp://" + at, prefix + "_PORT_" + port + "_TCP_PROTO=tcp",
-			prefix + "_PORT_" + port + "_TCP_PORT=" + port, prefix + "_PORT_" + port + "_TCP_ADDR=10.96.0.7"}
+		return []string{
+			prefix + "_SERVICE_HOST=10.96.0.7",
+			prefix + "_SERVICE_PORT=" + port,
+			prefix + "_SERVICE_PORT_GRPC_EXT_PROC=" + port,
+			prefix + "_PORT=tcp://" + at,
+			prefix + "_PORT_" + port + "_TCP=tcp://" + at,
+			prefix + "_PORT_" + port + "_TCP_PROTO=tcp",
+			prefix + "_PORT_" + port + "_TCP_PORT=" + port,
+			prefix + "_PORT_" + port + "_TCP_ADDR=10.96.0.7",
+		}
 	}
 	for name, environ := range map[string][]string{
-		"other commands":        {"KVEPP_SELECT_PORT=1", "KVEPP_INDEXER_WORKERS=x", "KVEPP_FETCH_TO=d", "KVEPP_PROBE=true", "KVEPP_LORA=a", "KVEPP_CACHE_SALT=s"},
+		"other commands": {"KVEPP_SELECT_PORT=1", "KVEPP_INDEXER_WORKERS=x", "KVEPP_FETCH_TO=d",
+			"KVEPP_PROBE=true", "KVEPP_LORA=a", "KVEPP_CACHE_SALT=s"},
 		"aliases":               {"KVEPP_KV_EVENTS=false", "KVEPP_BUSY_THRESHOLD=0.5", "KVEPP_SYSTEM_PORT=9090"},
 		"tools":                 {"KVEPP_TOOLS=d", "KVEPP_VLLM_MEDIA=d"},
 		"no value":              {"KVEPP_NO_SUCH_FLAG="},
@@ -142,7 +248,8 @@ func TestVariablesThatAreAccepted(t *testing.T) {
 		"Service kvepp-metrics": service("KVEPP_METRICS", "9090"),
 		"Service kvepp-grpc":    service("KVEPP_GRPC", "9002"),
 		"Service kvepp-service": service("KVEPP_SERVICE", "9002"),
-		"Service with UDP": {"KVEPP_DNS_SERVICE_HOST=fd00::7", "KVEPP_DNS_SERVICE_PORT=53", "KVEPP_DNS_PORT=udp://[fd00::7]:53", "KVEPP_DNS_PORT_53_UDP=udp://[fd00::7]:53",
+		"Service with UDP": {"KVEPP_DNS_SERVICE_HOST=fd00::7", "KVEPP_DNS_SERVICE_PORT=53",
+			"KVEPP_DNS_PORT=udp://[fd00::7]:53", "KVEPP_DNS_PORT_53_UDP=udp://[fd00::7]:53",
 			"KVEPP_DNS_PORT_53_UDP_PROTO=udp", "KVEPP_DNS_PORT_53_UDP_PORT=53", "KVEPP_DNS_PORT_53_UDP_ADDR=fd00::7"},
 	} {
 		if err := checkEnvironment(environ); err != nil {
@@ -163,17 +270,30 @@ func TestVariablesThatAreAccepted(t *testing.T) {
 	}
 }
 
-// TestServiceVariablesAreNoSettings: a Service kvepp-metrics sets KVEPP_METRICS_PORT to a URL, which is no value of --metrics-port.
+// TestServiceVariablesAreNoSettings: a Service kvepp-metrics sets KVEPP_METRICS_PORT to a URL, which is no value of
+// --metrics-port.
 func TestServiceVariablesAreNoSettings(t *testing.T) {
 	env := map[string]string{
-		"KVEPP_METRICS_SERVICE_HOST": "10.96.0.7", "KVEPP_METRICS_SERVICE_PORT": "9090", "KVEPP_METRICS_PORT": "tcp://10.96.0.7:9090",
-		"KVEPP_GRPC_SERVICE_HOST": "10.96.0.8", "KVEPP_GRPC_SERVICE_PORT": "9002", "KVEPP_GRPC_PORT": "9005", // which the Pod's own environment sets
+		"KVEPP_METRICS_SERVICE_HOST": "10.96.0.7", "KVEPP_METRICS_SERVICE_PORT": "9090",
+		"KVEPP_METRICS_PORT": "tcp://10.96.0.7:9090",
+		// which the Pod's own environment sets
+		"KVEPP_GRPC_SERVICE_HOST": "10.96.0.8", "KVEPP_GRPC_SERVICE_PORT": "9002", "KVEPP_GRPC_PORT": "9005",
 	}
-	if o := parsed(t, []string{"--endpoints=x"}, env); o.metricsPort != 9090 || o.grpcPort != 9005 || o.given["metrics-port"] {
-		t.Errorf("metrics port %d (given %v), gRPC port %d; want the default 9090 and 9005", o.metricsPort, o.given["metrics-port"], o.grpcPort)
+	if o := parsed(t, []string{"--endpoints=x"}, env); o.metricsPort != 9090 || o.grpcPort != 9005 ||
+		o.given["metrics-port"] {
+		t.Errorf(
+			"metrics port %d (given %v), gRPC port %d; want the default 9090 and 9005",
+			o.metricsPort,
+			o.given["metrics-port"],
+			o.grpcPort,
+		)
 	}
 	var o indexerOptions
-	of := map[string]string{"KVEPP_INDEXER_SERVICE_HOST": "10.96.0.7", "KVEPP_INDEXER_SERVICE_PORT": "80", "KVEPP_INDEXER_PORT": "tcp://10.96.0.7:80"}
+	of := map[string]string{
+		"KVEPP_INDEXER_SERVICE_HOST": "10.96.0.7",
+		"KVEPP_INDEXER_SERVICE_PORT": "80",
+		"KVEPP_INDEXER_PORT":         "tcp://10.96.0.7:80",
+	}
 	if err := parseIndexer(&o, nil, func(name string) string { return of[name] }); err != nil || o.port != 8090 {
 		t.Errorf("port %d, %v; want the default 8090", o.port, err)
 	}
@@ -202,7 +322,8 @@ func TestToolVariables(t *testing.T) {
 	read("../../Makefile")
 	for _, folder := range []string{"e2e", "test", "examples", "bench", "manifests", "tokenizer", "indexer"} {
 		err := filepath.WalkDir("../../"+folder, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.Type().IsRegular() && slices.Contains([]string{".go", ".sh", ".py"}, filepath.Ext(path)) {
+			if err == nil && entry.Type().IsRegular() &&
+				slices.Contains([]string{".go", ".sh", ".py"}, filepath.Ext(path)) {
 				read(path)
 			}
 			return err
@@ -232,7 +353,9 @@ func TestCommandNames(t *testing.T) {
 	}
 	for _, name := range commandNames {
 		var stdout, stderr bytes.Buffer
-		if code := start([]string{name, "--help"}, nil, &stdout, &stderr, []string{"KVEPP_NO_SUCH_FLAG=1"}); code != 0 || stderr.Len() > 0 {
+		if code := start([]string{name, "--help"}, nil, &stdout, &stderr,
+			[]string{"KVEPP_NO_SUCH_FLAG=1"}); code != 0 ||
+			stderr.Len() > 0 {
 			t.Errorf("kvepp %s --help: status %d, %s", name, code, stderr.String())
 		}
 	}
@@ -254,9 +377,16 @@ func TestPortInUse(t *testing.T) {
 	if err := os.WriteFile(endpoints, []byte("endpoints: []\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	inUse := "the address " + at + " is in use; stop the process that listens there (ss -ltnp shows it), or give another port\n"
+	inUse := "the address " + at + " is in use; stop the process that listens there (ss -ltnp shows it), or give " +
+		"another port\n"
 	k := reserve(t)
-	serve := fmt.Sprintf("serve --endpoints=%s --secure-serving=false --log-level=error --bind-address=127.0.0.1 --grpc-port=%d --grpc-health-port=%d --metrics-port=0", endpoints, k.grpc, k.health)
+	serve := fmt.Sprintf(
+		"serve --endpoints=%s --secure-serving=false --log-level=error --bind-address=127.0.0.1 --grpc-port=%d "+
+			"--grpc-health-port=%d --metrics-port=0",
+		endpoints,
+		k.grpc,
+		k.health,
+	)
 	for _, c := range []struct{ args, want string }{
 		{serve + " --grpc-port=" + port, "kvepp serve: --grpc-port: " + inUse},
 		{serve + " --grpc-health-port=" + port, "kvepp serve: --grpc-health-port: " + inUse},
@@ -265,10 +395,13 @@ func TestPortInUse(t *testing.T) {
 		{serve + " --admin-address=" + at, "kvepp serve: --admin-address: " + inUse},
 		{"indexer --log-level=error --host=127.0.0.1 --port=" + port, "kvepp indexer: --port: " + inUse},
 		{"select --log-level=error --host=127.0.0.1 --port=" + port, "kvepp select: --port: " + inUse},
-		{serve + " --bind-address=192.0.2.1", fmt.Sprintf("kvepp serve: --grpc-port: this machine has no network interface with the address of 192.0.2.1:%d; give one that \"ip address\" shows\n", k.grpc)},
+		{serve + " --bind-address=192.0.2.1",
+			fmt.Sprintf("kvepp serve: --grpc-port: this machine has no network interface with the address of "+
+				"192.0.2.1:%d; give one that \"ip address\" shows\n", k.grpc)},
 	} {
 		var stderr bytes.Buffer
-		if code := start(strings.Fields(c.args), nil, io.Discard, &stderr, nil); code != 1 || stderr.String() != c.want {
+		if code := start(strings.Fields(c.args), nil, io.Discard, &stderr, nil); code != 1 ||
+			stderr.String() != c.want {
 			t.Errorf("kvepp %s: status %d\n%s\nwant 1\n%s", c.args, code, stderr.String(), c.want)
 		}
 	}
@@ -282,7 +415,16 @@ func TestLoggedDurations(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		o := logging{logLevel: "info", logFormat: format}
-		slog.New(o.handler(&out, slog.LevelInfo)).Info("m", "took", 1500*time.Microsecond, "n", 3, slog.Group("group", "waited", 90*time.Second))
+		slog.New(
+			o.handler(&out, slog.LevelInfo),
+		).Info(
+			"m",
+			"took",
+			1500*time.Microsecond,
+			"n",
+			3,
+			slog.Group("group", "waited", 90*time.Second),
+		)
 		if got := out.String(); !strings.HasSuffix(got, want+"\n") {
 			t.Errorf("%s: %q, want it to end with %q", format, got, want)
 		}

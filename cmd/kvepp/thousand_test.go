@@ -17,9 +17,9 @@ import (
 
 var thousand = flag.Int("pods", 1000, "how many pods BenchmarkThousandPods has; 1,000 need `ulimit -n 33000`")
 
-// BenchmarkThousandPods is kvepp with 1,000 endpoints of eight ranks each, to whose events it subscribes: its memory once it is
-// connected to all, what its processor does while they are silent, and its memory once each has announced 512 blocks of its own.
-// It has what a container of 2 GiB gives it. Not for repetitions: -benchtime 1x.
+// BenchmarkThousandPods is kvepp with 1,000 endpoints of eight ranks each, to whose events it subscribes: its memory
+// once it is connected to all, what its processor does while they are silent, and its memory once each has announced
+// 512 blocks of its own. It has what a container of 2 GiB gives it. Not for repetitions: -benchtime 1x.
 func BenchmarkThousandPods(b *testing.B) {
 	const ranks, messages, length, block = 8, 8, 64, 16
 	pods := *thousand
@@ -45,7 +45,18 @@ func BenchmarkThousandPods(b *testing.B) {
 	var endpoints strings.Builder
 	endpoints.WriteString("endpoints:\n")
 	for p := range pods {
-		fmt.Fprintf(&endpoints, "- {name: p%d, address: '10.0.%d.%d:8000', dataParallelSize: %d, blockSize: %d, kvEvents: 'tcp://127.0.0.1:%d', kvTopic: 'p%04d.'}\n", p, p/250, p%250+1, ranks, block, first, p)
+		fmt.Fprintf(
+			&endpoints,
+			"- {name: p%d, address: '10.0.%d.%d:8000', dataParallelSize: %d, blockSize: %d, kvEvents: "+
+				"'tcp://127.0.0.1:%d', kvTopic: 'p%04d.'}\n",
+			p,
+			p/250,
+			p%250+1,
+			ranks,
+			block,
+			first,
+			p,
+		)
 	}
 	for b.Loop() {
 		r := reserve(b)
@@ -64,13 +75,18 @@ func BenchmarkThousandPods(b *testing.B) {
 			for p := range pods {
 				for m := range messages {
 					body := batch(uint64(((p*ranks+rank)*messages+m)*length), m > 0, length, block, rank)
-					if _, err := socket.SendMessage(fmt.Sprintf("p%04d.", p), binary.BigEndian.AppendUint64(nil, uint64(m)), body); err != nil {
+					if _, err := socket.SendMessage(fmt.Sprintf("p%04d.", p),
+						binary.BigEndian.AppendUint64(nil, uint64(m)), body); err != nil {
 						b.Fatal(err)
 					}
 				}
 			}
 		}
-		r.until("all blocks to be in the index", 10*time.Minute, func() error { return r.shows("kvepp_index_blocks", pods*ranks*messages*length) })
+		r.until(
+			"all blocks to be in the index",
+			10*time.Minute,
+			func() error { return r.shows("kvepp_index_blocks", pods*ranks*messages*length) },
+		)
 		index, err := r.metric("kvepp_index_bytes")
 		if err != nil {
 			b.Fatal(err)
@@ -143,7 +159,8 @@ func (r *running) processorTime() time.Duration {
 	return time.Duration(ticks) * time.Second / 100
 }
 
-// batch is a message of vLLM's: blocks of tokens that nobody else has, numbered from first, which follow first-1 if parent.
+// batch is a message of vLLM's: blocks of tokens that nobody else has, numbered from first, which follow first-1 if
+// parent.
 func batch(first uint64, parent bool, blocks, size, rank int) []byte {
 	u64 := func(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(append(b, 0xcf), v) }
 	list := func(b []byte, n int) []byte { return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n)) }

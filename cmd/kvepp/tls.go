@@ -32,8 +32,20 @@ type transport struct {
 
 func (t *transport) add(f *pflag.FlagSet) {
 	f.BoolVar(&t.secureServing, "secure-serving", true, "serve the external processor over TLS")
-	f.StringVar(&t.certPath, "cert-path", "", "folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; read again when they change. Empty: a certificate that kvepp makes and signs itself at start")
-	f.StringVar(&t.clientCA, "tls-client-ca", "", "PEM `FILE` with authorities: only proxies with a certificate of one of them are served; read again when it changes. Empty: any proxy is")
+	f.StringVar(
+		&t.certPath,
+		"cert-path",
+		"",
+		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; read "+
+			"again when they change. Empty: a certificate that kvepp makes and signs itself at start",
+	)
+	f.StringVar(
+		&t.clientCA,
+		"tls-client-ca",
+		"",
+		"PEM `FILE` with authorities: only proxies with a certificate of one of them are served; read again when it "+
+			"changes. Empty: any proxy is",
+	)
 	f.StringVar(&t.minVersion, "tls-min-version", "1.2", "the oldest `VERSION` of TLS that is spoken, 1.2 or 1.3")
 }
 
@@ -45,19 +57,22 @@ func (t *transport) check(given map[string]bool) error {
 	}
 	for _, flag := range []string{"cert-path", "tls-client-ca", "tls-min-version"} {
 		if !t.secureServing && given[flag] {
-			return fmt.Errorf("--%s belongs to TLS, which --secure-serving=false turns off; leave one of them out", flag)
+			return fmt.Errorf(
+				"--%s belongs to TLS, which --secure-serving=false turns off; leave one of them out",
+				flag,
+			)
 		}
 	}
 	return nil
 }
 
-// reloadEvery is how often the files of certificates are looked at. Watching them would tell sooner, but not on every file
-// system; who renews a certificate does so long before the old one ends.
+// reloadEvery is how often the files of certificates are looked at. Watching them would tell sooner, but not on every
+// file system; who renews a certificate does so long before the old one ends.
 const reloadEvery = 5 * time.Second
 
-// certificates are those that a server shows and asks for, as their files last were when they could be used. Of the libraries,
-// grpc's pemfile provider was not taken: it logs a key that does not go with its certificate. Safe from any goroutine, but for
-// reload.
+// certificates are those that a server shows and asks for, as their files last were when they could be used. Of the
+// libraries, grpc's pemfile provider was not taken: it logs a key that does not go with its certificate. Safe from any
+// goroutine, but for reload.
 type certificates struct {
 	transport
 	current  atomic.Pointer[tls.Config]
@@ -87,7 +102,8 @@ func (c *certificates) server() *tls.Config {
 	}
 }
 
-// secured returns the credentials of the external processor's server. It follows the files of certificates until ctx ends.
+// secured returns the credentials of the external processor's server. It follows the files of certificates until ctx
+// ends.
 func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
 	if !o.secureServing {
 		return newProxies(nil, "off", m, log), nil
@@ -117,7 +133,8 @@ func (c *certificates) load() (changed bool, err error) {
 			return false, fmt.Errorf("%s: %w", c.flagOf(i), err)
 		}
 	}
-	if c.current.Load() != nil && bytes.Equal(read[0], c.read[0]) && bytes.Equal(read[1], c.read[1]) && bytes.Equal(read[2], c.read[2]) {
+	if c.current.Load() != nil && bytes.Equal(read[0], c.read[0]) && bytes.Equal(read[1], c.read[1]) &&
+		bytes.Equal(read[2], c.read[2]) {
 		return false, nil
 	}
 	cfg := &tls.Config{MinVersion: tlsVersions[c.minVersion], NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
@@ -206,8 +223,18 @@ func (c *certificates) reload(log *slog.Logger) {
 
 // show exports until when the server's certificate holds, and whether another one is refused.
 func (c *certificates) show(m *metrics.Metrics) {
-	m.Source(metrics.CertificateExpires, metrics.CertificateExpiresHelp, nil, func() float64 { return float64(c.expires.Load()) })
-	m.CounterSource(metrics.CertificatesRefused, metrics.CertificatesRefusedHelp, nil, func() float64 { return float64(c.refused.Load()) })
+	m.Source(
+		metrics.CertificateExpires,
+		metrics.CertificateExpiresHelp,
+		nil,
+		func() float64 { return float64(c.expires.Load()) },
+	)
+	m.CounterSource(
+		metrics.CertificatesRefused,
+		metrics.CertificatesRefusedHelp,
+		nil,
+		func() float64 { return float64(c.refused.Load()) },
+	)
 }
 
 // selfSigned makes a certificate for this process's life. Gateways encrypt to an endpoint picker without checking its

@@ -41,8 +41,14 @@ func newAuthority(t *testing.T) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: t.Name()}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: t.Name()},
+		NotAfter:              time.Now().Add(time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -61,8 +67,12 @@ func (a *authority) sign(t *testing.T, serial int64) (certificate, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, own.Public(), a.key)
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +81,11 @@ func (a *authority) sign(t *testing.T, serial int64) (certificate, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: text})
+	return pem.EncodeToMemory(
+			&pem.Block{Type: "CERTIFICATE", Bytes: der},
+		), pem.EncodeToMemory(
+			&pem.Block{Type: "PRIVATE KEY", Bytes: text},
+		)
 }
 
 // client returns the configuration of one that trusts a, and shows a certificate of by; of none if by is nil.
@@ -121,7 +135,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Certificates, and the authorities of those who may connect, change while a stream runs on: only new connections see it.
+// Certificates, and the authorities of those who may connect, change while a stream runs on: only new connections see
+// it.
 func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	servers, before, after := newAuthority(t), newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -135,7 +150,9 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	ctx := t.Context()
 	var said bytes.Buffer
 	m := metrics.New()
-	c, err := newCertificates(transport{secureServing: true, certPath: dir, clientCA: filepath.Join(dir, "ca.crt"), minVersion: "1.3"})
+	c, err := newCertificates(
+		transport{secureServing: true, certPath: dir, clientCA: filepath.Join(dir, "ca.crt"), minVersion: "1.3"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +175,8 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 		}
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(20 * time.Second))
-		if _, err := conn.Read(make([]byte, 1)); err != nil { // a refusal comes after the client's part of the handshake
+		// a refusal comes after the client's part of the handshake
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
 			return 0, err
 		}
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
@@ -168,13 +186,17 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	}
 	tooOld := servers.client(t, before)
 	tooOld.MaxVersion = tls.VersionTLS12
-	for why, cfg := range map[string]*tls.Config{"no certificate": servers.client(t, nil), "another authority": servers.client(t, after), "TLS 1.2": tooOld} {
+	for why, cfg := range map[string]*tls.Config{"no certificate": servers.client(t, nil),
+		"another authority": servers.client(t, after), "TLS 1.2": tooOld} {
 		if _, err := serial(cfg); err == nil {
 			t.Errorf("%s: the server talks", why)
 		}
 	}
 
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(servers.client(t, before))))
+	conn, err := grpc.NewClient(
+		l.Addr().String(),
+		grpc.WithTransportCredentials(credentials.NewTLS(servers.client(t, before))),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +220,11 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 		close(ended)
 	}()
 	files := version("..2", 22, after)
-	until(t, "the second certificate", func() bool { n, err := serial(servers.client(t, after)); return err == nil && n == 22 })
+	until(
+		t,
+		"the second certificate",
+		func() bool { n, err := serial(servers.client(t, after)); return err == nil && n == 22 },
+	)
 	if _, err := serial(servers.client(t, before)); err == nil {
 		t.Error("the server talks to a client whose authority it was to forget")
 	}
@@ -212,9 +238,18 @@ func TestCertificatesAreReloadedUnderStreams(t *testing.T) {
 	if n, err := serial(servers.client(t, after)); err != nil || n != 22 {
 		t.Error(n, err)
 	}
-	mount(t, dir, "..4", map[string][]byte{"tls.crt": files["tls.crt"], "tls.key": files["tls.key"], "ca.crt": []byte("none")})
+	mount(
+		t,
+		dir,
+		"..4",
+		map[string][]byte{"tls.crt": files["tls.crt"], "tls.key": files["tls.key"], "ca.crt": []byte("none")},
+	)
 	version("..5", 55, after)
-	until(t, "the last certificate", func() bool { n, err := serial(servers.client(t, after)); return err == nil && n == 55 })
+	until(
+		t,
+		"the last certificate",
+		func() bool { n, err := serial(servers.client(t, after)); return err == nil && n == 55 },
+	)
 	stop()
 	<-ended
 	if out := said.String(); strings.Contains(out, "PRIVATE") || strings.Count(out, "refused") > 2 {
@@ -242,7 +277,8 @@ func TestCertificatesAtStart(t *testing.T) {
 		{transport{clientCA: filepath.Join(good, "tls.crt")}, ""},
 	} {
 		c.minVersion = "1.2"
-		if _, err := newCertificates(c.transport); (err == nil) != (c.says == "") || err != nil && !strings.HasPrefix(err.Error(), c.says) {
+		if _, err := newCertificates(c.transport); (err == nil) != (c.says == "") ||
+			err != nil && !strings.HasPrefix(err.Error(), c.says) {
 			t.Errorf("%+v: %v, want %q", c.transport, err, c.says)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"kvepp/internal/metrics"
 )
 
-// tokenFile is a secret that requests must bring, to a listener of kvepp's or to an engine, as its file last was when it could be used.
-// A nil one asks for nothing. Safe from any goroutine, but for reload.
+// tokenFile is a secret that requests must bring, to a listener of kvepp's or to an engine, as its file last was when
+// it could be used. A nil one asks for nothing. Safe from any goroutine, but for reload.
 type tokenFile struct {
 	flag, file string
 	current    atomic.Pointer[string]

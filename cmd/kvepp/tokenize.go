@@ -52,12 +52,33 @@ type tokenizeOptions struct {
 
 func tokenizeFlags(o *tokenizeOptions) *pflag.FlagSet {
 	f := newFlags("kvepp tokenize")
-	f.StringVar(&o.modelPath, "model-path", "", "the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template")
-	f.StringVar(&o.engine, "engine", string(tokenizer.VLLM), "whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo")
+	f.StringVar(
+		&o.modelPath,
+		"model-path",
+		"",
+		"the model's `FOLDER`: tokenizer.json, tokenizer_config.json, the chat template",
+	)
+	f.StringVar(
+		&o.engine,
+		"engine",
+		string(tokenizer.VLLM),
+		"whose rules make the prompt: `ENGINE` is vllm, sglang, trtllm or dynamo",
+	)
 	o.served.add(f)
-	f.StringVar(&o.api, "api", "", "the `API` that the body is for: chat, completions, responses or messages. Absent: chat when the body has messages")
+	f.StringVar(
+		&o.api,
+		"api",
+		"",
+		"the `API` that the body is for: chat, completions, responses or messages. Absent: chat when the body has "+
+			"messages",
+	)
 	f.BoolVar(&o.text, "text", false, "the input is a prompt's text, not a body; with --jsonl a JSON string a line")
-	f.BoolVar(&o.special, "add-special-tokens", true, "with --text, add the special tokens that the tokenizer puts around a prompt")
+	f.BoolVar(
+		&o.special,
+		"add-special-tokens",
+		true,
+		"with --text, add the special tokens that the tokenizer puts around a prompt",
+	)
 	f.BoolVar(&o.jsonl, "jsonl", false, "an input a line, an answer a line")
 	f.BoolVar(&o.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as Dynamo computes them")
 	f.IntVar(&o.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
@@ -129,7 +150,8 @@ func (o *tokenizeOptions) run(out *bufio.Writer, model *tokenizer.Model, stdin i
 					return 1
 				}
 			}
-			// A program that writes the lines may wait for each answer before it writes the next. The caller reports a failure.
+			// A program that writes the lines may wait for each answer before it writes the next. The caller reports a
+			// failure.
 			if out.Flush() != nil {
 				return 1
 			}
@@ -168,7 +190,8 @@ func (o *tokenizeOptions) check(f *pflag.FlagSet) error {
 
 // apiPaths are the paths of the APIs that --api names.
 var apiPaths = map[string]string{
-	"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages",
+	"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses",
+	"messages": "/v1/messages",
 }
 
 // tokenized is one prompt's answer.
@@ -228,7 +251,11 @@ func (o *tokenizeOptions) tokenized(p tokenizer.Prompt, salt string) tokenized {
 		if o.cacheSalt != "" {
 			salt = o.cacheSalt
 		}
-		t.LocalHashes = kvblock.AppendLocalHashes([]kvblock.LocalHash{}, p.IDs[:p.Certain], kvblock.HashOptions{BlockSize: o.blockSize, LoRAName: o.lora, CacheNamespace: salt})
+		t.LocalHashes = kvblock.AppendLocalHashes(
+			[]kvblock.LocalHash{},
+			p.IDs[:p.Certain],
+			kvblock.HashOptions{BlockSize: o.blockSize, LoRAName: o.lora, CacheNamespace: salt},
+		)
 		t.SequenceHashes = kvblock.AppendSequenceHashes([]kvblock.SequenceHash{}, t.LocalHashes)
 	}
 	return t

@@ -16,7 +16,13 @@ const tiny = "../../test/models/tiny-bytelevel"
 func runTokenize(t *testing.T, input string, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	status = run(append([]string{"tokenize"}, args...), strings.NewReader(input), &out, &errs, func(string) string { return "" })
+	status = run(
+		append([]string{"tokenize"}, args...),
+		strings.NewReader(input),
+		&out,
+		&errs,
+		func(string) string { return "" },
+	)
 	return out.String(), errs.String(), status
 }
 
@@ -66,7 +72,9 @@ func TestTokenizeText(t *testing.T) {
 			TokenIDs []uint32 `json:"token_ids"`
 			Certain  int      `json:"certain"`
 		}
-		if err := json.Unmarshal([]byte(a), &got); err != nil || got.Prompt != strs[i].Text || !equal(got.TokenIDs, strs[i].IDs) || got.Certain != len(got.TokenIDs) {
+		if err := json.Unmarshal([]byte(a), &got); err != nil || got.Prompt != strs[i].Text ||
+			!equal(got.TokenIDs, strs[i].IDs) ||
+			got.Certain != len(got.TokenIDs) {
 			t.Errorf("%q: %+v, want %v (%v)", strs[i].Text, got, strs[i].IDs, err)
 		}
 	}
@@ -95,11 +103,19 @@ func TestTokenizeBodies(t *testing.T) {
 		t.Errorf("prompt %q in %s", got.Prompt, stdout)
 	}
 	if n := len(got.TokenIDs) / 4; n < 2 || len(got.LocalHashes) != n || len(got.SequenceHashes) != n {
-		t.Errorf("%d ids in blocks of four: %d local hashes, %d sequence hashes", len(got.TokenIDs), len(got.LocalHashes), len(got.SequenceHashes))
+		t.Errorf(
+			"%d ids in blocks of four: %d local hashes, %d sequence hashes",
+			len(got.TokenIDs),
+			len(got.LocalHashes),
+			len(got.SequenceHashes),
+		)
 	}
 	plain := got.SequenceHashes
 	for _, salted := range [][]string{{"--lora", "a"}, {"--cache-salt", "a"}} {
-		stdout, _, _ := runTokenize(t, chat, append(salted, "--model-path", tiny, "--blocks", "--kv-cache-block-size", "4")...)
+		stdout, _, _ := runTokenize(
+			t,
+			chat,
+			append(salted, "--model-path", tiny, "--blocks", "--kv-cache-block-size", "4")...)
 		var s tokenized
 		if err := json.Unmarshal([]byte(stdout), &s); err != nil || s.SequenceHashes[0] == plain[0] {
 			t.Errorf("%v does not salt: %v", salted, err)
@@ -108,7 +124,9 @@ func TestTokenizeBodies(t *testing.T) {
 	// A batch answers an array; ids that are given come back.
 	stdout, stderr, status = runTokenize(t, `{"model":"m","prompt":[[1,2,3],[4]]}`, "--model-path", tiny)
 	var batch []tokenized
-	if err := json.Unmarshal([]byte(stdout), &batch); err != nil || status != 0 || len(batch) != 2 || len(batch[0].TokenIDs) != 3 || batch[1].TokenIDs[0] != 4 {
+	if err := json.Unmarshal([]byte(stdout), &batch); err != nil || status != 0 || len(batch) != 2 ||
+		len(batch[0].TokenIDs) != 3 ||
+		batch[1].TokenIDs[0] != 4 {
 		t.Errorf("a batch: %v %s %s", err, stdout, stderr)
 	}
 }
@@ -117,8 +135,10 @@ func TestTokenizeGoesOnAfterABadLine(t *testing.T) {
 	in := `{"model":"m","prompt":"one"}` + "\n\nnot json\n" + `{"model":"m"}` + "\n" + `{"model":"m","prompt":"two"}`
 	stdout, _, status := runTokenize(t, in, "--model-path", tiny, "--jsonl", "--api", "completions")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
-	if status != 1 || len(lines) != 4 || !strings.Contains(lines[0], `"token_ids"`) || !strings.Contains(lines[1], `"error"`) ||
-		!strings.Contains(lines[2], "'prompt'") || !strings.Contains(lines[3], `"two"`) {
+	if status != 1 || len(lines) != 4 || !strings.Contains(lines[0], `"token_ids"`) ||
+		!strings.Contains(lines[1], `"error"`) ||
+		!strings.Contains(lines[2], "'prompt'") ||
+		!strings.Contains(lines[3], `"two"`) {
 		t.Errorf("status %d: %s", status, stdout)
 	}
 }
@@ -138,23 +158,30 @@ func TestTokenizeErrorsTeach(t *testing.T) {
 		{"", []string{"--model-path", tiny, "--blocks"}, 2, "--kv-cache-block-size"},
 		{"", []string{"--model-path", tiny, "--lora", "x"}, 2, "--blocks"},
 		{"", []string{"--model-path", tiny, "--engine", "sglang", "--reasoning-effort-map", "{}"}, 2, "vLLM's flag"},
-		{"", []string{"--model-path", tiny, "--engine", "sglang", "--exclude-tools-when-tool-choice-none"}, 2, "vLLM's flag"},
-		{"", []string{"--model-path", tiny, "--engine", "dynamo", "--anthropic-disabled-thinking-effort", "low"}, 2, "vLLM's flag"},
-		{"", []string{"--model-path", tiny, "--anthropic-disabled-thinking-effort", "minimal"}, 1, "none that vLLM takes"},
+		{"", []string{"--model-path", tiny, "--engine", "sglang", "--exclude-tools-when-tool-choice-none"}, 2,
+			"vLLM's flag"},
+		{"", []string{"--model-path", tiny, "--engine", "dynamo", "--anthropic-disabled-thinking-effort", "low"},
+			2, "vLLM's flag"},
+		{"", []string{"--model-path", tiny, "--anthropic-disabled-thinking-effort", "minimal"}, 1,
+			"none that vLLM takes"},
 		{"", []string{"--model-path", tiny, "--hf-chat-template-name", "x"}, 2, "SGLang's flag"},
 		{"", []string{"--model-path", tiny, "--dynamo-runtime-config", "{}"}, 2, "--engine dynamo"},
 		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"x":"y"}`}, 1, "none of"},
-		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"max":1}`}, 1, `reasoning effort map: a JSON number is in the wrong place; write an object such as {"max": "high"}`},
+		{"", []string{"--model-path", tiny, "--reasoning-effort-map", `{"max":1}`}, 1,
+			`reasoning effort map: a JSON number is in the wrong place; write an object such as {"max": "high"}`},
 		{"", []string{"--model-path", "testdata/none"}, 1, "tokenizer.json"},
 		{"{", []string{"--model-path", tiny}, 1, "not valid"},
 		{`{"messages":[]}`, []string{"--model-path", tiny}, 1, "'model'"},
-		{`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, []string{"--model-path", tiny}, 1, "routed by load"},
+		{`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`,
+			[]string{"--model-path", tiny}, 1, "routed by load"},
 	} {
-		if _, stderr, status := runTokenize(t, c.input, c.args...); status != c.code || !strings.Contains(stderr, c.says) {
+		if _, stderr, status := runTokenize(t, c.input, c.args...); status != c.code ||
+			!strings.Contains(stderr, c.says) {
 			t.Errorf("%v %q: status %d, %q; want %d and %q", c.args, c.input, status, stderr, c.code, c.says)
 		}
 	}
-	if stdout, _, status := runTokenize(t, "", "--help"); status != 0 || !strings.Contains(stdout, "--jsonl") || !strings.Contains(stdout, "KVEPP_MODEL_PATH") {
+	if stdout, _, status := runTokenize(t, "", "--help"); status != 0 || !strings.Contains(stdout, "--jsonl") ||
+		!strings.Contains(stdout, "KVEPP_MODEL_PATH") {
 		t.Errorf("--help: %d %s", status, stdout)
 	}
 }
@@ -165,7 +192,8 @@ func TestTokenizeAnswersEachLine(t *testing.T) {
 	answers, stdout := io.Pipe()
 	ended := make(chan int, 1)
 	go func() {
-		ended <- run([]string{"tokenize", "--model-path", tiny, "--text", "--jsonl"}, stdin, stdout, io.Discard, func(string) string { return "" })
+		ended <- run([]string{"tokenize", "--model-path", tiny, "--text", "--jsonl"}, stdin, stdout, io.Discard,
+			func(string) string { return "" })
 		stdout.Close()
 	}()
 	read := bufio.NewScanner(answers)

@@ -11,7 +11,8 @@ import (
 	"kvepp/internal/tracing"
 )
 
-// tracer makes what tells of requests, as OpenTelemetry's environment variables say; nil if they say nothing, or are not to.
+// tracer makes what tells of requests, as OpenTelemetry's environment variables say; nil if they say nothing, or are
+// not to.
 func (o *options) tracer(ctx context.Context, m *metrics.Metrics, log *slog.Logger) (*tracing.Tracer, error) {
 	if !o.tracing {
 		return nil, nil
@@ -24,7 +25,12 @@ func (o *options) tracer(ctx context.Context, m *metrics.Metrics, log *slog.Logg
 		"exported": func() int64 { n, _ := t.Spans(); return n },
 		"failed":   func() int64 { _, n := t.Spans(); return n },
 	} {
-		m.CounterSource(metrics.TraceSpans, metrics.TraceSpansHelp, prometheus.Labels{"outcome": outcome}, func() float64 { return float64(count()) })
+		m.CounterSource(
+			metrics.TraceSpans,
+			metrics.TraceSpansHelp,
+			prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count()) },
+		)
 	}
 	return t, nil
 }

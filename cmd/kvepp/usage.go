@@ -27,7 +27,12 @@ func parseArgs(f *pflag.FlagSet, args []string) error {
 		return unknownFlag(f, unknown)
 	case errors.As(err, &absent):
 		name, _ := pflag.UnquoteUsage(absent.GetFlag())
-		return fmt.Errorf("--%s needs a value: --%s %s", absent.GetSpecifiedName(), absent.GetSpecifiedName(), strings.ToUpper(name))
+		return fmt.Errorf(
+			"--%s needs a value: --%s %s",
+			absent.GetSpecifiedName(),
+			absent.GetSpecifiedName(),
+			strings.ToUpper(name),
+		)
 	case errors.As(err, &invalid):
 		return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), takes(invalid.GetFlag()))
 	}
@@ -45,7 +50,12 @@ func unknownFlag(f *pflag.FlagSet, err *pflag.NotExistError) error {
 		return fmt.Errorf("unknown flag -%s: flags begin with two dashes, --%s", name, name)
 	}
 	if others := commandsWith(name); len(others) > 0 {
-		return fmt.Errorf("unknown flag %s%s: it is a flag of kvepp %s", dashes, name, strings.Join(others, " and kvepp "))
+		return fmt.Errorf(
+			"unknown flag %s%s: it is a flag of kvepp %s",
+			dashes,
+			name,
+			strings.Join(others, " and kvepp "),
+		)
 	}
 	var known []string
 	f.VisitAll(func(flag *pflag.Flag) { known = append(known, flag.Name) })
@@ -110,8 +120,8 @@ type durationFlag struct {
 	zero  bool
 }
 
-// checkWeights returns an error for the first weight of the cost function that is negative, infinite or not a number. weight is that of the
-// deprecated flag, NaN when not given.
+// checkWeights returns an error for the first weight of the cost function that is negative, infinite or not a number.
+// weight is that of the deprecated flag, NaN when not given.
 func checkWeights(c *scoring.Config, weight float64) error {
 	d := scoring.DefaultConfig()
 	for _, w := range []struct {
@@ -129,7 +139,12 @@ func checkWeights(c *scoring.Config, weight float64) error {
 	} {
 		absent := w.flag == "router-kv-overlap-score-weight" && math.IsNaN(weight)
 		if !absent && (!(w.value >= 0) || math.IsInf(w.value, 0)) {
-			return fmt.Errorf("--%s %v: must be a finite number of at least 0, for example %v", w.flag, w.value, w.normal)
+			return fmt.Errorf(
+				"--%s %v: must be a finite number of at least 0, for example %v",
+				w.flag,
+				w.value,
+				w.normal,
+			)
 		}
 	}
 	if err := c.Validate(); err != nil { // of what is left, the ratio alone can be wrong
@@ -144,5 +159,12 @@ func oneOf(flag, value string, known ...string) error {
 		return nil
 	}
 	last := len(known) - 1
-	return fmt.Errorf("--%s %q: must be %s or %s%s", flag, value, strings.Join(known[:last], ", "), known[last], suggest.DidYouMean(value, "", known))
+	return fmt.Errorf(
+		"--%s %q: must be %s or %s%s",
+		flag,
+		value,
+		strings.Join(known[:last], ", "),
+		known[last],
+		suggest.DidYouMean(value, "", known),
+	)
 }

@@ -25,21 +25,40 @@ func (o *options) checkRouting() error {
 		zero bool
 	}{{"router-ttl-secs", o.ttlSecs, false}, {"router-predicted-ttl-secs", o.predictedTTLSecs, true}} {
 		if ok := ttl.secs > 0 && ttl.secs <= maxTTL.Seconds() || ttl.zero && ttl.secs == 0; !ok {
-			return fmt.Errorf("--%s %v: must be a positive number of seconds, at most a year, for example 120", ttl.flag, ttl.secs)
+			return fmt.Errorf(
+				"--%s %v: must be a positive number of seconds, at most a year, for example 120",
+				ttl.flag,
+				ttl.secs,
+			)
 		}
 	}
 	switch {
 	case o.maxTreeSize < 1 || o.maxTreeSize > 1<<30:
-		return fmt.Errorf("--router-max-tree-size %d: must be from 1 to %d blocks, for example %d", o.maxTreeSize, 1<<30, indexer.DefaultMaxPredicted)
+		return fmt.Errorf(
+			"--router-max-tree-size %d: must be from 1 to %d blocks, for example %d",
+			o.maxTreeSize,
+			1<<30,
+			indexer.DefaultMaxPredicted,
+		)
 	case !(o.pruneTarget > 0 && o.pruneTarget <= 1):
-		return fmt.Errorf("--router-prune-target-ratio %v: must be above 0, and at most 1, for example %v", o.pruneTarget, indexer.DefaultPruneTarget)
+		return fmt.Errorf(
+			"--router-prune-target-ratio %v: must be above 0, and at most 1, for example %v",
+			o.pruneTarget,
+			indexer.DefaultPruneTarget,
+		)
 	case o.feed.Threads < 1:
 		return fmt.Errorf("--router-event-threads %d: must be at least 1, for example 4", o.feed.Threads)
 	case o.durableEvents || o.resetStates || o.given["router-snapshot-threshold"]:
-		return errors.New("--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept in JetStream, which kvepp does not read: " +
-			"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); leave these flags out")
+		return errors.New(
+			"--router-durable-kv-events, --router-snapshot-threshold and --router-reset-states are for events kept " +
+				"in JetStream, which kvepp does not read: " +
+				"it asks the engines for past events at their kvReplay address (README, \"The endpoints file\"); " +
+				"leave these flags out",
+		)
 	case o.remoteIndexer:
-		return errors.New("--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out")
+		return errors.New(
+			"--use-remote-indexer: kvepp does not ask another process's index, it keeps its own; leave this flag out",
+		)
 	}
 	return oneOf("router-approximate-cache-policy", o.cachePolicy, "ttl", "lru")
 }
@@ -63,12 +82,23 @@ func (i *idle) add(why string, flags ...string) {
 func (o *options) withoutEffect() []string {
 	unread := idle{given: o.given}
 	if !o.wanted() {
-		unread.add("acts with --pool-name or --endpoint-selector only", "kubeconfig", "pool-group", "kv-events-port", "kv-replay-port", "data-parallel-size", "pod-ip-family")
+		unread.add(
+			"acts with --pool-name or --endpoint-selector only",
+			"kubeconfig",
+			"pool-group",
+			"kv-events-port",
+			"kv-replay-port",
+			"data-parallel-size",
+			"pod-ip-family",
+		)
 	}
 	switch {
 	case !o.metricsAuth:
 	case !o.wanted():
-		unread.add("acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere", "metrics-endpoint-auth")
+		unread.add(
+			"acts with --pool-name or --endpoint-selector only; --metrics-token-file guards metrics elsewhere",
+			"metrics-endpoint-auth",
+		)
 	case o.metricsTokenFile != "":
 		unread.add("--metrics-token-file says who may read metrics", "metrics-endpoint-auth")
 	}
@@ -79,31 +109,71 @@ func (o *options) withoutEffect() []string {
 	o.busy.unused(&unread, o.scoring.TrackPrefillTokens)
 	o.ejection.unused(&unread)
 	if o.engineGauges.interval == 0 {
-		unread.add("with --refresh-metrics-interval=0 engines' metrics are never read", "metrics-staleness-threshold", "model-server-metrics-port", "model-server-metrics-path",
-			"model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify", "total-queued-requests-metric", "total-running-requests-metric",
-			"kv-cache-usage-percentage-metric")
+		unread.add(
+			"with --refresh-metrics-interval=0 engines' metrics are never read",
+			"metrics-staleness-threshold",
+			"model-server-metrics-port",
+			"model-server-metrics-path",
+			"model-server-metrics-scheme",
+			"model-server-metrics-https-insecure-skip-verify",
+			"total-queued-requests-metric",
+			"total-running-requests-metric",
+			"kv-cache-usage-percentage-metric",
+		)
 	}
 	if o.scoring.Mode != scoring.DeviceAwareWeighted {
 		unread.add("acts with --router-mode device-aware-weighted only", "encoder-cuda-to-cpu-ratio")
 	}
 	if o.scoring.Mode != scoring.KV {
-		unread.add("acts with --router-mode kv only", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
-			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
-			"index-peers", "warmup-timeout", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
-			"router-kv-overlap-score-weight", "router-decode-active-request-weight", "router-temperature", "router-host-cache-hit-weight",
-			"router-disk-cache-hit-weight")
+		unread.add(
+			"acts with --router-mode kv only",
+			"router-kv-events",
+			"router-ttl-secs",
+			"router-max-tree-size",
+			"router-prune-target-ratio",
+			"router-approximate-cache-policy",
+			"router-predicted-ttl-secs",
+			"router-event-threads",
+			"index-max-bytes",
+			"index-peers",
+			"warmup-timeout",
+			"router-kv-overlap-score-credit",
+			"router-kv-overlap-score-credit-decay",
+			"router-prefill-load-scale",
+			"router-kv-overlap-score-weight",
+			"router-decode-active-request-weight",
+			"router-temperature",
+			"router-host-cache-hit-weight",
+			"router-disk-cache-hit-weight",
+		)
 		return unread.said
 	}
 	if o.scoring.OverlapScoreCredit == 0 {
-		unread.add("cached blocks have no credit, so nothing is known of them", "router-kv-events", "router-ttl-secs", "router-max-tree-size",
-			"router-prune-target-ratio", "router-approximate-cache-policy", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
-			"index-peers", "warmup-timeout")
+		unread.add(
+			"cached blocks have no credit, so nothing is known of them",
+			"router-kv-events",
+			"router-ttl-secs",
+			"router-max-tree-size",
+			"router-prune-target-ratio",
+			"router-approximate-cache-policy",
+			"router-predicted-ttl-secs",
+			"router-event-threads",
+			"index-max-bytes",
+			"index-peers",
+			"warmup-timeout",
+		)
 		return unread.said
 	}
 	if o.kvEvents {
-		unread.add("acts with --no-router-kv-events only", "router-max-tree-size", "router-prune-target-ratio", "router-approximate-cache-policy")
+		unread.add(
+			"acts with --no-router-kv-events only",
+			"router-max-tree-size",
+			"router-prune-target-ratio",
+			"router-approximate-cache-policy",
+		)
 	} else {
-		unread.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes", "index-peers", "warmup-timeout")
+		unread.add("acts with KV events only", "router-predicted-ttl-secs", "router-event-threads", "index-max-bytes",
+			"index-peers", "warmup-timeout")
 	}
 	return unread.said
 }
@@ -123,25 +193,42 @@ func (o *options) check() error {
 	if err := checkWeights(&o.scoring, o.overlapWeight); err != nil {
 		return err
 	}
-	if err := durations(durationFlag{"drain-delay", o.drainDelay, true}, durationFlag{"drain-timeout", o.drainTimeout, true}, durationFlag{"model-load-timeout", o.modelLoadTimeout, false},
-		durationFlag{"ha-handover-timeout", o.handOverTimeout, true}, durationFlag{"pick-timeout", o.pickTimeout, false},
-		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false}, durationFlag{"warmup-timeout", o.warmUpTimeout, true},
+	if err := durations(durationFlag{"drain-delay", o.drainDelay, true},
+		durationFlag{"drain-timeout", o.drainTimeout, true}, durationFlag{"model-load-timeout", o.modelLoadTimeout,
+			false},
+		durationFlag{"ha-handover-timeout", o.handOverTimeout, true},
+		durationFlag{"pick-timeout", o.pickTimeout, false},
+		durationFlag{"tokenizer-url-timeout", o.tokenizerURLTimeout, false},
+		durationFlag{"warmup-timeout", o.warmUpTimeout, true},
 		durationFlag{"metrics-staleness-threshold", o.stale, true}); err != nil {
 		return err
 	}
 	switch {
 	case o.endpoints == "" && !o.wanted():
-		return errors.New("no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME")
+		return errors.New(
+			"no endpoints: give --endpoints FILE (README, \"The endpoints file\"), or in Kubernetes --pool-name NAME",
+		)
 	case (o.modelPath == "") != (o.modelName == ""):
 		return errors.New("--model-path and --model-name belong together; or give --model NAME=DIR")
 	case o.blockSize < 0 || o.blockSize > scoring.MaxBlockSize:
-		return fmt.Errorf("--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)", o.blockSize, scoring.MaxBlockSize)
+		return fmt.Errorf(
+			"--kv-cache-block-size %d: must be a number of tokens from 1 to %d, for example 16 (0: each worker's own)",
+			o.blockSize,
+			scoring.MaxBlockSize,
+		)
 	case o.debugDecisions < 0 || o.debugDecisions > maxDebugDecisions:
 		return fmt.Errorf("--debug-decisions %d: must be from 0 to %d", o.debugDecisions, maxDebugDecisions)
 	case o.minInitialWorkers < 0:
-		return fmt.Errorf("--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0", o.minInitialWorkers)
+		return fmt.Errorf(
+			"--router-min-initial-workers %d: may not be negative; give a number such as 2, or 0",
+			o.minInitialWorkers,
+		)
 	case o.drainDelay > o.drainTimeout && o.given["drain-delay"]:
-		return fmt.Errorf("--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer", o.drainDelay, o.drainTimeout)
+		return fmt.Errorf(
+			"--drain-delay %s is a part of --drain-timeout, which is %s; make the one shorter or the other longer",
+			o.drainDelay,
+			o.drainTimeout,
+		)
 	case o.grpcPort == 0 || o.grpcHealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port: must be from 1 to 65535, for example 9002 and 9003")
 	}
@@ -154,8 +241,12 @@ func (o *options) check() error {
 			}
 		}
 	case o.dynamoDiscovery != inKubernetes:
-		return fmt.Errorf("--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's other backends, a frontend knows%s", o.dynamoDiscovery,
-			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}))
+		return fmt.Errorf(
+			"--dynamo-discovery %q: must look like file:DIR or frontend:HOST:PORT, or be kubernetes; of Dynamo's "+
+				"other backends, a frontend knows%s",
+			o.dynamoDiscovery,
+			suggest.DidYouMean(kind, "", []string{"file", "frontend", inKubernetes}),
+		)
 	case !o.wanted():
 		return errors.New("--dynamo-discovery kubernetes: of which Pods? Give --pool-name or --endpoint-selector")
 	}
@@ -164,7 +255,8 @@ func (o *options) check() error {
 			return err
 		}
 	}
-	for _, check := range []error{o.pickers.check(o), o.logging.check(), o.cluster.check(), o.scheduling.refused(), o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
+	for _, check := range []error{o.pickers.check(o), o.logging.check(), o.cluster.check(), o.scheduling.refused(),
+		o.checkSessions(), o.transport.check(o.given), o.checkListeners()} {
 		if check != nil {
 			return check
 		}
@@ -211,18 +303,39 @@ func (o *options) check() error {
 	case err != nil:
 		return err
 	case o.injectTokens && t.Engine != tokenizer.Dynamo:
-		return fmt.Errorf("--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave it out", t.Engine)
+		return fmt.Errorf(
+			"--inject-token-data: only Dynamo's frontends take token ids beside a prompt, and --engine is %s; leave "+
+				"it out",
+			t.Engine,
+		)
 	case o.tenantSalt && t.Engine != tokenizer.VLLM:
-		return fmt.Errorf("--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow x-tenant-id themselves", t.Engine)
+		return fmt.Errorf(
+			"--tenant-cache-salt is for stock vLLM, and --engine is %s; leave it out: Dynamo's frontends follow "+
+				"x-tenant-id themselves",
+			t.Engine,
+		)
 	case o.tenantSalt && o.ignoreHints:
-		return errors.New("--tenant-cache-salt and --ignore-client-hints: the one follows x-tenant-id, the other drops it; leave one of them out")
+		return errors.New(
+			"--tenant-cache-salt and --ignore-client-hints: the one follows x-tenant-id, the other drops it; leave " +
+				"one of them out",
+		)
 	case len(o.adapters) > 0 && t.Engine == tokenizer.Dynamo:
-		return errors.New("--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), so there are none to route to; " +
-			"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these")
+		return errors.New(
+			"--lora: Dynamo's frontends serve no adapters in direct mode (their DYN_LORA_ENABLED cannot be with it), " +
+				"so there are none to route to; " +
+				"leave --lora out, or give --engine vllm, sglang or trtllm if the endpoints are these",
+		)
 	case len(urls) > 0 && t.Engine != tokenizer.VLLM && t.Engine != tokenizer.SGLang:
-		return fmt.Errorf("--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint that tokenizes", t.Engine)
+		return fmt.Errorf(
+			"--tokenizer-url: with --engine %s there is no server to ask: only vLLM's and SGLang's have an endpoint "+
+				"that tokenizes",
+			t.Engine,
+		)
 	case o.tokenizerCheck < 0:
-		return fmt.Errorf("--tokenizer-check %d: may not be negative; give a number such as 100, or 0", o.tokenizerCheck)
+		return fmt.Errorf(
+			"--tokenizer-check %d: may not be negative; give a number such as 100, or 0",
+			o.tokenizerCheck,
+		)
 	case o.tokenizerCheck > 0 && len(urls) == 0:
 		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
 	}

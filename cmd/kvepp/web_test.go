@@ -10,22 +10,35 @@ import (
 	"testing"
 )
 
-// TestHostsOverLoopback: a name that a page in a browser made lead to this machine is refused, and clients of this machine are answered.
+// TestHostsOverLoopback: a name that a page in a browser made lead to this machine is refused, and clients of this
+// machine are answered.
 func TestHostsOverLoopback(t *testing.T) {
-	handler := webServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), &webHosts{names: []string{"kvepp.internal"}}).Handler
+	handler := webServer(
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		&webHosts{names: []string{"kvepp.internal"}},
+	).Handler
 	for host, ok := range map[string]bool{
-		"": true, "localhost": true, "localhost:9091": true, "LocalHost.:9091": true, "127.0.0.1": true, "127.0.0.1:9091": true, "127.1.2.3:1": true, "[::1]": true, "[::1]:9091": true,
+		"": true, "localhost": true, "localhost:9091": true, "LocalHost.:9091": true, "127.0.0.1": true,
+		"127.0.0.1:9091": true, "127.1.2.3:1": true, "[::1]": true, "[::1]:9091": true,
 		"kvepp.internal": true, "KVEPP.internal:80": true,
-		"evil.example": false, "evil.example:9091": false, "localhost.evil.example:9091": false, "127.0.0.1.evil.example": false, "10.0.0.1:9091": false, "0.0.0.0": false,
+		"evil.example": false, "evil.example:9091": false, "localhost.evil.example:9091": false,
+		"127.0.0.1.evil.example": false, "10.0.0.1:9091": false, "0.0.0.0": false,
 		"[::2]": false, "kvepp.internal.evil": false, "localhost:9091:x": false, "2130706433": false,
 	} {
 		for local, checked := range map[string]bool{"127.0.0.1": true, "::1": true, "10.0.0.7": false} {
 			req := httptest.NewRequest("GET", "/", nil)
 			req.Host = host
-			req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.ParseIP(local), Port: 9091})))
+			req = req.WithContext(
+				context.WithValue(
+					req.Context(),
+					http.LocalAddrContextKey,
+					net.Addr(&net.TCPAddr{IP: net.ParseIP(local), Port: 9091}),
+				),
+			)
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, req)
-			if want := ok || !checked; (w.Code == http.StatusOK) != want || !want && (w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), "--allowed-hosts")) {
+			if want := ok || !checked; (w.Code == http.StatusOK) != want ||
+				!want && (w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), "--allowed-hosts")) {
 				t.Errorf("Host %q at %s: %d %s", host, local, w.Code, w.Body)
 			}
 		}
@@ -61,7 +74,8 @@ func TestPagesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsHoldNothing: with few file descriptors, connections that send nothing keep neither proxies nor operators out.
+// TestIdleConnectionsHoldNothing: with few file descriptors, connections that send nothing keep neither proxies nor
+// operators out.
 func TestIdleConnectionsHoldNothing(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
@@ -88,8 +102,14 @@ func TestIdleConnectionsHoldNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"metrics", "admin"} {
-			if !strings.Contains(text, "\nkvepp_connections_closed_total{listener=\""+name+"\",outcome=\"evicted\"} ") ||
-				strings.Contains(text, "\nkvepp_connections_closed_total{listener=\""+name+"\",outcome=\"evicted\"} 0\n") {
+			if !strings.Contains(
+				text,
+				"\nkvepp_connections_closed_total{listener=\""+name+"\",outcome=\"evicted\"} ",
+			) ||
+				strings.Contains(
+					text,
+					"\nkvepp_connections_closed_total{listener=\""+name+"\",outcome=\"evicted\"} 0\n",
+				) {
 				t.Errorf("no connection to %s was closed", name)
 			}
 		}

@@ -12,7 +12,14 @@ import (
 )
 
 // showWorkers exports each worker of p under its name. events is nil if there are none.
-func showWorkers(m *metrics.Metrics, p *pool.Pool, index *indexer.Index, events *feed.Feed, health *eject.Tracker, r *router.Router) {
+func showWorkers(
+	m *metrics.Metrics,
+	p *pool.Pool,
+	index *indexer.Index,
+	events *feed.Feed,
+	health *eject.Tracker,
+	r *router.Router,
+) {
 	m.ShowWorkers(func() []metrics.WorkerState {
 		s := p.Acquire()
 		defer s.Release()
@@ -23,8 +30,18 @@ func showWorkers(m *metrics.Metrics, p *pool.Pool, index *indexer.Index, events 
 			if w.Role == pool.Encode {
 				continue
 			}
-			state := metrics.WorkerState{Name: w.Name, Rank: w.Rank, InstanceID: w.InstanceID, Prefill: w.Role == pool.Prefill, Address: w.Address, Model: w.Model,
-				Cordoned: w.CordonedBy != "" || excluded.Of(w.Worker, now) == eject.Cordoned, Blocks: index.WorkerEntries(w.Worker), Requests: r.WorkerRequests(w.Worker)}
+			state := metrics.WorkerState{
+				Name:       w.Name,
+				Rank:       w.Rank,
+				InstanceID: w.InstanceID,
+				Prefill:    w.Role == pool.Prefill,
+				Address:    w.Address,
+				Model:      w.Model,
+				Cordoned: w.CordonedBy != "" ||
+					excluded.Of(w.Worker, now) == eject.Cordoned,
+				Blocks:   index.WorkerEntries(w.Worker),
+				Requests: r.WorkerRequests(w.Worker),
+			}
 			if events != nil {
 				var subscription feed.Subscription
 				subscription, state.Subscribed = events.Subscription(w.Worker)

@@ -28,15 +28,19 @@ import (
 )
 
 // auditPolicy has the API server write down who asked for what.
-const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: " +
+	"Metadata}]\n"
 
-// startServer starts an API server that knows the kinds of everything that is rendered here, from those who own them. It appends to
-// the file audit.
+// startServer starts an API server that knows the kinds of everything that is rendered here, from those who own them.
+// It appends to the file audit.
 func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	t.Helper()
 	folder := os.Getenv("KVEPP_CRDS")
 	if folder == "" {
-		t.Fatal("the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what `test/tools/install.sh crds` prints")
+		t.Fatal(
+			"the kinds of gateways are not there: run this through make (make test-kube), or set KVEPP_CRDS to what " +
+				"`test/tools/install.sh crds` prints",
+		)
 	}
 	dir := t.TempDir()
 	policy := filepath.Join(dir, "policy.yaml")
@@ -45,7 +49,11 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 		t.Fatal(err)
 	}
 	s, err := apiserver.Start(t.Context(), apiserver.Config{Programs: os.Getenv("KVEPP_KUBE"), Dir: t.TempDir(),
-		Flags: []string{"--feature-gates=ImageVolume=true", "--audit-policy-file=" + policy, "--audit-log-path=" + audit}})
+		Flags: []string{
+			"--feature-gates=ImageVolume=true",
+			"--audit-policy-file=" + policy,
+			"--audit-log-path=" + audit,
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +80,15 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 				t.Fatalf("%s: %v", file, err)
 			}
 			// Istio's are one file.
-			if kind := object(m).text("spec", "names", "kind"); object(m).text("spec", "group") == "networking.istio.io" && kind != "DestinationRule" && kind != "EnvoyFilter" || m == nil {
+			if kind := object(m).text("spec", "names", "kind"); object(
+				m,
+			).text(
+				"spec",
+				"group",
+			) == "networking.istio.io" &&
+				kind != "DestinationRule" &&
+				kind != "EnvoyFilter" ||
+				m == nil {
 				continue
 			}
 			one, err := yaml.Marshal(m)
@@ -90,8 +106,8 @@ func startServer(t *testing.T) (s *apiserver.Server, audit string) {
 	return s, audit
 }
 
-// TestAPIServer has a real API server take everything that is rendered, field by field, and pods of kvepp and Envoy in a namespace
-// that admits only the most restricted ones.
+// TestAPIServer has a real API server take everything that is rendered, field by field, and pods of kvepp and Envoy in
+// a namespace that admits only the most restricted ones.
 func TestAPIServer(t *testing.T) {
 	s, audit := startServer(t)
 	ctx := t.Context()
@@ -99,16 +115,22 @@ func TestAPIServer(t *testing.T) {
 	for i, r := range everything(t) {
 		t.Run(r.name, func(t *testing.T) {
 			namespace := fmt.Sprintf("restricted-%d", i)
-			_, err := s.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace,
-				Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}, metav1.CreateOptions{})
+			_, err := s.Client.CoreV1().Namespaces().Create(
+				ctx,
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace,
+					Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}},
+				metav1.CreateOptions{},
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Apply(ctx, namespace, strings.ReplaceAll(string(r.text), "namespace: default", "namespace: "+namespace)); err != nil {
+			if err := s.Apply(ctx, namespace, strings.ReplaceAll(string(r.text), "namespace: default",
+				"namespace: "+namespace)); err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range r.all("Deployment") {
-				if d.text("metadata", "labels", "app.kubernetes.io/name") != "kvepp" && !strings.HasSuffix(d.text("metadata", "name"), "envoy") {
+				if d.text("metadata", "labels", "app.kubernetes.io/name") != "kvepp" &&
+					!strings.HasSuffix(d.text("metadata", "name"), "envoy") {
 					continue
 				}
 				var pod corev1.Pod
@@ -122,13 +144,15 @@ func TestAPIServer(t *testing.T) {
 				pod.Name = d.text("metadata", "name")
 				if name := pod.Spec.ServiceAccountName; name != "" && len(r.all("ServiceAccount")) == 0 {
 					account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-					if _, err := s.Client.CoreV1().ServiceAccounts(namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
+					if _, err := s.Client.CoreV1().ServiceAccounts(namespace).Create(ctx, account,
+						metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)
 					}
 				} else if name == "" {
 					pod.Spec.ServiceAccountName = "kvepp" // nobody makes "default" here
 				}
-				if _, err := s.Client.CoreV1().Pods(namespace).Create(ctx, &pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+				if _, err := s.Client.CoreV1().Pods(namespace).Create(ctx, &pod,
+					metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 					t.Errorf("%s: %v", d, err)
 				}
 			}
@@ -140,7 +164,8 @@ func TestAPIServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Apply(ctx, "wrong", strings.Replace(string(r.text), "readOnlyRootFilesystem", "readOnlyRootFileSystem", 1)); err == nil {
+		if err := s.Apply(ctx, "wrong", strings.Replace(string(r.text), "readOnlyRootFilesystem",
+			"readOnlyRootFileSystem", 1)); err == nil {
 			t.Error("a key that does not exist is taken")
 		}
 	})
@@ -148,8 +173,8 @@ func TestAPIServer(t *testing.T) {
 	t.Run("rights", func(t *testing.T) { testRights(t, s, audit) })
 }
 
-// testRights runs two kvepps with the rights, and the arguments, that the chart gives them, and holds that they ask for nothing
-// else, and that they need what they have.
+// testRights runs two kvepps with the rights, and the arguments, that the chart gives them, and holds that they ask for
+// nothing else, and that they need what they have.
 func testRights(t *testing.T, s *apiserver.Server, audit string) {
 	const namespace = "rights"
 	ctx := t.Context()
@@ -161,7 +186,8 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		if err := s.RunPod(ctx, apiserver.Pod{Namespace: namespace, Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{fmt.Sprintf("127.0.0.%d", 5+i)}}); err != nil {
+		if err := s.RunPod(ctx, apiserver.Pod{Namespace: namespace, Name: fmt.Sprintf("engine-%d", i),
+			Labels: map[string]string{"app": "engine"}, IPs: []string{fmt.Sprintf("127.0.0.%d", 5+i)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -175,8 +201,16 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 			args = append(args, strings.ReplaceAll(arg, "$(POD_NAMESPACE)", namespace))
 		}
 		metrics = free(t)
-		args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+metrics,
-			"--drain-delay=1s", "--ha-handover-timeout=2s") // nobody follows the second
+		args = append(
+			args,
+			"--kubeconfig="+kubeconfig,
+			"--bind-address=127.0.0.1",
+			"--grpc-port="+port(free(t)),
+			"--grpc-health-port="+port(free(t)),
+			"--metrics-address="+metrics,
+			"--drain-delay=1s",
+			"--ha-handover-timeout=2s",
+		) // nobody follows the second
 		cmd = exec.Command("../../bin/kvepp", args...)
 		cmd.Env = append(os.Environ(), "POD_NAME="+name)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -242,11 +276,15 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	eventually("metrics ask for a token", func() bool { status, _ := read(""); return status == http.StatusUnauthorized })
+	eventually(
+		"metrics ask for a token",
+		func() bool { status, _ := read(""); return status == http.StatusUnauthorized },
+	)
 	knows := func(n int) func() bool {
 		return func() bool {
 			status, text := read(account.BearerToken)
-			return status == http.StatusOK && regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).MatchString(text)
+			return status == http.StatusOK &&
+				regexp.MustCompile(fmt.Sprintf(`(?m)^kvepp_workers %d$`, n)).MatchString(text)
 		}
 	}
 	eventually("two workers are known", knows(2))
@@ -295,7 +333,8 @@ func testRights(t *testing.T, s *apiserver.Server, audit string) {
 		}
 		used[event.ObjectRef.APIGroup+"/"+event.ObjectRef.Resource+" "+event.Verb] = true
 	}
-	for _, right := range []string{"authentication.k8s.io/tokenreviews create", "authorization.k8s.io/subjectaccessreviews create"} {
+	for _, right := range []string{"authentication.k8s.io/tokenreviews create",
+		"authorization.k8s.io/subjectaccessreviews create"} {
 		if !used[right] {
 			t.Errorf("the right to %s is not used", right)
 		}

@@ -17,26 +17,35 @@ func TestPods(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			for _, d := range r.all("Deployment") {
 				pod := object(d.at("spec", "template", "spec").(map[string]any))
-				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp && !strings.HasSuffix(d.text("metadata", "name"), "envoy") {
+				if kvepp := d.text("metadata", "labels", "app.kubernetes.io/name") == "kvepp"; !kvepp &&
+					!strings.HasSuffix(d.text("metadata", "name"), "envoy") {
 					continue // an engine's
 				} else if kvepp && pod.at("enableServiceLinks") != false {
 					t.Errorf("%s: Services set variables of its environment", d)
 				}
-				if pod.at("securityContext", "runAsNonRoot") != true || pod.text("securityContext", "seccompProfile", "type") != "RuntimeDefault" {
+				if pod.at("securityContext", "runAsNonRoot") != true ||
+					pod.text("securityContext", "seccompProfile", "type") != "RuntimeDefault" {
 					t.Errorf("%s may run as root, or call what it likes: %v", d, pod.at("securityContext"))
 				}
 				for _, c := range append(pod.list("initContainers"), pod.list("containers")...) {
 					s := object(c.at("securityContext").(map[string]any))
-					if s.at("readOnlyRootFilesystem") != true || s.at("allowPrivilegeEscalation") != false || !reflect.DeepEqual(s.at("capabilities"), map[string]any{"drop": []any{"ALL"}}) {
+					if s.at("readOnlyRootFilesystem") != true || s.at("allowPrivilegeEscalation") != false ||
+						!reflect.DeepEqual(s.at("capabilities"), map[string]any{"drop": []any{"ALL"}}) {
 						t.Errorf("%s, %s: %v", d, c.text("name"), s)
 					}
 					if c.at("resources", "limits", "memory") == nil || c.at("resources", "limits", "cpu") != nil {
-						t.Errorf("%s, %s: want a limit on memory and none on CPU, got %v", d, c.text("name"), c.at("resources"))
+						t.Errorf(
+							"%s, %s: want a limit on memory and none on CPU, got %v",
+							d,
+							c.text("name"),
+							c.at("resources"),
+						)
 					}
 				}
 			}
 			c := object(r.kvepp(t).at("spec", "template", "spec", "containers", 0).(map[string]any))
-			for probe, service := range map[string]string{"readinessProbe": "readiness", "livenessProbe": "liveness", "startupProbe": "liveness"} {
+			for probe, service := range map[string]string{"readinessProbe": "readiness", "livenessProbe": "liveness",
+				"startupProbe": "liveness"} {
 				if c.at(probe, "grpc", "port") != 9003 || c.text(probe, "grpc", "service") != service {
 					t.Errorf("%s: %v", probe, c.at(probe))
 				}
@@ -54,7 +63,9 @@ func TestPods(t *testing.T) {
 				}
 			}
 			stop, _ = c.at("lifecycle", "preStop", "sleep", "seconds").(int)
-			if grace, _ := r.kvepp(t).at("spec", "template", "spec", "terminationGracePeriodSeconds").(int); drain == 0 || grace <= drain+stop+handOver {
+			if grace, _ := r.kvepp(t).at("spec", "template", "spec",
+				"terminationGracePeriodSeconds").(int); drain == 0 ||
+				grace <= drain+stop+handOver {
 				t.Errorf("a pod is killed after %d s, and may take %d + %d + %d s to end", grace, stop, handOver, drain)
 			}
 		})
@@ -73,17 +84,20 @@ func TestReplicas(t *testing.T) {
 		{[]string{"--set", "replicas=2", "--set", "leaderElection.enabled=false"}, false, true, 0, 2},
 		{[]string{"--set", "leaderElection.enabled=true"}, true, false, 100, 0},
 		{[]string{"--set", "podDisruptionBudget.enabled=true"}, false, true, 0, 0},
-		{[]string{"--set", "replicas=3", "--set", "leaderElection.enabled=false", "--set", "podDisruptionBudget.enabled=false"}, false, false, 0, 2},
+		{[]string{"--set", "replicas=3", "--set", "leaderElection.enabled=false", "--set",
+			"podDisruptionBudget.enabled=false"}, false, false, 0, 2},
 	} {
 		r, err := helm(t, append([]string{"--set", "pool.selector.app=vllm"}, x.args...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d := r.kvepp(t)
-		if elects := slices.Contains(d.strings("spec", "template", "spec", "containers", 0, "args"), "--ha-enable-leader-election"); elects != x.elects {
+		if elects := slices.Contains(d.strings("spec", "template", "spec", "containers", 0, "args"),
+			"--ha-enable-leader-election"); elects != x.elects {
 			t.Errorf("%v: elects a leader: %v", x.args, elects)
 		}
-		if waits := d.at("spec", "template", "spec", "containers", 0, "lifecycle", "preStop") != nil; waits == x.elects {
+		if waits := d.at("spec", "template", "spec", "containers", 0, "lifecycle",
+			"preStop") != nil; waits == x.elects {
 			t.Errorf("%v: a pod that is deleted is not told at once: %v", x.args, waits)
 		}
 		if budget := len(r.all("PodDisruptionBudget")) == 1; budget != x.budget {
@@ -111,9 +125,12 @@ func TestRights(t *testing.T) {
 	pods := rule("", "pods", read)
 	optional := rule("llm-d.ai inference.networking.x-k8s.io", "inferenceobjectives inferencemodelrewrites", read)
 	for file, want := range map[string][]string{
-		"plain":    {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional},
-		"leader":   {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional, rule("coordination.k8s.io", "leases", "create"), rule("coordination.k8s.io", "leases", "get update", "kvepp-kvepp")},
-		"active":   {pods, rule("inference.networking.k8s.io", "inferencepools", read, "vllm-agg-pool"), optional, rule("nvidia.com", "dynamoworkermetadatas", read)},
+		"plain": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional},
+		"leader": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "kvepp"), optional,
+			rule("coordination.k8s.io", "leases", "create"), rule("coordination.k8s.io", "leases", "get update",
+				"kvepp-kvepp")},
+		"active": {pods, rule("inference.networking.k8s.io", "inferencepools", read, "vllm-agg-pool"), optional,
+			rule("nvidia.com", "dynamoworkermetadatas", read)},
 		"selector": {pods},
 	} {
 		r, err := helm(t, "-f", filepath.Join("testdata", file+".yaml"))
@@ -122,7 +139,14 @@ func TestRights(t *testing.T) {
 		}
 		var got []string
 		for _, x := range r.one(t, "Role").list("rules") {
-			got = append(got, rule(strings.Join(x.strings("apiGroups"), " "), strings.Join(x.strings("resources"), " "), strings.Join(x.strings("verbs"), " "), x.strings("resourceNames")...))
+			got = append(
+				got,
+				rule(
+					strings.Join(x.strings("apiGroups"), " "),
+					strings.Join(x.strings("resources"), " "),
+					strings.Join(x.strings("verbs"), " "),
+					x.strings("resourceNames")...),
+			)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: rights\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -131,24 +155,41 @@ func TestRights(t *testing.T) {
 		got = nil
 		for _, role := range r.all("ClusterRole") {
 			for _, x := range role.list("rules") {
-				got = append(got, rule(strings.Join(x.strings("apiGroups"), " "), strings.Join(append(x.strings("resources"), x.strings("nonResourceURLs")...), " "), strings.Join(x.strings("verbs"), " ")))
+				got = append(
+					got,
+					rule(
+						strings.Join(x.strings("apiGroups"), " "),
+						strings.Join(append(x.strings("resources"), x.strings("nonResourceURLs")...), " "),
+						strings.Join(x.strings("verbs"), " "),
+					),
+				)
 			}
 		}
-		inCluster := []string{rule("authentication.k8s.io", "tokenreviews", "create"), rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "/metrics", "get")}
+		inCluster := []string{
+			rule("authentication.k8s.io", "tokenreviews", "create"),
+			rule("authorization.k8s.io", "subjectaccessreviews", "create"),
+			rule("", "/metrics", "get"),
+		}
 		if file == "active" {
 			inCluster = nil // metrics.auth=false
 		}
-		if asks := slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"), "--metrics-endpoint-auth=true"); asks != (inCluster != nil) {
+		if asks := slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"),
+			"--metrics-endpoint-auth=true"); asks != (inCluster != nil) {
 			t.Errorf("%s: kvepp asks who reads metrics: %v", file, asks)
 		}
 		if !slices.Equal(got, inCluster) || len(r.all("ClusterRoleBinding")) != len(inCluster)/3 {
-			t.Errorf("%s: rights in the whole cluster\n%s\nwant\n%s", file, strings.Join(got, "\n"), strings.Join(inCluster, "\n"))
+			t.Errorf(
+				"%s: rights in the whole cluster\n%s\nwant\n%s",
+				file,
+				strings.Join(got, "\n"),
+				strings.Join(inCluster, "\n"),
+			)
 		}
 	}
 }
 
-// TestFallbackEndpoints holds how many fallback endpoints kvepp names in each setting, and that a NetworkPolicy which names gateways lets
-// the chart's own Envoy reach kvepp.
+// TestFallbackEndpoints holds how many fallback endpoints kvepp names in each setting, and that a NetworkPolicy which
+// names gateways lets the chart's own Envoy reach kvepp.
 func TestFallbackEndpoints(t *testing.T) {
 	for _, x := range []struct{ values, want string }{
 		{"pool.selector.app=vllm", ""},
@@ -193,7 +234,8 @@ func TestFallbackEndpoints(t *testing.T) {
 	t.Error("the chart has no Envoy with envoy.create=true")
 }
 
-// TestEjectFlags checks which flags of kvepp the values of router.eject become. TestFlags checks that kvepp accepts them.
+// TestEjectFlags checks which flags of kvepp the values of router.eject become. TestFlags checks that kvepp accepts
+// them.
 func TestEjectFlags(t *testing.T) {
 	for _, x := range []struct {
 		values string
@@ -202,7 +244,8 @@ func TestEjectFlags(t *testing.T) {
 		{"", nil},
 		{",router.eject.enabled=false", []string{"--eject=false"}},
 		{",router.eject.consecutiveFailures=5,router.eject.failurePercent=80,router.eject.maxPercent=0,router.eject.time=2s,router.eject.firstByte=1m30s",
-			[]string{"--eject-consecutive-failures=5", "--eject-failure-percent=80", "--eject-max-percent=0", "--eject-time=2s", "--eject-first-byte=1m30s"}},
+			[]string{"--eject-consecutive-failures=5", "--eject-failure-percent=80", "--eject-max-percent=0",
+				"--eject-time=2s", "--eject-first-byte=1m30s"}},
 	} {
 		r, err := helm(t, "--set", "pool.selector.app=vllm"+x.values)
 		if err != nil {
@@ -248,7 +291,8 @@ func TestRefused(t *testing.T) {
 		{set("kvEvents.port=70000"), "/kvEvents/port"},
 		{set("models[0].name=qwen"), "model.source: models need a tokenizer"},
 		{set("models[0].path=qwen", "model.source=pvc", "model.pvc.claimName=x"), "missing property 'name'"},
-		{set("models[0].name=q", "models[0].path=../etc", "model.source=pvc", "model.pvc.claimName=x"), "/models/0/path"},
+		{set("models[0].name=q", "models[0].path=../etc", "model.source=pvc", "model.pvc.claimName=x"),
+			"/models/0/path"},
 		{set("model.source=s3"), "/model/source"},
 		{set("model.source=pvc"), "model.pvc.claimName"},
 		{set("model.source=image"), "model.image.reference"},
@@ -270,15 +314,18 @@ func TestRefused(t *testing.T) {
 		{set("podDisruptionBudget.maxUnavailable=some"), "/podDisruptionBudget/maxUnavailable"},
 		{set("leaderElection.handoverSeconds=-1"), "/leaderElection/handoverSeconds"},
 		{set("model.pvc.claimName=x"), "it is read with model.source=pvc, which is none"},
-		{set("model.image.reference=x", "models[0].name=q", "model.source=pvc", "model.pvc.claimName=x"), "model.image.reference: it is read with model.source=image"},
+		{set("model.image.reference=x", "models[0].name=q", "model.source=pvc", "model.pvc.claimName=x"),
+			"model.image.reference: it is read with model.source=image"},
 		{set("model.fetch.hub=https://hub"), "model.fetch.hub: it is read with"},
 		{set("models[0].name=q", "models[1].name=q", "model.source=pvc", "model.pvc.claimName=x"), "q is there twice"},
-		{set("models[0].name=a", "models[0].repository=A", "models[1].name=b", "models[1].repository=B", "model.source=fetch", "model.fetch.hub=https://hub"), "A@main and B@main are both fetched"},
+		{set("models[0].name=a", "models[0].repository=A", "models[1].name=b", "models[1].repository=B",
+			"model.source=fetch", "model.fetch.hub=https://hub"), "A@main and B@main are both fetched"},
 		{set("kvEvents.enabled=false", "kvEvents.replayPort=5657"), "nothing is replayed"},
 		{set("kvEvents.replayPort=5557"), "another port"},
 		{set("tls.enabled=false", "tls.secretName=x"), "tls.secretName"},
 		{set("tls.enabled=false", "tls.clientCA.secretName=x"), "anybody would be served"},
-		{set("networkPolicy.enabled=false", "networkPolicy.egress.extra[0].ports[0].port=1"), "networkPolicy.enabled=false leaves out"},
+		{set("networkPolicy.enabled=false", "networkPolicy.egress.extra[0].ports[0].port=1"),
+			"networkPolicy.enabled=false leaves out"},
 		{set("extraArgs={--drain-timeout=10m}"), "what the value drainSeconds says"},
 		{set("leaderElection.enabled=true", "extraArgs={--drain-delay=20s}"), "what the value preStopSeconds says"},
 		{set("extraArgs={--metrics-port=9091}"), "what the value metrics.port says"},
@@ -290,7 +337,8 @@ func TestRefused(t *testing.T) {
 		{set("router.eject.maxPercent=101"), "/router/eject/maxPercent"},
 		{set("router.eject.time=5"), "/router/eject/time"},
 		{set("router.eject.percent=50"), "additional properties 'percent' not allowed"},
-		{set("router.eject.enabled=false", "router.eject.time=5s"), "router.eject.time: with router.eject.enabled=false"},
+		{set("router.eject.enabled=false", "router.eject.time=5s"),
+			"router.eject.time: with router.eject.enabled=false"},
 		{set("extraArgs={--eject-time=5s}"), "what the value router.eject.time says"},
 		{set("router.fallbackEndpoints=1", "engine=dynamo"), "router.fallbackEndpoints: a frontend of Dynamo's"},
 		{set("envoy.create=true", "engine=dynamo"), "envoy.create: this Envoy is for stock engines"},
@@ -311,23 +359,51 @@ func TestRefused(t *testing.T) {
 
 // TestNames holds that a name which a Service cannot have is refused here, and not by the API server halfway.
 func TestNames(t *testing.T) {
-	for name, taken := range map[string]bool{"llm": true, "llm-7b": true, "7b": false, "llm.7b": false, strings.Repeat("x", 51) + "-y": true} {
-		text, err := run(t, program(t, "helm"), "template", name, chart, "--kube-version", kubernetes, "--set", "pool.selector.app=vllm")
+	for name, taken := range map[string]bool{"llm": true, "llm-7b": true, "7b": false, "llm.7b": false,
+		strings.Repeat("x", 51) + "-y": true} {
+		text, err := run(
+			t,
+			program(t, "helm"),
+			"template",
+			name,
+			chart,
+			"--kube-version",
+			kubernetes,
+			"--set",
+			"pool.selector.app=vllm",
+		)
 		if (err == nil) != taken || err != nil && !strings.Contains(err.Error(), "or set nameOverride") {
 			t.Errorf("%q: %v", name, err)
-		} else if want := "name: " + strings.TrimSuffix(name[:min(len(name), 52)], "-") + "\n"; taken && !strings.Contains(string(text), want) {
+		} else if want := "name: " + strings.TrimSuffix(name[:min(len(name), 52)], "-") + "\n"; taken &&
+			!strings.Contains(string(text), want) {
 			t.Errorf("%q: no %q", name, want)
 		}
 	}
-	if _, err := helm(t, "--set", "pool.selector.app=vllm", "--set", "nameOverride=7b"); err == nil || !strings.Contains(err.Error(), "/nameOverride") {
+	if _, err := helm(t, "--set", "pool.selector.app=vllm", "--set", "nameOverride=7b"); err == nil ||
+		!strings.Contains(err.Error(), "/nameOverride") {
 		t.Error("nameOverride=7b:", err)
 	}
 }
 
 // TestOddValues holds what values that are seldom given become.
 func TestOddValues(t *testing.T) {
-	r, err := helm(t, "--set", "pool.selector.app=vllm", "--set", "router.temperature=0.5", "--set-json", "drainSeconds=1000000.0", "--set", "networkPolicy.egress.enabled=true",
-		"--set", "kvEvents.port=65530,kvEvents.replayPort=65535", "--set", "models[0].name=q,model.source=pvc,model.pvc.claimName=c", "--set-string", "model.pvc.subPath=1")
+	r, err := helm(
+		t,
+		"--set",
+		"pool.selector.app=vllm",
+		"--set",
+		"router.temperature=0.5",
+		"--set-json",
+		"drainSeconds=1000000.0",
+		"--set",
+		"networkPolicy.egress.enabled=true",
+		"--set",
+		"kvEvents.port=65530,kvEvents.replayPort=65535",
+		"--set",
+		"models[0].name=q,model.source=pvc,model.pvc.claimName=c",
+		"--set-string",
+		"model.pvc.subPath=1",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +432,8 @@ func TestOddValues(t *testing.T) {
 // TestLint is Helm's own opinion, and that every default is one that the schema allows.
 func TestLint(t *testing.T) {
 	for _, file := range valuesFiles(t) {
-		if out, err := run(t, program(t, "helm"), "lint", "--strict", chart, "-f", file, "--kube-version", kubernetes); err != nil {
+		if out, err := run(t, program(t, "helm"), "lint", "--strict", chart, "-f", file, "--kube-version",
+			kubernetes); err != nil {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 	}
@@ -392,7 +469,8 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicy holds what kvepp may reach and who may reach kvepp, and that the notes of an installation say what is open.
+// TestNetworkPolicy holds what kvepp may reach and who may reach kvepp, and that the notes of an installation say what
+// is open.
 func TestNetworkPolicy(t *testing.T) {
 	ports := func(rule object) string {
 		var all []string
@@ -412,14 +490,18 @@ func TestNetworkPolicy(t *testing.T) {
 	}{
 		{nil, "8000 5557-5564", ""},
 		{[]string{"--set", "kvEvents.enabled=false,pool.targetPorts={8000,8001}"}, "8000 8001", ""},
-		{[]string{"--set", "kvEvents.replayPort=5657,extraArgs={--model-server-metrics-port=9400}"}, "8000 5557-5564 5657-5664 9400", ""},
+		{[]string{"--set", "kvEvents.replayPort=5657,extraArgs={--model-server-metrics-port=9400}"},
+			"8000 5557-5564 5657-5664 9400", ""},
 		{[]string{"--set", "engine=dynamo"}, "", ""},
 		{[]string{"--set", "pool.create=false,pool.name=p"}, "", ""},
 		{[]string{"--set", "pool.inferencePool=false"}, "8000 5557-5564", ""},
 		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=https://hub.internal/hf"}, "8000 5557-5564", "443"},
 		{[]string{"--set", "models[0].name=q,models[0].repository=q,model.source=fetch,model.fetch.hub=http://hub.internal:8081"}, "8000 5557-5564", "8081"},
-		{[]string{"--set-json", `extraArgs=["--tokenizer-url=q=http://tokenizer:8100","--nats-server=nats://user:word@nats","--index-peers=http://a:9092,http://b:9093"]`,
-			"--set-json", `extraEnv=[{"name":"OTEL_EXPORTER_OTLP_ENDPOINT","value":"http://[fd00::1]:4317"},{"name":"HTTPS_PROXY","value":"https://proxy.internal"},{"name":"A","valueFrom":{"fieldRef":{"fieldPath":"status.podIP"}}}]`},
+		{[]string{"--set-json", `extraArgs=["--tokenizer-url=q=http://tokenizer:8100",` +
+			`"--nats-server=nats://user:word@nats","--index-peers=http://a:9092,http://b:9093"]`,
+			"--set-json", `extraEnv=[{"name":"OTEL_EXPORTER_OTLP_ENDPOINT","value":"http://[fd00::1]:4317"},` +
+				`{"name":"HTTPS_PROXY","value":"https://proxy.internal"},{"name":"A",` +
+				`"valueFrom":{"fieldRef":{"fieldPath":"status.podIP"}}}]`},
 			"8000 5557-5564", "8100 4222 9092 9093 4317 443"},
 	} {
 		r, err := helm(t, append([]string{"--set", "pool.selector.app=vllm"}, x.args...)...)
@@ -436,7 +518,11 @@ func TestNetworkPolicy(t *testing.T) {
 		if len(rules) == 4 {
 			named = ports(rules[3])
 		}
-		if len(rules) < 3 || ports(rules[0]) != "53 53" || ports(rules[1]) != "443 6443" || len(rules[2].list("to")) != 1 || ports(rules[2]) != x.engines || named != x.named || len(rules) > 4 {
+		if len(rules) < 3 || ports(rules[0]) != "53 53" || ports(rules[1]) != "443 6443" ||
+			len(rules[2].list("to")) != 1 ||
+			ports(rules[2]) != x.engines ||
+			named != x.named ||
+			len(rules) > 4 {
 			t.Errorf("%v: kvepp may reach %v, want the engines' ports %q and %q", x.args, rules, x.engines, x.named)
 		}
 		for _, rule := range policy.list("spec", "ingress") {
@@ -454,28 +540,50 @@ func TestNetworkPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	object := "{{- define \"notes\" }}" + string(text) + "{{ end }}apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata:\n  notes: |\n{{ include \"notes\" . | indent 4 }}\n"
+	object := "{{- define \"notes\" }}" + string(
+		text,
+	) + "{{ end }}apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata:\n  notes: |\n{{ include \"notes\" " +
+		". | indent 4 }}\n"
 	if err := os.WriteFile(filepath.Join(noted, "templates/notes.yaml"), []byte(object), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	notes := func(args ...string) string {
-		text, err := run(t, append([]string{program(t, "helm"), "template", "kvepp", noted, "--kube-version", kubernetes, "--set", "pool.selector.app=vllm", "--show-only", "templates/notes.yaml"}, args...)...)
+		text, err := run(
+			t,
+			append(
+				[]string{
+					program(t, "helm"),
+					"template",
+					"kvepp",
+					noted,
+					"--kube-version",
+					kubernetes,
+					"--set",
+					"pool.selector.app=vllm",
+					"--show-only",
+					"templates/notes.yaml",
+				},
+				args...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return parse(t, "notes", text).one(t, "ConfigMap").text("data", "notes")
 	}
-	const gateways, metrics, token = "Everybody in the cluster reaches ports 9002 and 9003", "Everybody in the cluster reaches port 9090", "--clusterrole kvepp-default-metrics-reader"
+	const gateways, metrics, token = "Everybody in the cluster reaches ports 9002 and 9003",
+		"Everybody in the cluster reaches port 9090", "--clusterrole kvepp-default-metrics-reader"
 	for _, x := range []struct {
 		args  []string
 		wants [3]bool
 	}{
 		{nil, [3]bool{true, true, true}},
-		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set", "metrics.auth=false"}, [3]bool{false, true, false}},
-		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set-json", `networkPolicy.metricsFrom=[{"podSelector":{}}]`}, [3]bool{false, false, true}},
+		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set", "metrics.auth=false"},
+			[3]bool{false, true, false}},
+		{[]string{"--set-json", `networkPolicy.gatewayFrom=[{"podSelector":{}}]`, "--set-json",
+			`networkPolicy.metricsFrom=[{"podSelector":{}}]`}, [3]bool{false, false, true}},
 	} {
 		said := notes(x.args...)
-		if got := [3]bool{strings.Contains(said, gateways), strings.Contains(said, metrics), strings.Contains(said, token)}; got != x.wants {
+		if got := [3]bool{strings.Contains(said, gateways), strings.Contains(said, metrics),
+			strings.Contains(said, token)}; got != x.wants {
 			t.Errorf("%v: the notes say %v, want %v:\n%s", x.args, got, x.wants, said)
 		}
 	}

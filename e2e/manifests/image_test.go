@@ -32,10 +32,22 @@ func TestImage(t *testing.T) {
 	}
 	defer os.Remove(endpoints)
 	address := free(t)
-	cmd := exec.CommandContext(t.Context(), "/kvepp", "serve", "--endpoints=/endpoints.yaml", "--bind-address=127.0.0.1", "--grpc-port="+port(free(t)),
-		"--grpc-health-port="+port(free(t)), "--metrics-address="+address)
+	cmd := exec.CommandContext(
+		t.Context(),
+		"/kvepp",
+		"serve",
+		"--endpoints=/endpoints.yaml",
+		"--bind-address=127.0.0.1",
+		"--grpc-port="+port(free(t)),
+		"--grpc-health-port="+port(free(t)),
+		"--metrics-address="+address,
+	)
 	cmd.Dir, cmd.Env = "/", []string{"TZ=Asia/Tokyo"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: 65532, Gid: 65532}, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Chroot:     root,
+		Credential: &syscall.Credential{Uid: 65532, Gid: 65532},
+		Pdeathsig:  syscall.SIGKILL,
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

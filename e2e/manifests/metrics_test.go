@@ -35,7 +35,8 @@ func exported(t *testing.T) series {
 	t.Helper()
 	dir := t.TempDir()
 	endpoints := filepath.Join(dir, "endpoints.yaml")
-	if err := os.WriteFile(endpoints, []byte("endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n"), 0o644); err != nil {
+	if err := os.WriteFile(endpoints, []byte(
+		"endpoints:\n- {name: w, address: 127.0.0.1:1, kvEvents: tcp://127.0.0.1:2}\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
@@ -43,8 +44,21 @@ func exported(t *testing.T) series {
 		t.Fatal(err)
 	}
 	address := free(t)
-	cmd := exec.CommandContext(t.Context(), "../../bin/kvepp", "serve", "--kubeconfig="+kubeconfig, "--pool-name=p", "--ha-enable-leader-election", "--metrics-endpoint-auth=false", "--endpoints="+endpoints, "--model=m="+dir, "--bind-address=127.0.0.1",
-		"--grpc-port="+port(free(t)), "--grpc-health-port="+port(free(t)), "--metrics-address="+address)
+	cmd := exec.CommandContext(
+		t.Context(),
+		"../../bin/kvepp",
+		"serve",
+		"--kubeconfig="+kubeconfig,
+		"--pool-name=p",
+		"--ha-enable-leader-election",
+		"--metrics-endpoint-auth=false",
+		"--endpoints="+endpoints,
+		"--model=m="+dir,
+		"--bind-address=127.0.0.1",
+		"--grpc-port="+port(free(t)),
+		"--grpc-health-port="+port(free(t)),
+		"--metrics-address="+address,
+	)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -131,7 +145,10 @@ func (all series) check(query string) (faults []string) {
 				continue
 			}
 			for _, one := range strings.Split(value, "|") {
-				re, err := regexp.Compile("^(?:" + map[bool]string{true: one, false: regexp.QuoteMeta(one)}[strings.HasSuffix(op, "~")] + ")$")
+				re, err := regexp.Compile(
+					"^(?:" + map[bool]string{true: one, false: regexp.QuoteMeta(one)}[strings.HasSuffix(op,
+						"~")] + ")$",
+				)
 				if err != nil {
 					faults = append(faults, err.Error())
 				} else if !slices.ContainsFunc(values, re.MatchString) {
@@ -188,7 +205,9 @@ func TestQueries(t *testing.T) {
 				t.Errorf("an alert of the name %q, twice or not kvepp's", r.Alert)
 			}
 			seen[r.Alert] = true
-			if s := r.Labels["severity"]; s != "critical" && s != "warning" && s != "info" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+			if s := r.Labels["severity"]; s != "critical" && s != "warning" && s != "info" ||
+				r.Annotations["summary"] == "" ||
+				r.Annotations["description"] == "" {
 				t.Errorf("%s: severity %q, %v", r.Alert, s, r.Annotations)
 			}
 			for _, fault := range all.check(r.Expr) {

@@ -23,7 +23,11 @@ import (
 	inference "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write anew what is derived: the base of kustomize from the chart, an overlay's Envoy from manifests/envoy")
+var rewrite = flag.Bool(
+	"rewrite",
+	false,
+	"write anew what is derived: the base of kustomize from the chart, an overlay's Envoy from manifests/envoy",
+)
 
 const (
 	chart      = "../../manifests/chart"
@@ -124,7 +128,10 @@ func program(t *testing.T, name string) string {
 	t.Helper()
 	folder := os.Getenv("KVEPP_MANIFEST_TOOLS")
 	if folder == "" {
-		t.Fatal("Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what `test/tools/install.sh manifests` prints")
+		t.Fatal(
+			"Helm and kustomize are not there: run this through make, or set KVEPP_MANIFEST_TOOLS to what " +
+				"`test/tools/install.sh manifests` prints",
+		)
 	}
 	return filepath.Join(folder, name)
 }
@@ -134,7 +141,13 @@ func run(t *testing.T, argv ...string) ([]byte, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	// Helm looks into folders of its own, which a test must not depend on.
-	cmd.Env = append(os.Environ(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir(), "HELM_CACHE_HOME="+t.TempDir(), "KUBECONFIG=/nonexistent")
+	cmd.Env = append(
+		os.Environ(),
+		"HELM_CONFIG_HOME="+t.TempDir(),
+		"HELM_DATA_HOME="+t.TempDir(),
+		"HELM_CACHE_HOME="+t.TempDir(),
+		"KUBECONFIG=/nonexistent",
+	)
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := cmd.Run(); err != nil {
@@ -146,7 +159,9 @@ func run(t *testing.T, argv ...string) ([]byte, error) {
 // helm renders the chart under the release name kvepp.
 func helm(t *testing.T, args ...string) (*rendered, error) {
 	t.Helper()
-	text, err := run(t, append([]string{program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes}, args...)...)
+	text, err := run(
+		t,
+		append([]string{program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -244,14 +259,19 @@ func selects(selector, labels map[string]string) bool {
 	return len(selector) > 0
 }
 
-// TestTypes decodes what is rendered into Kubernetes' own types, where these are known, and refuses keys that they have not. What
-// an API server says besides: TestAPIServer.
+// TestTypes decodes what is rendered into Kubernetes' own types, where these are known, and refuses keys that they have
+// not. What an API server says besides: TestAPIServer.
 func TestTypes(t *testing.T) {
 	types := runtime.NewScheme()
 	if err := errors.Join(kinds.AddToScheme(types), inference.Install(types)); err != nil {
 		t.Fatal(err)
 	}
-	strict := kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, types, types, kjson.SerializerOptions{Yaml: true, Strict: true})
+	strict := kjson.NewSerializerWithOptions(
+		kjson.DefaultMetaFactory,
+		types,
+		types,
+		kjson.SerializerOptions{Yaml: true, Strict: true},
+	)
 	decoded := map[string]bool{}
 	for _, r := range everything(t) {
 		for _, o := range r.objects {
@@ -266,7 +286,8 @@ func TestTypes(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"Deployment", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding", "Service"} {
+	for _, kind := range []string{"Deployment", "InferencePool", "NetworkPolicy", "PodDisruptionBudget", "Role",
+		"RoleBinding", "Service"} {
 		if !decoded[kind] {
 			t.Errorf("no %s was decoded", kind)
 		}
@@ -286,7 +307,10 @@ func TestReferences(t *testing.T) {
 				}
 			}
 			selected := func(selector map[string]string) bool {
-				return slices.ContainsFunc(pods, func(labels map[string]string) bool { return selects(selector, labels) })
+				return slices.ContainsFunc(
+					pods,
+					func(labels map[string]string) bool { return selects(selector, labels) },
+				)
 			}
 			if strings.HasPrefix(r.name, "chart ") { // which has no engines
 				for _, p := range r.all("InferencePool") {
@@ -316,10 +340,14 @@ func TestReferences(t *testing.T) {
 			for _, p := range r.all("InferencePool") {
 				pools[p.text("metadata", "name")] = true
 				picker := services[p.text("spec", "endpointPickerRef", "name")]
-				if picker == nil || p.at("spec", "endpointPickerRef", "port", "number") != 9002 || picker.at("spec", "ports", 0, "port") != 9002 {
+				if picker == nil || p.at("spec", "endpointPickerRef", "port", "number") != 9002 ||
+					picker.at("spec", "ports", 0, "port") != 9002 {
 					t.Errorf("%s names no port 9002 of a Service", p)
 				}
-				if kvepp := r.kvepp(t); !slices.Contains(kvepp.strings("spec", "template", "spec", "containers", 0, "args"), "--pool-name="+p.text("metadata", "name")) {
+				if kvepp := r.kvepp(t); !slices.Contains(
+					kvepp.strings("spec", "template", "spec", "containers", 0, "args"),
+					"--pool-name="+p.text("metadata", "name"),
+				) {
 					t.Errorf("kvepp is not told of %s", p)
 				}
 				if strings.Contains(r.name, "overlays") && !selected(p.labels("spec", "selector", "matchLabels")) {
@@ -348,7 +376,8 @@ func TestReferences(t *testing.T) {
 			}
 			for _, b := range append(r.all("RoleBinding"), r.all("ClusterRoleBinding")...) {
 				subject := b.list("subjects")[0]
-				if subject.text("namespace") != r.kvepp(t).text("metadata", "namespace") || subject.text("name") != r.kvepp(t).text("spec", "template", "spec", "serviceAccountName") {
+				if subject.text("namespace") != r.kvepp(t).text("metadata", "namespace") ||
+					subject.text("name") != r.kvepp(t).text("spec", "template", "spec", "serviceAccountName") {
 					t.Errorf("%s binds %v, which kvepp does not run as", b, subject)
 				}
 			}
@@ -368,7 +397,10 @@ func TestOverlaysMove(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: elsewhere\nresources: [%q]\n", relative)
+		text := fmt.Sprintf(
+			"apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: elsewhere\nresources: [%q]\n",
+			relative,
+		)
 		if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -380,11 +412,28 @@ func TestOverlaysMove(t *testing.T) {
 
 // TestBase holds that kustomize's base is what the chart makes.
 func TestBase(t *testing.T) {
-	text, err := run(t, program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes, "-f", filepath.Join(base, "values.yaml"))
+	text, err := run(
+		t,
+		program(t, "helm"),
+		"template",
+		"kvepp",
+		chart,
+		"--kube-version",
+		kubernetes,
+		"-f",
+		filepath.Join(base, "values.yaml"),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	derived(t, filepath.Join(base, "kvepp.yaml"), "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+withoutHelm(text))
+	derived(
+		t,
+		filepath.Join(base, "kvepp.yaml"),
+		"# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from the chart and values.yaml.\n"+
+			withoutHelm(
+				text,
+			),
+	)
 }
 
 // leave has Envoy turn from a replica of kvepp's that was killed to the others.
@@ -398,8 +447,8 @@ const leave = `    # A replica that was killed is left at once, instead of after
       base_ejection_time: 5s
 `
 
-// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where it listens and where kvepp's replicas
-// are, and that Envoy takes it.
+// TestEnvoyConfiguration holds that the overlay's Envoy is manifests/envoy's, but for where it listens and where
+// kvepp's replicas are, and that Envoy takes it.
 func TestEnvoyConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/envoy/original-dst.yaml")
 	if err != nil {
@@ -417,7 +466,13 @@ func TestEnvoyConfiguration(t *testing.T) {
 	if strings.Count(pool, at) != 1 {
 		t.Fatalf("original-dst.yaml does not listen at %s", at)
 	}
-	pool = strings.Replace(pool, at, `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a kernel without IPv6`, 1)
+	pool = strings.Replace(
+		pool,
+		at,
+		`{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a `+
+			`kernel without IPv6`,
+		1,
+	)
 	const check = "      grpc_health_check: {service_name: envoy.service.ext_proc.v3.ExternalProcessor}\n"
 	for _, change := range [][2]string{
 		{"type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s   # a new replica is known before it leads"},
@@ -425,18 +480,28 @@ func TestEnvoyConfiguration(t *testing.T) {
 		{check, check + leave},
 	} {
 		if strings.Count(kvepp, change[0]) != 1 {
-			t.Fatalf("original-dst.yaml: its cluster kvepp has %q %d times, want once", change[0], strings.Count(kvepp, change[0]))
+			t.Fatalf(
+				"original-dst.yaml: its cluster kvepp has %q %d times, want once",
+				change[0],
+				strings.Count(kvepp, change[0]),
+			)
 		}
 		kvepp = strings.Replace(kvepp, change[0], change[1], 1)
 	}
 	file := "../../manifests/kustomize/components/envoy/envoy-config.yaml"
-	derived(t, file, "# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
-		pool+"\n  - name: kvepp\n"+kvepp)
+	derived(
+		t,
+		file,
+		"# Written by `go test ./e2e/manifests -run 'Base|Envoy' -rewrite` from manifests/envoy/original-dst.yaml, "+
+			"whose comments hold; kvepp's\n# replicas are found by the name of their Service.\n"+
+			pool+"\n  - name: kvepp\n"+kvepp,
+	)
 	validate(t, "components/envoy", file)
 }
 
-// TestStockEnginesConfiguration holds that the Envoy of the chart and of the component envoy-stock-engines has the configuration
-// manifests/envoy/stock-engines.yaml, except for its addresses, and that Envoy takes what the chart renders.
+// TestStockEnginesConfiguration holds that the Envoy of the chart and of the component envoy-stock-engines has the
+// configuration manifests/envoy/stock-engines.yaml, except for its addresses, and that Envoy takes what the chart
+// renders.
 func TestStockEnginesConfiguration(t *testing.T) {
 	text, err := os.ReadFile("../../manifests/envoy/stock-engines.yaml")
 	if err != nil {
@@ -453,20 +518,51 @@ func TestStockEnginesConfiguration(t *testing.T) {
 		}
 		return strings.Replace(part, from, to, 1)
 	}
-	pool = change(pool, "{socket_address: {address: 0.0.0.0, port_value: 10080}}", `{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a kernel without IPv6`)
+	pool = change(
+		pool,
+		"{socket_address: {address: 0.0.0.0, port_value: 10080}}",
+		`{socket_address: {address: "::", ipv4_compat: true, port_value: 10080}}   # IPv6 and IPv4; 0.0.0.0 for a `+
+			`kernel without IPv6`,
+	)
 	pool = change(pool, "type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s")
 	pool = change(pool, "        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8001}}}\n", "")
 	pool = change(pool, "{address: 127.0.0.1, port_value: 8002}", "{address: kvepp-engines, port_value: 8000}")
 	kvepp = change(kvepp, "type: STATIC", "type: STRICT_DNS\n    dns_refresh_rate: 1s")
 	kvepp = change(kvepp, "{address: 127.0.0.1, port_value: 9002}", "{address: kvepp-replicas, port_value: 9002}")
-	derived(t, chart+"/envoy/stock-engines.yaml", "# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from manifests/envoy/stock-engines.yaml: Envoy finds the\n# engines and kvepp's replicas by the names of their Services.\n"+
-		pool+"\n  - name: kvepp\n"+kvepp)
+	derived(
+		t,
+		chart+"/envoy/stock-engines.yaml",
+		"# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from "+
+			"manifests/envoy/stock-engines.yaml: Envoy finds the\n# engines and kvepp's replicas by the names of "+
+			"their Services.\n"+
+			pool+"\n  - name: kvepp\n"+kvepp,
+	)
 
-	rendered, err := run(t, program(t, "helm"), "template", "kvepp", chart, "--kube-version", kubernetes, "-f", filepath.Join(base, "values.yaml"), "--set", "envoy.create=true", "--show-only", "templates/envoy.yaml")
+	rendered, err := run(
+		t,
+		program(t, "helm"),
+		"template",
+		"kvepp",
+		chart,
+		"--kube-version",
+		kubernetes,
+		"-f",
+		filepath.Join(base, "values.yaml"),
+		"--set",
+		"envoy.create=true",
+		"--show-only",
+		"templates/envoy.yaml",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	derived(t, "../../manifests/kustomize/components/envoy-stock-engines/envoy.yaml", "# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from the chart.\n"+withoutHelm(rendered))
+	derived(
+		t,
+		"../../manifests/kustomize/components/envoy-stock-engines/envoy.yaml",
+		"# Written by `go test ./e2e/manifests -run 'Base|Envoy|Engines' -rewrite` from the chart.\n"+withoutHelm(
+			rendered,
+		),
+	)
 
 	for _, r := range everything(t) {
 		for _, c := range r.all("ConfigMap") {
@@ -492,8 +588,17 @@ func TestStockEnginesConfiguration(t *testing.T) {
 				for _, e := range cluster.list("load_assignment", "endpoints", 0, "lb_endpoints") {
 					to := object(e.at("endpoint", "address", "socket_address").(map[string]any))
 					s := services[to.text("address")]
-					if s == nil || s.at("spec", "clusterIP") != "None" || !slices.ContainsFunc(s.list("spec", "ports"), func(p object) bool { return p.at("port") == to.at("port_value") }) {
-						t.Errorf("%s: cluster %s names %v, which is not the port of a headless Service", r.name, cluster.text("name"), to)
+					if s == nil || s.at("spec", "clusterIP") != "None" ||
+						!slices.ContainsFunc(
+							s.list("spec", "ports"),
+							func(p object) bool { return p.at("port") == to.at("port_value") },
+						) {
+						t.Errorf(
+							"%s: cluster %s names %v, which is not the port of a headless Service",
+							r.name,
+							cluster.text("name"),
+							to,
+						)
 					}
 					if cluster.text("name") == "pool" {
 						ports = append(ports, to.at("port_value"))
@@ -503,18 +608,23 @@ func TestStockEnginesConfiguration(t *testing.T) {
 			if want, ok := r.one(t, "InferencePool").at("spec", "targetPorts").([]any); !ok || len(ports) != len(want) {
 				t.Errorf("%s: Envoy's endpoints have the ports %v, the InferencePool %v", r.name, ports, want)
 			}
-			if !slices.Contains(r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"), "--fallback-endpoints=2") {
+			if !slices.Contains(
+				r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args"),
+				"--fallback-endpoints=2",
+			) {
 				t.Errorf("%s: kvepp names no fallback endpoints", r.name)
 			}
 		}
 	}
 }
 
-// withoutHelm drops lines that would not be true of what kustomize applies: who made the object, and the chart's version.
+// withoutHelm drops lines that would not be true of what kustomize applies: who made the object, and the chart's
+// version.
 func withoutHelm(text []byte) string {
 	var b strings.Builder
 	for line := range strings.Lines(string(text)) {
-		if !strings.Contains(line, "app.kubernetes.io/managed-by:") && !strings.Contains(line, "helm.sh/chart:") && !strings.HasPrefix(line, "# Source:") {
+		if !strings.Contains(line, "app.kubernetes.io/managed-by:") && !strings.Contains(line, "helm.sh/chart:") &&
+			!strings.HasPrefix(line, "# Source:") {
 			b.WriteString(line)
 		}
 	}
@@ -526,9 +636,13 @@ func validate(t *testing.T, name, file string) {
 	t.Helper()
 	tools := os.Getenv("KVEPP_TOOLS")
 	if tools == "" {
-		t.Fatal("Envoy is not there: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` prints")
+		t.Fatal(
+			"Envoy is not there: run this through make, or set KVEPP_TOOLS to what `test/tools/install.sh tools` " +
+				"prints",
+		)
 	}
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(tools, "bin/envoy"), "--mode", "validate", "-c",
+		file).CombinedOutput(); err != nil {
 		t.Errorf("%s: Envoy does not take %s: %v\n%s", name, file, err, out)
 	}
 }
@@ -579,7 +693,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestPagesInstall holds that what the pages have readers type renders, and that kvepp takes the arguments it is given by it.
+// TestPagesInstall holds that what the pages have readers type renders, and that kvepp takes the arguments it is given
+// by it.
 func TestPagesInstall(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -595,7 +710,8 @@ func TestPagesInstall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, c := range regexp.MustCompile(`(?m)^helm install kvepp manifests/chart ([^\n]*)$`).FindAllStringSubmatch(strings.ReplaceAll(string(text), "\\\n", " "), -1) {
+		for _, c := range regexp.MustCompile(`(?m)^helm install kvepp manifests/chart ([^\n]*)$`).FindAllStringSubmatch(
+			strings.ReplaceAll(string(text), "\\\n", " "), -1) {
 			if strings.Contains(c[1], " ... ") {
 				continue // what is left out, the reader knows
 			}
@@ -620,7 +736,8 @@ func TestPagesInstall(t *testing.T) {
 	}
 }
 
-// envoyConfigurations returns every configuration of Envoy that is shipped: the files, and what is rendered into ConfigMaps.
+// envoyConfigurations returns every configuration of Envoy that is shipped: the files, and what is rendered into
+// ConfigMaps.
 func envoyConfigurations(t *testing.T) map[string]object {
 	t.Helper()
 	all := map[string]object{}
@@ -631,7 +748,8 @@ func envoyConfigurations(t *testing.T) map[string]object {
 		}
 		all[name] = o
 	}
-	for _, pattern := range []string{"../../manifests/envoy/*.yaml", chart + "/envoy/*.yaml", "../../manifests/kustomize/components/*/envoy-config.yaml"} {
+	for _, pattern := range []string{"../../manifests/envoy/*.yaml", chart + "/envoy/*.yaml",
+		"../../manifests/kustomize/components/*/envoy-config.yaml"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: no files (%v)", pattern, err)
@@ -656,10 +774,15 @@ func envoyConfigurations(t *testing.T) map[string]object {
 	return all
 }
 
-// TestEnvoyLimits: in every configuration of Envoy that is shipped, one client cannot reach the limits at which Envoy ends the
-// connections to kvepp that clients share (e2e's TestOneClientCutsNoOthers), and the listeners have the limits that docs/security.md names.
+// TestEnvoyLimits: in every configuration of Envoy that is shipped, one client cannot reach the limits at which Envoy
+// ends the connections to kvepp that clients share (e2e's TestOneClientCutsNoOthers), and the listeners have the limits
+// that docs/security.md names.
 func TestEnvoyLimits(t *testing.T) {
-	want := map[string]any{"max_outbound_frames": 4000000, "max_outbound_control_frames": 1000000, "max_concurrent_streams": 250}
+	want := map[string]any{
+		"max_outbound_frames":         4000000,
+		"max_outbound_control_frames": 1000000,
+		"max_concurrent_streams":      250,
+	}
 	for name, o := range envoyConfigurations(t) {
 		processors := 0
 		for _, cluster := range o.list("static_resources", "clusters") {
@@ -668,9 +791,20 @@ func TestEnvoyLimits(t *testing.T) {
 			}
 			processors++
 			if got := cluster.text("connect_timeout"); got != "10s" {
-				t.Errorf("%s: cluster %s has the connect_timeout %q, want 10s: requests wait for the handshake of a further connection", name, cluster.text("name"), got)
+				t.Errorf(
+					"%s: cluster %s has the connect_timeout %q, want 10s: requests wait for the handshake of a "+
+						"further connection",
+					name,
+					cluster.text("name"),
+					got,
+				)
 			}
-			got := cluster.at("typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config", "http2_protocol_options")
+			got := cluster.at(
+				"typed_extension_protocol_options",
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+				"explicit_http_config",
+				"http2_protocol_options",
+			)
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: cluster %s has the HTTP/2 options %v, want %v", name, cluster.text("name"), got, want)
 			}
@@ -680,14 +814,28 @@ func TestEnvoyLimits(t *testing.T) {
 		}
 		for _, l := range o.list("static_resources", "listeners") {
 			manager := object(l.at("filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
-			if got, want := manager.at("http2_protocol_options"), (map[string]any{"initial_stream_window_size": 1048576, "max_outbound_frames": 200000}); !reflect.DeepEqual(got, want) {
+			if got, want := manager.at("http2_protocol_options"),
+				(map[string]any{"initial_stream_window_size": 1048576,
+					"max_outbound_frames": 200000}); !reflect.DeepEqual(
+				got,
+				want,
+			) {
 				t.Errorf("%s: the listener has the HTTP/2 options %v, want %v", name, got, want)
 			}
-			if l.at("per_connection_buffer_limit_bytes") != 1048576 || manager.text("request_headers_timeout") != "30s" || manager.text("request_timeout") != "300s" || manager.text("stream_idle_timeout") != "3600s" {
+			if l.at("per_connection_buffer_limit_bytes") != 1048576 ||
+				manager.text("request_headers_timeout") != "30s" ||
+				manager.text("request_timeout") != "300s" ||
+				manager.text("stream_idle_timeout") != "3600s" {
 				t.Errorf("%s: the listener lacks a buffer limit, or a timeout", name)
 			}
 		}
-		if o.at("overload_manager", "resource_monitors", 0, "typed_config", "max_active_downstream_connections") != 50000 {
+		if o.at(
+			"overload_manager",
+			"resource_monitors",
+			0,
+			"typed_config",
+			"max_active_downstream_connections",
+		) != 50000 {
 			t.Errorf("%s: no limit of clients' connections", name)
 		}
 	}
@@ -697,17 +845,29 @@ func TestEnvoyLimits(t *testing.T) {
 		for _, o := range r.all("EnvoyFilter") {
 			filters++
 			patch := object(o.list("spec", "configPatches")[0])
-			if got := patch.at("patch", "value", "typed_extension_protocol_options", "envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config", "http2_protocol_options"); !reflect.DeepEqual(got, want) {
+			if got := patch.at("patch", "value", "typed_extension_protocol_options",
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config",
+				"http2_protocol_options"); !reflect.DeepEqual(
+				got,
+				want,
+			) {
 				t.Errorf("%s: %s has the HTTP/2 options %v, want %v", r.name, o, got, want)
 			}
 			rule := r.one(t, "DestinationRule")
 			host, _, _ := strings.Cut(rule.text("spec", "host"), ".")
-			if got, want := patch.text("match", "cluster", "service"), host+"."+o.text("metadata", "namespace")+".svc.cluster.local"; got != want || patch.at("match", "cluster", "portNumber") != 9002 {
+			if got, want := patch.text("match", "cluster", "service"), host+"."+o.text("metadata", "namespace")+
+				".svc.cluster.local"; got != want ||
+				patch.at("match", "cluster", "portNumber") != 9002 {
 				t.Errorf("%s: %s is for the cluster of %s, want %s", r.name, o, got, want)
 			}
 		}
 		if len(r.all("EnvoyFilter")) != len(r.all("DestinationRule")) {
-			t.Errorf("%s: %d DestinationRules for Istio, and %d EnvoyFilters", r.name, len(r.all("DestinationRule")), len(r.all("EnvoyFilter")))
+			t.Errorf(
+				"%s: %d DestinationRules for Istio, and %d EnvoyFilters",
+				r.name,
+				len(r.all("DestinationRule")),
+				len(r.all("EnvoyFilter")),
+			)
 		}
 	}
 	if filters < 2 {
@@ -723,7 +883,8 @@ func TestEnvoyLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes.Contains(text, []byte("http2_protocol_options:")) && !bytes.Contains(text, []byte("max_outbound_frames: 4000000")) {
+		if bytes.Contains(text, []byte("http2_protocol_options:")) &&
+			!bytes.Contains(text, []byte("max_outbound_frames: 4000000")) {
 			t.Errorf("%s shows HTTP/2 options of Envoy's without max_outbound_frames", page)
 		}
 	}

@@ -32,7 +32,12 @@ type outage struct {
 // killOne kills a worker without a word, sends requests, shows what happened, and starts the worker again.
 func killOne(ctx context.Context, s *stack.Stack) error {
 	victim := s.Workers[2]
-	fmt.Printf("\n%s is killed (SIGKILL; its frontend lives, and answers 503), and %d requests come, %d at a time:\n\n", victim.Name, shortRequests, atOnce)
+	fmt.Printf(
+		"\n%s is killed (SIGKILL; its frontend lives, and answers 503), and %d requests come, %d at a time:\n\n",
+		victim.Name,
+		shortRequests,
+		atOnce,
+	)
 	victim.Kill()
 	o := send(ctx, s, victim)
 	if ctx.Err() != nil {
@@ -48,7 +53,13 @@ func killOne(ctx context.Context, s *stack.Stack) error {
 			break
 		}
 	}
-	fmt.Printf("  answered                     %d of %d\n  lost                         %d, the last as request %d\n", o.answered, shortRequests, o.lost, o.after)
+	fmt.Printf(
+		"  answered                     %d of %d\n  lost                         %d, the last as request %d\n",
+		o.answered,
+		shortRequests,
+		o.lost,
+		o.after,
+	)
 	fmt.Printf("  kvepp's log                  %s\n", o.said)
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -100,8 +111,14 @@ func send(ctx context.Context, s *stack.Stack, victim *stack.Worker) (o outage) 
 				if n > shortRequests {
 					return
 				}
-				a, err := ask(ctx, func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, n,
-					[]stack.Message{{Role: "user", Content: fmt.Sprintf("%d. What should I know of %s?", n, topics[n%len(topics)])}})
+				a, err := ask(
+					ctx,
+					func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil },
+					n,
+					[]stack.Message{
+						{Role: "user", Content: fmt.Sprintf("%d. What should I know of %s?", n, topics[n%len(topics)])},
+					},
+				)
 				mu.Lock()
 				if err != nil || a.Status != http.StatusOK {
 					o.lost++

@@ -1,5 +1,5 @@
-// Command demo is `make run`: it starts kvepp among real programs, holds conversations through them, and shows what each
-// decision was worth.
+// Command demo is `make run`: it starts kvepp among real programs, holds conversations through them, and shows what
+// each decision was worth.
 package main
 
 import (
@@ -60,11 +60,37 @@ func run(ctx context.Context, check bool) error {
 	if err := warmUp(ctx, s); err != nil {
 		return err
 	}
-	fmt.Printf("\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at once, through\nEnvoy and kvepp:\n\n",
-		conversations, turns, len(systems))
-	fmt.Printf("%-9s %6s  %13s  %5s  %s\n", "", "prompt", "cached tokens", "first", "cost in blocks: the prompt's, and of each worker (* chosen)")
-	fmt.Printf("%-9s %6s  %6s %6s  %5s  %s\n", "request", "tokens", "kvepp", "Dynamo", "token", "+ those waiting before it - cached + held by requests = cost")
-	picked := converse(ctx, s, "picked", func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil }, printRow)
+	fmt.Printf(
+		"\n%d conversations of %d turns, each about a document of its own, over %d shared system prompts; all at "+
+			"once, through\nEnvoy and kvepp:\n\n",
+		conversations,
+		turns,
+		len(systems),
+	)
+	fmt.Printf(
+		"%-9s %6s  %13s  %5s  %s\n",
+		"",
+		"prompt",
+		"cached tokens",
+		"first",
+		"cost in blocks: the prompt's, and of each worker (* chosen)",
+	)
+	fmt.Printf(
+		"%-9s %6s  %6s %6s  %5s  %s\n",
+		"request",
+		"tokens",
+		"kvepp",
+		"Dynamo",
+		"token",
+		"+ those waiting before it - cached + held by requests = cost",
+	)
+	picked := converse(
+		ctx,
+		s,
+		"picked",
+		func(int) (string, http.Header, error) { return s.Envoy.URL, nil, nil },
+		printRow,
+	)
 
 	// The same conversations again, each request to the next worker, as round-robin would. One word in front keeps them
 	// from finding the first run's blocks.
@@ -84,11 +110,29 @@ func run(ctx context.Context, check bool) error {
 	fmt.Printf("\n%-44s %14s %14s\n", "", "kvepp", "round-robin")
 	fmt.Printf("%-44s %14s %14s\n", "requests answered", picked.count(), rotated.count())
 	fmt.Printf("%-44s %13.1f%% %13.1f%%\n", "prompt tokens found in the KV cache", picked.hits(), rotated.hits())
-	fmt.Printf("%-44s %14d %14d\n", "prompt tokens computed", picked.prompt-picked.cached, rotated.prompt-rotated.cached)
-	fmt.Printf("%-44s %14s %14s\n", "time to first token, first turns, mean", ttft(picked.first, 1), ttft(rotated.first, 1))
-	fmt.Printf("%-44s %14s %14s\n", "time to first token, later turns, mean", ttft(picked.later, turns-1), ttft(rotated.later, turns-1))
+	fmt.Printf(
+		"%-44s %14d %14d\n",
+		"prompt tokens computed",
+		picked.prompt-picked.cached,
+		rotated.prompt-rotated.cached,
+	)
+	fmt.Printf(
+		"%-44s %14s %14s\n",
+		"time to first token, first turns, mean",
+		ttft(picked.first, 1),
+		ttft(rotated.first, 1),
+	)
+	fmt.Printf(
+		"%-44s %14s %14s\n",
+		"time to first token, later turns, mean",
+		ttft(picked.later, turns-1),
+		ttft(rotated.later, turns-1),
+	)
 	fmt.Printf("%-44s %14s\n", "kvepp's predictions of cached tokens", picked.accuracy())
-	fmt.Println("\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.")
+	fmt.Println(
+		"\nround-robin: the same conversations (but for one word, so that they start cold), sent to the frontends in " +
+			"turn,\nwithout Envoy and kvepp between. The engines are Dynamo's mocker, which models a GPU's times.",
+	)
 
 	if err := killOne(ctx, s); err != nil {
 		return fmt.Errorf("with a dead worker: %w\nlogs: %s", err, dir)
@@ -98,14 +142,27 @@ func run(ctx context.Context, check bool) error {
 		case picked.failed+rotated.failed > 0:
 			return fmt.Errorf("%d requests failed: %v", picked.failed+rotated.failed, picked.err)
 		case picked.hits() <= rotated.hits():
-			return fmt.Errorf("kvepp found %.1f%% of the prompt tokens cached, round-robin %.1f%%", picked.hits(), rotated.hits())
+			return fmt.Errorf(
+				"kvepp found %.1f%% of the prompt tokens cached, round-robin %.1f%%",
+				picked.hits(),
+				rotated.hits(),
+			)
 		}
 		return nil
 	}
 	fmt.Printf("\nEverything stays up until Ctrl-C. Try it; the x-kvepp-* headers explain the choice:\n\n")
-	fmt.Printf("  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", \"max_tokens\": 8,\n    \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}'\n\n",
-		s.Envoy.URL, stack.Model, strings.Repeat("Tell me about KV caches. ", 4))
-	fmt.Printf("logs and configurations: %s\nmetrics:                 curl %s\n", filepath.Join(dir, "*.log"), s.MetricsURL())
+	fmt.Printf(
+		"  curl -i %s/v1/chat/completions -H 'content-type: application/json' -d '{\"model\": \"%s\", "+
+			"\"max_tokens\": 8,\n    \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}'\n\n",
+		s.Envoy.URL,
+		stack.Model,
+		strings.Repeat("Tell me about KV caches. ", 4),
+	)
+	fmt.Printf(
+		"logs and configurations: %s\nmetrics:                 curl %s\n",
+		filepath.Join(dir, "*.log"),
+		s.MetricsURL(),
+	)
 	<-ctx.Done()
 	fmt.Println("\nstopping")
 	return nil
@@ -119,11 +176,20 @@ func warmUp(ctx context.Context, s *stack.Stack) error {
 			return err
 		}
 		header := http.Header{"X-Dynamo-Worker-Instance-Id": {id}}
-		if _, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil); err != nil {
+		if _, err := stack.Chat(ctx, http.DefaultClient, "http://"+w.Address, header,
+			[]stack.Message{{Role: "user", Content: "Good morning."}}, true, nil); err != nil {
 			return err
 		}
 	}
-	_, err := stack.Chat(ctx, http.DefaultClient, s.Envoy.URL, nil, []stack.Message{{Role: "user", Content: "Good morning."}}, true, nil)
+	_, err := stack.Chat(
+		ctx,
+		http.DefaultClient,
+		s.Envoy.URL,
+		nil,
+		[]stack.Message{{Role: "user", Content: "Good morning."}},
+		true,
+		nil,
+	)
 	return err
 }
 
@@ -149,8 +215,13 @@ func ttft(sum time.Duration, turns int) string {
 
 // converse holds all conversations at once, each turn after the one before, and returns the sum. target says where the
 // next request goes.
-func converse(ctx context.Context, s *stack.Stack, run string, target func(conversation int) (string, http.Header, error),
-	row func(conversation, turn int, a *stack.Answer, d *stack.Decision)) *result {
+func converse(
+	ctx context.Context,
+	s *stack.Stack,
+	run string,
+	target func(conversation int) (string, http.Header, error),
+	row func(conversation, turn int, a *stack.Answer, d *stack.Decision),
+) *result {
 	var (
 		sum  result
 		mu   sync.Mutex // guards sum, and keeps rows whole
@@ -207,7 +278,12 @@ func converse(ctx context.Context, s *stack.Stack, run string, target func(conve
 	return &sum
 }
 
-func ask(ctx context.Context, target func(int) (string, http.Header, error), c int, messages []stack.Message) (*stack.Answer, error) {
+func ask(
+	ctx context.Context,
+	target func(int) (string, http.Header, error),
+	c int,
+	messages []stack.Message,
+) (*stack.Answer, error) {
 	url, header, err := target(c)
 	if err != nil {
 		return nil, err
@@ -217,7 +293,14 @@ func ask(ctx context.Context, target func(int) (string, http.Header, error), c i
 
 // printRow prints a decision as one line: what it rested on, and what came of it.
 func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
-	fmt.Printf("%-9s %6d  %6d %6d  %3dms ", fmt.Sprintf("%d, turn %d", conversation+1, turn+1), a.PromptTokens, a.KveppCached, a.CachedTokens, a.TTFT.Milliseconds())
+	fmt.Printf(
+		"%-9s %6d  %6d %6d  %3dms ",
+		fmt.Sprintf("%d, turn %d", conversation+1, turn+1),
+		a.PromptTokens,
+		a.KveppCached,
+		a.CachedTokens,
+		a.TTFT.Milliseconds(),
+	)
 	for i, c := range d.Candidates {
 		if i == 0 {
 			fmt.Printf("%4d ", c.RequestTokens/c.BlockSize)
@@ -227,7 +310,11 @@ func printRow(conversation, turn int, a *stack.Answer, d *stack.Decision) {
 			mark = "*"
 		}
 		block := float64(c.BlockSize)
-		fmt.Printf(" %s%-16s", mark, fmt.Sprintf("+%.0f-%.0f+%.0f=%.0f", float64(c.WaitingTokens)/block, c.CreditBlocks, c.DecodeBlocks, c.Cost))
+		fmt.Printf(
+			" %s%-16s",
+			mark,
+			fmt.Sprintf("+%.0f-%.0f+%.0f=%.0f", float64(c.WaitingTokens)/block, c.CreditBlocks, c.DecodeBlocks, c.Cost),
+		)
 	}
 	fmt.Println()
 }

@@ -141,7 +141,11 @@ func (c *conversation) next(out *Outcome) (*extprocv3.ProcessingResponse, error)
 		out.Immediate = i
 		out.Set = values(i.GetHeaders())
 		if extra, err := c.stream.Recv(); !errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("extproctest: after an immediate response: %v, %v; want the stream's end", extra, err)
+			return nil, fmt.Errorf(
+				"extproctest: after an immediate response: %v, %v; want the stream's end",
+				extra,
+				err,
+			)
 		}
 	}
 	return m, nil

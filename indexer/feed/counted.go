@@ -6,16 +6,25 @@ import (
 	"kvepp/zmqsub"
 )
 
-// counted are the kinds of events that the feed counts, with their outcomes. Of stores there are also the reasons for which
-// the normaliser drops them.
+// counted are the kinds of events that the feed counts, with their outcomes. Of stores there are also the reasons for
+// which the normaliser drops them.
 var counted = map[string][]string{
 	"stored":  {"applied", "kept_aside", "parent_block_not_found", "index_full", "refused"},
 	"removed": {"applied", "unknown_block"},
 	"cleared": {"applied"},
 	"unknown": {"skipped", "skipped_field"},
 	"batch":   {"received", "replayed", "other_rank", "in_dump", "malformed"},
-	"subscription": {"failed", "gap", "restart", "cut", string(zmqsub.ReplayComplete), string(zmqsub.ReplayTimedOut), string(zmqsub.ReplayUnreachable),
-		string(zmqsub.ReplayCut), string(zmqsub.ReplaySkipped)},
+	"subscription": {
+		"failed",
+		"gap",
+		"restart",
+		"cut",
+		string(zmqsub.ReplayComplete),
+		string(zmqsub.ReplayTimedOut),
+		string(zmqsub.ReplayUnreachable),
+		string(zmqsub.ReplayCut),
+		string(zmqsub.ReplaySkipped),
+	},
 }
 
 // showCounted declares the series of counted, at zero.

@@ -1,12 +1,12 @@
-// Package feed keeps the index true to what the engines hold: it subscribes to the KV events of every worker in the pool
-// and applies them.
+// Package feed keeps the index true to what the engines hold: it subscribes to the KV events of every worker in the
+// pool and applies them.
 //
-// It owns the subscriptions, the state that turns each worker's events into index operations, and the rule that what is in
-// doubt is dropped: a worker whose events were lost, or whose engine began anew, holds nothing until it says so again. It
-// never routes.
+// It owns the subscriptions, the state that turns each worker's events into index operations, and the rule that what is
+// in doubt is dropped: a worker whose events were lost, or whose engine began anew, holds nothing until it says so
+// again. It never routes.
 //
-// Concurrency: a Feed is a pool.Watcher and safe from any goroutine. Each worker's events are applied by one goroutine at a
-// time, in order.
+// Concurrency: a Feed is a pool.Watcher and safe from any goroutine. Each worker's events are applied by one goroutine
+// at a time, in order.
 package feed
 
 import (
@@ -64,16 +64,16 @@ type Config struct {
 	EventPlane string
 	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may hold a user and a password.
 	NATSServer string
-	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors to
-	// requests. 0: any number.
+	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves processors
+	// to requests. 0: any number.
 	Threads int
 	// Engine is what the workers run, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
 	Engine string
 	// Adapter is told of LoRA adapters that stores name, again and again. nil: nobody is.
 	Adapter func(w kvblock.Worker, name string)
-	// Connection is told when the subscription to a worker's own event socket connects and disconnects, in order and without a
-	// lock; it must return soon. It is not told of subscriptions over NATS, where the connection is not to the engine, nor that
-	// the subscription ends because the worker leaves. nil: no calls.
+	// Connection is told when the subscription to a worker's own event socket connects and disconnects, in order and
+	// without a lock; it must return soon. It is not told of subscriptions over NATS, where the connection is not to
+	// the engine, nor that the subscription ends because the worker leaves. nil: no calls.
 	Connection func(w kvblock.Worker, connected bool)
 }
 
@@ -96,14 +96,26 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	showCounted(m)
 	never := make(chan struct{})
 	close(never)
-	return &Feed{lines: loglimit.Limiter{Burst: allLines, Interval: linesInterval / 10}, released: never, never: never, threads: threads, pool: p, config: config, index: index, metrics: m, log: log, hub: hub,
-		subscriptions: map[kvblock.Worker]subscription{}, hearings: map[kvblock.Worker]*hearing{},
-		decodings: sync.Pool{New: func() any { return new(decoding) }},
-		nats:      natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}}}, nil
+	return &Feed{
+		lines:         loglimit.Limiter{Burst: allLines, Interval: linesInterval / 10},
+		released:      never,
+		never:         never,
+		threads:       threads,
+		pool:          p,
+		config:        config,
+		index:         index,
+		metrics:       m,
+		log:           log,
+		hub:           hub,
+		subscriptions: map[kvblock.Worker]subscription{},
+		hearings:      map[kvblock.Worker]*hearing{},
+		decodings:     sync.Pool{New: func() any { return new(decoding) }},
+		nats:          natsPlane{server: config.NATSServer, log: log, subjects: map[string]*subject{}},
+	}, nil
 }
 
-// decoding is what one message is decoded into. Subscriptions share a few: of thousands most are silent at any time, and each would
-// keep room for the longest prompt that it was ever told of.
+// decoding is what one message is decoded into. Subscriptions share a few: of thousands most are silent at any time,
+// and each would keep room for the longest prompt that it was ever told of.
 type decoding struct {
 	batch      kvblock.Batch
 	operations []kvblock.Operation
@@ -157,19 +169,42 @@ func (f *Feed) WorkerJoined(w pool.Worker) {
 		return
 	}
 	if w.KVEvents == "" {
-		f.log.Warn("a worker has no kvEvents address: what it has cached is not known. Give it one (kvEvents in the endpoints file, --kv-events-port for Pods), "+
-			"or start kvepp with --no-router-kv-events to have caches guessed from where requests went", "worker", w.String())
+		f.log.Warn(
+			"a worker has no kvEvents address: what it has cached is not known. Give it one (kvEvents in the "+
+				"endpoints file, --kv-events-port for Pods), "+
+				"or start kvepp with --no-router-kv-events to have caches guessed from where requests went",
+			"worker",
+			w.String(),
+		)
 		return
 	}
 	s := f.subscriber(w)
 	s.connection = f.config.Connection
-	running, err := f.hub.Subscribe(zmqsub.Config{Endpoint: w.KVEventsAddress(), ReplayEndpoint: w.KVReplayAddress(), Topic: w.KVTopic, Hold: s.hold}, s)
+	running, err := f.hub.Subscribe(
+		zmqsub.Config{
+			Endpoint:       w.KVEventsAddress(),
+			ReplayEndpoint: w.KVReplayAddress(),
+			Topic:          w.KVTopic,
+			Hold:           s.hold,
+		},
+		s,
+	)
 	f.joined(s, running.Close, err)
 }
 
 // subscriber returns what applies a worker's events.
 func (f *Feed) subscriber(w pool.Worker) *subscriber {
-	s := &subscriber{left: make(chan struct{}), hold: f.released, feed: f, worker: w.Worker, rank: w.Rank, name: w.String(), blockSize: w.BlockSize, hearing: f.listen(w), link: f.follow(w)}
+	s := &subscriber{
+		left:      make(chan struct{}),
+		hold:      f.released,
+		feed:      f,
+		worker:    w.Worker,
+		rank:      w.Rank,
+		name:      w.String(),
+		blockSize: w.BlockSize,
+		hearing:   f.listen(w),
+		link:      f.follow(w),
+	}
 	for _, l := range []*loglimit.Limiter{&s.gaps, &s.restarts, &s.cuts, &s.corrections} {
 		l.Burst, l.Interval, l.Within = workerLines, linesInterval, &f.lines
 	}
@@ -184,7 +219,13 @@ func (f *Feed) subscriber(w pool.Worker) *subscriber {
 func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	if err != nil {
 		f.metrics.Event("subscription", "failed", 1)
-		f.log.Error("cannot subscribe to a worker's KV events; what it has cached is not known", "worker", s.name, "error", err)
+		f.log.Error(
+			"cannot subscribe to a worker's KV events; what it has cached is not known",
+			"worker",
+			s.name,
+			"error",
+			err,
+		)
 		return
 	}
 	f.mu.Lock()
@@ -245,8 +286,8 @@ type subscriber struct {
 
 	gaps, restarts, cuts loglimit.Limiter // of log lines
 
-	// corrections limits how often the pool is told of another block size or other traits, for each change is a log line and a
-	// snapshot. What is not told now is told with a later event.
+	// corrections limits how often the pool is told of another block size or other traits, for each change is a log
+	// line and a snapshot. What is not told now is told with a later event.
 	corrections loglimit.Limiter
 }
 
@@ -286,8 +327,14 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 		f.metrics.Event("batch", "other_rank", 1)
 		if !s.otherRank {
 			s.otherRank = true
-			f.log.Error("a worker's KV events name another data-parallel rank, and are not used; correct dataParallelStartRank or kvEvents",
-				"worker", s.name, "announced_rank", batch.Rank)
+			f.log.Error(
+				"a worker's KV events name another data-parallel rank, and are not used; correct "+
+					"dataParallelStartRank or kvEvents",
+				"worker",
+				s.name,
+				"announced_rank",
+				batch.Rank,
+			)
 		}
 		return
 	}
@@ -300,8 +347,8 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	}
 }
 
-// apply applies a message's operations, in order, and counts them: one by one, a metric costs as much as decoding an event. It
-// reports whether there was a store among them.
+// apply applies a message's operations, in order, and counts them: one by one, a metric costs as much as decoding an
+// event. It reports whether there was a store among them.
 func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 	f := s.feed
 	stored, removed, unknown := 0, 0, 0
@@ -349,7 +396,8 @@ func (s *subscriber) apply(ops []kvblock.Operation) (stores bool) {
 
 // kinds names the events for metrics.
 var kinds = map[kvblock.EventKind]string{
-	kvblock.BlockStored: "stored", kvblock.BlockRemoved: "removed", kvblock.AllBlocksCleared: "cleared", kvblock.Ignored: "ignored",
+	kvblock.BlockStored: "stored", kvblock.BlockRemoved: "removed", kvblock.AllBlocksCleared: "cleared",
+	kvblock.Ignored: "ignored",
 }
 
 // reportTraits tells the pool what the engine's stores say about its blocks, beside their size, when it has changed.
@@ -400,8 +448,8 @@ func outcome(err error) string {
 	return "refused"
 }
 
-// Gap empties the worker: of what was lost, a removal may be a part, and a block believed and not held is worse than one
-// held and not believed.
+// Gap empties the worker: of what was lost, a removal may be a part, and a block believed and not held is worse than
+// one held and not believed.
 func (s *subscriber) Gap(expected, got uint64) {
 	if !s.begin() {
 		return
@@ -415,8 +463,17 @@ func (s *subscriber) gap(expected, got uint64) {
 		return
 	}
 	s.feed.metrics.Event("subscription", "gap", 1)
-	s.gaps.Log(s.feed.log, slog.LevelWarn, "KV events were lost: the worker's blocks are dropped until it announces them again",
-		"worker", s.name, "expected", expected, "got", got)
+	s.gaps.Log(
+		s.feed.log,
+		slog.LevelWarn,
+		"KV events were lost: the worker's blocks are dropped until it announces them again",
+		"worker",
+		s.name,
+		"expected",
+		expected,
+		"got",
+		got,
+	)
 	s.empty()
 }
 
@@ -431,7 +488,13 @@ func (s *subscriber) Restart() {
 
 func (s *subscriber) restart() {
 	s.feed.metrics.Event("subscription", "restart", 1)
-	s.restarts.Log(s.feed.log, slog.LevelInfo, "the publisher of KV events began anew: the worker's blocks are dropped", "worker", s.name)
+	s.restarts.Log(
+		s.feed.log,
+		slog.LevelInfo,
+		"the publisher of KV events began anew: the worker's blocks are dropped",
+		"worker",
+		s.name,
+	)
 	s.empty()
 }
 
@@ -460,22 +523,36 @@ func (s *subscriber) unreadable(err error) {
 	s.feed.metrics.Event("batch", "malformed", 1)
 	if !s.malformed {
 		s.malformed = true
-		s.feed.log.Error("a message on a KV event socket cannot be read: the worker's blocks are dropped; said once for each worker",
-			"worker", s.name, "error", err)
+		s.feed.log.Error(
+			"a message on a KV event socket cannot be read: the worker's blocks are dropped; said once for each worker",
+			"worker",
+			s.name,
+			"error",
+			err,
+		)
 	}
 	s.empty()
 }
 
-// Cut empties the worker: what else the connection brought is lost, and a publisher that goes beyond a bound is in doubt with all it
-// said.
+// Cut empties the worker: what else the connection brought is lost, and a publisher that goes beyond a bound is in
+// doubt with all it said.
 func (s *subscriber) Cut(err error) {
 	if !s.begin() {
 		return
 	}
 	defer s.end()
 	s.feed.metrics.Event("subscription", "cut", 1)
-	s.cuts.Log(s.feed.log, slog.LevelError, "kvepp ended the connection to a worker's KV events, because of what came on it: the worker's blocks are "+
-		"dropped, and kvepp connects again after a pause that grows each time. Is the address that of the engine's KV events?", "worker", s.name, "error", err)
+	s.cuts.Log(
+		s.feed.log,
+		slog.LevelError,
+		"kvepp ended the connection to a worker's KV events, because of what came on it: the worker's blocks are "+
+			"dropped, and kvepp connects again after a pause that grows each time. Is the address that of the "+
+			"engine's KV events?",
+		"worker",
+		s.name,
+		"error",
+		err,
+	)
 	s.empty()
 }
 
@@ -491,8 +568,8 @@ func (s *subscriber) Connected() {
 	s.link.up()
 }
 
-// Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then: the next
-// connection may be to another process.
+// Disconnected counts it as not connected. A seed that no message of this connection has confirmed is in doubt then:
+// the next connection may be to another process.
 func (s *subscriber) Disconnected() {
 	if s.connection != nil {
 		s.connection(s.worker, false)

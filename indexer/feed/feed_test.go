@@ -40,7 +40,8 @@ func newEngine(t *testing.T, port int) *engine {
 	if port != 0 {
 		bind = fmt.Sprintf("tcp://127.0.0.1:%d", port)
 	}
-	eventually(t, "bind", func() bool { return socket.Bind(bind) == nil }) // the old one's socket closes behind its back
+	// the old one's socket closes behind its back
+	eventually(t, "bind", func() bool { return socket.Bind(bind) == nil })
 	address, err := socket.GetLastEndpoint()
 	if err != nil {
 		t.Fatal(err)
@@ -119,14 +120,21 @@ func newHouse(t *testing.T) *house {
 
 func (h *house) connected(n int) {
 	h.t.Helper()
-	eventually(h.t, fmt.Sprintf("%d subscriptions connected", n), func() bool { on, off := h.Subscriptions(); return on == n && off == 0 })
+	eventually(
+		h.t,
+		fmt.Sprintf("%d subscriptions connected", n),
+		func() bool { on, off := h.Subscriptions(); return on == n && off == 0 },
+	)
 }
 
 // match returns how many blocks of tokens the pool's only worker holds.
 func (h *house) match(blockSize int, tokens ...kvblock.Token) int {
 	s := h.pool.Acquire()
 	defer s.Release()
-	chain := kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: blockSize}))
+	chain := kvblock.AppendSequenceHashes(
+		nil,
+		kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: blockSize}),
+	)
 	var scores indexer.OverlapScores
 	h.index.FindMatches(chain, &scores)
 	return scores.Blocks(s.Workers[0].Worker)
@@ -139,7 +147,11 @@ func (h *house) count(kind, outcome string) float64 {
 }
 
 func (h *house) update(e *engine, blockSize int) {
-	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, KVEvents: e.address(), BlockSize: blockSize}})
+	h.pool.Update(
+		[]pool.Endpoint{
+			{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, KVEvents: e.address(), BlockSize: blockSize},
+		},
+	)
 }
 
 func TestEventsReachTheIndex(t *testing.T) {
@@ -147,9 +159,13 @@ func TestEventsReachTheIndex(t *testing.T) {
 	e := newEngine(t, 0)
 	h.update(e, 0)
 	h.connected(1)
-	// The subscription itself reaches the publisher a moment after the connection: the first message that arrives may be
-	// any, and the ones before it are lost.
-	eventually(t, "a first store", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	// The subscription itself reaches the publisher a moment after the connection: the first message that arrives may
+	// be any, and the ones before it are lost.
+	eventually(
+		t,
+		"a first store",
+		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
+	)
 	s := h.pool.Acquire()
 	if got := s.Workers[0].BlockSize; got != 4 {
 		t.Errorf("block size %d, want the events' 4", got)
@@ -181,20 +197,32 @@ func TestDoubtEmptiesTheWorker(t *testing.T) {
 	h.connected(1)
 	fill := func() {
 		t.Helper()
-		eventually(t, "a block", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+		eventually(
+			t,
+			"a block",
+			func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
+		)
 	}
 	fill()
 	gaps := h.count("subscription", "gap") // the first message may have been one
 	e.seq += 5
 	e.publish(0)
-	eventually(t, "emptied after a gap", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("subscription", "gap") == gaps+1 })
+	eventually(
+		t,
+		"emptied after a gap",
+		func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("subscription", "gap") == gaps+1 },
+	)
 
 	fill()
 	if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, e.seq), []byte{0xff}); err != nil {
 		t.Fatal(err)
 	}
 	e.seq++
-	eventually(t, "emptied after a batch that cannot be read", func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("batch", "malformed") == 1 })
+	eventually(
+		t,
+		"emptied after a batch that cannot be read",
+		func() bool { return h.match(4, 1, 2, 3, 4) == 0 && h.count("batch", "malformed") == 1 },
+	)
 
 	fill()
 	e.socket.Close()
@@ -219,13 +247,21 @@ func TestAddressChanges(t *testing.T) {
 	old, now := newEngine(t, 0), newEngine(t, 0)
 	h.update(old, 4)
 	h.connected(1)
-	eventually(t, "a block", func() bool { old.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	eventually(
+		t,
+		"a block",
+		func() bool { old.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
+	)
 	h.update(now, 4)
 	if h.match(4, 1, 2, 3, 4) != 0 || h.index.Stats().Entries != 0 {
 		t.Errorf("%d entries are left of the old address", h.index.Stats().Entries)
 	}
 	h.connected(1)
-	eventually(t, "the other engine's block", func() bool { now.publish(0, stored(1, nil, 4, 5, 6, 7, 8)); return h.match(4, 5, 6, 7, 8) == 1 })
+	eventually(
+		t,
+		"the other engine's block",
+		func() bool { now.publish(0, stored(1, nil, 4, 5, 6, 7, 8)); return h.match(4, 5, 6, 7, 8) == 1 },
+	)
 	if h.match(4, 1, 2, 3, 4) != 0 {
 		t.Error("the old address is still heard")
 	}
@@ -248,12 +284,17 @@ func TestCauses(t *testing.T) {
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
-	eventually(t, "a block", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	eventually(
+		t,
+		"a block",
+		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
+	)
 	window := stored(2, nil, 4, 1, 1, 1, 1)
 	window = append(window, 1, "sliding_window", 128, nil)
 	e.publish(0, window, []any{"BlockMoved", 1}, []any{"AllBlocksCleared", nil, "new"}, stored(3, nil, 4, 5, 6, 7, 8))
 	eventually(t, "a block after all that", func() bool { return h.match(4, 5, 6, 7, 8) == 1 })
-	for _, c := range []struct{ kind, outcome string }{{"stored", kvblock.DropNonMainAttention}, {"unknown", "skipped"}, {"unknown", "skipped_field"}} {
+	for _, c := range []struct{ kind, outcome string }{{"stored", kvblock.DropNonMainAttention}, {"unknown", "skipped"},
+		{"unknown", "skipped_field"}} {
 		if got := h.count(c.kind, c.outcome); got != 1 {
 			t.Errorf("%s %s: %v, want 1", c.kind, c.outcome, got)
 		}
@@ -265,8 +306,9 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-// TestPromptTails: a hybrid model's prompt tails neither change the worker's block size nor make it load-only, also after a gap, where
-// what is known of the groups is forgotten. Tails before the first ordinary store are corrected by it.
+// TestPromptTails: a hybrid model's prompt tails neither change the worker's block size nor make it load-only, also
+// after a gap, where what is known of the groups is forgotten. Tails before the first ordinary store are corrected by
+// it.
 func TestPromptTails(t *testing.T) {
 	h := newHouse(t)
 	e := newEngine(t, 0)
@@ -286,7 +328,11 @@ func TestPromptTails(t *testing.T) {
 		return h.match(2, 5, 6) == 1
 	})
 	e.publish(0, full(stored(1, nil, 4, 1, 2, 3, 4)))
-	eventually(t, "the block size corrected", func() bool { return h.match(4, 1, 2, 3, 4) == 1 && worker().BlockSize == 4 })
+	eventually(
+		t,
+		"the block size corrected",
+		func() bool { return h.match(4, 1, 2, 3, 4) == 1 && worker().BlockSize == 4 },
+	)
 	if h.match(2, 5, 6) != 0 {
 		t.Error("a tail is still taken for a block")
 	}
@@ -301,8 +347,13 @@ func TestPromptTails(t *testing.T) {
 	if w := worker(); w.BlockSize != 4 || w.Announced != 0 || h.count("stored", kvblock.DropBlockSize) != 0 {
 		t.Errorf("block size %d, announced %d", w.BlockSize, w.Announced)
 	}
-	if h.count("stored", kvblock.DropPromptTail) != 1 || h.count("removed", kvblock.DropPromptTail) != 1 || h.count("removed", "unknown_block") != 0 {
-		t.Errorf("%v tails and %v removals of tails counted", h.count("stored", kvblock.DropPromptTail), h.count("removed", kvblock.DropPromptTail))
+	if h.count("stored", kvblock.DropPromptTail) != 1 || h.count("removed", kvblock.DropPromptTail) != 1 ||
+		h.count("removed", "unknown_block") != 0 {
+		t.Errorf(
+			"%v tails and %v removals of tails counted",
+			h.count("stored", kvblock.DropPromptTail),
+			h.count("removed", kvblock.DropPromptTail),
+		)
 	}
 	e.publish(0, full(append([]any{"BlockStored", []any{7, 8}, nil, []any{1, 2, 3, 4}, 2}, nil, "GPU", nil, nil)))
 	eventually(t, "blocks that really are smaller reported", func() bool { return worker().Announced == 2 })
@@ -330,7 +381,12 @@ func TestWorkerThatLeavesIsNotHeard(t *testing.T) {
 		t.Errorf("%v batches were received after the worker left", got-before)
 	}
 	// One without an address, and one whose address libzmq cannot use.
-	h.pool.Update([]pool.Endpoint{{Name: "silent", Address: "10.0.0.1:8000"}, {Name: "bad", Address: "10.0.0.1:8000", KVEvents: "tcp://*:1"}})
+	h.pool.Update(
+		[]pool.Endpoint{
+			{Name: "silent", Address: "10.0.0.1:8000"},
+			{Name: "bad", Address: "10.0.0.1:8000", KVEvents: "tcp://*:1"},
+		},
+	)
 	if on, off := h.Subscriptions(); on != 0 || off != 0 || h.count("subscription", "failed") != 1 {
 		t.Errorf("%d connected, %d connecting, %v failed", on, off, h.count("subscription", "failed"))
 	}
@@ -349,7 +405,11 @@ func TestAdaptersAreTold(t *testing.T) {
 		event[7] = name
 		return event
 	}
-	eventually(t, "a first store", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 })
+	eventually(
+		t,
+		"a first store",
+		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.match(4, 1, 2, 3, 4) == 1 },
+	)
 	e.publish(0, of("sql", 2), of("sql", 3), of("chat", 4))
 	e.publish(0, of("chat", 5))
 	e.publish(0, of("sql", 6))
@@ -363,8 +423,8 @@ func TestAdaptersAreTold(t *testing.T) {
 	}
 }
 
-// TestConnectionIsReported closes an engine's event socket and opens it again, the engine's own and that of the event plane. A worker
-// that leaves causes no call.
+// TestConnectionIsReported closes an engine's event socket and opens it again, the engine's own and that of the event
+// plane. A worker that leaves causes no call.
 func TestConnectionIsReported(t *testing.T) {
 	for name, join := range map[string]func(*house, *engine){
 		"engine":      func(h *house, e *engine) { h.update(e, 4) },

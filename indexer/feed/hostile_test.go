@@ -63,17 +63,20 @@ func TestLinesOfPublishersAreLimited(t *testing.T) {
 	for name, batch := range map[string]func(i int) (seq uint64, payload []byte){
 		"block sizes": func(i int) (uint64, []byte) {
 			size := 1 + i%60
-			return uint64(i), kvblocktest.Append(nil, []any{1.5, [][]any{stored(uint64(i), nil, size, slices.Repeat([]int{1}, size)...)}, 0})
+			return uint64(i), kvblocktest.Append(nil,
+				[]any{1.5, [][]any{stored(uint64(i), nil, size, slices.Repeat([]int{1}, size)...)}, 0})
 		},
 		"sequence jumps": func(i int) (uint64, []byte) {
-			return uint64(i%2*1_000_000 + 3*i), kvblocktest.Append(nil, []any{1.5, [][]any{stored(uint64(i), nil, 4, 1, 2, 3, 4)}, 0})
+			return uint64(i%2*1_000_000 + 3*i),
+				kvblocktest.Append(nil, []any{1.5, [][]any{stored(uint64(i), nil, 4, 1, 2, 3, 4)}, 0})
 		},
 		"traits": func(i int) (uint64, []byte) {
 			tokens := []any{1, 2, 3, 4}
 			if i%2 == 1 {
 				tokens = []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}, []any{4, 5}}
 			}
-			return uint64(i), kvblocktest.Append(nil, []any{1.5, [][]any{{"BlockStored", []any{uint64(i)}, nil, tokens, 4, nil, "GPU", nil, nil}}, 0})
+			return uint64(i), kvblocktest.Append(nil,
+				[]any{1.5, [][]any{{"BlockStored", []any{uint64(i)}, nil, tokens, 4, nil, "GPU", nil, nil}}, 0})
 		},
 		"malformed": func(i int) (uint64, []byte) { return uint64(i), []byte{0xc1} },
 		"ranks": func(i int) (uint64, []byte) {
@@ -87,7 +90,8 @@ func TestLinesOfPublishersAreLimited(t *testing.T) {
 			eventually(t, "a subscription", e.subscribed)
 			for i := range messages {
 				seq, payload := batch(i)
-				if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, seq), payload); err != nil {
+				if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, seq),
+					payload); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -145,7 +149,20 @@ func hostileMessage(r *rand.Rand, seq *uint64) []byte {
 		}
 		switch kind := r.IntN(20); {
 		case kind < 12:
-			events = append(events, []any{"BlockStored", hashes, parent, tokens, size, nil, []any{"GPU", "CPU", "x", 3}[r.IntN(400)/100*r.IntN(2)], nil, nil})
+			events = append(
+				events,
+				[]any{
+					"BlockStored",
+					hashes,
+					parent,
+					tokens,
+					size,
+					nil,
+					[]any{"GPU", "CPU", "x", 3}[r.IntN(400)/100*r.IntN(2)],
+					nil,
+					nil,
+				},
+			)
 		case kind < 17:
 			events = append(events, []any{"BlockRemoved", hashes, "GPU"})
 		case kind < 18:
@@ -172,14 +189,22 @@ func hostileMessage(r *rand.Rand, seq *uint64) []byte {
 	return payload
 }
 
-// Publishers that send whatever they like: what is known of another worker is what that says, and neither memory nor log grow with
-// what comes.
+// Publishers that send whatever they like: what is known of another worker is what that says, and neither memory nor
+// log grow with what comes.
 func TestHostilePublishers(t *testing.T) {
 	h, lines := newLoggedHouse(t)
 	honest, hostile := newEngine(t, 0), []*engine{newEngine(t, 0), newEngine(t, 0), newEngine(t, 0)}
 	endpoints := []pool.Endpoint{{Name: "honest", Model: "m", KVEvents: honest.address(), BlockSize: 4}}
 	for i, e := range hostile {
-		endpoints = append(endpoints, pool.Endpoint{Name: fmt.Sprint("hostile", i), Model: "m", KVEvents: e.address(), BlockSize: []int{0, 4, 16}[i]})
+		endpoints = append(
+			endpoints,
+			pool.Endpoint{
+				Name:      fmt.Sprint("hostile", i),
+				Model:     "m",
+				KVEvents:  e.address(),
+				BlockSize: []int{0, 4, 16}[i],
+			},
+		)
 	}
 	h.pool.Update(endpoints)
 	for _, e := range append(hostile, honest) {
@@ -196,7 +221,8 @@ func TestHostilePublishers(t *testing.T) {
 		for range 200 {
 			for i, e := range hostile {
 				payload := hostileMessage(r, &seqs[i])
-				if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, seqs[i]), payload); err != nil {
+				if _, err := e.socket.SendMessage([]byte{}, binary.BigEndian.AppendUint64(nil, seqs[i]),
+					payload); err != nil {
 					t.Fatal(err)
 				}
 				sent++
@@ -226,7 +252,13 @@ func TestHostilePublishers(t *testing.T) {
 			return true
 		})
 		if !maps.Equal(got, held) {
-			t.Fatalf("seed %d, round %d: the index has %d blocks of the honest worker, want %d", *hostileSeed, rounds, len(got), len(held))
+			t.Fatalf(
+				"seed %d, round %d: the index has %d blocks of the honest worker, want %d",
+				*hostileSeed,
+				rounds,
+				len(got),
+				len(held),
+			)
 		}
 		runtime.ReadMemStats(&now)
 		if grown := int64(now.HeapInuse) - int64(before.HeapInuse); grown > 256<<20 {
@@ -237,5 +269,11 @@ func TestHostilePublishers(t *testing.T) {
 	if n := strings.Count(lines.String(), "\n"); n > 100+allLines+4*seconds {
 		t.Errorf("%d lines for %d messages in %d s", n, sent, seconds)
 	}
-	t.Logf("%d messages in %d rounds, %d lines, heap %d MB", sent, rounds, strings.Count(lines.String(), "\n"), now.HeapInuse>>20)
+	t.Logf(
+		"%d messages in %d rounds, %d lines, heap %d MB",
+		sent,
+		rounds,
+		strings.Count(lines.String(), "\n"),
+		now.HeapInuse>>20,
+	)
 }

@@ -13,8 +13,9 @@ const connectPatience = 10 * time.Second
 
 // link follows whether one subscription is connected, for log and metrics. Its methods are safe for concurrent use.
 type link struct {
-	connected func()                         // called on the first connection, and on one after a late was called
-	late      func(connecting time.Duration) // called once for each time without a connection that lasts connectPatience
+	connected func() // called on the first connection, and on one after a late was called
+	// called once for each time without a connection that lasts connectPatience
+	late func(connecting time.Duration)
 
 	mu     sync.Mutex // guards what follows, and is held during the two calls
 	online bool
@@ -91,8 +92,18 @@ func (f *Feed) follow(w pool.Worker) *link {
 	return &link{
 		connected: func() { f.log.Info("connected to a worker's KV events", "worker", name, "address", address) },
 		late: func(connecting time.Duration) {
-			f.log.Warn("kvepp cannot connect to a worker's KV events, and learns nothing of its cache until it can. Is the address right, can kvepp reach it, and does the engine publish events?",
-				"worker", name, "address", address, "connecting_for", connecting, "engine_flag", engineFlag(f.config.Engine))
+			f.log.Warn(
+				"kvepp cannot connect to a worker's KV events, and learns nothing of its cache until it can. Is the "+
+					"address right, can kvepp reach it, and does the engine publish events?",
+				"worker",
+				name,
+				"address",
+				address,
+				"connecting_for",
+				connecting,
+				"engine_flag",
+				engineFlag(f.config.Engine),
+			)
 		},
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"kvepp/pool"
 )
 
-// TestLinkLines: the first connection has a line, and so has each time without one that lasts 10 s, and the connection after it. A
-// connection that comes and goes more quickly has none.
+// TestLinkLines: the first connection has a line, and so has each time without one that lasts 10 s, and the connection
+// after it. A connection that comes and goes more quickly has none.
 func TestLinkLines(t *testing.T) {
 	wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
 	for _, c := range []struct {
@@ -23,7 +23,8 @@ func TestLinkLines(t *testing.T) {
 		want []string
 	}{
 		{"connected at once", func(l *link) { l.begin(); l.up(); wait(time.Hour) }, []string{"connected"}},
-		{"connected before it was waited for", func(l *link) { l.up(); l.begin(); wait(time.Hour) }, []string{"connected"}},
+		{"connected before it was waited for", func(l *link) { l.up(); l.begin(); wait(time.Hour) },
+			[]string{"connected"}},
 		{"9 s", func(l *link) { l.begin(); wait(9 * time.Second); l.up(); wait(time.Hour) }, []string{"connected"}},
 		{"never", func(l *link) { l.begin(); wait(time.Hour) }, []string{"late"}},
 		{"late", func(l *link) { l.begin(); wait(11 * time.Second); l.up() }, []string{"late", "connected"}},
@@ -38,7 +39,8 @@ func TestLinkLines(t *testing.T) {
 			l.up()
 			wait(time.Hour)
 		}, []string{"connected"}},
-		{"it goes for long", func(l *link) { l.begin(); l.up(); l.down(); wait(time.Hour); l.up() }, []string{"connected", "late", "connected"}},
+		{"it goes for long", func(l *link) { l.begin(); l.up(); l.down(); wait(time.Hour); l.up() },
+			[]string{"connected", "late", "connected"}},
 		{"the worker leaves", func(l *link) {
 			l.begin()
 			l.leave()
@@ -51,7 +53,10 @@ func TestLinkLines(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var got []string
-				l := &link{connected: func() { got = append(got, "connected") }, late: func(time.Duration) { got = append(got, "late") }}
+				l := &link{
+					connected: func() { got = append(got, "connected") },
+					late:      func(time.Duration) { got = append(got, "late") },
+				}
 				c.do(l)
 				if !slices.Equal(got, c.want) {
 					t.Errorf("%q, want %q", got, c.want)
@@ -76,12 +81,18 @@ func TestSubscriptionState(t *testing.T) {
 	if got, ok := h.Subscription(w.Worker); !ok || !got.Connected || !got.LastEvent.IsZero() {
 		t.Errorf("before any event: %+v, %v", got, ok)
 	}
-	if n := log.Count(fmt.Sprintf("level=INFO msg=\"connected to a worker's KV events\" worker=%s address=%s", w.String(), e.address())); n != 1 {
+	if n := log.Count(fmt.Sprintf("level=INFO msg=\"connected to a worker's KV events\" worker=%s address=%s",
+		w.String(), e.address())); n != 1 {
 		t.Errorf("%d lines about the connection:\n%s", n, log.String())
 	}
 	began := time.Now()
-	eventually(t, "an event", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.count("stored", "applied") > 0 })
-	if got, _ := h.Subscription(w.Worker); got.LastEvent.Before(began.Add(-time.Second)) || time.Since(got.LastEvent) > time.Hour {
+	eventually(
+		t,
+		"an event",
+		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.count("stored", "applied") > 0 },
+	)
+	if got, _ := h.Subscription(w.Worker); got.LastEvent.Before(began.Add(-time.Second)) ||
+		time.Since(got.LastEvent) > time.Hour {
 		t.Errorf("the last event was at %v, it is %v", got.LastEvent, time.Now())
 	}
 	e.socket.Close()
@@ -92,19 +103,25 @@ func TestSubscriptionState(t *testing.T) {
 	}
 }
 
-// TestSilentWorkerLine: the line about a silent worker says that its cache is guessed only if it is, and names the flag of the engine
-// that runs.
+// TestSilentWorkerLine: the line about a silent worker says that its cache is guessed only if it is, and names the flag
+// of the engine that runs.
 func TestSilentWorkerLine(t *testing.T) {
 	for _, c := range []struct {
 		name, engine string
 		endpoint     pool.Endpoint
 		want, not    []string
 	}{
-		{"block size known", "vllm", pool.Endpoint{BlockSize: 16}, []string{"is guessed from the requests it was sent. ", `engine_flag="--kv-events-config`, "enable_kv_cache_events"}, []string{"no_block_size", "dynamo"}},
-		{"block size not known", "vllm", pool.Endpoint{}, []string{"routed to by load (reason no_block_size)", "--kv-cache-block-size"}, []string{"dynamo"}},
-		{"another tokenizer", "vllm", pool.Endpoint{BlockSize: 16, OtherTokenizer: true}, []string{"it is routed to by load. "}, []string{"guessed"}},
-		{"SGLang", "sglang", pool.Endpoint{BlockSize: 16}, []string{`engine_flag="--kv-events-config`}, []string{"dynamo", "enable_kv_cache_events"}},
-		{"TensorRT-LLM", "trtllm", pool.Endpoint{BlockSize: 16}, []string{"event_buffer_max_size"}, []string{"dynamo", "--kv-events-config"}},
+		{"block size known", "vllm", pool.Endpoint{BlockSize: 16},
+			[]string{"is guessed from the requests it was sent. ", `engine_flag="--kv-events-config`,
+				"enable_kv_cache_events"}, []string{"no_block_size", "dynamo"}},
+		{"block size not known", "vllm", pool.Endpoint{}, []string{"routed to by load (reason no_block_size)",
+			"--kv-cache-block-size"}, []string{"dynamo"}},
+		{"another tokenizer", "vllm", pool.Endpoint{BlockSize: 16, OtherTokenizer: true},
+			[]string{"it is routed to by load. "}, []string{"guessed"}},
+		{"SGLang", "sglang", pool.Endpoint{BlockSize: 16}, []string{`engine_flag="--kv-events-config`},
+			[]string{"dynamo", "enable_kv_cache_events"}},
+		{"TensorRT-LLM", "trtllm", pool.Endpoint{BlockSize: 16}, []string{"event_buffer_max_size"},
+			[]string{"dynamo", "--kv-events-config"}},
 		{"Dynamo", "dynamo", pool.Endpoint{BlockSize: 16}, []string{"dynamo.vllm"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -120,7 +137,8 @@ func TestSilentWorkerLine(t *testing.T) {
 			}
 			h.hearings[0].judge() // the minute is over
 			text := log.String()
-			if log.Count("sent no KV event") != 1 || log.Count("is prefix caching on?") != 1 || log.Count("events="+e.address()) != 1 {
+			if log.Count("sent no KV event") != 1 || log.Count("is prefix caching on?") != 1 ||
+				log.Count("events="+e.address()) != 1 {
 				t.Errorf("no line, or not one:\n%s", text)
 			}
 			for _, want := range c.want {

@@ -47,7 +47,8 @@ func (p *natsPlane) subscribe(c pool.EventChannel, s *planeSubscriber) (leave fu
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.conn == nil {
-		if p.conn, err = natssub.Connect(natssub.Config{Server: p.server, Purpose: "KV events", Changed: p.changed, Log: p.log}); err != nil {
+		if p.conn, err = natssub.Connect(natssub.Config{Server: p.server, Purpose: "KV events", Changed: p.changed,
+			Log: p.log}); err != nil {
 			return nil, fmt.Errorf("feed: %w", err)
 		}
 	}

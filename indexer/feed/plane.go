@@ -12,12 +12,19 @@ import (
 // planeTopic begins every message about KV events on a publisher's own socket.
 const planeTopic = "kv-events"
 
-// joinPlane subscribes to a worker's events on Dynamo's event plane. What was announced before cannot be asked for: Dynamo
-// answers that over its own request protocol only.
+// joinPlane subscribes to a worker's events on Dynamo's event plane. What was announced before cannot be asked for:
+// Dynamo answers that over its own request protocol only.
 func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	if transport := c.Transport(); f.config.EventPlane != "" && f.config.EventPlane != transport {
-		f.log.Warn("a worker's KV events are on another event plane than --event-plane: what it has cached is not known",
-			"worker", w.String(), "its_plane", transport, "event_plane", f.config.EventPlane)
+		f.log.Warn(
+			"a worker's KV events are on another event plane than --event-plane: what it has cached is not known",
+			"worker",
+			w.String(),
+			"its_plane",
+			transport,
+			"event_plane",
+			f.config.EventPlane,
+		)
 		return
 	}
 	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID}
@@ -38,7 +45,8 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	f.joined(s.subscriber, leave, err)
 }
 
-// planeSubscriber applies one worker's events as the event plane brings them: hashed already, for this instance and rank.
+// planeSubscriber applies one worker's events as the event plane brings them: hashed already, for this instance and
+// rank.
 type planeSubscriber struct {
 	*subscriber
 	instance uint64

@@ -33,7 +33,18 @@ func envelope(seq uint64, publisher, instance uint64, rank int, data []byte) []b
 		"event", dict("event_id", int(seq)+1, "data", data, "dp_rank", rank))
 	payload := append([]byte{0x91}, event...)
 	binary16 := append(binary.BigEndian.AppendUint16([]byte{0xc5}, uint16(len(payload))), payload...)
-	return dict("publisher_id", publisher, "sequence", seq, "published_at", 1, "topic", "kv-events", "payload", binary16)
+	return dict(
+		"publisher_id",
+		publisher,
+		"sequence",
+		seq,
+		"published_at",
+		1,
+		"topic",
+		"kv-events",
+		"payload",
+		binary16,
+	)
 }
 
 // planeStored stores one block of four tokens as the event plane says it: with its local hash.
@@ -44,7 +55,17 @@ func planeStored(engine uint64, parent any, tokens ...kvblock.Token) []byte {
 }
 
 func (h *house) plane(c pool.EventChannel) {
-	h.pool.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000", InstanceID: instance, BlockSize: 4, EventChannels: []pool.EventChannel{c}}})
+	h.pool.Update(
+		[]pool.Endpoint{
+			{
+				Name:          "a",
+				Address:       "10.0.0.1:8000",
+				InstanceID:    instance,
+				BlockSize:     4,
+				EventChannels: []pool.EventChannel{c},
+			},
+		},
+	)
 }
 
 // TestEventPlaneOverZMQ publishes as a Dynamo worker's own socket does.
@@ -57,7 +78,8 @@ func TestEventPlaneOverZMQ(t *testing.T) {
 		t.Helper()
 		message := envelope(e.seq, from, instance, 0, data)
 		frame := append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message))), message...)
-		if _, err := e.socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, from), binary.BigEndian.AppendUint64(nil, e.seq), frame); err != nil {
+		if _, err := e.socket.SendMessage("kv-events", binary.BigEndian.AppendUint64(nil, from),
+			binary.BigEndian.AppendUint64(nil, e.seq), frame); err != nil {
 			t.Fatal(err)
 		}
 		e.seq++
@@ -76,7 +98,11 @@ func TestEventPlaneOverZMQ(t *testing.T) {
 		t.Errorf("%v gaps, want %v", got, gaps+1)
 	}
 	send(publisher+1, planeStored(1, nil, 1, 2, 3, 4)) // another process took the port
-	eventually(t, "emptied by a stranger", func() bool { return h.match(4, 9, 9, 9, 9) == 0 && h.count("batch", "malformed") == 1 })
+	eventually(
+		t,
+		"emptied by a stranger",
+		func() bool { return h.match(4, 9, 9, 9, 9) == 0 && h.count("batch", "malformed") == 1 },
+	)
 }
 
 // TestEventPlaneOverNATS gives messages to a subject's two workers as package nats would; the end-to-end tests have a
@@ -93,8 +119,9 @@ func TestEventPlaneOverNATS(t *testing.T) {
 
 	send(envelope(0, publisher, instance, 0, planeStored(1, nil, 1, 2, 3, 4)))
 	send(envelope(1, publisher, instance, 0, planeStored(2, uint64(1), 5, 6, 7, 8)))
-	send(envelope(7, publisher+1, instance+1, 0, kvblocktest.Append(nil, "cleared"))) // of a worker that is not in the pool
-	send(envelope(2, publisher, instance, 1, kvblocktest.Append(nil, "cleared")))     // of another rank
+	// of a worker that is not in the pool
+	send(envelope(7, publisher+1, instance+1, 0, kvblocktest.Append(nil, "cleared")))
+	send(envelope(2, publisher, instance, 1, kvblocktest.Append(nil, "cleared"))) // of another rank
 	if got := h.match(4, 1, 2, 3, 4, 5, 6, 7, 8); got != 2 {
 		t.Errorf("%d blocks, want 2", got)
 	}

@@ -6,10 +6,10 @@ import (
 	"kvepp/kvblock"
 )
 
-// A replica that starts knows nothing of what the engines stored before. Another one that ran does: it dumps what each worker
-// holds, and up to which of the worker's messages that is so. The new one subscribes first, holds back what arrives, takes the
-// dump over, and then goes on from there: messages that the dump has in it are passed over, and if one is missing between, the
-// worker is emptied as after any gap.
+// A replica that starts knows nothing of what the engines stored before. Another one that ran does: it dumps what each
+// worker holds, and up to which of the worker's messages that is so. The new one subscribes first, holds back what
+// arrives, takes the dump over, and then goes on from there: messages that the dump has in it are passed over, and if
+// one is missing between, the worker is emptied as after any gap.
 
 // Position is how far a worker's messages were applied. The zero value says nothing.
 type Position struct {
@@ -20,8 +20,10 @@ type Position struct {
 
 // Errors of Seed.
 var (
-	ErrNotSubscribed = errors.New("feed: the worker's events are not heard, so that nothing would correct what is said of it")
-	ErrBegun         = errors.New("feed: events of the worker itself were applied already")
+	ErrNotSubscribed = errors.New(
+		"feed: the worker's events are not heard, so that nothing would correct what is said of it",
+	)
+	ErrBegun = errors.New("feed: events of the worker itself were applied already")
 )
 
 // Hold makes all events wait until Release. Call it once at most, before the first worker joins.
@@ -34,9 +36,9 @@ func (f *Feed) Release() {
 	}
 }
 
-// Seed adds one store to what w is believed to hold, from a dump that says what w held at that position, the same for each of
-// its stores. Events must be on hold. An unknown position is one of a service that does not say: then every message that
-// arrives is applied after the dump, although it may have been before.
+// Seed adds one store to what w is believed to hold, from a dump that says what w held at that position, the same for
+// each of its stores. Events must be on hold. An unknown position is one of a service that does not say: then every
+// message that arrives is applied after the dump, although it may have been before.
 //
 // Errors: ErrNotSubscribed, ErrBegun, those of indexer.Load.
 func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error {
@@ -58,8 +60,8 @@ func (f *Feed) Seed(w kvblock.Worker, at Position, stored kvblock.Stored) error 
 	return f.index.Load(w, stored)
 }
 
-// Dump calls yield with stores that together say what w holds, as indexer.Dump does, and with the position at which that is so,
-// the same for each. w's own events wait meanwhile.
+// Dump calls yield with stores that together say what w holds, as indexer.Dump does, and with the position at which
+// that is so, the same for each. w's own events wait meanwhile.
 func (f *Feed) Dump(w kvblock.Worker, yield func(at Position, stored kvblock.Stored) bool) {
 	var at Position
 	f.mu.Lock()

@@ -46,10 +46,13 @@ func TestSeed(t *testing.T) {
 		name  string
 		at    Position
 		first uint64 // number of the first message that arrives
-		want  int    // blocks of both held after three messages: one that stores [2] again, one that removes it, one that stores [3] after it
+		// blocks of both held after three messages: one that stores [2] again, one that removes it, one that stores [3]
+		// after it
+		want int
 	}{
 		{"the dump has the first two messages in it", Position{Known: true, Next: 7, Timestamp: 1.5}, 5, 3},
-		{"the dump has none of them in it: [2] was stored twice, and removed once", Position{Known: true, Next: 5, Timestamp: 1.5}, 5, 3},
+		{"the dump has none of them in it: [2] was stored twice, and removed once",
+			Position{Known: true, Next: 5, Timestamp: 1.5}, 5, 3},
 		{"a message is missing between", Position{Known: true, Next: 4, Timestamp: 1.5}, 5, 0},
 		{"the messages are another process's", Position{Known: true, Next: 7, Timestamp: 1.25}, 5, 0},
 		{"the dump does not say", Position{}, 5, 1},
@@ -97,7 +100,11 @@ func TestSeedIsRefused(t *testing.T) {
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
-	eventually(t, "a first store", func() bool { e.publish(0, stored(9, nil, 4, 9, 9, 9, 9)); return h.match(4, 9, 9, 9, 9) == 1 })
+	eventually(
+		t,
+		"a first store",
+		func() bool { e.publish(0, stored(9, nil, 4, 9, 9, 9, 9)); return h.match(4, 9, 9, 9, 9) == 1 },
+	)
 	if err := h.Seed(h.worker(), Position{}, store); !errors.Is(err, ErrBegun) {
 		t.Errorf("a worker whose own events came: %v", err)
 	}

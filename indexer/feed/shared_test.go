@@ -30,8 +30,8 @@ func contents(x *indexer.Index, w kvblock.Worker) []string {
 	return all
 }
 
-// Subscriptions share what messages are decoded into: nothing of one's gets into another's, whatever stood there before, and nothing is
-// kept of a message's bytes.
+// Subscriptions share what messages are decoded into: nothing of one's gets into another's, whatever stood there
+// before, and nothing is kept of a message's bytes.
 func TestDecodingsAreShared(t *testing.T) {
 	h := newHouse(t)
 	const workers = 8
@@ -121,7 +121,20 @@ func randomBatch(r *rand.Rand, w int) []byte {
 					tokens = append(tokens, base*1000+i*4+k+w)
 				}
 			}
-			fields := kvblocktest.Pairs{"type", "BlockStored", "block_hashes", hashes, "parent_block_hash", parent, "token_ids", tokens, "block_size", 4, "medium", []any{"GPU", "GPU", "CPU"}[r.IntN(3)]}
+			fields := kvblocktest.Pairs{
+				"type",
+				"BlockStored",
+				"block_hashes",
+				hashes,
+				"parent_block_hash",
+				parent,
+				"token_ids",
+				tokens,
+				"block_size",
+				4,
+				"medium",
+				[]any{"GPU", "GPU", "CPU"}[r.IntN(3)],
+			}
 			if base%5 == 1 {
 				fields = append(fields, "lora_name", "adapter")
 			}

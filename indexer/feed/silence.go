@@ -118,7 +118,8 @@ func (f *Feed) listen(w pool.Worker) *hearing {
 		}
 		f.silent.Add(1)
 		f.log.Warn("a worker has served requests and sent no KV event: "+f.withoutEvents(w.Worker)+". "+
-			"Is its kvEvents address right, are its engine's KV events on, and is prefix caching on?", "worker", w.String(), "events", f.eventsAddress(&w),
+			"Is its kvEvents address right, are its engine's KV events on, and is prefix caching on?", "worker",
+			w.String(), "events", f.eventsAddress(&w),
 			"requests", silenceRequests, "within", silenceTime, "engine_flag", engineFlag(f.config.Engine))
 	}}
 }
@@ -134,7 +135,8 @@ func (f *Feed) withoutEvents(w kvblock.Worker) string {
 			return "it is routed to by load"
 		case x.BlockSize == 0:
 			return "its block size is not known either, so it is routed to by load (reason no_block_size). " +
-				"With blockSize in the endpoints file or --kv-cache-block-size its cache is guessed from the requests it was sent"
+				"With blockSize in the endpoints file or --kv-cache-block-size its cache is guessed from the " +
+				"requests it was sent"
 		default:
 			return "what it has cached is guessed from the requests it was sent"
 		}
@@ -150,7 +152,8 @@ func engineFlag(engine string) string {
 	case "sglang":
 		return `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557"}'`
 	case "trtllm":
-		return "kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024}, and a process that publishes the engine's KV events over ZMQ"
+		return "kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024}, and a process that " +
+			"publishes the engine's KV events over ZMQ"
 	}
 	return "--kv-events-config (dynamo.vllm, dynamo.sglang) or --publish-events-and-metrics (dynamo.trtllm)"
 }

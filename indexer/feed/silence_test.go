@@ -22,12 +22,21 @@ func TestHearing(t *testing.T) {
 		do   func(h *hearing)
 		want []bool
 	}{
-		{"ten requests, then a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(61 * time.Second) }, []bool{true}},
-		{"ten requests, less than a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(59 * time.Second) }, nil},
-		{"ten requests that take longer than a minute", func(h *hearing) { requests(h, 10, 10*time.Second) }, []bool{true}},
+		{"ten requests, then a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(61 * time.Second) },
+			[]bool{true}},
+		{"ten requests, less than a minute", func(h *hearing) { requests(h, 10, 0); <-time.After(59 * time.Second) },
+			nil},
+		{"ten requests that take longer than a minute", func(h *hearing) { requests(h, 10, 10*time.Second) },
+			[]bool{true}},
 		{"nine requests", func(h *hearing) { requests(h, 9, 0); <-time.After(time.Hour) }, nil},
 		{"an event before", func(h *hearing) { h.event(); requests(h, 20, 0); <-time.After(time.Hour) }, nil},
-		{"an event within the minute", func(h *hearing) { requests(h, 10, 0); <-time.After(time.Second); h.event(); <-time.After(time.Hour) }, nil},
+		{"an event within the minute", func(h *hearing) {
+			requests(h, 10,
+				0)
+			<-time.After(time.Second)
+			h.event()
+			<-time.After(time.Hour)
+		}, nil},
 		{"an event after all", func(h *hearing) {
 			requests(h, 100, 0)
 			<-time.After(time.Hour)
@@ -36,7 +45,9 @@ func TestHearing(t *testing.T) {
 			requests(h, 100, time.Second)
 		},
 			[]bool{true, false}},
-		{"the publisher went, and none came back", func(h *hearing) { h.event(); requests(h, 5, 0); h.again(); requests(h, 10, 0); <-time.After(time.Hour) }, []bool{true}},
+		{"the publisher went, and none came back",
+			func(h *hearing) { h.event(); requests(h, 5, 0); h.again(); requests(h, 10, 0); <-time.After(time.Hour) },
+			[]bool{true}},
 		{"silent, and the connection comes and goes", func(h *hearing) {
 			requests(h, 10, 0)
 			<-time.After(time.Hour)
@@ -44,7 +55,8 @@ func TestHearing(t *testing.T) {
 			requests(h, 10, 0)
 			<-time.After(time.Hour)
 		}, []bool{true}},
-		{"the worker left", func(h *hearing) { requests(h, 10, 0); h.leave(); <-time.After(time.Hour); h.event() }, nil},
+		{"the worker left", func(h *hearing) { requests(h, 10, 0); h.leave(); <-time.After(time.Hour); h.event() },
+			nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -97,7 +109,11 @@ func TestSilentWorker(t *testing.T) {
 	if !silent() || h.Silent() != 1 {
 		t.Errorf("silent: %v, %d workers", silent(), h.Silent())
 	}
-	eventually(t, "an event", func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.Silent() == 0 && !silent() })
+	eventually(
+		t,
+		"an event",
+		func() bool { e.publish(0, stored(1, nil, 4, 1, 2, 3, 4)); return h.Silent() == 0 && !silent() },
+	)
 	hearing.again()
 	for range silenceRequests {
 		h.Served(s.Workers[0].Worker, 100, 0)

@@ -8,8 +8,8 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Constraints are what a request says, in nvext.routing_constraints, of the taints of the workers that serve it. The zero value
-// says nothing.
+// Constraints are what a request says, in nvext.routing_constraints, of the taints of the workers that serve it. The
+// zero value says nothing.
 //
 // Source: dynamo-llm 1.6.1, protocols/common/extensions (RoutingConstraints).
 type Constraints struct {
@@ -28,8 +28,8 @@ const (
 	maxTaintBytes = 512
 )
 
-// readConstraints reads the constraints in nvext. Whatever is wrong with them is an *Error: a request must not reach a worker
-// that it did not want because of a typing error.
+// readConstraints reads the constraints in nvext. Whatever is wrong with them is an *Error: a request must not reach a
+// worker that it did not want because of a typing error.
 func readConstraints(nvext *chattemplate.Dict) (c Constraints, err error) {
 	v, _ := nvext.Get("routing_constraints")
 	object, ok := v.(*chattemplate.Dict)
@@ -47,7 +47,11 @@ func readConstraints(nvext *chattemplate.Dict) (c Constraints, err error) {
 			c.Preferred, err = preferredTaints(constraintsKey+".preferred_taints", v)
 		default:
 			err = &Error{Code: CodeInvalidValue, Param: constraintsKey,
-				Message: fmt.Sprintf("'%s' has no %.64q; there are required_taints and preferred_taints.", constraintsKey, key)}
+				Message: fmt.Sprintf(
+					"'%s' has no %.64q; there are required_taints and preferred_taints.",
+					constraintsKey,
+					key,
+				)}
 		}
 		if err != nil {
 			return Constraints{}, err
@@ -103,9 +107,17 @@ func preferredTaints(path string, v any) (map[string]float32, error) {
 }
 
 func tooManyTaints(path string) *Error {
-	return &Error{Code: CodeInvalidValue, Param: path, Message: fmt.Sprintf("'%s' names more than %d taints.", path, maxTaints)}
+	return &Error{
+		Code:    CodeInvalidValue,
+		Param:   path,
+		Message: fmt.Sprintf("'%s' names more than %d taints.", path, maxTaints),
+	}
 }
 
 func longTaint(path string) *Error {
-	return &Error{Code: CodeInvalidValue, Param: path, Message: fmt.Sprintf("'%s' has a taint of more than %d bytes.", path, maxTaintBytes)}
+	return &Error{
+		Code:    CodeInvalidValue,
+		Param:   path,
+		Message: fmt.Sprintf("'%s' has a taint of more than %d bytes.", path, maxTaintBytes),
+	}
 }

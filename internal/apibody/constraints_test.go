@@ -16,9 +16,11 @@ func TestConstraints(t *testing.T) {
 		{`{}`, Constraints{}},
 		{`{"routing_constraints":null}`, Constraints{}},
 		{`{"routing_constraints":{}}`, Constraints{}},
-		{`{"routing_constraints":{"required_taints":["gpu","dynamo.topology/zone=a","gpu"]}}`, Constraints{Required: []string{"gpu", "dynamo.topology/zone=a"}}},
+		{`{"routing_constraints":{"required_taints":["gpu","dynamo.topology/zone=a","gpu"]}}`,
+			Constraints{Required: []string{"gpu", "dynamo.topology/zone=a"}}},
 		// As Dynamo has them, weights are of single precision.
-		{`{"routing_constraints":{"preferred_taints":{"a":0.1,"b":-2,"":1}}}`, Constraints{Preferred: map[string]float32{"a": 0.1, "b": -2, "": 1}}},
+		{`{"routing_constraints":{"preferred_taints":{"a":0.1,"b":-2,"":1}}}`,
+			Constraints{Preferred: map[string]float32{"a": 0.1, "b": -2, "": 1}}},
 	} {
 		r, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":`+c.nvext+`}`))
 		if err != nil || !reflect.DeepEqual(r.Constraints, c.want) {
@@ -56,9 +58,14 @@ func TestBadConstraintsNameTheirKey(t *testing.T) {
 		{`{"preferred_taints":{` + many(`"t%d":1`) + `}}`, CodeInvalidValue, key + ".preferred_taints"},
 		{`{"preferred_taints":{"` + long + `":1}}`, CodeInvalidValue, key + ".preferred_taints"},
 	} {
-		_, err := ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":{"routing_constraints":`+c.constraints+`}}`))
+		_, err := ParseRequest(
+			"/v1/completions",
+			[]byte(`{"model":"m","prompt":"x","nvext":{"routing_constraints":`+c.constraints+`}}`),
+		)
 		var e *Error
-		if !errors.As(err, &e) || c.code != "" && (e.Code != c.code || e.Param != c.param || !strings.Contains(e.Message, c.param)) || len(e.Message) > 400 {
+		if !errors.As(err, &e) ||
+			c.code != "" && (e.Code != c.code || e.Param != c.param || !strings.Contains(e.Message, c.param)) ||
+			len(e.Message) > 400 {
 			t.Errorf("%.80s: got %v; want %s of %s", c.constraints, err, c.code, c.param)
 		}
 	}

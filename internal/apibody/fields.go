@@ -2,26 +2,32 @@ package apibody
 
 import "kvepp/chattemplate"
 
-// How a body's fields are read. Fields that nothing reads are checked and left out, here and in nvext: they take no memory.
-// TestFieldsAreThoseRead holds the table against the code that reads them.
+// How a body's fields are read. Fields that nothing reads are checked and left out, here and in nvext: they take no
+// memory. TestFieldsAreThoseRead holds the table against the code that reads them.
 
 // wholeFields are the fields of the outermost object that are read, by whichever API and engine, and how.
 var wholeFields = map[string]chattemplate.JSONField{
 	"add_generation_prompt": 0, "add_special_tokens": 0, "cache_salt": 0, "chat_template": 0, "chat_template_args": 0,
 	"chat_template_kwargs": 0, "continue_final_message": 0, "conversation": 0, "documents": 0, "echo": 0, "input": 0,
 	"instructions": 0, "max_completion_tokens": 0, "max_output_tokens": 0, "max_tokens": 0, "messages": 0, "model": 0,
-	"output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0, "prompt_token_ids_b64": 0,
-	"reasoning": 0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "thinking": 0, "tool_choice": 0, "tools": 0,
+	"output_config": 0, "previous_input_messages": 0, "previous_response_id": 0, "prompt_embeds": 0,
+	"prompt_token_ids_b64": 0,
+	"reasoning":            0, "reasoning_effort": 0, "stream": 0, "suffix": 0, "system": 0, "thinking": 0,
+	"tool_choice":            0,
+	"tools":                  0,
 	"truncate_prompt_tokens": 0, "truncation": 0,
-	"input_ids": chattemplate.JSONTokenIDs, "prompt": chattemplate.JSONTokenIDs, "prompt_token_ids": chattemplate.JSONTokenIDs,
-	"response_format": chattemplate.JSONFields, "kv_transfer_params": chattemplate.JSONFields, "mm_processor_kwargs": chattemplate.JSONFields, "nvext": chattemplate.JSONFields,
+	"input_ids": chattemplate.JSONTokenIDs, "prompt": chattemplate.JSONTokenIDs,
+	"prompt_token_ids": chattemplate.JSONTokenIDs,
+	"response_format":  chattemplate.JSONFields, "kv_transfer_params": chattemplate.JSONFields,
+	"mm_processor_kwargs": chattemplate.JSONFields, "nvext": chattemplate.JSONFields,
 }
 
 // nvextFields are those of nvext.
 var nvextFields = map[string]chattemplate.JSONField{
 	"agent_hints": 0, "annotations": 0, "backend_instance_id": 0, "cache_salt": 0, "decode_worker_id": 0, "dp_rank": 0,
-	"prefill_dp_rank": 0, "prefill_worker_id": 0, "router_config_override": 0, "routing_constraints": 0, "session_control": 0,
-	"token_data": chattemplate.JSONTokenIDs,
+	"prefill_dp_rank": 0, "prefill_worker_id": 0, "router_config_override": 0, "routing_constraints": 0,
+	"session_control": 0,
+	"token_data":      chattemplate.JSONTokenIDs,
 }
 
 // fieldsOf are the tables, by the field of the outermost object whose fields they are.

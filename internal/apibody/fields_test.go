@@ -12,16 +12,17 @@ import (
 	"testing"
 )
 
-// TestFieldsAreThoseRead reads the sources of those who read a request's Body, and holds the names that they look up against the
-// table of fields. A look-up is a call with a name and with the body: something that ends in .Body, or a variable of a name that
-// bodies have in those packages.
+// TestFieldsAreThoseRead reads the sources of those who read a request's Body, and holds the names that they look up
+// against the table of fields. A look-up is a call with a name and with the body: something that ends in .Body, or a
+// variable of a name that bodies have in those packages.
 func TestFieldsAreThoseRead(t *testing.T) {
 	bodies := map[string]bool{"b": true, "body": true, "object": true}
 	elsewhere := map[string]bool{ // looked up in other objects of these names
 		"type": true,
 	}
 	read := map[string]string{}
-	for _, dir := range []string{".", "../../tokenizer", "../../tokenizer/remote", "../../router", "../../extproc", "../check"} {
+	for _, dir := range []string{".", "../../tokenizer", "../../tokenizer/remote", "../../router", "../../extproc",
+		"../check"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +79,8 @@ func TestFieldsAreThoseRead(t *testing.T) {
 				if variable, isName := args[1].(*ast.Ident); isName {
 					for _, loop := range loops { // the innermost is the last
 						through, isName := loop.Value.(*ast.Ident)
-						if !isName || through.Name != variable.Name || call.Pos() < loop.Pos() || loop.End() < call.End() {
+						if !isName || through.Name != variable.Name || call.Pos() < loop.Pos() ||
+							loop.End() < call.End() {
 							continue
 						}
 						switch of := loop.X.(type) {
@@ -87,7 +89,8 @@ func TestFieldsAreThoseRead(t *testing.T) {
 						case *ast.Ident:
 							names = lists[of.Name]
 						}
-						if method, isMethod := call.Fun.(*ast.SelectorExpr); isMethod && method.Sel.Name == "Get" && len(names) == 0 {
+						if method, isMethod := call.Fun.(*ast.SelectorExpr); isMethod && method.Sel.Name == "Get" &&
+							len(names) == 0 {
 							t.Errorf("%s: which fields are read here?", set.Position(call.Pos()))
 						}
 					}

@@ -13,8 +13,8 @@ import (
 type Changes struct {
 	// WithoutPins takes out the keys of nvext by which a client names workers.
 	WithoutPins bool
-	// WithoutLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses requests
-	// with keys that it does not know, these included, which an earlier one had.
+	// WithoutLegacy takes out the keys of nvext that mean something to kvepp alone: a frontend of Dynamo 1.6.1 refuses
+	// requests with keys that it does not know, these included, which an earlier one had.
 	WithoutLegacy bool
 	// Model goes in place of the model's name. Empty: it stays.
 	Model string
@@ -25,14 +25,21 @@ type Changes struct {
 }
 
 var (
-	pinKeys       = []string{"backend_instance_id", "decode_worker_id", "prefill_worker_id", "dp_rank", "prefill_dp_rank"}
+	pinKeys = []string{
+		"backend_instance_id",
+		"decode_worker_id",
+		"prefill_worker_id",
+		"dp_rank",
+		"prefill_dp_rank",
+	}
 	legacyKeys    = []string{"session_control", "router_config_override"}
 	legacyHints   = []string{"kv_overlap_score_weight"} // of nvext.agent_hints
 	longestNumber = len("4294967295,")
 )
 
-// Forward returns the body with the changes; nil if there are none to make, and it can go as it is. body is what the Request was
-// parsed from. The changes are spliced in, and everything else stays, byte for byte. Of a key that is there twice both are changed.
+// Forward returns the body with the changes; nil if there are none to make, and it can go as it is. body is what the
+// Request was parsed from. The changes are spliced in, and everything else stays, byte for byte. Of a key that is there
+// twice both are changed.
 func (r *Request) Forward(body []byte, c Changes) []byte {
 	nvext, isObject := field[*chattemplate.Dict](r.Body, "nvext")
 	var keys, hintKeys []string // to be taken out
@@ -43,8 +50,10 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 			in       *chattemplate.Dict
 			all      []string
 			takesOut *[]string
-		}{{c.WithoutPins, nvext, pinKeys, &keys}, {c.WithoutLegacy, nvext, legacyKeys, &keys}, {c.WithoutLegacy, hints, legacyHints, &hintKeys}} {
-			if set.wanted && set.in != nil && slices.ContainsFunc(set.all, func(key string) bool { return has(set.in, key) }) {
+		}{{c.WithoutPins, nvext, pinKeys, &keys}, {c.WithoutLegacy, nvext, legacyKeys, &keys},
+			{c.WithoutLegacy, hints, legacyHints, &hintKeys}} {
+			if set.wanted && set.in != nil &&
+				slices.ContainsFunc(set.all, func(key string) bool { return has(set.in, key) }) {
 				*set.takesOut = append(*set.takesOut, set.all...)
 			}
 		}
@@ -112,8 +121,8 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	return s.apply(body)
 }
 
-// TakesTokenData reports whether a Dynamo frontend would take the prompt's token ids from nvext.token_data, and answer no
-// differently for it: one prompt of text, and nobody who wants to see what the frontend makes of it.
+// TakesTokenData reports whether a Dynamo frontend would take the prompt's token ids from nvext.token_data, and answer
+// no differently for it: one prompt of text, and nobody who wants to see what the frontend makes of it.
 func (r *Request) TakesTokenData() bool {
 	switch {
 	case r.HasMedia || r.TokenData != nil:
@@ -133,7 +142,8 @@ func (r *Request) TakesTokenData() bool {
 	return !has(nvext, "token_data") && !has(nvext, "annotations")
 }
 
-// Without returns a body that was parsed without some fields of the outermost object. Everything else stays, byte for byte.
+// Without returns a body that was parsed without some fields of the outermost object. Everything else stays, byte for
+// byte.
 func Without(body []byte, fields []string) []byte {
 	var s splice
 	s.object(body, space(body, 0), func(key string, _, _ int) bool { return !slices.Contains(fields, key) })
@@ -201,8 +211,8 @@ func (s *splice) apply(text []byte) []byte {
 	return append(out, text[at:]...)
 }
 
-// object shows each member of the object that begins at i, in order, with where its value begins and ends, and takes out those
-// that keep refuses. It returns where the object ends. text is valid JSON from i on.
+// object shows each member of the object that begins at i, in order, with where its value begins and ends, and takes
+// out those that keep refuses. It returns where the object ends. text is valid JSON from i on.
 func (s *splice) object(text []byte, i int, keep func(key string, from, to int) bool) int {
 	open := i + 1
 	end := open        // of the last member that stays, or of the brace

@@ -16,39 +16,58 @@ func TestForward(t *testing.T) {
 		body, want string // want is empty where the body can go as it is
 	}{
 		{allOut, `{"model":"m","prompt":"x"}`, ""},
-		{allOut, `{"model":"m","prompt":"x","dp_rank":1,"session_control":{},"nvext":{"agent_hints":{"priority":1},"session_id":"dp_rank"}}`, ""},
+		{allOut, `{"model":"m","prompt":"x","dp_rank":1,"session_control":{},"nvext":{"agent_hints":{"priority":1},` +
+			`"session_id":"dp_rank"}}`, ""},
 		{allOut, `{"model":"m","prompt":"x","nvext":"dp_rank"}`, ""},
-		{allOut, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, `{"model":"m","prompt":"x","nvext":{}}`},
-		{allOut, ` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "session_control" : null , "c\n" : 1.50 } , "prompt" : "\"{x" } ` + "\n",
+		{allOut, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`,
+			`{"model":"m","prompt":"x","nvext":{}}`},
+		{allOut, ` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "session_control" : null , "c\n" : 1.50 } ` +
+			`, "prompt" : "\"{x" } ` + "\n",
 			` { "model" : "m" , "nvext" : { "a" : [ 1 , {"b":"}"} ] , "c\n" : 1.50 } , "prompt" : "\"{x" } ` + "\n"},
-		{allOut, `{"nvext":{"session\u005fcontrol":{"session_id":"\\"},"router_config_override":{"router_temperature":1e0}},"model":"m","prompt":"é"}`,
+		{allOut, `{"nvext":{"session\u005fcontrol":{"session_id":"\\"},` +
+			`"router_config_override":{"router_temperature":1e0}},"model":"m","prompt":"é"}`,
 			`{"nvext":{},"model":"m","prompt":"é"}`},
-		{allOut, `{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"kv_overlap_score_weight":2,"priority":-1},"a":0},"n":1}`,
+		{allOut, `{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"kv_overlap_score_weight":2,` +
+			`"priority":-1},"a":0},"n":1}`,
 			`{"model":"m","prompt":"x","nvext":{"agent_hints":{"osl":7,"priority":-1},"a":0},"n":1}`},
-		{allOut, `{"nvext":null,"nvext":{"session_control":{"session_id":"s"}},"model":"m","prompt":"x"}`, `{"nvext":null,"nvext":{},"model":"m","prompt":"x"}`},
+		{allOut, `{"nvext":null,"nvext":{"session_control":{"session_id":"s"}},"model":"m","prompt":"x"}`,
+			`{"nvext":null,"nvext":{},"model":"m","prompt":"x"}`},
 		{Changes{WithoutLegacy: true}, `{"model":"m","prompt":"x","nvext":{"dp_rank":1}}`, ""},
 		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"session_control":{"session_id":"s"}}}`, ""},
-		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"backend_instance_id":1,"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5}}`,
+		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"backend_instance_id":1,` +
+			`"decode_worker_id":2,"prefill_worker_id":3,"dp_rank":4,"prefill_dp_rank":5}}`,
 			`{"model":"m","prompt":"x","nvext":{}}`},
-		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"a":0, "dp_rank":4, "b":[1] ,"prefill_worker_id":3, "dp_rank":"x" }}`,
+		{Changes{WithoutPins: true}, `{"model":"m","prompt":"x","nvext":{"a":0, "dp_rank":4, "b":[1] ,` +
+			`"prefill_worker_id":3, "dp_rank":"x" }}`,
 			`{"model":"m","prompt":"x","nvext":{"a":0, "b":[1] }}`},
 		{allOut, `{"nvext":{"agent_hints":{"kv_overlap_score_weight":2},"dp_rank":1},"model":"m","prompt":"x"}`,
 			`{"nvext":{"agent_hints":{}},"model":"m","prompt":"x"}`},
 
 		{Changes{CacheSalt: "a\"b"}, ` {"model":"m","prompt":"x"}`, ` {"cache_salt":"a\"b","model":"m","prompt":"x"}`},
-		{Changes{CacheSalt: "a"}, `{"model":"m", "cache_salt" : {"b":1} ,"prompt":"x"}`, `{"model":"m", "cache_salt" : "a" ,"prompt":"x"}`},
+		{Changes{CacheSalt: "a"}, `{"model":"m", "cache_salt" : {"b":1} ,"prompt":"x"}`,
+			`{"model":"m", "cache_salt" : "a" ,"prompt":"x"}`},
 
-		{Changes{Model: "b/é\"<"}, `{"prompt":"x", "model" : "m" ,"model":"n"}`, `{"prompt":"x", "model" : "b/é\"<" ,"model":"b/é\"<"}`},
-		{Changes{Model: "m"}, `{"model":"a","prompt":"x","nvext":{"model":"a"}}`, `{"model":"m","prompt":"x","nvext":{"model":"a"}}`},
-		{Changes{Model: "b", CacheSalt: "s", TokenData: []uint32{1}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1]},"cache_salt":"s","model":"b","prompt":"x"}`},
+		{Changes{Model: "b/é\"<"}, `{"prompt":"x", "model" : "m" ,"model":"n"}`,
+			`{"prompt":"x", "model" : "b/é\"<" ,"model":"b/é\"<"}`},
+		{Changes{Model: "m"}, `{"model":"a","prompt":"x","nvext":{"model":"a"}}`,
+			`{"model":"m","prompt":"x","nvext":{"model":"a"}}`},
+		{Changes{Model: "b", CacheSalt: "s", TokenData: []uint32{1}}, `{"model":"m","prompt":"x"}`,
+			`{"nvext":{"token_data":[1]},"cache_salt":"s","model":"b","prompt":"x"}`},
 
-		{Changes{TokenData: []uint32{}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[]},"model":"m","prompt":"x"}`},
-		{Changes{TokenData: []uint32{1, 4294967295}}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1,4294967295]},"model":"m","prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}, CacheSalt: "s"}, `{"model":"m","prompt":"x"}`, `{"nvext":{"token_data":[1]},"cache_salt":"s","model":"m","prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext": null,"prompt":"x"}`, `{"model":"m","nvext": {"token_data":[1]},"prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ },"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1] },"prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ "a":1},"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1], "a":1},"prompt":"x"}`},
-		{Changes{TokenData: []uint32{1}, WithoutPins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`, `{"model":"m","nvext":{"token_data":[1]},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{}}, `{"model":"m","prompt":"x"}`,
+			`{"nvext":{"token_data":[]},"model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1, 4294967295}}, `{"model":"m","prompt":"x"}`,
+			`{"nvext":{"token_data":[1,4294967295]},"model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}, CacheSalt: "s"}, `{"model":"m","prompt":"x"}`,
+			`{"nvext":{"token_data":[1]},"cache_salt":"s","model":"m","prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext": null,"prompt":"x"}`,
+			`{"model":"m","nvext": {"token_data":[1]},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ },"prompt":"x"}`,
+			`{"model":"m","nvext":{"token_data":[1] },"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{ "a":1},"prompt":"x"}`,
+			`{"model":"m","nvext":{"token_data":[1], "a":1},"prompt":"x"}`},
+		{Changes{TokenData: []uint32{1}, WithoutPins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`,
+			`{"model":"m","nvext":{"token_data":[1]},"prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{"token_data":[2]},"prompt":"x"}`, ""},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":"odd","prompt":"x"}`, ""},
 	} {
@@ -64,8 +83,20 @@ func TestForward(t *testing.T) {
 // Whatever the body and the changes, what goes on says the same but for these.
 func FuzzForward(f *testing.F) {
 	for changes := range byte(16) {
-		f.Add([]byte(`{"model":"m","prompt":["a\"]",1.5e3],"nvext":{"session_control":{"session_id":"s"},"agent_hints":{"kv_overlap_score_weight":1}}}`), changes)
-		f.Add([]byte(` {"nvext" : {"router_config_override":{}, "x":[{}],"dp_rank":1} ,"model":"m","prompt":[1],"cache_salt":"\\"}`), changes)
+		f.Add(
+			[]byte(
+				`{"model":"m","prompt":["a\"]",1.5e3],"nvext":{"session_control":{"session_id":"s"},`+
+					`"agent_hints":{"kv_overlap_score_weight":1}}}`,
+			),
+			changes,
+		)
+		f.Add(
+			[]byte(
+				` {"nvext" : {"router_config_override":{}, "x":[{}],"dp_rank":1} ,"model":"m","prompt":[1],`+
+					`"cache_salt":"\\"}`,
+			),
+			changes,
+		)
 		f.Add([]byte(` {"nvext":null ,"model":"m","prompt":[1]}`), changes)
 	}
 	f.Fuzz(func(t *testing.T, body []byte, which byte) {

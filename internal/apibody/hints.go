@@ -10,25 +10,27 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Hints is what a request says of its own routing, in its body (nvext) or in headers. Every field is optional; a header goes
-// before the body, field by field.
+// Hints is what a request says of its own routing, in its body (nvext) or in headers. Every field is optional; a header
+// goes before the body, field by field.
 //
 // Source: dynamo-llm 1.6.1, protocols/common/extensions and protocols/agents; session_control: dynamo-llm 1.2,
 // protocols/openai/nvext.
 type Hints struct {
-	// Priority is agent_hints.priority, or the header x-dynamo-request-priority: higher goes first in the queue. nil: not said.
+	// Priority is agent_hints.priority, or the header x-dynamo-request-priority: higher goes first in the queue. nil:
+	// not said.
 	Priority *int32
-	// StrictPriority is agent_hints.strict_priority, or the header x-dynamo-request-strict-priority: before all requests of a
-	// lower one. 0 is the default.
+	// StrictPriority is agent_hints.strict_priority, or the header x-dynamo-request-strict-priority: before all
+	// requests of a lower one. 0 is the default.
 	StrictPriority uint32
-	// LatencySensitivity is agent_hints.latency_sensitivity, which stands for Priority where that is not said. 0: not said.
+	// LatencySensitivity is agent_hints.latency_sensitivity, which stands for Priority where that is not said. 0: not
+	// said.
 	LatencySensitivity float64
 	// ExpectedOutputTokens is agent_hints.osl: how many tokens the answer will have. 0: not said.
 	ExpectedOutputTokens int
 	// PolicyClass is the header x-dynamo-meta-policy-class: the queue's policy class, or a family of them.
 	PolicyClass string
-	// Objective is the header x-llm-d-inference-objective, or x-gateway-inference-objective: the name of an InferenceObjective,
-	// which has a priority.
+	// Objective is the header x-llm-d-inference-objective, or x-gateway-inference-objective: the name of an
+	// InferenceObjective, which has a priority.
 	Objective string
 	// Tenant is the header x-tenant-id. Dynamo's frontends make it the request's cache salt; no engine knows it.
 	Tenant string
@@ -41,10 +43,11 @@ type Hints struct {
 	// SessionFinal says that this is the last request of its session: the header x-dynamo-session-final, or
 	// session_control.action "close".
 	SessionFinal bool
-	// SessionOpen says that the session is to be kept even where affinity is not configured: session_control.action "open" or
-	// "bind".
+	// SessionOpen says that the session is to be kept even where affinity is not configured: session_control.action
+	// "open" or "bind".
 	SessionOpen bool
-	// SessionTimeoutSecs is session_control.timeout, with SessionOpen: after how many seconds without a request the session ends.
+	// SessionTimeoutSecs is session_control.timeout, with SessionOpen: after how many seconds without a request the
+	// session ends.
 	SessionTimeoutSecs int
 
 	// Malformed are the hints that were there and could not be read, one of HintNames each; nil if there are none.
@@ -54,8 +57,21 @@ type Hints struct {
 }
 
 // HintNames are the names of hints, as metrics have them.
-var HintNames = []string{"priority", "strict_priority", "latency_sensitivity", "osl", "policy_class", "objective", "tenant", "session",
-	"session_final", "session_control", "pin", "override", "routing_constraints"}
+var HintNames = []string{
+	"priority",
+	"strict_priority",
+	"latency_sensitivity",
+	"osl",
+	"policy_class",
+	"objective",
+	"tenant",
+	"session",
+	"session_final",
+	"session_control",
+	"pin",
+	"override",
+	"routing_constraints",
+}
 
 // defaultSessionTimeoutSecs is what stands for an absent session_control.timeout. Source: dynamo-llm 1.2, nvext.
 const defaultSessionTimeoutSecs = 300
@@ -150,8 +166,8 @@ var DynamoHintHeaders = []string{"x-dynamo-request-priority", "x-dynamo-request-
 // ObjectiveHeaders are those by which a client names its request's objective. No endpoint is to see them.
 var ObjectiveHeaders = []string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
 
-// SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. One with an affinity of its own would send
-// the request to the worker of its session's first, whatever its other headers say.
+// SessionHeaders are all headers in which Dynamo's frontend looks for a request's session. One with an affinity of its
+// own would send the request to the worker of its session's first, whatever its other headers say.
 var SessionHeaders = []string{"x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final",
 	"x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id",
 	"thread-id", "x-codex-parent-thread-id", "x-session-id", "x-parent-session-id"}
@@ -196,7 +212,8 @@ func (h *HeaderHints) Add(name, value string) {
 			h.first[i] = value
 		} else if i == headerObjective || i == headerOldObjective {
 			h.malformed = append(h.malformed, "objective")
-		} else if i != headerPriority && i != headerStrictPriority && i != headerSessionFinal { // those are counted when they are parsed
+		} else if i != headerPriority && i != headerStrictPriority &&
+			i != headerSessionFinal { // those are counted when they are parsed
 			h.malformed = append(h.malformed, "session")
 		}
 	}
@@ -204,7 +221,12 @@ func (h *HeaderHints) Add(name, value string) {
 
 // Hints returns what the headers added so far say.
 func (h *HeaderHints) Hints() Hints {
-	out := Hints{PolicyClass: h.policyClass, Objective: cmp.Or(h.first[headerObjective], h.first[headerOldObjective]), Tenant: h.tenant, Malformed: h.malformed}
+	out := Hints{
+		PolicyClass: h.policyClass,
+		Objective:   cmp.Or(h.first[headerObjective], h.first[headerOldObjective]),
+		Tenant:      h.tenant,
+		Malformed:   h.malformed,
+	}
 	if h.seen[headerPriority] {
 		if n, err := strconv.ParseInt(h.first[headerPriority], 10, 32); err == nil {
 			priority := int32(n)
@@ -234,8 +256,8 @@ func (h *HeaderHints) Hints() Hints {
 	return out
 }
 
-// session returns the session's id and its parent's: Dynamo's own headers go before those of coding agents, each of which
-// names its sessions in a way of its own.
+// session returns the session's id and its parent's: Dynamo's own headers go before those of coding agents, each of
+// which names its sessions in a way of its own.
 func (h *HeaderHints) session() (id, parent string) {
 	switch {
 	case h.first[headerSession] != "":

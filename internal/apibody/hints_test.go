@@ -23,7 +23,8 @@ func said(h Hints) string {
 	if h.ExpectedOutputTokens != 0 {
 		s = append(s, fmt.Sprint("osl=", h.ExpectedOutputTokens))
 	}
-	for _, x := range [][2]string{{"class", h.PolicyClass}, {"tenant", h.Tenant}, {"session", h.Session}, {"parent", h.ParentSession}} {
+	for _, x := range [][2]string{{"class", h.PolicyClass}, {"tenant", h.Tenant}, {"session", h.Session},
+		{"parent", h.ParentSession}} {
 		if x[1] != "" {
 			s = append(s, x[0]+"="+x[1])
 		}
@@ -40,8 +41,8 @@ func said(h Hints) string {
 	return strings.Join(s, " ")
 }
 
-// What Dynamo's frontend reads in the same headers. Source: dynamo-llm 1.6.1, protocols/common/extensions, protocols/agents
-// and their tests.
+// What Dynamo's frontend reads in the same headers. Source: dynamo-llm 1.6.1, protocols/common/extensions,
+// protocols/agents and their tests.
 func TestHeaderHints(t *testing.T) {
 	for _, c := range []struct{ headers, want string }{
 		{"", ""},
@@ -55,7 +56,8 @@ func TestHeaderHints(t *testing.T) {
 		{"x-dynamo-request-priority=5.0", "malformed=priority"},
 		{"x-dynamo-request-priority=", "malformed=priority"},
 		{"x-dynamo-request-priority=5\xff", "malformed=priority"},
-		{"x-dynamo-request-priority=x|x-dynamo-request-priority=5", "malformed=priority"}, // the first occurrence counts
+		// the first occurrence counts
+		{"x-dynamo-request-priority=x|x-dynamo-request-priority=5", "malformed=priority"},
 		{"x-dynamo-request-priority=1|x-dynamo-request-priority=2", "priority=1"},
 		{"x-dynamo-request-strict-priority=0", "strict=0"},
 		{"x-dynamo-request-strict-priority=+4294967295", "strict=4294967295"},
@@ -79,8 +81,10 @@ func TestHeaderHints(t *testing.T) {
 		{"x-claude-code-session-id=root|thread-id=t", "session=root"},
 		{"x-claude-code-session-id=root|x-claude-code-parent-agent-id=p", "session=root"},
 		{"x-claude-code-session-id=root|x-claude-code-agent-id=child", "session=child parent=root"},
-		{"x-claude-code-session-id=root|x-claude-code-agent-id=child|x-claude-code-parent-agent-id=p", "session=child parent=p"},
-		{"x-claude-code-session-id=root|x-claude-code-agent-id=child|x-claude-code-parent-agent-id=child", "session=child parent=root"},
+		{"x-claude-code-session-id=root|x-claude-code-agent-id=child|x-claude-code-parent-agent-id=p",
+			"session=child parent=p"},
+		{"x-claude-code-session-id=root|x-claude-code-agent-id=child|x-claude-code-parent-agent-id=child",
+			"session=child parent=root"},
 		{"x-claude-code-session-id=root|x-claude-code-agent-id=root|x-claude-code-parent-agent-id=p", "session=root"},
 		{"x-claude-code-agent-id=child|thread-id=t|x-session-id=o", "session=t"},
 		{"thread-id=t|x-codex-parent-thread-id=p|x-session-id=o", "session=t parent=p"},
@@ -111,16 +115,21 @@ func TestBodyHints(t *testing.T) {
 		{`[]`, ""},
 		{`{}`, ""},
 		{`{"agent_hints":null}`, ""},
-		{`{"agent_hints":{"priority":null,"strict_priority":null,"osl":null,"latency_sensitivity":null,"speculative_prefill":true}}`, ""},
-		{`{"agent_hints":{"priority":-3,"strict_priority":4294967295,"osl":200,"latency_sensitivity":2}}`, "priority=-3 strict=4294967295 latency=2 osl=200"},
+		{`{"agent_hints":{"priority":null,"strict_priority":null,"osl":null,"latency_sensitivity":null,` +
+			`"speculative_prefill":true}}`, ""},
+		{`{"agent_hints":{"priority":-3,"strict_priority":4294967295,"osl":200,"latency_sensitivity":2}}`,
+			"priority=-3 strict=4294967295 latency=2 osl=200"},
 		{`{"agent_hints":{"latency_sensitivity":-0.5}}`, "latency=-0.5"},
-		{`{"agent_hints":{"priority":5.0,"strict_priority":-1,"osl":"9","latency_sensitivity":"1"}}`, "malformed=priority,strict_priority,osl,latency_sensitivity"},
-		{`{"agent_hints":{"priority":99999999999999999999,"latency_sensitivity":true}}`, "malformed=priority,latency_sensitivity"},
+		{`{"agent_hints":{"priority":5.0,"strict_priority":-1,"osl":"9","latency_sensitivity":"1"}}`,
+			"malformed=priority,strict_priority,osl,latency_sensitivity"},
+		{`{"agent_hints":{"priority":99999999999999999999,"latency_sensitivity":true}}`,
+			"malformed=priority,latency_sensitivity"},
 		{`{"agent_hints":7}`, "malformed=priority"},
 		{`{"session_control":{"session_id":" s "}}`, "session=s"},
 		{`{"session_control":{"session_id":"s","action":"open"}}`, "session=s open=300"},
 		{`{"session_control":{"session_id":"s","action":"bind","timeout":60}}`, "session=s open=60"},
-		{`{"session_control":{"session_id":"s","action":"open","timeout":0}}`, "session=s open=300 malformed=session_control"},
+		{`{"session_control":{"session_id":"s","action":"open","timeout":0}}`,
+			"session=s open=300 malformed=session_control"},
 		{`{"session_control":{"session_id":"s","action":"close"}}`, "session=s final"},
 		{`{"session_control":{"session_id":"s","action":"shut"}}`, "session=s malformed=session_control"},
 		{`{"session_control":{"action":"open"}}`, "malformed=session_control"},
@@ -145,8 +154,10 @@ func TestHeadersGoBeforeTheBody(t *testing.T) {
 	}
 	for headers, want := range map[string]string{
 		"": "priority=1 strict=2 latency=4 osl=3 session=b open=9",
-		"x-dynamo-request-priority=0|x-dynamo-request-strict-priority=0|x-dynamo-session-id=h": "priority=0 strict=0 latency=4 osl=3 session=h open=9",
-		"x-dynamo-request-priority=?|x-dynamo-session-final=1":                                 "priority=1 strict=2 latency=4 osl=3 session=b final open=9 malformed=priority",
+		"x-dynamo-request-priority=0|x-dynamo-request-strict-priority=0|x-dynamo-session-id=h": "priority=0 strict=0 " +
+			"latency=4 osl=3 session=h open=9",
+		"x-dynamo-request-priority=?|x-dynamo-session-final=1": "priority=1 strict=2 " +
+			"latency=4 osl=3 session=b final open=9 malformed=priority",
 	} {
 		var h HeaderHints
 		for _, header := range strings.Split(headers, "|") {
@@ -161,8 +172,18 @@ func TestHeadersGoBeforeTheBody(t *testing.T) {
 
 func TestGivenNamesEveryHint(t *testing.T) {
 	n := int32(0)
-	h := Hints{Priority: &n, strictSaid: true, LatencySensitivity: 1, ExpectedOutputTokens: 1, PolicyClass: "x", Objective: "x", Tenant: "x", Session: "x",
-		SessionFinal: true, Malformed: []string{"override"}}
+	h := Hints{
+		Priority:             &n,
+		strictSaid:           true,
+		LatencySensitivity:   1,
+		ExpectedOutputTokens: 1,
+		PolicyClass:          "x",
+		Objective:            "x",
+		Tenant:               "x",
+		Session:              "x",
+		SessionFinal:         true,
+		Malformed:            []string{"override"},
+	}
 	given := h.Given()
 	h.SessionOpen = true
 	given = append(given, h.Given()...)

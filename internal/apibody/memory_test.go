@@ -23,12 +23,27 @@ func holdParse(t *testing.T, body bodytest.Body) {
 	peak := bodytest.Peak(func() {
 		allocated = bodytest.Allocated(func() { r, err = ParseRequest(body.Path, body.JSON) })
 	})
-	if most := 4*ReadCost(len(body.JSON)) + slack; allocated > most { // as when texts are joined one by one, whose time is too much too
-		t.Errorf("%s: %d bytes allocated %d bytes in all; at most %d are allowed", body.Name, len(body.JSON), allocated, most)
+	// as when texts are joined one by one, whose time is too much too
+	if most := 4*ReadCost(len(body.JSON)) + slack; allocated > most {
+		t.Errorf(
+			"%s: %d bytes allocated %d bytes in all; at most %d are allowed",
+			body.Name,
+			len(body.JSON),
+			allocated,
+			most,
+		)
 	}
 	if most := ReadCost(len(body.JSON)) + ReadCost(len(body.JSON))/8 + slack; peak > most {
-		t.Errorf("%s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; read: %v, %v", body.Name, len(body.JSON), peak,
-			float64(peak)/float64(len(body.JSON)), most, r != nil && r.TooLarge == nil, err)
+		t.Errorf(
+			"%s: %d bytes took %d bytes, %.1f for each; at most %d are allowed; read: %v, %v",
+			body.Name,
+			len(body.JSON),
+			peak,
+			float64(peak)/float64(len(body.JSON)),
+			most,
+			r != nil && r.TooLarge == nil,
+			err,
+		)
 	}
 	runtime.KeepAlive(r)
 	var bad *Error
@@ -40,7 +55,8 @@ func holdParse(t *testing.T, body bodytest.Body) {
 // TestMemoryOfBodies: parsing takes no more memory than ReadCost says, whatever the shape of a body.
 func TestMemoryOfBodies(t *testing.T) {
 	for i, body := range bodytest.All(1 << 20) {
-		if i%(2*slowerBuild) == 0 || slowerBuild == 1 && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "tools: ")) {
+		if i%(2*slowerBuild) == 0 ||
+			slowerBuild == 1 && (strings.HasPrefix(body.Name, "prompt: ") || strings.HasPrefix(body.Name, "tools: ")) {
 			holdParse(t, body)
 		}
 	}
@@ -66,10 +82,18 @@ func FuzzMemoryOfBodies(f *testing.F) {
 	})
 }
 
-// TestDenseBodiesAreRead: bodies as agents send them are read, whatever their size, with much of what they may take left.
+// TestDenseBodiesAreRead: bodies as agents send them are read, whatever their size, with much of what they may take
+// left.
 func TestDenseBodiesAreRead(t *testing.T) {
 	tool := func(i int) string {
-		return fmt.Sprintf(`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object","properties":{"path":{"type":"string","description":"A path."},"lines":{"type":"array","items":{"type":"integer"}},"deep":{"type":"boolean","default":false},"kind":{"type":"string","enum":["a","b","c"]}},"required":["path","lines"],"additionalProperties":false}}}`, i, i)
+		return fmt.Sprintf(
+			`{"type":"function","function":{"name":"tool_%d","description":"Does %d.","parameters":{"type":"object",`+
+				`"properties":{"path":{"type":"string","description":"A path."},"lines":{"type":"array",`+
+				`"items":{"type":"integer"}},"deep":{"type":"boolean","default":false},"kind":{"type":"string",`+
+				`"enum":["a","b","c"]}},"required":["path","lines"],"additionalProperties":false}}}`,
+			i,
+			i,
+		)
 	}
 	many := func(n int, of func(i int) string) string {
 		var b strings.Builder
@@ -81,7 +105,15 @@ func TestDenseBodiesAreRead(t *testing.T) {
 	}
 	turn := `{"role":"user","content":"ok"},{"role":"assistant","content":"yes"}`
 	call := func(i int) string {
-		return fmt.Sprintf(`{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{\"path\":\"/a/%d\"}"}}]},{"role":"tool","tool_call_id":"call_%d","content":"%d"}`, i, i, i, i)
+		return fmt.Sprintf(
+			`{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function",`+
+				`"function":{"name":"read","arguments":"{\"path\":\"/a/%d\"}"}}]},{"role":"tool",`+
+				`"tool_call_id":"call_%d","content":"%d"}`,
+			i,
+			i,
+			i,
+			i,
+		)
 	}
 	for name, body := range map[string]string{
 		"tools":          `"messages":[{"role":"user","content":"x"}],"tools":[` + many(20_000, tool) + `]`,
@@ -111,12 +143,26 @@ func TestTooLargeBodies(t *testing.T) {
 	if err != nil || r.TooLarge == nil || r.Prompts != nil {
 		t.Errorf("3,001 prompts: %+v, %v", r, err)
 	}
-	r, err = ParseRequest("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[`+strings.Repeat(`{},`, 1<<20)+`{}],`+rest))
-	if err != nil || !errors.Is(r.TooLarge, ErrTooManyValues) || r.Model != "m" || r.CacheSalt != "s" || !r.Stream || r.Hints.Priority == nil || r.Messages != nil || r.Tools != nil {
+	r, err = ParseRequest(
+		"/v1/chat/completions",
+		[]byte(
+			`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[`+strings.Repeat(
+				`{},`,
+				1<<20,
+			)+`{}],`+rest,
+		),
+	)
+	if err != nil || !errors.Is(r.TooLarge, ErrTooManyValues) || r.Model != "m" || r.CacheSalt != "s" || !r.Stream ||
+		r.Hints.Priority == nil ||
+		r.Messages != nil ||
+		r.Tools != nil {
 		t.Errorf("empty tools: %+v, %v", r, err)
 	}
 	t.Log(r.TooLarge)
-	_, err = ParseRequest("/v1/completions", []byte(`{"model":"m","prompt":"x","nvext":{"agent_hints":[`+strings.Repeat(`{},`, 1<<20)+`{}]}}`))
+	_, err = ParseRequest(
+		"/v1/completions",
+		[]byte(`{"model":"m","prompt":"x","nvext":{"agent_hints":[`+strings.Repeat(`{},`, 1<<20)+`{}]}}`),
+	)
 	if !errors.Is(err, ErrTooManyValues) {
 		t.Errorf("nvext: %v", err)
 	}

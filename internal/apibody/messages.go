@@ -8,9 +8,9 @@ import (
 	"kvepp/chattemplate"
 )
 
-// readMessages maps Anthropic's messages to a chat's. A block that a chat cannot hold is left out there too, so that the
-// tokens stay known; media and what the frontend alone can judge are not.
-// Source: dynamo-llm 1.6.1, protocols/anthropic.
+// readMessages maps Anthropic's messages to a chat's. A block that a chat cannot hold is left out there too, so that
+// the tokens stay known; media and what the frontend alone can judge are not. Source: dynamo-llm 1.6.1,
+// protocols/anthropic.
 func (r *Request) readMessages() error {
 	b := r.Body
 	c := &conversation{request: r}
@@ -98,7 +98,8 @@ func (r *Request) readAnthropicTools() {
 	r.Tools = chattemplate.NewList(tools...)
 }
 
-// What a chat's message, tool and tool call take beside the values in them, in bytes: objects, and their places in lists.
+// What a chat's message, tool and tool call take beside the values in them, in bytes: objects, and their places in
+// lists.
 var (
 	messageBytes = chattemplate.DictBytes(3) + placeBytes
 	toolBytes    = chattemplate.DictBytes(2) + chattemplate.DictBytes(8) + placeBytes
@@ -106,7 +107,8 @@ var (
 	partBytes    = chattemplate.DictBytes(2) + placeBytes
 )
 
-// placeBytes is a place in a list that grows by a quarter, while there are the old one and the new one, and a string's box.
+// placeBytes is a place in a list that grows by a quarter, while there are the old one and the new one, and a string's
+// box.
 const placeBytes = 3*16 + 16
 
 // chatTool is a chat's form of a tool whose name, description and strict are beside its schema.
@@ -142,7 +144,11 @@ func wantMessages(b *chattemplate.Dict, name string) (*chattemplate.List, error)
 	case !ok:
 		return nil, wrongType(name, "a list of messages")
 	case len(list.Items) == 0:
-		return nil, &Error{Code: CodeInvalidValue, Param: name, Message: "'" + name + "' must hold at least one message."}
+		return nil, &Error{
+			Code:    CodeInvalidValue,
+			Param:   name,
+			Message: "'" + name + "' must hold at least one message.",
+		}
 	}
 	return list, nil
 }
@@ -244,8 +250,8 @@ func (c *conversation) toolResult(content any) string {
 	return ""
 }
 
-// assistantBlocks adds an assistant's blocks as one message. Its thinking is kept in segments, one before each call and one
-// behind the last, if there are calls.
+// assistantBlocks adds an assistant's blocks as one message. Its thinking is kept in segments, one before each call and
+// one behind the last, if there are calls.
 func (c *conversation) assistantBlocks(blocks *chattemplate.List) {
 	turn := &turn{separator: "\n"}
 	for _, item := range blocks.Items {

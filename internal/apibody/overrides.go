@@ -8,8 +8,8 @@ import (
 	"kvepp/chattemplate"
 )
 
-// Overrides are the router's settings that a request changes for itself, in nvext.router_config_override. nil fields: as they
-// are. The OpenAI field temperature is none of them: it is about sampling.
+// Overrides are the router's settings that a request changes for itself, in nvext.router_config_override. nil fields:
+// as they are. The OpenAI field temperature is none of them: it is about sampling.
 //
 // Source: dynamo-kv-router 1.6.1, RouterConfigOverride, which Dynamo takes in calls and not in HTTP bodies;
 // agent_hints.kv_overlap_score_weight is an HTTP body's, of an earlier Dynamo.
@@ -64,8 +64,10 @@ func readOverrides(nvext *chattemplate.Dict) (o Overrides, err error) {
 			case "overlap_score_weight": // the deprecated weight goes before the two that it stands for
 				overlapWeight = v
 			default:
-				err = &Error{Code: CodeInvalidValue, Param: path, Message: fmt.Sprintf("'%s' is no setting of the router; there are overlap_score_credit, "+
-					"prefill_load_scale, router_temperature, shared_cache_multiplier, assume_kv_reuse, track_prefill_tokens and overlap_score_weight.", path)}
+				err = &Error{Code: CodeInvalidValue, Param: path,
+					Message: fmt.Sprintf("'%s' is no setting of the router; there are overlap_score_credit, "+
+						"prefill_load_scale, router_temperature, shared_cache_multiplier, assume_kv_reuse, "+
+						"track_prefill_tokens and overlap_score_weight.", path)}
 			}
 			if err != nil {
 				return Overrides{}, err
@@ -155,7 +157,11 @@ func readPins(nvext *chattemplate.Dict) (p Pins) {
 		case !ok || n < 0 || n > math.MaxUint32:
 			p.Err = wrongType("nvext."+key, "a data-parallel rank: an integer from 0 to 4294967295")
 		case pin.Key == "":
-			p.Err = &Error{Code: CodeInvalidValue, Param: "nvext." + key, Message: fmt.Sprintf("'nvext.%s' needs the worker whose rank it is.", key)}
+			p.Err = &Error{
+				Code:    CodeInvalidValue,
+				Param:   "nvext." + key,
+				Message: fmt.Sprintf("'nvext.%s' needs the worker whose rank it is.", key),
+			}
 		default:
 			pin.Rank, pin.HasRank = uint32(n), true
 		}

@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 )
 
-// Renamer puts the model's name that a client asked for in place of the one that served it, in the members "model" of an answer,
-// whatever pieces it comes in. It looks at bytes, so that it works on JSON and on events alike: a member of that name and value
-// deeper in an answer (an argument of a tool's call in Anthropic's API) is renamed too. Not safe for concurrent use.
+// Renamer puts the model's name that a client asked for in place of the one that served it, in the members "model" of
+// an answer, whatever pieces it comes in. It looks at bytes, so that it works on JSON and on events alike: a member of
+// that name and value deeper in an answer (an argument of a tool's call in Anthropic's API) is renamed too. Not safe
+// for concurrent use.
 type Renamer struct {
 	served []byte // as JSON
 	asked  []byte
@@ -20,10 +21,12 @@ const (
 	maxGap   = 16
 )
 
-// maxName is the longest name that is put into answers, in bytes: an answer may have the model's name thousands of times.
+// maxName is the longest name that is put into answers, in bytes: an answer may have the model's name thousands of
+// times.
 const maxName = 1 << 10
 
-// NewRenamer returns one for an answer of the model served. Where the client's name is longer than 1 KiB, answers stay as they are.
+// NewRenamer returns one for an answer of the model served. Where the client's name is longer than 1 KiB, answers stay
+// as they are.
 func NewRenamer(served, asked string) *Renamer {
 	if len(asked) > maxName {
 		asked = served
@@ -31,8 +34,9 @@ func NewRenamer(served, asked string) *Renamer {
 	return &Renamer{served: plainJSON(served), asked: plainJSON(asked)}
 }
 
-// Next takes a piece of the answer and returns what of it, and of what was held back before, goes on. It keeps back the beginning
-// of a member that the next piece may complete, unless this is the last. The result may be the piece itself; the piece is not changed.
+// Next takes a piece of the answer and returns what of it, and of what was held back before, goes on. It keeps back the
+// beginning of a member that the next piece may complete, unless this is the last. The result may be the piece itself;
+// the piece is not changed.
 func (r *Renamer) Next(piece []byte, last bool) []byte {
 	if len(r.held) > 0 {
 		piece = append(r.held, piece...)

@@ -9,8 +9,10 @@ func TestRenamer(t *testing.T) {
 	for _, c := range []struct{ name, answer, want string }{
 		{"json", `{"id":"1","model":"served/x","choices":[]}`, `{"id":"1","model":"asked","choices":[]}`},
 		{"blanks", "{\"model\" :\n \"served/x\"}", "{\"model\" :\n \"asked\"}"},
-		{"too many blanks", `{"model":` + strings.Repeat(" ", maxGap+1) + `"served/x"}`, `{"model":` + strings.Repeat(" ", maxGap+1) + `"served/x"}`},
-		{"events", "data: {\"model\":\"served/x\"}\n\ndata: {\"model\":\"served/x\"}\n\ndata: [DONE]\n\n", "data: {\"model\":\"asked\"}\n\ndata: {\"model\":\"asked\"}\n\ndata: [DONE]\n\n"},
+		{"too many blanks", `{"model":` + strings.Repeat(" ", maxGap+1) + `"served/x"}`,
+			`{"model":` + strings.Repeat(" ", maxGap+1) + `"served/x"}`},
+		{"events", "data: {\"model\":\"served/x\"}\n\ndata: {\"model\":\"served/x\"}\n\ndata: [DONE]\n\n",
+			"data: {\"model\":\"asked\"}\n\ndata: {\"model\":\"asked\"}\n\ndata: [DONE]\n\n"},
 		{"another model", `{"model":"served/y"}`, `{"model":"served/y"}`},
 		{"a longer name", `{"model":"served/xy"}`, `{"model":"served/xy"}`},
 		{"text", `{"content":"\"model\":\"served/x\""}`, `{"content":"\"model\":\"served/x\""}`},

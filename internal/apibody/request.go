@@ -1,11 +1,12 @@
 // Package apibody reads from the bodies of OpenAI-style requests and responses what routing needs to know.
 //
-// It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that decide
-// where it goes (model, cache salt), and the token counts that a response reports. A request is parsed once, into
-// chattemplate's values, which the chat template then renders.
+// It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that
+// decide where it goes (model, cache salt), and the token counts that a response reports. A request is parsed once,
+// into chattemplate's values, which the chat template then renders.
 //
-// A body is never changed in place: the few changes with which one is sent on are spliced into a copy. The package never judges
-// what only the engine can judge (sampling parameters, roles, tool schemas), and never decides an HTTP status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
+// A body is never changed in place: the few changes with which one is sent on are spliced into a copy. The package
+// never judges what only the engine can judge (sampling parameters, roles, tool schemas), and never decides an HTTP
+// status. A Request is read-only after ParseRequest; a UsageReader belongs to one goroutine.
 package apibody
 
 import (
@@ -71,16 +72,18 @@ type Request struct {
 	API    API
 	Model  string // never empty
 	Stream bool
-	// MaxTokens is max_completion_tokens, max_tokens or max_output_tokens, the first that is given: the most tokens to generate. 0 means the request does not say.
+	// MaxTokens is max_completion_tokens, max_tokens or max_output_tokens, the first that is given: the most tokens to
+	// generate. 0 means the request does not say.
 	MaxTokens int
 	// CacheSalt is nvext.cache_salt, else cache_salt: requests with different salts share no cache. Empty means none.
 	CacheSalt string
-	// HasMedia says that the prompt is not text alone (an image, audio, video, file or embedding): its tokens are known to
-	// the engine only.
+	// HasMedia says that the prompt is not text alone (an image, audio, video, file or embedding): its tokens are known
+	// to the engine only.
 	HasMedia bool
 	// Hints are the body's. Headers are not known here.
 	Hints Hints
-	// Overrides are the settings of the router that the request changes for itself, and Pins the workers that it asks for.
+	// Overrides are the settings of the router that the request changes for itself, and Pins the workers that it asks
+	// for.
 	Overrides Overrides
 	Pins      Pins
 	// Constraints are what the request says of its workers' taints.
@@ -93,8 +96,8 @@ type Request struct {
 	// Prompts are a completion's prompts, at least one unless HasMedia; nil for chat.
 	Prompts []Prompt
 
-	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. Of the APIs
-	// Responses and Messages they are what Dynamo's frontend makes of the request, which serves both as chats.
+	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. Of the
+	// APIs Responses and Messages they are what Dynamo's frontend makes of the request, which serves both as chats.
 	Messages *chattemplate.List
 	// Unmapped says what of a request to Responses or Messages has no place in a chat; empty if there is nothing.
 	Unmapped string
@@ -114,11 +117,13 @@ type Request struct {
 	// ToolChoiceNone says that no tool may be called.
 	ToolChoiceNone bool
 
-	// Body is the object, for fields not named here: those of its fields that anything reads. The others were checked and left out.
+	// Body is the object, for fields not named here: those of its fields that anything reads. The others were checked
+	// and left out.
 	Body *chattemplate.Dict
 
-	// TooLarge says why the prompt was not read, and nil that it was: it takes too much memory for its bytes (ErrTooManyValues), or has
-	// too many parts. Of the fields above, those are then as if they were absent that Completions and chats have alone.
+	// TooLarge says why the prompt was not read, and nil that it was: it takes too much memory for its bytes
+	// (ErrTooManyValues), or has too many parts. Of the fields above, those are then as if they were absent that
+	// Completions and chats have alone.
 	TooLarge error
 	// Left is how much of ReadCost the values of the body left for what is made of them, in bytes.
 	Left int
@@ -152,8 +157,8 @@ func ParseRequest(path string, body []byte) (*Request, error) {
 	return parseRequest(path, body, wholeField)
 }
 
-// ParseRouting is ParseRequest for those who need no tokens. Long texts of prompts are not decoded: where they have escapes, they
-// stay as JSON writes them.
+// ParseRouting is ParseRequest for those who need no tokens. Long texts of prompts are not decoded: where they have
+// escapes, they stay as JSON writes them.
 func ParseRouting(path string, body []byte) (*Request, error) {
 	return parseRequest(path, body, routingField)
 }
@@ -170,7 +175,12 @@ func parseRequest(path string, body []byte, fields func(parent, key string) chat
 	value, taken, err := chattemplate.JSONReader{Field: fields, Allowance: allowance}.Parse(body)
 	tooLarge := err
 	if errors.Is(err, ErrTooManyValues) { // what decides where it goes is little, and read all the same
-		value, taken, err = chattemplate.JSONReader{Field: promptlessField, Allowance: routingCost(len(body))}.Parse(body)
+		value, taken, err = chattemplate.JSONReader{
+			Field:     promptlessField,
+			Allowance: routingCost(len(body)),
+		}.Parse(
+			body,
+		)
 	} else {
 		tooLarge = nil
 	}
@@ -288,7 +298,8 @@ func (r *Request) readChat() error {
 		return missing("messages", "a list of messages")
 	case *chattemplate.List:
 		if len(m.Items) == 0 {
-			return &Error{Code: CodeInvalidValue, Param: "messages", Message: "'messages' must hold at least one message."}
+			return &Error{Code: CodeInvalidValue, Param: "messages",
+				Message: "'messages' must hold at least one message."}
 		}
 		for i, item := range m.Items {
 			message, ok := item.(*chattemplate.Dict)

@@ -75,7 +75,8 @@ func TestParseRequestErrors(t *testing.T) {
 	} {
 		r, err := ParseRequest("/v1/"+c.path, []byte(c.body))
 		var e *Error
-		if !errors.As(err, &e) || e.Code != c.code || e.Param != c.param || !strings.Contains(e.Message, c.message) || r != nil {
+		if !errors.As(err, &e) || e.Code != c.code || e.Param != c.param || !strings.Contains(e.Message, c.message) ||
+			r != nil {
 			t.Errorf("%s: got %v, %#v; want %s of %q: ...%s...", c.body, r, err, c.code, c.param, c.message)
 		}
 	}
@@ -119,14 +120,20 @@ func TestParseChatFields(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 
-	r, err = ParseRequest("/v1/chat/completions", []byte(`{"model": "m", "messages": [{"role": "user", "content": null}],
+	r, err = ParseRequest(
+		"/v1/chat/completions",
+		[]byte(`{"model": "m", "messages": [{"role": "user", "content": null}],
 		"stream": null, "max_tokens": "7", "tools": null, "documents": "x", "nvext": {"token_data": [1, "x"]}, "cache_salt": "top",
-		"chat_template_args": {"a": 1}, "add_generation_prompt": "false", "continue_final_message": 0, "max_completion_tokens": 0}`))
+		"chat_template_args": {"a": 1}, "add_generation_prompt": "false", "continue_final_message": 0, "max_completion_tokens": 0}`),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Stream || r.MaxTokens != 7 || r.Tools != nil || r.Documents != nil || r.TokenData != nil || r.CacheSalt != "top" ||
-		r.ChatTemplateKwargs.Len() != 1 || r.AddGenerationPrompt == nil || *r.AddGenerationPrompt || r.ContinueFinalMessage || r.AddSpecialTokens != nil {
+	if r.Stream || r.MaxTokens != 7 || r.Tools != nil || r.Documents != nil || r.TokenData != nil ||
+		r.CacheSalt != "top" ||
+		r.ChatTemplateKwargs.Len() != 1 || r.AddGenerationPrompt == nil || *r.AddGenerationPrompt ||
+		r.ContinueFinalMessage ||
+		r.AddSpecialTokens != nil {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -158,11 +165,16 @@ func TestHasMedia(t *testing.T) {
 
 func FuzzParseRequest(f *testing.F) {
 	for _, seed := range []string{
-		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"tools":[],"nvext":{"token_data":[1]}}`,
-		`{"model":"m","prompt":[[1,2],[3]]}`, `{"model":"m","prompt":["a"]}`, `{"model":"m","prompt":"\u00e9"}`, `{`, `[]`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"tools":[],` +
+			`"nvext":{"token_data":[1]}}`,
+		`{"model":"m","prompt":[[1,2],[3]]}`, `{"model":"m","prompt":["a"]}`, `{"model":"m","prompt":"\u00e9"}`, `{`,
+		`[]`,
 		`{"model":"m","prompt":[1e3]}`, `{"model":"m","messages":[1]}`, `{"model":"m","max_tokens":1e300,"prompt":""}`,
-		`{"model":"m","input":[{"type":"message","role":"assistant","content":[{"type":"refusal"}]},{"type":"reasoning","content":[1]},{"type":"function_call"},{"type":"function_call_output","output":[null]}],"tools":[null]}`,
-		`{"model":"m","system":[{"text":"a"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[null]},null]},{"role":"assistant","content":[{"type":"tool_use","input":1},7]}],"tools":[1]}`,
+		`{"model":"m","input":[{"type":"message","role":"assistant","content":[{"type":"refusal"}]},` +
+			`{"type":"reasoning","content":[1]},{"type":"function_call"},{"type":"function_call_output",` +
+			`"output":[null]}],"tools":[null]}`,
+		`{"model":"m","system":[{"text":"a"}],"messages":[{"role":"user","content":[{"type":"tool_result",` +
+			`"content":[null]},null]},{"role":"assistant","content":[{"type":"tool_use","input":1},7]}],"tools":[1]}`,
 	} {
 		f.Add(seed)
 	}
@@ -176,7 +188,8 @@ func FuzzParseRequest(f *testing.F) {
 			case err != nil:
 			case r.Model == "" || r.Body == nil || r.MaxTokens < 0:
 				t.Fatalf("%q: %+v", body, r)
-			case r.API == ChatCompletions && r.Messages.Len() == 0, r.API == Completions && len(r.Prompts) == 0 && !r.HasMedia:
+			case r.API == ChatCompletions && r.Messages.Len() == 0,
+				r.API == Completions && len(r.Prompts) == 0 && !r.HasMedia:
 				t.Fatalf("%q: no prompt: %+v", body, r)
 			case (r.API == Responses || r.API == Messages) && r.Messages == nil:
 				t.Fatalf("%q: no messages: %+v", body, r)

@@ -21,7 +21,8 @@ type Usage struct {
 // maxCarry bounds the bytes that a UsageReader keeps between writes: one line of a stream, or one usage object.
 const maxCarry = 64 << 10
 
-// maxAnswerValues bounds the memory of the values of an event, or of a usage object, in bytes. Those of engines take a few thousand.
+// maxAnswerValues bounds the memory of the values of an event, or of a usage object, in bytes. Those of engines take a
+// few thousand.
 const maxAnswerValues = 256 << 10
 
 // readAnswer reads JSON of an endpoint, which may be anybody's.
@@ -31,8 +32,8 @@ func readAnswer(data []byte) (any, error) {
 }
 
 // UsageReader watches a response body go by and picks up the usage it reports. It keeps at most 64 KiB of it: of a
-// stream the unfinished line, of a JSON body the usage object. What is longer, or has too many values, is passed over. Broken bodies are no
-// error; they report no usage. Not safe for concurrent use.
+// stream the unfinished line, of a JSON body the usage object. What is longer, or has too many values, is passed over.
+// Broken bodies are no error; they report no usage. Not safe for concurrent use.
 type UsageReader struct {
 	streaming  bool
 	usage      Usage
@@ -68,8 +69,8 @@ func (r *UsageReader) SawContent() bool { return r.sawContent }
 // Streaming reports whether the response is an event stream.
 func (r *UsageReader) Streaming() bool { return r.streaming }
 
-// Generated returns how many tokens a stream has brought: what its latest usage says, or else one for each event since the
-// first with content, which is too few from engines that put several into one. 0 for other responses.
+// Generated returns how many tokens a stream has brought: what its latest usage says, or else one for each event since
+// the first with content, which is too few from engines that put several into one. 0 for other responses.
 func (r *UsageReader) Generated() int {
 	if !r.streaming {
 		return 0
@@ -191,7 +192,8 @@ func (r *UsageReader) take(response *chattemplate.Dict) {
 
 func hasContent(event *chattemplate.Dict) bool {
 	kind, _ := field[string](event, "type") // of events of /v1/responses and /v1/messages
-	if strings.HasSuffix(kind, ".delta") || kind == "content_block_delta" || kind == "message_delta" || kind == "response.completed" {
+	if strings.HasSuffix(kind, ".delta") || kind == "content_block_delta" || kind == "message_delta" ||
+		kind == "response.completed" {
 		return true
 	}
 	choices, _ := field[*chattemplate.List](event, "choices")

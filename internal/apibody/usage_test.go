@@ -29,7 +29,8 @@ func read(contentType, body string, piece int) *UsageReader {
 	return r
 }
 
-const usageJSON = `{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107,"prompt_tokens_details":{"cached_tokens":64}}`
+const usageJSON = `{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107,` +
+	`"prompt_tokens_details":{"cached_tokens":64}}`
 
 func TestUsageReader(t *testing.T) {
 	full := Usage{PromptTokens: 100, CompletionTokens: 7, CachedTokens: 64, HasCached: true}
@@ -42,40 +43,66 @@ func TestUsageReader(t *testing.T) {
 		"stream": {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}`) +
 			event(`{"choices":[{"delta":{"content":"Hi"}}],"usage":null}`) +
 			event(`{"choices":[],"usage":`+usageJSON+`}`) + event("[DONE]"), full, true, true},
-		"stream, CR LF and comments": {stream, ": ping\r\nid: 1\r\ndata:{\"choices\":[],\"usage\" : " + usageJSON + "}\r\n\r\n", full, true, false},
-		"stream, last line open":     {stream, `data: {"usage":` + usageJSON + `}`, full, true, false},
-		"stream, latest counts":      {stream, event(`{"usage":{"prompt_tokens":1}}`) + event(`{"usage":`+usageJSON+`}`), full, true, false},
-		"stream, role only":          {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`), Usage{}, false, false},
-		"stream, text":               {stream, event(`{"choices":[{"text":"x"}]}`), Usage{}, false, true},
-		"stream, reasoning":          {stream, event(`{"choices":[{"delta":{"reasoning_content":"x"}}]}`), Usage{}, false, true},
-		"stream, tool call":          {stream, event(`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`), Usage{}, false, true},
-		"stream, finished":           {stream, event(`{"choices":[{"delta":{},"finish_reason":"length"}]}`), Usage{}, false, true},
-		"stream, quoted usage":       {stream, event(`{"choices":[{"delta":{"content":"\"usage\": {\"prompt_tokens\": 5}"}}]}`), Usage{}, false, true},
-		"stream, long line first":    {stream, "data: " + long + "\n" + event(`{"usage":`+usageJSON+`}`), full, true, false},
-		"stream, responses": {stream, "event: response.created\n" + event(`{"type":"response.created","response":{"usage":null}}`) +
-			event(`{"type":"response.completed","response":{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}}`), full, true, true},
+		"stream, CR LF and comments": {stream, ": ping\r\nid: 1\r\ndata:{\"choices\":[],\"usage\" : " + usageJSON +
+			"}\r\n\r\n", full, true, false},
+		"stream, last line open": {stream, `data: {"usage":` + usageJSON + `}`, full, true, false},
+		"stream, latest counts": {stream, event(`{"usage":{"prompt_tokens":1}}`) +
+			event(`{"usage":`+usageJSON+`}`), full, true, false},
+		"stream, role only": {stream,
+			event(`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`), Usage{}, false,
+			false},
+		"stream, text": {stream, event(`{"choices":[{"text":"x"}]}`), Usage{}, false, true},
+		"stream, reasoning": {stream, event(`{"choices":[{"delta":{"reasoning_content":"x"}}]}`), Usage{},
+			false, true},
+		"stream, tool call": {stream, event(`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`), Usage{},
+			false, true},
+		"stream, finished": {stream, event(`{"choices":[{"delta":{},"finish_reason":"length"}]}`), Usage{},
+			false, true},
+		"stream, quoted usage": {stream,
+			event(`{"choices":[{"delta":{"content":"\"usage\": {\"prompt_tokens\": 5}"}}]}`), Usage{}, false, true},
+		"stream, long line first": {stream, "data: " + long + "\n" + event(`{"usage":`+usageJSON+`}`), full, true,
+			false},
+		"stream, responses": {stream, "event: response.created\n" +
+			event(`{"type":"response.created","response":{"usage":null}}`) +
+			event(`{"type":"response.completed","response":{"usage":{"input_tokens":100,"output_tokens":7,`+
+				`"input_tokens_details":{"cached_tokens":64}}}}`), full, true, true},
 		"stream, messages": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`) +
-			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":36,"output_tokens":7,"cache_creation_input_tokens":0,"cache_read_input_tokens":64}}`), full, true, true},
-		"stream, message start": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`), Usage{}, false, false},
-		"body, responses":       {"application/json", `{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}`, full, true, true},
-		"body, messages":        {"application/json", `{"usage":{"input_tokens":5,"output_tokens":2,"cache_creation_input_tokens":0}}`, Usage{PromptTokens: 5, CompletionTokens: 2, HasCached: true}, true, true},
-		"stream, nonsense":      {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n", Usage{}, false, false},
+			event(`{"type":"message_delta","delta":{},"usage":{"input_tokens":36,"output_tokens":7,`+
+				`"cache_creation_input_tokens":0,"cache_read_input_tokens":64}}`), full, true, true},
+		"stream, message start": {stream, event(`{"type":"message_start","message":{"usage":{"input_tokens":3}}}`),
+			Usage{}, false, false},
+		"body, responses": {"application/json",
+			`{"usage":{"input_tokens":100,"output_tokens":7,"input_tokens_details":{"cached_tokens":64}}}`, full, true,
+			true},
+		"body, messages": {"application/json",
+			`{"usage":{"input_tokens":5,"output_tokens":2,"cache_creation_input_tokens":0}}`,
+			Usage{PromptTokens: 5, CompletionTokens: 2, HasCached: true}, true, true},
+		"stream, nonsense": {stream, event(`{"usage":{`) + event("[]") + event(`"usage":{`) + "data\ndata:\n\n\n",
+			Usage{}, false, false},
 
-		"body":                   {"application/json", `{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":` + usageJSON + `}`, full, true, true},
-		"body, no content type":  {"", ` { "usage" : ` + usageJSON + ` , "z":1}`, full, true, true},
-		"body, no details":       {"application/json", `{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}`, Usage{PromptTokens: 3}, true, true},
-		"body, nothing cached":   {"application/json", `{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}}`, Usage{PromptTokens: 3, HasCached: true}, true, true},
-		"body, inner usage":      {"application/json", `{"choices":[{"usage":` + usageJSON + `}],"a":{"usage":{"prompt_tokens":1}}}`, Usage{}, false, true},
+		"body": {"application/json", `{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":` +
+			usageJSON + `}`, full, true, true},
+		"body, no content type": {"", ` { "usage" : ` + usageJSON + ` , "z":1}`, full, true, true},
+		"body, no details": {"application/json", `{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}`,
+			Usage{PromptTokens: 3}, true, true},
+		"body, nothing cached": {"application/json",
+			`{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}}`,
+			Usage{PromptTokens: 3, HasCached: true}, true, true},
+		"body, inner usage": {"application/json", `{"choices":[{"usage":` + usageJSON +
+			`}],"a":{"usage":{"prompt_tokens":1}}}`, Usage{}, false, true},
 		"body, usage as a value": {"application/json", `{"a":"usage","b":` + usageJSON + `}`, Usage{}, false, true},
 		"body, null usage":       {"application/json", `{"usage":null,"x":` + usageJSON + `}`, Usage{}, false, true},
 		"body, list usage":       {"application/json", `{"usage":[` + usageJSON + `]}`, Usage{}, false, true},
-		"body, like usage":       {"application/json", `{"usage\"":` + usageJSON + `,"usages":{},"usag":{},"\\usage":{}}`, Usage{}, false, true},
-		"body, megabytes":        {"application/json", `{"choices":[{"text":"` + long + `\\"}],"usage":` + usageJSON + `}`, full, true, true},
-		"body, huge usage":       {"application/json", `{"usage":{"prompt_tokens":5,"x":"` + long + `"}}`, Usage{}, false, true},
-		"body, a list":           {"application/json", `[{"usage":` + usageJSON + `}]`, Usage{}, false, true},
-		"body, cut":              {"application/json", `{"usage":{"prompt_tokens":5`, Usage{}, false, true},
-		"body, not JSON":         {"text/html", `<html>}}}]"usage":{`, Usage{}, false, true},
-		"nothing":                {"application/json", ``, Usage{}, false, false},
+		"body, like usage": {"application/json", `{"usage\"":` + usageJSON +
+			`,"usages":{},"usag":{},"\\usage":{}}`, Usage{}, false, true},
+		"body, megabytes": {"application/json", `{"choices":[{"text":"` + long + `\\"}],"usage":` + usageJSON +
+			`}`, full, true, true},
+		"body, huge usage": {"application/json", `{"usage":{"prompt_tokens":5,"x":"` + long + `"}}`, Usage{},
+			false, true},
+		"body, a list":   {"application/json", `[{"usage":` + usageJSON + `}]`, Usage{}, false, true},
+		"body, cut":      {"application/json", `{"usage":{"prompt_tokens":5`, Usage{}, false, true},
+		"body, not JSON": {"text/html", `<html>}}}]"usage":{`, Usage{}, false, true},
+		"nothing":        {"application/json", ``, Usage{}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pieces := []int{1, 2, 3, 7, 61, 4096, 1 << 30}
@@ -103,9 +130,12 @@ func TestGenerated(t *testing.T) {
 		contentType, body string
 		want              int
 	}{
-		"events": {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`) + event(`{"choices":[{"delta":{"content":"a"}}]}`) +
-			": ping\n\n" + event(`{"choices":[{"delta":{"content":"b"}}]}`) + event(`{"choices":[{"delta":{"content":"c"}}]}`), 3},
-		"usage in each event": {stream, event(`{"choices":[{"delta":{"content":"a b c"}}],"usage":{"completion_tokens":3}}`) +
+		"events": {stream, event(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`) +
+			event(`{"choices":[{"delta":{"content":"a"}}]}`) +
+			": ping\n\n" + event(`{"choices":[{"delta":{"content":"b"}}]}`) +
+			event(`{"choices":[{"delta":{"content":"c"}}]}`), 3},
+		"usage in each event": {stream, event(
+			`{"choices":[{"delta":{"content":"a b c"}}],"usage":{"completion_tokens":3}}`) +
 			event(`{"choices":[{"delta":{"content":"d e"}}],"usage":{"completion_tokens":5}}`), 5},
 		"no content": {stream, event(`{"choices":[]}`), 0},
 		"one piece":  {"application/json", `{"usage":` + usageJSON + `}`, 0},
@@ -145,7 +175,8 @@ func TestUsageReaderAgainstParser(t *testing.T) {
 		}
 		var want Usage
 		found := false
-		if d, ok := v.(*chattemplate.Dict); ok && strings.Count(body, `"usage" :`) == 1 { // of duplicates the reader takes the last object
+		// of duplicates the reader takes the last object
+		if d, ok := v.(*chattemplate.Dict); ok && strings.Count(body, `"usage" :`) == 1 {
 			oracle := &UsageReader{}
 			oracle.take(d)
 			want, found = oracle.usage, oracle.found
@@ -179,7 +210,16 @@ func FuzzUsageReader(f *testing.F) {
 		a, aFound := whole.Usage()
 		b, bFound := pieces.Usage()
 		if a != b || aFound != bFound || whole.SawContent() != pieces.SawContent() {
-			t.Fatalf("%q: at once %+v %v %v, in pieces %+v %v %v", body, a, aFound, whole.SawContent(), b, bFound, pieces.SawContent())
+			t.Fatalf(
+				"%q: at once %+v %v %v, in pieces %+v %v %v",
+				body,
+				a,
+				aFound,
+				whole.SawContent(),
+				b,
+				bFound,
+				pieces.SawContent(),
+			)
 		}
 	})
 }
@@ -188,11 +228,14 @@ func FuzzUsageReader(f *testing.F) {
 func TestUsageOutOfRange(t *testing.T) {
 	const huge = "9223372036854775807"
 	for name, text := range map[string]string{
-		"both names": `{"prompt_tokens":` + huge + `,"input_tokens":` + huge + `,"completion_tokens":` + huge + `,"output_tokens":` + huge +
+		"both names": `{"prompt_tokens":` + huge + `,"input_tokens":` + huge + `,"completion_tokens":` + huge +
+			`,"output_tokens":` + huge +
 			`,"prompt_tokens_details":{"cached_tokens":` + huge + `},"cache_read_input_tokens":` + huge + `}`,
-		"a sum":      `{"prompt_tokens_details":{"cached_tokens":` + huge + `},"cache_read_input_tokens":1}`,
-		"below zero": `{"prompt_tokens":-1,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":-7},"cache_read_input_tokens":-1}`,
-		"beyond":     `{"prompt_tokens":1e300,"completion_tokens":99999999999999999999999,"input_tokens_details":{"cached_tokens":99999999999999999999999}}`,
+		"a sum": `{"prompt_tokens_details":{"cached_tokens":` + huge + `},"cache_read_input_tokens":1}`,
+		"below zero": `{"prompt_tokens":-1,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":-7},` +
+			`"cache_read_input_tokens":-1}`,
+		"beyond": `{"prompt_tokens":1e300,"completion_tokens":99999999999999999999999,` +
+			`"input_tokens_details":{"cached_tokens":99999999999999999999999}}`,
 	} {
 		for _, kind := range []string{"application/json", stream} {
 			r := NewUsageReader(kind)
@@ -213,7 +256,12 @@ func TestUsageOutOfRange(t *testing.T) {
 }
 
 func BenchmarkUsageReaderStream(b *testing.B) {
-	chunk := []byte(event(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}],"usage":null}`))
+	chunk := []byte(
+		event(
+			`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,` +
+				`"delta":{"content":" word"},"finish_reason":null}],"usage":null}`,
+		),
+	)
 	r := NewUsageReader(stream)
 	b.SetBytes(int64(len(chunk)))
 	b.ReportAllocs()
@@ -223,7 +271,12 @@ func BenchmarkUsageReaderStream(b *testing.B) {
 }
 
 func BenchmarkUsageReaderBody(b *testing.B) {
-	body := []byte(`{"id":"x","choices":[{"message":{"content":"` + strings.Repeat(`Some words and a \"quote\".\n`, 2000) + `"}}],"usage":` + usageJSON + `}`)
+	body := []byte(
+		`{"id":"x","choices":[{"message":{"content":"` + strings.Repeat(
+			`Some words and a \"quote\".\n`,
+			2000,
+		) + `"}}],"usage":` + usageJSON + `}`,
+	)
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {

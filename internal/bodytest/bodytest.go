@@ -1,4 +1,5 @@
-// Package bodytest makes request bodies of many shapes, hostile ones among them, and measures what reading one takes. It is for tests.
+// Package bodytest makes request bodies of many shapes, hostile ones among them, and measures what reading one takes.
+// It is for tests.
 package bodytest
 
 import (
@@ -39,15 +40,31 @@ var places = []struct{ name, path, before, after string }{
 	{"content", Chat, `{"model":"m","messages":[{"role":"user","content":`, `}]}`},
 	{"messages", Chat, `{"model":"m","messages":`, `}`},
 	{"tools", Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":`, `}`},
-	{"parameters", Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":`, `}}}]}`},
-	{"chat_template_kwargs", Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"x":`, `}}`},
+	{
+		"parameters",
+		Chat,
+		`{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f",` +
+			`"parameters":{"type":"object","properties":`,
+		`}}}]}`,
+	},
+	{
+		"chat_template_kwargs",
+		Chat,
+		`{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"x":`,
+		`}}`,
+	},
 	{"input_ids", Chat, `{"model":"m","messages":[{"role":"user","content":"x"}],"input_ids":`, `}`},
 	{"input", Responses, `{"model":"m","input":`, `}`},
 	{"input content", Responses, `{"model":"m","input":[{"type":"message","role":"user","content":`, `}]}`},
 	{"instructions", Responses, `{"model":"m","input":"x","instructions":`, `}`},
 	{"system", Messages, `{"model":"m","messages":[{"role":"user","content":"x"}],"system":`, `}`},
 	{"blocks", Messages, `{"model":"m","messages":[{"role":"user","content":`, `}]}`},
-	{"tool_use", Messages, `{"model":"m","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":{"x":`, `}}]}]}`},
+	{
+		"tool_use",
+		Messages,
+		`{"model":"m","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f","input":{"x":`,
+		`}}]}]}`,
+	},
 }
 
 // shapes are values of about n bytes.
@@ -67,9 +84,15 @@ var shapes = []struct {
 	{"integers of 4,000 digits", func(n int) string { return list(strings.Repeat("9", 4000), n) }},
 	{"strings of an escape", func(n int) string { return list(`"\n"`, n) }},
 	{"strings of 1,000 escapes", func(n int) string { return list(`"`+strings.Repeat(`x\u0041`, 1000)+`"`, n) }},
-	{"strings of 40,000 bytes and an escape", func(n int) string { return list(`"`+strings.Repeat(`x`, 40000)+`\n"`, n) }},
+	{
+		"strings of 40,000 bytes and an escape",
+		func(n int) string { return list(`"`+strings.Repeat(`x`, 40000)+`\n"`, n) },
+	},
 	{"lists of 499 levels", func(n int) string { return list(strings.Repeat("[", 490)+strings.Repeat("]", 490), n) }},
-	{"objects of 499 levels", func(n int) string { return list(strings.Repeat(`{"":`, 490)+"0"+strings.Repeat("}", 490), n) }},
+	{
+		"objects of 499 levels",
+		func(n int) string { return list(strings.Repeat(`{"":`, 490)+"0"+strings.Repeat("}", 490), n) },
+	},
 	{"levels of 500 items", func(n int) string {
 		return list(strings.Repeat("["+strings.Repeat("0,", 500), 490)+"0"+strings.Repeat("]", 490), n)
 	}},
@@ -80,13 +103,27 @@ var shapes = []struct {
 	{"messages of two bytes", func(n int) string { return list(`{"role":"user","content":"hi"}`, n) }},
 	{"messages, content first", func(n int) string { return list(`{"content":"hi","role":"user"}`, n) }},
 	{"tool calls", func(n int) string {
-		return list(`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]}`, n)
+		return list(
+			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f",`+
+				`"arguments":"{}"}}]}`,
+			n,
+		)
 	}},
 	{"parts without text", func(n int) string { return list(`{"type":"text","text":""}`, n) }},
 	{"parts of a letter", func(n int) string { return list(`{"type":"text","text":"x"}`, n) }},
-	{"messages of users", func(n int) string { return list(`{"role":"user","content":[{"type":"text","text":"x"}]}`, n) }},
+	{
+		"messages of users",
+		func(n int) string { return list(`{"role":"user","content":[{"type":"text","text":"x"}]}`, n) },
+	},
 	{"arguments of zeros", func(n int) string {
-		return list(`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":`+list("0", n)+`}"}}]}`, n)
+		return list(
+			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f",`+
+				`"arguments":"{\"x\":`+list(
+				"0",
+				n,
+			)+`}"}}]}`,
+			n,
+		)
 	}},
 	{"input parts", func(n int) string { return list(`{"type":"input_text","text":"x"}`, n) }},
 	{"input items", func(n int) string { return list(`{"type":"message","role":"user","content":"x"}`, n) }},
@@ -142,14 +179,17 @@ func All(n int) []Body {
 	for _, shape := range shapes {
 		value := shape.of(n)
 		for _, place := range places {
-			all = append(all, Body{place.name + ": " + shape.name, place.path, []byte(place.before + value + place.after)})
+			all = append(
+				all,
+				Body{place.name + ": " + shape.name, place.path, []byte(place.before + value + place.after)},
+			)
 		}
 	}
 	return all
 }
 
-// Random returns a body of about n bytes whose shape the source of chance decides: values nest in each other and stand beside each
-// other, some of them often.
+// Random returns a body of about n bytes whose shape the source of chance decides: values nest in each other and stand
+// beside each other, some of them often.
 func Random(chance *rand.Rand, n int) Body {
 	place := places[chance.IntN(len(places))]
 	var b strings.Builder
@@ -160,8 +200,26 @@ func Random(chance *rand.Rand, n int) Body {
 }
 
 // keysOfBodies are those that readers look for at some depth.
-var keysOfBodies = []string{"role", "content", "type", "text", "name", "tool_calls", "function", "arguments", "parameters", "properties", "id", "input",
-	"summary", "thinking", "tool_use_id", "output", "call_id", "x"}
+var keysOfBodies = []string{
+	"role",
+	"content",
+	"type",
+	"text",
+	"name",
+	"tool_calls",
+	"function",
+	"arguments",
+	"parameters",
+	"properties",
+	"id",
+	"input",
+	"summary",
+	"thinking",
+	"tool_use_id",
+	"output",
+	"call_id",
+	"x",
+}
 
 func value(b *strings.Builder, chance *rand.Rand, n, depth int) {
 	end := b.Len() + n

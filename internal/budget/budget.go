@@ -1,8 +1,8 @@
-// Package budget bounds the memory that requests take from their first byte until they are routed: their bodies, what it takes to read
-// these, and what stays of that while a request waits for its turn.
+// Package budget bounds the memory that requests take from their first byte until they are routed: their bodies, what
+// it takes to read these, and what stays of that while a request waits for its turn.
 //
-// The memory has three shares, so that no kind of request keeps another from being read: bodies, the reading of large bodies, and the
-// reading of all others. What does not fit a share is refused (a body), or waits its turn (a reading).
+// The memory has three shares, so that no kind of request keeps another from being read: bodies, the reading of large
+// bodies, and the reading of all others. What does not fit a share is refused (a body), or waits its turn (a reading).
 //
 // Concurrency: all methods may be called from any goroutine.
 package budget
@@ -21,14 +21,15 @@ const LargeBody = 1 << 20
 
 // Budget is the memory of all requests that are not routed yet.
 type Budget struct {
-	// Held counts what is held until a request is routed: its body, what goes on in its place, the token ids of one that is not large.
+	// Held counts what is held until a request is routed: its body, what goes on in its place, the token ids of one
+	// that is not large.
 	Held Share
 	// small and large count what reading takes, by the size of the body.
 	small, large Share
 }
 
-// largePart and smallPart are the parts of limit bytes that reading gets: four sevenths and an eighth. Bodies get the rest, about three
-// tenths. One body of [MaxBody] bytes can then always be read, whatever else is held.
+// largePart and smallPart are the parts of limit bytes that reading gets: four sevenths and an eighth. Bodies get the
+// rest, about three tenths. One body of [MaxBody] bytes can then always be read, whatever else is held.
 func largePart(limit int) int { return limit / 7 * 4 }
 func smallPart(limit int) int { return limit / 8 }
 
@@ -52,9 +53,9 @@ func ForBody(size int) int { return (size*perByte() + 3) / 4 * 7 }
 // Used returns how many bytes are taken in all.
 func (b *Budget) Used() int { return b.Held.Used() + b.small.Used() + b.large.Used() }
 
-// HoldBody counts that a body, of which before bytes were held, takes more bytes, and reports whether it may. If not, the bytes count
-// all the same until they are given back. Large bodies leave a quarter of the share to others, so that a few of them do not have
-// everybody else's refused.
+// HoldBody counts that a body, of which before bytes were held, takes more bytes, and reports whether it may. If not,
+// the bytes count all the same until they are given back. Large bodies leave a quarter of the share to others, so that
+// a few of them do not have everybody else's refused.
 func (b *Budget) HoldBody(before, more int) bool {
 	all := b.Held.used.Add(int64(more))
 	limit := b.Held.limit
@@ -72,8 +73,8 @@ func (b *Budget) Reading(size int) *Share {
 	return &b.small
 }
 
-// Keeping returns the share in which what was read of a body of size bytes counts until its request is routed: with the bodies, or where
-// large ones are read, so that these keep nobody else's from being held.
+// Keeping returns the share in which what was read of a body of size bytes counts until its request is routed: with the
+// bodies, or where large ones are read, so that these keep nobody else's from being held.
 func (b *Budget) Keeping(size int) *Share {
 	if size > LargeBody {
 		return &b.large
@@ -81,7 +82,8 @@ func (b *Budget) Keeping(size int) *Share {
 	return &b.Held
 }
 
-// Share is a part of the memory. Whoever waits gets it in the order of coming; one that wants more than the whole share gets it alone.
+// Share is a part of the memory. Whoever waits gets it in the order of coming; one that wants more than the whole share
+// gets it alone.
 type Share struct {
 	limit   int64 // bytes; 0: none
 	used    atomic.Int64

@@ -11,7 +11,8 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// TestWaitersComeInTurn: the memory goes to whoever waited longest, small wishes do not pass a large one, and one that leaves makes room.
+// TestWaitersComeInTurn: the memory goes to whoever waited longest, small wishes do not pass a large one, and one that
+// leaves makes room.
 func TestWaitersComeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Share{limit: 100}
@@ -53,7 +54,8 @@ func TestWaitersComeInTurn(t *testing.T) {
 	})
 }
 
-// TestManyTakersStayWithin: under any interleaving no more is taken than there is, all get what they want, and nothing is left.
+// TestManyTakersStayWithin: under any interleaving no more is taken than there is, all get what they want, and nothing
+// is left.
 func TestManyTakersStayWithin(t *testing.T) {
 	const limit = 1000
 	s := &Share{limit: limit}
@@ -81,7 +83,13 @@ func TestManyTakersStayWithin(t *testing.T) {
 	}
 	all.Wait()
 	if most.Load() > limit || s.Used() != 0 || s.waiting.Load() != 0 {
-		t.Errorf("%d bytes were taken at once of %d; %d are left, %d wait", most.Load(), limit, s.Used(), s.waiting.Load())
+		t.Errorf(
+			"%d bytes were taken at once of %d; %d are left, %d wait",
+			most.Load(),
+			limit,
+			s.Used(),
+			s.waiting.Load(),
+		)
 	}
 }
 

@@ -1,9 +1,9 @@
-// Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, cached tokens as
-// predicted and as reported, and the way through the gateway. It says what to do where something is wrong.
+// Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, cached
+// tokens as predicted and as reported, and the way through the gateway. It says what to do where something is wrong.
 //
-// It owns the questions (an engine's HTTP answers, its KV events, its replay socket, the gateway's answers) and the flag or setting
-// that corrects each mistake. It never routes and keeps nothing. It changes nothing at an engine except for the blocks of the prompts
-// that it sends when a probe, conversations or a gateway are asked for.
+// It owns the questions (an engine's HTTP answers, its KV events, its replay socket, the gateway's answers) and the
+// flag or setting that corrects each mistake. It never routes and keeps nothing. It changes nothing at an engine except
+// for the blocks of the prompts that it sends when a probe, conversations or a gateway are asked for.
 //
 // Concurrency: Worker is safe from any goroutine. Conversations and Gateway are called once at a time.
 package check
@@ -59,7 +59,19 @@ const (
 	AboutCachedUsed = "cached tokens"
 )
 
-var order = []string{AboutAddress, AboutHTTP, AboutModel, AboutInstance, AboutEvents, AboutReplay, AboutBlockSize, AboutPrefix, AboutTokenizer, AboutChat, AboutCachedUsed}
+var order = []string{
+	AboutAddress,
+	AboutHTTP,
+	AboutModel,
+	AboutInstance,
+	AboutEvents,
+	AboutReplay,
+	AboutBlockSize,
+	AboutPrefix,
+	AboutTokenizer,
+	AboutChat,
+	AboutCachedUsed,
+}
 
 // Config says how workers are asked.
 type Config struct {
@@ -92,7 +104,8 @@ type Asked struct {
 	engine  tokenizer.Engine // which answers HTTP; "": not known
 	model   string           // the name that requests give; "": none is known
 	answers bool             // HTTP is answered
-	unheard bool             // no events come: it cannot be connected to, or announces other blocks than those of its prompts
+	// no events come: it cannot be connected to, or announces other blocks than those of its prompts
+	unheard bool
 }
 
 // inquiry is the questions to one worker.
@@ -104,7 +117,10 @@ type inquiry struct {
 }
 
 func (q *inquiry) found(about string, state State, fix, says string, args ...any) {
-	q.Findings = append(q.Findings, Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix})
+	q.Findings = append(
+		q.Findings,
+		Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
+	)
 }
 
 // Worker asks one worker. The findings are in the order of the questions.
@@ -116,7 +132,10 @@ func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Asked {
 	q.askSettings(ctx)
 	q.askTokens(ctx)
 	q.tellCached()
-	slices.SortStableFunc(q.Findings, func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) })
+	slices.SortStableFunc(
+		q.Findings,
+		func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) },
+	)
 	return &q.Asked
 }
 
@@ -131,7 +150,8 @@ func brief(err error) string {
 		return "no answer in time"
 	}
 	text := err.Error()
-	if i := strings.LastIndex(text, ": "); i >= 0 && (strings.HasPrefix(text, "Get ") || strings.HasPrefix(text, "Post ")) {
+	if i := strings.LastIndex(text, ": "); i >= 0 &&
+		(strings.HasPrefix(text, "Get ") || strings.HasPrefix(text, "Post ")) {
 		return text[i+2:]
 	}
 	return text

@@ -23,8 +23,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// engine answers HTTP as an engine with blocks of 16 tokens. What answers names is answered so, and not found where that is empty.
-// Prompts are tokenized by model, and what was seen of them before is reported as cached.
+// engine answers HTTP as an engine with blocks of 16 tokens. What answers names is answered so, and not found where
+// that is empty. Prompts are tokenized by model, and what was seen of them before is reported as cached.
 type engine struct {
 	answers map[string]string
 	model   *tokenizer.Model
@@ -64,7 +64,13 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/tokenize":
 		json.NewEncoder(w).Encode(map[string]any{"tokens": ids, "count": len(ids)})
 	case r.URL.Path == path:
-		fmt.Fprintf(w, `{"choices":[{"text":"so"}],"usage":{"prompt_tokens":%d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":%d}}}`, len(ids), e.cached(ids))
+		fmt.Fprintf(
+			w,
+			`{"choices":[{"text":"so"}],"usage":{"prompt_tokens":%d,"completion_tokens":1,`+
+				`"prompt_tokens_details":{"cached_tokens":%d}}}`,
+			len(ids),
+			e.cached(ids),
+		)
 	default:
 		http.NotFound(w, r)
 	}
@@ -97,7 +103,8 @@ func (e *engine) serving(m *tokenizer.Model) *engine {
 	return other
 }
 
-const vLLMCache = "# HELP vllm:cache_config_info x\nvllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"True\",user_block_size=\"1\"} 1.0\n"
+const vLLMCache = "# HELP vllm:cache_config_info " +
+	"x\nvllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"True\",user_block_size=\"1\"} 1.0\n"
 
 // aModel loads the test model, with another chat template if one is given.
 func aModel(t *testing.T, engine tokenizer.Engine, template string) *tokenizer.Model {
@@ -147,16 +154,27 @@ func TestEngines(t *testing.T) {
 	model := aModel(t, tokenizer.VLLM, "")
 	other, bare := aModel(t, tokenizer.VLLM, template), withoutTemplate(t)
 	noTools := aModel(t, tokenizer.VLLM, "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"+template)
-	userOnly := aModel(t, tokenizer.VLLM, "{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template)
+	userOnly := aModel(
+		t,
+		tokenizer.VLLM,
+		"{% if tools or messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"+template,
+	)
 	models := func(owner, id string) string { return fmt.Sprintf(`{"data":[{"id":%q,"owned_by":%q}]}`, id, owner) }
 	vllm := &engine{answers: map[string]string{"/v1/models": models("vllm", "m"), "/metrics": vLLMCache}, model: model}
-	sglang := &engine{answers: map[string]string{"/v1/models": models("sglang", "m"), "/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
-		"/model_info": `{"has_image_understanding":false,"has_audio_understanding":false}`}, model: aModel(t, tokenizer.SGLang, "")}
+	sglang := &engine{
+		answers: map[string]string{
+			"/v1/models":   models("sglang", "m"),
+			"/server_info": `{"page_size":1,"disable_radix_cache":false,"enable_cache_report":true}`,
+			"/model_info":  `{"has_image_understanding":false,"has_audio_understanding":false}`,
+		},
+		model: aModel(t, tokenizer.SGLang, ""),
+	}
 	dynamo := vllm.with("/v1/models", models("nvidia", "m")).with("/tokenize", "")
 	const (
-		good      = "http ok, model ok, events wrong, block size ok, prefix caching ok, tokenizer ok, chat ok"
-		uncached  = `{"usage":{"prompt_tokens":400}}`
-		asDynamo  = "http ok, model ok, instance unknown, events wrong, block size ok, tokenizer ok, chat ok, cached tokens ok"
+		good     = "http ok, model ok, events wrong, block size ok, prefix caching ok, tokenizer ok, chat ok"
+		uncached = `{"usage":{"prompt_tokens":400}}`
+		asDynamo = "http ok, model ok, instance unknown, events wrong, block size ok, tokenizer ok, chat ok, cached " +
+			"tokens ok"
 		noAnswers = "http wrong, events wrong, block size unknown"
 	)
 	sized := func(e *pool.Endpoint) { e.BlockSize = 16 }
@@ -172,45 +190,97 @@ func TestEngines(t *testing.T) {
 	}
 	for _, c := range []row{
 		{"vLLM", vllm, nil, tokenizer.VLLM, false, nil, good, "ids of a chat are the engine's"},
-		{"vLLM, with a probe", vllm, nil, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "the second time, as predicted"},
-		{"a block size that is not known", vllm, nil, tokenizer.VLLM, true, nil, good + ", cached tokens ok", "the second time"},
-		{"taken for another engine", vllm, nil, tokenizer.SGLang, false, nil, strings.Replace(good, "http ok", "http wrong", 1), "--engine vllm"},
-		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
-		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, tokenizer.VLLM, false, nil, "http ok, model wrong, events wrong, block size unknown", "serves none"},
-		{"the endpoint's model is another", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" }, "http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp has it for n"},
-		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Name = byName }, "address wrong, " + good, "or write the address itself, address: 127.0.0.1:"},
-		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--enable-prefix-caching"},
-		{"another block size", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 }, strings.Replace(good, "size ok", "size wrong", 1), "blockSize 16"},
-		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
-		{"no ids told", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat unknown", 1), "404"},
-		{"another template", vllm.serving(other), nil, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "--chat-template FILE"},
-		{"another template, with a probe of chats alone", vllm.serving(other).with("/tokenize", ""), nil, tokenizer.VLLM, true, sized, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong, cached tokens ...", 1), "--chat-template FILE"},
-		{"no template", vllm, bare, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "its chats are routed by load"},
-		{"no template, and no ids told", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil, strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong", 1), "its chats are routed by load"},
-		{"no template on either side", vllm.serving(bare), bare, tokenizer.VLLM, true, sized, strings.Replace(good, "chat ok", "chat unknown", 1) + ", cached tokens ok", "neither kvepp nor the engine"},
-		{"a template that refuses tools", vllm.serving(noTools), noTools, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "a chat, without a tool, are"},
-		{"a template that refuses system prompts", vllm.serving(userOnly), userOnly, tokenizer.VLLM, true, sized, good + ", cached tokens ok", "without a tool and a system prompt, are"},
-		{"a template that refuses what the engine's takes", vllm, noTools, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1), "that the engine takes"},
-		{"no cached tokens told", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
-		{"nothing cached", vllm.with(chatPath, `{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "none of a prompt's 400"},
-		{"more cached than predicted", vllm.with(chatPath, `{"usage":{"prompt_tokens":4000,"prompt_tokens_details":{"cached_tokens":3984}}}`), nil, tokenizer.VLLM, true, sized, good + ", cached tokens wrong", "predicts only"},
-		{"a probe that fails", vllm.with(chatPath, "").with(completionsPath, ""), nil, tokenizer.VLLM, true, nil, good + ", cached tokens wrong", "404"},
-		{"nothing publishes", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, good, "nobody publishes at"},
-		{"the event port is one of HTTP", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = "tcp://"+e.Address, closedPort(t) }, good, "accepts connections, and publishes no KV events -> write the port"},
-		{"no such event address", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" }, good, "correct the address"},
-		{"a decode worker", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode }, "http ok, model ok, events ok, prefix caching ok, tokenizer ok, chat ok", "announces nothing of prompts"},
-		{"events over Dynamo's plane", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} }, strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
-		{"without events", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents }, strings.Replace(good, "events wrong", "events ok", 1), "kvepp guesses"},
-		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, tokenizer.VLLM, true, nil, noAnswers, "404"},
-		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, tokenizer.VLLM, false, nil, noAnswers, "invalid character"},
+		{"vLLM, with a probe", vllm, nil, tokenizer.VLLM, true, sized, good + ", cached tokens ok",
+			"the second time, as predicted"},
+		{"a block size that is not known", vllm, nil, tokenizer.VLLM, true, nil, good + ", cached tokens ok",
+			"the second time"},
+		{"taken for another engine", vllm, nil, tokenizer.SGLang, false, nil,
+			strings.Replace(good, "http ok", "http wrong", 1), "--engine vllm"},
+		{"another model", vllm.with("/v1/models", models("vllm", "other")), nil, tokenizer.VLLM, false, nil,
+			"http ok, model wrong, events wrong, block size ok, prefix caching ok", "--model other=DIR"},
+		{"no model yet", vllm.with("/v1/models", `{"data":[]}`), nil, tokenizer.VLLM, false, nil,
+			"http ok, model wrong, events wrong, block size unknown", "serves none"},
+		{"the endpoint's model is another", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Model = "n" },
+			"http ok, model wrong, events wrong, block size ok, prefix caching ok", "kvepp has it for n"},
+		{"an address by name", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Name = byName },
+			"address wrong, " + good, "or write the address itself, address: 127.0.0.1:"},
+		{"prefix caching off", vllm.with("/metrics", strings.Replace(vLLMCache, "True", "False", 1)), nil,
+			tokenizer.VLLM, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
+			"--enable-prefix-caching"},
+		{"another block size", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.BlockSize = 64 },
+			strings.Replace(good, "size ok", "size wrong", 1), "blockSize 16"},
+		{"another tokenizer", vllm.with("/tokenize", `{"tokens":[1,2,3],"count":3}`), nil, tokenizer.VLLM, false, nil,
+			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer wrong, chat wrong", 1), "at token 0"},
+		{"no ids told", vllm.with("/tokenize", ""), nil, tokenizer.VLLM, false, nil,
+			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat unknown", 1), "404"},
+		{"another template", vllm.serving(other), nil, tokenizer.VLLM, false, nil,
+			strings.Replace(good, "chat ok", "chat wrong", 1), "--chat-template FILE"},
+		{"another template, with a probe of chats alone", vllm.serving(other).with("/tokenize", ""), nil,
+			tokenizer.VLLM, true, sized,
+			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong, cached tokens ...", 1),
+			"--chat-template FILE"},
+		{"no template", vllm, bare, tokenizer.VLLM, false, nil, strings.Replace(good, "chat ok", "chat wrong", 1),
+			"its chats are routed by load"},
+		{"no template, and no ids told", vllm.with("/tokenize", ""), bare, tokenizer.VLLM, false, nil,
+			strings.Replace(good, "tokenizer ok, chat ok", "tokenizer unknown, chat wrong", 1),
+			"its chats are routed by load"},
+		{"no template on either side", vllm.serving(bare), bare, tokenizer.VLLM, true, sized,
+			strings.Replace(good, "chat ok", "chat unknown", 1) + ", cached tokens ok", "neither kvepp nor the engine"},
+		{"a template that refuses tools", vllm.serving(noTools), noTools, tokenizer.VLLM, true, sized,
+			good + ", cached tokens ok", "a chat, without a tool, are"},
+		{"a template that refuses system prompts", vllm.serving(userOnly), userOnly, tokenizer.VLLM, true, sized,
+			good + ", cached tokens ok", "without a tool and a system prompt, are"},
+		{"a template that refuses what the engine's takes", vllm, noTools, tokenizer.VLLM, false, nil,
+			strings.Replace(good, "chat ok", "chat wrong", 1), "that the engine takes"},
+		{"no cached tokens told", vllm.with(chatPath, uncached), nil, tokenizer.VLLM, true, nil,
+			good + ", cached tokens wrong", "--enable-prompt-tokens-details"},
+		{"nothing cached", vllm.with(chatPath,
+			`{"usage":{"prompt_tokens":400,"prompt_tokens_details":{"cached_tokens":0}}}`), nil, tokenizer.VLLM, true,
+			nil, good + ", cached tokens wrong", "none of a prompt's 400"},
+		{"more cached than predicted", vllm.with(chatPath,
+			`{"usage":{"prompt_tokens":4000,"prompt_tokens_details":{"cached_tokens":3984}}}`), nil, tokenizer.VLLM,
+			true, sized, good + ", cached tokens wrong", "predicts only"},
+		{"a probe that fails", vllm.with(chatPath, "").with(completionsPath, ""), nil, tokenizer.VLLM, true, nil,
+			good + ", cached tokens wrong", "404"},
+		{"nothing publishes", vllm, nil, tokenizer.VLLM, false,
+			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = closedPort(t), closedPort(t) }, good,
+			"nobody publishes at"},
+		{"the event port is one of HTTP", vllm, nil, tokenizer.VLLM, false,
+			func(e *pool.Endpoint) { e.KVEvents, e.KVReplay = "tcp://"+e.Address, closedPort(t) }, good,
+			"accepts connections, and publishes no KV events -> write the port"},
+		{"no such event address", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = "tcp://" },
+			good, "correct the address"},
+		{"a decode worker", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.Role = pool.Decode },
+			"http ok, model ok, events ok, prefix caching ok, tokenizer ok, chat ok", "announces nothing of prompts"},
+		{"events over Dynamo's plane", vllm, nil, tokenizer.VLLM, false,
+			func(e *pool.Endpoint) { e.EventChannels = []pool.EventChannel{{Subject: "s"}} },
+			strings.Replace(good, "events wrong", "events unknown", 1), "nats"},
+		{"without events", vllm, nil, tokenizer.VLLM, false, func(e *pool.Endpoint) { e.KVEvents = withoutEvents },
+			strings.Replace(good, "events wrong", "events ok", 1), "kvepp guesses"},
+		{"nothing answers", &engine{answers: map[string]string{"/v1/models": ""}}, nil, tokenizer.VLLM, true, nil,
+			noAnswers, "404"},
+		{"what is no JSON", vllm.with("/v1/models", "<html>"), nil, tokenizer.VLLM, false, nil, noAnswers,
+			"invalid character"},
 		{"SGLang", sglang, sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
-		{"SGLang of old", sglang.with("/get_server_info", sglang.answers["/server_info"]).with("/server_info", ""), sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
-		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`), sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1), "--disable-radix-cache"},
-		{"SGLang without a report", sglang.with("/server_info", `{"page_size":1,"enable_cache_report":false}`), sglang.model, tokenizer.SGLang, false, nil, "http ok, model ok, events wrong, block size ok, tokenizer ok, chat ok, cached tokens wrong", "--enable-cache-report"},
-		{"SGLang with a model of images", sglang.with("/model_info", `{"has_image_understanding":true,"has_audio_understanding":false}`), sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
-		{"an engine that tells no ids", dynamo, nil, tokenizer.Dynamo, true, sized, asDynamo, "tokens of a chat are as many as the engine's"},
-		{"its template is another", dynamo.serving(other), nil, tokenizer.Dynamo, true, sized, strings.Replace(asDynamo, "chat ok, cached tokens ok", "chat wrong, cached tokens ...", 1), "--chat-template FILE"},
-		{"kvepp has no template for it", dynamo, bare, tokenizer.Dynamo, true, sized, strings.Replace(asDynamo, "chat ok", "chat wrong", 1), "its chats are routed by load"},
+		{"SGLang of old", sglang.with("/get_server_info", sglang.answers["/server_info"]).with("/server_info", ""),
+			sglang.model, tokenizer.SGLang, false, nil, good, "1 tokens"},
+		{"SGLang without radix cache", sglang.with("/server_info", `{"page_size":1,"disable_radix_cache":true}`),
+			sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "caching ok", "caching wrong", 1),
+			"--disable-radix-cache"},
+		{"SGLang without a report", sglang.with("/server_info", `{"page_size":1,"enable_cache_report":false}`),
+			sglang.model, tokenizer.SGLang, false, nil,
+			"http ok, model ok, events wrong, block size ok, tokenizer ok, chat ok, cached tokens wrong",
+			"--enable-cache-report"},
+		{"SGLang with a model of images",
+			sglang.with("/model_info", `{"has_image_understanding":true,"has_audio_understanding":false}`),
+			sglang.model, tokenizer.SGLang, false, nil, strings.Replace(good, "chat ok", "chat unknown", 1), "images"},
+		{"an engine that tells no ids", dynamo, nil, tokenizer.Dynamo, true, sized, asDynamo,
+			"tokens of a chat are as many as the engine's"},
+		{"its template is another", dynamo.serving(other), nil, tokenizer.Dynamo, true, sized,
+			strings.Replace(asDynamo, "chat ok, cached tokens ok", "chat wrong, cached tokens ...", 1),
+			"--chat-template FILE"},
+		{"kvepp has no template for it", dynamo, bare, tokenizer.Dynamo, true, sized,
+			strings.Replace(asDynamo, "chat ok", "chat wrong", 1), "its chats are routed by load"},
 	} {
 		e := &engine{answers: c.engine.answers, model: c.engine.model}
 		server := httptest.NewServer(e)
@@ -228,8 +298,19 @@ func TestEngines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{Hub: hub, HTTP: server.Client(), Models: map[string]*tokenizer.Model{"m": own}, Names: map[string]string{byName: "engine:8000"}, Engine: c.asks, Probe: c.probe, Wait: 2 * time.Second,
-			WithoutEvents: endpoint.KVEvents == withoutEvents, Predictor: &Predictor{Pool: endpoints, Index: index}, Metrics: metrics.New(), Log: slog.New(slog.DiscardHandler)}
+		cfg := Config{
+			Hub:           hub,
+			HTTP:          server.Client(),
+			Models:        map[string]*tokenizer.Model{"m": own},
+			Names:         map[string]string{byName: "engine:8000"},
+			Engine:        c.asks,
+			Probe:         c.probe,
+			Wait:          2 * time.Second,
+			WithoutEvents: endpoint.KVEvents == withoutEvents,
+			Predictor:     &Predictor{Pool: endpoints, Index: index},
+			Metrics:       metrics.New(),
+			Log:           slog.New(slog.DiscardHandler),
+		}
 		s := endpoints.Acquire()
 		asked := Worker(t.Context(), &cfg, &s.Workers[0])
 		s.Release()

@@ -29,8 +29,8 @@ type Tally struct {
 const (
 	// Turns is how many requests a conversation has.
 	Turns = 5
-	// LeastExact is the share of a worker's requests whose prediction must agree with what the engine reports: other requests may fill
-	// the engine's cache between a prediction and its request.
+	// LeastExact is the share of a worker's requests whose prediction must agree with what the engine reports: other
+	// requests may fill the engine's cache between a prediction and its request.
 	LeastExact = 0.95
 
 	answerTokens  = 16 // that each request asks for
@@ -76,9 +76,9 @@ type dialogue struct {
 	disagrees string // the first prediction that does not agree
 }
 
-// Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for each worker. The
-// conversations of a worker go on in turns, those of different workers at the same time. progress is told how many requests of all were
-// made, by several goroutines.
+// Conversations holds n conversations of several turns, spread over the workers, and returns a finding with a Tally for
+// each worker. The conversations of a worker go on in turns, those of different workers at the same time. progress is
+// told how many requests of all were made, by several goroutines.
 func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, progress func(done, all int)) []Finding {
 	var able []*Asked
 	var findings []Finding
@@ -88,14 +88,28 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 			able = append(able, a)
 		case a.Worker.Role != pool.Aggregated:
 			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
-				Says: fmt.Sprintf("none: it is a %s worker, and its answers do not tell what it alone had cached", a.Worker.Role)})
+				Says: fmt.Sprintf(
+					"none: it is a %s worker, and its answers do not tell what it alone had cached",
+					a.Worker.Role,
+				)})
 		default:
-			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown, Says: "none: correct what is wrong with it above"})
+			findings = append(
+				findings,
+				Finding{
+					Worker: a.Worker.String(),
+					About:  AboutConversations,
+					State:  Unknown,
+					Says:   "none: correct what is wrong with it above",
+				},
+			)
 		}
 	}
 	if len(able) == 0 {
-		return append(findings, Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
-			Fix: "correct what is wrong above; without aggregated workers leave --conversations out"})
+		return append(
+			findings,
+			Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
+				Fix: "correct what is wrong above; without aggregated workers leave --conversations out"},
+		)
 	}
 	cfg.Predictor.listen(ctx)
 	var prompts [systemPrompts]string
@@ -109,7 +123,12 @@ func Conversations(ctx context.Context, cfg *Config, asked []*Asked, n int, prog
 		all     = make([]*dialogue, min(n, len(able)))
 	)
 	for i := range all {
-		d := &dialogue{patience: time.Second, cfg: cfg, asked: able[i], done: func() { progress(int(made.Add(1)), n*Turns) }}
+		d := &dialogue{
+			patience: time.Second,
+			cfg:      cfg,
+			asked:    able[i],
+			done:     func() { progress(int(made.Add(1)), n*Turns) },
+		}
 		all[i] = d
 		mine := (n - i + len(able) - 1) / len(able)
 		talking.Go(func() {
@@ -131,7 +150,8 @@ const atOnce = 32
 // hold holds n conversations.
 func (d *dialogue) hold(ctx context.Context, n int, prompts []string) {
 	model := d.cfg.Models[d.asked.model]
-	// The first is not compared: it tells what a chat template puts in front of every chat, which may be cached since long ago.
+	// The first is not compared: it tells what a chat template puts in front of every chat, which may be cached since
+	// long ago.
 	opening := newTalk(model, d.asked.model, novel(systemWords))
 	first := opening.open(ctx, d.cfg, d.asked)
 	if first.err != nil {
@@ -232,7 +252,13 @@ func (d *dialogue) compare(ids []kvblock.Token, expected *prediction, a *answer,
 	case expected.explains(*a.cached, before):
 		d.agreed++
 	case d.disagrees == "":
-		d.disagrees = fmt.Sprintf("request %d: predicted %d, reported %d of %d tokens", t.Requests, expected.tokens, *a.cached, a.promptTokens)
+		d.disagrees = fmt.Sprintf(
+			"request %d: predicted %d, reported %d of %d tokens",
+			t.Requests,
+			expected.tokens,
+			*a.cached,
+			a.promptTokens,
+		)
 	}
 }
 
@@ -242,15 +268,28 @@ func (d *dialogue) finding() Finding {
 	known, _ := d.cfg.Predictor.worker(d.asked.Worker.Worker)
 	switch {
 	case d.failures > 0:
-		f.Says, f.Fix = fmt.Sprintf("%d requests failed; the first: %s", d.failures, brief(d.failure)), "send the engine a chat yourself; --wait bounds how long an answer may take"
+		f.Says, f.Fix = fmt.Sprintf(
+			"%d requests failed; the first: %s",
+			d.failures,
+			brief(d.failure),
+		), "send the engine a chat yourself; --wait bounds how long an answer may take"
 	case d.unknown > 0:
-		f.Says, f.Fix = fmt.Sprintf("kvepp cannot tokenize %d requests; the first: %v", d.unknown, d.failure), "kvepp tokenize shows more"
+		f.Says, f.Fix = fmt.Sprintf(
+			"kvepp cannot tokenize %d requests; the first: %v",
+			d.unknown,
+			d.failure,
+		), "kvepp tokenize shows more"
 	case d.unread:
 		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.asked.engine]
 	case d.counts > 0:
-		f.Says, f.Fix = fmt.Sprintf("%d of %d prompts have another number of tokens than the engine's", d.counts, t.Requests), templateFix
+		f.Says, f.Fix = fmt.Sprintf(
+			"%d of %d prompts have another number of tokens than the engine's",
+			d.counts,
+			t.Requests,
+		), templateFix
 	case known.BlockSize == 0:
-		f.Says, f.Fix = "nothing can be predicted: the block size is not known", "the worker's blockSize, or its KV events"
+		f.Says, f.Fix = "nothing can be predicted: the block size is not known",
+			"the worker's blockSize, or its KV events"
 	case t.Reported == 0 && t.Predicted == 0:
 		f.Says, f.Fix = "nothing was cached", "is prefix caching on?"
 	case float64(d.agreed) < LeastExact*float64(t.Requests):

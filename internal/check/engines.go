@@ -17,22 +17,32 @@ import (
 )
 
 // engines are who answers HTTP, by what they call themselves in /v1/models.
-var engines = map[string]tokenizer.Engine{"vllm": tokenizer.VLLM, "sglang": tokenizer.SGLang, "tensorrt_llm": tokenizer.TRTLLM, "nvidia": tokenizer.Dynamo}
+var engines = map[string]tokenizer.Engine{
+	"vllm":         tokenizer.VLLM,
+	"sglang":       tokenizer.SGLang,
+	"tensorrt_llm": tokenizer.TRTLLM,
+	"nvidia":       tokenizer.Dynamo,
+}
 
 // names are how engines are called in findings.
 var names = map[tokenizer.Engine]string{
-	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM", tokenizer.Dynamo: "a frontend of Dynamo's",
+	tokenizer.VLLM: "vLLM", tokenizer.SGLang: "SGLang", tokenizer.TRTLLM: "TensorRT-LLM",
+	tokenizer.Dynamo: "a frontend of Dynamo's",
 }
 
 // maxAnswer bounds what is read of an answer, in bytes.
 const maxAnswer = 16 << 20
 
-// How each engine is told what kvepp needs. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM 1.3, Dynamo 1.6.1.
+// How each engine is told what kvepp needs. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM 1.3,
+// Dynamo 1.6.1.
 var (
 	eventsFix = map[tokenizer.Engine]string{
-		tokenizer.VLLM:   `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
-		tokenizer.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
-		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher of its events`,
+		tokenizer.VLLM: `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq",` +
+			`"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+		tokenizer.SGLang: `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557",` +
+			`"replay_endpoint":"tcp://*:5657"}'`,
+		tokenizer.TRTLLM: `kv_cache_config: {enable_block_reuse: true, event_buffer_max_size: 1024} and a publisher ` +
+			`of its events`,
 		tokenizer.Dynamo: "the worker's own flag for KV events",
 		"":               "its own flag for KV events", // who it is is not known
 	}
@@ -79,7 +89,14 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 		} `json:"data"`
 	}
 	if err := q.getJSON(ctx, "/v1/models", &models); err != nil {
-		q.found(AboutHTTP, Wrong, "is the engine up, and this its address? Envoy must reach it too", "http://%s: %s", q.w.Address, brief(err))
+		q.found(
+			AboutHTTP,
+			Wrong,
+			"is the engine up, and this its address? Envoy must reach it too",
+			"http://%s: %s",
+			q.w.Address,
+			brief(err),
+		)
 		return
 	}
 	q.answers = true
@@ -93,7 +110,14 @@ func (q *inquiry) askHTTP(ctx context.Context) {
 	case name == "":
 		q.found(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
 	case q.engine != q.Engine:
-		q.found(AboutHTTP, Wrong, "--engine "+string(q.engine), "%s answers, and kvepp takes it for %s", name, names[q.Engine])
+		q.found(
+			AboutHTTP,
+			Wrong,
+			"--engine "+string(q.engine),
+			"%s answers, and kvepp takes it for %s",
+			name,
+			names[q.Engine],
+		)
 	default:
 		q.found(AboutHTTP, OK, "", "%s answers", name)
 	}
@@ -108,7 +132,14 @@ func (q *inquiry) askModels(served []string) {
 		q.found(AboutModel, Wrong, "wait until the engine has loaded its model", "serves none")
 		return
 	case q.w.Model != "" && !slices.Contains(served, q.w.Model):
-		q.found(AboutModel, Wrong, "correct the endpoint's model, or the engine's name for it", "serves %s, and kvepp has it for %s", list, q.w.Model)
+		q.found(
+			AboutModel,
+			Wrong,
+			"correct the endpoint's model, or the engine's name for it",
+			"serves %s, and kvepp has it for %s",
+			list,
+			q.w.Model,
+		)
 		return
 	}
 	q.model = served[0]
@@ -116,14 +147,26 @@ func (q *inquiry) askModels(served []string) {
 		q.model = q.w.Model
 	}
 	if len(q.Models) == 0 {
-		q.found(AboutModel, Wrong, "--model "+q.model+"=DIR", "serves %s, and kvepp has no tokenizer: all is routed by load", list)
+		q.found(
+			AboutModel,
+			Wrong,
+			"--model "+q.model+"=DIR",
+			"serves %s, and kvepp has no tokenizer: all is routed by load",
+			list,
+		)
 		return
 	}
 	for _, name := range served {
 		model, named := q.Models[name]
 		switch {
 		case named && model == nil:
-			q.found(AboutModel, Wrong, "kvepp's log says why", "the tokenizer of %s could not be loaded: its requests are routed by load", name)
+			q.found(
+				AboutModel,
+				Wrong,
+				"kvepp's log says why",
+				"the tokenizer of %s could not be loaded: its requests are routed by load",
+				name,
+			)
 		case named && (q.w.Model == "" || name == q.w.Model):
 			q.model = name
 			q.found(AboutModel, OK, "", "serves %s", list)
@@ -131,7 +174,13 @@ func (q *inquiry) askModels(served []string) {
 		}
 	}
 	if !q.told(AboutModel) {
-		q.found(AboutModel, Wrong, "--model "+q.model+"=DIR, with the engine's name", "serves %s, which no --model names: its requests are routed by load", list)
+		q.found(
+			AboutModel,
+			Wrong,
+			"--model "+q.model+"=DIR, with the engine's name",
+			"serves %s, which no --model names: its requests are routed by load",
+			list,
+		)
 	}
 }
 
@@ -209,7 +258,8 @@ func (q *inquiry) sgLangSettings(ctx context.Context) (s settings) {
 		DisableRadix *bool `json:"disable_radix_cache"`
 		CacheReport  *bool `json:"enable_cache_report"`
 	}
-	if q.getJSON(ctx, "/server_info", &info) != nil && q.getJSON(ctx, "/get_server_info", &info) != nil { // its older name
+	// its older name
+	if q.getJSON(ctx, "/server_info", &info) != nil && q.getJSON(ctx, "/get_server_info", &info) != nil {
 		return s
 	}
 	s.blockSize, s.usage = info.PageSize, info.CacheReport
@@ -234,9 +284,21 @@ func (q *inquiry) askFrontend(ctx context.Context) (s settings) {
 	case known:
 		q.found(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
 	case len(view.Workers) == 0:
-		q.found(AboutInstance, Wrong, "wait for the worker, or give the frontend the worker's --namespace", "the frontend knows no worker")
+		q.found(
+			AboutInstance,
+			Wrong,
+			"wait for the worker, or give the frontend the worker's --namespace",
+			"the frontend knows no worker",
+		)
 	default:
-		q.found(AboutInstance, Wrong, "give the endpoint its instanceId or dynamo path (--dynamo-discovery)", "%d, and the frontend knows %s: requests would fail", q.w.InstanceID, ids(view.Workers))
+		q.found(
+			AboutInstance,
+			Wrong,
+			"give the endpoint its instanceId or dynamo path (--dynamo-discovery)",
+			"%d, and the frontend knows %s: requests would fail",
+			q.w.InstanceID,
+			ids(view.Workers),
+		)
 	}
 	return settings{blockSize: view.Models[q.model].BlockSize}
 }
@@ -261,9 +323,23 @@ func (q *inquiry) compareBlockSizes(engine int) {
 	case known == 0:
 		q.found(AboutBlockSize, Unknown, "--probe, or the endpoint's blockSize", "not known until the first event")
 	case configured > 0 && announced > 0 && configured != announced:
-		q.found(AboutBlockSize, Wrong, fmt.Sprintf("blockSize %d, or leave it out", announced), "kvepp has %d tokens, the events %d: no block would match", configured, announced)
+		q.found(
+			AboutBlockSize,
+			Wrong,
+			fmt.Sprintf("blockSize %d, or leave it out", announced),
+			"kvepp has %d tokens, the events %d: no block would match",
+			configured,
+			announced,
+		)
 	case configured > 0 && announced == 0 && engine > 0 && configured != engine:
-		q.found(AboutBlockSize, Wrong, fmt.Sprintf("blockSize %d, or leave it out", engine), "kvepp has %d tokens, the engine %d: no block would match", configured, engine)
+		q.found(
+			AboutBlockSize,
+			Wrong,
+			fmt.Sprintf("blockSize %d, or leave it out", engine),
+			"kvepp has %d tokens, the engine %d: no block would match",
+			configured,
+			engine,
+		)
 	case announced > 0:
 		q.found(AboutBlockSize, OK, "", "%d tokens, by the events", announced)
 	default:

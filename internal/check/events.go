@@ -113,14 +113,29 @@ func (q *inquiry) askEvents(ctx context.Context) {
 		case q.w.Role == pool.Decode:
 			q.found(AboutEvents, OK, "", "a decode worker announces nothing of prompts")
 		case there:
-			q.found(AboutEvents, Unknown, "", "over Dynamo's event plane (%s), which is not listened to here", channel.Transport())
+			q.found(
+				AboutEvents,
+				Unknown,
+				"",
+				"over Dynamo's event plane (%s), which is not listened to here",
+				channel.Transport(),
+			)
 		default:
-			q.found(AboutEvents, Wrong, "kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+eventsFix[q.engine], "no address: its cache is not known")
+			q.found(
+				AboutEvents,
+				Wrong,
+				"kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and at the engine "+
+					eventsFix[q.engine],
+				"no address: its cache is not known",
+			)
 		}
 		q.probe(ctx, heard)
 		return
 	}
-	s, err := q.Hub.Subscribe(zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait}, heard)
+	s, err := q.Hub.Subscribe(
+		zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait},
+		heard,
+	)
 	if err != nil {
 		q.found(AboutEvents, Wrong, "correct the address", "%s: %v", address, err)
 		q.probe(ctx, heard)
@@ -133,15 +148,31 @@ func (q *inquiry) askEvents(ctx context.Context) {
 	switch q.unheard = !connected; {
 	case connected:
 	case q.accepts(ctx, address):
-		q.found(AboutEvents, Wrong, "write the port of the engine's KV events, not that of its HTTP server or of its replay socket (kvEvents, --kv-events-port or the Pod's annotation)",
-			"%s accepts connections, and publishes no KV events", address)
+		q.found(
+			AboutEvents,
+			Wrong,
+			"write the port of the engine's KV events, not that of its HTTP server or of its replay socket "+
+				"(kvEvents, --kv-events-port or the Pod's annotation)",
+			"%s accepts connections, and publishes no KV events",
+			address,
+		)
 	default:
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the Pod's annotation), and open?", "nobody publishes at %s", address)
+		q.found(
+			AboutEvents,
+			Wrong,
+			"at the engine: "+eventsFix[q.engine]+"; is the port this one (else kvEvents, --kv-events-port or the "+
+				"Pod's annotation), and open?",
+			"nobody publishes at %s",
+			address,
+		)
 	}
 	q.probe(ctx, heard)
 	if connected {
 		within, cancel = context.WithTimeout(ctx, q.patience())
-		spoke := heard.wait(within, func() bool { return heard.stores > 0 || heard.malformed != nil || heard.otherRank != nil })
+		spoke := heard.wait(
+			within,
+			func() bool { return heard.stores > 0 || heard.malformed != nil || heard.otherRank != nil },
+		)
 		cancel()
 		q.tellEvents(heard, address, spoke)
 	}
@@ -177,23 +208,54 @@ func (q *inquiry) tellEvents(heard *hearing, address string, spoke bool) {
 	defer heard.mu.Unlock()
 	switch {
 	case heard.malformed != nil:
-		q.found(AboutEvents, Wrong, "is this the engine's event port, or another?", "%s sends what is no KV event: %v", address, heard.malformed)
+		q.found(
+			AboutEvents,
+			Wrong,
+			"is this the engine's event port, or another?",
+			"%s sends what is no KV event: %v",
+			address,
+			heard.malformed,
+		)
 	case heard.otherRank != nil:
-		q.found(AboutEvents, Wrong, "correct dataParallelStartRank or kvEvents", "%s announces rank %d", address, *heard.otherRank)
+		q.found(
+			AboutEvents,
+			Wrong,
+			"correct dataParallelStartRank or kvEvents",
+			"%s announces rank %d",
+			address,
+			*heard.otherRank,
+		)
 	case spoke:
 		q.found(AboutEvents, OK, "", "%s announces blocks", address)
 	case q.prompt != nil && q.prompt.err() == nil:
-		q.found(AboutEvents, Wrong, "at the engine: "+eventsFix[q.engine]+"; is this its event port, and its topic? Is prefix caching on?",
-			"%s is connected, and said nothing of a prompt of %d tokens", address, q.prompt.second.answer.promptTokens)
+		q.found(
+			AboutEvents,
+			Wrong,
+			"at the engine: "+eventsFix[q.engine]+"; is this its event port, and its topic? Is prefix caching on?",
+			"%s is connected, and said nothing of a prompt of %d tokens",
+			address,
+			q.prompt.second.answer.promptTokens,
+		)
 	default:
-		q.found(AboutEvents, Unknown, "--probe sends a prompt that it should announce", "%s is connected, and has said nothing yet", address)
+		q.found(
+			AboutEvents,
+			Unknown,
+			"--probe sends a prompt that it should announce",
+			"%s is connected, and has said nothing yet",
+			address,
+		)
 	}
 }
 
 func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool, replay string) {
 	if replay == "" {
-		q.found(AboutReplay, Unknown, `"replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's annotation`,
-			"none: after a lost event, or its own restart, kvepp knows nothing of the worker")
+		q.found(
+			AboutReplay,
+			Unknown,
+			`"replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's `+
+				`annotation`,
+			"none: after a lost event, or its own restart, kvepp knows nothing of the worker",
+		)
 		return
 	}
 	if !connected {
@@ -208,5 +270,11 @@ func (q *inquiry) tellReplay(ctx context.Context, heard *hearing, connected bool
 		q.found(AboutReplay, OK, "", "%s answers", replay)
 		return
 	}
-	q.found(AboutReplay, Wrong, `"replay_endpoint" in the engine's --kv-events-config; is the port this one, and open?`, "%s does not answer", replay)
+	q.found(
+		AboutReplay,
+		Wrong,
+		`"replay_endpoint" in the engine's --kv-events-config; is the port this one, and open?`,
+		"%s does not answer",
+		replay,
+	)
 }

@@ -17,12 +17,34 @@ import (
 
 // tlsFixes says what to change for each cause of failed TLS handshakes that kvepp counts.
 var tlsFixes = map[string]struct{ says, fix string }{
-	"plaintext":           {"kvepp serves TLS at %s, and the gateway does not speak it", "give the gateway's cluster for kvepp a transport_socket with TLS and alpn_protocols: [h2] (manifests/envoy), or start kvepp with --secure-serving=false"},
-	"tls_is_off":          {"the gateway speaks TLS, and kvepp at %s does not", "take the transport_socket out of the gateway's cluster for kvepp, or start kvepp without --secure-serving=false"},
-	"client_certificate":  {"kvepp at %s refuses the gateway's certificate, or the gateway shows none", "give the gateway's cluster for kvepp a certificate of an authority in --tls-client-ca (manifests/envoy/mtls.yaml)"},
-	"certificate_refused": {"the gateway refuses the certificate of kvepp at %s", "let the gateway trust the authority of the certificate in --cert-path, or not verify one that kvepp signs itself"},
-	"version":             {"the gateway speaks no TLS version that kvepp at %s allows", "allow it in the gateway's tls_params, or lower --tls-min-version"},
-	"alpn":                {"the gateway does not offer HTTP/2 to kvepp at %s", "alpn_protocols: [h2] in the gateway's TLS context for kvepp"},
+	"plaintext": {
+		"kvepp serves TLS at %s, and the gateway does not speak it",
+		"give the gateway's cluster for kvepp a transport_socket with TLS and alpn_protocols: [h2] " +
+			"(manifests/envoy), or start kvepp with --secure-serving=false",
+	},
+	"tls_is_off": {
+		"the gateway speaks TLS, and kvepp at %s does not",
+		"take the transport_socket out of the gateway's cluster for kvepp, or start kvepp without " +
+			"--secure-serving=false",
+	},
+	"client_certificate": {
+		"kvepp at %s refuses the gateway's certificate, or the gateway shows none",
+		"give the gateway's cluster for kvepp a certificate of an authority in --tls-client-ca " +
+			"(manifests/envoy/mtls.yaml)",
+	},
+	"certificate_refused": {
+		"the gateway refuses the certificate of kvepp at %s",
+		"let the gateway trust the authority of the certificate in --cert-path, or not verify one that kvepp signs " +
+			"itself",
+	},
+	"version": {
+		"the gateway speaks no TLS version that kvepp at %s allows",
+		"allow it in the gateway's tls_params, or lower --tls-min-version",
+	},
+	"alpn": {
+		"the gateway does not offer HTTP/2 to kvepp at %s",
+		"alpn_protocols: [h2] in the gateway's TLS context for kvepp",
+	},
 }
 
 // handshakeFailures reads how many TLS handshakes with kvepp have failed, by cause; nil if that is not told.
@@ -52,26 +74,54 @@ func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64
 	return failures
 }
 
-// extProc says why the gateway, which answered with this status, has not asked kvepp. before are the failed handshakes before the request.
+// extProc says why the gateway, which answered with this status, has not asked kvepp. before are the failed handshakes
+// before the request.
 func (g *gatewayCheck) extProc(ctx context.Context, status int, before map[string]float64) {
 	now := g.handshakeFailures(ctx)
 	cause := mostFrequent(now, before)
-	if cause == "" && status >= http.StatusInternalServerError { // its health checks have failed, so that it does not try again for a request
+	// its health checks have failed, so that it does not try again for a request
+	if cause == "" && status >= http.StatusInternalServerError {
 		cause = mostFrequent(now, nil)
 	}
 	if x, there := tlsFixes[cause]; there {
 		g.found(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.to.ExtProc)
 		return
 	}
-	fix := fmt.Sprintf("is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp (failure_mode_allow lets requests pass without kvepp)", g.to.ExtProc)
+	fix := fmt.Sprintf(
+		"is ext_proc among the filters of the gateway's listener, and is %s in its cluster for kvepp "+
+			"(failure_mode_allow lets requests pass without kvepp)",
+		g.to.ExtProc,
+	)
 	spoken, err := speaks(ctx, g.to.ExtProc, g.Wait)
 	switch {
 	case err != nil:
-		g.found(ThroughGateway, AboutExtProc, Wrong, "is kvepp up, and this its --grpc-port? Else say where it is with --ext-proc-address", "kvepp does not answer at %s: %v", g.to.ExtProc, err)
+		g.found(
+			ThroughGateway,
+			AboutExtProc,
+			Wrong,
+			"is kvepp up, and this its --grpc-port? Else say where it is with --ext-proc-address",
+			"kvepp does not answer at %s: %v",
+			g.to.ExtProc,
+			err,
+		)
 	case spoken == plaintext:
-		g.found(ThroughGateway, AboutExtProc, Wrong, fix+", without a transport_socket (TLS)?", "kvepp serves at %s without TLS, and the gateway's request did not reach it", g.to.ExtProc)
+		g.found(
+			ThroughGateway,
+			AboutExtProc,
+			Wrong,
+			fix+", without a transport_socket (TLS)?",
+			"kvepp serves at %s without TLS, and the gateway's request did not reach it",
+			g.to.ExtProc,
+		)
 	default:
-		g.found(ThroughGateway, AboutExtProc, Wrong, fix+", with a transport_socket of TLS and alpn_protocols: [h2]? Or start kvepp with --secure-serving=false", "kvepp serves TLS at %s, and the gateway's request did not reach it", g.to.ExtProc)
+		g.found(
+			ThroughGateway,
+			AboutExtProc,
+			Wrong,
+			fix+", with a transport_socket of TLS and alpn_protocols: [h2]? Or start kvepp with --secure-serving=false",
+			"kvepp serves TLS at %s, and the gateway's request did not reach it",
+			g.to.ExtProc,
+		)
 	}
 }
 

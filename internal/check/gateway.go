@@ -20,8 +20,8 @@ import (
 // ThroughGateway is the Worker of findings about the gateway itself.
 const ThroughGateway = "gateway"
 
-// The questions about the gateway: whether it answers by kvepp's choice, whether it reaches kvepp, and, for each endpoint, whether the
-// chosen endpoint is the one that serves.
+// The questions about the gateway: whether it answers by kvepp's choice, whether it reaches kvepp, and, for each
+// endpoint, whether the chosen endpoint is the one that serves.
 const (
 	AboutGateway = "gateway"
 	AboutExtProc = "way to kvepp"
@@ -35,14 +35,17 @@ type Gateway struct {
 	Key  string       // that the gateway's clients must bring, as "Authorization: Bearer"; "": none
 	// ExtProc is where the gateway should reach kvepp, HOST:PORT.
 	ExtProc string
-	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; tokens as their listeners want them, or empty.
+	// Admin is the root of kvepp's admin address, Metrics the page of its metrics; tokens as their listeners want them,
+	// or empty.
 	Admin, AdminToken         string
 	MetricsPage, MetricsToken string
 }
 
-const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as manifests/envoy has it"
+const sayServed = "let the gateway say which: selected_host_key in its cluster's override_host policy, as " +
+	"manifests/envoy has it"
 
-// Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first, without by chance.
+// Attempts to have kvepp choose a given endpoint: with events by sending that endpoint a prompt's beginning first,
+// without by chance.
 const (
 	attemptsWithEvents    = 5
 	attemptsWithoutEvents = 24
@@ -58,12 +61,22 @@ type gatewayCheck struct {
 }
 
 func (g *gatewayCheck) found(worker, about string, state State, fix, says string, args ...any) {
-	g.findings = append(g.findings, Finding{Worker: worker, About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix})
+	g.findings = append(
+		g.findings,
+		Finding{Worker: worker, About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
+	)
 }
 
-// CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat of which the endpoint has the beginning cached, so
-// that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is told how many endpoints were tried.
-func CheckGateway(ctx context.Context, cfg *Config, gateway *Gateway, asked []*Asked, progress func(done, all int)) []Finding {
+// CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat of which the endpoint has the
+// beginning cached, so that kvepp chooses it. It compares which endpoint was chosen with which one served. progress is
+// told how many endpoints were tried.
+func CheckGateway(
+	ctx context.Context,
+	cfg *Config,
+	gateway *Gateway,
+	asked []*Asked,
+	progress func(done, all int),
+) []Finding {
 	g := &gatewayCheck{Config: cfg, to: gateway, asked: asked, verdicts: map[string]bool{}}
 	var endpoints []*Asked
 	seen := map[string]bool{}
@@ -74,7 +87,13 @@ func CheckGateway(ctx context.Context, cfg *Config, gateway *Gateway, asked []*A
 		}
 	}
 	if len(endpoints) == 0 {
-		g.found(ThroughGateway, AboutGateway, Unknown, "correct what is wrong above", "not asked: no worker answers, so that no model's name is known")
+		g.found(
+			ThroughGateway,
+			AboutGateway,
+			Unknown,
+			"correct what is wrong above",
+			"not asked: no worker answers, so that no model's name is known",
+		)
 		return g.findings
 	}
 	cfg.Predictor.listen(ctx)
@@ -131,20 +150,49 @@ func (g *gatewayCheck) first(ctx context.Context, a *Asked) bool {
 	case d != nil && d.refused != "":
 		g.found(ThroughGateway, AboutGateway, Wrong, "kvepp's log says more", "kvepp chose no worker: %s", d.refused)
 	case d != nil && p.code < http.StatusInternalServerError && p.code != http.StatusOK:
-		g.found(ThroughGateway, AboutGateway, Wrong, "does the gateway want a key (--gateway-api-key-file), or has it no route for this host and path?", "kvepp chose %s, and the gateway answered %s", d.worker, brief(p.err))
+		g.found(
+			ThroughGateway,
+			AboutGateway,
+			Wrong,
+			"does the gateway want a key (--gateway-api-key-file), or has it no route for this host and path?",
+			"kvepp chose %s, and the gateway answered %s",
+			d.worker,
+			brief(p.err),
+		)
 	case d != nil && p.code != http.StatusOK:
-		g.found(ThroughGateway, AboutGateway, Wrong, "can the gateway reach that endpoint?", "kvepp chose %s, and the gateway answered %s", d.worker, brief(p.err))
+		g.found(
+			ThroughGateway,
+			AboutGateway,
+			Wrong,
+			"can the gateway reach that endpoint?",
+			"kvepp chose %s, and the gateway answered %s",
+			d.worker,
+			brief(p.err),
+		)
 		return true
 	case d != nil:
 		g.found(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
 		g.verdict(p, nil)
 		return true
 	case p.told:
-		g.found(ThroughGateway, AboutGateway, Wrong, "correct its "+AboutExtProc+", below", "%s answered %s, and kvepp was not asked", g.to.URL, p.status())
+		g.found(
+			ThroughGateway,
+			AboutGateway,
+			Wrong,
+			"correct its "+AboutExtProc+", below",
+			"%s answered %s, and kvepp was not asked",
+			g.to.URL,
+			p.status(),
+		)
 		g.extProc(ctx, p.code, failures)
 	default:
-		tell := "switch on what tells: kvepp serve --admin-address HOST:PORT, given to kvepp check too, or --decision-headers"
-		state, says := Unknown, fmt.Sprintf("%s answered %s; kvepp does not tell of its decisions", g.to.URL, p.status())
+		tell := "switch on what tells: kvepp serve --admin-address HOST:PORT, given to kvepp check too, or " +
+			"--decision-headers"
+		state, says := Unknown, fmt.Sprintf(
+			"%s answered %s; kvepp does not tell of its decisions",
+			g.to.URL,
+			p.status(),
+		)
 		if p.untold != nil {
 			says += fmt.Sprintf(": %s: %s", g.to.Admin, brief(p.untold))
 		}
@@ -186,7 +234,14 @@ func (g *gatewayCheck) endpoint(ctx context.Context, a *Asked) {
 			first = talk.open(ctx, g.Config, a)
 		}
 		if first.err != nil {
-			g.found(a.Worker.String(), AboutServed, Unknown, "send the engine a chat yourself", "it answered: %s", brief(first.err))
+			g.found(
+				a.Worker.String(),
+				AboutServed,
+				Unknown,
+				"send the engine a chat yourself",
+				"it answered: %s",
+				brief(first.err),
+			)
 			return
 		}
 		var warm *Asked
@@ -231,30 +286,74 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// verdict says whether the endpoint that kvepp chose is the one that served, once for each endpoint. warm is the worker that alone had the
-// beginning of the prompt cached; nil: there is none.
+// verdict says whether the endpoint that kvepp chose is the one that served, once for each endpoint. warm is the worker
+// that alone had the beginning of the prompt cached; nil: there is none.
 func (g *gatewayCheck) verdict(p *passed, warm *Asked) {
 	d := p.decision
 	if g.verdicts[d.address] || d.address == "" {
 		return
 	}
-	fix := fmt.Sprintf("add %s to the endpoints of the gateway's cluster, as IP:port, and see that its health checks there succeed; or remove it from kvepp's endpoints", d.address)
+	fix := fmt.Sprintf(
+		"add %s to the endpoints of the gateway's cluster, as IP:port, and see that its health checks there succeed; "+
+			"or remove it from kvepp's endpoints",
+		d.address,
+	)
 	warmed := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.answer.cached != nil
 	switch {
 	case d.served != "" && !sameAddress(d.served, d.address):
-		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and %s served: the gateway does not know the chosen endpoint", d.address, d.served)
+		g.found(
+			d.worker,
+			AboutServed,
+			Wrong,
+			fix,
+			"kvepp chose %s, and %s served: the gateway does not know the chosen endpoint",
+			d.address,
+			d.served,
+		)
 	case p.code != http.StatusOK:
-		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and the gateway answered %s", d.address, brief(p.err))
+		g.found(
+			d.worker,
+			AboutServed,
+			Wrong,
+			fix,
+			"kvepp chose %s, and the gateway answered %s",
+			d.address,
+			brief(p.err),
+		)
 	case d.served != "":
 		g.found(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
 	case warmed && *p.answer.cached > 0:
-		g.found(d.worker, AboutServed, OK, "", "by %s, as kvepp chose: the answer reports %d of the %d predicted cached tokens", d.address, *p.answer.cached, d.predicted)
+		g.found(
+			d.worker,
+			AboutServed,
+			OK,
+			"",
+			"by %s, as kvepp chose: the answer reports %d of the %d predicted cached tokens",
+			d.address,
+			*p.answer.cached,
+			d.predicted,
+		)
 	case warmed:
-		g.found(d.worker, AboutServed, Wrong, fix, "kvepp chose %s, and another endpoint served: the answer reports none of the %d predicted cached tokens", d.address, d.predicted)
+		g.found(
+			d.worker,
+			AboutServed,
+			Wrong,
+			fix,
+			"kvepp chose %s, and another endpoint served: the answer reports none of the %d predicted cached tokens",
+			d.address,
+			d.predicted,
+		)
 	case warm == nil && g.Predictor.Events:
 		return // a later request tells
 	default:
-		g.found(d.worker, AboutServed, Unknown, sayServed, "kvepp chose %s; the gateway does not say which endpoint served", d.address)
+		g.found(
+			d.worker,
+			AboutServed,
+			Unknown,
+			sayServed,
+			"kvepp chose %s; the gateway does not say which endpoint served",
+			d.address,
+		)
 	}
 	g.verdicts[d.address] = true
 	for _, a := range g.asked {
@@ -379,13 +478,28 @@ func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, er
 			} `json:"served"`
 		} `json:"decisions"`
 	}
-	err := g.page(ctx, g.to.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id), g.to.AdminToken, func(body io.Reader) error {
-		return json.NewDecoder(body).Decode(&found)
-	})
+	err := g.page(
+		ctx,
+		g.to.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id),
+		g.to.AdminToken,
+		func(body io.Reader) error {
+			return json.NewDecoder(body).Decode(&found)
+		},
+	)
 	var list []decision
 	for _, d := range found.Decisions {
-		list = append(list, decision{id: d.RequestID, refused: d.Error, worker: fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank), address: d.Worker.Address,
-			served: d.Served.Address, prompt: d.PromptTokens, predicted: d.Predicted})
+		list = append(
+			list,
+			decision{
+				id:        d.RequestID,
+				refused:   d.Error,
+				worker:    fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank),
+				address:   d.Worker.Address,
+				served:    d.Served.Address,
+				prompt:    d.PromptTokens,
+				predicted: d.Predicted,
+			},
+		)
 	}
 	return list, err
 }

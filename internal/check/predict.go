@@ -9,9 +9,9 @@ import (
 	"kvepp/pool"
 )
 
-// Predictor computes how many tokens of a prompt kvepp expects a worker to find in its cache: from the worker's KV events, or from
-// the prompts that it was sent where it has no events. It reads the index and the pool that `kvepp serve` would have.
-// It is safe from any goroutine.
+// Predictor computes how many tokens of a prompt kvepp expects a worker to find in its cache: from the worker's KV
+// events, or from the prompts that it was sent where it has no events. It reads the index and the pool that `kvepp
+// serve` would have. It is safe from any goroutine.
 type Predictor struct {
 	Pool *pool.Pool
 	// Index is kept true by the KV events of the pool's workers.
@@ -63,7 +63,12 @@ func (p *Predictor) predict(w kvblock.Worker, ids []kvblock.Token) prediction {
 	if !there || known.BlockSize == 0 || known.Announced != 0 || len(ids) == 0 {
 		return prediction{}
 	}
-	x := prediction{blockSize: known.BlockSize, upperBound: known.UpperBound, byEvents: p.Events && known.Announces(), eagle: known.EAGLE}
+	x := prediction{
+		blockSize:  known.BlockSize,
+		upperBound: known.UpperBound,
+		byEvents:   p.Events && known.Announces(),
+		eagle:      known.EAGLE,
+	}
 	var scores indexer.OverlapScores
 	p.Index.FindMatches(chain(&known, ids), &scores)
 	blocks := scores.Blocks(w) + scores.Extension(w).Total()
@@ -79,8 +84,8 @@ func chain(w *pool.Worker, ids []kvblock.Token) []kvblock.SequenceHash {
 	return kvblock.AppendSequenceHashes(nil, local)
 }
 
-// sent takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are announced, and returns
-// whether they were before ctx ended.
+// sent takes note that w has served a prompt. If w announces its blocks, it waits until all of the prompt's are
+// announced, and returns whether they were before ctx ended.
 func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.Token) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
@@ -92,18 +97,29 @@ func (p *Predictor) sent(ctx context.Context, w kvblock.Worker, ids []kvblock.To
 	return p.until(ctx, w, ids, func(x *prediction) bool { return x.tokens == full(len(ids), x.blockSize)*x.blockSize })
 }
 
-// answered waits until w's events also tell of the blocks that an answer filled: those of the first n tokens of the conversation's next
-// prompt. It returns whether they did before ctx ended. They do not where the answer's text has other token ids than were generated.
+// answered waits until w's events also tell of the blocks that an answer filled: those of the first n tokens of the
+// conversation's next prompt. It returns whether they did before ctx ended. They do not where the answer's text has
+// other token ids than were generated.
 func (p *Predictor) answered(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
 	known, _ := p.worker(w)
 	if !p.Events || !known.Announces() {
 		return true
 	}
-	return p.until(ctx, w, next, func(x *prediction) bool { return x.tokens >= min(n, len(next)-1)/x.blockSize*x.blockSize })
+	return p.until(
+		ctx,
+		w,
+		next,
+		func(x *prediction) bool { return x.tokens >= min(n, len(next)-1)/x.blockSize*x.blockSize },
+	)
 }
 
 // until waits until a prediction is as wanted, and returns whether it was before ctx ended.
-func (p *Predictor) until(ctx context.Context, w kvblock.Worker, ids []kvblock.Token, wanted func(*prediction) bool) bool {
+func (p *Predictor) until(
+	ctx context.Context,
+	w kvblock.Worker,
+	ids []kvblock.Token,
+	wanted func(*prediction) bool,
+) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		if x := p.predict(w, ids); x.blockSize > 0 && wanted(&x) {
 			return true
@@ -116,8 +132,8 @@ func (p *Predictor) until(ctx context.Context, w kvblock.Worker, ids []kvblock.T
 	}
 }
 
-// explains says whether a prediction agrees with what an engine reports. answered is how many tokens the worker generated before for
-// the same conversation, which it may have cached as well.
+// explains says whether a prediction agrees with what an engine reports. answered is how many tokens the worker
+// generated before for the same conversation, which it may have cached as well.
 func (x *prediction) explains(reported, answered int) bool {
 	switch {
 	case reported == x.tokens:

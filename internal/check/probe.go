@@ -17,8 +17,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two chats, of which
-// the second continues the first.
+// probe is prompts with words that no earlier request has: a text, where the engine does not tell token ids, and two
+// chats, of which the second continues the first.
 type probe struct {
 	heard         *hearing
 	text          sent
@@ -67,7 +67,15 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	p := &probe{heard: heard}
 	q.prompt = p
 	if q.engine != tokenizer.VLLM && q.engine != tokenizer.SGLang {
-		p.text = sent{path: completionsPath, body: map[string]any{"model": q.model, "prompt": "kvepp check: " + novel(probeWords), "max_tokens": 1, "temperature": 0}}
+		p.text = sent{
+			path: completionsPath,
+			body: map[string]any{
+				"model":       q.model,
+				"prompt":      "kvepp check: " + novel(probeWords),
+				"max_tokens":  1,
+				"temperature": 0,
+			},
+		}
 		p.text.send(ctx, q)
 	}
 	talk := newTalk(q.Models[q.model], q.model, novel(probeWords))
@@ -95,8 +103,8 @@ func (q *inquiry) probe(ctx context.Context, heard *hearing) {
 	p.second.send(ctx, q)
 }
 
-// settle takes note of a prompt that the worker has served, and waits until its blocks are announced; not again once they were not in
-// time.
+// settle takes note of a prompt that the worker has served, and waits until its blocks are announced; not again once
+// they were not in time.
 func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
@@ -106,12 +114,14 @@ func (cfg *Config) settle(ctx context.Context, asked *Asked, ids []kvblock.Token
 	asked.unheard = !cfg.Predictor.sent(ctx, asked.Worker.Worker, ids)
 }
 
-// endpoint says whether the gateway sends requests to the worker: prefill and encode workers only have other workers' requests.
+// endpoint says whether the gateway sends requests to the worker: prefill and encode workers only have other workers'
+// requests.
 func (a *Asked) endpoint() bool {
 	return a.answers && a.model != "" && a.Worker.Role != pool.Prefill && a.Worker.Role != pool.Encode
 }
 
-// takesRequests says whether the worker can be sent requests directly. Dynamo's decode workers need a prefill worker for each.
+// takesRequests says whether the worker can be sent requests directly. Dynamo's decode workers need a prefill worker
+// for each.
 func (a *Asked) takesRequests() bool {
 	return a.endpoint() && (a.Worker.Role != pool.Decode || a.engine != tokenizer.Dynamo)
 }
@@ -199,15 +209,16 @@ type talk struct {
 	asText   bool // it is sent as one text, to a model that takes no chats
 }
 
-// newTalk begins a conversation with the given text: as a system prompt, or in the user's message if the model's template refuses
-// system prompts. model may be nil.
+// newTalk begins a conversation with the given text: as a system prompt, or in the user's message if the model's
+// template refuses system prompts. model may be nil.
 func newTalk(model *tokenizer.Model, name, text string) *talk {
 	message := func(role, content string) any { return map[string]any{"role": role, "content": content} }
 	t := &talk{model: name, messages: []any{message("system", text), message("user", "What is this about?")}}
 	if model == nil {
 		return t
 	}
-	if _, _, _, err := ownIDs(model, chatPath, t.request(1).body); err != nil && !errors.Is(err, tokenizer.ErrNoChatTemplate) {
+	if _, _, _, err := ownIDs(model, chatPath, t.request(1).body); err != nil &&
+		!errors.Is(err, tokenizer.ErrNoChatTemplate) {
 		t.messages = []any{message("user", text)}
 	}
 	return t
@@ -215,7 +226,11 @@ func newTalk(model *tokenizer.Model, name, text string) *talk {
 
 // add is a turn: the answer, and the user's next message.
 func (t *talk) add(answer, next string) {
-	t.messages = append(t.messages, map[string]any{"role": "assistant", "content": answer}, map[string]any{"role": "user", "content": next})
+	t.messages = append(
+		t.messages,
+		map[string]any{"role": "assistant", "content": answer},
+		map[string]any{"role": "user", "content": next},
+	)
 }
 
 // open makes the first request, for one token. A model that takes no chats is sent a text, and from then on.
@@ -223,7 +238,8 @@ func (t *talk) open(ctx context.Context, cfg *Config, a *Asked) sent {
 	root := "http://" + a.Worker.Address
 	request := t.request(1)
 	request.sendTo(ctx, cfg, root, a.header())
-	if refused := (*errStatus)(nil); errors.As(request.err, &refused) && refused.code < 500 && refused.code != http.StatusTooManyRequests {
+	if refused := (*errStatus)(nil); errors.As(request.err, &refused) && refused.code < 500 &&
+		refused.code != http.StatusTooManyRequests {
 		t.asText = true
 		request = t.request(1)
 		request.sendTo(ctx, cfg, root, a.header())
@@ -247,8 +263,10 @@ func (t *talk) request(maxTokens int) sent {
 }
 
 const (
-	predictionFix = "first correct what else is wrong here: --model, --chat-template and --engine must be the engine's, and its events must arrive"
-	evictionFix   = "first correct what else is wrong here; if nothing is, repeat: other requests may have filled the engine's cache; a model may also have layers with a window or a state"
+	predictionFix = "first correct what else is wrong here: --model, --chat-template and --engine must be the " +
+		"engine's, and its events must arrive"
+	evictionFix = "first correct what else is wrong here; if nothing is, repeat: other requests may have filled " +
+		"the engine's cache; a model may also have layers with a window or a state"
 )
 
 // tellCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
@@ -258,7 +276,14 @@ func (q *inquiry) tellCached() {
 		return
 	}
 	if err := p.err(); err != nil {
-		q.found(AboutCachedUsed, Wrong, "send the engine a request yourself", "a prompt of %d words was answered: %s", probeWords, brief(err))
+		q.found(
+			AboutCachedUsed,
+			Wrong,
+			"send the engine a request yourself",
+			"a prompt of %d words was answered: %s",
+			probeWords,
+			brief(err),
+		)
 		return
 	}
 	if p.first.path != chatPath && q.Models[q.model] != nil && !q.told(AboutChat) {
@@ -269,7 +294,13 @@ func (q *inquiry) tellCached() {
 	case a.cached == nil:
 		q.found(AboutCachedUsed, Wrong, usageFix[q.engine], "not reported: kvepp cannot compare its predictions")
 	case !p.predictable && *a.cached == 0:
-		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", a.promptTokens)
+		q.found(
+			AboutCachedUsed,
+			Wrong,
+			"is prefix caching on? Do others fill the cache?",
+			"reported, and none of a prompt's %d tokens was cached the second time",
+			a.promptTokens,
+		)
 	case !p.predictable:
 		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
 	case x.explains(*a.cached, p.first.answer.completionTokens) && *a.cached > 0:
@@ -282,11 +313,33 @@ func (q *inquiry) tellCached() {
 		}
 		q.found(AboutCachedUsed, OK, "", "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
 	case *a.cached == 0 && x.tokens == 0:
-		q.found(AboutCachedUsed, Wrong, "is prefix caching on? Do others fill the cache?", "reported, and none of a prompt's %d tokens was cached the second time", a.promptTokens)
+		q.found(
+			AboutCachedUsed,
+			Wrong,
+			"is prefix caching on? Do others fill the cache?",
+			"reported, and none of a prompt's %d tokens was cached the second time",
+			a.promptTokens,
+		)
 	case *a.cached > x.tokens:
-		q.found(AboutCachedUsed, Wrong, predictionFix, "reported: %d of %d the second time, and kvepp predicts only %d", *a.cached, a.promptTokens, x.tokens)
+		q.found(
+			AboutCachedUsed,
+			Wrong,
+			predictionFix,
+			"reported: %d of %d the second time, and kvepp predicts only %d",
+			*a.cached,
+			a.promptTokens,
+			x.tokens,
+		)
 	default:
-		q.found(AboutCachedUsed, Wrong, evictionFix, "reported: %d of %d the second time, and kvepp predicts %d", *a.cached, a.promptTokens, x.tokens)
+		q.found(
+			AboutCachedUsed,
+			Wrong,
+			evictionFix,
+			"reported: %d of %d the second time, and kvepp predicts %d",
+			*a.cached,
+			a.promptTokens,
+			x.tokens,
+		)
 	}
 }
 

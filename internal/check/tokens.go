@@ -23,7 +23,8 @@ const someText = "The 12,345 crème brûlées cost €7.50;\n\tнаука 温度
 
 const (
 	modelFix    = "give --model the engine's own folder and version"
-	templateFix = "give kvepp the engine's template: --chat-template FILE if the engine has that flag, else the engine's own model folder and version"
+	templateFix = "give kvepp the engine's template: --chat-template FILE if the engine has that flag, else the " +
+		"engine's own model folder and version"
 	noTemplate  = "kvepp has no chat template for %s: its chats are routed by load"
 	addTemplate = "--chat-template FILE with the engine's, or a --model folder that holds chat_template.jinja"
 )
@@ -34,7 +35,11 @@ type sampleChat struct {
 	tools, system bool
 }
 
-var sampleChats = []sampleChat{{"", true, true}, {", without a tool,", false, true}, {", without a tool and a system prompt,", false, false}}
+var sampleChats = []sampleChat{
+	{"", true, true},
+	{", without a tool,", false, true},
+	{", without a tool and a system prompt,", false, false},
+}
 
 func (c sampleChat) body(model string) map[string]any {
 	var messages []any
@@ -51,13 +56,18 @@ func (c sampleChat) body(model string) map[string]any {
 	if c.tools {
 		body["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{
 			"name": "weather", "description": "The weather at a place", "parameters": map[string]any{
-				"type": "object", "properties": map[string]any{"place": map[string]any{"type": "string", "description": "a town's name"}}, "required": []string{"place"}}}}}
+				"type": "object", "properties": map[string]any{"place": map[string]any{"type": "string",
+					"description": "a town's name"}}, "required": []string{"place"}}}}}
 	}
 	return body
 }
 
 // ownIDs are kvepp's token ids of a request with one prompt.
-func ownIDs(model *tokenizer.Model, path string, body map[string]any) ([]kvblock.Token, *apibody.Request, []byte, error) {
+func ownIDs(
+	model *tokenizer.Model,
+	path string,
+	body map[string]any,
+) ([]kvblock.Token, *apibody.Request, []byte, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
 		return nil, nil, nil, err
@@ -83,7 +93,11 @@ func (q *inquiry) askTokens(ctx context.Context) {
 		q.compareCounts(model)
 		return
 	}
-	engine, err := remote.New(remote.Config{Model: q.model, URL: "http://" + q.w.Address, Engine: q.engine, Timeout: q.Wait}, q.Metrics, q.Log)
+	engine, err := remote.New(
+		remote.Config{Model: q.model, URL: "http://" + q.w.Address, Engine: q.engine, Timeout: q.Wait},
+		q.Metrics,
+		q.Log,
+	)
 	if err != nil {
 		q.found(AboutTokenizer, Unknown, "", "the engine cannot be asked: %v", err)
 		return
@@ -104,7 +118,13 @@ func (q *inquiry) compareText(ctx context.Context, model *tokenizer.Model, engin
 		return
 	}
 	if at := difference(mine, theirs[0]); at >= 0 {
-		q.found(AboutTokenizer, Wrong, modelFix, "the ids of a text differ from the engine's at token %d: no block would match", at)
+		q.found(
+			AboutTokenizer,
+			Wrong,
+			modelFix,
+			"the ids of a text differ from the engine's at token %d: no block would match",
+			at,
+		)
 		return
 	}
 	q.found(AboutTokenizer, OK, "", "the %d ids of a text are the engine's", len(mine))
@@ -127,26 +147,59 @@ func (q *inquiry) compareChat(ctx context.Context, model *tokenizer.Model, engin
 			case q.prompt != nil:
 				q.compareCount(model, &q.prompt.second, AboutChat, templateFix, "chat")
 			default:
-				q.found(AboutChat, Unknown, "--probe compares the number of a chat's tokens", "the engine does not say: %s", brief(refused))
+				q.found(
+					AboutChat,
+					Unknown,
+					"--probe compares the number of a chat's tokens",
+					"the engine does not say: %s",
+					brief(refused),
+				)
 			}
 			return
 		case refused != nil && missing:
-			q.found(AboutChat, Unknown, addTemplate+", if its chats are to be served", "neither kvepp nor the engine has a chat template for %s", q.model)
+			q.found(
+				AboutChat,
+				Unknown,
+				addTemplate+", if its chats are to be served",
+				"neither kvepp nor the engine has a chat template for %s",
+				q.model,
+			)
 			return
 		case refused != nil && i+1 < len(sampleChats):
 			continue // perhaps for a part of it
 		case refused != nil:
-			q.found(AboutChat, Unknown, "send the engine a chat yourself", "the engine refuses a chat: %s", brief(refused))
+			q.found(
+				AboutChat,
+				Unknown,
+				"send the engine a chat yourself",
+				"the engine refuses a chat: %s",
+				brief(refused),
+			)
 			return
 		case missing:
 			q.found(AboutChat, Wrong, addTemplate, noTemplate, q.model)
 			return
 		case err != nil:
-			q.found(AboutChat, Wrong, templateFix, "kvepp cannot render a chat%s that the engine takes: %v", sample.without, err)
+			q.found(
+				AboutChat,
+				Wrong,
+				templateFix,
+				"kvepp cannot render a chat%s that the engine takes: %v",
+				sample.without,
+				err,
+			)
 			return
 		}
 		if at := difference(mine, theirs[0]); at >= 0 {
-			q.found(AboutChat, Wrong, templateFix, "the ids of a chat%s differ from the engine's at token %d of %d: no block from there on would match", sample.without, at, len(theirs[0]))
+			q.found(
+				AboutChat,
+				Wrong,
+				templateFix,
+				"the ids of a chat%s differ from the engine's at token %d of %d: no block from there on would match",
+				sample.without,
+				at,
+				len(theirs[0]),
+			)
 			return
 		}
 		q.found(AboutChat, OK, "", "the %d ids of a chat%s are the engine's", len(mine), sample.without)
@@ -169,10 +222,20 @@ func (q *inquiry) compareCounts(model *tokenizer.Model) {
 	p := q.prompt
 	switch {
 	case !q.takesRequests():
-		q.found(AboutTokenizer, Unknown, "", "not compared: the engine does not say its ids, and takes no requests without a prefill worker")
+		q.found(
+			AboutTokenizer,
+			Unknown,
+			"",
+			"not compared: the engine does not say its ids, and takes no requests without a prefill worker",
+		)
 		return
 	case p == nil:
-		q.found(AboutTokenizer, Unknown, "--probe compares the number of a prompt's tokens", "the engine does not say its ids")
+		q.found(
+			AboutTokenizer,
+			Unknown,
+			"--probe compares the number of a prompt's tokens",
+			"the engine does not say its ids",
+		)
 		return
 	}
 	q.compareCount(model, &p.text, AboutTokenizer, modelFix, "text")
@@ -184,7 +247,13 @@ func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what
 		return // it is told already that chats are refused
 	}
 	if r.err != nil || r.answer.promptTokens == 0 {
-		q.found(about, Unknown, "send the engine a "+what+" yourself", "the engine does not say how many tokens a %s has", what)
+		q.found(
+			about,
+			Unknown,
+			"send the engine a "+what+" yourself",
+			"the engine does not say how many tokens a %s has",
+			what,
+		)
 		return
 	}
 	mine, _, _, err := ownIDs(model, r.path, r.body)
@@ -192,9 +261,24 @@ func (q *inquiry) compareCount(model *tokenizer.Model, r *sent, about, fix, what
 	case errors.Is(err, tokenizer.ErrNoChatTemplate):
 		q.found(about, Wrong, addTemplate, noTemplate, q.model)
 	case err != nil:
-		q.found(about, Wrong, "kvepp tokenize shows more", "kvepp cannot tokenize a %s that the engine takes: %v", what, err)
+		q.found(
+			about,
+			Wrong,
+			"kvepp tokenize shows more",
+			"kvepp cannot tokenize a %s that the engine takes: %v",
+			what,
+			err,
+		)
 	case len(mine) != r.answer.promptTokens:
-		q.found(about, Wrong, fix, "a %s has %d tokens, by the engine %d: no block would match", what, len(mine), r.answer.promptTokens)
+		q.found(
+			about,
+			Wrong,
+			fix,
+			"a %s has %d tokens, by the engine %d: no block would match",
+			what,
+			len(mine),
+			r.answer.promptTokens,
+		)
 	default:
 		q.found(about, OK, "", "the %d tokens of a %s are as many as the engine's", len(mine), what)
 	}

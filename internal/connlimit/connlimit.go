@@ -1,6 +1,7 @@
-// Package connlimit bounds the open connections of a listener, so that whoever opens many takes neither the process's file descriptors nor
-// the listener from the others. At the limit a new connection takes the place of one that has no request: of the one that has been
-// without a request longest, those first that never had any. While every connection has a request, new ones are closed.
+// Package connlimit bounds the open connections of a listener, so that whoever opens many takes neither the process's
+// file descriptors nor the listener from the others. At the limit a new connection takes the place of one that has no
+// request: of the one that has been without a request longest, those first that never had any. While every connection
+// has a request, new ones are closed.
 //
 // It owns the connections' counts; it never reads from a connection.
 //
@@ -18,8 +19,8 @@ import (
 	"time"
 )
 
-// Share returns how many connections a listener may hold that gets one of so many parts of the process's file descriptors
-// (RLIMIT_NOFILE, which Go raises as far as it may): at least least, at most most.
+// Share returns how many connections a listener may hold that gets one of so many parts of the process's file
+// descriptors (RLIMIT_NOFILE, which Go raises as far as it may): at least least, at most most.
 func Share(parts, least, most int) int {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
@@ -89,7 +90,8 @@ func (l *Listener) longestIdle() (longest *Conn) {
 		if c.requests.Load() > 0 {
 			continue
 		}
-		if i := c.idle.Load(); longest == nil || longest.used.Load() && !c.used.Load() || longest.used.Load() == c.used.Load() && i < idle {
+		if i := c.idle.Load(); longest == nil || longest.used.Load() && !c.used.Load() ||
+			longest.used.Load() == c.used.Load() && i < idle {
 			longest, idle = c, i
 		}
 	}
@@ -113,7 +115,8 @@ func endsOf(local, remote net.Addr) ends {
 	return ends{port(local), port(remote)}
 }
 
-// Counts returns how many connections are open, how many were closed for new ones, and how many new ones were closed, since the start.
+// Counts returns how many connections are open, how many were closed for new ones, and how many new ones were closed,
+// since the start.
 func (l *Listener) Counts() (open int, evicted, refused int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -78,8 +78,8 @@ func (w *world) ended(what string, c net.Conn) {
 	}
 }
 
-// TestIdleConnectionsGiveWay: at the limit the connection that has been silent longest makes room; one that never had a request before one
-// that had. Requests go on.
+// TestIdleConnectionsGiveWay: at the limit the connection that has been silent longest makes room; one that never had a
+// request before one that had. Requests go on.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	w := start(t, 3)
 	used, busy := w.open(), w.open()

@@ -18,54 +18,62 @@ import (
 
 const root = "../.."
 
-// may lists, for each package, which of ours it may import. ARCHITECTURE.md has the same table: change both in the commit
-// that changes the code. "*" is whatever it wires.
+// may lists, for each package, which of ours it may import. ARCHITECTURE.md has the same table: change both in the
+// commit that changes the code. "*" is whatever it wires.
 var may = map[string]string{
-	"kvblock":                "",
-	"kvblock/kvblocktest":    "",
-	"chattemplate":           "",
-	"zmqsub":                 "",
-	"natssub":                "internal/loglimit",
-	"internal/metrics":       "",
-	"internal/loglimit":      "",
-	"internal/connlimit":     "",
-	"internal/prefetch":      "",
-	"internal/suggest":       "",
-	"internal/check":         "indexer kvblock pool pool/dynamo tokenizer tokenizer/remote zmqsub internal/apibody internal/metrics",
-	"internal/tracing":       "",
-	"extproc/extproctest":    "",
-	"internal/apibody":       "chattemplate",
-	"internal/budget":        "internal/apibody",
-	"tokenizer":              "chattemplate kvblock internal/apibody internal/prefetch",
-	"tokenizer/remote":       "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit",
-	"test/parity":            "tokenizer tokenizer/remote kvblock chattemplate internal/apibody internal/metrics",
-	"scoring":                "kvblock",
-	"pool":                   "kvblock internal/suggest",
-	"indexer":                "kvblock internal/prefetch",
-	"pool/dynamo":            "kvblock pool",
-	"pool/kube":              "kvblock pool pool/dynamo modelrewrite",
-	"pool/enginemetrics":     "kvblock natssub pool zmqsub",
-	"test/parity/events":     "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer internal/apibody internal/metrics",
-	"indexer/feed":           "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
-	"router/eject":           "kvblock pool",
-	"queue":                  "internal/suggest",
-	"modelrewrite":           "",
-	"router":                 "indexer kvblock pool router/eject queue modelrewrite scoring tokenizer tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
-	"internal/service":       "indexer indexer/feed kvblock pool router router/eject queue scoring internal/metrics internal/suggest",
-	"extproc":                "router router/eject internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
-	"cmd/kvepp":              "*",
-	"internal/lint":          "",
-	"bench/cputime":          "",
-	"bench/events":           "bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub internal/metrics",
-	"bench/index":            "bench/cputime indexer kvblock",
-	"bench/path":             "test/harness/apiserver test/harness/process",
-	"bench/quality":          "test/harness/stack",
-	"bench/tokenizers":       "tokenizer kvblock internal/apibody",
-	"e2e":                    "test/harness/process test/harness/stack internal/apibody internal/bodytest internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
-	"test/harness/process":   "",
-	"test/harness/stack":     "test/harness/process",
-	"examples/demo":          "test/harness/process test/harness/stack",
-	"test/kube":              "test/harness/apiserver test/harness/process test/harness/stack kvblock kvblock/kvblocktest pool/kube",
+	"kvblock":             "",
+	"kvblock/kvblocktest": "",
+	"chattemplate":        "",
+	"zmqsub":              "",
+	"natssub":             "internal/loglimit",
+	"internal/metrics":    "",
+	"internal/loglimit":   "",
+	"internal/connlimit":  "",
+	"internal/prefetch":   "",
+	"internal/suggest":    "",
+	"internal/check": "indexer kvblock pool pool/dynamo tokenizer tokenizer/remote zmqsub internal/apibody " +
+		"internal/metrics",
+	"internal/tracing":    "",
+	"extproc/extproctest": "",
+	"internal/apibody":    "chattemplate",
+	"internal/budget":     "internal/apibody",
+	"tokenizer":           "chattemplate kvblock internal/apibody internal/prefetch",
+	"tokenizer/remote":    "tokenizer chattemplate kvblock internal/apibody internal/metrics internal/loglimit",
+	"test/parity":         "tokenizer tokenizer/remote kvblock chattemplate internal/apibody internal/metrics",
+	"scoring":             "kvblock",
+	"pool":                "kvblock internal/suggest",
+	"indexer":             "kvblock internal/prefetch",
+	"pool/dynamo":         "kvblock pool",
+	"pool/kube":           "kvblock pool pool/dynamo modelrewrite",
+	"pool/enginemetrics":  "kvblock natssub pool zmqsub",
+	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo tokenizer " +
+		"internal/apibody internal/metrics",
+	"indexer/feed": "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
+	"router/eject": "kvblock pool",
+	"queue":        "internal/suggest",
+	"modelrewrite": "",
+	"router": "indexer kvblock pool router/eject queue modelrewrite scoring tokenizer " +
+		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
+	"internal/service": "indexer indexer/feed kvblock pool router router/eject queue scoring internal/metrics " +
+		"internal/suggest",
+	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
+		"internal/tracing internal/loglimit",
+	"cmd/kvepp":     "*",
+	"internal/lint": "",
+	"bench/cputime": "",
+	"bench/events": "bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub " +
+		"internal/metrics",
+	"bench/index":      "bench/cputime indexer kvblock",
+	"bench/path":       "test/harness/apiserver test/harness/process",
+	"bench/quality":    "test/harness/stack",
+	"bench/tokenizers": "tokenizer kvblock internal/apibody",
+	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
+		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
+	"test/harness/process": "",
+	"test/harness/stack":   "test/harness/process",
+	"examples/demo":        "test/harness/process test/harness/stack",
+	"test/kube": "test/harness/apiserver test/harness/process test/harness/stack kvblock " +
+		"kvblock/kvblocktest pool/kube",
 	"test/harness/apiserver": "test/harness/process",
 	"test/kind":              "test/harness/process test/harness/stack",
 	"test/kind/engine":       "internal/apibody kvblock tokenizer",
@@ -80,8 +88,14 @@ var may = map[string]string{
 
 // only lists what few packages may import from elsewhere.
 var only = map[string][]string{
-	"github.com/envoyproxy/":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path"},
-	"google.golang.org/grpc":               {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path", "internal/tracing/tracingtest"},
+	"github.com/envoyproxy/": {"extproc", "extproc/extproctest", "cmd/kvepp", "bench/path"},
+	"google.golang.org/grpc": {
+		"extproc",
+		"extproc/extproctest",
+		"cmd/kvepp",
+		"bench/path",
+		"internal/tracing/tracingtest",
+	},
 	"github.com/pebbe/zmq4":                {"zmqsub", "bench/events", "test/kind/engine"},
 	"github.com/nats-io/":                  {"natssub"},
 	"github.com/prometheus/client_golang/": {"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp"},
@@ -133,7 +147,8 @@ func TestImports(t *testing.T) {
 			continue
 		}
 		for _, i := range p.Imports {
-			if ours, ok := strings.CutPrefix(i, "kvepp/"); ok && allowed != "*" && !slices.Contains(strings.Fields(allowed), ours) {
+			if ours, ok := strings.CutPrefix(i, "kvepp/"); ok && allowed != "*" &&
+				!slices.Contains(strings.Fields(allowed), ours) {
 				t.Errorf("%s imports %s, which the import table does not allow", name, ours)
 			}
 			for prefix, who := range only {
@@ -189,7 +204,12 @@ func TestPackageComments(t *testing.T) {
 		}
 		found := false
 		for _, f := range p.GoFiles {
-			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil, parser.PackageClauseOnly|parser.ParseComments)
+			file, err := parser.ParseFile(
+				token.NewFileSet(),
+				filepath.Join(p.Dir, f),
+				nil,
+				parser.PackageClauseOnly|parser.ParseComments,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,10 +227,22 @@ func TestNames(t *testing.T) {
 		files, pattern *regexp.Regexp
 		why            string
 	}{
-		{regexp.MustCompile(`_test\.go$`), regexp.MustCompile(`\btime\.Sleep\(`), "tests wait for a condition, not for time"},
-		{regexp.MustCompile(`\.go$`), regexp.MustCompile(`(?m)^package (utils?|common|types|helpers?|base|manager)$`), "a package is named for what it is"},
+		{
+			regexp.MustCompile(`_test\.go$`),
+			regexp.MustCompile(`\btime\.Sleep\(`),
+			"tests wait for a condition, not for time",
+		},
+		{
+			regexp.MustCompile(`\.go$`),
+			regexp.MustCompile(`(?m)^package (utils?|common|types|helpers?|base|manager)$`),
+			"a package is named for what it is",
+		},
 		{regexp.MustCompile(`.`), regexp.MustCompile(`(^|[\s"'=:(])/(root|home|work)/[a-z]`), "a path of one machine"},
-		{regexp.MustCompile(`.`), regexp.MustCompile(`proxy\.golang` + `\.org|py` + `pi\.org|registry\.npm` + `js|index\.crates` + `\.io`), "the name of a registry's host"},
+		{
+			regexp.MustCompile(`.`),
+			regexp.MustCompile(`proxy\.golang` + `\.org|py` + `pi\.org|registry\.npm` + `js|index\.crates` + `\.io`),
+			"the name of a registry's host",
+		},
 	}
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	cmd.Dir = root

@@ -1,5 +1,6 @@
-// Package loglimit limits log lines that others can cause: clients, engines, peers. The first lines of a kind are logged, then one in
-// each interval, which says how many were held back before it. It owns the counts of lines and nothing else; it never logs by itself.
+// Package loglimit limits log lines that others can cause: clients, engines, peers. The first lines of a kind are
+// logged, then one in each interval, which says how many were held back before it. It owns the counts of lines and
+// nothing else; it never logs by itself.
 //
 // Concurrency: everything is safe from any goroutine.
 package loglimit
@@ -23,11 +24,14 @@ var suppressed atomic.Int64
 // Suppressed returns how many lines the limiters of this process have held back.
 func Suppressed() int64 { return suppressed.Load() }
 
-// Limiter limits one kind of lines. The zero value is ready to use, with the bounds above. It must not be copied after its first use.
+// Limiter limits one kind of lines. The zero value is ready to use, with the bounds above. It must not be copied after
+// its first use.
 type Limiter struct {
-	Burst    int           // lines that are logged at once; 0: DefaultBurst
-	Interval time.Duration // after the burst one line is logged in each interval, and a quiet interval brings back one of the burst; 0: DefaultInterval
-	Within   *Limiter      // a limit on several kinds together, whose lines count there too; nil: none
+	Burst int // lines that are logged at once; 0: DefaultBurst
+	// after the burst one line is logged in each interval, and a quiet interval brings back one of the burst; 0:
+	// DefaultInterval
+	Interval time.Duration
+	Within   *Limiter // a limit on several kinds together, whose lines count there too; nil: none
 
 	mu    sync.Mutex
 	spent int       // of the burst; guarded by mu
@@ -35,7 +39,8 @@ type Limiter struct {
 	held  int64     // lines held back since the last that was logged; guarded by mu
 }
 
-// Allow reports whether a line may be logged now, and how many were held back since the line before. A line that may not is counted.
+// Allow reports whether a line may be logged now, and how many were held back since the line before. A line that may
+// not is counted.
 func (l *Limiter) Allow() (held int64, ok bool) {
 	if l.take(time.Now()) && (l.Within == nil || l.Within.take(time.Now())) {
 		l.mu.Lock()
@@ -74,8 +79,8 @@ func (l *Limiter) take(now time.Time) bool {
 	return true
 }
 
-// Log logs a line as (*slog.Logger).Log does, if the limit allows it. The line has the attribute "suppressed" where lines of its kind
-// were held back before it.
+// Log logs a line as (*slog.Logger).Log does, if the limit allows it. The line has the attribute "suppressed" where
+// lines of its kind were held back before it.
 func (l *Limiter) Log(log *slog.Logger, level slog.Level, msg string, args ...any) {
 	ctx := context.Background()
 	if !log.Enabled(ctx, level) {

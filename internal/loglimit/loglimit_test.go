@@ -11,8 +11,8 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// TestBurstThenOneAnInterval: the first lines come at once, then one in each interval with the number of those held back; the burst
-// comes back line by line.
+// TestBurstThenOneAnInterval: the first lines come at once, then one in each interval with the number of those held
+// back; the burst comes back line by line.
 func TestBurstThenOneAnInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := Suppressed()
@@ -90,7 +90,8 @@ func TestLog(t *testing.T) {
 		wait.Wait()
 		<-time.After(DefaultInterval)
 		l.Log(log, slog.LevelWarn, "refused", "why", "y")
-		if said.Count("msg=refused why=x\n") != DefaultBurst || !strings.HasSuffix(said.String(), "msg=refused why=y suppressed=795\n") {
+		if said.Count("msg=refused why=x\n") != DefaultBurst ||
+			!strings.HasSuffix(said.String(), "msg=refused why=y suppressed=795\n") {
 			t.Error(said.String())
 		}
 	})

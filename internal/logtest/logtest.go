@@ -1,5 +1,5 @@
-// Package logtest keeps what is logged, for tests that read it meanwhile. It owns the text and nothing else; any goroutine may log, and
-// read.
+// Package logtest keeps what is logged, for tests that read it meanwhile. It owns the text and nothing else; any
+// goroutine may log, and read.
 package logtest
 
 import (

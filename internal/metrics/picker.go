@@ -11,10 +11,11 @@ import (
 )
 
 // Picker is what the Gateway API Inference Extension's endpoint picker exports of requests, under its names, labels and
-// buckets, so that dashboards and alerts made for it go on. Series of the models that the configuration names exist from the start.
-// A nil Picker exports nothing.
+// buckets, so that dashboards and alerts made for it go on. Series of the models that the configuration names exist
+// from the start. A nil Picker exports nothing.
 //
-// The extension's own series about its plugins, its flow control and predicted latencies are not there: kvepp has none of them.
+// The extension's own series about its plugins, its flow control and predicted latencies are not there: kvepp has none
+// of them.
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics, as llm-d-router 0.10 still has it.
 type Picker struct {
@@ -50,18 +51,115 @@ const (
 	CodeModelServerError   = "ModelServerError" // an endpoint answered another status than 200
 )
 
-var pickerCodes = []string{CodeBadRequest, CodeNotFound, CodeResourceExhausted, CodeServiceUnavailable, CodeInternal, CodeModelServerError}
+var pickerCodes = []string{
+	CodeBadRequest,
+	CodeNotFound,
+	CodeResourceExhausted,
+	CodeServiceUnavailable,
+	CodeInternal,
+	CodeModelServerError,
+}
 
 // The extension's buckets. 32778 is its own.
 var (
-	pickerSeconds = []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 120, 180, 240, 300, 360,
-		480, 600, 900, 1200, 1800, 2700, 3600}
-	pickerPerToken = []float64{0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.5, 2, 3, 4.5, 6, 12, 18,
-		24, 30, 36, 48, 60, 90, 120, 180, 270, 360}
+	pickerSeconds = []float64{
+		0.005,
+		0.025,
+		0.05,
+		0.1,
+		0.2,
+		0.4,
+		0.6,
+		0.8,
+		1,
+		1.25,
+		1.5,
+		2,
+		3,
+		4,
+		5,
+		6,
+		8,
+		10,
+		15,
+		20,
+		30,
+		45,
+		60,
+		120,
+		180,
+		240,
+		300,
+		360,
+		480,
+		600,
+		900,
+		1200,
+		1800,
+		2700,
+		3600,
+	}
+	pickerPerToken = []float64{
+		0.0005,
+		0.00205,
+		0.005,
+		0.01,
+		0.02,
+		0.04,
+		0.06,
+		0.08,
+		0.1,
+		0.125,
+		0.15,
+		0.2,
+		0.3,
+		0.4,
+		0.5,
+		0.6,
+		0.8,
+		1,
+		1.5,
+		2,
+		3,
+		4.5,
+		6,
+		12,
+		18,
+		24,
+		30,
+		36,
+		48,
+		60,
+		90,
+		120,
+		180,
+		270,
+		360,
+	}
 	pickerNormalized  = []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 	pickerAnswerBytes = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536}
-	pickerTokens      = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536, 131072, 262144, 524288, 1048576}
-	pickerScheduling  = []float64{0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1}
+	pickerTokens      = []float64{
+		1,
+		8,
+		16,
+		32,
+		64,
+		128,
+		256,
+		512,
+		1024,
+		2048,
+		4096,
+		8192,
+		16384,
+		32778,
+		65536,
+		131072,
+		262144,
+		524288,
+		1048576,
+	}
+	pickerScheduling = []float64{0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1}
 )
 
 // NewPicker declares the metrics among m's.
@@ -69,28 +167,84 @@ func (m *Metrics) NewPicker() *Picker {
 	byModel := []string{"model_name", "target_model_name"}
 	name := func(s string) string { return "inference_objective_" + s }
 	histogram := func(s, help string, buckets []float64) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name(s), Help: help, Buckets: buckets}, byModel)
+		return prometheus.NewHistogramVec(
+			prometheus.HistogramOpts{Name: name(s), Help: help, Buckets: buckets},
+			byModel,
+		)
 	}
 	p := &Picker{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: name("request_total"), Help: "Requests that were sent to an endpoint."}, append(slices.Clone(byModel), "priority")),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: name("request_error_total"), Help: "Requests that were refused, or that an endpoint answered with another status than 200 (ModelServerError)."},
-			append(slices.Clone(byModel), "error_code")),
-		running:      prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name("running_requests"), Help: "Requests that were sent to an endpoint and have not ended."}, byModel[:1]),
-		duration:     histogram("request_duration_seconds", "Time from a request's headers to the end of its answer.", pickerSeconds),
-		ttft:         histogram("request_ttft_seconds", "Time from a request's headers to the first token of a streamed answer.", pickerSeconds),
-		tpot:         histogram("request_tpot_seconds", "Mean time between the tokens of a streamed answer.", pickerPerToken),
-		ntpot:        histogram("normalized_time_per_output_token_seconds", "A request's duration by the number of its answer's tokens.", pickerNormalized),
-		requestBytes: histogram("request_sizes", "Bytes of a request's body.", prometheus.ExponentialBuckets(64, 2, 25)),
-		answerBytes:  histogram("response_sizes", "Bytes of an answer's body, where the proxy shows it.", pickerAnswerBytes),
-		input:        histogram("input_tokens", "Prompt tokens, as answers report them.", pickerTokens),
-		output:       histogram("output_tokens", "Tokens of an answer.", pickerTokens[:12]),
-		cached:       histogram("prompt_cached_tokens", "Prompt tokens that were cached, as answers report them.", pickerTokens),
-		scheduling: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "inference_extension_scheduler_e2e_duration_seconds",
-			Help: "Time from a whole request to the choice of its endpoint, but for waiting in the queue.", Buckets: pickerScheduling}),
+		requests: prometheus.NewCounterVec(
+			prometheus.CounterOpts{Name: name("request_total"), Help: "Requests that were sent to an endpoint."},
+			append(slices.Clone(byModel), "priority"),
+		),
+		errors: prometheus.NewCounterVec(
+			prometheus.CounterOpts{
+				Name: name("request_error_total"),
+				Help: "Requests that were refused, or that an endpoint answered with another status than 200 " +
+					"(ModelServerError).",
+			},
+			append(slices.Clone(byModel), "error_code"),
+		),
+		running: prometheus.NewGaugeVec(
+			prometheus.GaugeOpts{
+				Name: name("running_requests"),
+				Help: "Requests that were sent to an endpoint and have not ended.",
+			},
+			byModel[:1],
+		),
+		duration: histogram(
+			"request_duration_seconds",
+			"Time from a request's headers to the end of its answer.",
+			pickerSeconds,
+		),
+		ttft: histogram(
+			"request_ttft_seconds",
+			"Time from a request's headers to the first token of a streamed answer.",
+			pickerSeconds,
+		),
+		tpot: histogram(
+			"request_tpot_seconds",
+			"Mean time between the tokens of a streamed answer.",
+			pickerPerToken,
+		),
+		ntpot: histogram(
+			"normalized_time_per_output_token_seconds",
+			"A request's duration by the number of its answer's tokens.",
+			pickerNormalized,
+		),
+		requestBytes: histogram(
+			"request_sizes",
+			"Bytes of a request's body.",
+			prometheus.ExponentialBuckets(64, 2, 25),
+		),
+		answerBytes: histogram(
+			"response_sizes",
+			"Bytes of an answer's body, where the proxy shows it.",
+			pickerAnswerBytes,
+		),
+		input:  histogram("input_tokens", "Prompt tokens, as answers report them.", pickerTokens),
+		output: histogram("output_tokens", "Tokens of an answer.", pickerTokens[:12]),
+		cached: histogram(
+			"prompt_cached_tokens",
+			"Prompt tokens that were cached, as answers report them.",
+			pickerTokens,
+		),
+		scheduling: prometheus.NewHistogram(
+			prometheus.HistogramOpts{Name: "inference_extension_scheduler_e2e_duration_seconds",
+				Help:    "Time from a whole request to the choice of its endpoint, but for waiting in the queue.",
+				Buckets: pickerScheduling},
+		),
 		hitRatio: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "inference_extension_prefix_indexer_hit_ratio",
-			Help: "Part of a prompt's tokens that the chosen endpoint was believed to hold (0 to 1).", Buckets: prometheus.LinearBuckets(0, 0.1, 11)}),
+			Help:    "Part of a prompt's tokens that the chosen endpoint was believed to hold (0 to 1).",
+			Buckets: prometheus.LinearBuckets(0, 0.1, 11)}),
 	}
-	attempts := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inference_extension_scheduler_attempts_total", Help: "Searches for an endpoint, by whether there was one (success, failure)."}, []string{"status"})
+	attempts := prometheus.NewCounterVec(
+		prometheus.CounterOpts{
+			Name: "inference_extension_scheduler_attempts_total",
+			Help: "Searches for an endpoint, by whether there was one (success, failure).",
+		},
+		[]string{"status"},
+	)
 	p.scheduled, p.unscheduled = attempts.WithLabelValues("success"), attempts.WithLabelValues("failure")
 	version, commit := "unknown", "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -101,10 +255,32 @@ func (m *Metrics) NewPicker() *Picker {
 			}
 		}
 	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "inference_extension_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"commit": commit, "build_ref": version}})
+	info := prometheus.NewGauge(
+		prometheus.GaugeOpts{
+			Name:        "inference_extension_info",
+			Help:        "Always 1.",
+			ConstLabels: prometheus.Labels{"commit": commit, "build_ref": version},
+		},
+	)
 	info.Set(1)
-	m.Registry.MustRegister(p.requests, p.errors, p.running, p.duration, p.ttft, p.tpot, p.ntpot, p.requestBytes, p.answerBytes, p.input, p.output, p.cached,
-		p.scheduling, p.hitRatio, attempts, info)
+	m.Registry.MustRegister(
+		p.requests,
+		p.errors,
+		p.running,
+		p.duration,
+		p.ttft,
+		p.tpot,
+		p.ntpot,
+		p.requestBytes,
+		p.answerBytes,
+		p.input,
+		p.output,
+		p.cached,
+		p.scheduling,
+		p.hitRatio,
+		attempts,
+		info,
+	)
 	return p
 }
 
@@ -126,13 +302,30 @@ func (p *Picker) of(m pickerModel) *pickerSeries {
 	}
 	m.name, m.target = p.labels.of(m.name), p.labels.of(m.target)
 	with := func(v *prometheus.HistogramVec) prometheus.Observer { return v.WithLabelValues(m.name, m.target) }
-	s, _ := p.models.LoadOrStore(m, &pickerSeries{pickerModel: m, requests: p.requests.WithLabelValues(m.name, m.target, "0"), running: p.running.WithLabelValues(m.name), duration: with(p.duration), ttft: with(p.ttft), tpot: with(p.tpot),
-		ntpot: with(p.ntpot), requestBytes: with(p.requestBytes), answerBytes: with(p.answerBytes), input: with(p.input), output: with(p.output), cached: with(p.cached)})
+	s, _ := p.models.LoadOrStore(
+		m,
+		&pickerSeries{
+			pickerModel: m,
+			requests:    p.requests.WithLabelValues(m.name, m.target, "0"),
+			running:     p.running.WithLabelValues(m.name),
+			duration:    with(p.duration),
+			ttft:        with(p.ttft),
+			tpot:        with(p.tpot),
+			ntpot: with(
+				p.ntpot,
+			),
+			requestBytes: with(p.requestBytes),
+			answerBytes:  with(p.answerBytes),
+			input:        with(p.input),
+			output:       with(p.output),
+			cached:       with(p.cached),
+		},
+	)
 	return s.(*pickerSeries)
 }
 
-// Scheduled observes how long the search for an endpoint took that there was, and the part of the prompt's tokens that it is
-// believed to hold; negative: that is not known.
+// Scheduled observes how long the search for an endpoint took that there was, and the part of the prompt's tokens that
+// it is believed to hold; negative: that is not known.
 func (p *Picker) Scheduled(took time.Duration, hit float64) {
 	if p == nil {
 		return
@@ -144,8 +337,8 @@ func (p *Picker) Scheduled(took time.Duration, hit float64) {
 	}
 }
 
-// Began counts a request that is sent to an endpoint. model is as the request names it, target as the endpoint does; neither may be
-// a name that only clients use, nor priority a number.
+// Began counts a request that is sent to an endpoint. model is as the request names it, target as the endpoint does;
+// neither may be a name that only clients use, nor priority a number.
 func (p *Picker) Began(model, target string, priority int, bytes int) {
 	if p == nil {
 		return

@@ -22,7 +22,8 @@ func TestPickerModelsAreBounded(t *testing.T) {
 		}
 	}
 	now := metricstest.Read(t, m.Registry)
-	for _, name := range []string{"inference_objective_request_total", "inference_objective_request_error_total", "inference_objective_request_duration_seconds",
+	for _, name := range []string{"inference_objective_request_total", "inference_objective_request_error_total",
+		"inference_objective_request_duration_seconds",
 		"inference_objective_running_requests"} {
 		found := now.Of(name)
 		if len(found) != maxModels+1 {

@@ -8,14 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Router is what Dynamo's own KV router exports, under its names, labels and buckets, so that dashboards and alerts made
-// for it go on. Series exist from the start, at zero; those of a worker from when it joins until it leaves, those of a
-// model that the configuration does not name from its first request. A nil Router exports nothing.
+// Router is what Dynamo's own KV router exports, under its names, labels and buckets, so that dashboards and alerts
+// made for it go on. Series exist from the start, at zero; those of a worker from when it joins until it leaves, those
+// of a model that the configuration does not name from its first request. A nil Router exports nothing.
 //
-// Dynamo's frontend counts the time between output tokens only where it counts output blocks; here it is counted for every
-// streamed answer. Series of what kvepp does not have (shared caches) stay at zero.
+// Dynamo's frontend counts the time between output tokens only where it counts output blocks; here it is counted for
+// every streamed answer. Series of what kvepp does not have (shared caches) stay at zero.
 //
-// Source: what `python -m dynamo.frontend --router-mode kv` 1.6.1 answers to GET /metrics; held against it in package e2e.
+// Source: what `python -m dynamo.frontend --router-mode kv` 1.6.1 answers to GET /metrics; held against it in package
+// e2e.
 type Router struct {
 	registry *prometheus.Registry
 	identity Identity
@@ -51,7 +52,26 @@ type modelSeries struct {
 
 // Dynamo's buckets. Its logarithmic ones are rounded to two digits.
 var (
-	ttftBuckets   = []float64{0, 0.0022, 0.0047, 0.01, 0.022, 0.047, 0.1, 0.22, 0.47, 1, 2.2, 4.7, 10, 22, 48, 100, 220, 480}
+	ttftBuckets = []float64{
+		0,
+		0.0022,
+		0.0047,
+		0.01,
+		0.022,
+		0.047,
+		0.1,
+		0.22,
+		0.47,
+		1,
+		2.2,
+		4.7,
+		10,
+		22,
+		48,
+		100,
+		220,
+		480,
+	}
 	itlBuckets    = []float64{0, 0.0019, 0.0035, 0.0067, 0.013, 0.024, 0.045, 0.084, 0.16, 0.3, 0.56, 1.1, 2}
 	inputBuckets  = []float64{0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000}
 	outputBuckets = []float64{0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000}
@@ -61,17 +81,28 @@ var (
 // NewRouter declares the metrics among m's.
 func (m *Metrics) NewRouter(id Identity) *Router {
 	routerID := strconv.FormatUint(id.RouterID, 10)
-	component := prometheus.Labels{"dynamo_namespace": id.Namespace, "dynamo_component": id.Component, "router_id": routerID,
-		"worker_id": strconv.FormatUint(id.RouterID, 16)}
+	component := prometheus.Labels{
+		"dynamo_namespace": id.Namespace,
+		"dynamo_component": id.Component,
+		"router_id":        routerID,
+		"worker_id":        strconv.FormatUint(id.RouterID, 16),
+	}
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "dynamo_component_router_" + name, Help: help, ConstLabels: component}
 	}
 	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
-		return prometheus.HistogramOpts{Name: "dynamo_component_router_" + name, Help: help, ConstLabels: component, Buckets: buckets}
+		return prometheus.HistogramOpts{
+			Name:        "dynamo_component_router_" + name,
+			Help:        help,
+			ConstLabels: component,
+			Buckets:     buckets,
+		}
 	}
 	overhead := func(name, help string, buckets []float64) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "dynamo_router_overhead_" + name + "_ms", Help: help + ", in milliseconds.",
-			ConstLabels: prometheus.Labels{"router_id": routerID}, Buckets: buckets})
+		return prometheus.NewHistogram(
+			prometheus.HistogramOpts{Name: "dynamo_router_overhead_" + name + "_ms", Help: help + ", in milliseconds.",
+				ConstLabels: prometheus.Labels{"router_id": routerID}, Buckets: buckets},
+		)
 	}
 	compute := prometheus.ExponentialBuckets(0.001, 2, 15)
 	waiting := prometheus.ExponentialBuckets(0.01, 3, 17)
@@ -81,15 +112,46 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 		registry: m.Registry,
 		identity: id,
 		started:  prometheus.NewCounter(counter("requests_started_total", "Requests for which a worker was chosen.")),
-		finished: prometheus.NewCounter(counter("requests_total", "Requests that were answered, or given up after a worker was chosen.")),
-		ttft:     prometheus.NewHistogram(histogram("time_to_first_token_seconds", "Time from the whole request to the first token of a streamed answer.", ttftBuckets)),
-		itl:      prometheus.NewHistogram(histogram("inter_token_latency_seconds", "Mean time between the tokens of a streamed answer.", itlBuckets)),
-		input:    prometheus.NewHistogramVec(histogram("input_sequence_tokens", "Prompt tokens of a request.", inputBuckets), perModel),
-		output:   prometheus.NewHistogram(histogram("output_sequence_tokens", "Tokens of an answer.", outputBuckets)),
-		hitRate:  prometheus.NewHistogram(histogram("kv_hit_rate", "Part of the prompt's blocks that the chosen worker was believed to hold (0 to 1).", rateBuckets)),
-		best:     prometheus.NewCounterVec(counter("kv_best_eligible_cached_prefix_tokens_total", "Prompt tokens that the candidate with most of them held."), perModel),
-		selected: prometheus.NewCounterVec(counter("kv_selected_cached_prefix_tokens_total", "Prompt tokens that the chosen worker held."), perModel),
-		reused:   prometheus.NewCounterVec(counter("kv_worker_reused_tokens_total", "Prompt tokens that answers reported as cached."), perModel),
+		finished: prometheus.NewCounter(
+			counter("requests_total", "Requests that were answered, or given up after a worker was chosen."),
+		),
+		ttft: prometheus.NewHistogram(
+			histogram(
+				"time_to_first_token_seconds",
+				"Time from the whole request to the first token of a streamed answer.",
+				ttftBuckets,
+			),
+		),
+		itl: prometheus.NewHistogram(
+			histogram("inter_token_latency_seconds", "Mean time between the tokens of a streamed answer.", itlBuckets),
+		),
+		input: prometheus.NewHistogramVec(
+			histogram("input_sequence_tokens", "Prompt tokens of a request.", inputBuckets),
+			perModel,
+		),
+		output: prometheus.NewHistogram(histogram("output_sequence_tokens", "Tokens of an answer.", outputBuckets)),
+		hitRate: prometheus.NewHistogram(
+			histogram(
+				"kv_hit_rate",
+				"Part of the prompt's blocks that the chosen worker was believed to hold (0 to 1).",
+				rateBuckets,
+			),
+		),
+		best: prometheus.NewCounterVec(
+			counter(
+				"kv_best_eligible_cached_prefix_tokens_total",
+				"Prompt tokens that the candidate with most of them held.",
+			),
+			perModel,
+		),
+		selected: prometheus.NewCounterVec(
+			counter("kv_selected_cached_prefix_tokens_total", "Prompt tokens that the chosen worker held."),
+			perModel,
+		),
+		reused: prometheus.NewCounterVec(
+			counter("kv_worker_reused_tokens_total", "Prompt tokens that answers reported as cached."),
+			perModel,
+		),
 
 		blockHashing: overhead("block_hashing", "Time to hash a prompt's blocks", compute),
 		seqHashing:   overhead("seq_hashing", "Time to chain their hashes", compute),
@@ -97,17 +159,61 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 		scheduling:   overhead("scheduling", "Time to choose a worker and to book the request there", waiting),
 		total:        overhead("total", "All of these", waiting),
 	}
-	nonMax := prometheus.NewCounterVec(counter("non_max_overlap_selections_total", "Prefill workers that were chosen though another one held more of the prompt."), []string{"worker_type"})
-	lost := prometheus.NewHistogramVec(histogram("overlap_blocks_lost", "How many more blocks that other one held.", prometheus.ExponentialBuckets(0.25, 2, 16)), []string{"worker_type"})
+	nonMax := prometheus.NewCounterVec(
+		counter(
+			"non_max_overlap_selections_total",
+			"Prefill workers that were chosen though another one held more of the prompt.",
+		),
+		[]string{"worker_type"},
+	)
+	lost := prometheus.NewHistogramVec(
+		histogram(
+			"overlap_blocks_lost",
+			"How many more blocks that other one held.",
+			prometheus.ExponentialBuckets(0.25, 2, 16),
+		),
+		[]string{"worker_type"},
+	)
 	r.nonMax, r.lost = nonMax.With(prefill), lost.With(prefill).(prometheus.Histogram)
 	r.backpressure = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "dynamo_frontend_router_queue_backpressure_total",
 		Help: "Requests that were turned away because their policy class holds as much as it may.",
 	}, []string{"model", "worker_type", "policy_class", "reason"})
-	m.Registry.MustRegister(r.backpressure, r.started, r.finished, r.ttft, r.itl, r.input, r.output, r.hitRate, r.best, r.selected, r.reused, nonMax, lost,
-		prometheus.NewHistogram(histogram("shared_cache_hit_rate", "Part of the prompt's blocks in a cache that workers share (0 to 1).", rateBuckets)),
-		prometheus.NewHistogram(histogram("shared_cache_beyond_blocks", "Blocks in it beyond the chosen worker's own.", prometheus.ExponentialBuckets(1, 2, 12))),
-		r.blockHashing, r.seqHashing, r.findMatches, r.scheduling, r.total, overhead("shared_cache_query", "Time to ask a cache that workers share", waiting))
+	m.Registry.MustRegister(
+		r.backpressure,
+		r.started,
+		r.finished,
+		r.ttft,
+		r.itl,
+		r.input,
+		r.output,
+		r.hitRate,
+		r.best,
+		r.selected,
+		r.reused,
+		nonMax,
+		lost,
+		prometheus.NewHistogram(
+			histogram(
+				"shared_cache_hit_rate",
+				"Part of the prompt's blocks in a cache that workers share (0 to 1).",
+				rateBuckets,
+			),
+		),
+		prometheus.NewHistogram(
+			histogram(
+				"shared_cache_beyond_blocks",
+				"Blocks in it beyond the chosen worker's own.",
+				prometheus.ExponentialBuckets(1, 2, 12),
+			),
+		),
+		r.blockHashing,
+		r.seqHashing,
+		r.findMatches,
+		r.scheduling,
+		r.total,
+		overhead("shared_cache_query", "Time to ask a cache that workers share", waiting),
+	)
 	return r
 }
 
@@ -215,13 +321,20 @@ func (r *Router) ofModel(phase, model string) *modelSeries {
 	}
 	key.model = r.labels.of(model)
 	model = key.model
-	s, _ := r.models.LoadOrStore(key, &modelSeries{input: r.input.WithLabelValues(phase, model), best: r.best.WithLabelValues(phase, model),
-		selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)})
+	s, _ := r.models.LoadOrStore(
+		key,
+		&modelSeries{input: r.input.WithLabelValues(phase, model), best: r.best.WithLabelValues(phase, model),
+			selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)},
+	)
 	return s.(*modelSeries)
 }
 
 // backpressureReasons are Dynamo's names for the limits of a policy class.
-var backpressureReasons = map[string]string{"requests": "request_limit", "raw_isl_tokens": "raw_isl_token_limit", "cached_tokens": "cached_token_limit"}
+var backpressureReasons = map[string]string{
+	"requests":       "request_limit",
+	"raw_isl_tokens": "raw_isl_token_limit",
+	"cached_tokens":  "cached_token_limit",
+}
 
 // ShowBackpressure declares the series of a policy class, at zero.
 func (r *Router) ShowBackpressure(model, class string) {
@@ -255,7 +368,8 @@ func (l *modelLabels) of(model string) string {
 	return model
 }
 
-// Backpressure counts a request that was turned away at a limit of its policy class: requests, raw_isl_tokens or cached_tokens.
+// Backpressure counts a request that was turned away at a limit of its policy class: requests, raw_isl_tokens or
+// cached_tokens.
 func (r *Router) Backpressure(model, class, limit string) {
 	if r != nil {
 		r.backpressure.WithLabelValues(r.labels.of(model), "decode", class, backpressureReasons[limit]).Inc()
@@ -274,10 +388,18 @@ func (r *Router) Queues(read func() []Queue) {
 		return
 	}
 	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("dynamo_frontend_router_queue_pending_"+name, help, []string{"model", "worker_type", "policy_class"}, nil)
+		return prometheus.NewDesc(
+			"dynamo_frontend_router_queue_pending_"+name,
+			help,
+			[]string{"model", "worker_type", "policy_class"},
+			nil,
+		)
 	}
 	r.registry.MustRegister(&queues{read, desc("requests", "Requests that wait for a worker."),
-		desc("isl_tokens", "Prompt tokens of the requests that wait."), desc("cached_tokens", "Those of them that a worker holds.")})
+		desc(
+			"isl_tokens",
+			"Prompt tokens of the requests that wait.",
+		), desc("cached_tokens", "Those of them that a worker holds.")})
 }
 
 // queues collects the series of what waits.
@@ -294,9 +416,12 @@ func (q *queues) Describe(to chan<- *prometheus.Desc) {
 
 func (q *queues) Collect(to chan<- prometheus.Metric) {
 	for _, x := range q.read() {
-		to <- prometheus.MustNewConstMetric(q.requests, prometheus.GaugeValue, float64(x.Requests), x.Model, "decode", x.Class)
-		to <- prometheus.MustNewConstMetric(q.tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode", x.Class)
-		to <- prometheus.MustNewConstMetric(q.cached, prometheus.GaugeValue, float64(x.CachedTokens), x.Model, "decode", x.Class)
+		to <- prometheus.MustNewConstMetric(q.requests, prometheus.GaugeValue, float64(x.Requests), x.Model, "decode",
+			x.Class)
+		to <- prometheus.MustNewConstMetric(q.tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode",
+			x.Class)
+		to <- prometheus.MustNewConstMetric(q.cached, prometheus.GaugeValue, float64(x.CachedTokens), x.Model, "decode",
+			x.Class)
 	}
 }
 
@@ -321,24 +446,51 @@ func (r *Router) Workers(read func() []Worker) {
 		return
 	}
 	process := strconv.FormatUint(r.identity.RouterID, 16)
-	component := prometheus.Labels{"dynamo_namespace": r.identity.Namespace, "dynamo_component": r.identity.Component, "worker_id": process}
+	component := prometheus.Labels{
+		"dynamo_namespace": r.identity.Namespace,
+		"dynamo_component": r.identity.Component,
+		"worker_id":        process,
+	}
 	frontend := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("dynamo_frontend_worker_"+name, help, []string{"worker_id", "dp_rank", "worker_type"}, nil)
+		return prometheus.NewDesc(
+			"dynamo_frontend_worker_"+name,
+			help,
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		)
 	}
 	r.registry.MustRegister(&workers{
 		read:   read,
 		blocks: frontend("active_decode_blocks", "KV blocks that a worker's running requests hold, each once."),
 		tokens: frontend("active_prefill_tokens", "Prompt tokens that a worker has yet to compute."),
-		ttft:   frontend("last_time_to_first_token_seconds", "Time to first token of a worker's latest answer that was streamed."),
-		itl:    frontend("last_inter_token_latency_seconds", "Mean time between tokens of a worker's latest answer that was streamed."),
-		isl:    frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request."),
-		speed: prometheus.NewDesc("kvepp_worker_prefill_tokens_per_second",
-			"Prompt tokens that a worker is believed to prefill in a second: given, or learned from the times to the first of its streamed answers. 0: not known yet.",
-			[]string{"worker_id", "dp_rank", "worker_type"}, nil),
-		registered: prometheus.NewDesc("dynamo_component_router_worker_registered", "1 for every worker that requests can go to.",
-			[]string{"router_worker_id", "dp_rank", "worker_type"}, component),
-		mismatch: prometheus.NewDesc("dynamo_component_router_kv_event_source_mismatch_workers", "Workers that do not announce their KV blocks.",
-			[]string{"model", "worker_type", "target_namespace", "target_component", "target_endpoint"}, component),
+		ttft: frontend(
+			"last_time_to_first_token_seconds",
+			"Time to first token of a worker's latest answer that was streamed.",
+		),
+		itl: frontend(
+			"last_inter_token_latency_seconds",
+			"Mean time between tokens of a worker's latest answer that was streamed.",
+		),
+		isl: frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request."),
+		speed: prometheus.NewDesc(
+			"kvepp_worker_prefill_tokens_per_second",
+			"Prompt tokens that a worker is believed to prefill in a second: given, or learned from the times to the "+
+				"first of its streamed answers. 0: not known yet.",
+			[]string{"worker_id", "dp_rank", "worker_type"},
+			nil,
+		),
+		registered: prometheus.NewDesc(
+			"dynamo_component_router_worker_registered",
+			"1 for every worker that requests can go to.",
+			[]string{"router_worker_id", "dp_rank", "worker_type"},
+			component,
+		),
+		mismatch: prometheus.NewDesc(
+			"dynamo_component_router_kv_event_source_mismatch_workers",
+			"Workers that do not announce their KV blocks.",
+			[]string{"model", "worker_type", "target_namespace", "target_component", "target_endpoint"},
+			component,
+		),
 		identity: r.identity,
 	})
 }
@@ -381,12 +533,14 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 			value float64
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
-			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed}, {w.registered, 1},
+			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
+			{w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
 		}
 	}
 	for g, n := range without {
-		to <- prometheus.MustNewConstMetric(w.mismatch, prometheus.GaugeValue, float64(n), g.model, g.kind, w.identity.Namespace, w.identity.Component, "generate")
+		to <- prometheus.MustNewConstMetric(w.mismatch, prometheus.GaugeValue, float64(n), g.model, g.kind,
+			w.identity.Namespace, w.identity.Component, "generate")
 	}
 }

@@ -19,7 +19,8 @@ func TestModelLabelsAreBounded(t *testing.T) {
 			r.Backpressure(model, "default", "requests")
 		}
 		now := metricstest.Read(t, m.Registry)
-		for _, name := range []string{"dynamo_component_router_kv_worker_reused_tokens_total", "dynamo_frontend_router_queue_backpressure_total"} {
+		for _, name := range []string{"dynamo_component_router_kv_worker_reused_tokens_total",
+			"dynamo_frontend_router_queue_backpressure_total"} {
 			found := now.Of(name)
 			if len(found) != maxModels+1 {
 				t.Errorf("%s has %d series", name, len(found))

@@ -28,26 +28,50 @@ type WorkerState struct {
 
 // WorkerRequests counts the requests of one worker that ended.
 type WorkerRequests struct {
-	All        uint64
-	Errors     uint64 // answered with a status of 500 or above
-	Incomplete uint64 // answers that broke off; those that the client broke off only where the proxy does not tell who did it
+	All    uint64
+	Errors uint64 // answered with a status of 500 or above
+	// answers that broke off; those that the client broke off only where the proxy does not tell who did it
+	Incomplete uint64
 }
 
-// ShowWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape. Names and ranks must be
-// unique.
+// ShowWorkers exports the workers that read returns whenever it is asked; the call is made at every scrape. Names and
+// ranks must be unique.
 func (m *Metrics) ShowWorkers(read func() []WorkerState) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kvepp_worker_"+name, help, append([]string{"worker", "dp_rank"}, labels...), nil)
 	}
 	m.Registry.MustRegister(&workerStates{
-		read:      read,
-		info:      desc("info", "Always 1: the name of each worker beside the labels of its other series (worker_id, dp_rank, worker_type).", "worker_id", "worker_type", "address", "model"),
-		cordoned:  desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0."),
-		blocks:    desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
-		connected: desc("events_connected", "1 while the subscription to a worker's KV events is connected, else 0. Absent for a worker without events."),
-		age:       desc("last_event_age_seconds", "Time since a worker's last KV event was applied. NaN until the first; absent for a worker without events."),
-		requests:  desc("requests_total", "Requests of a worker that ended. Those with a prefill and a decode worker count for both."),
-		failures:  desc("failures_total", "Requests of a worker that failed, by cause: status (500 or above), incomplete (the answer broke off; where the proxy sends kvepp its access log, answers that the client broke off are not counted).", "cause"),
+		read: read,
+		info: desc(
+			"info",
+			"Always 1: the name of each worker beside the labels of its other series (worker_id, dp_rank, "+
+				"worker_type).",
+			"worker_id",
+			"worker_type",
+			"address",
+			"model",
+		),
+		cordoned: desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0."),
+		blocks:   desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
+		connected: desc(
+			"events_connected",
+			"1 while the subscription to a worker's KV events is connected, else 0. Absent for a worker without "+
+				"events.",
+		),
+		age: desc(
+			"last_event_age_seconds",
+			"Time since a worker's last KV event was applied. NaN until the first; absent for a worker without events.",
+		),
+		requests: desc(
+			"requests_total",
+			"Requests of a worker that ended. Those with a prefill and a decode worker count for both.",
+		),
+		failures: desc(
+			"failures_total",
+			"Requests of a worker that failed, by cause: status (500 or above), incomplete (the answer broke off; "+
+				"where the proxy sends kvepp its access log, answers that the client broke off are not counted).",
+			"cause",
+		),
 	})
 }
 
@@ -74,7 +98,17 @@ func (w *workerStates) Collect(to chan<- prometheus.Metric) {
 		}
 		// Names come from outside, and a label that is no UTF-8 would be an error of the whole scrape.
 		name, rank := strings.ToValidUTF8(x.Name, "?"), strconv.FormatUint(uint64(x.Rank), 10)
-		send(w.info, prometheus.GaugeValue, 1, name, rank, strconv.FormatUint(x.InstanceID, 10), kind, strings.ToValidUTF8(x.Address, "?"), strings.ToValidUTF8(x.Model, "?"))
+		send(
+			w.info,
+			prometheus.GaugeValue,
+			1,
+			name,
+			rank,
+			strconv.FormatUint(x.InstanceID, 10),
+			kind,
+			strings.ToValidUTF8(x.Address, "?"),
+			strings.ToValidUTF8(x.Model, "?"),
+		)
 		cordoned := 0.0
 		if x.Cordoned {
 			cordoned = 1

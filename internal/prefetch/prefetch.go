@@ -2,8 +2,8 @@
 
 // Package prefetch asks the processor for memory before it is needed, for which Go has no statement.
 //
-// It owns one instruction a processor, and never waits, fails or changes anything: where it has none for a processor it does
-// nothing. Any goroutine may call it.
+// It owns one instruction a processor, and never waits, fails or changes anything: where it has none for a processor it
+// does nothing. Any goroutine may call it.
 package prefetch
 
 import "unsafe"

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Bounds on what the bodies of all requests take together. Bodies up to smallBody are free of them, so that large ones keep no small one out.
+// Bounds on what the bodies of all requests take together. Bodies up to smallBody are free of them, so that large ones
+// keep no small one out.
 const (
 	smallBody     = 64 << 10         // bytes
 	maxBodies     = 64 << 20         // bytes of all larger bodies that are being received, or wait to be decoded
@@ -23,7 +24,10 @@ var (
 	decoding = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)/2))
 )
 
-var errBodies = refuse(http.StatusServiceUnavailable, "the bodies of other requests take all the memory that there is for them; try again")
+var errBodies = refuse(
+	http.StatusServiceUnavailable,
+	"the bodies of other requests take all the memory that there is for them; try again",
+)
 
 // withBody calls use with the body of a request, within the bounds.
 func withBody(w http.ResponseWriter, req *http.Request, use func(body []byte) error) error {

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// TestBodiesAreBoundedByWhatTheyCost: whatever is in a body, and however many come at once, decoding takes bounded memory.
+// TestBodiesAreBoundedByWhatTheyCost: whatever is in a body, and however many come at once, decoding takes bounded
+// memory.
 func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 	fill := func(head, each, tail string) []byte {
 		return []byte(head + strings.Repeat(each+",", (maxBody-1000)/(len(each)+1)) + each + tail)
@@ -29,8 +30,9 @@ func TestBodiesAreBoundedByWhatTheyCost(t *testing.T) {
 		times int
 		most  int64 // MiB
 	}{
-		"token ids":    {fill(`{"token_ids":[`, "1", `]}`), 1, 200},
-		"taints":       {fill(`{"routing_constraints":{"required_taints":[`, `""`, `]}}`), 3 * cap(decoding), 200 + 150*int64(cap(decoding))},
+		"token ids": {fill(`{"token_ids":[`, "1", `]}`), 1, 200},
+		"taints": {fill(`{"routing_constraints":{"required_taints":[`, `""`, `]}}`), 3 * cap(decoding),
+			200 + 150*int64(cap(decoding))},
 		"unread names": {names.Bytes(), 1, 64},
 	} {
 		var peak atomic.Uint64
@@ -97,7 +99,8 @@ func TestManyBodiesAtOnce(t *testing.T) {
 			}
 			reader.Close()
 		})
-		writer.Write(bytes.Repeat([]byte(" "), 5<<20)) // 8 MiB of memory, and 4 while it grew; it fails for those that are refused
+		// 8 MiB of memory, and 4 while it grew; it fails for those that are refused
+		writer.Write(bytes.Repeat([]byte(" "), 5<<20))
 	}
 	if n := refused.Load(); n == 0 {
 		t.Error("all are read at once")
@@ -112,7 +115,8 @@ func TestManyBodiesAtOnce(t *testing.T) {
 	if n := heldBodies.Load(); n != 0 {
 		t.Errorf("%d bytes are held", n)
 	}
-	if code := send(io.MultiReader(strings.NewReader(`{"token_ids":[1]`), strings.NewReader(strings.Repeat(" ", 1<<20)), strings.NewReader("}"))); code != http.StatusOK {
+	if code := send(io.MultiReader(strings.NewReader(`{"token_ids":[1]`), strings.NewReader(strings.Repeat(" ", 1<<20)),
+		strings.NewReader("}"))); code != http.StatusOK {
 		t.Errorf("a large body afterwards: %d", code)
 	}
 }

@@ -21,8 +21,8 @@ func thresholdsOf(model string, t router.Thresholds) busyThresholds {
 
 // HandleBusyThreshold adds the requests that read and change the busy thresholds of r's models.
 //
-// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and what `python -m dynamo.frontend` answers: 400 to what is no JSON,
-// 422 to JSON of another shape.
+// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and what `python -m dynamo.frontend` answers: 400 to what is
+// no JSON, 422 to JSON of another shape.
 func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger) {
 	mux.HandleFunc("GET /busy_threshold", func(w http.ResponseWriter, _ *http.Request) {
 		list := []busyThresholds{}
@@ -47,7 +47,11 @@ func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThre
 	if b.Model == nil {
 		return now, refuse(http.StatusUnprocessableEntity, "model is missing")
 	}
-	given := router.Thresholds{ActiveDecodeBlocks: b.ActiveDecodeBlocks, ActivePrefillTokens: b.ActivePrefillTokens, ActivePrefillTokensFrac: b.ActivePrefillTokensFrac}
+	given := router.Thresholds{
+		ActiveDecodeBlocks:      b.ActiveDecodeBlocks,
+		ActivePrefillTokens:     b.ActivePrefillTokens,
+		ActivePrefillTokensFrac: b.ActivePrefillTokensFrac,
+	}
 	if err := given.Validate(); err != nil {
 		return now, refuse(http.StatusBadRequest, "%v", err)
 	}
@@ -56,11 +60,24 @@ func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThre
 	}
 	set, known := r.SetThresholds(*b.Model, given)
 	if !known {
-		return now, refuse(http.StatusNotFound, "Model '%s' not found. Thresholds can only be set for discovered models.", *b.Model)
+		return now, refuse(
+			http.StatusNotFound,
+			"Model '%s' not found. Thresholds can only be set for discovered models.",
+			*b.Model,
+		)
 	}
 	now = thresholdsOf(*b.Model, set)
-	log.Info("busy thresholds changed", "model", *b.Model, "active_decode_blocks", text(set.ActiveDecodeBlocks),
-		"active_prefill_tokens", text(set.ActivePrefillTokens), "active_prefill_tokens_frac", text(set.ActivePrefillTokensFrac))
+	log.Info(
+		"busy thresholds changed",
+		"model",
+		*b.Model,
+		"active_decode_blocks",
+		text(set.ActiveDecodeBlocks),
+		"active_prefill_tokens",
+		text(set.ActivePrefillTokens),
+		"active_prefill_tokens_frac",
+		text(set.ActivePrefillTokensFrac),
+	)
 	return now, nil
 }
 

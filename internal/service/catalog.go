@@ -26,7 +26,8 @@ const (
 	// maxWorkers bounds the records of workers.
 	maxWorkers = 1 << 16
 
-	// maxWorkerBytes bounds the memory of all records: what each takes without its texts, and each text besides, is estimated.
+	// maxWorkerBytes bounds the memory of all records: what each takes without its texts, and each text besides, is
+	// estimated.
 	maxWorkerBytes = 256 << 20
 	recordBytes    = 512
 	itemBytes      = 32
@@ -37,9 +38,10 @@ const (
 
 // workerFields is what a client says of a worker. Nil is what was not said.
 type workerFields struct {
-	Endpoint                *string           `json:"endpoint"`
-	KVEvents                *string           `json:"kv_events_endpoint"`
-	KVEventsOf              map[uint32]string `json:"kv_events_endpoints,omitempty"` // by rank; if there is any, KVEvents is not read
+	Endpoint *string `json:"endpoint"`
+	KVEvents *string `json:"kv_events_endpoint"`
+	// by rank; if there is any, KVEvents is not read
+	KVEventsOf              map[uint32]string `json:"kv_events_endpoints,omitempty"`
 	Replay                  *string           `json:"replay_endpoint"`
 	BlockSize               *uint32           `json:"block_size"`
 	StartRank               *uint32           `json:"data_parallel_start_rank"`
@@ -87,8 +89,8 @@ const (
 	unschedulable = "unschedulable"
 )
 
-// group is one model's and routing group's workers: all have blocks of one size. It stays when its last worker leaves, until
-// another one needs the room or brings another size.
+// group is one model's and routing group's workers: all have blocks of one size. It stays when its last worker leaves,
+// until another one needs the room or brings another size.
 type group struct {
 	name      string // as the pool's workers have it
 	blockSize int
@@ -130,7 +132,13 @@ func (r *record) check() error {
 	}
 	// Dynamo takes a worker that begins there for one that can be chosen, and then never chooses it.
 	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
-		return refuse(http.StatusBadRequest, "data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d", r.startRank(), r.size(), uint32(math.MaxUint32))
+		return refuse(
+			http.StatusBadRequest,
+			"data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d",
+			r.startRank(),
+			r.size(),
+			uint32(math.MaxUint32),
+		)
 	}
 	var bad error
 	items := max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsOf), len(r.HintEndpointsOf))
@@ -144,7 +152,8 @@ func (r *record) check() error {
 		}
 	}
 	note(r.Model, r.Group)
-	for _, text := range []*string{r.Endpoint, r.KVEvents, r.Replay, r.StableRoutingID, r.TransferDomain, r.HintWorkerType, r.EventSourceMode} {
+	for _, text := range []*string{r.Endpoint, r.KVEvents, r.Replay, r.StableRoutingID, r.TransferDomain,
+		r.HintWorkerType, r.EventSourceMode} {
 		note(deref(text, ""))
 	}
 	note(r.Taints...)
@@ -267,7 +276,12 @@ func (s *Selector) replace(r *record) error {
 	case was == nil && len(s.workers) == maxWorkers:
 		return refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
 	case s.bytes-before+r.bytes > maxWorkerBytes:
-		return refuse(http.StatusTooManyRequests, "what is known of workers takes %d bytes, of at most %d", s.bytes, maxWorkerBytes)
+		return refuse(
+			http.StatusTooManyRequests,
+			"what is known of workers takes %d bytes, of at most %d",
+			s.bytes,
+			maxWorkerBytes,
+		)
 	}
 	s.bytes += r.bytes - before
 	s.count(was, -1)
@@ -313,15 +327,21 @@ func (s *Selector) join(r *record) error {
 	}
 	switch {
 	case g.blockSize != size:
-		return fmt.Errorf("block_size mismatch for %s: existing=%d requested=%d", r.served().describe(), g.blockSize, size)
+		return fmt.Errorf(
+			"block_size mismatch for %s: existing=%d requested=%d",
+			r.served().describe(),
+			g.blockSize,
+			size,
+		)
 	case g.eagle != eagle:
 		return fmt.Errorf("is_eagle mismatch for %s: existing=%v requested=%v", r.served().describe(), g.eagle, eagle)
 	}
 	return nil
 }
 
-// publish has the pool hold what is to be known of a worker now, after was: each rank is an endpoint. Nil is no worker. The caller holds
-// s.changing, but not s.mu: selections go on while the pool waits for the last event of a worker that leaves.
+// publish has the pool hold what is to be known of a worker now, after was: each rank is an endpoint. Nil is no worker.
+// The caller holds s.changing, but not s.mu: selections go on while the pool waits for the last event of a worker that
+// leaves.
 func (s *Selector) publish(was, now *record) {
 	before, after := s.endpointsOf(was), s.endpointsOf(now)
 	if len(before) == 0 && len(after) == 0 {
@@ -344,7 +364,8 @@ func (s *Selector) endpointsOf(r *record) (endpoints []pool.Endpoint) {
 	for rank := r.startRank(); rank < r.endRank(); rank++ {
 		// The address that clients are given stays out: with another one it is the same cache all the same.
 		e := pool.Endpoint{Name: fmt.Sprintf("%s/%d/%d", name, r.ID, rank), InstanceID: r.ID, Model: name,
-			DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: int(*r.BlockSize), EAGLE: deref(r.EAGLE, false), Taints: r.Taints,
+			DataParallelStartRank: rank, DataParallelSize: 1, BlockSize: int(*r.BlockSize),
+			EAGLE: deref(r.EAGLE, false), Taints: r.Taints,
 			MaxNumBatchedTokens: int(min(deref(r.MaxNumBatchedTokens, 0), math.MaxInt))}
 		if s.cfg.Events {
 			e.KVEvents, e.KVReplay = r.eventsOf(rank), deref(r.Replay, "")
@@ -445,7 +466,11 @@ func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 func workerID(w http.ResponseWriter, req *http.Request) (id uint64, ok bool) {
 	id, err := strconv.ParseUint(req.PathValue("id"), 10, 64)
 	if err != nil {
-		http.Error(w, fmt.Sprintf("Invalid URL: Cannot parse `%s` to a `u64`", req.PathValue("id")), http.StatusBadRequest)
+		http.Error(
+			w,
+			fmt.Sprintf("Invalid URL: Cannot parse `%s` to a `u64`", req.PathValue("id")),
+			http.StatusBadRequest,
+		)
 	}
 	return id, err == nil
 }
@@ -461,7 +486,8 @@ func (s *Selector) asked(req *http.Request) []*record {
 // asksFor says whether a request's query names a group, or none.
 func asksFor(req *http.Request, of served) bool {
 	query := req.URL.Query()
-	return (!query.Has("model_name") || query.Get("model_name") == of.model) && (!query.Has("routing_group") || query.Get("routing_group") == of.group)
+	return (!query.Has("model_name") || query.Get("model_name") == of.model) &&
+		(!query.Has("routing_group") || query.Get("routing_group") == of.group)
 }
 
 func (s *Selector) listWorkers(w http.ResponseWriter, req *http.Request) {

@@ -48,13 +48,16 @@ type decision struct {
 	IndexAtBound          bool          `json:"index_at_bound,omitempty"`
 	WaitedSeconds         float64       `json:"waited_seconds,omitempty"` // in the queue
 	Worker                *destination  `json:"worker,omitempty"`
-	Served                *servedBy     `json:"served,omitempty"`    // who served it, as the proxy says; absent: not known yet
-	Fallbacks             []string      `json:"fallbacks,omitempty"` // addresses to try in its place, in order
-	Ejected               []string      `json:"ejected,omitempty"`   // endpoints that were no candidates because they are ejected
+	// who served it, as the proxy says; absent: not known yet
+	Served    *servedBy `json:"served,omitempty"`
+	Fallbacks []string  `json:"fallbacks,omitempty"` // addresses to try in its place, in order
+	// endpoints that were no candidates because they are ejected
+	Ejected []string `json:"ejected,omitempty"`
 	// EjectedServe says that they were candidates all the same: every endpoint was ejected.
 	EjectedServe bool     `json:"ejected_serve,omitempty"`
 	Cordoned     []string `json:"cordoned,omitempty"` // endpoints that were no candidates because they are cordoned
-	Trial        bool     `json:"trial,omitempty"`    // the request decides whether an ejected endpoint gets requests again
+	// the request decides whether an ejected endpoint gets requests again
+	Trial bool `json:"trial,omitempty"`
 	// UnitTokens is the block, in tokens, in which costs are expressed.
 	UnitTokens int         `json:"unit_tokens,omitempty"`
 	Weights    *weights    `json:"weights,omitempty"`
@@ -93,8 +96,20 @@ func weightsOf(c *scoring.Config) *weights {
 	if c == nil {
 		return nil
 	}
-	return &weights{c.Mode.String(), c.OverlapScoreCredit, c.OverlapScoreCreditDecay, c.PrefillLoadScale, c.DecodeActiveRequestWeight,
-		c.HostCacheHitWeight, c.DiskCacheHitWeight, c.SharedCacheMultiplier, c.Temperature, c.TrackPrefillTokens, c.TrackActiveBlocks, c.AssumeKVReuse}
+	return &weights{
+		c.Mode.String(),
+		c.OverlapScoreCredit,
+		c.OverlapScoreCreditDecay,
+		c.PrefillLoadScale,
+		c.DecodeActiveRequestWeight,
+		c.HostCacheHitWeight,
+		c.DiskCacheHitWeight,
+		c.SharedCacheMultiplier,
+		c.Temperature,
+		c.TrackPrefillTokens,
+		c.TrackActiveBlocks,
+		c.AssumeKVReuse,
+	}
 }
 
 type destination struct {
@@ -127,16 +142,36 @@ type candidate struct {
 	Credit         *float64 `json:"credit_blocks"`
 	DecodeBlocks   *float64 `json:"decode_blocks"`
 	ActiveRequests int      `json:"active_requests"`
-	LeastPrefill   int      `json:"least_waiting_prefill_tokens,omitempty"` // among the candidates; the credit's decay reads it
+	// among the candidates; the credit's decay reads it
+	LeastPrefill   int      `json:"least_waiting_prefill_tokens,omitempty"`
 	CostMultiplier *float64 `json:"cost_multiplier"`
 	LoadUnknown    bool     `json:"load_unknown,omitempty"`
 }
 
 func asJSON(r *router.Record) decision {
-	d := decision{Time: r.Time, RequestID: r.RequestID, Path: r.Path, Model: r.Model, LoRA: r.LoRA, Error: r.Error, Reason: r.Reason,
-		PromptTokens: r.PromptTokens, PredictedCachedTokens: r.PredictedCachedTokens, UpperBound: r.UpperBound, IndexAtBound: r.IndexAtBound, WaitedSeconds: r.Waited.Seconds(),
-		Weights: weightsOf(r.Weights), Pinned: r.Pinned, Session: r.Session, Fallbacks: r.Fallbacks,
-		Ejected: r.Ejected, EjectedServe: r.EjectedServe, Cordoned: r.Cordoned, Trial: r.Trial, Ties: r.Ties()}
+	d := decision{
+		Time:                  r.Time,
+		RequestID:             r.RequestID,
+		Path:                  r.Path,
+		Model:                 r.Model,
+		LoRA:                  r.LoRA,
+		Error:                 r.Error,
+		Reason:                r.Reason,
+		PromptTokens:          r.PromptTokens,
+		PredictedCachedTokens: r.PredictedCachedTokens,
+		UpperBound:            r.UpperBound,
+		IndexAtBound:          r.IndexAtBound,
+		WaitedSeconds:         r.Waited.Seconds(),
+		Weights:               weightsOf(r.Weights),
+		Pinned:                r.Pinned,
+		Session:               r.Session,
+		Fallbacks:             r.Fallbacks,
+		Ejected:               r.Ejected,
+		EjectedServe:          r.EjectedServe,
+		Cordoned:              r.Cordoned,
+		Trial:                 r.Trial,
+		Ties:                  r.Ties(),
+	}
 	if r.Error == "" {
 		d.Worker = &destination{r.Name, r.Rank, r.InstanceID, r.Address}
 	}
@@ -165,8 +200,9 @@ func candidates(costs []router.Cost, chosen int) (all []candidate, unit int) {
 		unit = t.UnitTokens
 		all = append(all, candidate{Name: c.Name, Rank: c.Rank, Chosen: i == chosen, Cost: finite(c.Cost),
 			BlockSize: t.BlockSize, RequestTokens: t.ISLTokens, PrefillTokens: t.PrefillTokens,
-			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks, SharedBlocks: t.SharedBlocks,
-			Credit: finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
+			DeviceBlocks: t.DeviceBlocks, HostBlocks: t.HostBlocks, DiskBlocks: t.DiskBlocks,
+			SharedBlocks: t.SharedBlocks,
+			Credit:       finite(c.Credit), DecodeBlocks: finite(t.DecodeBlocks), ActiveRequests: t.ActiveRequests,
 			LeastPrefill: t.LeastPrefillTokens, CostMultiplier: finite(multiplier), LoadUnknown: t.LoadUnknown})
 	}
 	return all, unit

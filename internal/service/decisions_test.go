@@ -23,8 +23,19 @@ func TestDecisions(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := pool.New(log)
-	p.Update([]pool.Endpoint{{Name: "w0", Address: "10.0.0.1:8000", InstanceID: 7, BlockSize: 4, KVEvents: "tcp://10.0.0.1:5557"}})
-	r := router.New(router.Config{Scoring: scoring.DefaultConfig(), Keep: 5}, p, index, scoring.NewActiveSequences(), metrics.New(), log)
+	p.Update(
+		[]pool.Endpoint{
+			{Name: "w0", Address: "10.0.0.1:8000", InstanceID: 7, BlockSize: 4, KVEvents: "tcp://10.0.0.1:5557"},
+		},
+	)
+	r := router.New(
+		router.Config{Scoring: scoring.DefaultConfig(), Keep: 5},
+		p,
+		index,
+		scoring.NewActiveSequences(),
+		metrics.New(),
+		log,
+	)
 	mux := http.NewServeMux()
 	HandleDecisions(mux, r)
 	get := func(query string) (status int, list []map[string]any) {
@@ -37,7 +48,10 @@ func TestDecisions(t *testing.T) {
 		return w.Code, found.Decisions
 	}
 	for _, id := range []string{"a", "b"} {
-		route, err := r.Route(t.Context(), &router.Request{ID: id, Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":[1,2,3,4,5,6]}`)})
+		route, err := r.Route(
+			t.Context(),
+			&router.Request{ID: id, Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":[1,2,3,4,5,6]}`)},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,13 +74,16 @@ func TestDecisions(t *testing.T) {
 	}
 	c := list[0]["candidates"].([]any)[0].(map[string]any)
 	// 6 tokens of its own and 6 that wait are 3 blocks; the block that both hold counts once.
-	for key, want := range map[string]any{"name": "w0", "chosen": true, "cost": 4.0, "block_size": 4.0, "request_tokens": 6.0, "waiting_prefill_tokens": 6.0,
-		"device_blocks": 0.0, "credit_blocks": 0.0, "decode_blocks": 1.0, "active_requests": 1.0, "cost_multiplier": 1.0} {
+	for key, want := range map[string]any{"name": "w0", "chosen": true, "cost": 4.0, "block_size": 4.0,
+		"request_tokens": 6.0, "waiting_prefill_tokens": 6.0,
+		"device_blocks": 0.0, "credit_blocks": 0.0, "decode_blocks": 1.0, "active_requests": 1.0,
+		"cost_multiplier": 1.0} {
 		if c[key] != want {
 			t.Errorf("%s: %v, want %v", key, c[key], want)
 		}
 	}
-	if w := list[0]["weights"].(map[string]any); w["mode"] != "kv" || w["prefill_load_scale"] != 1.0 || w["host_cache_hit_weight"] != 0.75 {
+	if w := list[0]["weights"].(map[string]any); w["mode"] != "kv" || w["prefill_load_scale"] != 1.0 ||
+		w["host_cache_hit_weight"] != 0.75 {
 		t.Errorf("weights: %v", w)
 	}
 	if w := list[0]["worker"].(map[string]any); w["name"] != "w0" || w["instance_id"] != 7.0 {
@@ -77,13 +94,18 @@ func TestDecisions(t *testing.T) {
 // Both legs of a request that two workers serve are there.
 func TestDecisionOfTwoLegs(t *testing.T) {
 	cost := func(name string, cost float64) []router.Cost {
-		return []router.Cost{{Name: "other", Cost: 99}, {Name: name, Cost: cost, Terms: scoring.Terms{BlockSize: 4, UnitTokens: 4}}}
+		return []router.Cost{
+			{Name: "other", Cost: 99},
+			{Name: name, Cost: cost, Terms: scoring.Terms{BlockSize: 4, UnitTokens: 4}},
+		}
 	}
 	d := asJSON(&router.Record{Decision: router.Decision{Name: "d", Costs: cost("d", 2), Chosen: 1,
 		Prefill: &router.Prefill{Name: "p", Rank: 3, InstanceID: 9, Costs: cost("p", 1), Chosen: 1}}})
 	x := d.Prefill
-	if x == nil || x.Worker != (destination{"p", 3, 9, ""}) || len(x.Candidates) != 2 || !x.Candidates[1].Chosen || x.Candidates[0].Chosen ||
-		*x.Candidates[1].Cost != 1 || x.UnitTokens != 4 {
+	if x == nil || x.Worker != (destination{"p", 3, 9, ""}) || len(x.Candidates) != 2 || !x.Candidates[1].Chosen ||
+		x.Candidates[0].Chosen ||
+		*x.Candidates[1].Cost != 1 ||
+		x.UnitTokens != 4 {
 		t.Errorf("prefill leg: %+v", x)
 	}
 	if d.Worker.Name != "d" || len(d.Candidates) != 2 || *d.Candidates[1].Cost != 2 {
@@ -93,7 +115,13 @@ func TestDecisionOfTwoLegs(t *testing.T) {
 
 // Costs of workers that cannot be chosen may be no numbers, for which JSON has no word.
 func TestDecisionWithoutFiniteCost(t *testing.T) {
-	d := asJSON(&router.Record{Decision: router.Decision{Costs: []router.Cost{{Name: "a", Cost: math.NaN()}, {Name: "b", Cost: math.Inf(1)}}}})
+	d := asJSON(
+		&router.Record{
+			Decision: router.Decision{
+				Costs: []router.Cost{{Name: "a", Cost: math.NaN()}, {Name: "b", Cost: math.Inf(1)}},
+			},
+		},
+	)
 	text, err := json.Marshal(d)
 	if err != nil || d.Candidates[0].Cost != nil || d.Candidates[1].Cost != nil {
 		t.Errorf("%s, %v", text, err)

@@ -19,11 +19,11 @@ import (
 // dumpPatience is how long the reader of a dump may take for one worker's part.
 const dumpPatience = time.Minute
 
-// dump answers what every worker holds, as the events that would say so: {"model:group": {"block_size": n, "events": […]}}.
-// It is written worker by worker, so that it takes no more memory than one worker's part. One runs at a time.
+// dump answers what every worker holds, as the events that would say so: {"model:group": {"block_size": n, "events":
+// […]}}. It is written worker by worker, so that it takes no more memory than one worker's part. One runs at a time.
 //
-// Beside Dynamo's keys the first event of each worker has "position": how many of the worker's own messages the dump has in
-// it, which kvepp needs to go on from there.
+// Beside Dynamo's keys the first event of each worker has "position": how many of the worker's own messages the dump
+// has in it, which kvepp needs to go on from there.
 func (r *Reader) dump(w http.ResponseWriter, req *http.Request) {
 	if !r.dumping.TryLock() {
 		answer(w, 0, nil, refuse(http.StatusTooManyRequests, "another dump is being written; ask again later"))
@@ -85,10 +85,20 @@ func (d *dumper) worker(f *feed.Feed, w *pool.Worker) {
 		d.out.WriteString(`{"worker_id":`)
 		d.unsigned(w.InstanceID)
 		if first && at.Known {
-			fmt.Fprintf(d.out, `,"position":{"next":%d,"timestamp":%s}`, at.Next, strconv.FormatFloat(at.Timestamp, 'g', -1, 64))
+			fmt.Fprintf(
+				d.out,
+				`,"position":{"next":%d,"timestamp":%s}`,
+				at.Next,
+				strconv.FormatFloat(at.Timestamp, 'g', -1, 64),
+			)
 		}
 		first = false
-		fmt.Fprintf(d.out, `,"storage_tier":"%s","residency_domain":"worker","event":{"event_id":%d,"data":{"stored":{"parent_hash":`, s.Tier, d.events)
+		fmt.Fprintf(
+			d.out,
+			`,"storage_tier":"%s","residency_domain":"worker","event":{"event_id":%d,"data":{"stored":{"parent_hash":`,
+			s.Tier,
+			d.events,
+		)
 		if s.HasParent {
 			d.unsigned(uint64(s.Parent))
 		} else {
@@ -151,7 +161,10 @@ func (d *dumped) stored() (s kvblock.Stored, ok bool) {
 		s.HasParent, s.Parent = true, kvblock.EngineHash(*p)
 	}
 	for _, b := range d.Event.Data.Stored.Blocks {
-		s.Blocks = append(s.Blocks, kvblock.StoredBlock{Engine: kvblock.EngineHash(b.Engine), Local: kvblock.LocalHash(b.Local)})
+		s.Blocks = append(
+			s.Blocks,
+			kvblock.StoredBlock{Engine: kvblock.EngineHash(b.Engine), Local: kvblock.LocalHash(b.Local)},
+		)
 	}
 	return s, true
 }

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// encoding/json takes a key for a field whose name differs in case, and of a key that comes twice the last. Dynamo's services
-// (serde) do neither: other case is another key, and a field twice is an error.
+// encoding/json takes a key for a field whose name differs in case, and of a key that comes twice the last. Dynamo's
+// services (serde) do neither: other case is another key, and a field twice is an error.
 
 // decode is json.Unmarshal, into what v points to and is zero, with such keys. It may change body.
 func decode(body []byte, v any) error {
@@ -30,8 +30,8 @@ func decode(body []byte, v any) error {
 	return err
 }
 
-// keys walks along a valid JSON text. Keys that encoding/json would take for a field, and that are not spelled like it, become
-// those of nothing; one that is a field's and comes twice is refused.
+// keys walks along a valid JSON text. Keys that encoding/json would take for a field, and that are not spelled like it,
+// become those of nothing; one that is a field's and comes twice is refused.
 type keys struct {
 	text    []byte
 	changed bool

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestKeysAreExact: only the very name of a field is its key, at every depth where bodies have fields; a map's keys are left as
-// they are, and a field's key that comes twice is refused.
+// TestKeysAreExact: only the very name of a field is its key, at every depth where bodies have fields; a map's keys are
+// left as they are, and a field's key that comes twice is refused.
 func TestKeysAreExact(t *testing.T) {
 	type inner struct {
 		Rank *uint32 `json:"dp_rank"`
@@ -33,25 +33,32 @@ func TestKeysAreExact(t *testing.T) {
 		want body
 		err  string
 	}{
-		{`{"model_name": "m", "routing_group": "g", "token_ids": [1, 2]}`, body{Model: "m", embedded: embedded{"g"}, Tokens: []uint32{1, 2}}, ""},
-		{`{"Model_name": "m", "MODEL_NAME": 7, "ROUTING_GROUP": "g", "toKen_ids": [1], "model_name" : "n"}`, body{Model: "n"}, ""},
+		{`{"model_name": "m", "routing_group": "g", "token_ids": [1, 2]}`,
+			body{Model: "m", embedded: embedded{"g"}, Tokens: []uint32{1, 2}}, ""},
+		{`{"Model_name": "m", "MODEL_NAME": 7, "ROUTING_GROUP": "g", "toKen_ids": [1], "model_name" : "n"}`,
+			body{Model: "n"}, ""},
 		{`{"model_name": "n", "Model_Name": "m", "hidden": "h", "Hidden": "h"}`, body{Model: "n"}, ""},
 		{"\n{ \"mod\\u0065l_name\" :\t\"}]\\\"\" , \"model\u017fname\": \"m\" } ", body{Model: `}]"`}, ""},
-		{`{"pinned_worker": {"DP_rank": 6, "dp_rank": 5}, "list": [{"Dp_rank": 5}, null, {"dp_rank": 6}, [], 7.5e-1]}`, body{}, "list"},
+		{`{"pinned_worker": {"DP_rank": 6, "dp_rank": 5}, "list": [{"Dp_rank": 5}, null, {"dp_rank": 6}, [], 7.5e-1]}`,
+			body{}, "list"},
 		{`{"pinned_worker": {"DP_rank": 6, "dp_rank": 5}, "list": [{"Dp_rank": 5}, null, {"dp_rank": 6}]}`,
 			body{Pinned: &inner{&five}, List: []*inner{{}, nil, {&six}}}, ""},
 		{`{"map": {"A": "1", "a": "2", "map": "3", "Map": "4"}, "of": {"x": {"dp_rank": 5, "DP_RANK": 6}, "X": {}}}`,
-			body{Map: map[string]string{"A": "1", "a": "2", "map": "3", "Map": "4"}, Of: map[string]inner{"x": {&five}, "X": {}}}, ""},
-		{`{"raw": {"DP_RANK": 1, "a": 1, "a": 2}, "other": {"model_name": 1, "model_name": 2}, "other": [[]]}`, body{Raw: json.RawMessage(`{"DP_RANK": 1, "a": 1, "a": 2}`)}, ""},
+			body{Map: map[string]string{"A": "1", "a": "2", "map": "3", "Map": "4"},
+				Of: map[string]inner{"x": {&five}, "X": {}}}, ""},
+		{`{"raw": {"DP_RANK": 1, "a": 1, "a": 2}, "other": {"model_name": 1, "model_name": 2}, "other": [[]]}`,
+			body{Raw: json.RawMessage(`{"DP_RANK": 1, "a": 1, "a": 2}`)}, ""},
 		{`{"model_name": "m", "other": 1, "model_name": "m"}`, body{}, "model_name: the key is there twice"},
 		{`{"list": [{}, {"dp_rank": 5, "dp\u005frank": 5}]}`, body{}, "dp_rank: the key is there twice"},
 		{`{"of": {"x": {"dp_rank": 5, "dp_rank": null}}}`, body{}, "dp_rank: the key is there twice"},
-		{`null`, body{}, ""}, {`{}`, body{}, ""}, {`[1]`, body{}, "array"}, {`7`, body{}, "number"}, {`{"list": {"dp_rank": 1}}`, body{}, "list"},
+		{`null`, body{}, ""}, {`{}`, body{}, ""}, {`[1]`, body{}, "array"}, {`7`, body{}, "number"},
+		{`{"list": {"dp_rank": 1}}`, body{}, "list"},
 		{`{"Model_name": "m"`, body{}, "unexpected end"}, {`{"model_name": "m",}`, body{}, "invalid character"},
 	} {
 		var got body
 		err := decode([]byte(c.text), &got)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || err == nil && !reflect.DeepEqual(got, c.want) {
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) ||
+			err == nil && !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
 		}
 	}
@@ -68,8 +75,10 @@ func FuzzKeys(f *testing.F) {
 		In *fields `json:"in"`
 	}
 	for _, text := range []string{
-		`{"kind": 1, "Kind": 2, "sk": "\"}", "in": {"KIND": [{}], "kind": {"kind": 1, "kind": 2}}}`, `{"\u006bind": 1, "kind": 2}`, `{"in": {"sk": 1}, "in": null}`,
-		"{\"\u212aind\": 1, \"\u017fk\": 2, \"in\": {\"s\u212a\": 3}}", ` { "kind" : 1e5 , "in" : { } , "x" : [ "\\" , {"in": 1} ] } `, `[{"kind": 1}]`, `{"": {}, "in": "x"}`,
+		`{"kind": 1, "Kind": 2, "sk": "\"}", "in": {"KIND": [{}], "kind": {"kind": 1, "kind": 2}}}`,
+		`{"\u006bind": 1, "kind": 2}`, `{"in": {"sk": 1}, "in": null}`,
+		"{\"\u212aind\": 1, \"\u017fk\": 2, \"in\": {\"s\u212a\": 3}}",
+		` { "kind" : 1e5 , "in" : { } , "x" : [ "\\" , {"in": 1} ] } `, `[{"kind": 1}]`, `{"": {}, "in": "x"}`,
 	} {
 		f.Add(text)
 	}

@@ -23,7 +23,8 @@ func allocated(f func()) float64 {
 	return float64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// linear does something for each number up to 8 parts of so many, and compares what the first part allocates with what the last does.
+// linear does something for each number up to 8 parts of so many, and compares what the first part allocates with what
+// the last does.
 func linear(t *testing.T, part int, what string, do func(i int)) {
 	t.Helper()
 	var first, last float64
@@ -51,7 +52,8 @@ func TestRegistrationIsLinear(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := pool.New(quiet)
-	f, err := feed.New(feed.Config{}, p, index, metrics.New(), quiet) // which does not watch the pool: nobody is subscribed to
+	// which does not watch the pool: nobody is subscribed to
+	f, err := feed.New(feed.Config{}, p, index, metrics.New(), quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,13 @@ func TestRegistrationIsLinear(t *testing.T) {
 	s := p.Acquire()
 	defer s.Release()
 	if models, workers := r.Counts(); models+workers+len(s.Workers)+len(r.workers)+r.bytes != 0 {
-		t.Errorf("%d models, %d workers, %d in the pool and %d bytes are left", models, workers, len(s.Workers), r.bytes)
+		t.Errorf(
+			"%d models, %d workers, %d in the pool and %d bytes are left",
+			models,
+			workers,
+			len(s.Workers),
+			r.bytes,
+		)
 	}
 }
 
@@ -86,11 +94,15 @@ func TestRegistrationIsLinear(t *testing.T) {
 func TestSelectRegistrationIsLinear(t *testing.T) {
 	c := newCounter(t, nil)
 	linear(t, 500, "POST /workers", func(i int) {
-		body := fmt.Sprintf(`{"worker_id": %d, "model_name": "m", "endpoint": "http://10.0.0.1:80", "block_size": 16}`, i)
+		body := fmt.Sprintf(
+			`{"worker_id": %d, "model_name": "m", "endpoint": "http://10.0.0.1:80", "block_size": 16}`,
+			i,
+		)
 		req := httptest.NewRequest("POST", "/workers", strings.NewReader(body))
 		req.Header.Set("Content-Type", "application/json")
 		w := httptest.NewRecorder()
-		if c.handler.ServeHTTP(w, req); w.Code != http.StatusCreated || !strings.Contains(w.Body.String(), `"schedulable"`) {
+		if c.handler.ServeHTTP(w, req); w.Code != http.StatusCreated ||
+			!strings.Contains(w.Body.String(), `"schedulable"`) {
 			t.Fatal(w.Code, w.Body)
 		}
 	})

@@ -71,9 +71,13 @@ func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	answer(w, http.StatusOK, all, nil)
 }
 
-// ask reads a question, cuts its prompt, and looks up what all workers of its group have of it. Then f is called with these
-// workers.
-func (s *Selector) ask(w http.ResponseWriter, req *http.Request, f func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error)) {
+// ask reads a question, cuts its prompt, and looks up what all workers of its group have of it. Then f is called with
+// these workers.
+func (s *Selector) ask(
+	w http.ResponseWriter,
+	req *http.Request,
+	f func(d *choice, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error),
+) {
 	var q question
 	d := s.scratch.Get().(*choice)
 	defer s.scratch.Put(d)
@@ -119,14 +123,20 @@ func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
 		}
 		all := make([]potentialLoad, len(workers))
 		for i, x := range workers {
-			all[i] = potentialLoad{x.InstanceID, x.Rank, loads[i].PotentialPrefillTokens, loads[i].PotentialActiveBlocks, loads[i].Requests}
+			all[i] = potentialLoad{
+				x.InstanceID,
+				x.Rank,
+				loads[i].PotentialPrefillTokens,
+				loads[i].PotentialActiveBlocks,
+				loads[i].Requests,
+			}
 		}
 		return all, nil
 	})
 }
 
-// overlapScore is what one rank holds of a prompt: each tier counts what the tiers before it hold, too, and an extension does
-// not.
+// overlapScore is what one rank holds of a prompt: each tier counts what the tiers before it hold, too, and an
+// extension does not.
 type overlapScore struct {
 	Worker         uint64 `json:"worker_id"`
 	Rank           uint32 `json:"dp_rank"`
@@ -152,8 +162,15 @@ func (s *Selector) overlapScores(w http.ResponseWriter, req *http.Request) {
 		all := make([]overlapScore, len(workers))
 		for i, x := range workers {
 			device, more := d.scores.Blocks(x.Worker), d.scores.Extension(x.Worker)
-			all[i] = overlapScore{Worker: x.InstanceID, Rank: x.Rank, Device: device, Host: device + more.Host, Disk: device + more.Total(),
-				HostExtension: more.Host, DiskExtension: more.Disk + more.External}
+			all[i] = overlapScore{
+				Worker:        x.InstanceID,
+				Rank:          x.Rank,
+				Device:        device,
+				Host:          device + more.Host,
+				Disk:          device + more.Total(),
+				HostExtension: more.Host,
+				DiskExtension: more.Disk + more.External,
+			}
 		}
 		slices.SortFunc(all, func(a, b overlapScore) int {
 			return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))

@@ -18,14 +18,14 @@ import (
 // maxDumpBytes bounds what is read of a peer's dump.
 const maxDumpBytes = 4 << 30
 
-// connectFirst is how long to wait for the workers' event sockets before a dump is asked for: what happens between the dump
-// and the subscription would be lost, and the worker's part of the dump with it.
+// connectFirst is how long to wait for the workers' event sockets before a dump is asked for: what happens between the
+// dump and the subscription would be lost, and the worker's part of the dump with it.
 const connectFirst = 2 * time.Second
 
-// WarmUp fills the index from the peers' dumps, while the feed holds back the workers' events, and returns when that is done or
-// ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only leave the index as
-// empty as it was. token may be empty. There must be a feed, and the workers must have joined after its Hold; WarmUp calls its
-// Release.
+// WarmUp fills the index from the peers' dumps, while the feed holds back the workers' events, and returns when that is
+// done or ctx ends, whatever came of it: peers that do not answer, or know nothing because they start as well, only
+// leave the index as empty as it was. token may be empty. There must be a feed, and the workers must have joined after
+// its Hold; WarmUp calls its Release.
 func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 	defer r.feed.Release()
 	connected, cancel := context.WithTimeout(ctx, connectFirst)
@@ -54,30 +54,52 @@ func (r *Reader) WarmUp(ctx context.Context, peers []string, token string) {
 			case errors.Is(err, errBusy):
 				busy = append(busy, peer)
 			case err != nil:
-				r.log.Warn("a peer's index could not be taken over; the next is asked, or the index begins empty", "peer", peer, "error", err)
+				r.log.Warn(
+					"a peer's index could not be taken over; the next is asked, or the index begins empty",
+					"peer",
+					peer,
+					"error",
+					err,
+				)
 			default:
-				r.log.Info("a peer's index was taken over", "peer", peer, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
+				r.log.Info(
+					"a peer's index was taken over",
+					"peer",
+					peer,
+					"blocks",
+					l.blocks-before,
+					"took",
+					time.Since(begin).Round(time.Millisecond),
+				)
 			}
 		}
 		if peers = busy; len(peers) > 0 {
 			select {
 			case <-time.After(busyPause):
 			case <-ctx.Done():
-				r.log.Warn("peers that could have given their index were busy all the time; it begins empty", "peers", peers)
+				r.log.Warn(
+					"peers that could have given their index were busy all the time; it begins empty",
+					"peers",
+					peers,
+				)
 			}
 		}
 	}
 }
 
-// errBusy says that a peer writes a dump for another, as it does for one at a time: replicas that start together all ask for it.
+// errBusy says that a peer writes a dump for another, as it does for one at a time: replicas that start together all
+// ask for it.
 var errBusy = errors.New("service: the peer writes another dump")
 
 // busyPause is the time until such a peer is asked again.
 const busyPause = 250 * time.Millisecond
 
-// peerClient asks peers. One that is not there, or takes connections and says nothing, does not use up the time for the others.
-var peerClient = &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
-	TLSHandshakeTimeout: 2 * time.Second, ResponseHeaderTimeout: 3 * time.Second, DisableKeepAlives: true}}
+// peerClient asks peers. One that is not there, or takes connections and says nothing, does not use up the time for the
+// others.
+var peerClient = &http.Client{
+	Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
+		TLSHandshakeTimeout: 2 * time.Second, ResponseHeaderTimeout: 3 * time.Second, DisableKeepAlives: true},
+}
 
 // loader takes dumps over.
 type loader struct {
@@ -143,8 +165,8 @@ func (l *loader) load(ctx context.Context, url, token string) error {
 	return err
 }
 
-// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over. Instance ids
-// may be small numbers that people chose, so that two models of a dump have a worker of the same.
+// event takes one event over. Workers that are not ours, and blocks that could not be matched, are passed over.
+// Instance ids may be small numbers that people chose, so that two models of a dump have a worker of the same.
 func (l *loader) event(part string, blockSize int, d *dumped) error {
 	w := l.wanted[worker{d.WorkerID, d.Event.Rank}]
 	s, ok := d.stored()

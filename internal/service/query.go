@@ -20,8 +20,8 @@ type Reader struct {
 	log   *slog.Logger
 	// serves says which model and routing group a worker belongs to.
 	serves func(w *pool.Worker) served
-	// named says that every worker has a model and a routing group. Else one without a model's name serves whatever a request
-	// names, and a dump may tell of ours under other names.
+	// named says that every worker has a model and a routing group. Else one without a model's name serves whatever a
+	// request names, and a dump may tell of ours under other names.
 	named   bool
 	idle    sync.Pool  // of *lookup
 	dumping sync.Mutex // held while a dump is written
@@ -39,14 +39,27 @@ type lookup struct {
 	scores indexer.OverlapScores
 }
 
-// NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the default.
-// f feeds the index; nil if nothing does, and then there is no dump either.
+// NewReader returns a Reader over the endpoints that `kvepp serve` routes to. They have no routing groups but the
+// default. f feeds the index; nil if nothing does, and then there is no dump either.
 func NewReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Reader {
 	return newReader(p, index, f, log, func(w *pool.Worker) served { return served{w.Model, defaultGroup} })
 }
 
-func newReader(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger, serves func(*pool.Worker) served) *Reader {
-	return &Reader{pool: p, index: index, feed: f, log: log, serves: serves, idle: sync.Pool{New: func() any { return new(lookup) }}}
+func newReader(
+	p *pool.Pool,
+	index *indexer.Index,
+	f *feed.Feed,
+	log *slog.Logger,
+	serves func(*pool.Worker) served,
+) *Reader {
+	return &Reader{
+		pool:   p,
+		index:  index,
+		feed:   f,
+		log:    log,
+		serves: serves,
+		idle:   sync.Pool{New: func() any { return new(lookup) }},
+	}
 }
 
 // Handle adds the requests that only read.
@@ -137,7 +150,11 @@ type instance struct {
 }
 
 // match writes the answer for a prompt that hash cuts into blocks.
-func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash) {
+func (r *Reader) match(
+	w http.ResponseWriter,
+	q *asked,
+	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
+) {
 	want, err := q.served()
 	if err != nil {
 		answer(w, 0, nil, err)
@@ -145,15 +162,24 @@ func (r *Reader) match(w http.ResponseWriter, q *asked, hash func([]kvblock.Loca
 	}
 	result, known := r.look(want, hash)
 	if !known {
-		answer(w, 0, nil, refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group))
+		answer(
+			w,
+			0,
+			nil,
+			refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.model, want.group),
+		)
 		return
 	}
 	answer(w, http.StatusOK, result, nil)
 }
 
-// look returns the answer for a prompt that hash cuts into blocks; known is false when no worker serves it. The snapshot is
-// let go here, before anything is written: a client that does not read must not keep numbers of workers that left.
-func (r *Reader) look(want served, hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash) (result overlaps, known bool) {
+// look returns the answer for a prompt that hash cuts into blocks; known is false when no worker serves it. The
+// snapshot is let go here, before anything is written: a client that does not read must not keep numbers of workers
+// that left.
+func (r *Reader) look(
+	want served,
+	hash func([]kvblock.LocalHash, kvblock.HashOptions) []kvblock.LocalHash,
+) (result overlaps, known bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	l := r.idle.Get().(*lookup)

@@ -77,10 +77,15 @@ type Registration struct {
 	ReplayEndpoint *string `json:"replay_endpoint"`
 }
 
-// NewRegistry returns a Registry without workers. p is its own: nobody else may update it. f, which watches p, follows the
-// workers' events.
+// NewRegistry returns a Registry without workers. p is its own: nobody else may update it. f, which watches p, follows
+// the workers' events.
 func NewRegistry(p *pool.Pool, index *indexer.Index, f *feed.Feed, log *slog.Logger) *Registry {
-	r := &Registry{pool: p, workers: map[rankOf]*registered{}, ranks: map[workerOf][]uint32{}, groups: map[served]*registeredGroup{}}
+	r := &Registry{
+		pool:    p,
+		workers: map[rankOf]*registered{},
+		ranks:   map[workerOf][]uint32{},
+		groups:  map[served]*registeredGroup{},
+	}
 	r.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	r.named = true
 	return r
@@ -119,7 +124,10 @@ func (r *Registry) Handle(mux *http.ServeMux) {
 		answer(w, http.StatusOK, done, err)
 	})
 	mux.HandleFunc("GET /workers", r.list)
-	mux.HandleFunc("GET /peers", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, r.peerList(), nil) })
+	mux.HandleFunc(
+		"GET /peers",
+		func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, r.peerList(), nil) },
+	)
 	mux.HandleFunc("POST /register_peer", func(w http.ResponseWriter, req *http.Request) {
 		url, err := readPeer(w, req)
 		if err == nil {
@@ -140,12 +148,17 @@ func (b *Registration) registered() (registered, error) {
 	for _, field := range []struct {
 		name  string
 		there bool
-	}{{"instance_id", b.InstanceID != nil}, {"endpoint", b.Endpoint != nil}, {"model_name", b.Model != nil}, {"block_size", b.BlockSize != nil}} {
+	}{{"instance_id", b.InstanceID != nil}, {"endpoint", b.Endpoint != nil}, {"model_name", b.Model != nil},
+		{"block_size", b.BlockSize != nil}} {
 		if !field.there {
 			return registered{}, refuse(http.StatusUnprocessableEntity, "%s is missing", field.name)
 		}
 	}
-	g := registered{rankOf: rankOf{workerOf{served{*b.Model, defaultGroup}, *b.InstanceID}, 0}, endpoint: *b.Endpoint, blockSize: *b.BlockSize}
+	g := registered{
+		rankOf:    rankOf{workerOf{served{*b.Model, defaultGroup}, *b.InstanceID}, 0},
+		endpoint:  *b.Endpoint,
+		blockSize: *b.BlockSize,
+	}
 	if b.Group != nil {
 		g.group = *b.Group
 	}
@@ -163,7 +176,12 @@ func (b *Registration) registered() (registered, error) {
 		}
 	}
 	if g.blockSize < 1 || g.blockSize > scoring.MaxBlockSize {
-		return g, refuse(http.StatusBadRequest, "block_size %d is not a number of tokens from 1 to %d", g.blockSize, scoring.MaxBlockSize)
+		return g, refuse(
+			http.StatusBadRequest,
+			"block_size %d is not a number of tokens from 1 to %d",
+			g.blockSize,
+			scoring.MaxBlockSize,
+		)
 	}
 	if err := pool.CheckTCP(g.endpoint, 1); err != nil {
 		return g, refuse(http.StatusBadRequest, "invalid ZMQ endpoint: %v", err)
@@ -178,7 +196,12 @@ func (b *Registration) registered() (registered, error) {
 
 // order puts a model's workers together, and an instance's ranks.
 func order(a, b *registered) int {
-	return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group), cmp.Compare(a.instance, b.instance), cmp.Compare(a.rank, b.rank))
+	return cmp.Or(
+		cmp.Compare(a.model, b.model),
+		cmp.Compare(a.group, b.group),
+		cmp.Compare(a.instance, b.instance),
+		cmp.Compare(a.rank, b.rank),
+	)
 }
 
 // Register adds a worker and starts to follow its events. Its errors have texts that name what is wrong.
@@ -195,16 +218,31 @@ func (r *Registry) Register(b Registration) error {
 	group := r.groups[g.served]
 	switch {
 	case group != nil && group.blockSize != g.blockSize:
-		return refuse(http.StatusConflict, "block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
-			g.model, g.group, group.blockSize, g.blockSize)
+		return refuse(
+			http.StatusConflict,
+			"block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
+			g.model,
+			g.group,
+			group.blockSize,
+			g.blockSize,
+		)
 	case r.workers[g.rankOf] != nil:
 		return refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
 	}
 	switch {
 	case group == nil && len(r.groups) == maxGroups:
-		return refuse(http.StatusTooManyRequests, "%d models and routing groups have workers, which is the limit", maxGroups)
+		return refuse(
+			http.StatusTooManyRequests,
+			"%d models and routing groups have workers, which is the limit",
+			maxGroups,
+		)
 	case r.bytes+g.bytes() > maxWorkerBytes:
-		return refuse(http.StatusTooManyRequests, "what is known of workers takes %d bytes, of at most %d", r.bytes, maxWorkerBytes)
+		return refuse(
+			http.StatusTooManyRequests,
+			"what is known of workers takes %d bytes, of at most %d",
+			r.bytes,
+			maxWorkerBytes,
+		)
 	}
 	if group == nil {
 		group = &registeredGroup{blockSize: g.blockSize}
@@ -222,10 +260,12 @@ func (r *Registry) Register(b Registration) error {
 	return nil
 }
 
-// poolEndpoint is the rank as the pool has it. The name is quoted, so that no two workers have one name: the pool could not tell them apart.
+// poolEndpoint is the rank as the pool has it. The name is quoted, so that no two workers have one name: the pool could
+// not tell them apart.
 func (g *registered) poolEndpoint() pool.Endpoint {
 	return pool.Endpoint{Name: g.poolName(), InstanceID: g.instance, Model: modelOf(g.served),
-		DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay, BlockSize: g.blockSize}
+		DataParallelStartRank: g.rank, DataParallelSize: 1, KVEvents: g.endpoint, KVReplay: g.replay,
+		BlockSize: g.blockSize}
 }
 
 // bytes estimates the memory that a rank takes here and in the pool.
@@ -237,7 +277,8 @@ func (of *rankOf) poolName() string {
 	return fmt.Sprintf("%s/%d/%d", modelOf(of.served), of.instance, of.rank)
 }
 
-// forget removes the ranks of a worker for which wanted is true, and returns how many there were. The caller holds r.mu.
+// forget removes the ranks of a worker for which wanted is true, and returns how many there were. The caller holds
+// r.mu.
 func (r *Registry) forget(of workerOf, wanted func(rank uint32) bool) int {
 	var names []string
 	left := slices.DeleteFunc(r.ranks[of], func(rank uint32) bool {
@@ -282,13 +323,21 @@ func (r *Registry) unregister(b Registration) error {
 	// Nothing is known of it there: perhaps elsewhere.
 	elsewhere := served{}
 	for of := range r.ranks {
-		if of.instance == *b.InstanceID && of.served != want && (elsewhere == served{} || cmp.Or(cmp.Compare(of.model, elsewhere.model), cmp.Compare(of.group, elsewhere.group)) > 0) {
+		if of.instance == *b.InstanceID && of.served != want &&
+			(elsewhere == served{} || cmp.Or(cmp.Compare(of.model, elsewhere.model),
+				cmp.Compare(of.group, elsewhere.group)) > 0) {
 			elsewhere = of.served
 		}
 	}
 	switch {
 	case elsewhere != served{}:
-		return refuse(http.StatusNotFound, "instance %d is registered for model=%s routing_group=%s", *b.InstanceID, elsewhere.model, elsewhere.group)
+		return refuse(
+			http.StatusNotFound,
+			"instance %d is registered for model=%s routing_group=%s",
+			*b.InstanceID,
+			elsewhere.model,
+			elsewhere.group,
+		)
 	case b.Rank != nil:
 		return refuse(http.StatusNotFound, "instance %d dp_rank %d not found", *b.InstanceID, *b.Rank)
 	}
@@ -325,8 +374,11 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 		}
 		last := len(all) - 1
 		if last < 0 || all[last].InstanceID != g.instance || all[last].Model != g.model || all[last].Group != g.group {
-			all = append(all, &listed{InstanceID: g.instance, Source: "zmq", Status: "active", Model: g.model, Group: g.group,
-				BlockSize: g.blockSize, Endpoints: map[string]string{}, Listeners: map[string]listener{}})
+			all = append(
+				all,
+				&listed{InstanceID: g.instance, Source: "zmq", Status: "active", Model: g.model, Group: g.group,
+					BlockSize: g.blockSize, Endpoints: map[string]string{}, Listeners: map[string]listener{}},
+			)
 			last++
 		}
 		rank := strconv.FormatUint(uint64(g.rank), 10)
@@ -373,7 +425,12 @@ func (r *Registry) AddPeer(url string) error {
 	case there:
 		return nil
 	case pool.CheckText(url) != nil || strings.Contains(url, " "):
-		return refuse(http.StatusBadRequest, "url: %.100q has a space or a control character, or is longer than %d bytes", url, pool.MaxText)
+		return refuse(
+			http.StatusBadRequest,
+			"url: %.100q has a space or a control character, or is longer than %d bytes",
+			url,
+			pool.MaxText,
+		)
 	case len(r.peers) == maxPeers:
 		return refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
 	}

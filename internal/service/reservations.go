@@ -23,8 +23,8 @@ func conflict(id string) error {
 	return refuse(http.StatusConflict, "selection %s is already reserved or being reserved", id)
 }
 
-// room says whether so many more blocks may be reserved under a name. Nobody streams the responses of reservations, so that each
-// is in the load book by its name, and ends there with its time if its client does not end it before.
+// room says whether so many more blocks may be reserved under a name. Nobody streams the responses of reservations, so
+// that each is in the load book by its name, and ends there with its time if its client does not end it before.
 func (s *Selector) room(id string, blocks int) error {
 	if _, taken := s.loadBook.Named(id); taken {
 		return conflict(id)
@@ -82,7 +82,13 @@ type pendingSelection struct {
 }
 
 func newPendingSelections(c *SelectorConfig) *pendingSelections {
-	return &pendingSelections{life: c.PendingTTL, most: c.PendingEntries, mostBytes: c.PendingBytes, byKey: map[pendingKey]*list.Element{}, order: list.New()}
+	return &pendingSelections{
+		life:      c.PendingTTL,
+		most:      c.PendingEntries,
+		mostBytes: c.PendingBytes,
+		byKey:     map[pendingKey]*list.Element{},
+		order:     list.New(),
+	}
 }
 
 func (n *pendingSelection) size() int {
@@ -99,7 +105,8 @@ func (p *pendingSelections) put(n *pendingSelection) {
 	n.at = time.Now()
 	p.bytes += n.size()
 	p.byKey[n.key] = p.order.PushBack(n)
-	for e := p.order.Front(); e != nil && (len(p.byKey) > p.most || p.bytes > p.mostBytes || p.over(e)); e = p.order.Front() {
+	for e := p.order.Front(); e != nil &&
+		(len(p.byKey) > p.most || p.bytes > p.mostBytes || p.over(e)); e = p.order.Front() {
 		p.remove(e)
 	}
 }
@@ -141,8 +148,8 @@ func (p *pendingSelections) remove(e *list.Element) {
 	p.bytes -= n.size()
 }
 
-// reserveRequest is the body of POST /reservations. Without a worker it takes up the selection of its name, and the rest is
-// not read.
+// reserveRequest is the body of POST /reservations. Without a worker it takes up the selection of its name, and the
+// rest is not read.
 type reserveRequest struct {
 	Model  *string `json:"model_name"`
 	Group  *string `json:"routing_group"`
@@ -193,7 +200,12 @@ func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	n := s.pending.get(key)
 	if n == nil {
-		return nil, refuse(http.StatusNotFound, "no pending selection %s for %s (expired, already used, or never selected)", key.id, key.describe())
+		return nil, refuse(
+			http.StatusNotFound,
+			"no pending selection %s for %s (expired, already used, or never selected)",
+			key.id,
+			key.describe(),
+		)
 	}
 	g, err := s.groupNamed(key.served)
 	if err != nil {
@@ -201,7 +213,13 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	}
 	r := s.recordOf(n.worker)
 	if !r.serves(key.served) || n.rank < r.startRank() || n.rank >= r.endRank() {
-		return nil, refuse(http.StatusNotFound, "schedulable worker %d (dp_rank %d) not found for %s", n.worker, n.rank, key.describe())
+		return nil, refuse(
+			http.StatusNotFound,
+			"schedulable worker %d (dp_rank %d) not found for %s",
+			n.worker,
+			n.rank,
+			key.describe(),
+		)
 	}
 	var session bound
 	if n.session != "" {
@@ -209,7 +227,9 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 			return nil, err
 		}
 	}
-	if err := s.book(g, key.id, n.worker, n.rank, &prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill, session); err != nil {
+	if err := s.book(g, key.id, n.worker, n.rank,
+		&prompt{tracked: n.tracked, chain: kvblock.AppendSequenceHashes(nil, n.local)}, n.prefill,
+		session); err != nil {
 		if r := (*refusal)(nil); errors.As(err, &r) && r.status == http.StatusBadRequest {
 			s.pending.drop(key, n) // its session has moved: it can never be
 		}
@@ -237,7 +257,12 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 	}
 	prefill := deref(q.Effective, 0)
 	if prefill > uint64(p.isl) {
-		return nil, refuse(http.StatusBadRequest, "effective_prefill_tokens (%d) must not exceed isl_tokens (%d)", prefill, p.isl)
+		return nil, refuse(
+			http.StatusBadRequest,
+			"effective_prefill_tokens (%d) must not exceed isl_tokens (%d)",
+			prefill,
+			p.isl,
+		)
 	}
 	if !deref(q.TrackPrefill, true) { // given, it is what counts; else the tokens that are
 		prefill = 0
@@ -268,15 +293,28 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	}
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	at := slices.IndexFunc(snapshot.Workers, func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name })
+	at := slices.IndexFunc(
+		snapshot.Workers,
+		func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name },
+	)
 	if at < 0 {
-		return refuse(http.StatusNotFound, "Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found", worker, rank)
+		return refuse(
+			http.StatusNotFound,
+			"Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found",
+			worker,
+			rank,
+		)
 	}
 	cfg := s.cfg.Scoring
-	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true // prefill is what shall be booked, and hashes say what is shared
+	// prefill is what shall be booked, and hashes say what is shared
+	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true
 	w := &snapshot.Workers[at]
 	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
-	booking, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill, Expires: true}, scoring.Candidate{Worker: w.Worker, Prompt: &cut}, &cfg)
+	booking, err := s.loadBook.AddRequest(
+		scoring.Request{ID: id, ISLTokens: prefill, Expires: true},
+		scoring.Candidate{Worker: w.Worker, Prompt: &cut},
+		&cfg,
+	)
 	if err != nil {
 		return bookingError(id, err)
 	}

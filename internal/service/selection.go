@@ -49,10 +49,15 @@ type prompt struct {
 	isl     int
 }
 
-// cut fills p with the prompt in blocks of g. whole says that local and chain are wanted, and not only what is to be booked;
-// reuse, that equal blocks are the same.
+// cut fills p with the prompt in blocks of g. whole says that local and chain are wanted, and not only what is to be
+// booked; reuse, that equal blocks are the same.
 func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
-	o := kvblock.HashOptions{BlockSize: g.blockSize, EAGLE: deref(f.EAGLE, g.eagle), LoRAName: f.LoRAName, CacheNamespace: f.CacheSalt}
+	o := kvblock.HashOptions{
+		BlockSize:      g.blockSize,
+		EAGLE:          deref(f.EAGLE, g.eagle),
+		LoRAName:       f.LoRAName,
+		CacheNamespace: f.CacheSalt,
+	}
 	tokens, media := f.Tokens, f.BlockMedia
 	if f.Media != nil && len(f.Media.Tokens) > 0 {
 		tokens, media = f.Media.Tokens, f.Media.BlockMedia
@@ -81,7 +86,8 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	for _, field := range []struct {
 		name string
 		lack bool
-	}{{"block_hashes", whole && f.BlockHashes == nil}, {"sequence_hashes", f.SequenceHashes == nil}, {"isl_tokens", f.ISLTokens == nil}} {
+	}{{"block_hashes", whole && f.BlockHashes == nil}, {"sequence_hashes", f.SequenceHashes == nil},
+		{"isl_tokens", f.ISLTokens == nil}} {
 		if field.lack {
 			return refuse(http.StatusBadRequest, "%s is required without token_ids", field.name)
 		}
@@ -92,7 +98,12 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	case whole && isl == 0:
 		return refuse(http.StatusBadRequest, "isl_tokens must be greater than 0")
 	case whole && len(f.BlockHashes) != len(f.SequenceHashes):
-		return refuse(http.StatusBadRequest, "block_hashes length %d must match sequence_hashes length %d", len(f.BlockHashes), len(f.SequenceHashes))
+		return refuse(
+			http.StatusBadRequest,
+			"block_hashes length %d must match sequence_hashes length %d",
+			len(f.BlockHashes),
+			len(f.SequenceHashes),
+		)
 	}
 	p.isl = int(*f.ISLTokens)
 	p.local, p.tracked = p.local[:0], p.tracked[:0]
@@ -138,7 +149,13 @@ func (o *override) apply(c scoring.Config) (scoring.Config, error) {
 			continue
 		}
 		if !(*field.value >= 0 && *field.value <= field.most) {
-			return c, refuse(http.StatusUnprocessableEntity, "router_config_override: %s is %v, but must be a number from 0 to %v", field.name, *field.value, field.most)
+			return c, refuse(
+				http.StatusUnprocessableEntity,
+				"router_config_override: %s is %v, but must be a number from 0 to %v",
+				field.name,
+				*field.value,
+				field.most,
+			)
 		}
 		if field.to != nil {
 			*field.to = *field.value
@@ -171,7 +188,8 @@ type selectRequest struct {
 	ID    *string `json:"selection_id"`
 	promptFields
 	Override *override `json:"router_config_override"`
-	// ExpectedOutputTokens has no effect, as in Dynamo: clients say themselves what is left of an answer, see outputBlock.
+	// ExpectedOutputTokens has no effect, as in Dynamo: clients say themselves what is left of an answer, see
+	// outputBlock.
 	ExpectedOutputTokens *uint32  `json:"expected_output_tokens"`
 	PriorityJump         *float64 `json:"priority_jump"` // these two for selections that wait
 	StrictPriority       *uint32  `json:"strict_priority"`
@@ -310,7 +328,8 @@ type prepared struct {
 	cfg   scoring.Config
 }
 
-// prepare reads what q asks for; d holds the prompt afterwards. id is the reservation that it shall become, "" for none.
+// prepare reads what q asks for; d holds the prompt afterwards. id is the reservation that it shall become, "" for
+// none.
 func (s *Selector) prepare(d *choice, q *selectRequest, id string) (*prepared, error) {
 	p := &prepared{of: named(q.Model, q.Group)}
 	var err error
@@ -359,8 +378,19 @@ func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (
 			return nil, err
 		}
 	}
-	c := &selected{of: p.of, group: p.group, session: session.id, record: s.recordOf(w.InstanceID), rank: w.Rank, worker: w.Worker, blocks: len(d.prompt.tracked),
-		effective: d.prompt.isl - sel.CachedTokens, terms: d.terms[sel.Index], cfg: p.cfg, overlap: instance{DP: map[string]int{}}}
+	c := &selected{
+		of:        p.of,
+		group:     p.group,
+		session:   session.id,
+		record:    s.recordOf(w.InstanceID),
+		rank:      w.Rank,
+		worker:    w.Worker,
+		blocks:    len(d.prompt.tracked),
+		effective: d.prompt.isl - sel.CachedTokens,
+		terms:     d.terms[sel.Index],
+		cfg:       p.cfg,
+		overlap:   instance{DP: map[string]int{}},
+	}
 	if c.record == nil {
 		s.leases.release(id)
 		booking.Free()
@@ -384,7 +414,8 @@ func (s *Selector) eligible(d *choice, q *selectRequest, g group, session bound,
 	preferred, constraints := false, q.constraints() // preferred: whether the affinity target is among them
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
-		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) || !constraints.Allow(w.Taints) {
+		if w.Model != g.name || q.Allowed != nil && !slices.Contains(q.Allowed, w.InstanceID) ||
+			!constraints.Allow(w.Taints) {
 			continue
 		}
 		d.workers = append(d.workers, w)
@@ -418,8 +449,12 @@ func (s *Selector) look(d *choice, g group, constraints *scoring.Constraints) {
 	d.candidates = d.candidates[:0]
 	for _, w := range d.workers {
 		lower := d.scores.Extension(w.Worker)
-		d.candidates = append(d.candidates, scoring.Candidate{Worker: w.Worker, Prompt: &d.cut, DeviceBlocks: d.scores.Blocks(w.Worker),
-			HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External, CostMultiplier: constraints.Multiplier(w.Taints)})
+		d.candidates = append(
+			d.candidates,
+			scoring.Candidate{Worker: w.Worker, Prompt: &d.cut, DeviceBlocks: d.scores.Blocks(w.Worker),
+				HostBlocks: lower.Host, DiskBlocks: lower.Disk + lower.External,
+				CostMultiplier: constraints.Multiplier(w.Taints)},
+		)
 	}
 	n := len(d.candidates)
 	d.terms, d.costs = slices.Grow(d.terms[:0], n)[:n], slices.Grow(d.costs[:0], n)[:n]
@@ -451,8 +486,17 @@ type workerLoad struct {
 
 func (c *selected) response(isl int) *selectResponse {
 	untracked := max((isl+c.group.blockSize-1)/c.group.blockSize-c.blocks, 0)
-	return &selectResponse{Model: c.of.model, Group: c.of.group, Worker: c.record.ID, Rank: c.rank, Endpoint: deref(c.record.Endpoint, ""),
-		BlockSize: c.group.blockSize, Overlap: c.overlap, Effective: c.effective, DecodeBlocks: int(math.Round(c.terms.DecodeBlocks)) + untracked}
+	return &selectResponse{
+		Model:        c.of.model,
+		Group:        c.of.group,
+		Worker:       c.record.ID,
+		Rank:         c.rank,
+		Endpoint:     deref(c.record.Endpoint, ""),
+		BlockSize:    c.group.blockSize,
+		Overlap:      c.overlap,
+		Effective:    c.effective,
+		DecodeBlocks: int(math.Round(c.terms.DecodeBlocks)) + untracked,
+	}
 }
 
 // selectOnly answers POST /select.
@@ -473,15 +517,25 @@ func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	response := c.response(d.prompt.isl)
 	if q.ID != nil {
 		response.ID = *q.ID
-		n := &pendingSelection{key: pendingKey{c.of, *q.ID}, worker: c.record.ID, rank: c.rank, tracked: slices.Clone(d.prompt.tracked), prefill: c.booking(), session: c.session}
+		n := &pendingSelection{
+			key:     pendingKey{c.of, *q.ID},
+			worker:  c.record.ID,
+			rank:    c.rank,
+			tracked: slices.Clone(d.prompt.tracked),
+			prefill: c.booking(),
+			session: c.session,
+		}
 		if !s.cfg.Events {
 			n.local = slices.Clone(d.prompt.local)
 		}
 		s.pending.put(n)
 	}
 	if q.Advisory {
-		response.Load = &workerLoad{PrefillTokens: c.terms.PrefillTokens, PrefillCapacity: deref(c.record.MaxNumBatchedTokens, pool.UnknownBatchedTokens),
-			TotalKVBlocks: c.record.TotalKVBlocks}
+		response.Load = &workerLoad{
+			PrefillTokens:   c.terms.PrefillTokens,
+			PrefillCapacity: deref(c.record.MaxNumBatchedTokens, pool.UnknownBatchedTokens),
+			TotalKVBlocks:   c.record.TotalKVBlocks,
+		}
 	}
 	answer(w, http.StatusOK, response, nil)
 }
@@ -531,7 +585,8 @@ func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	for i, h := range d.prompt.tracked {
 		hashes[i] = int64(h)
 	}
-	response.ID, response.SequenceHashes, response.ISLTokens, response.TrackPrefill = id, &hashes, &d.prompt.isl, &c.cfg.TrackPrefillTokens
+	response.ID, response.SequenceHashes, response.ISLTokens, response.TrackPrefill = id, &hashes, &d.prompt.isl,
+		&c.cfg.TrackPrefillTokens
 	s.predict(c.worker, &d.prompt)
 	answer(w, http.StatusOK, response, nil)
 }

@@ -14,11 +14,11 @@ import (
 	"kvepp/scoring"
 )
 
-// Selector is Dynamo's selection service: workers are registered by request, and their events followed; selections choose
-// among them, and reservations book them. Create it with NewSelector.
+// Selector is Dynamo's selection service: workers are registered by request, and their events followed; selections
+// choose among them, and reservations book them. Create it with NewSelector.
 //
-// A selection begins where a prompt is token ids or hashes already, so that it stands on index and book themselves and not
-// on router.Router, which begins with a request's body and ends with its response.
+// A selection begins where a prompt is token ids or hashes already, so that it stands on index and book themselves and
+// not on router.Router, which begins with a request's body and ends with its response.
 //
 // Source: dynamo-kv-router 1.6.1, services::selection, and what `python -m dynamo.select_service` answers.
 type Selector struct {
@@ -35,10 +35,11 @@ type Selector struct {
 
 	changing sync.Mutex // held over a change of the catalog, and of the pool after it
 	mu       sync.RWMutex
-	workers  map[uint64]*record // by worker id; changed under both, read under either. A record does not change once it is there
-	groups   map[served]*group  // guarded by mu
-	ranks    int                // of all schedulable workers; guarded by mu
-	bytes    int                // of all records, estimated; guarded by mu
+	// by worker id; changed under both, read under either. A record does not change once it is there
+	workers map[uint64]*record
+	groups  map[served]*group // guarded by mu
+	ranks   int               // of all schedulable workers; guarded by mu
+	bytes   int               // of all records, estimated; guarded by mu
 }
 
 // SelectorConfig is what an operator chooses.
@@ -59,11 +60,27 @@ type SelectorConfig struct {
 	Sessions *router.Sessions
 }
 
-// NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows the
-// workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
-func NewSelector(cfg SelectorConfig, p *pool.Pool, index *indexer.Index, f *feed.Feed, book *scoring.ActiveSequences, m *metrics.SelectionService, log *slog.Logger) *Selector {
-	s := &Selector{cfg: cfg, pool: p, loadBook: book, metrics: m, workers: map[uint64]*record{}, groups: map[served]*group{},
-		pending: newPendingSelections(&cfg), began: time.Now()}
+// NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows
+// the workers' events; nil if nothing does. book, which must forget who leaves p, ends reservations by its Expiry.
+func NewSelector(
+	cfg SelectorConfig,
+	p *pool.Pool,
+	index *indexer.Index,
+	f *feed.Feed,
+	book *scoring.ActiveSequences,
+	m *metrics.SelectionService,
+	log *slog.Logger,
+) *Selector {
+	s := &Selector{
+		cfg:      cfg,
+		pool:     p,
+		loadBook: book,
+		metrics:  m,
+		workers:  map[uint64]*record{},
+		groups:   map[served]*group{},
+		pending:  newPendingSelections(&cfg),
+		began:    time.Now(),
+	}
 	s.Reader = newReader(p, index, f, log, func(w *pool.Worker) served { return groupOf(w.Model) })
 	s.named = true
 	s.scratch.New = func() any { return new(choice) }
@@ -73,7 +90,10 @@ func NewSelector(cfg SelectorConfig, p *pool.Pool, index *indexer.Index, f *feed
 // Handler returns what answers the requests; it answers paths that it does not know, too.
 func (s *Selector) Handler() http.Handler {
 	r := routes{m: s.metrics, mux: http.NewServeMux()}
-	r.add("/health", handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, done, nil) }})
+	r.add(
+		"/health",
+		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, done, nil) }},
+	)
 	r.add("/ready", handlers{"GET": s.ready})
 	r.add("/workers", handlers{"GET": s.listWorkers, "POST": s.putWorker})
 	r.add("/workers/{id}", handlers{"PATCH": s.patchWorker, "DELETE": s.deleteWorker})
@@ -88,7 +108,10 @@ func (s *Selector) Handler() http.Handler {
 	r.add("/overlap_scores", handlers{"POST": s.overlapScores})
 	r.add("/dump", handlers{"GET": s.dump})
 	// Load is not shared with other replicas, which is Dynamo's default too.
-	r.add("/replica_sync/peers", handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, []string{}, nil) }})
+	r.add(
+		"/replica_sync/peers",
+		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, []string{}, nil) }},
+	)
 	alone := func(w http.ResponseWriter, req *http.Request) {
 		var body struct {
 			Endpoint *string `json:"endpoint"`

@@ -1,10 +1,10 @@
-// Package service answers HTTP requests about the index, which worker holds how much of a prompt; about decisions and endpoints;
-// and those that have workers chosen and booked for prompts that others send.
+// Package service answers HTTP requests about the index, which worker holds how much of a prompt; about decisions and
+// endpoints; and those that have workers chosen and booked for prompts that others send.
 //
 // It owns the requests and answers of Dynamo's standalone indexer, field for field: the part that only reads, which
-// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; those of Dynamo's selection
-// service, which are `kvepp select`'s; and /debug/decisions and /workers of `kvepp serve`. It never sends a request to a worker, and never
-// touches the index but through package indexer and its feed.
+// `kvepp serve` offers too, and the registry of workers, models and peers of `kvepp indexer`; those of Dynamo's
+// selection service, which are `kvepp select`'s; and /debug/decisions and /workers of `kvepp serve`. It never sends a
+// request to a worker, and never touches the index but through package indexer and its feed.
 //
 // Concurrency: handlers are called from any goroutine.
 //
@@ -109,7 +109,12 @@ func read(w http.ResponseWriter, req *http.Request, v any) error {
 	case errors.As(err, &kind) && kind.Field == "":
 		return refuse(http.StatusUnprocessableEntity, "the body must be a JSON object, not %s", kind.Value)
 	case errors.As(err, &kind):
-		return refuse(http.StatusUnprocessableEntity, "%s: %s has the wrong type or is out of range", shared.Replace(kind.Field), kind.Value)
+		return refuse(
+			http.StatusUnprocessableEntity,
+			"%s: %s has the wrong type or is out of range",
+			shared.Replace(kind.Field),
+			kind.Value,
+		)
 	case err != nil:
 		return refuse(http.StatusUnprocessableEntity, "%v", err)
 	}

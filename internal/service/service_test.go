@@ -96,31 +96,47 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"/register", `{`, http.StatusBadRequest, "not JSON"},
 		{"/register", `[]`, http.StatusUnprocessableEntity, "must be a JSON object, not array"},
 		{"/register", strings.Replace(good, `"m"`, `1`, 1), http.StatusUnprocessableEntity, "model_name: number"},
-		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest, "is longer than 1024"},
-		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest, "is longer than 1024"},
-		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest, "is longer than 1024"},
+		{"/register", strings.Replace(good, `"m"`, `"`+strings.Repeat("m", maxText+1)+`"`, 1), http.StatusBadRequest,
+			"is longer than 1024"},
+		{"/register", strings.Replace(good, "127.0.0.1", strings.Repeat("h", maxText), 1), http.StatusBadRequest,
+			"is longer than 1024"},
+		{"/register_peer", `{"url": "` + strings.Repeat("u", maxText+1) + `"}`, http.StatusBadRequest,
+			"is longer than 1024"},
 		{"/register", strings.Replace(good, `"m"`, `"m\r\nx"`, 1), http.StatusBadRequest, "model_name: "},
-		{"/register", strings.Replace(good, `}`, `, "routing_group": "g\u0000"}`, 1), http.StatusBadRequest, "routing_group: "},
+		{"/register", strings.Replace(good, `}`, `, "routing_group": "g\u0000"}`, 1), http.StatusBadRequest,
+			"routing_group: "},
 		{"/register", strings.Replace(good, "127.0.0.1", "127.0. 0.1", 1), http.StatusBadRequest, "no host name has"},
 		{"/register", strings.Replace(good, "127.0.0.1", `h\n`, 1), http.StatusBadRequest, "endpoint: "},
 		{"/register_peer", `{"url": "http://a\nb"}`, http.StatusBadRequest, "control character"},
 		{"/register", `{"instance_id": 7}`, http.StatusUnprocessableEntity, "endpoint is missing"},
-		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity, "instance_id"},
-		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict, "block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
-		{"/register", `{"block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusUnprocessableEntity, "block_size: the key is there twice"},
-		{"/register", `{"Block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", "block_size": 4}`, http.StatusCreated, "ok"},
-		{"/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "o", "block_size": 0}`, http.StatusBadRequest, "block_size 0"},
-		{"/register", strings.Replace(good, "tcp://127.0.0.1:9", "tcp://*:9", 1), http.StatusBadRequest, "names no host"},
-		{"/register", strings.Replace(good, "}", `, "dp_rank": 1, "replay_endpoint": "x"}`, 1), http.StatusBadRequest, "invalid replay endpoint"},
+		{"/register", strings.Replace(good, "7", "18446744073709551616", 1), http.StatusUnprocessableEntity,
+			"instance_id"},
+		{"/register", strings.Replace(good, `: 4`, `: 8`, 1), http.StatusConflict,
+			"block_size mismatch for model=m routing_group=default: existing=4, requested=8"},
+		{"/register", `{"block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", ` +
+			`"block_size": 4}`, http.StatusUnprocessableEntity, "block_size: the key is there twice"},
+		{"/register", `{"Block_size": 0, "instance_id": 17, "endpoint": "tcp://127.0.0.1:9", "model_name": "n", ` +
+			`"block_size": 4}`, http.StatusCreated, "ok"},
+		{"/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "o", "block_size": 0}`,
+			http.StatusBadRequest, "block_size 0"},
+		{"/register", strings.Replace(good, "tcp://127.0.0.1:9", "tcp://*:9", 1), http.StatusBadRequest,
+			"names no host"},
+		{"/register", strings.Replace(good, "}", `, "dp_rank": 1, "replay_endpoint": "x"}`, 1), http.StatusBadRequest,
+			"invalid replay endpoint"},
 		{"/unregister", `{}`, http.StatusUnprocessableEntity, "missing"},
-		{"/unregister", `{"instance_id": 7, "model_name": "m", "dp_rank": 3}`, http.StatusNotFound, "instance 7 dp_rank 3 not found"},
-		{"/unregister", `{"instance_id": 7, "model_name": "m", "routing_group": "other"}`, http.StatusNotFound, "registered for model="},
+		{"/unregister", `{"instance_id": 7, "model_name": "m", "dp_rank": 3}`, http.StatusNotFound,
+			"instance 7 dp_rank 3 not found"},
+		{"/unregister", `{"instance_id": 7, "model_name": "m", "routing_group": "other"}`, http.StatusNotFound,
+			"registered for model="},
 		{"/query", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids is missing"},
 		{"/query", `{"token_ids": []}`, http.StatusUnprocessableEntity, "model_name is missing"},
-		{"/query", `{"token_ids": [4294967296], "model_name": "m"}`, http.StatusUnprocessableEntity, "token_ids: number 4294967296 has the wrong type or is out of range"},
+		{"/query", `{"token_ids": [4294967296], "model_name": "m"}`, http.StatusUnprocessableEntity,
+			"token_ids: number 4294967296 has the wrong type or is out of range"},
 		{"/query", `{"token_ids": [1], "model_name": 1}`, http.StatusUnprocessableEntity, "model_name: number has"},
-		{"/query", `{"token_ids": [1], "model_name": "m", "routing_group": "g"}`, http.StatusNotFound, "no indexer for model=m routing_group=g"},
-		{"/query", `{"token_ids": [` + strings.Repeat("1,", maxBody/2) + `1], "model_name": "m"}`, http.StatusRequestEntityTooLarge, "longer than"},
+		{"/query", `{"token_ids": [1], "model_name": "m", "routing_group": "g"}`, http.StatusNotFound,
+			"no indexer for model=m routing_group=g"},
+		{"/query", `{"token_ids": [` + strings.Repeat("1,", maxBody/2) + `1], "model_name": "m"}`,
+			http.StatusRequestEntityTooLarge, "longer than"},
 		{"/query_by_hash", `{"model_name": "m"}`, http.StatusUnprocessableEntity, "block_hashes is missing"},
 		{"/register_peer", `{}`, http.StatusUnprocessableEntity, "url is missing"},
 		{"/deregister_peer", `{"url": "x"}`, http.StatusNotFound, "peer not found"},
@@ -164,8 +180,8 @@ func TestNamesAreKeptApart(t *testing.T) {
 	}
 }
 
-// TestWorkersAreKeptApart: two models and groups whose names read alike side by side are two workers, which stay as they are
-// when others come, and go when they are unregistered.
+// TestWorkersAreKeptApart: two models and groups whose names read alike side by side are two workers, which stay as
+// they are when others come, and go when they are unregistered.
 func TestWorkersAreKeptApart(t *testing.T) {
 	h := newHouse(t)
 	const worker = `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "block_size": 4, "dp_rank": 4294967295, `
@@ -214,21 +230,47 @@ func TestReadDump(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		fmt.Sprint("m:default", 4, 7, 0, true, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 1<<64 - 1}}}, true),
-		fmt.Sprint("m:default", 4, 7, 1, false, kvblock.Stored{HasParent: true, Parent: 1, Tier: kvblock.TierHostPinned, Blocks: []kvblock.StoredBlock{{Engine: 2, Local: 3}}}, true),
+		fmt.Sprint(
+			"m:default",
+			4,
+			7,
+			0,
+			true,
+			kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: 1<<64 - 1}}},
+			true,
+		),
+		fmt.Sprint(
+			"m:default",
+			4,
+			7,
+			1,
+			false,
+			kvblock.Stored{
+				HasParent: true,
+				Parent:    1,
+				Tier:      kvblock.TierHostPinned,
+				Blocks:    []kvblock.StoredBlock{{Engine: 2, Local: 3}},
+			},
+			true,
+		),
 		fmt.Sprint("m:default", 4, 7, 0, false, kvblock.Stored{}, false),
 		fmt.Sprint("m:default", 4, 7, 0, false, kvblock.Stored{}, false),
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	for _, bad := range []string{"", "[", "{", `{"m": 1}`, `{"m": {"events": 1}}`, `{"m": {"events": [1]}}`, text[:len(text)-3], dumpText} {
+	for _, bad := range []string{"", "[", "{", `{"m": 1}`, `{"m": {"events": 1}}`, `{"m": {"events": [1]}}`,
+		text[:len(text)-3], dumpText} {
 		if readDump(bufio.NewReader(strings.NewReader(bad)), func(string, int, *dumped) error { return nil }) == nil {
 			t.Errorf("%.40q was read", bad)
 		}
 	}
 	stop := errors.New("stop")
-	if err := readDump(bufio.NewReader(strings.NewReader(text)), func(string, int, *dumped) error { return stop }); !errors.Is(err, stop) {
+	if err := readDump(bufio.NewReader(strings.NewReader(text)),
+		func(string, int, *dumped) error { return stop }); !errors.Is(
+		err,
+		stop,
+	) {
 		t.Error(err)
 	}
 }
@@ -249,12 +291,18 @@ func FuzzReadDump(f *testing.F) {
 // TestWorkerWithoutAModel serves whatever a request names, as kvepp serve routes to it.
 func TestWorkerWithoutAModel(t *testing.T) {
 	h := newHouse(t)
-	h.pool.Update([]pool.Endpoint{{Name: "a", InstanceID: 7, BlockSize: 1}, {Name: "b", InstanceID: 8, BlockSize: 1, Model: "other"}})
+	h.pool.Update(
+		[]pool.Endpoint{
+			{Name: "a", InstanceID: 7, BlockSize: 1},
+			{Name: "b", InstanceID: 8, BlockSize: 1, Model: "other"},
+		},
+	)
 	s := h.pool.Acquire()
 	defer s.Release()
 	local := kvblock.AppendLocalHashes(nil, []kvblock.Token{5}, kvblock.HashOptions{BlockSize: 1})
 	for _, w := range s.Workers {
-		if err := h.index.Stored(w.Worker, kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: local[0]}}}); err != nil {
+		if err := h.index.Stored(w.Worker,
+			kvblock.Stored{Blocks: []kvblock.StoredBlock{{Engine: 1, Local: local[0]}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -278,8 +326,19 @@ func TestWorkerWithoutAModel(t *testing.T) {
 func TestDump(t *testing.T) {
 	h := newHouse(t)
 	h.want("/dump", "", http.StatusOK, "{}")
-	h.want("/register", `{"instance_id": 18446744073709551615, "dp_rank": 2, "endpoint": "tcp://127.0.0.1:9", "model_name": "a \"b\"", "block_size": 4}`, http.StatusCreated, "ok")
-	h.want("/register", `{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	h.want(
+		"/register",
+		`{"instance_id": 18446744073709551615, "dp_rank": 2, "endpoint": "tcp://127.0.0.1:9", "model_name": "a `+
+			`\"b\"", "block_size": 4}`,
+		http.StatusCreated,
+		"ok",
+	)
+	h.want(
+		"/register",
+		`{"instance_id": 8, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`,
+		http.StatusCreated,
+		"ok",
+	)
 	s := h.pool.Acquire()
 	defer s.Release()
 	for _, stored := range []kvblock.Stored{
@@ -330,9 +389,19 @@ func TestDump(t *testing.T) {
 // TestPartsAreKeptApart: of a dump in which two models have a worker of one instance id, one part is a worker's.
 func TestPartsAreKeptApart(t *testing.T) {
 	h := newHouse(t)
-	h.want("/register", `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	h.want(
+		"/register",
+		`{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`,
+		http.StatusCreated,
+		"ok",
+	)
 	first := strings.Replace(dumpText[:strings.Index(dumpText, ",\n\t{")], `"next": 5`, `"next": 99`, 1)
-	text := strings.Replace(first, "m:default", "a:default", 1) + "]}, " + strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)[1:]
+	text := strings.Replace(
+		first,
+		"m:default",
+		"a:default",
+		1,
+	) + "]}, " + strings.Replace(dumpText, `"cleared"`, `{"cleared": null}`, 1)[1:]
 	for _, c := range []struct {
 		named bool
 		part  string
@@ -349,7 +418,8 @@ func TestPartsAreKeptApart(t *testing.T) {
 	}
 }
 
-// TestWarmUpWaitsForItsTurn: a peer that writes a dump for another replica, as one does that starts at the same time, is asked again.
+// TestWarmUpWaitsForItsTurn: a peer that writes a dump for another replica, as one does that starts at the same time,
+// is asked again.
 func TestWarmUpWaitsForItsTurn(t *testing.T) {
 	asked := 0
 	peer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -357,7 +427,13 @@ func TestWarmUpWaitsForItsTurn(t *testing.T) {
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
-		io.WriteString(w, `{"m:default": {"block_size": 4, "events": [{"worker_id":7,"position":{"next":5,"timestamp":1.5},"storage_tier":"device","residency_domain":"worker","event":{"event_id":0,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}},"dp_rank":0}}]}}`)
+		io.WriteString(
+			w,
+			`{"m:default": {"block_size": 4, "events": [{"worker_id":7,"position":{"next":5,"timestamp":1.5},`+
+				`"storage_tier":"device","residency_domain":"worker","event":{"event_id":0,`+
+				`"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,`+
+				`"tokens_hash":2,"mm_extra_info":null}]}},"dp_rank":0}}]}}`,
+		)
 	}))
 	defer peer.Close()
 	engine, err := zmq.NewSocket(zmq.PUB)
@@ -374,7 +450,12 @@ func TestWarmUpWaitsForItsTurn(t *testing.T) {
 	}
 	h := newHouse(t)
 	h.feed.Hold()
-	h.want("/register", `{"instance_id": 7, "endpoint": "`+events+`", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	h.want(
+		"/register",
+		`{"instance_id": 7, "endpoint": "`+events+`", "model_name": "m", "block_size": 4}`,
+		http.StatusCreated,
+		"ok",
+	)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	h.registry.WarmUp(ctx, []string{"http://127.0.0.1:9", peer.URL}, "")
@@ -405,12 +486,21 @@ func TestWarmUpEnds(t *testing.T) {
 	defer peer.CloseClientConnections()
 	h := newHouse(t)
 	h.feed.Hold()
-	h.want("/register", `{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`, http.StatusCreated, "ok")
+	h.want(
+		"/register",
+		`{"instance_id": 7, "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4}`,
+		http.StatusCreated,
+		"ok",
+	)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	done := make(chan struct{})
 	go func() {
-		h.registry.WarmUp(ctx, []string{"http://127.0.0.1:9", "::", peer.URL + "/broken/", peer.URL + "/slow"}, "secret")
+		h.registry.WarmUp(
+			ctx,
+			[]string{"http://127.0.0.1:9", "::", peer.URL + "/broken/", peer.URL + "/slow"},
+			"secret",
+		)
 		close(done)
 	}()
 	select {

@@ -106,7 +106,13 @@ func (s *Selector) bind(b bound, name string, w *pool.Worker, workers []pool.Wor
 			switch at := &workers[i]; {
 			case at.Worker != b.worker:
 			case at.InstanceID != w.InstanceID:
-				return refuse(http.StatusBadRequest, "session %s is bound to worker %d, not %d", b.id, at.InstanceID, w.InstanceID)
+				return refuse(
+					http.StatusBadRequest,
+					"session %s is bound to worker %d, not %d",
+					b.id,
+					at.InstanceID,
+					w.InstanceID,
+				)
 			default:
 				return refuse(http.StatusBadRequest, "session %s is bound to DP rank %d, not %d", b.id, at.Rank, w.Rank)
 			}

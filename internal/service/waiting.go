@@ -16,8 +16,8 @@ import (
 // tick is how often selections that wait are looked at although nothing was released: reservations end by themselves.
 const tick = time.Second
 
-// line is the selections that wait for the workers of one group, while each that they may have has more prompts to prefill than
-// its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
+// line is the selections that wait for the workers of one group, while each that they may have has more prompts to
+// prefill than its class allows. What is chosen for them is chosen one by one, in turn, with mu held.
 type line struct {
 	mu      sync.Mutex // guards all below
 	profile *queue.Profile
@@ -25,7 +25,8 @@ type line struct {
 	ticking bool
 }
 
-// waiting is a selection in a line. What it names is the waiting request's own, and used by whoever holds the line meanwhile.
+// waiting is a selection in a line. What it names is the waiting request's own, and used by whoever holds the line
+// meanwhile.
 type waiting struct {
 	workers int                       // of the group
 	busy    func(c *queue.Class) bool // whether all workers are that it may have
@@ -99,12 +100,23 @@ func rejected(err error) error {
 		return refuse(http.StatusTooManyRequests, "%v", err)
 	}
 	return &refusal{status: http.StatusTooManyRequests,
-		text:    fmt.Sprintf("router policy class %q queue %s limit reached (current=%d, limit=%d)", limit.Class, limit.Kind, limit.Current, limit.Limit),
-		details: map[string]any{"policy_class": limit.Class, "limit_kind": limit.Kind, "current": limit.Current, "limit": limit.Limit}}
+		text: fmt.Sprintf(
+			"router policy class %q queue %s limit reached (current=%d, limit=%d)",
+			limit.Class,
+			limit.Kind,
+			limit.Current,
+			limit.Limit,
+		),
+		details: map[string]any{
+			"policy_class": limit.Class,
+			"limit_kind":   limit.Kind,
+			"current":      limit.Current,
+			"limit":        limit.Limit,
+		}}
 }
 
-// inTurn prepares and decides a selection, which may have to wait in between; class is the policy class that it asks for. With an
-// error nothing is booked.
+// inTurn prepares and decides a selection, which may have to wait in between; class is the policy class that it asks
+// for. With an error nothing is booked.
 func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, class string) (*selected, error) {
 	p, err := s.prepare(d, q, id)
 	if err != nil {
@@ -154,7 +166,10 @@ func (s *Selector) inTurn(ctx context.Context, d *choice, q *selectRequest, id, 
 		return nil, errClientGone
 	case <-late:
 		if l.leave(item) {
-			return nil, refuse(http.StatusTooManyRequests, "no worker was ready for this selection in time; try again later")
+			return nil, refuse(
+				http.StatusTooManyRequests,
+				"no worker was ready for this selection in time; try again later",
+			)
 		}
 		<-w.done
 	}
@@ -167,8 +182,8 @@ var errBroken = refuse(http.StatusInternalServerError, "the selection broke off:
 // errClientGone is the answer that nobody is there to read; its status is for metrics. Source: nginx.
 var errClientGone = refuse(499, "the client has gone")
 
-// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns. One of a class that never
-// waits takes no part in the turns of the others: it has chosen, and is nowhere (nil).
+// enter puts a selection into the line; if it is its turn at once, it has chosen when enter returns. One of a class
+// that never waits takes no part in the turns of the others: it has chosen, and is nowhere (nil).
 func (l *line) enter(entry queue.Request, w *waiting) (*queue.Item[*waiting], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,11 +224,22 @@ func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string)
 	most := 0
 	for i := range d.candidates {
 		c := &d.candidates[i]
-		most = max(most, p.cfg.CachedTokens(&scoring.Terms{BlockSize: p.group.blockSize, ISLTokens: d.prompt.isl, DeviceBlocks: c.DeviceBlocks,
-			HostBlocks: c.HostBlocks, DiskBlocks: c.DiskBlocks}))
+		most = max(
+			most,
+			p.cfg.CachedTokens(
+				&scoring.Terms{BlockSize: p.group.blockSize, ISLTokens: d.prompt.isl, DeviceBlocks: c.DeviceBlocks,
+					HostBlocks: c.HostBlocks, DiskBlocks: c.DiskBlocks},
+			),
+		)
 	}
-	entry := queue.Request{Lane: queue.Any, Tokens: d.prompt.isl, CachedTokens: most, Arrival: time.Since(s.began).Seconds(),
-		Jump: max(deref(q.PriorityJump, 0), 0), StrictPriority: deref(q.StrictPriority, 0)}
+	entry := queue.Request{
+		Lane:           queue.Any,
+		Tokens:         d.prompt.isl,
+		CachedTokens:   most,
+		Arrival:        time.Since(s.began).Seconds(),
+		Jump:           max(deref(q.PriorityJump, 0), 0),
+		StrictPriority: deref(q.StrictPriority, 0),
+	}
 	entry.Class = p.group.line.profile.Class(class, d.prompt.isl-most)
 	if q.Pinned != nil {
 		entry.Lane = int(d.workers[0].Worker)

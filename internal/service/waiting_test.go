@@ -52,17 +52,31 @@ func wantAnswer(t *testing.T, answered <-chan string, part string) {
 	}
 }
 
-// TestSelectionsWait follows selections through a line: they wait for a busy worker, in order, leave with their clients, are
-// refused after a time, and end with their worker.
+// TestSelectionsWait follows selections through a line: they wait for a busy worker, in order, leave with their
+// clients, are refused after a time, and end with their worker.
 func TestSelectionsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := 1.0
 		c := newCounter(t, func(cfg *SelectorConfig) {
-			cfg.Queue = &router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &one)), Bound: 3, Timeout: 30 * time.Second}
+			cfg.Queue = &router.Queue{
+				Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &one)),
+				Bound:    3,
+				Timeout:  30 * time.Second,
+			}
 		})
 		ctx := t.Context()
-		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4}`, http.StatusCreated, `["max_num_batched_tokens is required while queueing is enabled"]`)
-		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
+		c.want(
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4}`,
+			http.StatusCreated,
+			`["max_num_batched_tokens is required while queueing is enabled"]`,
+		)
+		c.want(
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
+			http.StatusCreated,
+			"schedulable",
+		)
 		c.want("POST /select_and_reserve", `{"selection_id": "a", `+fresh()+`}`, http.StatusOK, `"worker_id":1`)
 		second := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "b", `+fresh()+`}`)
 		third := c.later(ctx, "/select_and_reserve", "", `{"selection_id": "c", "strict_priority": 1, `+fresh()+`}`)
@@ -71,9 +85,24 @@ func TestSelectionsWait(t *testing.T) {
 		c.want("GET /loads", "", http.StatusOK, `"pending_count":3,"pending_isl_tokens":12}`)
 		c.want("POST /select", `{`+fresh()+`}`, http.StatusTooManyRequests, "the queue is full")
 		c.want("POST /select", `{"advisory": true, `+fresh()+`}`, http.StatusOK, `"active_prefill_tokens":4`)
-		c.want("POST /select", `{"pinned_worker": {"worker_id": 9, "dp_rank": 0}, `+fresh()+`}`, http.StatusServiceUnavailable, "no endpoints")
-		c.want("POST /select_and_reserve", `{"selection_id": "b", `+fresh()+`}`, http.StatusConflict, "selection b is already reserved or being reserved")
-		c.want("POST /reservations", `{"selection_id": "b", "worker_id": 1, `+fresh()+`}`, http.StatusConflict, "selection b is already reserved or being reserved")
+		c.want(
+			"POST /select",
+			`{"pinned_worker": {"worker_id": 9, "dp_rank": 0}, `+fresh()+`}`,
+			http.StatusServiceUnavailable,
+			"no endpoints",
+		)
+		c.want(
+			"POST /select_and_reserve",
+			`{"selection_id": "b", `+fresh()+`}`,
+			http.StatusConflict,
+			"selection b is already reserved or being reserved",
+		)
+		c.want(
+			"POST /reservations",
+			`{"selection_id": "b", "worker_id": 1, `+fresh()+`}`,
+			http.StatusConflict,
+			"selection b is already reserved or being reserved",
+		)
 		if stats := c.selector.Stats(); stats.Waiting != 3 || stats.Reservations != 1 {
 			t.Errorf("%+v", stats)
 		}
@@ -99,7 +128,12 @@ func TestSelectionsWait(t *testing.T) {
 		}
 
 		// A reservation that nobody ends makes room by itself.
-		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
+		c.want(
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
+			http.StatusCreated,
+			"schedulable",
+		)
 		c.want("POST /select_and_reserve", `{"selection_id": "f", `+fresh()+`}`, http.StatusOK, `"worker_id":1`)
 		<-time.After(5*time.Minute - 10*time.Second)
 		after := c.later(ctx, "/select", "", `{`+fresh()+`}`)
@@ -121,19 +155,40 @@ policy_classes:
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := newCounter(t, func(cfg *SelectorConfig) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} })
-		c.want("POST /workers", `{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`, http.StatusCreated, "schedulable")
-		wantAnswer(t, c.later(t.Context(), "/select_and_reserve", "none", `{"selection_id": "a", `+fresh()+`}`), `OK {"selection_id":"a"`)
+		c := newCounter(
+			t,
+			func(cfg *SelectorConfig) { cfg.Queue = &router.Queue{Profiles: f.Profiles(nil), Bound: 10} },
+		)
+		c.want(
+			"POST /workers",
+			`{"worker_id": 1, "endpoint": "e", "block_size": 4, "max_num_batched_tokens": 3}`,
+			http.StatusCreated,
+			"schedulable",
+		)
+		wantAnswer(
+			t,
+			c.later(t.Context(), "/select_and_reserve", "none", `{"selection_id": "a", `+fresh()+`}`),
+			`OK {"selection_id":"a"`,
+		)
 		waits := c.later(t.Context(), "/select", "few", `{`+fresh()+`}`)
-		wantAnswer(t, c.later(t.Context(), "/select", "", `{`+fresh()+`}`),
-			`Too Many Requests {"details":{"current":1,"limit":1,"limit_kind":"requests","policy_class":"few"},"error":"router policy class \"few\" queue requests limit reached (current=1, limit=1)"}`)
-		wantAnswer(t, c.later(t.Context(), "/select", "none", `{`+fresh()+`}`), `"limit_kind":"raw_isl_tokens","policy_class":"none"`)
+		wantAnswer(
+			t,
+			c.later(t.Context(), "/select", "", `{`+fresh()+`}`),
+			`Too Many Requests {"details":{"current":1,"limit":1,"limit_kind":"requests","policy_class":"few"},`+
+				`"error":"router policy class \"few\" queue requests limit reached (current=1, limit=1)"}`,
+		)
+		wantAnswer(
+			t,
+			c.later(t.Context(), "/select", "none", `{`+fresh()+`}`),
+			`"limit_kind":"raw_isl_tokens","policy_class":"none"`,
+		)
 		c.want("DELETE /reservations/a", "", http.StatusOK, "ok")
 		wantAnswer(t, waits, `OK {"model_name":`)
 	})
 }
 
-// Whoever goes first chooses for others too: a defect in one choice is that selection's own end, and nobody waits for ever.
+// Whoever goes first chooses for others too: a defect in one choice is that selection's own end, and nobody waits for
+// ever.
 func TestPanicOfAChoice(t *testing.T) {
 	most := 0.0
 	l := newLine(&router.Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, &most)), Bound: 10}, "m")

@@ -15,10 +15,12 @@ import (
 // Endpoint is an endpoint as /workers describes it.
 type Endpoint struct {
 	Name string `json:"name"`
-	// InPool is false for a name that is cordoned while no endpoint has it: the fields below up to Cordon are absent then.
-	InPool     bool   `json:"in_pool"`
-	Address    string `json:"address,omitempty"` // host:port; absent for a prefill worker that is reached through another endpoint
-	Model      string `json:"model,omitempty"`   // absent: the model that a request names
+	// InPool is false for a name that is cordoned while no endpoint has it: the fields below up to Cordon are absent
+	// then.
+	InPool bool `json:"in_pool"`
+	// host:port; absent for a prefill worker that is reached through another endpoint
+	Address    string `json:"address,omitempty"`
+	Model      string `json:"model,omitempty"` // absent: the model that a request names
 	Role       string `json:"role,omitempty"`
 	Namespace  string `json:"namespace,omitempty"` // Dynamo's
 	InstanceID uint64 `json:"instance_id,omitempty"`
@@ -61,7 +63,8 @@ type Ejected struct {
 var cordons = map[string]eject.Cordon{"cordon": eject.NoNewRequests, "drain": eject.Draining, "uncordon": ""}
 
 // HandleWorkers adds the requests with which an operator sees endpoints and takes them out of routing: GET /workers,
-// GET /workers/NAME, and POST /workers/NAME/cordon, /drain and /uncordon. An answer to a POST is the endpoint's state after it.
+// GET /workers/NAME, and POST /workers/NAME/cordon, /drain and /uncordon. An answer to a POST is the endpoint's state
+// after it.
 func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 	mux.HandleFunc("GET /workers", func(w http.ResponseWriter, _ *http.Request) {
 		list := []Endpoint{}
@@ -79,22 +82,35 @@ func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 		}
 	})
 	// A request without a body is one that any page in an operator's browser may have it send.
-	mux.Handle("POST /workers/{name}/{change}", http.NewCrossOriginProtection().Handler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		name, change := req.PathValue("name"), req.PathValue("change")
-		c, known := cordons[change]
-		if !known {
-			answer(w, 0, nil, refuse(http.StatusNotFound, "%.100q is no change of an endpoint: want cordon, drain or uncordon%s", change,
-				suggest.DidYouMean(change, "", []string{"cordon", "drain", "uncordon"})))
-			return
-		}
-		e, err := Endpoint{Name: name, Workers: []Worker{}}, r.SetCordon(name, c)
-		if errors.Is(err, eject.ErrUnknownEndpoint) {
-			err = unknownEndpoint(r.Endpoints(), name)
-		} else if now, ok := findEndpoint(r.Endpoints(), name); ok { // else the cordon ended of a name that no endpoint has
-			e = now
-		}
-		answer(w, http.StatusOK, e, err)
-	})))
+	mux.Handle(
+		"POST /workers/{name}/{change}",
+		http.NewCrossOriginProtection().Handler(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			name, change := req.PathValue("name"), req.PathValue("change")
+			c, known := cordons[change]
+			if !known {
+				answer(
+					w,
+					0,
+					nil,
+					refuse(
+						http.StatusNotFound,
+						"%.100q is no change of an endpoint: want cordon, drain or uncordon%s",
+						change,
+						suggest.DidYouMean(change, "", []string{"cordon", "drain", "uncordon"}),
+					),
+				)
+				return
+			}
+			e, err := Endpoint{Name: name, Workers: []Worker{}}, r.SetCordon(name, c)
+			if errors.Is(err, eject.ErrUnknownEndpoint) {
+				err = unknownEndpoint(r.Endpoints(), name)
+			} else if now, ok := findEndpoint(r.Endpoints(),
+				name); ok { // else the cordon ended of a name that no endpoint has
+				e = now
+			}
+			answer(w, http.StatusOK, e, err)
+		})),
+	)
 }
 
 func findEndpoint(all []router.EndpointState, name string) (Endpoint, bool) {
@@ -126,7 +142,9 @@ func unknownEndpoint(all []router.EndpointState, name string) error {
 func endpointOf(s *router.EndpointState) Endpoint {
 	e := Endpoint{Name: s.Name, RunningRequests: s.Running(), Sessions: s.Sessions(), Workers: []Worker{}}
 	if p := s.Endpoint; p != nil {
-		e.InPool, e.Address, e.Model, e.Role, e.Namespace, e.InstanceID = true, p.Address, p.Model, string(p.Role), p.Namespace, p.InstanceID
+		e.InPool, e.Address, e.Model, e.Role, e.Namespace, e.InstanceID = true, p.Address, p.Model, string(
+			p.Role,
+		), p.Namespace, p.InstanceID
 	}
 	for _, w := range s.Workers {
 		e.Workers = append(e.Workers, Worker{uint32(w.Worker), w.Rank, w.Running, w.Sessions})

@@ -35,12 +35,22 @@ func newOperated(t *testing.T, endpoints ...pool.Endpoint) *operated {
 		t.Fatal(err)
 	}
 	o := &operated{t: t, pool: pool.New(quiet), mux: http.NewServeMux(),
-		health: eject.New(eject.Config{ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute}, quiet)}
+		health: eject.New(
+			eject.Config{ConsecutiveFailures: 1, FailurePercent: 50, MaxPercent: 50, Time: time.Minute},
+			quiet,
+		)}
 	o.pool.Watch(o.health)
 	o.pool.OnCordon(o.health.PoolCordon)
 	o.pool.Update(endpoints)
 	sessions := router.NewSessions(router.SessionConfig{TTL: time.Minute})
-	o.Router = router.New(router.Config{Scoring: scoring.DefaultConfig(), Eject: o.health, Sessions: sessions}, o.pool, index, scoring.NewActiveSequences(), metrics.New(), quiet)
+	o.Router = router.New(
+		router.Config{Scoring: scoring.DefaultConfig(), Eject: o.health, Sessions: sessions},
+		o.pool,
+		index,
+		scoring.NewActiveSequences(),
+		metrics.New(),
+		quiet,
+	)
 	HandleWorkers(o.mux, o.Router)
 	return o
 }
@@ -96,10 +106,26 @@ func (o *operated) route(session string) *router.Route {
 
 // TestWorkers: the list tells of each endpoint what it is, what runs there, and why it gets no requests.
 func TestWorkers(t *testing.T) {
-	o := newOperated(t,
-		pool.Endpoint{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1<<64 - 1, Model: "m", BlockSize: 4, DataParallelSize: 2},
-		pool.Endpoint{Name: "b", Address: "10.0.0.2:8000", InstanceID: 8, Model: "m", BlockSize: 4, CordonedBy: pool.CordonedByPod},
-		pool.Endpoint{Name: "c", Address: "10.0.0.3:8000", InstanceID: 9, Model: "m", BlockSize: 4})
+	o := newOperated(
+		t,
+		pool.Endpoint{
+			Name:             "a",
+			Address:          "10.0.0.1:8000",
+			InstanceID:       1<<64 - 1,
+			Model:            "m",
+			BlockSize:        4,
+			DataParallelSize: 2,
+		},
+		pool.Endpoint{
+			Name:       "b",
+			Address:    "10.0.0.2:8000",
+			InstanceID: 8,
+			Model:      "m",
+			BlockSize:  4,
+			CordonedBy: pool.CordonedByPod,
+		},
+		pool.Endpoint{Name: "c", Address: "10.0.0.3:8000", InstanceID: 9, Model: "m", BlockSize: 4},
+	)
 	o.health.Failed(o.health.Of(o.pool.Acquire().Workers[3].Worker), 0, eject.Refused) // c
 	for range 3 {
 		defer o.route("s").Free()
@@ -110,11 +136,16 @@ func TestWorkers(t *testing.T) {
 		t.Fatalf("%+v", all)
 	}
 	a, b, c := all[0], all[1], all[2]
-	if !a.InPool || a.Name != "a" || a.Address != "10.0.0.1:8000" || a.InstanceID != 1<<64-1 || a.Model != "m" || a.Role != "aggregated" || a.Cordon != nil || a.Ejected != nil {
+	if !a.InPool || a.Name != "a" || a.Address != "10.0.0.1:8000" || a.InstanceID != 1<<64-1 || a.Model != "m" ||
+		a.Role != "aggregated" ||
+		a.Cordon != nil ||
+		a.Ejected != nil {
 		t.Errorf("a: %+v", a)
 	}
-	if a.RunningRequests != 4 || a.Sessions != 2 || len(a.Workers) != 2 || a.Workers[0].Rank != 0 || a.Workers[1].Rank != 1 ||
-		a.Workers[0].RunningRequests+a.Workers[1].RunningRequests != 4 || a.Workers[0].Number == a.Workers[1].Number {
+	if a.RunningRequests != 4 || a.Sessions != 2 || len(a.Workers) != 2 || a.Workers[0].Rank != 0 ||
+		a.Workers[1].Rank != 1 ||
+		a.Workers[0].RunningRequests+a.Workers[1].RunningRequests != 4 ||
+		a.Workers[0].Number == a.Workers[1].Number {
 		t.Errorf("a: %+v", a)
 	}
 	if cordoned(b) != "cordoned by Pod annotation" || b.RunningRequests != 0 || len(b.Workers) != 1 {
@@ -139,10 +170,12 @@ func TestCordonRequests(t *testing.T) {
 	o := newOperated(t, a, b)
 	path := "/workers/" + url.PathEscape(a.Name)
 	for _, step := range []struct{ change, want string }{
-		{"cordon", "cordoned by operator"}, {"drain", "draining by operator"}, {"drain", "draining by operator"}, {"cordon", "cordoned by operator"}, {"uncordon", ""}, {"uncordon", ""}, {"drain", "draining by operator"},
+		{"cordon", "cordoned by operator"}, {"drain", "draining by operator"}, {"drain", "draining by operator"},
+		{"cordon", "cordoned by operator"}, {"uncordon", ""}, {"uncordon", ""}, {"drain", "draining by operator"},
 	} {
 		e := o.endpoint("POST " + path + "/" + step.change)
-		if got := cordoned(e); got != step.want || e.Name != a.Name || !e.InPool || got != cordoned(o.endpoint("GET "+path)) {
+		if got := cordoned(e); got != step.want || e.Name != a.Name || !e.InPool ||
+			got != cordoned(o.endpoint("GET "+path)) {
 			t.Errorf("%s: %q, want %q; %+v", step.change, got, step.want, e)
 		}
 		served, running := map[string]bool{}, []*router.Route(nil)
@@ -169,7 +202,9 @@ func TestCordonRequests(t *testing.T) {
 	// A cordon stays with the name of an endpoint that leaves.
 	o.endpoint("POST /workers/b/cordon")
 	o.pool.Update([]pool.Endpoint{a})
-	if all := o.list(); len(all) != 2 || all[1].Name != "b" || all[1].InPool || cordoned(all[1]) != "cordoned by operator" || all[1].Workers == nil {
+	if all := o.list(); len(all) != 2 || all[1].Name != "b" || all[1].InPool ||
+		cordoned(all[1]) != "cordoned by operator" ||
+		all[1].Workers == nil {
 		t.Errorf("b is gone: %+v", all)
 	}
 	if e := o.endpoint("POST /workers/b/uncordon"); e.Name != "b" || e.InPool || e.Cordon != nil {
@@ -182,15 +217,22 @@ func TestCordonRequests(t *testing.T) {
 
 // TestCordonRefusals: what cannot be done says what can.
 func TestCordonRefusals(t *testing.T) {
-	endpoints := []pool.Endpoint{{Name: "worker-0", Address: "10.0.0.1:8000"}, {Name: "worker-1", Address: "10.0.0.2:8000"}}
+	endpoints := []pool.Endpoint{
+		{Name: "worker-0", Address: "10.0.0.1:8000"},
+		{Name: "worker-1", Address: "10.0.0.2:8000"},
+	}
 	for rank := range 8 {
-		endpoints = append(endpoints, pool.Endpoint{Name: fmt.Sprintf("vllm-7f-rank-%d", rank), Address: fmt.Sprintf("10.0.0.3:80%02d", rank)})
+		endpoints = append(
+			endpoints,
+			pool.Endpoint{Name: fmt.Sprintf("vllm-7f-rank-%d", rank), Address: fmt.Sprintf("10.0.0.3:80%02d", rank)},
+		)
 	}
 	o := newOperated(t, endpoints...)
 	for request, want := range map[string]string{
-		"POST /workers/wroker-1/drain":   `no endpoint is named \"wroker-1\"; did you mean worker-1?`,
-		"POST /workers/zzz/uncordon":     `no endpoint is named \"zzz\" (GET /workers lists all)`,
-		"POST /workers/vllm-7f/drain":    `no endpoint is named \"vllm-7f\"; its endpoints are vllm-7f-rank-0, vllm-7f-rank-1, vllm-7f-rank-2, vllm-7f-rank-3 and 4 more`,
+		"POST /workers/wroker-1/drain": `no endpoint is named \"wroker-1\"; did you mean worker-1?`,
+		"POST /workers/zzz/uncordon":   `no endpoint is named \"zzz\" (GET /workers lists all)`,
+		"POST /workers/vllm-7f/drain": `no endpoint is named \"vllm-7f\"; its endpoints are vllm-7f-rank-0, ` +
+			`vllm-7f-rank-1, vllm-7f-rank-2, vllm-7f-rank-3 and 4 more`,
 		"GET /workers/worker-2":          `no endpoint is named \"worker-2\"; did you mean worker-0?`,
 		"POST /workers/worker-0/uncodon": `want cordon, drain or uncordon; did you mean uncordon?`,
 	} {
@@ -202,7 +244,8 @@ func TestCordonRefusals(t *testing.T) {
 	w, req := httptest.NewRecorder(), httptest.NewRequest("POST", "/workers/worker-0/cordon", nil)
 	req.Header.Set("Sec-Fetch-Site", "cross-site")
 	o.mux.ServeHTTP(w, req)
-	if w.Code != http.StatusForbidden || slices.ContainsFunc(o.list(), func(e Endpoint) bool { return e.Cordon != nil }) {
+	if w.Code != http.StatusForbidden ||
+		slices.ContainsFunc(o.list(), func(e Endpoint) bool { return e.Cordon != nil }) {
 		t.Errorf("from another site: status %d, %+v", w.Code, o.list())
 	}
 }

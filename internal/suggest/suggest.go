@@ -1,19 +1,21 @@
 // Package suggest finds the known word that a mistyped word was most likely meant to be, for error messages.
 //
-// It owns the measure of likeness and nothing else: it never prints, and never decides that a word is wrong. Its function is pure and
-// safe from any goroutine.
+// It owns the measure of likeness and nothing else: it never prints, and never decides that a word is wrong. Its
+// function is pure and safe from any goroutine.
 package suggest
 
 import "strings"
 
-// maxLength is the length in bytes above which a word is not compared: no flag, key or variable is as long, and the comparison takes
-// the product of both lengths.
+// maxLength is the length in bytes above which a word is not compared: no flag, key or variable is as long, and the
+// comparison takes the product of both lengths.
 const maxLength = 100
 
-// DidYouMean returns "; did you mean PREFIXnearest?" for the known word nearest to word, as the end of an error message, or "" when no
-// known word is near. Case, hyphens and underscores count for nothing, so that block_size suggests blockSize.
+// DidYouMean returns "; did you mean PREFIXnearest?" for the known word nearest to word, as the end of an error
+// message, or "" when no known word is near. Case, hyphens and underscores count for nothing, so that block_size
+// suggests blockSize.
 func DidYouMean(word, prefix string, known []string) string {
-	nearest, least := "", len(word)/3+1 // a distance of a third of the word, or of one edit in a short one, is still near
+	// a distance of a third of the word, or of one edit in a short one, is still near
+	nearest, least := "", len(word)/3+1
 	if len(word) < 3 || len(word) > maxLength {
 		return ""
 	}

@@ -43,7 +43,8 @@ func TestDistance(t *testing.T) {
 		a, b string
 		want int
 	}{
-		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"ca", "abc", 3}, {"kitten", "sitting", 3}, {"ab", "ba", 1},
+		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"ca", "abc", 3},
+		{"kitten", "sitting", 3}, {"ab", "ba", 1},
 	} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("%q to %q: %d edits, want %d", c.a, c.b, got, c.want)

@@ -1,8 +1,10 @@
-// Package tracing tells an OpenTelemetry collector what became of requests, as spans over OTLP, and speaks W3C trace context.
+// Package tracing tells an OpenTelemetry collector what became of requests, as spans over OTLP, and speaks W3C trace
+// context.
 //
-// It owns the exporter and how the environment configures it: by OpenTelemetry's own variables, OTEL_*. It never delays a request:
-// spans wait in a bounded queue, and are dropped when that is full. Without a collector there is no Tracer, and the methods of a
-// nil *Tracer and of a nil *Span do nothing; callers ask for nil where they would otherwise compute attributes.
+// It owns the exporter and how the environment configures it: by OpenTelemetry's own variables, OTEL_*. It never delays
+// a request: spans wait in a bounded queue, and are dropped when that is full. Without a collector there is no Tracer,
+// and the methods of a nil *Tracer and of a nil *Span do nothing; callers ask for nil where they would otherwise
+// compute attributes.
 //
 // Concurrency: a Tracer is safe from any goroutine; so is a Span, until it has ended.
 package tracing
@@ -61,8 +63,8 @@ func Float(key string, value float64) Attribute { return attribute.Float64(key, 
 
 // configured reports whether the environment wants spans, and over which protocol.
 //
-// Source: OpenTelemetry specification, environment variables and OTLP exporter configuration. The protocol that is not named is
-// gRPC here, as the Gateway API's endpoint picker has it. A variable that is empty counts as not set.
+// Source: OpenTelemetry specification, environment variables and OTLP exporter configuration. The protocol that is not
+// named is gRPC here, as the Gateway API's endpoint picker has it. A variable that is empty counts as not set.
 func configured() (wanted bool, protocol string, err error) {
 	first := func(names ...string) (string, string) {
 		for _, name := range names {
@@ -75,10 +77,14 @@ func configured() (wanted bool, protocol string, err error) {
 	exporter, _ := first("OTEL_TRACES_EXPORTER")
 	endpoint, _ := first("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 	switch {
-	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || exporter == "none" || exporter == "" && endpoint == "":
+	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || exporter == "none" || exporter == "" &&
+		endpoint == "":
 		return false, "", nil
 	case exporter != "" && exporter != "otlp":
-		return false, "", fmt.Errorf("OTEL_TRACES_EXPORTER=%q: spans go to an OTLP collector alone; set it to otlp, or to none", exporter)
+		return false, "", fmt.Errorf(
+			"OTEL_TRACES_EXPORTER=%q: spans go to an OTLP collector alone; set it to otlp, or to none",
+			exporter,
+		)
 	}
 	protocol, name := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 	switch protocol {
@@ -90,12 +96,13 @@ func configured() (wanted bool, protocol string, err error) {
 	return false, "", fmt.Errorf("%s=%q: must be grpc or http/protobuf", name, protocol)
 }
 
-// New returns a tracer whose spans go where the environment says; nil if it says nothing. version is kvepp's. A collector that
-// cannot be reached is no error: spans are dropped, and count as failed, until it can.
+// New returns a tracer whose spans go where the environment says; nil if it says nothing. version is kvepp's. A
+// collector that cannot be reached is no error: spans are dropped, and count as failed, until it can.
 //
-// Read from the environment: OTEL_TRACES_EXPORTER and OTEL_SDK_DISABLED; OTEL_EXPORTER_OTLP_* and OTEL_EXPORTER_OTLP_TRACES_*
-// (ENDPOINT, PROTOCOL, HEADERS, INSECURE, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, COMPRESSION, TIMEOUT); OTEL_SERVICE_NAME
-// ("kvepp") and OTEL_RESOURCE_ATTRIBUTES; OTEL_TRACES_SAMPLER and its _ARG; OTEL_BSP_* and OTEL_SPAN_*.
+// Read from the environment: OTEL_TRACES_EXPORTER and OTEL_SDK_DISABLED; OTEL_EXPORTER_OTLP_* and
+// OTEL_EXPORTER_OTLP_TRACES_* (ENDPOINT, PROTOCOL, HEADERS, INSECURE, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY,
+// COMPRESSION, TIMEOUT); OTEL_SERVICE_NAME ("kvepp") and OTEL_RESOURCE_ATTRIBUTES; OTEL_TRACES_SAMPLER and its _ARG;
+// OTEL_BSP_* and OTEL_SPAN_*.
 func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error) {
 	wanted, protocol, err := configured()
 	if err != nil || !wanted {
@@ -103,7 +110,11 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	}
 	// What the library says while it reads the environment is that a variable is wrong, and passed over.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn("a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is", "error", err)
+		log.Warn(
+			"a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is",
+			"error",
+			err,
+		)
 	}))
 	var exporter sdktrace.SpanExporter
 	if protocol == "grpc" {
@@ -114,8 +125,15 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_*: %w", err)
 	}
-	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "kvepp"), attribute.String("service.version", version)),
-		resource.WithTelemetrySDK(), resource.WithFromEnv())
+	about, err := resource.New(
+		ctx,
+		resource.WithAttributes(
+			attribute.String("service.name", "kvepp"),
+			attribute.String("service.version", version),
+		),
+		resource.WithTelemetrySDK(),
+		resource.WithFromEnv(),
+	)
 	if errors.Is(err, resource.ErrPartialResource) {
 		otel.Handle(err)
 	} else if err != nil {
@@ -160,7 +178,11 @@ func (c *counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	if err != nil {
 		c.failed.Add(int64(len(spans)))
 		if !c.failing.Swap(true) {
-			c.log.Warn("the collector of spans cannot be reached, or refuses them; spans are dropped until it takes them", "error", err)
+			c.log.Warn(
+				"the collector of spans cannot be reached, or refuses them; spans are dropped until it takes them",
+				"error",
+				err,
+			)
 		}
 		return err
 	}
@@ -202,12 +224,16 @@ type Span struct {
 	ctx    context.Context // in which it is the current one
 }
 
-// Request begins the span of a request from a caller, and returns nil without a tracer. A caller that cannot be read is none.
+// Request begins the span of a request from a caller, and returns nil without a tracer. A caller that cannot be read is
+// none.
 func (t *Tracer) Request(name string, caller Context) *Span {
 	if t == nil {
 		return nil
 	}
-	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{Traceparent: caller.Traceparent, Tracestate: caller.Tracestate})
+	ctx := w3c.Extract(
+		context.Background(),
+		propagation.MapCarrier{Traceparent: caller.Traceparent, Tracestate: caller.Tracestate},
+	)
 	s := &Span{tracer: t}
 	s.ctx, s.span = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
 	return s
@@ -215,7 +241,10 @@ func (t *Tracer) Request(name string, caller Context) *Span {
 
 // Valid reports whether a caller's context can be read.
 func (c Context) Valid() bool {
-	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{Traceparent: c.Traceparent, Tracestate: c.Tracestate})
+	ctx := w3c.Extract(
+		context.Background(),
+		propagation.MapCarrier{Traceparent: c.Traceparent, Tracestate: c.Tracestate},
+	)
 	return trace.SpanContextFromContext(ctx).IsValid()
 }
 
@@ -239,8 +268,8 @@ func (s *Span) Child(name string, at time.Time) *Span {
 	return c
 }
 
-// Phase tells of a span within another that is over. Callers with attributes ask for nil first, because these would be made for
-// nobody.
+// Phase tells of a span within another that is over. Callers with attributes ask for nil first, because these would be
+// made for nobody.
 func (s *Span) Phase(name string, from, to time.Time, attributes ...Attribute) {
 	if s == nil || !s.span.IsRecording() {
 		return

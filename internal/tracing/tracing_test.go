@@ -13,8 +13,10 @@ import (
 
 // environment sets OpenTelemetry's variables for the test, and clears those that the machine may have.
 func environment(t *testing.T, variables map[string]string) {
-	for _, name := range []string{"OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-		"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"} {
+	for _, name := range []string{"OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT",
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+		"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_TRACES_SAMPLER",
+		"OTEL_TRACES_SAMPLER_ARG"} {
 		t.Setenv(name, "")
 	}
 	for name, value := range variables {
@@ -43,16 +45,21 @@ func TestConfigured(t *testing.T) {
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, "grpc", ""},
 		{map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4317"}, "grpc", ""},
 		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, "grpc", ""},
-		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http/protobuf", ""},
-		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "grpc", ""},
+		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+			"http/protobuf", ""},
+		{map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+			"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "grpc", ""},
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "none"}, "", ""},
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_SDK_DISABLED": "true"}, "", ""},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "zipkin"}, "", "set it to otlp, or to none"},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "grpc or http/protobuf"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_TRACES_EXPORTER": "zipkin"}, "",
+			"set it to otlp, or to none"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+			"", "grpc or http/protobuf"},
 	} {
 		environment(t, c.variables)
 		wanted, protocol, err := configured()
-		if wanted != (c.protocol != "") || protocol != c.protocol || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+		if wanted != (c.protocol != "") || protocol != c.protocol || (err == nil) != (c.says == "") ||
+			err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v: %v, %q, %v", c.variables, wanted, protocol, err)
 		}
 	}
@@ -62,7 +69,14 @@ func TestConfigured(t *testing.T) {
 func TestSpans(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
 		c := tracingtest.Start(t, protocol)
-		environment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_SERVICE_NAME": "picker-7"})
+		environment(
+			t,
+			map[string]string{
+				"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint,
+				"OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+				"OTEL_SERVICE_NAME":           "picker-7",
+			},
+		)
 		tracer, _ := start(t)
 		caller := Context{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1,other=2"}
 		if !caller.Valid() {
@@ -70,13 +84,23 @@ func TestSpans(t *testing.T) {
 		}
 		s := tracer.Request("request", caller)
 		next := s.Context()
-		if trace, rest, _ := strings.Cut(strings.TrimPrefix(next.Traceparent, "00-"), "-"); trace != "0af7651916cd43dd8448eb211c80319c" || strings.HasPrefix(rest, "b7ad6b7169203331") ||
-			!strings.HasSuffix(rest, "-01") || next.Tracestate != "vendor=1,other=2" {
+		if trace, rest, _ := strings.Cut(strings.TrimPrefix(next.Traceparent, "00-"),
+			"-"); trace != "0af7651916cd43dd8448eb211c80319c" ||
+			strings.HasPrefix(rest, "b7ad6b7169203331") ||
+			!strings.HasSuffix(rest, "-01") ||
+			next.Tracestate != "vendor=1,other=2" {
 			t.Errorf("upstream is told %+v", next)
 		}
 		at := time.Now()
 		child := s.Child("child", at)
-		child.Phase("phase", at, at.Add(time.Millisecond), Int("n", 7), Text("long", strings.Repeat("x", 1000)), Text("odd", "a\xffb"))
+		child.Phase(
+			"phase",
+			at,
+			at.Add(time.Millisecond),
+			Int("n", 7),
+			Text("long", strings.Repeat("x", 1000)),
+			Text("odd", "a\xffb"),
+		)
 		child.End()
 		s.Fail("no_endpoints")
 		s.End()
@@ -92,8 +116,10 @@ func TestSpans(t *testing.T) {
 		}
 		request, phase := by["request"], by["phase"]
 		if len(by) != 3 || request.Parent != "b7ad6b7169203331" || !request.Server || request.Error != "no_endpoints" ||
-			by["child"].Parent != request.ID || phase.Parent != by["child"].ID || phase.End.Sub(phase.Start) != time.Millisecond ||
-			phase.Attributes["n"] != "7" || len(phase.Attributes["long"]) != maxText || phase.Attributes["odd"] != "a\uFFFDb" {
+			by["child"].Parent != request.ID || phase.Parent != by["child"].ID ||
+			phase.End.Sub(phase.Start) != time.Millisecond ||
+			phase.Attributes["n"] != "7" || len(phase.Attributes["long"]) != maxText ||
+			phase.Attributes["odd"] != "a\uFFFDb" {
 			t.Errorf("%s: %+v", protocol, by)
 		}
 		if exported, failed := tracer.Spans(); exported != 3 || failed != 0 {
@@ -134,7 +160,8 @@ func TestSampling(t *testing.T) {
 // TestWrongVariables: what cannot be used in the environment is said, and does not keep kvepp from starting.
 func TestWrongVariables(t *testing.T) {
 	c := tracingtest.Start(t, "grpc")
-	for _, variables := range []map[string]string{{"OTEL_TRACES_SAMPLER": "now_and_then"}, {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "half"},
+	for _, variables := range []map[string]string{{"OTEL_TRACES_SAMPLER": "now_and_then"},
+		{"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "half"},
 		{"OTEL_RESOURCE_ATTRIBUTES": "no pair"}} {
 		variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.Endpoint
 		environment(t, variables)
@@ -164,7 +191,8 @@ func TestCollectorRefuses(t *testing.T) {
 	if exported, failed := tracer.Spans(); exported != 1 || failed != 3 {
 		t.Errorf("%d spans exported, %d failed", exported, failed)
 	}
-	if text := log.String(); strings.Count(text, "cannot be reached") != 1 || strings.Count(text, "takes spans again") != 1 {
+	if text := log.String(); strings.Count(text, "cannot be reached") != 1 ||
+		strings.Count(text, "takes spans again") != 1 {
 		t.Errorf("the log says\n%s", text)
 	}
 	if err := tracer.Close(context.Background()); err != nil {

@@ -1,4 +1,5 @@
-// Package kvblocktest writes KV events as engines do, in MessagePack, for tests and benchmarks. It never reads any, and keeps nothing.
+// Package kvblocktest writes KV events as engines do, in MessagePack, for tests and benchmarks. It never reads any, and
+// keeps nothing.
 package kvblocktest
 
 import (
@@ -13,8 +14,8 @@ type Pairs []any
 // Raw is bytes that are MessagePack already, or are not.
 type Raw []byte
 
-// Append appends v as MessagePack: nil, bool, int in its shortest form, uint64 and float64 in their longest, string and []byte of less
-// than 256 and 65,536 bytes, Pairs, Raw, and slices of any of these. It panics on other types.
+// Append appends v as MessagePack: nil, bool, int in its shortest form, uint64 and float64 in their longest, string and
+// []byte of less than 256 and 65,536 bytes, Pairs, Raw, and slices of any of these. It panics on other types.
 func Append(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case nil:

@@ -10,18 +10,37 @@ import (
 )
 
 func (s store) source(ns string, worker, publisher uint64, rank int, touched time.Time) {
-	s.put("event_sources", "namespace/"+ns+"/component/backend/endpoint/generate/topic/kv-events", publisher, fmt.Sprintf(
-		`{"type":"EventSource","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend","name":"generate"}},"topic":"kv-events",`+
-			`"publisher_id":%d,"metadata":{"worker":{"worker_id":%d,"dp_rank":%d},"publisher_id":%[2]d}}`, ns, publisher, worker, rank), touched)
+	s.put(
+		"event_sources",
+		"namespace/"+ns+"/component/backend/endpoint/generate/topic/kv-events",
+		publisher,
+		fmt.Sprintf(
+			`{"type":"EventSource","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend",`+
+				`"name":"generate"}},"topic":"kv-events",`+
+				`"publisher_id":%d,"metadata":{"worker":{"worker_id":%d,"dp_rank":%d},"publisher_id":%[2]d}}`,
+			ns,
+			publisher,
+			worker,
+			rank,
+		),
+		touched,
+	)
 }
 
 func (s store) channel(ns, topic string, publisher uint64, transport string, touched time.Time) {
 	s.put("event_channels", "namespace/"+ns+"/component/backend/endpoint/generate/topic/"+topic, publisher, fmt.Sprintf(
-		`{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend","name":"generate"}},"topic":%q,`+
-			`"instance_id":%d,"transport":%s}`, ns, topic, publisher, transport), touched)
+		`{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend",`+
+			`"name":"generate"}},"topic":%q,`+
+			`"instance_id":%d,"transport":%s}`,
+		ns,
+		topic,
+		publisher,
+		transport,
+	), touched)
 }
 
-// TestChannels has two ranks on the event plane, one over each transport, and channels that must not be taken for theirs.
+// TestChannels has two ranks on the event plane, one over each transport, and channels that must not be taken for
+// theirs.
 func TestChannels(t *testing.T) {
 	now := time.Now()
 	s := store{t, t.TempDir()}
@@ -34,15 +53,24 @@ func TestChannels(t *testing.T) {
 	s.source("w0", worker, 8286763004618594, 1, now)
 	s.source("w0", worker, 2926450056302118, 0, now)
 	s.channel("w0", "kv-events", 8286763004618594, zmq(41585), now)
-	s.channel("w0", "kv-events", 2926450056302118, `{"kind":"Nats","config":{"subject_prefix":"namespace.w0.component.backend.endpoint.generate"}}`, now)
+	s.channel(
+		"w0",
+		"kv-events",
+		2926450056302118,
+		`{"kind":"Nats","config":{"subject_prefix":"namespace.w0.component.backend.endpoint.generate"}}`,
+		now,
+	)
 	s.channel("w0", "kv_metrics", 7, zmq(1), now)
 	s.channel("w0", "kv_metrics", 5, zmq(4), now)
 	s.channel("w0", "kv_metrics", 6, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now)
 	s.channel("w0", "kv_metrics", 9, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now) // shares the subject
-	s.channel("w0", "kv_metrics", 4, `{"kind":"ZmqBroker","config":{}}`, now)                // not followed, and no matter
-	s.channel("w1", "kv_metrics", 8, zmq(5), now)                                            // of another path
-	s.channel("w0", "kv-events", 9, zmq(2), now)                                             // its source is not there yet
-	s.source("w0", worker, 10, 2, now)                                                       // its channel is not there yet
+	// not followed, and no matter
+	s.channel("w0", "kv_metrics", 4, `{"kind":"ZmqBroker","config":{}}`, now)
+	s.channel("w1", "kv_metrics", 8, zmq(5), now) // of another path
+	// its source is not there yet
+	s.channel("w0", "kv-events", 9, zmq(2), now)
+	// its channel is not there yet
+	s.source("w0", worker, 10, 2, now)
 	s.source("w0", worker, 11, 3, now)
 	s.channel("w0", "kv-events", 11, `{"kind":"ZmqBroker","config":{}}`, now) // complained about
 	s.source("w0", worker, 12, 4, now.Add(-2*lease))                          // dead
@@ -57,7 +85,11 @@ func TestChannels(t *testing.T) {
 	if len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
 		t.Fatalf("channels: %+v", instances)
 	}
-	loads := []pool.EventChannel{{Subject: "a.kv_metrics"}, {Publisher: 5, ZMQ: "tcp://127.0.0.1:4"}, {Publisher: 7, ZMQ: "tcp://127.0.0.1:1"}}
+	loads := []pool.EventChannel{
+		{Subject: "a.kv_metrics"},
+		{Publisher: 5, ZMQ: "tcp://127.0.0.1:4"},
+		{Publisher: 7, ZMQ: "tcp://127.0.0.1:1"},
+	}
 	if !reflect.DeepEqual(instances[0].Loads, loads) {
 		t.Errorf("loads: %+v", instances[0].Loads)
 	}

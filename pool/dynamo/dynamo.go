@@ -1,8 +1,9 @@
 // Package dynamo reads which workers are alive, and what they say of themselves, from Dynamo's service discovery.
 //
 // It owns the formats of Dynamo's discovery records (instances and model cards) and the join of the endpoints file with
-// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store, and what workers write into Kubernetes,
-// which package pool/kube hands it; frontends are asked what they know where workers are registered elsewhere.
+// them. It never writes to discovery and needs no Dynamo runtime. It reads the file store, and what workers write into
+// Kubernetes, which package pool/kube hands it; frontends are asked what they know where workers are registered
+// elsewhere.
 //
 // Source: dynamo-runtime 1.6.1, discovery and storage; dynamo-llm 1.6.1, model_card.
 package dynamo
@@ -21,11 +22,12 @@ import (
 type Instance struct {
 	Path       string // NAMESPACE/COMPONENT/ENDPOINT
 	InstanceID uint64
-	DeviceType string              // what the worker runs on: cuda or cpu; empty: not said
-	Seen       time.Time           // when it was first seen alive, or for what was there at the start, when it last said so
-	Card       *Card               // nil while the worker has published none
-	Channels   []pool.EventChannel // of its KV events, ordered by rank
-	Loads      []pool.EventChannel // of the loads of all workers at its path, ordered by publisher
+	DeviceType string // what the worker runs on: cuda or cpu; empty: not said
+	// when it was first seen alive, or for what was there at the start, when it last said so
+	Seen     time.Time
+	Card     *Card               // nil while the worker has published none
+	Channels []pool.EventChannel // of its KV events, ordered by rank
+	Loads    []pool.EventChannel // of the loads of all workers at its path, ordered by publisher
 }
 
 // Card is what routing needs of a model deployment card. Zero fields were not in the card.
@@ -59,7 +61,11 @@ func parseInstance(record []byte) (Instance, error) {
 	if r.Namespace == "" || r.Component == "" || r.Endpoint == "" || r.InstanceID == nil {
 		return Instance{}, fmt.Errorf("namespace, component, endpoint or instance_id is missing")
 	}
-	return Instance{Path: r.Namespace + "/" + r.Component + "/" + r.Endpoint, InstanceID: *r.InstanceID, DeviceType: r.DeviceType}, nil
+	return Instance{
+		Path:       r.Namespace + "/" + r.Component + "/" + r.Endpoint,
+		InstanceID: *r.InstanceID,
+		DeviceType: r.DeviceType,
+	}, nil
 }
 
 // parseCard decodes the record of v1/mdc.
@@ -122,9 +128,17 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}
 	switch {
 	case c.BlockSize < 0 || c.BlockSize > kvblock.MaxBlockSize:
-		return "", 0, nil, fmt.Errorf("card_json: kv_cache_block_size %d is not a number of tokens up to %d", c.BlockSize, kvblock.MaxBlockSize)
+		return "", 0, nil, fmt.Errorf(
+			"card_json: kv_cache_block_size %d is not a number of tokens up to %d",
+			c.BlockSize,
+			kvblock.MaxBlockSize,
+		)
 	case runtime.DataParallelSize > pool.MaxRanks:
-		return "", 0, nil, fmt.Errorf("card_json: runtime_config: data_parallel_size %d: at most %d ranks are followed", runtime.DataParallelSize, pool.MaxRanks)
+		return "", 0, nil, fmt.Errorf(
+			"card_json: runtime_config: data_parallel_size %d: at most %d ranks are followed",
+			runtime.DataParallelSize,
+			pool.MaxRanks,
+		)
 	}
 	return path, *r.InstanceID, &Card{
 		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
@@ -136,8 +150,8 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}, nil
 }
 
-// transfer is what a card's runtime_config says of the way that KV blocks may take. Source: dynamo-llm 1.6.1, local_model and
-// discovery.
+// transfer is what a card's runtime_config says of the way that KV blocks may take. Source: dynamo-llm 1.6.1,
+// local_model and discovery.
 type transfer struct {
 	Domains     map[string]string `json:"topology_domains"`
 	Domain      string            `json:"kv_transfer_domain"`
@@ -160,7 +174,9 @@ func (t *transfer) parse() (pool.Transfer, error) {
 		near.Weight = *t.Weight
 		return near, nil
 	}
-	return near, fmt.Errorf("kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight")
+	return near, fmt.Errorf(
+		"kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight",
+	)
 }
 
 // parseSource decodes the record of v1/event_sources: whose blocks a publisher speaks of. publisher is 0 for sources of
@@ -189,9 +205,9 @@ func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err 
 	return *r.PublisherID, key{r.Scope.path(), *r.Metadata.Worker.WorkerID}, r.Metadata.Worker.Rank, nil
 }
 
-// parseChannel decodes the record of v1/event_channels: where a publisher sends, and if it sends loads, those of workers at which
-// path; else path is empty. c is zero for channels of other topics. Loads over NATS have a subject and no publisher: all of a path share it,
-// and the messages say whose they are.
+// parseChannel decodes the record of v1/event_channels: where a publisher sends, and if it sends loads, those of
+// workers at which path; else path is empty. c is zero for channels of other topics. Loads over NATS have a subject and
+// no publisher: all of a path share it, and the messages say whose they are.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
@@ -229,7 +245,12 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":
 		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, "", nil
 	}
-	return c, "", fmt.Errorf("KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the endpoint kvEvents", t.Kind, t.Config)
+	return c, "", fmt.Errorf(
+		"KV events over %q with %+v: kvepp takes them from the worker's own ZMQ socket or from NATS; give the "+
+			"endpoint kvEvents",
+		t.Kind,
+		t.Config,
+	)
 }
 
 // kvTopic is the event plane's topic of KV events.
@@ -251,11 +272,12 @@ func (s *scope) path() string {
 	return s.Endpoint.Namespace + "/" + s.Endpoint.Component + "/" + s.Endpoint.Name
 }
 
-// Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as it
-// is, but for the namespace and the event channels of the instance that it names. One with a path becomes an endpoint only
-// while an instance with a card is alive there; what the file gives itself goes before the card. Of several instances on a
-// path the one seen last counts: after a crash the old one lingers until its lease ends, and the file has one event socket for
-// both. With AllInstances each is an endpoint, named NAME:ID, the id in hexadecimal digits.
+// Join completes the entries of the endpoints file with what discovery knows. An entry without a dynamo path stays as
+// it is, but for the namespace and the event channels of the instance that it names. One with a path becomes an
+// endpoint only while an instance with a card is alive there; what the file gives itself goes before the card. Of
+// several instances on a path the one seen last counts: after a crash the old one lingers until its lease ends, and the
+// file has one event socket for both. With AllInstances each is an endpoint, named NAME:ID, the id in hexadecimal
+// digits.
 func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	newest := make(map[string]*Instance)
 	channels := make(map[uint64][]pool.EventChannel)
@@ -276,7 +298,8 @@ func Join(entries []pool.Entry, instances []Instance) []pool.Endpoint {
 	}
 	endpoints := make([]pool.Endpoint, 0, len(entries))
 	add := func(e pool.Endpoint) {
-		e.Namespace, e.EventChannels, e.LoadChannels = namespaces[e.InstanceID], channels[e.InstanceID], loads[e.InstanceID]
+		e.Namespace, e.EventChannels, e.LoadChannels = namespaces[e.InstanceID], channels[e.InstanceID],
+			loads[e.InstanceID]
 		endpoints = append(endpoints, e)
 	}
 	for _, e := range entries {

@@ -42,7 +42,8 @@ func (s store) put(bucket, path string, id uint64, record string, touched time.T
 func (s store) instance(ns string, id uint64, touched time.Time) string {
 	return s.put("instances", ns+"/backend/generate", id, fmt.Sprintf(
 		`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,`+
-			`"transport":{"tcp":"127.0.0.1:37007/x"},"device_type":"cuda","request_plane_codec":"msgpack"}`, ns, id), touched)
+			`"transport":{"tcp":"127.0.0.1:37007/x"},"device_type":"cuda","request_plane_codec":"msgpack"}`, ns, id),
+		touched)
 }
 
 // card is a record of v1/mdc, the fields that are read and some that are not.
@@ -79,10 +80,18 @@ func TestScan(t *testing.T) {
 		c.DataParallelSize != 2 || !c.EAGLE || c.Role != pool.Aggregated {
 		t.Errorf("card: %+v", c)
 	}
-	s.put("mdc", "w1/backend/generate", 2, `{"namespace":"w1","component":"backend","endpoint":"generate","instance_id":2,"card_json":{`+
-		`"kv_cache_block_size":32,"runtime_config":{"reasoning_parser":"qwen3","tool_call_arguments_format":"json_string",`+
-		`"exclude_tools_when_tool_choice_none":false}}}`, now)
-	if got := reader.scan(now); got[1].Card == nil || !strings.Contains(string(got[1].Card.RuntimeConfig), `"qwen3"`) || got[0].Card.RuntimeConfig == nil {
+	s.put(
+		"mdc",
+		"w1/backend/generate",
+		2,
+		`{"namespace":"w1","component":"backend","endpoint":"generate","instance_id":2,"card_json":{`+
+			`"kv_cache_block_size":32,"runtime_config":{"reasoning_parser":"qwen3",`+
+			`"tool_call_arguments_format":"json_string",`+
+			`"exclude_tools_when_tool_choice_none":false}}}`,
+		now,
+	)
+	if got := reader.scan(now); got[1].Card == nil || !strings.Contains(string(got[1].Card.RuntimeConfig), `"qwen3"`) ||
+		got[0].Card.RuntimeConfig == nil {
 		t.Errorf("settings of the workers: %+v", got)
 	}
 	s.card("w1", 2, 32, now.Add(time.Millisecond))
@@ -127,7 +136,10 @@ func TestJoin(t *testing.T) {
 		t.Fatalf("joined: %+v", got)
 	}
 	j := got[1]
-	if j.InstanceID != 2 || j.BlockSize != 16 || j.TotalKVBlocks != 2048 || j.DataParallelSize != 2 || j.Model != "tiny" || !j.EAGLE || j.DeviceType != "cuda" {
+	if j.InstanceID != 2 || j.BlockSize != 16 || j.TotalKVBlocks != 2048 || j.DataParallelSize != 2 ||
+		j.Model != "tiny" ||
+		!j.EAGLE ||
+		j.DeviceType != "cuda" {
 		t.Errorf("of two instances the living one, completed by its card: %+v", j)
 	}
 	if j.MaxNumBatchedTokens != 100 {
@@ -212,14 +224,21 @@ func TestTransfer(t *testing.T) {
 		refused         bool
 	}{
 		{"prefill", `"topology_domains":{"zone":"z1"}`, pool.Transfer{}, false},
-		{"prefill", zone + `,"kv_transfer_enforcement":"required"`, pool.Transfer{Taint: "dynamo.topology/zone=z1", Required: true}, false},
-		{"prefill", zone + `,"kv_transfer_enforcement":"preferred","kv_transfer_preferred_weight":0.85`, pool.Transfer{Taint: "dynamo.topology/zone=z1", Weight: 0.85}, false},
+		{"prefill", zone + `,"kv_transfer_enforcement":"required"`,
+			pool.Transfer{Taint: "dynamo.topology/zone=z1", Required: true}, false},
+		{"prefill", zone + `,"kv_transfer_enforcement":"preferred","kv_transfer_preferred_weight":0.85`,
+			pool.Transfer{Taint: "dynamo.topology/zone=z1", Weight: 0.85}, false},
 		{"prefill", zone + `,"kv_transfer_enforcement":"preferred"`, pool.Transfer{}, true},
 		{"prefill", zone, pool.Transfer{}, true},
-		{"prefill", `"topology_domains":{"rack":"r7"},"kv_transfer_domain":"zone","kv_transfer_enforcement":"required"`, pool.Transfer{}, true},
+		{"prefill", `"topology_domains":{"rack":"r7"},"kv_transfer_domain":"zone","kv_transfer_enforcement":"required"`,
+			pool.Transfer{}, true},
 		{"decode", zone, pool.Transfer{}, false}, // nobody asks it
 	} {
-		_, _, card, err := parseCard([]byte(`{"instance_id":1,"card_json":{"worker_type":"` + c.worker + `","runtime_config":{` + c.runtime + `}}}`))
+		_, _, card, err := parseCard(
+			[]byte(
+				`{"instance_id":1,"card_json":{"worker_type":"` + c.worker + `","runtime_config":{` + c.runtime + `}}}`,
+			),
+		)
 		switch {
 		case c.refused:
 			if err == nil || !strings.Contains(err.Error(), "kv_transfer_domain") {
@@ -242,7 +261,8 @@ func TestCardsOutOfRange(t *testing.T) {
 		{`{"kv_cache_block_size":1048577}`, "kv_cache_block_size"},
 		{`{"runtime_config":{"data_parallel_size":4294967295}}`, "data_parallel_size"},
 	} {
-		if _, _, _, err := parseCard([]byte(`{"instance_id":1,"card_json":` + c.card + `}`)); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, _, _, err := parseCard([]byte(`{"instance_id":1,"card_json":` + c.card + `}`)); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.card, err)
 		}
 	}
@@ -250,7 +270,9 @@ func TestCardsOutOfRange(t *testing.T) {
 
 // FuzzRecords looks for panics, and for an instance without a path or a card without its fields.
 func FuzzRecords(f *testing.F) {
-	f.Add([]byte(`{"namespace":"a","component":"b","endpoint":"c","instance_id":1,"card_json":{"runtime_config":null}}`))
+	f.Add(
+		[]byte(`{"namespace":"a","component":"b","endpoint":"c","instance_id":1,"card_json":{"runtime_config":null}}`),
+	)
 	f.Add([]byte(`{"instance_id":-1,"card_json":[]}`))
 	f.Fuzz(func(t *testing.T, record []byte) {
 		if in, err := parseInstance(record); err == nil && len(in.Path) < len("a/b/c") {

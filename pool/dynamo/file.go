@@ -19,15 +19,16 @@ import (
 )
 
 // lease is how long a record lives without being touched. Source: dynamo-runtime 1.6.1, storage::kv::file: a worker
-// touches its records every third of 10 s, and readers call one dead that is older. A worker that exits in order removes
-// its own at once.
+// touches its records every third of 10 s, and readers call one dead that is older. A worker that exits in order
+// removes its own at once.
 const lease = 10 * time.Second
 
-// scanEvery is the interval between two readings of the store. It is two directory listings; watching them would be woken
-// three times a second by the workers' touching alone, and would still need a clock for the dead.
+// scanEvery is the interval between two readings of the store. It is two directory listings; watching them would be
+// woken three times a second by the workers' touching alone, and would still need a clock for the dead.
 const scanEvery = 250 * time.Millisecond
 
-// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY, the key percent-encoded into one file name.
+// FileStore reads Dynamo's file discovery store: DIR/v1/{instances,mdc,event_channels,event_sources}/KEY, the key
+// percent-encoded into one file name.
 type FileStore struct {
 	dir string
 	log *slog.Logger
@@ -37,7 +38,8 @@ type FileStore struct {
 	bad     map[string]string // file -> the last complaint about it, so that each is logged once
 	cards   map[string]cachedCard
 
-	publishers map[string]cachedChannel       // file -> what it says: a publisher's record does not change while it lives
+	// file -> what it says: a publisher's record does not change while it lives
+	publishers map[string]cachedChannel
 	loads      map[string][]pool.EventChannel // of the latest scan, by path
 }
 
@@ -62,7 +64,14 @@ type cachedCard struct {
 
 // NewFileStore opens the store of a folder, which need not exist yet: the first worker creates it.
 func NewFileStore(dir string, log *slog.Logger) *FileStore {
-	return &FileStore{dir: dir, log: log, first: map[key]time.Time{}, bad: map[string]string{}, cards: map[string]cachedCard{}, publishers: map[string]cachedChannel{}}
+	return &FileStore{
+		dir:        dir,
+		log:        log,
+		first:      map[key]time.Time{},
+		bad:        map[string]string{},
+		cards:      map[string]cachedCard{},
+		publishers: map[string]cachedChannel{},
+	}
 }
 
 // Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
@@ -144,15 +153,19 @@ func (s *FileStore) scan(now time.Time) []Instance {
 }
 
 func sortInstances(instances []Instance) {
-	slices.SortFunc(instances, func(a, b Instance) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) })
+	slices.SortFunc(
+		instances,
+		func(a, b Instance) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) },
+	)
 }
 
 func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
 	return cmp.Or(strings.Compare(path, otherPath), cmp.Compare(id, otherID))
 }
 
-// channels returns where the event plane carries the KV events of each worker, ordered by rank, and the loads of the workers at
-// each path, ordered by publisher. Who sends events and where are two records: a publisher counts once both are there.
+// channels returns where the event plane carries the KV events of each worker, ordered by rank, and the loads of the
+// workers at each path, ordered by publisher. Who sends events and where are two records: a publisher counts once both
+// are there.
 func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[string][]pool.EventChannel) {
 	byPublisher := map[uint64]pool.EventChannel{}
 	loads := map[string][]pool.EventChannel{}
@@ -160,7 +173,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		known, ok := s.publishers[file]
 		if !ok || known.size != info.Size() {
 			name, err := url.PathUnescape(filepath.Base(file))
-			if err != nil || !strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
+			if err != nil ||
+				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
 				return nil // of what is not looked for, which there is more of
 			}
 			record, err := os.ReadFile(file)
@@ -183,7 +197,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	})
 	for path, list := range loads {
 		if loads[path] = distinct(list); slices.Equal(loads[path], s.loads[path]) {
-			loads[path] = s.loads[path] // all instances of a path share it, and comparing what is the same takes no time
+			// all instances of a path share it, and comparing what is the same takes no time
+			loads[path] = s.loads[path]
 		}
 	}
 	s.loads = loads
@@ -206,7 +221,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 	return channels, loads
 }
 
-// distinct returns the channels of a path's loads in their order, each once: a subject is named by all that publish to it. It reuses list.
+// distinct returns the channels of a path's loads in their order, each once: a subject is named by all that publish to
+// it. It reuses list.
 func distinct(list []pool.EventChannel) []pool.EventChannel {
 	sortChannels(list)
 	return slices.Compact(list)
@@ -214,7 +230,11 @@ func distinct(list []pool.EventChannel) []pool.EventChannel {
 
 func sortChannels(list []pool.EventChannel) {
 	slices.SortFunc(list, func(a, b pool.EventChannel) int {
-		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Publisher, b.Publisher), cmp.Compare(a.Subject, b.Subject))
+		return cmp.Or(
+			cmp.Compare(a.Rank, b.Rank),
+			cmp.Compare(a.Publisher, b.Publisher),
+			cmp.Compare(a.Subject, b.Subject),
+		)
 	})
 }
 

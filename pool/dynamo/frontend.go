@@ -43,7 +43,10 @@ const (
 	maxFrontendBody = 16 << 20 // of an answer: thousands of workers are a megabyte
 )
 
-var frontendClient = &http.Client{Timeout: frontendTimeout, Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}}
+var frontendClient = &http.Client{
+	Timeout:   frontendTimeout,
+	Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true},
+}
 
 // AskFrontend asks the frontend at HOST:PORT what it knows.
 //
@@ -59,13 +62,20 @@ func AskFrontend(ctx context.Context, address string) (View, error) {
 			Transport  json.RawMessage `json:"transport"`
 		} `json:"instances"`
 	}
-	err := ask(ctx, "http://"+address+"/health", func(body io.Reader) error { return json.NewDecoder(body).Decode(&health) })
+	err := ask(
+		ctx,
+		"http://"+address+"/health",
+		func(body io.Reader) error { return json.NewDecoder(body).Decode(&health) },
+	)
 	if err != nil {
 		return v, err
 	}
 	for _, in := range health.Instances {
 		if in.Endpoint == "generate" {
-			v.Workers = append(v.Workers, Seen{in.Namespace + "/" + in.Component + "/" + in.Endpoint, in.InstanceID, transportIP(in.Transport)})
+			v.Workers = append(
+				v.Workers,
+				Seen{in.Namespace + "/" + in.Component + "/" + in.Endpoint, in.InstanceID, transportIP(in.Transport)},
+			)
 		}
 	}
 	sortSeen(v.Workers)
@@ -99,7 +109,8 @@ func ask(ctx context.Context, url string, read func(io.Reader) error) error {
 		return err
 	}
 	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusServiceUnavailable { // the latter of a frontend without workers
+	// the latter of a frontend without workers
+	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusServiceUnavailable {
 		return fmt.Errorf("%s: %s", url, answer.Status)
 	}
 	if err := read(io.LimitReader(answer.Body, maxFrontendBody)); err != nil {
@@ -124,7 +135,8 @@ func transportIP(raw json.RawMessage) string {
 	return ""
 }
 
-// gauge reads the line `name{model="MODEL"} N` of a metric; false for any other line, and for numbers that are no count.
+// gauge reads the line `name{model="MODEL"} N` of a metric; false for any other line, and for numbers that are no
+// count.
 func gauge(line, name string) (model string, n int, ok bool) {
 	rest, ok := strings.CutPrefix(line, name+"{")
 	if !ok {
@@ -153,8 +165,8 @@ func sortSeen(list []Seen) {
 	slices.SortFunc(list, func(a, b Seen) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) })
 }
 
-// WorkerAt returns the worker at an address; false when there is none, or when there are several, of which one may be a dead one whose
-// lease has not ended.
+// WorkerAt returns the worker at an address; false when there is none, or when there are several, of which one may be a
+// dead one whose lease has not ended.
 func (v *View) WorkerAt(ips ...string) (found Seen, ok bool) {
 	for _, s := range v.Workers {
 		if s.IP == "" || !slices.Contains(ips, s.IP) {
@@ -181,8 +193,8 @@ func (v *View) OnlyModel() (name string, m Served, ok bool) {
 // askEvery is the interval between two questions to a frontend that stands for a discovery.
 const askEvery = time.Second
 
-// Frontends is Dynamo's discovery as frontends know it: of any backend. Cards say no more than a frontend does: a model and its block
-// size, and that only of a frontend with one model.
+// Frontends is Dynamo's discovery as frontends know it: of any backend. Cards say no more than a frontend does: a model
+// and its block size, and that only of a frontend with one model.
 type Frontends struct {
 	addresses []string // HOST:PORT
 	log       *slog.Logger
@@ -195,8 +207,8 @@ func NewFrontends(addresses []string, log *slog.Logger) *Frontends {
 	return &Frontends{addresses: addresses, log: log, first: map[key]time.Time{}}
 }
 
-// Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens before Watch
-// returns. While no frontend answers, what was known stays.
+// Watch gives the live instances to apply now and whenever they change, until ctx ends. The first call of apply happens
+// before Watch returns. While no frontend answers, what was known stays.
 func (f *Frontends) Watch(ctx context.Context, apply func([]Instance)) {
 	last, _ := f.look(ctx)
 	apply(last)

@@ -53,7 +53,8 @@ func TestAskFrontend(t *testing.T) {
 	if len(v.Workers) != 6 {
 		t.Errorf("workers %+v", v.Workers)
 	}
-	for ip, want := range map[string]uint64{"10.0.0.8": 11820826700540128610, "fd00::7": 7, "10.0.0.9": 0, "10.0.0.1": 0, "": 0} {
+	for ip, want := range map[string]uint64{"10.0.0.8": 11820826700540128610, "fd00::7": 7, "10.0.0.9": 0,
+		"10.0.0.1": 0, "": 0} {
 		if w, ok := v.WorkerAt(ip); w.InstanceID != want || ok != (want != 0) {
 			t.Errorf("at %q: %+v %v, want %d", ip, w, ok, want)
 		}
@@ -73,7 +74,11 @@ func TestFrontends(t *testing.T) {
 		case down.Load():
 			http.Error(w, "no", http.StatusInternalServerError)
 		case req.URL.Path == "/health":
-			fmt.Fprint(w, `{"instances":[{"component":"backend","endpoint":"generate","namespace":"ns","instance_id":5,"transport":{"tcp":"127.0.0.1:1/x"}}]}`)
+			fmt.Fprint(
+				w,
+				`{"instances":[{"component":"backend","endpoint":"generate","namespace":"ns","instance_id":5,`+
+					`"transport":{"tcp":"127.0.0.1:1/x"}}]}`,
+			)
 		default:
 			fmt.Fprintln(w, `dynamo_frontend_model_kv_cache_block_size{model="m"} 16`)
 		}
@@ -84,8 +89,13 @@ func TestFrontends(t *testing.T) {
 	defer stop()
 	var instances []Instance
 	f.Watch(ctx, func(now []Instance) { instances = now })
-	endpoints := Join([]pool.Entry{{Endpoint: pool.Endpoint{Name: "w", Address: "127.0.0.1:8000"}, Dynamo: "ns/backend/generate"}}, instances)
-	if len(endpoints) != 1 || endpoints[0].InstanceID != 5 || endpoints[0].BlockSize != 16 || endpoints[0].Model != "m" || endpoints[0].Namespace != "ns" {
+	endpoints := Join(
+		[]pool.Entry{{Endpoint: pool.Endpoint{Name: "w", Address: "127.0.0.1:8000"}, Dynamo: "ns/backend/generate"}},
+		instances,
+	)
+	if len(endpoints) != 1 || endpoints[0].InstanceID != 5 || endpoints[0].BlockSize != 16 ||
+		endpoints[0].Model != "m" ||
+		endpoints[0].Namespace != "ns" {
 		t.Fatalf("%+v", endpoints)
 	}
 	again, ok := f.look(ctx)

@@ -12,8 +12,8 @@ import (
 )
 
 // ParseMetadata decodes what a worker process writes of itself where its discovery is Kubernetes': the spec.data of its
-// DynamoWorkerMetadata object. The instances are ordered by path. Any of its parts may be absent or null. A record that cannot be read is
-// in the error and left out; the others count.
+// DynamoWorkerMetadata object. The instances are ordered by path. Any of its parts may be absent or null. A record that
+// cannot be read is in the error and left out; the others count.
 //
 // Source: dynamo-runtime 1.6.1, discovery::metadata.
 func ParseMetadata(data []byte) ([]Instance, error) {
@@ -83,8 +83,8 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	return instances, errors.Join(errs...)
 }
 
-// Routed returns the one of a worker process's instances that takes requests for its model: the first with a card, else the one whose
-// endpoint is called generate; false when there is none.
+// Routed returns the one of a worker process's instances that takes requests for its model: the first with a card, else
+// the one whose endpoint is called generate; false when there is none.
 func Routed(instances []Instance) (Instance, bool) {
 	for _, in := range instances {
 		if in.Card != nil {

@@ -15,7 +15,8 @@ func TestLoadsOfOneProcess(t *testing.T) {
 	}
 	channel := func(publisher int) string {
 		return fmt.Sprintf(`{"type":"EventChannel","topic":"kv_metrics","instance_id":%d,`+
-			`"scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},"transport":{"kind":"Nats","config":{"subject_prefix":"n"}}}`, publisher)
+			`"scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},`+
+			`"transport":{"kind":"Nats","config":{"subject_prefix":"n"}}}`, publisher)
 	}
 	instances, err := ParseMetadata([]byte(fmt.Sprintf(`{"endpoints":{"a":%s,"b":%s},"event_channels":{"a":%s,"b":%s}}`,
 		instance(1), instance(2), channel(3), channel(4))))

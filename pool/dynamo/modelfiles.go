@@ -15,8 +15,8 @@ import (
 	"kvepp/pool"
 )
 
-// ModelFiles are the checksums of the files that a model's prompts are made of, as model cards write them ("blake3:" and 64
-// hexadecimal digits of the whole file's hash). An empty one is of a file that is not there or not named.
+// ModelFiles are the checksums of the files that a model's prompts are made of, as model cards write them ("blake3:"
+// and 64 hexadecimal digits of the whole file's hash). An empty one is of a file that is not there or not named.
 // Source: dynamo-llm 1.6.1, model_card and common::checked_file.
 type ModelFiles struct {
 	Tokenizer       string // tokenizer.json, else tiktoken.model or the only *.tiktoken
@@ -67,7 +67,8 @@ func ReadModelFiles(dir, chatTemplate string) (ModelFiles, error) {
 	for _, of := range []struct {
 		sum   *string
 		paths []string
-	}{{&m.Tokenizer, tokenizers}, {&m.TokenizerConfig, []string{filepath.Join(dir, "tokenizer_config.json")}}, {&m.ChatTemplate, templates}} {
+	}{{&m.Tokenizer, tokenizers}, {&m.TokenizerConfig, []string{filepath.Join(dir, "tokenizer_config.json")}},
+		{&m.ChatTemplate, templates}} {
 		for _, path := range of.paths {
 			sum, err := sumOf(path)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -104,10 +105,11 @@ type Mismatch struct {
 	Worker   string // the model card's; "" when it names none
 }
 
-// Compare marks the endpoints whose model card names other files than own has for their model (pool.Endpoint.OtherTokenizer),
-// and says which files those are; and those whose card names the tokenizer and its configuration, with none that differs
-// (pool.Endpoint.SameTokenizer). own is by model name. Nothing is said of models that own does not have, nor of files that
-// the card does not name; but a card that names the tokenizer's configuration names a template's file as well if there is one.
+// Compare marks the endpoints whose model card names other files than own has for their model
+// (pool.Endpoint.OtherTokenizer), and says which files those are; and those whose card names the tokenizer and its
+// configuration, with none that differs (pool.Endpoint.SameTokenizer). own is by model name. Nothing is said of models
+// that own does not have, nor of files that the card does not name; but a card that names the tokenizer's configuration
+// names a template's file as well if there is one.
 func Compare(endpoints []pool.Endpoint, instances []Instance, own map[string]ModelFiles) []Mismatch {
 	cards := make(map[uint64]*Card, len(instances))
 	for _, in := range instances {
@@ -137,7 +139,8 @@ func Compare(endpoints []pool.Endpoint, instances []Instance, own map[string]Mod
 		}{
 			{"tokenizer.json", ours.Tokenizer, theirs.Tokenizer, theirs.Tokenizer != ""},
 			{"tokenizer_config.json", ours.TokenizerConfig, theirs.TokenizerConfig, theirs.TokenizerConfig != ""},
-			{"chat_template.jinja", ours.ChatTemplate, theirs.ChatTemplate, theirs.ChatTemplate != "" || theirs.TokenizerConfig != ""},
+			{"chat_template.jinja", ours.ChatTemplate, theirs.ChatTemplate, theirs.ChatTemplate != "" ||
+				theirs.TokenizerConfig != ""},
 		} {
 			if f.named && f.own != f.worker {
 				e.OtherTokenizer = true

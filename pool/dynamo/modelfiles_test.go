@@ -11,8 +11,8 @@ import (
 	"kvepp/pool"
 )
 
-// TestCardsOfAMocker reads cards that Dynamo 1.6.1's mocker published for the models of test/models, and expects the same
-// checksums of those folders. After a change of those models, take the cards from a mocker's discovery again.
+// TestCardsOfAMocker reads cards that Dynamo 1.6.1's mocker published for the models of test/models, and expects the
+// same checksums of those folders. After a change of those models, take the cards from a mocker's discovery again.
 func TestCardsOfAMocker(t *testing.T) {
 	const models = "../../test/models/"
 	inJSON := t.TempDir() // tiny-bytelevel with its template in chat_template.json
@@ -27,7 +27,8 @@ func TestCardsOfAMocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(inJSON, "chat_template.json"), []byte(`{"chat_template": `+pythonJSON(inObject)+`}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(inJSON, "chat_template.json"),
+		[]byte(`{"chat_template": `+pythonJSON(inObject)+`}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -60,7 +61,9 @@ func TestCardsOfAMocker(t *testing.T) {
 			t.Errorf("%s: %d checksums, want %d", c.card, named, c.sums)
 		}
 		endpoints := []pool.Endpoint{{Name: "w", Model: "tiny", InstanceID: id}}
-		if got := Compare(endpoints, []Instance{{InstanceID: id, Card: card}}, map[string]ModelFiles{"tiny": own}); got != nil || endpoints[0].OtherTokenizer {
+		if got := Compare(endpoints, []Instance{{InstanceID: id, Card: card}},
+			map[string]ModelFiles{"tiny": own}); got != nil ||
+			endpoints[0].OtherTokenizer {
 			t.Errorf("%s: %+v", c.card, got)
 		}
 	}
@@ -138,7 +141,11 @@ func TestChecksum(t *testing.T) {
 		}
 	}
 	// A form of files that is not known must not hide the worker.
-	if _, _, card, err := parseCard([]byte(`{"instance_id":1,"card_json":{"display_name":"m","tokenizer":"gguf","prompt_formatter":[],"chat_template_file":7}}`)); err != nil || card == nil || card.Files != (ModelFiles{}) {
+	if _, _, card, err := parseCard([]byte(
+		`{"instance_id":1,"card_json":{"display_name":"m","tokenizer":"gguf","prompt_formatter":[],` +
+			`"chat_template_file":7}}`)); err != nil ||
+		card == nil ||
+		card.Files != (ModelFiles{}) {
 		t.Errorf("%+v, %v", card, err)
 	}
 }
@@ -155,18 +162,30 @@ func TestCompare(t *testing.T) {
 		{"m", ModelFiles{Tokenizer: "t"}, nil},
 		{"other", ModelFiles{"x", "x", "x"}, nil},
 		{"m", ModelFiles{"x", "c", "j"}, []Mismatch{{"w", "tokenizer.json", "t", "x"}}},
-		{"m", ModelFiles{"", "x", "y"}, []Mismatch{{"w", "tokenizer_config.json", "c", "x"}, {"w", "chat_template.jinja", "j", "y"}}},
-		{"m", ModelFiles{"t", "c", ""}, []Mismatch{{"w", "chat_template.jinja", "j", ""}}}, // the worker's folder has none
+		{"m", ModelFiles{"", "x", "y"}, []Mismatch{{"w", "tokenizer_config.json", "c", "x"},
+			{"w", "chat_template.jinja", "j", "y"}}},
+		// the worker's folder has none
+		{"m", ModelFiles{"t", "c", ""}, []Mismatch{{"w", "chat_template.jinja", "j", ""}}},
 		{"no-template", ModelFiles{"t", "c", ""}, nil},
 		{"no-template", ModelFiles{"t", "c", "j"}, []Mismatch{{"w", "chat_template.jinja", "", "j"}}},
 	} {
 		for _, named := range []string{c.model, ""} { // by the endpoints file; by the card alone
-			endpoints := []pool.Endpoint{{Name: "w", Model: named, InstanceID: 7}, {Name: "unknown", Model: "m", InstanceID: 8}}
-			got := Compare(endpoints, []Instance{{InstanceID: 7, Card: &Card{Model: c.model, Files: c.theirs}}, {InstanceID: 8}}, own)
-			if same := c.model != "other" && c.want == nil && c.theirs.Tokenizer != "" && c.theirs.TokenizerConfig != ""; endpoints[0].SameTokenizer != same || endpoints[1].SameTokenizer {
+			endpoints := []pool.Endpoint{
+				{Name: "w", Model: named, InstanceID: 7},
+				{Name: "unknown", Model: "m", InstanceID: 8},
+			}
+			got := Compare(
+				endpoints,
+				[]Instance{{InstanceID: 7, Card: &Card{Model: c.model, Files: c.theirs}}, {InstanceID: 8}},
+				own,
+			)
+			if same := c.model != "other" && c.want == nil && c.theirs.Tokenizer != "" &&
+				c.theirs.TokenizerConfig != ""; endpoints[0].SameTokenizer != same ||
+				endpoints[1].SameTokenizer {
 				t.Errorf("%s %+v: %+v", c.model, c.theirs, endpoints)
 			}
-			if !reflect.DeepEqual(got, c.want) || endpoints[0].OtherTokenizer != (c.want != nil) || endpoints[1].OtherTokenizer {
+			if !reflect.DeepEqual(got, c.want) || endpoints[0].OtherTokenizer != (c.want != nil) ||
+				endpoints[1].OtherTokenizer {
 				t.Errorf("%s %+v: %+v, %+v", c.model, c.theirs, got, endpoints)
 			}
 		}

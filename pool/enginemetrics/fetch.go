@@ -25,11 +25,21 @@ const (
 )
 
 // outcomeNames are those of outcomes in metrics and logs.
-var outcomeNames = [...]string{ok: "ok", without: "without", refused: "refused", late: "timeout", unreachable: "unreachable", tooLarge: "too_large", malformed: "malformed", shared: "shared"}
+var outcomeNames = [...]string{
+	ok:          "ok",
+	without:     "without",
+	refused:     "refused",
+	late:        "timeout",
+	unreachable: "unreachable",
+	tooLarge:    "too_large",
+	malformed:   "malformed",
+	shared:      "shared",
+}
 
 func (o outcome) String() string { return outcomeNames[o] }
 
-// Readings returns how often pages were read, by what became of it: every outcome that there may be, in an order that stays.
+// Readings returns how often pages were read, by what became of it: every outcome that there may be, in an order that
+// stays.
 func (g *Gauges) Readings() []Count {
 	counts := make([]Count, shared)
 	for o := range counts {

@@ -1,10 +1,10 @@
-// Package gauges knows what the engines say of their own load: how many requests they run and keep waiting, and how much of
-// their KV cache these hold.
+// Package gauges knows what the engines say of their own load: how many requests they run and keep waiting, and how
+// much of their KV cache these hold.
 //
-// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, the loads that
-// Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of each worker. It never
-// takes part in a request: whoever asks is answered from memory, and what is old counts as not known. It decides nothing; that load
-// goes around kvepp it only says.
+// It owns the reading of the engines' metrics pages, a few seconds apart and jittered, the format of these pages, the
+// loads that Dynamo's workers publish on its event plane, where they show no page, and the latest of what was told of
+// each worker. It never takes part in a request: whoever asks is answered from memory, and what is old counts as not
+// known. It decides nothing; that load goes around kvepp it only says.
 //
 // Concurrency: everything is safe from any goroutine.
 package enginemetrics
@@ -36,24 +36,26 @@ type Config struct {
 	Interval time.Duration
 	// Stale is how long after a reading it no longer counts. 0: three intervals.
 	Stale time.Duration
-	// Scheme, Port and Path make the page of an endpoint that does not name its own, from its address. Port 0: the address's.
+	// Scheme, Port and Path make the page of an endpoint that does not name its own, from its address. Port 0: the
+	// address's.
 	Scheme string
 	Port   uint16
 	Path   string
 	// SkipVerify has certificates of https pages go unchecked.
 	SkipVerify bool
-	// Frontends says that addresses are those of Dynamo's frontends, which tell nothing of engines: pages are read where an
-	// endpoint names one, or Port gives it another than the address's.
+	// Frontends says that addresses are those of Dynamo's frontends, which tell nothing of engines: pages are read
+	// where an endpoint names one, or Port gives it another than the address's.
 	Frontends bool
 	// Running, Waiting and Usage replace the metrics of all known engines for a quantity. The zero value does not.
 	Running, Waiting, Usage Metric
-	// NATSServer is the URL of the NATS server over which some of Dynamo's workers publish their loads. Empty: those are not heard.
+	// NATSServer is the URL of the NATS server over which some of Dynamo's workers publish their loads. Empty: those
+	// are not heard.
 	NATSServer string
 	// Booked says how many requests kvepp has running on a worker.
 	Booked func(kvblock.Worker) int
-	// Health gets the state of a worker's page after each read of it, and when the page becomes silent. Run's goroutine makes
-	// all calls, in order, without a lock; it must return soon. A call for a worker may come after the first WorkerLeft of
-	// that worker, never after the second. nil: no calls, and failed pages are read less and less often.
+	// Health gets the state of a worker's page after each read of it, and when the page becomes silent. Run's goroutine
+	// makes all calls, in order, without a lock; it must return soon. A call for a worker may come after the first
+	// WorkerLeft of that worker, never after the second. nil: no calls, and failed pages are read less and less often.
 	Health func(w kvblock.Worker, s PageState)
 	// SilentAfter is how long a page that answered before must not answer before it is PageSilent. 0: 5 seconds.
 	SilentAfter time.Duration
@@ -68,8 +70,8 @@ const (
 	maxPause = 12
 )
 
-// places are how many pages are read at once: of those that were read the last time, and of those that were not, or never were.
-// However many of the latter do not answer, the former do not wait for them.
+// places are how many pages are read at once: of those that were read the last time, and of those that were not, or
+// never were. However many of the latter do not answer, the former do not wait for them.
 var places = [2]int{32, 64}
 
 // Gauges reads the engines' pages. Create it with New; the zero value knows nothing, and cannot Run.
@@ -160,8 +162,19 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		MaxResponseHeaderBytes: 64 << 10,
 		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // a flag of its own says so
 	}
-	g := &Gauges{began: time.Now(), wake: make(chan struct{}, 1), cfg: cfg, pool: p, log: log, targets: map[string]*target{}, channels: map[pool.EventChannel]func(){},
-		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	g := &Gauges{
+		began:    time.Now(),
+		wake:     make(chan struct{}, 1),
+		cfg:      cfg,
+		pool:     p,
+		log:      log,
+		targets:  map[string]*target{},
+		channels: map[pool.EventChannel]func(){},
+		client: &http.Client{
+			Transport:     transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
 	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
 	g.pages.New = func() any { return newPage(wanted) }
 	return g
@@ -215,8 +228,19 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 	for url, of := range members {
 		if rank, twice := sameRank(of); twice {
 			if !g.said[shared].Swap(true) {
-				g.log.Warn("several workers have the same metrics page and rank, so that it cannot be told of which one it speaks: it is not read; "+
-					"name the page of each engine with metrics in the endpoints file. Said once", "page", url, "rank", rank, "workers", len(of), "for_example", of[0].name)
+				g.log.Warn(
+					"several workers have the same metrics page and rank, so that it cannot be told of which one it "+
+						"speaks: it is not read; "+
+						"name the page of each engine with metrics in the endpoints file. Said once",
+					"page",
+					url,
+					"rank",
+					rank,
+					"workers",
+					len(of),
+					"for_example",
+					of[0].name,
+				)
 			}
 			delete(members, url)
 		}
@@ -248,7 +272,10 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 // shareWorker reports whether a worker is in both lists.
 func shareWorker(a, b []member) bool {
 	return slices.ContainsFunc(a, func(x member) bool {
-		return slices.ContainsFunc(b, func(y member) bool { return x.worker == y.worker && x.generation == y.generation })
+		return slices.ContainsFunc(
+			b,
+			func(y member) bool { return x.worker == y.worker && x.generation == y.generation },
+		)
 	})
 }
 
@@ -313,7 +340,10 @@ func (g *Gauges) take(now time.Time) (taken []*target) {
 			due = append(due, t)
 		}
 	}
-	slices.SortFunc(due, func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) })
+	slices.SortFunc(
+		due,
+		func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) },
+	)
 	for _, t := range due {
 		if c := t.class(); g.reading[c] < places[c] {
 			g.reading[c]++
@@ -392,7 +422,8 @@ func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	if g.cfg.Health == nil || !h.answered && h.state != PageRefused {
 		return now.Add(g.pause(t.failed))
 	}
-	// The state of the page must not become old, so the interval stays the same and includes the time of a read without answer.
+	// The state of the page must not become old, so the interval stays the same and includes the time of a read without
+	// answer.
 	next := now.Add(g.pause(0))
 	if !h.unansweredSince.IsZero() {
 		next = later(now, t.began.Add(g.pause(0)))
@@ -408,8 +439,8 @@ func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	return next
 }
 
-// pause returns how long a page is left alone that could not be read so many times: an interval, and with each time twice as
-// long, give or take a tenth.
+// pause returns how long a page is left alone that could not be read so many times: an interval, and with each time
+// twice as long, give or take a tenth.
 func (g *Gauges) pause(failed int) time.Duration {
 	intervals := 1.0
 	if failed > 1 {
@@ -455,8 +486,20 @@ func (g *Gauges) complain(what, worker string, how outcome, err error) {
 	if !g.said[how].Swap(true) {
 		level = slog.LevelInfo
 	}
-	g.log.Log(context.Background(), level, "an engine's gauges cannot be read; pages are tried again at longer and longer intervals. "+
-		"Of further such trouble only kvepp_engine_readings_total and the debug log tell", "of", what, "worker", worker, "outcome", how.String(), "error", err)
+	g.log.Log(
+		context.Background(),
+		level,
+		"an engine's gauges cannot be read; pages are tried again at longer and longer intervals. "+
+			"Of further such trouble only kvepp_engine_readings_total and the debug log tell",
+		"of",
+		what,
+		"worker",
+		worker,
+		"outcome",
+		how.String(),
+		"error",
+		err,
+	)
 }
 
 // WorkerJoined does nothing: Run sees who is there.
@@ -492,7 +535,8 @@ func (g *Gauges) Known() int {
 }
 
 // Usage appends to dst the part of its KV blocks, 0 to 1, that each worker's requests hold by its engine's own account;
-// indexed by worker number. 0 for those of which it is not known, or was told too long ago; so is what is behind the end.
+// indexed by worker number. 0 for those of which it is not known, or was told too long ago; so is what is behind the
+// end.
 func (g *Gauges) Usage(dst []float64) []float64 {
 	now := time.Since(g.began)
 	g.mu.Lock()
@@ -506,8 +550,8 @@ func (g *Gauges) Usage(dst []float64) []float64 {
 	return dst
 }
 
-// Load is what an engine says of one of its ranks: numbers of requests, and the part of the KV blocks that they hold. NaN: not
-// known, or told too long ago.
+// Load is what an engine says of one of its ranks: numbers of requests, and the part of the KV blocks that they hold.
+// NaN: not known, or told too long ago.
 type Load struct {
 	Running, Waiting, Usage float64
 }

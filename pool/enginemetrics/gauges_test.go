@@ -45,7 +45,12 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	if text == "" {
 		status = http.StatusNotFound
 	}
-	return &http.Response{StatusCode: status, Status: fmt.Sprint(status), Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
+	return &http.Response{
+		StatusCode: status,
+		Status:     fmt.Sprint(status),
+		Body:       io.NopCloser(strings.NewReader(text)),
+		Request:    r,
+	}, nil
 }
 
 // says makes the engine at a host show a page from now on.
@@ -69,13 +74,23 @@ func (e *engines) book(w kvblock.Worker, n int) {
 }
 
 func busyPage(run, wait int, used float64) string {
-	return fmt.Sprintf("vllm:num_requests_running{engine=\"0\"} %d\nvllm:num_requests_waiting{engine=\"0\"} %d\nvllm:kv_cache_usage_perc{engine=\"0\"} %v\n", run, wait, used)
+	return fmt.Sprintf(
+		"vllm:num_requests_running{engine=\"0\"} %d\nvllm:num_requests_waiting{engine=\"0\"} "+
+			"%d\nvllm:kv_cache_usage_perc{engine=\"0\"} %v\n",
+		run,
+		wait,
+		used,
+	)
 }
 
 // start runs gauges over a pool of endpoints, until the test ends. It is for use in a synctest bubble.
 func start(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*Gauges, *engines, *pool.Pool) {
 	t.Helper()
-	e := &engines{page: map[string]func(*http.Request) (string, error){}, asked: map[string][]time.Time{}, booked: map[kvblock.Worker]int{}}
+	e := &engines{
+		page:   map[string]func(*http.Request) (string, error){},
+		asked:  map[string][]time.Time{},
+		booked: map[kvblock.Worker]int{},
+	}
 	log := slog.New(slog.NewTextHandler(&e.log, nil))
 	p := pool.New(slog.New(slog.DiscardHandler))
 	if cfg.Interval == 0 {
@@ -106,7 +121,10 @@ func start(t *testing.T, cfg Config, endpoints ...pool.Endpoint) (*Gauges, *engi
 // endpoints returns n of them, e0:80 and so on.
 func endpoints(n int) (all []pool.Endpoint) {
 	for i := range n {
-		all = append(all, pool.Endpoint{Name: fmt.Sprintf("e%d", i), Address: fmt.Sprintf("e%d:80", i), InstanceID: uint64(i)})
+		all = append(
+			all,
+			pool.Endpoint{Name: fmt.Sprintf("e%d", i), Address: fmt.Sprintf("e%d:80", i), InstanceID: uint64(i)},
+		)
 	}
 	return all
 }
@@ -179,7 +197,8 @@ func TestReadings(t *testing.T) {
 		if len(gaps) < 5 {
 			t.Errorf("always the same time between readings: %v", gaps)
 		}
-		if g.Known() != 3 || readings(g, "ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
+		if g.Known() != 3 ||
+			readings(g, "ok") != uint64(len(e.times("e0:80"))+len(e.times("e1:80"))+len(e.times("e2:80"))) {
 			t.Errorf("%d known, %d readings", g.Known(), readings(g, "ok"))
 		}
 		e.mu.Lock()
@@ -236,10 +255,15 @@ func TestLateAnswerOfAWorkerThatLeft(t *testing.T) {
 	})
 }
 
-// A page that is asked for again before its former answer is there, because the pool has changed, gives its place back as well.
+// A page that is asked for again before its former answer is there, because the pool has changed, gives its place back
+// as well.
 func TestPlacesOfAPageThatIsReadTwice(t *testing.T) {
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	g := New(
+		Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Booked: func(kvblock.Worker) int { return 0 }},
+		p,
+		slog.New(slog.DiscardHandler),
+	)
 	due := time.Now().Add(time.Hour)
 	for range 2 {
 		p.Update(append(endpoints(1), pool.Endpoint{Name: due.String(), Address: "other:80"}))
@@ -315,9 +339,12 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, e, _ := start(t, Config{}, endpoints(9)...)
 		for i := range 3 {
-			e.says(fmt.Sprintf("e%d:80", i), "")                                                                        // 404
-			e.says(fmt.Sprintf("e%d:80", 3+i), "up 1\nother 2\n")                                                       // of something else
-			e.says(fmt.Sprintf("e%d:80", 6+i), strings.Repeat("#"+strings.Repeat("-", 1022)+"\n", maxPageBytes/1024+1)) // endless
+			// 404
+			e.says(fmt.Sprintf("e%d:80", i), "")
+			// of something else
+			e.says(fmt.Sprintf("e%d:80", 3+i), "up 1\nother 2\n")
+			// endless
+			e.says(fmt.Sprintf("e%d:80", 6+i), strings.Repeat("#"+strings.Repeat("-", 1022)+"\n", maxPageBytes/1024+1))
 		}
 		after(2 * time.Minute)
 		for _, outcome := range []string{"refused", "without", "too_large"} {
@@ -339,7 +366,8 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 
 // Which page is whose: by address, port, the endpoint's own word; and ranks by the engine's numbers of them.
 func TestPagesOfWorkers(t *testing.T) {
-	two := "vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"5\"} 2\nvllm:kv_cache_usage_perc{engine=\"4\"} 0.5\n"
+	two := "vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"5\"} " +
+		"2\nvllm:kv_cache_usage_perc{engine=\"4\"} 0.5\n"
 	for _, c := range []struct {
 		name string
 		cfg  Config
@@ -348,20 +376,33 @@ func TestPagesOfWorkers(t *testing.T) {
 		at   string
 		want []Load
 	}{
-		{"an address of IPv6", Config{}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5), "[::1]:80", []Load{{1, 2, 0.5}}},
-		{"another port", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5), "[::1]:9090", []Load{{1, 2, 0.5}}},
-		{"its own word", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
-		{"frontends", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5), "h:80", []Load{unknown}},
-		{"a frontend's worker", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
-		{"a frontend beside each", Config{Frontends: true, Port: 7}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
-		{"a prefill worker without an address", Config{}, []pool.Endpoint{{Name: "a", Role: pool.Prefill}}, busyPage(1, 2, 0.5), "", []Load{unknown}},
-		{"an encode worker", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", Role: pool.Encode}}, busyPage(1, 2, 0.5), "h:80", []Load{unknown}},
-		{"one worker of several ranks of its engine", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, two, "h:80", []Load{{3, math.NaN(), 0.5}}},
-		{"ranks of an endpoint", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4, DataParallelSize: 3}}, two, "h:80",
+		{"an address of IPv6", Config{}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5),
+			"[::1]:80", []Load{{1, 2, 0.5}}},
+		{"another port", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "[::1]:80"}}, busyPage(1, 2, 0.5),
+			"[::1]:9090", []Load{{1, 2, 0.5}}},
+		{"its own word", Config{Port: 9090}, []pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}},
+			busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
+		{"frontends", Config{Frontends: true}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, busyPage(1, 2, 0.5),
+			"h:80", []Load{unknown}},
+		{"a frontend's worker", Config{Frontends: true},
+			[]pool.Endpoint{{Name: "a", Address: "h:80", Metrics: "http://h:7/m"}}, busyPage(1, 2, 0.5), "h:7",
+			[]Load{{1, 2, 0.5}}},
+		{"a frontend beside each", Config{Frontends: true, Port: 7}, []pool.Endpoint{{Name: "a", Address: "h:80"}},
+			busyPage(1, 2, 0.5), "h:7", []Load{{1, 2, 0.5}}},
+		{"a prefill worker without an address", Config{}, []pool.Endpoint{{Name: "a", Role: pool.Prefill}},
+			busyPage(1, 2, 0.5), "", []Load{unknown}},
+		{"an encode worker", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", Role: pool.Encode}},
+			busyPage(1, 2, 0.5), "h:80", []Load{unknown}},
+		{"one worker of several ranks of its engine", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80"}}, two,
+			"h:80", []Load{{3, math.NaN(), 0.5}}},
+		{"ranks of an endpoint", Config{},
+			[]pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4, DataParallelSize: 3}}, two, "h:80",
 			[]Load{{1, math.NaN(), 0.5}, {2, math.NaN(), math.NaN()}, unknown}},
-		{"ports of a pod", Config{Port: 9}, []pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4}, {Name: "b", Address: "h:81", DataParallelStartRank: 5}}, two, "h:9",
+		{"ports of a pod", Config{Port: 9}, []pool.Endpoint{{Name: "a", Address: "h:80", DataParallelStartRank: 4},
+			{Name: "b", Address: "h:81", DataParallelStartRank: 5}}, two, "h:9",
 			[]Load{{1, math.NaN(), 0.5}, {2, math.NaN(), math.NaN()}}},
-		{"two engines behind one address", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", InstanceID: 1}, {Name: "b", Address: "h:80", InstanceID: 2}}, two, "h:80", []Load{unknown, unknown}},
+		{"two engines behind one address", Config{}, []pool.Endpoint{{Name: "a", Address: "h:80", InstanceID: 1},
+			{Name: "b", Address: "h:80", InstanceID: 2}}, two, "h:80", []Load{unknown, unknown}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -376,8 +417,8 @@ func TestPagesOfWorkers(t *testing.T) {
 	}
 }
 
-// An engine that has more requests for a minute than it was sent is told of, once while there is any such; not one whose
-// readings and bookings are apart for a moment.
+// An engine that has more requests for a minute than it was sent is told of, once while there is any such; not one
+// whose readings and bookings are apart for a moment.
 func TestUnseenLoad(t *testing.T) {
 	const line = "load goes around kvepp"
 	synctest.Test(t, func(t *testing.T) {
@@ -469,15 +510,33 @@ func TestOverHTTP(t *testing.T) {
 	defer secure.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: 100 * time.Millisecond, Stale: time.Minute, Scheme: "http", Path: "/metrics", SkipVerify: true, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
-	p.Update([]pool.Endpoint{{Name: "a", Address: host}, {Name: "b", Address: host, Metrics: server.URL + "/elsewhere"}, {Name: "c", Address: host, Metrics: secure.URL + "/metrics"}})
+	g := New(
+		Config{
+			Interval:   100 * time.Millisecond,
+			Stale:      time.Minute,
+			Scheme:     "http",
+			Path:       "/metrics",
+			SkipVerify: true,
+			Booked:     func(kvblock.Worker) int { return 0 },
+		},
+		p,
+		slog.New(slog.DiscardHandler),
+	)
+	p.Update(
+		[]pool.Endpoint{
+			{Name: "a", Address: host},
+			{Name: "b", Address: host, Metrics: server.URL + "/elsewhere"},
+			{Name: "c", Address: host, Metrics: secure.URL + "/metrics"},
+		},
+	)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		g.Run(ctx)
 	}()
-	for deadline := time.Now().Add(30 * time.Second); readings(g, "ok") < 20 || readings(g, "refused") == 0 || g.Known() < 2; <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); readings(g, "ok") < 20 || readings(g, "refused") == 0 ||
+		g.Known() < 2; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d readings, %d refused, %d known", readings(g, "ok"), readings(g, "refused"), g.Known())
 		}
@@ -489,7 +548,8 @@ func TestOverHTTP(t *testing.T) {
 	wantLoad(t, g, 0, Load{1, 2, 0.5})
 	wantLoad(t, g, 1, unknown)
 	wantLoad(t, g, 2, Load{1, 2, 0.5})
-	if len(connections) > asked/2 { // three would do, but each reading that a loaded machine makes time out costs one more
+	// three would do, but each reading that a loaded machine makes time out costs one more
+	if len(connections) > asked/2 {
 		t.Errorf("%d connections for %d readings of three pages", len(connections), asked)
 	}
 }

@@ -23,7 +23,8 @@ const (
 	PageAnswers
 	// PageRefused: the host refuses TCP connections to the page's port, which is also the port of the worker's Address.
 	PageRefused
-	// PageRefusedElsewhere: the host refuses connections to the page's port, and the worker's Address is another host or port.
+	// PageRefusedElsewhere: the host refuses connections to the page's port, and the worker's Address is another host
+	// or port.
 	PageRefusedElsewhere
 	// PageSilent: the server answered before, and has not answered for Config.SilentAfter since a read began.
 	PageSilent
@@ -36,9 +37,9 @@ func (s PageState) String() string {
 const (
 	defaultSilentAfter = 5 * time.Second
 
-	// rereadAfter is the least time between the starts of two reads that ReadNow asks for. A page that may have just died is
-	// read again after this time, then after twice as long, and so on up to the interval: of an engine's processes, the one
-	// that publishes events may die some time before the one that serves the page.
+	// rereadAfter is the least time between the starts of two reads that ReadNow asks for. A page that may have just
+	// died is read again after this time, then after twice as long, and so on up to the interval: of an engine's
+	// processes, the one that publishes events may die some time before the one that serves the page.
 	rereadAfter = 200 * time.Millisecond
 
 	// slowRead is the duration after which a read no longer takes one of the places for pages that answer.
@@ -51,8 +52,8 @@ const (
 	maxTick = 100 * time.Millisecond
 )
 
-// pageHealth is what the reads of one page say about its server. Gauges.mu guards it. A page's targets share it while at least
-// one worker stays the same.
+// pageHealth is what the reads of one page say about its server. Gauges.mu guards it. A page's targets share it while
+// at least one worker stays the same.
 type pageHealth struct {
 	state           PageState // never PageRefusedElsewhere, which depends on the worker
 	answered        bool      // at least once
@@ -70,7 +71,8 @@ func (h *pageHealth) began(now time.Time) {
 	}
 }
 
-// ended notes the result of a read that began at the given time. PageUnknown means that it got neither answer nor refusal.
+// ended notes the result of a read that began at the given time. PageUnknown means that it got neither answer nor
+// refusal.
 func (h *pageHealth) ended(result PageState, began time.Time) {
 	switch result {
 	case PageUnknown:
@@ -115,9 +117,9 @@ func readResult(how outcome, err error) PageState {
 	return PageAnswers
 }
 
-// ReadNow makes the page of a worker due at once, and again some times soon after, unless a read of it began less than 200 ms
-// ago: then it is due 200 ms after that. Call it when something else, such as the end of a worker's event subscription, suggests
-// that the engine died. It does nothing for a worker without a page.
+// ReadNow makes the page of a worker due at once, and again some times soon after, unless a read of it began less than
+// 200 ms ago: then it is due 200 ms after that. Call it when something else, such as the end of a worker's event
+// subscription, suggests that the engine died. It does nothing for a worker without a page.
 func (g *Gauges) ReadNow(w kvblock.Worker) {
 	if !g.makeDue(w, time.Now()) {
 		return
@@ -156,8 +158,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// checkReads finds the pages that have become silent, and moves slow reads away from the places for pages that answer. Only
-// Run's goroutine calls it, once a tick or more often.
+// checkReads finds the pages that have become silent, and moves slow reads away from the places for pages that answer.
+// Only Run's goroutine calls it, once a tick or more often.
 func (g *Gauges) checkReads(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -191,8 +193,8 @@ func (g *Gauges) mustReport(t *target) {
 	}
 }
 
-// report calls Config.Health for the pages that were read. Only Run's goroutine calls it, while it holds the snapshot that the
-// targets are for: no worker number can go to another worker before the calls return.
+// report calls Config.Health for the pages that were read. Only Run's goroutine calls it, while it holds the snapshot
+// that the targets are for: no worker number can go to another worker before the calls return.
 func (g *Gauges) report() {
 	type news struct {
 		worker kvblock.Worker
@@ -202,7 +204,8 @@ func (g *Gauges) report() {
 	g.mu.Lock()
 	for _, url := range g.unreported {
 		t := g.targets[url]
-		if t == nil || t.health.reported || t.health.state == PageUnknown { // the pool changed, or the page is listed twice
+		// the pool changed, or the page is listed twice
+		if t == nil || t.health.reported || t.health.state == PageUnknown {
 			continue
 		}
 		t.health.reported = true

@@ -51,7 +51,8 @@ func (p *pageStates) of(w kvblock.Worker) (calls []stateAt) {
 	return calls
 }
 
-// latest returns the last state of a worker and the time of the first call that said so without another state in between.
+// latest returns the last state of a worker and the time of the first call that said so without another state in
+// between.
 func (p *pageStates) latest(w kvblock.Worker) (s PageState, since time.Time) {
 	for _, c := range p.of(w) {
 		if c.state != s {
@@ -77,8 +78,8 @@ func (e *engines) refuses(host string) {
 	}
 }
 
-// hangs makes the server at a host take requests and not answer them from now on. When release is closed it answers the requests
-// that wait.
+// hangs makes the server at a host take requests and not answer them from now on. When release is closed it answers the
+// requests that wait.
 func (e *engines) hangs(host string, release <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -100,8 +101,8 @@ func waitForRead(e *engines, host string) time.Time {
 	return e.times(host)[len(e.times(host))-1]
 }
 
-// A page that answered before becomes silent SilentAfter after the first read without an answer began, however long the interval and
-// the timeout of reads are. It answers again when the engine goes on.
+// A page that answered before becomes silent SilentAfter after the first read without an answer began, however long the
+// interval and the timeout of reads are. It answers again when the engine goes on.
 func TestSilentPage(t *testing.T) {
 	for _, c := range []struct{ interval, silentAfter, want time.Duration }{
 		{5 * time.Second, 0, 5 * time.Second},
@@ -113,7 +114,10 @@ func TestSilentPage(t *testing.T) {
 		t.Run(fmt.Sprint(c.interval, c.silentAfter), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var states pageStates
-				_, e, _ := start(t, Config{Interval: c.interval, SilentAfter: c.silentAfter, Health: states.record}, endpoints(2)...)
+				_, e, _ := start(
+					t,
+					Config{Interval: c.interval, SilentAfter: c.silentAfter, Health: states.record},
+					endpoints(2)...)
 				e.says("e0:80", busyPage(1, 1, 0.5))
 				e.says("e1:80", busyPage(1, 1, 0.5))
 				after(c.interval + time.Second)
@@ -132,7 +136,11 @@ func TestSilentPage(t *testing.T) {
 				e.says("e0:80", busyPage(1, 1, 0.5))
 				after(c.interval*11/10 + max(defaultSilentAfter, c.silentAfter))
 				states.want(t, 0, PageAnswers)
-				if calls := states.of(1); slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageAnswers }) || len(calls) < int(time.Minute/c.interval) {
+				if calls := states.of(1); slices.ContainsFunc(
+					calls,
+					func(s stateAt) bool { return s.state != PageAnswers },
+				) ||
+					len(calls) < int(time.Minute/c.interval) {
 					t.Errorf("the other page answered every time: %v", calls)
 				}
 			})
@@ -157,8 +165,8 @@ func TestStoppedEngineGoesOn(t *testing.T) {
 	})
 }
 
-// An HTTP error is an answer. Such pages are read in every interval too, so that the state is never old; a page that never answered is
-// read less and less often, and is never silent.
+// An HTTP error is an answer. Such pages are read in every interval too, so that the state is never old; a page that
+// never answered is read less and less often, and is never silent.
 func TestAnswersOfAnyKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -187,13 +195,22 @@ func TestAnswersOfAnyKind(t *testing.T) {
 	})
 }
 
-// A refusal counts for the worker's own address only if the page has the same host and port. While a page refuses, it is read in
-// every interval, so that an engine that returns is seen.
+// A refusal counts for the worker's own address only if the page has the same host and port. While a page refuses, it
+// is read in every interval, so that an engine that returns is seen.
 func TestRefusedPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
-		_, e, _ := start(t, Config{Health: states.record}, pool.Endpoint{Name: "a", Address: "h:80"},
-			pool.Endpoint{Name: "b", Address: "h:81", Metrics: "http://h:9/metrics"}, pool.Endpoint{Name: "c", Address: "h:82", DataParallelSize: 2})
+		_, e, _ := start(
+			t,
+			Config{Health: states.record},
+			pool.Endpoint{Name: "a", Address: "h:80"},
+			pool.Endpoint{
+				Name:    "b",
+				Address: "h:81",
+				Metrics: "http://h:9/metrics",
+			},
+			pool.Endpoint{Name: "c", Address: "h:82", DataParallelSize: 2},
+		)
 		for _, host := range []string{"h:80", "h:9", "h:82"} {
 			e.refuses(host)
 		}
@@ -235,8 +252,8 @@ func TestSameServer(t *testing.T) {
 	}
 }
 
-// ReadNow reads a page at once, at most once in 200 ms, and some more times: an engine whose page goes a moment after its
-// events is found out soon. Reads then return to the interval.
+// ReadNow reads a page at once, at most once in 200 ms, and some more times: an engine whose page goes a moment after
+// its events is found out soon. Reads then return to the interval.
 func TestReadNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -311,7 +328,12 @@ func TestPageStateWhileThePoolChanges(t *testing.T) {
 		e.hangs("e0:80", nil)
 		began := waitForRead(e, "e0:80")
 		for i := range 55 {
-			p.Update(append(endpoints(1), pool.Endpoint{Name: fmt.Sprint("other", i), Address: fmt.Sprintf("other%d:80", i)}))
+			p.Update(
+				append(
+					endpoints(1),
+					pool.Endpoint{Name: fmt.Sprint("other", i), Address: fmt.Sprintf("other%d:80", i)},
+				),
+			)
 			after(100 * time.Millisecond)
 		}
 		states.want(t, 0, PageSilent)
@@ -321,7 +343,8 @@ func TestPageStateWhileThePoolChanges(t *testing.T) {
 	})
 }
 
-// A worker that takes over the address of one that left does not inherit what was known of the page, and none that left gets calls.
+// A worker that takes over the address of one that left does not inherit what was known of the page, and none that left
+// gets calls.
 func TestPageStateOfASuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -361,13 +384,15 @@ func TestSlowPage(t *testing.T) {
 		e.mu.Unlock()
 		after(time.Minute)
 		states.want(t, 0, PageAnswers)
-		if calls := states.of(0); len(calls) < 10 || slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageAnswers }) {
+		if calls := states.of(0); len(calls) < 10 ||
+			slices.ContainsFunc(calls, func(s stateAt) bool { return s.state != PageAnswers }) {
 			t.Errorf("the page answered every time: %v", calls)
 		}
 	})
 }
 
-// When many engines stop at once, all are found silent within the time of two intervals, and the others are read as before.
+// When many engines stop at once, all are found silent within the time of two intervals, and the others are read as
+// before.
 func TestManyEnginesStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const all, stopped = 400, 200
@@ -406,7 +431,17 @@ func TestManyEnginesStop(t *testing.T) {
 func TestStallOfKvepp(t *testing.T) {
 	var states pageStates
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: 5 * time.Second, Scheme: "http", Path: "/metrics", Health: states.record, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	g := New(
+		Config{
+			Interval: 5 * time.Second,
+			Scheme:   "http",
+			Path:     "/metrics",
+			Health:   states.record,
+			Booked:   func(kvblock.Worker) int { return 0 },
+		},
+		p,
+		slog.New(slog.DiscardHandler),
+	)
 	p.Update(endpoints(1))
 	follow(g)
 	now := time.Now().Add(time.Minute)
@@ -431,7 +466,8 @@ func TestStallOfKvepp(t *testing.T) {
 	states.want(t, 0, PageSilent)
 }
 
-// With real sockets: a server that closes its port, one behind a listener that accepts and does not answer, and a returning one.
+// With real sockets: a server that closes its port, one behind a listener that accepts and does not answer, and a
+// returning one.
 func TestPageStatesOverHTTP(t *testing.T) {
 	var stopped atomic.Bool
 	release := make(chan struct{})
@@ -451,11 +487,31 @@ func TestPageStatesOverHTTP(t *testing.T) {
 	address := strings.TrimPrefix(dies.URL, "http://")
 	var states pageStates
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: 100 * time.Millisecond, SilentAfter: 2 * time.Second, Scheme: "http", Path: "/metrics", Health: states.record,
-		Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	g := New(
+		Config{
+			Interval:    100 * time.Millisecond,
+			SilentAfter: 2 * time.Second,
+			Scheme:      "http",
+			Path:        "/metrics",
+			Health:      states.record,
+			Booked:      func(kvblock.Worker) int { return 0 },
+		},
+		p,
+		slog.New(slog.DiscardHandler),
+	)
 	p.Watch(g)
-	p.Update([]pool.Endpoint{{Name: "dies", Address: address}, {Name: "beside", Address: "127.0.0.1:1", Metrics: dies.URL + "/beside"},
-		{Name: "stops", Address: "127.0.0.1:1", Metrics: stops.URL + "/stops"}, {Name: "untrusted", Address: "127.0.0.1:1", Metrics: untrusted.URL}})
+	p.Update(
+		[]pool.Endpoint{
+			{Name: "dies", Address: address},
+			{Name: "beside", Address: "127.0.0.1:1", Metrics: dies.URL + "/beside"},
+			{
+				Name:    "stops",
+				Address: "127.0.0.1:1",
+				Metrics: stops.URL + "/stops",
+			},
+			{Name: "untrusted", Address: "127.0.0.1:1", Metrics: untrusted.URL},
+		},
+	)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { g.Run(ctx) })

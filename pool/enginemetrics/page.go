@@ -36,7 +36,8 @@ type ofRank struct {
 	told told
 }
 
-// Metric is a metric of an engine's, as `NAME` or `NAME{LABEL=VALUE}`: of the series of that name, those with that label.
+// Metric is a metric of an engine's, as `NAME` or `NAME{LABEL=VALUE}`: of the series of that name, those with that
+// label.
 type Metric struct {
 	Name         string
 	Label, Value string // Label "": all series
@@ -60,22 +61,33 @@ func ParseMetric(s string) (Metric, error) {
 	return m, nil
 }
 
-// known are the metrics of the engines. A page has those of one of them; where two of its metrics are the same quantity (an
-// engine that still shows an older name), the greater value counts.
+// known are the metrics of the engines. A page has those of one of them; where two of its metrics are the same quantity
+// (an engine that still shows an older name), the greater value counts.
 //
-// Source: Gateway API Inference Extension, proposal 003 (model server protocol); vllm 0.33.0, v1/metrics; sglang 0.5.21,
-// observability/metrics_collector; Dynamo's mocker 1.6.1, which shows vLLM's.
+// Source: Gateway API Inference Extension, proposal 003 (model server protocol); vllm 0.33.0, v1/metrics; sglang
+// 0.5.21, observability/metrics_collector; Dynamo's mocker 1.6.1, which shows vLLM's.
 var known = [quantities][]Metric{
-	running: {{Name: "vllm:num_requests_running"}, {Name: "sglang:num_running_reqs"}, {Name: "trtllm_num_requests_running"},
-		{Name: "nv_trt_llm_request_metrics", Label: "request_type", Value: "scheduled"}},
-	waiting: {{Name: "vllm:num_requests_waiting"}, {Name: "sglang:num_queue_reqs"}, {Name: "trtllm_num_requests_waiting"},
-		{Name: "nv_trt_llm_request_metrics", Label: "request_type", Value: "waiting"}},
+	running: {
+		{Name: "vllm:num_requests_running"},
+		{Name: "sglang:num_running_reqs"},
+		{Name: "trtllm_num_requests_running"},
+		{Name: "nv_trt_llm_request_metrics", Label: "request_type", Value: "scheduled"},
+	},
+	waiting: {
+		{Name: "vllm:num_requests_waiting"},
+		{Name: "sglang:num_queue_reqs"},
+		{Name: "trtllm_num_requests_waiting"},
+		{Name: "nv_trt_llm_request_metrics", Label: "request_type", Value: "waiting"},
+	},
 	usage: {{Name: "vllm:kv_cache_usage_perc"}, {Name: "vllm:gpu_cache_usage_perc"}, {Name: "sglang:token_usage"},
-		{Name: "trtllm_kv_cache_utilization"}, {Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"}},
+		{
+			Name: "trtllm_kv_cache_utilization",
+		}, {Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"}},
 }
 
-// rankLabels are the labels that number an engine's data-parallel ranks: vLLM's, SGLang's. Those that number parts of one
-// rank (tp_rank, pp_rank), and SGLang's priority, are of no interest: the parts say the same, and the whole is the greatest.
+// rankLabels are the labels that number an engine's data-parallel ranks: vLLM's, SGLang's. Those that number parts of
+// one rank (tp_rank, pp_rank), and SGLang's priority, are of no interest: the parts say the same, and the whole is the
+// greatest.
 var rankLabels = [...]string{"engine", "dp_rank"}
 
 // wanted is one meaning of a metric's name.
@@ -110,8 +122,8 @@ const (
 // errTooLarge says that a page goes on after maxPageBytes.
 var errTooLarge = errors.New("the page is too large")
 
-// page reads what engines show to Prometheus. It belongs to one goroutine at a time; made once, it allocates no more for pages
-// like those it has read.
+// page reads what engines show to Prometheus. It belongs to one goroutine at a time; made once, it allocates no more
+// for pages like those it has read.
 type page struct {
 	names names
 	in    *bufio.Reader
@@ -124,11 +136,11 @@ func (n names) metrics() []string { return slices.Sorted(maps.Keys(n)) }
 
 func newPage(n names) *page { return &page{names: n, in: bufio.NewReaderSize(nil, maxLineBytes)} }
 
-// read returns what is told of each rank, ordered by rank: those of series without a rank count as rank 0. The result is
-// p's, until the next call. Lines that cannot be read are passed over, as metrics that nobody here knows are.
+// read returns what is told of each rank, ordered by rank: those of series without a rank count as rank 0. The result
+// is p's, until the next call. Lines that cannot be read are passed over, as metrics that nobody here knows are.
 //
-// It looks for a few names in the text exposition format and reads nothing else, in a fiftieth of the time that a parser of
-// the whole takes.
+// It looks for a few names in the text exposition format and reads nothing else, in a fiftieth of the time that a
+// parser of the whole takes.
 //
 // Errors: errTooLarge, and r's own.
 func (p *page) read(r io.Reader) ([]ofRank, error) {
@@ -218,8 +230,8 @@ const (
 	broken                   // it does not end
 )
 
-// nextLabel reads the next label of a list, behind its opening brace, and returns what follows it. name and value are valid until the
-// next call.
+// nextLabel reads the next label of a list, behind its opening brace, and returns what follows it. name and value are
+// valid until the next call.
 func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 	b = bytes.TrimLeft(b, " \t,")
 	if len(b) > 0 && b[0] == '}' {
@@ -255,7 +267,11 @@ func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 
 // tell notes a value of a rank: the greatest, if several series have one.
 func (p *page) tell(rank uint32, q quantity, value float64) {
-	i, there := slices.BinarySearchFunc(p.ranks, rank, func(r ofRank, rank uint32) int { return int(int64(r.rank) - int64(rank)) })
+	i, there := slices.BinarySearchFunc(
+		p.ranks,
+		rank,
+		func(r ofRank, rank uint32) int { return int(int64(r.rank) - int64(rank)) },
+	)
 	if !there {
 		if len(p.ranks) == pool.MaxRanks {
 			return
@@ -270,8 +286,8 @@ func (p *page) tell(rank uint32, q quantity, value float64) {
 	}
 }
 
-// together is what all ranks of an engine are when it is one worker: the sums of their requests, and the mean of their KV
-// usage.
+// together is what all ranks of an engine are when it is one worker: the sums of their requests, and the mean of their
+// KV usage.
 func together(ranks []ofRank) told {
 	if len(ranks) == 1 {
 		return ranks[0].told

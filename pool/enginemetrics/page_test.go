@@ -20,7 +20,14 @@ import (
 func saying(ranks []ofRank) string {
 	var b strings.Builder
 	for _, r := range ranks {
-		fmt.Fprintf(&b, "%d: running %v, waiting %v, usage %.6v\n", r.rank, r.told[running], r.told[waiting], r.told[usage])
+		fmt.Fprintf(
+			&b,
+			"%d: running %v, waiting %v, usage %.6v\n",
+			r.rank,
+			r.told[running],
+			r.told[waiting],
+			r.told[usage],
+		)
 	}
 	return b.String()
 }
@@ -44,7 +51,8 @@ func TestPages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range []io.Reader{bytes.NewReader(text), iotest.HalfReader(bytes.NewReader(text)), iotest.DataErrReader(bytes.NewReader(text))} {
+		for _, r := range []io.Reader{bytes.NewReader(text), iotest.HalfReader(bytes.NewReader(text)),
+			iotest.DataErrReader(bytes.NewReader(text))} {
 			ranks, err := p.read(r)
 			if err != nil {
 				t.Fatal(err)
@@ -69,11 +77,14 @@ func TestLines(t *testing.T) {
 		{"vllm:num_requests_running 4", "0: running 4, waiting NaN, usage NaN\n"},
 		{"vllm:num_requests_running 4 1700000000000\n", "0: running 4, waiting NaN, usage NaN\n"},
 		{"vllm:num_requests_running{} 4\r\n", "0: running 4, waiting NaN, usage NaN\n"},
-		{"vllm:num_requests_running{ engine = \"1\" , model_name=\"a\", }\t4\n", "1: running 4, waiting NaN, usage NaN\n"},
-		{`vllm:num_requests_running{model_name="} 9 \" \\ \n engine=\"7\"",engine="2"} 4`, "2: running 4, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running{ engine = \"1\" , model_name=\"a\", }\t4\n",
+			"1: running 4, waiting NaN, usage NaN\n"},
+		{`vllm:num_requests_running{model_name="} 9 \" \\ \n engine=\"7\"",engine="2"} 4`,
+			"2: running 4, waiting NaN, usage NaN\n"},
 		{"# vllm:num_requests_running 4\n#vllm:num_requests_running 4\n", ""},
 		{"vllm:num_requests_running_total 4\nvllm:num_requests_runnin 3\n", ""},
-		{"trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n", "0: running 4, waiting 2, usage 0.5\n"},
+		{"trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n",
+			"0: running 4, waiting 2, usage 0.5\n"},
 		{`nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 2
 nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 5
 nv_trt_llm_request_metrics{model="m",request_type="max",version="1"} 512
@@ -83,9 +94,12 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 		{"vllm:kv_cache_usage_perc 1.5\n", "0: running NaN, waiting NaN, usage 1\n"},
 		{"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc +Inf\n", ""},
 		{"vllm:num_requests_running\nvllm:num_requests_running{\nvllm:num_requests_running{a=\"\nvllm:num_requests_running{} x\n", ""},
-		{"vllm:num_requests_running{engine=\"x\"} 1\nvllm:num_requests_running{engine=\"-1\"} 2\n", "0: running 2, waiting NaN, usage NaN\n"},
-		{"vllm:num_requests_running " + strings.Repeat("0", maxLineBytes) + "1\nvllm:num_requests_waiting 3\n", "0: running NaN, waiting 3, usage NaN\n"},
-		{strings.Repeat("x", maxLineBytes) + "vllm:num_requests_running 7\nvllm:num_requests_waiting 3", "0: running NaN, waiting 3, usage NaN\n"},
+		{"vllm:num_requests_running{engine=\"x\"} 1\nvllm:num_requests_running{engine=\"-1\"} 2\n",
+			"0: running 2, waiting NaN, usage NaN\n"},
+		{"vllm:num_requests_running " + strings.Repeat("0", maxLineBytes) + "1\nvllm:num_requests_waiting 3\n",
+			"0: running NaN, waiting 3, usage NaN\n"},
+		{strings.Repeat("x", maxLineBytes) + "vllm:num_requests_running 7\nvllm:num_requests_waiting 3",
+			"0: running NaN, waiting 3, usage NaN\n"},
 	} {
 		ranks, err := newPage(newNames([quantities]Metric{})).read(strings.NewReader(c.text))
 		if err != nil || saying(ranks) != c.tells {
@@ -101,11 +115,17 @@ func TestGivenMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPage(newNames([quantities]Metric{waiting: m}))
-	ranks, err := p.read(strings.NewReader("queue{kind=\"outer\"} 9\nqueue{kind=\"inner\"} 3\nvllm:num_requests_waiting 5\nvllm:num_requests_running 2\n"))
+	ranks, err := p.read(
+		strings.NewReader(
+			"queue{kind=\"outer\"} 9\nqueue{kind=\"inner\"} 3\nvllm:num_requests_waiting " +
+				"5\nvllm:num_requests_running 2\n",
+		),
+	)
 	if got, want := saying(ranks), "0: running 2, waiting 3, usage NaN\n"; err != nil || got != want {
 		t.Errorf("%q, want %q (%v)", got, want, err)
 	}
-	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"}, "a{b=c}": {"a", "b", "c"}, `a { b = "c d" }`: {"a", "b", "c d"}} {
+	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"}, "a{b=c}": {"a", "b", "c"},
+		`a { b = "c d" }`: {"a", "b", "c d"}} {
 		if got, err := ParseMetric(s); got != want || err != nil {
 			t.Errorf("%q: %v, %v", s, got, err)
 		}
@@ -119,14 +139,22 @@ func TestGivenMetrics(t *testing.T) {
 
 func TestPageBounds(t *testing.T) {
 	p := newPage(newNames([quantities]Metric{}))
-	if _, err := p.read(io.LimitReader(endless("# "+strings.Repeat("nothing ", 1000)+"\n"), maxPageBytes+1)); !errors.Is(err, errTooLarge) {
+	if _, err := p.read(io.LimitReader(endless("# "+strings.Repeat("nothing ", 1000)+"\n"),
+		maxPageBytes+1)); !errors.Is(
+		err,
+		errTooLarge,
+	) {
 		t.Error(err)
 	}
 	if _, err := p.read(io.LimitReader(endless("# "+strings.Repeat("nothing ", 1000)+"\n"), maxPageBytes)); err != nil {
 		t.Error(err)
 	}
 	broken := errors.New("broken")
-	if _, err := p.read(io.MultiReader(strings.NewReader("vllm:num_requests_running 4\n"), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+	if _, err := p.read(io.MultiReader(strings.NewReader("vllm:num_requests_running 4\n"),
+		iotest.ErrReader(broken))); !errors.Is(
+		err,
+		broken,
+	) {
 		t.Error(err)
 	}
 	var many strings.Builder
@@ -204,7 +232,9 @@ func FuzzPage(f *testing.F) {
 					rank = "1"
 				}
 			}
-			if len(family.GetMetric()) == 1 && len(m.GetLabel()) <= 1 && value > 0 && !math.IsInf(value, 0) && m.GetHistogram() == nil && m.GetSummary() == nil {
+			if len(family.GetMetric()) == 1 && len(m.GetLabel()) <= 1 && value > 0 && !math.IsInf(value, 0) &&
+				m.GetHistogram() == nil &&
+				m.GetSummary() == nil {
 				for _, r := range ranks {
 					if fmt.Sprint(r.rank) == rank && r.told[running] == value {
 						return

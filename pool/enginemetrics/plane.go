@@ -26,8 +26,8 @@ type heard struct {
 	blocks int // that it has
 }
 
-// listen subscribes to the loads of the workers in s that show no page, and ends what is not needed any more. Only Run's goroutine
-// calls it.
+// listen subscribes to the loads of the workers in s that show no page, and ends what is not needed any more. Only
+// Run's goroutine calls it.
 func (g *Gauges) listen(s *pool.Snapshot) {
 	wanted := map[pool.EventChannel]bool{}
 	workers := map[instanceRank]heard{}
@@ -42,7 +42,10 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 				wanted[c] = true
 			}
 		}
-		workers[instanceRank{w.InstanceID, w.Rank}] = heard{member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String(), w.Address}, w.TotalKVBlocks}
+		workers[instanceRank{w.InstanceID, w.Rank}] = heard{
+			member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String(), w.Address},
+			w.TotalKVBlocks,
+		}
 	}
 	g.heard = workers
 	g.mu.Unlock()
@@ -70,7 +73,8 @@ func (g *Gauges) listen(s *pool.Snapshot) {
 func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err error) {
 	if c.ZMQ == "" {
 		if g.nats == nil {
-			if g.nats, err = natssub.Connect(natssub.Config{Server: g.cfg.NATSServer, Purpose: "loads", Log: g.log}); err != nil {
+			if g.nats, err = natssub.Connect(natssub.Config{Server: g.cfg.NATSServer, Purpose: "loads",
+				Log: g.log}); err != nil {
 				return nil, err
 			}
 		}
@@ -85,7 +89,15 @@ func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err err
 			return nil, err
 		}
 	}
-	s, err := g.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: loadTopic, Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher), MaxMessageBytes: maxLoadBytes}, l)
+	s, err := g.hub.Subscribe(
+		zmqsub.Config{
+			Endpoint:        c.ZMQ,
+			Topic:           loadTopic,
+			Publisher:       binary.BigEndian.AppendUint64(nil, c.Publisher),
+			MaxMessageBytes: maxLoadBytes,
+		},
+		l,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +111,8 @@ const (
 	maxPendingLoads = 1 << 20
 )
 
-// loads takes in what is said at one place, by one publisher or, over NATS, by all of a Dynamo path. That messages were lost, or that
-// another process sends them now, is no matter: each says all there is to say.
+// loads takes in what is said at one place, by one publisher or, over NATS, by all of a Dynamo path. That messages were
+// lost, or that another process sends them now, is no matter: each says all there is to say.
 type loads struct {
 	*Gauges
 	from string

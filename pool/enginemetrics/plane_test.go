@@ -62,7 +62,8 @@ func newPublisher(t *testing.T, id uint64) *publisher {
 
 func (p *publisher) send(frame []byte) {
 	p.t.Helper()
-	if _, err := p.socket.SendMessage(loadTopic, binary.BigEndian.AppendUint64(nil, p.id), binary.BigEndian.AppendUint64(nil, p.seq), frame); err != nil {
+	if _, err := p.socket.SendMessage(loadTopic, binary.BigEndian.AppendUint64(nil, p.id),
+		binary.BigEndian.AppendUint64(nil, p.seq), frame); err != nil {
 		p.t.Fatal(err)
 	}
 	p.seq++
@@ -82,7 +83,18 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 		{Name: "of unknown size", Address: "f:80", InstanceID: 3, LoadChannels: loads},
 	}
 	p := pool.New(slog.New(slog.DiscardHandler))
-	g := New(Config{Interval: time.Second, Stale: time.Hour, Scheme: "http", Path: "/metrics", Frontends: true, Booked: func(kvblock.Worker) int { return 0 }}, p, slog.New(slog.DiscardHandler))
+	g := New(
+		Config{
+			Interval:  time.Second,
+			Stale:     time.Hour,
+			Scheme:    "http",
+			Path:      "/metrics",
+			Frontends: true,
+			Booked:    func(kvblock.Worker) int { return 0 },
+		},
+		p,
+		slog.New(slog.DiscardHandler),
+	)
 	p.Watch(g)
 	p.Update(endpoints)
 	ctx, stop := context.WithCancel(t.Context())
@@ -119,7 +131,8 @@ func TestLoadsOnTheEventPlane(t *testing.T) {
 	// A page of its own goes before; and who left is not heard any more.
 	endpoints[1].Metrics = "http://127.0.0.1:1/metrics"
 	p.Update(endpoints[:2])
-	for deadline := time.Now().Add(30 * time.Second); readings(g, "unreachable") == 0; <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); readings(g,
+		"unreachable") == 0; <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("its page is not asked for")
 		}
@@ -152,7 +165,11 @@ func TestLoadsOverNATS(t *testing.T) {
 		want   int // subscriptions
 	}{{"nats://127.0.0.1:9", 1}, {"", 0}, {"nats://%zz", 0}} {
 		p := pool.New(slog.New(slog.DiscardHandler))
-		g := New(Config{Interval: time.Second, Stale: time.Hour, Frontends: true, NATSServer: c.server}, p, slog.New(slog.DiscardHandler))
+		g := New(
+			Config{Interval: time.Second, Stale: time.Hour, Frontends: true, NATSServer: c.server},
+			p,
+			slog.New(slog.DiscardHandler),
+		)
 		p.Watch(g)
 		p.Update(endpoints)
 		follow(g)

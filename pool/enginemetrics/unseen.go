@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// unseenAfter is how long an engine has more requests than kvepp sent it before that is said. Readings are apart in time
-	// from bookings, and bookings may end sooner than the engine's requests; neither lasts.
+	// unseenAfter is how long an engine has more requests than kvepp sent it before that is said. Readings are apart in
+	// time from bookings, and bookings may end sooner than the engine's requests; neither lasts.
 	unseenAfter = time.Minute
 	// unseenLeast and unseenRatio are how many more: both.
 	unseenLeast = 4
@@ -50,9 +50,20 @@ func (g *Gauges) alarm(e excess) {
 	if e.first {
 		level = slog.LevelWarn
 	}
-	g.log.Log(context.Background(), level, "an engine has had more requests for a minute than kvepp has sent it: load goes around kvepp (another replica of kvepp, another router, "+
-		"clients that ask the engine itself), and its choices know nothing of it. kvepp_unseen_load_workers counts further such workers",
-		"worker", e.worker, "engine_requests", e.there, "booked", e.booked)
+	g.log.Log(
+		context.Background(),
+		level,
+		"an engine has had more requests for a minute than kvepp has sent it: load goes around kvepp (another "+
+			"replica of kvepp, another router, "+
+			"clients that ask the engine itself), and its choices know nothing of it. kvepp_unseen_load_workers "+
+			"counts further such workers",
+		"worker",
+		e.worker,
+		"engine_requests",
+		e.there,
+		"booked",
+		e.booked,
+	)
 }
 
 // calm ends a worker's alarm. The caller holds g.mu.

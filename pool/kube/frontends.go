@@ -46,18 +46,20 @@ func (s *sighting) instance() dynamo.Instance {
 }
 
 const (
-	// heldBack is how long a Pod of Dynamo's that wrote nothing of itself waits for a frontend that knows its worker. A frontend refuses
-	// requests for workers that it does not know.
-	heldBack    = 3 * time.Second
-	askWaiting  = 250 * time.Millisecond // between questions while a Pod waits
-	askAgain    = 2 * time.Second        // while there are workers that no frontend knows
-	askAnyway   = 30 * time.Second       // when all are known
-	askedAtOnce = 3                      // of the Pods whose workers are not known; twice as many each time, while Pods wait ...
-	mostAtOnce  = 64                     // ... up to so many
-	askFor      = time.Second            // that one who does not answer holds up the others
+	// heldBack is how long a Pod of Dynamo's that wrote nothing of itself waits for a frontend that knows its worker. A
+	// frontend refuses requests for workers that it does not know.
+	heldBack   = 3 * time.Second
+	askWaiting = 250 * time.Millisecond // between questions while a Pod waits
+	askAgain   = 2 * time.Second        // while there are workers that no frontend knows
+	askAnyway  = 30 * time.Second       // when all are known
+	// of the Pods whose workers are not known; twice as many each time, while Pods wait ...
+	askedAtOnce = 3
+	mostAtOnce  = 64          // ... up to so many
+	askFor      = time.Second // that one who does not answer holds up the others
 )
 
-// waits reports whether a Pod is no endpoint only because no frontend has said who its worker is. The caller holds s.mu.
+// waits reports whether a Pod is no endpoint only because no frontend has said who its worker is. The caller holds
+// s.mu.
 func (k *known) waits() bool {
 	return !k.seen.since.IsZero() && !k.seen.known && !k.seen.given && len(k.instances) == 0
 }
@@ -73,8 +75,8 @@ func (s *Source) sighted(k *known) sighting {
 	return k.seen
 }
 
-// askFrontends asks until ctx ends. Most frontends know all the workers of their namespace, so that one answer settles many Pods; where
-// discovery is files in each Pod, they know those beside them, and all must be asked.
+// askFrontends asks until ctx ends. Most frontends know all the workers of their namespace, so that one answer settles
+// many Pods; where discovery is files in each Pod, they know those beside them, and all must be asked.
 func (s *Source) askFrontends(ctx context.Context) {
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -144,7 +146,8 @@ func (s *Source) frontendPort(k *known) int {
 	return s.spec.ports[0]
 }
 
-// sight takes in what the frontend at an address knows. A worker at a loopback address is one of the frontend's own Pod.
+// sight takes in what the frontend at an address knows. A worker at a loopback address is one of the frontend's own
+// Pod.
 func (s *Source) sight(v *dynamo.View, from string) {
 	host, _, _ := net.SplitHostPort(from)
 	s.mu.Lock()
@@ -172,10 +175,18 @@ func (s *Source) sight(v *dynamo.View, from string) {
 		if k.seen == before {
 			continue
 		}
-		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 && !s.frontends.differs {
+		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 &&
+			!s.frontends.differs {
 			s.frontends.differs = true
-			s.log.Info("the ids of Dynamo's workers are not those of their Pods' names: the frontends' word is taken for them", "pod", k.pod.Name,
-				"instance", worker.InstanceID, "by_name", kvblock.InstanceID(k.pod.Name))
+			s.log.Info(
+				"the ids of Dynamo's workers are not those of their Pods' names: the frontends' word is taken for them",
+				"pod",
+				k.pod.Name,
+				"instance",
+				worker.InstanceID,
+				"by_name",
+				kvblock.InstanceID(k.pod.Name),
+			)
 		}
 		s.recompute(k)
 	}
@@ -198,7 +209,12 @@ func (s *Source) judge() time.Duration {
 			continue
 		}
 		k.seen.given = true
-		s.log.Warn("no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: its id is taken to be that of its name", "pod", k.pod.Name)
+		s.log.Warn(
+			"no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: its id is taken to be that "+
+				"of its name",
+			"pod",
+			k.pod.Name,
+		)
 		s.recompute(k)
 	}
 	return wait

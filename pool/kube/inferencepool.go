@@ -28,14 +28,18 @@ var poolResources = map[string]schema.GroupVersionResource{
 	LegacyPoolGroup: {Group: LegacyPoolGroup, Version: "v1alpha2", Resource: "inferencepools"},
 }
 
-// followPool gives what the pool says to set, and nil when there is none, until ctx ends. A pool that cannot be understood changes
-// nothing.
+// followPool gives what the pool says to set, and nil when there is none, until ctx ends. A pool that cannot be
+// understood changes nothing.
 func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 	group := s.config.PoolGroup
 	if group == "" {
 		group = PoolGroup
 	}
-	ask := s.client.objects(poolResources[group], s.config.Namespace, fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String())
+	ask := s.client.objects(
+		poolResources[group],
+		s.config.Namespace,
+		fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String(),
+	)
 	var last *spec // what was set; gateways change a pool's status again and again
 	put := func(o any) {
 		u, ok := o.(*unstructured.Unstructured)
@@ -44,14 +48,28 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		}
 		now, err := parsePool(group, u)
 		if err != nil {
-			s.log.Error("the InferencePool cannot be followed as it is now; what it said before holds", "pool", s.config.PoolName, "error", err)
+			s.log.Error(
+				"the InferencePool cannot be followed as it is now; what it said before holds",
+				"pool",
+				s.config.PoolName,
+				"error",
+				err,
+			)
 			return
 		}
 		if last != nil && last.selector.String() == now.selector.String() && slices.Equal(last.ports, now.ports) {
 			return
 		}
 		last = now
-		s.log.Info("the InferencePool says which endpoints there are", "pool", s.config.PoolName, "selector", now.selector.String(), "ports", now.ports)
+		s.log.Info(
+			"the InferencePool says which endpoints there are",
+			"pool",
+			s.config.PoolName,
+			"selector",
+			now.selector.String(),
+			"ports",
+			now.ports,
+		)
 		set(now)
 	}
 	none := func() {
@@ -72,7 +90,15 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 					return
 				}
 			}
-			s.log.Warn("there is no such InferencePool yet", "pool", s.config.PoolName, "namespace", s.config.Namespace, "group", group)
+			s.log.Warn(
+				"there is no such InferencePool yet",
+				"pool",
+				s.config.PoolName,
+				"namespace",
+				s.config.Namespace,
+				"group",
+				group,
+			)
 			none()
 		},
 	})

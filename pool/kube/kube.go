@@ -1,13 +1,13 @@
 // Package kube keeps kvepp's endpoints at what Kubernetes says: the Pods of an InferencePool, or of a label selector.
 //
-// It owns the watches of the API server, one file for each kind of object that is followed, and what a Pod means: when it is an
-// endpoint, at which addresses, of which data-parallel ranks, and where its KV events are. What is absent or forbidden is logged
-// once, counted and asked for again; what was known stays known meanwhile. It also holds the lease of a replica that must be the only
-// active one, and asks the API server who may read metrics. It never writes to anything but that lease, never talks to an engine,
-// and never routes.
+// It owns the watches of the API server, one file for each kind of object that is followed, and what a Pod means: when
+// it is an endpoint, at which addresses, of which data-parallel ranks, and where its KV events are. What is absent or
+// forbidden is logged once, counted and asked for again; what was known stays known meanwhile. It also holds the lease
+// of a replica that must be the only active one, and asks the API server who may read metrics. It never writes to
+// anything but that lease, never talks to an engine, and never routes.
 //
-// Concurrency: everything is safe from any goroutine. Watches write to a Source under its lock; one goroutine, Run's, tells of
-// changes.
+// Concurrency: everything is safe from any goroutine. Watches write to a Source under its lock; one goroutine, Run's,
+// tells of changes.
 package kube
 
 import (
@@ -48,9 +48,9 @@ type Client struct {
 // serviceAccountNamespace is where Kubernetes tells a container its namespace.
 const serviceAccountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Connect returns a client of the cluster that a kubeconfig file names, or with "" of the one that the process runs in. It does
-// not talk to the API server yet. What client-go itself logs goes to log where that is at debug level, and else nowhere: kvepp logs
-// what fails itself, once.
+// Connect returns a client of the cluster that a kubeconfig file names, or with "" of the one that the process runs in.
+// It does not talk to the API server yet. What client-go itself logs goes to log where that is at debug level, and else
+// nowhere: kvepp logs what fails itself, once.
 func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 	if !log.Enabled(context.Background(), slog.LevelDebug) {
 		log = slog.New(slog.DiscardHandler)
@@ -68,7 +68,8 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 			c.Namespace = strings.TrimSpace(string(text))
 		}
 	} else {
-		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil)
+		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+			&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil)
 		if config, err = file.ClientConfig(); err != nil {
 			return nil, fmt.Errorf("kube: --kubeconfig %s: %w", kubeconfig, err)
 		}
@@ -83,7 +84,8 @@ func Connect(kubeconfig string, log *slog.Logger) (*Client, error) {
 		return nil, fmt.Errorf("kube: %w", err)
 	}
 	quick := rest.CopyConfig(config)
-	quick.AcceptContentTypes, quick.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
+	quick.AcceptContentTypes, quick.ContentType = "application/vnd.kubernetes.protobuf,application/json",
+		"application/vnd.kubernetes.protobuf"
 	if c.core, err = kubernetes.NewForConfig(quick); err != nil {
 		return nil, fmt.Errorf("kube: %w", err)
 	}
@@ -113,12 +115,14 @@ type Config struct {
 	KVReplayPort  int // of the replay sockets, numbered alike. 0: none
 	// DataParallelSize is how many ranks share the port of a Pod that has one. 0 means 1.
 	DataParallelSize uint32
-	// Family is the addresses wanted of Pods with several: "ipv4", "ipv6", or empty for the one that Kubernetes calls the Pod's.
+	// Family is the addresses wanted of Pods with several: "ipv4", "ipv6", or empty for the one that Kubernetes calls
+	// the Pod's.
 	Family string
 	// Dynamo says that the Pods are Dynamo's: their DynamoWorkerMetadata objects are followed.
 	Dynamo bool
-	// AskFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.AskFrontend does; nil: nobody is asked. It gives
-	// the instance ids of workers that write no DynamoWorkerMetadata, because their discovery is etcd or another.
+	// AskFrontend asks the frontend of a Pod of Dynamo's which workers it knows, as dynamo.AskFrontend does; nil:
+	// nobody is asked. It gives the instance ids of workers that write no DynamoWorkerMetadata, because their discovery
+	// is etcd or another.
 	AskFrontend func(ctx context.Context, address string) (dynamo.View, error)
 }
 
@@ -132,8 +136,9 @@ type State struct {
 
 // Stats are counters and conditions for metrics.
 type Stats struct {
-	// Lists counts whole lists of Pods that were taken in: one at the start, one for each change of the selector and for each
-	// watch that could not be taken up where it ended. Recomputed counts changes of the pool that concerned every Pod.
+	// Lists counts whole lists of Pods that were taken in: one at the start, one for each change of the selector and
+	// for each watch that could not be taken up where it ended. Recomputed counts changes of the pool that concerned
+	// every Pod.
 	Lists, Recomputed uint64
 	// Changes counts changes of one Pod that reached the endpoints, or of what Dynamo says of one.
 	Changes uint64
@@ -183,12 +188,13 @@ type known struct {
 // NewSource returns a source that follows nothing yet.
 func NewSource(c *Client, config Config, log *slog.Logger) *Source {
 	return &Source{client: c, config: config, log: log,
-		frontends: newFrontends(), pools: newKind("inferencepools", log), podKind: newKind("pods", log), workerKind: newKind("dynamoworkermetadatas", log),
-		synced: make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
+		frontends: newFrontends(), pools: newKind("inferencepools", log), podKind: newKind("pods", log),
+		workerKind: newKind("dynamoworkermetadatas", log),
+		synced:     make(chan struct{}), changed: make(chan struct{}, 1), pods: map[string]*known{}}
 }
 
-// Synced returns a channel that is closed once the pool and its Pods were read, and told; a pool without Pods counts, one that does
-// not exist does not.
+// Synced returns a channel that is closed once the pool and its Pods were read, and told; a pool without Pods counts,
+// one that does not exist does not.
 func (s *Source) Synced() <-chan struct{} { return s.synced }
 
 // Kinds returns the kinds of objects that are followed.
@@ -205,7 +211,12 @@ func (s *Source) Kinds() []*Kind {
 
 // Stats returns the counters.
 func (s *Source) Stats() Stats {
-	return Stats{Lists: s.lists.Load(), Recomputed: s.recomputed.Load(), Changes: s.changes.Load(), Updates: s.updates.Load()}
+	return Stats{
+		Lists:      s.lists.Load(),
+		Recomputed: s.recomputed.Load(),
+		Changes:    s.changes.Load(),
+		Updates:    s.updates.Load(),
+	}
 }
 
 const (
@@ -217,7 +228,8 @@ const (
 	patience = 2 * time.Second
 )
 
-// Run follows the cluster until ctx ends, and gives each new state to apply, in order. A failure of the API server never ends it.
+// Run follows the cluster until ctx ends, and gives each new state to apply, in order. A failure of the API server
+// never ends it.
 func (s *Source) Run(ctx context.Context, apply func(State)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -314,7 +326,13 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 		s.stopPods, s.following, s.listed = nil, nil, false
 		s.pods, s.order = map[string]*known{}, nil
 		if was != nil {
-			s.log.Warn("the InferencePool is gone: there are no endpoints until it is back", "pool", s.config.PoolName, "namespace", s.config.Namespace)
+			s.log.Warn(
+				"the InferencePool is gone: there are no endpoints until it is back",
+				"pool",
+				s.config.PoolName,
+				"namespace",
+				s.config.Namespace,
+			)
 		}
 		return
 	}
@@ -393,7 +411,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ParseSelector reads a label selector as kubectl takes it, "app=vllm,env in (a,b)". An empty one is refused: it would select every Pod.
+// ParseSelector reads a label selector as kubectl takes it, "app=vllm,env in (a,b)". An empty one is refused: it would
+// select every Pod.
 func ParseSelector(text string) (labels.Selector, error) {
 	s, err := labels.Parse(text)
 	if err != nil {

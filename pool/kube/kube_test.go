@@ -29,8 +29,8 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// cluster is an API server of maps. A watch of such a one tells only of what comes after it began, and not of what came between a
-// list and the watch: tests wait until it is watched.
+// cluster is an API server of maps. A watch of such a one tells only of what comes after it began, and not of what came
+// between a list and the watch: tests wait until it is watched.
 type cluster struct {
 	t       testing.TB
 	core    *corefake.Clientset
@@ -47,11 +47,14 @@ func newCluster(t testing.TB) *cluster {
 	c := &cluster{t: t, watches: map[string]int{}, refuse: map[string]error{}}
 	c.core = corefake.NewClientset()
 	kinds := map[schema.GroupVersionResource]string{
-		poolResources[PoolGroup]: "InferencePoolList", poolResources[LegacyPoolGroup]: "InferencePoolList", workerResource: "DynamoWorkerMetadataList",
+		poolResources[PoolGroup]: "InferencePoolList", poolResources[LegacyPoolGroup]: "InferencePoolList",
+		workerResource: "DynamoWorkerMetadataList",
 	}
 	for _, group := range policyGroups {
-		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: "inferenceobjectives"}] = "InferenceObjectiveList"
-		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: "inferencemodelrewrites"}] = "InferenceModelRewriteList"
+		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2",
+			Resource: "inferenceobjectives"}] = "InferenceObjectiveList"
+		kinds[schema.GroupVersionResource{Group: group, Version: "v1alpha2",
+			Resource: "inferencemodelrewrites"}] = "InferenceModelRewriteList"
 	}
 	c.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	c.client = &Client{core: c.core, reviews: c.core, dynamic: c.dynamic, Namespace: "ns"}
@@ -95,7 +98,8 @@ func (c *cluster) watched(resource string) int {
 	return c.watches[resource]
 }
 
-// answer has lists and watches of a resource, or of all of a group, fail from now on, or with nil go well; running watches end.
+// answer has lists and watches of a resource, or of all of a group, fail from now on, or with nil go well; running
+// watches end.
 func (c *cluster) answer(of string, err error) {
 	c.mu.Lock()
 	c.refuse[of] = err
@@ -141,8 +145,12 @@ func poolOf(app string, ports ...int) *unstructured.Unstructured {
 		targets = append(targets, map[string]any{"number": int64(p)})
 	}
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
-		"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": app}}, "targetPorts": targets},
+		"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool",
+		"metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec": map[string]any{
+			"selector":    map[string]any{"matchLabels": map[string]any{"app": app}},
+			"targetPorts": targets,
+		},
 	}}
 }
 
@@ -287,7 +295,9 @@ func testFollowsAPool(t *testing.T) {
 		t.Errorf("a pool that says the same: %+v, before %+v", now, before)
 	}
 	// Without a pool there is nobody; the same Pods are back with it.
-	c.must(c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}))
+	c.must(
+		c.dynamic.Resource(poolResources[PoolGroup]).Namespace("ns").Delete(t.Context(), "p", metav1.DeleteOptions{}),
+	)
 	r.want("")
 	c.pool("vllm", 8000)
 	r.want("10.0.0.1:8000")
@@ -304,14 +314,16 @@ func testFollowsALegacyPool(t *testing.T) {
 	r := run(t, c, Config{PoolName: "p", PoolGroup: LegacyPoolGroup})
 	eventually(t, "the pool to be watched", func() bool { return c.watched("inferencepools") == 1 })
 	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
-		"spec": map[string]any{"selector": map[string]any{"app": "vllm"}, "targetPortNumber": int64(8000)},
+		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool",
+		"metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec":     map[string]any{"selector": map[string]any{"app": "vllm"}, "targetPortNumber": int64(8000)},
 	}})
 	r.want("10.0.0.1:8000")
 	// Nonsense changes nothing.
 	c.object(poolResources[LegacyPoolGroup], &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool", "metadata": map[string]any{"name": "p", "namespace": "ns"},
-		"spec": map[string]any{"selector": map[string]any{}, "targetPortNumber": int64(8001)},
+		"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferencePool",
+		"metadata": map[string]any{"name": "p", "namespace": "ns"},
+		"spec":     map[string]any{"selector": map[string]any{}, "targetPortNumber": int64(8001)},
 	}})
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
 	c.put(aPod("b", "10.0.0.2"))
@@ -341,7 +353,11 @@ func testChurn(t *testing.T) {
 	for i := range pods {
 		c.put(aPod(fmt.Sprintf("w-%03d", i), address(i)))
 	}
-	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, KVEventsPort: 5557})
+	r := run(
+		t,
+		c,
+		Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, KVEventsPort: 5557},
+	)
 	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.last.Endpoints) }
 	eventually(t, "all Pods", func() bool { return told() == pods })
 	eventually(t, "Pods to be watched", func() bool { return c.watched("pods") == 1 })
@@ -393,7 +409,11 @@ func testUnwatched(t *testing.T) {
 	} {
 		errorsBefore := pods.Errors()
 		c.answer("pods", refused.err)
-		eventually(t, string(refused.want), func() bool { return pods.Health() == refused.want && pods.Errors() > errorsBefore })
+		eventually(
+			t,
+			string(refused.want),
+			func() bool { return pods.Health() == refused.want && pods.Errors() > errorsBefore },
+		)
 		if got := r.addresses(); got != "10.0.0.1:8000" {
 			t.Errorf("%s: endpoints %q", refused.want, got)
 		}
@@ -405,14 +425,22 @@ func testUnwatched(t *testing.T) {
 	r.want("10.0.0.1:8000 10.0.0.2:8000")
 }
 
-// TestDynamoInstalledLater: the kind of objects is absent at first. That is no reason to wait, and it is noticed when it comes.
+// TestDynamoInstalledLater: the kind of objects is absent at first. That is no reason to wait, and it is noticed when
+// it comes.
 func TestDynamoInstalledLater(t *testing.T) { synctest.Test(t, testDynamoInstalledLater) }
 
 func testDynamoInstalledLater(t *testing.T) {
 	c := newCluster(t)
 	c.put(aPod("w", "10.0.0.7"))
-	c.answer("dynamoworkermetadatas", apierrors.NewNotFound(schema.GroupResource{Resource: "dynamoworkermetadatas"}, ""))
-	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true})
+	c.answer(
+		"dynamoworkermetadatas",
+		apierrors.NewNotFound(schema.GroupResource{Resource: "dynamoworkermetadatas"}, ""),
+	)
+	r := run(
+		t,
+		c,
+		Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true},
+	)
 	r.want("10.0.0.7:8000")
 	instance := func() uint64 {
 		r.mu.Lock()
@@ -429,7 +457,8 @@ func testDynamoInstalledLater(t *testing.T) {
 	eventually(t, "the Pod's id", func() bool { return instance() != 43 })
 }
 
-// TestFrontendsKnow: workers whose discovery is etcd write nothing that Kubernetes could tell of. Their frontends know their ids.
+// TestFrontendsKnow: workers whose discovery is etcd write nothing that Kubernetes could tell of. Their frontends know
+// their ids.
 func TestFrontendsKnow(t *testing.T) { synctest.Test(t, testFrontendsKnow) }
 
 func testFrontendsKnow(t *testing.T) {
@@ -469,25 +498,42 @@ func testFrontendsKnow(t *testing.T) {
 	if r.synced() || len(instances()) != 0 {
 		t.Error("ready before anybody has said who the workers are")
 	}
-	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"}) // the Pod's that was asked
+	// the Pod's that was asked
+	know(
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "127.0.0.1"},
+	)
 	want(1<<63, 2)
 	want(1<<63, 2, kvblock.InstanceID("n")) // which has waited enough
 	eventually(t, "ready", r.synced)
 	r.mu.Lock()
-	if e := r.last.Endpoints[0]; e.Namespace != "ns" || e.Model != "m" || e.BlockSize != 16 || e.TotalKVBlocks != 99 || len(r.last.Instances) != 0 {
+	if e := r.last.Endpoints[0]; e.Namespace != "ns" || e.Model != "m" || e.BlockSize != 16 || e.TotalKVBlocks != 99 ||
+		len(r.last.Instances) != 0 {
 		t.Errorf("%+v, instances %+v", e, r.last.Instances)
 	}
 	r.mu.Unlock()
-	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	know(
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+	)
 	want(1<<63, 2, 3)
-	// A worker that began anew in its Pod has another id. While the old one's lease lasts there are two, and neither is believed.
+	// A worker that began anew in its Pod has another id. While the old one's lease lasts there are two, and neither is
+	// believed.
 	a := aPod("a", "10.0.0.1")
 	a.Status.Conditions[1].Status = corev1.ConditionFalse
 	c.put(a)
 	want(2, 3)
-	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	know(
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 1 << 63, IP: "10.0.0.1"},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.Seen{
+			Path:       "ns/backend/generate",
+			InstanceID: 2,
+			IP:         "10.0.0.2",
+		},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+	)
 	a.Status.Conditions[1].Status = corev1.ConditionTrue
 	c.put(a)
 	eventually(t, "a to wait", func() bool {
@@ -495,21 +541,31 @@ func testFrontendsKnow(t *testing.T) {
 		defer r.Source.mu.Unlock()
 		return r.pods["a"].waits()
 	})
-	know(dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
-		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 2, IP: "10.0.0.2"}, dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"})
+	know(
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"},
+		dynamo.Seen{
+			Path:       "ns/backend/generate",
+			InstanceID: 2,
+			IP:         "10.0.0.2",
+		},
+		dynamo.Seen{Path: "ns/backend/generate", InstanceID: 3, IP: "10.0.0.3"},
+	)
 	want(7, 2, 3)
 	// What a worker wrote itself goes before; that the frontend disagrees is said.
 	c.object(workerResource, record(t, "a", "a", "uid-a", 42, "ns", "aggregated", 1, false))
 	want(42, 2, 3)
 	r.Source.mu.Lock()
 	defer r.Source.mu.Unlock()
-	if complaint := r.pods["a"].complaint; !strings.Contains(complaint, "knows its worker as 7, and DynamoWorkerMetadata as 42") {
+	if complaint := r.pods["a"].complaint; !strings.Contains(
+		complaint,
+		"knows its worker as 7, and DynamoWorkerMetadata as 42",
+	) {
 		t.Errorf("complaint %q", complaint)
 	}
 }
 
-// TestFrontendsOfTheirOwnPodsAlone: where each frontend knows the worker beside it and no other, all are asked before a Pod has waited
-// enough.
+// TestFrontendsOfTheirOwnPodsAlone: where each frontend knows the worker beside it and no other, all are asked before a
+// Pod has waited enough.
 func TestFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	synctest.Test(t, testFrontendsOfTheirOwnPodsAlone)
 }
@@ -528,7 +584,9 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 			if _, err := fmt.Sscanf(address, "10.0.%d.%d:", &i, &j); err != nil {
 				return dynamo.View{}, err
 			}
-			return dynamo.View{Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 1 + 100*i + j, IP: "127.0.0.1"}}}, nil
+			return dynamo.View{
+				Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 1 + 100*i + j, IP: "127.0.0.1"}},
+			}, nil
 		}})
 	eventually(t, "ready", r.synced)
 	r.mu.Lock()
@@ -547,7 +605,8 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	}
 }
 
-// TestAnotherPodOfTheName: what a frontend knew of a Pod's worker does not hold for the Pod that took its name while no watch told.
+// TestAnotherPodOfTheName: what a frontend knew of a Pod's worker does not hold for the Pod that took its name while no
+// watch told.
 func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTheName) }
 
 func testAnotherPodOfTheName(t *testing.T) {
@@ -555,7 +614,9 @@ func testAnotherPodOfTheName(t *testing.T) {
 	c.put(aPod("a", "10.0.0.1"))
 	r := run(t, c, Config{Selector: labels.SelectorFromSet(labels.Set{"app": "vllm"}), Ports: []int{8000}, Dynamo: true,
 		AskFrontend: func(context.Context, string) (dynamo.View, error) {
-			return dynamo.View{Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"}}}, nil
+			return dynamo.View{
+				Workers: []dynamo.Seen{{Path: "ns/backend/generate", InstanceID: 7, IP: "10.0.0.1"}},
+			}, nil
 		}})
 	instance := func() uint64 {
 		r.mu.Lock()

@@ -12,11 +12,11 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to release it:
-// both together are less than the time after which another may take it.
+// Times of a lease. A leader that cannot renew it counts itself as none after renewDeadline, and tries as long again to
+// release it: both together are less than the time after which another may take it.
 //
-// They are half of what Kubernetes' own programs have, because a leader that was hasty to be replaced costs little here: it
-// goes on until it sees the other, and both answer.
+// They are half of what Kubernetes' own programs have, because a leader that was hasty to be replaced costs little
+// here: it goes on until it sees the other, and both answer.
 const (
 	leaseDuration = 8 * time.Second
 	renewDeadline = 3500 * time.Millisecond
@@ -26,24 +26,32 @@ const (
 // Election chooses one replica among several. Create it with NewElection.
 type Election struct {
 	config leaderelection.LeaderElectionConfig
-	seen   resourcelock.Interface // Succeeded's, beside Run: a lock keeps what it read last, and one goroutine may use it
-	lead   func(bool)
-	kind   *Kind
-	log    *slog.Logger
+	// Succeeded's, beside Run: a lock keeps what it read last, and one goroutine may use it
+	seen resourcelock.Interface
+	lead func(bool)
+	kind *Kind
+	log  *slog.Logger
 }
 
-// NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and must be no
-// other's; one that comes back under the same leads at once if it did before. lead is told when it becomes the leader and when it is
-// none any more, one call at a time.
+// NewElection returns a candidate for a Lease, which is created when it is not there. identity names this replica, and
+// must be no other's; one that comes back under the same leads at once if it did before. lead is told when it becomes
+// the leader and when it is none any more, one call at a time.
 //
-// A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a while, nobody
-// could take over from it, and kvepp would be down with it. The price is that two lead where the API server is away for one alone.
+// A leader that cannot renew the Lease goes on until it sees that another leads: where the API server is away for a
+// while, nobody could take over from it, and kvepp would be down with it. The price is that two lead where the API
+// server is away for one alone.
 func NewElection(c *Client, namespace, lease, identity string, lead func(bool), log *slog.Logger) (*Election, error) {
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
 	var locks [2]observed
 	for i := range locks {
-		lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(), c.core.CoordinationV1(),
-			resourcelock.ResourceLockConfig{Identity: identity})
+		lock, err := resourcelock.New(
+			resourcelock.LeasesResourceLock,
+			namespace,
+			lease,
+			c.core.CoreV1(),
+			c.core.CoordinationV1(),
+			resourcelock.ResourceLockConfig{Identity: identity},
+		)
 		if err != nil {
 			return nil, fmt.Errorf("kube: leader election: %w", err)
 		}
@@ -53,7 +61,10 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 	e.config = leaderelection.LeaderElectionConfig{
 		Lock: locks[0], LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		ReleaseOnCancel: true, Name: lease,
-		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) {},
+			OnStoppedLeading: func() {},
+		},
 	}
 	if _, err := leaderelection.NewLeaderElector(e.config); err != nil {
 		return nil, fmt.Errorf("kube: leader election: %w", err)
@@ -75,7 +86,8 @@ func (e *Election) Run(ctx context.Context) {
 		var elector *leaderelection.LeaderElector
 		over := false // guarded by mu
 		config := e.config
-		// client-go calls this in a goroutine for each leader that it sees, so that it may come late, or after the next.
+		// client-go calls this in a goroutine for each leader that it sees, so that it may come late, or after the
+		// next.
 		config.Callbacks.OnNewLeader = func(leader string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -100,7 +112,8 @@ func (e *Election) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			set(false)
 		} else if leads {
-			e.log.Warn("the Lease could not be renewed in time; this replica goes on until it sees that another leads", "lease", config.Name)
+			e.log.Warn("the Lease could not be renewed in time; this replica goes on until it sees that another leads",
+				"lease", config.Name)
 		}
 		mu.Unlock()
 		if !pause(ctx, retryPeriod) {
@@ -153,7 +166,8 @@ func (o observed) see(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		o.kind.followed()
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() != nil: // not there yet, or another's by a moment
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
+		ctx.Err() != nil: // not there yet, or another's by a moment
 	default:
 		o.kind.failed(err)
 	}

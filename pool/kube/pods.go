@@ -38,7 +38,8 @@ const (
 	CordonAnnotation           = annotationPrefix + "cordon" // "true": no new requests
 )
 
-// activePortsAnnotations list which of the target ports a Pod serves, the first that is there. Source: llm-d-router v0.10; GAIE v1.5.
+// activePortsAnnotations list which of the target ports a Pod serves, the first that is there. Source: llm-d-router
+// v0.10; GAIE v1.5.
 var activePortsAnnotations = []string{"llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"}
 
 // Labels of other projects that say a Pod's role, and of which Dynamo namespace it is.
@@ -57,7 +58,8 @@ const (
 
 // namedPort returns the container port of a name, 0 when there is none or several.
 func namedPort(p *corev1.Pod, name string) (found int) {
-	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} { // a sidecar may be among either
+	// a sidecar may be among either
+	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
 		for i := range containers {
 			for _, port := range containers[i].Ports {
 				switch {
@@ -170,8 +172,9 @@ func stripPod(o any) (any, error) {
 	return slim, nil
 }
 
-// serves reports whether requests may be sent to a Pod. Its subscriptions follow: one that is not ready has none, and what it held
-// is forgotten, because an engine that stopped answering may have begun anew; replay brings back what it still holds.
+// serves reports whether requests may be sent to a Pod. Its subscriptions follow: one that is not ready has none, and
+// what it held is forgotten, because an engine that stopped answering may have begun anew; replay brings back what it
+// still holds.
 //
 // Source: GAIE v1.5, which removes and adds a Pod's endpoints with its readiness.
 func serves(p *corev1.Pod) bool {
@@ -193,8 +196,8 @@ func address(p *corev1.Pod, family string) string {
 	return ""
 }
 
-// activePorts returns which of the target ports a Pod serves, by index. Source: llm-d-router v0.10, which ignores what is no number,
-// not among the target ports, or there twice; an empty list is none.
+// activePorts returns which of the target ports a Pod serves, by index. Source: llm-d-router v0.10, which ignores what
+// is no number, not among the target ports, or there twice; an empty list is none.
 func activePorts(p *corev1.Pod, ports []int) []int {
 	for _, key := range activePortsAnnotations {
 		text, there := p.Annotations[key]
@@ -218,11 +221,12 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 	return all
 }
 
-// endpointsOf makes the endpoints of a Pod, and says which of Dynamo's instances are behind them. The caller holds s.mu.
+// endpointsOf makes the endpoints of a Pod, and says which of Dynamo's instances are behind them. The caller holds
+// s.mu.
 //
-// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several, port i is the
-// engine of rank i, whose events are at the port i above that of rank 0, and all of them have one instance id. Where there is one, the
-// ranks behind it share it.
+// complaint is what is wrong with the Pod, if anything is. Each target port is an endpoint. Where there are several,
+// port i is the engine of rank i, whose events are at the port i above that of rank 0, and all of them have one
+// instance id. Where there is one, the ranks behind it share it.
 func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []dynamo.Instance, complaint string) {
 	p := k.pod
 	ip := address(p, s.config.Family)
@@ -235,7 +239,8 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 		if port := namedPort(p, httpPort); port != 0 {
 			ports = []int{port}
 		} else {
-			return nil, nil, "it has no container port named \"http\", or several, and --endpoint-target-ports is not given"
+			return nil, nil, "it has no container port named \"http\", or several, and --endpoint-target-ports is " +
+				"not given"
 		}
 	}
 	of, err := s.readPod(p)
@@ -244,8 +249,13 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 	}
 	found := s.workers.instances(p)
 	if seen := s.sighted(k); len(found) > 0 {
-		if seen.known && !slices.ContainsFunc(found, func(n named) bool { return n.InstanceID == seen.worker.InstanceID }) {
-			complaint = fmt.Sprintf("a frontend knows its worker as %d, and DynamoWorkerMetadata as %d: requests name the latter", seen.worker.InstanceID, found[0].InstanceID)
+		if seen.known &&
+			!slices.ContainsFunc(found, func(n named) bool { return n.InstanceID == seen.worker.InstanceID }) {
+			complaint = fmt.Sprintf(
+				"a frontend knows its worker as %d, and DynamoWorkerMetadata as %d: requests name the latter",
+				seen.worker.InstanceID,
+				found[0].InstanceID,
+			)
 		}
 	} else if found = []named{{}}; seen.known {
 		found[0].Instance = seen.instance()
@@ -308,7 +318,8 @@ func (s *Source) endpointsOf(k *known) (endpoints []pool.Endpoint, instances []d
 	return endpoints, instances, complaint
 }
 
-// readPod returns what a Pod says itself of each of its endpoints, and what flags say of all. A wrong annotation counts as absent.
+// readPod returns what a Pod says itself of each of its endpoints, and what flags say of all. A wrong annotation counts
+// as absent.
 func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	e := pool.Endpoint{
 		InstanceID: kvblock.InstanceID(p.Name), Role: role(p), DataParallelSize: max(s.config.DataParallelSize, 1),
@@ -356,8 +367,8 @@ var roles = map[string]pool.Role{
 	"aggregated": pool.Aggregated, "prefill": pool.Prefill, "decode": pool.Decode, "encode": pool.Encode,
 }
 
-// role returns what a Pod's annotation, or else its labels, say that it does; Aggregated when they say nothing that is known, as
-// Dynamo's "worker" and llm-d's "both" do.
+// role returns what a Pod's annotation, or else its labels, say that it does; Aggregated when they say nothing that is
+// known, as Dynamo's "worker" and llm-d's "both" do.
 func role(p *corev1.Pod) pool.Role {
 	for _, said := range []string{p.Annotations[RoleAnnotation], p.Labels[dynamoTypeLabel], p.Labels[llmdRoleLabel]} {
 		if r := roles[said]; r != "" {
@@ -367,11 +378,13 @@ func role(p *corev1.Pod) pool.Role {
 	return pool.Aggregated
 }
 
-// eventPorts returns where the events and the replay socket of a Pod's rank 0 are, 0 for nowhere: the Pod's own annotation goes first,
-// then the flags, but for ports that were not given where a Dynamo worker says on which event channels it sends.
+// eventPorts returns where the events and the replay socket of a Pod's rank 0 are, 0 for nowhere: the Pod's own
+// annotation goes first, then the flags, but for ports that were not given where a Dynamo worker says on which event
+// channels it sends.
 func (s *Source) eventPorts(p *corev1.Pod, e *pool.Endpoint) (events, replay int) {
 	events, replay = s.config.KVEventsPort, s.config.KVReplayPort
-	if !s.config.KVEventsGiven && (len(e.EventChannels) > 0 || s.config.Dynamo && e.Role == pool.Decode) { // Dynamo's decode workers send none of prompts
+	// Dynamo's decode workers send none of prompts
+	if !s.config.KVEventsGiven && (len(e.EventChannels) > 0 || s.config.Dynamo && e.Role == pool.Decode) {
 		events = 0
 	}
 	port := func(key string, to *int) {

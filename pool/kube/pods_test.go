@@ -21,8 +21,19 @@ var quiet = slog.New(slog.DiscardHandler)
 // aPod is ready, and serves at addresses.
 func aPod(name string, addresses ...string) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: types.UID("uid-" + name), Labels: map[string]string{"app": "vllm"}, Annotations: map[string]string{}},
-		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        name,
+			Namespace:   "ns",
+			UID:         types.UID("uid-" + name),
+			Labels:      map[string]string{"app": "vllm"},
+			Annotations: map[string]string{},
+		},
+		Status: corev1.PodStatus{
+			Conditions: []corev1.PodCondition{
+				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
+				{Type: corev1.PodReady, Status: corev1.ConditionTrue},
+			},
+		},
 	}
 	for _, ip := range addresses {
 		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
@@ -70,69 +81,105 @@ func TestEndpointsOfAPod(t *testing.T) {
 	}{
 		{name: "one port", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
-		{name: "a port for each rank", config: Config{KVEventsPort: 5557, KVReplayPort: 6557}, ports: []int{8000, 8001, 8005}, pod: aPod("a", "10.0.0.7"),
+		{name: "a port for each rank", config: Config{KVEventsPort: 5557, KVReplayPort: 6557},
+			ports: []int{8000, 8001, 8005}, pod: aPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 tcp://10.0.0.7:6557\n" +
 				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 tcp://10.0.0.7:6558\n" +
 				"a-rank-2 10.0.0.7:8005 aggregated rank 2 own tcp://10.0.0.7:5559 tcp://10.0.0.7:6559"},
-		{name: "one port for all ranks", config: Config{KVEventsPort: 5557, DataParallelSize: 4}, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+		{name: "one port for all ranks", config: Config{KVEventsPort: 5557, DataParallelSize: 4}, ports: []int{8000},
+			pod:  aPod("a", "10.0.0.7"),
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0+4 tcp://10.0.0.7:5557"},
-		{name: "not ready", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse }},
-		{name: "readiness unknown", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionUnknown }},
-		{name: "no condition", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Status.Conditions = nil }},
-		{name: "terminating", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }},
+		{name: "not ready", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse }},
+		{name: "readiness unknown", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionUnknown }},
+		{name: "no condition", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Status.Conditions = nil }},
+		{name: "terminating", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }},
 		{name: "no address", config: vllm, ports: []int{8000}, pod: aPod("a")},
 		{name: "no pool", config: vllm, pod: aPod("a", "10.0.0.7"), want: "", complaint: "no container port named"},
 		{name: "active ports", config: vllm, ports: []int{8000, 8001, 8002}, pod: aPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "8002, 9, x,8000,8002" },
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557\na-rank-2 10.0.0.7:8002 aggregated rank 2 own tcp://10.0.0.7:5559"},
-		{name: "no active ports", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "" }},
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557\na-rank-2 10.0.0.7:8002 " +
+				"aggregated rank 2 own tcp://10.0.0.7:5559"},
+		{name: "no active ports", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["llm-d.ai/active-ports"] = "" }},
 		{name: "active ports as GAIE names them", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) { p.Annotations["inference.networking.k8s.io/active-ports"] = "8001" },
 			want: "a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558"},
-		{name: "IPv6", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
-		{name: "dual stack, the first", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
-		{name: "dual stack, ipv4", config: Config{Family: "ipv4"}, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
-		{name: "dual stack, ipv6", config: Config{Family: "ipv6"}, ports: []int{8000}, pod: aPod("a", "10.0.0.7", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0"},
+		{name: "IPv6", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7"),
+			want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
+		{name: "dual stack, the first", config: vllm, ports: []int{8000}, pod: aPod("a", "fd00::7", "10.0.0.7"),
+			want: "a-rank-0 [fd00::7]:8000 aggregated rank 0 tcp://[fd00::7]:5557"},
+		{name: "dual stack, ipv4", config: Config{Family: "ipv4"}, ports: []int{8000},
+			pod: aPod("a", "fd00::7", "10.0.0.7"), want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
+		{name: "dual stack, ipv6", config: Config{Family: "ipv6"}, ports: []int{8000},
+			pod: aPod("a", "10.0.0.7", "fd00::7"), want: "a-rank-0 [fd00::7]:8000 aggregated rank 0"},
 		{name: "not of that family", config: Config{Family: "ipv6"}, ports: []int{8000}, pod: aPod("a", "10.0.0.7")},
 		{name: "annotations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Annotations = map[string]string{"kvepp/kv-events-port": "7000", "kvepp/kv-replay-port": "7100", "kvepp/kv-topic": "kv@", "kvepp/data-parallel-size": "2",
+			p.Annotations = map[string]string{"kvepp/kv-events-port": "7000", "kvepp/kv-replay-port": "7100",
+				"kvepp/kv-topic": "kv@", "kvepp/data-parallel-size": "2",
 				"kvepp/data-parallel-start-rank": "2", "kvepp/role": "prefill", "kvepp/model": "m"}
 		}, want: "a-rank-0 10.0.0.7:8000 prefill rank 2+2 tcp://10.0.0.7:7000 tcp://10.0.0.7:7100 kv@ m"},
-		{name: "no events", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "0" },
+		{name: "no events", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "0" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0"},
-		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "70000" },
+		{name: "a wrong annotation", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/kv-events-port"] = "70000" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/kv-events-port"},
-		{name: "cordoned", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "true" },
+		{name: "cordoned", config: vllm, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "true" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:5557 cordoned by Pod annotation\n" +
 				"a-rank-1 10.0.0.7:8001 aggregated rank 1 own tcp://10.0.0.7:5558 cordoned by Pod annotation"},
-		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "false" },
+		{name: "not cordoned", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "false" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557"},
-		{name: "a wrong cordon", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "yes" },
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/cordon: \"yes\" is neither true nor false"},
-		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "boss" },
+		{name: "a wrong cordon", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit:      func(p *corev1.Pod) { p.Annotations["kvepp/cordon"] = "yes" },
+			want:      "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557",
+			complaint: "kvepp/cordon: \"yes\" is neither true nor false"},
+		{name: "a wrong role", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "boss" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557", complaint: "kvepp/role"},
-		{name: "ranks beyond the last port", config: Config{KVEventsPort: 65535}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:65535\na-rank-1 10.0.0.7:8001 aggregated rank 1 own", complaint: "KV events are not subscribed to"},
-		{name: "Dynamo's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"] = "decode", "base"
-		}, want: "a-rank-0 10.0.0.7:8000 decode rank 0 tcp://10.0.0.7:5557 base"},
-		{name: "Dynamo's generations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"], p.Labels["nvidia.com/dynamo-worker-hash"] = "worker", "base", "9f2"
-		}, want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557 base-9f2"},
-		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill" },
+		{name: "ranks beyond the last port", config: Config{KVEventsPort: 65535}, ports: []int{8000, 8001},
+			pod: aPod("a", "10.0.0.7"),
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own tcp://10.0.0.7:65535\na-rank-1 10.0.0.7:8001 " +
+				"aggregated rank 1 own", complaint: "KV events are not subscribed to"},
+		{name: "Dynamo's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"] = "decode", "base"
+			}, want: "a-rank-0 10.0.0.7:8000 decode rank 0 tcp://10.0.0.7:5557 base"},
+		{name: "Dynamo's generations", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Labels["nvidia.com/dynamo-component-type"], p.Labels["nvidia.com/dynamo-namespace"],
+					p.Labels["nvidia.com/dynamo-worker-hash"] = "worker", "base", "9f2"
+			}, want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 tcp://10.0.0.7:5557 base-9f2"},
+		{name: "llm-d's label", config: vllm, ports: []int{8000}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "prefill" },
 			want: "a-rank-0 10.0.0.7:8000 prefill rank 0 tcp://10.0.0.7:5557"},
-		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Spec.Containers = []corev1.Container{{Name: "main", Ports: []corev1.ContainerPort{{Name: "system", ContainerPort: 9090}}},
-				{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "grpc", ContainerPort: 1}, {Name: "http", ContainerPort: 8123}}}}
-		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0 http://10.0.0.7:9090/metrics"},
-		{name: "two ports named http", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 1}}}, {Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 2}}}}
-		}, complaint: "no container port named"},
-		{name: "metrics of each rank", config: Config{}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) { p.Annotations["kvepp/metrics-port"] = "9100" },
-			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own http://10.0.0.7:9100/metrics\na-rank-1 10.0.0.7:8001 aggregated rank 1 own http://10.0.0.7:9101/metrics"},
-		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"), edit: func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8123}}}}
-		}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},
+		{name: "Dynamo's frontendSidecar", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Spec.Containers = []corev1.Container{{Name: "main",
+					Ports: []corev1.ContainerPort{{Name: "system", ContainerPort: 9090}}},
+					{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "grpc", ContainerPort: 1},
+						{Name: "http", ContainerPort: 8123}}}}
+			}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0 http://10.0.0.7:9090/metrics"},
+		{name: "two ports named http", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http",
+					ContainerPort: 1}}},
+					{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 2}}}}
+			}, complaint: "no container port named"},
+		{name: "metrics of each rank", config: Config{}, ports: []int{8000, 8001}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/metrics-port"] = "9100" },
+			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own http://10.0.0.7:9100/metrics\na-rank-1 10.0.0.7:8001 " +
+				"aggregated rank 1 own http://10.0.0.7:9101/metrics"},
+		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: aPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) {
+				p.Spec.InitContainers = []corev1.Container{{Name: "frontend",
+					Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8123}}}}
+			}, want: "a-rank-0 10.0.0.7:8123 aggregated rank 0"},
 	} {
 		s := NewSource(&Client{}, c.config, quiet)
 		s.spec = &spec{ports: c.ports}
@@ -162,7 +209,14 @@ func TestEndpointsOfAPod(t *testing.T) {
 }
 
 // record is a DynamoWorkerMetadata object as a worker of 1.6.1 writes it, of a Pod.
-func record(t *testing.T, name, pod, uid string, id uint64, ns, role string, ranks int, channel bool) *unstructured.Unstructured {
+func record(
+	t *testing.T,
+	name, pod, uid string,
+	id uint64,
+	ns, role string,
+	ranks int,
+	channel bool,
+) *unstructured.Unstructured {
 	t.Helper()
 	part := func(format string, args ...any) any {
 		var v any
@@ -174,21 +228,53 @@ func record(t *testing.T, name, pod, uid string, id uint64, ns, role string, ran
 	path := ns + "/backend/generate"
 	data := map[string]any{
 		"endpoints": map[string]any{
-			ns + "/backend/clear_kv_blocks/1": part(`{"type":"Endpoint","component":"backend","endpoint":"clear_kv_blocks","namespace":%q,"instance_id":%d}`, ns, id),
-			path:                              part(`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,"transport":{"tcp":"10.0.0.7:34567/x"},"device_type":"cuda"}`, ns, id),
+			ns + "/backend/clear_kv_blocks/1": part(
+				`{"type":"Endpoint","component":"backend","endpoint":"clear_kv_blocks","namespace":%q,`+
+					`"instance_id":%d}`,
+				ns,
+				id,
+			),
+			path: part(
+				`{"type":"Endpoint","component":"backend","endpoint":"generate","namespace":%q,"instance_id":%d,`+
+					`"transport":{"tcp":"10.0.0.7:34567/x"},"device_type":"cuda"}`,
+				ns,
+				id,
+			),
 		},
-		"model_cards": map[string]any{path: part(`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"model_suffix":null,"card_json":{
+		"model_cards": map[string]any{
+			path: part(
+				`{"type":"Model","namespace":%q,"component":"backend","endpoint":"generate","instance_id":%d,"model_suffix":null,"card_json":{
 			"display_name":"m","kv_cache_block_size":32,"worker_type":%q,"runtime_config":{"total_kv_blocks":2048,"max_num_batched_tokens":8192,
-			"data_parallel_start_rank":0,"data_parallel_size":%d,"enable_eagle":true}}}`, ns, id, role, ranks)},
+			"data_parallel_start_rank":0,"data_parallel_size":%d,"enable_eagle":true}}}`,
+				ns,
+				id,
+				role,
+				ranks,
+			),
+		},
 		"event_sources": nil,
 	}
 	if channel {
-		data["event_channels"] = map[string]any{"c": part(`{"type":"EventChannel","topic":"kv-events","instance_id":77,"scope":{"kind":"endpoint"},
-			"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:41234"}}}`)}
-		data["event_sources"] = map[string]any{"s": part(`{"topic":"kv-events","publisher_id":77,"scope":{"endpoint":{"namespace":%q,"component":"backend","name":"generate"}},
-			"metadata":{"worker":{"worker_id":%d,"dp_rank":0}}}`, ns, id)}
+		data["event_channels"] = map[string]any{
+			"c": part(`{"type":"EventChannel","topic":"kv-events","instance_id":77,"scope":{"kind":"endpoint"},
+			"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:41234"}}}`),
+		}
+		data["event_sources"] = map[string]any{
+			"s": part(
+				`{"topic":"kv-events","publisher_id":77,"scope":{"endpoint":{"namespace":%q,"component":"backend","name":"generate"}},
+			"metadata":{"worker":{"worker_id":%d,"dp_rank":0}}}`,
+				ns,
+				id,
+			),
+		}
 	}
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoWorkerMetadata", "spec": map[string]any{"data": data}}}
+	u := &unstructured.Unstructured{
+		Object: map[string]any{
+			"apiVersion": "nvidia.com/v1alpha1",
+			"kind":       "DynamoWorkerMetadata",
+			"spec":       map[string]any{"data": data},
+		},
+	}
 	u.SetName(name)
 	u.SetNamespace("ns")
 	u.SetOwnerReferences([]metav1.OwnerReference{{Kind: "Pod", Name: pod, UID: types.UID(uid)}})
@@ -223,17 +309,33 @@ func TestDynamoWorkers(t *testing.T) {
 	}
 	const hashed = 8051026481054291 // of worker-0-engine-0
 
-	k := one(Config{KVEventsPort: 5557}, nil, record(t, "w", "w", "uid-w", kvblock.InstanceID("w"), "base-9f2", "decode", 2, false))
+	k := one(
+		Config{KVEventsPort: 5557},
+		nil,
+		record(t, "w", "w", "uid-w", kvblock.InstanceID("w"), "base-9f2", "decode", 2, false),
+	)
 	e := k.endpoints[0]
-	if e.Name != "w-rank-0" || e.InstanceID != kvblock.InstanceID("w") || e.Role != pool.Decode || e.Namespace != "base-9f2" || e.BlockSize != 32 || e.TotalKVBlocks != 2048 ||
-		e.MaxNumBatchedTokens != 8192 || e.DataParallelSize != 2 || !e.EAGLE || e.Model != "m" || e.DeviceType != "cuda" || e.KVEvents != "" ||
-		e.RankByAddress || len(k.instances) != 1 || k.instances[0].Card == nil {
+	if e.Name != "w-rank-0" || e.InstanceID != kvblock.InstanceID("w") || e.Role != pool.Decode ||
+		e.Namespace != "base-9f2" || e.BlockSize != 32 || e.TotalKVBlocks != 2048 ||
+		e.MaxNumBatchedTokens != 8192 || e.DataParallelSize != 2 || !e.EAGLE || e.Model != "m" ||
+		e.DeviceType != "cuda" ||
+		e.KVEvents != "" ||
+		e.RankByAddress ||
+		len(k.instances) != 1 ||
+		k.instances[0].Card == nil {
 		t.Errorf("a card: %+v", e)
 	}
 	// In container mode each container is a worker with an id of its own, behind the Pod's one frontend.
-	k = one(Config{}, nil, record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false), record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false))
-	if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 10.0.0.7:8000 aggregated rank 0 base m" ||
-		k.endpoints[0].InstanceID != 1 || k.endpoints[1].InstanceID != hashed {
+	k = one(
+		Config{},
+		nil,
+		record(t, "w", "w", "uid-w", 1, "base", "aggregated", 1, false),
+		record(t, "w-engine-1", "w", "uid-w", hashed, "base", "aggregated", 1, false),
+	)
+	if got := show(k.endpoints); got != "w-rank-0 10.0.0.7:8000 aggregated rank 0 base m\nw-engine-1-rank-0 "+
+		"10.0.0.7:8000 aggregated rank 0 base m" ||
+		k.endpoints[0].InstanceID != 1 ||
+		k.endpoints[1].InstanceID != hashed {
 		t.Errorf("container mode:\n%s", got)
 	}
 	// What an earlier Pod of a StatefulSet has left behind says nothing of this one.
@@ -244,7 +346,9 @@ func TestDynamoWorkers(t *testing.T) {
 	// The event plane is heard where no port was given ...
 	channel := record(t, "w", "w", "uid-w", 5, "base", "aggregated", 1, true)
 	k = one(Config{KVEventsPort: 5557}, nil, channel)
-	if e := k.endpoints[0]; e.KVEvents != "" || len(e.EventChannels) != 1 || e.EventChannels[0].ZMQ != "tcp://10.0.0.7:41234" || e.EventChannels[0].Publisher != 77 {
+	if e := k.endpoints[0]; e.KVEvents != "" || len(e.EventChannels) != 1 ||
+		e.EventChannels[0].ZMQ != "tcp://10.0.0.7:41234" ||
+		e.EventChannels[0].Publisher != 77 {
 		t.Errorf("event channels: %+v", e)
 	}
 	// ... and a port that was, or an annotation, goes first.
@@ -253,9 +357,11 @@ func TestDynamoWorkers(t *testing.T) {
 		t.Errorf("a given port: %+v", e)
 	}
 	k = one(Config{KVEventsPort: 5557}, func(p *corev1.Pod) {
-		p.Annotations["kvepp/kv-events-port"], p.Annotations["kvepp/role"], p.Annotations["kvepp/instance-id"] = "7000", "aggregated", "18446744073709551615"
+		p.Annotations["kvepp/kv-events-port"], p.Annotations["kvepp/role"], p.Annotations["kvepp/instance-id"] = "7000",
+			"aggregated", "18446744073709551615"
 	}, record(t, "w", "w", "uid-w", 5, "base", "decode", 1, true))
-	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:7000" || e.Role != pool.Aggregated || e.InstanceID != 1<<64-1 {
+	if e := k.endpoints[0]; e.KVEvents != "tcp://10.0.0.7:7000" || e.Role != pool.Aggregated ||
+		e.InstanceID != 1<<64-1 {
 		t.Errorf("annotations: %+v", e)
 	}
 	// A record that cannot be read leaves the Pod as it is without one.
@@ -284,20 +390,25 @@ func TestWorkersMove(t *testing.T) {
 
 func TestParsePool(t *testing.T) {
 	for _, c := range []struct{ group, spec, want, wrong string }{
-		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm","tier":"a"}},"targetPorts":[{"number":8000},{"number":8001}],"endpointPickerRef":{"name":"x"}}`, "app=vllm,tier=a [8000 8001]", ""},
-		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000}],"appProtocol":"kubernetes.io/h2c"}`, "app=vllm [8000]", ""},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm","tier":"a"}},"targetPorts":[{"number":8000},` +
+			`{"number":8001}],"endpointPickerRef":{"name":"x"}}`, "app=vllm,tier=a [8000 8001]", ""},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000}],` +
+			`"appProtocol":"kubernetes.io/h2c"}`, "app=vllm [8000]", ""},
 		{PoolGroup, `{"selector":{},"targetPorts":[{"number":8000}]}`, "", "selector is empty"},
 		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[]}`, "", "0 target ports"},
-		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000},{"number":8000}]}`, "", "twice"},
+		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":8000},{"number":8000}]}`, "",
+			"twice"},
 		{PoolGroup, `{"selector":{"matchLabels":{"app":"v l"}},"targetPorts":[{"number":8000}]}`, "", "v l"},
 		{PoolGroup, `{"selector":{"matchLabels":{"app":"vllm"}},"targetPorts":[{"number":0}]}`, "", "not from 1"},
 		{PoolGroup, `{"selector":"x"}`, "", "its spec"},
-		{LegacyPoolGroup, `{"selector":{"app":"vllm"},"targetPortNumber":8000,"extensionRef":{"name":"x"}}`, "app=vllm [8000]", ""},
+		{LegacyPoolGroup, `{"selector":{"app":"vllm"},"targetPortNumber":8000,"extensionRef":{"name":"x"}}`,
+			"app=vllm [8000]", ""},
 		{LegacyPoolGroup, `{"selector":{},"targetPortNumber":8000}`, "", "selector is empty"},
 		{LegacyPoolGroup, `{"selector":{"app":"vllm"}}`, "", "not from 1"},
 	} {
 		u := &unstructured.Unstructured{}
-		if err := u.UnmarshalJSON([]byte(`{"apiVersion":"x/v1","kind":"InferencePool","metadata":{"name":"p"},"spec":` + c.spec + `}`)); err != nil {
+		if err := u.UnmarshalJSON([]byte(`{"apiVersion":"x/v1","kind":"InferencePool","metadata":{"name":"p"},"spec":` +
+			c.spec + `}`)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := parsePool(c.group, u)
@@ -313,7 +424,8 @@ func TestParsePool(t *testing.T) {
 }
 
 func TestParseSelector(t *testing.T) {
-	for text, want := range map[string]string{"app=vllm,env=prod": "app=vllm,env=prod", "app in (a,b),!x": "app in (a,b),!x"} {
+	for text, want := range map[string]string{"app=vllm,env=prod": "app=vllm,env=prod",
+		"app in (a,b),!x": "app in (a,b),!x"} {
 		if s, err := ParseSelector(text); err != nil || s.String() != want {
 			t.Errorf("%q: %v %v", text, s, err)
 		}

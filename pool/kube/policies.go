@@ -16,8 +16,8 @@ import (
 	"kvepp/modelrewrite"
 )
 
-// policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the cluster has
-// both. Source: llm-d-router 0.10, apix/v1alpha2; GAIE 1.5, apix/v1alpha2.
+// policyGroups are the API groups of InferenceObjective and InferenceModelRewrite, the one first that holds where the
+// cluster has both. Source: llm-d-router 0.10, apix/v1alpha2; GAIE 1.5, apix/v1alpha2.
 var policyGroups = []string{"llm-d.ai", LegacyPoolGroup}
 
 // maxPolicies is how many objects of one kind are kept, and how many rules one may have.
@@ -31,16 +31,17 @@ type Policy struct {
 	Rewrites []modelrewrite.Rule
 }
 
-// Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp have to read
-// them. Create it with NewPolicies.
+// Policies follows the InferenceObjectives and InferenceModelRewrites of one pool. Neither need be there, nor may kvepp
+// have to read them. Create it with NewPolicies.
 type Policies struct {
 	client          *Client
 	namespace, pool string
 	log             *slog.Logger
 	objectives      [2]policyKind // in the order of policyGroups
 	rewrites        [2]policyKind
-	changed         chan struct{}     // holds one when something is to be told
-	complaints      map[string]string // the last of each object, so that it is logged once; only Run's goroutine uses them
+	changed         chan struct{} // holds one when something is to be told
+	// the last of each object, so that it is logged once; only Run's goroutine uses them
+	complaints map[string]string
 }
 
 // policyKind is the objects of one kind and group.
@@ -55,11 +56,24 @@ type policyKind struct {
 
 // NewPolicies returns one that follows nothing yet.
 func NewPolicies(c *Client, namespace, pool string, log *slog.Logger) *Policies {
-	p := &Policies{client: c, namespace: namespace, pool: pool, log: log, changed: make(chan struct{}, 1), complaints: map[string]string{}}
+	p := &Policies{
+		client:     c,
+		namespace:  namespace,
+		pool:       pool,
+		log:        log,
+		changed:    make(chan struct{}, 1),
+		complaints: map[string]string{},
+	}
 	for i, group := range policyGroups {
-		for resource, kind := range map[string]*policyKind{"inferenceobjectives": &p.objectives[i], "inferencemodelrewrites": &p.rewrites[i]} {
+		for resource, kind := range map[string]*policyKind{"inferenceobjectives": &p.objectives[i],
+			"inferencemodelrewrites": &p.rewrites[i]} {
 			at := schema.GroupVersionResource{Group: group, Version: "v1alpha2", Resource: resource}
-			*kind = policyKind{Kind: newKind(at.GroupResource().String(), log), resource: at, mu: new(sync.Mutex), objects: map[string]*unstructured.Unstructured{}}
+			*kind = policyKind{
+				Kind:     newKind(at.GroupResource().String(), log),
+				resource: at,
+				mu:       new(sync.Mutex),
+				objects:  map[string]*unstructured.Unstructured{},
+			}
 			kind.changed = p.tell
 		}
 	}
@@ -127,7 +141,15 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		default:
 			if k.errors.Add(1); !k.full {
 				k.full = true
-				p.log.Error("too many objects of a kind; those that came last are passed over", "kind", k.Name, "name", u.GetName(), "most", maxPolicies)
+				p.log.Error(
+					"too many objects of a kind; those that came last are passed over",
+					"kind",
+					k.Name,
+					"name",
+					u.GetName(),
+					"most",
+					maxPolicies,
+				)
 			}
 		}
 	}
@@ -168,8 +190,8 @@ func (p *Policies) policy() (policy Policy) {
 	return policy
 }
 
-// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has. What was complained of
-// before is not logged again.
+// read gives the objects of this pool to take, the oldest first: those of the first group that the cluster has. What
+// was complained of before is not logged again.
 func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take func(*unstructured.Unstructured) error) {
 	for i := range kinds {
 		k := &kinds[i]
@@ -196,15 +218,23 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 			name := k.Name + "/" + u.GetName()
 			if p.complaints[name] = err.Error(); p.complaints[name] != before[name] {
 				k.errors.Add(1)
-				p.log.Error("an object cannot be understood, and is passed over", "kind", k.Name, "name", u.GetName(), "error", err)
+				p.log.Error(
+					"an object cannot be understood, and is passed over",
+					"kind",
+					k.Name,
+					"name",
+					u.GetName(),
+					"error",
+					err,
+				)
 			}
 		}
 		return
 	}
 }
 
-// inForce reports whether the cluster has the kind, as far as is known. Objects that are known count while it seems to be away: what is
-// not installed yet and what an API server that has just begun does not serve yet look alike.
+// inForce reports whether the cluster has the kind, as far as is known. Objects that are known count while it seems to
+// be away: what is not installed yet and what an API server that has just begun does not serve yet look alike.
 func (k *policyKind) inForce() bool {
 	if k.exists() {
 		return true

@@ -18,7 +18,12 @@ import (
 )
 
 // policy makes an object out of its spec; age says how long ago it was made.
-func policy(t *testing.T, group, kind, name string, age time.Duration, spec string) (schema.GroupVersionResource, *unstructured.Unstructured) {
+func policy(
+	t *testing.T,
+	group, kind, name string,
+	age time.Duration,
+	spec string,
+) (schema.GroupVersionResource, *unstructured.Unstructured) {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": group + "/v1alpha2", "kind": kind}}
 	u.SetName(name)
@@ -97,12 +102,16 @@ func TestPolicies(t *testing.T) {
 			{policyGroups[0], objective, "odd", 0, "priority: high"},
 			{policyGroups[1], objective, "legacy", 0, "priority: 1"},
 			{policyGroups[0], rewriting, "young", 0, "rules: [{targets: [{modelRewrite: z}]}]"},
-			{policyGroups[0], rewriting, "old", time.Hour, `{poolRef: {name: p, kind: InferencePool, group: inference.networking.k8s.io},
+			{policyGroups[0], rewriting, "old", time.Hour,
+				`{poolRef: {name: p, kind: InferencePool, group: inference.networking.k8s.io},
 				rules: [{matches: [{model: {type: Exact, value: a}}, {model: {value: b}}], targets: [{modelRewrite: x, weight: 9}, {modelRewrite: v, weight: 1}]}, {matches: [{}], targets: [{modelRewrite: w}]}]}`},
-			{policyGroups[0], rewriting, "half weighed", 0, "rules: [{targets: [{modelRewrite: z, weight: 1}, {modelRewrite: v}]}]"},
+			{policyGroups[0], rewriting, "half weighed", 0,
+				"rules: [{targets: [{modelRewrite: z, weight: 1}, {modelRewrite: v}]}]"},
 			{policyGroups[0], rewriting, "no target", 0, "rules: [{matches: [{model: {value: a}}]}]"},
-			{policyGroups[0], rewriting, "by pattern", 0, "rules: [{matches: [{model: {type: Regex, value: a}}], targets: [{modelRewrite: z}]}]"},
-			{policyGroups[0], rewriting, "nameless", 0, "rules: [{matches: [{model: {}}], targets: [{modelRewrite: z}]}]"},
+			{policyGroups[0], rewriting, "by pattern", 0,
+				"rules: [{matches: [{model: {type: Regex, value: a}}], targets: [{modelRewrite: z}]}]"},
+			{policyGroups[0], rewriting, "nameless", 0,
+				"rules: [{matches: [{model: {}}], targets: [{modelRewrite: z}]}]"},
 			{policyGroups[0], rewriting, "nowhere", 0, "rules: [{targets: [{weight: 1}]}]"},
 			{policyGroups[0], rewriting, "heavy", 0, "rules: [{targets: [{modelRewrite: z, weight: 1000001}]}]"},
 		} {
@@ -116,7 +125,11 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("%s: %d objects passed over, want %d; %s", k.Name, k.Errors(), want, k.Health())
 			}
 		}
-		eventually(t, "all to be watched", func() bool { return c.watched("inferenceobjectives") == 2 && c.watched("inferencemodelrewrites") == 2 })
+		eventually(
+			t,
+			"all to be watched",
+			func() bool { return c.watched("inferenceobjectives") == 2 && c.watched("inferencemodelrewrites") == 2 },
+		)
 		resource, _ := policy(t, policyGroups[0], rewriting, "", 0, "{}")
 		c.must(c.dynamic.Resource(resource).Namespace("ns").Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		c.object(policy(t, policyGroups[0], objective, "urgent", 0, "priority: 8"))
@@ -127,7 +140,8 @@ func TestPolicies(t *testing.T) {
 
 // Where the newer group is absent or forbidden the older one holds, until the newer one is there.
 func TestOlderGroupOfPolicies(t *testing.T) {
-	for what, refusal := range map[string]error{"absent": apierrors.NewNotFound(schema.GroupResource{}, "x"), "forbidden": apierrors.NewForbidden(schema.GroupResource{}, "x", nil)} {
+	for what, refusal := range map[string]error{"absent": apierrors.NewNotFound(schema.GroupResource{}, "x"),
+		"forbidden": apierrors.NewForbidden(schema.GroupResource{}, "x", nil)} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(t)
@@ -143,7 +157,8 @@ func TestOlderGroupOfPolicies(t *testing.T) {
 	}
 }
 
-// An API server that is away for a while does not put the newer group, which the cluster has not, in place of the older.
+// An API server that is away for a while does not put the newer group, which the cluster has not, in place of the
+// older.
 func TestOlderGroupHoldsWhileTheServerIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
@@ -160,7 +175,8 @@ func TestOlderGroupHoldsWhileTheServerIsAway(t *testing.T) {
 	})
 }
 
-// A newer group that is there holds, though nobody uses it; the older one does once it is taken away, without a change of its own.
+// A newer group that is there holds, though nobody uses it; the older one does once it is taken away, without a change
+// of its own.
 func TestNewerGroupIsTakenAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)

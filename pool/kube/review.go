@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Reviewer asks the API server who may read a page, as Kubernetes' own programs do: a request brings a token of the cluster's, whose
-// bearer must have the right to get the page's path. Create it with NewReviewer.
+// Reviewer asks the API server who may read a page, as Kubernetes' own programs do: a request brings a token of the
+// cluster's, whose bearer must have the right to get the page's path. Create it with NewReviewer.
 type Reviewer struct {
 	client *Client
 	kind   *Kind
@@ -45,8 +45,8 @@ func NewReviewer(c *Client, log *slog.Logger) *Reviewer {
 // Kind says how it goes with the questions.
 func (r *Reviewer) Kind() *Kind { return r.kind }
 
-// Guard lets requests through whose bearer may get their path. Others are answered 401 (no token, or one that is none of the
-// cluster's), 403 (no such right) or 503 (the API server cannot be asked).
+// Guard lets requests through whose bearer may get their path. Others are answered 401 (no token, or one that is none
+// of the cluster's), 403 (no such right) or 503 (the API server cannot be asked).
 func (r *Reviewer) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		token, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
@@ -59,11 +59,25 @@ func (r *Reviewer) Guard(next http.Handler) http.Handler {
 			next.ServeHTTP(w, req)
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must bring a token of the cluster's (--metrics-endpoint-auth)", status)
+			http.Error(
+				w,
+				"the header \"Authorization: Bearer TOKEN\" must bring a token of the cluster's "+
+					"(--metrics-endpoint-auth)",
+				status,
+			)
 		case http.StatusForbidden:
-			http.Error(w, "the token's bearer has no right to get this path: a ClusterRole with nonResourceURLs: [\""+req.URL.Path+"\"], verbs: [get] gives it (--metrics-endpoint-auth)", status)
+			http.Error(
+				w,
+				"the token's bearer has no right to get this path: a ClusterRole with nonResourceURLs: [\""+
+					req.URL.Path+"\"], verbs: [get] gives it (--metrics-endpoint-auth)",
+				status,
+			)
 		default:
-			http.Error(w, "the API server cannot be asked who may read this; kvepp's log says why (--metrics-endpoint-auth)", status)
+			http.Error(
+				w,
+				"the API server cannot be asked who may read this; kvepp's log says why (--metrics-endpoint-auth)",
+				status,
+			)
 		}
 	})
 }
@@ -115,10 +129,14 @@ func (r *Reviewer) ask(ctx context.Context, token, path string) (int, error) {
 	for key, value := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(value)
 	}
-	may, err := r.client.reviews.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
-	}}, metav1.CreateOptions{})
+	may, err := r.client.reviews.AuthorizationV1().SubjectAccessReviews().Create(
+		ctx,
+		&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
+		}},
+		metav1.CreateOptions{},
+	)
 	if err != nil {
 		return 0, err
 	}

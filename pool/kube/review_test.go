@@ -28,7 +28,10 @@ func testReviewer(t *testing.T) {
 		asked++
 		review := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
 		user, ok := map[string]string{"t1": "prometheus", "t2": "stranger"}[review.Spec.Token]
-		review.Status = authenticationv1.TokenReviewStatus{Authenticated: ok, User: authenticationv1.UserInfo{Username: user}}
+		review.Status = authenticationv1.TokenReviewStatus{
+			Authenticated: ok,
+			User:          authenticationv1.UserInfo{Username: user},
+		}
 		return true, review, down
 	})
 	c.core.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {

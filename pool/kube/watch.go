@@ -53,7 +53,8 @@ func (k *Kind) Health() Health {
 	return k.health
 }
 
-// exists reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is away now.
+// exists reports whether the cluster has the kind, and lets kvepp read it: by the API server's last answer, if it is
+// away now.
 func (k *Kind) exists() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -94,15 +95,32 @@ func (k *Kind) failed(err error) {
 	switch {
 	case apierrors.IsNotFound(err):
 		if k.set(Absent) {
-			k.log.Info("the cluster has no such kind of objects; asking again until its CRD is installed", "kind", k.Name)
+			k.log.Info(
+				"the cluster has no such kind of objects; asking again until its CRD is installed",
+				"kind",
+				k.Name,
+			)
 		}
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 		if k.set(Forbidden) {
-			k.log.Error("kvepp may not read a kind of objects; asking again: give its service account the verbs get, list and watch", "kind", k.Name, "error", err)
+			k.log.Error(
+				"kvepp may not read a kind of objects; asking again: give its service account the verbs get, list "+
+					"and watch",
+				"kind",
+				k.Name,
+				"error",
+				err,
+			)
 		}
 	default:
 		if k.set(Failing) {
-			k.log.Warn("the API server does not tell of a kind of objects; asking again, and what was known stays", "kind", k.Name, "error", err)
+			k.log.Warn(
+				"the API server does not tell of a kind of objects; asking again, and what was known stays",
+				"kind",
+				k.Name,
+				"error",
+				err,
+			)
 		}
 	}
 }
@@ -134,8 +152,8 @@ type requests struct {
 	with  any // the client that they ask with
 }
 
-// follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long each time, up
-// to lastRetry; half of it by chance, so that replicas do not ask at once.
+// follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long
+// each time, up to lastRetry; half of it by chance, so that replicas do not ask at once.
 func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follower) {
 	store := &intake{kind: k, follower: to}
 	// Failures are seen here, and not by who calls the Reflector: some of them it keeps to itself.
@@ -151,7 +169,8 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			ctx, try := k.try(ctx)
 			w, err := ask.watch(ctx, options)
-			listing := options.SendInitialEvents != nil && *options.SendInitialEvents // what cannot be had so is listed next
+			// what cannot be had so is listed next
+			listing := options.SendInitialEvents != nil && *options.SendInitialEvents
 			switch {
 			case ctx.Err() != nil || try.lost.Load():
 			case err != nil && (!listing || apierrors.IsTooManyRequests(err)): // the Reflector asks for the same again
@@ -162,10 +181,15 @@ func (k *Kind) follow(ctx context.Context, ask requests, expected any, to follow
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(source, ask.with), expected, store, cache.ReflectorOptions{
-		Name:    k.Name,
-		Backoff: &wait.Backoff{Duration: firstRetry, Factor: 2, Steps: 6, Cap: lastRetry, Jitter: 0.5},
-	})
+	reflector := cache.NewReflectorWithOptions(
+		cache.ToListWatcherWithWatchListSemantics(source, ask.with),
+		expected,
+		store,
+		cache.ReflectorOptions{
+			Name:    k.Name,
+			Backoff: &wait.Backoff{Duration: firstRetry, Factor: 2, Steps: 6, Cap: lastRetry, Jitter: 0.5},
+		},
+	)
 	again := firstRetry
 	for {
 		lists := store.lists
@@ -193,8 +217,8 @@ func (k *Kind) try(ctx context.Context) (context.Context, *try) {
 	return context.WithValue(ctx, tryKey{}, t), t
 }
 
-// wire sends requests to the API server, and takes in where it gives no answer: client-go tries again by itself, for minutes, and in
-// the end calls some of that a watch that had nothing to tell.
+// wire sends requests to the API server, and takes in where it gives no answer: client-go tries again by itself, for
+// minutes, and in the end calls some of that a watch that had nothing to tell.
 type wire struct{ http.RoundTripper }
 
 func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {

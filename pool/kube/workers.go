@@ -15,12 +15,16 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// workerResource is what each Dynamo worker writes of itself when its discovery is Kubernetes'. Source: dynamo-runtime 1.6.1,
-// discovery::kube.
-var workerResource = schema.GroupVersionResource{Group: "nvidia.com", Version: "v1alpha1", Resource: "dynamoworkermetadatas"}
+// workerResource is what each Dynamo worker writes of itself when its discovery is Kubernetes'. Source: dynamo-runtime
+// 1.6.1, discovery::kube.
+var workerResource = schema.GroupVersionResource{
+	Group:    "nvidia.com",
+	Version:  "v1alpha1",
+	Resource: "dynamoworkermetadatas",
+}
 
-// metadata is what Dynamo's workers say of themselves, by the Pod that they run in. Most Pods have one worker, named as they are; where
-// each container is a worker, several.
+// metadata is what Dynamo's workers say of themselves, by the Pod that they run in. Most Pods have one worker, named as
+// they are; where each container is a worker, several.
 type metadata struct {
 	byPod map[string]map[string]*worker // Pod's name -> object's name
 	pods  map[string]string             // object's name -> Pod's name
@@ -39,8 +43,8 @@ type named struct {
 	dynamo.Instance
 }
 
-// instances returns those of a Pod's workers that requests can be sent to, ordered by name. An object that an earlier Pod of the same
-// name has left behind does not count.
+// instances returns those of a Pod's workers that requests can be sent to, ordered by name. An object that an earlier
+// Pod of the same name has left behind does not count.
 func (m *metadata) instances(p *corev1.Pod) []named {
 	var found []named
 	for _, name := range slices.Sorted(maps.Keys(m.byPod[p.Name])) {
@@ -98,29 +102,34 @@ func (s *Source) followWorkers(ctx context.Context) {
 			put(u, there)
 		}
 	}
-	s.workerKind.follow(ctx, s.client.objects(workerResource, s.config.Namespace, ""), &unstructured.Unstructured{}, follower{
-		strip: stripObject,
-		put:   func(o any) { locked(o, true) },
-		gone:  func(o any) { locked(o, false) },
-		all: func(list []any) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			there := map[string]bool{}
-			for _, o := range list {
-				if u, ok := o.(*unstructured.Unstructured); ok {
-					there[u.GetName()] = true
-					put(u, true)
+	s.workerKind.follow(
+		ctx,
+		s.client.objects(workerResource, s.config.Namespace, ""),
+		&unstructured.Unstructured{},
+		follower{
+			strip: stripObject,
+			put:   func(o any) { locked(o, true) },
+			gone:  func(o any) { locked(o, false) },
+			all: func(list []any) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				there := map[string]bool{}
+				for _, o := range list {
+					if u, ok := o.(*unstructured.Unstructured); ok {
+						there[u.GetName()] = true
+						put(u, true)
+					}
 				}
-			}
-			for _, name := range slices.Sorted(maps.Keys(s.workers.pods)) {
-				if !there[name] {
-					u := &unstructured.Unstructured{}
-					u.SetName(name)
-					put(u, false)
+				for _, name := range slices.Sorted(maps.Keys(s.workers.pods)) {
+					if !there[name] {
+						u := &unstructured.Unstructured{}
+						u.SetName(name)
+						put(u, false)
+					}
 				}
-			}
+			},
 		},
-	})
+	)
 }
 
 // stripObject takes off what Kubernetes adds to an object, which is more than the object.
@@ -150,7 +159,13 @@ func (s *Source) readWorker(u *unstructured.Unstructured) (pod string, w *worker
 	if err != nil {
 		w.complaint = fmt.Sprint(err)
 		if was := s.workers.byPod[pod][u.GetName()]; was == nil || was.complaint != w.complaint {
-			s.log.Warn("a DynamoWorkerMetadata cannot be read, or not all of it; the rest counts", "name", u.GetName(), "error", err)
+			s.log.Warn(
+				"a DynamoWorkerMetadata cannot be read, or not all of it; the rest counts",
+				"name",
+				u.GetName(),
+				"error",
+				err,
+			)
 		}
 	}
 	return pod, w

@@ -11,8 +11,8 @@ import (
 // Cordon is an operator's wish that an endpoint gets no new requests. Empty: there is none.
 type Cordon string
 
-// The cordons. Both keep new requests away, sessions included, and let running requests end; Draining also says that the
-// operator waits for that.
+// The cordons. Both keep new requests away, sessions included, and let running requests end; Draining also says that
+// the operator waits for that.
 const (
 	NoNewRequests Cordon = "cordoned"
 	Draining      Cordon = "draining"
@@ -30,9 +30,9 @@ type storedCordon struct {
 	set time.Time
 }
 
-// SetCordon sets an operator's cordon of the endpoint of a name, or ends it (empty). The cordon stays with the name when the endpoint
-// leaves the pool and comes back, until it is ended or kvepp restarts. Of names that no endpoint has, the latest maxAbsentCordons
-// are kept.
+// SetCordon sets an operator's cordon of the endpoint of a name, or ends it (empty). The cordon stays with the name
+// when the endpoint leaves the pool and comes back, until it is ended or kvepp restarts. Of names that no endpoint has,
+// the latest maxAbsentCordons are kept.
 //
 // Errors: ErrUnknownEndpoint, for a name that neither an endpoint nor a cordon has.
 func (t *Tracker) SetCordon(name string, c Cordon) error {
@@ -59,8 +59,8 @@ func (t *Tracker) SetCordon(name string, c Cordon) error {
 	return nil
 }
 
-// PoolCordon notes that the pool cordons the endpoint of a name from now on, or stopped that (empty). What the pool says of an endpoint
-// that joins comes with WorkerJoined.
+// PoolCordon notes that the pool cordons the endpoint of a name from now on, or stopped that (empty). What the pool
+// says of an endpoint that joins comes with WorkerJoined.
 func (t *Tracker) PoolCordon(name string, by pool.CordonSource) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,14 +74,30 @@ func (t *Tracker) PoolCordon(name string, by pool.CordonSource) {
 	t.logCordon(e, was, before != by)
 }
 
-// logCordon logs that e is cordoned or uncordoned. was says whether it was cordoned before, and changed that the reasons differ.
-// The caller holds t.mu.
+// logCordon logs that e is cordoned or uncordoned. was says whether it was cordoned before, and changed that the
+// reasons differ. The caller holds t.mu.
 func (t *Tracker) logCordon(e *Endpoint, was, changed bool) {
 	switch now := e.cordoned(); {
 	case now && !was:
-		t.log.Info("endpoint cordoned: it gets no new requests", "endpoint", e.name, "operator", orNone(e.cordon), "pool", orNone(e.declared))
+		t.log.Info(
+			"endpoint cordoned: it gets no new requests",
+			"endpoint",
+			e.name,
+			"operator",
+			orNone(e.cordon),
+			"pool",
+			orNone(e.declared),
+		)
 	case now && changed:
-		t.log.Info("the cordon of an endpoint changed: it still gets no new requests", "endpoint", e.name, "operator", orNone(e.cordon), "pool", orNone(e.declared))
+		t.log.Info(
+			"the cordon of an endpoint changed: it still gets no new requests",
+			"endpoint",
+			e.name,
+			"operator",
+			orNone(e.cordon),
+			"pool",
+			orNone(e.declared),
+		)
 	case was && !now:
 		t.log.Info("endpoint uncordoned: it gets requests again", "endpoint", e.name)
 	}
@@ -95,7 +111,8 @@ func orNone[T ~string](word T) string {
 	return string(word)
 }
 
-// forgetAbsentCordons removes the oldest cordons of names that no endpoint has until maxAbsentCordons are left. The caller holds t.mu.
+// forgetAbsentCordons removes the oldest cordons of names that no endpoint has until maxAbsentCordons are left. The
+// caller holds t.mu.
 func (t *Tracker) forgetAbsentCordons() {
 	for {
 		absent, oldest := 0, ""
@@ -111,6 +128,12 @@ func (t *Tracker) forgetAbsentCordons() {
 			return
 		}
 		delete(t.cordons, oldest)
-		t.log.Warn("the cordon of an endpoint is forgotten that left the pool: too many of them", "endpoint", oldest, "most", maxAbsentCordons)
+		t.log.Warn(
+			"the cordon of an endpoint is forgotten that left the pool: too many of them",
+			"endpoint",
+			oldest,
+			"most",
+			maxAbsentCordons,
+		)
 	}
 }

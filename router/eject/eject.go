@@ -1,13 +1,13 @@
-// Package eject takes failing endpoints out of routing and brings them back: passive health checks, also known as outlier
-// detection. It also holds the operator's cordons.
+// Package eject takes failing endpoints out of routing and brings them back: passive health checks, also known as
+// outlier detection. It also holds the operator's cordons.
 //
-// It owns the health of each endpoint: recent failures, whether the endpoint is ejected and until when, the trial request that
-// may bring it back, and whether an operator cordoned it. It sends no request, reads no page and chooses no worker: the router
-// reports how requests ended, package pool/enginemetrics what the metrics page does, package indexer/feed whether the event
-// subscription holds, and the router leaves out what [View] excludes.
+// It owns the health of each endpoint: recent failures, whether the endpoint is ejected and until when, the trial
+// request that may bring it back, and whether an operator cordoned it. It sends no request, reads no page and chooses
+// no worker: the router reports how requests ended, package pool/enginemetrics what the metrics page does, package
+// indexer/feed whether the event subscription holds, and the router leaves out what [View] excludes.
 //
-// The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Several endpoints
-// behind one address (a shared frontend) are apart, each by its own name.
+// The unit is the pool's endpoint, which is one engine process: its data-parallel ranks are ejected together. Several
+// endpoints behind one address (a shared frontend) are apart, each by its own name.
 //
 //	          failures in a row, failure share, page refused or silent
 //	in  ───────────────────────────────────────────────────────────►  ejected
@@ -39,17 +39,18 @@ type Config struct {
 	Off bool
 	// ConsecutiveFailures ejects an endpoint after so many failures in a row; at least 1.
 	ConsecutiveFailures int
-	// FailurePercent ejects an endpoint whose share of failed requests over the last 10 s is above it, of at least 10. 100: never.
+	// FailurePercent ejects an endpoint whose share of failed requests over the last 10 s is above it, of at least 10.
+	// 100: never.
 	FailurePercent int
-	// MaxPercent is the largest share of a model's endpoints that is ejected for FailurePercent alone. Endpoints that fail every
-	// time, or refuse connections, are ejected whatever their share.
+	// MaxPercent is the largest share of a model's endpoints that is ejected for FailurePercent alone. Endpoints that
+	// fail every time, or refuse connections, are ejected whatever their share.
 	MaxPercent int
 	// Time is how long the first ejection lasts. Each further one in a row lasts twice as long, up to MaxTime.
 	Time time.Duration
 	// Ejected is told the cause of each ejection, for a metric. nil: nothing is told.
 	Ejected func(Cause)
-	// ReadPage asks for a worker's metrics page to be read at once, because something suggests that the process is gone. nil:
-	// pages are not read. It is called without a lock held.
+	// ReadPage asks for a worker's metrics page to be read at once, because something suggests that the process is
+	// gone. nil: pages are not read. It is called without a lock held.
 	ReadPage func(kvblock.Worker)
 }
 
@@ -62,8 +63,8 @@ const (
 	minRequests = 10
 )
 
-// SilentAfter is how long an endpoint's metrics page may leave a read unanswered, while no byte of any answer comes from it
-// either, before it is ejected.
+// SilentAfter is how long an endpoint's metrics page may leave a read unanswered, while no byte of any answer comes
+// from it either, before it is ejected.
 const SilentAfter = 5 * time.Second
 
 // Cause says why a request, or an endpoint, failed. It is a metric's label.
@@ -78,27 +79,44 @@ const (
 	Timeout     Cause = "timeout"    // the proxy gave up waiting for a response
 	Retried     Cause = "retried"    // the proxy tried another endpoint after this one
 
-	FailureShare   Cause = "failure_percent" // Config.FailurePercent
-	MetricsRefused Cause = "metrics_refused" // the metrics page refuses connections, and it is on the endpoint's own port
-	MetricsSilent  Cause = "metrics_silent"  // the metrics page does not answer, nor does anything else of the endpoint
-	ProcessGone    Cause = "process_gone"    // the metrics page on another port refuses connections, and the event socket has closed
+	FailureShare Cause = "failure_percent" // Config.FailurePercent
+	// the metrics page refuses connections, and it is on the endpoint's own port
+	MetricsRefused Cause = "metrics_refused"
+	MetricsSilent  Cause = "metrics_silent" // the metrics page does not answer, nor does anything else of the endpoint
+	// the metrics page on another port refuses connections, and the event socket has closed
+	ProcessGone Cause = "process_gone"
 )
 
 // Causes are all causes of ejections.
-var Causes = []Cause{Refused, Reset, ServerError, FirstByte, Timeout, Retried, FailureShare, MetricsRefused, MetricsSilent, ProcessGone}
+var Causes = []Cause{
+	Refused,
+	Reset,
+	ServerError,
+	FirstByte,
+	Timeout,
+	Retried,
+	FailureShare,
+	MetricsRefused,
+	MetricsSilent,
+	ProcessGone,
+}
 
 // advice says, for each cause, what it means and where to look.
 var advice = map[Cause]string{
-	Refused:        "it refuses connections: is the engine up, and is the endpoint's address right?",
-	Reset:          "it broke connections off before answers were complete: see the engine's log",
-	ServerError:    "it answered 500, 502, 503 or 504: see the engine's log",
-	FirstByte:      "it sent no response headers within --eject-first-byte: see whether the engine hangs or is overloaded",
-	Timeout:        "the proxy gave up waiting for it: see whether the engine hangs, or the proxy's timeout is too short",
-	Retried:        "the proxy tried another endpoint after it, because it refused the connection, broke it off, or answered 503: see the engine's log",
+	Refused:     "it refuses connections: is the engine up, and is the endpoint's address right?",
+	Reset:       "it broke connections off before answers were complete: see the engine's log",
+	ServerError: "it answered 500, 502, 503 or 504: see the engine's log",
+	FirstByte: "it sent no response headers within --eject-first-byte: see whether the engine hangs or is " +
+		"overloaded",
+	Timeout: "the proxy gave up waiting for it: see whether the engine hangs, or the proxy's timeout is too " +
+		"short",
+	Retried: "the proxy tried another endpoint after it, because it refused the connection, broke it off, or " +
+		"answered 503: see the engine's log",
 	FailureShare:   "more than --eject-failure-percent of its requests failed in 10 s: see the engine's log",
 	MetricsRefused: "its metrics page refuses connections: is the engine up, and is the endpoint's address right?",
-	MetricsSilent:  "neither its metrics page nor anything else of it has answered for 5 s: see whether the engine hangs",
-	ProcessGone:    "its metrics page refuses connections, and its KV events have ended: is the engine up?",
+	MetricsSilent: "neither its metrics page nor anything else of it has answered for 5 s: see whether the engine " +
+		"hangs",
+	ProcessGone: "its metrics page refuses connections, and its KV events have ended: is the engine up?",
 }
 
 // Page is what the latest read of an endpoint's metrics page found.
@@ -138,7 +156,8 @@ type Endpoint struct {
 	lastByte    atomic.Int64     // when a response last brought a byte, in Unix nanoseconds; 0: never
 
 	consecutive int // failures since the last complete answer
-	unexplained int // answers that broke off, and of which nobody has told yet whether the client or the endpoint did it
+	// answers that broke off, and of which nobody has told yet whether the client or the endpoint did it
+	unexplained int
 	buckets     [window]bucket
 
 	ejected   bool
@@ -150,11 +169,12 @@ type Endpoint struct {
 	ejections int // in a row
 	returned  time.Time
 	trial     uint64 // number of the running trial; 0: none
-	overdue   uint64 // number of the latest trial that had no response headers in time, and may still be answered; 0: none
-	page      Page
-	cut       bool              // its event subscription broke, and has not come back
-	cordon    Cordon            // the operator's, over the admin address
-	declared  pool.CordonSource // the pool's
+	// number of the latest trial that had no response headers in time, and may still be answered; 0: none
+	overdue  uint64
+	page     Page
+	cut      bool              // its event subscription broke, and has not come back
+	cordon   Cordon            // the operator's, over the admin address
+	declared pool.CordonSource // the pool's
 }
 
 // cordoned reports whether anything cordons the endpoint. The caller holds the Tracker's mutex.
@@ -268,8 +288,8 @@ func (t *Tracker) WorkerLeft(w kvblock.Worker) {
 	t.publish()
 }
 
-// Of returns the endpoint of a worker; nil if there is none, or without a tracker. What becomes of a request is told of this
-// endpoint, whoever has the worker's number by then.
+// Of returns the endpoint of a worker; nil if there is none, or without a tracker. What becomes of a request is told of
+// this endpoint, whoever has the worker's number by then.
 func (t *Tracker) Of(w kvblock.Worker) *Endpoint {
 	if t == nil {
 		return nil
@@ -287,8 +307,8 @@ func (t *Tracker) of(w kvblock.Worker) *Endpoint {
 	return nil
 }
 
-// Claim begins the trial of a worker's endpoint, and returns its number. ok is false when it stands otherwise by now, or another
-// request was quicker: then the choice has to be made again.
+// Claim begins the trial of a worker's endpoint, and returns its number. ok is false when it stands otherwise by now,
+// or another request was quicker: then the choice has to be made again.
 func (t *Tracker) Claim(w kvblock.Worker) (trial uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -341,7 +361,15 @@ func (t *Tracker) works(e *Endpoint, trial uint64) {
 	e.ejected, e.down, e.share, e.trial, e.overdue, e.consecutive, e.returned = false, false, false, 0, 0, 0, time.Now()
 	clear(e.buckets[:])
 	t.publish()
-	t.log.Info("an ejected endpoint takes requests again", "endpoint", e.name, "why", "a trial request was answered", "was_ejected_for", e.cause)
+	t.log.Info(
+		"an ejected endpoint takes requests again",
+		"endpoint",
+		e.name,
+		"why",
+		"a trial request was answered",
+		"was_ejected_for",
+		e.cause,
+	)
 }
 
 // Succeeded notes a complete answer that is no failure. trial is the number of the trial that the request was, 0: none.
@@ -363,13 +391,14 @@ func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	}
 }
 
-// suspect reports whether e would be ejected if every unexplained answer turned out to be a failure: it gets no requests until that
-// is known. The caller holds t.mu.
+// suspect reports whether e would be ejected if every unexplained answer turned out to be a failure: it gets no
+// requests until that is known. The caller holds t.mu.
 func (t *Tracker) suspect(e *Endpoint) bool {
 	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
 }
 
-// BrokenOff notes an answer that ended before it was complete, when it will be told soon who broke it off: see Explained.
+// BrokenOff notes an answer that ended before it was complete, when it will be told soon who broke it off: see
+// Explained.
 func (t *Tracker) BrokenOff(e *Endpoint) { t.changeUnexplained(e, 1) }
 
 // Explained ends one BrokenOff. The caller has told of a failure before, if it was one.
@@ -436,7 +465,8 @@ func (e *Endpoint) count(now time.Time, failed bool) {
 	}
 }
 
-// aboveShare reports whether more than percent of the requests of the window have failed, and there were enough of them.
+// aboveShare reports whether more than percent of the requests of the window have failed, and there were enough of
+// them.
 func (e *Endpoint) aboveShare(now time.Time, percent int) bool {
 	requests, fails := 0, 0
 	for i := range e.buckets {
@@ -448,8 +478,8 @@ func (e *Endpoint) aboveShare(now time.Time, percent int) bool {
 	return requests >= minRequests && fails*100 > percent*requests
 }
 
-// mayEjectForShare reports whether one more endpoint of e's model may be ejected for its failure share alone. The caller holds
-// t.mu.
+// mayEjectForShare reports whether one more endpoint of e's model may be ejected for its failure share alone. The
+// caller holds t.mu.
 func (t *Tracker) mayEjectForShare(e *Endpoint) bool {
 	all, out := 0, 1
 	for _, other := range t.byName {
@@ -477,8 +507,23 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	if e.down {
 		next = "when its metrics page answers"
 	}
-	t.log.Warn("endpoint ejected: it gets no requests until a trial request succeeds", "endpoint", e.name, "address", e.address, "cause", cause, "advice", advice[cause],
-		"failures_in_a_row", e.consecutive, "ejections_in_a_row", e.ejections, "next_trial_in", next)
+	t.log.Warn(
+		"endpoint ejected: it gets no requests until a trial request succeeds",
+		"endpoint",
+		e.name,
+		"address",
+		e.address,
+		"cause",
+		cause,
+		"advice",
+		advice[cause],
+		"failures_in_a_row",
+		e.consecutive,
+		"ejections_in_a_row",
+		e.ejections,
+		"next_trial_in",
+		next,
+	)
 }
 
 // PageRead notes what a worker's metrics page did. Say it at each read, also when nothing changed.
@@ -584,7 +629,17 @@ func (t *Tracker) Endpoints() []Health {
 	now := time.Now()
 	all := make([]Health, 0, len(t.byName))
 	for _, e := range t.byName {
-		s := Health{Name: e.name, Model: e.model, Workers: slices.Clone(e.workers), Cordon: e.cordon, Declared: e.declared, Ejected: e.ejected, Cause: e.cause, InTrial: e.trial != 0, Fails: e.consecutive}
+		s := Health{
+			Name:     e.name,
+			Model:    e.model,
+			Workers:  slices.Clone(e.workers),
+			Cordon:   e.cordon,
+			Declared: e.declared,
+			Ejected:  e.ejected,
+			Cause:    e.cause,
+			InTrial:  e.trial != 0,
+			Fails:    e.consecutive,
+		}
 		if e.ejected {
 			s.Trial = max(e.until.Sub(now), 0)
 			if e.down {

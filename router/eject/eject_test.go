@@ -91,13 +91,15 @@ func TestFailuresInARow(t *testing.T) {
 		if len(h.causes) != 1 || h.causes[0] != Refused {
 			t.Errorf("causes %v", h.causes)
 		}
-		if !strings.Contains(h.log.String(), "level=WARN") || !strings.Contains(h.log.String(), "cause=refused") || !strings.Contains(h.log.String(), "next_trial_in=1s") {
+		if !strings.Contains(h.log.String(), "level=WARN") || !strings.Contains(h.log.String(), "cause=refused") ||
+			!strings.Contains(h.log.String(), "next_trial_in=1s") {
 			t.Errorf("log: %s", h.log.String())
 		}
 	})
 }
 
-// TestTrial: one request at a time decides whether an ejected endpoint comes back, after a time that doubles up to a minute.
+// TestTrial: one request at a time decides whether an ejected endpoint comes back, after a time that doubles up to a
+// minute.
 func TestTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -240,7 +242,8 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestTrialEndsWhenPageRefuses: an endpoint that was ejected for failures gets no trial while its page refuses connections.
+// TestTrialEndsWhenPageRefuses: an endpoint that was ejected for failures gets no trial while its page refuses
+// connections.
 func TestTrialEndsWhenPageRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -272,8 +275,8 @@ func TestLostSubscription(t *testing.T) {
 	})
 }
 
-// TestRanksAndNames: ranks of an endpoint are ejected together, and a worker number that goes to another endpoint brings nothing
-// along.
+// TestRanksAndNames: ranks of an endpoint are ejected together, and a worker number that goes to another endpoint
+// brings nothing along.
 func TestRanksAndNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 0, nil)
@@ -328,7 +331,8 @@ func TestCordon(t *testing.T) {
 	})
 }
 
-// TestCordonOfThePool: the cordons of the operator and of the pool hold independently, and the log says when the last one ends.
+// TestCordonOfThePool: the cordons of the operator and of the pool hold independently, and the log says when the last
+// one ends.
 func TestCordonOfThePool(t *testing.T) {
 	h := newHouse(t, 1, nil)
 	e1 := &pool.Endpoint{Name: "e1", Model: "m", DataParallelSize: 2, CordonedBy: pool.CordonedByPod}
@@ -344,7 +348,8 @@ func TestCordonOfThePool(t *testing.T) {
 		h.want(1, want)
 		h.want(2, want)
 		h.want(0, In)
-		if log := h.log.String()[before:]; (line == "") != (log == "") || strings.Count(log, "\n") > 1 || !strings.Contains(log, line) {
+		if log := h.log.String()[before:]; (line == "") != (log == "") || strings.Count(log, "\n") > 1 ||
+			!strings.Contains(log, line) {
 			t.Errorf("%s: logged %q, want %q", what, log, line)
 		}
 	}
@@ -356,11 +361,24 @@ func TestCordonOfThePool(t *testing.T) {
 		}
 	}
 	by := func(s pool.CordonSource) func() { return func() { h.PoolCordon("e1", s) } }
-	if log := h.log.String(); strings.Count(log, "endpoint cordoned: it gets no new requests") != 1 || !strings.Contains(log, `endpoint=e1 operator=none pool="Pod annotation"`) {
+	if log := h.log.String(); strings.Count(log, "endpoint cordoned: it gets no new requests") != 1 ||
+		!strings.Contains(log, `endpoint=e1 operator=none pool="Pod annotation"`) {
 		t.Errorf("an endpoint that joins cordoned: %q", log)
 	}
-	step("drained too", set(Draining), Cordoned, 2, `still gets no new requests" endpoint=e1 operator=draining pool="Pod annotation"`)
-	step("the annotation is gone", by(""), Cordoned, 2, `still gets no new requests" endpoint=e1 operator=draining pool=none`)
+	step(
+		"drained too",
+		set(Draining),
+		Cordoned,
+		2,
+		`still gets no new requests" endpoint=e1 operator=draining pool="Pod annotation"`,
+	)
+	step(
+		"the annotation is gone",
+		by(""),
+		Cordoned,
+		2,
+		`still gets no new requests" endpoint=e1 operator=draining pool=none`,
+	)
 	step("the same again", by(""), Cordoned, 2, "")
 	step("uncordoned", set(""), In, 0, "endpoint uncordoned: it gets requests again")
 	step("annotated", by(pool.CordonedByPod), Cordoned, 2, "endpoint cordoned: it gets no new requests")
@@ -384,7 +402,8 @@ func TestCordonOfEjectedEndpoint(t *testing.T) {
 	})
 }
 
-// TestAbsentCordonsAreBounded: of endpoints that left the pool the latest cordons are kept, and those of present endpoints always.
+// TestAbsentCordonsAreBounded: of endpoints that left the pool the latest cordons are kept, and those of present
+// endpoints always.
 func TestAbsentCordonsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 2, nil)
@@ -403,7 +422,8 @@ func TestAbsentCordonsAreBounded(t *testing.T) {
 			h.WorkerLeft(7)
 		}
 		cordon("e1")
-		for name, want := range map[string]Standing{"gone-0": In, "gone-9": In, "gone-10": Cordoned, fmt.Sprintf("gone-%d", maxAbsentCordons+9): Cordoned} {
+		for name, want := range map[string]Standing{"gone-0": In, "gone-9": In, "gone-10": Cordoned,
+			fmt.Sprintf("gone-%d", maxAbsentCordons+9): Cordoned} {
 			h.join(7, name)
 			h.want(7, want)
 			h.WorkerLeft(7)
@@ -470,7 +490,8 @@ func TestAdvice(t *testing.T) {
 	h := newHouse(t, 1, nil)
 	h.WorkerJoined(pool.Worker{Worker: 1, Endpoint: &pool.Endpoint{Name: "there", Address: "10.0.0.7:8000"}})
 	h.PageRead(1, PageRefused)
-	for _, part := range []string{"endpoint=there", "address=10.0.0.7:8000", "cause=metrics_refused", "is the engine up, and is the endpoint's address right?"} {
+	for _, part := range []string{"endpoint=there", "address=10.0.0.7:8000", "cause=metrics_refused",
+		"is the engine up, and is the endpoint's address right?"} {
 		if h.log.Count(part) != 1 {
 			t.Errorf("no %q in %s", part, h.log)
 		}

@@ -1,5 +1,6 @@
-// Package kind runs kvepp as its users do: in a Kubernetes cluster, installed by its chart, before Pods. `make e2e-kind` brings the
-// cluster, has the images there, and runs these tests where the cluster's addresses can be reached.
+// Package kind runs kvepp as its users do: in a Kubernetes cluster, installed by its chart, before Pods. `make
+// e2e-kind` brings the cluster, has the images there, and runs these tests where the cluster's addresses can be
+// reached.
 package kind
 
 import (
@@ -90,7 +91,8 @@ func (n *namespace) tell() {
 		{"get", "pods,services,endpointslices,inferencepools,leases", "-o", "wide"},
 		{"get", "events", "--sort-by=.lastTimestamp"},
 		{"logs", "-l", kvepp, "--tail=60", "--prefix"},
-		{"logs", "-l", "app in (envoy,inference-istio,conformance-primary-istio,conformance-secondary-istio)", "--tail=20", "--prefix"},
+		{"logs", "-l", "app in (envoy,inference-istio,conformance-primary-istio,conformance-secondary-istio)",
+			"--tail=20", "--prefix"},
 		{"logs", "-l", "app.kubernetes.io/name=envoy", "--tail=20", "--prefix"},
 		{"logs", "-l", "app in (dynamo,engine,vllm,sglang)", "--tail=20", "--all-containers", "--prefix"},
 	} {
@@ -133,7 +135,16 @@ func (n *namespace) pods(selector string) (all, ready []string) {
 // install installs or changes kvepp by its chart, and waits until it is there.
 func (n *namespace) install(values ...string) {
 	n.t.Helper()
-	args := []string{"upgrade", "--install", "kvepp", "../../manifests/chart", "--wait", "--timeout=2m", "--values", "testdata/values.yaml"}
+	args := []string{
+		"upgrade",
+		"--install",
+		"kvepp",
+		"../../manifests/chart",
+		"--wait",
+		"--timeout=2m",
+		"--values",
+		"testdata/values.yaml",
+	}
 	for _, v := range values {
 		args = append(args, "--set", v)
 	}
@@ -146,14 +157,23 @@ func (n *namespace) install(values ...string) {
 	// The account of a Prometheus, bound as the chart's notes say.
 	binding := n.name + "-prometheus"
 	n.kubectl("create", "serviceaccount", "prometheus")
-	n.kubectl("create", "clusterrolebinding", binding, "--clusterrole", "kvepp-"+n.name+"-metrics-reader", "--serviceaccount", n.name+":prometheus")
+	n.kubectl(
+		"create",
+		"clusterrolebinding",
+		binding,
+		"--clusterrole",
+		"kvepp-"+n.name+"-metrics-reader",
+		"--serviceaccount",
+		n.name+":prometheus",
+	)
 	n.t.Cleanup(func() { n.run("", "kubectl", "delete", "clusterrolebinding", binding, "--ignore-not-found") })
 	n.token = n.kubectl("create", "token", "prometheus", "--duration=2h")
 }
 
 // dns has a cluster of Envoy's ask every second for all addresses of a name.
 var dns = map[string]any{"name": "envoy.cluster.dns", "typed_config": map[string]any{
-	"@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster", "dns_refresh_rate": "1s", "dns_lookup_family": "V4_ONLY"}}
+	"@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster", "dns_refresh_rate": "1s",
+	"dns_lookup_family": "V4_ONLY"}}
 
 // startEnvoy starts Envoy with a configuration of manifests/envoy, in which clusters have names for addresses.
 func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
@@ -182,15 +202,19 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 		delete(cluster, "type")
 		maps.Copy(cluster, map[string]any{"cluster_type": dns, "load_assignment": map[string]any{
 			"cluster_name": name, "endpoints": []any{map[string]any{"lb_endpoints": []any{map[string]any{"endpoint": map[string]any{
-				"address": map[string]any{"socket_address": map[string]any{"address": host, "port_value": json.Number(port)}}}}}}}}})
+				"address": map[string]any{
+					"socket_address": map[string]any{"address": host, "port_value": json.Number(port)},
+				}}}}}}}})
 	}
 	configured, err := json.Marshal(map[string]any{"admin": config.Admin, "static_resources": map[string]any{
 		"listeners": config.Static.Listeners, "clusters": config.Static.Clusters}})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	object, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "envoy"},
-		"data": map[string]string{"envoy.yaml": string(configured)}})
+	object, err := json.Marshal(
+		map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "envoy"},
+			"data": map[string]string{"envoy.yaml": string(configured)}},
+	)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -204,7 +228,11 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 func (n *namespace) findEnvoy(service string) {
 	n.t.Helper()
 	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
-	n.url = fmt.Sprintf("http://%s:%s", strings.Fields(node)[0], n.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"))
+	n.url = fmt.Sprintf(
+		"http://%s:%s",
+		strings.Fields(node)[0],
+		n.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"),
+	)
 	n.eventually("Envoy is reached from outside", func() error {
 		_, err := n.newConversation().say("hello", 1)
 		return err
@@ -271,7 +299,8 @@ func (n *namespace) metrics(pod string) (map[string]float64, error) {
 		for _, m := range family.Metric {
 			sums[name] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			for _, l := range m.Label {
-				sums[fmt.Sprintf("%s{%s=%q}", name, l.GetName(), l.GetValue())] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				sums[fmt.Sprintf("%s{%s=%q}", name, l.GetName(), l.GetValue())] += m.GetCounter().GetValue() +
+					m.GetGauge().GetValue()
 			}
 		}
 	}
@@ -286,7 +315,8 @@ func (n *namespace) sees(workers int) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("kvepp hears %d workers", workers), func() error {
 		return n.eachReplica(func(pod string, m map[string]float64) error {
-			if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) || on != float64(workers) {
+			if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) ||
+				on != float64(workers) {
 				return fmt.Errorf("%s: %v workers, %v subscriptions connected", pod, got, on)
 			}
 			return nil
@@ -316,7 +346,17 @@ func (n *namespace) eachReplica(f func(pod string, m map[string]float64) error) 
 // check has kvepp's Pod run `kvepp check`, as its pages tell users to. It returns the exit status and the table.
 func (n *namespace) check(flags ...string) (status int, table string) {
 	n.t.Helper()
-	args := []string{"exec", "deployment/kvepp", "--", "/kvepp", "check", "--pool-name=kvepp", "--model=tiny=/models/tiny", "--probe", "--wait=5s"}
+	args := []string{
+		"exec",
+		"deployment/kvepp",
+		"--",
+		"/kvepp",
+		"check",
+		"--pool-name=kvepp",
+		"--model=tiny=/models/tiny",
+		"--probe",
+		"--wait=5s",
+	}
 	table, err := n.run("", "kubectl", append(args, flags...)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		status = exit.ExitCode()
@@ -341,8 +381,8 @@ func (n *namespace) checked(workers int, says []string, flags ...string) {
 	}
 }
 
-// idle waits until kvepp has seen the end of every request: until then the last one's blocks count as its worker's load, and the
-// next may rather go elsewhere.
+// idle waits until kvepp has seen the end of every request: until then the last one's blocks count as its worker's
+// load, and the next may rather go elsewhere.
 func (n *namespace) idle() {
 	n.t.Helper()
 	n.eventually("kvepp is idle", func() error {

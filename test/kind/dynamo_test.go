@@ -2,16 +2,25 @@ package kind
 
 import "testing"
 
-// TestDynamo is about Dynamo's workers with a frontend in direct mode beside each, behind the Envoy that knows no endpoint. A frontend
-// refuses a request that names its worker by a wrong id.
+// TestDynamo is about Dynamo's workers with a frontend in direct mode beside each, behind the Envoy that knows no
+// endpoint. A frontend refuses a request that names its worker by a wrong id.
 func TestDynamo(t *testing.T) {
-	// Ids are any numbers and in no object of the cluster: kvepp has them from the frontends, and listens to the engines.
-	t.Run("discovery by files", func(t *testing.T) { testDynamo(t, "file", "5657", "5557 announces blocks", "5657 answers") })
-	// Ids are made of Pods' names, and in objects of the cluster, as is where to listen: to Dynamo's event plane, unless told otherwise.
-	t.Run("discovery by Kubernetes", func(t *testing.T) { testDynamo(t, "kubernetes", "0", "over Dynamo's event plane") })
+	// Ids are any numbers and in no object of the cluster: kvepp has them from the frontends, and listens to the
+	// engines.
+	t.Run(
+		"discovery by files",
+		func(t *testing.T) { testDynamo(t, "file", "5657", "5557 announces blocks", "5657 answers") },
+	)
+	// Ids are made of Pods' names, and in objects of the cluster, as is where to listen: to Dynamo's event plane,
+	// unless told otherwise.
+	t.Run(
+		"discovery by Kubernetes",
+		func(t *testing.T) { testDynamo(t, "kubernetes", "0", "over Dynamo's event plane") },
+	)
 }
 
-// testDynamo says how workers are found, the port at which kvepp is told to ask for past events, and what `kvepp check` says of each.
+// testDynamo says how workers are found, the port at which kvepp is told to ask for past events, and what `kvepp check`
+// says of each.
 func testDynamo(t *testing.T, discovery, replayPort string, says ...string) {
 	n := newNamespace(t, "kvepp-e2e-dynamo-"+discovery)
 	n.apply(read(t, "testdata/hub.yaml"))

@@ -15,7 +15,8 @@ func TestEngines(t *testing.T) {
 	n.apply(read(t, "testdata/engines.yaml"))
 	n.install("pool.selector.app=engine")
 	n.startEnvoy("override-host.yaml", map[string]string{
-		"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name + ".svc.cluster.local:8000"})
+		"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name +
+			".svc.cluster.local:8000"})
 	n.sees(3)
 
 	var talk []*conversation
@@ -35,7 +36,8 @@ func TestEngines(t *testing.T) {
 				eachExact(t, talk)
 				for i, c := range talk {
 					if c.engine() != home[i] || c.last.CachedTokens < prompt[i]/16*16 {
-						t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, c.engine(), c.last.CachedTokens, home[i], prompt[i])
+						t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, c.engine(),
+							c.last.CachedTokens, home[i], prompt[i])
 					}
 				}
 			}
@@ -153,7 +155,8 @@ func TestEngines(t *testing.T) {
 				began := time.Now()
 				n.kubectl("delete", "pod", was, "--wait=false")
 				another(was)
-				t.Logf("the other one alone is asked %v after the leader was deleted", time.Since(began).Round(100*time.Millisecond))
+				t.Logf("the other one alone is asked %v after the leader was deleted",
+					time.Since(began).Round(100*time.Millisecond))
 			})
 			n.settled()
 			eachExact(t, talk)
@@ -197,8 +200,8 @@ func TestEngines(t *testing.T) {
 	n.t = t
 }
 
-// eachExact has conversations take a turn one after the other, so that nothing but the cache counts, and fails the test where the
-// prompt was not cached in part, or another part than kvepp predicted.
+// eachExact has conversations take a turn one after the other, so that nothing but the cache counts, and fails the test
+// where the prompt was not cached in part, or another part than kvepp predicted.
 func eachExact(t *testing.T, talk []*conversation) {
 	t.Helper()
 	for i, c := range talk {
@@ -207,7 +210,12 @@ func eachExact(t *testing.T, talk []*conversation) {
 			t.Fatal(err)
 		}
 		if c.last.CachedTokens == 0 || c.last.CachedTokens != c.last.KveppCached {
-			t.Errorf("conversation %d: %d tokens were cached, kvepp predicted %d", i, c.last.CachedTokens, c.last.KveppCached)
+			t.Errorf(
+				"conversation %d: %d tokens were cached, kvepp predicted %d",
+				i,
+				c.last.CachedTokens,
+				c.last.KveppCached,
+			)
 		}
 	}
 }
@@ -219,7 +227,13 @@ func (n *namespace) settled() {
 		engines, _ := n.pods("app=engine")
 		held := 0
 		for _, pod := range engines {
-			out, err := n.run("", "kubectl", "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/blocks", n.name, pod))
+			out, err := n.run(
+				"",
+				"kubectl",
+				"get",
+				"--raw",
+				fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/blocks", n.name, pod),
+			)
 			if err != nil {
 				return err
 			}

@@ -14,9 +14,10 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestEngineFails has one of three Pods of engines fail while it stays Ready: its API answers 500, its /health 200. kvepp ejects it, and
-// sends it requests again when the fault is over. Without retries at most three requests are lost, beside those that were running when
-// the fault began, and one for each trial. Nor does the chart's own Envoy (envoy.create) retry a 500, but it retries a 503.
+// TestEngineFails has one of three Pods of engines fail while it stays Ready: its API answers 500, its /health 200.
+// kvepp ejects it, and sends it requests again when the fault is over. Without retries at most three requests are lost,
+// beside those that were running when the fault began, and one for each trial. Nor does the chart's own Envoy
+// (envoy.create) retry a 500, but it retries a 503.
 func TestEngineFails(t *testing.T) {
 	t.Run("an Envoy without retries", func(t *testing.T) {
 		n := newNamespace(t, "kvepp-e2e-fails")
@@ -24,7 +25,8 @@ func TestEngineFails(t *testing.T) {
 		n.apply(read(t, "testdata/engines.yaml"))
 		n.install("pool.selector.app=engine")
 		n.startEnvoy("override-host.yaml", map[string]string{
-			"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name + ".svc.cluster.local:8000"})
+			"kvepp": "kvepp-replicas." + n.name + ".svc.cluster.local:9002", "pool": "engine." + n.name +
+				".svc.cluster.local:8000"})
 		n.sees(3)
 		n.engineFails(3)
 	})
@@ -32,9 +34,22 @@ func TestEngineFails(t *testing.T) {
 		n := newNamespace(t, "kvepp-e2e-fails-envoy")
 		n.apply(read(t, "testdata/hub.yaml"))
 		n.apply(read(t, "testdata/engines.yaml"))
-		n.install("pool.selector.app=engine", "router.eject.consecutiveFailures=2", "envoy.create=true", "envoy.image=kvepp/envoy:e2e",
-			"envoy.resources.requests.cpu=50m")
-		n.kubectl("expose", "deployment", "kvepp-envoy", "--name=envoy", "--type=NodePort", "--port=80", "--target-port=http")
+		n.install(
+			"pool.selector.app=engine",
+			"router.eject.consecutiveFailures=2",
+			"envoy.create=true",
+			"envoy.image=kvepp/envoy:e2e",
+			"envoy.resources.requests.cpu=50m",
+		)
+		n.kubectl(
+			"expose",
+			"deployment",
+			"kvepp-envoy",
+			"--name=envoy",
+			"--type=NodePort",
+			"--port=80",
+			"--target-port=http",
+		)
 		n.findEnvoy("envoy")
 		n.sees(3)
 		n.everyEnvoyAsks()
@@ -53,7 +68,8 @@ func TestEngineFails(t *testing.T) {
 // clients is how many send chats at the same time.
 const clients = 8
 
-// engineFails has a Pod answer 500 under traffic, and then ends that. failures is how many of them in a row eject an endpoint.
+// engineFails has a Pod answer 500 under traffic, and then ends that. failures is how many of them in a row eject an
+// endpoint.
 func (n *namespace) engineFails(failures int) {
 	n.t.Helper()
 	pods, _ := n.pods("app=engine")
@@ -71,9 +87,15 @@ func (n *namespace) engineFails(failures int) {
 	ejections := m[`kvepp_ejections_total{cause="status_5xx"}`]
 	n.t.Logf("%d of 1000 requests lost, %v ejections", len(lost), ejections)
 	if ejections == 0 || m["kvepp_ejections_total"] != ejections || m["kvepp_ejected_workers"] != 1 {
-		n.t.Errorf("%v ejections, %v of them after a 5xx; %v workers are ejected", m["kvepp_ejections_total"], ejections, m["kvepp_ejected_workers"])
+		n.t.Errorf(
+			"%v ejections, %v of them after a 5xx; %v workers are ejected",
+			m["kvepp_ejections_total"],
+			ejections,
+			m["kvepp_ejected_workers"],
+		)
 	}
-	if allowed := failures + (clients - 1) + int(ejections) - 1; len(lost) > allowed { // the first ejection follows no trial
+	// the first ejection follows no trial
+	if allowed := failures + (clients - 1) + int(ejections) - 1; len(lost) > allowed {
 		n.t.Errorf("%d requests lost, at most %d may be: %q ...", len(lost), allowed, lost[:min(3, len(lost))])
 	}
 	warned := false
@@ -107,7 +129,9 @@ func (n *namespace) engineFails(failures int) {
 // fault has the engine of a Pod fail in a mode of test/kind/engine/faults.go; "" ends that.
 func (n *namespace) fault(pod, mode string) {
 	n.t.Helper()
-	if _, err := n.run("", "kubectl", "create", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/fault?mode=%s", n.name, pod, mode), "-f", "-"); err != nil {
+	if _, err := n.run("", "kubectl", "create", "--raw",
+		fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8000/proxy/fault?mode=%s", n.name, pod, mode), "-f",
+		"-"); err != nil {
 		n.t.Error(err)
 	}
 }
@@ -125,13 +149,23 @@ func (n *namespace) serves(pod string) {
 	})
 }
 
-// everyEnvoyAsks waits until each of several Envoys behind one address has found kvepp, without which they choose engines themselves.
+// everyEnvoyAsks waits until each of several Envoys behind one address has found kvepp, without which they choose
+// engines themselves.
 func (n *namespace) everyEnvoyAsks() {
 	n.t.Helper()
-	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: client.Timeout} // a connection each, to any Envoy
+	// a connection each, to any Envoy
+	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: client.Timeout}
 	n.eventually("each Envoy asks kvepp", func() error {
 		for range 20 {
-			a, err := stack.Chat(n.t.Context(), fresh, n.url, nil, []stack.Message{{Role: "user", Content: words(5)}}, true, map[string]any{"model": n.model})
+			a, err := stack.Chat(
+				n.t.Context(),
+				fresh,
+				n.url,
+				nil,
+				[]stack.Message{{Role: "user", Content: words(5)}},
+				true,
+				map[string]any{"model": n.model},
+			)
 			if err == nil && (a.Status != http.StatusOK || a.Worker == "") {
 				err = fmt.Errorf("status %d, from the worker %q", a.Status, a.Worker)
 			}
@@ -143,8 +177,8 @@ func (n *namespace) everyEnvoyAsks() {
 	})
 }
 
-// chats sends so many chats, clients at a time, and calls begin before the chat number at. It returns how each chat ended that has no
-// complete answer.
+// chats sends so many chats, clients at a time, and calls begin before the chat number at. It returns how each chat
+// ended that has no complete answer.
 func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 	var (
 		next atomic.Int64
@@ -158,7 +192,15 @@ func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 					begin()
 				}
 				question := fmt.Sprintf("Conversation %d. %s", i%24, strings.Repeat("Say more about this. ", 20+i/24))
-				a, err := stack.Chat(context.Background(), client, n.url, nil, []stack.Message{{Role: "user", Content: question}}, i%2 == 0, map[string]any{"model": n.model})
+				a, err := stack.Chat(
+					context.Background(),
+					client,
+					n.url,
+					nil,
+					[]stack.Message{{Role: "user", Content: question}},
+					i%2 == 0,
+					map[string]any{"model": n.model},
+				)
 				if err == nil && (a.Status != http.StatusOK || !a.Finished) {
 					err = fmt.Errorf("%d from %s: %.60q", a.Status, a.Worker, a.Body)
 				}

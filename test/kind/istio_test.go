@@ -67,7 +67,10 @@ func (n *namespace) holds(object string, conditions ...string) {
 		}
 		for _, s := range all {
 			for _, want := range conditions {
-				if !slices.ContainsFunc(s.Conditions, func(c condition) bool { return c.Type == want && c.Status == "True" }) {
+				if !slices.ContainsFunc(
+					s.Conditions,
+					func(c condition) bool { return c.Type == want && c.Status == "True" },
+				) {
 					return fmt.Errorf("%s does not hold: %+v", want, s.Conditions)
 				}
 			}
@@ -80,7 +83,12 @@ func (n *namespace) holds(object string, conditions ...string) {
 func istioOverlay(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio")
 	n.gateway("inference", istiod)
-	n.overlay("resources: [KUSTOMIZE/overlays/istio]"+users+strings.ReplaceAll(standIn, "ENGINE", "vllm"), "vllm", "kvepp", "inference-istio")
+	n.overlay(
+		"resources: [KUSTOMIZE/overlays/istio]"+users+strings.ReplaceAll(standIn, "ENGINE", "vllm"),
+		"vllm",
+		"kvepp",
+		"inference-istio",
+	)
 	n.findEnvoy("inference-istio")
 	n.holds("gateway/inference", "Accepted", "Programmed")
 	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
@@ -110,14 +118,21 @@ func istioOverlay(t *testing.T, istiod *namespace) {
 	})
 }
 
-// istioChart is about the chart's own Gateway, and about two replicas behind one that goes by EndpointSlices alone: such a gateway
-// leaves a leader that is deleted before another one is ready.
+// istioChart is about the chart's own Gateway, and about two replicas behind one that goes by EndpointSlices alone:
+// such a gateway leaves a leader that is deleted before another one is ready.
 func istioChart(t *testing.T, istiod *namespace) {
 	n := newNamespace(t, "kvepp-e2e-istio-chart")
 	n.gateway("inference", istiod)
 	n.apply(read(t, "testdata/hub.yaml"))
 	n.apply(read(t, "testdata/engines.yaml"))
-	n.install("pool.selector.app=engine", "gateway.create=true", "gateway.className=istio", "httpRoute.create=true", "istio.destinationRule=true", "replicas=2")
+	n.install(
+		"pool.selector.app=engine",
+		"gateway.create=true",
+		"gateway.className=istio",
+		"httpRoute.create=true",
+		"istio.destinationRule=true",
+		"replicas=2",
+	)
 	n.findEnvoy("inference-istio")
 	n.holds("gateway/inference", "Accepted", "Programmed")
 	n.holds("httproute/kvepp", "Accepted", "ResolvedRefs")
@@ -143,7 +158,8 @@ func istioChart(t *testing.T, istiod *namespace) {
 	eachExact(t, talk)
 }
 
-// pause sends one request after the other while f runs, and says how many failed, and for how long without one between that did not.
+// pause sends one request after the other while f runs, and says how many failed, and for how long without one between
+// that did not.
 func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -175,14 +191,26 @@ func (n *namespace) pause(f func()) (failed int, pause time.Duration) {
 	return failed, pause
 }
 
-// suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the same way.
-var suite = []string{"GatewayFollowingEPPRouting", "GatewayFollowingEPPRoutingWithDataParallelism", "GatewayDestinationEndpointServed",
-	"EppUnAvailableFailOpen", "InferencePoolAppProtocol"}
+// suite are the tests of the conformance suite that are about the picker; the others are about Istio alone, but go the
+// same way.
+var suite = []string{
+	"GatewayFollowingEPPRouting",
+	"GatewayFollowingEPPRoutingWithDataParallelism",
+	"GatewayDestinationEndpointServed",
+	"EppUnAvailableFailOpen",
+	"InferencePoolAppProtocol",
+}
 
 // istioConformance runs the conformance suite of the Gateway API Inference Extension, whose pickers are kvepp.
 func istioConformance(t *testing.T, istiod *namespace) {
 	// The suite would make these itself, but then nobody would start its gateways' proxies.
-	infra, backend := newNamespace(t, "inference-conformance-infra"), newNamespace(t, "inference-conformance-app-backend")
+	infra, backend := newNamespace(
+		t,
+		"inference-conformance-infra",
+	), newNamespace(
+		t,
+		"inference-conformance-app-backend",
+	)
 	infra.gateway("conformance-primary", istiod)
 	infra.gateway("conformance-secondary", istiod)
 	backend.apply(read(t, "testdata/pickers.yaml"))

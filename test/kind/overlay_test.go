@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// users is what the overlays' users set for themselves: a namespace, images, less of the node; and Envoy where the test can reach it.
+// users is what the overlays' users set for themselves: a namespace, images, less of the node; and Envoy where the test
+// can reach it.
 const users = `
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -115,12 +116,16 @@ func (n *namespace) rolled() {
 	})
 }
 
-// TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among them.
+// TestOverlays is about the plain manifests: kustomize's overlays, as they are, behind the plain Envoy that is among
+// them.
 func TestOverlays(t *testing.T) {
 	for _, c := range []struct{ name, engines, envoy, kustomization string }{
-		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
-		{"stock-engines", "vllm", "kvepp-envoy", "resources: [KUSTOMIZE/overlays/stock-engines]" + users + strings.ReplaceAll(standIn, "ENGINE", "vllm")},
-		{"sglang", "sglang", "envoy", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: [KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
+		{"envoy", "vllm", "envoy", "resources: [KUSTOMIZE/overlays/envoy]" + users +
+			strings.ReplaceAll(standIn, "ENGINE", "vllm")},
+		{"stock-engines", "vllm", "kvepp-envoy", "resources: [KUSTOMIZE/overlays/stock-engines]" + users +
+			strings.ReplaceAll(standIn, "ENGINE", "vllm")},
+		{"sglang", "sglang", "envoy", "resources: [KUSTOMIZE/overlays/sglang]\ncomponents: " +
+			"[KUSTOMIZE/components/envoy]" + users + strings.ReplaceAll(standIn, "ENGINE", "sglang")},
 		{"mocker", "dynamo", "envoy", "resources: [KUSTOMIZE/overlays/mocker]" + users},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -129,8 +134,8 @@ func TestOverlays(t *testing.T) {
 			n.overlay(c.kustomization, c.engines, "kvepp", c.envoy)
 			n.findEnvoy(c.envoy)
 			n.sees(2)
-			// An Envoy that began before kvepp had an address asks for it again after seconds. Until then some refuse requests, and
-			// that of stock-engines chooses engines itself.
+			// An Envoy that began before kvepp had an address asks for it again after seconds. Until then some refuse
+			// requests, and that of stock-engines chooses engines itself.
 			n.everyEnvoyAsks()
 			n.warm(2)
 			if c.engines != "vllm" {
@@ -139,9 +144,16 @@ func TestOverlays(t *testing.T) {
 			n.during(func() {
 				n.kubectl("scale", "deployment/vllm", "--replicas=3")
 				n.sees(3)
-				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own: KVEPP_METRICS_PORT=tcp://..., for one.
+				// Kubernetes now sets variables in kvepp's Pod that are named like kvepp's own:
+				// KVEPP_METRICS_PORT=tcp://..., for one.
 				n.kubectl("create", "service", "clusterip", "kvepp-metrics", "--tcp=9090:9090")
-				n.kubectl("patch", "deployment", "kvepp", "--patch", `{"spec":{"template":{"spec":{"enableServiceLinks":true}}}}`)
+				n.kubectl(
+					"patch",
+					"deployment",
+					"kvepp",
+					"--patch",
+					`{"spec":{"template":{"spec":{"enableServiceLinks":true}}}}`,
+				)
 				n.rolled()
 			})
 			if c.name != "stock-engines" {

@@ -46,7 +46,15 @@ func words(n int) string {
 // say takes a turn whose answer has so many tokens. An answer that is none, or is cut off, is an error.
 func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
-	a, err := stack.Chat(context.Background(), client, c.n.url, nil, c.messages, true, map[string]any{"model": c.n.model, "max_tokens": tokens})
+	a, err := stack.Chat(
+		context.Background(),
+		client,
+		c.n.url,
+		nil,
+		c.messages,
+		true,
+		map[string]any{"model": c.n.model, "max_tokens": tokens},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -58,8 +66,8 @@ func (c *conversation) say(text string, tokens int) (*stack.Answer, error) {
 	return a, nil
 }
 
-// exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is under way.
-// Then kvepp knows what the worker has of it.
+// exactly takes a turn, and repeats it until the worker had as much of it as kvepp thought: at once, unless an event is
+// under way. Then kvepp knows what the worker has of it.
 func (c *conversation) exactly() *stack.Answer {
 	c.n.t.Helper()
 	before, known := c.messages, c.n.known()
@@ -95,8 +103,8 @@ func (n *namespace) leastKnown() (int, error) {
 	return int(least), err
 }
 
-// learns waits until kvepp, which knew so many blocks, also knows those that were new to workers in the latest turns of conversations.
-// Else a turn may follow before its events, and go where nothing is cached, as kvepp predicts.
+// learns waits until kvepp, which knew so many blocks, also knows those that were new to workers in the latest turns of
+// conversations. Else a turn may follow before its events, and go where nothing is cached, as kvepp predicts.
 func (n *namespace) learns(known int, conversations ...*conversation) {
 	n.t.Helper()
 	for _, c := range conversations {
@@ -111,8 +119,9 @@ func (n *namespace) learns(known int, conversations ...*conversation) {
 	})
 }
 
-// spread begins so many conversations at once, and again until load has spread them over so many workers: a machine that is late with
-// the later ones may have answered the earlier ones by then. It returns them when kvepp knows what workers have of them.
+// spread begins so many conversations at once, and again until load has spread them over so many workers: a machine
+// that is late with the later ones may have answered the earlier ones by then. It returns them when kvepp knows what
+// workers have of them.
 func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	n.t.Helper()
 	n.eventually("conversations spread", func() error {
@@ -136,8 +145,8 @@ func (n *namespace) spread(conversations, workers int) (talk []*conversation) {
 	return talk
 }
 
-// warm holds conversations over so many workers, and fails the test unless each stays where it began and finds all of its blocks there. It
-// returns them.
+// warm holds conversations over so many workers, and fails the test unless each stays where it began and finds all of
+// its blocks there. It returns them.
 func (n *namespace) warm(workers int) []*conversation {
 	n.t.Helper()
 	talk := n.spread(2*workers, workers)
@@ -145,7 +154,14 @@ func (n *namespace) warm(workers int) []*conversation {
 		for _, c := range talk {
 			home, prompt := c.last.Worker, c.last.PromptTokens
 			if a := c.exactly(); a.Worker != home || a.CachedTokens < prompt/16*16 {
-				n.t.Errorf("turn %d: at %s, %d tokens cached; before at %s, a prompt of %d", turn, a.Worker, a.CachedTokens, home, prompt)
+				n.t.Errorf(
+					"turn %d: at %s, %d tokens cached; before at %s, a prompt of %d",
+					turn,
+					a.Worker,
+					a.CachedTokens,
+					home,
+					prompt,
+				)
 			}
 		}
 	}
@@ -168,8 +184,8 @@ func all(t *testing.T, conversations []*conversation, text string) {
 	}
 }
 
-// traffic holds conversations, half a second for an answer, until stop is called, which returns how many requests there were and
-// what was wrong with those that failed.
+// traffic holds conversations, half a second for an answer, until stop is called, which returns how many requests there
+// were and what was wrong with those that failed.
 func (n *namespace) traffic(clients int) (stop func() (requests int, failures []error)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var (

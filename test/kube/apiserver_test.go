@@ -1,5 +1,5 @@
-// Package kube runs kvepp against a real Kubernetes API server: etcd and kube-apiserver, no kubelet; pods are servers of the test's
-// own at addresses of loopback. Envoy is real too. `make test-kube` installs what it needs.
+// Package kube runs kvepp against a real Kubernetes API server: etcd and kube-apiserver, no kubelet; pods are servers
+// of the test's own at addresses of loopback. Envoy is real too. `make test-kube` installs what it needs.
 package kube
 
 import (
@@ -19,8 +19,8 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// cluster is the API server that most tests share. Each has a namespace of its own there. Tests that stop it are not parallel, and so
-// are over before others that need it begin.
+// cluster is the API server that most tests share. Each has a namespace of its own there. Tests that stop it are not
+// parallel, and so are over before others that need it begin.
 var cluster *apiserver.Server
 
 func TestMain(m *testing.M) {
@@ -91,7 +91,9 @@ spec:
   endpointPickerRef: {name: kvepp, port: {number: 9002}}
 `
 		must(t, s.Apply(ctx, "pools", pool))
-		if err := s.Apply(ctx, "pools", strings.Replace(pool, ", port: {number: 9002}", "", 1)); !apierrors.IsInvalid(err) {
+		if err := s.Apply(ctx, "pools", strings.Replace(pool, ", port: {number: 9002}", "", 1)); !apierrors.IsInvalid(
+			err,
+		) {
 			t.Errorf("a picker without a port: %v", err)
 		}
 		if err := s.Apply(ctx, "pools", strings.Replace(pool, "targetPorts", "targetPort", 1)); err == nil {
@@ -101,7 +103,13 @@ spec:
 
 	t.Run("a pod is ready, then terminates, then goes", func(t *testing.T) {
 		must(t, s.RunPod(ctx, apiserver.Pod{Name: "engine", IPs: []string{"127.0.0.5"}}))
-		must(t, s.RunPod(ctx, apiserver.Pod{Name: "engine", IPs: []string{"127.0.0.5"}, Labels: map[string]string{"a": "b"}}))
+		must(
+			t,
+			s.RunPod(
+				ctx,
+				apiserver.Pod{Name: "engine", IPs: []string{"127.0.0.5"}, Labels: map[string]string{"a": "b"}},
+			),
+		)
 		pod, err := s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{})
 		must(t, err)
 		if pod.Status.PodIP != "127.0.0.5" || pod.Labels["a"] != "b" || pod.Status.Conditions[0].Status != "True" {
@@ -114,7 +122,9 @@ spec:
 			t.Error("it does not terminate")
 		}
 		must(t, s.RemovePod(ctx, "default", "engine"))
-		if _, err = s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err = s.Client.CoreV1().Pods("default").Get(ctx, "engine", metav1.GetOptions{}); !apierrors.IsNotFound(
+			err,
+		) {
 			t.Errorf("it is still there: %v", err)
 		}
 	})

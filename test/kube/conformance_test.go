@@ -13,9 +13,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestConformance: what the conformance tests of the Gateway API Inference Extension ask of a picker (GatewayFollowingEPPRouting, the
-// same with data parallelism, GatewayDestinationEndpointServed), behind an Envoy that is configured as they would have a gateway do
-// it. kvepp gets the flags that they give one, and three of a test's own.
+// TestConformance: what the conformance tests of the Gateway API Inference Extension ask of a picker
+// (GatewayFollowingEPPRouting, the same with data parallelism, GatewayDestinationEndpointServed), behind an Envoy that
+// is configured as they would have a gateway do it. kvepp gets the flags that they give one, and three of a test's own.
 func TestConformance(t *testing.T) {
 	ctx, ns := t.Context(), "conformance"
 	port := freePorts(t, 3)
@@ -31,23 +31,42 @@ func TestConformance(t *testing.T) {
 			endpoints = append(endpoints, net.JoinHostPort(e.pod.IPs[0], strconv.Itoa(port+rank)))
 		}
 	}
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--zap-encoder", "json", "--conformance", "--kv-events-port", "0")
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--zap-encoder",
+		"json",
+		"--conformance",
+		"--kv-events-port",
+		"0",
+	)
 	k.ready(t)
 	k.has(t, 9)
 	url := knowingEnvoy(t, endpoints, k)
 
 	of := func(selection string) (*stack.Answer, error) {
 		header := http.Header{"Test-Epp-Endpoint-Selection": {selection}}
-		return stack.Post(context.WithoutCancel(ctx), http.DefaultClient, url+"/v1/completions", header, map[string]any{"model": stack.Model, "prompt": prompt(1), "max_tokens": 1})
+		return stack.Post(
+			context.WithoutCancel(ctx),
+			http.DefaultClient,
+			url+"/v1/completions",
+			header,
+			map[string]any{"model": stack.Model, "prompt": prompt(1), "max_tokens": 1},
+		)
 	}
 	a, b := engines[0].pod.IPs[0], engines[1].pod.IPs[0]
 	at := func(ip string, rank int) string { return net.JoinHostPort(ip, strconv.Itoa(port+rank)) }
 	for selection, want := range map[string][]string{
-		a:                                      {at(a, 0), at(a, 1), at(a, 2)},
-		a + "," + b:                            {at(a, 0), at(a, 1), at(a, 2), at(b, 0), at(b, 1), at(b, 2)},
-		at(a, 1):                               {at(a, 1)},
-		at(a, 2) + "," + at(b, 0):              {at(a, 2), at(b, 0)},
-		at(b, 1) + "," + engines[2].pod.IPs[0]: {at(b, 1), at(engines[2].pod.IPs[0], 0), at(engines[2].pod.IPs[0], 1), at(engines[2].pod.IPs[0], 2)},
+		a:                         {at(a, 0), at(a, 1), at(a, 2)},
+		a + "," + b:               {at(a, 0), at(a, 1), at(a, 2), at(b, 0), at(b, 1), at(b, 2)},
+		at(a, 1):                  {at(a, 1)},
+		at(a, 2) + "," + at(b, 0): {at(a, 2), at(b, 0)},
+		at(b, 1) + "," + engines[2].pod.IPs[0]: {at(b, 1), at(engines[2].pod.IPs[0], 0), at(engines[2].pod.IPs[0], 1),
+			at(engines[2].pod.IPs[0], 2)},
 	} {
 		var (
 			mu      sync.Mutex
@@ -63,7 +82,12 @@ func TestConformance(t *testing.T) {
 					case err != nil || answer.Status != http.StatusOK:
 						t.Errorf("%s: %v, %+v", selection, err, answer)
 					case answer.Header.Get("x-conformance-test-served-endpoint") != answer.Header.Get("x-served-by"):
-						t.Errorf("%s: served by %s, and kvepp says by %q", selection, answer.Header.Get("x-served-by"), answer.Header.Get("x-conformance-test-served-endpoint"))
+						t.Errorf(
+							"%s: served by %s, and kvepp says by %q",
+							selection,
+							answer.Header.Get("x-served-by"),
+							answer.Header.Get("x-conformance-test-served-endpoint"),
+						)
 					default:
 						seen[answer.Header.Get("x-served-by")]++
 					}

@@ -13,8 +13,8 @@ import (
 	"kvepp/test/harness/apiserver"
 )
 
-// workerMetadata is the least that makes DynamoWorkerMetadata known: what a worker writes is free of form. Source: Dynamo 1.6.1, the
-// operator's definition.
+// workerMetadata is the least that makes DynamoWorkerMetadata known: what a worker writes is free of form. Source:
+// Dynamo 1.6.1, the operator's definition.
 const workerMetadata = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -54,29 +54,59 @@ spec:
 `, pod.Name, pod.UID, namespace, instance, ranks, blockSize)
 }
 
-// TestDynamo: Dynamo's workers, each with a frontend beside it, in a cluster that learns later what a DynamoWorkerMetadata is.
+// TestDynamo: Dynamo's workers, each with a frontend beside it, in a cluster that learns later what a
+// DynamoWorkerMetadata is.
 func TestDynamo(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "dynamo"
 	port := freePorts(t, 1)
 	worker := func(name, generation string) *engine {
 		e := &engine{port: port, pod: apiserver.Pod{Namespace: ns, Name: name, IPs: []string{newAddress()},
-			Labels:     map[string]string{"app": "engine", "nvidia.com/dynamo-component-type": "worker", "nvidia.com/dynamo-namespace": "base", "nvidia.com/dynamo-worker-hash": generation},
-			Containers: []corev1.Container{{Name: "engine"}, {Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: int32(port)}}}}}}
+			Labels: map[string]string{
+				"app":                              "engine",
+				"nvidia.com/dynamo-component-type": "worker",
+				"nvidia.com/dynamo-namespace":      "base",
+				"nvidia.com/dynamo-worker-hash":    generation,
+			},
+			Containers: []corev1.Container{
+				{Name: "engine"},
+				{Name: "frontend", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: int32(port)}}},
+			}}}
 		e.listen(t, port)
 		e.run(t)
 		return e
 	}
 	old := worker("worker-old", "1a")
-	k := startKvepp(t, cluster.Kubeconfig, "--endpoint-selector", "app=engine", "--pool-namespace", ns, "--dynamo-discovery", "kubernetes", "--kv-events-port", "0")
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--endpoint-selector",
+		"app=engine",
+		"--pool-namespace",
+		ns,
+		"--dynamo-discovery",
+		"kubernetes",
+		"--kv-events-port",
+		"0",
+	)
 	k.ready(t)
 	url := envoy(t, k)
 	instance := func(of *engine, id uint64) {
 		t.Helper()
 		eventually(t, func() error {
 			a := complete(t, url, prompt(1))
-			if by, got := a.Header.Get("x-served-by"), a.Header.Get("x-instance"); a.Status != http.StatusOK || by != of.address() || got != strconv.FormatUint(id, 10) {
-				return fmt.Errorf("status %d by %s as instance %s, not %s as %d: %s", a.Status, by, got, of.address(), id, a.Body)
+			if by, got := a.Header.Get("x-served-by"), a.Header.Get("x-instance"); a.Status != http.StatusOK ||
+				by != of.address() ||
+				got != strconv.FormatUint(id, 10) {
+				return fmt.Errorf(
+					"status %d by %s as instance %s, not %s as %d: %s",
+					a.Status,
+					by,
+					got,
+					of.address(),
+					id,
+					a.Body,
+				)
 			}
 			return nil
 		})

@@ -48,7 +48,8 @@ func (p *publisher) subscribed(wanted bool) {
 	}
 }
 
-// stored announces that the engine holds a prompt, in vLLM's encoding: as one block beside the other, named by their last token.
+// stored announces that the engine holds a prompt, in vLLM's encoding: as one block beside the other, named by their
+// last token.
 func (p *publisher) stored(tokens []int) {
 	p.t.Helper()
 	var names []uint64
@@ -56,7 +57,11 @@ func (p *publisher) stored(tokens []int) {
 		names = append(names, uint64(tokens[0])<<32|uint64(tokens[1])<<16|uint64(i))
 	}
 	event := []any{"BlockStored", names, nil, tokens, blockSize, nil, "GPU"}
-	_, err := p.socket.SendMessage("", binary.BigEndian.AppendUint64(nil, p.seq), kvblocktest.Append(nil, []any{1.5, []any{event}, p.rank}))
+	_, err := p.socket.SendMessage(
+		"",
+		binary.BigEndian.AppendUint64(nil, p.seq),
+		kvblocktest.Append(nil, []any{1.5, []any{event}, p.rank}),
+	)
 	must(p.t, err)
 	p.seq++
 }
@@ -66,7 +71,8 @@ func finds(t *testing.T, url string, tokens []int, worker string, cached int) {
 	t.Helper()
 	eventually(t, func() error {
 		for range 4 { // by chance it would not be the same each time
-			if a := complete(t, url, tokens); a.Status != http.StatusOK || a.Worker != worker || a.KveppCached != cached {
+			if a := complete(t, url, tokens); a.Status != http.StatusOK || a.Worker != worker ||
+				a.KveppCached != cached {
 				return fmt.Errorf("status %d, worker %s, %d tokens cached", a.Status, a.Worker, a.KveppCached)
 			}
 		}
@@ -84,7 +90,16 @@ func TestEvents(t *testing.T) {
 	b.pod.Annotations = map[string]string{kube.EventsPortAnnotation: fmt.Sprint(port + 2)}
 	b.run(t)
 	ofA, ofB := a.publish(t, port+1, 0), b.publish(t, port+2, 0)
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+1))
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		fmt.Sprint(port+1),
+	)
 	k.ready(t)
 	url := envoy(t, k)
 	ofA.subscribed(true)
@@ -110,8 +125,8 @@ func TestEvents(t *testing.T) {
 	finds(t, url, held["a"], "a-rank-0/0", 8*blockSize)
 }
 
-// TestCordon: a pod with the annotation gets no new requests, one that runs there ends as it would, and what the pod's engine holds is
-// still known when the annotation is gone.
+// TestCordon: a pod with the annotation gets no new requests, one that runs there ends as it would, and what the pod's
+// engine holds is still known when the annotation is gone.
 func TestCordon(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "cordon"
@@ -120,7 +135,16 @@ func TestCordon(t *testing.T) {
 	a, b := newEngine(t, ns, "engine", "a", port), newEngine(t, ns, "engine", "b", port)
 	ofA := a.publish(t, port+1, 0)
 	b.publish(t, port+1, 0)
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+1))
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		fmt.Sprint(port+1),
+	)
 	k.ready(t)
 	url := envoy(t, k)
 	ofA.subscribed(true)
@@ -145,7 +169,10 @@ func TestCordon(t *testing.T) {
 	annotate("true")
 	k.shows(t, "kvepp_cordoned_workers", 1)
 	k.shows(t, `kvepp_worker_cordoned{dp_rank="0",worker="a-rank-0"}`, 1)
-	k.logged(t, `msg="endpoint cordoned: it gets no new requests" endpoint=a-rank-0 operator=none pool="Pod annotation"`)
+	k.logged(
+		t,
+		`msg="endpoint cordoned: it gets no new requests" endpoint=a-rank-0 operator=none pool="Pod annotation"`,
+	)
 	for range 8 {
 		if x := complete(t, url, held); x.Status != http.StatusOK || x.Worker != "b-rank-0/0" {
 			t.Errorf("status %d, worker %s", x.Status, x.Worker)
@@ -176,7 +203,16 @@ func TestRanks(t *testing.T) {
 	found := func(t *testing.T, e *engine, first, second string) (k *kvepp, url string, ofSecond []int) {
 		t.Helper()
 		zero, one := e.publish(t, port+2, 0), e.publish(t, port+3, 1)
-		k = startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port+2))
+		k = startKvepp(
+			t,
+			cluster.Kubeconfig,
+			"--pool-name",
+			"engines",
+			"--pool-namespace",
+			ns,
+			"--kv-events-port",
+			fmt.Sprint(port+2),
+		)
 		k.ready(t)
 		k.has(t, 2)
 		url = envoy(t, k)
@@ -195,7 +231,8 @@ func TestRanks(t *testing.T) {
 		e := newEngine(t, ns, "engine", "a", port)
 		e.listen(t, port+1)
 		k, url, second := found(t, e, "a-rank-0/0", "a-rank-1/1")
-		if by, want := complete(t, url, second).Header.Get("x-served-by"), fmt.Sprintf("%s:%d", e.pod.IPs[0], port+1); by != want {
+		if by, want := complete(t, url, second).Header.Get("x-served-by"),
+			fmt.Sprintf("%s:%d", e.pod.IPs[0], port+1); by != want {
 			t.Errorf("%s answered for rank 1, not %s", by, want)
 		}
 
@@ -209,8 +246,16 @@ func TestRanks(t *testing.T) {
 
 	t.Run("one port", func(t *testing.T) {
 		must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
-		e := &engine{port: port, pod: apiserver.Pod{Namespace: ns, Name: "b", IPs: []string{newAddress()}, Labels: map[string]string{"app": "engine"},
-			Annotations: map[string]string{kube.RanksAnnotation: "2"}}}
+		e := &engine{
+			port: port,
+			pod: apiserver.Pod{
+				Namespace:   ns,
+				Name:        "b",
+				IPs:         []string{newAddress()},
+				Labels:      map[string]string{"app": "engine"},
+				Annotations: map[string]string{kube.RanksAnnotation: "2"},
+			},
+		}
 		e.listen(t, port)
 		e.run(t)
 		_, url, second := found(t, e, "b-rank-0/0", "b-rank-0/1")
@@ -228,8 +273,18 @@ func TestSelector(t *testing.T) {
 	a := newEngine(t, ns, "engine", "a", port)
 	b := newEngine(t, ns, "engine", "b", port)
 	newEngine(t, ns, "other", "c", port)
-	k := startKvepp(t, cluster.Kubeconfig, "--endpoint-selector", "app=engine,!retired", "--endpoint-target-ports", fmt.Sprint(port),
-		"--pool-namespace", ns, "--kv-events-port", "0")
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--endpoint-selector",
+		"app=engine,!retired",
+		"--endpoint-target-ports",
+		fmt.Sprint(port),
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		"0",
+	)
 	k.ready(t)
 	url := envoy(t, k)
 	reaches(t, url, a, b)
@@ -238,8 +293,8 @@ func TestSelector(t *testing.T) {
 	reaches(t, url, a)
 }
 
-// legacyPools is a definition of the InferencePools that there were before v1, no more of it than kvepp reads. Source: GAIE v1.0.0,
-// apix/v1alpha2.
+// legacyPools is a definition of the InferencePools that there were before v1, no more of it than kvepp reads. Source:
+// GAIE v1.0.0, apix/v1alpha2.
 const legacyPools = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -279,7 +334,18 @@ spec: {selector: {app: engine}, targetPortNumber: %d}
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "other", port))) // of the same name
 	a := newEngine(t, ns, "engine", "a", port)
 	newEngine(t, ns, "other", "b", port)
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--pool-group", kube.LegacyPoolGroup, "--kv-events-port", "0")
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--pool-group",
+		kube.LegacyPoolGroup,
+		"--kv-events-port",
+		"0",
+	)
 	k.ready(t)
 	reaches(t, envoy(t, k), a)
 }

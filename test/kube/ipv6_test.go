@@ -23,7 +23,10 @@ func TestIPv6(t *testing.T) {
 	ctx, ns := t.Context(), "six"
 	port := freePorts(t, 2)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
-	e := &engine{port: port, pod: apiserver.Pod{Namespace: ns, Name: "a", IPs: []string{"::1"}, Labels: map[string]string{"app": "engine"}}}
+	e := &engine{
+		port: port,
+		pod:  apiserver.Pod{Namespace: ns, Name: "a", IPs: []string{"::1"}, Labels: map[string]string{"app": "engine"}},
+	}
 	e.listen(t, port)
 	e.run(t)
 	events := e.publish(t, port+1, 0)
@@ -45,7 +48,16 @@ func TestIPv6(t *testing.T) {
 		k.Kill()
 		events.subscribed(false)
 	}
-	flags := []string{"--kubeconfig", cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", fmt.Sprint(port + 1)}
+	flags := []string{
+		"--kubeconfig",
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		fmt.Sprint(port + 1),
+	}
 	t.Run("a pod of IPv6 alone", func(t *testing.T) {
 		works(t, startKveppAt(t, "::1", flags...))
 	})
@@ -60,13 +72,25 @@ func TestIPv6(t *testing.T) {
 	})
 	t.Run("an endpoints file", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "endpoints.yaml")
-		must(t, os.WriteFile(file, fmt.Appendf(nil, "endpoints:\n- {name: a-rank-0, address: %q, kvEvents: %q}\n", e.address(), fmt.Sprintf("tcp://[::1]:%d", port+1)), 0o644))
+		must(
+			t,
+			os.WriteFile(
+				file,
+				fmt.Appendf(
+					nil,
+					"endpoints:\n- {name: a-rank-0, address: %q, kvEvents: %q}\n",
+					e.address(),
+					fmt.Sprintf("tcp://[::1]:%d", port+1),
+				),
+				0o644,
+			),
+		)
 		works(t, startKveppAt(t, "::1", "--endpoints", file))
 	})
 }
 
-// dualEnvoy starts the Envoy of manifests/kustomize/components before a kvepp, or one that knows the endpoints itself, and returns where
-// it is reached by IPv6 and by IPv4.
+// dualEnvoy starts the Envoy of manifests/kustomize/components before a kvepp, or one that knows the endpoints itself,
+// and returns where it is reached by IPv6 and by IPv4.
 func dualEnvoy(t *testing.T, endpoints []string, k *kvepp) (six, four string) {
 	t.Helper()
 	cfg := stack.Config{Servers: endpoints}

@@ -54,8 +54,10 @@ func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
 	must(t, err)
 	k := &kvepp{host: host, grpc: first, health: first + 1, prom: first + 2, admin: first + 3}
 	k.flags = append([]string{"--bind-address", host, "--grpc-port", strconv.Itoa(k.grpc),
-		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", k.admin),
-		"--model", stack.Model + "=" + filepath.Join(root, "test/models/tiny-bytelevel"), "--kv-cache-block-size", strconv.Itoa(blockSize),
+		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address",
+		fmt.Sprintf("127.0.0.1:%d", k.admin),
+		"--model", stack.Model + "=" + filepath.Join(root, "test/models/tiny-bytelevel"), "--kv-cache-block-size",
+		strconv.Itoa(blockSize),
 		"--decision-headers", "--drain-timeout", "1m", "--metrics-endpoint-auth=false"}, flags...)
 	k.start(t)
 	t.Cleanup(func() {
@@ -70,7 +72,11 @@ func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
 // start starts it, again if it has ended, at the same ports.
 func (k *kvepp) start(t *testing.T) {
 	t.Helper()
-	p, err := process.Start(t.TempDir(), "kvepp", k.env, append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
+	p, err := process.Start(
+		t.TempDir(),
+		"kvepp",
+		k.env,
+		append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
 	must(t, err)
 	k.Process = p
 }
@@ -108,12 +114,20 @@ func (k *kvepp) extProc() string { return net.JoinHostPort(k.host, strconv.Itoa(
 func (k *kvepp) answers(ready bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	conn, err := grpc.NewClient(k.extProc(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
+	conn, err := grpc.NewClient(
+		k.extProc(),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})),
+	)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	status, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: "envoy.service.ext_proc.v3.ExternalProcessor"})
+	status, err := healthv1.NewHealthClient(
+		conn,
+	).Check(
+		ctx,
+		&healthv1.HealthCheckRequest{Service: "envoy.service.ext_proc.v3.ExternalProcessor"},
+	)
 	if err != nil {
 		return err
 	}
@@ -169,7 +183,8 @@ func (k *kvepp) has(t *testing.T, workers int) {
 	k.shows(t, "kvepp_workers", float64(workers))
 }
 
-// envoy starts an Envoy before kvepps, which dials whatever address they name, and returns its URL. One of them must be ready.
+// envoy starts an Envoy before kvepps, which dials whatever address they name, and returns its URL. One of them must be
+// ready.
 func envoy(t *testing.T, before ...*kvepp) string {
 	t.Helper()
 	return startEnvoy(t, stack.Config{Manifest: "original-dst.yaml"}, before...)
@@ -210,10 +225,19 @@ func newAddress() string {
 	return net.IPv4(127, byte(2+os.Getpid()%250), byte(n>>8), byte(n)).String()
 }
 
-// newEngine starts a server at a port of an address of its own, and makes it a pod that is ready: with the labels app=APP.
+// newEngine starts a server at a port of an address of its own, and makes it a pod that is ready: with the labels
+// app=APP.
 func newEngine(t *testing.T, namespace, app, name string, port int) *engine {
 	t.Helper()
-	e := &engine{port: port, pod: apiserver.Pod{Namespace: namespace, Name: name, IPs: []string{newAddress()}, Labels: map[string]string{"app": app}}}
+	e := &engine{
+		port: port,
+		pod: apiserver.Pod{
+			Namespace: namespace,
+			Name:      name,
+			IPs:       []string{newAddress()},
+			Labels:    map[string]string{"app": app},
+		},
+	}
 	e.listen(t, port)
 	e.run(t)
 	return e
@@ -238,7 +262,10 @@ func (e *engine) listen(t *testing.T, port int) {
 		w.Header().Set("x-served-by", address)
 		w.Header().Set("x-rank", r.Header.Get("x-data-parallel-rank"))
 		w.Header().Set("x-instance", r.Header.Get("x-dynamo-worker-instance-id"))
-		fmt.Fprint(w, `{"choices":[{"text":"ok","message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+		fmt.Fprint(
+			w,
+			`{"choices":[{"text":"ok","message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`,
+		)
 	}))
 	server.Listener.Close()
 	server.Listener = l
@@ -285,7 +312,13 @@ func complete(t *testing.T, url string, prompt []int) *stack.Answer {
 }
 
 func post(ctx context.Context, url string, prompt []int) (*stack.Answer, error) {
-	return stack.Post(ctx, http.DefaultClient, url+"/v1/completions", http.Header{}, map[string]any{"model": stack.Model, "prompt": prompt, "max_tokens": 1})
+	return stack.Post(
+		ctx,
+		http.DefaultClient,
+		url+"/v1/completions",
+		http.Header{},
+		map[string]any{"model": stack.Model, "prompt": prompt, "max_tokens": 1},
+	)
 }
 
 // prompt is one of so many blocks that no other prompt has a block of.

@@ -30,14 +30,27 @@ spec:
 `, plural, group, kind)
 }
 
-// TestPolicies: what operators say of requests holds as soon as they say it, though the cluster knew neither kind before.
+// TestPolicies: what operators say of requests holds as soon as they say it, though the cluster knew neither kind
+// before.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "policies"
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
-	k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--strict-model", "--router-queue-threshold", "0")
+	k := startKvepp(
+		t,
+		cluster.Kubeconfig,
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		"0",
+		"--strict-model",
+		"--router-queue-threshold",
+		"0",
+	)
 	k.ready(t)
 	url := envoy(t, k)
 	for _, kind := range []string{"inferenceobjectives.llm-d.ai", "inferencemodelrewrites.llm-d.ai"} {
@@ -49,7 +62,13 @@ func TestPolicies(t *testing.T) {
 		if objective != "" {
 			header.Set("x-gateway-inference-objective", objective)
 		}
-		answer, err := stack.Post(ctx, http.DefaultClient, url+"/v1/completions", header, map[string]any{"model": model, "prompt": prompt(1), "max_tokens": 1})
+		answer, err := stack.Post(
+			ctx,
+			http.DefaultClient,
+			url+"/v1/completions",
+			header,
+			map[string]any{"model": model, "prompt": prompt(1), "max_tokens": 1},
+		)
 		must(t, err)
 		return answer
 	}

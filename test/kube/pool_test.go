@@ -23,8 +23,15 @@ func TestPool(t *testing.T) {
 	url := envoy(t, k)
 
 	answer := complete(t, url, prompt(1))
-	if answer.Status != http.StatusOK || answer.Header.Get("x-served-by") != a.address() || answer.Worker != "a-rank-0/0" {
-		t.Errorf("status %d, %s answered, the worker is %q: %s", answer.Status, answer.Header.Get("x-served-by"), answer.Worker, answer.Body)
+	if answer.Status != http.StatusOK || answer.Header.Get("x-served-by") != a.address() ||
+		answer.Worker != "a-rank-0/0" {
+		t.Errorf(
+			"status %d, %s answered, the worker is %q: %s",
+			answer.Status,
+			answer.Header.Get("x-served-by"),
+			answer.Worker,
+			answer.Body,
+		)
 	}
 
 	b := newEngine(t, ns, "engine", "b", port)
@@ -99,13 +106,44 @@ func TestFamilies(t *testing.T) {
 	t.Parallel()
 	ctx, ns := t.Context(), "families"
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", 8000)))
-	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "both", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.5", "fd00::5"}}))
-	must(t, cluster.RunPod(ctx, apiserver.Pod{Namespace: ns, Name: "four", Labels: map[string]string{"app": "engine"}, IPs: []string{"127.0.0.6"}}))
+	must(
+		t,
+		cluster.RunPod(
+			ctx,
+			apiserver.Pod{
+				Namespace: ns,
+				Name:      "both",
+				Labels:    map[string]string{"app": "engine"},
+				IPs:       []string{"127.0.0.5", "fd00::5"},
+			},
+		),
+	)
+	must(
+		t,
+		cluster.RunPod(
+			ctx,
+			apiserver.Pod{
+				Namespace: ns,
+				Name:      "four",
+				Labels:    map[string]string{"app": "engine"},
+				IPs:       []string{"127.0.0.6"},
+			},
+		),
+	)
 	for family, want := range map[string]struct {
 		workers int
 		address string
 	}{"": {2, "127.0.0.5:8000"}, "ipv4": {2, "127.0.0.5:8000"}, "ipv6": {1, "[fd00::5]:8000"}} {
-		k := startKvepp(t, cluster.Kubeconfig, "--pool-name", "engines", "--pool-namespace", ns, "--pod-ip-family", family)
+		k := startKvepp(
+			t,
+			cluster.Kubeconfig,
+			"--pool-name",
+			"engines",
+			"--pool-namespace",
+			ns,
+			"--pod-ip-family",
+			family,
+		)
 		k.ready(t)
 		k.has(t, want.workers)
 		k.logged(t, "address="+want.address)

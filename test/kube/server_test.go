@@ -59,7 +59,11 @@ func TestServerAway(t *testing.T) {
 	must(t, cluster.Serve(ctx))
 	reaches(t, url, a, d)
 	if after := lists(); after <= before {
-		t.Errorf("%v lists of all pods before, %v after: of the changes it was told one by one, and this test shows nothing", before, after)
+		t.Errorf(
+			"%v lists of all pods before, %v after: of the changes it was told one by one, and this test shows nothing",
+			before,
+			after,
+		)
 	}
 
 	// The pool too.
@@ -88,14 +92,24 @@ func TestServerLate(t *testing.T) {
 	reaches(t, envoy(t, k), a)
 }
 
-// TestServerHangs: an API server that accepts connections and answers nothing holds up neither requests, nor the end, nor a start for
-// longer than it hangs.
+// TestServerHangs: an API server that accepts connections and answers nothing holds up neither requests, nor the end,
+// nor a start for longer than it hangs.
 func TestServerHangs(t *testing.T) {
 	ctx, ns := t.Context(), "hangs"
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
-	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election", "--ha-handover-timeout", "3s"}
+	flags := []string{
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		"0",
+		"--ha-enable-leader-election",
+		"--ha-handover-timeout",
+		"3s",
+	}
 	k := startKvepp(t, cluster.Kubeconfig, flags...)
 	k.ready(t)
 	url := envoy(t, k)
@@ -138,7 +152,13 @@ func TestKindAbsent(t *testing.T) {
 	must(t, bare.Apply(ctx, "default", inferencePool("engines", "engine", port)))
 	k.ready(t) // a pool without pods is one that scales from nothing
 	k.has(t, 0)
-	must(t, bare.RunPod(ctx, apiserver.Pod{Name: "a", Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}))
+	must(
+		t,
+		bare.RunPod(
+			ctx,
+			apiserver.Pod{Name: "a", Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}},
+		),
+	)
 	k.has(t, 1)
 }
 
@@ -148,9 +168,23 @@ func TestLeader(t *testing.T) {
 	port := freePorts(t, 1)
 	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
 	a := newEngine(t, ns, "engine", "a", port)
-	flags := []string{"--pool-name", "engines", "--pool-namespace", ns, "--kv-events-port", "0", "--ha-enable-leader-election"}
+	flags := []string{
+		"--pool-name",
+		"engines",
+		"--pool-namespace",
+		ns,
+		"--kv-events-port",
+		"0",
+		"--ha-enable-leader-election",
+	}
 	lease := func() coordinationv1.LeaseSpec {
-		lease, err := cluster.Client.CoordinationV1().Leases(ns).Get(context.Background(), "kvepp-engines", metav1.GetOptions{})
+		lease, err := cluster.Client.CoordinationV1().Leases(
+			ns,
+		).Get(
+			context.Background(),
+			"kvepp-engines",
+			metav1.GetOptions{},
+		)
 		must(t, err)
 		return lease.Spec
 	}
@@ -288,7 +322,12 @@ func TestChurn(t *testing.T) {
 	must(t, err)
 	list := make([]apiserver.Pod, pods)
 	for i := range list {
-		list[i] = apiserver.Pod{Namespace: ns, Name: fmt.Sprintf("engine-%d", i), Labels: map[string]string{"app": "engine"}, IPs: []string{newAddress()}}
+		list[i] = apiserver.Pod{
+			Namespace: ns,
+			Name:      fmt.Sprintf("engine-%d", i),
+			Labels:    map[string]string{"app": "engine"},
+			IPs:       []string{newAddress()},
+		}
 		must(t, cluster.RunPod(ctx, list[i]))
 	}
 	k.has(t, pods)

@@ -106,7 +106,8 @@ func (w *wire) cut() {
 	}
 }
 
-// silence has all connections stay and lose what is sent on them, as where a firewall has forgotten them. New ones can be made.
+// silence has all connections stay and lose what is sent on them, as where a firewall has forgotten them. New ones can
+// be made.
 func (w *wire) silence() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

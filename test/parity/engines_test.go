@@ -43,7 +43,13 @@ func engineAnswers[T any](t *testing.T, engine tokenizer.Engine, folder string, 
 	if engine == tokenizer.TRTLLM { // whose rules engines.py tells itself
 		python = tokenizer.VLLM
 	}
-	cmd := exec.Command(filepath.Join(home, string(python), "bin/python"), "engines.py", string(engine), filepath.Join(home, "sources"), folder)
+	cmd := exec.Command(
+		filepath.Join(home, string(python), "bin/python"),
+		"engines.py",
+		string(engine),
+		filepath.Join(home, "sources"),
+		folder,
+	)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 	cmd.Stdin, cmd.Stderr = &input, os.Stderr
 	out, err := cmd.Output()
@@ -117,11 +123,14 @@ func mixed(t *testing.T, requests []byte, n int) []byte {
 	return out.Bytes()
 }
 
-// TestEngines holds each engine's rules against the engine's own code (TensorRT-LLM's against what engines.py says of it): every request of tokenizer/testdata, and requests mixed
-// from those, with each template there, text and ids.
+// TestEngines holds each engine's rules against the engine's own code (TensorRT-LLM's against what engines.py says of
+// it): every request of tokenizer/testdata, and requests mixed from those, with each template there, text and ids.
 func TestEngines(t *testing.T) {
 	if testing.Short() && !*rewrite {
-		t.Log("the goldens that the engines wrote are compared in package tokenizer; the engines themselves in make test-long")
+		t.Log(
+			"the goldens that the engines wrote are compared in package tokenizer; the engines themselves in make " +
+				"test-long",
+		)
 		return
 	}
 	const data = "../../tokenizer/testdata/"
@@ -143,9 +152,11 @@ func TestEngines(t *testing.T) {
 		{tokenizer.VLLM, "tiny-bytelevel", "", ""},
 		{tokenizer.SGLang, "tiny-bytelevel", "", ""},
 		{tokenizer.TRTLLM, "tiny-bytelevel", "", ""},
-		{tokenizer.VLLM, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`, ""},
+		{tokenizer.VLLM, "tiny-sentencepiece",
+			`{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","documents":[{"title":"d"}]}`, ""},
 		{tokenizer.VLLM, "tiny-sentencepiece", "", `{"high":"none","low":"auto","none":"some","medium":"high"}`},
-		{tokenizer.SGLang, "tiny-sentencepiece", `{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`, ""},
+		{tokenizer.SGLang, "tiny-sentencepiece",
+			`{"enable_thinking":false,"custom":null,"reasoning_effort":"medium","thinking":1}`, ""},
 		{tokenizer.SGLang, "tiny-sentencepiece", `{"custom":{"a":[1]}}`, ""},
 		{tokenizer.TRTLLM, "tiny-sentencepiece", "", ""},
 	} {
@@ -162,13 +173,19 @@ func TestEngines(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				m, err := tokenizer.Load(folder, tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
-					ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""})
+				m, err := tokenizer.Load(
+					folder,
+					tokenizer.Options{Engine: engine, ChatTemplate: path, DefaultChatTemplateKwargs: c.defaults,
+						ReasoningEffortMap: c.efforts, ExcludeToolsWhenToolChoiceNone: c.efforts != ""},
+				)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for line := range bytes.Lines(body) {
-					question := map[string]any{"template": string(source), "body": json.RawMessage(bytes.TrimSpace(line))}
+					question := map[string]any{
+						"template": string(source),
+						"body":     json.RawMessage(bytes.TrimSpace(line)),
+					}
 					if c.defaults != "" {
 						question["defaults"] = json.RawMessage(c.defaults)
 					}
@@ -204,12 +221,26 @@ func TestEngines(t *testing.T) {
 					unknown++
 				case err != nil || len(ids) != 1 || !slices.Equal(ids[0].IDs, answer.IDs):
 					wrong++
-					t.Errorf("template %d: %s\n got %v, %v\nwant %q", i*len(templates)/len(answers), line, ids, err, answer.Text)
+					t.Errorf(
+						"template %d: %s\n got %v, %v\nwant %q",
+						i*len(templates)/len(answers),
+						line,
+						ids,
+						err,
+						answer.Text,
+					)
 				default:
 					equal++
 				}
 			}
-			t.Logf("%d requests: %d equal, %d refused by the engine, %d not known here, %d differ", len(answers), equal, refused, unknown, wrong)
+			t.Logf(
+				"%d requests: %d equal, %d refused by the engine, %d not known here, %d differ",
+				len(answers),
+				equal,
+				refused,
+				unknown,
+				wrong,
+			)
 			count(equal+wrong, 0, wrong)
 			path := data + string(engine) + ".jsonl"
 			if c.folder != "tiny-bytelevel" {

@@ -17,8 +17,9 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestHarmony compares the ids of gpt-oss chats and responses with those of vLLM's own code over oss-harmony, which has the vocabulary built
-// in: made-up requests with tools, tool calls, thoughts and texts full of special tokens, from a cold memory and a warm one.
+// TestHarmony compares the ids of gpt-oss chats and responses with those of vLLM's own code over oss-harmony, which has
+// the vocabulary built in: made-up requests with tools, tool calls, thoughts and texts full of special tokens, from a
+// cold memory and a warm one.
 func TestHarmony(t *testing.T) {
 	if testing.Short() {
 		t.Log("the texts that vLLM wrote are compared in package tokenizer; the ids in make test-long")
@@ -26,7 +27,10 @@ func TestHarmony(t *testing.T) {
 	}
 	home := environment(t, "KVEPP_ENGINES")
 	folders := strings.Fields(environment(t, "KVEPP_MODELS"))
-	i := slices.IndexFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Base(folder), "gptoss") })
+	i := slices.IndexFunc(
+		folders,
+		func(folder string) bool { return strings.HasPrefix(filepath.Base(folder), "gptoss") },
+	)
 	if i < 0 {
 		t.Fatalf("gpt-oss is not among %v", folders)
 	}
@@ -35,7 +39,13 @@ func TestHarmony(t *testing.T) {
 		t.Fatal(err)
 	}
 	day := time.Now().Format(time.DateOnly)
-	cmd := exec.Command(filepath.Join(home, "vllm", "bin/python"), "harmony.py", filepath.Join(home, "sources"), day, "3000")
+	cmd := exec.Command(
+		filepath.Join(home, "vllm", "bin/python"),
+		"harmony.py",
+		filepath.Join(home, "sources"),
+		day,
+		"3000",
+	)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -80,7 +90,13 @@ func TestHarmony(t *testing.T) {
 	if time.Now().Format(time.DateOnly) != day {
 		t.Fatal("midnight came in between, and the day is part of each prompt: run it again")
 	}
-	t.Logf("gpt-oss through harmony: %d chats equal, %d refused by both, %d not known here, %d differ", equal, refused, unknown, wrong)
+	t.Logf(
+		"gpt-oss through harmony: %d chats equal, %d refused by both, %d not known here, %d differ",
+		equal,
+		refused,
+		unknown,
+		wrong,
+	)
 	if equal < 5000 || unknown > 0 {
 		t.Errorf("only %d were compared, %d not known here", equal, unknown)
 	}

@@ -11,8 +11,9 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestSGLangHybrids compares kvepp's knowledge of hybrid models with SGLang's own code, for every architecture and model type in its
-// sources. kvepp may call a nested text model a hybrid where SGLang does not look into its wrapper, never the other way round.
+// TestSGLangHybrids compares kvepp's knowledge of hybrid models with SGLang's own code, for every architecture and
+// model type in its sources. kvepp may call a nested text model a hybrid where SGLang does not look into its wrapper,
+// never the other way round.
 func TestSGLangHybrids(t *testing.T) {
 	if testing.Short() {
 		t.Log("SGLang's code is asked in make test-long")
@@ -75,7 +76,12 @@ func TestSGLangHybrids(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d configurations, %d of hybrids, %d of text models in wrappers that SGLang does not look into", all, hybrids, nested)
+	t.Logf(
+		"%d configurations, %d of hybrids, %d of text models in wrappers that SGLang does not look into",
+		all,
+		hybrids,
+		nested,
+	)
 	if all < 500 || hybrids < 150 {
 		t.Errorf("only %d configurations, %d of hybrids", all, hybrids)
 	}

@@ -17,8 +17,8 @@ import (
 	"kvepp/tokenizer"
 )
 
-// TestMediaProcessors runs vLLM's own media processors over prompts with images: those ids of a prompt that kvepp calls certain
-// are what they begin with, whatever the images become. It needs a whole vLLM: make test-vllm.
+// TestMediaProcessors runs vLLM's own media processors over prompts with images: those ids of a prompt that kvepp calls
+// certain are what they begin with, whatever the images become. It needs a whole vLLM: make test-vllm.
 func TestMediaProcessors(t *testing.T) {
 	if testing.Short() {
 		t.Log("vLLM's media processors are run in make test-vllm")
@@ -41,7 +41,12 @@ func TestMediaProcessors(t *testing.T) {
 		var input bytes.Buffer
 		for i, before := range []string{"", "Hello", "Hello there, ", "日本語の文 ", strings.Repeat("A longer text. ", 40)} {
 			const image = `{"type":"image_url","image_url":{"url":"http://h/i"}}`
-			turns := fmt.Sprintf(`{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"what is"},%s,{"type":"text","text":"this?"}]}`, before, image)
+			turns := fmt.Sprintf(
+				`{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"what is"},%s,`+
+					`{"type":"text","text":"this?"}]}`,
+				before,
+				image,
+			)
 			images := 1
 			if i%2 == 1 {
 				turns += `,{"role":"assistant","content":"A cat."},{"role":"user","content":[` + image + `]}`
@@ -82,7 +87,8 @@ func TestMediaProcessors(t *testing.T) {
 			}
 			p := prompts[compared]
 			compared++
-			if p.Certain == 0 || p.Certain >= len(p.IDs) || len(ids) <= len(p.IDs) || !slices.Equal(ids[:p.Certain], p.IDs[:p.Certain]) {
+			if p.Certain == 0 || p.Certain >= len(p.IDs) || len(ids) <= len(p.IDs) ||
+				!slices.Equal(ids[:p.Certain], p.IDs[:p.Certain]) {
 				t.Errorf("%s: %d of %v are certain, and vLLM computes %v", architecture, p.Certain, p.IDs, ids)
 			}
 		}

@@ -105,21 +105,35 @@ var mediaArchitectures = map[string][]string{
 	"Qwen3VLMoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
 	"Qwen3_5ForConditionalGeneration":    {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
 	"Qwen3_5MoeForConditionalGeneration": {"<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"},
-	"Glm4vForConditionalGeneration":      {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
-	"Glm4vMoeForConditionalGeneration":   {"<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"},
-	"LlavaForConditionalGeneration":      {"<image>"},
-	"LlavaNextForConditionalGeneration":  {"<image>"},
-	"Idefics3ForConditionalGeneration":   {"<image>"},
-	"SmolVLMForConditionalGeneration":    {"<image>"},
-	"Mistral3ForConditionalGeneration":   {"[IMG]"},
-	"Gemma3ForConditionalGeneration":     {"<start_of_image>"},
-	"Gemma4ForConditionalGeneration":     {"<|image|>", "<|video|>", "<|audio|>"},
-	"Llama4ForConditionalGeneration":     {"<|image|>"},
-	"KimiVLForConditionalGeneration":     {"<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"},
+	"Glm4vForConditionalGeneration": {
+		"<|image|>",
+		"<|begin_of_image|>",
+		"<|end_of_image|>",
+		"<|video|>",
+		"<|begin_of_video|>",
+		"<|end_of_video|>",
+	},
+	"Glm4vMoeForConditionalGeneration": {
+		"<|image|>",
+		"<|begin_of_image|>",
+		"<|end_of_image|>",
+		"<|video|>",
+		"<|begin_of_video|>",
+		"<|end_of_video|>",
+	},
+	"LlavaForConditionalGeneration":     {"<image>"},
+	"LlavaNextForConditionalGeneration": {"<image>"},
+	"Idefics3ForConditionalGeneration":  {"<image>"},
+	"SmolVLMForConditionalGeneration":   {"<image>"},
+	"Mistral3ForConditionalGeneration":  {"[IMG]"},
+	"Gemma3ForConditionalGeneration":    {"<start_of_image>"},
+	"Gemma4ForConditionalGeneration":    {"<|image|>", "<|video|>", "<|audio|>"},
+	"Llama4ForConditionalGeneration":    {"<|image|>"},
+	"KimiVLForConditionalGeneration":    {"<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"},
 }
 
-// TestMedia renders chats with media as vLLM's own code does, with the marks of its own model classes, and as SGLang's, and
-// holds what is certain against the engine's ids: those before the first mark, but for the last few.
+// TestMedia renders chats with media as vLLM's own code does, with the marks of its own model classes, and as SGLang's,
+// and holds what is certain against the engine's ids: those before the first mark, but for the last few.
 func TestMedia(t *testing.T) {
 	if testing.Short() {
 		t.Log("the engines themselves are asked in make test-long")
@@ -169,7 +183,10 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 				t.Fatal(err)
 			}
 			for _, content := range mediaContents(mark) {
-				body := json.RawMessage(`{"model":"m","messages":[{"role":"system","content":"You see."},{"role":"user","content":"What is there?"},{"role":"user","content":` + content + `}]}`)
+				body := json.RawMessage(
+					`{"model":"m","messages":[{"role":"system","content":"You see."},{"role":"user","content":"What ` +
+						`is there?"},{"role":"user","content":` + content + `}]}`,
+				)
 				questions = append(questions, question{template, body, architecture, m, own})
 			}
 		}
@@ -212,7 +229,16 @@ func testMedia(t *testing.T, engine tokenizer.Engine, requests []byte) {
 		case err != nil || prompts[0].Text != answer.Text || !slices.Equal(prompts[0].IDs, answer.IDs),
 			request.HasMedia && (prompts[0].Certain > first || prompts[0].Certain < first-8):
 			wrong++
-			t.Errorf("%s: %s\n got %+v, %v\nwant %q %v, certain %d", q.Architecture, q.Body, prompts, err, answer.Text, answer.IDs, first)
+			t.Errorf(
+				"%s: %s\n got %+v, %v\nwant %q %v, certain %d",
+				q.Architecture,
+				q.Body,
+				prompts,
+				err,
+				answer.Text,
+				answer.IDs,
+				first,
+			)
 		default:
 			equal++
 		}

@@ -22,18 +22,27 @@ var anthropicTurns = []string{
 	`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":""},{"type":"text","text":"two"}]}`,
 	`{"role":"user","content":[{"type":"text","text":"alone","cache_control":{"type":"ephemeral"}}]}`,
 	`{"role":"assistant","content":"Hi"}`,
-	`{"role":"assistant","content":[{"type":"thinking","thinking":"I think","signature":"s"},{"type":"text","text":"so"},{"type":"thinking","thinking":" more"}]}`,
-	`{"role":"assistant","content":[{"type":"redacted_thinking","data":"x"},{"type":"tool_use","id":"t1","name":"f","input":{"b":1.0,"a":["é",null,{"c":1e-7}]}}]}`,
-	`{"role":"assistant","content":[{"type":"text","text":"Let me see."},{"type":"tool_use","id":"t2","name":"g","input":{}},{"type":"tool_use","id":"t3","name":"h"}]}`,
-	`{"role":"assistant","content":[{"type":"tool_result","tool_use_id":"t1","content":"odd"},{"type":"text","text":"x"}]}`,
-	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"sunny"},{"type":"text","text":"and?"}]}`,
-	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t2","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}],"is_error":true},{"type":"tool_result","tool_use_id":"t3"}]}`,
+	`{"role":"assistant","content":[{"type":"thinking","thinking":"I think","signature":"s"},{"type":"text",` +
+		`"text":"so"},{"type":"thinking","thinking":" more"}]}`,
+	`{"role":"assistant","content":[{"type":"redacted_thinking","data":"x"},{"type":"tool_use","id":"t1","name":"f",` +
+		`"input":{"b":1.0,"a":["é",null,{"c":1e-7}]}}]}`,
+	`{"role":"assistant","content":[{"type":"text","text":"Let me see."},{"type":"tool_use","id":"t2","name":"g",` +
+		`"input":{}},{"type":"tool_use","id":"t3","name":"h"}]}`,
+	`{"role":"assistant","content":[{"type":"tool_result","tool_use_id":"t1","content":"odd"},{"type":"text",` +
+		`"text":"x"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"sunny"},{"type":"text",` +
+		`"text":"and?"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t2","content":[{"type":"text","text":"a"},` +
+		`{"type":"text","text":"b"}],"is_error":true},{"type":"tool_result","tool_use_id":"t3"}]}`,
 	`{"role":"user","content":[{"type":"text","text":"before"},{"type":"tool_result","content":[]}]}`,
-	`{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AAAA"}},{"type":"text","text":"what?"}]}`,
-	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"see"},{"type":"image","source":{"type":"url","url":"http://h/i"}}]}]}`,
+	`{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AAAA"}},` +
+		`{"type":"text","text":"what?"}]}`,
+	`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"see"},` +
+		`{"type":"image","source":{"type":"url","url":"http://h/i"}}]}]}`,
 	`{"role":"system","content":"In the middle."}`,
 	`{"role":"system","content":"x-anthropic-billing-header: 1\nlost"}`,
-	`{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"kept"}]}`,
+	`{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text",` +
+		`"text":"kept"}]}`,
 	`{"role":"robot","content":"x"}`,
 	`{"role":"user","content":[{"type":"unknown"}]}`,
 }
@@ -42,13 +51,15 @@ var anthropicTurns = []string{
 var anthropicFields = []string{
 	`"system":"Be brief."`,
 	`"system":"x-anthropic-billing-header: 1\nBe brief."`,
-	`"system":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"Be brief."},{"type":"text","text":"And kind."}]`,
+	`"system":[{"type":"text","text":"x-anthropic-billing-header: 1"},{"type":"text","text":"Be brief."},` +
+		`{"type":"text","text":"And kind."}]`,
 	`"system":""`,
 	`"thinking":{"type":"disabled"}`,
 	`"thinking":{"type":"enabled","budget_tokens":1024}`,
 	`"thinking":{"type":"adaptive"}`,
 	`"output_config":{"effort":"high"}`,
-	`"tools":[{"name":"f","description":"d","input_schema":{"properties":{"x":{"type":"integer"}}}},{"name":"g","input_schema":{"type":"object"},"strict":true}]`,
+	`"tools":[{"name":"f","description":"d","input_schema":{"properties":{"x":{"type":"integer"}}}},{"name":"g",` +
+		`"input_schema":{"type":"object"},"strict":true}]`,
 	`"tools":[{"name":"f","input_schema":{"type":"object"},"defer_loading":true}]`,
 	`"tool_choice":{"type":"none"}`,
 	`"tool_choice":{"type":"any"}`,
@@ -59,27 +70,37 @@ var anthropicFields = []string{
 
 // The templates that vLLM tries a conversation with a late system message on, and efforts.
 var messagesTemplates = []string{
-	`{%- for m in messages -%}{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('late') }}{%- endif -%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort }} {{ enable_thinking }}`,
-	`{%- for m in messages -%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort if reasoning_effort in ['low', 'high'] else 'high' }} {% if strftime_now is defined %}now{% endif %}`,
-	`{%- if reasoning_effort == 'none' -%}{{ raise_exception('none') }}{%- endif -%}{%- for m in messages -%}<|im_start|>{{ m.role }}{{ m.content }}{{ m.reasoning }}{%- endfor -%}{{ reasoning_effort }}`,
-	`{%- for m in messages -%}<|im_start|>{{ m.role }}{{ m.content }}{%- endfor -%}<|im_start|>assistant{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}`,
-	`{%- for m in messages -%}<|im_start|>{{ m.role }}{%- if m.content is not string -%}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}{%- endif -%}{% generation %}{% endgeneration %}{%- endfor -%}`,
+	`{%- for m in messages -%}{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('late') }}{%- endif ` +
+		`-%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort }} {{ enable_thinking }}`,
+	`{%- for m in messages -%}<|im_start|>{{ m }}{%- endfor -%}{{ tools }} {{ reasoning_effort if reasoning_effort ` +
+		`in ['low', 'high'] else 'high' }} {% if strftime_now is defined %}now{% endif %}`,
+	`{%- if reasoning_effort == 'none' -%}{{ raise_exception('none') }}{%- endif -%}{%- for m in messages ` +
+		`-%}<|im_start|>{{ m.role }}{{ m.content }}{{ m.reasoning }}{%- endfor -%}{{ reasoning_effort }}`,
+	`{%- for m in messages -%}<|im_start|>{{ m.role }}{{ m.content }}{%- endfor -%}<|im_start|>assistant{% if ` +
+		`enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}`,
+	`{%- for m in messages -%}<|im_start|>{{ m.role }}{%- if m.content is not string -%}{% for part in m.content ` +
+		`%}{% if part.type == 'text' %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}{%- endif -%}{% ` +
+		`generation %}{% endgeneration %}{%- endfor -%}`,
 }
 
 // responsesItems are input items for OpenAI's responses.
 var responsesItems = []string{
 	`{"role":"user","content":"Hello"}`,
-	`{"type":"message","role":"user","content":[{"type":"input_text","text":"one"},{"type":"input_text","text":""},{"type":"input_text","text":"two"}]}`,
+	`{"type":"message","role":"user","content":[{"type":"input_text","text":"one"},{"type":"input_text","text":""},` +
+		`{"type":"input_text","text":"two"}]}`,
 	`{"role":"user","content":[]}`,
 	`{"role":"user","content":""}`,
 	`{"role":"system","content":"Be brief."}`,
 	`{"role":"developer","content":[{"type":"input_text","text":"And kind."}]}`,
 	`{"role":"assistant","content":"Hi"}`,
 	`{"type":"message","role":"assistant","content":"Hi there"}`,
-	`{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b","annotations":[]}]}`,
-	`{"type":"message","id":"m1","status":"completed","role":"assistant","content":[{"type":"output_text","text":"c","annotations":[],"logprobs":[]}]}`,
+	`{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a"},{"type":"output_text",` +
+		`"text":"b","annotations":[]}]}`,
+	`{"type":"message","id":"m1","status":"completed","role":"assistant","content":[{"type":"output_text","text":"c",` +
+		`"annotations":[],"logprobs":[]}]}`,
 	`{"type":"reasoning","id":"r1","summary":[{"type":"summary_text","text":"in short"}]}`,
-	`{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"I think"},{"type":"reasoning_text","text":"more"}]}`,
+	`{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"I think"},{"type":"reasoning_text",` +
+		`"text":"more"}]}`,
 	`{"type":"reasoning","id":"r2","summary":[],"content":null,"status":"completed"}`,
 	`{"type":"function_call","call_id":"c1","name":"f","arguments":"{\"a\": [1, 2.0, null]}"}`,
 	`{"type":"function_call","id":"fc_2","call_id":"c2","name":"g","arguments":"","status":"completed"}`,
@@ -100,7 +121,8 @@ var responsesFields = []string{
 	`"reasoning":{"effort":"high"}`,
 	`"reasoning":{"effort":"none"}`,
 	`"reasoning":{"summary":"auto"}`,
-	`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object","properties":{"x":{}}},"strict":true},{"type":"function","name":"g","parameters":null,"strict":null}]`,
+	`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object","properties":{"x":{}}},` +
+		`"strict":true},{"type":"function","name":"g","parameters":null,"strict":null}]`,
 	`"tools":[{"type":"function","name":"f","parameters":{}}]`,
 	`"tools":[]`,
 	`"tools":[{"type":"web_search"}]`,
@@ -116,34 +138,43 @@ var responsesFields = []string{
 // sglangFields and sglangItems are what only SGLang makes something of.
 var (
 	sglangFields = []string{
-		`"tools":[{"type":"web_search_20250305","name":"web_search"},{"type":"custom","name":"f","input_schema":{"b":1},"defer_loading":false}],"tool_choice":{"type":"tool","name":"f"}`,
+		`"tools":[{"type":"web_search_20250305","name":"web_search"},{"type":"custom","name":"f",` +
+			`"input_schema":{"b":1},"defer_loading":false}],"tool_choice":{"type":"tool","name":"f"}`,
 		`"tools":[{"type":"bash_20250124","name":"bash"}],"tool_choice":{"type":"auto"}`,
 		`"system":"  "`,
 		`"system":[{"type":"text","text":"a"},{"type":"text","text":""},{"type":"text","text":"b"}]`,
 		`"output_config":{"effort":"xhigh"}`,
 	}
 	sglangItems = []string{
-		`{"role":"user","content":[{"type":"tool_result","id":"t9","content":""},{"type":"text","text":"a"},{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"t1","content":"mid"}]}`,
+		`{"role":"user","content":[{"type":"tool_result","id":"t9","content":""},{"type":"text","text":"a"},` +
+			`{"type":"text","text":"b"},{"type":"tool_result","tool_use_id":"t1","content":"mid"}]}`,
 		`{"role":"assistant","content":[{"type":"thinking","thinking":""},{"type":"text","text":"so"}]}`,
-		`{"role":"system","content":[{"type":"text","text":" padded "},{"type":"text","text":" "},{"type":"text","text":"x"}]}`,
+		`{"role":"system","content":[{"type":"text","text":" padded "},{"type":"text","text":" "},{"type":"text",` +
+			`"text":"x"}]}`,
 	}
 	sglangResponses = []string{
 		`{"role":"assistant","content":[{"type":"output_text","text":"x"}],"phase":"commentary"}`,
 		`{"role":"assistant","content":"y","phase":"final_answer"}`,
 		`{"type":"message","role":"developer","content":"Be short."}`,
-		`{"type":"message","role":"system","content":[{"type":"input_text","text":"p"},{"type":"input_text","text":"q"}]}`,
+		`{"type":"message","role":"system","content":[{"type":"input_text","text":"p"},{"type":"input_text",` +
+			`"text":"q"}]}`,
 		`{"role":"developer","content":[]}`,
 		`{"type":"function_call","call_id":"c3","name":"f","arguments":"[1]"}`,
 		`{"type":"function_call","call_id":"c4","name":"f","arguments":"{\"a\": NaN}"}`,
 		`{"type":"function_call","call_id":"c5","name":"f","arguments":"{\"big\": 123456789012345678901234567890}"}`,
-		`{"type":"reasoning","id":"r9","summary":[{"type":"summary_text","text":"a"},{"type":"summary_text","text":"b"}],"content":[{"type":"reasoning_text","text":"c"}]}`,
-		`{"type":"reasoning","id":"r8","summary":[],"encrypted_content":"sglang-reasoning-v1.eJwrSEzOTk1ROLwHABJjBAg="}`,
+		`{"type":"reasoning","id":"r9","summary":[{"type":"summary_text","text":"a"},{"type":"summary_text",` +
+			`"text":"b"}],"content":[{"type":"reasoning_text","text":"c"}]}`,
+		`{"type":"reasoning","id":"r8","summary":[],` +
+			`"encrypted_content":"sglang-reasoning-v1.eJwrSEzOTk1ROLwHABJjBAg="}`,
 		`{"type":"reasoning","id":"r7","summary":[],"encrypted_content":"sglang-reasoning-v1.AAAA"}`,
-		`{"type":"function_call_output","call_id":"c3","output":[{"type":"input_text","text":"p"},{"type":"input_text","text":"q"}]}`,
+		`{"type":"function_call_output","call_id":"c3","output":[{"type":"input_text","text":"p"},` +
+			`{"type":"input_text","text":"q"}]}`,
 	}
 	sglangMore = []string{
-		`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true},{"type":"function","name":"g"},{"type":"web_search"}]`,
-		`"tools":[{"type":"function","name":"f"},{"type":"function","name":"g"}],"tool_choice":{"type":"function","name":"g"}`,
+		`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true},` +
+			`{"type":"function","name":"g"},{"type":"web_search"}]`,
+		`"tools":[{"type":"function","name":"f"},{"type":"function","name":"g"}],"tool_choice":{"type":"function",` +
+			`"name":"g"}`,
 		`"tools":[{"type":"function","name":"f"}],"tool_choice":"required"`,
 		`"chat_template_kwargs":{"reasoning_effort":"low","enable_thinking":true},"reasoning":{"effort":"none"}`,
 		`"reasoning":{}`,
@@ -154,20 +185,42 @@ var (
 func TestAnthropicMessages(t *testing.T) {
 	folder := mediaFolder(t, "LlavaForConditionalGeneration", []string{"<image>"})
 	compareAPI(t, tokenizer.VLLM, "messages", "messages", folder, anthropicTurns, anthropicFields)
-	compareAPI(t, tokenizer.SGLang, "messages", "messages", "../../test/models/tiny-bytelevel",
-		slices.Concat(anthropicTurns[:1], sglangItems, anthropicTurns[1:]), slices.Concat(sglangFields, anthropicFields))
+	compareAPI(
+		t,
+		tokenizer.SGLang,
+		"messages",
+		"messages",
+		"../../test/models/tiny-bytelevel",
+		slices.Concat(
+			anthropicTurns[:1],
+			sglangItems,
+			anthropicTurns[1:],
+		),
+		slices.Concat(sglangFields, anthropicFields),
+	)
 }
 
 // TestResponses does the same for OpenAI's responses.
 func TestResponses(t *testing.T) {
 	const folder = "../../test/models/tiny-sentencepiece" // whose prompts get a token before
 	compareAPI(t, tokenizer.VLLM, "responses", "input", folder, responsesItems, responsesFields)
-	compareAPI(t, tokenizer.SGLang, "responses", "input", folder,
-		slices.Concat(responsesItems[:1], sglangResponses, responsesItems[1:]), slices.Concat(sglangMore, responsesFields))
+	compareAPI(
+		t,
+		tokenizer.SGLang,
+		"responses",
+		"input",
+		folder,
+		slices.Concat(
+			responsesItems[:1],
+			sglangResponses,
+			responsesItems[1:],
+		),
+		slices.Concat(sglangMore, responsesFields),
+	)
 }
 
-// compareAPI makes requests to an API, of items in the field list and of further fields, and compares what an engine makes of
-// them.
+// compareAPI makes requests to an API, of items in the field list and of further fields, and compares what an engine
+// makes of them.
 func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string, items, more []string) {
 	if testing.Short() {
 		t.Log("the engine itself is asked in make test-long")
@@ -195,7 +248,9 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 	}
 	var bodies []json.RawMessage
 	body := func(turns []string, fields ...string) {
-		fields = append([]string{`"model":"m"`, `"max_tokens":4096`, `"` + list + `":[` + strings.Join(turns, ",") + `]`}, fields...)
+		fields = append(
+			[]string{`"model":"m"`, `"max_tokens":4096`, `"` + list + `":[` + strings.Join(turns, ",") + `]`},
+			fields...)
 		bodies = append(bodies, json.RawMessage("{"+strings.Join(fields, ",")+"}"))
 	}
 	for _, turn := range items {
@@ -241,7 +296,14 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 			t.Fatal(i, err)
 		}
 		for i, body := range bodies {
-			q := question{Template: source, Body: body, Messages: api == "messages", Responses: api == "responses", Architecture: architecture, model: m}
+			q := question{
+				Template:     source,
+				Body:         body,
+				Messages:     api == "messages",
+				Responses:    api == "responses",
+				Architecture: architecture,
+				model:        m,
+			}
 			if engine == tokenizer.SGLang && i%3 > 0 { // which kvepp does not know
 				q.ReasoningParser = "qwen3"
 			}
@@ -264,7 +326,8 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 		switch {
 		case err != nil && tokenizer.IsUnknown(err):
 			unknown++
-		case err != nil || engine == tokenizer.VLLM && prompts[0].Text != answer.Text || !slices.Equal(prompts[0].IDs, answer.IDs):
+		case err != nil || engine == tokenizer.VLLM && prompts[0].Text != answer.Text ||
+			!slices.Equal(prompts[0].IDs, answer.IDs):
 			wrong++
 			t.Errorf("%s\nwith %.60s\n got %+v, %v\nwant %q", q.Body, q.Template, prompts, err, answer.Text)
 		default:
@@ -274,6 +337,13 @@ func compareAPI(t *testing.T, engine tokenizer.Engine, api, list, folder string,
 	if equal < 300 || unknown > equal {
 		t.Error("too few are equal to show anything")
 	}
-	t.Logf("%s: %d equal, %d refused by the engine, %d not known here, %d differ", engine, equal, refused, unknown, wrong)
+	t.Logf(
+		"%s: %d equal, %d refused by the engine, %d not known here, %d differ",
+		engine,
+		equal,
+		refused,
+		unknown,
+		wrong,
+	)
 	count(equal+wrong, 0, wrong)
 }

@@ -22,7 +22,9 @@ import (
 // oracleCommand is a call of oracle.py.
 func oracleCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(environment(t, "KVEPP_ORACLES"), "bin/python"), append([]string{"oracle.py"}, args...)...)
+	cmd := exec.Command(
+		filepath.Join(environment(t, "KVEPP_ORACLES"), "bin/python"),
+		append([]string{"oracle.py"}, args...)...)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=true", "TRANSFORMERS_VERBOSITY=error")
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -32,12 +34,16 @@ func environment(t *testing.T, name string) string {
 	t.Helper()
 	value := os.Getenv(name)
 	if value == "" {
-		t.Fatalf("%s is not set: run `make test` or `make test-long`, which fetch what these tests need and set it", name)
+		t.Fatalf(
+			"%s is not set: run `make test` or `make test-long`, which fetch what these tests need and set it",
+			name,
+		)
 	}
 	return value
 }
 
-// realModel is a folder with a real tokenizer.json, and the file that it was converted from if that can be compared with.
+// realModel is a folder with a real tokenizer.json, and the file that it was converted from if that can be compared
+// with.
 type realModel struct{ Folder, Native string }
 
 func (m realModel) name() string { return filepath.Base(m.Folder) }
@@ -77,8 +83,8 @@ type answer struct {
 	Panic   bool            // the original panics
 }
 
-// TestRealFiles encodes texts with each real tokenizer file as Hugging Face tokenizers (and mistral-common) do: from cold
-// caches, and again from warm ones.
+// TestRealFiles encodes texts with each real tokenizer file as Hugging Face tokenizers (and mistral-common) do: from
+// cold caches, and again from warm ones.
 func TestRealFiles(t *testing.T) {
 	texts, random := 3000, 20000
 	if testing.Short() {
@@ -99,8 +105,8 @@ func TestRealFiles(t *testing.T) {
 	}
 }
 
-// TestFamilies does the same with configurations of the shape of many families, and of every component, over vocabularies
-// that are trained for it.
+// TestFamilies does the same with configurations of the shape of many families, and of every component, over
+// vocabularies that are trained for it.
 func TestFamilies(t *testing.T) {
 	texts, random := 1000, 2000
 	if testing.Short() {
@@ -123,7 +129,12 @@ func TestFamilies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			compare(t, model, oracleCommand(t, "encode", m.Folder, strconv.Itoa(texts), strconv.Itoa(random)), texts+random)
+			compare(
+				t,
+				model,
+				oracleCommand(t, "encode", m.Folder, strconv.Itoa(texts), strconv.Itoa(random)),
+				texts+random,
+			)
 		})
 	}
 	if configurations < 100 {
@@ -184,7 +195,13 @@ func compare(t *testing.T, model *tokenizer.Model, cmd *exec.Cmd, want int) {
 		t.Errorf("%d texts and %d on which the original panics, of %d", compared, panics, want)
 	}
 	count(compared, tokens, wrong)
-	t.Logf("%d texts, %d tokens, %d differences (%d texts on which the original panics)", compared, tokens, wrong, panics)
+	t.Logf(
+		"%d texts, %d tokens, %d differences (%d texts on which the original panics)",
+		compared,
+		tokens,
+		wrong,
+		panics,
+	)
 }
 
 // totals are of all comparisons of this run.
@@ -201,6 +218,11 @@ func count(texts, tokens, wrong int) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	fmt.Printf("parity with the Python originals: %d texts, %d tokens, %d differences\n", totals.texts, totals.tokens, totals.wrong)
+	fmt.Printf(
+		"parity with the Python originals: %d texts, %d tokens, %d differences\n",
+		totals.texts,
+		totals.tokens,
+		totals.wrong,
+	)
 	os.Exit(code)
 }

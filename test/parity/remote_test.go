@@ -33,7 +33,13 @@ type conversation struct {
 func converse(t *testing.T, engine tokenizer.Engine, folder string) *conversation {
 	t.Helper()
 	home := environment(t, "KVEPP_ENGINES")
-	cmd := exec.Command(filepath.Join(home, string(engine), "bin/python"), "engines.py", string(engine), filepath.Join(home, "sources"), folder)
+	cmd := exec.Command(
+		filepath.Join(home, string(engine), "bin/python"),
+		"engines.py",
+		string(engine),
+		filepath.Join(home, "sources"),
+		folder,
+	)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -71,8 +77,8 @@ func (c *conversation) ask(question any) ([]byte, error) {
 	return bytes.TrimSpace(answer), err
 }
 
-// TestRemote sends requests through tokenizer/remote to a server that answers with the engines' own request and response
-// classes, and holds the ids against those that the engines make of the same requests.
+// TestRemote sends requests through tokenizer/remote to a server that answers with the engines' own request and
+// response classes, and holds the ids against those that the engines make of the same requests.
 func TestRemote(t *testing.T) {
 	if testing.Short() {
 		t.Log("the engines' own code is asked in make test-long")
@@ -85,8 +91,10 @@ func TestRemote(t *testing.T) {
 	}
 	body = append(body, mixed(t, body, 300)...)
 	completions := []string{
-		`{"model":"m","prompt":"a <b> \"c\" é 😀"}`, `{"model":"m","prompt":["one","two three"],"stream":true,"max_tokens":1}`,
-		`{"model":"m","prompt":"x","add_special_tokens":false}`, `{"model":"m","prompt":["x","y"],"add_special_tokens":true,"echo":true}`,
+		`{"model":"m","prompt":"a <b> \"c\" é 😀"}`,
+		`{"model":"m","prompt":["one","two three"],"stream":true,"max_tokens":1}`,
+		`{"model":"m","prompt":"x","add_special_tokens":false}`,
+		`{"model":"m","prompt":["x","y"],"add_special_tokens":true,"echo":true}`,
 	}
 	templates, err := filepath.Glob(data + "templates/*.jinja")
 	if err != nil || len(templates) == 0 {
@@ -96,7 +104,8 @@ func TestRemote(t *testing.T) {
 		name   string
 		engine tokenizer.Engine
 		render bool
-	}{{"vllm render", tokenizer.VLLM, true}, {"vllm tokenize", tokenizer.VLLM, false}, {"sglang", tokenizer.SGLang, false}} {
+	}{{"vllm render", tokenizer.VLLM, true}, {"vllm tokenize", tokenizer.VLLM, false},
+		{"sglang", tokenizer.SGLang, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			python := converse(t, c.engine, folder)
 			var template string
@@ -116,7 +125,9 @@ func TestRemote(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				answer, err := python.ask(map[string]any{"endpoint": endpoint, "template": template, "body": json.RawMessage(sent)})
+				answer, err := python.ask(
+					map[string]any{"endpoint": endpoint, "template": template, "body": json.RawMessage(sent)},
+				)
 				if err != nil {
 					t.Error(err)
 				}
@@ -126,7 +137,11 @@ func TestRemote(t *testing.T) {
 				w.Write(answer)
 			}))
 			defer server.Close()
-			client, err := remote.New(remote.Config{Model: "m", URL: server.URL, Engine: c.engine, Timeout: time.Minute}, metrics.New(), slog.New(slog.DiscardHandler))
+			client, err := remote.New(
+				remote.Config{Model: "m", URL: server.URL, Engine: c.engine, Timeout: time.Minute},
+				metrics.New(),
+				slog.New(slog.DiscardHandler),
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,19 +172,36 @@ func TestRemote(t *testing.T) {
 						refused++
 					case want.Error != "" && outcome == remote.Unsupported: // media
 						refused++
-					case outcome == remote.Refused && (want.Error != "" || c.engine == tokenizer.SGLang): // whose checks before rendering are there only
+					case outcome == remote.Refused &&
+						(want.Error != "" ||
+							c.engine == tokenizer.SGLang): // whose checks before rendering are there only
 						refused++
 					case outcome == remote.Unsupported:
 						declined++
 					case err != nil || want.Error != "" || len(ids) != 1 || !slices.Equal(ids[0], want.IDs):
 						wrong++
-						t.Errorf("%s: %s\n got %v, %v\nwant %v %s", filepath.Base(path), line, ids, err, want.IDs, want.Error)
+						t.Errorf(
+							"%s: %s\n got %v, %v\nwant %v %s",
+							filepath.Base(path),
+							line,
+							ids,
+							err,
+							want.IDs,
+							want.Error,
+						)
 					default:
 						equal++
 					}
 				}
 			}
-			t.Logf("%d chats: %d equal, %d refused by the engine, %d declined, %d differ", equal+refused+declined+wrong, equal, refused, declined, wrong)
+			t.Logf(
+				"%d chats: %d equal, %d refused by the engine, %d declined, %d differ",
+				equal+refused+declined+wrong,
+				equal,
+				refused,
+				declined,
+				wrong,
+			)
 			if equal == 0 || c.render && declined > 0 {
 				t.Error("too few were compared")
 			}
@@ -189,7 +221,12 @@ func TestRemote(t *testing.T) {
 					t.Fatal(err)
 				}
 				ids, err := client.Tokenize(t.Context(), request, []byte(line))
-				if err != nil || !slices.EqualFunc(tokenizer.Certain(ids), want, func(a, b tokenizer.Prompt) bool { return slices.Equal(a.IDs, b.IDs) }) {
+				if err != nil ||
+					!slices.EqualFunc(
+						tokenizer.Certain(ids),
+						want,
+						func(a, b tokenizer.Prompt) bool { return slices.Equal(a.IDs, b.IDs) },
+					) {
 					t.Errorf("%s: %v, %v; want %v", line, ids, err, want)
 				}
 			}

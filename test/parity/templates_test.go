@@ -28,7 +28,9 @@ type realTemplate struct {
 // -short, in the packages of KVEPP_ENGINES.
 func realTemplates(t *testing.T) []realTemplate {
 	t.Helper()
-	folders := append([]string{"templates.py", "../../tokenizer/testdata", "../../e2e", "../../test/models"}, strings.Fields(environment(t, "KVEPP_MODELS"))...)
+	folders := append(
+		[]string{"templates.py", "../../tokenizer/testdata", "../../e2e", "../../test/models"},
+		strings.Fields(environment(t, "KVEPP_MODELS"))...)
 	if !testing.Short() {
 		folders = append(folders, filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"))
 	}
@@ -55,8 +57,8 @@ func realTemplates(t *testing.T) []realTemplate {
 	return all
 }
 
-// TestTemplates renders every real chat template with conversations of every kind as Transformers does, or raises where it
-// raises.
+// TestTemplates renders every real chat template with conversations of every kind as Transformers does, or raises where
+// it raises.
 func TestTemplates(t *testing.T) {
 	equal, raised, wrong := 0, 0, 0
 	templates := realTemplates(t)
@@ -90,31 +92,49 @@ func TestTemplates(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d distinct templates, %d renders: %d equal, %d raise in both, %d differ", len(templates), equal+raised+wrong, equal, raised, wrong)
+	t.Logf(
+		"%d distinct templates, %d renders: %d equal, %d raise in both, %d differ",
+		len(templates),
+		equal+raised+wrong,
+		equal,
+		raised,
+		wrong,
+	)
 	count(equal+raised+wrong, 0, wrong)
 }
 
-// indirections are templates that read content through a variable, a namespace, a slice, a filter or a macro, or do not.
+// indirections are templates that read content through a variable, a namespace, a slice, a filter or a macro, or do
+// not.
 var indirections = []string{
-	"{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content | list %}{{ c }}{% endfor %}{% endfor %}",
-	"{% set ns = namespace(rest=messages, n=0) %}{% for m in ns.rest %}{% for c in m['content'] %}{{ c }}{% endfor %}{% endfor %}",
-	"{% set ns = namespace(n=0) %}{% set ns.rest = messages[1:] %}{% for x in ns.rest %}{% for c in x.content %}{{ c }}{% endfor %}{% endfor %}",
-	"{% macro show(what, n=1) %}{% for c in what %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% endfor %}",
-	"{% macro show(n, what=1) %}{% for c in what %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(1, what=m['content']) }}{% endfor %}",
-	"{% macro show(content) %}{% for c in content %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.role) }}{% endfor %}",
+	"{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content | list %}{{ c }}{% " +
+		"endfor %}{% endfor %}",
+	"{% set ns = namespace(rest=messages, n=0) %}{% for m in ns.rest %}{% for c in m['content'] %}{{ c }}{% endfor " +
+		"%}{% endfor %}",
+	"{% set ns = namespace(n=0) %}{% set ns.rest = messages[1:] %}{% for x in ns.rest %}{% for c in x.content %}{{ c " +
+		"}}{% endfor %}{% endfor %}",
+	"{% macro show(what, n=1) %}{% for c in what %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ " +
+		"show(m.content) }}{% endfor %}",
+	"{% macro show(n, what=1) %}{% for c in what %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ " +
+		"show(1, what=m['content']) }}{% endfor %}",
+	"{% macro show(content) %}{% for c in content %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}{{ " +
+		"show(m.role) }}{% endfor %}",
 	"{% for m in messages %}{% set content = m.content %}{% for c in content %}{{ c }}{% endfor %}{% endfor %}",
 	"{% for m in messages %}{% set parts = m.content %}{% for c in parts %}{{ c }}{% endfor %}{% endfor %}",
 	"{% for m in messages %}{% for c in m.content.parts %}{{ c }}{% endfor %}{% endfor %}",
 	"{% for m in messages %}{% for a, c in m.content %}{{ c }}{% endfor %}{% endfor %}",
 	"{% for i, m in messages | items %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
-	"{% for i, m in messages %}{% endfor %}{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
-	"{% for message in messages | reverse %}{% for c in message.content[::-1] | reverse %}{{ c }}{% endfor %}{% endfor %}",
+	"{% for i, m in messages %}{% endfor %}{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% " +
+		"endfor %}",
+	"{% for message in messages | reverse %}{% for c in message.content[::-1] | reverse %}{{ c }}{% endfor %}{% " +
+		"endfor %}",
 	"{% for turn in messages %}{% for c in turn.get('content') %}{{ c }}{% endfor %}{% endfor %}",
 	"{% for turn in messages %}{% if turn.content is iterable %}{{ turn.content }}{% endif %}{% endfor %}",
 	"{% for msg in other %}{% for c in msg.content %}{{ c }}{% endfor %}{% endfor %}{{ messages }}",
 	"{% for m in messages[0:1] + messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
-	"{% set a = messages %}{% set b = a %}{% for turn in b if turn.role %}{% generation %}{% for c in turn.content %}{{ c }}{% endfor %}{% endgeneration %}{% endfor %}",
-	"{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for turn in messages %}{% call f(turn.content) %}x{% endcall %}{% endfor %}",
+	"{% set a = messages %}{% set b = a %}{% for turn in b if turn.role %}{% generation %}{% for c in turn.content " +
+		"%}{{ c }}{% endfor %}{% endgeneration %}{% endfor %}",
+	"{% macro f(p) %}{% for c in p %}{% endfor %}{% endmacro %}{% for turn in messages %}{% call f(turn.content) " +
+		"%}x{% endcall %}{% endfor %}",
 	"{% for turn in messages %}vision{{ turn.content }}{% endfor %}",
 }
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// testCheck: `kvepp check` finds nothing wrong with a whole vLLM, asks it all that it can, and predicts conversations exactly; and it
-// finds a template that is not vLLM's.
+// testCheck: `kvepp check` finds nothing wrong with a whole vLLM, asks it all that it can, and predicts conversations
+// exactly; and it finds a template that is not vLLM's.
 func testCheck(b *bench) {
 	t := b.t
 	check := func(flags ...string) (string, error) {
@@ -22,7 +22,8 @@ func testCheck(b *bench) {
 	if err != nil {
 		t.Errorf("nothing is wrong: %v", err)
 	}
-	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, by the events", "prefix caching  ok", "ids of a text are the engine's", "ids of a chat are the engine's",
+	for _, says := range []string{"vLLM answers", "announces blocks", "32 tokens, by the events", "prefix caching  ok",
+		"ids of a text are the engine's", "ids of a chat are the engine's",
 		"the second time, as predicted"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("nowhere %q", says)
@@ -32,7 +33,8 @@ func testCheck(b *bench) {
 		t.Error("no line about 40 requests of conversations")
 	}
 	template := filepath.Join(t.TempDir(), "template.jinja")
-	if err := os.WriteFile(template, []byte("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"), 0o600); err != nil {
+	if err := os.WriteFile(template, []byte("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, err = check("--chat-template=" + template)

@@ -24,8 +24,10 @@ func testLoad(b *bench) {
 			if err != nil {
 				return err
 			}
-			running, usage := m[`inference_pool_average_running_requests{name="kvepp"}`], m[`inference_pool_average_kv_cache_utilization{name="kvepp"}`]
-			if _, told := m[`inference_pool_per_pod_queue_size{model_server_pod="vllm-rank-0",name="kvepp"}`]; !told || !ok(running, usage) {
+			running, usage := m[`inference_pool_average_running_requests{name="kvepp"}`],
+				m[`inference_pool_average_kv_cache_utilization{name="kvepp"}`]
+			if _, told := m[`inference_pool_per_pod_queue_size{model_server_pod="vllm-rank-0",name="kvepp"}`]; !told ||
+				!ok(running, usage) {
 				return fmt.Errorf("%s: %v run, in %v of the cache", what, running, usage)
 			}
 			return nil
@@ -39,8 +41,19 @@ func testLoad(b *bench) {
 	var around sync.WaitGroup
 	for i := range at {
 		around.Go(func() { // it is cut off, which is an error
-			stack.Post(ctx, http.DefaultClient, "http://"+b.vllm.Address+"/v1/completions", nil,
-				map[string]any{"model": stack.Model, "prompt": fmt.Sprint("request ", i), "max_tokens": 2000, "ignore_eos": true, "stream": true})
+			stack.Post(
+				ctx,
+				http.DefaultClient,
+				"http://"+b.vllm.Address+"/v1/completions",
+				nil,
+				map[string]any{
+					"model":      stack.Model,
+					"prompt":     fmt.Sprint("request ", i),
+					"max_tokens": 2000,
+					"ignore_eos": true,
+					"stream":     true,
+				},
+			)
 		})
 	}
 	wait("busy", func(running, usage float64) bool { return running == at && usage > 0 && usage < 1 })

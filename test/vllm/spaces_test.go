@@ -17,8 +17,8 @@ func prompt(rng *rand.Rand) []any {
 	return []any{map[string]any{"role": "user", "content": text(rng, 150)}}
 }
 
-// chat sends a chat to a model, or an adapter of it, with a tenant or salt in its header or body, and waits until kvepp has heard
-// of its blocks.
+// chat sends a chat to a model, or an adapter of it, with a tenant or salt in its header or body, and waits until kvepp
+// has heard of its blocks.
 func (b *bench) chat(model string, messages []any, header http.Header, with map[string]any, in space) *stack.Answer {
 	b.t.Helper()
 	body := map[string]any{"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
@@ -40,14 +40,23 @@ func (b *bench) predicted(what string, a *stack.Answer, again bool) {
 	if again {
 		want = full(a.PromptTokens)
 	}
-	if a.Reason != "kv" || a.KveppPrompt != a.PromptTokens || min(a.KveppCached, full(a.PromptTokens)) != want || a.CachedTokens != want {
-		b.t.Errorf("%s: by %s, kvepp predicted %d of %d tokens cached, vLLM reports %d of %d, want %d", what, a.Reason, a.KveppCached, a.KveppPrompt,
-			a.CachedTokens, a.PromptTokens, want)
+	if a.Reason != "kv" || a.KveppPrompt != a.PromptTokens || min(a.KveppCached, full(a.PromptTokens)) != want ||
+		a.CachedTokens != want {
+		b.t.Errorf(
+			"%s: by %s, kvepp predicted %d of %d tokens cached, vLLM reports %d of %d, want %d",
+			what,
+			a.Reason,
+			a.KveppCached,
+			a.KveppPrompt,
+			a.CachedTokens,
+			a.PromptTokens,
+			want,
+		)
 	}
 }
 
-// testAdapters: a model and its LoRA adapters share no blocks, whether kvepp was told of an adapter or learned of it from the
-// first event that names it, and answers are the adapter's.
+// testAdapters: a model and its LoRA adapters share no blocks, whether kvepp was told of an adapter or learned of it
+// from the first event that names it, and answers are the adapter's.
 func testAdapters(b *bench) {
 	rng := rand.New(rand.NewPCG(6, 0))
 	messages := prompt(rng)
@@ -61,7 +70,11 @@ func testAdapters(b *bench) {
 		texts = append(texts, first.Text)
 		if model == "legal" { // of which nobody told kvepp
 			if first.Reason != "no_tokenizer" || first.CachedTokens != 0 {
-				b.t.Errorf("an adapter that nobody knows: by %s, vLLM reports %d tokens cached", first.Reason, first.CachedTokens)
+				b.t.Errorf(
+					"an adapter that nobody knows: by %s, vLLM reports %d tokens cached",
+					first.Reason,
+					first.CachedTokens,
+				)
 			}
 		} else {
 			b.predicted(model, first, false)
@@ -76,7 +89,11 @@ func testAdapters(b *bench) {
 	}
 	var ids []kvblock.Token
 	for turn := range 12 { // conversations with all three at once
-		messages = append(messages, map[string]any{"role": "assistant", "content": "…"}, map[string]any{"role": "user", "content": text(rng, 20)})
+		messages = append(
+			messages,
+			map[string]any{"role": "assistant", "content": "…"},
+			map[string]any{"role": "user", "content": text(rng, 20)},
+		)
 		before := full(len(ids))
 		ids = b.ids(map[string]any{"model": stack.Model, "messages": messages})
 		for _, lora := range []string{"", "sql", "legal"} {
@@ -84,26 +101,59 @@ func testAdapters(b *bench) {
 			if lora == "" {
 				model = stack.Model
 			}
-			if a := b.chat(model, messages, nil, nil, space{lora: lora}); turn > 0 && a.CachedTokens < before || a.Reason != "kv" || a.CachedTokens != min(a.KveppCached, full(a.PromptTokens)) {
-				b.t.Errorf("%s, turn %d: by %s, predicted %d of %d tokens cached, vLLM reports %d, want %d at least", model, turn, a.Reason, a.KveppCached, a.PromptTokens, a.CachedTokens, before)
+			if a := b.chat(model, messages, nil, nil, space{lora: lora}); turn > 0 && a.CachedTokens < before ||
+				a.Reason != "kv" ||
+				a.CachedTokens != min(a.KveppCached, full(a.PromptTokens)) {
+				b.t.Errorf(
+					"%s, turn %d: by %s, predicted %d of %d tokens cached, vLLM reports %d, want %d at least",
+					model,
+					turn,
+					a.Reason,
+					a.KveppCached,
+					a.PromptTokens,
+					a.CachedTokens,
+					before,
+				)
 			}
 		}
 	}
 }
 
-// testTenants: tenants share no blocks, with each other or with who has none, and each one's are predicted. kvepp writes the
-// tenant into vLLM's cache salt.
+// testTenants: tenants share no blocks, with each other or with who has none, and each one's are predicted. kvepp
+// writes the tenant into vLLM's cache salt.
 func testTenants(b *bench) {
 	b.separate(func(tenant string) (http.Header, map[string]any) {
 		return http.Header{"X-Tenant-Id": {tenant}}, nil
 	})
 	// A salt that spells another tenant's does not reach its blocks.
 	messages := prompt(rand.New(rand.NewPCG(8, 0)))
-	b.predicted("acme", b.chat(stack.Model, messages, http.Header{"X-Tenant-Id": {"acme"}}, nil, space{salt: "acme"}), false)
-	b.predicted("globex who says acme", b.chat(stack.Model, messages, http.Header{"X-Tenant-Id": {"globex"}}, map[string]any{"cache_salt": "acme"}, space{salt: "globex"}), false)
+	b.predicted(
+		"acme",
+		b.chat(stack.Model, messages, http.Header{"X-Tenant-Id": {"acme"}}, nil, space{salt: "acme"}),
+		false,
+	)
+	b.predicted(
+		"globex who says acme",
+		b.chat(
+			stack.Model,
+			messages,
+			http.Header{"X-Tenant-Id": {"globex"}},
+			map[string]any{"cache_salt": "acme"},
+			space{salt: "globex"},
+		),
+		false,
+	)
 	marked := "dynamo-cache-salt:acme"
-	b.predicted(marked, b.chat(stack.Model, messages, nil, map[string]any{"cache_salt": marked}, space{salt: marked}), false)
-	b.predicted(marked+" again", b.chat(stack.Model, messages, nil, map[string]any{"cache_salt": marked}, space{salt: marked}), true)
+	b.predicted(
+		marked,
+		b.chat(stack.Model, messages, nil, map[string]any{"cache_salt": marked}, space{salt: marked}),
+		false,
+	)
+	b.predicted(
+		marked+" again",
+		b.chat(stack.Model, messages, nil, map[string]any{"cache_salt": marked}, space{salt: marked}),
+		true,
+	)
 }
 
 // testSalts is the same with the salts of stock vLLM, which clients give and kvepp leaves as they are.
@@ -113,8 +163,8 @@ func testSalts(b *bench) {
 	})
 }
 
-// separate sends the same conversations as several tenants, to the model and to an adapter, which kvepp knows from the events
-// that vLLM replayed. say puts a tenant into a request.
+// separate sends the same conversations as several tenants, to the model and to an adapter, which kvepp knows from the
+// events that vLLM replayed. say puts a tenant into a request.
 func (b *bench) separate(say func(tenant string) (http.Header, map[string]any)) {
 	b.t.Helper()
 	messages := prompt(rand.New(rand.NewPCG(7, uint64(len(b.t.Name())))))

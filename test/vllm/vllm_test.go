@@ -1,5 +1,5 @@
-// Package vllm holds kvepp, behind a real Envoy, against a whole vLLM on the CPU: the token ids of requests, and how much of
-// each vLLM finds cached.
+// Package vllm holds kvepp, behind a real Envoy, against a whole vLLM on the CPU: the token ids of requests, and how
+// much of each vLLM finds cached.
 package vllm
 
 import (
@@ -43,8 +43,8 @@ func environment(t *testing.T, name string) string {
 // adapters are the names of vLLM's LoRA adapters.
 var adapters = []string{"sql", "legal"}
 
-// TestVLLM holds kvepp against one vLLM in several ways, each with a kvepp and an Envoy of its own: a vLLM takes the most of a
-// minute to start.
+// TestVLLM holds kvepp against one vLLM in several ways, each with a kvepp and an Envoy of its own: a vLLM takes the
+// most of a minute to start.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
 	model, err := tokenizer.Load(folder, tokenizer.Options{})
@@ -61,7 +61,13 @@ func TestVLLM(t *testing.T) {
 		}
 		flags = append(flags, name+"="+weights)
 	}
-	vllm, err := stack.StartVLLM(t.Context(), filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), dir, folder, blocks, flags...)
+	vllm, err := stack.StartVLLM(
+		t.Context(),
+		filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"),
+		dir,
+		folder,
+		blocks,
+		flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +96,11 @@ func newBench(t *testing.T, vllm *stack.VLLM, folder string, model *tokenizer.Mo
 	t.Helper()
 	b := &bench{t: t, vllm: vllm, model: model}
 	var err error
-	b.stack, err = stack.Start(t.Context(), stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
-		KveppModel: folder, KveppFlags: append([]string{"--engine=vllm"}, flags...), Manifest: "original-dst.yaml"})
+	b.stack, err = stack.Start(
+		t.Context(),
+		stack.Config{Root: "../..", Tools: environment(t, "KVEPP_TOOLS"), Workers: -1,
+			KveppModel: folder, KveppFlags: append([]string{"--engine=vllm"}, flags...), Manifest: "original-dst.yaml"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,9 +122,11 @@ type conversation struct {
 }
 
 // words are pieces of text, in many scripts and with what tokenizers find hard.
-var words = strings.Fields(`the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges
+var words = strings.Fields(
+	`the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges
 	don't I'LL we've 3.14159 2026-11-21 10,000 0x7fff !!! ... ?! -- => {"key":[1,null]} <tag/> <|im_start|> </think> https://host/path?q=1&r=%20
-	Grüße Ærøskøbing naïve İstanbul ſtraße Ελληνικά Привет мир Ҩ שָׁלוֹם مرحبا नमस्ते สวัสดี 你好世界 こんにちは 안녕하세요 ℌ𝔢𝔩𝔩𝔬 ① ½ é e` + "\u0301" + ` 👍🏽 👨‍👩‍👧 🇳🇴 ` + "\u200b \ufeff ﷺ \u2028")
+	Grüße Ærøskøbing naïve İstanbul ſtraße Ελληνικά Привет мир Ҩ שָׁלוֹם مرحبا नमस्ते สวัสดี 你好世界 こんにちは 안녕하세요 ℌ𝔢𝔩𝔩𝔬 ① ½ é e` + "\u0301" + ` 👍🏽 👨‍👩‍👧 🇳🇴 ` + "\u200b \ufeff ﷺ \u2028",
+)
 
 var spaces = []string{" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " \n ", "", "\u00a0", "\r\n"}
 
@@ -130,7 +141,13 @@ func text(rng *rand.Rand, n int) string {
 // user is a message of a user's, as a text or in parts.
 func user(rng *rand.Rand, n int) any {
 	if rng.IntN(4) == 0 {
-		return map[string]any{"role": "user", "content": []any{map[string]any{"type": "text", "text": text(rng, n/2)}, map[string]any{"type": "text", "text": text(rng, n/2)}}}
+		return map[string]any{
+			"role": "user",
+			"content": []any{
+				map[string]any{"type": "text", "text": text(rng, n/2)},
+				map[string]any{"type": "text", "text": text(rng, n/2)},
+			},
+		}
 	}
 	return map[string]any{"role": "user", "content": text(rng, n)}
 }
@@ -167,9 +184,19 @@ func tool(name string, arguments ...string) any {
 // grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next words.
 func (c *conversation) grow(rng *rand.Rand, answer string) {
 	if c.with["tools"] != nil && rng.IntN(2) == 0 {
-		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": nil, "tool_calls": []any{map[string]any{"id": "call_1", "type": "function",
-			"function": map[string]any{"name": "weather", "arguments": `{"place": "Zürich", "unit": "°C", "n": 1.50}`}}}},
-			map[string]any{"role": "tool", "tool_call_id": "call_1", "content": text(rng, 10)})
+		c.messages = append(
+			c.messages,
+			map[string]any{
+				"role":    "assistant",
+				"content": nil,
+				"tool_calls": []any{map[string]any{"id": "call_1", "type": "function",
+					"function": map[string]any{
+						"name":      "weather",
+						"arguments": `{"place": "Zürich", "unit": "°C", "n": 1.50}`,
+					}}},
+			},
+			map[string]any{"role": "tool", "tool_call_id": "call_1", "content": text(rng, 10)},
+		)
 	} else {
 		c.messages = append(c.messages, map[string]any{"role": "assistant", "content": answer})
 	}
@@ -177,7 +204,13 @@ func (c *conversation) grow(rng *rand.Rand, answer string) {
 }
 
 func (c *conversation) body(stream bool) map[string]any {
-	body := map[string]any{"model": stack.Model, "messages": c.messages, "max_tokens": 3, "temperature": 0, "stream": stream}
+	body := map[string]any{
+		"model":       stack.Model,
+		"messages":    c.messages,
+		"max_tokens":  3,
+		"temperature": 0,
+		"stream":      stream,
+	}
 	maps.Copy(body, c.with)
 	if stream {
 		body["stream_options"] = map[string]any{"include_usage": true}
@@ -285,8 +318,8 @@ func (b *bench) await(request string, ids []kvblock.Token, in space) {
 // full is the part of n tokens that vLLM may reuse for a prompt of n: whole blocks, and never the last token.
 func full(n int) int { return (n - 1) / stack.VLLMBlockSize * stack.VLLMBlockSize }
 
-// testConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are vLLM's,
-// and what kvepp predicted to be cached is what vLLM reports.
+// testConversations: of many conversations, which vLLM's cache does not hold together, each request's token ids are
+// vLLM's, and what kvepp predicted to be cached is what vLLM reports.
 func testConversations(b *bench) {
 	t := b.t
 	rng := rand.New(rand.NewPCG(4, 0))
@@ -306,16 +339,31 @@ func testConversations(b *bench) {
 		ids := b.ids(body)
 		if theirs := b.vllmIDs(body); !slices.Equal(ids, theirs) {
 			raw, _ := json.Marshal(body)
-			t.Fatalf("request %d: kvepp has %d token ids, vLLM %d, and they differ:\n%v\n%v\n%s", n, len(ids), len(theirs), ids, theirs, raw)
+			t.Fatalf(
+				"request %d: kvepp has %d token ids, vLLM %d, and they differ:\n%v\n%v\n%s",
+				n,
+				len(ids),
+				len(theirs),
+				ids,
+				theirs,
+				raw,
+			)
 		}
 		a, err := stack.Post(t.Context(), http.DefaultClient, b.stack.Envoy.URL+"/v1/chat/completions", nil, body)
-		if err != nil || a.Status != http.StatusOK || a.Reason != "kv" || a.KveppPrompt != len(ids) || a.PromptTokens != len(ids) {
+		if err != nil || a.Status != http.StatusOK || a.Reason != "kv" || a.KveppPrompt != len(ids) ||
+			a.PromptTokens != len(ids) {
 			t.Fatalf("request %d of %d tokens: %v, %+v", n, len(ids), err, a)
 		}
 		prompted, cached = prompted+a.PromptTokens, cached+a.CachedTokens
 		if want := min(a.KveppCached, full(len(ids))); a.CachedTokens != want {
 			missed++
-			t.Logf("request %d: vLLM reports %d of %d tokens cached, predicted were %d", n, a.CachedTokens, len(ids), want)
+			t.Logf(
+				"request %d: vLLM reports %d of %d tokens cached, predicted were %d",
+				n,
+				a.CachedTokens,
+				len(ids),
+				want,
+			)
 		}
 		if a.CachedTokens < last[c] {
 			lost++
@@ -332,8 +380,16 @@ func testConversations(b *bench) {
 			delete(last, c)
 		}
 	}
-	t.Logf("%d requests (%d streamed) with %d prompt tokens, each id vLLM's; %d tokens cached, predicted for all requests but %d; %d times a conversation had lost blocks",
-		requests, streamed, prompted, cached, missed, lost)
+	t.Logf(
+		"%d requests (%d streamed) with %d prompt tokens, each id vLLM's; %d tokens cached, predicted for all "+
+			"requests but %d; %d times a conversation had lost blocks",
+		requests,
+		streamed,
+		prompted,
+		cached,
+		missed,
+		lost,
+	)
 	if missed > requests/100 {
 		t.Errorf("%d of %d predictions were wrong", missed, requests)
 	}

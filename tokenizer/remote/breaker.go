@@ -12,8 +12,9 @@ const (
 	maxCooldown     = 30 * time.Second
 )
 
-// breaker leaves a failing server alone. Closed, it lets every call through and counts failures in a row. Open, it lets none
-// through until a cooldown is over, then one at a time (half-open): a good one closes it, a bad one doubles the cooldown.
+// breaker leaves a failing server alone. Closed, it lets every call through and counts failures in a row. Open, it lets
+// none through until a cooldown is over, then one at a time (half-open): a good one closes it, a bad one doubles the
+// cooldown.
 type breaker struct {
 	mu       sync.Mutex
 	open     bool

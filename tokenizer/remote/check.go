@@ -20,8 +20,8 @@ const (
 	maxCheckedBody = 1 << 20
 )
 
-// Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids of a
-// model for which they differ are not to be used any more. A nil Check compares nothing.
+// Check compares kvepp's own ids of a model's first requests with its engine's, beside the way of the requests. The ids
+// of a model for which they differ are not to be used any more. A nil Check compares nothing.
 type Check struct {
 	own     func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error)
 	engine  *Client
@@ -40,10 +40,16 @@ type sample struct {
 	body []byte
 }
 
-// NewCheck returns a check of the first n requests that both sides can tokenize. own is kvepp's tokenizer for the model that
-// engine serves. Run does the work.
+// NewCheck returns a check of the first n requests that both sides can tokenize. own is kvepp's tokenizer for the model
+// that engine serves. Run does the work.
 func NewCheck(own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error), engine *Client, n int) *Check {
-	c := &Check{own: own, engine: engine, queue: make(chan sample, checkQueue), metrics: engine.metrics, log: engine.log}
+	c := &Check{
+		own:     own,
+		engine:  engine,
+		queue:   make(chan sample, checkQueue),
+		metrics: engine.metrics,
+		log:     engine.log,
+	}
 	c.wanted.Store(int64(n))
 	for _, outcome := range []string{"equal", "differs", "unknown"} {
 		c.metrics.ShowTokenizerCheck(engine.cfg.Model, outcome)
@@ -54,8 +60,8 @@ func NewCheck(own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, e
 // Differs reports whether the ids were found to differ.
 func (c *Check) Differs() bool { return c != nil && c.differs.Load() }
 
-// Offer hands in a request to be compared. It copies the body and never waits: when others are waiting, or the body is large,
-// a later request is compared instead.
+// Offer hands in a request to be compared. It copies the body and never waits: when others are waiting, or the body is
+// large, a later request is compared instead.
 func (c *Check) Offer(path string, body []byte) {
 	if c == nil || c.wanted.Load() <= 0 || len(body) > maxCheckedBody || len(c.queue) == cap(c.queue) {
 		return
@@ -96,9 +102,20 @@ func (c *Check) compare(ctx context.Context, s sample) {
 		outcome = "differs"
 		c.differs.Store(true)
 		c.wanted.Store(0)
-		c.log.Error("kvepp's token ids differ from the engine's: the model's requests are routed by load only from now on. Give kvepp the "+
-			"model folder, the --engine and the chat template flags of the engine; \"kvepp tokenize\" shows what kvepp makes of a body",
-			"prompt", d.prompt, "position", d.position, "own_tokens", d.ownTokens, "engine_tokens", d.engineTokens)
+		c.log.Error(
+			"kvepp's token ids differ from the engine's: the model's requests are routed by load only from now on. "+
+				"Give kvepp the "+
+				"model folder, the --engine and the chat template flags of the engine; \"kvepp tokenize\" shows what "+
+				"kvepp makes of a body",
+			"prompt",
+			d.prompt,
+			"position",
+			d.position,
+			"own_tokens",
+			d.ownTokens,
+			"engine_tokens",
+			d.engineTokens,
+		)
 		c.log.Debug("the ids from there", "path", s.path, "own_ids", d.own, "engine_ids", d.engine)
 	default:
 		c.wanted.Add(-1)
@@ -113,12 +130,20 @@ type difference struct {
 	ownTokens, engineTokens int
 }
 
-// difference tokenizes a request on both sides and returns where they part, nil if they do not. known says that both sides
-// have ids.
+// difference tokenizes a request on both sides and returns where they part, nil if they do not. known says that both
+// sides have ids.
 func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
 	defer func() {
 		if r := recover(); r != nil { // a defect, which the router contains on a request's own way as well
-			c.panics.Log(c.log, slog.LevelError, "panic while a request is compared with the engine", "panic", r, "stack", string(debug.Stack()))
+			c.panics.Log(
+				c.log,
+				slog.LevelError,
+				"panic while a request is compared with the engine",
+				"panic",
+				r,
+				"stack",
+				string(debug.Stack()),
+			)
 			d, known = nil, false
 		}
 	}()
@@ -137,7 +162,11 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 	if err != nil {
 		if !c.silent {
 			c.silent = true
-			c.log.Warn("--tokenizer-check could not compare a request with the engine; it goes on with later ones", "error", brief(err))
+			c.log.Warn(
+				"--tokenizer-check could not compare a request with the engine; it goes on with later ones",
+				"error",
+				brief(err),
+			)
 			c.log.Debug("what the engine said to it", "error", err)
 		}
 		return nil, false
@@ -161,8 +190,14 @@ func differ(own []tokenizer.Prompt, engine [][]kvblock.Token) *difference {
 			at++
 		}
 		if at < max(len(a), len(b)) {
-			return &difference{prompt: i, position: at, own: a[at:min(at+shown, len(a))], engine: b[at:min(at+shown, len(b))],
-				ownTokens: len(a), engineTokens: len(b)}
+			return &difference{
+				prompt:       i,
+				position:     at,
+				own:          a[at:min(at+shown, len(a))],
+				engine:       b[at:min(at+shown, len(b))],
+				ownTokens:    len(a),
+				engineTokens: len(b),
+			}
 		}
 	}
 	if len(own) != len(engine) {

@@ -21,7 +21,13 @@ func says(ids ...kvblock.Token) func(context.Context, *apibody.Request) ([]token
 }
 
 // checked runs a check of n requests over those given until it ends or the last of them was compared.
-func checked(t *testing.T, c *clientOf, own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error), n int, bodies ...string) *Check {
+func checked(
+	t *testing.T,
+	c *clientOf,
+	own func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error),
+	n int,
+	bodies ...string,
+) *Check {
 	t.Helper()
 	check := NewCheck(own, c.Client, n)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -71,8 +77,10 @@ func TestCheck(t *testing.T) {
 			at++
 		}
 		log := c.log.String()
-		if strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, fmt.Sprintf("position=%d ", at)) || !strings.Contains(log, "engine_tokens=4") ||
-			!strings.Contains(log, "model=m") || !strings.Contains(log, "--engine") {
+		if strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, fmt.Sprintf("position=%d ", at)) ||
+			!strings.Contains(log, "engine_tokens=4") ||
+			!strings.Contains(log, "model=m") ||
+			!strings.Contains(log, "--engine") {
 			t.Errorf("%v: log:\n%s", own, log)
 		}
 		check.Offer(completionPath, []byte(prompt))
@@ -111,10 +119,17 @@ func TestCheckKnowsNothing(t *testing.T) {
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 2 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}
-	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "HTTP 400") || strings.Contains(log, "maximum context length") {
+	if log := c.log.String(); strings.Count(log, "could not compare") != 1 || !strings.Contains(log, "HTTP 400") ||
+		strings.Contains(log, "maximum context length") {
 		t.Errorf("log:\n%s", log)
 	}
-	check = checked(t, c, func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") }, 1, prompt)
+	check = checked(
+		t,
+		c,
+		func(context.Context, *apibody.Request) ([]tokenizer.Prompt, error) { return nil, errors.New("media") },
+		1,
+		prompt,
+	)
 	if check.Differs() || check.wanted.Load() != 1 || len(e.wasAsked()) != 0 {
 		t.Errorf("differs: %v, %d wanted", check.Differs(), check.wanted.Load())
 	}

@@ -1,9 +1,9 @@
 // Package remote asks an inference engine for the token ids of a request that kvepp cannot tokenize itself.
 //
-// It owns the HTTP calls to one engine server (vLLM's render endpoints and /tokenize, SGLang's /tokenize), their deadline,
-// their bounds and the circuit breaker around them, and the comparison of kvepp's own ids with the engine's. It never guesses:
-// where an endpoint would make other ids than the engine makes of the same request, it declines. It never retries, and it
-// never holds a request longer than the configured time.
+// It owns the HTTP calls to one engine server (vLLM's render endpoints and /tokenize, SGLang's /tokenize), their
+// deadline, their bounds and the circuit breaker around them, and the comparison of kvepp's own ids with the engine's.
+// It never guesses: where an endpoint would make other ids than the engine makes of the same request, it declines. It
+// never retries, and it never holds a request longer than the configured time.
 //
 // Concurrency: everything is safe from any goroutine.
 package remote
@@ -32,17 +32,19 @@ import (
 // Outcome is how one request to an engine ended. It is a metric's label.
 type Outcome string
 
-// The outcomes. Failed and TimedOut count against the server, but for failures that the request may have caused; after some in
-// a row it is left alone for a while (Open).
+// The outcomes. Failed and TimedOut count against the server, but for failures that the request may have caused; after
+// some in a row it is left alone for a while (Open).
 const (
-	OK          Outcome = "ok"
-	Refused     Outcome = "refused"     // the engine finds fault with the request: it will refuse the request itself as well
+	OK Outcome = "ok"
+	// the engine finds fault with the request: it will refuse the request itself as well
+	Refused     Outcome = "refused"
 	Unsupported Outcome = "unsupported" // no endpoint of the engine gives the ids of such a request
-	Failed      Outcome = "error"       // no connection, an answer that is none, a status that says the server is at fault
-	TimedOut    Outcome = "timeout"     // no answer within Config.Timeout
-	Busy        Outcome = "busy"        // Concurrency calls were running, and none ended within Config.Timeout
-	Open        Outcome = "open"        // not asked: the breaker is open
-	Canceled    Outcome = "canceled"    // whoever asked went away
+	// no connection, an answer that is none, a status that says the server is at fault
+	Failed   Outcome = "error"
+	TimedOut Outcome = "timeout"  // no answer within Config.Timeout
+	Busy     Outcome = "busy"     // Concurrency calls were running, and none ended within Config.Timeout
+	Open     Outcome = "open"     // not asked: the breaker is open
+	Canceled Outcome = "canceled" // whoever asked went away
 )
 
 // Error says why an engine's ids are not known.
@@ -51,7 +53,8 @@ type Error struct {
 	err     error
 	// brief is err without what the server said, which may quote the prompt; empty: all of err is for anybody's eyes.
 	brief string
-	// blameless says that the server is not to be called failing for it: a client must not be able to have it left alone.
+	// blameless says that the server is not to be called failing for it: a client must not be able to have it left
+	// alone.
 	blameless bool
 }
 
@@ -99,8 +102,8 @@ type Config struct {
 // Concurrency is how many calls to a server run at the same time. Further requests wait for their turn.
 const Concurrency = 32
 
-// Bounds of what is sent, and of what is read of an answer: a prompt has fewer tokens than its body has bytes, an id takes at
-// most 11, and a render endpoint repeats the tools.
+// Bounds of what is sent, and of what is read of an answer: a prompt has fewer tokens than its body has bytes, an id
+// takes at most 11, and a render endpoint repeats the tools.
 const (
 	maxBodyBytes       = 8 << 20 // about two million tokens of English
 	answerBytesPerByte = 16
@@ -109,8 +112,8 @@ const (
 	maxErrorBytes      = 4 << 10
 )
 
-// idle is how long an unused connection is kept: less than the 5 s after which the engines' servers close theirs, so that a
-// request seldom meets a connection that is being closed.
+// idle is how long an unused connection is kept: less than the 5 s after which the engines' servers close theirs, so
+// that a request seldom meets a connection that is being closed.
 const idle = 4 * time.Second
 
 // Client asks one server about one model. Create it with New.
@@ -145,7 +148,10 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 	case u.RawQuery != "" || u.Fragment != "" || u.User != nil:
 		return nil, fmt.Errorf("tokenizer/remote: %q: only scheme, host and a path can be given", cfg.URL)
 	case cfg.Engine != tokenizer.VLLM && cfg.Engine != tokenizer.SGLang:
-		return nil, fmt.Errorf("tokenizer/remote: %s has no endpoint that tokenizes: only vLLM's and SGLang's servers have", cfg.Engine)
+		return nil, fmt.Errorf(
+			"tokenizer/remote: %s has no endpoint that tokenizes: only vLLM's and SGLang's servers have",
+			cfg.Engine,
+		)
 	case cfg.Timeout <= 0:
 		return nil, errors.New("tokenizer/remote: the timeout must be above 0")
 	}
@@ -176,8 +182,8 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 // IsOpen reports whether the server is being left alone.
 func (c *Client) IsOpen() bool { return c.breaker.isOpen() }
 
-// Tokenize returns the ids that the engine makes of each prompt of a request; a chat has one. body is what the request was
-// parsed from; it is not modified. It returns when ctx ends or the time is over at the latest.
+// Tokenize returns the ids that the engine makes of each prompt of a request; a chat has one. body is what the request
+// was parsed from; it is not modified. It returns when ctx ends or the time is over at the latest.
 //
 // Errors: *Error.
 func (c *Client) Tokenize(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
@@ -235,7 +241,11 @@ func (c *Client) report(err error, probe bool) {
 	}
 	switch c.breaker.done(time.Now(), v, probe) {
 	case opened:
-		c.log.Warn("the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load", "error", brief(err))
+		c.log.Warn(
+			"the engine's tokenizer is left alone for a while: requests that only it can tokenize are routed by load",
+			"error",
+			brief(err),
+		)
 		c.log.Debug("what it said last", "error", err)
 	case closed:
 		c.log.Info("the engine's tokenizer answers again")
@@ -274,7 +284,11 @@ func (a *answer) err(path string) error {
 	case http.StatusOK:
 		return nil
 	}
-	e := &Error{Outcome: Failed, err: fmt.Errorf("%s: %s", path, a.message()), brief: fmt.Sprintf("%s: HTTP %d", path, a.status)}
+	e := &Error{
+		Outcome: Failed,
+		err:     fmt.Errorf("%s: %s", path, a.message()),
+		brief:   fmt.Sprintf("%s: HTTP %d", path, a.status),
+	}
 	switch a.status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		e.Outcome = Refused
@@ -300,7 +314,8 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*answer, e
 			request.Header.Set("Authorization", "Bearer "+key)
 		}
 	}
-	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was read.
+	// Not sent; it tells net/http that a request may be sent again whose connection the server closed before it was
+	// read.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {

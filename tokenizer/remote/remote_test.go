@@ -85,7 +85,11 @@ func newClient(t *testing.T, url string, engine tokenizer.Engine, timeout time.D
 	t.Helper()
 	c := &clientOf{t: t, log: new(logtest.Log), metrics: metrics.New()}
 	var err error
-	c.Client, err = New(Config{Model: "m", URL: url, Engine: engine, Timeout: timeout}, c.metrics, slog.New(slog.NewTextHandler(c.log, nil)))
+	c.Client, err = New(
+		Config{Model: "m", URL: url, Engine: engine, Timeout: timeout},
+		c.metrics,
+		slog.New(slog.NewTextHandler(c.log, nil)),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,14 +122,19 @@ func (c *clientOf) ask(ctx context.Context, path, body string) ([][]kvblock.Toke
 }
 
 // A render endpoint's answer for a chat, as vLLM 0.33.0 writes it: GenerateRequest.
-const renderedChat = `{"request_id":"chatcmpl-1","token_ids":[151644,8948,198],"features":null,"sampling_params":{"n":1,"temperature":0.7},` +
-	`"model":"m","reasoning_ended":null,"stream":false,"stream_options":null,"cache_salt":null,"priority":0,"kv_transfer_params":null,` +
+const renderedChat = `{"request_id":"chatcmpl-1","token_ids":[151644,8948,198],"features":null,` +
+	`"sampling_params":{"n":1,"temperature":0.7},` +
+	`"model":"m","reasoning_ended":null,"stream":false,"stream_options":null,"cache_salt":null,"priority":0,` +
+	`"kv_transfer_params":null,` +
 	`"token_offsets":null,"parse_context":{"tools":null,"tool_choice":"none","chat_template_kwargs":{}}}`
 
 const (
-	notFound = `{"error":{"message":"The model ` + "`m`" + ` does not exist.","type":"NotFoundError","param":"model","code":404}}`
-	disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
-	badInput = `{"error":{"message":"This model's maximum context length is 8 tokens.","type":"BadRequestError","param":"input_tokens","code":400}}`
+	notFound = `{"error":{"message":"The model ` + "`m`" +
+		` does not exist.","type":"NotFoundError","param":"model","code":404}}`
+	disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to ` +
+		`enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+	badInput = `{"error":{"message":"This model's maximum context length is 8 tokens.","type":"BadRequestError",` +
+		`"param":"input_tokens","code":400}}`
 	tokenize = `{"count":3,"max_model_len":8192,"tokens":[1,2,4000000000],"token_strs":null}`
 )
 
@@ -133,17 +142,23 @@ func TestVLLMRenders(t *testing.T) {
 	e := newEngine(t)
 	c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
 	e.answer("/v1/chat/completions/render", 200, renderedChat)
-	e.answer("/v1/completions/render", 200, `[{"request_id":"cmpl-1-0","token_ids":[1,2]},{"request_id":"cmpl-1-1","token_ids":[3]}]`)
+	e.answer(
+		"/v1/completions/render",
+		200,
+		`[{"request_id":"cmpl-1-0","token_ids":[1,2]},{"request_id":"cmpl-1-1","token_ids":[3]}]`,
+	)
 	e.answer("/v1/responses/render", 200, `{"request_id":"resp_1","token_ids":[7]}`)
 	e.answer("/v1/messages/render", 200, `{"request_id":"chatcmpl-2","token_ids":[8]}`)
 	for _, c2 := range []struct {
 		path, body string
 		want       [][]kvblock.Token
 	}{
-		{chatPath, `{"model":"m", "messages":[{"role":"user","content":"hi"}],"reasoning_effort":"low","stream":true}`, [][]kvblock.Token{{151644, 8948, 198}}},
+		{chatPath, `{"model":"m", "messages":[{"role":"user","content":"hi"}],"reasoning_effort":"low","stream":true}`,
+			[][]kvblock.Token{{151644, 8948, 198}}},
 		{completionPath, `{"model":"m","prompt":["a","b"],"truncate_prompt_tokens":2}`, [][]kvblock.Token{{1, 2}, {3}}},
 		{"/v1/responses", `{"model":"m","input":"hi","previous_response_id":null}`, [][]kvblock.Token{{7}}},
-		{"/v1/messages", `{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}`, [][]kvblock.Token{{8}}},
+		{"/v1/messages", `{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}`,
+			[][]kvblock.Token{{8}}},
 	} {
 		ids, err := c.ask(t.Context(), c2.path, c2.body)
 		if err != nil || !reflect.DeepEqual(ids, c2.want) {
@@ -171,7 +186,8 @@ func TestVLLMWithoutRender(t *testing.T) {
 		path, body string
 		asked      []string // bodies at /tokenize; nil: declined
 	}{
-		{chatPath, `{` + hi + `,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","temperature":1,"stream":true,"documents":null}`, []string{"as it came"}},
+		{chatPath, `{` + hi + `,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto",` +
+			`"temperature":1,"stream":true,"documents":null}`, []string{"as it came"}},
 		{chatPath, `{` + hi + `,"documents":[{"text":"d"}]}`, nil},
 		{chatPath, `{` + hi + `,"reasoning_effort":"low"}`, nil},
 		{chatPath, `{` + hi + `,"truncate_prompt_tokens":1}`, nil},
@@ -179,16 +195,20 @@ func TestVLLMWithoutRender(t *testing.T) {
 		{chatPath, `{` + hi + `,"tool_choice":"none"}`, nil},
 		{chatPath, `{` + hi + `,"kv_transfer_params":{"prompt_token_ids":[1]}}`, nil},
 		{chatPath, `{"model":"m","messages":[{"role":"assistant","content":"","reasoning_content":"hm"}]}`, nil},
-		{chatPath, `{"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"call_123456","function":{"name":"f","arguments":"{}"}}]}]}`, nil},
+		{chatPath, `{"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"call_123456",` +
+			`"function":{"name":"f","arguments":"{}"}}]}]}`, nil},
 		{chatPath, `{"model":"m","messages":[{"role":"tool","tool_call_id":"call_123456","content":"1"}]}`, nil},
-		{chatPath, `{"model":"m","messages":[{"role":"tool","tool_call_id":"123456789","content":"1"}]}`, []string{"as it came"}},
+		{chatPath, `{"model":"m","messages":[{"role":"tool","tool_call_id":"123456789","content":"1"}]}`,
+			[]string{"as it came"}},
 		{"/v1/messages", `{` + hi + `,"max_tokens":3}`, nil},
-		{completionPath, `{"model": "m", "prompt": "a < b", "add_special_tokens": false}`, []string{`{"model":"m","prompt":"a < b","add_special_tokens":false}`}},
+		{completionPath, `{"model": "m", "prompt": "a < b", "add_special_tokens": false}`,
+			[]string{`{"model":"m","prompt":"a < b","add_special_tokens":false}`}},
 		{completionPath, `{"model":"m","prompt":["a"],"truncate_prompt_tokens":2}`, nil},
 		{completionPath, `{"model":"m","prompt":"a","suffix":"b"}`, nil},
 		{completionPath, `{"model":"m","prompt":[1,2]}`, nil},
 		{completionPath, `{"model":"m","prompt":["` + strings.Repeat(`a","`, maxTokenizeCalls) + `a"]}`, nil},
-		{chatPath, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, nil},
+		{chatPath, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url",` +
+			`"image_url":{"url":"x"}}]}]}`, nil},
 	} {
 		c := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
 		for range 2 { // the second time, that there is no render endpoint is known
@@ -223,12 +243,14 @@ func TestVLLMWithoutRender(t *testing.T) {
 		if want := append(c2.asked, c2.asked...); !reflect.DeepEqual(asked, want) {
 			t.Errorf("%s: asked %q, want %q", c2.body, asked, want)
 		}
-		if said := strings.Count(c.log.String(), "--enable-scale-out"); said > 2 { // in the message, and in the engine's
+		// in the message, and in the engine's
+		if said := strings.Count(c.log.String(), "--enable-scale-out"); said > 2 {
 			t.Errorf("said %d times: %s", said, c.log)
 		}
 	}
 	batch := newClient(t, e.URL, tokenizer.VLLM, time.Minute)
-	if got, err := batch.ask(t.Context(), completionPath, `{"model":"m","prompt":["a","b"]}`); err != nil || len(got) != 2 {
+	if got, err := batch.ask(t.Context(), completionPath, `{"model":"m","prompt":["a","b"]}`); err != nil ||
+		len(got) != 2 {
 		t.Errorf("a batch: %v, %v", got, err)
 	}
 }
@@ -252,7 +274,8 @@ func TestAnOlderVLLM(t *testing.T) {
 	other.answer("/tokenize", 404, notFound)
 	c = newClient(t, other.URL, tokenizer.VLLM, time.Minute)
 	for range 2 {
-		if _, err := c.ask(t.Context(), completionPath, `{"model":"m","prompt":"a"}`); OutcomeOf(err) != Failed || !strings.Contains(err.Error(), "does not exist") {
+		if _, err := c.ask(t.Context(), completionPath, `{"model":"m","prompt":"a"}`); OutcomeOf(err) != Failed ||
+			!strings.Contains(err.Error(), "does not exist") {
 			t.Fatal(err)
 		}
 	}
@@ -262,7 +285,8 @@ func TestAnOlderVLLM(t *testing.T) {
 }
 
 func TestSGLang(t *testing.T) {
-	const info = `{"model_path":"/m","served_model_name":"m","is_generation":true,"has_image_understanding":%t,"has_audio_understanding":false}`
+	const info = `{"model_path":"/m","served_model_name":"m","is_generation":true,"has_image_understanding":%t,` +
+		`"has_audio_understanding":false}`
 	e := newEngine(t)
 	e.answer("/model_info", 200, fmt.Sprintf(info, false))
 	e.answers["/tokenize"] = func(body []byte) (int, string) {
@@ -273,7 +297,12 @@ func TestSGLang(t *testing.T) {
 	}
 	c := newClient(t, e.URL, tokenizer.SGLang, time.Minute)
 	for range 2 {
-		ids, err := c.ask(t.Context(), chatPath, `{"model":"m","messages":[{"role":"user","content":"a<b"}],"stream":true,"stream_options":{"include_usage":true},"tools":[{"a":1.0}]}`)
+		ids, err := c.ask(
+			t.Context(),
+			chatPath,
+			`{"model":"m","messages":[{"role":"user","content":"a<b"}],"stream":true,`+
+				`"stream_options":{"include_usage":true},"tools":[{"a":1.0}]}`,
+		)
 		if err != nil || !reflect.DeepEqual(ids, [][]kvblock.Token{{5, 6}}) {
 			t.Fatalf("chat: %v, %v", ids, err)
 		}
@@ -286,7 +315,11 @@ func TestSGLang(t *testing.T) {
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(asked[1], "/tokenize ")), &sent); err != nil {
 		t.Fatal(err)
 	}
-	if want := map[string]any{"model": "m", "messages": []any{map[string]any{"role": "user", "content": "a<b"}}, "tools": []any{map[string]any{"a": 1.0}}}; !reflect.DeepEqual(sent, want) {
+	if want := map[string]any{"model": "m", "messages": []any{map[string]any{"role": "user", "content": "a<b"}},
+		"tools": []any{map[string]any{"a": 1.0}}}; !reflect.DeepEqual(
+		sent,
+		want,
+	) {
 		t.Errorf("sent %v", sent)
 	}
 	if !strings.Contains(asked[1], `"a":1.0`) {
@@ -296,7 +329,10 @@ func TestSGLang(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(ids, [][]kvblock.Token{{1, 2}, {3}}) {
 		t.Errorf("completions: %v, %v", ids, err)
 	}
-	if asked := e.wasAsked(); !reflect.DeepEqual(asked, []string{`/tokenize {"model":"m","prompt":["a","b"],"add_special_tokens":true}`}) {
+	if asked := e.wasAsked(); !reflect.DeepEqual(
+		asked,
+		[]string{`/tokenize {"model":"m","prompt":["a","b"],"add_special_tokens":true}`},
+	) {
 		t.Errorf("asked: %q", asked)
 	}
 	for _, body := range []string{
@@ -321,7 +357,10 @@ func TestSGLang(t *testing.T) {
 	e.answer("/model_info", 200, fmt.Sprintf(info, true))
 	c = newClient(t, e.URL, tokenizer.SGLang, time.Minute)
 	for range 2 {
-		if _, err := c.ask(t.Context(), chatPath, `{"model":"m","messages":[{"role":"user","content":"a"}]}`); OutcomeOf(err) != Unsupported {
+		if _, err := c.ask(t.Context(), chatPath,
+			`{"model":"m","messages":[{"role":"user","content":"a"}]}`); OutcomeOf(
+			err,
+		) != Unsupported {
 			t.Errorf("a model that takes images: %v", err)
 		}
 	}
@@ -357,11 +396,15 @@ func TestBadAnswers(t *testing.T) {
 		{tokenizer.VLLM, "/v1/completions/render", 200, `<html>`, Failed, "cannot be read"},
 		{tokenizer.VLLM, "/tokenize", 200, `{"count":2,"tokens":[1]}`, Failed, "count of 2"},
 		{tokenizer.VLLM, "/tokenize", 200, `{}`, Failed, "0 tokens"},
-		{tokenizer.VLLM, "/tokenize", 200, `{"count":0,"max_model_len":8192,"tokens":[],"token_strs":null}`, Unsupported, "no ids"}, // --skip-tokenizer-init
+		// --skip-tokenizer-init
+		{tokenizer.VLLM, "/tokenize", 200, `{"count":0,"max_model_len":8192,"tokens":[],"token_strs":null}`,
+			Unsupported, "no ids"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[1],"count":1}`, Failed, "cannot be read"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1],[2]],"count":[1,1]}`, Failed, "2 prompts, want 1"},
 		{tokenizer.SGLang, "/tokenize", 200, `{"tokens":[[1]],"count":[2]}`, Failed, "count of 2"},
-		{tokenizer.SGLang, "/tokenize", 400, `{"object":"error","message":"Invalid prompt","type":"BadRequestError","param":null,"code":400}`, Refused, "Invalid prompt"},
+		{tokenizer.SGLang, "/tokenize", 400,
+			`{"object":"error","message":"Invalid prompt","type":"BadRequestError","param":null,"code":400}`, Refused,
+			"Invalid prompt"},
 	} {
 		e := newEngine(t)
 		e.answer(c2.path, c2.status, c2.answer)
@@ -439,7 +482,10 @@ func TestBreakerGuards(t *testing.T) {
 		}
 		return err == nil
 	})
-	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 || !strings.Contains(log, "HTTP 503") || strings.Contains(log, "starting") || !strings.Contains(log, "model=m") {
+	if log := c.log.String(); strings.Count(log, "left alone") != 1 || strings.Count(log, "answers again") != 1 ||
+		!strings.Contains(log, "HTTP 503") ||
+		strings.Contains(log, "starting") ||
+		!strings.Contains(log, "model=m") {
 		t.Errorf("log:\n%s", log)
 	}
 	if c.IsOpen() || c.counted(Open) < 1 || c.counted(Failed) != breakerFailures || c.counted(OK) != 1 {
@@ -605,7 +651,8 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	}
 }
 
-// TestBusy waits for its turn no longer than the deadline, nor than the client; neither says anything against the server.
+// TestBusy waits for its turn no longer than the deadline, nor than the client; neither says anything against the
+// server.
 func TestBusy(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1", tokenizer.VLLM, 10*time.Millisecond)
 	for range Concurrency {
@@ -638,13 +685,20 @@ func eventually(t *testing.T, what string, is func() bool) {
 
 // FuzzAnswers looks for panics, and for ids that are none.
 func FuzzAnswers(f *testing.F) {
-	for _, text := range []string{renderedChat, "[" + renderedChat + "]", tokenize, `{"tokens":[[1,2],[3]],"count":[2,1]}`, `{"tokens":[[1,2]],"count":[2]}`, disabled, `[{"token_ids":null}]`, `{"count":1e9}`} {
+	for _, text := range []string{renderedChat, "[" + renderedChat + "]", tokenize,
+		`{"tokens":[[1,2],[3]],"count":[2,1]}`, `{"tokens":[[1,2]],"count":[2]}`, disabled, `[{"token_ids":null}]`,
+		`{"count":1e9}`} {
 		f.Add(200, []byte(text))
 	}
 	f.Add(400, []byte(badInput))
 	f.Fuzz(func(t *testing.T, status int, text []byte) {
 		a := &answer{status, text}
-		chat, completion := &apibody.Request{API: apibody.ChatCompletions}, &apibody.Request{API: apibody.Completions, Prompts: make([]apibody.Prompt, 1)}
+		chat, completion := &apibody.Request{
+			API: apibody.ChatCompletions,
+		}, &apibody.Request{
+			API:     apibody.Completions,
+			Prompts: make([]apibody.Prompt, 1),
+		}
 		rendered, err1 := vllmRendered(chat, "/", a)
 		renderedAll, err2 := vllmRendered(completion, "/", a)
 		one, err3 := tokenized(a)

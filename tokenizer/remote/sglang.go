@@ -11,9 +11,9 @@ import (
 	"kvepp/kvblock"
 )
 
-// SGLang's /tokenize turns a chat's body into the request that its chat endpoint reads and prepares that; of a completion it
-// encodes the prompts.
-// Source: SGLang 0.5.21, entrypoints/openai/serving_tokenize and protocol, TokenizeRequest.
+// SGLang's /tokenize turns a chat's body into the request that its chat endpoint reads and prepares that; of a
+// completion it encodes the prompts. Source: SGLang 0.5.21, entrypoints/openai/serving_tokenize and protocol,
+// TokenizeRequest.
 
 func (c *Client) sglang(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	switch request.API {
@@ -79,7 +79,10 @@ var sglangNotAsked = []string{"stream", "stream_options", "prompt"}
 
 func (c *Client) sglangChat(ctx context.Context, request *apibody.Request, body []byte) ([][]kvblock.Token, error) {
 	if v, _ := request.ChatTemplateKwargs.Get("reasoning_effort"); v != nil {
-		return nil, fail(Unsupported, "SGLang's /tokenize reads chat_template_kwargs.reasoning_effort in another way than its chats do")
+		return nil, fail(
+			Unsupported,
+			"SGLang's /tokenize reads chat_template_kwargs.reasoning_effort in another way than its chats do",
+		)
 	}
 	if err := c.checkTextOnly(ctx); err != nil {
 		return nil, err
@@ -101,8 +104,8 @@ type modality struct {
 	until    time.Time // when it is to be asked again
 }
 
-// checkTextOnly declines models that also take images or sound: SGLang encodes the text of their chats anew, after /tokenize
-// would have given other ids.
+// checkTextOnly declines models that also take images or sound: SGLang encodes the text of their chats anew, after
+// /tokenize would have given other ids.
 func (c *Client) checkTextOnly(ctx context.Context) error {
 	m := c.modality.Load()
 	if m == nil || time.Now().After(m.until) {
@@ -125,12 +128,16 @@ func (c *Client) checkTextOnly(ctx context.Context) error {
 		c.modality.Store(m)
 	}
 	if !m.textOnly {
-		return fail(Unsupported, "a chat of a model that also takes images or sound: SGLang's /tokenize gives other ids than its chats have")
+		return fail(
+			Unsupported,
+			"a chat of a model that also takes images or sound: SGLang's /tokenize gives other ids than its chats have",
+		)
 	}
 	return nil
 }
 
-// plainJSON is JSON in which no character is escaped that need not be: a text takes no more bytes than it has, as a rule.
+// plainJSON is JSON in which no character is escaped that need not be: a text takes no more bytes than it has, as a
+// rule.
 func plainJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

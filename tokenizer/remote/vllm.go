@@ -12,10 +12,10 @@ import (
 	"kvepp/kvblock"
 )
 
-// vLLM has two ways to say a request's ids. Its render endpoints take the request's own body and run the very code that serves
-// it; a server offers them with --enable-scale-out, and `vllm launch render` is one without a GPU. /tokenize is on every server,
-// but knows fewer fields.
-// Source: vLLM 0.33.0, entrypoints/scale_out/render, entrypoints/serve/tokenize.
+// vLLM has two ways to say a request's ids. Its render endpoints take the request's own body and run the very code that
+// serves it; a server offers them with --enable-scale-out, and `vllm launch render` is one without a GPU. /tokenize is
+// on every server, but knows fewer fields. Source: vLLM 0.33.0, entrypoints/scale_out/render,
+// entrypoints/serve/tokenize.
 
 // vllmRender are the render endpoints by the API whose bodies they take.
 var vllmRender = map[apibody.API]string{
@@ -67,8 +67,14 @@ func (c *Client) vllm(ctx context.Context, request *apibody.Request, body []byte
 func (c *Client) learnWithoutRender(a *answer) {
 	c.withoutRender.Store(time.Now().Add(relearn).UnixNano())
 	if !c.saidWithout.Swap(true) {
-		c.log.Warn("the server's render endpoints are off: its /tokenize is asked instead, which does not know every field, so that more "+
-			"requests are routed by load; start vLLM with --enable-scale-out, or give the URL of a `vllm launch render`", "answer", a.message())
+		c.log.Warn(
+			"the server's render endpoints are off: its /tokenize is asked instead, which does not know every field, "+
+				"so that more "+
+				"requests are routed by load; start vLLM with --enable-scale-out, or give the URL of a `vllm launch "+
+				"render`",
+			"answer",
+			a.message(),
+		)
 	}
 }
 
@@ -155,9 +161,9 @@ func tokenized(a *answer) ([]kvblock.Token, error) {
 	return said.Tokens, nil
 }
 
-// vllmRenderOnly names what of a request /tokenize would pass over, so that only a render endpoint's ids are the engine's; ""
-// when there is nothing. Compared: ChatCompletionRequest and CompletionRequest with TokenizeChatRequest and
-// TokenizeCompletionRequest, and what vLLM's renderers read of them.
+// vllmRenderOnly names what of a request /tokenize would pass over, so that only a render endpoint's ids are the
+// engine's; "" when there is nothing. Compared: ChatCompletionRequest and CompletionRequest with TokenizeChatRequest
+// and TokenizeCompletionRequest, and what vLLM's renderers read of them.
 func vllmRenderOnly(request *apibody.Request) string {
 	var fields []string
 	switch request.API {
@@ -170,7 +176,13 @@ func vllmRenderOnly(request *apibody.Request) string {
 		}
 		fields = []string{"truncate_prompt_tokens", "suffix", "prompt_embeds"}
 	case apibody.ChatCompletions:
-		fields = []string{"truncate_prompt_tokens", "documents", "reasoning_effort", "response_format", "kv_transfer_params"}
+		fields = []string{
+			"truncate_prompt_tokens",
+			"documents",
+			"reasoning_effort",
+			"response_format",
+			"kv_transfer_params",
+		}
 	default:
 		return request.API.String()
 	}
@@ -197,8 +209,8 @@ func vllmRenderOnly(request *apibody.Request) string {
 	return ""
 }
 
-// longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer, on the way of a chat but
-// not in /tokenize.
+// longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer, on the way of a
+// chat but not in /tokenize.
 func longToolCallID(message *chattemplate.Dict) bool {
 	long := func(v any) bool {
 		id, ok := v.(string)

@@ -1,5 +1,5 @@
-// Package metricstest reads back, for tests, what a registry of metrics exports. It owns nothing and waits for nothing; any goroutine may
-// call it.
+// Package metricstest reads back, for tests, what a registry of metrics exports. It owns nothing and waits for nothing;
+// any goroutine may call it.
 package metricstest
 
 import (
@@ -60,7 +60,8 @@ func Read(t testing.TB, from prometheus.Gatherer) (all All) {
 // Of returns those of a metric that have all of these labels, each NAME=VALUE.
 func (a All) Of(name string, labels ...string) (some All) {
 	for _, s := range a {
-		if s.Name == name && !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(s.Labels, l) }) {
+		if s.Name == name &&
+			!slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(s.Labels, l) }) {
 			some = append(some, s)
 		}
 	}

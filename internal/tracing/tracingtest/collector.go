@@ -1,7 +1,7 @@
 // Package tracingtest is an OpenTelemetry collector, in process, as net/http/httptest is the other side of HTTP.
 //
-// It owns a server of OTLP over gRPC or HTTP that keeps the spans it is sent. It imports nothing of kvepp, so that what it reads is
-// the protocol. Concurrency: a Collector is safe from any goroutine.
+// It owns a server of OTLP over gRPC or HTTP that keeps the spans it is sent. It imports nothing of kvepp, so that what
+// it reads is the protocol. Concurrency: a Collector is safe from any goroutine.
 package tracingtest
 
 import (
@@ -71,7 +71,10 @@ func Start(t testing.TB, protocol string) *Collector {
 }
 
 // Export takes spans over gRPC.
-func (c *Collector) Export(_ context.Context, in *collectorv1.ExportTraceServiceRequest) (*collectorv1.ExportTraceServiceResponse, error) {
+func (c *Collector) Export(
+	_ context.Context,
+	in *collectorv1.ExportTraceServiceRequest,
+) (*collectorv1.ExportTraceServiceResponse, error) {
 	if c.Refuse.Load() {
 		return nil, status.Error(codes.InvalidArgument, "refused") // which is not tried again
 	}
@@ -100,9 +103,17 @@ func (c *Collector) take(in *collectorv1.ExportTraceServiceRequest) {
 		about := attributes(r.GetResource().GetAttributes())
 		for _, scope := range r.ScopeSpans {
 			for _, s := range scope.Spans {
-				span := Span{Trace: hex.EncodeToString(s.TraceId), ID: hex.EncodeToString(s.SpanId), Parent: hex.EncodeToString(s.ParentSpanId),
-					Name: s.Name, Server: s.Kind == tracev1.Span_SPAN_KIND_SERVER, Service: about["service.name"], Attributes: attributes(s.Attributes),
-					Start: time.Unix(0, int64(s.StartTimeUnixNano)), End: time.Unix(0, int64(s.EndTimeUnixNano))}
+				span := Span{
+					Trace:      hex.EncodeToString(s.TraceId),
+					ID:         hex.EncodeToString(s.SpanId),
+					Parent:     hex.EncodeToString(s.ParentSpanId),
+					Name:       s.Name,
+					Server:     s.Kind == tracev1.Span_SPAN_KIND_SERVER,
+					Service:    about["service.name"],
+					Attributes: attributes(s.Attributes),
+					Start:      time.Unix(0, int64(s.StartTimeUnixNano)),
+					End:        time.Unix(0, int64(s.EndTimeUnixNano)),
+				}
 				if s.GetStatus().GetCode() == tracev1.Status_STATUS_CODE_ERROR {
 					span.Error = s.Status.Message
 				}

@@ -1,9 +1,9 @@
 // Package apiserver starts a real Kubernetes API server for tests, with its etcd and nothing else of a cluster.
 //
-// It owns both processes, their ports on loopback, their certificates, data and logs, and it plays the kubelet for pods that tests
-// make (Pod): what an engine's pod would be, its address one of loopback's, where the test itself may listen. It never schedules,
-// starts a container or fills in what a controller would. One goroutine starts and stops the server; everything else may be called
-// from any.
+// It owns both processes, their ports on loopback, their certificates, data and logs, and it plays the kubelet for pods
+// that tests make (Pod): what an engine's pod would be, its address one of loopback's, where the test itself may
+// listen. It never schedules, starts a container or fills in what a controller would. One goroutine starts and stops
+// the server; everything else may be called from any.
 package apiserver
 
 import (
@@ -104,26 +104,54 @@ func (s *Server) etcdURL() string { return fmt.Sprintf("http://127.0.0.1:%d", s.
 
 func (s *Server) startEtcd(ctx context.Context) (err error) {
 	peers := fmt.Sprintf("http://127.0.0.1:%d", s.etcdPorts+1)
-	s.etcd, err = process.Start(s.dir, "etcd", nil, filepath.Join(s.cfg.Programs, "etcd"), "--data-dir", filepath.Join(s.dir, "etcd"),
-		"--listen-client-urls", s.etcdURL(), "--advertise-client-urls", s.etcdURL(), "--listen-peer-urls", peers,
-		"--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers, "--unsafe-no-fsync", "--log-level", "warn")
+	s.etcd, err = process.Start(
+		s.dir,
+		"etcd",
+		nil,
+		filepath.Join(s.cfg.Programs, "etcd"),
+		"--data-dir",
+		filepath.Join(s.dir, "etcd"),
+		"--listen-client-urls",
+		s.etcdURL(),
+		"--advertise-client-urls",
+		s.etcdURL(),
+		"--listen-peer-urls",
+		peers,
+		"--initial-advertise-peer-urls",
+		peers,
+		"--initial-cluster",
+		"default="+peers,
+		"--unsafe-no-fsync",
+		"--log-level",
+		"warn",
+	)
 	if err != nil {
 		return fmt.Errorf("apiserver: %w", err)
 	}
 	return process.Up(ctx, "etcd", process.Healthy(s.etcdURL()), s.etcd)
 }
 
-// Serve starts the API server, again if it was stopped: at the same port, with the same data. It waits until it is ready.
+// Serve starts the API server, again if it was stopped: at the same port, with the same data. It waits until it is
+// ready.
 func (s *Server) Serve(ctx context.Context) (err error) {
 	file := func(name string) string { return filepath.Join(s.dir, name) }
-	s.api, err = process.Start(s.dir, "kube-apiserver", nil, append([]string{filepath.Join(s.cfg.Programs, "kube-apiserver"),
-		"--etcd-servers", s.etcdURL(), "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1", "--secure-port", fmt.Sprint(s.port),
-		"--endpoint-reconciler-type", "none", // the endpoints of the service "kubernetes" may not be on loopback
-		"--cert-dir", s.dir, "--tls-cert-file", file("server.crt"), "--tls-private-key-file", file("server.key"), "--client-ca-file", file("ca.crt"),
-		"--service-account-key-file", file("accounts.key"), "--service-account-signing-key-file", file("accounts.key"),
-		"--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "RBAC",
-		"--disable-admission-plugins", "ServiceAccount", // it would want an account in each namespace, which a controller makes
-		"--allow-privileged", "--profiling=false"}, s.cfg.Flags...)...)
+	s.api, err = process.Start(
+		s.dir,
+		"kube-apiserver",
+		nil,
+		append([]string{filepath.Join(s.cfg.Programs, "kube-apiserver"),
+			"--etcd-servers", s.etcdURL(), "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1",
+			"--secure-port", fmt.Sprint(s.port),
+			"--endpoint-reconciler-type", "none", // the endpoints of the service "kubernetes" may not be on loopback
+			"--cert-dir", s.dir, "--tls-cert-file", file("server.crt"), "--tls-private-key-file", file("server.key"),
+			"--client-ca-file", file("ca.crt"),
+			"--service-account-key-file", file("accounts.key"), "--service-account-signing-key-file",
+			file("accounts.key"),
+			"--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.96.0.0/16",
+			"--authorization-mode", "RBAC",
+			// it would want an account in each namespace, which a controller makes
+			"--disable-admission-plugins", "ServiceAccount",
+			"--allow-privileged", "--profiling=false"}, s.cfg.Flags...)...)
 	if err != nil {
 		return fmt.Errorf("apiserver: %w", err)
 	}
@@ -138,8 +166,8 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 // Stop ends the API server as a crash would; its data stay. Serve starts it again.
 func (s *Server) Stop() { s.api.Kill() }
 
-// Pause has the API server do nothing, as on a machine that is overloaded: connections stay, and new ones are accepted, but nothing
-// is answered until Resume.
+// Pause has the API server do nothing, as on a machine that is overloaded: connections stay, and new ones are accepted,
+// but nothing is answered until Resume.
 func (s *Server) Pause() { s.api.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.

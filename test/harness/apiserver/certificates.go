@@ -17,16 +17,30 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// certify writes the files of the server's authority, its own certificate, the key of its service accounts' tokens, and the
-// kubeconfig of its administrator.
+// certify writes the files of the server's authority, its own certificate, the key of its service accounts' tokens, and
+// the kubeconfig of its administrator.
 func (s *Server) certify() error {
-	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
-	server := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	authority := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "authority of a test"},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	server := &x509.Certificate{
+		SerialNumber: big.NewInt(2),
+		Subject:      pkix.Name{CommonName: "kube-apiserver"},
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
 	// RBAC lets this group do everything.
-	admin := &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	admin := &x509.Certificate{
+		SerialNumber: big.NewInt(3),
+		Subject:      pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
 	var signer *ecdsa.PrivateKey
 	for _, c := range []struct {
 		name        string
@@ -50,7 +64,8 @@ func (s *Server) certify() error {
 			continue
 		}
 		c.certificate.NotBefore, c.certificate.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-		if der, err = x509.CreateCertificate(rand.Reader, c.certificate, authority, &key.PublicKey, signer); err != nil {
+		if der, err = x509.CreateCertificate(rand.Reader, c.certificate, authority, &key.PublicKey,
+			signer); err != nil {
 			return err
 		}
 		if err := s.writePEM(c.name+".crt", "CERTIFICATE", der); err != nil {
@@ -58,7 +73,8 @@ func (s *Server) certify() error {
 		}
 	}
 	var user api.AuthInfo
-	for name, to := range map[string]*[]byte{"ca.crt": &s.ca, "admin.crt": &user.ClientCertificateData, "admin.key": &user.ClientKeyData} {
+	for name, to := range map[string]*[]byte{"ca.crt": &s.ca, "admin.crt": &user.ClientCertificateData,
+		"admin.key": &user.ClientKeyData} {
 		text, err := os.ReadFile(filepath.Join(s.dir, name))
 		if err != nil {
 			return err

@@ -27,37 +27,49 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// Apply makes what a manifest of YAML or JSON documents says so, as kubectl apply --server-side does. Objects that name no namespace
-// go into the given one, and the namespaces that are missing are made. The server refuses fields that it does not know.
+// Apply makes what a manifest of YAML or JSON documents says so, as kubectl apply --server-side does. Objects that name
+// no namespace go into the given one, and the namespaces that are missing are made. The server refuses fields that it
+// does not know.
 func (s *Server) Apply(ctx context.Context, namespace, manifest string) error {
-	return s.each(manifest, namespace, func(object *unstructured.Unstructured, resource dynamic.ResourceInterface) error {
-		if err := s.namespace(ctx, object.GetNamespace()); err != nil {
+	return s.each(
+		manifest,
+		namespace,
+		func(object *unstructured.Unstructured, resource dynamic.ResourceInterface) error {
+			if err := s.namespace(ctx, object.GetNamespace()); err != nil {
+				return err
+			}
+			text, err := object.MarshalJSON()
+			if err != nil {
+				return err
+			}
+			// As a patch, because the dynamic client's Apply cannot ask for fields to be validated.
+			force := true
+			_, err = resource.Patch(ctx, object.GetName(), "application/apply-patch+yaml", text,
+				metav1.PatchOptions{FieldManager: "test", Force: &force, FieldValidation: metav1.FieldValidationStrict})
 			return err
-		}
-		text, err := object.MarshalJSON()
-		if err != nil {
-			return err
-		}
-		// As a patch, because the dynamic client's Apply cannot ask for fields to be validated.
-		force := true
-		_, err = resource.Patch(ctx, object.GetName(), "application/apply-patch+yaml", text,
-			metav1.PatchOptions{FieldManager: "test", Force: &force, FieldValidation: metav1.FieldValidationStrict})
-		return err
-	})
+		},
+	)
 }
 
 // Delete deletes what a manifest names, at once; what is not there is no error.
 func (s *Server) Delete(ctx context.Context, namespace, manifest string) error {
-	return s.each(manifest, namespace, func(object *unstructured.Unstructured, resource dynamic.ResourceInterface) error {
-		if err := resource.Delete(ctx, object.GetName(), *metav1.NewDeleteOptions(0)); !apierrors.IsNotFound(err) {
-			return err
-		}
-		return nil
-	})
+	return s.each(
+		manifest,
+		namespace,
+		func(object *unstructured.Unstructured, resource dynamic.ResourceInterface) error {
+			if err := resource.Delete(ctx, object.GetName(), *metav1.NewDeleteOptions(0)); !apierrors.IsNotFound(err) {
+				return err
+			}
+			return nil
+		},
+	)
 }
 
 // each calls f with the objects of a manifest, in its order, and what can change them.
-func (s *Server) each(manifest, namespace string, f func(*unstructured.Unstructured, dynamic.ResourceInterface) error) error {
+func (s *Server) each(
+	manifest, namespace string,
+	f func(*unstructured.Unstructured, dynamic.ResourceInterface) error,
+) error {
 	for documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096); ; {
 		object := &unstructured.Unstructured{}
 		if err := documents.Decode(&object.Object); errors.Is(err, io.EOF) {
@@ -91,7 +103,11 @@ func (s *Server) namespace(ctx context.Context, name string) error {
 	if name == "" || name == metav1.NamespaceDefault {
 		return nil
 	}
-	_, err := s.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := s.Client.CoreV1().Namespaces().Create(
+		ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{},
+	)
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -107,7 +123,9 @@ func InferencePoolCRD() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("apiserver: where InferencePool's module is: %w: %s", err, &errs)
 	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases", inference.GroupName+"_inferencepools.yaml"))
+	text, err := os.ReadFile(
+		filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases", inference.GroupName+"_inferencepools.yaml"),
+	)
 	return string(text), err
 }
 
@@ -133,19 +151,28 @@ func (s *Server) ApplyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// AccountKubeconfig writes the kubeconfig of a service account, with a token that the server signs for an hour, and returns the
-// file. The account is made if it is not there; what it may do, roles say that Apply makes.
+// AccountKubeconfig writes the kubeconfig of a service account, with a token that the server signs for an hour, and
+// returns the file. The account is made if it is not there; what it may do, roles say that Apply makes.
 func (s *Server) AccountKubeconfig(ctx context.Context, namespace, account string) (string, error) {
 	if err := s.namespace(ctx, namespace); err != nil {
 		return "", err
 	}
 	accounts := s.Client.CoreV1().ServiceAccounts(namespace)
-	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
+	_, err := accounts.Create(
+		ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}},
+		metav1.CreateOptions{},
+	)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return "", err
 	}
 	seconds := int64(3600)
-	token, err := accounts.CreateToken(ctx, account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	token, err := accounts.CreateToken(
+		ctx,
+		account,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}},
+		metav1.CreateOptions{},
+	)
 	if err != nil {
 		return "", err
 	}

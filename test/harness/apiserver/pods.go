@@ -43,7 +43,14 @@ func (s *Server) RunPod(ctx context.Context, p Pod) error {
 	pods := s.Client.CoreV1().Pods(p.Namespace)
 	meta := metav1.ObjectMeta{Name: p.Name, Labels: p.Labels, Annotations: p.Annotations, OwnerReferences: p.Owners}
 	// It is on a node, or deleting it would not take the two steps that it takes with a kubelet.
-	_, err := pods.Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{NodeName: "node", Containers: p.Containers, Subdomain: p.Subdomain}}, metav1.CreateOptions{})
+	_, err := pods.Create(
+		ctx,
+		&corev1.Pod{
+			ObjectMeta: meta,
+			Spec:       corev1.PodSpec{NodeName: "node", Containers: p.Containers, Subdomain: p.Subdomain},
+		},
+		metav1.CreateOptions{},
+	)
 	if apierrors.IsAlreadyExists(err) {
 		var now *corev1.Pod
 		if now, err = pods.Get(ctx, p.Name, metav1.GetOptions{}); err == nil {
@@ -54,7 +61,12 @@ func (s *Server) RunPod(ctx context.Context, p Pod) error {
 	if err != nil {
 		return err
 	}
-	status := corev1.PodStatus{Phase: corev1.PodPending, Conditions: append([]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}, p.Conditions...)}
+	status := corev1.PodStatus{
+		Phase: corev1.PodPending,
+		Conditions: append(
+			[]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			p.Conditions...),
+	}
 	if p.NotReady {
 		status.Conditions[0].Status = corev1.ConditionFalse
 	}

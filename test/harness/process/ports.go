@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// The ports that are given lie below those that the system takes for outgoing connections. They are cut into blocks, and a test
-// process keeps to one of its own: whoever listens at a block's first port has it, so that the block is free again when that process
-// ends, however that happens.
+// The ports that are given lie below those that the system takes for outgoing connections. They are cut into blocks,
+// and a test process keeps to one of its own: whoever listens at a block's first port has it, so that the block is free
+// again when that process ends, however that happens.
 const (
 	firstPort, lastPort = 20000, 32000
 	portBlock           = 400
@@ -23,8 +23,8 @@ var ports struct {
 	next  int          // of the ports of the block, the one to try next
 }
 
-// Ports returns n consecutive TCP ports, fewer than 400, that are free on loopback now. They are given in turns, never again before
-// the others: a program that has not bound its port yet, or is being restarted, finds it free.
+// Ports returns n consecutive TCP ports, fewer than 400, that are free on loopback now. They are given in turns, never
+// again before the others: a program that has not bound its port yet, or is being restarted, finds it free.
 func Ports(n int) (int, error) {
 	if n < 1 || n >= portBlock {
 		return 0, fmt.Errorf("%d ports of a block of %d", n, portBlock)

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestPorts: what was given is not given again while other ports are left, even to another process, and what is taken is not given.
+// TestPorts: what was given is not given again while other ports are left, even to another process, and what is taken
+// is not given.
 func TestPorts(t *testing.T) {
 	if os.Getenv("KVEPP_PORTS_OF_ANOTHER") != "" {
 		first, err := Ports(5)

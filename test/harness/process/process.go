@@ -1,7 +1,7 @@
 // Package process runs the programs of tests, and ends them with the test however that ends.
 //
-// It owns their process groups, the files of their output, and the search for free ports. It knows no program. All methods may be
-// called at any time from any goroutine.
+// It owns their process groups, the files of their output, and the search for free ports. It knows no program. All
+// methods may be called at any time from any goroutine.
 package process
 
 import (
@@ -27,9 +27,9 @@ type Process struct {
 	done chan struct{} // closed when it has ended
 }
 
-// Start starts a program in a process group of its own, so that whatever it starts ends with it; and it dies when this process
-// does, however that happens. What it writes is appended to the file NAME.log of the folder. env, as NAME=VALUE, is added to this
-// process's.
+// Start starts a program in a process group of its own, so that whatever it starts ends with it; and it dies when this
+// process does, however that happens. What it writes is appended to the file NAME.log of the folder. env, as
+// NAME=VALUE, is added to this process's.
 func Start(folder, name string, env []string, argv ...string) (*Process, error) {
 	p := &Process{Name: name, Log: filepath.Join(folder, name+".log"), done: make(chan struct{})}
 	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -69,8 +69,8 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// Stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's takes
-// up to ten to go. Of no process it does nothing, as Kill.
+// Stop ends the process: in order, and after three seconds by force, because an idle worker or frontend of Dynamo's
+// takes up to ten to go. Of no process it does nothing, as Kill.
 func (p *Process) Stop() {
 	if p == nil {
 		return
@@ -155,7 +155,8 @@ func Healthy(url string) func() error {
 
 // Up waits until ready holds, and gives up at once when a process that it depends on has ended.
 func Up(ctx context.Context, what string, ready func() error, on ...*Process) error {
-	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute) // a machine may be busy; who waits for a program that ended does not wait
+	// a machine may be busy; who waits for a program that ended does not wait
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute)
 	defer cancel()
 	err := Until(ctx, func() error {
 		for _, p := range on {

@@ -16,8 +16,8 @@ var tinyQwen = struct{ layers, hidden, heads, kvHeads, headSize int }{2, 128, 4,
 // adapterRank is the rank of its LoRA adapters.
 const adapterRank = 8
 
-// WriteAdapter writes a LoRA adapter of that model, of random weights drawn from seed, into a new folder dir, as PEFT stores one.
-// The weights are large, so that it changes what the model answers.
+// WriteAdapter writes a LoRA adapter of that model, of random weights drawn from seed, into a new folder dir, as PEFT
+// stores one. The weights are large, so that it changes what the model answers.
 func WriteAdapter(dir string, seed uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -27,13 +27,19 @@ func WriteAdapter(dir string, seed uint64) error {
 		name    string
 		in, out int
 	}
-	adapted := []projection{{"q_proj", m.hidden, m.heads * m.headSize}, {"v_proj", m.hidden, m.kvHeads * m.headSize}, {"o_proj", m.heads * m.headSize, m.hidden}}
+	adapted := []projection{
+		{"q_proj", m.hidden, m.heads * m.headSize},
+		{"v_proj", m.hidden, m.kvHeads * m.headSize},
+		{"o_proj", m.heads * m.headSize, m.hidden},
+	}
 	var names []string
 	for _, p := range adapted {
 		names = append(names, p.name)
 	}
-	config, err := json.Marshal(map[string]any{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": adapterRank, "lora_alpha": 2 * adapterRank,
-		"lora_dropout": 0, "bias": "none", "target_modules": names})
+	config, err := json.Marshal(
+		map[string]any{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": adapterRank, "lora_alpha": 2 * adapterRank,
+			"lora_dropout": 0, "bias": "none", "target_modules": names},
+	)
 	if err != nil {
 		return err
 	}
@@ -48,7 +54,11 @@ func WriteAdapter(dir string, seed uint64) error {
 		for range rows * columns {
 			weights = binary.LittleEndian.AppendUint32(weights, math.Float32bits(2*rng.Float32()-1))
 		}
-		header[name] = map[string]any{"dtype": "F32", "shape": []int{rows, columns}, "data_offsets": []int{from, len(weights)}}
+		header[name] = map[string]any{
+			"dtype":        "F32",
+			"shape":        []int{rows, columns},
+			"data_offsets": []int{from, len(weights)},
+		}
 	}
 	for layer := range m.layers {
 		for _, p := range adapted {
@@ -57,7 +67,8 @@ func WriteAdapter(dir string, seed uint64) error {
 			add(name+"B.weight", p.out, adapterRank)
 		}
 	}
-	// A safetensors file: the length of its header in 8 bytes, the header in JSON, the weights that it says the places of.
+	// A safetensors file: the length of its header in 8 bytes, the header in JSON, the weights that it says the places
+	// of.
 	named, err := json.Marshal(header)
 	if err != nil {
 		return err

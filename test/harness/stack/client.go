@@ -40,7 +40,15 @@ type Answer struct {
 }
 
 // Chat sends a chat request. extra is merged into the body.
-func Chat(ctx context.Context, client *http.Client, url string, header http.Header, messages []Message, stream bool, extra map[string]any) (*Answer, error) {
+func Chat(
+	ctx context.Context,
+	client *http.Client,
+	url string,
+	header http.Header,
+	messages []Message,
+	stream bool,
+	extra map[string]any,
+) (*Answer, error) {
 	body := map[string]any{"model": Model, "messages": messages, "stream": stream, "max_tokens": 8}
 	if stream {
 		body["stream_options"] = map[string]any{"include_usage": true}
@@ -77,7 +85,9 @@ func Do(client *http.Client, req *http.Request) (*Answer, error) {
 	}
 	defer resp.Body.Close()
 	a := &Answer{Status: resp.StatusCode, Header: resp.Header, PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1,
-		Worker: resp.Header.Get("x-kvepp-worker"), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs"),
+		Worker: resp.Header.Get(
+			"x-kvepp-worker",
+		), Reason: resp.Header.Get("x-kvepp-reason"), Costs: resp.Header.Get("x-kvepp-costs"),
 		PrefillWorker: resp.Header.Get("x-kvepp-prefill-worker")}
 	a.KveppPrompt, _ = strconv.Atoi(resp.Header.Get("x-kvepp-prompt-tokens"))
 	a.KveppCached, _ = strconv.Atoi(resp.Header.Get("x-kvepp-predicted-cached-tokens"))

@@ -37,7 +37,8 @@ type Candidate struct {
 // Decision returns why kvepp sent a request where it did.
 func (s *Stack) Decision(ctx context.Context, requestID string) (*Decision, error) {
 	var found struct{ Decisions []Decision }
-	if err := getJSON(ctx, s.Admin()+"/debug/decisions?n=1&request_id="+url.QueryEscape(requestID), &found); err != nil {
+	if err := getJSON(ctx, s.Admin()+"/debug/decisions?n=1&request_id="+url.QueryEscape(requestID),
+		&found); err != nil {
 		return nil, err
 	}
 	if len(found.Decisions) == 0 {

@@ -32,15 +32,36 @@ func BuildEngine(ctx context.Context, root, folder string) (program string, err 
 	return program, nil
 }
 
-// StartEngine starts the program under a name and waits until it serves. model is the folder of its model, dir gets its log.
+// StartEngine starts the program under a name and waits until it serves. model is the folder of its model, dir gets its
+// log.
 func StartEngine(ctx context.Context, program, dir, name, model string, flags ...string) (*Engine, error) {
 	port, err := process.Ports(3)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Name: name, Address: fmt.Sprintf("127.0.0.1:%d", port), KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", port+1), KVReplay: fmt.Sprintf("tcp://127.0.0.1:%d", port+2)}
-	argv := append([]string{program, "-name", name, "-served-model-name", Model, "-model", model, "-port", strconv.Itoa(port), "-kv-events-port", strconv.Itoa(port + 1),
-		"-kv-replay-port", strconv.Itoa(port + 2)}, flags...)
+	e := &Engine{
+		Name:     name,
+		Address:  fmt.Sprintf("127.0.0.1:%d", port),
+		KVEvents: fmt.Sprintf("tcp://127.0.0.1:%d", port+1),
+		KVReplay: fmt.Sprintf("tcp://127.0.0.1:%d", port+2),
+	}
+	argv := append(
+		[]string{
+			program,
+			"-name",
+			name,
+			"-served-model-name",
+			Model,
+			"-model",
+			model,
+			"-port",
+			strconv.Itoa(port),
+			"-kv-events-port",
+			strconv.Itoa(port + 1),
+			"-kv-replay-port",
+			strconv.Itoa(port + 2),
+		},
+		flags...)
 	if e.process, err = process.Start(dir, name, nil, argv...); err != nil {
 		return nil, err
 	}
@@ -68,5 +89,11 @@ func (e *Engine) Fault(ctx context.Context, mode string) error {
 
 // Entry is the engine as the endpoints file names it.
 func (e *Engine) Entry() string {
-	return fmt.Sprintf("- name: %s\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n", e.Name, e.Address, e.KVEvents, e.KVReplay)
+	return fmt.Sprintf(
+		"- name: %s\n  address: %s\n  kvEvents: %s\n  kvReplay: %s\n",
+		e.Name,
+		e.Address,
+		e.KVEvents,
+		e.KVReplay,
+	)
 }

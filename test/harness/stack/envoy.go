@@ -42,9 +42,16 @@ func (s *Stack) StartEnvoy(ctx context.Context, manifest string, edit func(extPr
 }
 
 // StartEnvoyEdited is StartEnvoy where edit changes anything of the HTTP connection manager.
-func (s *Stack) StartEnvoyEdited(ctx context.Context, manifest string, edit func(connections map[string]any)) (*Envoy, error) {
+func (s *Stack) StartEnvoyEdited(
+	ctx context.Context,
+	manifest string,
+	edit func(connections map[string]any),
+) (*Envoy, error) {
 	return s.StartEnvoyOf(ctx, manifest, func(config any) {
-		edit(At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any))
+		edit(
+			At(config, "static_resources", "listeners", 0, "filter_chains", 0, "filters",
+				0, "typed_config").(map[string]any),
+		)
 	})
 }
 
@@ -133,7 +140,10 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 				return nil, err
 			}
 			socket := map[string]any{"address": host, "port_value": n}
-			endpoints = append(endpoints, map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}})
+			endpoints = append(
+				endpoints,
+				map[string]any{"endpoint": map[string]any{"address": map[string]any{"socket_address": socket}}},
+			)
 		}
 		return endpoints, nil
 	}
@@ -210,7 +220,8 @@ func (s *Stack) extProc() []string {
 	return []string{s.ExtProc()}
 }
 
-// AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line after the end of the request.
+// AccessLog returns the lines of Envoy's access log about one request. Envoy writes a line after the end of the
+// request.
 func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) {
 	log, err := os.ReadFile(e.process.Log)
 	if err != nil {
@@ -231,8 +242,8 @@ func (e *Envoy) AccessLog(requestID string) (lines []map[string]any, err error) 
 	return lines, nil
 }
 
-// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has. Of several kvepps one that is healthy
-// is enough.
+// SeesKvepp says whether Envoy's health check of kvepp has the given outcome; nil when it has. Of several kvepps one
+// that is healthy is enough.
 func (e *Envoy) SeesKvepp(ctx context.Context, healthy bool) error {
 	var clusters struct {
 		Statuses []struct {

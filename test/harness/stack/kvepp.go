@@ -17,8 +17,8 @@ import (
 // EndpointsFile is the file that kvepp reads.
 func (s *Stack) EndpointsFile() string { return filepath.Join(s.dir, "endpoints.yaml") }
 
-// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill it names those that
-// discovery has, whichever they are.
+// WriteEndpoints replaces the endpoints file by a rename, as an operator's tool would. With Config.Prefill it names
+// those that discovery has, whichever they are.
 func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	if s.cfg.Endpoints != "" {
 		return s.ReplaceEndpoints(s.cfg.Endpoints)
@@ -41,7 +41,8 @@ func (s *Stack) WriteEndpoints(workers ...*Worker) error {
 	}
 	if s.cfg.Prefill > 0 {
 		fmt.Fprintf(&b, "- {name: prefill, role: prefill, dynamo: shared/prefill/generate, allInstances: true}\n"+
-			"- {name: decode, address: %q, dynamo: shared/backend/generate, allInstances: true}\n", s.Workers[0].Address)
+			"- {name: decode, address: %q, dynamo: shared/backend/generate, allInstances: true}\n",
+			s.Workers[0].Address)
 	}
 	return s.ReplaceEndpoints(b.String())
 }
@@ -62,9 +63,14 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	args := append(append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags()...), append([]string{"--bind-address", "127.0.0.1",
-		"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port", strconv.Itoa(s.prom),
-		"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(), "--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"}, s.cfg.KveppFlags...)...)
+	args := append(
+		append([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags()...),
+		append([]string{"--bind-address", "127.0.0.1",
+			"--grpc-port", strconv.Itoa(s.grpc), "--grpc-health-port", strconv.Itoa(s.health), "--metrics-port",
+			strconv.Itoa(s.prom),
+			"--admin-address", strings.TrimPrefix(s.Admin(), "http://"), "--nats-server", s.natsURL(),
+			"--decision-headers", "--log-level", "debug", "--drain-timeout", "5s", "--drain-delay", "0s"},
+			s.cfg.KveppFlags...)...)
 	if s.kvepp, err = s.spawn("kvepp", s.cfg.KveppEnv, args...); err != nil {
 		return err
 	}
@@ -102,7 +108,8 @@ func (s *Stack) settled(ctx context.Context, workers, subscriptions int) error {
 		if err != nil {
 			return err
 		}
-		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) || on != float64(subscriptions) {
+		if got, on := m["kvepp_workers"], m[`kvepp_subscriptions{state="connected"}`]; got != float64(workers) ||
+			on != float64(subscriptions) {
 			return fmt.Errorf("%v workers of %d, %v subscriptions connected of %d", got, workers, on, subscriptions)
 		}
 		return nil

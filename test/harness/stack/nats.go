@@ -13,7 +13,15 @@ func (s *Stack) natsURL() string { return fmt.Sprintf("nats://127.0.0.1:%d", s.n
 
 // startNATS starts the NATS server and waits until it listens.
 func (s *Stack) startNATS(ctx context.Context) (err error) {
-	s.nats, err = s.spawn("nats-server", nil, filepath.Join(s.cfg.Tools, "bin/nats-server"), "-a", "127.0.0.1", "-p", strconv.Itoa(s.natsPort))
+	s.nats, err = s.spawn(
+		"nats-server",
+		nil,
+		filepath.Join(s.cfg.Tools, "bin/nats-server"),
+		"-a",
+		"127.0.0.1",
+		"-p",
+		strconv.Itoa(s.natsPort),
+	)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,9 @@ func ReadMetrics(ctx context.Context, url string) (map[string]float64, error) {
 				if len(labels) > 0 {
 					key += "{" + strings.Join(labels, ",") + "}"
 				}
-				values[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				values[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(
+					m.GetHistogram().GetSampleCount(),
+				)
 			}
 		}
 		return nil

@@ -10,8 +10,10 @@ import (
 // startRouter starts the frontend that routes to all workers, and waits until it knows n of them.
 func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 	w := s.Workers[0]
-	args := append([]string{s.python(), "-m", "dynamo.frontend", "--router-mode", s.cfg.Frontend, "--http-host", "127.0.0.1",
-		"--http-port", strconv.Itoa(w.port)}, s.cfg.FrontendFlags...)
+	args := append(
+		[]string{s.python(), "-m", "dynamo.frontend", "--router-mode", s.cfg.Frontend, "--http-host", "127.0.0.1",
+			"--http-port", strconv.Itoa(w.port)},
+		s.cfg.FrontendFlags...)
 	if s.shared, err = s.spawn("frontend", s.dynamoEnv(), args...); err != nil {
 		return err
 	}
@@ -34,7 +36,10 @@ func (s *Stack) startRouter(ctx context.Context, n int) (err error) {
 func (s *Stack) startGateway(ctx context.Context) (err error) {
 	s.Envoy, err = s.StartEnvoyOf(ctx, "override-host.yaml", func(config any) {
 		resources := At(config, "static_resources").(map[string]any)
-		resources["clusters"] = slices.DeleteFunc(resources["clusters"].([]any), func(c any) bool { return At(c, "name") == "kvepp" })
+		resources["clusters"] = slices.DeleteFunc(
+			resources["clusters"].([]any),
+			func(c any) bool { return At(c, "name") == "kvepp" },
+		)
 		connections := At(resources, "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config").(map[string]any)
 		connections["http_filters"] = slices.DeleteFunc(connections["http_filters"].([]any), func(f any) bool {
 			return At(f, "name") == "envoy.filters.http.ext_proc"

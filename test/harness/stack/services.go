@@ -27,8 +27,8 @@ func StartIndexers(ctx context.Context, cfg Config) (*Services, error) {
 	return startServices(ctx, cfg, &Services{kind: "indexer"})
 }
 
-// StartSelectors starts the two selection services, each with this in its environment and these arguments, and waits until they
-// answer. On an error nothing is left running.
+// StartSelectors starts the two selection services, each with this in its environment and these arguments, and waits
+// until they answer. On an error nothing is left running.
 func StartSelectors(ctx context.Context, cfg Config, env []string, args ...string) (*Services, error) {
 	return startServices(ctx, cfg, &Services{kind: "select", env: env}, args...)
 }
@@ -61,7 +61,10 @@ func (x *Services) StartDynamo(ctx context.Context, args ...string) (url string,
 
 // StartKvepp starts one more of kvepp's, with more arguments, and returns its URL.
 func (x *Services) StartKvepp(ctx context.Context, args ...string) (url string, err error) {
-	return x.start(ctx, "kvepp", append([]string{filepath.Join(x.stack.cfg.Root, "bin/kvepp"), x.kind, "--host", "127.0.0.1"}, args...)...)
+	return x.start(
+		ctx,
+		"kvepp",
+		append([]string{filepath.Join(x.stack.cfg.Root, "bin/kvepp"), x.kind, "--host", "127.0.0.1"}, args...)...)
 }
 
 func (x *Services) start(ctx context.Context, name string, argv ...string) (url string, err error) {
@@ -70,7 +73,10 @@ func (x *Services) start(ctx context.Context, name string, argv ...string) (url 
 		return "", err
 	}
 	url = fmt.Sprintf("http://127.0.0.1:%d", port)
-	p, err := x.stack.spawn(fmt.Sprintf("%s-%s-%d", name, x.kind, len(x.processes)), x.env, append(argv, "--port", strconv.Itoa(port))...)
+	p, err := x.stack.spawn(
+		fmt.Sprintf("%s-%s-%d", name, x.kind, len(x.processes)),
+		x.env,
+		append(argv, "--port", strconv.Itoa(port))...)
 	if err != nil {
 		return "", err
 	}

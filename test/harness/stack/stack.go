@@ -26,24 +26,29 @@ type Config struct {
 	Tools string // what test/tools/install.sh tools installed: KVEPP_TOOLS
 	Dir   string // for logs, configurations and Dynamo's discovery; a new folder in the system's when empty
 
-	Workers int       // mocker processes; 0: 4; -1: none
-	Servers []string  // addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
+	Workers int // mocker processes; 0: 4; -1: none
+	// addresses of servers of the caller's own, which Envoy and the endpoints file know beside the workers
+	Servers []string
 	Engines []*Engine // stand-ins for stock engines that the caller started; likewise
-	Prefill int       // of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event plane
-	Model   string    // folder of the model, from the root; empty: the byte-level one of test/models
-	Zones   int       // in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
-	Ranks   int       // data-parallel ranks of each worker; 0: 1
-	Blocks  int       // KV blocks of each rank; 0: 2048
+	// of these, how many only prefill; the others then only decode. They share a frontend, and are heard on the event
+	// plane
+	Prefill int
+	Model   string // folder of the model, from the root; empty: the byte-level one of test/models
+	// in which the workers are in turn, and which blocks on their way to decode workers must not leave; 0: no zones
+	Zones  int
+	Ranks  int // data-parallel ranks of each worker; 0: 1
+	Blocks int // KV blocks of each rank; 0: 2048
 	// SharedFrontend starts one frontend for all workers, which then share a Dynamo namespace, instead of one beside
-	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the others'.
+	// each. The endpoints file names their instance ids, and the block size of the first alone: kvepp learns the
+	// others'.
 	SharedFrontend bool
-	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on sockets
-	// of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
+	// EventPlane is "zmq" or "nats" for workers that announce their blocks on Dynamo's event plane alone, not on
+	// sockets of their engines; "nats" starts a NATS server. Empty: on the engines' sockets.
 	EventPlane string
 	// Pages is how many of the workers, the first ones, show metrics of their own, which the endpoints file names.
 	Pages int
-	// RuntimeConfigs are, for StartFrontend, JSON objects with what a model's mocker says in its card's runtime_config beside
-	// what its flags make it say; "" for nothing.
+	// RuntimeConfigs are, for StartFrontend, JSON objects with what a model's mocker says in its card's runtime_config
+	// beside what its flags make it say; "" for nothing.
 	RuntimeConfigs []string
 	// Speedup of the mocked engine; 0: 1, as fast as the GPU it models.
 	Speedup float64
@@ -54,13 +59,13 @@ type Config struct {
 	KveppModel string
 	KveppFlags []string // with --model=... among them, KveppModel is not used
 	KveppEnv   []string // NAME=VALUE
-	// Endpoints is the text of the endpoints file in place of what the fields above make of it. Start then waits until kvepp serves, and
-	// not until it is connected to workers.
+	// Endpoints is the text of the endpoints file in place of what the fields above make of it. Start then waits until
+	// kvepp serves, and not until it is connected to workers.
 	Endpoints string
 	// WithoutEnvoy has Start start no Envoy.
 	WithoutEnvoy bool
-	// ExtProc are addresses of external processors that the caller starts itself; Envoy then asks whichever is healthy, and the stack
-	// starts no kvepp. Empty: its own.
+	// ExtProc are addresses of external processors that the caller starts itself; Envoy then asks whichever is healthy,
+	// and the stack starts no kvepp. Empty: its own.
 	ExtProc []string
 	// Manifest is that of the first Envoy, of manifests/envoy; empty: override-host.yaml.
 	Manifest string
@@ -69,14 +74,14 @@ type Config struct {
 	// Certificates is a folder that stands for the one in mtls.yaml.
 	Certificates string
 
-	// Frontend is a router mode of Dynamo's frontend: one such frontend, with FrontendFlags, then stands before all workers in
-	// place of Envoy and kvepp. Empty: Envoy and kvepp.
+	// Frontend is a router mode of Dynamo's frontend: one such frontend, with FrontendFlags, then stands before all
+	// workers in place of Envoy and kvepp. Empty: Envoy and kvepp.
 	Frontend      string
 	FrontendFlags []string
 	// Gateway puts an Envoy before that frontend all the same, which asks nobody.
 	Gateway bool
-	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart and
-	// WriteEndpoints change that.
+	// Later is how many of the workers, the last ones, are not running at first, and not in the endpoints file: Restart
+	// and WriteEndpoints change that.
 	Later int
 	// Kill has Close end everything by force, which is quicker.
 	Kill bool
@@ -85,8 +90,10 @@ type Config struct {
 }
 
 // errNotInstalled refuses a Config without Tools.
-var errNotInstalled = errors.New("stack: Envoy and Dynamo are not installed: run this through make (make test, make run), " +
-	"or set KVEPP_TOOLS to what test/tools/install.sh tools prints")
+var errNotInstalled = errors.New(
+	"stack: Envoy and Dynamo are not installed: run this through make (make test, make run), " +
+		"or set KVEPP_TOOLS to what test/tools/install.sh tools prints",
+)
 
 // Stack is a running set of programs.
 type Stack struct {
@@ -206,7 +213,8 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if len(cfg.ExtProc) > 0 || cfg.Endpoints != "" {
 		return s, nil
 	}
-	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers)+len(cfg.Engines), (s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
+	if err := s.settled(ctx, len(running)*cfg.Ranks+len(cfg.Servers)+len(cfg.Engines),
+		(s.announcing()-cfg.Later)*cfg.Ranks); err != nil {
 		return nil, err
 	}
 	cfg.Progress("kvepp is subscribed to all workers; Envoy listens at %s", s.Envoy.URL)
@@ -224,8 +232,15 @@ func (s *Stack) allocate() (err error) {
 	s.grpc, s.health, s.prom, s.admin, s.natsPort = take(1), take(1), take(1), take(1), take(1)
 	sharedPort := take(1)
 	for i := range s.cfg.Workers {
-		w := &Worker{Name: fmt.Sprintf("worker-%d", i), Namespace: fmt.Sprintf("w%d", i), component: "backend", stack: s,
-			events: take(s.cfg.Ranks), replay: take(s.cfg.Ranks), port: sharedPort}
+		w := &Worker{
+			Name:      fmt.Sprintf("worker-%d", i),
+			Namespace: fmt.Sprintf("w%d", i),
+			component: "backend",
+			stack:     s,
+			events:    take(s.cfg.Ranks),
+			replay:    take(s.cfg.Ranks),
+			port:      sharedPort,
+		}
 		if i < s.cfg.Pages {
 			w.page = take(1)
 		}

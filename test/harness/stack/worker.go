@@ -41,11 +41,19 @@ type Worker struct {
 func (w *Worker) startMocker() (err error) {
 	s := w.stack
 	args := []string{s.python(), "-m", "dynamo.mocker",
-		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + "." + w.component + ".generate",
+		"--model-path", s.cfg.Model, "--model-name", Model, "--endpoint", "dyn://" + w.Namespace + "." + w.component +
+			".generate",
 		"--block-size", strconv.Itoa(BlockSize), "--num-gpu-blocks-override", strconv.Itoa(s.cfg.Blocks),
-		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size", strconv.Itoa(s.cfg.Ranks)}
+		"--speedup-ratio", strconv.FormatFloat(s.cfg.Speedup, 'f', -1, 64), "--data-parallel-size",
+		strconv.Itoa(s.cfg.Ranks)}
 	if s.cfg.EventPlane == "" {
-		args = append(args, "--zmq-kv-events-ports", strconv.Itoa(w.events), "--zmq-replay-ports", strconv.Itoa(w.replay))
+		args = append(
+			args,
+			"--zmq-kv-events-ports",
+			strconv.Itoa(w.events),
+			"--zmq-replay-ports",
+			strconv.Itoa(w.replay),
+		)
 	}
 	if s.cfg.DecodeSpeedup != 0 {
 		args = append(args, "--decode-speedup-ratio", strconv.FormatFloat(s.cfg.DecodeSpeedup, 'f', -1, 64))
@@ -116,7 +124,8 @@ func (w *Worker) newInstance(ctx context.Context) (id uint64, err error) {
 	}, w.mocker)
 }
 
-// Ready waits until the worker's frontend serves the model and, if it goes by headers, a request reaches the worker's own instance.
+// Ready waits until the worker's frontend serves the model and, if it goes by headers, a request reaches the worker's
+// own instance.
 func (w *Worker) Ready(ctx context.Context) error {
 	return w.stack.up(ctx, w.Name, func() error {
 		id, err := w.InstanceID(ctx)
@@ -137,8 +146,8 @@ func (w *Worker) Ready(ctx context.Context) error {
 	}, w.frontend, w.mocker)
 }
 
-// answers asks the worker, whose instance this is, for a token to a prompt of less than a block. A frontend that knows a model and its
-// instances may still answer 404 or 503 for a moment.
+// answers asks the worker, whose instance this is, for a token to a prompt of less than a block. A frontend that knows
+// a model and its instances may still answer 404 or 503 for a moment.
 func (w *Worker) answers(ctx context.Context, instance string) error {
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}, "X-Dynamo-Dp-Rank": {"0"}}
 	for _, other := range w.stack.Workers {
@@ -208,7 +217,8 @@ func (w *Worker) InstanceID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, in := range health.Instances {
-		if id := in.InstanceID.String(); in.Namespace == w.Namespace && in.Endpoint == "generate" && (w.instance == 0 || id == w.Instance()) {
+		if id := in.InstanceID.String(); in.Namespace == w.Namespace && in.Endpoint == "generate" &&
+			(w.instance == 0 || id == w.Instance()) {
 			return id, nil
 		}
 	}

@@ -52,9 +52,8 @@ func publish(like tokenizer.Engine, announce, repeat int) (*publisher, error) {
 }
 
 // stored announces blocks that follow each other, with their tokens. parent 0: none is before the first. A batch is
-// [time, [event], rank], and an event a map.
-// Sources: vLLM 0.33.0, distributed/kv_events.py; SGLang 0.5.21, disaggregation/kv_events.py, where names have a sign and adapters
-// no name.
+// [time, [event], rank], and an event a map. Sources: vLLM 0.33.0, distributed/kv_events.py; SGLang 0.5.21,
+// disaggregation/kv_events.py, where names have a sign and adapters no name.
 func (p *publisher) stored(names []uint64, parent uint64, tokens []kvblock.Token, blockSize int) error {
 	event, number64 := byte(0x88), byte(0xcf) // a map of 8, and numbers without a sign
 	if p.like == tokenizer.SGLang {
@@ -105,7 +104,8 @@ func array(b []byte, n int) []byte { return binary.BigEndian.AppendUint32(append
 
 func integer(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(append(b, 0xce), v) }
 
-// repeat answers requests for all batches from a number on: each with its number, then one with the largest number that there is.
+// repeat answers requests for all batches from a number on: each with its number, then one with the largest number that
+// there is.
 func (p *publisher) repeat(router *zmq.Socket) {
 	for {
 		frames, err := router.RecvMessageBytes(0)

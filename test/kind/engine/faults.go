@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// faults lets a test have the engine fail: POST /fault?mode=MODE. Only the process's own user reaches it on loopback; in a Pod, only
-// the cluster.
+// faults lets a test have the engine fail: POST /fault?mode=MODE. Only the process's own user reaches it on loopback;
+// in a Pod, only the cluster.
 type faults struct{ mode atomic.Value }
 
 // The modes beside "", which is health.

@@ -10,28 +10,34 @@ import (
 // commit is the one version that the hub has of its model; the name says nothing.
 const commit = "5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed"
 
-// hub serves the tokenizer as a model hub does, of any repository and revision that it is asked for, so that `kvepp fetch` finds it
-// in a cluster without a way out.
+// hub serves the tokenizer as a model hub does, of any repository and revision that it is asked for, so that `kvepp
+// fetch` finds it in a cluster without a way out.
 func hub(folder string) {
-	http.HandleFunc("GET /api/models/{owner}/{repository}/revision/{revision}", func(w http.ResponseWriter, r *http.Request) {
-		files, err := os.ReadDir(folder)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		type sibling struct {
-			Name string `json:"rfilename"`
-		}
-		listing := struct {
-			SHA      string    `json:"sha"`
-			Siblings []sibling `json:"siblings"`
-		}{SHA: commit}
-		for _, f := range files {
-			listing.Siblings = append(listing.Siblings, sibling{f.Name()})
-		}
-		json.NewEncoder(w).Encode(listing)
-	})
-	http.HandleFunc("GET /{owner}/{repository}/resolve/"+commit+"/{file}", func(w http.ResponseWriter, r *http.Request) {
-		http.ServeFile(w, r, filepath.Join(folder, filepath.Base(r.PathValue("file"))))
-	})
+	http.HandleFunc(
+		"GET /api/models/{owner}/{repository}/revision/{revision}",
+		func(w http.ResponseWriter, r *http.Request) {
+			files, err := os.ReadDir(folder)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			type sibling struct {
+				Name string `json:"rfilename"`
+			}
+			listing := struct {
+				SHA      string    `json:"sha"`
+				Siblings []sibling `json:"siblings"`
+			}{SHA: commit}
+			for _, f := range files {
+				listing.Siblings = append(listing.Siblings, sibling{f.Name()})
+			}
+			json.NewEncoder(w).Encode(listing)
+		},
+	)
+	http.HandleFunc(
+		"GET /{owner}/{repository}/resolve/"+commit+"/{file}",
+		func(w http.ResponseWriter, r *http.Request) {
+			http.ServeFile(w, r, filepath.Join(folder, filepath.Base(r.PathValue("file"))))
+		},
+	)
 }

@@ -1,9 +1,10 @@
-// Command engine stands in for a stock vLLM or SGLang in a Pod: it serves chats and completions of one model, keeps the blocks of
-// every prompt that it has seen, announces them as that engine does, and reports how many tokens of a prompt it found.
+// Command engine stands in for a stock vLLM or SGLang in a Pod: it serves chats and completions of one model, keeps the
+// blocks of every prompt that it has seen, announces them as that engine does, and reports how many tokens of a prompt
+// it found.
 //
-// It owns its blocks and its two sockets for KV events. It generates no text worth reading, never forgets a block, and knows no
-// other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It answers what `kvepp check` asks
-// engines, and serves the model's tokenizer as a model hub does.
+// It owns its blocks and its two sockets for KV events. It generates no text worth reading, never forgets a block, and
+// knows no other engine. Tokens are kvepp's own: that they are the engines' is shown elsewhere. It answers what `kvepp
+// check` asks engines, and serves the model's tokenizer as a model hub does.
 package main
 
 import (
@@ -96,7 +97,11 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	tokens := max(request.MaxTokens, 1)
-	usage := map[string]any{"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens}
+	usage := map[string]any{
+		"prompt_tokens":     len(prompt),
+		"completion_tokens": tokens,
+		"total_tokens":      len(prompt) + tokens,
+	}
 	if !e.withoutUsage {
 		usage["prompt_tokens_details"] = map[string]int{"cached_tokens": cached}
 	}
@@ -113,7 +118,14 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	if !request.Stream {
 		time.Sleep(time.Duration(tokens) * e.pace)
-		answer(w, map[string]any{"model": request.Model, "usage": usage, "choices": []any{said("message", strings.Repeat("word ", tokens), "length")}})
+		answer(
+			w,
+			map[string]any{
+				"model":   request.Model,
+				"usage":   usage,
+				"choices": []any{said("message", strings.Repeat("word ", tokens), "length")},
+			},
+		)
 		return
 	}
 	w.Header().Set("content-type", "text/event-stream")
@@ -132,7 +144,11 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 }
 
 // read takes in a request to a path of the API, and tokenizes its prompt. ok is false where it has said what is wrong.
-func (e *engine) read(w http.ResponseWriter, r *http.Request, path string) (request *apibody.Request, prompt []kvblock.Token, ok bool) {
+func (e *engine) read(
+	w http.ResponseWriter,
+	r *http.Request,
+	path string,
+) (request *apibody.Request, prompt []kvblock.Token, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, nil, false // the client has gone
@@ -145,7 +161,11 @@ func (e *engine) read(w http.ResponseWriter, r *http.Request, path string) (requ
 }
 
 // prompts tokenizes the prompts of a body for a path of the API. ok is false where it has said what is wrong.
-func (e *engine) prompts(w http.ResponseWriter, path string, body []byte) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
+func (e *engine) prompts(
+	w http.ResponseWriter,
+	path string,
+	body []byte,
+) (request *apibody.Request, prompts []tokenizer.Prompt, ok bool) {
 	request, err := apibody.ParseRequest(path, body)
 	if err == nil {
 		if prompts, err = e.model.Tokenize(context.Background(), request); err == nil {
@@ -156,8 +176,8 @@ func (e *engine) prompts(w http.ResponseWriter, path string, body []byte) (reque
 	return nil, nil, false
 }
 
-// tokenize tells the token ids of a prompt, of a chat as the engine's template renders it, and with SGLang of several prompts.
-// Sources: vLLM 0.33.0, entrypoints/serve/tokenize; SGLang 0.5.21, entrypoints/openai/serving_tokenize.
+// tokenize tells the token ids of a prompt, of a chat as the engine's template renders it, and with SGLang of several
+// prompts. Sources: vLLM 0.33.0, entrypoints/serve/tokenize; SGLang 0.5.21, entrypoints/openai/serving_tokenize.
 func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -195,7 +215,13 @@ func answer(w http.ResponseWriter, value any) {
 // tell says what engines say of themselves: the model, token ids of a text, and how the cache is set up.
 func (e *engine) tell() {
 	http.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[string]any{"object": "list", "data": []any{map[string]string{"id": e.served, "object": "model", "owned_by": string(e.like)}}})
+		answer(
+			w,
+			map[string]any{
+				"object": "list",
+				"data":   []any{map[string]string{"id": e.served, "object": "model", "owned_by": string(e.like)}},
+			},
+		)
 	})
 	http.HandleFunc("POST /tokenize", e.tokenize)
 	if e.like == tokenizer.SGLang {
@@ -203,7 +229,14 @@ func (e *engine) tell() {
 			answer(w, map[string]any{"has_image_understanding": false, "has_audio_understanding": false})
 		})
 		http.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]any{"page_size": e.blockSize, "disable_radix_cache": e.withoutCache, "enable_cache_report": !e.withoutUsage})
+			answer(
+				w,
+				map[string]any{
+					"page_size":           e.blockSize,
+					"disable_radix_cache": e.withoutCache,
+					"enable_cache_report": !e.withoutUsage,
+				},
+			)
 		})
 		return
 	}
@@ -212,12 +245,18 @@ func (e *engine) tell() {
 		if e.withoutCache {
 			caching = "False"
 		}
-		fmt.Fprintf(w, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=%q} 1.0\n", e.blockSize, caching)
+		fmt.Fprintf(
+			w,
+			"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"%d\",enable_prefix_caching=%q} "+
+				"1.0\n",
+			e.blockSize,
+			caching,
+		)
 	})
 }
 
-// prefill takes in the blocks of a prompt, announces those that are new, and returns how many of its tokens were there. As with
-// vLLM that is never the whole prompt: its last token is always computed.
+// prefill takes in the blocks of a prompt, announces those that are new, and returns how many of its tokens were there.
+// As with vLLM that is never the whole prompt: its last token is always computed.
 func (e *engine) prefill(prompt []kvblock.Token) (cached int, err error) {
 	if e.withoutCache {
 		return 0, nil

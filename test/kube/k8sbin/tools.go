@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package k8sbin names the programs of Kubernetes that tests run, so that the module's requirements are theirs. It has no code
-// and is never built.
+// Package k8sbin names the programs of Kubernetes that tests run, so that the module's requirements are theirs. It has
+// no code and is never built.
 package k8sbin
 
 import (

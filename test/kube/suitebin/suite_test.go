@@ -1,5 +1,5 @@
-// Package suitebin is the conformance tests of the Gateway API Inference Extension, as they are, with kvepp for the endpoint pickers
-// that they start. test/tools/install.sh suite makes one program of it, which runs in a Pod.
+// Package suitebin is the conformance tests of the Gateway API Inference Extension, as they are, with kvepp for the
+// endpoint pickers that they start. test/tools/install.sh suite makes one program of it, which runs in a Pod.
 package suitebin
 
 import (
@@ -20,8 +20,8 @@ func TestConformance(t *testing.T) {
 	conformance.RunConformanceWithOptions(t, options)
 }
 
-// ours are the suite's manifests with images that are there: pickers are kvepp, and get two words besides the arguments that they
-// have; the servers of models are the suite's own program.
+// ours are the suite's manifests with images that are there: pickers are kvepp, and get two words besides the arguments
+// that they have; the servers of models are the suite's own program.
 type ours struct{ fs.FS }
 
 var changes = []struct {
@@ -30,7 +30,10 @@ var changes = []struct {
 }{
 	{regexp.MustCompile(`(?m)^(\s*)image: \S*/(lw)?epp:.*\n(\s*imagePullPolicy: .*\n)?(\s*)args:\n`),
 		"${1}image: kvepp/kvepp:e2e\n${1}imagePullPolicy: Never\n${1}args:\n${1}- serve\n${1}- --conformance\n"},
-	{regexp.MustCompile(`(?m)^(\s*)image: \S*/echo-basic:.*\n`), "${1}image: kvepp/echo:e2e\n${1}imagePullPolicy: Never\n"},
+	{
+		regexp.MustCompile(`(?m)^(\s*)image: \S*/echo-basic:.*\n`),
+		"${1}image: kvepp/echo:e2e\n${1}imagePullPolicy: Never\n",
+	},
 }
 
 func (o ours) Open(name string) (fs.File, error) {

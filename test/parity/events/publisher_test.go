@@ -96,7 +96,10 @@ func newPublisher(t *testing.T, engine string, steps int) *publisher {
 		p.replay = freePort(t)
 	}
 	p.argv = []string{python(t), "publisher.py", engine,
-		filepath.Join(environment(t, "KVEPP_ENGINES"), "sources"), fmt.Sprint(p.events), fmt.Sprint(p.replay), fmt.Sprint(max(steps, 1))}
+		filepath.Join(
+			environment(t, "KVEPP_ENGINES"),
+			"sources",
+		), fmt.Sprint(p.events), fmt.Sprint(p.replay), fmt.Sprint(max(steps, 1))}
 	p.start()
 	t.Cleanup(p.kill)
 	return p
@@ -147,8 +150,15 @@ func (p *publisher) publish(drop bool, events ...event) {
 
 // store is a BlockStored of as many blocks as hashes; parent nil is none. more are pairs of key and value.
 func (p *publisher) store(hashes []any, parent any, tokens []kvblock.Token, more ...any) event {
-	e := event{"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens, "block_size": blockSize,
-		"lora_id": nil, "medium": "GPU"}
+	e := event{
+		"type":              "BlockStored",
+		"block_hashes":      hashes,
+		"parent_block_hash": parent,
+		"token_ids":         tokens,
+		"block_size":        blockSize,
+		"lora_id":           nil,
+		"medium":            "GPU",
+	}
 	if p.argv[2] == "vllm" {
 		e["lora_name"] = nil
 	}
@@ -259,7 +269,12 @@ func TestPublishers(t *testing.T) {
 			t.Run(fmt.Sprintf("%s,replay=%v", engine, steps > 0), func(t *testing.T) {
 				h, p := newHouse(t), newPublisher(t, engine, steps)
 				plain := kvblock.HashOptions{}
-				holds := func(want int) func() bool { return func() bool { return h.match("a", tokens(0, 16), plain) == want } }
+				holds := func(want int) func() bool {
+					return func() bool {
+						return h.match("a", tokens(0, 16),
+							plain) == want
+					}
+				}
 
 				// What was published before kvepp came is known by replay, or not at all.
 				p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8)))
@@ -267,7 +282,8 @@ func TestPublishers(t *testing.T) {
 				if steps > 0 {
 					eventually(t, "what was published before", holds(2))
 				} else {
-					eventually(t, "a message heard", func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
+					eventually(t, "a message heard",
+						func() bool { p.publish(false, p.store([]any{1, 2}, nil, tokens(0, 8))); return holds(2)() })
 				}
 				p.publish(false, p.store([]any{3}, 2, tokens(8, 4)), p.store([]any{4}, 3, tokens(12, 4)))
 				eventually(t, "four blocks", holds(4))
@@ -313,10 +329,33 @@ func TestPublishers(t *testing.T) {
 				salted, adapted := kvblock.HashOptions{CacheNamespace: "tenant-a"}, kvblock.HashOptions{LoRAName: "sql"}
 				if engine == "vllm" {
 					digest := func(n int) string { return fmt.Sprintf("%064x", n) }
-					p.publish(false, p.store([]any{digest(7), digest(8)}, nil, tokens(3000, 8), "extra_keys", []any{[]any{"tenant-a"}, nil}),
+					p.publish(
+						false,
+						p.store(
+							[]any{digest(7), digest(8)},
+							nil,
+							tokens(3000, 8),
+							"extra_keys",
+							[]any{[]any{"tenant-a"}, nil},
+						),
 						p.store([]any{digest(9)}, digest(8), tokens(3008, 4)),
-						p.store([]any{digest(10)}, nil, tokens(3000, 4), "lora_id", 1, "lora_name", "sql", "extra_keys", []any{[]any{"sql"}}))
-					eventually(t, "an adapter's block", func() bool { return h.match("a", tokens(3000, 4), adapted) == 1 })
+						p.store(
+							[]any{digest(10)},
+							nil,
+							tokens(3000, 4),
+							"lora_id",
+							1,
+							"lora_name",
+							"sql",
+							"extra_keys",
+							[]any{[]any{"sql"}},
+						),
+					)
+					eventually(
+						t,
+						"an adapter's block",
+						func() bool { return h.match("a", tokens(3000, 4), adapted) == 1 },
+					)
 				} else {
 					p.publish(false, p.store([]any{-7, -8}, nil, tokens(3000, 8), "cache_salt", "tenant-a"),
 						p.store([]any{-9}, -8, tokens(3008, 4), "cache_salt", "tenant-a"))
@@ -332,9 +371,14 @@ func TestPublishers(t *testing.T) {
 					}
 					p.publish(false, p.store([]any{11, 12}, nil, nil, "token_ids", pairs))
 				} else {
-					p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids", [][]int{{4004}, {4008}}))
+					p.publish(false, p.store([]any{11, 12}, nil, tokens(4000, 8), "lookahead_token_ids",
+						[][]int{{4004}, {4008}}))
 				}
-				eventually(t, "two blocks of EAGLE's", func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 })
+				eventually(
+					t,
+					"two blocks of EAGLE's",
+					func() bool { return h.match("a", tokens(4000, 9), kvblock.HashOptions{EAGLE: true}) == 2 },
+				)
 				eventually(t, "the pool knows of both", func() bool {
 					s := h.pool.Acquire()
 					defer s.Release()
@@ -360,21 +404,30 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// TestPromptTails: vLLM 0.33.0's publisher announces prompt tails of a model with a window between stores and removals of full attention.
-// The index equals what the engine holds, and the worker is never load-only; unless the engine comes back with another block size.
+// TestPromptTails: vLLM 0.33.0's publisher announces prompt tails of a model with a window between stores and removals
+// of full attention. The index equals what the engine holds, and the worker is never load-only; unless the engine comes
+// back with another block size.
 func TestPromptTails(t *testing.T) {
 	for _, configured := range []int{0, blockSize} {
 		t.Run(fmt.Sprintf("configured=%d", configured), func(t *testing.T) {
 			h, p := newHouse(t), newPublisher(t, "vllm", 1000)
 			group := func(n int, kind string) []any { return []any{"group_idx", n, "kv_cache_spec_kind", kind} }
 			window := func(hashes []any, parent any, ids []kvblock.Token) event {
-				return p.store(hashes, parent, ids, append(group(0, "sliding_window"), "kv_cache_spec_sliding_window", 8, "block_size", blockSize/2)...)
+				return p.store(
+					hashes,
+					parent,
+					ids,
+					append(group(0, "sliding_window"), "kv_cache_spec_sliding_window", 8, "block_size", blockSize/2)...)
 			}
 			full := func(hashes []any, parent any, ids []kvblock.Token) event {
 				return p.store(hashes, parent, ids, group(1, "full_attention")...)
 			}
 			tail := func(hash, parent any, ids []kvblock.Token) event {
-				return p.store([]any{hash}, parent, ids, append(group(1, "full_attention"), "block_size", blockSize/2)...)
+				return p.store(
+					[]any{hash},
+					parent,
+					ids,
+					append(group(1, "full_attention"), "block_size", blockSize/2)...)
 			}
 			gone := func(group int, hash any) event {
 				e := removed(hash)
@@ -389,13 +442,19 @@ func TestPromptTails(t *testing.T) {
 			}
 			tails := func(stored, removed int) func() bool {
 				return func() bool {
-					return h.happened("stored", "prompt_tail") == stored && h.happened("removed", "prompt_tail") == removed
+					return h.happened("stored", "prompt_tail") == stored &&
+						h.happened("removed", "prompt_tail") == removed
 				}
 			}
 
 			// The first prompt is shorter than a block of full attention.
 			p.publish(false, window([]any{101}, nil, tokens(500, 2)), tail(101, nil, tokens(500, 2)))
-			p.publish(false, window([]any{1, 11, 2, 12}, nil, tokens(0, 8)), full([]any{11, 12}, nil, tokens(0, 8)), tail(3, 12, tokens(8, 2)))
+			p.publish(
+				false,
+				window([]any{1, 11, 2, 12}, nil, tokens(0, 8)),
+				full([]any{11, 12}, nil, tokens(0, 8)),
+				tail(3, 12, tokens(8, 2)),
+			)
 			eventually(t, "two blocks", holds(2))
 			p.publish(false, window([]any{}, 12, tokens(8, 4)), full([]any{14}, 12, tokens(8, 4)))
 			eventually(t, "three blocks", holds(3))
@@ -404,7 +463,8 @@ func TestPromptTails(t *testing.T) {
 			eventually(t, "the third block gone", holds(2))
 			p.publish(false, gone(1, 5), full([]any{14, 16}, 12, tokens(8, 8)))
 			eventually(t, "four blocks", holds(4))
-			eventually(t, "the tails counted", tails(2+configured/blockSize, 2)) // the first one counts only if the block size is known
+			// the first one counts only if the block size is known
+			eventually(t, "the tails counted", tails(2+configured/blockSize, 2))
 			if n := h.happened("stored", "block_size_mismatch") + h.happened("removed", "unknown_block"); n != 0 {
 				t.Errorf("%d tails are taken for another block size or for unknown blocks", n)
 			}
@@ -417,7 +477,14 @@ func TestPromptTails(t *testing.T) {
 			// Another life of the engine, with full attention in blocks of half the size.
 			p.kill()
 			p.start()
-			p.publish(false, p.store([]any{21, 22}, nil, tokens(0, 4), append(group(1, "full_attention"), "block_size", blockSize/2)...))
+			p.publish(
+				false,
+				p.store(
+					[]any{21, 22},
+					nil,
+					tokens(0, 4),
+					append(group(1, "full_attention"), "block_size", blockSize/2)...),
+			)
 			eventually(t, "the other block size told", func() bool {
 				s := h.pool.Acquire()
 				defer s.Release()

@@ -16,16 +16,21 @@ import (
 
 var soakFor = flag.Duration("soak", 5*time.Minute, "how long TestSoak runs")
 
-// TestSoak lets engines' publishers store, remove and clear at random while they are killed, lose messages, and join late,
-// and holds the index against what they hold: where everything can be replayed, equal; elsewhere never more, and equal
-// after each has cleared and begun anew.
+// TestSoak lets engines' publishers store, remove and clear at random while they are killed, lose messages, and join
+// late, and holds the index against what they hold: where everything can be replayed, equal; elsewhere never more, and
+// equal after each has cleared and begun anew.
 func TestSoak(t *testing.T) {
 	s := &soak{t: t, house: newHouse(t), end: time.Now().Add(*soakFor)}
 	var workers []*soaked
 	for i, steps := range []int{100_000, 100_000, 6, 0} {
 		for _, engine := range []string{"vllm", "sglang"} {
-			w := &soaked{soak: s, publisher: newPublisher(t, engine, steps), name: fmt.Sprintf("%s-%d", engine, i), exact: steps > 1000,
-				rng: rand.New(rand.NewPCG(uint64(i), uint64(len(engine))))}
+			w := &soaked{
+				soak:      s,
+				publisher: newPublisher(t, engine, steps),
+				name:      fmt.Sprintf("%s-%d", engine, i),
+				exact:     steps > 1000,
+				rng:       rand.New(rand.NewPCG(uint64(i), uint64(len(engine)))),
+			}
 			w.birth()
 			workers = append(workers, w)
 		}
@@ -37,7 +42,8 @@ func TestSoak(t *testing.T) {
 	}
 	wg.Wait()
 	if t.Failed() {
-		for _, outcome := range []string{"gap", "restart", "malformed", "replayed", "replay_timed_out", "replay_unreachable", "replay_skipped"} {
+		for _, outcome := range []string{"gap", "restart", "malformed", "replayed", "replay_timed_out",
+			"replay_unreachable", "replay_skipped"} {
 			t.Logf("%s: %d", outcome, s.count(outcome))
 		}
 		return
@@ -48,11 +54,25 @@ func TestSoak(t *testing.T) {
 		entries += len(w.held)
 	}
 	gaps, restarts, replays := s.count("gap"), s.count("restart"), s.count("replayed")
-	t.Logf("soak of %v: %d batches published, %d live messages dropped, %d publishers killed, %d late joins; %d replays, "+
-		"%d rebuilds (%d after a loss that no replay filled, %d after a restart), %d comparisons; index equal to oracle, %d blocks",
-		*soakFor, s.batches.Load(), s.drops.Load(), s.kills.Load(), s.joins.Load(), replays, gaps+restarts, gaps, restarts, s.compared.Load(), entries)
-	for what, n := range map[string]int{"drops": int(s.drops.Load()), "kills": int(s.kills.Load()), "late joins": int(s.joins.Load()),
-		"replays": replays, "losses": gaps, "restarts": restarts, "blocks": entries} {
+	t.Logf(
+		"soak of %v: %d batches published, %d live messages dropped, %d publishers killed, %d late joins; %d replays, "+
+			"%d rebuilds (%d after a loss that no replay filled, %d after a restart), %d comparisons; index equal to "+
+			"oracle, %d blocks",
+		*soakFor,
+		s.batches.Load(),
+		s.drops.Load(),
+		s.kills.Load(),
+		s.joins.Load(),
+		replays,
+		gaps+restarts,
+		gaps,
+		restarts,
+		s.compared.Load(),
+		entries,
+	)
+	for what, n := range map[string]int{"drops": int(s.drops.Load()), "kills": int(s.kills.Load()),
+		"late joins": int(s.joins.Load()),
+		"replays":    replays, "losses": gaps, "restarts": restarts, "blocks": entries} {
 		if n == 0 {
 			t.Errorf("no %s", what)
 		}
@@ -271,7 +291,13 @@ func (w *soaked) compare() {
 	for _, b := range w.all {
 		got, want := w.soak.match(w.name, b.prompt(), kvblock.HashOptions{}), w.leading(b)
 		if got > want || w.exact && got != want {
-			w.t.Errorf("%s: the index knows %d leading blocks, the worker holds %d (exact: %v)", w.name, got, want, w.exact)
+			w.t.Errorf(
+				"%s: the index knows %d leading blocks, the worker holds %d (exact: %v)",
+				w.name,
+				got,
+				want,
+				w.exact,
+			)
 			return
 		}
 	}

@@ -14,7 +14,8 @@ import (
 	"kvepp/pool/dynamo"
 )
 
-// trtllm is the publisher of Dynamo's worker for TensorRT-LLM in a process of its own, and an engine whose events are told.
+// trtllm is the publisher of Dynamo's worker for TensorRT-LLM in a process of its own, and an engine whose events are
+// told.
 type trtllm struct {
 	*script
 	way       string // "zmq": the publisher's own socket; "plane": Dynamo's event plane
@@ -32,8 +33,17 @@ func newTRTLLM(t *testing.T, way string, ranks int) *trtllm {
 		p.port = freePort(t)
 		where = strconv.Itoa(p.port)
 	}
-	p.script = &script{t: t, argv: []string{python(t), "trtllm.py", strconv.Itoa(ranks), strconv.Itoa(blockSize), where},
-		env: []string{"DYN_FILE_KV=" + p.discovery, "DYN_TCP_RPC_HOST=127.0.0.1", "DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "DYN_EVENT_PLANE_HOST=127.0.0.1", "DYN_LOG=warn"}}
+	p.script = &script{
+		t:    t,
+		argv: []string{python(t), "trtllm.py", strconv.Itoa(ranks), strconv.Itoa(blockSize), where},
+		env: []string{
+			"DYN_FILE_KV=" + p.discovery,
+			"DYN_TCP_RPC_HOST=127.0.0.1",
+			"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1",
+			"DYN_EVENT_PLANE_HOST=127.0.0.1",
+			"DYN_LOG=warn",
+		},
+	}
 	p.script.start()
 	t.Cleanup(p.kill)
 	id, ready := strings.CutPrefix(p.said(), "ready ")
@@ -47,13 +57,25 @@ func newTRTLLM(t *testing.T, way string, ranks int) *trtllm {
 // endpoint is the worker as the pool knows it, named a.
 func (p *trtllm) endpoint(ranks int) pool.Endpoint {
 	p.t.Helper()
-	e := pool.Endpoint{Name: "a", Address: "127.0.0.1:1", InstanceID: p.worker, DataParallelSize: uint32(ranks), BlockSize: blockSize}
+	e := pool.Endpoint{
+		Name:             "a",
+		Address:          "127.0.0.1:1",
+		InstanceID:       p.worker,
+		DataParallelSize: uint32(ranks),
+		BlockSize:        blockSize,
+	}
 	if p.way == "zmq" {
 		e.KVEvents = fmt.Sprintf("tcp://127.0.0.1:%d", p.port)
 		return e
 	}
 	var latest atomic.Pointer[[]dynamo.Instance]
-	dynamo.NewFileStore(p.discovery, slog.New(slog.DiscardHandler)).Watch(p.t.Context(), func(all []dynamo.Instance) { latest.Store(&all) })
+	dynamo.NewFileStore(
+		p.discovery,
+		slog.New(slog.DiscardHandler),
+	).Watch(
+		p.t.Context(),
+		func(all []dynamo.Instance) { latest.Store(&all) },
+	)
 	eventually(p.t, "the worker and its publishers in discovery", func() bool {
 		all := *latest.Load()
 		return len(all) == 1 && len(all[0].Channels) == ranks
@@ -106,7 +128,14 @@ func blockOf(hash uint64, ids []kvblock.Token) event {
 	for _, id := range ids {
 		list = append(list, event{"type": "unique_token", "token_id": id, "token_extra_id": 0})
 	}
-	return event{"type": "stored_block", "block_hash": hash, "tokens": list, "cache_level": 0, "priority": 35, "mm_keys": []event{}}
+	return event{
+		"type":        "stored_block",
+		"block_hash":  hash,
+		"tokens":      list,
+		"cache_level": 0,
+		"priority":    35,
+		"mm_keys":     []event{},
+	}
 }
 
 // adapted is the store as one of an adapter's blocks.
@@ -136,13 +165,17 @@ func (p *trtllm) seen(h *house, rank int) {
 	p.marks++
 	hash, ids := uint64(1_000_000+p.marks), tokens(1_000_000+4*p.marks, 4)
 	p.tells(storedBehind(nil, blockOf(hash, ids)).with("attention_dp_rank", rank))
-	eventually(p.t, "a store of the engine's", func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 1 })
+	eventually(
+		p.t,
+		"a store of the engine's",
+		func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 1 },
+	)
 	p.tells(removedBlocks(hash).with("attention_dp_rank", rank))
 	eventually(p.t, "its removal", func() bool { return h.matchOf("a", uint32(rank), ids, kvblock.HashOptions{}) == 0 })
 }
 
-// TestTRTLLM: the publisher of Dynamo's 1.6.1 worker for TensorRT-LLM, which makes of the engine's own events those that workers of
-// vLLM send, or those of Dynamo's event plane. What the index then holds is what the engine does.
+// TestTRTLLM: the publisher of Dynamo's 1.6.1 worker for TensorRT-LLM, which makes of the engine's own events those
+// that workers of vLLM send, or those of Dynamo's event plane. What the index then holds is what the engine does.
 func TestTRTLLM(t *testing.T) {
 	for _, way := range []string{"zmq", "plane"} {
 		t.Run(way, func(t *testing.T) {
@@ -152,7 +185,12 @@ func TestTRTLLM(t *testing.T) {
 			if way == "zmq" {
 				heard = 1 // all ranks share the publisher's socket, and one of them is believed
 			}
-			p.tells(createdFor(64), createdFor(globalWindow), createdFor(64).with("attention_dp_rank", 1), createdFor(globalWindow).with("attention_dp_rank", 1))
+			p.tells(
+				createdFor(64),
+				createdFor(globalWindow),
+				createdFor(64).with("attention_dp_rank", 1),
+				createdFor(globalWindow).with("attention_dp_rank", 1),
+			)
 			h.pool.Update([]pool.Endpoint{p.endpoint(heard)})
 			for rank := range heard {
 				p.heard(h, rank)
@@ -168,7 +206,14 @@ func TestTRTLLM(t *testing.T) {
 
 			// Names are 64 bits without a sign, the last block is not full, and when it is, it has another name.
 			const first, second, third, partial = 1<<63 + 5, 7, 1<<64 - 1, 9
-			p.tells(storedBehind(nil, blockOf(first, prompt[:4]), blockOf(second, prompt[4:8]), blockOf(partial, prompt[8:10])))
+			p.tells(
+				storedBehind(
+					nil,
+					blockOf(first, prompt[:4]),
+					blockOf(second, prompt[4:8]),
+					blockOf(partial, prompt[8:10]),
+				),
+			)
 			p.seen(h, 0)
 			holds("two full blocks", 2, prompt, plain)
 			p.tells(removedBlocks(partial), storedBehind(uint64(second), blockOf(third, prompt[8:])))
@@ -176,8 +221,15 @@ func TestTRTLLM(t *testing.T) {
 			holds("and a third", 3, prompt, plain)
 
 			// Layers with a window tell of their blocks by the same names.
-			p.tells(storedBehind(nil, blockOf(50, tokens(500, 4))).with("window_size", 64), removedBlocks(second).with("window_size", 64),
-				storedBehind(nil, blockOf(partial, tokens(700, 3))), of(event{"type": "updated", "block_hash": uint64(first)}))
+			p.tells(
+				storedBehind(nil, blockOf(50, tokens(500, 4))).with("window_size", 64),
+				removedBlocks(second).with("window_size", 64),
+				storedBehind(
+					nil,
+					blockOf(partial, tokens(700, 3)),
+				),
+				of(event{"type": "updated", "block_hash": uint64(first)}),
+			)
 			p.seen(h, 0)
 			holds("after events of a window", 3, prompt, plain)
 			holds("a window's block", 0, tokens(500, 4), plain)
@@ -193,11 +245,27 @@ func TestTRTLLM(t *testing.T) {
 			sql, salted := kvblock.HashOptions{LoRAName: "sql"}, kvblock.HashOptions{CacheNamespace: "tenant-a"}
 			both := kvblock.HashOptions{LoRAName: "sql", CacheNamespace: "tenant-a"}
 			tenant := func(name string, b event) event { return b.with("cache_salt", name) }
-			p.tells(storedBehind(nil, blockOf(20, prompt[:4])).adapted("sql"),
-				storedBehind(nil, tenant("tenant-a", blockOf(30, prompt[:4])), tenant("tenant-a", blockOf(31, prompt[4:8]))),
+			p.tells(
+				storedBehind(nil, blockOf(20, prompt[:4])).adapted("sql"),
+				storedBehind(
+					nil,
+					tenant("tenant-a", blockOf(30, prompt[:4])),
+					tenant("tenant-a", blockOf(31, prompt[4:8])),
+				),
 				storedBehind(31, tenant("tenant-a", blockOf(32, prompt[8:]))),
-				storedBehind(nil, tenant("tenant-a", blockOf(40, prompt[:4])), tenant("tenant-a", blockOf(41, prompt[4:8]))).adapted("sql"),
-				storedBehind(nil, tenant("tenant-a", blockOf(60, tokens(600, 4))), tenant("tenant-b", blockOf(61, tokens(604, 4)))))
+				storedBehind(
+					nil,
+					tenant("tenant-a", blockOf(40, prompt[:4])),
+					tenant("tenant-a", blockOf(41, prompt[4:8])),
+				).adapted(
+					"sql",
+				),
+				storedBehind(
+					nil,
+					tenant("tenant-a", blockOf(60, tokens(600, 4))),
+					tenant("tenant-b", blockOf(61, tokens(604, 4))),
+				),
+			)
 			p.seen(h, 0)
 			holds("an adapter's", 1, prompt, sql)
 			holds("a tenant's", 3, prompt, salted)
@@ -207,7 +275,14 @@ func TestTRTLLM(t *testing.T) {
 
 			// An image after a block of text: as far as the text.
 			image := event{"type": "mm_key", "hash": strings.Repeat("ab", 32), "start_offset": 0}
-			p.tells(storedBehind(nil, blockOf(70, tokens(800, 4)), blockOf(71, tokens(804, 4)).with("mm_keys", []event{image}), blockOf(72, tokens(808, 4))))
+			p.tells(
+				storedBehind(
+					nil,
+					blockOf(70, tokens(800, 4)),
+					blockOf(71, tokens(804, 4)).with("mm_keys", []event{image}),
+					blockOf(72, tokens(808, 4)),
+				),
+			)
 			p.seen(h, 0)
 			holds("before an image", 1, tokens(800, 12), plain)
 

@@ -54,22 +54,33 @@ func ask(t *testing.T, v *stack.VLLM, path string, body map[string]any) (prompt,
 	return r.Usage.PromptTokens, r.Usage.Details.Cached, r.Choices[0].Message.Content
 }
 
-// TestVLLM: conversations with a whole vLLM whose cache is too small for them. What the index says before each request is
-// what vLLM reports after it.
+// TestVLLM: conversations with a whole vLLM whose cache is too small for them. What the index says before each request
+// is what vLLM reports after it.
 func TestVLLM(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
 	model, err := tokenizer.Load(folder, tokenizer.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := stack.StartVLLM(t.Context(), filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"), t.TempDir(), folder, vllmBlocks, "--max-model-len", "2048")
+	v, err := stack.StartVLLM(
+		t.Context(),
+		filepath.Join(environment(t, "KVEPP_VLLM"), "bin/python"),
+		t.TempDir(),
+		folder,
+		vllmBlocks,
+		"--max-model-len",
+		"2048",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(v.Close)
 	h := newHouse(t)
 	rng := rand.New(rand.NewPCG(1, 2))
-	words := strings.Fields("the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone bridges")
+	words := strings.Fields(
+		"the quick brown fox jumps over a lazy dog while seven wizards quietly mix vexing potions beneath old stone " +
+			"bridges",
+	)
 	text := func(n int) string {
 		var b strings.Builder
 		for range n {
@@ -97,7 +108,12 @@ func TestVLLM(t *testing.T) {
 		o := kvblock.HashOptions{BlockSize: vllmBlock, CacheNamespace: request.CacheSalt}
 		var scores indexer.OverlapScores
 		h.index.FindMatches(kvblock.AppendSequenceHashes(nil, kvblock.AppendLocalHashes(nil, ids[0].IDs, o)), &scores)
-		return min(scores.Blocks(s.Workers[0].Worker)*vllmBlock, (len(ids[0].IDs)-1)/vllmBlock*vllmBlock), len(ids[0].IDs)
+		return min(
+				scores.Blocks(s.Workers[0].Worker)*vllmBlock,
+				(len(ids[0].IDs)-1)/vllmBlock*vllmBlock,
+			), len(
+				ids[0].IDs,
+			)
 	}
 	chat := func(salt string, messages []any) map[string]any {
 		body := map[string]any{"model": stack.Model, "messages": messages, "max_tokens": 4, "temperature": 0}
@@ -111,7 +127,11 @@ func TestVLLM(t *testing.T) {
 	early := chat("", []any{user(200)})
 	ask(t, v, "/v1/chat/completions", early)
 	h.pool.Update([]pool.Endpoint{{Name: "vllm", Address: v.Address, KVEvents: v.KVEvents, KVReplay: v.KVReplay}})
-	eventually(t, "what vLLM computed before anybody listened", func() bool { cached, all := predicted(early); return cached == (all-1)/vllmBlock*vllmBlock })
+	eventually(
+		t,
+		"what vLLM computed before anybody listened",
+		func() bool { cached, all := predicted(early); return cached == (all-1)/vllmBlock*vllmBlock },
+	)
 
 	conversations := map[string][]any{"": {user(150)}, "tenant-a": {user(150)}, "tenant-b": {user(150)}}
 	conversations["again"] = conversations[""]
@@ -124,7 +144,15 @@ func TestVLLM(t *testing.T) {
 			want, all := predicted(body)
 			prompt, cached, answer := ask(t, v, "/v1/chat/completions", body)
 			if prompt != all || cached != want {
-				t.Fatalf("request %d of %q: vLLM reports %d of %d tokens cached, the index said %d of %d", requests, name, cached, prompt, want, all)
+				t.Fatalf(
+					"request %d of %q: vLLM reports %d of %d tokens cached, the index said %d of %d",
+					requests,
+					name,
+					cached,
+					prompt,
+					want,
+					all,
+				)
 			}
 			requests++
 			hits += cached
@@ -132,12 +160,20 @@ func TestVLLM(t *testing.T) {
 				evicted++
 			}
 			computed[name] = (all - 1) / vllmBlock * vllmBlock
-			conversations[name] = append(conversations[name], map[string]any{"role": "assistant", "content": answer}, user(40))
+			conversations[name] = append(
+				conversations[name],
+				map[string]any{"role": "assistant", "content": answer},
+				user(40),
+			)
 			if all > 1000 {
 				conversations[name], computed[name] = []any{user(150)}, 0
 			}
 			// Its events come a moment after the answer.
-			eventually(t, "the events of a request", func() bool { cached, _ := predicted(body); return cached == (all-1)/vllmBlock*vllmBlock })
+			eventually(
+				t,
+				"the events of a request",
+				func() bool { cached, _ := predicted(body); return cached == (all-1)/vllmBlock*vllmBlock },
+			)
 		}
 	}
 	if held := h.index.Stats().Entries; held > vllmBlocks {
@@ -146,5 +182,10 @@ func TestVLLM(t *testing.T) {
 	if hits == 0 || evicted == 0 {
 		t.Errorf("%d cached tokens, %d evictions, want some of both", hits, evicted)
 	}
-	t.Logf("%d requests, %d cached tokens, every one predicted; %d times a conversation had lost blocks", requests, hits, evicted)
+	t.Logf(
+		"%d requests, %d cached tokens, every one predicted; %d times a conversation had lost blocks",
+		requests,
+		hits,
+		evicted,
+	)
 }

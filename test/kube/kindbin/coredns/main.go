@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with the plugins that kubeadm's configuration names and no others: the rest brings the libraries of
-// several clouds.
+// Command coredns is CoreDNS with the plugins that kubeadm's configuration names and no others: the rest brings the
+// libraries of several clouds.
 package main
 
 import (
@@ -20,6 +20,17 @@ import (
 
 func main() {
 	// The order in which plugins see a query. Source: CoreDNS 1.12.1, plugin.cfg.
-	dnsserver.Directives = []string{"reload", "ready", "health", "prometheus", "errors", "loop", "cache", "loadbalance", "kubernetes", "forward"}
+	dnsserver.Directives = []string{
+		"reload",
+		"ready",
+		"health",
+		"prometheus",
+		"errors",
+		"loop",
+		"cache",
+		"loadbalance",
+		"kubernetes",
+		"forward",
+	}
 	coremain.Run()
 }
