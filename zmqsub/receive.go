@@ -238,7 +238,7 @@ func (s *Subscription) onConnection(c change) {
 		if len(s.config.Publisher) == 0 { // an id shows that it is the same
 			s.sequence.onReconnect()
 		}
-		if s.recent <= freeReplays {
+		if s.replayDebt <= s.freeReplayDebt() {
 			s.noReplayUntil = time.Time{} // perhaps it is another publisher
 		}
 		s.again.Reset(s.hub.timing.lookAgain)

@@ -45,6 +45,7 @@ func (s *Subscription) runReplay() {
 		return
 	}
 	if wait := time.Until(s.noReplayUntil); wait > 0 {
+		s.sequence.onReplaySkipped()
 		s.again.Reset(wait)
 		s.handler.Replayed(ReplaySkipped, 0)
 		return
@@ -63,7 +64,8 @@ func (s *Subscription) runReplay() {
 		}
 	}
 	defer func() { <-s.hub.replays }()
-	defer s.slowDown()
+	began, brought := time.Now(), false
+	defer func() { s.chargeReplay(began, brought) }()
 	defer func() {
 		if len(s.unhandled) > 0 {
 			s.monitor.signal()
@@ -76,6 +78,7 @@ func (s *Subscription) runReplay() {
 		var messages int
 		outcome, messages, again = s.replayOnce(time.Now().Add(s.config.ReplayTimeout), watch)
 		again = again && time.Now().Before(end)
+		brought = brought || s.sequence.progress
 		all += messages
 		switch {
 		case s.stopped():
@@ -95,23 +98,27 @@ func (s *Subscription) runReplay() {
 	}
 }
 
-// freeReplays is how many replays may follow each other at once. After that each waits for longer than the one before:
-// a publisher whose numbers jump again and again must not keep kvepp busy with asking.
+// freeReplays is how many replays that brought nothing may follow each other at once.
 const freeReplays = 4
 
-// slowDown notes that a replay ended.
-func (s *Subscription) slowDown() {
+// chargeReplay bounds the time that a subscription spends in replays, so that a publisher whose numbers jump again and
+// again cannot keep kvepp busy. A replay costs the time that it took, and one that brought nothing costs replayAgain
+// more. The debt falls by half of the time that passes. Beyond the cost of freeReplays empty replays, the next one waits.
+func (s *Subscription) chargeReplay(began time.Time, brought bool) {
 	now := time.Now()
-	pause := func(n int) time.Duration { return s.hub.timing.replayAgain << min(max(n-freeReplays, 0), 6) }
-	if now.Sub(s.replayed) > 2*pause(s.recent) {
-		s.recent = 0
+	s.replayDebt = max(0, s.replayDebt-now.Sub(s.replayed)/2) + now.Sub(began)
+	if !brought {
+		s.replayDebt += s.hub.timing.replayAgain
 	}
-	s.recent++
 	s.replayed = now
-	if until := now.Add(pause(s.recent)); s.recent > freeReplays && until.After(s.noReplayUntil) {
+	excess := s.replayDebt - s.freeReplayDebt()
+	if until := now.Add(2 * excess); excess > 0 && until.After(s.noReplayUntil) {
 		s.noReplayUntil = until
 	}
 }
+
+// freeReplayDebt is the debt up to which replays need not wait.
+func (s *Subscription) freeReplayDebt() time.Duration { return freeReplays * s.hub.timing.replayAgain }
 
 // replayOnce runs one exchange, and says whether another must follow: because the publisher turned out to be in a new
 // life, or because the answer stopped after it brought something.

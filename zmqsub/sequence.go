@@ -80,6 +80,9 @@ func (q *sequence) ahead() bool {
 // onReconnect says that the connection is a new one. A replay should follow.
 func (q *sequence) onReconnect() { q.doubt = q.next > 0 }
 
+// onReplaySkipped says that a replay was needed and is put off: what is missing now has not been asked for.
+func (q *sequence) onReplaySkipped() { q.answered = false }
+
 // onReplayStart returns the number from which to ask. If something is owed it is the beginning: once anything was lost,
 // what came later is not worth more than what the publisher has, and the order is lost with it.
 func (q *sequence) onReplayStart() (from uint64) {

@@ -11,6 +11,7 @@ type reader struct {
 	sequence sequence
 	sent     int
 	buffer   func() []message // what the publisher can replay; nil: it does not end its answer
+	skip     bool             // replays are put off
 	reports  []string
 	messages []message // delivered; number -1 stands for a report of gap or restart
 }
@@ -54,6 +55,10 @@ func (r *reader) reconnect() {
 }
 
 func (r *reader) replay() {
+	if r.skip {
+		r.sequence.onReplaySkipped()
+		return
+	}
 	for again := true; again; {
 		again = false
 		from := r.sequence.onReplayStart()
@@ -293,6 +298,19 @@ func TestSequence(t *testing.T) {
 				r.live(message{1, 2})
 			},
 			want: []string{"0", "gap 1-2305843009213693952", "2305843009213693952", "restart", "0", "1", "2"},
+		},
+		{
+			name: "a gap while replays are put off is asked about later", replays: true,
+			do: func(r *reader) {
+				r.buffer = func() []message { return messages(1, 0, 1) }
+				r.live(message{1, 0})
+				r.live(message{1, 2})
+				r.skip = true
+				r.live(message{1, 4})
+				r.skip, r.buffer = false, func() []message { return messages(1, 0, 1, 2, 3, 4) }
+				r.replay()
+			},
+			want: []string{"0", "1", "2", "gap 3-4", "4", "restart", "0", "1", "2", "3", "4"},
 		},
 		{
 			name: "numbers that go back",

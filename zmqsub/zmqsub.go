@@ -141,7 +141,7 @@ type timing struct {
 	// watch is how often what waits is looked at while nothing is received.
 	watch time.Duration
 
-	// replayAgain is how long replays are apart at least when too many have followed each other; it grows.
+	// replayAgain is what a replay that brought nothing adds to the debt, see chargeReplay.
 	replayAgain time.Duration
 
 	// catchUp is how long messages may be on their way to the live connection after a replay brought them.
@@ -300,7 +300,7 @@ type Subscription struct {
 	noReplayUntil time.Time
 	pause         time.Duration // after the next replay that fails
 	replayed      time.Time     // when the latest replay ended
-	recent        int           // replays that followed each other closely
+	replayDebt    time.Duration // see chargeReplay
 	again         *time.Timer   // a replay to come
 }
 
