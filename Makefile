@@ -9,7 +9,7 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/mod
 # A test's own deadline; one that hangs prints where.
 TIMEOUT := 15m
 # How long `make events` lets publishers die and lose messages.
-SOAK := 5m
+SOAK := 2m
 # How many times `make quality` plays each scenario.
 SEEDS := 5
 # How many random requests `make storm` sends, and drawn from what.
@@ -34,11 +34,15 @@ image: ## the container image, by the Dockerfile (IMAGE=kvepp:dev; BASE=none: wi
 run: ## kvepp before real Envoy, Dynamo frontends and mockers: conversations, a table, then stays up (CHECK=1: does not stay)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./examples/demo && KVEPP_TOOLS="$$tools" exec bin/demo $(if $(CHECK),-check)
 
-check: libzmq ## formatting, vet, staticcheck, the rules of ARCHITECTURE.md
+check: libzmq ## formatting, vet, staticcheck, errorlint, and the rules of internal/lint
 	@unformatted=$$(gofmt -l .) && if [ -n "$$unformatted" ]; then echo "not gofmt'd:" $$unformatted; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
+	go tool go-errorlint ./...
 	go test ./internal/lint
+
+unit: libzmq ## the unit tests, without what is slow: no Envoy, no Dynamo, no root
+	go test -short -timeout $(TIMEOUT) ./...
 
 test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
@@ -55,7 +59,7 @@ parity: build ## real tokenizer files and chat templates, and engines' reading o
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_MODELS="$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, killed and cut off for five minutes (SOAK=1m: for one)
+events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, killed and cut off for two minutes (SOAK=10m: for ten)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)
 
 storm: build ## random requests through Envoy while everything breaks, and thousands at once (STORM=1000: so many; SEED=1: others)
@@ -114,4 +118,4 @@ quality: ## the same traffic through kvepp and through Dynamo's own routers, ove
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image run check test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq
+.PHONY: help build image run check unit test test-long parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path quality libzmq

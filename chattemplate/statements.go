@@ -24,7 +24,7 @@ func (b block) run(s *scope) error {
 
 // at places an error at a line, unless it has a place or is not an error but the end of a loop.
 func (s *scope) at(line int, err error) error {
-	if err == nil || err == errBreak || err == errContinue {
+	if err == nil || errors.Is(err, errBreak) || errors.Is(err, errContinue) {
 		return err
 	}
 	var placed *Error
@@ -170,10 +170,10 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 		if err == nil {
 			err = n.body.run(body)
 		}
-		if err == errBreak {
+		if errors.Is(err, errBreak) {
 			return nil
 		}
-		if err != nil && err != errContinue {
+		if err != nil && !errors.Is(err, errContinue) {
 			return s.at(n.line, err)
 		}
 	}

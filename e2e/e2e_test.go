@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kvepp/test/harness/parts"
 	"kvepp/test/harness/process"
 	"kvepp/test/harness/stack"
 )
@@ -24,26 +25,29 @@ import (
 // main is the stack that most tests share: four workers with a frontend each.
 var main *stack.Stack
 
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		root, err := filepath.Abs("..")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		main, err = stack.Start(
-			context.Background(),
-			stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
-				// nothing to requests without sessions and pins
-				KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}},
-		)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer main.Close()
-		return m.Run()
-	}())
+func TestMain(m *testing.M) { os.Exit(parts.Run(withStack{m}, "test", "KVEPP_TOOLS")) }
+
+// withStack runs the tests with main.
+type withStack struct{ *testing.M }
+
+func (m withStack) Run() int {
+	root, err := filepath.Abs("..")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	main, err = stack.Start(
+		context.Background(),
+		stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Blocks: 16384, Speedup: 20,
+			// nothing to requests without sessions and pins
+			KveppFlags: []string{"--router-session-affinity-ttl-secs=60", "--allow-client-pinning"}},
+	)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer main.Close()
+	return m.M.Run()
 }
 
 // start starts another stack for one test.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -193,7 +194,8 @@ func playQueue(
 					Limit   int    `json:"limit"`
 				}
 			}
-			limit, _ := want.(*queue.LimitError)
+			var limit *queue.LimitError
+			errors.As(want, &limit)
 			switch {
 			case !known:
 				t.Fatalf("%s: %s was answered (%d %s), and none of %v", model, got.id, got.status, got.body, expected)

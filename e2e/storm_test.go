@@ -317,7 +317,7 @@ func (s *storm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case err == nil || q.failFirst && attempt == 1:
 			panic(http.ErrAbortHandler)
-		case err != io.EOF:
+		case !errors.Is(err, io.EOF):
 			panic(http.ErrAbortHandler) // broken off
 		case n != len(q.body):
 			s.fault(q.shape, "the server was told that the body ended after %d bytes", n)
@@ -509,7 +509,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 	case errors.Is(err, context.DeadlineExceeded):
 		s.fault(q.shape, "the answer stands still after %d bytes", n)
 		return false
-	case err != io.EOF:
+	case !errors.Is(err, io.EOF):
 		if well() && !q.early {
 			s.fault(q.shape, "the answer broke off after %d bytes: %v", n, err)
 		}

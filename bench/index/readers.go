@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -42,7 +43,7 @@ func openReaders(path string) (*readers, error) {
 	w.rewind()
 	var op operation
 	for phase := 0; ; {
-		if err := w.next(&op); err == io.EOF {
+		if err := w.next(&op); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return nil, err

@@ -68,7 +68,7 @@ func replay(path string) (map[int]*result, error) {
 	var op operation
 	for {
 		err := w.next(&op)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return nil, err

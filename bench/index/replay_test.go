@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -37,7 +38,7 @@ func naive(t *testing.T, path string) map[int]string {
 	}
 	var op operation
 	for {
-		if err := w.next(&op); err == io.EOF {
+		if err := w.next(&op); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)

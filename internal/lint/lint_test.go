@@ -70,6 +70,7 @@ var may = map[string]string{
 	"e2e": "test/harness/process test/harness/stack internal/apibody internal/bodytest " +
 		"internal/tracing/tracingtest kvblock kvblock/kvblocktest queue tokenizer zmqsub",
 	"test/harness/process": "",
+	"test/harness/parts":   "",
 	"test/harness/stack":   "test/harness/process",
 	"examples/demo":        "test/harness/process test/harness/stack",
 	"test/kube": "test/harness/apiserver test/harness/process test/harness/stack kvblock " +
@@ -244,20 +245,12 @@ func TestNames(t *testing.T) {
 			"the name of a registry's host",
 		},
 	}
-	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-	cmd.Dir = root
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("git ls-files: %v (the rules need the checkout's own list of files)", err)
-	}
-	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+	for _, name := range treeFiles(t) {
 		if strings.HasSuffix(name, ".sum") {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(root, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted, not committed yet
-		} else if err != nil {
+		if err != nil {
 			t.Fatal(err)
 		}
 		for _, b := range bad {
@@ -277,4 +270,21 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// treeFiles returns the paths below the root of the files that git knows or would add.
+func treeFiles(t *testing.T) (names []string) {
+	t.Helper()
+	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v (the rules need the checkout's own list of files)", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		if _, err := os.Stat(filepath.Join(root, name)); err == nil { // else deleted, and not committed yet
+			names = append(names, name)
+		}
+	}
+	return names
 }

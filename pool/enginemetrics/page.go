@@ -150,16 +150,16 @@ func (p *page) read(r io.Reader) ([]ofRank, error) {
 	whole := true // whether the last piece ended its line
 	for {
 		line, err := p.in.ReadSlice('\n')
-		if begins := whole; err != bufio.ErrBufferFull && begins {
+		if begins := whole; !errors.Is(err, bufio.ErrBufferFull) && begins {
 			p.line(line)
 		}
-		whole = err != bufio.ErrBufferFull
+		whole = !errors.Is(err, bufio.ErrBufferFull)
 		switch {
 		case limited.N == 0:
 			return nil, errTooLarge
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return p.ranks, nil
-		case err != nil && err != bufio.ErrBufferFull:
+		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
 		}
 	}

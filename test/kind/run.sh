@@ -67,7 +67,7 @@ esac
 (cd "$here" && go test -c -o "$work/kind.test" .)
 say "testing"
 cd "$here"
-{ $inside "$work/kind.test" -test.v -test.timeout 25m $tests "$@" 2>&1 || echo $? >"$work/failed"; } | tee "$work/log"
+{ $inside "$work/kind.test" -cluster -test.v -test.timeout 25m $tests "$@" 2>&1 || echo $? >"$work/failed"; } | tee "$work/log"
 if [ -f "$work/failed" ]; then # between what went wrong and here lies the state of everything
 	say "failed, with what these lines say:"
 	grep -E '^ +([a-z]+_test\.go:[0-9]+:|--- FAIL)' "$work/log" | cut -c1-400

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/parts"
 	"kvepp/test/harness/process"
 )
 
@@ -23,18 +24,21 @@ import (
 // parallel, and so are over before others that need it begin.
 var cluster *apiserver.Server
 
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		defer cancel()
-		var err error
-		if cluster, err = startCluster(ctx); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer cluster.Close()
-		return m.Run()
-	}())
+func TestMain(m *testing.M) { os.Exit(parts.Run(withCluster{m}, "test-kube", "KVEPP_KUBE")) }
+
+// withCluster runs the tests with cluster.
+type withCluster struct{ *testing.M }
+
+func (m withCluster) Run() int {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var err error
+	if cluster, err = startCluster(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer cluster.Close()
+	return m.M.Run()
 }
 
 // startCluster starts an API server that knows InferencePools.

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"kvepp/kvblock"
+	"kvepp/test/harness/parts"
 	"kvepp/tokenizer"
 )
 
@@ -217,7 +218,7 @@ func count(texts, tokens, wrong int) {
 }
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := parts.Run(m, "parity", "KVEPP_ORACLES", "KVEPP_VLLM")
 	fmt.Printf(
 		"parity with the Python originals: %d texts, %d tokens, %d differences\n",
 		totals.texts,

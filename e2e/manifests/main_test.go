@@ -1,0 +1,10 @@
+package manifests
+
+import (
+	"os"
+	"testing"
+
+	"kvepp/test/harness/parts"
+)
+
+func TestMain(m *testing.M) { os.Exit(parts.Run(m, "test", "KVEPP_MANIFEST_TOOLS", "KVEPP_ROOTFS")) }
