@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -217,9 +218,9 @@ func (a *arena) addPage(s sort, class uint8) bool {
 	if s == sortRun && a.names {
 		p.stored = make([]kvblock.StoredBlock, len(p.words))
 	}
-	back(unsafe.Pointer(&p.words[0]), 8*len(p.words))
+	hugepage.Populate(unsafe.Pointer(&p.words[0]), 8*len(p.words))
 	if p.stored != nil {
-		back(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
+		hugepage.Populate(unsafe.Pointer(&p.stored[0]), 16*len(p.stored))
 	}
 	(*a.dir.Load())[n].Store(p)
 	a.paged += len(p.words) + 2*len(p.stored)

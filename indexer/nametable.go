@@ -3,6 +3,7 @@ package indexer
 import (
 	"unsafe"
 
+	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -223,7 +224,7 @@ func (t *nameTable) remove(e kvblock.EngineHash, r ref) {
 func (t *nameTable) newPage() namePlace {
 	t.pages++
 	p := namePlace{new([nameLines]nameLine), new(namePage)}
-	back(unsafe.Pointer(p.lines), int(unsafe.Sizeof(*p.lines)))
+	hugepage.Populate(unsafe.Pointer(p.lines), int(unsafe.Sizeof(*p.lines)))
 	return p
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -211,7 +212,7 @@ func (t *table) rebuild(segment uint64, live int) {
 	}
 	slots := make([]uint64, max(minSlots, 1<<bits.Len(uint(live+live/2+b2i(t.sparse)*live/2))))
 	t.size += 8 * len(slots)
-	back(unsafe.Pointer(&slots[0]), 8*len(slots))
+	hugepage.Populate(unsafe.Pointer(&slots[0]), 8*len(slots))
 	mask := uint32(len(slots) - 1)
 	if old := at.Load(); old != nil {
 		for _, slot := range *old {

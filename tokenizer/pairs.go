@@ -1,6 +1,9 @@
 package tokenizer
 
-import "kvepp/kvblock"
+import (
+	"kvepp/internal/hugepage"
+	"kvepp/kvblock"
+)
 
 // pairTable finds how early the merge of two neighbouring tokens was learnt, and what they become: an open-addressing
 // table whose length is a power of two.
@@ -34,7 +37,7 @@ func pairKey(left, right kvblock.Token) uint64 { return uint64(left)<<32 | uint6
 // newPairTable indexes merges. A merge's rank is its place, and of two merges of one pair the later counts, as in
 // Hugging Face tokenizers; or, byToken, its rank is the id of what it makes, as in tiktoken.
 func newPairTable(merges []merge, byToken bool) pairTable {
-	t := pairTable{slots: hugeSlice[pairSlot](tableSize(len(merges) * 3 / 4))}
+	t := pairTable{slots: hugepage.Slice[pairSlot](tableSize(len(merges) * 3 / 4))}
 	for i := range t.slots {
 		t.slots[i].pair = freeSlot
 	}

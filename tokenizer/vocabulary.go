@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -87,8 +88,8 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 		}
 	}
 	v := &vocabulary{
-		short:  hugeSlice[shortEntry](tableSize(short)),
-		middle: hugeSlice[middleEntry](tableSize(middle)),
+		short:  hugepage.Slice[shortEntry](tableSize(short)),
+		middle: hugepage.Slice[middleEntry](tableSize(middle)),
 		long:   map[string]kvblock.Token{},
 	}
 	for _, token := range tokens {

@@ -1,11 +1,11 @@
 //go:build !amd64 && !arm64
 
-package prefetch // which does nothing here
+package prefetch
 
 import "unsafe"
 
-// Words does nothing.
+// Words does nothing on this processor.
 func Words(*uintptr, int) {}
 
-// Lines does nothing.
+// Lines does nothing on this processor.
 func Lines(unsafe.Pointer, int) {}

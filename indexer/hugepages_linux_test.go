@@ -12,11 +12,10 @@ import (
 	"kvepp/kvblock"
 )
 
-// An index asks the kernel for big pages.
-func TestBigPages(t *testing.T) {
+// TestHugePages checks that the index advises huge pages for runs, their stored blocks and the name table.
+func TestHugePages(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
-		t.Logf("this kernel has no big pages to ask for: %v", err)
-		return
+		t.Skipf("the kernel has no transparent huge pages: %v", err)
 	}
 	x := newIndex(t)
 	device := &x.tiers[kvblock.TierDevice]
@@ -31,12 +30,12 @@ func TestBigPages(t *testing.T) {
 		"names":  unsafe.Pointer(device.names.dir[0].lines),
 	} {
 		if flags := flagsAt(t, uintptr(at)); !strings.Contains(flags, " hg ") {
-			t.Errorf("%s: flags are %q, without hg", what, flags)
+			t.Errorf("%s: VmFlags are %q, want hg (huge page advised)", what, flags)
 		}
 	}
 }
 
-// flagsAt returns what the kernel was told of the memory at an address.
+// flagsAt returns the VmFlags of the mapping that contains the address, from /proc/self/smaps.
 func flagsAt(t *testing.T, at uintptr) string {
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
@@ -51,6 +50,6 @@ func flagsAt(t *testing.T, at uintptr) string {
 			return flags + " "
 		}
 	}
-	t.Fatalf("no flags of the memory at %x", at)
+	t.Fatalf("no VmFlags for address %x", at)
 	return ""
 }

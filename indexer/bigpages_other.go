@@ -1,8 +1,0 @@
-//go:build !linux
-
-package indexer
-
-import "unsafe"
-
-// back does nothing here.
-func back(unsafe.Pointer, int) {}
