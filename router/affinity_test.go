@@ -16,14 +16,15 @@ import (
 	"kvepp/pool"
 	"kvepp/queue"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 const minute = time.Minute
 
 // newSessionHouse is newHouse with session affinity.
-func newSessionHouse(t testing.TB, cfg SessionConfig, endpoints ...pool.Endpoint) *house {
+func newSessionHouse(t testing.TB, cfg session.Config, endpoints ...pool.Endpoint) *house {
 	h := newHouse(t, endpoints...)
-	h.cfg.Sessions = NewSessions(cfg)
+	h.cfg.Sessions = session.NewTable(cfg)
 	h.pool.Watch(forgetting{h.cfg.Sessions.Forget})
 	return h
 }
@@ -48,15 +49,15 @@ func control(fields string, req *Request) *Request {
 
 // A session stays with its worker while another would be cheaper; others of the same prompt do not.
 func TestSessionStaysWithItsWorker(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(3)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, workers(3)...)
 	req := completion("m", tokens(0, 40))
 	first := h.route(of("s", req))
-	if first.Session != SessionNew {
+	if first.Session != session.New {
 		t.Errorf("the first request's session is %q", first.Session)
 	}
 	for i := range 5 { // none of them ends: the worker gets dearer and dearer
 		r := h.route(of("s", req))
-		if r.Name != first.Name || r.Session != SessionKept {
+		if r.Name != first.Name || r.Session != session.Kept {
 			t.Fatalf("request %d: to %s, session %s; want %s, kept", i, r.Name, r.Session, first.Name)
 		}
 	}
@@ -73,11 +74,11 @@ func TestSessionStaysWithItsWorker(t *testing.T) {
 // A session lives as long as its requests come within the time, counted from the end of the latest.
 func TestSessionExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(2)...)
+		h := newSessionHouse(t, session.Config{TTL: minute}, workers(2)...)
 		req := of("s", completion("m", tokens(0, 40)))
 		r := h.route(req)
 		<-time.After(5 * minute) // the answer takes long
-		if again := h.route(req); again.Session != SessionKept {
+		if again := h.route(req); again.Session != session.Kept {
 			t.Errorf("while a request runs, the session is %s", again.Session)
 		} else {
 			again.Free()
@@ -89,12 +90,12 @@ func TestSessionExpires(t *testing.T) {
 			<-time.After(minute - time.Nanosecond)
 			r = h.route(req)
 			r.Free()
-			if r.Session != SessionKept {
+			if r.Session != session.Kept {
 				t.Errorf("within the time the session is %s", r.Session)
 			}
 		}
 		<-time.After(minute)
-		if r = h.route(req); r.Session != SessionNew {
+		if r = h.route(req); r.Session != session.New {
 			t.Errorf("after the time the session is %s", r.Session)
 		}
 		r.Free()
@@ -106,7 +107,7 @@ func TestSessionExpires(t *testing.T) {
 }
 
 func TestSessionEnds(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(2)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, workers(2)...)
 	req := of("s", completion("m", tokens(0, 40)))
 	final := *req
 	final.Hints.SessionFinal = true
@@ -114,7 +115,7 @@ func TestSessionEnds(t *testing.T) {
 		completion("m", tokens(0, 40)))} {
 		one := h.route(req)
 		ending := h.route(last)
-		if ending.Session != SessionKept || ending.Name != one.Name {
+		if ending.Session != session.Kept || ending.Name != one.Name {
 			t.Errorf("%s: the last request's session is %s", name, ending.Session)
 		}
 		if n := h.cfg.Sessions.Active(); n != 1 {
@@ -125,7 +126,7 @@ func TestSessionEnds(t *testing.T) {
 			t.Errorf("%s: %d sessions after its end", name, n)
 		}
 		two := h.route(req)
-		if two.Session != SessionNew {
+		if two.Session != session.New {
 			t.Errorf("%s: the next request's session is %s", name, two.Session)
 		}
 		one.Free() // ends no more than its own hold
@@ -140,7 +141,7 @@ func TestSessionEnds(t *testing.T) {
 // Without a TTL only sessions that requests open are kept, as long as they say.
 func TestSessionControl(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newSessionHouse(t, SessionConfig{}, workers(2)...)
+		h := newSessionHouse(t, session.Config{}, workers(2)...)
 		req := completion("m", tokens(0, 40))
 		said := func(r *Request) string {
 			route := h.route(r)
@@ -156,16 +157,16 @@ func TestSessionControl(t *testing.T) {
 		}{
 			{"a header opens nothing", 0, of("s", req), ""},
 			{"nor does a turn", 0, turn, ""},
-			{"open", 0, control(`"session_id":"s","action":"open","timeout":60`, req), SessionNew},
-			{"turn", 59 * time.Second, turn, SessionKept},
-			{"header", 59 * time.Second, of("s", req), SessionKept},
+			{"open", 0, control(`"session_id":"s","action":"open","timeout":60`, req), session.New},
+			{"turn", 59 * time.Second, turn, session.Kept},
+			{"header", 59 * time.Second, of("s", req), session.Kept},
 			{"late", 60 * time.Second, turn, ""},
-			{"bind", 0, control(`"session_id":"s","action":"bind"`, req), SessionNew},
+			{"bind", 0, control(`"session_id":"s","action":"bind"`, req), session.New},
 			{"bind again", 299 * time.Second, control(`"session_id":"s","action":"bind","timeout":10`, req),
-				SessionKept},
+				session.Kept},
 			{"late for the new time", 10 * time.Second, turn, ""},
-			{"open once more", 0, control(`"session_id":"s","action":"open"`, req), SessionNew},
-			{"close", 0, control(`"session_id":"s","action":"close"`, req), SessionKept},
+			{"open once more", 0, control(`"session_id":"s","action":"open"`, req), session.New},
+			{"close", 0, control(`"session_id":"s","action":"close"`, req), session.Kept},
 			{"closed", 0, turn, ""},
 			{"close what is not open", 0, control(`"session_id":"s","action":"close"`, req), ""},
 		} {
@@ -183,7 +184,7 @@ func TestSessionControl(t *testing.T) {
 
 // The children of one session are kept together, apart from it. None of them ends the others.
 func TestChildrenAreKeptTogether(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(4)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, workers(4)...)
 	req := completion("m", tokens(0, 40))
 	child := func(id string) *Request {
 		r := of(id, req)
@@ -191,13 +192,13 @@ func TestChildrenAreKeptTogether(t *testing.T) {
 		return r
 	}
 	parent, a, b := h.route(of("s", req)), h.route(child("a")), h.route(child("b"))
-	if a.Name == parent.Name || b.Name != a.Name || a.Session != SessionNew || b.Session != SessionKept {
+	if a.Name == parent.Name || b.Name != a.Name || a.Session != session.New || b.Session != session.Kept {
 		t.Errorf("parent on %s, children on %s (%s) and %s (%s)", parent.Name, a.Name, a.Session, b.Name, b.Session)
 	}
 	last := child("a")
 	last.Hints.SessionFinal = true
 	h.route(last).Free()
-	if r := h.route(child("c")); r.Session != SessionKept || r.Name != a.Name {
+	if r := h.route(child("c")); r.Session != session.Kept || r.Name != a.Name {
 		t.Errorf("a third child on %s (%s)", r.Name, r.Session)
 	}
 }
@@ -206,18 +207,18 @@ func TestChildrenAreKeptTogether(t *testing.T) {
 // likes.
 func TestSessionOnAnOverloadedWorker(t *testing.T) {
 	for _, soft := range []bool{false, true} {
-		h := newSessionHouse(t, SessionConfig{TTL: minute, Soft: soft}, workers(2)...)
+		h := newSessionHouse(t, session.Config{TTL: minute, Soft: soft}, workers(2)...)
 		h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](50)})
 		req := of("s", completion("m", tokens(0, 40)))
 		first := h.route(req)
 		h.route(req) // 80 tokens wait
 		r, err := h.Route(t.Context(), req)
 		switch {
-		case soft && (err != nil || r.Name == first.Name || r.Session != SessionMoved):
+		case soft && (err != nil || r.Name == first.Name || r.Session != session.Moved):
 			t.Errorf("soft: %v, %+v", err, r)
 		case soft:
 			first.Free() // the old worker is idle again, and not the session's any more
-			if again := h.route(req); again.Name != r.Name || again.Session != SessionKept {
+			if again := h.route(req); again.Name != r.Name || again.Session != session.Kept {
 				t.Errorf("soft: the next request went to %s (%s), want %s", again.Name, again.Session, r.Name)
 			}
 		case !errors.Is(err, ErrOverloaded):
@@ -227,7 +228,7 @@ func TestSessionOnAnOverloadedWorker(t *testing.T) {
 				t.Error("hard: another session on the overloaded worker")
 			}
 			first.Free()
-			if again := h.route(req); again.Name != first.Name || again.Session != SessionKept {
+			if again := h.route(req); again.Name != first.Name || again.Session != session.Kept {
 				t.Errorf("hard: afterwards to %s (%s)", again.Name, again.Session)
 			}
 		}
@@ -238,25 +239,25 @@ func TestSessionOnAnOverloadedWorker(t *testing.T) {
 // follows.
 func TestSessionWithoutItsWorker(t *testing.T) {
 	es := workers(3)
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, es...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, es...)
 	req := of("s", completion("m", tokens(0, 40)))
 	first := h.route(req)
 	elsewhere := *req
 	elsewhere.Allowed = func(address string) bool { return address != first.Address }
 	moved := h.route(&elsewhere)
-	if moved.Name == first.Name || moved.Session != SessionMoved {
+	if moved.Name == first.Name || moved.Session != session.Moved {
 		t.Errorf("outside the subset: to %s, %s", moved.Name, moved.Session)
 	}
-	if r := h.route(req); r.Name != moved.Name || r.Session != SessionKept {
+	if r := h.route(req); r.Name != moved.Name || r.Session != session.Kept {
 		t.Errorf("after it moved: to %s, %s", r.Name, r.Session)
 	}
 	h.cfg.Pinning = true
 	if r := h.route(with(req, fmt.Sprintf(`"nvext":{"backend_instance_id":%d}`,
 		first.InstanceID))); r.Name != first.Name ||
-		r.Session != SessionMoved {
+		r.Session != session.Moved {
 		t.Errorf("pinned to %s: to %s, %s", first.Name, r.Name, r.Session)
 	}
-	if r := h.route(req); r.Name != first.Name || r.Session != SessionKept {
+	if r := h.route(req); r.Name != first.Name || r.Session != session.Kept {
 		t.Errorf("after it was pinned: to %s, %s", r.Name, r.Session)
 	}
 	h.pool.Update(slices.DeleteFunc(es, func(e pool.Endpoint) bool { return e.Name == first.Name }))
@@ -264,14 +265,14 @@ func TestSessionWithoutItsWorker(t *testing.T) {
 		t.Errorf("the worker left: %d sessions, %+v", n, stats)
 	}
 	first.Free()
-	if r := h.route(req); r.Name == first.Name || r.Session != SessionNew {
+	if r := h.route(req); r.Name == first.Name || r.Session != session.New {
 		t.Errorf("after its worker left: to %s, %s", r.Name, r.Session)
 	}
 }
 
 // All requests of a session go to one worker, however many come at once.
 func TestSessionRace(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(8)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, workers(8)...)
 	for session := range 20 {
 		var all sync.WaitGroup
 		routes := make([]*Route, 16)
@@ -296,18 +297,18 @@ func TestSessionRace(t *testing.T) {
 
 // Whoever comes new is served when the table is full: the session that was used longest ago goes, an idle one first.
 func TestSessionsAreBounded(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute, Max: 3}, workers(2)...)
+	h := newSessionHouse(t, session.Config{TTL: minute, Max: 3}, workers(2)...)
 	req := completion("m", tokens(0, 40))
 	running := h.route(of("running", req))
 	for _, s := range []string{"a", "b", "a", "c"} { // b was used longest ago
 		h.route(of(s, req)).Free()
 	}
-	for s, want := range map[string]string{"running": SessionKept, "a": SessionKept, "c": SessionKept} {
+	for s, want := range map[string]string{"running": session.Kept, "a": session.Kept, "c": session.Kept} {
 		if r := h.route(of(s, req)); r.Session != want {
 			t.Errorf("%s is %s, want %s", s, r.Session, want)
 		}
 	}
-	if r := h.route(of("d", req)); r.Session != SessionNew { // now all are running
+	if r := h.route(of("d", req)); r.Session != session.New { // now all are running
 		t.Errorf("a new session is %s", r.Session)
 	}
 	running.Free()
@@ -315,170 +316,6 @@ func TestSessionsAreBounded(t *testing.T) {
 		t.Errorf("%d sessions, %+v", n, stats)
 	}
 	h.route(of(strings.Repeat("long", 1<<16), req)) // of whatever length
-}
-
-// oracleSession is a session of the naive table below.
-type oracleSession struct {
-	worker  kvblock.Worker
-	ttl     time.Duration
-	running int
-	used    time.Time
-	order   int // of the latest use
-}
-
-// The table says the same as a naive one after every step of random histories, in which time passes too.
-func TestSessionsAgainstANaiveTable(t *testing.T) {
-	for seed := range uint64(40) {
-		synctest.Test(t, func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(seed, 7))
-			const most, ttl = 5, 10 * time.Second
-			s, naive := NewSessions(SessionConfig{TTL: ttl, Max: most}), map[sessionKey]*oracleSession{}
-			type held struct {
-				e *session
-				o *oracleSession
-				k sessionKey
-			}
-			var running []held
-			steps, want := 0, SessionStats{}
-			use := func(o *oracleSession) { steps++; o.order, o.used = steps, time.Now() }
-			expire := func() {
-				for k, o := range naive {
-					if o.running == 0 && time.Since(o.used) >= o.ttl {
-						delete(naive, k)
-						want.Expired++
-					}
-				}
-			}
-			for range 300 {
-				s.Active() // so that both have ended what has expired
-				expire()
-				key := sessionKey{byte(rng.IntN(8))}
-				switch rng.IntN(7) {
-				case 0, 1, 2:
-					was, bound := s.find(key)
-					o := naive[key]
-					if bound != (o != nil) || bound && was != o.worker {
-						t.Fatalf("seed %d: found %v %v, want %+v", seed, was, bound, o)
-					}
-					to, own := kvblock.Worker(rng.IntN(3)), time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
-					if rng.IntN(2) == 0 && bound {
-						to = was
-					}
-					e, outcome := s.hold(key, was, bound, to, own)
-					switch {
-					case o == nil:
-						if len(naive) == most {
-							idle, all := sessionKey{}, sessionKey{}
-							for k, x := range naive {
-								if x.running == 0 &&
-									(naive[idle] == nil || naive[idle].running > 0 || x.order < naive[idle].order) {
-									idle = k
-								}
-								if naive[all] == nil || x.order < naive[all].order {
-									all = k
-								}
-							}
-							if naive[idle] == nil || naive[idle].running > 0 {
-								idle = all
-							}
-							delete(naive, idle)
-							want.Evicted++
-						}
-						o = &oracleSession{ttl: ttl}
-						naive[key] = o
-						want.New++
-					case o.worker == to:
-						want.Kept++
-					default:
-						want.Moved++
-					}
-					if e == nil || outcome == "" {
-						t.Fatalf("seed %d: not held", seed)
-					}
-					if o.worker = to; own > 0 {
-						o.ttl = own
-					}
-					o.running++
-					use(o)
-					running = append(running, held{e, o, key})
-				case 3, 4:
-					if len(running) == 0 {
-						continue
-					}
-					i := rng.IntN(len(running))
-					x, final := running[i], rng.IntN(4) == 0
-					running = slices.Delete(running, i, i+1)
-					s.release(x.e, final)
-					x.o.running--
-					if naive[x.k] != x.o {
-						continue // it has ended before
-					}
-					if use(x.o); final {
-						delete(naive, x.k)
-						want.Final++
-					}
-				case 5:
-					w := kvblock.Worker(rng.IntN(3))
-					if rng.IntN(5) > 0 {
-						continue
-					}
-					s.Forget(w)
-					for k, o := range naive {
-						if o.worker == w {
-							delete(naive, k)
-							want.WorkerLeft++
-						}
-					}
-				case 6:
-					<-time.After(time.Duration(rng.IntN(5000)) * time.Millisecond)
-					continue
-				}
-				if n := s.Active(); n != len(naive) || s.idle.Len()+s.held.Len() != n {
-					t.Fatalf(
-						"seed %d: %d sessions, %d idle and %d held; want %d",
-						seed,
-						n,
-						s.idle.Len(),
-						s.held.Len(),
-						len(naive),
-					)
-				}
-				if got := s.Stats(); got != want {
-					t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
-				}
-			}
-		})
-	}
-}
-
-// What others did to a session meanwhile is not undone: whoever saw another state has to look again.
-func TestHoldWantsWhatWasSeen(t *testing.T) {
-	s := NewSessions(SessionConfig{TTL: minute})
-	key := sessionKey{1}
-	s.hold(key, 0, false, 5, 0)
-	for _, c := range []struct {
-		was   kvblock.Worker
-		bound bool
-		to    kvblock.Worker
-		want  string
-	}{
-		{0, false, 6, ""},           // has been bound meanwhile
-		{7, true, 6, ""},            // has moved meanwhile
-		{0, false, 5, SessionKept},  // has been bound to where it is to be
-		{5, true, 6, SessionMoved},  // nothing happened
-		{5, true, 6, SessionKept},   // has moved to where it is to be
-		{9, true, 9, ""},            //
-		{6, true, 6, SessionKept},   //
-		{6, true, 10, SessionMoved}, //
-	} {
-		if _, outcome := s.hold(key, c.was, c.bound, c.to, 0); outcome != c.want {
-			t.Errorf("%+v: %q", c, outcome)
-		}
-	}
-	s.Forget(10)
-	if e, _ := s.hold(key, 10, true, 10, 0); e != nil {
-		t.Error("held, though it has ended")
-	}
 }
 
 // A request waits for the worker of its session, though another is ready, and nobody behind it has to wait for that;
@@ -489,7 +326,7 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newQueueHouse(t, queue.FCFS, maxed(workers(2), 100)...)
-			h.cfg.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft})
+			h.cfg.Sessions = session.NewTable(session.Config{TTL: minute, Soft: soft})
 			req := completion("m", tokens(0, 40))
 			a := arriveAt(h)
 			a.send(t.Context(), "first", of("s", req))
@@ -508,7 +345,7 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 			}
 			a.prefilled("first")
 			if a.order() != "first other second" || a.by["second"].Name != a.by["first"].Name ||
-				a.by["second"].Session != SessionKept {
+				a.by["second"].Session != session.Kept {
 				t.Errorf("hard: went %s", a.order())
 			}
 		})
@@ -517,12 +354,12 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 
 // Of a prefill and a decode worker it is the decode worker that a session stays with.
 func TestSessionOfTwoLegs(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, disaggregated(2, 3)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, disaggregated(2, 3)...)
 	prefills := map[string]bool{}
 	first := h.route(of("s", completion("m", tokens(0, 40))))
 	for i := range 6 {
 		r := h.route(of("s", completion("m", tokens(100*i, 40))))
-		if r.Name != first.Name || r.Session != SessionKept {
+		if r.Name != first.Name || r.Session != session.Kept {
 			t.Errorf("request %d: decoded by %s (%s), the first by %s", i, r.Name, r.Session, first.Name)
 		}
 		prefills[r.Prefill.Name] = true
@@ -536,11 +373,12 @@ func TestSessionOfTwoLegs(t *testing.T) {
 func TestSessionsInEveryMode(t *testing.T) {
 	for _, mode := range []scoring.Mode{scoring.KV, scoring.RoundRobin, scoring.Random, scoring.PowerOfTwo,
 		scoring.LeastLoaded, scoring.DeviceAwareWeighted} {
-		h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(4)...)
+		h := newSessionHouse(t, session.Config{TTL: minute}, workers(4)...)
 		h.cfg.Scoring.Mode = mode
 		first := h.route(of("s", completion("m", tokens(0, 40))))
 		for i := range 12 {
-			if r := h.route(of("s", completion("m", tokens(i, 40)))); r.Name != first.Name || r.Session != SessionKept {
+			if r := h.route(of("s", completion("m", tokens(i, 40)))); r.Name != first.Name ||
+				r.Session != session.Kept {
 				t.Errorf("%v: request %d went to %s (%s), the first to %s", mode, i, r.Name, r.Session, first.Name)
 			}
 		}
@@ -551,96 +389,102 @@ func TestSessionsInEveryMode(t *testing.T) {
 // session is held.
 func TestHistoriesOfHintsEndEmpty(t *testing.T) {
 	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 11))
-		es := append(workers(3), disaggregated(2, 2)...)
-		h := newSessionHouse(t, SessionConfig{TTL: minute, Max: 6, Soft: seed%2 == 0}, es...)
-		h.cfg.Pinning = true
-		if seed%3 == 0 {
-			h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](100)})
-		}
-		var running []*Route
-		refused := 0
-		for range 300 {
-			switch rng.IntN(5) {
-			case 0, 1, 2:
-				fields := []string{`"x":1`,
-					fmt.Sprintf(
-						`"session_control":{"session_id":"%d","action":%q}`,
-						rng.IntN(9),
-						[]string{"open", "bind", "close"}[rng.IntN(3)],
-					),
-					fmt.Sprintf(
-						`"router_config_override":{"overlap_score_weight":%d,"router_temperature":%d,`+
-							`"assume_kv_reuse":%v,"track_prefill_tokens":%v}`,
-						rng.IntN(3),
-						rng.IntN(2),
-						rng.IntN(2) == 0,
-						rng.IntN(2) == 0,
-					),
-					fmt.Sprintf(`"backend_instance_id":%d`, 100+rng.IntN(4)),
-					fmt.Sprintf(`"decode_worker_id":%d,"prefill_worker_id":%d`, 300+rng.IntN(3), 200+rng.IntN(3)),
-				}
-				req := with(
-					completion("m", tokens(rng.IntN(4), 8+rng.IntN(60))),
-					`"nvext":{`+fields[rng.IntN(len(fields))]+`}`,
-				)
-				if rng.IntN(2) == 0 {
-					req = of(fmt.Sprint(rng.IntN(9)), req)
-					req.Hints.SessionFinal = rng.IntN(4) == 0
-				}
-				r, err := h.Route(t.Context(), req)
-				var bad *apibody.Error
-				switch {
-				case err == nil:
-					running = append(running, r)
-				case errors.As(err, &bad), errors.Is(err, ErrOverloaded), errors.Is(err, ErrNoPrefill):
-					refused++
-				default:
-					t.Fatalf("seed %d: %v", seed, err)
-				}
-			case 3:
-				if len(running) > 0 {
-					i := rng.IntN(len(running))
-					if running[i].MarkPrefillCompleted(); rng.IntN(2) == 0 {
-						running[i].Free()
-						running = slices.Delete(running, i, i+1)
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 11))
+			es := append(workers(3), disaggregated(2, 2)...)
+			h := newSessionHouse(t, session.Config{TTL: minute, Max: 6, Soft: seed%2 == 0}, es...)
+			h.cfg.Pinning = true
+			if seed%3 == 0 {
+				h.thresholds.start(Thresholds{ActivePrefillTokens: set[uint64](100)})
+			}
+			var running []*Route
+			refused := 0
+			for range 300 {
+				switch rng.IntN(5) {
+				case 0, 1, 2:
+					fields := []string{`"x":1`,
+						fmt.Sprintf(
+							`"session_control":{"session_id":"%d","action":%q}`,
+							rng.IntN(9),
+							[]string{"open", "bind", "close"}[rng.IntN(3)],
+						),
+						fmt.Sprintf(
+							`"router_config_override":{"overlap_score_weight":%d,"router_temperature":%d,`+
+								`"assume_kv_reuse":%v,"track_prefill_tokens":%v}`,
+							rng.IntN(3),
+							rng.IntN(2),
+							rng.IntN(2) == 0,
+							rng.IntN(2) == 0,
+						),
+						fmt.Sprintf(`"backend_instance_id":%d`, 100+rng.IntN(4)),
+						fmt.Sprintf(`"decode_worker_id":%d,"prefill_worker_id":%d`, 300+rng.IntN(3), 200+rng.IntN(3)),
+					}
+					req := with(
+						completion("m", tokens(rng.IntN(4), 8+rng.IntN(60))),
+						`"nvext":{`+fields[rng.IntN(len(fields))]+`}`,
+					)
+					if rng.IntN(2) == 0 {
+						req = of(fmt.Sprint(rng.IntN(9)), req)
+						req.Hints.SessionFinal = rng.IntN(4) == 0
+					}
+					r, err := h.Route(t.Context(), req)
+					var bad *apibody.Error
+					switch {
+					case err == nil:
+						running = append(running, r)
+					case errors.As(err, &bad), errors.Is(err, ErrOverloaded), errors.Is(err, ErrNoPrefill):
+						refused++
+					default:
+						t.Fatalf("seed %d: %v", seed, err)
+					}
+				case 3:
+					if len(running) > 0 {
+						i := rng.IntN(len(running))
+						if running[i].MarkPrefillCompleted(); rng.IntN(2) == 0 {
+							running[i].Free()
+							running = slices.Delete(running, i, i+1)
+						}
+					}
+				case 4:
+					if rng.IntN(10) == 0 { // one leaves, or all are back
+						h.pool.Update(es[:len(es)-rng.IntN(2)*2])
 					}
 				}
-			case 4:
-				if rng.IntN(10) == 0 { // one leaves, or all are back
-					h.pool.Update(es[:len(es)-rng.IntN(2)*2])
+			}
+			if len(running) == 0 || refused == 0 {
+				t.Errorf(
+					"seed %d: %d requests run, %d were refused: too few of one to test with",
+					seed,
+					len(running),
+					refused,
+				)
+			}
+			for _, r := range running {
+				r.Free()
+			}
+			for w, load := range h.book.Loads(nil) {
+				if load != (scoring.Load{}) {
+					t.Errorf("seed %d: worker %d still carries %+v", seed, w, load)
 				}
 			}
-		}
-		if len(running) == 0 || refused == 0 {
-			t.Errorf(
-				"seed %d: %d requests run, %d were refused: too few of one to test with",
-				seed,
-				len(running),
-				refused,
-			)
-		}
-		for _, r := range running {
-			r.Free()
-		}
-		for w, load := range h.book.Loads(nil) {
-			if load != (scoring.Load{}) {
-				t.Errorf("seed %d: worker %d still carries %+v", seed, w, load)
+			if n := h.cfg.Sessions.Active(); h.book.Len() != 0 || n > 6 {
+				t.Errorf("seed %d: %d bookings, %d sessions", seed, h.book.Len(), n)
 			}
-		}
-		if s := h.cfg.Sessions; h.book.Len() != 0 || s.held.Len() != 0 || s.Active() > 6 {
-			t.Errorf("seed %d: %d bookings, %d sessions held of %d", seed, h.book.Len(), s.held.Len(), s.Active())
-		}
+			<-time.After(session.MaxTTL)
+			if n := h.cfg.Sessions.Active(); n != 0 {
+				t.Errorf("seed %d: %d sessions are held by no request", seed, n)
+			}
+		})
 	}
 }
 
 // A session is kept without its requests' bodies too, where the proxy's body mode does not let them be waited for.
 func TestSessionWithoutBodies(t *testing.T) {
-	h := newSessionHouse(t, SessionConfig{TTL: minute}, workers(3)...)
+	h := newSessionHouse(t, session.Config{TTL: minute}, workers(3)...)
 	req := &Request{Path: "/v1/chat/completions", Without: ReasonBodyMode, BodyBytes: 4096}
 	first := h.route(of("s", req))
 	for range 9 {
-		if r := h.route(of("s", req)); r.Name != first.Name || r.Session != SessionKept || r.Reason != ReasonBodyMode {
+		if r := h.route(of("s", req)); r.Name != first.Name || r.Session != session.Kept || r.Reason != ReasonBodyMode {
 			t.Fatalf("to %s, session %q, reason %s; want %s, kept", r.Name, r.Session, r.Reason, first.Name)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"kvepp/pool"
 	"kvepp/router/eject"
 	"kvepp/scoring"
+	"kvepp/session"
 	"kvepp/tokenizer"
 	"kvepp/tokenizer/remote"
 )
@@ -41,7 +42,7 @@ type Config struct {
 	// IgnoreHints drops what clients say of their requests' routing, in headers and nvext.
 	IgnoreHints bool
 	// Sessions is the table of session affinity. The caller tells it which workers left. nil: there is no affinity.
-	Sessions *Sessions
+	Sessions *session.Table
 	// Pinning lets requests name the worker that they go to, in nvext.
 	Pinning bool
 	// Frontends says that the endpoints are Dynamo's frontends: they make the tenant of a request its cache salt, and

@@ -13,6 +13,7 @@ import (
 	"kvepp/pool"
 	"kvepp/queue"
 	"kvepp/router/eject"
+	"kvepp/session"
 )
 
 // newCordonHouse is newHealthHouse, where cordons of the pool reach the tracker.
@@ -86,17 +87,17 @@ func TestSessionsLeaveCordonedEndpoints(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		h := newCordonHouse(
 			t,
-			func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute, Soft: soft}) },
+			func(c *Config) { c.Sessions = session.NewTable(session.Config{TTL: minute, Soft: soft}) },
 			workers(3)...)
 		req := of("s", completion("m", tokens(0, 40)))
 		first := h.route(req) // runs on
 		h.cordon(first.Name, eject.NoNewRequests)
 		second := h.route(req)
-		if second.Name == first.Name || second.Session != SessionMoved {
+		if second.Name == first.Name || second.Session != session.Moved {
 			t.Errorf("soft %v: to %s, session %s", soft, second.Name, second.Session)
 		}
 		h.cordon(first.Name, "")
-		if third := h.route(req); third.Name != second.Name || third.Session != SessionKept {
+		if third := h.route(req); third.Name != second.Name || third.Session != session.Kept {
 			t.Errorf(
 				"soft %v: after the cordon to %s, session %s; want %s",
 				soft,
@@ -190,11 +191,11 @@ func TestCordonWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newCordonHouse(t, func(c *Config) {
 			c.Queue = &Queue{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, set(0.0))), Bound: 100}
-			c.Sessions, c.Pinning = NewSessions(SessionConfig{TTL: time.Hour}), true
+			c.Sessions, c.Pinning = session.NewTable(session.Config{TTL: time.Hour}), true
 		}, maxed(workers(2), 100)...)
 		a := arriveAt(h)
-		session := of("s", completion("m", tokens(0, 40)))
-		a.send(t.Context(), "first", session)
+		turn := of("s", completion("m", tokens(0, 40)))
+		a.send(t.Context(), "first", turn)
 		bound := a.by["first"].Name
 		other := map[string]string{"w0": "w1", "w1": "w0"}[bound]
 		pin := map[string]string{"w0": "100", "w1": "101"}[bound]
@@ -204,7 +205,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 			"pinned",
 			with(completion("m", tokens(2000, 40)), `"nvext":{"backend_instance_id":`+pin+`}`),
 		)
-		a.send(t.Context(), "turn", session)
+		a.send(t.Context(), "turn", turn)
 		if a.order() != "first busy" || a.by["busy"].Name != other || h.allWaiting() != 2 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
@@ -215,7 +216,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 			t.Fatalf("went: %s; want %s; %d wait", a.order(), want, h.allWaiting())
 		}
 		a.prefilled("busy")
-		if r := a.by["turn"]; r == nil || r.Name != other || r.Session != SessionMoved {
+		if r := a.by["turn"]; r == nil || r.Name != other || r.Session != session.Moved {
 			t.Fatalf("went: %s; the session's turn: %+v", a.order(), r)
 		}
 		a.send(t.Context(), "late", completion("m", tokens(3000, 40)))

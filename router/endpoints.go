@@ -1,8 +1,6 @@
 package router
 
 import (
-	"time"
-
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/eject"
@@ -46,7 +44,7 @@ func (e *EndpointState) Sessions() (n int) {
 func (r *Router) Endpoints() []EndpointState {
 	s := r.pool.Acquire()
 	defer s.Release()
-	loads, sessions := r.book.Loads(nil), r.cfg.Sessions.byWorker()
+	loads, sessions := r.book.Loads(nil), r.cfg.Sessions.CountByWorker()
 	health, inPool := map[string]eject.Health{}, map[string]bool{}
 	tracked := r.cfg.Eject.Endpoints()
 	for _, h := range tracked {
@@ -82,19 +80,3 @@ func (r *Router) Endpoints() []EndpointState {
 
 // SetCordon sets or ends an operator's cordon of an endpoint, see [eject.Tracker.SetCordon].
 func (r *Router) SetCordon(name string, c eject.Cordon) error { return r.cfg.Eject.SetCordon(name, c) }
-
-// byWorker counts the sessions of each worker. A nil table has none.
-func (s *Sessions) byWorker() map[kvblock.Worker]int {
-	if s == nil {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now, counts := time.Now(), map[kvblock.Worker]int{}
-	for _, e := range s.byKey {
-		if e.running > 0 || now.Before(e.expires) {
-			counts[e.worker]++
-		}
-	}
-	return counts
-}

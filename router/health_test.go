@@ -12,6 +12,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/eject"
+	"kvepp/session"
 )
 
 // newHealthHouse is a house that ejects endpoints after three failures.
@@ -133,13 +134,14 @@ func TestAllEjected(t *testing.T) {
 // TestEjectionMovesSessions: also those that may not move for load.
 func TestEjectionMovesSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHealthHouse(t, func(c *Config) { c.Sessions = NewSessions(SessionConfig{TTL: minute}) }, workers(2)...)
+		h := newHealthHouse(t, func(c *Config) { c.Sessions = session.NewTable(session.Config{TTL: minute}) },
+			workers(2)...)
 		req := completion("m", tokens(0, 40))
 		first := h.route(of("s", req))
 		answered(first)
 		h.breakDown(first.Name)
 		r := h.route(of("s", req))
-		if r.Name == first.Name || r.Session != SessionMoved {
+		if r.Name == first.Name || r.Session != session.Moved {
 			t.Errorf("%s, session %s", r.Name, r.Session)
 		}
 		answered(r)

@@ -95,9 +95,7 @@ func (r *Route) Free() {
 	if r.freed.Swap(true) {
 		return
 	}
-	if r.session != nil {
-		r.sessions.release(r.session, r.final)
-	}
+	r.lease.Release(r.final)
 	if r.released != nil {
 		r.released()
 	}

@@ -29,6 +29,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 var (
@@ -101,7 +102,7 @@ type Decision struct {
 	Chosen int
 	// Weights are those of the costs, of this request and leg, and how the choice was made; nil with Costs.
 	Weights *scoring.Config
-	// Session says what became of the request's session: SessionNew, SessionKept or SessionMoved. Empty: it has none.
+	// Session is what the request did to its session, a session.Outcome. Empty: it has none.
 	Session string
 	Waited  time.Duration // in the queue
 	// Ejected are the names of the endpoints that would have been candidates and were not, because they are ejected;
@@ -159,10 +160,9 @@ type Route struct {
 	observed      observed
 	health        health
 
-	sessions *Sessions
-	session  *session // held; nil: none
-	final    bool     // it ends with this request
-	freed    atomic.Bool
+	lease session.Lease // on its session
+	final bool          // the session ends with this request
+	freed atomic.Bool
 
 	released func()      // says that there is less load than before; nil: nobody waits for it
 	computed atomic.Bool // released was told that the prompt is prefilled

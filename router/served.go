@@ -17,7 +17,9 @@ const (
 // Served is who served a request, as the proxy says.
 type Served struct {
 	Address string // host:port
-	Worker  string // endpoint and rank, such as "worker-0/0"; empty: none of the pool's, or the chosen one and no record is kept
+	// Worker is endpoint and rank, such as "worker-0/0". Empty: the pool has no such endpoint, or it is the chosen one
+	// and no record is kept.
+	Worker  string
 	Outcome string // ServedAsChosen, ServedMoved or ServedUnknown
 }
 

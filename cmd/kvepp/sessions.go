@@ -5,12 +5,12 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
-	"kvepp/router"
+	"kvepp/session"
 )
 
 // checkSessions checks the flags of session affinity.
 func (o *options) checkSessions() error {
-	switch longest := int(router.MaxSessionTTL / time.Second); {
+	switch longest := int(session.MaxTTL / time.Second); {
 	case o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest:
 		return fmt.Errorf(
 			"--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: no affinity but for sessions "+
@@ -23,9 +23,9 @@ func (o *options) checkSessions() error {
 }
 
 // sessions makes the table of session affinity, and shows what it counts.
-func sessions(o *options, m *metrics.Metrics) *router.Sessions {
-	s := router.NewSessions(
-		router.SessionConfig{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
+func sessions(o *options, m *metrics.Metrics) *session.Table {
+	s := session.NewTable(
+		session.Config{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
 	)
 	m.Source(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
 	countersOf(
@@ -34,10 +34,10 @@ func sessions(o *options, m *metrics.Metrics) *router.Sessions {
 		metrics.SessionRequestsHelp,
 		"outcome",
 		s.Stats,
-		map[string]func(router.SessionStats) uint64{
-			router.SessionNew:   func(x router.SessionStats) uint64 { return x.New },
-			router.SessionKept:  func(x router.SessionStats) uint64 { return x.Kept },
-			router.SessionMoved: func(x router.SessionStats) uint64 { return x.Moved },
+		map[string]func(session.Stats) uint64{
+			session.New:   func(x session.Stats) uint64 { return x.New },
+			session.Kept:  func(x session.Stats) uint64 { return x.Kept },
+			session.Moved: func(x session.Stats) uint64 { return x.Moved },
 		},
 	)
 	countersOf(
@@ -46,11 +46,11 @@ func sessions(o *options, m *metrics.Metrics) *router.Sessions {
 		metrics.SessionsEndedHelp,
 		"cause",
 		s.Stats,
-		map[string]func(router.SessionStats) uint64{
-			"final":       func(x router.SessionStats) uint64 { return x.Final },
-			"expired":     func(x router.SessionStats) uint64 { return x.Expired },
-			"evicted":     func(x router.SessionStats) uint64 { return x.Evicted },
-			"worker_left": func(x router.SessionStats) uint64 { return x.WorkerLeft },
+		map[string]func(session.Stats) uint64{
+			"final":       func(x session.Stats) uint64 { return x.Final },
+			"expired":     func(x session.Stats) uint64 { return x.Expired },
+			"evicted":     func(x session.Stats) uint64 { return x.Evicted },
+			"worker_left": func(x session.Stats) uint64 { return x.WorkerLeft },
 		},
 	)
 	return s

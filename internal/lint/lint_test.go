@@ -52,11 +52,12 @@ var may = map[string]string{
 	"indexer/feed": "indexer kvblock natssub pool zmqsub internal/loglimit internal/metrics",
 	"router/eject": "kvblock pool",
 	"queue":        "internal/suggest",
+	"session":      "kvblock",
 	"modelrewrite": "",
-	"router": "indexer kvblock pool router/eject queue modelrewrite scoring tokenizer " +
+	"router": "indexer kvblock pool router/eject queue modelrewrite scoring session tokenizer " +
 		"tokenizer/remote internal/apibody internal/budget internal/metrics internal/tracing internal/loglimit",
-	"internal/service": "indexer indexer/feed kvblock pool router router/eject queue scoring internal/metrics " +
-		"internal/suggest",
+	"internal/service": "indexer indexer/feed kvblock pool router router/eject queue scoring session " +
+		"internal/metrics internal/suggest",
 	"extproc": "router router/eject internal/apibody internal/budget internal/metrics " +
 		"internal/tracing internal/loglimit",
 	"cmd/kvepp":     "*",

@@ -359,7 +359,7 @@ func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 // free answers DELETE /reservations/{id}.
 func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
 	s.onReservation(w, req, func(b scoring.Booking) {
-		s.leases.release(req.PathValue("id"))
+		s.leases.Release(req.PathValue("id"))
 		b.Free()
 	})
 	s.released()

@@ -190,14 +190,14 @@ type selectRequest struct {
 	Override *override `json:"router_config_override"`
 	// ExpectedOutputTokens has no effect, as in Dynamo: clients say themselves what is left of an answer, see
 	// outputBlock.
-	ExpectedOutputTokens *uint32  `json:"expected_output_tokens"`
-	PriorityJump         *float64 `json:"priority_jump"` // these two for selections that wait
-	StrictPriority       *uint32  `json:"strict_priority"`
-	SessionID            *string  `json:"session_id"`
-	Session              *session `json:"session_context"`
-	Affinity             *ranked  `json:"affinity_target"` // goes first, if it may be chosen at all
-	Pinned               *ranked  `json:"pinned_worker"`   // or nobody
-	Allowed              []uint64 `json:"allowed_worker_ids"`
+	ExpectedOutputTokens *uint32         `json:"expected_output_tokens"`
+	PriorityJump         *float64        `json:"priority_jump"` // these two for selections that wait
+	StrictPriority       *uint32         `json:"strict_priority"`
+	SessionID            *string         `json:"session_id"`
+	Session              *sessionContext `json:"session_context"`
+	Affinity             *ranked         `json:"affinity_target"` // goes first, if it may be chosen at all
+	Pinned               *ranked         `json:"pinned_worker"`   // or nobody
+	Allowed              []uint64        `json:"allowed_worker_ids"`
 	Constraints          struct {
 		Required  []string           `json:"required_taints"`
 		Preferred map[string]float32 `json:"preferred_taints"`
@@ -210,7 +210,7 @@ func (q *selectRequest) constraints() *scoring.Constraints {
 	return &c
 }
 
-type session struct {
+type sessionContext struct {
 	ID           *string             `json:"session_id"`
 	Parent       *string             `json:"parent_session_id"`
 	Final        *bool               `json:"session_final"`
@@ -392,7 +392,7 @@ func (s *Selector) decide(d *choice, q *selectRequest, p *prepared, id string) (
 		overlap:   instance{DP: map[string]int{}},
 	}
 	if c.record == nil {
-		s.leases.release(id)
+		s.leases.Release(id)
 		booking.Free()
 		return nil, refuse(http.StatusInternalServerError, "selected worker %d is no longer schedulable", w.InstanceID)
 	}

@@ -12,6 +12,7 @@ import (
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 // Selector is Dynamo's selection service: workers are registered by request, and their events followed; selections
@@ -29,7 +30,7 @@ type Selector struct {
 	pending  *pendingSelections
 	claims   sync.Map // names of reservations whose selections wait
 	began    time.Time
-	leases   leases
+	leases   session.Leases
 	metrics  *metrics.SelectionService
 	scratch  sync.Pool // of *choice
 
@@ -57,7 +58,7 @@ type SelectorConfig struct {
 	// Queue says how selections wait while all workers are busy; nil: none does.
 	Queue *router.Queue
 	// Sessions is the table of session affinity; who leaves the pool leaves it too. nil: there is no affinity.
-	Sessions *router.Sessions
+	Sessions *session.Table
 }
 
 // NewSelector returns a Selector without workers. p is its own: nobody else may update it. f, which watches p, follows

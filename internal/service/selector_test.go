@@ -18,8 +18,8 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 // counter is a selection service behind a handler, and what it stands on.
@@ -599,7 +599,7 @@ func TestSelectionsAtOnce(t *testing.T) {
 func TestSessionsOfSelections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounter(t, func(cfg *SelectorConfig) {
-			cfg.Sessions = router.NewSessions(router.SessionConfig{TTL: 10 * time.Minute})
+			cfg.Sessions = session.NewTable(session.Config{TTL: 10 * time.Minute})
 		})
 		c.want("POST /workers", workerOne, http.StatusCreated, "schedulable")
 		c.want("POST /workers", workerTwo, http.StatusCreated, "schedulable")
@@ -634,7 +634,7 @@ func TestSessionsOfSelections(t *testing.T) {
 			b.there {
 			t.Errorf("the session is still on worker %d, %v", b.worker, err)
 		}
-		if c.selector.leases.order.Len() != 0 {
+		if c.selector.leases.Len() != 0 {
 			t.Error("the lease of a reservation that has run out is still held")
 		}
 

@@ -1,78 +1,21 @@
 package service
 
 import (
-	"container/list"
 	"net/http"
-	"sync"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
-	"kvepp/router"
-	"kvepp/scoring"
+	"kvepp/session"
 )
 
 // maxSessionID is the longest session id, in bytes. Source: dynamo-kv-router 1.6.1, services::selection::affinity.
 const maxSessionID = 256
 
-// leases are the sessions that reservations hold. The zero value is ready.
-type leases struct {
-	mu     sync.Mutex
-	byName map[string]*list.Element // of order
-	order  list.List                // of *leased, the oldest first
-}
-
-// leased is one reservation's.
-type leased struct {
-	name string
-	router.SessionLease
-}
-
-// add keeps a reservation's lease.
-func (l *leases) add(name string, lease router.SessionLease) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e := l.byName[name]; e != nil {
-		l.remove(e) // of an earlier reservation of that name, which has expired
-	}
-	if l.byName == nil {
-		l.byName = map[string]*list.Element{}
-	}
-	l.byName[name] = l.order.PushBack(&leased{name, lease})
-}
-
-// release ends a reservation's lease, if it has one.
-func (l *leases) release(name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e := l.byName[name]; e != nil {
-		l.remove(e)
-	}
-}
-
-// sweep ends the leases of reservations that have expired, which are the oldest.
-func (l *leases) sweep(book *scoring.ActiveSequences) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for e := l.order.Front(); e != nil; e = l.order.Front() {
-		if _, active := book.Named(e.Value.(*leased).name); active {
-			return
-		}
-		l.remove(e)
-	}
-}
-
-// remove ends a lease. The caller holds l.mu.
-func (l *leases) remove(e *list.Element) {
-	n := l.order.Remove(e).(*leased)
-	delete(l.byName, n.name)
-	n.Release()
-}
-
 // bound is where a request's session is. The zero value is that of a request without one.
 type bound struct {
 	id     string // of the session
 	wanted bool
-	key    router.SessionKey
+	key    session.Key
 	worker kvblock.Worker
 	there  bool // it is bound already
 }
@@ -88,8 +31,11 @@ func (s *Selector) sessionOf(g group, id *string) (b bound, err error) {
 	if len(*id) > maxSessionID {
 		return b, refuse(http.StatusBadRequest, "session affinity ID must not exceed %d bytes", maxSessionID)
 	}
-	s.leases.sweep(s.loadBook)
-	b = bound{id: *id, wanted: true, key: router.SessionKeyOf(g.name, *id)}
+	s.leases.Sweep(func(name string) bool {
+		_, active := s.loadBook.Named(name)
+		return active
+	})
+	b = bound{id: *id, wanted: true, key: session.KeyOf(g.name, *id)}
 	b.worker, b.there = s.cfg.Sessions.Find(b.key)
 	return b, nil
 }
@@ -120,8 +66,8 @@ func (s *Selector) bind(b bound, name string, w *pool.Worker, workers []pool.Wor
 		b.there = false // its worker has left
 	}
 	// Of two that begin a session at once, on two workers, the later one has none.
-	if lease, ok := s.cfg.Sessions.Hold(b.key, b.worker, b.there, w.Worker); ok {
-		s.leases.add(name, lease)
+	if lease, outcome := s.cfg.Sessions.Hold(b.key, b.worker, b.there, w.Worker, 0); outcome != "" {
+		s.leases.Add(name, lease)
 	}
 	return nil
 }

@@ -263,7 +263,7 @@ func (s *Selector) entry(d *choice, q *selectRequest, p *prepared, class string)
 
 // end ends a reservation, whatever holds it.
 func (s *Selector) end(id string) {
-	s.leases.release(id)
+	s.leases.Release(id)
 	if b, ok := s.loadBook.Named(id); ok {
 		b.Free()
 	}

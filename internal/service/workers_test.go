@@ -17,6 +17,7 @@ import (
 	"kvepp/router"
 	"kvepp/router/eject"
 	"kvepp/scoring"
+	"kvepp/session"
 )
 
 // operated is a router whose endpoints an operator can cordon.
@@ -42,7 +43,7 @@ func newOperated(t *testing.T, endpoints ...pool.Endpoint) *operated {
 	o.pool.Watch(o.health)
 	o.pool.OnCordon(o.health.PoolCordon)
 	o.pool.Update(endpoints)
-	sessions := router.NewSessions(router.SessionConfig{TTL: time.Minute})
+	sessions := session.NewTable(session.Config{TTL: time.Minute})
 	o.Router = router.New(
 		router.Config{Scoring: scoring.DefaultConfig(), Eject: o.health, Sessions: sessions},
 		o.pool,
