@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// EventKind says what an engine announces.
+// EventKind is the kind of change that an engine announces.
 type EventKind uint8
 
-// The kinds of events. The zero value is none of them.
+// The kinds of events. The zero value is not a valid kind.
 const (
 	BlockStored EventKind = iota + 1
 	BlockRemoved
 	AllBlocksCleared
-	Ignored // sent by Dynamo's own publishers as a placeholder
+	Ignored // a placeholder that Dynamo's own publishers send
 )
 
 // String returns the event's tag on the wire.
@@ -34,16 +34,16 @@ func (k EventKind) String() string {
 
 // Batch is one message of an engine's KV event publisher, decoded but not interpreted. The zero value is empty.
 //
-// Slices of bytes alias the payload given to DecodeBatch, the others are buffers of the Batch that its next DecodeBatch
-// overwrites (it keeps them, as large as the largest message needed): use a Batch before either changes. It belongs to
-// one goroutine at a time.
+// Byte slices alias the payload given to DecodeBatch. Other slices are buffers of the Batch: the next DecodeBatch
+// overwrites them, and they never shrink. Use a Batch before the payload or the Batch changes. One goroutine may use a
+// Batch at a time.
 type Batch struct {
 	Timestamp float64 // seconds since 1970
-	HasRank   bool    // whether the batch names its data-parallel rank; it then overrides the subscription's
+	HasRank   bool    // whether the batch names its data-parallel rank, which then overrides the subscription's
 	Rank      uint32
 	Events    []Event
 
-	UnknownTags int // events skipped because nobody here knows their tag
+	UnknownTags int // events skipped because their tag is unknown
 	UnknownKeys int // map keys and surplus array elements skipped
 
 	hashes []EngineHash
@@ -58,38 +58,38 @@ type Event struct {
 	Kind EventKind
 
 	Hashes    []EngineHash // the blocks, in prompt order for BlockStored
-	HasParent bool         // whether Hashes[0] has a predecessor
+	HasParent bool         // whether Hashes[0] has a predecessor, Parent
 	Parent    EngineHash
-	Tokens    []Token // of the blocks, in order; with Bigram one more, see HashOptions.EAGLE
-	Bigram    bool    // whether token ids came as overlapping pairs
-	BlockSize uint32  // tokens a block
+	Tokens    []Token // of the blocks, in order; with Bigram, one more token (see HashOptions.EAGLE)
+	Bigram    bool    // whether token ids arrived as overlapping pairs
+	BlockSize uint32  // in tokens
 
-	Medium    []byte // "GPU", ...; nil if absent or empty
+	Medium    []byte // "GPU", "CPU", ...; nil if absent or empty
 	LoRAName  []byte // nil if absent
-	HasLoRAID bool   // whether the event names an adapter by a number, which means something to its engine alone
+	HasLoRAID bool   // whether the event names an adapter by a number, which only its engine can interpret
 	CacheSalt []byte // nil if absent
-	ExtraKeys []byte // one msgpack array with an array or nil for each block; nil if absent
+	ExtraKeys []byte // one msgpack array; it has an array or nil for each block; nil if absent
 	HasGroup  bool   // whether the event names its KV cache group
 	Group     uint32
 	SpecKind  []byte // the group's kind of attention; nil if absent
 	Locality  []byte // "LOCAL", "REMOTE"; nil if absent
-	Ownership []byte // who keeps the block if not the engine; nil if absent
-	// whether blocks hold media that are told in a way that we cannot hash: by block_mm_infos, mm_keys, or a text among
-	// Tokens
+	Ownership []byte // the owner of the block if it is not the engine; nil if absent
+	// Media says that blocks hold media described in a form that kvepp cannot hash: block_mm_infos, mm_keys, or a text
+	// among the token ids.
 	Media      bool
-	MediaBlock int // the first such block, if Media; a text among the token ids shows by Tokens that end there
+	MediaBlock int // the first such block, if Media; math.MaxInt for a text among the token ids: Tokens end before it
 
-	// Lookahead are the tokens behind the last block that its hash covers too, as those behind each other block do:
-	// engines that draft name their blocks so. Empty: a block's hash covers the block.
+	// Lookahead are the tokens behind the last block that its hash also covers. Engines with draft models hash each
+	// block together with the tokens behind it. Empty: a block's hash covers only the block.
 	Lookahead []Token
 
-	// Local are the blocks' local hashes, from publishers that send them in the place of token ids (TensorRT-LLM's).
-	// They cover adapter and media, but no cache salt.
+	// Local are the blocks' local hashes, from publishers that send them instead of token ids (TensorRT-LLM's). They
+	// cover adapter and media, but no cache salt.
 	Local []LocalHash
 }
 
-// What decoding takes is bounded not by a message's bytes alone: an event of 15 bytes takes 500, and a hash of one byte
-// eight, and as much again as an operation. An engine tells of one step in a batch, and removes blocks one by one.
+// Decoding needs limits beside the message size: an event of 15 bytes takes 500 bytes of memory, and a hash of one byte
+// takes eight, and eight more as an operation. An engine sends one step in a batch, and removes blocks one by one.
 const (
 	maxEvents = 1 << 17
 	maxHashes = 1 << 20
@@ -98,8 +98,8 @@ const (
 // DecodeBatch decodes one message payload into b, replacing what it held.
 //
 // It reads the encodings of vLLM from 0.11 on, SGLang, TensorRT-LLM and Dynamo's mocker: batches as array or map,
-// events as tagged array or map. Unlike Dynamo, which loses a whole batch to one unknown tag, it skips events it does
-// not know and counts them. A parent hash of integer 0 means no parent: simulators in llm-d's style encode it so.
+// events as tagged array or map. It skips and counts events with an unknown tag; Dynamo drops the whole batch for one
+// unknown tag. A parent hash of integer 0 means no parent: simulators in llm-d's style encode it so.
 //
 // Errors wrap ErrMalformed; the contents of b are then meaningless.
 //
@@ -120,7 +120,7 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	return nil
 }
 
-// decodeArray reads [ts, events, data_parallel_rank]; the rank is missing from old SGLang.
+// decodeArray reads [ts, events, data_parallel_rank]. Old SGLang sends no rank.
 func (b *Batch) decodeArray(s *scanner) error {
 	n, err := s.array("batch")
 	if err != nil {
@@ -182,7 +182,7 @@ func (b *Batch) decodeMap(s *scanner) error {
 }
 
 func (b *Batch) decodeRank(s *scanner) (err error) {
-	if s.null() {
+	if s.skipNil() {
 		return nil
 	}
 	b.HasRank = true
@@ -209,7 +209,7 @@ func (b *Batch) decodeEvents(s *scanner) error {
 		return s.fail("%d events, want at most %d", n, maxEvents)
 	}
 	for range n {
-		// Not grown by n at once: an Event is far larger than the few bytes that announce one.
+		// Events grows one at a time: an Event is far larger than the few bytes that announce one.
 		b.Events = append(b.Events, Event{})
 		e := &b.Events[len(b.Events)-1]
 		if s.peek() == kindMap {
@@ -228,8 +228,8 @@ func (b *Batch) decodeEvents(s *scanner) error {
 	return nil
 }
 
-// field is a field of an event. The first eight stand in the order of a positional BlockStored, the next five in that
-// of the trailing fields.
+// field is a field of an event. The order matters: the fields from fieldHashes to fieldExtraKeys are a positional
+// BlockStored, and those from fieldGroup to fieldOwnership are the trailing fields.
 type field uint8
 
 const (
@@ -255,7 +255,7 @@ const (
 	fieldLocal
 )
 
-// fieldNames are the fields' names in an event sent as a map.
+// fieldNames are the keys of the fields in an event sent as a map.
 var fieldNames = [...]string{
 	fieldHashes:        "block_hashes",
 	fieldParent:        "parent_block_hash",
@@ -278,7 +278,7 @@ var fieldNames = [...]string{
 	fieldLocal:         "tokens_hashes",
 }
 
-// fieldOf returns the field of this name, fieldUnknown for none.
+// fieldOf returns the field with this key, or fieldUnknown.
 func fieldOf(name []byte) field {
 	switch string(name) {
 	case "block_hashes":
@@ -323,7 +323,7 @@ func fieldOf(name []byte) field {
 	return fieldUnknown
 }
 
-// kindOf returns the kind with this tag, 0 for none.
+// kindOf returns the event kind with this tag, or 0.
 func kindOf(tag []byte) EventKind {
 	switch string(tag) {
 	case "BlockStored":
@@ -344,8 +344,8 @@ func kindOf(tag []byte) EventKind {
 //	["BlockRemoved", block_hashes, medium, trailing...]
 //	["AllBlocksCleared", ownership]
 //
-// Older engines end anywhere from block_size, or the hashes of a removal, on. Where vLLM has lora_name, SGLang has a
-// map {"cache_salt": ...}.
+// Older engines send fewer elements: a store ends after block_size or later, a removal after its hashes or later.
+// SGLang sends a map {"cache_salt": ...} where vLLM sends lora_name.
 func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 	n, err := s.array("event")
 	if err != nil {
@@ -409,7 +409,7 @@ func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
 	}
 }
 
-// decodeSalt reads the map in which SGLang's positional events carry a cache salt.
+// decodeSalt reads the map with the cache salt in SGLang's positional events.
 func (b *Batch) decodeSalt(s *scanner, e *Event) error {
 	n, err := s.dict("cache salt")
 	if err != nil {
@@ -433,17 +433,17 @@ func (b *Batch) decodeSalt(s *scanner, e *Event) error {
 	return nil
 }
 
-// maxTrailing is how many trailing fields have a meaning.
+// maxTrailing is the number of trailing fields that have a meaning.
 const maxTrailing = 5
 
-// decodeTrailing reads the n fields behind the ones that every engine agrees on.
+// decodeTrailing reads the n fields behind those that all engines share.
 //
-// With at least four of them whose types fit, they are group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window,
-// locality and ownership. Otherwise each is told by its type, as engines sent them for a while: the first unsigned
-// integer is group_idx, the second the sliding window, a string the kind, an array block_mm_infos.
+// If there are at least four and their types fit, they are group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window,
+// locality and ownership. Otherwise the type of a field identifies it, as engines sent them for a while: the first
+// unsigned integer is group_idx, the second is the sliding window, a string is the kind, an array is block_mm_infos.
 //
-// Removals never had a kind, so that a few fields with a text that is none are group_idx, locality and ownership.
-// Dynamo takes the text for a kind that it does not know, and drops the removal.
+// Removals never have a kind. If two or three trailing fields of a removal contain a text that is not a kind, they are
+// group_idx, locality and ownership. Dynamo takes that text for an unknown kind and drops the removal.
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire (deserialize).
 func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
@@ -496,7 +496,7 @@ func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
 	return b.skipSurplus(s, surplus)
 }
 
-// trailingIsFixed looks ahead, on a scanner of its own, whether n trailing fields have the types of the fixed layout.
+// trailingIsFixed reports whether the next n fields have the types of the fixed layout. It reads a copy of the scanner.
 func trailingIsFixed(s scanner, n int) (bool, error) {
 	if n < 4 {
 		return false, nil
@@ -512,7 +512,7 @@ func trailingIsFixed(s scanner, n int) (bool, error) {
 	return true, nil
 }
 
-// removalIsFixed looks ahead whether n trailing fields of a removal are group_idx, locality and ownership.
+// removalIsFixed reports whether the next n fields of a removal are group_idx, locality and ownership.
 func removalIsFixed(s scanner, n int) (bool, error) {
 	for i, want := range []kind{kindInt, kindString, kindString}[:n] {
 		k := s.peek()
@@ -530,8 +530,8 @@ func removalIsFixed(s scanner, n int) (bool, error) {
 	return true, nil
 }
 
-// decodeEventMap reads one event as a map whose "type" is its tag. The type may come at any place: engines put it
-// first.
+// decodeEventMap reads one event as a map with its tag under "type". The key "type" may have any position; engines put
+// it first.
 func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	n, err := s.dict("event")
 	if err != nil {
@@ -557,7 +557,7 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	}
 	s.p = start
 	unknown := e.Kind == 0
-	// would make one buffer of two lists
+	// Fields that may not occur twice: a second list would be appended to the same buffer as the first.
 	const repeats = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldLookahead | 1<<fieldLocal
 	var seen uint32 // a bit for each field
 	for range n {
@@ -594,44 +594,42 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	return nil
 }
 
-// media notes that a block holds media.
-func (e *Event) media(block int) {
+// noteMedia records that this block holds media.
+func (e *Event) noteMedia(block int) {
 	if !e.Media || block < e.MediaBlock {
 		e.MediaBlock = block
 	}
 	e.Media = true
 }
 
-// decodeField reads the value of one named field into e. It is where both encodings meet.
-func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
-	switch f {
-	case fieldHashes:
-		n, err := s.array(fieldNames[f])
-		if err != nil {
-			return err
-		}
-		at := len(b.hashes)
-		if len(b.hashes)+n > maxHashes {
-			return s.fail("more than %d block hashes", maxHashes)
-		}
-		b.hashes, err = s.hashes(b.hashes, n)
-		e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
-		return err
-	case fieldTokens:
-		at, begin := len(b.tokens), s.p
-		b.tokens, e.Bigram, err = s.tokens(b.tokens)
-		e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
-		if err != nil && s.p > begin && !e.Bigram && s.peek() == kindString {
-			// A digest where TensorRT-LLM has a medium. The tokens before it are a text's.
-			e.media(math.MaxInt)
-			s.p = begin
-			err = s.skip()
-		}
-		return err
-	}
-	if s.null() { // every other field may be nil, which is as good as absent
+// decodeField reads the value of one field into e. The positional and the map encoding both use it.
+func (b *Batch) decodeField(s *scanner, e *Event, f field) error {
+	switch {
+	case f == fieldHashes:
+		return b.decodeHashes(s, e)
+	case f == fieldTokens:
+		return b.decodeTokens(s, e)
+	case s.skipNil(): // every other field may be nil, which means absent
 		return nil
 	}
+	switch f {
+	case fieldMediaInfos, fieldMediaKeys:
+		return decodeMedia(s, e, f)
+	case fieldLookahead:
+		return b.decodeLookahead(s, e)
+	case fieldLocal:
+		return b.decodeLocal(s, e)
+	case fieldSlidingWindow, fieldSessionID:
+		return s.skip() // known and unused
+	case fieldUnknown:
+		b.UnknownKeys++
+		return s.skip()
+	}
+	return decodeScalar(s, e, f)
+}
+
+// decodeScalar reads a field that is one value, or that stays encoded.
+func decodeScalar(s *scanner, e *Event, f field) (err error) {
 	switch f {
 	case fieldParent:
 		integer := s.peek() == kindInt
@@ -645,6 +643,13 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		}
 	case fieldLoRAName:
 		e.LoRAName, err = s.text(fieldNames[f])
+	case fieldLoRAID:
+		if s.peek() != kindInt {
+			return s.skip()
+		}
+		var id uint64
+		id, _, err = s.integer(fieldNames[f])
+		e.HasLoRAID = id != 0
 	case fieldCacheSalt:
 		e.CacheSalt, err = s.text(fieldNames[f])
 	case fieldExtraKeys:
@@ -663,77 +668,101 @@ func (b *Batch) decodeField(s *scanner, e *Event, f field) (err error) {
 		e.Locality, err = s.text(fieldNames[f])
 	case fieldOwnership:
 		e.Ownership, err = s.text(fieldNames[f])
-	case fieldMediaInfos, fieldMediaKeys:
-		// Something for each block; of a block without media, nothing or an empty list.
-		var n int
-		if n, err = s.array(fieldNames[f]); err != nil {
-			return err
-		}
-		for i := range n {
-			if s.null() {
-				continue
-			}
-			begin, some := s.p, true
-			if s.peek() == kindArray {
-				keys, err := s.array(fieldNames[f])
-				if err != nil {
-					return err
-				}
-				some = keys > 0
-			}
-			if some {
-				e.media(i)
-			}
-			s.p = begin
-			if err := s.skip(); err != nil {
-				return err
-			}
-		}
-	case fieldLoRAID:
-		if s.peek() != kindInt {
-			return s.skip()
-		}
-		var id uint64
-		id, _, err = s.integer(fieldNames[f])
-		e.HasLoRAID = id != 0
-	case fieldLookahead:
-		// A list for each block; the last one is the one that the other blocks' tokens do not tell.
-		n, err := s.array(fieldNames[f])
-		if err != nil {
-			return err
-		}
-		at := len(b.tokens)
-		for range n {
-			if b.tokens, _, err = s.tokens(b.tokens[:at]); err != nil {
-				return err
-			}
-		}
-		e.Lookahead = b.tokens[at:len(b.tokens):len(b.tokens)]
-		return nil
-	case fieldLocal:
-		n, err := s.array(fieldNames[f])
-		if err != nil {
-			return err
-		}
-		if len(b.local)+n > maxHashes {
-			return s.fail("more than %d block hashes", maxHashes)
-		}
-		at := len(b.local)
-		b.local = slices.Grow(b.local, n)
-		for range n {
-			h, err := s.hash()
-			if err != nil {
-				return err
-			}
-			b.local = append(b.local, LocalHash(h))
-		}
-		e.Local = b.local[at:len(b.local):len(b.local)]
-		return nil
-	case fieldSlidingWindow, fieldSessionID:
-		err = s.skip() // known, and nothing here depends on them
-	default:
-		b.UnknownKeys++
+	}
+	return err
+}
+
+func (b *Batch) decodeHashes(s *scanner, e *Event) error {
+	n, err := s.array(fieldNames[fieldHashes])
+	if err != nil {
+		return err
+	}
+	at := len(b.hashes)
+	if at+n > maxHashes {
+		return s.fail("more than %d block hashes", maxHashes)
+	}
+	b.hashes, err = s.hashes(b.hashes, n)
+	e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
+	return err
+}
+
+func (b *Batch) decodeTokens(s *scanner, e *Event) (err error) {
+	at, begin := len(b.tokens), s.p
+	b.tokens, e.Bigram, err = s.tokens(b.tokens)
+	e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
+	if err != nil && s.p > begin && !e.Bigram && s.peek() == kindString {
+		// TensorRT-LLM sends a digest where an image or another medium is. The tokens before it are text.
+		e.noteMedia(math.MaxInt)
+		s.p = begin
 		err = s.skip()
 	}
 	return err
+}
+
+// decodeMedia reads a list with an element for each block. The element of a block without media is nil or an empty
+// list.
+func decodeMedia(s *scanner, e *Event, f field) error {
+	n, err := s.array(fieldNames[f])
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		if s.skipNil() {
+			continue
+		}
+		begin, hasMedia := s.p, true
+		if s.peek() == kindArray {
+			keys, err := s.array(fieldNames[f])
+			if err != nil {
+				return err
+			}
+			hasMedia = keys > 0
+		}
+		if hasMedia {
+			e.noteMedia(i)
+		}
+		s.p = begin
+		if err := s.skip(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decodeLookahead reads a list of tokens for each block and keeps the last list: the tokens of the next block repeat
+// the others.
+func (b *Batch) decodeLookahead(s *scanner, e *Event) error {
+	n, err := s.array(fieldNames[fieldLookahead])
+	if err != nil {
+		return err
+	}
+	at := len(b.tokens)
+	for range n {
+		if b.tokens, _, err = s.tokens(b.tokens[:at]); err != nil {
+			return err
+		}
+	}
+	e.Lookahead = b.tokens[at:len(b.tokens):len(b.tokens)]
+	return nil
+}
+
+func (b *Batch) decodeLocal(s *scanner, e *Event) error {
+	n, err := s.array(fieldNames[fieldLocal])
+	if err != nil {
+		return err
+	}
+	at := len(b.local)
+	if at+n > maxHashes {
+		return s.fail("more than %d block hashes", maxHashes)
+	}
+	b.local = slices.Grow(b.local, n)
+	for range n {
+		h, err := s.hash()
+		if err != nil {
+			return err
+		}
+		b.local = append(b.local, LocalHash(h))
+	}
+	e.Local = b.local[at:len(b.local):len(b.local)]
+	return nil
 }

@@ -15,7 +15,7 @@ import (
 	"kvepp/kvblock/kvblocktest"
 )
 
-// The payloads below marked msgspec were encoded by Python's msgspec from the engines' own event classes.
+// The payloads marked msgspec were encoded by Python's msgspec from the engines' own event classes.
 const (
 	golden011     = "93cb3ff80000000000009197ab426c6f636b53746f726564926fccdec098010203040506070804c0a347505500"
 	golden019     = "93cb3ff80000000000009199ab426c6f636b53746f726564926fccdec098010203040506070804c0a3475055c0c000"
@@ -239,7 +239,7 @@ var decodeCases = []struct {
 				Ownership: []byte("kvcr"),
 			},
 			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Locality: []byte("LOCAL")}}}},
-	{"legacy trailing fields, told by type", batchOf(
+	{"legacy trailing fields, identified by type", batchOf(
 		[]any{"BlockStored", []any{7}, nil, ints(1, 2), 2, nil, "GPU", nil, nil, "full_attention", 3, 128},
 		[]any{
 			"BlockStored",
@@ -290,7 +290,7 @@ var decodeCases = []struct {
 				Medium:    []byte("GPU"),
 			},
 			{Kind: BlockRemoved, Hashes: []EngineHash{7}, Medium: []byte("GPU"), HasGroup: true, Group: 5}}}},
-	{"map with what vLLM 0.33 and SGLang add", batchOf(pairs{
+	{"map with the additions of vLLM 0.33 and SGLang", batchOf(pairs{
 		"block_size", 2, "type", "BlockStored", "block_hashes", []any{-2}, "parent_block_hash", 9, "token_ids",
 		ints(1, 2),
 		"lora_name", "my-lora", "cache_salt", "s", "locality", "LOCAL", "ownership", nil, "session_id", "x",
@@ -358,7 +358,7 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		payload []byte
 		want    string // in the message
 	}{
-		{"nothing", nil, "input ends"},
+		{"empty input", nil, "input ends"},
 		{"a number", []byte{1}, "batch: integer, want array"},
 		{"one element", []byte{0x91, 0}, "batch of 1 elements"},
 		{"events missing from a map", pack(nil, pairs{"ts", 1}), "without events"},
@@ -380,11 +380,11 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		{"a short store", batchOf([]any{"BlockStored", []any{1}, nil, []any{}}), "BlockStored of 3 fields"},
 		{"a short store map", batchOf(pairs{"type", "BlockStored", "block_hashes", []any{1}}),
 			"BlockStored without token_ids"},
-		{"a removal of nothing", batchOf([]any{"BlockRemoved"}), "without hashes"},
-		{"a removal map of nothing", batchOf(pairs{"type", "BlockRemoved"}), "without block_hashes"},
+		{"a removal without hashes", batchOf([]any{"BlockRemoved"}), "without hashes"},
+		{"a removal map without hashes", batchOf(pairs{"type", "BlockRemoved"}), "without block_hashes"},
 		{"hashes twice", batchOf(pairs{"type", "BlockRemoved", "block_hashes", []any{1}, "block_hashes", []any{1}}),
 			"block_hashes twice"},
-		{"hashes nil", batchOf([]any{"BlockRemoved", nil}), "block_hashes: nil, want array"},
+		{"nil hashes", batchOf([]any{"BlockRemoved", nil}), "block_hashes: nil, want array"},
 		{"a hash that is text", batchOf([]any{"BlockRemoved", []any{"x"}}), "block hash: string"},
 		{"a hash of three bytes", batchOf([]any{"BlockRemoved", []any{[]byte{1, 2, 3}}}), "block hash of 3 bytes"},
 		{"a token below zero", batchOf([]any{"BlockStored", []any{1}, nil, []any{-1}, 1}),
@@ -411,7 +411,7 @@ func TestDecodeBatchRefuses(t *testing.T) {
 	}
 }
 
-// A payload cut short anywhere is an error, never a shorter batch.
+// A payload that is cut short at any byte must fail, and never decode to a shorter batch.
 func TestDecodeBatchTruncated(t *testing.T) {
 	for _, c := range decodeCases {
 		for n := range c.payload {
@@ -533,16 +533,16 @@ func FuzzDecodeBatch(f *testing.F) {
 		var b, again Batch
 		err := DecodeBatch(payload, &b)
 		if err != nil && !errors.Is(err, ErrMalformed) {
-			t.Fatalf("error of another kind: %v", err)
+			t.Fatalf("error does not wrap ErrMalformed: %v", err)
 		}
 		if cap(b.hashes) > 64+2*len(payload) || cap(b.tokens) > 64+2*len(payload) {
-			t.Fatalf("buffers of %d and %d for %d bytes", cap(b.hashes), cap(b.tokens), len(payload))
+			t.Fatalf("buffers of %d hashes and %d tokens for %d bytes", cap(b.hashes), cap(b.tokens), len(payload))
 		}
 		if err != nil {
 			return
 		}
 		if err := DecodeBatch(payload, &again); err != nil || !reflect.DeepEqual(b.Events, again.Events) {
-			t.Fatalf("decoded differently again: %v", err)
+			t.Fatalf("the second decoding differs: %v", err)
 		}
 		n := NewNormalizer(0)
 		for _, op := range n.Normalize(&b, nil) {
@@ -556,7 +556,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	})
 }
 
-// What decoding takes is bounded, whatever the 16 MiB of a message hold: bytes that announce far more than they are.
+// Decoding memory is bounded for every content of a 16 MiB message, also where few bytes announce large structures.
 func TestDecodingIsBounded(t *testing.T) {
 	const message = 16 << 20
 	fill := func(one []byte) []byte { return bytes.Repeat(one, message/len(one)-2) }
@@ -576,7 +576,8 @@ func TestDecodingIsBounded(t *testing.T) {
 		err := DecodeBatch(payload, &b)
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > 10*message {
-			t.Errorf("%s: %d MB for %d MB; %d events, error %v", name, took>>20, message>>20, len(b.Events), err)
+			t.Errorf("%s: %d MB taken for a message of %d MB; %d events, error %v",
+				name, took>>20, message>>20, len(b.Events), err)
 		}
 		if name != "unknown" && !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: error %v", name, err)

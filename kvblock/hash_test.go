@@ -112,7 +112,7 @@ func TestHashVectors(t *testing.T) {
 	}
 }
 
-// On this machine only one of the two ways of hashing tokens runs; they must agree all the same.
+// One machine runs only one of the two ways of hashing tokens; both must agree.
 func TestHashPortable(t *testing.T) {
 	for _, v := range hashVectors {
 		if v.o.BlockSize < 1 || v.o.EAGLE || v.o.MediaHashes != nil {
@@ -143,7 +143,7 @@ func TestSalt(t *testing.T) {
 	}
 }
 
-// A chain continued block by block is the chain computed at once.
+// A chain that is continued block by block equals the chain computed at once.
 func TestNextSequenceHash(t *testing.T) {
 	h := FirstSequenceHash(baseLocal[0])
 	for i, l := range baseLocal[1:] {

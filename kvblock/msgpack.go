@@ -11,14 +11,14 @@ import (
 // ErrMalformed is wrapped by every error of DecodeBatch.
 var ErrMalformed = errors.New("kvblock: malformed event batch")
 
-// maxDepth bounds the nesting of msgpack values that are skipped; no engine nests deeper than five.
+// maxDepth bounds the nesting of skipped msgpack values. Engines nest at most five levels.
 const maxDepth = 32
 
-// scanner reads msgpack values from b, which it never changes. Every length is checked against the bytes that are left
-// before anybody allocates for it: an array of n elements takes at least n bytes, a map of n pairs at least 2n.
+// scanner reads msgpack values from b, which it never changes. It checks every length against the remaining bytes
+// before anything is allocated: an array of n elements takes at least n bytes, a map of n pairs at least 2n.
 type scanner struct {
 	b []byte
-	p int // of the next unread byte
+	p int // position of the next unread byte
 }
 
 func (s *scanner) fail(format string, args ...any) error {
@@ -53,7 +53,7 @@ func (s *scanner) peek() kind {
 	return kindOfByte[s.b[s.p]]
 }
 
-// kindOfByte is the kind of a value by its first byte.
+// kindOfByte maps the first byte of a value to its kind.
 var kindOfByte = func() (kinds [256]kind) {
 	for c := range kinds {
 		switch {
@@ -76,16 +76,16 @@ var kindOfByte = func() (kinds [256]kind) {
 	return kinds
 }()
 
-// want fails unless the next value is of kind k.
+// want returns an error unless the next value is of kind k.
 func (s *scanner) want(k kind, what string) error {
 	if s.peek() == k {
 		return nil
 	}
-	return s.unwanted(k, what)
+	return s.kindError(k, what)
 }
 
-// unwanted is the error of want, apart so that the rest of it can be inlined.
-func (s *scanner) unwanted(k kind, what string) error {
+// kindError is the error of want. It is a function of its own so that the compiler can inline want.
+func (s *scanner) kindError(k kind, what string) error {
 	if s.p >= len(s.b) {
 		return s.fail("%s: input ends", what)
 	}
@@ -102,7 +102,7 @@ func (s *scanner) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-// bigEndian consumes n bytes, 1, 2, 4 or 8, as an unsigned number.
+// bigEndian consumes n bytes (1, 2, 4 or 8) as an unsigned number.
 func (s *scanner) bigEndian(n int) (uint64, error) {
 	b, err := s.take(n)
 	if err != nil {
@@ -120,8 +120,8 @@ func (s *scanner) bigEndian(n int) (uint64, error) {
 	}
 }
 
-// null consumes a nil if one is next, and reports whether it did.
-func (s *scanner) null() bool {
+// skipNil consumes a nil if it is next, and reports whether it was.
+func (s *scanner) skipNil() bool {
 	if s.p < len(s.b) && s.b[s.p] == 0xc0 {
 		s.p++
 		return true
@@ -129,7 +129,7 @@ func (s *scanner) null() bool {
 	return false
 }
 
-// integer reads an integer as the 64 bits of its two's complement, and whether it is negative.
+// integer reads an integer. It returns its 64 bits in two's complement, and whether it is negative.
 func (s *scanner) integer(what string) (v uint64, negative bool, err error) {
 	if err := s.want(kindInt, what); err != nil {
 		return 0, false, err
@@ -190,13 +190,13 @@ func (s *scanner) bytes(what string) ([]byte, error) {
 	return s.sized(1 << (c - 0xc4))
 }
 
-// sized consumes a length of n bytes and then as many bytes as it says.
+// sized consumes a length of n bytes, and then as many bytes as that length says.
 func (s *scanner) sized(n int) ([]byte, error) {
 	size, err := s.bigEndian(n)
 	if err != nil {
 		return nil, err
 	}
-	return s.take(int(size)) // at most 2^32-1, and checked there
+	return s.take(int(size)) // at most 2^32-1; take checks it
 }
 
 // array reads an array's header and returns its length.
@@ -233,7 +233,7 @@ func (s *scanner) dict(what string) (int, error) {
 	return s.length(n, 2, what)
 }
 
-// length checks that n elements of at least size bytes each can still come.
+// length checks that n elements of at least size bytes each fit into the remaining bytes.
 func (s *scanner) length(n uint64, size int, what string) (int, error) {
 	if n > uint64((len(s.b)-s.p)/size) {
 		return 0, s.fail("%s: %d elements announced, %d bytes left", what, n, len(s.b)-s.p)
@@ -304,7 +304,7 @@ func (s *scanner) skipNested(depth int) error {
 	return nil
 }
 
-// skipExt consumes an extension: a length, implied by the first byte from 0xd4 on, a type byte and the data.
+// skipExt consumes an extension: a length (from 0xd4 on, the first byte implies it), a type byte and the data.
 func (s *scanner) skipExt() error {
 	c := s.b[s.p]
 	s.p++
@@ -322,9 +322,9 @@ func (s *scanner) skipExt() error {
 	return err
 }
 
-// tokens appends an array of token ids to dst. Engines that draft with EAGLE announce pairs [t[i], t[i+1]] instead;
-// then the result is the first of each pair and the second of the last, and bigram is true. On an error the result is
-// what was read.
+// tokens appends an array of token ids to dst. Engines that draft with EAGLE send pairs [t[i], t[i+1]] instead. The
+// result is then the first token of each pair and the second of the last pair, and bigram is true. On an error the
+// result holds the tokens read before it.
 func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	n, err := s.array("token_ids")
 	if err != nil {
@@ -357,16 +357,16 @@ func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
 	return dst, bigram, nil
 }
 
-// plainTokens reads n numbers. It is where decoding spends its time, so the ways in which engines write token ids are
-// read here.
+// plainTokens reads n numbers. Decoding spends most of its time here, so this function itself reads the encodings that
+// engines use for token ids.
 func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
 	dst = slices.Grow(dst, n)
 	to := dst[len(dst) : len(dst)+n]
 	b, p := s.b, s.p
 	for i := range to {
 		if len(b)-p >= 8 {
-			// Whether two bytes follow (0xcd) or four (0xce) no branch could foresee. Where the next id begins is
-			// computed from the first byte alone, and the id beside that.
+			// The branch predictor cannot foresee whether two bytes follow (0xcd) or four (0xce). So the code computes
+			// the next position from the first byte alone, in parallel with the id.
 			first, word := b[p], binary.BigEndian.Uint64(b[p:])
 			if k := uint(first) - 0xcd; k <= 1 {
 				to[i] = Token(word << 8 >> (48 - 16*k))
@@ -395,7 +395,7 @@ func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
 func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
 	dst = slices.Grow(dst, n)
 	for range n {
-		if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // nearly all
+		if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // the usual encoding
 			dst = append(dst, EngineHash(binary.BigEndian.Uint64(b[1:])))
 			s.p += 9
 			continue
@@ -409,8 +409,8 @@ func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
 	return dst, nil
 }
 
-// hash reads an engine hash: an integer, whose 64 bits are the hash whatever its sign, or a digest, of which the last 8
-// bytes are what vLLM sends when it is set to send integers.
+// hash reads an engine hash: an integer of either sign, whose 64 bits are the hash, or a digest. vLLM sends the last 8
+// bytes of the digest when it is configured to send integers.
 func (s *scanner) hash() (EngineHash, error) {
 	if s.peek() != kindBytes {
 		v, _, err := s.integer("block hash")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// appendAs appends v in one of the ways that msgpack has for it.
+// appendAs appends v in a random one of msgpack's encodings.
 func appendAs(b []byte, v uint64, rng *rand.Rand) []byte {
 	type way struct {
 		max  uint64
@@ -29,7 +29,7 @@ func appendAs(b []byte, v uint64, rng *rand.Rand) []byte {
 	return ways[rng.IntN(len(ways))].make()
 }
 
-// Numbers in every width and order, to the last byte of the input, and inputs that end in the middle of one.
+// Numbers of every width and order, up to the last byte of the input, and inputs that end inside a number.
 func TestNumbersInEveryWidth(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 3000 {
@@ -72,7 +72,7 @@ func TestNumbersInEveryWidth(t *testing.T) {
 	}
 }
 
-// The set that finds hashes sent twice, against a map, over many rounds of all sizes.
+// Compares hashSet, which finds hashes sent twice, with a map over many rounds of all sizes.
 func TestHashSetEqualsMap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	var s hashSet
@@ -83,7 +83,7 @@ func TestHashSetEqualsMap(t *testing.T) {
 		for range n {
 			h := EngineHash(rng.IntN(200))
 			if isNew := s.add(h); isNew == seen[h] {
-				t.Fatalf("hash %d: new %v, but seen %v", h, isNew, seen[h])
+				t.Fatalf("hash %d: add returned %v, but seen before is %v", h, isNew, seen[h])
 			}
 			seen[h] = true
 		}

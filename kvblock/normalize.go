@@ -10,25 +10,25 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Operation is one change to the set of blocks a worker holds, or the report of an event that made none. Kind says
-// which of the other fields counts.
+// Operation is one change to the set of blocks that a worker holds, or a report of an event that changed nothing. Kind
+// says which of the other fields are valid.
 type Operation struct {
 	Kind    OperationKind
 	Stored  Stored
 	Removed Removed
 
-	Event  EventKind // of the event behind the operation
-	Reason string    // why it was dropped: one of the Drop constants
+	Event  EventKind // the kind of the event that caused the operation
+	Reason string    // of OpDropped: one of the Drop constants
 
-	// BlockSize is in tokens. When Reason is DropBlockSize, it is the event's own. When Kind is OpCleared, it is the
-	// worker's from now on, because the blocks so far were prompt tails of a smaller size; 0: it stays.
+	// BlockSize is in tokens. When Reason is DropBlockSize, it is the event's. When Kind is OpCleared, it is the
+	// worker's new block size, because the earlier blocks were prompt tails of a smaller size; 0 means unchanged.
 	BlockSize uint32
 }
 
-// OperationKind tells the operations apart.
+// OperationKind is the kind of an Operation.
 type OperationKind uint8
 
-// The kinds of operations. The zero value is none of them.
+// The kinds of operations. The zero value is not a valid kind.
 const (
 	OpStored OperationKind = iota + 1
 	OpRemoved
@@ -36,7 +36,7 @@ const (
 	OpDropped
 )
 
-// Reasons for dropping an event or the rest of one, fit for a metric's label. Those up to DropUnlearnedGroup are
+// Reasons for dropping an event or its remainder; they are values of a metric label. Those up to DropUnlearnedGroup are
 // Dynamo's.
 const (
 	DropIgnored            = "ignored_event"
@@ -51,18 +51,18 @@ const (
 	DropAmbiguousNamespace = "ambiguous_cache_namespace"
 
 	DropBlockSize     = "block_size_mismatch"  // the event's block size is not the worker's
-	DropShortTokens   = "short_token_ids"      // fewer tokens than the blocks need; blocks before that are kept
-	DropDuplicateHash = "duplicate_block_hash" // a hash twice in one store, or equal to its parent
-	// media told in a way that we cannot hash; blocks before them are kept
+	DropShortTokens   = "short_token_ids"      // fewer tokens than the blocks need; the complete blocks are kept
+	DropDuplicateHash = "duplicate_block_hash" // a hash occurs twice in one store, or equals its parent
+	// media in a form that kvepp cannot hash; the blocks before them are kept
 	DropMediaInfos     = "unsupported_block_mm_infos"
 	DropNamespacesFull = "cache_namespaces_full"  // maxNamespaced is reached
-	DropUnnamedAdapter = "unnamed_adapter"        // an adapter's number without its name: old engines, with LoRA
-	DropLocalSalted    = "unsalted_tokens_hashes" // local hashes made by the publisher, for a salted prompt
-	// a hybrid model's prompt tail, shorter than a block; or its removal
+	DropUnnamedAdapter = "unnamed_adapter"        // an adapter's number without its name, from old engines with LoRA
+	DropLocalSalted    = "unsalted_tokens_hashes" // the publisher's own local hashes, for a salted prompt
+	// a hybrid model's prompt tail, shorter than a block, or its removal
 	DropPromptTail = "prompt_tail"
 )
 
-// DropReasons are all of them but DropIgnored, which is that of events that say nothing of blocks.
+// DropReasons are all reasons except DropIgnored, whose events say nothing about blocks.
 var DropReasons = []string{
 	DropUnsupportedOwner, DropUnknownOwner, DropNonLocal, DropUnknownMedium,
 	DropNonMainAttention, DropUnknownKind, DropNonMainGroup, DropUnlearnedGroup,
@@ -70,37 +70,35 @@ var DropReasons = []string{
 	DropMediaInfos, DropNamespacesFull, DropUnnamedAdapter, DropLocalSalted, DropPromptTail,
 }
 
-// maxNamespaced bounds the blocks of one worker whose cache namespace is remembered, and so the names too. A device
-// holds far fewer.
+// maxNamespaced bounds the blocks of one worker whose cache namespace is remembered. A device holds far fewer.
 const maxNamespaced = 1 << 22
 
-// Normalizer turns one worker's events into operations, as Dynamo's normaliser does: it drops what is no main-attention
-// block of this worker, and hashes the tokens of what is. It remembers what later events leave out (which group is of
-// which kind, which block belongs to which cache namespace), so give it every event, in order.
+// Normalizer turns one worker's events into operations, as Dynamo's normaliser does. It drops events that are not about
+// main-attention blocks of this worker, and hashes the tokens of the others. It remembers what later events leave out
+// (the kind of each group, the cache namespace of each block), so it must see every event, in order.
 //
-// Not done yet: rewriting image placeholder tokens to pad values. Blocks with media are hashed with the media hashes
-// behind the tokens, so they match only requests hashed the same way.
+// Not implemented: rewriting image placeholder tokens to pad values. Blocks with media are hashed with the media hashes
+// behind the tokens, so they match only requests that are hashed in the same way.
 //
-// A Normalizer belongs to one worker and one goroutine at a time; it is a value of its caller, package kvblock keeps
-// none.
+// A Normalizer belongs to one worker. One goroutine may use it at a time. Package kvblock keeps no reference to it.
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire.
 type Normalizer struct {
-	traits     Traits
-	groups     map[uint32]specKind
-	namespaces namespaceTable
-	limit      int // of len(namespaces)
+	traits         Traits
+	groups         map[uint32]specKind
+	namespaces     namespaceTable
+	namespaceLimit int // of len(namespaces)
 
-	uncertainSize bool   // traits.BlockSize may be that of a prompt's tail
-	finestOther   uint32 // the smallest block size of a group beside full attention; 0: no such group is known
+	uncertainSize bool   // traits.BlockSize may be the size of a prompt's tail
+	finestOther   uint32 // the smallest block size of the groups other than full attention; 0 if no such group is known
 	tails         map[EngineHash]promptTail
 	tailLimit     int // of len(tails)
 
-	*buffers // the batch's, while it is normalized; else nil
+	*buffers // the batch's, during Normalize; otherwise nil
 }
 
-// buffers are what Normalize fills. They are a Batch's and not a Normalizer's, because there is a Normalizer for each
-// of thousands of workers, and a Batch for each message that is read just now.
+// buffers are scratch memory of Normalize. They belong to a Batch and not to a Normalizer: each of thousands of workers
+// has a Normalizer, but there is a Batch only for each message being read.
 type buffers struct {
 	blocks []StoredBlock
 	local  []LocalHash
@@ -109,52 +107,53 @@ type buffers struct {
 	window []Token
 }
 
-// Traits are what a worker's events say about its blocks as such. Whoever asks the index about the worker must cut
-// prompts the same way.
+// Traits describe how a worker cuts prompts into blocks, as its events show. A lookup for the worker must cut prompts
+// in the same way.
 type Traits struct {
-	// BlockSize is in tokens, 0 while it is not known.
+	// BlockSize is in tokens; 0 while it is unknown.
 	BlockSize int
-	// EAGLE says that blocks are hashed over windows one token wider, see HashOptions.
+	// EAGLE says that blocks are hashed over windows that are one token wider; see HashOptions.
 	EAGLE bool
-	// UpperBound says that the worker may hold less of a prompt than its announced blocks: layers of the model attend
-	// to a window, or keep a state, whose blocks come and go on their own; or blocks depend on more tokens behind them
-	// than the one that EAGLE stands for.
+	// UpperBound says that the worker may hold less of a prompt than its announced blocks. Either layers of the model
+	// attend to a window or keep a state, whose blocks are evicted on their own, or blocks depend on more than one
+	// token behind them, and EAGLE covers only one.
 	UpperBound bool
 }
 
-// NewNormalizer returns a Normalizer for a worker with this block size, in tokens. Below 1 it is not known yet, and is
-// taken from the worker's first store that passes the filter.
+// NewNormalizer returns a Normalizer for a worker with this block size, in tokens. A size below 1 means unknown: the
+// worker's first store that passes the filter sets it.
 func NewNormalizer(blockSize int) *Normalizer {
 	return &Normalizer{
-		traits:     Traits{BlockSize: max(blockSize, 0)},
-		groups:     map[uint32]specKind{},
-		namespaces: namespaceTable{},
-		limit:      maxNamespaced,
-		tailLimit:  maxPromptTails,
+		traits:         Traits{BlockSize: max(blockSize, 0)},
+		groups:         map[uint32]specKind{},
+		namespaces:     namespaceTable{},
+		namespaceLimit: maxNamespaced,
+		tailLimit:      maxPromptTails,
 	}
 }
 
-// Traits returns what is known by now.
+// Traits returns the traits as far as they are known.
 func (n *Normalizer) Traits() Traits { return n.traits }
 
-// Reset forgets what the events told, except the block size: the next store may be a prompt's tail, which would tell a
-// wrong one.
+// Reset forgets all state except the block size. The block size stays because the next store may be a prompt's tail,
+// which would set a wrong one.
 func (n *Normalizer) Reset() {
 	*n = Normalizer{
-		traits:        Traits{BlockSize: n.traits.BlockSize},
-		groups:        map[uint32]specKind{},
-		namespaces:    namespaceTable{},
-		limit:         n.limit,
-		uncertainSize: n.uncertainSize,
-		finestOther:   n.finestOther,
-		tailLimit:     n.tailLimit,
+		traits:         Traits{BlockSize: n.traits.BlockSize},
+		groups:         map[uint32]specKind{},
+		namespaces:     namespaceTable{},
+		namespaceLimit: n.namespaceLimit,
+		uncertainSize:  n.uncertainSize,
+		finestOther:    n.finestOther,
+		tailLimit:      n.tailLimit,
 	}
 }
 
-// Normalize appends the operations of b's events to ops, in order. Most events make one; a store that turns bad in the
-// middle makes two, what was good and why the rest was dropped; an event without blocks makes none.
+// Normalize appends the operations of b's events to ops, in order. Most events yield one operation. A store with an
+// invalid block in the middle yields two: the valid blocks, and the reason for dropping the rest. An event without
+// blocks yields none.
 //
-// The operations' slices belong to b: use them before its next DecodeBatch or Normalize.
+// The slices of the operations belong to b: its next DecodeBatch or Normalize overwrites them.
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
 	n.blocks = n.blocks[:0]
@@ -170,7 +169,7 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		}
 		switch e.Kind {
 		case BlockStored:
-			ops = n.stored(e, tier, ns, ops)
+			ops = n.appendStored(e, tier, ns, ops)
 		case BlockRemoved:
 			hashes := e.Hashes
 			if len(n.tails) > 0 && tier == TierDevice {
@@ -193,13 +192,13 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	return ops
 }
 
-// specKind is a kind of attention, as far as it matters here.
+// specKind is a class of attention kinds, as far as kvepp distinguishes them.
 type specKind uint8
 
 const (
-	specMain    specKind = iota + 1 // its blocks cover the prompt from the start, as overlap needs
-	specPassing                     // known, and not so: they are let go while those of specMain stay
-	specAside                       // known, and of no matter to overlap
+	specMain       specKind = iota + 1 // its blocks cover the prompt from the start, as prefix overlap needs
+	specTransient                      // known; its blocks are evicted while those of specMain stay
+	specIrrelevant                     // known; irrelevant to prefix overlap
 	specUnknown
 )
 
@@ -208,14 +207,14 @@ func specKindOf(name []byte) specKind {
 	case "full_attention", "mla_attention", "sink_full_attention":
 		return specMain
 	case "sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention":
-		return specPassing
+		return specTransient
 	case "encoder_only_attention", "cross_attention":
-		return specAside
+		return specIrrelevant
 	}
 	return specUnknown
 }
 
-// tierOf returns the tier of a medium as engines name it.
+// tierOf returns the tier of a medium in the engines' terms.
 func tierOf(medium []byte) (Tier, bool) {
 	switch string(medium) {
 	case "", "GPU", "DEVICE":
@@ -230,9 +229,9 @@ func tierOf(medium []byte) (Tier, bool) {
 	return 0, false
 }
 
-// filter decides whether e changes what the worker holds, in which tier, and in which namespace a store's blocks are. A
-// reason other than "" drops it. The order of the rules is Dynamo's and shows: a rule that drops keeps the later ones
-// from learning.
+// filter decides whether e changes what the worker holds. It returns the tier, and the namespace of a store's blocks. A
+// reason other than "" drops the event. The order of the rules is Dynamo's and is observable: an event that a rule
+// drops does not change the state that later rules keep.
 func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	if e.Ownership != nil {
 		if string(e.Ownership) == "kvcr" {
@@ -251,7 +250,7 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 		return tier, ns, DropUnknownMedium
 	}
 	if tier == TierDisk || tier == TierExternal {
-		// These events carry neither group nor namespace, and must not teach us any.
+		// These events carry neither group nor namespace, and must not change what is known of them.
 		return tier, announcedNamespace(e), ""
 	}
 	if reason := n.filterGroup(e); reason != "" {
@@ -259,7 +258,7 @@ func (n *Normalizer) filter(e *Event) (tier Tier, ns namespace, reason string) {
 	}
 	switch e.Kind {
 	case BlockStored:
-		ns, reason = n.namespaceStore(e)
+		ns, reason = n.resolveNamespace(e)
 	case BlockRemoved:
 		for _, h := range e.Hashes {
 			n.namespaces.remove(h)
@@ -280,10 +279,10 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 		switch k {
 		case specMain:
 			return ""
-		case specPassing:
+		case specTransient:
 			n.traits.UpperBound = true
 			return DropNonMainAttention
-		case specAside:
+		case specIrrelevant:
 			return DropNonMainAttention
 		}
 		return DropUnknownKind
@@ -294,7 +293,7 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 	switch n.groups[e.Group] {
 	case specMain:
 		return ""
-	case specPassing, specAside:
+	case specTransient, specIrrelevant:
 		return DropNonMainGroup
 	case specUnknown:
 		return DropUnknownKind
@@ -305,14 +304,14 @@ func (n *Normalizer) filterGroup(e *Event) (reason string) {
 	return DropUnlearnedGroup
 }
 
-// maxGroups bounds the groups learned; real models have a handful.
+// maxGroups bounds the remembered groups. Real models have a handful.
 const maxGroups = 1024
 
-// namespaceStore settles the cache namespace of a store, and remembers it for the store's blocks.
+// resolveNamespace determines the cache namespace of a store, and remembers it for the store's blocks.
 //
-// A listener that joins in the middle of a chain cannot tell a salted parent from a plain one, and takes it as plain,
-// as Dynamo does.
-func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
+// A subscriber that joins in the middle of a chain does not know whether the parent is salted. It assumes that it is
+// not, as Dynamo does.
+func (n *Normalizer) resolveNamespace(e *Event) (ns namespace, reason string) {
 	ns = announcedNamespace(e)
 	if !ns.salted && e.HasParent {
 		ns = n.namespaces[e.Parent]
@@ -320,7 +319,7 @@ func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
 	if ns.ambiguous {
 		return ns, DropAmbiguousNamespace
 	}
-	if ns.salted && len(n.namespaces)+len(e.Hashes) > n.limit {
+	if ns.salted && len(n.namespaces)+len(e.Hashes) > n.namespaceLimit {
 		return ns, DropNamespacesFull
 	}
 	if ns.salted || len(n.namespaces) > 0 {
@@ -331,8 +330,8 @@ func (n *Normalizer) namespaceStore(e *Event) (ns namespace, reason string) {
 	return ns, ""
 }
 
-// stored converts a store that passed the filter.
-func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) []Operation {
+// appendStored appends the operations of a store that passed the filter.
+func (n *Normalizer) appendStored(e *Event, tier Tier, ns namespace, ops []Operation) []Operation {
 	drop := func(reason string) []Operation {
 		return append(ops, Operation{Kind: OpDropped, Event: BlockStored, Reason: reason})
 	}
@@ -356,7 +355,7 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 	}
 	if len(n.tails) > 0 {
 		for _, h := range e.Hashes {
-			delete(n.tails, h) // no engine uses a hash for both; if one does, the block's removal must not be ignored
+			delete(n.tails, h) // if an engine reuses a tail's hash for a block, the block's removal must count
 		}
 	}
 	if e.HasLoRAID && len(e.LoRAName) == 0 && e.Local == nil {
@@ -368,7 +367,7 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 		}
 		n.local = append(n.local[:0], e.Local[:min(len(e.Local), len(e.Hashes))]...)
 	} else {
-		n.hash(e, tier, ns)
+		n.hashBlocks(e, tier, ns)
 		if e.Media {
 			n.local = n.local[:min(len(n.local), e.MediaBlock)]
 		}
@@ -391,8 +390,8 @@ func (n *Normalizer) stored(e *Event, tier Tier, ns namespace, ops []Operation) 
 	return ops
 }
 
-// hash makes the local hashes of a store's blocks, as many as its tokens are enough for.
-func (n *Normalizer) hash(e *Event, tier Tier, ns namespace) {
+// hashBlocks computes the local hashes of a store's blocks into n.local, as many as there are tokens for.
+func (n *Normalizer) hashBlocks(e *Event, tier Tier, ns namespace) {
 	size := n.traits.BlockSize
 	o := HashOptions{BlockSize: size, EAGLE: e.Bigram || len(e.Lookahead) > 0, MediaHashes: n.mediaHashes(e)}
 	if tier == TierDevice {
@@ -418,14 +417,14 @@ func (n *Normalizer) hash(e *Event, tier Tier, ns namespace) {
 	n.local = appendSalted(n.local[:0], tokens, o, salt)
 }
 
-// duplicate reports whether a hash occurs twice in e, its parent included.
+// duplicate reports whether e contains a hash twice; its parent counts.
 func (n *Normalizer) duplicate(e *Event) bool {
 	if len(e.Hashes) == 1 {
 		return e.HasParent && e.Parent == e.Hashes[0]
 	}
 	seen := &n.seen
 	if len(e.Hashes) > 1<<12 {
-		seen = new(hashSet) // too large to be kept for events that will hardly ever be so long
+		seen = new(hashSet) // events are rarely so long; do not keep this much memory
 	}
 	seen.begin(len(e.Hashes) + 1)
 	if e.HasParent {
@@ -439,12 +438,12 @@ func (n *Normalizer) duplicate(e *Event) bool {
 	return false
 }
 
-// hashSet is a set of hashes that is made anew for each event, without being cleared. The zero value is ready for
+// hashSet is a set of hashes that starts empty for each event without clearing its memory. The zero value is ready for
 // begin.
 type hashSet struct {
 	slots []hashSlot // length 0 or a power of two, at most half of them used
-	round uint64     // a slot of another round is empty
-	seed  uint64     // odd; random, so that no engine can send hashes that collide
+	round uint64     // a slot with another round is empty
+	seed  uint64     // odd and random, so that an engine cannot send colliding hashes
 	shift int        // 64 - log2(len(slots))
 }
 
@@ -453,7 +452,7 @@ type hashSlot struct {
 	round uint64
 }
 
-// begin empties the set and makes room for so many hashes.
+// begin empties the set and makes room for this many hashes.
 func (s *hashSet) begin(room int) {
 	if 2*room > len(s.slots) {
 		size := bits.Len(uint(2*room - 1))
@@ -463,7 +462,7 @@ func (s *hashSet) begin(room int) {
 	s.round++
 }
 
-// add reports whether the hash is new, and adds it.
+// add adds the hash and reports whether it is new.
 func (s *hashSet) add(h EngineHash) bool {
 	mask := len(s.slots) - 1
 	for i := int(uint64(h) * s.seed >> s.shift); ; i++ {
@@ -481,8 +480,8 @@ func (s *hashSet) add(h EngineHash) bool {
 // 1.6.1, zmq_wire (extra_keys).
 const saltPrefix = "dynamo-cache-salt:"
 
-// announcedNamespace returns the cache namespace that a store itself names: in a field of its own, or else in the extra
-// keys of its first block.
+// announcedNamespace returns the cache namespace that a store names, either in its own field or in the extra keys of
+// its first block.
 func announcedNamespace(e *Event) namespace {
 	name := e.CacheSalt
 	if len(name) == 0 {
@@ -494,11 +493,11 @@ func announcedNamespace(e *Event) namespace {
 	return namespace{salted: true, salt: xxh3.HashSeed(name, namespaceSeed)}
 }
 
-// namespaceInExtraKeys returns the cache namespace in a store's extra keys, nil if there is none. A block's keys are,
-// in this order: the adapter's name; what stands for each of its media, as [identifier, offset] or (before vLLM 0.19)
-// an identifier; in a prompt's first block the cache salt; digests of embeddings, as bytes. Dynamo's worker marks its
-// salts. Stock vLLM does not, so that its salt is the text that is nothing else. A salt may be spelled like the
-// adapter, whose name is therefore skipped once.
+// namespaceInExtraKeys returns the cache namespace in a store's extra keys, or nil. The keys of a block are, in this
+// order: the adapter's name; for each medium [identifier, offset], or an identifier before vLLM 0.19; the cache salt,
+// in a prompt's first block; digests of embeddings, as bytes. Dynamo's worker marks its salts with saltPrefix. Stock
+// vLLM does not, so its salt is the text that is none of the others. A salt may be equal to the adapter's name, so only
+// the first such text is skipped.
 //
 // Source: vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
 func namespaceInExtraKeys(e *Event) (name []byte) {
@@ -523,20 +522,20 @@ func namespaceInExtraKeys(e *Event) (name []byte) {
 	return name
 }
 
-// textOf returns an extra key that is a text, nil for another.
+// textOf returns an extra key that is a text, or nil.
 func textOf(item []byte) []byte {
 	s := scanner{b: item}
 	if s.peek() != kindString {
 		return nil
 	}
-	text, _ := s.text("extra key") // it was read before
+	text, _ := s.text("extra key") // DecodeBatch has read it before
 	return text
 }
 
-// mediaHashes returns what tells e's blocks from blocks of the same tokens, beside adapter and namespace; nil if there
-// is nothing: the hashes of their media, and digests of embeddings.
+// mediaHashes returns for each block the hashes of its media and digests of embeddings. They distinguish e's blocks
+// from other blocks with the same tokens, adapter and namespace. It returns nil if there are none.
 //
-// The engine's own identifiers are hashed too, where Dynamo passes over them and takes such blocks for text.
+// It also hashes the engine's own identifiers. Dynamo ignores them and treats such blocks as text.
 func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 	if len(e.ExtraKeys) == 0 {
 		return nil
@@ -545,7 +544,7 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 		n.media[i] = n.media[i][:0]
 	}
 	found, at := false, -1
-	var lora []byte // the adapter's name, until it was seen among this block's keys
+	var lora []byte // the adapter's name, until it occurred among this block's keys
 	eachExtraKey(e.ExtraKeys, func(block int, item []byte) bool {
 		if block >= len(e.Hashes) {
 			return false
@@ -563,7 +562,7 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 				}
 			}
 		case kindBytes:
-			digest, _ := s.bytes("extra key") // it was read before
+			digest, _ := s.bytes("extra key") // DecodeBatch has read it before
 			h, ok = xxh3.Hash(digest), true
 		case kindString:
 			text := textOf(item)
@@ -593,8 +592,8 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 	return n.media
 }
 
-// mediaHash turns an identifier of an image or the like into a number. Dynamo's worker makes them of the number, 16
-// hexadecimal digits and 48 zeros.
+// mediaHash turns an identifier of an image or another medium into a number. Dynamo's worker writes the number as 16
+// hexadecimal digits and appends 48 zeros.
 //
 // Source: dynamo-kv-router 1.6.1 (hash_mm_identifier).
 func mediaHash(id []byte) uint64 {
@@ -602,11 +601,12 @@ func mediaHash(id []byte) uint64 {
 		return xxh3.Hash(id)
 	}
 	var b [8]byte
-	_, _ = hex.Decode(b[:], id[:16]) // they are digits
+	_, _ = hex.Decode(b[:], id[:16]) // isDigest has checked the digits
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// isDigest says whether a text is 64 hexadecimal digits, as identifiers of media are unless the client chose them.
+// isDigest reports whether a text is 64 hexadecimal digits, the form of media identifiers that the client did not
+// choose.
 func isDigest(text []byte) bool {
 	if len(text) != 64 {
 		return false
@@ -619,8 +619,8 @@ func isDigest(text []byte) bool {
 	return true
 }
 
-// eachExtraKey calls yield with every item of every block's extra keys until it returns false. The array was checked
-// when it was decoded; what does not look like extra keys is passed over.
+// eachExtraKey calls yield with every item of every block's extra keys until it returns false. DecodeBatch has checked
+// the array. Elements that are not extra keys are skipped.
 func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
 	if len(extraKeys) == 0 {
 		return
@@ -650,18 +650,18 @@ func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
 	}
 }
 
-// namespaceTable remembers the cache namespace of each block of one worker that is in one, as the salt it adds: names
-// can be long, and clients choose them. Plain blocks are not kept: almost all are plain.
+// namespaceTable remembers the cache namespace of each block of one worker that has one. It stores the salt instead of
+// the name, because clients choose the names and they can be long. Plain blocks, the great majority, are not stored.
 type namespaceTable map[EngineHash]namespace
 
-// namespace is what is known of one block's. The zero value is the plain one, which is in no table.
+// namespace is the cache namespace of one block. The zero value is the plain namespace, which the table does not store.
 type namespace struct {
 	salted    bool
-	ambiguous bool // blocks of several namespaces, or plain ones, go by this hash
+	ambiguous bool // blocks of different namespaces have this hash
 	salt      uint64
 }
 
-// add records that block h was stored in ns. If it is known to be in another, it is ambiguous from now on.
+// add records that block h was stored in ns. If h is already known in another namespace, it becomes ambiguous.
 func (t namespaceTable) add(h EngineHash, ns namespace) {
 	old, known := t[h]
 	switch {
@@ -672,7 +672,7 @@ func (t namespaceTable) add(h EngineHash, ns namespace) {
 	}
 }
 
-// remove forgets block h, unless it is ambiguous: the other block of that hash may still be there.
+// remove forgets block h, unless it is ambiguous: the other block with that hash may still be there.
 func (t namespaceTable) remove(h EngineHash) {
 	if !t[h].ambiguous {
 		delete(t, h)

@@ -9,7 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// describe renders operations on one line each, as the tests state them.
+// describe renders each operation as one line, the form of the tests' expectations.
 func describe(ops []Operation) []string {
 	lines := []string{}
 	for _, op := range ops {
@@ -38,7 +38,7 @@ func describe(ops []Operation) []string {
 	return lines
 }
 
-// store is a store of the tokens 1..4 under hash, as a map with more fields.
+// store is a store of the tokens 1..4 under hash, as a map with additional fields.
 func store(hash int, more ...any) pairs {
 	return append(
 		pairs{"type", "BlockStored", "block_hashes", []any{hash}, "token_ids", ints(1, 4), "block_size", 4},
@@ -67,7 +67,7 @@ func TestNormalize(t *testing.T) {
 			[]string{"stored device after root: 111=14643705804678351452 222=16777012769546811212"}},
 		{"with a parent", []any{store(5, "parent_block_hash", 4)}, []string{"stored device after 4: 5=" + plain1}},
 		{"removed and cleared", []any{remove(5), clearAll}, []string{"removed device: [5]", "cleared"}},
-		{"nothing stored or removed", []any{pairs{"type", "BlockRemoved", "block_hashes", []any{}},
+		{"events without blocks", []any{pairs{"type", "BlockRemoved", "block_hashes", []any{}},
 			[]any{"BlockStored", []any{}, nil, []any{}, 4}}, []string{}},
 		{"adapter", []any{store(5, "lora_name", "my-lora")},
 			[]string{"stored device after root: 5=15671544057904749233"}},
@@ -81,7 +81,7 @@ func TestNormalize(t *testing.T) {
 			[]string{"stored device after root: 1=" + plain1, "stored host_pinned after root: 2=" + plain1,
 				"stored disk after root: 3=" + plain1,
 				"removed external: [4]", "dropped BlockStored: unknown_medium"}},
-		{"ownership before everything", []any{store(1, "ownership", "kvcr"), pairs{"type", "Ignored", "ownership", "?"},
+		{"ownership is checked first", []any{store(1, "ownership", "kvcr"), pairs{"type", "Ignored", "ownership", "?"},
 			pairs{"type", "Ignored"}},
 			[]string{"dropped BlockStored: unsupported_ownership", "dropped Ignored: unknown_ownership",
 				"dropped Ignored: ignored_event"}},
@@ -104,7 +104,7 @@ func TestNormalize(t *testing.T) {
 				"dropped BlockStored: non_main_attention_kind", "dropped BlockRemoved: non_main_attention_group",
 				"dropped BlockStored: unknown_kind", "dropped BlockStored: unknown_kind",
 				"stored disk after root: 9=" + plain1, "dropped BlockStored: unlearned_group_idx"}},
-		{"namespaces pass from parent to child", []any{
+		{"a child inherits its parent's namespace", []any{
 			store(1, "cache_salt", "tenant-a"), store(2, "parent_block_hash", 1), store(3, "parent_block_hash", 2),
 			store(4, "parent_block_hash", 9), store(5, "parent_block_hash", 3, "cache_salt", "")},
 			[]string{"stored device after root: 1=" + tenant1, "stored device after 1: 2=" + tenant1,
@@ -164,14 +164,14 @@ func TestNormalize(t *testing.T) {
 			[]string{"dropped BlockStored: unnamed_adapter", "stored device after root: 2=" + plain1,
 				"stored device after root: 3=" + plain1,
 				"stored device after root: 4=15671544057904749233"}},
-		{"tokens behind a block that its hash covers", []any{
+		{"lookahead tokens", []any{
 			pairs{"type", "BlockStored", "block_hashes", []any{5, 6}, "token_ids", ints(1, 8), "block_size", 4,
 				"lookahead_token_ids", []any{[]any{5}, []any{9}}},
 			pairs{"type", "BlockStored", "lookahead_token_ids", []any{[]any{5}, []any{9}}, "block_hashes", []any{5, 6},
 				"token_ids", ints(1, 5), "block_size", 4}},
 			[]string{"stored device after root: 5=1914873892905420881 6=1929047464662796003",
 				"stored device after root: 5=1914873892905420881", "dropped BlockStored: short_token_ids"}},
-		{"local hashes in the place of tokens", []any{
+		{"local hashes instead of tokens", []any{
 			pairs{"type", "BlockStored", "block_hashes", []any{5, 6}, "tokens_hashes", []any{-1, 7}, "block_size", 4,
 				"block_mm_infos", []any{nil, pairs{}}},
 			pairs{"type", "BlockStored", "block_hashes", []any{7}, "parent_block_hash", 6, "tokens_hashes",
@@ -241,7 +241,7 @@ func localOf(from, to Token, o HashOptions) LocalHash {
 	return AppendLocalHashes(nil, countingTokens(from, to), o)[0]
 }
 
-// A worker's block size is what its first main-attention store on the device says, if nobody said it before.
+// If the block size is not configured, the worker's first main-attention store on the device sets it.
 func TestNormalizerAdoptsBlockSize(t *testing.T) {
 	n := NewNormalizer(0)
 	var b Batch
@@ -283,10 +283,10 @@ func TestNormalizeCapturedSimulator(t *testing.T) {
 	}
 }
 
-// The table of namespaces has a bound, and a store that would pass it says so.
+// The table of namespaces is bounded; a store beyond the bound is dropped with a reason.
 func TestNormalizerNamespaceBound(t *testing.T) {
 	n := NewNormalizer(4)
-	n.limit = 2
+	n.namespaceLimit = 2
 	var b Batch
 	if err := DecodeBatch(batchOf(store(1, "cache_salt", "tenant-a"), store(2, "parent_block_hash", 1),
 		store(3, "parent_block_hash", 2),
@@ -306,7 +306,7 @@ func TestNormalizerNamespaceBound(t *testing.T) {
 	}
 }
 
-// What the events say of a worker's blocks as such.
+// Traits that follow from a worker's events.
 func TestNormalizerTraits(t *testing.T) {
 	bigrams := pairs{
 		"type",
@@ -325,7 +325,7 @@ func TestNormalizerTraits(t *testing.T) {
 	}{
 		{"plain", []any{store(1)}, Traits{BlockSize: 4}},
 		{"pairs", []any{bigrams}, Traits{BlockSize: 4, EAGLE: true}},
-		{"pairs no more", []any{bigrams, store(1)}, Traits{BlockSize: 4}},
+		{"single tokens after pairs", []any{bigrams, store(1)}, Traits{BlockSize: 4}},
 		{"one token ahead", []any{store(1, "lookahead_token_ids", []any{[]any{5}})}, Traits{BlockSize: 4, EAGLE: true}},
 		{"two tokens ahead", []any{store(1, "lookahead_token_ids", []any{[]any{5, 6}})},
 			Traits{BlockSize: 4, EAGLE: true, UpperBound: true}},

@@ -1,10 +1,10 @@
 package kvblock
 
-// PlaneBatch is one message of Dynamo's event plane about KV blocks: what a worker's own normaliser made of its
-// engine's events. The zero value is empty. It belongs to one goroutine at a time.
+// PlaneBatch is one message about KV blocks on Dynamo's event plane. It holds events that the worker's own normaliser
+// has processed. The zero value is empty. One goroutine may use it at a time.
 type PlaneBatch struct {
-	Publisher uint64 // id of the publisher: one rank of one worker process
-	Sequence  uint64 // number of the message; a publisher begins with 0
+	Publisher uint64 // id of the publisher, which is one rank of one worker process
+	Sequence  uint64 // number of the message; a publisher starts at 0
 	Events    []RouterEvent
 
 	UnknownKeys int // map keys skipped
@@ -13,20 +13,20 @@ type PlaneBatch struct {
 	hashes []EngineHash
 }
 
-// RouterEvent is one change of a worker's blocks. The slices of Operation are buffers of the PlaneBatch that its next
-// DecodePlane overwrites.
+// RouterEvent is one change of a worker's blocks. The slices of Operation are buffers of the PlaneBatch: the next
+// DecodePlane overwrites them.
 type RouterEvent struct {
 	Instance  uint64 // Dynamo's id of the worker process
 	Rank      uint32 // the data-parallel rank
-	ID        uint64 // counts a publisher's events, from 1
+	ID        uint64 // counts a publisher's events from 1
 	Operation Operation
 }
 
-// planeVersion begins every frame of the event plane over ZMQ.
+// planeVersion is the first byte of every frame of the event plane over ZMQ.
 const planeVersion = 1
 
-// UnframePlane takes the envelope out of a frame of the event plane over ZMQ: a version, the envelope's length in four
-// bytes, big-endian, and the envelope. Over NATS envelopes come as they are.
+// UnframePlane returns the envelope in a frame of the event plane over ZMQ. A frame is a version byte, the envelope's
+// length in four bytes (big-endian), and the envelope. Over NATS, envelopes have no frame.
 //
 // Errors wrap ErrMalformed. Source: dynamo-runtime 1.6.1, transports::event_plane.
 func UnframePlane(frame []byte) (envelope []byte, err error) {
@@ -47,9 +47,9 @@ func UnframePlane(frame []byte) (envelope []byte, err error) {
 	return envelope, nil
 }
 
-// DecodePlane decodes the envelope of one message into b, replacing what it held. Block hashes are Dynamo's own
-// already, so that events need no normaliser; those about blocks that are not a worker's own, or in a tier that nobody
-// here knows, become dropped operations.
+// DecodePlane decodes the envelope of one message into b, replacing what it held. Block hashes are already Dynamo's
+// own, so that events need no normaliser. Events about blocks that the worker does not own, or in an unknown tier,
+// become dropped operations.
 //
 // Errors wrap ErrMalformed; the contents of b are then meaningless.
 //
@@ -85,7 +85,7 @@ func DecodePlane(envelope []byte, b *PlaneBatch) error {
 	return nil
 }
 
-// unknown skips the value of a key that nobody here knows.
+// unknown skips and counts the value of an unknown key.
 func (b *PlaneBatch) unknown(s *scanner) error {
 	b.UnknownKeys++
 	return s.skip()
@@ -210,7 +210,7 @@ func (s *scanner) count(what string) (uint64, error) {
 	return v, err
 }
 
-// TierNamed is the reverse of Tier.String.
+// TierNamed returns the tier whose String is name, and whether there is one.
 func TierNamed(name string) (Tier, bool) {
 	for t := TierDevice; t <= TierExternal; t++ {
 		if name == t.String() {
@@ -270,7 +270,7 @@ func (b *PlaneBatch) storedBlocks(s *scanner, stored *Stored) error {
 		}
 		switch string(key) {
 		case "parent_hash":
-			if stored.HasParent = !s.null(); stored.HasParent {
+			if stored.HasParent = !s.skipNil(); stored.HasParent {
 				stored.Parent, err = s.hash()
 			}
 		case "start_position":
@@ -319,7 +319,7 @@ func (b *PlaneBatch) storedBlock(s *scanner) error {
 			var v uint64
 			v, _, err = s.integer("tokens_hash")
 			block.Local = LocalHash(v)
-		case "mm_extra_info": // the hash of the tokens has it in already
+		case "mm_extra_info": // tokens_hash already covers it
 			err = s.skip()
 		default:
 			err = b.unknown(s)

@@ -33,7 +33,7 @@ func envelopeOf(payload []byte) []byte {
 	)
 }
 
-// routerEvents encodes events given as worker, tier, domain, rank, data.
+// routerEvents encodes events given as {worker, tier, domain, rank, data}.
 func routerEvents(events ...[5]any) []byte {
 	var list []any
 	for i, e := range events {
@@ -103,7 +103,7 @@ func TestDecodePlane(t *testing.T) {
 	}
 }
 
-// TestDecodePlaneRefuses gives it what is not in the format, and every beginning of what is.
+// DecodePlane must reject malformed envelopes and every truncation of a valid one.
 func TestDecodePlaneRefuses(t *testing.T) {
 	var b PlaneBatch
 	good := envelopeOf(mustHex(goldenStored))
@@ -123,7 +123,7 @@ func TestDecodePlaneRefuses(t *testing.T) {
 		{"without worker_id", envelopeOf(pack(nil, []any{pairs{"event", pairs{"data", "cleared"}}}))},
 		{"stored without blocks", routerEvents([5]any{7, "device", "worker", 0,
 			pairs{"stored", pairs{"parent_hash", nil, "blocks", []any{}}}})},
-		{"block without", routerEvents([5]any{7, "device", "worker", 0,
+		{"block without block_hash or tokens_hash", routerEvents([5]any{7, "device", "worker", 0,
 			pairs{"stored", pairs{"blocks", []any{pairs{"block_hash", 1}}}}})},
 	} {
 		if err := DecodePlane(c.envelope, &b); !errors.Is(err, ErrMalformed) || !strings.Contains(err.Error(), c.why) {
@@ -147,7 +147,7 @@ func TestUnframePlane(t *testing.T) {
 	}
 }
 
-// TestDecodePlaneAllocates decodes into buffers that an earlier message made.
+// DecodePlane must not allocate when buffers of an earlier message are large enough.
 func TestDecodePlaneAllocates(t *testing.T) {
 	envelope := envelopeOf(mustHex(goldenStored))
 	var b PlaneBatch
@@ -173,19 +173,19 @@ func FuzzDecodePlane(f *testing.F) {
 		before := bytes.Clone(envelope)
 		err := DecodePlane(envelope, &b)
 		if err != nil && !errors.Is(err, ErrMalformed) {
-			t.Fatalf("error of another kind: %v", err)
+			t.Fatalf("error does not wrap ErrMalformed: %v", err)
 		}
 		if !bytes.Equal(before, envelope) {
 			t.Fatal("the input was changed")
 		}
 		if cap(b.hashes) > 64+2*len(envelope) || cap(b.blocks) > 64+2*len(envelope) {
-			t.Fatalf("buffers of %d and %d for %d bytes", cap(b.hashes), cap(b.blocks), len(envelope))
+			t.Fatalf("buffers of %d hashes and %d blocks for %d bytes", cap(b.hashes), cap(b.blocks), len(envelope))
 		}
 		if err != nil {
 			return
 		}
 		if err := DecodePlane(envelope, &again); err != nil || !reflect.DeepEqual(b.Events, again.Events) {
-			t.Fatalf("decoded differently again: %v", err)
+			t.Fatalf("the second decoding differs: %v", err)
 		}
 		for i := range b.Events {
 			if op := &b.Events[i].Operation; op.Kind == 0 || (op.Kind == OpDropped) != (op.Reason != "") {

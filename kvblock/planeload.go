@@ -1,6 +1,6 @@
 package kvblock
 
-// PlaneLoad is what a worker says of its load on Dynamo's event plane.
+// PlaneLoad is a worker's report of its load on Dynamo's event plane.
 type PlaneLoad struct {
 	Instance   uint64 // Dynamo's id of the worker process
 	Rank       uint32 // the data-parallel rank
@@ -13,8 +13,8 @@ type PlaneLoad struct {
 // Errors wrap ErrMalformed. Source: dynamo-kv-router 1.6.1, protocols (ActiveLoad), as Dynamo's mocker sends it.
 func DecodePlaneLoad(envelope []byte) (l PlaneLoad, err error) {
 	s := &scanner{b: envelope}
-	var around PlaneBatch
-	payload, err := around.envelope(s)
+	var outer PlaneBatch
+	payload, err := outer.envelope(s)
 	if err != nil {
 		return PlaneLoad{}, err
 	}
@@ -39,7 +39,7 @@ func DecodePlaneLoad(envelope []byte) (l PlaneLoad, err error) {
 		case "dp_rank":
 			l.Rank, err = s.uint32("dp_rank")
 		case "kv_used_blocks":
-			if l.Told = !s.null(); l.Told {
+			if l.Told = !s.skipNil(); l.Told {
 				l.UsedBlocks, err = s.count("kv_used_blocks")
 			}
 		default:

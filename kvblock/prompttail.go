@@ -1,27 +1,27 @@
 package kvblock
 
-// A hybrid model keeps groups of layers whose blocks differ in size. Where full attention's blocks are not the finest,
-// vLLM also announces a prompt's tail, which ends inside such a block: a store of one hash with a smaller block size,
-// in full attention's own group. No lookup of kvepp's can use it, because blocks of the worker's size never end there.
-// It must not be taken for a worker that changed its block size either.
+// The layer groups of a hybrid model have blocks of different sizes. Where full attention's blocks are not the
+// smallest, vLLM also announces a prompt's tail, which ends inside such a block: a store of one hash with a smaller
+// block size, in full attention's own group. No lookup of kvepp can use it, because blocks of the worker's size never
+// end there. Nor does it mean that the worker changed its block size.
 //
 // Source: vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager._cache_partial_tail_block), vLLM 0.32 and
 // 0.33.
 
-// maxPromptTails bounds the prompt tails of one worker that are remembered. At the bound, further tails are still
-// ignored, but their removals are passed on, and count as those of unknown blocks.
+// maxPromptTails bounds the prompt tails remembered for one worker. At the bound, the normalizer still ignores further
+// tails, but passes on their removals, which then count as removals of unknown blocks.
 const maxPromptTails = 1 << 16
 
 // promptTail is a tail that the worker holds.
 type promptTail struct {
-	copies uint32 // physical blocks with the tail's hash: each has its own store and removal
-	depth  uint32 // how many stores of this block size follow each other up to this one, as far as is known; at least 1
+	copies uint32 // physical blocks with the tail's hash; each has its own store and removal
+	depth  uint32 // known consecutive stores of this block size that end with this one; at least 1
 }
 
-// isPromptTail reports whether a store, whose block size is not the worker's, is a prompt's tail, and remembers it.
+// isPromptTail reports whether a store with a block size other than the worker's is a prompt's tail, and remembers it.
 //
-// Tails end at multiples of their size that are no multiples of the worker's. So among as many consecutive small blocks
-// as fit into one of the worker's, one cannot be a tail: then the engine's blocks really are small.
+// Tails end at multiples of their size that are not multiples of the worker's. So of as many consecutive small blocks
+// as fit into one block of the worker's size, at least one is not a tail: the engine's blocks really are small.
 func (n *Normalizer) isPromptTail(e *Event, tier Tier) bool {
 	size := uint32(n.traits.BlockSize)
 	if tier != TierDevice || !possibleTail(e) || e.BlockSize >= size || size%e.BlockSize != 0 {
@@ -54,7 +54,7 @@ func possibleTail(e *Event) bool {
 		specKindOf(e.SpecKind) == specMain
 }
 
-// removeTails takes the hashes of tails out of a removal and returns the others, in the same memory.
+// removeTails removes the hashes of tails from a removal. It returns the other hashes in the same memory.
 func (n *Normalizer) removeTails(hashes []EngineHash) []EngineHash {
 	kept := hashes[:0]
 	for _, h := range hashes {
@@ -71,12 +71,12 @@ func (n *Normalizer) removeTails(hashes []EngineHash) []EngineHash {
 	return kept
 }
 
-// learnBlockSize takes the block size of a store for the worker's, if none is known or the known one is uncertain, and
-// reports whether blocks were stored in another size before, which then were prompt tails.
+// learnBlockSize takes the block size of a store as the worker's if none is known or the known one is uncertain. It
+// reports whether earlier blocks were stored in another size. Those blocks were prompt tails.
 //
-// The size is uncertain while the store that told it may itself have been a tail: the prompts before it were shorter
-// than one block. A store of two blocks ends the doubt, because tails have one; so does a larger store, because nothing
-// but a tail is smaller.
+// The size is uncertain while the store that set it may itself have been a tail, because the earlier prompts were
+// shorter than one block. A store of two blocks makes it certain, because a tail is one block. A larger store does too,
+// because only tails are smaller.
 func (n *Normalizer) learnBlockSize(e *Event) (changed bool) {
 	if e.BlockSize < 1 || e.BlockSize > MaxBlockSize {
 		return false
@@ -99,12 +99,12 @@ func (n *Normalizer) learnBlockSize(e *Event) (changed bool) {
 	return changed
 }
 
-// noteOtherGroups notes the block sizes of the groups beside full attention in a batch. Their events may come after a
-// tail's.
+// noteOtherGroups records the block sizes in a batch of the groups other than full attention. Their events may come
+// after a tail's.
 func (n *Normalizer) noteOtherGroups(b *Batch) {
 	for i := range b.Events {
 		e := &b.Events[i]
-		if e.Kind == BlockStored && e.HasGroup && e.SpecKind != nil && specKindOf(e.SpecKind) == specPassing &&
+		if e.Kind == BlockStored && e.HasGroup && e.SpecKind != nil && specKindOf(e.SpecKind) == specTransient &&
 			e.BlockSize > 0 &&
 			(n.finestOther == 0 || e.BlockSize < n.finestOther) {
 			n.finestOther = e.BlockSize

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// grouped is a store of consecutive blocks in a KV cache group, as vLLM sends it. parent 0 is none.
+// grouped is a store of consecutive blocks in a KV cache group, as vLLM sends it. parent 0 means no parent.
 func grouped(group int, kind string, blockSize, parent int, hashes ...any) pairs {
 	e := pairs{
 		"type",
@@ -43,12 +43,12 @@ func window(blockSize int, hashes ...any) pairs {
 	return grouped(0, "sliding_window", blockSize, 0, hashes...)
 }
 
-// removeFrom is a removal as vLLM sends it: the group, and no kind.
+// removeFrom is a removal as vLLM sends it: with the group, without a kind.
 func removeFrom(group int, hashes ...any) pairs {
 	return pairs{"type", "BlockRemoved", "block_hashes", hashes, "medium", "GPU", "group_idx", group}
 }
 
-// summary renders operations with the hashes of their blocks only.
+// summary renders operations with only the hashes of their blocks.
 func summary(ops []Operation) string {
 	var all []string
 	for _, op := range ops {
@@ -70,7 +70,7 @@ func summary(ops []Operation) string {
 	return strings.Join(all, ", ")
 }
 
-// normalizeEach gives each event to the normalizer as a batch of its own and returns what comes of it.
+// normalizeEach gives each event to the normalizer as a batch of its own and returns a summary of the operations.
 func normalizeEach(t testing.TB, n *Normalizer, events ...any) string {
 	t.Helper()
 	var all []string
@@ -90,12 +90,12 @@ const (
 	otherGroup  = "dropped non_main_attention_kind 0"
 )
 
-// A store of full attention with a smaller block size is a prompt's tail, and is ignored together with its removals.
-// What cannot be a tail is still reported as another block size.
+// A store of full attention with a smaller block size is a prompt's tail; the normalizer ignores it and its removals. A
+// store that cannot be a tail is still reported as another block size.
 func TestPromptTails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		size   int // known at first
+		size   int // the configured block size, 0 if unknown
 		events []any
 		want   string
 	}{
@@ -121,17 +121,17 @@ func TestPromptTails(t *testing.T) {
 			strings.Repeat(tailDropped+"; ", 3) + tail2},
 		{"a larger block", 4, []any{full(8, 0, 3)}, "dropped block_size_mismatch 8"},
 		{"a size that does not divide the block's", 4, []any{full(3, 0, 3)}, "dropped block_size_mismatch 3"},
-		{"a size of none", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2),
+		{"a block size of 0", 4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2),
 			"block_size", 0, "group_idx", 1,
 			"kv_cache_spec_kind", "full_attention"}}, "dropped block_size_mismatch 0"},
-		{"an engine that tells no kinds",
+		{"an engine that sends no kinds",
 			4, []any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2}},
 			tail2},
-		{"an engine that tells no groups", 4,
+		{"an engine that sends no groups", 4,
 			[]any{pairs{"type", "BlockStored", "block_hashes", []any{3}, "token_ids", ints(1, 2), "block_size", 2,
 				"kv_cache_spec_kind", "full_attention"}}, tail2},
 
-		// The block size is taken from the events.
+		// The block size is learned from the events.
 		{"after an ordinary store", 0, []any{window(2, 9), full(4, 0, 1, 2), full(2, 2, 3), removeFrom(1, 3)},
 			otherGroup + "; stored [1 2]; " + tailDropped + "; " + tailDropped},
 		{"before any ordinary store", 0, []any{window(2, 9), full(2, 0, 3), full(4, 0, 1), full(2, 1, 5),
@@ -152,7 +152,7 @@ func TestPromptTails(t *testing.T) {
 	}
 }
 
-// The events of the other groups may follow a tail in its batch.
+// In a batch, the events of the other groups may follow a tail.
 func TestPromptTailBeforeTheOtherGroups(t *testing.T) {
 	n := NewNormalizer(0)
 	var b Batch
@@ -168,7 +168,7 @@ func TestPromptTailBeforeTheOtherGroups(t *testing.T) {
 	}
 }
 
-// Reset keeps the block size, and whether it is uncertain: a tail may be the first store after a gap.
+// Reset keeps the block size and whether it is uncertain, because a tail may be the first store after a gap.
 func TestResetKeepsTheBlockSize(t *testing.T) {
 	n := NewNormalizer(0)
 	normalizeEach(t, n, window(2, 9), full(4, 0, 1, 2), full(2, 2, 3))
@@ -185,11 +185,11 @@ func TestResetKeepsTheBlockSize(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if n.Traits().UpperBound {
-		t.Error("the other groups of before the reset are still believed")
+		t.Error("Reset kept UpperBound")
 	}
 }
 
-// At the bound, further tails are ignored but not remembered: their removals are passed on.
+// At the bound, further tails are ignored but not remembered, so their removals are passed on.
 func TestPromptTailBound(t *testing.T) {
 	n := NewNormalizer(4)
 	n.tailLimit = 2
@@ -208,22 +208,22 @@ func TestPromptTailBound(t *testing.T) {
 	)
 	want := strings.Repeat(tailDropped+"; ", 4) + "removed [3]; " + strings.Repeat(tailDropped+"; ", 3) + tailDropped
 	if got != want || len(n.tails) != 1 {
-		t.Errorf("%d tails are remembered; got\n%s\nwant\n%s", len(n.tails), got, want)
+		t.Errorf("%d tails remembered; got\n%s\nwant\n%s", len(n.tails), got, want)
 	}
 	if maxPromptTails*32 > 4<<20 {
-		t.Error("the tails of one worker may take more than 4 MiB")
+		t.Error("the tails of one worker can take more than 4 MiB")
 	}
 }
 
-// Random prompts of a model whose full attention has blocks of four of the finest unit, in the order and form of vLLM's
-// events. The operations must leave exactly the full blocks, and every tail must be ignored.
+// Random prompts of a model whose full attention has blocks of four of the smallest unit, with the order and form of
+// vLLM's events. The operations must leave exactly the full blocks, and every tail must be ignored.
 func TestRandomPromptTails(t *testing.T) {
 	const unit, ratio = 2, 4
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n := NewNormalizer([]int{0, unit * ratio}[seed%2])
-		held, believed, tails := map[int]bool{}, map[EngineHash]bool{}, map[int]bool{}
-		hash := func(prompt, units int) int { return 1 + prompt*100 + units } // of the boundary behind so many units
+		held, stored, tails := map[int]bool{}, map[EngineHash]bool{}, map[int]bool{}
+		hash := func(prompt, units int) int { return 1 + prompt*100 + units } // of the boundary behind this many units
 		for range 60 {
 			var events []any
 			for h := range held {
@@ -273,16 +273,16 @@ func TestRandomPromptTails(t *testing.T) {
 				switch {
 				case op.Kind == OpStored:
 					for _, block := range op.Stored.Blocks {
-						believed[block.Engine] = true
+						stored[block.Engine] = true
 					}
 				case op.Kind == OpRemoved:
 					for _, h := range op.Removed.Hashes {
-						delete(believed, h)
+						delete(stored, h)
 					}
 				case op.Kind == OpCleared:
-					clear(believed)
+					clear(stored)
 				case op.Reason == DropBlockSize:
-					t.Fatalf("seed %d: a tail is taken for another block size", seed)
+					t.Fatalf("seed %d: a tail was taken for another block size", seed)
 				}
 			}
 		}
@@ -290,17 +290,17 @@ func TestRandomPromptTails(t *testing.T) {
 			t.Fatalf("seed %d: block size %d", seed, n.Traits().BlockSize)
 		}
 		for h := range held {
-			if !believed[EngineHash(h)] {
-				t.Fatalf("seed %d: block %d is not believed", seed, h)
+			if !stored[EngineHash(h)] {
+				t.Fatalf("seed %d: block %d is held but not stored", seed, h)
 			}
 		}
-		if len(believed) != len(held) {
-			t.Fatalf("seed %d: %d blocks are believed, %d are held", seed, len(believed), len(held))
+		if len(stored) != len(held) {
+			t.Fatalf("seed %d: %d blocks stored, %d held", seed, len(stored), len(held))
 		}
 	}
 }
 
-// span returns the boundaries after from, up to to.
+// span returns the boundaries after from, up to and including to.
 func span(from, to, step int) (all []int) {
 	for u := from + step; u <= to; u += step {
 		all = append(all, u)
@@ -332,12 +332,11 @@ func promptTailBatches(t testing.TB) (payloads [][]byte) {
 	return payloads
 }
 
-// The operations of vLLM's own batches leave the full blocks of full attention's group that vLLM holds, and nothing
-// else.
+// The operations of vLLM's own batches leave exactly the full blocks that vLLM holds in full attention's group.
 func TestCapturedPromptTails(t *testing.T) {
 	for _, size := range []int{0, 32} {
 		n := NewNormalizer(size)
-		held, believed := map[EngineHash]int{}, map[EngineHash]int{}
+		held, stored := map[EngineHash]int{}, map[EngineHash]int{}
 		stores, tails, removedTails := 0, 0, 0
 		ofTail := map[EngineHash]bool{}
 		var b Batch
@@ -366,12 +365,12 @@ func TestCapturedPromptTails(t *testing.T) {
 				case op.Kind == OpStored:
 					stores++
 					for _, block := range op.Stored.Blocks {
-						believed[block.Engine]++
+						stored[block.Engine]++
 					}
 				case op.Kind == OpRemoved:
 					for _, h := range op.Removed.Hashes {
-						if believed[h]--; believed[h] < 0 {
-							t.Fatalf("batch %d: block %d is removed and was not stored", i, h)
+						if stored[h]--; stored[h] < 0 {
+							t.Fatalf("batch %d: block %d removed but not stored", i, h)
 						}
 					}
 				case op.Kind == OpCleared || op.Reason == DropBlockSize:
@@ -379,8 +378,8 @@ func TestCapturedPromptTails(t *testing.T) {
 				}
 			}
 			for h := range held {
-				if held[h] != believed[h] {
-					t.Fatalf("batch %d: block %d is held %d times, believed %d times", i, h, held[h], believed[h])
+				if held[h] != stored[h] {
+					t.Fatalf("batch %d: block %d held %d times, stored %d times", i, h, held[h], stored[h])
 				}
 			}
 		}
@@ -396,8 +395,8 @@ func TestCapturedPromptTails(t *testing.T) {
 	}
 }
 
-// FuzzNormalizeTails gives a normalizer many stores and removals of few hashes and sizes. Whatever they are, it stays
-// bounded, what it stores has the block size that it tells, and only a clear changes that.
+// FuzzNormalizeTails feeds many stores and removals of few hashes and sizes. For every input, memory stays bounded, the
+// stored blocks have the announced block size, and only a clear changes that size.
 func FuzzNormalizeTails(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3}, uint8(4))
 	f.Add([]byte{0x12, 0x23, 0x51, 0x62, 0x13, 0x91, 0xa2, 0xff, 0x05}, uint8(0))
@@ -432,7 +431,7 @@ func FuzzNormalizeTails(f *testing.F) {
 						known = blockSize
 					}
 					if known != blockSize {
-						t.Fatalf("stored in blocks of %d tokens, and the worker's have %d", blockSize, known)
+						t.Fatalf("stored blocks of %d tokens, the worker's have %d", blockSize, known)
 					}
 				}
 			}

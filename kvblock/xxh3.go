@@ -5,12 +5,12 @@ import (
 	"math/bits"
 )
 
-// XXH3-64 for the inputs that nearly all hashing here is of: the tokens of a block of 16, 32 or 64, and the 16 bytes of
-// a chain's step. A library has to look at the length and to mix the seed into its secret at every call; here that is
-// done once for a prompt. Everything else goes to the library, with which the tests compare.
+// XXH3-64 for the common inputs: a block of 16, 32 or 64 tokens, and the 16 bytes of one step of a sequence hash. A
+// library inspects the length and mixes the seed into its secret at every call; this code does both once for a prompt.
+// The library hashes all other inputs, and the tests compare this code with it.
 //
-// Source: the xxHash specification 0.2.0, XXH3, for inputs of 9 to 16, 17 to 128 and more than 240 bytes. Names are its
-// own.
+// Source: the xxHash specification 0.2.0, XXH3, for inputs of 9 to 16, 17 to 128 and more than 240 bytes. The names are
+// the specification's.
 
 const (
 	prime32n1 = 0x9e3779b1
@@ -24,7 +24,7 @@ const (
 	primeMX1  = 0x165667919e3779f9
 )
 
-// defaultSecret is the specification's, as little-endian words.
+// defaultSecret is the specification's default secret, as little-endian words.
 var defaultSecret = [24]uint64{
 	0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb,
 	0x2172ffcc7dd05a82,
@@ -36,12 +36,12 @@ var defaultSecret = [24]uint64{
 	0x7e404bbbcafbd7af,
 }
 
-// secret is what a seed makes of the default secret. xxh3_amd64.s knows where in it what is.
+// secret is the default secret combined with a seed. xxh3_amd64.s depends on the offsets of its fields.
 type secret struct {
 	words [24]uint64
-	last  [8]uint64 // the words for an input's last stripe, from byte 121 on
-	merge [8]uint64 // the words that end a long input, from byte 11 on
-	sums  [8]uint64 // what the sums of a long input begin with, whatever the seed
+	last  [8]uint64 // the words for the last stripe of an input, from byte 121 on
+	merge [8]uint64 // the words that finish a long input, from byte 11 on
+	sums  [8]uint64 // the initial sums of a long input; the same for every seed
 }
 
 func newSecret(seed uint64) (s secret) {
@@ -63,10 +63,10 @@ func newSecret(seed uint64) (s secret) {
 	return s
 }
 
-// plainSecret is for the seed that every hash has which nothing is added to.
+// plainSecret is the secret for the seed without adapter and namespace.
 var plainSecret = newSecret(hashSeed)
 
-// hashTokens sets dst[i] to the hash of block i, of 16, 32 or 64 tokens.
+// hashTokens sets dst[i] to the hash of block i. blockSize is 16, 32 or 64.
 func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 	s := &plainSecret
 	if seed != hashSeed {
@@ -86,11 +86,10 @@ func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 // stripe is 64 bytes of input.
 type stripe [16]Token
 
-// lane returns 8 of its bytes as the little-endian word that they are; where the machine is little-endian, that is one
-// load.
+// lane returns bytes 8i to 8i+7 as a little-endian word. On a little-endian machine that is one load.
 func (p *stripe) lane(i int) uint64 { return uint64(p[2*i]) | uint64(p[2*i+1])<<32 }
 
-// fold is the product's two halves, combined.
+// fold multiplies to 128 bits and combines the two halves.
 func fold(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	return hi ^ lo
@@ -138,14 +137,14 @@ func (s *secret) hashTwoStripes(dst []LocalHash, tokens []Token) {
 	}
 }
 
-// product is what a lane adds to its sum. (What it also adds to its neighbour's is the lane itself.)
+// product is what a lane adds to its own sum. A lane also adds itself to its neighbour's sum.
 func product(lane, key uint64) uint64 {
 	k := lane ^ key
 	return k & 0xffffffff * (k >> 32)
 }
 
-// hashFourStripes is hashTokens for blocks of 64 tokens: long input, but too short for its sums to be scrambled. It
-// goes through a block two lanes at a time, not a stripe at a time, so that what it needs at once fits the registers.
+// hashFourStripes is hashTokens for blocks of 64 tokens: a long input, but too short for the sums to be scrambled. It
+// processes two lanes of all stripes at a time, not a stripe at a time, so that the values fit the registers.
 func (s *secret) hashFourStripes(dst []LocalHash, tokens []Token) {
 	length := uint64(256)
 	w, z, m := &s.words, &s.last, &s.merge
@@ -177,15 +176,15 @@ func (s *secret) hashFourStripes(dst []LocalHash, tokens []Token) {
 	}
 }
 
-// What the words of a chain's step are combined with, from bytes 24 to 56 of the default secret. The seed is never
-// salted.
+// The constants that one step of a sequence hash combines with its words, from bytes 24 to 56 of the default secret.
+// This seed is never salted.
 const (
 	chainLow  = (0x1f67b3b7a4a44072 ^ 0x78e5c0cc4ee679cb) + hashSeed
 	chainHigh = (0x2172ffcc7dd05a82 ^ 0x8e2443f7744608b8) - hashSeed
 )
 
-// pairLength is the length of two words, in bytes. The compiler would add a constant last, where the rest of a chain
-// waits for the sum; this it adds to what is there first.
+// pairLength is the length of two words, in bytes. It is a variable because the compiler would add a constant last, on
+// the critical path from one step to the next.
 var pairLength uint64 = 16
 
 // hashPair is the hash of two little-endian words.

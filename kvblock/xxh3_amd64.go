@@ -1,7 +1,7 @@
 package kvblock
 
-// hashFourStripesSSE2 is hashFourStripes for n blocks, with the vector instructions that every amd64 processor has; it
-// takes half the time. tokens are 64 for each of the n hashes at dst.
+// hashFourStripesSSE2 is hashFourStripes for n blocks with SSE2 instructions, which every amd64 processor has. It takes
+// half the time. dst has n hashes, and tokens has 64 tokens for each.
 //
 //go:noescape
 func hashFourStripesSSE2(dst *LocalHash, tokens *Token, n int, s *secret)

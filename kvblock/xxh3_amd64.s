@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// accumulate adds one pair of lanes of a stripe, at data(R9), keyed by key(R11), to the pair of sums in acc: to each sum
-// the other lane, and the product of its own lane's halves after the key.
+// accumulate adds one pair of lanes of a stripe to the pair of sums in acc. The lanes are at data(R9), their keys at
+// key(R11). Each sum gains the other lane, and the product of the halves of its own lane combined with the key.
 #define accumulate(data, key, acc) \
 	MOVOU data(R9), X4 \
 	MOVOU key(R11), X5 \
@@ -12,7 +12,7 @@
 	PADDQ X4, acc \
 	PADDQ X6, acc
 
-// A stripe's keys are at words, 8 bytes further for each stripe; the last one's have a place of their own.
+// The keys of a stripe are at words, 8 bytes further for each stripe. The keys of the last stripe are at last.
 #define stripe(data, key) \
 	accumulate((data+0), (key+0), X0) \
 	accumulate((data+16), (key+16), X1) \
@@ -30,7 +30,7 @@
 	XORQ DX, AX \
 	ADDQ AX, R12
 
-// Offsets in secret.
+// Offsets of the fields of secret.
 #define words 0
 #define last 192
 #define ends 256

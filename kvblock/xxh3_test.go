@@ -10,14 +10,14 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// What is hashed here must be what the library says, for every size, seed and content.
+// hashTokens and hashPair must equal the library for every size, seed and content.
 func TestXXH3EqualsLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	seeds := []uint64{0, 1, hashSeed, 1 << 63, 1<<64 - 1}
 	for range 200 {
 		seeds = append(seeds, rng.Uint64())
 	}
-	tokens := make([]Token, 4*64+5) // more than whole blocks
+	tokens := make([]Token, 4*64+5) // with an incomplete block at the end
 	for _, seed := range seeds {
 		for i := range tokens {
 			switch rng.IntN(8) {
@@ -32,7 +32,7 @@ func TestXXH3EqualsLibrary(t *testing.T) {
 		for _, size := range []int{16, 32, 64} {
 			got := make([]LocalHash, len(tokens)/size)
 			hashTokens(got, tokens, size, seed)
-			if size == 64 { // as on processors for which there is nothing faster
+			if size == 64 { // the portable version
 				secret, again := newSecret(seed), make([]LocalHash, len(got))
 				secret.hashFourStripes(again, tokens)
 				if !slices.Equal(again, got) {
@@ -53,7 +53,7 @@ func TestXXH3EqualsLibrary(t *testing.T) {
 	}
 }
 
-// The assembly has the offsets in it.
+// The assembly contains these offsets.
 func TestSecretLayout(t *testing.T) {
 	var s secret
 	for _, f := range []struct {

@@ -1,5 +1,5 @@
-// Package kvblocktest writes KV events as engines do, in MessagePack, for tests and benchmarks. It never reads any, and
-// keeps nothing.
+// Package kvblocktest encodes KV events in MessagePack as engines do, for tests and benchmarks. It decodes nothing and
+// keeps no state.
 package kvblocktest
 
 import (
@@ -8,14 +8,15 @@ import (
 	"reflect"
 )
 
-// Pairs is a map in its order: key, value, key, value.
+// Pairs is a map in a fixed order: key, value, key, value.
 type Pairs []any
 
-// Raw is bytes that are MessagePack already, or are not.
+// Raw is bytes that Append copies unchanged, valid MessagePack or not.
 type Raw []byte
 
-// Append appends v as MessagePack: nil, bool, int in its shortest form, uint64 and float64 in their longest, string and
-// []byte of less than 256 and 65,536 bytes, Pairs, Raw, and slices of any of these. It panics on other types.
+// Append appends v as MessagePack: nil and bool, int in its shortest form, uint64 and float64 in their longest, string
+// of less than 256 bytes, []byte of less than 65,536 bytes, Pairs, Raw, and slices of any of these. It panics on other
+// types.
 func Append(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -55,7 +56,7 @@ func Append(b []byte, v any) []byte {
 	return b
 }
 
-// AppendUint appends a number in its shortest form, which is how engines write them.
+// AppendUint appends a number in its shortest form, which is the one that engines use.
 func AppendUint(b []byte, v uint64) []byte {
 	switch {
 	case v < 1<<7:

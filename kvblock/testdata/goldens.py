@@ -1,7 +1,7 @@
-"""Prints goldens.json: KV event batches as the engines encode them, and what they mean.
+"""Prints goldens.json: KV event batches as the engines encode them, with their expected decoding.
 
-The classes have the fields, in the order and with the options, of the engines' own, so that msgspec (0.22.0) makes the
-engines' bytes. The meaning beside each is written by hand.
+The classes have the same fields, order and options as the engines' classes, so that msgspec (0.22.0) produces the
+engines' bytes. The expected decoding of each batch is written by hand.
 
     python goldens.py >goldens.json
 """
@@ -48,7 +48,7 @@ digests = [bytes(range(32)), bytes(range(32, 64))]
 folded = [int.from_bytes(d[-8:], "big") for d in digests]
 big = [2**63 + 5, 7]
 
-# vLLM: positional until 0.25, with fields added at the end.
+# vLLM: events are positional until 0.25; later versions add fields at the end.
 trail = "group_idx? kv_cache_spec_kind? kv_cache_spec_sliding_window?"
 versions = {
     "vLLM 0.11": ("block_hashes parent_block_hash token_ids block_size lora_id medium", "block_hashes medium", True),
@@ -74,7 +74,7 @@ for name, (store, remove, array_like) in versions.items():
     fields = store.replace("?", "").split()
 
     def make(**values):
-        # msgspec wants what has no default, and the versions do not have every field.
+        # msgspec requires the fields without a default, and not every version has every field.
         values = {"parent_block_hash": None, "lora_id": None, "medium": "GPU", "lora_name": None, **values}
         return Stored(**{k: v for k, v in values.items() if k in fields})
 
@@ -122,7 +122,7 @@ for name, (store, remove, array_like) in versions.items():
 golden("vLLM, a batch as map", batch(array_like=False)(1.5, [event("AllBlocksCleared", "", False)()], 1), {"rank": 1, "events": [cleared]})
 golden("vLLM, a batch without a rank", batch()(1.5, []), {"events": []})
 
-# SGLang: at first without a rank, then with an adapter's place that holds a salt, then maps.
+# SGLang: first without a rank, then with a salt instead of an adapter, then as maps.
 signed = [-(2**63), -1, 12]
 pairs = [[1, 2], [2, 3], [3, 4], [4, 5]]
 Stored, Removed, Cleared = (event(n, f, True) for n, f in (
@@ -143,7 +143,7 @@ golden("SGLang 0.5.21", batch(rank="attn_dp_rank", omit_defaults=False)(1.5, [
        {"rank": 1, "events": [stored(signed[:2], tokens, 4, parent="12", medium="DISK", cache_salt="tenant-a"),
                               stored(signed[:1], [1, 2, 3, 4, 5], 4, bigram=True), removed(signed, medium="EXTERNAL"), cleared]})
 
-# TensorRT-LLM's own publisher: at first nothing of adapters, then their number, and keys of media, whose tokens are digests.
+# TensorRT-LLM's own publisher: first without adapters, then with adapter numbers and media keys; a medium's token is a digest.
 Stored = event("BlockStored", "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys? group_idx? kv_cache_spec_kind? "
                "kv_cache_spec_sliding_window? locality? mm_keys?", False)
 Removed, Cleared = event("BlockRemoved", "block_hashes medium group_idx? locality?", False), event("AllBlocksCleared", "", False)
@@ -159,7 +159,7 @@ golden("TensorRT-LLM's own, an image", batch()(1.5, [Stored(signed[:2], None, to
        {"rank": 0, "events": [stored(signed[:2], tokens, 4, medium="GPU", media=1), stored(signed[:2], tokens[:6], 4, medium="GPU", media=-1),
                               stored(signed[:2], tokens, 4, medium="GPU")]})
 
-# Dynamo's worker for TensorRT-LLM and its mocker send plain maps; newer ones of the first leave the tokens out.
+# Dynamo's worker for TensorRT-LLM and its mocker send plain maps; newer Dynamo workers omit the tokens.
 golden("TensorRT-LLM", [1.5, [{"type": "BlockStored", "block_hashes": signed, "parent_block_hash": None, "token_ids": tokens[:3], "block_size": 1, "lora_id": 0,
                                "medium": None, "lora_name": "sql", "cache_salt": "tenant-a", "block_mm_infos": [None, None, None]}], 0],
        {"rank": 0, "events": [stored(signed, tokens[:3], 1, lora_name="sql", cache_salt="tenant-a")]})
@@ -169,7 +169,7 @@ golden("TensorRT-LLM, an image", [1.5, [{"type": "BlockStored", "block_hashes": 
 golden("TensorRT-LLM, hashed", [1.5, [{"type": "BlockStored", "block_hashes": signed[:2], "parent_block_hash": -7, "tokens_hashes": [-1, 3], "block_size": 32}], 0],
        {"rank": 0, "events": [stored(signed[:2], None, 32, parent=str(2**64 - 7), local=[str(2**64 - 1), "3"])]})
 
-# What nobody sends yet.
+# Unknown events and fields.
 golden("unknown", [1.5, [{"type": "BlockMoved", "x": [1, {"a": b"b"}]}, ["BlockMoved", 1.25], {"type": "AllBlocksCleared", "new": msgspec.msgpack.Ext(5, b"x")}], 0, "more"],
        {"rank": 0, "events": [cleared], "unknown_tags": 2, "unknown_keys": 2})
 
