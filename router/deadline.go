@@ -63,7 +63,7 @@ type reading struct {
 // Errors: errPickTimeout; ctx's own.
 func (r *Router) begin(ctx context.Context, until time.Time, size int) (reading, error) {
 	g := reading{router: r, size: size}
-	share, cost := r.cfg.Memory.Reading(size), apibody.ReadCost(size)
+	share, cost := r.cfg.Memory.ReadShare(size), apibody.ReadCost(size)
 	if size <= quickBytes {
 		if share.TryTake(cost) {
 			g.cost = cost
@@ -130,7 +130,7 @@ func (g *reading) release() {
 		g.slot = nil
 	}
 	if g.cost > 0 {
-		g.router.cfg.Memory.Reading(g.size).Give(g.cost)
+		g.router.cfg.Memory.ReadShare(g.size).Give(g.cost)
 		g.cost = 0
 	}
 }
@@ -178,7 +178,7 @@ func within[T any](ctx context.Context, until time.Time, g *reading, work func(c
 	select {
 	case o = <-ended:
 	case <-limited.Done():
-		share := g.router.cfg.Memory.Reading(g.size)
+		share := g.router.cfg.Memory.ReadShare(g.size)
 		share.Add(g.size) // the body's, which its request gives back
 		if done.CompareAndSwap(false, true) {
 			g.late = true

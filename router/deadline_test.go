@@ -76,7 +76,7 @@ func TestPickTimeout(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h, request := budgeted(t)
 			h.cfg.PickTimeout = c.timeout
-			share, slot := h.cfg.Memory.Reading(c.busy), h.slots.of(c.busy)
+			share, slot := h.cfg.Memory.ReadShare(c.busy), h.slots.of(c.busy)
 			free := func() { share.Give(448 << 20) }
 			if c.slots {
 				for range cap(slot) {
@@ -134,7 +134,7 @@ func TestClientLeavesWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, request := budgeted(t)
 		for _, memory := range []bool{true, false} {
-			if share := h.cfg.Memory.Reading(100_000); memory {
+			if share := h.cfg.Memory.ReadShare(100_000); memory {
 				share.Add(448 << 20)
 				defer share.Give(448 << 20)
 			} else {

@@ -71,7 +71,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	g := reading{router: r}
 	defer func() { // last, whatever fails
 		if p.held = p.keeps(len(req.Body)); p.held > 0 {
-			p.heldIn = r.cfg.Memory.Keeping(g.size)
+			p.heldIn = r.cfg.Memory.KeptShare(g.size)
 			p.heldIn.Add(p.held)
 		}
 		g.end()

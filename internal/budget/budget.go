@@ -65,17 +65,17 @@ func (b *Budget) HoldBody(before, more int) bool {
 	return limit == 0 || all <= limit
 }
 
-// Reading returns the share in which a body of size bytes is read.
-func (b *Budget) Reading(size int) *Share {
+// ReadShare returns the share in which a body of size bytes is read.
+func (b *Budget) ReadShare(size int) *Share {
 	if size > LargeBody {
 		return &b.large
 	}
 	return &b.small
 }
 
-// Keeping returns the share in which what was read of a body of size bytes counts until its request is routed: with the
+// KeptShare returns the share in which what was read of a body of size bytes counts until its request is routed: with the
 // bodies, or where large ones are read, so that these keep nobody else's from being held.
-func (b *Budget) Keeping(size int) *Share {
+func (b *Budget) KeptShare(size int) *Share {
 	if size > LargeBody {
 		return &b.large
 	}

@@ -107,7 +107,7 @@ func TestShares(t *testing.T) {
 	if MaxBody(ForBody(32<<20)) != 32<<20 {
 		t.Error("a budget for a body is not for it")
 	}
-	if b.Reading(LargeBody) != &b.small || b.Reading(LargeBody+1) != &b.large {
+	if b.ReadShare(LargeBody) != &b.small || b.ReadShare(LargeBody+1) != &b.large {
 		t.Error("a body is read in another share than its own")
 	}
 	held := 0
@@ -124,7 +124,7 @@ func TestShares(t *testing.T) {
 		t.Errorf("%d large bodies fit", held)
 	}
 	unlimited := New(0)
-	if !unlimited.HoldBody(0, 1<<40) || !unlimited.Reading(1<<30).TryTake(1<<40) || unlimited.Used() != 2<<40 {
+	if !unlimited.HoldBody(0, 1<<40) || !unlimited.ReadShare(1<<30).TryTake(1<<40) || unlimited.Used() != 2<<40 {
 		t.Error("without a limit something is refused")
 	}
 }
