@@ -1,10 +1,10 @@
 // Package natssub subscribes to subjects of a NATS server over one connection.
 //
-// It owns the connection, which is made again whenever it ends, and the bound of what waits to be read. It never looks
-// into messages. NATS forgets: what a subscriber was too slow for, or not connected for, is gone, and only what
-// messages themselves say can show it.
+// It owns the connection, which it restores whenever it ends, and bounds the messages that wait to be read. It never
+// looks into messages. NATS does not store messages: a message sent while a subscriber is too slow or not connected is
+// lost, and only the content of later messages can reveal the loss.
 //
-// Concurrency: everything is safe from any goroutine.
+// All functions and methods are safe for concurrent use.
 package natssub
 
 import (
@@ -18,61 +18,52 @@ import (
 	"kvepp/internal/loglimit"
 )
 
-// Config says what to connect to, and who is told.
+// Config configures a connection.
 type Config struct {
-	// Server is the server's URL, such as nats://host:4222, or several with commas between. They may hold a user and a
-	// password.
+	// Server is the server's URL, such as nats://host:4222, or several URLs separated by commas. A URL may contain a
+	// user and a password.
 	Server string
-	// Purpose says in logs what is lost while there is no connection.
+	// Purpose names in log lines what is missing while there is no connection.
 	Purpose string
-	// Changed is told when there is a connection and when there is none any more, from one goroutine. nil: nobody is.
+	// Changed is called when the connection opens and when it ends, from one goroutine. May be nil.
 	Changed func(connected bool)
 	Log     *slog.Logger
 }
 
-// Conn is a connection, or the attempt to make one.
+// Conn is a connection, or repeated attempts to open one.
 type Conn struct {
-	conn   *nats.Conn
-	cfg    Config
-	errors loglimit.Limiter // of lines about what NATS reports, such as a subscriber that is too slow
-	silent bool             // that there is no connection was said; of package nats's one goroutine for callbacks
+	conn         *nats.Conn
+	cfg          Config
+	errors       loglimit.Limiter // limits lines about errors that NATS reports, such as a slow consumer
+	outageLogged bool             // the current outage was logged; used only by package nats's callback goroutine
 }
 
-// Connect begins to connect. The server need not be there: it is tried until Close, every two seconds. An error says
-// that Server cannot be understood.
+// Connect starts to connect. The server may be absent: Connect returns at once, and the connection is retried every two
+// seconds until Close. An error means that Server is not a valid URL.
 func Connect(cfg Config) (*Conn, error) {
 	if cfg.Changed == nil {
 		cfg.Changed = func(bool) {}
 	}
 	c := &Conn{cfg: cfg}
-	there := func(*nats.Conn) {
-		c.silent = false
+	onConnect := func(*nats.Conn) {
+		c.outageLogged = false
 		cfg.Changed(true)
 	}
 	conn, err := nats.Connect(cfg.Server, nats.Name("kvepp"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
-		nats.ConnectHandler(there),
-		nats.ReconnectHandler(there),
+		nats.ConnectHandler(onConnect),
+		nats.ReconnectHandler(onConnect),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			c.missing("NATS cannot be reached; it is tried again and again. --nats-server says where it is", err)
+			c.logOutage("NATS is unreachable; kvepp keeps trying; check --nats-server", err)
 		}),
 		nats.DisconnectErrHandler(func(conn *nats.Conn, err error) {
 			if !conn.IsClosed() {
-				c.missing("the connection to NATS ended; it is made again", err)
+				c.logOutage("connection to NATS ended; reconnecting", err)
 			}
 			cfg.Changed(false)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			c.errors.Log(
-				cfg.Log,
-				slog.LevelWarn,
-				"NATS reports an error",
-				"for",
-				cfg.Purpose,
-				"server",
-				redacted(cfg.Server),
-				"error",
-				err,
-			)
+			c.errors.Log(cfg.Log, slog.LevelWarn, "NATS reported an error",
+				"purpose", cfg.Purpose, "server", redacted(cfg.Server), "error", err)
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("natssub: NATS server %s: %w; correct --nats-server", redacted(cfg.Server), err)
@@ -81,15 +72,15 @@ func Connect(cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// missing says, once in each time without a connection, that there is none.
-func (c *Conn) missing(what string, err error) {
-	if !c.silent {
-		c.silent = true
-		c.cfg.Log.Warn(what, "for", c.cfg.Purpose, "server", redacted(c.cfg.Server), "error", err)
+// logOutage logs once per outage that there is no connection.
+func (c *Conn) logOutage(what string, err error) {
+	if !c.outageLogged {
+		c.outageLogged = true
+		c.cfg.Log.Warn(what, "purpose", c.cfg.Purpose, "server", redacted(c.cfg.Server), "error", err)
 	}
 }
 
-// redacted is the server, or the several of them, without passwords.
+// redacted returns the server URL or URLs without passwords.
 func redacted(server string) string {
 	servers := strings.Split(server, ",")
 	for i, one := range servers {
@@ -104,16 +95,16 @@ func redacted(server string) string {
 // Connected reports whether there is a connection now.
 func (c *Conn) Connected() bool { return c.conn.IsConnected() }
 
-// Close ends the connection and all subscriptions. A message that is being given out may still be when it returns.
+// Close ends the connection and all subscriptions. A callback may still be running when it returns.
 func (c *Conn) Close() { c.conn.Close() }
 
-// Subscription is one to a subject.
+// Subscription is a subscription to one subject.
 type Subscription struct {
 	subscription *nats.Subscription
 }
 
-// Subscribe gives each message on a subject to message, one after the other and from the connection's next one on,
-// until Close. At most pending bytes wait for it; what comes beyond is lost.
+// Subscribe calls message for each message on a subject, one at a time, until Close. It starts as soon as there is a
+// connection. At most pending bytes of messages wait; further messages are lost.
 func (c *Conn) Subscribe(subject string, pending int, message func(data []byte)) (*Subscription, error) {
 	s, err := c.conn.Subscribe(subject, func(m *nats.Msg) { message(m.Data) })
 	if err == nil {
@@ -125,7 +116,7 @@ func (c *Conn) Subscribe(subject string, pending int, message func(data []byte))
 	return &Subscription{s}, nil
 }
 
-// Close ends the subscription. A message that is being given out may still be when it returns.
+// Close ends the subscription. A callback may still be running when it returns.
 func (s *Subscription) Close() {
-	_ = s.subscription.Unsubscribe() // fails only on a connection that was closed
+	_ = s.subscription.Unsubscribe() // fails only on a closed connection
 }

@@ -14,13 +14,13 @@ import (
 	"kvepp/internal/logtest"
 )
 
-// server speaks as much of NATS's protocol as a subscriber needs; the end-to-end tests have a real one.
+// server implements the part of NATS's protocol that a subscriber needs. The end-to-end tests use a real server.
 type server struct {
 	t       *testing.T
 	at      string
-	asked   chan string // what was subscribed to: "SUBJECT ID"
+	asked   chan string // subscriptions: "SUBJECT ID"
 	mu      sync.Mutex
-	listens net.Listener // nil while it is away; guarded by mu
+	listens net.Listener // nil while the server is down; guarded by mu
 	conn    net.Conn     // the latest; guarded by mu
 }
 
@@ -32,7 +32,7 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-// begin listens, at the same place as before.
+// begin listens, on the same address as before.
 func (s *server) begin() {
 	s.t.Helper()
 	l, err := net.Listen("tcp", s.at)
@@ -56,7 +56,7 @@ func (s *server) begin() {
 	}()
 }
 
-// end ends as a crash does.
+// end stops the server like a crash.
 func (s *server) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *server) talk(conn net.Conn) {
 	}
 }
 
-// send publishes to who asked with these words.
+// send publishes to the subscription "SUBJECT ID".
 func (s *server) send(asked string, data []byte) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -97,12 +97,12 @@ func within[T any](t *testing.T, what string, c <-chan T) (v T) {
 	select {
 	case v = <-c:
 	case <-time.After(time.Minute):
-		t.Fatalf("never: %s", what)
+		t.Fatalf("timeout waiting for %s", what)
 	}
 	return v
 }
 
-// A server that is not there yet, that comes, goes and comes again.
+// A server that is absent at first, then starts, stops and starts again.
 func TestReconnects(t *testing.T) {
 	s := newServer(t)
 	s.end()
@@ -120,36 +120,36 @@ func TestReconnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Connected() {
-		t.Error("connected to nobody")
+		t.Error("connected without a server")
 	}
 	for _, message := range []string{"one", "two"} {
 		s.begin()
 		if asked := within(t, "a subscription", s.asked); !strings.HasPrefix(asked, "a.b ") {
-			t.Errorf("asked for %q", asked)
+			t.Errorf("subscribed to %q", asked)
 		} else {
 			s.send(asked, []byte(message))
 		}
 		if got := within(t, "a message", messages); got != message {
-			t.Errorf("%q, want %q", got, message)
+			t.Errorf("message %q, want %q", got, message)
 		}
-		if !within(t, "news of the connection", changed) || !c.Connected() {
-			t.Error("it is not said to be connected")
+		if !within(t, "the report of a connection", changed) || !c.Connected() {
+			t.Error("the open connection was not reported")
 		}
 		s.end()
-		if within(t, "news of the connection's end", changed) {
-			t.Error("it is said to be connected")
+		if within(t, "the report of the connection's end", changed) {
+			t.Error("the ended connection was reported as open")
 		}
 	}
-	for what, want := range map[string]int{"NATS cannot be reached": 1, "the connection to NATS ended": 2,
+	for what, want := range map[string]int{"NATS is unreachable": 1, "connection to NATS ended": 2,
 		"user:xxxxx@" + s.at: 3, "secret": 0} {
 		if got := logged.Count(what); got != want {
-			t.Errorf("%q is in the log %d times, want %d", what, got, want)
+			t.Errorf("%q was logged %d times, want %d", what, got, want)
 		}
 	}
 	sub.Close()
 }
 
-// What comes while nobody takes it is kept up to a bound.
+// Messages that wait to be read are kept up to a bound.
 func TestBounded(t *testing.T) {
 	s, logged := newServer(t), &logtest.Log{}
 	c, err := Connect(Config{Server: s.at, Purpose: "loads", Log: slog.New(slog.NewTextHandler(logged, nil))})
@@ -167,7 +167,7 @@ func TestBounded(t *testing.T) {
 	for range sent {
 		s.send(asked, bytes.Repeat([]byte{'m'}, each))
 	}
-	if err := c.conn.FlushTimeout(time.Minute); err != nil { // the answer comes behind the messages
+	if err := c.conn.FlushTimeout(time.Minute); err != nil { // the server's answer follows the messages
 		t.Fatal(err)
 	}
 	lost, err := sub.subscription.Dropped()
@@ -177,7 +177,7 @@ func TestBounded(t *testing.T) {
 	kept := sent - lost
 	if kept < 1 || kept > pending/each+1 {
 		t.Errorf(
-			"%d messages of %d bytes were kept, want at most %d bytes, and the one that is being taken",
+			"%d messages of %d bytes were kept, want at most %d bytes and the message in the callback",
 			kept,
 			each,
 			pending,
@@ -188,20 +188,20 @@ func TestBounded(t *testing.T) {
 		within(t, "a message", messages)
 	}
 	s.send(asked, []byte("end"))
-	if got := within(t, "a message after the others", messages); got != 'e' {
+	if got := within(t, "the last message", messages); got != 'e' {
 		t.Errorf("more than %d messages were kept", kept)
 	}
 	for deadline := time.Now().Add(time.Minute); logged.Count("slow consumer") != 1; <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("that messages are lost was said %d times, want once", logged.Count("slow consumer"))
+			t.Fatalf("the loss was logged %d times, want once", logged.Count("slow consumer"))
 		}
 	}
 }
 
-func TestServerThatCannotBeUnderstood(t *testing.T) {
+func TestInvalidServer(t *testing.T) {
 	_, err := Connect(Config{Server: "nats://%zz", Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "--nats-server") {
-		t.Errorf("%v", err)
+		t.Errorf("error %v does not name --nats-server", err)
 	}
 	if got, want := redacted("nats://a:b@c:1,nats://%zz"), "nats://a:xxxxx@c:1,(not a URL)"; got != want {
 		t.Errorf("logged as %s, want %s", got, want)

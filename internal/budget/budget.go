@@ -1,10 +1,10 @@
-// Package budget bounds the memory that requests take from their first byte until they are routed: their bodies, what
-// it takes to read these, and what stays of that while a request waits for its turn.
+// Package budget bounds the memory that requests take from their first byte until they are routed: their bodies, the
+// memory for parsing these, and the part of the parsed result that is kept while a request is queued.
 //
-// The memory has three shares, so that no kind of request keeps another from being read: bodies, the reading of large
-// bodies, and the reading of all others. What does not fit a share is refused (a body), or waits its turn (a reading).
+// The memory has three shares, so that one kind of request cannot block another: bodies, the parsing of large bodies,
+// and the parsing of all others. A body that does not fit its share is refused. A parse that does not fit waits.
 //
-// Concurrency: all methods may be called from any goroutine.
+// All methods are safe for concurrent use.
 package budget
 
 import (
@@ -16,24 +16,24 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// LargeBody is the size in bytes above which a body is large: its reading takes milliseconds to seconds of a processor.
+// LargeBody is the size in bytes above which a body is large. Parsing it takes milliseconds to seconds of CPU time.
 const LargeBody = 1 << 20
 
 // Budget is the memory of all requests that are not routed yet.
 type Budget struct {
-	// Held counts what is held until a request is routed: its body, what goes on in its place, the token ids of one
-	// that is not large.
+	// Held counts the memory that a request holds until it is routed: its body, a replacement body, and the token ids
+	// of a body that is not large.
 	Held Share
-	// small and large count what reading takes, by the size of the body.
+	// small and large count the memory for parsing, by the size of the body.
 	small, large Share
 }
 
-// largePart and smallPart are the parts of limit bytes that reading gets: four sevenths and an eighth. Bodies get the
-// rest, about three tenths. One body of [MaxBody] bytes can then always be read, whatever else is held.
+// largePart and smallPart are the shares of limit bytes for parsing: four sevenths and an eighth. Bodies get the rest,
+// about three tenths. So one body of [MaxBody] bytes can always be parsed, even if the other shares are full.
 func largePart(limit int) int { return limit / 7 * 4 }
 func smallPart(limit int) int { return limit / 8 }
 
-// New returns a budget of limit bytes. limit 0: no limit, memory is only counted.
+// New returns a budget of limit bytes. A limit of 0 only counts the memory.
 func New(limit int) *Budget {
 	b := new(Budget)
 	b.large.limit, b.small.limit = int64(largePart(limit)), int64(smallPart(limit))
@@ -41,21 +41,19 @@ func New(limit int) *Budget {
 	return b
 }
 
-// perByte is how many bytes reading takes for a byte of a body, but for what it takes for any body.
-func perByte() int { return apibody.ReadCostPerByte }
+// MaxBody returns the size in bytes of the largest body that can be parsed within a budget of limit bytes. It leaves
+// out the constant part of [apibody.ReadCost].
+func MaxBody(limit int) int { return max(largePart(limit)/apibody.ReadCostPerByte, 1) }
 
-// MaxBody returns the size in bytes of the largest body that a budget of limit bytes lets be read.
-func MaxBody(limit int) int { return max(largePart(limit)/perByte(), 1) }
+// ForBody returns the smallest budget in bytes that allows parsing a body of size bytes; it is the inverse of MaxBody.
+func ForBody(size int) int { return (size*apibody.ReadCostPerByte + 3) / 4 * 7 }
 
-// ForBody returns the least budget in bytes that lets a body of size bytes be read.
-func ForBody(size int) int { return (size*perByte() + 3) / 4 * 7 }
-
-// Used returns how many bytes are taken in all.
+// Used returns the number of bytes taken from all shares.
 func (b *Budget) Used() int { return b.Held.Used() + b.small.Used() + b.large.Used() }
 
-// HoldBody counts that a body, of which before bytes were held, takes more bytes, and reports whether it may. If not,
-// the bytes count all the same until they are given back. Large bodies leave a quarter of the share to others, so that
-// a few of them do not have everybody else's refused.
+// HoldBody counts more bytes for a body that held before bytes. It reports whether the share has room for them. If not,
+// they still count until they are given back. Large bodies leave a quarter of the share free, so that a few of them do
+// not cause the bodies of all other requests to be refused.
 func (b *Budget) HoldBody(before, more int) bool {
 	all := b.Held.used.Add(int64(more))
 	limit := b.Held.limit
@@ -65,7 +63,7 @@ func (b *Budget) HoldBody(before, more int) bool {
 	return limit == 0 || all <= limit
 }
 
-// ReadShare returns the share in which a body of size bytes is read.
+// ReadShare returns the share for parsing a body of size bytes.
 func (b *Budget) ReadShare(size int) *Share {
 	if size > LargeBody {
 		return &b.large
@@ -73,8 +71,9 @@ func (b *Budget) ReadShare(size int) *Share {
 	return &b.small
 }
 
-// KeptShare returns the share in which what was read of a body of size bytes counts until its request is routed: with the
-// bodies, or where large ones are read, so that these keep nobody else's from being held.
+// KeptShare returns the share that counts the parsed result of a body of size bytes until its request is routed. A
+// small result counts with the bodies. A large one counts in the share for parsing large bodies, so that it cannot
+// cause other bodies to be refused.
 func (b *Budget) KeptShare(size int) *Share {
 	if size > LargeBody {
 		return &b.large
@@ -82,32 +81,32 @@ func (b *Budget) KeptShare(size int) *Share {
 	return &b.Held
 }
 
-// Share is a part of the memory. Whoever waits gets it in the order of coming; one that wants more than the whole share
+// Share is a part of the memory. Waiters get memory first in, first out. A waiter that wants more than the whole share
 // gets it alone.
 type Share struct {
-	limit   int64 // bytes; 0: none
+	limit   int64 // in bytes; 0: unlimited
 	used    atomic.Int64
-	waiting atomic.Int64 // len(line)
+	waiting atomic.Int64 // len(queue), readable without mu
 
-	mu   sync.Mutex
-	line []*waiter
+	mu    sync.Mutex
+	queue []*waiter // guarded by mu
 }
 
 type waiter struct {
 	n     int64
-	ready chan struct{} // closed when it has n bytes
+	ready chan struct{} // closed when the waiter has its n bytes
 }
 
-// Used returns how many bytes are taken.
+// Used returns the number of bytes taken.
 func (s *Share) Used() int { return int(s.used.Load()) }
 
-// Add counts n bytes whether or not there is room for them. They are to be given back.
+// Add takes n bytes even if there is no room. The caller must give them back.
 func (s *Share) Add(n int) { s.used.Add(int64(n)) }
 
-// TryTake takes n bytes if there is room and nobody waits for it.
+// TryTake takes n bytes if there is room and the queue is empty.
 func (s *Share) TryTake(n int) bool { return s.waiting.Load() == 0 && s.fits(int64(n)) }
 
-// fits takes n bytes if there is room.
+// fits takes n bytes if there is room, and reports whether it did.
 func (s *Share) fits(n int64) bool {
 	for {
 		used := s.used.Load()
@@ -120,16 +119,16 @@ func (s *Share) fits(n int64) bool {
 	}
 }
 
-// Take takes n bytes, and waits for them as long as ctx lasts. It returns ctx's error if they do not come.
+// Take takes n bytes. It waits for them until ctx ends, and then returns ctx's error.
 func (s *Share) Take(ctx context.Context, n int) error {
 	if s.TryTake(n) {
 		return nil
 	}
 	w := &waiter{int64(n), make(chan struct{})}
 	s.mu.Lock()
-	s.line = append(s.line, w)
+	s.queue = append(s.queue, w)
 	s.waiting.Add(1)
-	s.serve() // what was given back before waiting said so
+	s.serve() // takes bytes that were given back before waiting was incremented
 	s.mu.Unlock()
 	select {
 	case <-w.ready:
@@ -138,13 +137,13 @@ func (s *Share) Take(ctx context.Context, n int) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.Index(s.line, w)
-	if i < 0 { // it came meanwhile
+	i := slices.Index(s.queue, w)
+	if i < 0 { // the bytes arrived after ctx ended
 		return nil
 	}
-	s.line = slices.Delete(s.line, i, i+1)
+	s.queue = slices.Delete(s.queue, i, i+1)
 	s.waiting.Add(-1)
-	s.serve() // those behind it may want less
+	s.serve() // the next waiters may want less
 	return ctx.Err()
 }
 
@@ -158,11 +157,11 @@ func (s *Share) Give(n int) {
 	}
 }
 
-// serve gives those who wait what there is. The caller holds mu.
+// serve gives free bytes to the first waiters. The caller holds mu.
 func (s *Share) serve() {
-	for len(s.line) > 0 && s.fits(s.line[0].n) {
-		close(s.line[0].ready)
-		s.line = slices.Delete(s.line, 0, 1)
+	for len(s.queue) > 0 && s.fits(s.queue[0].n) {
+		close(s.queue[0].ready)
+		s.queue = slices.Delete(s.queue, 0, 1)
 		s.waiting.Add(-1)
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"kvepp/internal/apibody"
 )
 
-// TestWaitersComeInTurn: the memory goes to whoever waited longest, small wishes do not pass a large one, and one that
-// leaves makes room.
+// TestWaitersComeInTurn: memory goes to the waiter that waited longest, small requests do not overtake a large one, and
+// a waiter that leaves unblocks those behind it.
 func TestWaitersComeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Share{limit: 100}
 		if !s.TryTake(60) || s.TryTake(41) || !s.TryTake(10) {
-			t.Fatal("what fits is not what was taken")
+			t.Fatal("TryTake(60), TryTake(41), TryTake(10) of 100: want true, false, true")
 		}
 		var order []int
 		ctx, leave := context.WithCancel(t.Context())
@@ -34,28 +34,28 @@ func TestWaitersComeInTurn(t *testing.T) {
 		take(t.Context(), 1000)
 		take(t.Context(), 5)
 		if s.TryTake(1) || len(order) > 0 {
-			t.Fatalf("%v went past one that waits", order)
+			t.Fatalf("%v overtook a waiter", order)
 		}
 		leave()
 		synctest.Wait()
 		if len(order) != 1 || order[0] != 20 || s.Used() != 90 {
-			t.Fatalf("when the first left: %v, %d bytes", order, s.Used())
+			t.Fatalf("after the first waiter left: served %v, %d bytes used", order, s.Used())
 		}
-		s.Give(90) // 1000 is more than there is: it gets all of it, alone
+		s.Give(90) // 1000 exceeds the share, so this waiter gets all of it alone
 		synctest.Wait()
 		if len(order) != 2 || order[1] != 1000 {
-			t.Fatalf("%v", order)
+			t.Fatalf("served %v, want 1000 next", order)
 		}
 		s.Give(1000)
 		synctest.Wait()
 		if len(order) != 3 || s.Used() != 5 {
-			t.Fatalf("%v, %d bytes", order, s.Used())
+			t.Fatalf("served %v, %d bytes used", order, s.Used())
 		}
 	})
 }
 
-// TestManyTakersStayWithin: under any interleaving no more is taken than there is, all get what they want, and nothing
-// is left.
+// TestManyTakersStayWithin: under any interleaving, the share is never exceeded, all takers are served, and no bytes
+// stay taken.
 func TestManyTakersStayWithin(t *testing.T) {
 	const limit = 1000
 	s := &Share{limit: limit}
@@ -84,7 +84,7 @@ func TestManyTakersStayWithin(t *testing.T) {
 	all.Wait()
 	if most.Load() > limit || s.Used() != 0 || s.waiting.Load() != 0 {
 		t.Errorf(
-			"%d bytes were taken at once of %d; %d are left, %d wait",
+			"%d bytes of %d were taken at once; %d still taken, %d waiting",
 			most.Load(),
 			limit,
 			s.Used(),
@@ -93,22 +93,22 @@ func TestManyTakersStayWithin(t *testing.T) {
 	}
 }
 
-// TestShares: the parts make up the whole, the largest body can be read, and large bodies leave room for others.
+// TestShares: the shares add up to the limit, the largest body can be read, and large bodies leave room for others.
 func TestShares(t *testing.T) {
 	const limit = 448 << 20
 	b := New(limit)
 	if all := b.Held.limit + b.large.limit + b.small.limit; all != limit {
-		t.Errorf("the shares are %d bytes of %d", all, limit)
+		t.Errorf("the shares add up to %d bytes of %d", all, limit)
 	}
 	n := MaxBody(limit)
 	if cost := int64(apibody.ReadCost(n)); n < 32<<20 || cost > b.large.limit+b.large.limit/100 {
-		t.Errorf("a body of %d bytes may be read, which costs %d of %d", n, cost, b.large.limit)
+		t.Errorf("MaxBody is %d bytes; reading it costs %d of %d bytes", n, cost, b.large.limit)
 	}
 	if MaxBody(ForBody(32<<20)) != 32<<20 {
-		t.Error("a budget for a body is not for it")
+		t.Error("MaxBody(ForBody(n)) is not n")
 	}
 	if b.ReadShare(LargeBody) != &b.small || b.ReadShare(LargeBody+1) != &b.large {
-		t.Error("a body is read in another share than its own")
+		t.Error("ReadShare returned the wrong share")
 	}
 	held := 0
 	for b.HoldBody(0, 30<<20) {
@@ -117,14 +117,14 @@ func TestShares(t *testing.T) {
 	b.Held.Give(30 << 20)
 	for range 35 { // others still fit
 		if !b.HoldBody(0, LargeBody) {
-			t.Error("large bodies take all the room")
+			t.Error("large bodies leave no room for others")
 		}
 	}
 	if held != 3 || b.HoldBody(LargeBody, 1) || !b.HoldBody(LargeBody-1, 1) {
-		t.Errorf("%d large bodies fit", held)
+		t.Errorf("%d large bodies fit, want 3", held)
 	}
 	unlimited := New(0)
 	if !unlimited.HoldBody(0, 1<<40) || !unlimited.ReadShare(1<<30).TryTake(1<<40) || unlimited.Used() != 2<<40 {
-		t.Error("without a limit something is refused")
+		t.Error("an unlimited budget refused a request")
 	}
 }
