@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -177,4 +178,41 @@ func version() string {
 		runtime.GOOS,
 		runtime.GOARCH,
 	)
+}
+
+// commit is set by the linker (-X main.commit=...): builds in containers and in git worktrees record none themselves.
+var commit string
+
+// build is what Go recorded when it built this binary. A field is "unknown" where Go recorded nothing.
+type build struct {
+	version string // of the module
+	commit  string // git revision, with "-modified" behind it if the sources differed from that commit
+}
+
+// readBuild returns the build information of this binary.
+func readBuild() build {
+	b := build{version: "unknown", commit: "unknown"}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	if info.Main.Version != "" {
+		b.version = info.Main.Version
+	}
+	modified := false
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.commit = s.Value
+		case "vcs.modified":
+			modified = s.Value == "true"
+		}
+	}
+	if modified {
+		b.commit += "-modified"
+	}
+	if commit != "" {
+		b.commit = commit
+	}
+	return b
 }

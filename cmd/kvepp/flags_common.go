@@ -1,22 +1,29 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
-	"net"
-	"net/http"
-	"strconv"
-	"time"
 
 	"github.com/spf13/pflag"
 
 	"kvepp/indexer"
-	"kvepp/internal/metrics"
 )
+
+// webHosts are the names that requests may give in their header Host, where they come over loopback.
+type webHosts struct{ names []string }
+
+func (o *webHosts) add(f *pflag.FlagSet) {
+	f.StringSliceVar(
+		&o.names,
+		"allowed-hosts",
+		nil,
+		"`NAMES`, separated by commas, that HTTP requests over loopback may have in their header Host, beside "+
+			"localhost and loopback addresses. Other names are refused, since a page in a browser could have made "+
+			"its own name lead here",
+	)
+}
 
 // httpService is what "kvepp indexer" and "kvepp select" can both be told: programs that serve HTTP alone, each in the
 // place of one of Dynamo's.
@@ -51,33 +58,6 @@ func (o *httpService) check() error {
 		return err
 	}
 	return o.indexMemory.check()
-}
-
-// serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
-func (o *httpService) serve(
-	ctx context.Context,
-	what string,
-	h http.Handler,
-	m *metrics.Metrics,
-	log *slog.Logger,
-) error {
-	server := webServer(h, &o.hosts)
-	l, err := listenAt("port", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
-	if err != nil {
-		return err
-	}
-	log.Info("listening", "for", what, "address", l.Addr().String(), "tls", "off")
-	failed := make(chan error, 1)
-	go func() { failed <- serveWeb(server, l, "http", m) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	log.Info("kvepp stops: running requests have 5 s to end")
-	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	return server.Shutdown(last)
 }
 
 // indexMemory bounds the index.
@@ -141,42 +121,4 @@ func (o *logging) check() error {
 		return oneOf("log-level", o.logLevel, "debug", "info", "warn", "error")
 	}
 	return oneOf("log-format", o.logFormat, "text", "json")
-}
-
-// handler returns what writes log lines of at least a level to a writer, in the chosen format.
-func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
-	h := &slog.HandlerOptions{Level: level, ReplaceAttr: durationInSeconds}
-	if o.logFormat == "json" {
-		return slog.NewJSONHandler(to, h)
-	}
-	return slog.NewTextHandler(to, h)
-}
-
-// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as
-// JSON.
-func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
-	}
-	return a
-}
-
-// parse reads arguments, which are all flags, then what they leave unset from the environment, where prefix stands
-// before names.
-func parse(f *pflag.FlagSet, prefix string, args []string, getenv func(string) string) error {
-	if err := parseArgs(f, args); err != nil {
-		return err
-	}
-	switch {
-	case f.NArg() == 0:
-	case f.Arg(0) == "true" || f.Arg(0) == "false":
-		return fmt.Errorf(
-			"unexpected argument %q: write the value of a flag that is true or false behind an equals sign, --FLAG=%s",
-			f.Arg(0),
-			f.Arg(0),
-		)
-	default:
-		return fmt.Errorf("unexpected argument %q: every flag begins with --", f.Arg(0))
-	}
-	return fromEnvironment(f, prefix, getenv)
 }

@@ -4,15 +4,191 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
+	"net/url"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"kvepp/indexer"
+	"kvepp/indexer/feed"
 	"kvepp/internal/suggest"
+	"kvepp/modelrewrite"
 	"kvepp/pool"
+	"kvepp/router"
 	"kvepp/scoring"
+	"kvepp/session"
 	"kvepp/tokenizer"
 )
+
+// checkSessions checks the flags of session affinity.
+func (o *options) checkSessions() error {
+	switch longest := int(session.MaxTTL / time.Second); {
+	case o.sessionTTLSecs < 0 || o.sessionTTLSecs > longest:
+		return fmt.Errorf(
+			"--router-session-affinity-ttl-secs %d: must be from 1 to %d seconds (0: no affinity but for sessions "+
+				"that requests open)",
+			o.sessionTTLSecs,
+			longest,
+		)
+	}
+	return oneOf("router-session-affinity-mode", o.sessionMode, "hard", "soft")
+}
+
+// options is everything that `kvepp serve` can be told.
+type options struct {
+	bindAddress                      string
+	grpcPort                         uint16
+	grpcHealthPort                   uint16
+	metricsPort                      uint16
+	adminAddress                     string
+	hosts                            webHosts
+	adminTokenFile                   string
+	enablePprof, tracing             bool
+	indexPeers                       []string
+	warmUpTimeout                    time.Duration
+	metricsAddress, metricsTokenFile string
+	transport
+	drainTimeout, drainDelay time.Duration
+	modelLoadTimeout         time.Duration
+
+	endpoints       string
+	dnsLookupFamily string
+	dynamoDiscovery string
+	cluster
+
+	models        []string
+	modelPath     string
+	modelName     string
+	adapters      []string
+	modelRewrites []string
+	strictModel   bool
+	blockSize     int
+
+	engine string
+	served
+	scheduling
+	proxied
+	pickers
+
+	tokenizerURLs       []string
+	tokenizerURLTimeout time.Duration
+	tokenizerURLKeyFile string
+	tokenizerCheck      int
+
+	debugDecisions    int
+	dynamoNamespace   string
+	dynamoComponent   string
+	routerID          uint64
+	headerAliases     bool
+	prefillerHeader   bool
+	decisionHeaders   bool
+	minInitialWorkers int
+
+	overlapWeight float64 // deprecated; NaN when not given
+	kvEvents      bool
+
+	ttlSecs, predictedTTLSecs float64
+	maxTreeSize               int
+	pruneTarget               float64
+	cachePolicy               string
+
+	ignoreHints, allowPinning bool
+	passSessions, keepLegacy  bool
+	injectTokens, tenantSalt  bool
+
+	sessionTTLSecs int
+	sessionMode    string
+
+	durableEvents, resetStates, remoteIndexer bool // refused when set
+	snapshotThreshold                         int
+
+	busy
+	ejection
+	engineGauges
+
+	given   map[string]bool // flags given, by flag or environment
+	feed    feed.Config
+	scoring scoring.Config
+
+	indexMemory
+	logging
+	accessLog string // a file, or "-"
+}
+
+// parseServe reads the arguments and the environment into o: a flag goes before KVEPP_NAME, and that before Dynamo's
+// own name. An environment variable that is set but empty counts as not set.
+func parseServe(o *options, args []string, getenv func(string) string) error {
+	return parseWith(o, serveFlags(o), args, getenv)
+}
+
+// parseWith is parseServe with flags besides: f has o's and others.
+func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
+	if err := parse(f, "", args, o.scheduling.inherited(getenv)); err != nil {
+		return err
+	}
+	if err := o.busy.readPolicies(f); err != nil {
+		return err
+	}
+	o.given = map[string]bool{}
+	f.VisitAll(func(flag *pflag.Flag) { o.given[flag.Name] = flag.Changed })
+	err := o.check()
+	o.settings = changedSettings(f) // check applies presets
+	return err
+}
+
+// index returns the bounds of the index. goLimit is indexBytes's.
+func (o *options) index(goLimit int64) indexer.Config {
+	c := indexer.Config{MaxBytes: o.indexBytes(goLimit)}
+	if !o.kvEvents {
+		c.MaxPredicted, c.PruneTarget = o.maxTreeSize, o.pruneTarget
+	}
+	return c
+}
+
+// predict returns how routing decisions count as stores.
+func (o *options) predict() router.Predict {
+	if o.kvEvents {
+		return router.Predict{TTL: seconds(o.predictedTTLSecs), Silent: seconds(o.ttlSecs)}
+	}
+	return router.Predict{TTL: seconds(o.ttlSecs), LRU: o.cachePolicy == "lru", Alone: true}
+}
+
+func seconds(secs float64) time.Duration { return time.Duration(secs * float64(time.Second)) }
+
+// keptDecisions returns how many decisions are kept: none that nobody could ask for.
+func (o *options) keptDecisions() int {
+	if o.adminAddress == "" {
+		return 0
+	}
+	return o.debugDecisions
+}
+
+// tokenizerOptions says how the engine was told to serve its models.
+func (o *options) tokenizerOptions() (tokenizer.Options, error) {
+	engine, err := parseEngine(o.engine)
+	if err != nil {
+		return tokenizer.Options{}, err
+	}
+	if o.engine == "" && o.dynamoDiscovery != "" {
+		engine = tokenizer.Dynamo
+	}
+	return o.served.options(engine)
+}
+
+// parseEngine returns the engine that --engine names.
+func parseEngine(name string) (tokenizer.Engine, error) {
+	engine, err := tokenizer.ParseEngine(name)
+	if err != nil {
+		var names []string
+		for _, e := range tokenizer.Engines {
+			names = append(names, string(e))
+		}
+		return "", oneOf("engine", name, names...)
+	}
+	return engine, nil
+}
 
 // maxTTL keeps times of blocks in range.
 const maxTTL = 365 * 24 * time.Hour
@@ -338,6 +514,181 @@ func (o *options) check() error {
 		)
 	case o.tokenizerCheck > 0 && len(urls) == 0:
 		return errors.New("--tokenizer-check needs a server to compare with: give --tokenizer-url NAME=URL")
+	}
+	return nil
+}
+
+// modelFolders returns model name -> folder.
+func (o *options) modelFolders() (map[string]string, error) {
+	folders := map[string]string{}
+	for _, m := range o.models {
+		name, dir, ok := strings.Cut(m, "=")
+		if !ok || name == "" || dir == "" {
+			return nil, fmt.Errorf("--model %q: must look like NAME=DIR", m)
+		}
+		if _, twice := folders[name]; twice {
+			return nil, fmt.Errorf("--model: %q is given twice", name)
+		}
+		folders[name] = dir
+	}
+	if o.modelName != "" {
+		if _, twice := folders[o.modelName]; twice {
+			return nil, fmt.Errorf("--model-name %q is given by --model already", o.modelName)
+		}
+		folders[o.modelName] = o.modelPath
+	}
+	return folders, nil
+}
+
+// onlyModel returns the model if there is a single one, else "".
+func (o *options) onlyModel() string {
+	names := map[string]bool{}
+	folders, _ := o.modelFolders() // what is wrong with them, check says
+	urls, _ := o.tokenizerURLsByModel()
+	for name := range folders {
+		names[name] = true
+	}
+	for name := range urls {
+		names[name] = true
+	}
+	if len(names) == 1 {
+		for name := range names {
+			return name
+		}
+	}
+	return ""
+}
+
+// adapted returns adapter -> model.
+func (o *options) adapted() (map[string]string, error) {
+	adapted := map[string]string{}
+	for _, a := range o.adapters {
+		name, model, ok := strings.Cut(a, "=")
+		if !ok {
+			if model = o.onlyModel(); model == "" {
+				return nil, fmt.Errorf("--lora %q: say of which model, as NAME=MODEL: there is not just one", a)
+			}
+		}
+		if name == "" || model == "" {
+			return nil, fmt.Errorf("--lora %q: must look like NAME=MODEL", a)
+		}
+		if _, twice := adapted[name]; twice {
+			return nil, fmt.Errorf("--lora: %q is given twice", name)
+		}
+		adapted[name] = model
+	}
+	return adapted, nil
+}
+
+// tokenizerURLsByModel returns model name -> URL of the server that knows its tokens.
+func (o *options) tokenizerURLsByModel() (map[string]string, error) {
+	urls := map[string]string{}
+	for _, given := range o.tokenizerURLs {
+		isURL := func(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
+		name, address, _ := strings.Cut(given, "=")
+		if isURL(given) {
+			folders, err := o.modelFolders()
+			if err != nil {
+				return nil, err
+			}
+			if len(folders) != 1 {
+				return nil, fmt.Errorf(
+					"--tokenizer-url %q: say for which model, as NAME=URL: there are %d",
+					given,
+					len(folders),
+				)
+			}
+			for only := range folders {
+				name, address = only, given
+			}
+		}
+		if name == "" || !isURL(address) {
+			return nil, fmt.Errorf("--tokenizer-url %q: must look like NAME=http://HOST:PORT", given)
+		}
+		if _, twice := urls[name]; twice {
+			return nil, fmt.Errorf("--tokenizer-url: %q is given twice", name)
+		}
+		urls[name] = address
+	}
+	return urls, nil
+}
+
+// rewriteRules returns the rules of --model-rewrite, one for each name that requests give, in the order in which they
+// come.
+func (o *options) rewriteRules() ([]modelrewrite.Rule, error) {
+	var rules []modelrewrite.Rule
+	of := map[string]int{} // a name's place in rules
+	for _, given := range o.modelRewrites {
+		name, target, ok := strings.Cut(given, "=")
+		if !ok || name == "" || target == "" {
+			return nil, fmt.Errorf(
+				"--model-rewrite %q: must look like NAME=TARGET, or *=TARGET for all other names",
+				given,
+			)
+		}
+		i, known := of[name]
+		if !known {
+			i = len(rules)
+			of[name] = i
+			rule := modelrewrite.Rule{Name: "flag"}
+			if name != "*" {
+				rule.Models = []string{name}
+			}
+			rules = append(rules, rule)
+		}
+		rules[i].Targets = append(rules[i].Targets, modelrewrite.Target{Model: target})
+	}
+	return rules, nil
+}
+
+// checkListeners refuses an admin address that anybody could reach: it tells what workers hold, and changes thresholds.
+func (o *options) checkListeners() error {
+	if o.adminAddress != "" {
+		host, _, err := net.SplitHostPort(o.adminAddress)
+		if err != nil {
+			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
+		}
+		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
+			return fmt.Errorf(
+				"--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as "+
+					"well, or listen at 127.0.0.1",
+				o.adminAddress,
+			)
+		}
+	}
+	if o.enablePprof && o.adminAddress == "" {
+		return errors.New(
+			"--enable-pprof: profiles are shown on the admin address; give --admin-address too, 127.0.0.1:9091 for " +
+				"example",
+		)
+	}
+	metricsPort := o.metricsPort
+	if o.metricsAddress != "" {
+		metricsPort = 0
+	}
+	switch {
+	case o.grpcPort == o.grpcHealthPort:
+		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own", o.grpcPort)
+	case metricsPort == o.grpcPort:
+		return fmt.Errorf("--metrics-port and --grpc-port are both %d; give each a port of its own", metricsPort)
+	case metricsPort == o.grpcHealthPort:
+		return fmt.Errorf("--metrics-port and --grpc-health-port are both %d; give each a port of its own", metricsPort)
+	case o.metricsAddress == "":
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
+		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
+	}
+	return nil
+}
+
+// checkPeers says which of the URLs is none.
+func checkPeers(flag string, peers []string) error {
+	for _, peer := range peers {
+		if u, err := url.Parse(peer); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" ||
+			u.User != nil {
+			return fmt.Errorf("%s: each URL must look like http://HOST:PORT", flag)
+		}
 	}
 	return nil
 }

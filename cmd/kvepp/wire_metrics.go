@@ -1,7 +1,11 @@
 package main
 
 import (
+	"math"
 	"os"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -11,10 +15,114 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/pool/enginemetrics"
 	"kvepp/router"
+	"kvepp/router/eject"
 	"kvepp/scoring"
+	"kvepp/session"
 	"kvepp/tokenizer"
 )
+
+// sessions makes the table of session affinity, and shows what it counts.
+func sessions(o *options, m *metrics.Metrics) *session.Table {
+	s := session.NewTable(
+		session.Config{TTL: time.Duration(o.sessionTTLSecs) * time.Second, Soft: o.sessionMode == "soft"},
+	)
+	m.Source(metrics.Sessions, metrics.SessionsHelp, nil, func() float64 { return float64(s.Active()) })
+	countersOf(
+		m,
+		metrics.SessionRequests,
+		metrics.SessionRequestsHelp,
+		"outcome",
+		s.Stats,
+		map[string]func(session.Stats) uint64{
+			session.New:   func(x session.Stats) uint64 { return x.New },
+			session.Kept:  func(x session.Stats) uint64 { return x.Kept },
+			session.Moved: func(x session.Stats) uint64 { return x.Moved },
+		},
+	)
+	countersOf(
+		m,
+		metrics.SessionsEnded,
+		metrics.SessionsEndedHelp,
+		"cause",
+		s.Stats,
+		map[string]func(session.Stats) uint64{
+			"final":       func(x session.Stats) uint64 { return x.Final },
+			"expired":     func(x session.Stats) uint64 { return x.Expired },
+			"evicted":     func(x session.Stats) uint64 { return x.Evicted },
+			"worker_left": func(x session.Stats) uint64 { return x.WorkerLeft },
+		},
+	)
+	return s
+}
+
+// showGauges exports what is known of the engines; of nil, that nothing is.
+func showGauges(m *metrics.Metrics, name string, p *pool.Pool, g *enginemetrics.Gauges) {
+	if g == nil {
+		g = new(enginemetrics.Gauges)
+	}
+	m.Pool(name, func() metrics.InferencePool { return poolNow(p, g) })
+	m.Source(metrics.WithGauges, metrics.WithGaugesHelp, nil, func() float64 { return float64(g.Known()) })
+	m.Source(metrics.UnseenLoad, metrics.UnseenLoadHelp, nil, func() float64 { return float64(g.Unseen()) })
+	for i, c := range g.Readings() {
+		m.CounterSource(
+			metrics.EngineReadings,
+			metrics.EngineReadingsHelp,
+			prometheus.Labels{"outcome": c.Outcome},
+			func() float64 { return float64(g.Readings()[i].Readings) },
+		)
+	}
+}
+
+// poolNow is what the pool's workers are and say now.
+func poolNow(p *pool.Pool, g *enginemetrics.Gauges) metrics.InferencePool {
+	s := p.Acquire()
+	defer s.Release()
+	var now metrics.InferencePool
+	type mean struct{ sum, n float64 }
+	var usage, waiting, running mean
+	add := func(m *mean, v float64) {
+		if !math.IsNaN(v) {
+			m.sum += v
+			m.n++
+		}
+	}
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if w.Role == pool.Encode {
+			continue
+		}
+		now.Ready++
+		l := g.Of(w.Worker)
+		add(&usage, l.Usage)
+		add(&waiting, l.Waiting)
+		add(&running, l.Running)
+		if !math.IsNaN(l.Waiting) {
+			now.Pods = append(now.Pods, metrics.PodQueue{Pod: podName(w), Waiting: l.Waiting})
+		}
+	}
+	now.KVUsage, now.Waiting, now.Running = usage.sum/max(
+		usage.n,
+		1,
+	), waiting.sum/max(
+		waiting.n,
+		1,
+	), running.sum/max(
+		running.n,
+		1,
+	)
+	return now
+}
+
+// podName is the extension's name of a worker. Endpoints that are made of a pod's ports may have it already.
+func podName(w *pool.Worker) string {
+	suffix := "-rank-" + strconv.FormatUint(uint64(w.Rank), 10)
+	if strings.HasSuffix(w.Name, suffix) {
+		return w.Name
+	}
+	return w.Name + suffix
+}
 
 // identity is what the labels of the metrics that have Dynamo's names say.
 func (o *options) identity() metrics.Identity {
@@ -156,4 +264,46 @@ func countersOf[S any](m *metrics.Metrics, name, help, label string, stats func(
 	for value, count := range counts {
 		m.CounterSource(name, help, prometheus.Labels{label: value}, func() float64 { return float64(count(stats())) })
 	}
+}
+
+// showWorkers exports each worker of p under its name. events is nil if there are none.
+func showWorkers(
+	m *metrics.Metrics,
+	p *pool.Pool,
+	index *indexer.Index,
+	events *feed.Feed,
+	health *eject.Tracker,
+	r *router.Router,
+) {
+	m.ShowWorkers(func() []metrics.WorkerState {
+		s := p.Acquire()
+		defer s.Release()
+		excluded, now := health.View(), time.Now()
+		all := make([]metrics.WorkerState, 0, len(s.Workers))
+		for i := range s.Workers {
+			w := &s.Workers[i]
+			if w.Role == pool.Encode {
+				continue
+			}
+			state := metrics.WorkerState{
+				Name:       w.Name,
+				Rank:       w.Rank,
+				InstanceID: w.InstanceID,
+				Prefill:    w.Role == pool.Prefill,
+				Address:    w.Address,
+				Model:      w.Model,
+				Cordoned: w.CordonedBy != "" ||
+					excluded.Of(w.Worker, now) == eject.Cordoned,
+				Blocks:   index.WorkerEntries(w.Worker),
+				Requests: r.WorkerRequests(w.Worker),
+			}
+			if events != nil {
+				var subscription feed.Subscription
+				subscription, state.Subscribed = events.Subscription(w.Worker)
+				state.Connected, state.LastEvent = subscription.Connected, subscription.LastEvent
+			}
+			all = append(all, state)
+		}
+		return all
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"time"
@@ -149,3 +150,47 @@ func (p *proxied) bufferedBytes(goLimit int64) (buffered, parsed int, err error)
 
 // maxFallbacks keeps the header of a decision short.
 const maxFallbacks = 8
+
+// transport is how proxies reach the external processor.
+type transport struct {
+	secureServing bool
+	certPath      string
+	clientCA      string
+	minVersion    string
+}
+
+func (t *transport) add(f *pflag.FlagSet) {
+	f.BoolVar(&t.secureServing, "secure-serving", true, "serve the external processor over TLS")
+	f.StringVar(
+		&t.certPath,
+		"cert-path",
+		"",
+		"folder `DIR` with the certificate, tls.crt, and its key, tls.key, as Kubernetes mounts a TLS secret; read "+
+			"again when they change. Empty: a certificate that kvepp makes and signs itself at start",
+	)
+	f.StringVar(
+		&t.clientCA,
+		"tls-client-ca",
+		"",
+		"PEM `FILE` with authorities: only proxies with a certificate of one of them are served; read again when it "+
+			"changes. Empty: any proxy is",
+	)
+	f.StringVar(&t.minVersion, "tls-min-version", "1.2", "the oldest `VERSION` of TLS that is spoken, 1.2 or 1.3")
+}
+
+var tlsVersions = map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}
+
+func (t *transport) check(given map[string]bool) error {
+	if err := oneOf("tls-min-version", t.minVersion, "1.2", "1.3"); err != nil {
+		return err
+	}
+	for _, flag := range []string{"cert-path", "tls-client-ca", "tls-min-version"} {
+		if !t.secureServing && given[flag] {
+			return fmt.Errorf(
+				"--%s belongs to TLS, which --secure-serving=false turns off; leave one of them out",
+				flag,
+			)
+		}
+	}
+	return nil
+}

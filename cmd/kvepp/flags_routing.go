@@ -1,0 +1,713 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvepp/internal/suggest"
+	"kvepp/queue"
+	"kvepp/router"
+	"kvepp/router/eject"
+	"kvepp/scoring"
+)
+
+// checkWeights returns an error for the first weight of the cost function that is negative, infinite or not a number.
+// weight is that of the deprecated flag, NaN when not given.
+func checkWeights(c *scoring.Config, weight float64) error {
+	d := scoring.DefaultConfig()
+	for _, w := range []struct {
+		flag          string
+		value, normal float64
+	}{
+		{"router-kv-overlap-score-weight", weight, 1},
+		{"router-kv-overlap-score-credit", c.OverlapScoreCredit, d.OverlapScoreCredit},
+		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
+		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},
+		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight, d.DecodeActiveRequestWeight},
+		{"router-host-cache-hit-weight", c.HostCacheHitWeight, d.HostCacheHitWeight},
+		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight, d.DiskCacheHitWeight},
+		{"router-temperature", c.Temperature, d.Temperature},
+	} {
+		absent := w.flag == "router-kv-overlap-score-weight" && math.IsNaN(weight)
+		if !absent && (!(w.value >= 0) || math.IsInf(w.value, 0)) {
+			return fmt.Errorf(
+				"--%s %v: must be a finite number of at least 0, for example %v",
+				w.flag,
+				w.value,
+				w.normal,
+			)
+		}
+	}
+	if err := c.Validate(); err != nil { // of what is left, the ratio alone can be wrong
+		return fmt.Errorf("--encoder-cuda-to-cpu-ratio: %w", err)
+	}
+	return nil
+}
+
+// costFlags declares the knobs of the cost function over c, with the defaults in it. weight is that of the deprecated
+// flag, which goes before two of them; NaN when not given.
+func costFlags(f *pflag.FlagSet, c *scoring.Config, weight *float64) {
+	d := scoring.DefaultConfig()
+	f.Float64Var(
+		&c.OverlapScoreCredit,
+		"router-kv-overlap-score-credit",
+		d.OverlapScoreCredit,
+		"worth of a cached block, in blocks that need not be prefilled. 0: routing is blind to caches",
+	)
+	f.Float64Var(
+		&c.OverlapScoreCreditDecay,
+		"router-kv-overlap-score-credit-decay",
+		d.OverlapScoreCreditDecay,
+		"shrinks that credit on workers with more prefill waiting than the least busy one. 0: never",
+	)
+	f.Float64Var(
+		&c.HostCacheHitWeight,
+		"router-host-cache-hit-weight",
+		d.HostCacheHitWeight,
+		"worth of a cached block in the worker's host memory, as --router-kv-overlap-score-credit is of one on its "+
+			"device",
+	)
+	f.Float64Var(
+		&c.DiskCacheHitWeight,
+		"router-disk-cache-hit-weight",
+		d.DiskCacheHitWeight,
+		"the same for a block on disk or in external storage",
+	)
+	f.Float64Var(
+		&c.PrefillLoadScale,
+		"router-prefill-load-scale",
+		d.PrefillLoadScale,
+		"weight of blocks to prefill against blocks held for decoding: higher favours time to first token",
+	)
+	f.Float64Var(
+		weight,
+		"router-kv-overlap-score-weight",
+		math.NaN(),
+		"deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0",
+	)
+	f.Lookup("router-kv-overlap-score-weight").DefValue = "0" // NaN means not given, which help does not say
+	f.Float64Var(
+		&c.DecodeActiveRequestWeight,
+		"router-decode-active-request-weight",
+		d.DecodeActiveRequestWeight,
+		"cost of each request active on a worker, in blocks",
+	)
+	f.Float64Var(
+		&c.Temperature,
+		"router-temperature",
+		d.Temperature,
+		"0: the cheapest worker, ties at random. Above: a softmax over costs, the higher the more even",
+	)
+	f.BoolVar(
+		&c.TrackActiveBlocks,
+		"router-track-active-blocks",
+		d.TrackActiveBlocks,
+		"count the blocks that active requests hold",
+	)
+	f.BoolVar(
+		&c.TrackPrefillTokens,
+		"router-track-prefill-tokens",
+		d.TrackPrefillTokens,
+		"count the prompt tokens that workers have yet to prefill",
+	)
+	f.BoolVar(
+		&c.AssumeKVReuse,
+		"router-assume-kv-reuse",
+		d.AssumeKVReuse,
+		"count a block that several requests of one worker share once",
+	)
+	negatable(f, "router-track-active-blocks", "router-track-prefill-tokens", "router-assume-kv-reuse")
+}
+
+// scheduling is what says how a worker is chosen and what a running request counts for.
+type scheduling struct {
+	mode            string
+	inheritedDirect bool // the environment said DYN_ROUTER_MODE=direct
+
+	loadAware    bool
+	trackOutput  bool
+	prefillModel string
+	prefillSpeed float64
+
+	sharedCache           string
+	sharedCacheMultiplier float64 // NaN when not given
+	replicaSync           bool
+	serveIndexer          bool
+	sessionPrefixes       bool
+
+	tracking
+	conditionalDisagg           bool // refused when set, as is the next
+	conditionalDisaggConfig     string
+	prefillPolicy, decodePolicy string
+}
+
+// add declares the flags, over s and c, with the defaults in them.
+func (s *scheduling) add(f *pflag.FlagSet, c *scoring.Config) {
+	d := scoring.DefaultConfig()
+	f.StringVar(
+		&s.mode,
+		"router-mode",
+		d.Mode.String(),
+		"how a worker is chosen: `MODE` kv (cached blocks and load), round-robin, random, power-of-two (of two at "+
+			"random the one with fewer requests), least-loaded (the fewest requests), device-aware-weighted, or "+
+			"direct (the worker that the request names, with --allow-client-pinning). All but kv read no prompts: "+
+			"nothing is tokenized, and no KV events are wanted. DYN_ROUTER_MODE=direct, which is meant for the "+
+			"frontends behind kvepp, changes nothing",
+	)
+	f.IntVar(
+		&c.CUDAToCPURatio,
+		"encoder-cuda-to-cpu-ratio",
+		d.CUDAToCPURatio,
+		"with device-aware-weighted, how many times the requests of a worker on a CPU (deviceType: cpu) one with an "+
+			"accelerator is given",
+	)
+	f.BoolVar(
+		&s.loadAware,
+		"load-aware",
+		false,
+		"choose by load alone, and count every request's blocks in full: sets --router-kv-overlap-score-credit 0, "+
+			"--no-router-kv-events, --no-router-assume-kv-reuse, and the tracking of active blocks and prefill "+
+			"tokens. Dynamo's preset",
+	)
+	f.StringVar(
+		&s.sharedCache,
+		"shared-cache-type",
+		"none",
+		"`TYPE`: none; hicache is refused: kvepp asks no cache that workers share (SGLang's HiCache in Mooncake). "+
+			"Blocks in a worker's host memory, on its disk and in external storage are known from its KV events",
+	)
+	f.Float64Var(
+		&s.sharedCacheMultiplier,
+		"shared-cache-multiplier",
+		math.NaN(),
+		"worth of a block that only such a cache holds, 0 to 1; without effect, as none is asked; nor has a "+
+			"request's shared_cache_multiplier any",
+	)
+	f.Lookup("shared-cache-multiplier").DefValue = "0" // NaN means not given, which help does not say
+	f.BoolVar(
+		&s.trackOutput,
+		"router-track-output-blocks",
+		false,
+		"also count the blocks of answers while they are generated; where the request says how long its answer will "+
+			"be (nvext.agent_hints.osl), what it alone holds counts for less the nearer the end is",
+	)
+	f.StringVar(
+		&s.prefillModel,
+		"router-prefill-load-model",
+		"none",
+		"`MODEL`, how waiting prompts count while they are prefilled: none (in full until the first of the answer "+
+			"shows), or linear (less by what the worker has done since, at --router-prefill-tokens-per-second). aic "+
+			"and ais, Dynamo's models, are taken for linear; their --aic-* and --ais-* flags are accepted and not used",
+	)
+	f.Float64Var(
+		&s.prefillSpeed,
+		"router-prefill-tokens-per-second",
+		0,
+		"how many prompt `TOKENS` a worker prefills in a second. 0: learned, for each worker, from the times to the "+
+			"first of its answers, once 20 were seen. Without linear only the prefill load of requests with stream: "+
+			"false ends by it",
+	)
+	f.BoolVar(&s.replicaSync, "router-replica-sync", false, "without effect: load books are not shared between kvepps")
+	f.BoolVar(&s.serveIndexer, "serve-indexer", false, "without effect: the index answers at --admin-address")
+	f.BoolVar(
+		&s.sessionPrefixes,
+		"enable-session-prefix-index",
+		false,
+		"without effect: an index that in Dynamo too decides nothing",
+	)
+	f.BoolVar(
+		&s.conditionalDisagg,
+		"router-conditional-disagg",
+		false,
+		"refused: where there are prefill workers every request has one, without which Dynamo's frontends in direct "+
+			"mode answer 500",
+	)
+	f.StringVar(&s.conditionalDisaggConfig, "router-conditional-disagg-config", "", "`JSON`; refused likewise")
+	f.StringVar(
+		&s.prefillPolicy,
+		"router-prefill-policy",
+		"default",
+		"`NAME` of what chooses prefill workers; no other than the default, since kvepp loads no policies of others",
+	)
+	f.StringVar(&s.decodePolicy, "router-decode-policy", "default", "`NAME` of what chooses decode workers; likewise")
+	s.tracking.add(f)
+	for _, model := range []string{"aic", "ais"} {
+		for _, name := range performanceModel {
+			f.String(model+"-"+name, "", "accepted, and not used: see --router-prefill-load-model")
+			f.Lookup(model + "-" + name).Hidden = true
+		}
+	}
+}
+
+// performanceModel are the flags of Dynamo's prefill load models, behind --aic- and --ais-. Source: ai-dynamo 1.6.1,
+// ais_perf_args.
+var performanceModel = []string{
+	"perf-config",
+	"backend",
+	"system",
+	"backend-version",
+	"tp-size",
+	"model-path",
+	"moe-tp-size",
+	"moe-ep-size",
+	"attention-dp-size",
+	"nextn",
+	"nextn-accept-rates",
+	"mtp-seed",
+}
+
+// prefill returns how waiting prompts count.
+func (s *scheduling) prefill() scoring.PrefillModel {
+	return scoring.PrefillModel{Linear: s.prefillModel != "none", TokensPerSecond: s.prefillSpeed}
+}
+
+// unused says what was given and means nothing.
+func (s *scheduling) unused(idle *idle) {
+	if s.inheritedDirect {
+		idle.said = append(
+			idle.said,
+			"DYN_ROUTER_MODE=direct: says how Dynamo's frontends run behind kvepp, which chooses for them, by "+
+				"--router-mode "+s.mode,
+		)
+	}
+	if s.prefillModel == "aic" || s.prefillModel == "ais" {
+		idle.said = append(
+			idle.said,
+			"--router-prefill-load-model "+s.prefillModel+
+				": taken for linear, at the speed that --router-prefill-tokens-per-second says or that is learned",
+		)
+	}
+	for _, model := range []string{"aic", "ais"} {
+		for _, name := range performanceModel {
+			idle.add("of a model that kvepp does not run, see --router-prefill-load-model", model+"-"+name)
+		}
+	}
+	if !math.IsNaN(s.sharedCacheMultiplier) {
+		idle.said = append(idle.said, "--shared-cache-multiplier: there is no shared cache that kvepp asks")
+	}
+	if s.replicaSync {
+		idle.said = append(
+			idle.said,
+			"--router-replica-sync: load books are not shared between kvepps, each knows the requests that it routed",
+		)
+	}
+	if s.serveIndexer {
+		idle.said = append(idle.said, "--serve-indexer: the index answers at --admin-address")
+	}
+	if s.sessionPrefixes {
+		idle.said = append(
+			idle.said,
+			"--enable-session-prefix-index: kvepp has no index of sessions' prefixes, by which in Dynamo too nothing "+
+				"is decided",
+		)
+	}
+}
+
+// inherited is getenv without Dynamo's router mode direct: a pod's environment has it for the frontend, and says
+// nothing of how the endpoint picker that the frontend relies on should choose.
+func (s *scheduling) inherited(getenv func(string) string) func(string) string {
+	return func(name string) string {
+		value := getenv(name)
+		if name == dynamoEnv["router-mode"] && value == scoring.Direct.String() {
+			s.inheritedDirect = true
+			return ""
+		}
+		if name == dynamoEnv["system-port"] && value == "-1" {
+			return "0" // none, in either
+		}
+		return value
+	}
+}
+
+// check sets in c what the flags say in words, and returns whether KV events are wanted, given that kvEvents says so.
+// Pinning says that requests may name their worker.
+func (s *scheduling) check(c *scoring.Config, kvEvents, pinning bool) (bool, error) {
+	mode, err := scoring.ParseMode(s.mode)
+	switch {
+	case err != nil:
+		return false, oneOf("router-mode", s.mode, scoring.ModeNames()...)
+	case mode == scoring.Direct && !pinning:
+		return false, errors.New(
+			"--router-mode direct sends each request to the worker that it names, and needs --allow-client-pinning, " +
+				"without --ignore-client-hints. (Dynamo's frontends run in direct mode behind kvepp, which chooses " +
+				"for them: that is theirs to be told; leave it out here)",
+		)
+	}
+	c.Mode = mode
+	if s.loadAware {
+		c.OverlapScoreCredit, kvEvents = 0, false
+		c.TrackActiveBlocks, c.TrackPrefillTokens, c.AssumeKVReuse = true, true, false
+	}
+	switch {
+	case s.sharedCache != "none":
+		return false, fmt.Errorf(
+			"--shared-cache-type %q: kvepp asks no cache that workers share; blocks in host memory, on disk and in "+
+				"external storage are known where the engine's events name them. Leave the flag out",
+			s.sharedCache,
+		)
+	case !math.IsNaN(s.sharedCacheMultiplier) && !(s.sharedCacheMultiplier >= 0 && s.sharedCacheMultiplier <= 1):
+		return false, fmt.Errorf("--shared-cache-multiplier %v: must be from 0 to 1", s.sharedCacheMultiplier)
+	case !slices.Contains([]string{"none", "linear", "aic", "ais"}, s.prefillModel):
+		return false, fmt.Errorf(
+			"--router-prefill-load-model %q: must be none or linear (aic and ais are taken for linear)%s",
+			s.prefillModel,
+			suggest.DidYouMean(s.prefillModel, "", []string{"none", "linear"}),
+		)
+	case s.prefillModel != "none" && !c.TrackPrefillTokens:
+		return false, errors.New(
+			"--router-prefill-load-model needs the prompt tokens that --no-router-track-prefill-tokens leaves out: " +
+				"give one of the two",
+		)
+	case s.trackOutput && !c.TrackActiveBlocks:
+		return false, errors.New(
+			"--router-track-output-blocks needs the active blocks that --no-router-track-active-blocks leaves out: " +
+				"give one of the two",
+		)
+	}
+	if err := s.prefill().Validate(); err != nil {
+		return false, fmt.Errorf("--router-prefill-tokens-per-second: %w", err)
+	}
+	return kvEvents, nil
+}
+
+// refused says which of Dynamo's settings that kvepp does not follow was changed.
+func (s *scheduling) refused() error {
+	switch {
+	case s.conditionalDisagg || s.conditionalDisaggConfig != "":
+		return errors.New(
+			"--router-conditional-disagg: kvepp names a prefill worker for every request where there are prefill " +
+				"workers, because Dynamo's frontends in direct mode answer 500 to one without; leave this flag and " +
+				"--router-conditional-disagg-config out. (Aggregated workers beside the others do serve where that " +
+				"costs less)",
+		)
+	case s.prefillPolicy != "default" || s.decodePolicy != "default":
+		return errors.New(
+			"--router-prefill-policy and --router-decode-policy must be default: kvepp chooses by Dynamo's built-in " +
+				"policy and loads no other; leave them out",
+		)
+	}
+	return s.tracking.check()
+}
+
+// busy is what `kvepp serve` can be told of workers that have enough to do: when they are left out, and when requests
+// wait for them.
+type busy struct {
+	thresholds     router.Thresholds
+	retryAfter     uint16
+	overloadStatus int
+
+	queueThreshold *float64 // nil: requests do not wait
+	queuePolicy    string
+	policyConfig   string // file
+	queueSize      int
+	queueTimeout   time.Duration
+
+	policies *queue.File // what policyConfig holds; nil without one
+}
+
+// add declares the flags.
+func (b *busy) add(f *pflag.FlagSet) {
+	f.Var(
+		optional(&b.thresholds.ActiveDecodeBlocks, "float", parseFloat),
+		"active-decode-blocks-threshold",
+		"an endpoint is overloaded, and in every router mode no candidate, while active requests hold more than this "+
+			"`PART` (0 to 1) of its KV blocks; while all are, requests are refused at once. None: whatever they "+
+			"hold. /busy_threshold at --admin-address changes it for one model",
+	)
+	addAlias(f, "busy-threshold", "active-decode-blocks-threshold", "")
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokens, "uint", parseUint),
+		"active-prefill-tokens-threshold",
+		"the same while more than this many prompt `TOKENS` wait to be prefilled. None: however many",
+	)
+	f.Var(
+		optional(&b.thresholds.ActivePrefillTokensFrac, "float", parseFloat),
+		"active-prefill-tokens-threshold-frac",
+		"the same in `MULTIPLES` of the tokens that the engine takes in one step (maxNumBatchedTokens, or the model "+
+			"card's); without effect where that is not known",
+	)
+	f.Uint16Var(
+		&b.retryAfter,
+		"shed-retry-after",
+		1,
+		"`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header",
+	)
+	f.IntVar(
+		&b.overloadStatus,
+		"overload-status-code",
+		429,
+		"their HTTP `STATUS`: 429, 503, or 529, which is the default of Dynamo's frontend",
+	)
+	b.addQueue(f)
+}
+
+// addQueue declares those that say how requests wait.
+func (b *busy) addQueue(f *pflag.FlagSet) {
+	f.Var(
+		optional(&b.queueThreshold, "float", parseFloat),
+		"router-queue-threshold",
+		"requests wait while on every worker that may take them more prompt tokens wait to be prefilled than this "+
+			"`MULTIPLE` of the tokens that its engine takes in one step (maxNumBatchedTokens, or the model card's; "+
+			"where that is not known they do not wait). None, the default: never; earlier Dynamo versions had 2.0 "+
+			"and 4.0",
+	)
+	f.StringVar(
+		&b.queuePolicy,
+		"router-queue-policy",
+		"fcfs",
+		"who goes next, `POLICY`: fcfs (who came first, priorities counted as seconds), wspt (who has least to "+
+			"prefill, for its priority), or lcfs (who came last; for comparisons)",
+	)
+	f.StringVar(
+		&b.policyConfig,
+		"router-policy-config",
+		"",
+		"YAML `FILE` with policy classes: when requests of each wait, in which order, how many, and how the classes "+
+			"take turns; in Dynamo's format (README, \"When workers have enough to do\"). Read at start. What it "+
+			"says under router goes before flags",
+	)
+	f.DurationVar(
+		&b.queueTimeout,
+		"router-queue-timeout",
+		30*time.Second,
+		"how long a request waits before it is refused; 0: as long as its client does. Dynamo has no such limit",
+	)
+	f.IntVar(
+		&b.queueSize,
+		"router-queue-size",
+		65536,
+		"at most this many requests, `N`, wait for the workers of one model, each with its body in memory; beyond, "+
+			"they are refused",
+	)
+}
+
+// settingFlags maps what a policy file may say under router to the flag that says the same. Source: dynamo-kv-router
+// 1.6.1, scheduling::policy_config.
+var settingFlags = map[string]string{
+	"host_cache_hit_weight":           "router-host-cache-hit-weight",
+	"disk_cache_hit_weight":           "router-disk-cache-hit-weight",
+	"use_kv_events":                   "router-kv-events",
+	"router_replica_sync":             "router-replica-sync",
+	"router_track_active_blocks":      "router-track-active-blocks",
+	"router_track_output_blocks":      "router-track-output-blocks",
+	"router_assume_kv_reuse":          "router-assume-kv-reuse",
+	"router_track_prefill_tokens":     "router-track-prefill-tokens",
+	"router_prefill_load_model":       "router-prefill-load-model",
+	"router_ttl_secs":                 "router-ttl-secs",
+	"router_approximate_cache_policy": "router-approximate-cache-policy",
+	"router_event_threads":            "router-event-threads",
+	"use_remote_indexer":              "use-remote-indexer",
+	"serve_indexer":                   "serve-indexer",
+	"shared_cache_type":               "shared-cache-type",
+	"router_predicted_ttl_secs":       "router-predicted-ttl-secs",
+	"router_tracking_hash":            "router-tracking-hash",
+	"router_tracking_key_file":        "router-tracking-key-file",
+	"router_tracking_key_id":          "router-tracking-key-id",
+	"enable_session_prefix_index":     "enable-session-prefix-index",
+}
+
+// readPolicies reads the policy file, if there is one, and sets the flags of f that it has settings for.
+func (b *busy) readPolicies(f *pflag.FlagSet) error {
+	if b.policyConfig == "" {
+		return nil
+	}
+	text, err := os.ReadFile(b.policyConfig)
+	if err != nil {
+		return fmt.Errorf("--router-policy-config: %w", err)
+	}
+	if b.policies, err = queue.ParseFile(text); err != nil {
+		return fmt.Errorf("--router-policy-config %s: %w", b.policyConfig, err)
+	}
+	for _, s := range b.policies.Router {
+		if err := set(f, s); err != nil {
+			return fmt.Errorf("--router-policy-config %s: line %d: %w", b.policyConfig, s.Line, err)
+		}
+	}
+	return nil
+}
+
+func set(f *pflag.FlagSet, s queue.Setting) error {
+	name, known := settingFlags[s.Key]
+	if !known {
+		keys := slices.Sorted(maps.Keys(settingFlags))
+		return fmt.Errorf(
+			"%q is not a key of router, which has: %s%s",
+			s.Key,
+			strings.Join(keys, ", "),
+			suggest.DidYouMean(s.Key, "", keys),
+		)
+	}
+	flag := f.Lookup(name)
+	if flag == nil {
+		return fmt.Errorf("%s: %s has no --%s; leave this key out", s.Key, f.Name(), name)
+	}
+	var err error
+	if s.Value == "None" {
+		flag.Changed, err = false, flag.Value.Set(flag.DefValue)
+	} else {
+		err = f.Set(name, s.Value)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %q: %s", s.Key, s.Value, takes(flag))
+	}
+	return nil
+}
+
+// check checks these flags.
+func (b *busy) check() error {
+	if err := b.thresholds.Validate(); err != nil {
+		flag, says, _ := strings.Cut(err.Error(), " ")
+		return fmt.Errorf("--%s %s", strings.ReplaceAll(flag, "_", "-"), says)
+	}
+	if b.overloadStatus != 429 && b.overloadStatus != 503 && b.overloadStatus != 529 {
+		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", b.overloadStatus)
+	}
+	return b.checkQueue()
+}
+
+// checkQueue checks those that say how requests wait.
+func (b *busy) checkQueue() error {
+	switch {
+	case b.queueThreshold != nil && !(*b.queueThreshold >= 0 &&
+		*b.queueThreshold <= math.MaxFloat64): // also what is not a number
+		return fmt.Errorf(
+			"--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None",
+			*b.queueThreshold,
+		)
+	case b.queueSize < 1:
+		return fmt.Errorf("--router-queue-size %d: must be at least 1, for example 65536", b.queueSize)
+	}
+	if err := durations(durationFlag{"router-queue-timeout", b.queueTimeout, true}); err != nil {
+		return err
+	}
+	return oneOf("router-queue-policy", b.queuePolicy, "fcfs", "wspt", "lcfs")
+}
+
+// queue returns how requests wait; nil: never.
+func (b *busy) queue() *router.Queue {
+	profiles := b.policies.Profiles(queue.Single(queue.Policy(b.queuePolicy), b.queueThreshold))
+	if !profiles.Waits() {
+		return nil
+	}
+	return &router.Queue{Profiles: profiles, Bound: b.queueSize, Timeout: b.queueTimeout}
+}
+
+// countsTokens reports whether the numbers of tokens matter in every router mode.
+func (b *busy) countsTokens() bool {
+	return b.queue() != nil || b.thresholds.ActivePrefillTokens != nil || b.thresholds.ActivePrefillTokensFrac != nil
+}
+
+// unused says what was given and means nothing. tracked says that prompt tokens are counted.
+func (b *busy) unused(idle *idle, tracked bool) {
+	switch {
+	case b.queue() == nil:
+		idle.add(
+			"no request ever waits: neither --router-queue-threshold nor --router-policy-config says when",
+			"router-queue-policy",
+			"router-queue-timeout",
+			"router-queue-size",
+		)
+	case b.policies != nil && b.policies.HasRoot():
+		idle.add(
+			"the policy classes of --router-policy-config say this",
+			"router-queue-threshold",
+			"router-queue-policy",
+		)
+	}
+	if !tracked {
+		idle.add(
+			"prompt tokens are not counted (--no-router-track-prefill-tokens)",
+			"router-queue-threshold",
+			"active-prefill-tokens-threshold",
+			"active-prefill-tokens-threshold-frac",
+		)
+	}
+}
+
+// ejection is what `kvepp serve` can be told of endpoints that fail.
+type ejection struct {
+	on                  bool
+	consecutive         int
+	percent, maxPercent int
+	time, firstByte     time.Duration
+}
+
+// add declares the flags.
+func (e *ejection) add(f *pflag.FlagSet) {
+	f.BoolVar(
+		&e.on,
+		"eject",
+		true,
+		"eject endpoints that fail: they get no requests until a trial request succeeds (outlier detection, passive "+
+			"health checks). Failures: no connection, a reset, 500, 502, 503 or 504, no headers of a streamed "+
+			"response within --eject-first-byte. 4xx, 429 and a client that went away are none. An endpoint whose "+
+			"metrics page refuses connections, or leaves a read and everything else unanswered for 5 s, is ejected "+
+			"at once",
+	)
+	f.IntVar(&e.consecutive, "eject-consecutive-failures", 3, "eject an endpoint after `N` failures in a row")
+	f.IntVar(
+		&e.percent,
+		"eject-failure-percent",
+		50,
+		"eject an endpoint when more than this `PERCENT` of its requests failed in the last 10 s, of at least 10. "+
+			"100: never",
+	)
+	f.IntVar(
+		&e.maxPercent,
+		"eject-max-percent",
+		50,
+		"at most this `PERCENT` of a model's endpoints are ejected for --eject-failure-percent alone. When all "+
+			"endpoints that may take a request are ejected, all are candidates again",
+	)
+	f.DurationVar(
+		&e.time,
+		"eject-time",
+		time.Second,
+		"how long an ejected endpoint waits for its trial request; twice as long after each failed trial, up to 60 s",
+	)
+	f.DurationVar(
+		&e.firstByte,
+		"eject-first-byte",
+		30*time.Second,
+		"how long the headers of a streamed response, or of a trial request's, may take. 0: no limit",
+	)
+}
+
+// check checks these flags.
+func (e *ejection) check() error {
+	switch {
+	case e.consecutive < 1:
+		return fmt.Errorf("--eject-consecutive-failures %d: must be at least 1", e.consecutive)
+	case e.percent < 1 || e.percent > 100:
+		return fmt.Errorf("--eject-failure-percent %d: must be from 1 to 100", e.percent)
+	case e.maxPercent < 0 || e.maxPercent > 100:
+		return fmt.Errorf("--eject-max-percent %d: must be from 0 to 100", e.maxPercent)
+	case e.time < 10*time.Millisecond || e.time > eject.MaxTime:
+		return fmt.Errorf("--eject-time %v: must be from 10ms to %v", e.time, eject.MaxTime)
+	case e.firstByte < 0:
+		return errors.New("--eject-first-byte may not be negative; 0 means no limit")
+	}
+	return nil
+}
+
+// unused adds the flags that mean nothing because endpoints are not ejected.
+func (e *ejection) unused(idle *idle) {
+	if !e.on {
+		idle.add(
+			"with --eject=false no endpoint is ejected",
+			"eject-consecutive-failures",
+			"eject-failure-percent",
+			"eject-max-percent",
+			"eject-time",
+			"eject-first-byte",
+		)
+	}
+}

@@ -1,0 +1,553 @@
+package main
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+
+	"kvepp/extproc"
+	"kvepp/internal/connlimit"
+	"kvepp/internal/metrics"
+	"kvepp/kvblock"
+	"kvepp/pool"
+)
+
+// listen serves until ctx ends, then drains: health says so first, so that proxies stop sending. Requests are not
+// wanted, and health says so, while anything of ready does not hold. Where they are wanted when ctx ends, draining
+// begins when the channel is closed that handOver returns. maxParseBytes is the size of the largest body that is read.
+func listen(
+	ctx context.Context,
+	o *options,
+	maxParseBytes int,
+	picker *extproc.Server,
+	accessLog *extproc.AccessLog,
+	proxies *proxies,
+	admin, seen http.Handler,
+	ready *readiness,
+	handOver func() <-chan struct{},
+	m *metrics.Metrics,
+	log *slog.Logger,
+) error {
+	checks := health.NewServer()
+	waits := ready.waits()
+	announce(checks, waits == "")
+	if waits != "" {
+		log.Info("not ready yet", "waits_for", waits)
+	}
+	port := func(port uint16) string { return net.JoinHostPort(o.bindAddress, strconv.Itoa(int(port))) }
+	limit := func(what, flag, address string) (*connlimit.Listener, error) {
+		l, err := listenAt(flag, address)
+		if err != nil {
+			return nil, err
+		}
+		return limited(l, what, connections(), m), nil
+	}
+	asked, err := limit("ext_proc", "grpc-port", port(o.grpcPort))
+	if err != nil {
+		return err
+	}
+	defer asked.Close()
+	checked, err := limit("health", "grpc-health-port", port(o.grpcHealthPort))
+	if err != nil {
+		return err
+	}
+	defer checked.Close()
+	limits := append(grpcLimits(asked, o.maxStreams),
+		grpc.Creds(proxies),
+		// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
+		grpc.MaxRecvMsgSize(max(maxParseBytes, 4<<20)+64<<10),
+		grpc.ForceServerCodecV2(extproc.Codec()),
+		// A proxy has a few connections and many streams: large buffers, for fewer system calls, cost little. Windows
+		// of a fixed size need no pings to find theirs. They bound what waits here of answers that clients do not read:
+		// with four times these, 2,000 such answers of 1 MB took 550 MiB instead of 200.
+		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
+		grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(4<<20),
+		// Requests that end soon find a goroutine whose stack has grown already; others get one of their own.
+		grpc.NumStreamWorkers(128),
+	)
+	main := grpc.NewServer(limits...)
+	extprocv3.RegisterExternalProcessorServer(main, picker)
+	accesslogv3.RegisterAccessLogServiceServer(main, accessLog)
+	healthv1.RegisterHealthServer(main, checks)
+	plain := grpc.NewServer(grpcLimits(checked, maxHealthChecks)...)
+	healthv1.RegisterHealthServer(plain, checks)
+
+	failed := make(chan error, 4)
+	serveAt := func(what string, l net.Listener, tlsMode string, serve func(net.Listener) error) {
+		log.Info("listening", "for", what, "address", l.Addr().String(), "tls", tlsMode)
+		go func() {
+			if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		}()
+	}
+	open := func(what, flag, address, tlsMode string, serve func(net.Listener) error) error {
+		l, err := listenAt(flag, address)
+		if err == nil {
+			serveAt(what, l, tlsMode, serve)
+		}
+		return err
+	}
+	web := webServer(seen, &o.hosts)
+	defer web.Close()
+	questions := webServer(admin, &o.hosts)
+	defer questions.Close()
+	defer main.Stop()
+	defer plain.Stop()
+	serveAt("ext_proc", asked, proxies.tlsMode, main.Serve)
+	serveAt("health", checked, "off", plain.Serve)
+	readings := func(l net.Listener) error { return serveWeb(web, l, "metrics", m) }
+	switch {
+	case o.metricsAddress != "":
+		err = open("metrics", "metrics-address", o.metricsAddress, "off", readings)
+	case o.metricsPort != 0:
+		err = open("metrics", "metrics-port", port(o.metricsPort), "off", readings)
+	}
+	if err == nil && o.adminAddress != "" {
+		err = open(
+			"admin requests",
+			"admin-address",
+			o.adminAddress,
+			"off",
+			func(l net.Listener) error { return serveWeb(questions, l, "admin", m) },
+		)
+	}
+	if err != nil {
+		return err
+	}
+	go proxies.expect(ctx, port(o.grpcPort))
+	for ctx.Err() == nil {
+		select {
+		case err := <-failed:
+			return err
+		case <-ready.changed:
+			// an election that ctx ended says no more who is wanted
+			if now := ready.waits(); now != waits && ctx.Err() == nil {
+				log.Info(map[bool]string{true: "ready", false: "not ready"}[now == ""], "waits_for", now)
+				waits = now
+				announce(checks, waits == "")
+			}
+		case <-ctx.Done():
+		}
+	}
+	signal.Reset(syscall.SIGTERM, syscall.SIGINT) // a second one ends the process at once, as soon as the first shows
+	if waits == "" {
+		select {
+		case <-handOver():
+		case err := <-failed:
+			return err
+		}
+	}
+	log.Info("kvepp stops: it serves new requests for a moment, until proxies notice, and lets running requests end",
+		"new_requests_for", o.drainDelay, "running_requests_for", o.drainTimeout, "running_requests", picker.Streams())
+	announce(checks, false)
+	within, cancel := context.WithTimeout(context.Background(), o.drainTimeout)
+	defer cancel()
+	select { // who was not asked for health yet still sends requests, and would have an error of each
+	case <-time.After(o.drainDelay):
+	case <-within.Done():
+	case err := <-failed:
+		return err
+	}
+	drained := make(chan struct{})
+	accessLog.Stop()
+	go func() { main.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-within.Done():
+		log.Warn("requests were still running after --drain-timeout; they are cut off")
+	}
+	return nil
+}
+
+// maxHealthChecks is the most streams of one connection to the health service.
+const maxHealthChecks = 100
+
+// listenAt opens the address that a flag names; flag is without its dashes. Errors say what to do.
+func listenAt(flag, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf(
+			"--%s: the address %s is in use; stop the process that listens there (ss -ltnp shows it), or give "+
+				"another port",
+			flag,
+			address,
+		)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf(
+			"--%s: this user may not listen at %s; give a port above 1023, or the capability NET_BIND_SERVICE",
+			flag,
+			address,
+		)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf(
+			"--%s: this machine has no network interface with the address of %s; give one that \"ip address\" shows",
+			flag,
+			address,
+		)
+	case err != nil:
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return l, nil
+}
+
+// healthServices are the names that gateways and probes ask for. Source: GAIE's endpoint picker and its charts.
+var healthServices = []string{
+	"",
+	liveness,
+	"readiness",
+	"envoy.service.ext_proc.v3.ExternalProcessor",
+	"inference-extension",
+}
+
+const liveness = "liveness"
+
+// announce sets what health checks answer: whether requests are wanted. That kvepp lives they say in any case.
+func announce(checks *health.Server, wanted bool) {
+	for _, name := range healthServices {
+		status := healthv1.HealthCheckResponse_SERVING
+		if !wanted && name != liveness {
+			status = healthv1.HealthCheckResponse_NOT_SERVING
+		}
+		checks.SetServingStatus(name, status)
+	}
+}
+
+// readiness is what must hold for requests to be wanted. Requests that come in spite of it are served all the same.
+type readiness struct {
+	mu      sync.Mutex
+	unmet   map[string]bool // guarded by mu
+	changed chan struct{}   // holds one when something did
+}
+
+func newReadiness() *readiness {
+	return &readiness{unmet: map[string]bool{}, changed: make(chan struct{}, 1)}
+}
+
+// want adds something that must hold, and does not yet. Whoever knows says so with the function.
+func (r *readiness) want(what string) func(holds bool) {
+	set := func(holds bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if holds {
+			delete(r.unmet, what)
+		} else {
+			r.unmet[what] = true
+		}
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+	set(false)
+	return set
+}
+
+// await adds something that holds from when done is closed.
+func (r *readiness) await(what string, done <-chan struct{}) {
+	set := r.want(what)
+	select {
+	case <-done:
+		set(true)
+	default:
+		go func() {
+			<-done
+			set(true)
+		}()
+	}
+}
+
+// waits returns what does not hold, "" when everything does.
+func (r *readiness) waits() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(slices.Sorted(maps.Keys(r.unmet)), ", ")
+}
+
+// firstWorkers waits for the pool to have so many endpoints that requests can be sent to. It does not look again after
+// that.
+//
+// Source: dynamo-llm 1.6.1, kv_router, which waits for as many before it routes.
+type firstWorkers struct {
+	pool  *pool.Pool
+	n     int
+	once  sync.Once
+	there chan struct{} // closed when they are
+}
+
+// awaitWorkers returns what waits for n endpoints of p, which must be told of workers that join.
+func awaitWorkers(p *pool.Pool, n int) *firstWorkers {
+	w := &firstWorkers{pool: p, n: n, there: make(chan struct{})}
+	w.look()
+	return w
+}
+
+func (w *firstWorkers) look() {
+	select {
+	case <-w.there:
+		return // thousands of workers that join at once would each look at all of them
+	default:
+	}
+	s := w.pool.Acquire()
+	defer s.Release()
+	found := 0
+	var last *pool.Endpoint
+	for i := range s.Workers { // the ranks of an endpoint follow one another
+		if e := s.Workers[i].Endpoint; e != last && (e.Role == pool.Aggregated || e.Role == pool.Decode) {
+			found++
+			last = e
+		}
+	}
+	if found >= w.n {
+		w.once.Do(func() { close(w.there) })
+	}
+}
+
+func (w *firstWorkers) WorkerJoined(pool.Worker) { w.look() }
+
+func (*firstWorkers) WorkerLeft(kvblock.Worker) {}
+
+// Bounds on what a peer of a gRPC port can hold.
+const (
+	handshakeWithin = 10 * time.Second // for TLS and HTTP/2's first frames
+	idleConnection  = 15 * time.Minute // without a stream, then it is closed in order
+	askSilentAfter  = time.Minute      // a connection on which nothing comes is asked whether it lives
+	silentWithin    = 20 * time.Second // for the answer
+	leastPings      = 5 * time.Second  // between a peer's own questions; more often, and its connection is closed
+	// bytes of names and values of a stream's metadata, which are not those of the request
+	maxGRPCMetadata  = 64 << 10
+	spareStreams     = 1000 // of a connection, beyond --max-streams: these are refused with words
+	leastConnections = 64
+	mostConnections  = 4096
+)
+
+// connections is how many connections a gRPC port may have: a sixteenth of the process's file descriptors, since
+// subscriptions to KV events need most.
+func connections() int { return connlimit.Share(16, leastConnections, mostConnections) }
+
+// grpcLimits are options of a gRPC server at a listener, under which no peer can hold much of it. maxStreams is the
+// most streams of all peers that are served; 0: no limit.
+func grpcLimits(l *connlimit.Listener, maxStreams int) []grpc.ServerOption {
+	options := []grpc.ServerOption{
+		grpc.ConnectionTimeout(handshakeWithin),
+		grpc.KeepaliveParams(
+			keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: askSilentAfter, Timeout: silentWithin},
+		),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPings, PermitWithoutStream: true}),
+		grpc.MaxHeaderListSize(maxGRPCMetadata),
+		// Connections with a stream are those that count as used.
+		grpc.StreamInterceptor(
+			func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+				defer begun(stream.Context(), l)()
+				return handler(server, stream)
+			},
+		),
+		grpc.UnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				defer begun(ctx, l)()
+				return handler(ctx, req)
+			},
+		),
+	}
+	if maxStreams > 0 {
+		options = append(options, grpc.MaxConcurrentStreams(uint32(maxStreams+spareStreams)))
+	}
+	return options
+}
+
+// begun tells the connection of a stream that it has one, and returns what tells it the end.
+func begun(ctx context.Context, l *connlimit.Listener) func() {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return func() {}
+	}
+	c := l.Find(p.LocalAddr, p.Addr)
+	c.Begin()
+	return c.End
+}
+
+// limited returns a listener of at most most connections, which metrics call by a name.
+func limited(l net.Listener, name string, most int, m *metrics.Metrics) *connlimit.Listener {
+	limited := connlimit.New(l, most)
+	count := func(read func(open int, evicted, refused int64) float64) func() float64 {
+		return func() float64 { return read(limited.Counts()) }
+	}
+	m.Source(
+		metrics.Connections,
+		metrics.ConnectionsHelp,
+		prometheus.Labels{"listener": name},
+		count(func(open int, _, _ int64) float64 { return float64(open) }),
+	)
+	for outcome, read := range map[string]func(int, int64, int64) float64{
+		"evicted": func(_ int, evicted, _ int64) float64 { return float64(evicted) },
+		"refused": func(_ int, _, refused int64) float64 { return float64(refused) },
+	} {
+		m.CounterSource(
+			metrics.ConnectionsClosed,
+			metrics.ConnectionsClosedHelp,
+			prometheus.Labels{"listener": name, "outcome": outcome},
+			count(read),
+		)
+	}
+	return limited
+}
+
+// Bounds on what a client of an HTTP listener can hold.
+const (
+	leastWebConnections = 32
+	mostWebConnections  = 256
+	maxWebHeader        = 64 << 10 // bytes of a request's headers
+	webHeaderWithin     = 10 * time.Second
+	webRequestWithin    = 60 * time.Second // for the whole request, and for taking its answer
+	webIdle             = 5 * time.Minute
+	maxMetricsReadings  = 32 // of the metrics page at once
+)
+
+// webConnections is how many connections an HTTP listener may have: a sixteenth of the process's file descriptors.
+func webConnections() int { return connlimit.Share(16, leastWebConnections, mostWebConnections) }
+
+// guard lets requests over loopback through that name a host of this machine. A page in a browser on this machine could
+// make its own name lead to 127.0.0.1 and then read answers as its own (DNS rebinding); its requests have that name in
+// their header Host.
+func (o *webHosts) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if local, ok := req.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && isLoopback(local) &&
+			!o.allowed(req.Host) {
+			http.Error(
+				w,
+				fmt.Sprintf(
+					"the header Host names %.100q: over loopback it must be localhost, a loopback address, or a name "+
+						"of --allowed-hosts",
+					req.Host,
+				),
+				http.StatusForbidden,
+			)
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
+func isLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// allowed reports whether a request may have the header Host. An empty one comes from no browser.
+func (o *webHosts) allowed(header string) bool {
+	host := header
+	if h, _, err := net.SplitHostPort(header); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if host == "" || host == "localhost" ||
+		slices.ContainsFunc(o.names, func(name string) bool { return strings.EqualFold(name, host) }) {
+		return true
+	}
+	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// webServer returns a server whose clients cannot hold it up: a request must come, and its answer be taken, within a
+// minute. What takes longer by nature, as a dump does, sets deadlines of its own. Pages in a browser cannot have it
+// change anything.
+func webServer(h http.Handler, hosts *webHosts) *http.Server {
+	h = hosts.guard(http.NewCrossOriginProtection().Handler(h))
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: webHeaderWithin,
+		ReadTimeout:       webRequestWithin,
+		WriteTimeout:      webRequestWithin,
+		IdleTimeout:       webIdle,
+		MaxHeaderBytes:    maxWebHeader,
+		ErrorLog:          httpErrors(),
+	}
+}
+
+// serveWeb has a server answer at a listener of a bounded number of connections, which metrics call by a name.
+func serveWeb(s *http.Server, l net.Listener, name string, m *metrics.Metrics) error {
+	connlimit.HTTP(s)
+	return s.Serve(limited(l, name, webConnections(), m))
+}
+
+// serve answers requests with h until ctx ends, and lets those under way end. what is what they are for.
+func (o *httpService) serve(
+	ctx context.Context,
+	what string,
+	h http.Handler,
+	m *metrics.Metrics,
+	log *slog.Logger,
+) error {
+	server := webServer(h, &o.hosts)
+	l, err := listenAt("port", net.JoinHostPort(o.host, strconv.Itoa(int(o.port))))
+	if err != nil {
+		return err
+	}
+	log.Info("listening", "for", what, "address", l.Addr().String(), "tls", "off")
+	failed := make(chan error, 1)
+	go func() { failed <- serveWeb(server, l, "http", m) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("kvepp stops: running requests have 5 s to end")
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return server.Shutdown(last)
+}
+
+// guarded lets requests through that bring the token, and whoever asks for health. nil asks for none.
+func guarded(next http.Handler, token *tokenFile) http.Handler {
+	if token == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		given, bearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+		if req.URL.Path != "/health" &&
+			!(bearer && subtle.ConstantTimeCompare([]byte(given), []byte(token.token())) == 1) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(
+				w,
+				"the header \"Authorization: Bearer TOKEN\" must bring this address's token (--admin-token-file, "+
+					"--metrics-token-file)",
+				http.StatusUnauthorized,
+			)
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
+// handleProfiles answers what `go tool pprof` asks for, at /debug/pprof/. Not the command line, which may hold a
+// password.
+func handleProfiles(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof/", pprof.Index) // and the named profiles below it
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+}

@@ -1,0 +1,423 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/grpclog"
+
+	"kvepp/internal/loglimit"
+	"kvepp/internal/metrics"
+	"kvepp/internal/tracing"
+)
+
+// logStart logs what was started, and the settings that differ from their defaults: one line each.
+func (o *logging) logStart(command string, log *slog.Logger) {
+	b := readBuild()
+	log.Info("kvepp starts", "command", command, "version", b.version, "commit", b.commit, "go", runtime.Version())
+	if len(o.settings) == 0 {
+		log.Info("all settings have their defaults")
+		return
+	}
+	log.Info("settings that differ from their defaults", o.settings...)
+}
+
+// changedSettings returns the flags whose effective values differ from their defaults, as name and value in turn. It
+// includes values from the environment, and those that another flag sets (a preset). Passwords in URLs are masked.
+func changedSettings(f *pflag.FlagSet) []any {
+	var settings []any
+	f.VisitAll(func(flag *pflag.Flag) {
+		value := flag.Value.String()
+		if flag.Hidden || value == flag.DefValue || value == "NaN" { // NaN stands for a number that was not given
+			return
+		}
+		settings = append(settings, flag.Name, maskPasswords(value))
+	})
+	return settings
+}
+
+// urlUser finds the user and the password of a URL.
+var urlUser = regexp.MustCompile(`://[^/\s]*@`)
+
+// maskPasswords replaces users and passwords of the URLs in a setting.
+func maskPasswords(value string) string { return urlUser.ReplaceAllString(value, "://***@") }
+
+// logTo sets what writes the lines of the process's log. The flags were checked.
+func (o *logging) logTo(lines *lineWriter) {
+	o.lines = lines
+	lines.notice = func(lost int) []byte {
+		var line bytes.Buffer
+		r := slog.NewRecord(
+			time.Now(),
+			slog.LevelWarn,
+			"lines of this log were dropped here: its reader did not take them",
+			0,
+		)
+		r.Add("lines", lost)
+		// whatever the level of the log; a buffer takes all
+		_ = o.handler(&line, slog.LevelWarn).Handle(context.Background(), r)
+		return line.Bytes()
+	}
+}
+
+// logger makes the process's logger, to which libraries log as well, and exports what becomes of its lines.
+func (o *logging) logger(m *metrics.Metrics) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(o.logLevel))
+	log := slog.New(o.handler(o.lines, level))
+	slog.SetDefault(log)
+	o.lines.show(m, metrics.LogLines, metrics.LogLinesHelp)
+	m.CounterSource(
+		metrics.LogLines,
+		metrics.LogLinesHelp,
+		prometheus.Labels{"outcome": "suppressed"},
+		func() float64 { return float64(loglimit.Suppressed()) },
+	)
+	return log
+}
+
+// init has gRPC log to slog's default logger: errors alone, or what GRPC_GO_LOG_SEVERITY_LEVEL says, as gRPC itself has
+// it.
+func init() {
+	// Each of the three is written what is as severe as its name, or more.
+	to := map[string]io.Writer{}
+	severity := strings.ToLower(os.Getenv("GRPC_GO_LOG_SEVERITY_LEVEL"))
+	if severity != "info" && severity != "warning" {
+		severity = "error"
+	}
+	for _, s := range []string{"info", "warning", "error"} {
+		to[s] = io.Discard
+	}
+	to[severity] = new(grpcLines)
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(to["info"], to["warning"], to["error"]))
+}
+
+// grpcLines logs the lines that gRPC writes, which begin with their severity.
+type grpcLines struct{ limit loglimit.Limiter }
+
+func (g *grpcLines) Write(line []byte) (int, error) {
+	text, level := string(line), slog.LevelError
+	if parts := strings.SplitN(text, " ", 4); len(parts) == 4 { // date, time, severity
+		text = parts[3]
+		switch parts[2] {
+		case "INFO:":
+			level = slog.LevelInfo
+		case "WARNING:":
+			level = slog.LevelWarn
+		}
+	}
+	g.limit.Log(slog.Default(), level, strings.TrimSpace(text), "from", "grpc")
+	return len(line), nil
+}
+
+// httpErrors returns the logger of an HTTP server, whose clients can cause its lines.
+func httpErrors() *log.Logger { return log.New(new(httpLines), "", 0) }
+
+type httpLines struct{ limit loglimit.Limiter }
+
+func (h *httpLines) Write(line []byte) (int, error) {
+	h.limit.Log(slog.Default(), slog.LevelWarn, strings.TrimSpace(string(line)), "from", "net/http")
+	return len(line), nil
+}
+
+// maxPendingLog is how many bytes of a log may wait to be written: some ten thousand lines.
+const maxPendingLog = 4 << 20
+
+// lineWriter writes the lines of a log in the background, so that a slow disk or reader delays no request: lines for
+// which there is no room are dropped and counted. Set its fields, then call start. Any goroutine may write.
+type lineWriter struct {
+	out     io.Writer
+	prepare func() // called before each write; nil: nothing. It may replace out
+	// called when writing begins to fail, and with nil when it succeeds again; nil: nothing
+	failed func(err error)
+	notice func(lost int) []byte // the line that tells of dropped lines once writing goes on; nil: none
+
+	wake chan struct{} // lines are pending, or it is closed
+	done chan struct{} // closed when all is written
+
+	mu      sync.Mutex
+	pending []byte // guarded by mu; whole lines
+	lost    int    // lines that were dropped after pending; guarded by mu
+	closed  bool   // guarded by mu
+
+	written, dropped, lostByError atomic.Int64 // lines
+
+	// Of the goroutine that writes.
+	broken  bool // the last line was written in part
+	failing bool // the last attempt failed
+}
+
+func (w *lineWriter) start() {
+	w.wake, w.done = make(chan struct{}, 1), make(chan struct{})
+	go w.run()
+}
+
+// Write takes one line. It never blocks on the log's reader, and never fails.
+func (w *lineWriter) Write(line []byte) (int, error) {
+	w.mu.Lock()
+	full := w.closed || len(w.pending)+len(line) > maxPendingLog
+	if full {
+		w.lost++
+	} else {
+		w.pending = append(w.pending, line...)
+	}
+	w.mu.Unlock()
+	if full {
+		w.dropped.Add(1)
+		return len(line), nil
+	}
+	w.rouse()
+	return len(line), nil
+}
+
+func (w *lineWriter) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes what is pending until the log is closed.
+func (w *lineWriter) run() {
+	defer close(w.done)
+	var lines []byte
+	for range w.wake {
+		w.mu.Lock()
+		lines, w.pending = w.pending, lines[:0]
+		lost, closed := w.lost, w.closed
+		w.lost = 0
+		w.mu.Unlock()
+		if len(lines) > 0 {
+			w.flush(lines)
+		}
+		if lost > 0 && w.notice != nil {
+			w.flush(w.notice(lost))
+		}
+		if closed {
+			return
+		}
+	}
+}
+
+// flush writes lines, and counts those that could not be written.
+func (w *lineWriter) flush(lines []byte) {
+	if w.prepare != nil {
+		w.prepare()
+	}
+	if w.broken {
+		_, err := w.out.Write([]byte{'\n'})
+		w.broken = err != nil
+	}
+	n, err := w.out.Write(lines)
+	if n > 0 {
+		w.broken = lines[n-1] != '\n'
+	}
+	lost := bytes.Count(lines[n:], []byte{'\n'})
+	w.lostByError.Add(int64(lost))
+	w.written.Add(int64(bytes.Count(lines, []byte{'\n'}) - lost))
+	if (err != nil) != w.failing && w.failed != nil {
+		w.failed(err)
+	}
+	w.failing = err != nil
+}
+
+// Close writes what is pending, within a time, and reports whether all was: a reader that stands still does not keep
+// kvepp from ending.
+func (w *lineWriter) Close(within time.Duration) bool {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.rouse()
+	select {
+	case <-w.done:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
+// show exports what the log counts.
+func (w *lineWriter) show(m *metrics.Metrics, name, help string) {
+	for outcome, count := range map[string]*atomic.Int64{"written": &w.written, "dropped": &w.dropped,
+		"failed": &w.lostByError} {
+		m.CounterSource(
+			name,
+			help,
+			prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count.Load()) },
+		)
+	}
+}
+
+// accessLog writes lines in the background, to standard output or to a file that a program which rotates logs may move
+// away.
+type accessLog struct {
+	lineWriter
+	path string
+	log  *slog.Logger
+
+	// Of the goroutine that writes.
+	file   *os.File  // nil: standard output
+	looked time.Time // for a file that took the place of file
+}
+
+// openAccessLog opens what --access-log names: a file, to which lines are appended, or "-" for standard output.
+func openAccessLog(path string, log *slog.Logger) (*accessLog, error) {
+	a := &accessLog{log: log, looked: time.Now()}
+	if path == "-" {
+		signal.Ignore(syscall.SIGPIPE) // which would end kvepp when the reader of standard output goes away
+		a.out = os.Stdout
+	} else {
+		file, err := openToAppend(path)
+		if err != nil {
+			return nil, fmt.Errorf("--access-log: %w; give a file in a folder that kvepp may write to, or - for "+
+				"standard output", err)
+		}
+		a.path, a.file, a.out = path, file, file
+		a.prepare = a.reopen
+	}
+	a.failed = a.tell
+	a.start()
+	return a, nil
+}
+
+func openToAppend(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+}
+
+// tell logs that writing begins to fail, or succeeds again.
+func (a *accessLog) tell(err error) {
+	if err != nil {
+		a.log.Error("the access log cannot be written; its lines are lost until it can be", "error", err)
+	} else {
+		a.log.Info("the access log is written again")
+	}
+}
+
+// reopen opens the file anew where a program that rotates logs has moved it away. It looks at most once a second.
+func (a *accessLog) reopen() {
+	if time.Since(a.looked) < time.Second {
+		return
+	}
+	a.looked = time.Now()
+	ours, err := a.file.Stat()
+	there, missing := os.Stat(a.path)
+	if err == nil && missing == nil && os.SameFile(ours, there) {
+		return
+	}
+	file, err := openToAppend(a.path)
+	if err != nil { // lines go on into the file that was moved
+		return
+	}
+	a.file.Close()
+	a.file, a.out, a.broken = file, file, false
+}
+
+// Close writes what is pending, within a time.
+func (a *accessLog) Close(within time.Duration) {
+	switch {
+	case !a.lineWriter.Close(within):
+		a.log.Warn("the last lines of the access log are lost: its reader does not take them")
+	case a.file != nil:
+		a.file.Close()
+	}
+}
+
+// logAccess opens the access log that the flags ask for, and returns what writes its lines, and what closes it; nil
+// without one.
+func (o *options) logAccess(m *metrics.Metrics, log *slog.Logger) (*slog.Logger, func(), error) {
+	if o.accessLog == "" {
+		return nil, func() {}, nil
+	}
+	a, err := openAccessLog(o.accessLog, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	a.show(m, metrics.AccessLogLines, metrics.AccessLogLinesHelp)
+	return slog.New(o.handler(a, slog.LevelInfo)), func() { a.Close(2 * time.Second) }, nil
+}
+
+// complaints are what is wrong with the pool. Each is logged when it comes to be, and again only if it was gone in
+// between, so that no more of them are remembered than there are. Not safe for concurrent use.
+type complaints struct {
+	log         *slog.Logger
+	limit       loglimit.Limiter
+	before, now map[string]bool
+}
+
+func (c *complaints) warn(text string) {
+	if !c.before[text] && !c.now[text] {
+		c.limit.Burst = 100
+		c.limit.Log(c.log, slog.LevelWarn, text)
+	}
+	c.now[text] = true
+}
+
+// begin is called before the pool is looked at anew.
+func (c *complaints) begin() { c.before, c.now = c.now, map[string]bool{} }
+
+// handler returns what writes log lines of at least a level to a writer, in the chosen format.
+func (o *logging) handler(to io.Writer, level slog.Level) slog.Handler {
+	h := &slog.HandlerOptions{Level: level, ReplaceAttr: durationInSeconds}
+	if o.logFormat == "json" {
+		return slog.NewJSONHandler(to, h)
+	}
+	return slog.NewTextHandler(to, h)
+}
+
+// durationInSeconds writes durations as numbers of seconds under a key that says so: slog writes bare nanoseconds as
+// JSON.
+func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
+	}
+	return a
+}
+
+// tracer makes what tells of requests, as OpenTelemetry's environment variables say; nil if they say nothing, or are
+// not to.
+func (o *options) tracer(ctx context.Context, m *metrics.Metrics, log *slog.Logger) (*tracing.Tracer, error) {
+	if !o.tracing {
+		return nil, nil
+	}
+	t, err := tracing.New(ctx, version(), log)
+	if err != nil || t == nil {
+		return nil, err
+	}
+	for outcome, count := range map[string]func() int64{
+		"exported": func() int64 { n, _ := t.Spans(); return n },
+		"failed":   func() int64 { _, n := t.Spans(); return n },
+	} {
+		m.CounterSource(
+			metrics.TraceSpans,
+			metrics.TraceSpansHelp,
+			prometheus.Labels{"outcome": outcome},
+			func() float64 { return float64(count()) },
+		)
+	}
+	return t, nil
+}
+
+// closeTracer sends the last spans, within the time that an exit may take.
+func closeTracer(t *tracing.Tracer, log *slog.Logger) {
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := t.Close(last); err != nil {
+		log.Warn("the last spans of requests are lost", "error", err)
+	}
+}

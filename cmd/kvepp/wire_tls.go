@@ -1,0 +1,576 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"kvepp/internal/metrics"
+)
+
+// reloadEvery is how often the files of certificates are looked at. Watching them would tell sooner, but not on every
+// file system; who renews a certificate does so long before the old one ends.
+const reloadEvery = 5 * time.Second
+
+// certificates are those that a server shows and asks for, as their files last were when they could be used. Of the
+// libraries, grpc's pemfile provider was not taken: it logs a key that does not go with its certificate. Safe from any
+// goroutine, but for reload.
+type certificates struct {
+	transport
+	current  atomic.Pointer[tls.Config]
+	expires  atomic.Int64 // the server's certificate, in seconds since 1970
+	refused  atomic.Int64 // files that could not be used
+	read     [3][]byte    // the files that current was made of
+	failures int          // reloads in a row that failed
+}
+
+// newCertificates reads the files, or makes a certificate.
+func newCertificates(t transport) (*certificates, error) {
+	c := &certificates{transport: t}
+	if _, err := c.load(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// server returns the configuration of a server that shows each client what is current.
+func (c *certificates) server() *tls.Config {
+	return &tls.Config{
+		MinVersion:         tlsVersions[c.minVersion],
+		NextProtos:         []string{"h2"},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load(), nil },
+		// A resumed session would be one of a client whose authority may have been taken away since.
+		SessionTicketsDisabled: true,
+	}
+}
+
+// secured returns the credentials of the external processor's server. It follows the files of certificates until ctx
+// ends.
+func secured(ctx context.Context, o *options, m *metrics.Metrics, log *slog.Logger) (*proxies, error) {
+	if !o.secureServing {
+		return newProxies(nil, "off", m, log), nil
+	}
+	c, err := newCertificates(o.transport)
+	if err != nil {
+		return nil, err
+	}
+	c.show(m)
+	go c.follow(ctx, reloadEvery, log)
+	mode := "files"
+	if o.certPath == "" {
+		mode = "self-signed"
+	}
+	return newProxies(c.server(), mode, m, log), nil
+}
+
+// load reads the files and makes them current; false if they are what they were.
+func (c *certificates) load() (changed bool, err error) {
+	var read [3][]byte
+	files := [3]string{c.certFile("tls.crt"), c.certFile("tls.key"), c.clientCA}
+	for i, file := range files {
+		if file == "" {
+			continue
+		}
+		if read[i], err = os.ReadFile(file); err != nil {
+			return false, fmt.Errorf("%s: %w", c.flagOf(i), err)
+		}
+	}
+	if c.current.Load() != nil && bytes.Equal(read[0], c.read[0]) && bytes.Equal(read[1], c.read[1]) &&
+		bytes.Equal(read[2], c.read[2]) {
+		return false, nil
+	}
+	cfg := &tls.Config{MinVersion: tlsVersions[c.minVersion], NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
+	var own tls.Certificate
+	switch {
+	case c.certPath != "":
+		if own, err = tls.X509KeyPair(read[0], read[1]); err != nil {
+			return false, fmt.Errorf("--cert-path: %s and %s: %w", files[0], files[1], err)
+		}
+	case c.current.Load() != nil:
+		own = c.current.Load().Certificates[0]
+	default:
+		if own, err = selfSigned(); err != nil {
+			return false, fmt.Errorf("making a certificate: %w", err)
+		}
+	}
+	cfg.Certificates = []tls.Certificate{own}
+	if c.clientCA != "" {
+		cfg.ClientAuth, cfg.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !cfg.ClientCAs.AppendCertsFromPEM(read[2]) {
+			return false, fmt.Errorf("--tls-client-ca: %s holds no certificate in PEM", c.clientCA)
+		}
+	}
+	leaf, err := x509.ParseCertificate(own.Certificate[0])
+	if err != nil {
+		return false, fmt.Errorf("--cert-path: %s: %w", files[0], err)
+	}
+	c.expires.Store(leaf.NotAfter.Unix())
+	c.read = read
+	c.current.Store(cfg)
+	return true, nil
+}
+
+func (c *certificates) certFile(name string) string {
+	if c.certPath == "" {
+		return ""
+	}
+	return filepath.Join(c.certPath, name)
+}
+
+func (c *certificates) flagOf(file int) string {
+	if file == 2 {
+		return "--tls-client-ca"
+	}
+	return "--cert-path"
+}
+
+// follow loads the files whenever they change, until ctx ends. Files that cannot be used leave what was current.
+func (c *certificates) follow(ctx context.Context, every time.Duration, log *slog.Logger) {
+	if c.certPath == "" && c.clientCA == "" {
+		return
+	}
+	repeat(ctx, every, func() { c.reload(log) })
+}
+
+// repeat calls f at intervals until ctx ends.
+func repeat(ctx context.Context, every time.Duration, f func()) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f()
+		}
+	}
+}
+
+func (c *certificates) reload(log *slog.Logger) {
+	changed, err := c.load()
+	switch {
+	case changed:
+		log.Info("certificates read", "expires", time.Unix(c.expires.Load(), 0).UTC())
+		fallthrough
+	case err == nil:
+		c.failures = 0
+	default:
+		// Once may be a look at files of which one is replaced and the other not yet.
+		if c.failures++; c.failures == 2 {
+			log.Error("certificates are refused; the ones before stay", "error", err)
+			c.refused.Add(1)
+		}
+	}
+}
+
+// show exports until when the server's certificate holds, and whether another one is refused.
+func (c *certificates) show(m *metrics.Metrics) {
+	m.Source(
+		metrics.CertificateExpires,
+		metrics.CertificateExpiresHelp,
+		nil,
+		func() float64 { return float64(c.expires.Load()) },
+	)
+	m.CounterSource(
+		metrics.CertificatesRefused,
+		metrics.CertificatesRefusedHelp,
+		nil,
+		func() float64 { return float64(c.refused.Load()) },
+	)
+}
+
+// selfSigned makes a certificate for this process's life. Gateways encrypt to an endpoint picker without checking its
+// certificate, as the reference implementation's is made the same way. ECDSA: an RSA key takes seconds on a small CPU.
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: "kvepp"},
+		DNSNames:              []string{"kvepp", "localhost"},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().AddDate(10, 0, 0),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// proxies are the transport credentials of the external processor's port. They tell the operator which proxies connect,
+// and why others cannot: gRPC itself keeps failed handshakes to itself. Safe for concurrent use.
+type proxies struct {
+	credentials.TransportCredentials
+	tlsMode string // "self-signed", "files" or "off"
+	log     *slog.Logger
+
+	mu        sync.Mutex // guards what follows
+	connected int        // connections since the start
+	hosts     map[string]bool
+	failures  map[string]*handshakeFailures // by cause; the keys do not change
+}
+
+// handshakeFailures are the failed handshakes of one cause.
+type handshakeFailures struct {
+	total  int
+	silent int       // of total, those since the latest log line
+	logged time.Time // zero: never
+}
+
+// maxProxyHosts bounds how many hosts' first connections are logged.
+const maxProxyHosts = 1024
+
+// Causes of failed handshakes, as a metric has them.
+const (
+	causePlaintext         = "plaintext"
+	causeTLSOff            = "tls_is_off"
+	causeClientCertificate = "client_certificate"
+	causeRefused           = "certificate_refused"
+	causeVersion           = "version"
+	causeALPN              = "alpn"
+	causeClosed            = "closed"
+	causeTimeout           = "timeout"
+	causeOther             = "other"
+)
+
+// handshakeAdvice says what each cause means and what to change.
+var handshakeAdvice = map[string]string{
+	causePlaintext: "the peer does not speak TLS, and this port does; add a TLS transport_socket to the " +
+		"proxy's cluster for kvepp, or start kvepp with --secure-serving=false",
+	causeTLSOff: "the peer speaks TLS, and --secure-serving=false turned it off here; remove the " +
+		"transport_socket from the proxy's cluster for kvepp, or that flag",
+	causeClientCertificate: "the peer's certificate is missing, or no authority in --tls-client-ca issued it; give " +
+		"the proxy such a certificate",
+	causeRefused: "the peer refuses kvepp's certificate; make the proxy trust the authority that issued " +
+		"the certificate in --cert-path, or do not let it verify a self-signed one",
+	causeVersion: "the peer has no TLS version from --tls-min-version on; allow it in the proxy's " +
+		"tls_params, or lower that flag",
+	causeALPN: "the peer does not offer HTTP/2; set alpn_protocols: [h2] in the proxy's TLS context",
+	causeClosed: "the peer closed the connection during the handshake; a TCP health check or a port scan " +
+		"does that, and so does a proxy that gives up",
+	causeTimeout: "the peer did not complete the handshake in time",
+	causeOther: "compare the proxy's TLS context for kvepp with kvepp's flags --cert-path, " +
+		"--tls-client-ca and --tls-min-version",
+}
+
+// newProxies returns the credentials for a TLS configuration; nil means plaintext.
+func newProxies(config *tls.Config, tlsMode string, m *metrics.Metrics, log *slog.Logger) *proxies {
+	p := &proxies{TransportCredentials: insecure.NewCredentials(), tlsMode: tlsMode, log: log,
+		hosts: map[string]bool{}, failures: map[string]*handshakeFailures{}}
+	if config != nil {
+		p.TransportCredentials = credentials.NewTLS(config)
+	}
+	m.CounterSource(
+		metrics.ProxyConnections,
+		metrics.ProxyConnectionsHelp,
+		nil,
+		func() float64 { return float64(p.count()) },
+	)
+	for cause := range handshakeAdvice {
+		p.failures[cause] = new(handshakeFailures)
+		m.CounterSource(
+			metrics.HandshakeFailures,
+			metrics.HandshakeFailuresHelp,
+			prometheus.Labels{"cause": cause},
+			func() float64 {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return float64(p.failures[cause].total)
+			},
+		)
+	}
+	return p
+}
+
+// count returns how many connections there were.
+func (p *proxies) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.connected
+}
+
+// ServerHandshake shakes hands with a proxy. gRPC calls it for each connection, in a goroutine of its own.
+func (p *proxies) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	var conn net.Conn
+	var info credentials.AuthInfo
+	var err error
+	if p.tlsMode == "off" {
+		raw, err = notTLS(raw)
+	}
+	if err == nil {
+		conn, info, err = p.TransportCredentials.ServerHandshake(raw)
+	}
+	if err != nil {
+		p.failed(raw.RemoteAddr(), err)
+		return nil, nil, err
+	}
+	p.succeeded(raw.RemoteAddr(), info)
+	return conn, info, nil
+}
+
+// succeeded logs the first connection of each host.
+func (p *proxies) succeeded(peer net.Addr, info credentials.AuthInfo) {
+	host, _, err := net.SplitHostPort(peer.String())
+	if err != nil {
+		host = peer.String()
+	}
+	p.mu.Lock()
+	p.connected++
+	first := !p.hosts[host] && len(p.hosts) < maxProxyHosts
+	if first {
+		p.hosts[host] = true
+	}
+	p.mu.Unlock()
+	if !first {
+		return
+	}
+	about := []any{"address", peer.String(), "tls", "off"}
+	if t, ok := info.(credentials.TLSInfo); ok {
+		about[3] = tls.VersionName(t.State.Version)
+		if len(t.State.PeerCertificates) > 0 {
+			about = append(about, "client_certificate", t.State.PeerCertificates[0].Subject.String())
+		}
+	}
+	p.log.Info("a proxy connected for the first time", about...)
+}
+
+// handshakeLogInterval is the least time between two lines about one cause.
+const handshakeLogInterval = time.Minute
+
+// failed counts a failed handshake, and logs it unless one of the same cause was logged a moment ago.
+func (p *proxies) failed(peer net.Addr, err error) {
+	cause := handshakeCause(err)
+	p.mu.Lock()
+	f := p.failures[cause]
+	f.total++
+	f.silent++
+	since := f.silent
+	now := time.Now()
+	// Health checks by TCP go on for ever, and mean nothing: one line is enough.
+	say := f.logged.IsZero() || cause != causeClosed && now.Sub(f.logged) >= handshakeLogInterval
+	if say {
+		f.silent, f.logged = 0, now
+	}
+	p.mu.Unlock()
+	if say {
+		p.log.Warn(
+			"a proxy cannot connect: "+handshakeAdvice[cause],
+			"address",
+			peer.String(),
+			"cause",
+			cause,
+			"error",
+			err,
+			"times",
+			since,
+		)
+	}
+}
+
+// handshakeCause classifies an error of a handshake. Package tls has types for few of its errors.
+func handshakeCause(err error) string {
+	var notTLS tls.RecordHeaderError
+	var unverified *tls.CertificateVerificationError
+	var op *net.OpError
+	remote := errors.As(err, &op) && op.Op == "remote error" // an alert of the peer's
+	switch text := err.Error(); {
+	case errors.Is(err, errIsTLS):
+		return causeTLSOff
+	case errors.As(err, &notTLS):
+		return causePlaintext
+	case errors.As(err, &unverified), strings.Contains(text, "client didn't provide a certificate"):
+		return causeClientCertificate
+	case strings.Contains(text, "unsupported versions"), remote && strings.Contains(text, "protocol version"):
+		return causeVersion
+	case strings.Contains(text, "application protocols"), strings.Contains(text, "ALPN"):
+		return causeALPN
+	case remote && strings.Contains(text, "certificate"):
+		return causeRefused
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return causeTimeout
+	case errors.Is(err, io.EOF),
+		errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, net.ErrClosed),
+		strings.Contains(text, "connection reset"):
+		return causeClosed
+	}
+	return causeOther
+}
+
+// errIsTLS says that a peer speaks TLS where it must not.
+var errIsTLS = errors.New("the peer began a TLS handshake on a port without TLS")
+
+// tlsHandshake is the first byte of every TLS handshake; HTTP/2 begins with "PRI".
+const tlsHandshake = 0x16
+
+// notTLS reads the first byte of a connection, and returns the connection with that byte still to be read. It returns
+// errIsTLS for a peer that speaks TLS.
+func notTLS(raw net.Conn) (net.Conn, error) {
+	c := &begunConn{Conn: raw}
+	if _, err := io.ReadFull(raw, c.first[:]); err != nil {
+		return raw, err
+	}
+	if c.first[0] == tlsHandshake {
+		return raw, errIsTLS
+	}
+	return c, nil
+}
+
+// begunConn is a connection whose first byte was read already.
+type begunConn struct {
+	net.Conn
+	first [1]byte
+	given bool // Read returned it
+}
+
+func (c *begunConn) Read(p []byte) (int, error) {
+	if c.given || len(p) == 0 {
+		return c.Conn.Read(p)
+	}
+	c.given = true
+	return copy(p, c.first[:]), nil
+}
+
+// proxyPatience is how long kvepp waits for its first proxy before it says that none has come.
+const proxyPatience = 60 * time.Second
+
+// expect logs once if no proxy has connected to an address within proxyPatience, unless ctx ends first.
+func (p *proxies) expect(ctx context.Context, address string) {
+	timer := time.NewTimer(proxyPatience)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C:
+	}
+	p.mu.Lock()
+	connected, failed := p.connected, 0
+	for _, f := range p.failures {
+		failed += f.total
+	}
+	p.mu.Unlock()
+	if connected == 0 {
+		p.log.Warn(
+			"no proxy has connected within 60 s: no request is routed. Does the proxy's ext_proc cluster have this "+
+				"address, and the same TLS setting?",
+			"address",
+			address,
+			"tls",
+			p.tlsMode,
+			"failed_handshakes",
+			failed,
+		)
+	}
+}
+
+// tokenFile is a secret that requests must bring, to a listener of kvepp's or to an engine, as its file last was when
+// it could be used. A nil one asks for nothing. Safe from any goroutine, but for reload.
+type tokenFile struct {
+	flag, file string
+	current    atomic.Pointer[string]
+	refused    atomic.Int64
+	failures   int // reloads in a row that failed
+}
+
+// newTokenFile reads the file; nil when none is given. flag is how it was.
+func newTokenFile(flag, file string) (*tokenFile, error) {
+	if file == "" {
+		return nil, nil
+	}
+	f := &tokenFile{flag: flag, file: file}
+	if _, err := f.load(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// token returns the secret; "" of nil.
+func (f *tokenFile) token() string {
+	if f == nil {
+		return ""
+	}
+	return *f.current.Load()
+}
+
+func (f *tokenFile) load() (changed bool, err error) {
+	text, err := os.ReadFile(f.file)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.flag, err)
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return false, fmt.Errorf("%s: the file is empty; put a secret into it, in one line", f.flag)
+	}
+	if strings.ContainsAny(token, "\r\n") { // no header can hold it
+		return false, fmt.Errorf("%s: the file has several lines; put the secret into it alone", f.flag)
+	}
+	before := f.current.Swap(&token)
+	return before == nil || *before != token, nil
+}
+
+// reload reads the file again. One that cannot be used leaves the secret as it was: a listener is never left open.
+func (f *tokenFile) reload(log *slog.Logger) {
+	changed, err := f.load()
+	switch {
+	case err == nil:
+		if f.failures = 0; changed {
+			log.Info("a token was read again; the one before counts no more", "flag", f.flag)
+		}
+	default:
+		// Once may be a look between the removal of the file and the next one.
+		if f.failures++; f.failures == 2 {
+			log.Error("a file with a token is refused; the one before stays", "error", err)
+			f.refused.Add(1)
+		}
+	}
+}
+
+// followTokens reads the files again whenever they change, until ctx ends. Those that are nil are none.
+func followTokens(ctx context.Context, every time.Duration, m *metrics.Metrics, log *slog.Logger, files ...*tokenFile) {
+	m.CounterSource(metrics.TokenFilesRefused, metrics.TokenFilesRefusedHelp, nil, func() (n float64) {
+		for _, f := range files {
+			if f != nil {
+				n += float64(f.refused.Load())
+			}
+		}
+		return n
+	})
+	go repeat(ctx, every, func() {
+		for _, f := range files {
+			if f != nil {
+				f.reload(log)
+			}
+		}
+	})
+}
